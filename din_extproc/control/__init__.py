@@ -1,0 +1,1 @@
+"""What Envoy must know: from the topology to Envoy's own configuration."""

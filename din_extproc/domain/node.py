@@ -1,0 +1,84 @@
+"""A GPU node and the pool it belongs to: what the catalogue and the registration say, never how busy it is."""
+
+from ipaddress import IPv6Address, ip_address
+
+from msgspec import Struct
+
+from din_extproc.domain.request import Operation
+
+_PORTS = range(1, 65536)
+
+
+class Endpoint(Struct, frozen=True, gc=False, order=True):
+    """An IP address and a port, in the one spelling that Envoy's `override_host` compares: `10.0.0.7:8000`, `[fd00::10]:8000`."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Endpoint":
+        """Read `host:port` or `[v6]:port`.
+
+        Raises:
+            ValueError: no IP address, a scoped or unspecified one, or a port outside 1-65535.
+        """
+        host, separator, port = text.rpartition(":")
+        bracketed = host.startswith("[") and host.endswith("]")
+        if not separator or not (port.isascii() and port.isdigit()):
+            raise ValueError(f"{text!r} is not address:port")
+        if ":" in host and not bracketed:
+            raise ValueError(f"{text!r}: an IPv6 address stands in brackets, [{host}]:{port}")
+        try:
+            address = ip_address(host[1:-1] if bracketed else host)
+        except ValueError:
+            raise ValueError(f"{text!r}: {host!r} is not an IP address (Envoy picks a node by address, not by name)") from None
+        if bracketed and address.version == 4:
+            raise ValueError(f"{text!r}: only an IPv6 address stands in brackets")
+        if isinstance(address, IPv6Address) and address.scope_id:
+            raise ValueError(f"{text!r}: a scoped address is reachable from one machine only")
+        if address.is_unspecified:
+            raise ValueError(f"{text!r}: an unspecified address can't be connected to")
+        if int(port) not in _PORTS:
+            raise ValueError(f"{text!r}: a port is a number from 1 to 65535")
+        return cls(host=str(address), port=int(port))
+
+
+class Node(Struct, frozen=True, gc=False):
+    """One engine instance that serves one model (R12, R17). Lengths in tokens."""
+
+    id: str
+    endpoint: Endpoint
+    model: str
+    version: str
+    dtype: str
+    compute_capability: str
+    tp_world_size: int
+    max_seq_len: int
+    max_concurrency: int
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            raise ValueError("a node needs an id")
+        if min(self.tp_world_size, self.max_seq_len, self.max_concurrency) < 1:
+            raise ValueError(f"node {self.id}: tp_world_size, max_seq_len and max_concurrency are at least 1")
+
+
+class Pool(Struct, frozen=True):
+    """Nodes that may stand in for each other: one model, one engine, one strategy."""
+
+    name: str
+    """Also the name of the Envoy cluster."""
+    model: str
+    """The physical model name that tenants are allowed and billed for."""
+    served_model: str
+    """The name that the pool's engine answers to; what is spliced into the body."""
+    engine: str
+    scheduler: str
+    nodes: tuple[Node, ...]
+    operations: frozenset[Operation] | None = None
+    """None: every operation."""
+    stream_usage: bool = True
+    """The engine honours `stream_options.include_usage`."""

@@ -1,0 +1,68 @@
+"""How many tokens an exchange really cost, and how it ended: what the accounting plane settles."""
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+
+class Usage(Struct, frozen=True, gc=False):
+    """Tokens of one finished exchange. `cached_tokens` are part of `prompt_tokens`, not added to them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    estimated: bool = False
+    """The engine did not say: counted from deltas and the prompt's estimate."""
+
+    @property
+    def total_tokens(self) -> int:
+        """What the tenant is charged."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+class Outcome(StrEnum):
+    """How an exchange ended. Only the `UPSTREAM_*` ones speak against the node."""
+
+    COMPLETED = "completed"
+    REFUSED = "refused"
+    CLIENT_CANCELLED = "client_cancelled"
+    CLIENT_ERROR = "client_error"
+    UPSTREAM_BUSY = "upstream_busy"
+    UPSTREAM_ERROR = "upstream_error"
+    UPSTREAM_TIMEOUT = "upstream_timeout"
+    UPSTREAM_TRUNCATED = "upstream_truncated"
+    NOT_DISPATCHED = "not_dispatched"
+
+
+class ExchangeRecord(Struct, frozen=True, gc=False):
+    """One finished HTTP exchange as Envoy's access log tells it. Times in milliseconds, None where Envoy has none."""
+
+    request_id: str
+    trace_id: str
+    tenant: str
+    key_id: str
+    model: str
+    """The physical model."""
+    alias: str
+    pool: str
+    rule: str
+    node_id: str
+    """The node that answered last, "" when none was reached."""
+    status: int
+    outcome: Outcome
+    stream: bool
+    usage: Usage
+    reserved_tokens: int
+    prompt_estimate: int
+    features: tuple[float, ...]
+    fixed: int
+    attempts: int
+    degraded: bool
+    started_at: float
+    """Seconds since the epoch, by Envoy's clock."""
+    duration_ms: float | None = None
+    first_token_ms: float | None = None
+    """From the request's first byte to the first token in any channel."""
+    response_flags: tuple[str, ...] = ()
+    refusal: str = ""
+    """The error code, when the gateway refused."""

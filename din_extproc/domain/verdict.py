@@ -1,0 +1,100 @@
+"""What is done with a request: it is sent to a node, or answered here. Holds the only table of error codes."""
+
+from collections.abc import Mapping
+from enum import Enum
+
+import msgspec
+from msgspec import Struct
+
+Headers = tuple[tuple[str, str], ...]
+
+
+class Code(Enum):
+    """Every error that the gateway itself answers with: (code, HTTP status, OpenAI error type, title)."""
+
+    INVALID_REQUEST = ("invalid_request", 400, "invalid_request_error", "The request is malformed")
+    REQUEST_EXCEEDS_LIMIT = ("request_exceeds_limit", 400, "invalid_request_error", "The request is larger than the whole limit")
+    CONTEXT_LENGTH_EXCEEDED = ("context_length_exceeded", 400, "invalid_request_error", "The request is longer than the model's context")
+    TRACE_MISSING = ("trace_missing", 400, "invalid_request_error", "The request carries no trace id")
+    INVALID_API_KEY = ("invalid_api_key", 401, "authentication_error", "The API key is missing or wrong")
+    MODEL_NOT_ALLOWED = ("model_not_allowed", 403, "permission_error", "The key may not use this model")
+    MODEL_NOT_FOUND = ("model_not_found", 404, "invalid_request_error", "The model does not exist")
+    PATH_NOT_FOUND = ("path_not_found", 404, "invalid_request_error", "The path does not exist")
+    METHOD_NOT_ALLOWED = ("method_not_allowed", 405, "invalid_request_error", "The method is not allowed here")
+    VERSION_MISMATCH = ("version_mismatch", 409, "invalid_request_error", "No node serves an acceptable model version")
+    REQUEST_TOO_LARGE = ("request_too_large", 413, "invalid_request_error", "The request body is too large")
+    UNSUPPORTED_MEDIA = ("unsupported_media", 415, "invalid_request_error", "The body's encoding is not supported")
+    CONTENT_BLOCKED = ("content_blocked", 422, "invalid_request_error", "The content is not allowed")
+    RATE_LIMIT_EXCEEDED = ("rate_limit_exceeded", 429, "rate_limit_error", "The rate limit is reached")
+    CONCURRENCY_LIMIT_EXCEEDED = ("concurrency_limit_exceeded", 429, "rate_limit_error", "Too many requests are in flight")
+    QUEUE_FULL = ("queue_full", 429, "rate_limit_error", "The queue is full")
+    INTERNAL_ERROR = ("internal_error", 500, "server_error", "The gateway failed")
+    UPSTREAM_ERROR = ("upstream_error", 502, "server_error", "The node answered with an error")
+    INSUFFICIENT_GPU_CAPACITY = ("insufficient_gpu_capacity", 503, "server_error", "The node has no memory left for this request")
+    NO_HEALTHY_NODE = ("no_healthy_node", 503, "server_error", "No healthy node serves the model")
+    LIMITS_UNAVAILABLE = ("limits_unavailable", 503, "server_error", "The limits can't be checked")
+    UPSTREAM_TIMEOUT = ("upstream_timeout", 504, "server_error", "The node did not answer in time")
+
+    def __init__(self, code: str, status: int, type_: str, title: str) -> None:
+        self.code = code
+        self.status = status
+        self.type = type_
+        self.title = title
+
+
+class Refusal(Struct, frozen=True, gc=False):
+    """Why a request is not sent on. `message` is for people and never quotes the prompt or a key."""
+
+    code: Code
+    message: str
+    param: str | None = None
+    retry_after_ms: int | None = None
+    """After this the same request can pass; None: retrying does not help."""
+    headers: Headers = ()
+
+
+class Send(Struct, frozen=True, gc=False):
+    """Send the request to a node."""
+
+    cluster: str
+    endpoints: tuple[str, ...]
+    """The chosen node first, then those a retry may try, as `address:port`."""
+    request_headers: Headers
+    """Set on the way up, besides cluster, endpoint and content-length."""
+    response_headers: Headers
+    """Set on the answer, at its headers phase."""
+    metadata: Mapping[str, str | float | bool]
+    """Dynamic metadata, namespace `din`: what the access log brings back."""
+    body: bytes | None = None
+    """The new body; None leaves it as it is."""
+    path: str | None = None
+    """The new `:path`; None leaves it as it is."""
+    remove_headers: tuple[str, ...] = ()
+
+
+class Answer(Struct, frozen=True, gc=False):
+    """Answer here, without a node."""
+
+    status: int
+    headers: Headers
+    body: bytes
+    metadata: Mapping[str, str | float | bool] = {}
+
+
+Verdict = Send | Answer
+
+
+def error_body(code: Code, message: str, *, trace_id: str, instance: str = "", param: str | None = None) -> bytes:
+    """The one error body: an RFC 9457 problem document with OpenAI's `error` object inside."""
+    return msgspec.json.encode(
+        {
+            "type": f"urn:din-extproc:error:{code.code}",
+            "title": code.title,
+            "status": code.status,
+            "detail": message,
+            "instance": instance,
+            "code": code.code,
+            "trace_id": trace_id,
+            "error": {"message": message, "type": code.type, "param": param, "code": code.code},
+        }
+    )

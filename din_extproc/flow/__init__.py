@@ -1,0 +1,1 @@
+"""The conductors: the only place where the order of things is written."""

@@ -1,0 +1,1 @@
+"""Composition roots. Only these construct things."""

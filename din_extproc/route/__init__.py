@@ -1,0 +1,1 @@
+"""Which pool serves this intent: aliases, versions, ordered rules, compiled once into an immutable table."""

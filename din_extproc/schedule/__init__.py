@@ -1,0 +1,1 @@
+"""Which node of the pool: filter, score, pick. One file per strategy."""

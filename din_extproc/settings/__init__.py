@@ -1,0 +1,1 @@
+"""din.yaml and the environment -> one frozen tree, with all errors at once."""

@@ -1,0 +1,1 @@
+"""One file per engine dialect, and the normaliser of their errors."""

@@ -1,0 +1,45 @@
+"""What Envoy tells about one HTTP exchange, decoded. One ext_proc stream is one exchange."""
+
+from msgspec import Struct
+
+from din_extproc.domain.request import Head
+
+
+class RequestHeaders(Struct, frozen=True, gc=False):
+    """The request's head. `end_of_stream`: no body follows."""
+
+    head: Head
+    end_of_stream: bool
+
+
+class RequestBody(Struct, frozen=True, gc=False):
+    """The buffered body (the whole of it, in BUFFERED mode)."""
+
+    body: bytes
+    end_of_stream: bool
+
+
+class RequestTrailers(Struct, frozen=True, gc=False):
+    """The request ended by trailers."""
+
+
+class ResponseHeaders(Struct, frozen=True, gc=False):
+    """The answer's head, from a node or from Envoy itself."""
+
+    status: int
+    headers: dict[str, str]
+    end_of_stream: bool
+
+
+class ResponseBody(Struct, frozen=True, gc=False):
+    """A piece of the answer's body. Only pools that need translation ask for it."""
+
+    body: bytes
+    end_of_stream: bool
+
+
+class ResponseTrailers(Struct, frozen=True, gc=False):
+    """The answer ended by trailers."""
+
+
+Event = RequestHeaders | RequestBody | RequestTrailers | ResponseHeaders | ResponseBody | ResponseTrailers
