@@ -35,7 +35,7 @@ class Endpoint(Struct, frozen=True, gc=False, order=True):
             address = ip_address(host[1:-1] if bracketed else host)
         except ValueError:
             raise ValueError(f"{text!r}: {host!r} is not an IP address (Envoy picks a node by address, not by name)") from None
-        if bracketed and address.version == 4:
+        if bracketed and not isinstance(address, IPv6Address):
             raise ValueError(f"{text!r}: only an IPv6 address stands in brackets")
         if isinstance(address, IPv6Address) and address.scope_id:
             raise ValueError(f"{text!r}: a scoped address is reachable from one machine only")

