@@ -1,0 +1,67 @@
+"""What keeps the house in order that no linter checks: its rooms, its names and its tail."""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "din_extproc"
+SOURCES = [path for path in PACKAGE.rglob("*.py") if "_proto" not in path.parts]
+TOP_LEVEL = {
+    "pyproject.toml", "README.md", "proto", "din_extproc", "envoy", "deploy", "tests", "Makefile", "LICENSE", "CHANGELOG.md", "SECURITY.md",
+}  # fmt: skip
+LONGEST_FUNCTION = 60
+LONGEST_FILE = 400
+
+
+def functions(path: Path):
+    for item in ast.walk(ast.parse(path.read_text())):
+        if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield item.end_lineno - item.lineno + 1, f"{path.relative_to(ROOT)}:{item.name}"
+
+
+def test_the_top_level_holds_what_the_card_says_and_nothing_else():
+    ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text().split()}
+    found = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
+    extra = {name for name in found - TOP_LEVEL if name not in ignored and not name.endswith(".egg-info")}
+    assert extra == set()
+
+
+def test_every_module_opens_with_its_job():
+    silent = [str(path.relative_to(ROOT)) for path in SOURCES if not ast.get_docstring(ast.parse(path.read_text() or "pass"))]
+    assert silent == []
+
+
+def test_no_function_and_no_file_is_a_monster():
+    tail = sorted((entry for path in SOURCES for entry in functions(path)), reverse=True)
+    long_functions = [f"{lines} {where}" for lines, where in tail if lines > LONGEST_FUNCTION]
+    files = sorted(((path.read_text().count("\n"), str(path.relative_to(ROOT))) for path in SOURCES), reverse=True)
+    long_files = [f"{lines} {where}" for lines, where in files if lines > LONGEST_FILE]
+    print("longest functions:", tail[:5], "longest files:", files[:5])
+    assert long_functions == []
+    assert long_files == []
+
+
+def test_no_room_is_a_junk_drawer():
+    junk = re.compile(r"^(utils?|common|helpers?|managers?|misc|base)(_|\.|$)")
+    assert [str(path) for path in SOURCES if junk.match(path.name)] == []
+
+
+def test_nothing_is_left_for_later_and_no_test_skips_itself():
+    later = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
+    skips = re.compile(r"pytest\.sk" + r"ip\(|mark\.sk" + r"ip|importor" + r"skip|x" + r"fail\(")
+    tests = list((ROOT / "tests").rglob("*.py"))
+    assert [str(path) for path in SOURCES + tests if later.search(path.read_text())] == []
+    assert [str(path) for path in tests if skips.search(path.read_text())] == []
+
+
+def test_only_the_edges_read_the_environment():
+    allowed = {"edge", "roles", "settings"}
+    readers = [path.relative_to(PACKAGE) for path in SOURCES if re.search(r"\bos\.(environ|getenv)\b", path.read_text())]
+    assert [str(path) for path in readers if path.parts[0] not in allowed] == []
+
+
+def test_the_package_docstring_names_every_room():
+    text = ast.get_docstring(ast.parse((PACKAGE / "__init__.py").read_text()))
+    rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and not path.name.startswith("__")}
+    assert {room for room in rooms if not re.search(rf"\b{room}\b", text)} == set()
