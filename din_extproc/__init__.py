@@ -15,6 +15,7 @@ One request, read along the folders:
     control    topology -> Envoy's own configuration
     edge       everything that touches a socket, a file or a clock (Redis, gRPC, processes)
     settings   din.yaml -> one frozen tree, all errors at once
+    sim        the modelled engine behind `engine-sim`
     roles      composition roots: gateway, demo, engine simulator; only these construct things
     domain     the frozen nouns that they all hand to each other
 
