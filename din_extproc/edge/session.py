@@ -1,0 +1,109 @@
+"""One ext_proc stream, whatever carries it: messages in, replies out, and exactly one end.
+
+Rule: whatever goes wrong in a decision, the client gets an answer with a body; only a peer that breaks the protocol loses its stream.
+"""
+
+from collections.abc import Coroutine
+from typing import Any, Protocol
+
+from din_extproc.domain.request import Head
+from din_extproc.domain.verdict import Answer, Verdict
+from din_extproc.edge.drive import Drive
+from din_extproc.wire.decode import decode
+from din_extproc.wire.events import ProtocolError
+from din_extproc.wire.exchange import Decide, Exchange, Reply
+
+INVALID_ARGUMENT = 3
+INTERNAL = 13
+
+
+class Sink(Protocol):
+    """The sending half of one gRPC stream. Neither verb blocks nor raises; after the stream's end both do nothing."""
+
+    def send(self, message: bytes) -> None:
+        """Queue one serialised `ProcessingResponse`."""
+
+    def fail(self, status: int, detail: str) -> None:
+        """End the stream with a gRPC status other than OK."""
+
+
+class Flow(Protocol):
+    """What happens to one HTTP exchange."""
+
+    def decide(self, head: Head, body: bytes) -> Coroutine[Any, Any, Verdict]:
+        """Where the request goes (an `async def`). Called at most once; cancelled when the stream ends first. `body` is b"" when there is none."""
+
+    def failed(self, error: BaseException) -> Answer:
+        """What the client is told when `decide` raised `error`, or when its verdict could not be put on the wire."""
+
+    def ended(self, *, cancelled: bool) -> None:
+        """The HTTP exchange is over: called once, always, after `decide` returned or heard its cancellation. `cancelled`: it was cut off."""
+
+
+class Conductor(Protocol):
+    """Makes one `Flow` per stream."""
+
+    def begin(self) -> Flow:
+        """A stream was opened: one HTTP exchange begins."""
+
+
+class Session:
+    """One stream of `ExternalProcessor.Process`. The transport calls `message` for each message and `ended` at the end."""
+
+    __slots__ = ("_deciding", "_exchange", "_flow", "_over", "_sink")
+
+    def __init__(self, sink: Sink, conductor: Conductor) -> None:
+        self._sink = sink
+        self._flow = conductor.begin()
+        self._exchange = Exchange()
+        self._deciding: Drive[Verdict] | None = None
+        self._over = False
+
+    def message(self, data: bytes) -> None:
+        """Take one serialised `ProcessingRequest`. Never raises for what a peer sent: a broken protocol fails this stream only."""
+        if self._over:
+            return
+        try:
+            command = self._exchange.receive(decode(data))
+        except ProtocolError as error:
+            self._abort(INVALID_ARGUMENT, str(error))
+            return
+        if type(command) is Reply:
+            self._sink.send(command.message)
+        elif type(command) is Decide:
+            self._deciding = Drive(self._flow.decide(command.head, command.body), self._decided, self._failed)
+
+    def ended(self, *, cancelled: bool) -> None:
+        """The stream is over: the peer closed its half (False), or reset it, or its connection is gone (True). Further calls do nothing."""
+        if self._over:
+            return
+        self._over = True
+        if self._deciding is not None:
+            self._deciding.cancel()
+        self._flow.ended(cancelled=cancelled)
+
+    def _decided(self, verdict: Verdict) -> None:
+        if self._over:
+            return
+        try:
+            messages = self._exchange.verdict(verdict)
+        except ValueError as error:
+            self._failed(error)
+            return
+        for message in messages:
+            self._sink.send(message)
+
+    def _failed(self, error: BaseException) -> None:
+        if self._over:
+            return
+        try:
+            messages = self._exchange.verdict(self._flow.failed(error))
+        except Exception as second:  # noqa: BLE001 - the last guard: a gRPC status is all that is left to say
+            self._abort(INTERNAL, f"no answer could be made: {type(second).__name__}")
+            return
+        for message in messages:
+            self._sink.send(message)
+
+    def _abort(self, status: int, detail: str) -> None:
+        self._sink.fail(status, detail)
+        self.ended(cancelled=True)
