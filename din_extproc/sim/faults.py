@@ -1,0 +1,124 @@
+"""What goes wrong, how often, and for whom. Draws are seeded: the same requests in the same order meet the same faults.
+
+A fault is written `KIND` or `KIND:name=value,name=value`, several are separated by `;`: `reset:after=3,count=2; latency:ms=200`.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+Kind = Literal[
+    "unavailable",
+    "oom",
+    "throttle",
+    "reply",
+    "latency",
+    "stall",
+    "reset",
+    "error_event",
+    "insert",
+    "truncate",
+    "drip",
+    "usage",
+    "no_usage",
+    "health",
+]
+
+
+class Fault(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One thing that goes wrong.
+
+    `unavailable` 503 · `oom` 500, CUDA out of memory · `throttle` 429 with Retry-After · `reply` any status, headers and body ·
+    `latency` waits `ms` first · `stall` accepts and never answers, or goes silent after `after` tokens · `reset` closes the connection
+    hard, before the first byte or after `after` tokens · `error_event` an error inside the stream after `after` tokens (`text`: a bare
+    string), then the end marker · `insert` puts `body` into the stream after `after` tokens · `truncate` ends the stream after `after`
+    tokens without the end marker · `drip` sends `bytes` bytes every `ms` · `usage` reports usage times `factor` · `no_usage` reports none ·
+    `health` makes /health answer `status` whatever the engine does.
+    """
+
+    kind: Kind
+    count: int | None = None
+    """How many requests it meets; None: no end."""
+    probability: float = 1.0
+    path: str = ""
+    """Only requests to this path; "" for all."""
+    after: int | None = None
+    """Tokens sent before it strikes; None: before the first byte of the answer (of an `error_event`, `insert`, `truncate`: 0)."""
+    ms: int = 100
+    bytes: int = 7
+    factor: float = 10.0
+    status: int = 503
+    headers: dict[str, str] = {}
+    body: str = ""
+    retry_after_s: int = 1
+    message: str = ""
+    text: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.probability <= 1:
+            raise ValueError("probability is between 0 and 1")
+        if self.bytes < 1 or self.ms < 0 or (self.count is not None and self.count < 0) or (self.after is not None and self.after < 0):
+            raise ValueError("bytes is at least 1; ms, count and after are not negative")
+
+
+def parse_faults(text: str) -> tuple[Fault, ...]:
+    """Read faults as a person writes them.
+
+    Raises:
+        ValueError: an unknown kind or name, or an impossible value; the message names the fault.
+    """
+    return tuple(_parse(part.strip()) for part in text.split(";") if part.strip())
+
+
+def _parse(text: str) -> Fault:
+    kind, _, rest = text.partition(":")
+    fields: dict[str, Any] = {"kind": kind.strip()}
+    for pair in filter(None, (pair.strip() for pair in rest.split(","))):
+        name, separator, value = pair.partition("=")
+        if not separator:
+            raise ValueError(f"fault {text!r}: {pair!r} is not name=value")
+        fields[name.strip()] = value.strip()
+    try:
+        return msgspec.convert(fields, Fault, strict=False)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"fault {text!r}: {error}") from error
+
+
+class FaultBoard:
+    """The faults in force, and how often each may still strike."""
+
+    def __init__(self, faults: Sequence[Fault] = (), seed: int = 0) -> None:
+        self.replace(faults, seed)
+
+    def replace(self, faults: Sequence[Fault], seed: int = 0) -> None:
+        """Put other faults in force, with a fresh count and sequence of draws."""
+        self._faults = list(faults)
+        self._left = [fault.count for fault in faults]
+        self._state = seed
+
+    @property
+    def left(self) -> list[tuple[Fault, int | None]]:
+        """Each fault with how often it may still strike."""
+        return list(zip(self._faults, self._left, strict=True))
+
+    def draw(self, path: str) -> dict[str, Fault]:
+        """The faults that this request meets, by kind; of one kind the first that strikes. `health` is drawn by /health alone."""
+        struck: dict[str, Fault] = {}
+        for index, fault in enumerate(self._faults):
+            if (fault.kind == "health") != (path == "/health") or fault.kind in struck or fault.path not in ("", path):
+                continue
+            left = self._left[index]
+            if left == 0 or not self._chance(fault.probability):
+                continue
+            if left is not None:
+                self._left[index] = left - 1
+            struck[fault.kind] = fault
+        return struck
+
+    def _chance(self, probability: float) -> bool:
+        if probability >= 1:
+            return True
+        self._state = (self._state * 6364136223846793005 + 1442695040888963407) & 0xFFFFFFFFFFFFFFFF
+        return (self._state >> 33) / 2**31 < probability
