@@ -7,6 +7,8 @@ from msgspec import Struct
 
 from din_extproc.domain.request import Priority
 
+_RANK = {priority: rank for rank, priority in enumerate(Priority)}
+
 
 class Limits(Struct, frozen=True, gc=False):
     """One budget's ceilings. None: that dimension is not limited."""
@@ -53,6 +55,10 @@ class Tenant(Struct, frozen=True):
     priority: Priority
     limits: Limits
     per_model: dict[str, Limits]
+
+    def priority_of(self, asked: Priority | None) -> Priority:
+        """The priority of one request: what the client asked for, but never above the tenant's own."""
+        return self.priority if asked is None or _RANK[asked] < _RANK[self.priority] else asked
 
     def may_use(self, model: str) -> bool:
         """Whether one of the allowed patterns matches the name."""

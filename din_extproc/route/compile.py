@@ -1,0 +1,127 @@
+"""Pools, aliases, rules and tenants to one route table, or every flaw in them at once.
+
+Rule: whatever can be known before a request comes is worked out here: who may use what, which rules concern which name.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+from msgspec import Struct
+
+from din_extproc.domain.node import Pool
+from din_extproc.domain.tenant import Tenant
+from din_extproc.route.aliases import Alias, Reach, resolve
+from din_extproc.route.flaw import Flaw, Place
+from din_extproc.route.rules import Known, Rule, always, compile_condition, dead_patterns
+from din_extproc.route.table import CompiledRule, RouteTable, Target
+from din_extproc.route.versions import ANY, parse_constraint
+
+
+class Compiled(Struct, frozen=True):
+    """The table, None when a flaw forbids it; warnings come with a table."""
+
+    table: RouteTable | None
+    flaws: tuple[Flaw, ...]
+
+
+def compile_routes(pools: Sequence[Pool], aliases: Sequence[Alias], rules: Sequence[Rule], tenants: Sequence[Tenant]) -> Compiled:
+    """Compile the routes. The order of pools, rules and an alias's models means something; that of aliases and tenants does not."""
+    by_name = {pool.name: pool for pool in pools}
+    models = tuple(dict.fromkeys(pool.model for pool in pools))
+    reaches, flaws = resolve(aliases, models)
+    compiled, found = _rules(rules, by_name, Known(frozenset(tenant.id for tenant in tenants), (*models, *reaches)))
+    flaws += found
+    flaws += _shadowed(rules, by_name)
+    allowed, found = _allowed(tenants, models, reaches)
+    flaws += found
+    if not all(flaw.warning for flaw in flaws):
+        return Compiled(None, tuple(flaws))
+    names: dict[str, tuple[bool, Reach]] = {model: (False, {model: ""}) for model in models}
+    names |= {alias: (True, reach) for alias, reach in reaches.items()}
+    targets = {name: _target(name, is_alias, reach, compiled, pools) for name, (is_alias, reach) in names.items()}
+    return Compiled(RouteTable(targets, allowed), tuple(flaws))
+
+
+def _target(name: str, is_alias: bool, reach: Reach, rules: Sequence[CompiledRule], pools: Sequence[Pool]) -> Target:  # noqa: FBT001
+    """The rules that concern the name; after them each of its pools, which takes what no rule took."""
+    preference = {model: rank for rank, model in enumerate(reach)}
+    serving = sorted((pool for pool in pools if pool.model in reach), key=lambda pool: preference[pool.model])
+    return Target(
+        name=name,
+        alias=is_alias,
+        models={model: parse_constraint(version) or ANY for model, version in reach.items()},
+        rules=(*(rule for rule in rules if rule.pool.model in reach), *(CompiledRule("", always, pool, None) for pool in serving)),
+    )
+
+
+def _rules(rules: Sequence[Rule], pools: Mapping[str, Pool], known: Known) -> tuple[list[CompiledRule], list[Flaw]]:
+    compiled: list[CompiledRule] = []
+    flaws: list[Flaw] = []
+    times = Counter(rule.id for rule in rules)
+    first: dict[str, int] = {}
+    for index, rule in enumerate(rules):
+        place: Place = ("rules", index)
+        if times[rule.id] > 1 and first.setdefault(rule.id, index) != index:
+            flaws.append(Flaw((*place, "id"), f"a second rule is called {rule.id!r}", "a rule's id names it in logs and metrics"))
+        matches, found = compile_condition(rule.when, (*place, "when"), known)
+        flaws += found
+        pool = pools.get(rule.pool)
+        if pool is None:
+            flaws.append(_no_pool((*place, "pool"), rule.pool, pools))
+        if rule.fallback and rule.fallback not in pools:
+            flaws.append(_no_pool((*place, "fallback"), rule.fallback, pools))
+        if rule.fallback == rule.pool:
+            flaws.append(Flaw((*place, "fallback"), "the fallback is the pool itself", "name another pool, or leave it out"))
+        if pool is not None:
+            compiled.append(CompiledRule(rule.id, matches, pool, pools.get(rule.fallback)))
+    return compiled, flaws
+
+
+def _no_pool(place: Place, name: str, pools: Mapping[str, Pool]) -> Flaw:
+    close = get_close_matches(name, pools, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"pools: {', '.join(pools)}"
+    return Flaw(place, f"no pool is called {name!r}", hint, missing=("pools", name))
+
+
+def _shadowed(rules: Sequence[Rule], pools: Mapping[str, Pool]) -> list[Flaw]:
+    """Rules that can't be reached: one before them takes everything that their pool's model and operations can bring."""
+    flaws: list[Flaw] = []
+    takers: list[tuple[str, Pool]] = []
+    for index, rule in enumerate(rules):
+        pool = pools.get(rule.pool)
+        if pool is None:
+            continue
+        taker = next((taker for taker, taken in takers if taken.model == pool.model and _covers(taken, pool)), None)
+        if taker is not None:
+            message = f"rule {rule.id!r} is never reached: {taker!r} before it takes every request for {pool.model!r}"
+            flaws.append(Flaw(("rules", index), message, "move it up", warning=True))
+        if rule.when.always:
+            takers.append((rule.id, pool))
+    return flaws
+
+
+def _covers(wide: Pool, narrow: Pool) -> bool:
+    """Whether whatever operation and version `narrow` could take, `wide` takes too."""
+    operations = wide.operations is None or (narrow.operations is not None and narrow.operations <= wide.operations)
+    return operations and {node.version for node in narrow.nodes} <= {node.version for node in wide.nodes}
+
+
+def _allowed(
+    tenants: Sequence[Tenant], models: Sequence[str], reaches: Mapping[str, Reach]
+) -> tuple[dict[str, frozenset[str]], list[Flaw]]:
+    """Per tenant the physical models that it may use, whatever name it asks under; tenants with the same patterns share one set."""
+    sets: dict[tuple[str, ...], frozenset[str]] = {}
+    dead: dict[str, bool] = {}
+    flaws: list[Flaw] = []
+    for at, tenant in enumerate(tenants):
+        if tenant.models not in sets:
+            direct = {model for model in models if tenant.may_use(model)}
+            sets[tenant.models] = frozenset(direct.union(*(reach for alias, reach in reaches.items() if tenant.may_use(alias))))
+        for index, pattern in enumerate(tenant.models):
+            if pattern not in dead:
+                dead[pattern] = not any(fnmatchcase(name, pattern) for name in (*models, *reaches))
+            if dead[pattern]:
+                flaws += dead_patterns((pattern,), ("tenants", at, "models", index), (*models, *reaches))
+    return {tenant.id: sets[tenant.models] for tenant in tenants}, flaws

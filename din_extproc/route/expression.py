@@ -1,0 +1,147 @@
+"""Rule conditions written in CEL, for what the declarative ones can't say: compiled once, checked against the known variables.
+
+Rule: an expression that fails on a request, or says neither true nor false, does not match.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import cel
+from msgspec import Struct
+
+from din_extproc.domain.request import Intent
+from din_extproc.domain.tenant import Tenant
+
+
+class Facts(Struct, frozen=True, gc=False):
+    """What a condition may look at."""
+
+    intent: Intent
+    tenant: Tenant
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    hour_utc: int
+    model: str
+    """The name asked for, without its version constraint."""
+
+
+Matches = Callable[[Facts], bool]
+
+VARIABLES: dict[str, Callable[[Facts], Any]] = {
+    "path": lambda facts: facts.intent.operation.value,
+    "model": lambda facts: facts.model,
+    "estimated_tokens": lambda facts: facts.intent.estimate.tokens,
+    "output_tokens": lambda facts: facts.intent.output_tokens or 0,
+    "tenant": lambda facts: facts.tenant.id,
+    "priority": lambda facts: facts.tenant.priority_of(facts.intent.priority).value,
+    "task_tier": lambda facts: facts.intent.task_tier,
+    "stream": lambda facts: facts.intent.stream,
+    "headers": lambda facts: dict(facts.headers),
+    "hour_utc": lambda facts: facts.hour_utc,
+}
+"""`output_tokens` is 0 when the client did not say."""
+
+_SAMPLE: dict[str, Any] = {
+    "path": "/v1/chat/completions",
+    "model": "m",
+    "estimated_tokens": 1,
+    "output_tokens": 1,
+    "tenant": "t",
+    "priority": "standard",
+    "task_tier": "",
+    "stream": False,
+    "headers": {},
+    "hour_utc": 0,
+}
+FUNCTIONS = ("size", "contains", "startsWith", "endsWith", "matches", "int", "uint", "double", "string")
+"""Besides operators and the macros `has`, `all`, `exists`, `exists_one`, `map` and `filter`."""
+
+_FAULTS = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
+_BOUND_BY_MACRO = re.compile(r"\.\s*(?:all|exists|exists_one|map|filter)\s*\(\s*([A-Za-z_]\w*)\s*,")
+_HEADERS_USE = re.compile(r"\bheaders\b")
+_HEADERS_INDEX = re.compile(
+    r"""\bheaders\s*\[\s*(?:"([^"\\]*)"|'([^'\\]*)')\s*\]|(?:"([^"\\]*)"|'([^'\\]*)')\s+in\s+headers\b(?!\s*[.\[])"""
+)
+_POSITION = re.compile(r"<input>:(\d+):(\d+): (?:Syntax error: )?([^\n]*)")
+_DETAIL = 120
+
+
+class BadExpression(Struct, frozen=True, gc=False):
+    """Why an expression can't be used. `line` and `column` count from 1, inside the expression."""
+
+    message: str
+    line: int = 1
+    column: int = 1
+    unknown: str = ""
+    """The name that is neither a variable nor a function."""
+
+
+def compile_expression(source: str) -> Matches | BadExpression:
+    """Compile, and refuse what can be known to fail: syntax, unknown names, wrong types, a result that is not true or false."""
+    try:
+        program = cel.compile(source)
+    except ValueError as error:
+        return _syntax_error(str(error))
+    names = program.references()
+    bound = set(_BOUND_BY_MACRO.findall(source))
+    unknown = [name for name in names["variables"] if name not in VARIABLES and name not in bound]
+    unknown += [name for name in names["functions"] if name.isidentifier() and name not in FUNCTIONS]
+    if unknown:
+        return _unknown_name(source, unknown[0])
+    used = [name for name in names["variables"] if name in VARIABLES and name not in bound]
+    try:
+        result = program.execute({name: _SAMPLE[name] for name in used})
+    except (ArithmeticError, LookupError, ValueError):
+        result = False
+    except (RuntimeError, TypeError) as error:
+        if isinstance(error, RuntimeError) and not str(error).startswith("Undefined"):
+            result = False  # a conversion that this value does not allow, another may
+        else:
+            return BadExpression(f"the expression fails: {str(error)[:_DETAIL].split('.')[0]}")
+    if not isinstance(result, bool):
+        return BadExpression(f"the expression says neither true nor false but a {type(result).__name__}")
+    return _matcher(program, {name: VARIABLES[name] for name in used}, _headers_named(source))
+
+
+def _matcher(program: cel.Program, read: dict[str, Callable[[Facts], Any]], named: tuple[str, ...] | None) -> Matches:
+    """Hand over only what the expression uses: each header costs some microseconds on the way into CEL."""
+    if "headers" in read and named is not None:
+        read = {**read, "headers": lambda facts: {name: facts.headers[name] for name in named if name in facts.headers}}
+    readers = tuple(read.items())
+    execute = program.execute
+
+    def matches(facts: Facts) -> bool:
+        try:
+            return execute({name: value(facts) for name, value in readers}) is True
+        except _FAULTS:
+            return False
+
+    return matches
+
+
+def _headers_named(source: str) -> tuple[str, ...] | None:
+    """The headers that an expression looks at, None when that can't be told from its text."""
+    uses = _HEADERS_INDEX.findall(source)
+    if len(uses) != len(_HEADERS_USE.findall(source)):
+        return None
+    return tuple(dict.fromkeys("".join(quoted) for quoted in uses))
+
+
+def _syntax_error(text: str) -> BadExpression:
+    found = _POSITION.search(text)
+    if found is None:
+        return BadExpression(text.splitlines()[0][:_DETAIL])
+    detail = found[3].split(" expecting ")[0].replace("'<EOF>'", "end")
+    return BadExpression(f"syntax error: {detail[:_DETAIL]}", line=int(found[1]), column=int(found[2]))
+
+
+def _unknown_name(source: str, name: str) -> BadExpression:
+    at = next((found.start() for found in re.finditer(rf"\b{re.escape(name)}\b", source)), 0)
+    before = source[:at]
+    return BadExpression(
+        f"{name!r} is neither a variable nor a function",
+        line=before.count("\n") + 1,
+        column=at - (before.rfind("\n") + 1) + 1,
+        unknown=name,
+    )

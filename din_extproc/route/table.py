@@ -1,0 +1,183 @@
+"""Which pool serves an intent: an immutable table, asked once per request.
+
+Rule: a client that names a model is served that model or, marked as degraded, a fallback that its tenant may use; never silently another.
+
+How a name is read: the name as it stands, or without its last `@constraint`, is an alias or a physical model (one that a pool
+serves). Nothing else is stripped or guessed: `vllm/big` is an unknown name unless an alias is called that. The name stands for a set
+of physical models; those that the tenant may not use are out. The first rule whose pool serves one of the rest, serves the
+operation, has a node of an acceptable version (as far as the pool's nodes are known) and whose condition holds, wins. Without
+such a rule it is the first such pool: in the order of the alias's models, then of the configuration.
+"""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from din_extproc.domain.node import Pool
+from din_extproc.domain.request import Head, Intent, Operation
+from din_extproc.domain.tenant import Tenant
+from din_extproc.domain.verdict import Code, Refusal
+from din_extproc.route.expression import Facts, Matches
+from din_extproc.route.versions import ANY, Constraint, combine, parse_constraint
+
+_NOTHING: frozenset[str] = frozenset()
+_SHOWN = 80
+
+
+class CompiledRule(Struct, frozen=True):
+    """A rule whose pools are at hand."""
+
+    id: str
+    """"" for a pool that takes what no rule took."""
+    matches: Matches
+    pool: Pool
+    fallback: Pool | None
+
+
+class Target(Struct, frozen=True):
+    """What one name stands for."""
+
+    name: str
+    alias: bool
+    models: dict[str, Constraint]
+    """Physical model -> the alias's version constraint on it, the preferred model first."""
+    rules: tuple[CompiledRule, ...]
+    """Those whose pool serves one of the models, in order; then each such pool without a rule."""
+
+
+class Routed(Struct, frozen=True, gc=False):
+    """Where a request goes."""
+
+    rule: str
+    """The rule's id, "" when none matched."""
+    name: str
+    """The alias or physical model asked for, without a version constraint."""
+    model: str
+    """The physical model."""
+    pool: Pool
+    versions: Constraint
+    """What the version of a node of `pool` has to meet."""
+    fallback: Pool | None
+    fallback_versions: Constraint
+    """What the version of a node of `fallback` has to meet."""
+
+
+class ListedModel(Struct, frozen=True, gc=False):
+    """A name that a tenant may ask for."""
+
+    name: str
+    models: tuple[str, ...]
+    """The physical models an alias stands for; empty for a physical model."""
+
+    @property
+    def alias(self) -> bool:
+        """Whether the name is a logical one."""
+        return bool(self.models)
+
+
+class RouteTable:
+    """Made by `compile_routes`; never changed afterwards.
+
+    Args:
+        targets: Every name that can be asked for.
+        allowed: Tenant id -> the physical models that it may use.
+    """
+
+    __slots__ = ("_allowed", "_targets")
+
+    def __init__(self, targets: Mapping[str, Target], allowed: Mapping[str, frozenset[str]]) -> None:
+        self._targets = dict(targets)
+        self._allowed = dict(allowed)
+
+    def route(self, intent: Intent, tenant: Tenant, head: Head, hour_utc: int) -> Routed | Refusal:
+        """The pool for one request. `hour_utc`: 0-23, for rules that look at the time of day."""
+        target, suffix = self._target(intent.model)
+        if target is None:
+            return Refusal(Code.MODEL_NOT_FOUND, f"The model {_shown(intent.model)} does not exist.", param="model")
+        allowed = self._allowed.get(tenant.id, _NOTHING)
+        if allowed.isdisjoint(target.models):
+            return Refusal(Code.MODEL_NOT_ALLOWED, f"The key may not use the model {_shown(target.name)}.", param="model")
+        asked = ANY
+        if suffix or intent.version:
+            constraint = _asked(suffix, intent.version)
+            if isinstance(constraint, Refusal):
+                return constraint
+            asked = constraint
+        facts = Facts(intent, tenant, head.headers, hour_utc, target.name)
+        operation = intent.operation
+        for rule in target.rules:
+            pool = rule.pool
+            if pool.model in allowed and (pool.operations is None or operation in pool.operations) and rule.matches(facts):
+                versions = _on(target, pool.model, asked)
+                if asked is ANY or _has_version(pool, versions):
+                    fallback = _usable(rule.fallback, operation, target, allowed, asked)
+                    fallback_versions = ANY if fallback is None else _on(target, fallback.model, asked)
+                    return Routed(rule.id, target.name, pool.model, pool, versions, fallback, fallback_versions)
+        return _unserved(target, intent, allowed, asked)
+
+    def models_for(self, tenant: Tenant) -> tuple[ListedModel, ...]:
+        """Every name that the tenant may ask for, aliases first, each group sorted."""
+        allowed = self._allowed.get(tenant.id, _NOTHING)
+        usable = [target for target in self._targets.values() if not allowed.isdisjoint(target.models)]
+        listed = (
+            ListedModel(target.name, tuple(model for model in target.models if model in allowed) if target.alias else ())
+            for target in usable
+        )
+        return tuple(sorted(listed, key=lambda entry: (not entry.alias, entry.name)))
+
+    def _target(self, asked_for: str) -> tuple[Target | None, str]:
+        """The target, and the version constraint after the last `@` of a name that is none as it stands."""
+        target = self._targets.get(asked_for)
+        if target is not None:
+            return target, ""
+        name, _, suffix = asked_for.rpartition("@")
+        return self._targets.get(name), suffix
+
+
+def _usable(fallback: Pool | None, operation: Operation, target: Target, allowed: frozenset[str], asked: Constraint) -> Pool | None:
+    """The fallback, None when the tenant, the operation or the version that the client asked for rules it out."""
+    if fallback is None or fallback.model not in allowed:
+        return None
+    if fallback.operations is not None and operation not in fallback.operations:
+        return None
+    if asked is not ANY and (fallback.model not in target.models or not _has_version(fallback, _on(target, fallback.model, asked))):
+        return None
+    return fallback
+
+
+def _on(target: Target, model: str, asked: Constraint) -> Constraint:
+    """What the alias and the client together ask of the model's version. A model outside the target is asked nothing."""
+    own = target.models.get(model, ANY)
+    if asked is ANY:
+        return own
+    if own is ANY:
+        return asked
+    return combine(own.text, asked.text) or asked
+
+
+def _has_version(pool: Pool, versions: Constraint) -> bool:
+    """Whether a request can find its version here; a pool whose nodes are not known yet may have it."""
+    return not pool.nodes or any(versions.allows(node.version) for node in pool.nodes)
+
+
+def _asked(suffix: str, header: str) -> Constraint | Refusal:
+    """What the client asks of the version: after the `@`, in the header, or both."""
+    for text, param, where in ((suffix, "model", "after the @ of the model"), (header, "x-din-model-version", "in x-din-model-version")):
+        if parse_constraint(text) is None:
+            return Refusal(Code.INVALID_REQUEST, f"The text {where} is not a version constraint such as `>=2025.3,<2026`.", param=param)
+    return combine(suffix, header) or Refusal(Code.INVALID_REQUEST, "The version constraints are too long.", param="x-din-model-version")
+
+
+def _unserved(target: Target, intent: Intent, allowed: frozenset[str], asked: Constraint) -> Refusal:
+    pools = [rule.pool for rule in target.rules if not rule.id and rule.pool.model in allowed]
+    serving = [pool for pool in pools if pool.operations is None or intent.operation in pool.operations]
+    if not serving:
+        return Refusal(Code.INVALID_REQUEST, f"The model {_shown(target.name)} does not serve {intent.operation.value}.", param="model")
+    offered = ", ".join(sorted({node.version for pool in serving for node in pool.nodes}))
+    message = f"No node serves a version of {_shown(target.name)} that meets {asked.text!r}; in service: {offered}."
+    return Refusal(Code.VERSION_MISMATCH, message, param="x-din-model-version" if intent.version else "model")
+
+
+def _shown(name: str) -> str:
+    """A client's text inside a message: short, and with nothing in it that a terminal or a log would act on."""
+    return f"`{ascii(name[:_SHOWN])[1:-1]}`"

@@ -1,0 +1,115 @@
+"""Flaws in routes: all of them at once, each at its place."""
+
+import pytest
+
+from din_extproc.domain.node import Pool
+from din_extproc.domain.request import Operation, Priority
+from din_extproc.domain.tenant import Limits, Tenant
+from din_extproc.route.aliases import LONGEST_CHAIN, Alias, resolve
+from din_extproc.route.compile import compile_routes
+from din_extproc.route.rules import Condition, Rule
+
+ALWAYS = Condition(always=True)
+
+
+def pool(name, model, operations=None):
+    return Pool(name=name, model=model, served_model=model, engine="vllm", scheduler="round_robin", nodes=(), operations=operations)
+
+
+def tenant(name, *models):
+    return Tenant(id=name, models=models, priority=Priority.STANDARD, limits=Limits(), per_model={})
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_b81_a_circle_of_aliases_is_named_once(order):
+    aliases = [Alias("a", ("b",)), Alias("b", ("c",)), Alias("c", ("a",))][::order]
+    _, flaws = resolve(aliases, ["m"])
+    assert len(flaws) == 1
+    assert "a -> b -> c -> a" in flaws[0].message or "c -> a -> b -> c" in flaws[0].message
+
+
+@pytest.mark.parametrize("target", ["a", "A"])
+def test_b81_an_alias_of_itself_is_a_circle_in_any_case(target):
+    _, flaws = resolve([Alias("a", (target,))], ["m"])
+    assert [flaw.message for flaw in flaws] == [f"aliases go round in a circle: a -> {target}"]
+
+
+def test_an_alias_may_differ_from_its_model_in_case_alone():
+    reaches, flaws = resolve([Alias("qwen", ("Qwen",))], ["Qwen"])
+    assert flaws == []
+    assert reaches == {"qwen": {"Qwen": ""}}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("length", [LONGEST_CHAIN + 1, 30, 3000])
+def test_b81_a_long_chain_is_refused_whatever_the_order(length, order):
+    aliases = [Alias(f"a{at}", (f"a{at + 1}",)) for at in range(length - 1)] + [Alias(f"a{length - 1}", ("m",))]
+    _, flaws = resolve(aliases[::order], ["m"])
+    assert flaws
+    assert "more than 8 aliases in a row" in flaws[0].message
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_chain_of_the_allowed_length_reaches_its_model(order):
+    aliases = [Alias(f"a{at}", (f"a{at + 1}",)) for at in range(LONGEST_CHAIN - 1)] + [Alias(f"a{LONGEST_CHAIN - 1}", ("m",))]
+    reaches, flaws = resolve(aliases[::order], ["m"])
+    assert flaws == []
+    assert reaches["a0"] == {"m": ""}
+
+
+def test_two_ways_to_one_model_are_fine_unless_they_ask_for_different_versions():
+    same = [Alias("top", ("x", "y")), Alias("x", ("m",)), Alias("y", ("m",))]
+    assert resolve(same, ["m"]) == ({"top": {"m": ""}, "x": {"m": ""}, "y": {"m": ""}}, [])
+    different = [Alias("top", ("x", "y")), Alias("x", ("m",), ">=1"), Alias("y", ("m",))]
+    _, flaws = resolve(different, ["m"])
+    assert "under two version constraints" in flaws[0].message
+
+
+def test_every_flaw_is_told_at_once_and_at_its_place():
+    compiled = compile_routes(
+        [pool("p", "m"), pool("q", "m")],
+        [Alias("m", ("m",)), Alias("x", ("modle",)), Alias("y", ("m", "n"), listed=True), Alias("z", ("m",), "latest")],
+        [
+            Rule("r1", ALWAYS, "p", "p"),
+            Rule("r1", Condition(cel="1 +"), "pp"),
+            Rule("r3", Condition(tenant=("u",)), "q", "none"),
+        ],
+        [tenant("t", "*")],
+    )
+    assert compiled.table is None
+    assert {(flaw.place, flaw.warning) for flaw in compiled.flaws} == {
+        (("aliases", "m"), False),
+        (("aliases", "x", "model"), False),
+        (("aliases", "y", "models", 1), False),
+        (("aliases", "z", "version"), False),
+        (("rules", 0, "fallback"), False),
+        (("rules", 1, "id"), False),
+        (("rules", 1, "when", "cel"), False),
+        (("rules", 1, "pool"), False),
+        (("rules", 2, "when", "tenant"), False),
+        (("rules", 2, "fallback"), False),
+        (("rules", 2), True),
+    }
+
+
+def test_b81_two_rules_may_be_each_others_fallback():
+    rules = [Rule("a", Condition(stream=True), "p", "q"), Rule("b", Condition(stream=False), "q", "p")]
+    assert compile_routes([pool("p", "m"), pool("q", "n")], [], rules, [tenant("t", "*")]).flaws == ()
+
+
+def test_a_rule_behind_one_that_takes_everything_is_a_warning_only_when_it_could_never_match():
+    embeddings = pool("e", "m", frozenset({Operation.EMBEDDINGS}))
+    pools = [embeddings, pool("p", "m"), pool("q", "m"), pool("o", "n")]
+    rules = [Rule("only-embeddings", ALWAYS, "e"), Rule("all", ALWAYS, "p"), Rule("other-model", ALWAYS, "o"), Rule("late", ALWAYS, "q")]
+    compiled = compile_routes(pools, [], rules, [tenant("t", "*")])
+    assert compiled.table is not None
+    assert [(flaw.place, flaw.warning) for flaw in compiled.flaws] == [(("rules", 3), True)]
+
+
+def test_a_pattern_that_matches_nothing_is_a_warning():
+    compiled = compile_routes([pool("p", "qwen")], [], [], [tenant("t", "qwne", "*"), tenant("u", "llama-*")])
+    assert compiled.table is not None
+    assert [(flaw.place, flaw.hint) for flaw in compiled.flaws] == [
+        (("tenants", 0, "models", 0), "did you mean 'qwen'?"),
+        (("tenants", 1, "models", 0), ""),
+    ]

@@ -1,0 +1,117 @@
+"""Rule conditions, declarative and CEL."""
+
+import pytest
+
+from din_extproc.domain.request import Estimate, Intent, Operation, Priority
+from din_extproc.domain.tenant import Limits, Tenant
+from din_extproc.route.expression import BadExpression, Facts, compile_expression
+from din_extproc.route.rules import Condition, Known, TokenRange, compile_condition
+
+KNOWN = Known(frozenset({"finance", "hr"}), ("bx-fast", "big"))
+
+
+def facts(headers=None, model="bx-fast", hour_utc=12, tenant_priority=Priority.STANDARD, **fields):
+    fields = {"operation": Operation.CHAT, "model": model, "estimate": Estimate(fields.pop("tokens", 100))} | fields
+    tenant = Tenant(id="finance", models=("*",), priority=tenant_priority, limits=Limits(), per_model={})
+    return Facts(Intent(**fields), tenant, headers or {}, hour_utc, model)
+
+
+def holds(condition, **what):
+    matches, flaws = compile_condition(condition, ("rules", 0, "when"), KNOWN)
+    assert flaws == []
+    return matches(facts(**what))
+
+
+@pytest.mark.parametrize(
+    ("condition", "matching", "other"),
+    [
+        (Condition(path=(Operation.EMBEDDINGS, Operation.RERANK)), {"operation": Operation.RERANK}, {}),
+        (Condition(estimated_tokens=TokenRange(gt=100)), {"tokens": 101}, {"tokens": 100}),
+        (Condition(estimated_tokens=TokenRange(ge=100)), {"tokens": 100}, {"tokens": 99}),
+        (Condition(estimated_tokens=TokenRange(lt=100)), {"tokens": 99}, {"tokens": 100}),
+        (Condition(estimated_tokens=TokenRange(le=100)), {"tokens": 100}, {"tokens": 101}),
+        (Condition(estimated_tokens=TokenRange(gt=10, le=20)), {"tokens": 11}, {"tokens": 10}),
+        (Condition(header={"x-task-tier": ("extraction",)}), {"headers": {"x-task-tier": "extraction"}}, {}),
+        (Condition(header={"x-a": ("1", "2")}), {"headers": {"x-a": "2"}}, {"headers": {"x-a": "3"}}),
+        (Condition(header={"x-a": True}), {"headers": {"x-a": ""}}, {}),
+        (Condition(header={"x-a": False}), {}, {"headers": {"x-a": "1"}}),
+        (Condition(model=("bx-*",)), {}, {"model": "big"}),
+        (Condition(tenant=("finance",)), {}, None),
+        (Condition(priority=(Priority.BATCH,)), {"priority": Priority.BATCH}, {}),
+        (Condition(priority=(Priority.CRITICAL,)), {"tenant_priority": Priority.CRITICAL}, {"priority": Priority.CRITICAL}),
+        (Condition(stream=True), {"stream": True}, {}),
+        (Condition(stream=False), {}, {"stream": True}),
+        (Condition(any=(Condition(stream=True), Condition(estimated_tokens=TokenRange(lt=9)))), {"tokens": 1}, {}),
+        (
+            Condition(all=(Condition(stream=True), Condition(estimated_tokens=TokenRange(lt=9)))),
+            {"tokens": 1, "stream": True},
+            {"stream": True},
+        ),
+        (Condition(negated=Condition(stream=True)), {}, {"stream": True}),
+        (Condition(stream=True, model=("big",)), {"stream": True, "model": "big"}, {"stream": True}),
+        (Condition(always=True), {}, None),
+        (Condition(cel='model.startsWith("bx-") && estimated_tokens < 200'), {}, {"tokens": 200}),
+        (Condition(cel="output_tokens > 50"), {"output_tokens": 51}, {}),
+        (Condition(cel='headers["x-a"] == "1"'), {"headers": {"x-a": "1", "x-b": "2"}}, {}),
+        (Condition(cel='headers.exists(name, name == "x-b")'), {"headers": {"x-b": "2"}}, {"headers": {"x-a": "1"}}),
+        (Condition(cel='"x-a" in headers || stream'), {"headers": {"x-a": "1"}}, {}),
+        (
+            Condition(cel='priority == "batch" && task_tier == "t" && tenant == "finance"'),
+            {"priority": Priority.BATCH, "task_tier": "t"},
+            {},
+        ),
+        (Condition(cel="path in ['/v1/embeddings'] && hour_utc == 3"), {"operation": Operation.EMBEDDINGS, "hour_utc": 3}, {"hour_utc": 3}),
+    ],
+)
+def test_a_condition_holds_for_what_it_says_and_not_for_the_rest(condition, matching, other):
+    assert holds(condition, **matching)
+    if other is not None:
+        assert not holds(condition, **other)
+
+
+@pytest.mark.parametrize(
+    "expression", ["1 / estimated_tokens == 0", 'headers["x"] == "1"', "int(task_tier) > 1", "[1][output_tokens] == 1"]
+)
+def test_an_expression_that_fails_on_a_request_does_not_match(expression):
+    matches = compile_expression(expression)
+    if isinstance(matches, BadExpression):
+        assert "fails" in matches.message
+    else:
+        assert matches(facts(tokens=0, output_tokens=7)) is False
+
+
+@pytest.mark.parametrize(
+    ("expression", "message", "line", "column"),
+    [
+        ("tenant ==", "syntax error: mismatched input end", 1, 10),
+        ("tenant == 'a' &&\n  hour_utc >> 3", "syntax error", 2, 13),
+        ("tenant == 'a' && tennant == 'b'", "'tennant' is neither a variable nor a function", 1, 18),
+        ("true ||\n bogus(tenant)", "'bogus' is neither a variable nor a function", 2, 2),
+        ("estimated_tokens", "neither true nor false but a int", 1, 1),
+        ("tenant + 1 == 2", "the expression fails: ", 1, 1),
+        ("estimated_tokens.startsWith('a')", "the expression fails: ", 1, 1),
+        ("", "syntax error", 1, 1),
+    ],
+)
+def test_an_expression_that_can_only_fail_is_refused_with_its_place(expression, message, line, column):
+    bad = compile_expression(expression)
+    assert message in bad.message
+    assert (bad.line, bad.column) == (line, column)
+
+
+@pytest.mark.parametrize(
+    ("condition", "place", "message"),
+    [
+        (Condition(), (), "asks for nothing"),
+        (Condition(any=(Condition(), Condition(cel="x"))), ("any", 0), "asks for nothing"),
+        (Condition(all=(Condition(stream=True), Condition(cel="x"))), ("all", 1, "cel"), "'x' is neither"),
+        (Condition(negated=Condition(tenant=("finnance",))), ("not", "tenant"), "no tenant is called 'finnance'"),
+        (Condition(path=(Operation.MODELS,)), ("path",), "never routed"),
+        (Condition(estimated_tokens=TokenRange(gt=5, lt=6)), ("estimated_tokens",), "no number of tokens"),
+        (Condition(model=("bx-fats",)), ("model",), "matches no model"),
+    ],
+)
+def test_a_flaw_is_found_however_deep_it_stands(condition, place, message):
+    _, flaws = compile_condition(condition, ("rules", 3, "when"), KNOWN)
+    assert flaws[0].place == ("rules", 3, "when", *place)
+    assert message in flaws[0].message
