@@ -1,0 +1,168 @@
+"""The counters in memory: what the Lua scripts do in Redis, step for step, in Python.
+
+Rule: the same answers and the same state as `edge/redis/lua/*.lua` for the same calls at the same times; time is an argument (ms).
+"""
+
+from msgspec import Struct
+
+from din_extproc.admit.budget import CLOSED_MS, KEEP_MS, Counters, standing
+from din_extproc.admit.ledger import Claim, Denied, Granted, Standing
+from din_extproc.domain.tenant import Budget, Limits
+
+_EMPTY = Counters()
+_NO_REFUSAL = ("", "", 0, 0)
+
+
+class Record(Struct, gc=False):
+    """What is remembered of one request."""
+
+    expires_ms: int
+    tokens: int
+    answer: Granted
+    budgets: tuple[Budget, ...]
+    settled: bool = False
+    released: bool = False
+
+
+class Twin:
+    """All tenants' counters of one process."""
+
+    def __init__(self) -> None:
+        self.counters: dict[tuple[str, str], Counters] = {}
+        """By tenant and scope."""
+        self.leases: dict[tuple[str, str], dict[str, int]] = {}
+        """By tenant and scope: when each request's slot expires."""
+        self.records: dict[tuple[str, str], Record] = {}
+        """By tenant and request id."""
+        self._sweep_at_ms = 0
+
+    def reserve(self, claim: Claim, now_ms: int) -> Granted | Denied:
+        """Check every budget, then charge every budget. A request that was granted before gets the same answer again."""
+        self._sweep(now_ms)
+        record = self._record(claim.tenant, claim.request_id, now_ms)
+        if record is not None:
+            return record.answer
+        states = [self._state(claim.tenant, budget, now_ms) for budget in claim.budgets]
+        scope, dimension, limit, wait_ms = self._refusal(claim, states, now_ms)
+        if dimension:
+            return Denied(scope, dimension, limit, wait_ms, _standing(claim.budgets, states, now_ms))
+        states = [_charge(budget.limits, state, claim.tokens, now_ms) for budget, state in zip(claim.budgets, states, strict=True)]
+        answer = Granted(_standing(claim.budgets, states, now_ms))
+        self._write(claim, states, answer, now_ms)
+        return answer
+
+    def renew(self, tenant: str, request_id: str, lease_ms: int, now_ms: int) -> None:
+        """Keep the slots and the record of a request that still runs, even if its lease has run out meanwhile."""
+        record = self._record(tenant, request_id, now_ms)
+        if record is None or record.released:
+            return
+        for budget in record.budgets:
+            if budget.limits.max_streams is not None:
+                self.leases.setdefault((tenant, budget.scope), {})[request_id] = now_ms + lease_ms
+        record.expires_ms = max(record.expires_ms, now_ms + max(KEEP_MS, lease_ms))
+
+    def release(self, tenant: str, request_id: str, now_ms: int) -> None:
+        """Give the slots back."""
+        record = self._record(tenant, request_id, now_ms)
+        if record is None or record.released:
+            return
+        for budget in record.budgets:
+            self.leases.get((tenant, budget.scope), {}).pop(request_id, None)
+        record.released = True
+        record.expires_ms = min(record.expires_ms, now_ms + CLOSED_MS) if record.settled else now_ms + KEEP_MS
+
+    def settle(self, tenant: str, request_id: str, tokens: int, now_ms: int) -> bool:
+        """Replace the reserved tokens by the actual ones, once. False: unknown, expired or already settled."""
+        record = self._record(tenant, request_id, now_ms)
+        if record is None or record.settled:
+            return False
+        for budget in record.budgets:
+            tpm = budget.limits.tpm
+            if tpm is not None and tokens != record.tokens:
+                state = self.counters.get((tenant, budget.scope), _EMPTY)
+                self.counters[tenant, budget.scope] = state.drained(tpm, now_ms).charged(tokens - record.tokens, tpm)
+        record.settled = True
+        if record.released:
+            record.expires_ms = min(record.expires_ms, now_ms + CLOSED_MS)
+        return True
+
+    def knows(self, tenant: str, request_id: str) -> bool:
+        """Whether a record of the request is here, be it expired."""
+        return (tenant, request_id) in self.records
+
+    def _record(self, tenant: str, request_id: str, now_ms: int) -> Record | None:
+        record = self.records.get((tenant, request_id))
+        return record if record is not None and record.expires_ms > now_ms else None
+
+    def _state(self, tenant: str, budget: Budget, now_ms: int) -> Counters:
+        """The budget's counters now."""
+        state = self.counters.get((tenant, budget.scope), _EMPTY)
+        if budget.limits.rpm is not None:
+            state = state.turned(now_ms)
+        if budget.limits.tpm is not None:
+            state = state.drained(budget.limits.tpm, now_ms)
+        return state
+
+    def _refusal(self, claim: Claim, states: list[Counters], now_ms: int) -> tuple[str, str, int, int]:
+        """Scope, dimension, limit and wait of the first oversize, else of the longest wait; dimension "" is no refusal."""
+        worst = _NO_REFUSAL
+        for budget in claim.budgets:
+            if budget.limits.tpm is not None and claim.tokens > budget.limits.tpm:
+                return budget.scope, "oversize", budget.limits.tpm, 0
+        for budget, state in zip(claim.budgets, states, strict=True):
+            limits = budget.limits
+            waits = (
+                ("rpm", limits.rpm, limits.rpm and state.request_wait_ms(limits.rpm, now_ms)),
+                ("tpm", limits.tpm, limits.tpm and state.token_wait_ms(claim.tokens, limits.tpm)),
+                ("max_streams", limits.max_streams, limits.max_streams and self._lease_wait_ms(claim.tenant, budget, now_ms)),
+            )
+            for dimension, limit, wait_ms in waits:
+                if limit and wait_ms and wait_ms > worst[3]:
+                    worst = (budget.scope, dimension, limit, wait_ms)
+        return worst
+
+    def _lease_wait_ms(self, tenant: str, budget: Budget, now_ms: int) -> int:
+        """How long until enough leases have expired for one request more, if nobody releases or renews; 0: there is room."""
+        held = sorted(expiry for expiry in self.leases.get((tenant, budget.scope), {}).values() if expiry > now_ms)
+        excess = len(held) - (budget.limits.max_streams or 0)
+        return held[excess] - now_ms if excess >= 0 else 0
+
+    def _write(self, claim: Claim, states: list[Counters], answer: Granted, now_ms: int) -> None:
+        for budget, state in zip(claim.budgets, states, strict=True):
+            key = claim.tenant, budget.scope
+            if budget.limits.rpm is not None or budget.limits.tpm is not None:
+                self.counters[key] = state
+            if budget.limits.max_streams is not None:
+                held = {request: expiry for request, expiry in self.leases.get(key, {}).items() if expiry > now_ms}
+                self.leases[key] = {**held, claim.request_id: now_ms + claim.lease_ms}
+        expires_ms = now_ms + max(KEEP_MS, claim.lease_ms)
+        self.records[claim.tenant, claim.request_id] = Record(expires_ms, claim.tokens, answer, claim.budgets)
+
+    def _sweep(self, now_ms: int) -> None:
+        """Twice a window, forget what Redis would have expired."""
+        if now_ms < self._sweep_at_ms:
+            return
+        self._sweep_at_ms = now_ms + KEEP_MS // 4
+        self.records = {key: record for key, record in self.records.items() if record.expires_ms > now_ms}
+        self.leases = {key: held for key, held in self.leases.items() if any(expiry > now_ms for expiry in held.values())}
+        self.counters = {key: state for key, state in self.counters.items() if _alive(state, now_ms)}
+
+
+def _alive(state: Counters, now_ms: int) -> bool:
+    return state.at_ms + KEEP_MS > now_ms or bool(state.turned(now_ms).requests)
+
+
+def _charge(limits: Limits, state: Counters, tokens: int, now_ms: int) -> Counters:
+    if limits.rpm is not None:
+        state = state.counted(now_ms)
+    if limits.tpm is not None:
+        state = state.charged(tokens, limits.tpm)
+    return state
+
+
+def _standing(budgets: tuple[Budget, ...], states: list[Counters], now_ms: int) -> Standing:
+    pairs = [(budget.limits, state) for budget, state in zip(budgets, states, strict=True)]
+    return standing(
+        [state.request_standing(limits.rpm, now_ms) for limits, state in pairs if limits.rpm is not None],
+        [state.token_standing(limits.tpm) for limits, state in pairs if limits.tpm is not None],
+    )

@@ -1,0 +1,78 @@
+"""Where a Redis is and how to greet it: `redis://`, `rediss://` and `unix://` URLs, as redis-py reads them.
+
+Rule: a URL is read once, at start; what it can't say is an error that names the URL without its password.
+"""
+
+import ssl
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from msgspec import Struct, structs
+from redis.asyncio.connection import SSLConnection, parse_url
+
+_CERTIFICATE_CHECKS = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+_CONNECTION_OPTIONS = frozenset({"host", "port", "path", "db", "username", "password", "connection_class"})
+_TLS_OPTIONS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname"})
+
+
+class Address(Struct, frozen=True):
+    """One server, and what to say first on a connection to it."""
+
+    host: str
+    port: int
+    path: str = ""
+    """A Unix socket, instead of host and port."""
+    db: int = 0
+    username: str = ""
+    password: str = ""
+    tls: ssl.SSLContext | None = None
+
+    def __str__(self) -> str:
+        """For people: no password."""
+        return self.path or f"{self.host}:{self.port}"
+
+    def at(self, host: str, port: int) -> "Address":
+        """The same greeting on another server."""
+        return structs.replace(self, host=host, port=port, path="")
+
+
+def parse(url: str) -> Address:
+    """Read a Redis URL.
+
+    Raises:
+        ValueError: not a Redis URL, or an option that is not known.
+    """
+    parts = urlsplit(url)
+    shown = parts._replace(netloc="...", query="").geturl()
+    if parts.scheme != "unix" and parts.path.strip("/") and not parts.path.strip("/").isdigit():
+        raise ValueError(f"{shown}: the path is the number of a database")
+    try:
+        options = parse_url(url)
+    except ValueError as error:
+        raise ValueError(f"{shown}: {error}") from None
+    unknown = options.keys() - _CONNECTION_OPTIONS - _TLS_OPTIONS
+    if unknown:
+        raise ValueError(f"{shown}: unknown option {', '.join(sorted(unknown))}")
+    secure = issubclass(options.get("connection_class", object), SSLConnection)
+    return Address(
+        host=options.get("host", "localhost"),
+        port=options.get("port", 6379),
+        path=options.get("path", ""),
+        db=int(options.get("db", 0)),
+        username=options.get("username") or "",
+        password=options.get("password") or "",
+        tls=_tls(options) if secure else None,
+    )
+
+
+def _tls(options: Mapping[str, Any]) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
+    check = options.get("ssl_cert_reqs", "required")
+    if check not in _CERTIFICATE_CHECKS:
+        raise ValueError(f"ssl_cert_reqs is one of {', '.join(_CERTIFICATE_CHECKS)}")
+    context.check_hostname = check == "required" and str(options.get("ssl_check_hostname", "true")).lower() != "false"
+    context.verify_mode = _CERTIFICATE_CHECKS[check]
+    if options.get("ssl_certfile"):
+        context.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"))
+    return context

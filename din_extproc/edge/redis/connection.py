@@ -1,0 +1,152 @@
+"""One connection to Redis: what is asked for in one turn of the loop leaves in one write, answers come back in that order.
+
+Rule: the oldest unanswered command decides: once it is overdue the connection is given up, for every later answer would be misread.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+import hiredis
+from msgspec import Struct
+
+from din_extproc.admit.ledger import LimitsUnavailable
+
+_GRACE_S: Final = 0.001
+"""A late loop first reads what has arrived meanwhile, before an answer is called missing."""
+
+Argument = bytes | str | int
+
+
+class Unanswered(LimitsUnavailable):
+    """The command was sent and no answer came: it may have been counted, or not."""
+
+
+class Rejected(LimitsUnavailable):
+    """Redis answered with an error."""
+
+
+class Run(Struct, frozen=True, gc=False):
+    """How to ask again: a script's call, and how often it was asked already."""
+
+    source: bytes
+    sha: bytes
+    tail: tuple[Argument, ...]
+    """Number of keys, keys, arguments."""
+    attempt: int = 0
+
+
+Sent = tuple[asyncio.Future[Any], float, Run | None]
+"""Who waits, until when (the loop's clock), and how to ask again."""
+
+
+class Connection(asyncio.Protocol):
+    """Commands out, answers in.
+
+    Args:
+        loop: the loop it lives on.
+        timeout_s: how long the oldest command may stay unanswered.
+        on_error: told of an error reply, and who waits for it; it settles the future.
+        on_lost: told once, with the reason, when the connection is of no use any more.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        timeout_s: float,
+        on_error: Callable[["Connection", str, Sent], None],
+        on_lost: Callable[["Connection", str], None],
+    ) -> None:
+        self._loop = loop
+        self._timeout_s = timeout_s
+        self._on_error = on_error
+        self._on_lost = on_lost
+        self._reader = hiredis.Reader()
+        self._transport: asyncio.Transport | None = None
+        self._pending: deque[Sent] = deque()
+        self._out: list[bytes] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        self._overdue: Sent | None = None
+        self._lost = False
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    @property
+    def newest(self) -> asyncio.Future[Any] | None:
+        """Whoever waits for the last answer on its way."""
+        return self._pending[-1][0] if self._pending else None
+
+    def send(self, command: tuple[Argument, ...], future: asyncio.Future[Any], deadline: float, run: Run | None = None) -> None:
+        """Ask; the answer settles the future, be it that nobody waits for it any more."""
+        if not self._out:
+            self._loop.call_soon(self._flush)
+            if self._timer is None or deadline < self._due:
+                self._look_again(deadline)
+        self._out.append(hiredis.pack_command(command))  # type: ignore[arg-type]  # its stub asks for a tuple of one
+        self._pending.append((future, deadline, run))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """asyncio: connected."""
+        self._transport = transport  # type: ignore[assignment]  # a stream's transport
+
+    def data_received(self, data: bytes) -> None:
+        """asyncio: bytes of answers, cut anywhere."""
+        reader, pending = self._reader, self._pending
+        try:
+            reader.feed(data)
+            while (reply := reader.gets()) is not False:
+                sent = pending.popleft()
+                if isinstance(reply, hiredis.ReplyError):
+                    if not sent[0].done():
+                        self._on_error(self, str(reply), sent)
+                elif not sent[0].done():
+                    sent[0].set_result(reply)
+        except (hiredis.ProtocolError, IndexError) as error:
+            self.drop(f"Redis speaks out of turn: {error}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """asyncio: the other side has gone."""
+        self.drop(str(exc) if exc else "Redis closed the connection")
+
+    def drop(self, reason: str) -> None:
+        """Give up: everybody who waits learns it now."""
+        if self._lost:
+            return
+        self._lost = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        self._on_lost(self, reason)
+        waiting, self._pending = self._pending, deque()
+        for future, _, _ in waiting:
+            if not future.done():
+                future.set_exception(Unanswered(reason))
+
+    def _flush(self) -> None:
+        if self._transport is not None and not self._lost:
+            self._transport.write(b"".join(self._out))
+        self._out.clear()
+
+    def _check(self) -> None:
+        """Is the oldest command overdue? Looked at when it could be, not per command."""
+        self._timer = None
+        if not self._pending:
+            return
+        oldest = self._pending[0]
+        if self._loop.time() < oldest[1]:
+            self._look_again(oldest[1])
+        elif self._overdue is not oldest:
+            self._overdue = oldest
+            self._look_again(self._loop.time() + _GRACE_S)
+        else:
+            self.drop(f"no answer within {self._timeout_s * 1000:.0f} ms")
+
+    def _look_again(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due = when
+        self._timer = self._loop.call_at(when, self._check)

@@ -1,0 +1,254 @@
+"""One standing link to one Redis: commands of the hot path out, plain futures back.
+
+Rule: a caller never waits for a connection. While there is none, every call fails at once; the link comes back by itself.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from msgspec import Struct
+
+from din_extproc.admit.ledger import LimitsUnavailable
+from din_extproc.edge.redis.address import Address
+from din_extproc.edge.redis.connection import Argument, Connection, Rejected, Run, Sent
+
+_log = logging.getLogger(__name__)
+
+_CONNECT_S: Final = 1.0
+_FIRST_PAUSE_S: Final = 0.02
+_LONGEST_PAUSE_S: Final = 0.8
+_ATTEMPTS: Final = 3
+_MOVED_ON: Final = ("READONLY", "MASTERDOWN", "LOADING", "UNBLOCKED", "NOREPLICAS")
+"""Errors of a server that is not, or not yet, the one to ask: the link looks for it again."""
+
+Locate = Callable[[], Awaitable[Address]]
+Redirect = Callable[[str, asyncio.Future[Any], float, Run], bool]
+"""Told of an error, who waits, until when and how to ask again; True: taken care of."""
+
+
+class Script:
+    """A Lua script by its source."""
+
+    def __init__(self, source: bytes) -> None:
+        self.source = source
+        self.sha = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
+
+
+class LinkState(Struct, frozen=True):
+    """How the link is, for people and health checks."""
+
+    up: bool
+    since: float
+    """Seconds since the epoch."""
+    reason: str
+    """Why it is down; "" when it is up."""
+    address: str
+
+
+class Link:
+    """A standing link. `start` it, `close` it.
+
+    Args:
+        locate: where the server is; asked before every attempt to connect.
+        scripts: loaded on every new connection.
+        timeout_ms: how long a command may stay unanswered before the link is given up.
+        max_in_flight: unanswered commands at once; more are refused.
+        redirect: for a cluster: who takes care of MOVED and ASK.
+        on_change: told of every change of state.
+    """
+
+    def __init__(
+        self,
+        locate: Locate,
+        scripts: tuple[Script, ...],
+        *,
+        timeout_ms: int = 50,
+        max_in_flight: int = 4096,
+        redirect: Redirect | None = None,
+        on_change: Callable[[LinkState], None] | None = None,
+    ) -> None:
+        self._locate = locate
+        self._scripts = scripts
+        self._timeout_s = timeout_ms / 1000
+        self._max_in_flight = max_in_flight
+        self._redirect = redirect
+        self._on_change = on_change
+        self._loop: asyncio.AbstractEventLoop
+        self._connection: Connection | None = None
+        self._reloading: set[bytes] = set()
+        self._lost = asyncio.Event()
+        self._up = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.state = LinkState(up=False, since=time.time(), reason="not connected yet", address="")
+
+    async def start(self, wait_s: float = _CONNECT_S) -> bool:
+        """Begin to connect, and stay connected. True: connected within `wait_s` seconds; False: it goes on trying."""
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._stay_connected(), name="redis link")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._up.wait()
+        return self.state.up
+
+    async def close(self) -> None:
+        """Wait for the answers on their way, at most one timeout, then disconnect."""
+        connection, self._connection = self._connection, None
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        if connection is not None:
+            if connection.newest is not None:
+                await asyncio.wait([connection.newest], timeout=self._timeout_s)
+            connection.drop("the link is closed")
+
+    def call(self, *command: Argument) -> asyncio.Future[Any]:
+        """Ask for one command's answer.
+
+        Raises:
+            LimitsUnavailable: no connection, or too many commands unanswered. The future raises it as well:
+                `Unanswered` when the link broke, `Rejected` when Redis answered with an error.
+        """
+        connection = self._usable()
+        future: asyncio.Future[Any] = self._loop.create_future()
+        connection.send(command, future, self._loop.time() + self._timeout_s)
+        return future
+
+    def run(self, script: Script, *tail: Argument) -> asyncio.Future[Any]:
+        """Run a script: number of keys, keys, arguments. A server that forgot the script is told again. Errors as with `call`."""
+        connection = self._usable()
+        future: asyncio.Future[Any] = self._loop.create_future()
+        deadline = self._loop.time() + self._timeout_s
+        connection.send((b"EVALSHA", script.sha, *tail), future, deadline, Run(script.source, script.sha, tail))
+        return future
+
+    def resume(self, future: asyncio.Future[Any], deadline: float, run: Run, *, asking: bool) -> None:
+        """Ask here what another server of the cluster sent away.
+
+        Raises:
+            LimitsUnavailable: as with `call`.
+        """
+        connection = self._usable()
+        if asking:
+            connection.send((b"ASKING",), self._unwatched(), deadline)
+        connection.send((b"EVALSHA", run.sha, *run.tail), future, deadline, run)
+
+    def _usable(self) -> Connection:
+        connection = self._connection
+        if connection is None:
+            raise LimitsUnavailable(self.state.reason)
+        if len(connection) >= self._max_in_flight:
+            raise LimitsUnavailable(f"{self._max_in_flight} commands are unanswered")
+        return connection
+
+    def _unwatched(self) -> asyncio.Future[Any]:
+        """A future whose error nobody needs to look at."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return future
+
+    def _answered_with_error(self, connection: Connection, error: str, sent: Sent) -> None:
+        future, deadline, run = sent
+        kind = error.partition(" ")[0]
+        if run is not None and run.attempt < _ATTEMPTS:
+            again = Run(run.source, run.sha, run.tail, run.attempt + 1)
+            if kind == "NOSCRIPT":
+                self._reload(connection, future, deadline, again)
+                return
+            if self._redirect is not None and self._redirect(error, future, deadline, again):
+                return
+        future.set_exception(Rejected(error))
+        if kind in _MOVED_ON:
+            connection.drop(f"Redis answered {error}")
+
+    def _reload(self, connection: Connection, future: asyncio.Future[Any], deadline: float, run: Run) -> None:
+        """Load the script once for all that wait for it, then ask again; if it is forgotten in between, send it along."""
+        if run.attempt > 1:
+            connection.send((b"EVAL", run.source, *run.tail), future, deadline, run)
+            return
+        if run.sha not in self._reloading:
+            self._reloading.add(run.sha)
+            loaded = self._unwatched()
+            loaded.add_done_callback(lambda _: self._reloading.discard(run.sha))
+            connection.send((b"SCRIPT", b"LOAD", run.source), loaded, deadline)
+        connection.send((b"EVALSHA", run.sha, *run.tail), future, deadline, run)
+
+    async def _stay_connected(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            self._lost.clear()
+            began = self._loop.time()
+            try:
+                await self._connect()
+            except TimeoutError:
+                self._went_down(f"no connection within {_CONNECT_S:.0f} s")
+            except (OSError, LimitsUnavailable) as error:
+                self._went_down(str(error))
+            else:
+                await self._lost.wait()
+            if self._loop.time() - began > 2 * _LONGEST_PAUSE_S:
+                pause_s = _FIRST_PAUSE_S
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))  # noqa: S311 - replicas should not come back in step
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _connect(self) -> None:
+        """Connect and greet; the link is up only after the greeting was answered."""
+        async with asyncio.timeout(_CONNECT_S):
+            address = await self._locate()
+
+            def protocol() -> Connection:
+                return Connection(self._loop, self._timeout_s, self._answered_with_error, self._disconnected)
+
+            if address.path:
+                _, connection = await self._loop.create_unix_connection(protocol, address.path, ssl=address.tls)
+            else:
+                _, connection = await self._loop.create_connection(protocol, address.host, address.port, ssl=address.tls)
+            try:
+                await self._greet(connection, address)
+            except BaseException:
+                connection.drop("the greeting failed")
+                raise
+        self._connection = connection
+        self._change(LinkState(up=True, since=time.time(), reason="", address=str(address)))
+
+    async def _greet(self, connection: Connection, address: Address) -> None:
+        commands: list[tuple[Argument, ...]] = []
+        if address.password:
+            commands.append(("AUTH", address.username, address.password) if address.username else ("AUTH", address.password))
+        if address.db:
+            commands.append(("SELECT", address.db))
+        commands += [(b"SCRIPT", b"LOAD", script.source) for script in self._scripts]
+        commands.append(("PING",))
+        answers: list[asyncio.Future[Any]] = [self._loop.create_future() for _ in commands]
+        deadline = self._loop.time() + _CONNECT_S
+        for command, answer in zip(commands, answers, strict=True):
+            connection.send(command, answer, deadline)
+        await asyncio.gather(*answers)
+
+    def _disconnected(self, connection: Connection, reason: str) -> None:
+        if self._connection is connection:
+            self._connection = None
+            self._went_down(reason)
+        self._lost.set()
+
+    def _went_down(self, reason: str) -> None:
+        never_up = not self.state.address
+        if self.state.up or (never_up and reason != self.state.reason):
+            self._change(LinkState(up=False, since=time.time(), reason=reason, address=self.state.address))
+
+    def _change(self, state: LinkState) -> None:
+        self.state = state
+        if state.up:
+            self._up.set()
+            _log.info("redis %s: connected", state.address)
+        else:
+            self._up.clear()
+            _log.warning("redis %s: away: %s", state.address or "at start", state.reason)
+        if self._on_change is not None:
+            self._on_change(state)

@@ -1,0 +1,164 @@
+-- Reserve: check every budget of a request, then charge every budget. A refusal writes nothing.
+--
+-- KEYS[1]              the request's record
+-- KEYS[2 .. n+1]       the budgets' counters, one string each
+-- KEYS[n+2 .. 2n+1]    the budgets' leases, one sorted set each
+-- ARGV[1]              the time in ms, for tests only; '' means Redis TIME, the only clock in production
+-- ARGV[2]              request id
+-- ARGV[3]              tokens
+-- ARGV[4]              lease in ms
+-- ARGV[5 ..]           four per budget: scope, rpm, tpm, max_streams (0: not limited)
+-- RETURNS {1, 0, 0, 0, 0, standing} granted, or {0, budget, dimension, limit, retry after ms, standing} denied.
+--         budget counts from 1; dimension is 1 rpm, 2 tpm, 3 max_streams, 4 oversize;
+--         standing is limit, remaining and reset ms of requests, then of tokens, -1 where there is no limit.
+--
+-- Counters: used (in 1/60000 token, so that one ms drains exactly tpm), when it was that, the newest second that admitted
+-- a request, how many requests the ring holds, and the ring: 61 seconds, 3 bytes each. They hold no limit: a limit
+-- applies to what was counted as soon as it changes. At most two windows' worth of tokens counts, so all is drained
+-- when the key expires. A request counts until its whole second is 60 s old: never early, at most 1 s late.
+-- Record: {expires, tokens, state (1 settled + 2 released), reply, {tpm, max_streams, ...}, {scope, ...}}.
+-- The same arithmetic in Python: admit/budget.py and admit/twin.py.
+
+local SLOTS, UNIT, KEEP = 61, 60000, 120000
+local SLOT = '\0\0\0'
+local EMPTY = string.rep(SLOT, SLOTS)
+local unpack_number, sub, rep = struct.unpack, string.sub, string.rep
+
+local now = tonumber(ARGV[1])
+if not now then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+local tokens, lease = tonumber(ARGV[3]), tonumber(ARGV[4])
+local budgets = (#KEYS - 1) / 2
+local found = redis.call('MGET', unpack(KEYS, 1, budgets + 1))
+
+if found[1] then
+  local record = cmsgpack.unpack(found[1])
+  if record[1] > now then return record[4] end
+end
+
+local function slot(ring, second)
+  return (unpack_number('>I3', ring, second % SLOTS * 3 + 1))
+end
+
+-- The ring turned to `second`: what fell out of the window is zero and no longer part of the total.
+local function turn(ring, total, head, second)
+  if second - head >= SLOTS then return EMPTY, 0 end
+  for old = head + 1 - SLOTS, second - SLOTS do total = total - slot(ring, old) end
+  local first, last = (head + 1) % SLOTS, second % SLOTS
+  if first <= last then
+    return sub(ring, 1, first * 3) .. rep(SLOT, last - first + 1) .. sub(ring, last * 3 + 4), total
+  end
+  return rep(SLOT, last + 1) .. sub(ring, last * 3 + 4, first * 3) .. rep(SLOT, SLOTS - first), total
+end
+
+local worst, refusal = 0, nil
+local function refuse(budget, dimension, limit, wait)
+  if wait > worst then worst, refusal = wait, {0, budget, dimension, limit, wait} end
+end
+
+local states, oversize = {}, nil
+local limit_requests, left_requests, reset_requests = -1, math.huge, -1
+local limit_tokens, left_tokens, reset_tokens = -1, math.huge, -1
+
+for i = 1, budgets do
+  local argument = 4 * i
+  local rpm, tpm, streams = tonumber(ARGV[argument + 2]), tonumber(ARGV[argument + 3]), tonumber(ARGV[argument + 4])
+  local used, at, head, total, ring = 0, now, 0, 0, ''
+  local value = found[i + 1]
+  if value then
+    used, at, head, total = unpack_number('>ddI4I4', value)
+    ring = sub(value, 25)
+  end
+  if rpm > 0 then
+    local second = math.floor(now / 1000)
+    if ring == '' then
+      ring, head = EMPTY, second
+    elseif second > head then
+      ring, total = turn(ring, total, head, second)
+      if total == 0 then head = second end
+    end
+    if total >= rpm then
+      local excess, old = total + 1 - rpm, math.max(head, second) - SLOTS
+      repeat
+        old = old + 1
+        excess = excess - slot(ring, old)
+      until excess <= 0
+      refuse(i, 1, rpm, (old + SLOTS) * 1000 - now)
+    end
+  end
+  if tpm > 0 then
+    used = math.max(0, math.min(used, 2 * tpm * UNIT) - math.max(0, now - at) * tpm)
+    at = now
+    local over = used + (tokens - tpm) * UNIT
+    if tokens > tpm then
+      oversize = oversize or {0, i, 4, tpm, 0}
+    elseif over > 0 then
+      refuse(i, 2, tpm, math.ceil(over / tpm))
+    end
+  end
+  if streams > 0 then
+    local leases = KEYS[budgets + 1 + i]
+    local taken = redis.call('ZCOUNT', leases, '(' .. now, '+inf')
+    if taken >= streams then
+      local rank = redis.call('ZCARD', leases) - streams
+      local held = redis.call('ZRANGE', leases, rank, rank, 'WITHSCORES')
+      refuse(i, 3, streams, tonumber(held[2]) - now)
+    end
+  end
+  states[i] = {rpm, tpm, streams, used, at, head, total, ring}
+end
+
+refusal = oversize or refusal
+local charged = refusal and 0 or 1
+for i = 1, budgets do
+  local state = states[i]
+  local rpm, tpm, head, total = state[1], state[2], state[6], state[7]
+  if rpm > 0 then
+    if charged == 1 then
+      head, total = math.max(head, math.floor(now / 1000)), total + 1
+      state[6], state[7] = head, total
+    end
+    local left = math.max(0, rpm - total)
+    if left < left_requests then
+      limit_requests, left_requests = rpm, left
+      reset_requests = total > 0 and (head + SLOTS) * 1000 - now or 0
+    end
+  end
+  if tpm > 0 then
+    local used = state[4] + charged * tokens * UNIT
+    state[4] = used
+    local left = math.max(0, math.floor((tpm * UNIT - used) / UNIT))
+    if left < left_tokens then
+      limit_tokens, left_tokens, reset_tokens = tpm, left, math.ceil(used / tpm)
+    end
+  end
+end
+
+local reply = refusal or {1, 0, 0, 0, 0}
+reply[6], reply[7], reply[8] = limit_requests, limit_requests < 0 and -1 or left_requests, reset_requests
+reply[9], reply[10], reply[11] = limit_tokens, limit_tokens < 0 and -1 or left_tokens, reset_tokens
+if refusal then return reply end
+
+local charges, scopes = {}, {}
+for i = 1, budgets do
+  local rpm, tpm, streams, used, at, head, total, ring = unpack(states[i])
+  if rpm > 0 then
+    local start = head % SLOTS * 3
+    ring = sub(ring, 1, start) .. struct.pack('>I3', slot(ring, head) + 1) .. sub(ring, start + 4)
+  end
+  if rpm > 0 or tpm > 0 then
+    redis.call('SET', KEYS[i + 1], struct.pack('>ddI4I4', used, at, head, total) .. ring, 'PX', KEEP)
+  end
+  if streams > 0 then
+    local leases = KEYS[budgets + 1 + i]
+    redis.call('ZREMRANGEBYSCORE', leases, '-inf', now)
+    redis.call('ZADD', leases, now + lease, ARGV[2])
+    if redis.call('PTTL', leases) < lease then redis.call('PEXPIRE', leases, lease) end
+  end
+  charges[2 * i - 1], charges[2 * i], scopes[i] = tpm, streams, ARGV[4 * i + 1]
+end
+local kept = math.max(KEEP, lease)
+redis.call('SET', KEYS[1], cmsgpack.pack({now + kept, tokens, 0, reply, charges, scopes}), 'PX', kept)
+return reply
