@@ -1,0 +1,356 @@
+"""What every ledger promises, on the twin and on real Redis servers, by a clock that the test moves."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from din_extproc.admit.ledger import Claim, Denied, Granted, Standing
+from din_extproc.domain.tenant import Budget, Limits
+from tests.ledgers import NOON_MS, Counter, counter
+from tests.servers import FLAVOURS
+
+
+@pytest.fixture(params=["twin", *FLAVOURS])
+async def limits(request, redis_servers) -> AsyncIterator[Counter]:
+    async with counter(request.param, redis_servers) as subject:
+        yield subject
+
+
+async def standing(limits: Counter, *ceilings: Limits) -> Standing:
+    """Where the budgets stand: asked with a claim that no bucket holds, which changes nothing."""
+    answer = await limits.ask(*ceilings, tokens=10**9)
+    assert isinstance(answer, Denied)
+    return answer.standing
+
+
+async def test_b60_refused_requests_leave_the_bucket_as_it_was(limits):
+    ceiling = Limits(tpm=1000)
+    assert await limits.granted(100, ceiling, tokens=900) == 1
+    assert await limits.ledger.settle("finance", "r1", 50)
+    assert isinstance(await limits.ask(ceiling, tokens=950), Granted)
+    assert isinstance(await limits.ask(ceiling, tokens=1), Denied)
+
+
+async def test_b61_a_refusal_for_one_dimension_charges_no_other(limits):
+    ceiling = Limits(rpm=10, max_streams=1)
+    await limits.ask(Limits(max_streams=1), request_id="busy")
+    assert await limits.granted(10, ceiling) == 0
+    await limits.ledger.release("finance", "busy")
+    answer = await limits.ask(ceiling)
+    assert isinstance(answer, Granted)
+    assert answer.standing.remaining_requests == 9
+
+
+async def test_b61_a_refusal_by_the_model_charges_no_tenant(limits):
+    tenant, model = Limits(rpm=10, tpm=10_000, max_streams=5), Limits(tpm=100)
+    await limits.ask(tenant, model, tokens=100)
+    for _ in range(20):
+        answer = await limits.ask(tenant, model, tokens=50)
+        assert isinstance(answer, Denied)
+        assert (answer.scope, answer.dimension, answer.limit) == ("model:m", "tpm", 100)
+    after = await standing(limits, tenant)
+    assert (after.remaining_requests, after.remaining_tokens) == (9, 9900)
+    assert await limits.granted(10, tenant) == 4
+
+
+async def test_b62_an_enormous_request_changes_nothing(limits):
+    ceiling = Limits(tpm=10_000)
+    await limits.ask(ceiling, tokens=9800)
+    answer = await limits.ask(ceiling, tokens=1_000_000)
+    assert isinstance(answer, Denied)
+    assert answer.standing.remaining_tokens == 200
+    assert isinstance(await limits.ask(ceiling, tokens=100), Granted)
+
+
+async def test_b63_larger_than_the_whole_bucket_is_called_oversize_and_charges_no_request(limits):
+    ceiling = Limits(rpm=10, tpm=8000)
+    answer = await limits.ask(ceiling, tokens=9000)
+    assert isinstance(answer, Denied)
+    assert (answer.scope, answer.dimension, answer.limit, answer.retry_after_ms) == ("tenant", "oversize", 8000, 0)
+    assert answer.standing.remaining_requests == 10
+    assert isinstance(await limits.ask(ceiling, tokens=8000), Granted)
+
+
+async def test_b63_oversize_is_said_even_when_another_dimension_is_exhausted(limits):
+    await limits.ask(Limits(rpm=1))
+    answer = await limits.ask(Limits(rpm=1), Limits(tpm=100), tokens=101)
+    assert isinstance(answer, Denied)
+    assert (answer.scope, answer.dimension) == ("model:m", "oversize")
+
+
+@pytest.mark.parametrize("pause_ms", [61_000, 3_600_000, 86_400_000])
+async def test_b68_yesterday_does_not_count(limits, pause_ms):
+    ceiling = Limits(rpm=5, tpm=500)
+    assert await limits.granted(10, ceiling, tokens=100) == 5
+    limits.now_ms += pause_ms
+    assert await limits.granted(10, ceiling, tokens=100) == 5
+
+
+async def test_b68_a_minute_boundary_is_no_boundary(limits):
+    ceiling = Limits(rpm=6)
+    limits.now_ms = NOON_MS + 59_900
+    assert await limits.granted(6, ceiling) == 6
+    limits.now_ms = NOON_MS + 60_100
+    assert await limits.granted(6, ceiling) == 0
+
+
+async def test_b70_a_raised_limit_helps_at_once_and_a_lowered_one_clamps_at_zero(limits):
+    assert await limits.granted(20, Limits(rpm=10)) == 10
+    assert await limits.granted(10, Limits(rpm=20)) == 10
+    answer = await limits.ask(Limits(rpm=5))
+    assert isinstance(answer, Denied)
+    assert answer.standing.remaining_requests == 0
+    assert 1 <= answer.retry_after_ms <= 61_000
+    limits.now_ms += answer.retry_after_ms
+    assert isinstance(await limits.ask(Limits(rpm=5)), Granted)
+
+
+async def test_b70_a_changed_token_limit_applies_to_what_was_charged(limits):
+    await limits.ask(Limits(tpm=10_000), tokens=10_000)
+    raised = await limits.ask(Limits(tpm=15_000), tokens=5000)
+    assert isinstance(raised, Granted)
+    lowered = await limits.ask(Limits(tpm=1000), tokens=1000)
+    assert isinstance(lowered, Denied)
+    assert lowered.standing.remaining_tokens == 0
+    assert lowered.retry_after_ms <= 120_000
+    limits.now_ms += lowered.retry_after_ms
+    assert isinstance(await limits.ask(Limits(tpm=1000), tokens=1000), Granted)
+
+
+async def test_b71_parallel_requests_can_not_pass_the_check_together(limits):
+    ceiling = Limits(tpm=10_000)
+    assert await limits.granted(50, ceiling, tokens=2000) == 5
+    for number in range(1, 6):
+        assert await limits.ledger.settle("finance", f"r{number}", 2100)
+    answer = await limits.ask(ceiling, tokens=1)
+    assert isinstance(answer, Denied)
+    assert answer.retry_after_ms == 501 * 60_000 // 10_000
+
+
+@pytest.mark.parametrize("moment_ms", [0, 1, 999, 59_999, 60_000])
+@pytest.mark.parametrize(
+    ("ceiling", "tokens"), [(Limits(rpm=3), 1), (Limits(tpm=7001), 2334), (Limits(max_streams=2), 1), (Limits(rpm=1), 1)]
+)
+async def test_b75_whoever_sleeps_exactly_as_told_is_admitted(limits, moment_ms, ceiling, tokens):
+    limits.now_ms = NOON_MS + moment_ms
+    while isinstance(answer := await limits.ask(ceiling, tokens=tokens, lease_ms=5000), Granted):
+        limits.now_ms += 333
+    assert answer.retry_after_ms >= 1
+    limits.now_ms += answer.retry_after_ms - 1
+    assert isinstance(await limits.ask(ceiling, tokens=tokens), Denied)
+    limits.now_ms += 1
+    assert isinstance(await limits.ask(ceiling, tokens=tokens), Granted)
+
+
+async def test_the_longest_of_several_waits_is_told(limits):
+    tenant, model = Limits(rpm=1), Limits(tpm=60_000, max_streams=1)
+    await limits.ask(tenant, model, tokens=60_000, lease_ms=1000)
+    answer = await limits.ask(tenant, model, tokens=2000)
+    assert isinstance(answer, Denied)
+    assert (answer.scope, answer.dimension, answer.retry_after_ms) == ("tenant", "rpm", 61_000)
+    limits.now_ms += answer.retry_after_ms
+    assert isinstance(await limits.ask(tenant, model, tokens=2000), Granted)
+
+
+async def test_no_more_than_the_limit_in_any_sixty_seconds_and_a_place_returns_within_a_second(limits):
+    ceiling = Limits(rpm=20)
+    passed = []
+    for step in range(600):
+        limits.now_ms = NOON_MS + step * 317
+        if isinstance(await limits.ask(ceiling), Granted):
+            passed.append(limits.now_ms)
+    assert max(sum(start <= moment < start + 60_000 for moment in passed) for start in passed) == 20
+    assert all(later - earlier <= 61_000 + 317 for earlier, later in zip(passed, passed[20:], strict=False))
+
+
+async def test_the_bucket_refills_evenly(limits):
+    ceiling = Limits(tpm=600)
+    await limits.ask(ceiling, tokens=600)
+    for second in range(1, 60):
+        limits.now_ms = NOON_MS + second * 1000
+        assert (await standing(limits, ceiling)).remaining_tokens == second * 10
+
+
+async def test_the_standing_tells_the_tightest_budget_of_each_dimension(limits):
+    answer = await limits.ask(Limits(rpm=100, tpm=500), Limits(rpm=3, tpm=90_000), Limits(tpm=400), tokens=100)
+    assert answer == Granted(
+        Standing(
+            limit_requests=3,
+            remaining_requests=2,
+            reset_requests_ms=61_000,
+            limit_tokens=400,
+            remaining_tokens=300,
+            reset_tokens_ms=15_000,
+        )
+    )
+
+
+async def test_no_limit_no_standing(limits):
+    assert await limits.ask(Limits(), Limits()) == Granted(Standing())
+    assert await limits.ask() == Granted(Standing())
+    assert await limits.ask(Limits(max_streams=2)) == Granted(Standing())
+
+
+async def test_reserving_twice_charges_once_and_answers_the_same(limits):
+    ceiling = Limits(rpm=10, tpm=1000, max_streams=2)
+    first = await limits.ask(ceiling, tokens=300, request_id="same")
+    limits.now_ms += 5000
+    assert await limits.ask(ceiling, tokens=300, request_id="same") == first
+    answer = await limits.ask(ceiling, tokens=300)
+    assert isinstance(answer, Granted)
+    assert (answer.standing.remaining_requests, answer.standing.remaining_tokens) == (8, 483)
+
+
+async def test_a_refused_request_may_ask_again_under_its_id(limits):
+    ceiling = Limits(tpm=1000)
+    await limits.ask(ceiling, tokens=1000)
+    answer = await limits.ask(ceiling, tokens=500, request_id="patient")
+    assert isinstance(answer, Denied)
+    limits.now_ms += answer.retry_after_ms
+    assert isinstance(await limits.ask(ceiling, tokens=500, request_id="patient"), Granted)
+
+
+async def test_the_same_request_id_of_another_tenant_is_another_request(limits):
+    ceiling = Limits(rpm=1, tpm=100)
+    for tenant in ("a", "b", "a:b", "a}", "{a", "", "a b", "ü", "%41", "A" * 300):
+        assert isinstance(await limits.ask(ceiling, tokens=100, tenant=tenant, request_id="r"), Granted)
+        assert isinstance(await limits.ask(ceiling, tokens=1, tenant=tenant, request_id="s"), Denied)
+
+
+@pytest.mark.parametrize(("actual", "left"), [(100, 900), (500, 500), (900, 100), (0, 1000), (1500, 0)])
+async def test_settling_corrects_both_ways_and_once(limits, actual, left):
+    ceiling = Limits(tpm=1000)
+    await limits.ask(ceiling, tokens=500, request_id="r")
+    assert await limits.ledger.settle("finance", "r", actual)
+    assert not await limits.ledger.settle("finance", "r", actual)
+    assert (await standing(limits, ceiling)).remaining_tokens == left
+
+
+async def test_settling_corrects_every_budget_of_the_request(limits):
+    ceilings = Limits(tpm=1000), Limits(tpm=2000), Limits(rpm=5)
+    await limits.ask(*ceilings, tokens=500, request_id="r")
+    assert await limits.ledger.settle("finance", "r", 100)
+    assert (await standing(limits, ceilings[0])).remaining_tokens == 900
+    assert (await standing(limits, Limits(), ceilings[1])).remaining_tokens == 1900
+
+
+async def test_a_bucket_below_zero_is_full_again_within_two_windows(limits):
+    ceiling = Limits(tpm=1000)
+    await limits.ask(ceiling, tokens=1000, request_id="r")
+    assert await limits.ledger.settle("finance", "r", 10**9)
+    after = await standing(limits, ceiling)
+    assert (after.remaining_tokens, after.reset_tokens_ms) == (0, 120_000)
+    limits.now_ms += 120_000
+    assert (await standing(limits, ceiling)).remaining_tokens == 1000
+
+
+async def test_a_refund_does_not_overfill_the_bucket(limits):
+    ceiling = Limits(tpm=1000)
+    await limits.ask(ceiling, tokens=1000, request_id="r")
+    limits.now_ms += 50_000
+    assert await limits.ledger.settle("finance", "r", 0)
+    assert await limits.granted(20, ceiling, tokens=100) == 10
+
+
+async def test_an_extra_charge_counts_from_the_moment_it_is_known(limits):
+    ceiling = Limits(tpm=1000)
+    await limits.ask(ceiling, tokens=100, request_id="r")
+    limits.now_ms += 100_000
+    assert await limits.ledger.settle("finance", "r", 700)
+    assert (await standing(limits, ceiling)).remaining_tokens == 400
+
+
+async def test_settling_needs_a_reservation(limits):
+    assert not await limits.ledger.settle("finance", "never", 10)
+    await limits.ask(Limits(tpm=1000), tokens=10, request_id="r")
+    assert not await limits.ledger.settle("other", "r", 10)
+
+
+async def test_settling_after_the_record_is_gone_says_so(limits):
+    await limits.ask(Limits(tpm=1000), tokens=10, request_id="r")
+    limits.now_ms += 120_000
+    assert not await limits.ledger.settle("finance", "r", 500)
+    assert (await standing(limits, Limits(tpm=1000))).remaining_tokens == 1000
+
+
+@pytest.mark.parametrize("order", ["release first", "settle first"])
+async def test_release_and_settle_come_in_any_order(limits, order):
+    ceiling = Limits(tpm=1000, max_streams=1)
+    await limits.ask(ceiling, tokens=500, request_id="r")
+    if order == "release first":
+        await limits.ledger.release("finance", "r")
+    assert await limits.ledger.settle("finance", "r", 200)
+    await limits.ledger.release("finance", "r")
+    await limits.ledger.release("finance", "r")
+    assert not await limits.ledger.settle("finance", "r", 200)
+    answer = await limits.ask(ceiling, tokens=100)
+    assert isinstance(answer, Granted)
+    assert answer.standing.remaining_tokens == 700
+
+
+async def test_a_slot_is_given_back_once(limits):
+    ceiling = Limits(max_streams=2)
+    assert await limits.granted(3, ceiling) == 2
+    await limits.ledger.release("finance", "r1")
+    await limits.ledger.release("finance", "r1")
+    await limits.ledger.release("finance", "never")
+    assert await limits.granted(3, ceiling) == 1
+
+
+async def test_slots_come_back_when_their_lease_runs_out(limits):
+    ceiling = Limits(max_streams=20)
+    assert await limits.granted(21, ceiling, lease_ms=30_000) == 20
+    limits.now_ms += 29_999
+    assert await limits.granted(1, ceiling) == 0
+    limits.now_ms += 1
+    assert await limits.granted(21, ceiling) == 20
+
+
+async def test_a_renewed_slot_stays_taken_and_its_record_stays_known(limits):
+    ceiling = Limits(tpm=1000, max_streams=1)
+    await limits.ask(ceiling, tokens=400, request_id="long", lease_ms=30_000)
+    for _ in range(30):
+        limits.now_ms += 20_000
+        await limits.ledger.renew("finance", "long", 30_000)
+        assert isinstance(await limits.ask(ceiling), Denied)
+    await limits.ledger.release("finance", "long")
+    assert await limits.ledger.settle("finance", "long", 1000)
+    answer = await limits.ask(ceiling, tokens=1)
+    assert isinstance(answer, Granted)
+    assert answer.standing.remaining_tokens == 399
+
+
+async def test_renewing_does_not_bring_back_what_was_released(limits):
+    ceiling = Limits(max_streams=1)
+    await limits.ask(ceiling, request_id="r")
+    await limits.ledger.release("finance", "r")
+    await limits.ledger.renew("finance", "r", 30_000)
+    await limits.ledger.renew("finance", "never", 30_000)
+    assert await limits.granted(2, ceiling) == 1
+
+
+async def test_a_stream_that_was_not_renewed_in_time_takes_its_slot_again(limits):
+    ceiling = Limits(max_streams=1)
+    await limits.ask(ceiling, request_id="r", lease_ms=10_000)
+    limits.now_ms += 15_000
+    await limits.ledger.renew("finance", "r", 10_000)
+    assert await limits.granted(1, ceiling) == 0
+
+
+async def test_a_lowered_number_of_slots_waits_for_enough_of_them(limits):
+    for number in range(4):
+        await limits.ask(Limits(max_streams=4), request_id=f"s{number}", lease_ms=1000 * (number + 1))
+    answer = await limits.ask(Limits(max_streams=2))
+    assert isinstance(answer, Denied)
+    assert answer.retry_after_ms == 3000
+
+
+async def test_scopes_of_one_tenant_count_apart_and_a_shared_scope_together(limits):
+    tenant, key = Limits(rpm=3), Limits(rpm=2)
+
+    async def ask(request_id, key_id):
+        budgets = (Budget("tenant", tenant), Budget(f"key:{key_id}", key))
+        return await limits.ledger.reserve(Claim(request_id, "finance", budgets, 1, 1000))
+
+    assert [isinstance(await ask(f"a{n}", "a"), Granted) for n in range(3)] == [True, True, False]
+    assert [isinstance(await ask(f"b{n}", "b"), Granted) for n in range(3)] == [True, False, False]
