@@ -132,8 +132,13 @@ class BlockReader(Generic[H]):
         self._stateless = False
 
     def table_size_agreed(self) -> None:
-        """The peer has acknowledged our SETTINGS_HEADER_TABLE_SIZE of 0: its next block must say so, and a larger table is an error."""
+        """The peer has acknowledged our SETTINGS_HEADER_TABLE_SIZE of 0: what refers to the table from now on can't be decoded.
+
+        A peer that does not repeat the size in its next block (RFC 7541 section 4.2) is forgiven: its blocks mean the same.
+        """
         self._decoder.max_allowed_table_size = 0
+        self._decoder.header_table_size = 0
+        self._stateless = True
 
     def request(self, block: bytes) -> Request[H]:
         """Decode the block that opens a stream.
@@ -165,8 +170,6 @@ class BlockReader(Generic[H]):
             raise GoAwayError(ErrorCode.ENHANCE_YOUR_CALM, "header list too large") from error
         except (HPACKError, IndexError) as error:
             raise GoAwayError(ErrorCode.COMPRESSION_ERROR, "header block can't be decoded") from error
-        # Only after this block: one that itself shrinks the table may still have used it before this connection agreed.
-        self._stateless = self._decoder.max_allowed_table_size == 0
         return tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in raw)
 
 
