@@ -1,6 +1,6 @@
 """Run a coroutine without a task: its first steps happen at once, in the caller's turn of the loop.
 
-Rule: the coroutine hears what a task would tell it (results, errors, one CancelledError), and exactly one of the two callbacks is called, once.
+Rule: the coroutine hears what a task would tell it (results, errors, a CancelledError), and one of the two callbacks is called, once.
 
 Not a task: `asyncio.current_task()` is not the coroutine's, so `asyncio.timeout` and task groups don't work inside.
 """

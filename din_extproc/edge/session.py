@@ -31,13 +31,16 @@ class Flow(Protocol):
     """What happens to one HTTP exchange."""
 
     def decide(self, head: Head, body: bytes) -> Coroutine[Any, Any, Verdict]:
-        """Where the request goes (an `async def`). Called at most once; cancelled when the stream ends first. `body` is b"" when there is none."""
+        """Where the request goes (an `async def`). Called at most once; cancelled when the stream ends first.
+
+        `body` is b"" when there is none.
+        """
 
     def failed(self, error: BaseException) -> Answer:
         """What the client is told when `decide` raised `error`, or when its verdict could not be put on the wire."""
 
     def ended(self, *, cancelled: bool) -> None:
-        """The HTTP exchange is over: called once, always, after `decide` returned or heard its cancellation. `cancelled`: it was cut off."""
+        """The exchange is over (`cancelled`: it was cut off). Called once, always, after `decide` returned or heard its cancellation."""
 
 
 class Conductor(Protocol):

@@ -5,6 +5,10 @@ from msgspec import Struct
 from din_extproc.domain.request import Head
 
 
+class ProtocolError(Exception):
+    """The peer sent what ext_proc does not allow, or bytes that are no message. Its stream ends, nothing else."""
+
+
 class RequestHeaders(Struct, frozen=True, gc=False):
     """The request's head. `end_of_stream`: no body follows."""
 
@@ -27,7 +31,6 @@ class ResponseHeaders(Struct, frozen=True, gc=False):
     """The answer's head, from a node or from Envoy itself."""
 
     status: int
-    headers: dict[str, str]
     end_of_stream: bool
 
 

@@ -1,0 +1,107 @@
+"""Bytes of a `ProcessingRequest` -> an event.
+
+Rule: whatever bytes come in, an event or a `ProtocolError` comes out. No loop over text: one step per header.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from din_extproc._proto.din.wire.v1.lean_pb2 import Body, Headers, Request
+from din_extproc._proto.envoy.config.core.v3.base_pb2 import HeaderValue
+from din_extproc.domain.request import Head
+from din_extproc.wire.events import (
+    Event,
+    ProtocolError,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+)
+
+_SEEN_MAX = 2048
+_SEEN_BYTES = 256
+_NOT_KEPT = frozenset({"authorization", "proxy-authorization", "x-api-key", "cookie", "x-request-id", "x-din-trace-id", "traceparent"})
+"""Secrets, which must not outlive their request, and values that never come again."""
+
+
+class _Seen(dict[bytes, tuple[str, str]]):
+    """Header messages that come again and again, read already; the others are read when they are asked for."""
+
+    def __missing__(self, entry: bytes) -> tuple[str, str]:
+        header = HeaderValue.FromString(entry)
+        raw = header.raw_value or header.value.encode()  # an Envoy that is told so puts text into `value`
+        name, value = header.key.lower(), raw.decode("latin-1")
+        if len(entry) <= _SEEN_BYTES and name not in _NOT_KEPT:
+            if len(self) >= _SEEN_MAX:
+                self.clear()
+            self[entry] = name, value
+        return name, value
+
+
+_seen = _Seen()
+_pair = _seen.__getitem__
+
+
+def decode(data: bytes) -> Event:
+    """Read one message.
+
+    Raises:
+        ProtocolError: no protobuf, none of the six kinds, or a head without `:method`, `:path` or `:status`.
+    """
+    try:
+        request = Request.FromString(data)
+        kind = request.WhichOneof("request")
+        if kind is None:
+            raise ProtocolError("a message that holds no part of an exchange")
+        return _READERS[kind](getattr(request, kind))
+    except (DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError("bytes that are no ProcessingRequest") from error
+
+
+def _request_headers(part: Headers) -> Event:
+    headers = _collect(part.headers.headers[:])
+    try:
+        return RequestHeaders(Head(headers[":method"], headers[":path"], headers), part.end_of_stream)
+    except KeyError as missing:
+        raise ProtocolError(f"a request without {missing.args[0]}") from None
+
+
+def _response_headers(part: Headers) -> Event:
+    for name, value in map(_pair, part.headers.headers):
+        if name == ":status":
+            if not (value.isascii() and value.isdigit()):
+                break
+            return ResponseHeaders(int(value), part.end_of_stream)
+    raise ProtocolError("an answer without a numeric :status")
+
+
+def _request_body(part: Body) -> Event:
+    return RequestBody(part.body, part.end_of_stream)
+
+
+def _response_body(part: Body) -> Event:
+    return ResponseBody(part.body, part.end_of_stream)
+
+
+def _collect(entries: list[bytes]) -> dict[str, str]:
+    """All headers by name; a name that comes again has its values joined, as RFC 9110 allows."""
+    headers = dict(map(_pair, entries))
+    if len(headers) < len(entries):
+        headers = {}
+        for name, value in map(_pair, entries):
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return headers
+
+
+_READERS: dict[str, Callable[[Any], Event]] = {
+    "request_headers": _request_headers,
+    "response_headers": _response_headers,
+    "request_body": _request_body,
+    "response_body": _response_body,
+    "request_trailers": lambda _: RequestTrailers(),
+    "response_trailers": lambda _: ResponseTrailers(),
+}
