@@ -39,6 +39,7 @@ _CHAT = {
 }
 _COMPLETION = {"prompt": "any", "logprobs": "int", "echo": "bool", **_SAMPLING}
 _COMPLETION_DEFAULT_TOKENS = 16
+_MOST_CHOICES = 16384
 
 
 class Ask(Struct, frozen=True):
@@ -209,6 +210,8 @@ def _check_values(fields: Mapping[str, Any]) -> Failure | None:
         if value is not None and value < 1:
             shown = "n" if name == "n" else "max_tokens"
             return refuse_value(f"{shown} must be at least 1, got {value}.", shown, value)
+    if (fields["n"] or 1) > _MOST_CHOICES:
+        return refuse_value(f"n must be at most {_MOST_CHOICES}, got {fields['n']}.", "n", fields["n"])
     temperature, top_p = fields["temperature"], fields["top_p"]
     if temperature is not None and not temperature >= 0:
         return refuse_value(f"temperature must be non-negative, got {temperature}.", "temperature", temperature)

@@ -89,6 +89,7 @@ def _content(message: dict[str, Any]) -> tuple[str, int]:
             else:
                 media += 1
     for call in message.get("tool_calls") or ():
-        function = call.get("function") or {}
-        texts.append(f"{function.get('name') or ''}{function.get('arguments') or ''}")
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict):
+            texts.append(f"{function.get('name') or ''}{function.get('arguments') or ''}")
     return "".join(texts), media
