@@ -152,7 +152,8 @@ class RedisLedger:
             raise
         if reply[0] != 1:
             return Denied(plan.budgets[reply[1] - 1].scope, _DIMENSIONS[reply[2]], reply[3], reply[4], _standing(reply))
-        self._remember(record, keys)
+        if not reply[1]:
+            self._remember(record, keys)
         return Granted(_standing(reply))
 
     async def renew(self, tenant: str, request_id: str, lease_ms: int) -> None:

@@ -8,7 +8,8 @@
 -- ARGV[3]              tokens
 -- ARGV[4]              lease in ms
 -- ARGV[5 ..]           four per budget: scope, rpm, tpm, max_streams (0: not limited)
--- RETURNS {1, 0, 0, 0, 0, standing} granted, or {0, budget, dimension, limit, retry after ms, standing} denied.
+-- RETURNS {1, again, 0, 0, 0, standing} granted (again 1: it was before, under whatever budgets; this is that answer),
+--         or {0, budget, dimension, limit, retry after ms, standing} denied.
 --         budget counts from 1; dimension is 1 rpm, 2 tpm, 3 max_streams, 4 oversize;
 --         standing is limit, remaining and reset ms of requests, then of tokens, -1 where there is no limit.
 --
@@ -35,7 +36,10 @@ local found = redis.call('MGET', unpack(KEYS, 1, budgets + 1))
 
 if found[1] then
   local record = cmsgpack.unpack(found[1])
-  if record[1] > now then return record[4] end
+  if record[1] > now then
+    record[4][2] = 1
+    return record[4]
+  end
 end
 
 local function slot(ring, second)

@@ -1,0 +1,193 @@
+"""The Lua scripts and their twin in Python: the same random calls at the same times, the same answers and the same state."""
+
+import asyncio
+import struct
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from din_extproc.admit.budget import KEEP_MS, SLOTS, Counters
+from din_extproc.admit.ledger import Claim, Denied, Granted
+from din_extproc.admit.twin import Twin
+from din_extproc.domain.tenant import Budget, Limits
+from din_extproc.edge.redis.ledger import Record, RedisLedger
+from din_extproc.edge.redis.link import Link
+from tests.ledgers import NOON_MS, linked
+from tests.servers import FLAVOURS
+
+SCOPES = ("tenant", "model:m", "key:k")
+TENANT = "fin{ance}:1"
+
+ceilings = st.builds(
+    Limits,
+    rpm=st.none() | st.integers(1, 12),
+    tpm=st.none() | st.sampled_from([1, 7, 1000, 90_001]) | st.integers(1, 10**9),
+    max_streams=st.none() | st.integers(1, 4),
+)
+waits = st.sampled_from([0, 1, 999, 1000, 5000, 59_999, 60_000, 61_000, 120_000, 86_400_000, -3000]) | st.integers(0, 70_000)
+ids = st.sampled_from(["a", "b", "c", "d", "e", "f"])
+tokens = st.sampled_from([0, 1, 500, 1000]) | st.integers(0, 2000) | st.integers(0, 2 * 10**9)
+leases = st.sampled_from([1000, 30_000, 300_000])
+steps = st.one_of(
+    st.tuples(st.just("reserve"), ids, st.lists(ceilings, min_size=1, max_size=3), tokens, leases),
+    st.tuples(st.just("reserve"), ids, st.lists(ceilings, min_size=1, max_size=3), tokens, leases),
+    st.tuples(st.just("settle"), ids, tokens),
+    st.tuples(st.just("release"), ids),
+    st.tuples(st.just("renew"), ids, leases),
+)
+
+
+def claim(request_id, limits, tokens, lease_ms):
+    return Claim(request_id, TENANT, tuple(Budget(*pair) for pair in zip(SCOPES, limits, strict=False)), tokens, lease_ms)
+
+
+class Both:
+    """A Redis and a twin that are told the same."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.redis, self.twin, self.now_ms = RedisLedger(link, NOON_MS), Twin(), NOON_MS
+
+    async def play(self, history) -> None:
+        await self.link.call("FLUSHALL")
+        for wait_ms, (verb, *parts) in history:
+            self.wait(wait_ms)
+            await getattr(self, verb)(*parts)
+
+    def wait(self, ms: int) -> None:
+        self.now_ms += ms
+        self.redis.now = self.now_ms
+
+    async def reserve(self, *parts) -> Granted | Denied:
+        asked = claim(*parts)
+        real = await self.redis.reserve(asked)
+        asked = msgspec.structs.replace(asked, budgets=tuple(b for b in asked.budgets if b.limits != Limits()))
+        assert real == self.twin.reserve(asked, self.now_ms) if asked.budgets else real
+        return real
+
+    async def settle(self, request_id, tokens) -> None:
+        assert await self.redis.settle(TENANT, request_id, tokens) == self.twin.settle(TENANT, request_id, tokens, self.now_ms)
+
+    async def release(self, request_id) -> None:
+        await self.redis.release(TENANT, request_id)
+        self.twin.release(TENANT, request_id, self.now_ms)
+
+    async def renew(self, request_id, lease_ms) -> None:
+        await self.redis.renew(TENANT, request_id, lease_ms)
+        self.twin.renew(TENANT, request_id, lease_ms, self.now_ms)
+
+    async def state_of_redis(self) -> dict:
+        keys = await self.link.call("KEYS", "*")
+        reads = [("ZRANGE", key, 0, -1, "WITHSCORES") if b"}:lease:" in key else ("GET", key) for key in keys]
+        state = {}
+        for key, found in zip(keys, await asyncio.gather(*(self.link.call(*read) for read in reads)), strict=True):
+            kind, _, name = key.decode().removeprefix("din:{t=fin%7Bance%7D%3A1}:").partition(":")
+            state[kind, name] = DECODERS[kind](found)
+        return self._live(state)
+
+    def state_of_twin(self) -> dict:
+        state = {("count", scope): counters for (_, scope), counters in self.twin.counters.items()}
+        state |= {("lease", scope): held for (_, scope), held in self.twin.leases.items()}
+        for (_, request_id), record in self.twin.records.items():
+            charges = tuple(n or 0 for budget in record.budgets for n in (budget.limits.tpm, budget.limits.max_streams))
+            state["request", request_id] = (record.expires_ms, record.tokens, record.settled + 2 * record.released, charges)
+        return self._live(state)
+
+    def _live(self, state: dict) -> dict:
+        """Without what no longer matters: Redis forgets by its own clock, which this test does not move."""
+        live = {}
+        for key, value in state.items():
+            if key[0] == "lease":
+                live[key] = {request: expiry for request, expiry in value.items() if expiry > self.now_ms}
+            elif key[0] == "request":
+                live[key] = value if value[0] > self.now_ms else None
+            else:
+                used = value.used if value.at_ms + KEEP_MS > self.now_ms else 0
+                live[key] = Counters(used, value.at_ms if used else 0, value.turned(self.now_ms).requests)
+        return {key: value for key, value in live.items() if value and value != Counters()}
+
+
+def decoded(value: bytes) -> Counters:
+    used, at_ms, head, total = struct.unpack_from(">ddII", value)
+    ring = value[24:]
+    seconds = range(head - SLOTS + 1, head + 1) if ring else ()
+    counts = [(second, int.from_bytes(ring[second % SLOTS * 3 :][:3], "big")) for second in seconds]
+    counters = Counters(int(used), int(at_ms), tuple((second, count) for second, count in counts if count))
+    assert counters.total == total
+    return counters
+
+
+def decoded_leases(pairs: list[bytes]) -> dict[str, int]:
+    return {pairs[i].decode(): int(pairs[i + 1]) for i in range(0, len(pairs), 2)}
+
+
+def decoded_record(value: bytes) -> tuple:
+    record = msgspec.msgpack.decode(value, type=Record)
+    return record.expires_ms, record.tokens, record.state, record.charges
+
+
+DECODERS = {"count": decoded, "lease": decoded_leases, "request": decoded_record}
+
+
+@pytest.fixture(scope="module", params=FLAVOURS)
+def play(request, redis_servers) -> Iterator[Callable]:
+    """Runs a coroutine function with a fresh pair; one loop and one link for all examples."""
+    with asyncio.Runner() as runner:
+        connected = linked(redis_servers[request.param].unix_url)
+        link = runner.run(connected.__aenter__())
+        yield lambda story: runner.run(story(Both(link)))
+        runner.run(connected.__aexit__(None, None, None))
+
+
+PROFILE = settings(max_examples=120, deadline=None)
+
+
+@PROFILE
+@given(history=st.lists(st.tuples(waits, steps), max_size=30))
+def test_redis_and_its_twin_answer_alike_and_hold_the_same(play, history):
+    async def story(both):
+        await both.play(history)
+        assert await both.state_of_redis() == both.state_of_twin()
+
+    play(story)
+
+
+@PROFILE
+@given(
+    history=st.lists(st.tuples(waits.filter(lambda ms: ms >= 0), steps), max_size=20),
+    limits=st.lists(ceilings, min_size=1, max_size=3),
+    size=tokens,
+)
+def test_after_any_history_the_told_wait_is_true_and_not_a_millisecond_too_long(play, history, limits, size):
+    async def story(both):
+        await both.play(history)
+        before = await both.state_of_redis()
+        answer = await both.reserve("last", limits, size, 1000)
+        if isinstance(answer, Granted) or answer.dimension == "oversize":
+            return
+        assert await both.state_of_redis() == before
+        both.wait(answer.retry_after_ms - 1)
+        assert isinstance(await both.reserve("last", limits, size, 1000), Denied)
+        both.wait(1)
+        assert isinstance(await both.reserve("last", limits, size, 1000), Granted)
+
+    play(story)
+
+
+@PROFILE
+@given(
+    st.lists(st.tuples(st.integers(0, 20_000), st.integers(1, 400)), min_size=20, max_size=120), st.integers(1, 9), st.integers(400, 900)
+)
+def test_no_minute_ever_holds_more_requests_or_two_buckets_more_tokens_than_allowed(history, rpm, tpm):
+    twin, now_ms, passed = Twin(), NOON_MS, []
+    for number, (wait_ms, size) in enumerate(history):
+        now_ms += wait_ms
+        if isinstance(twin.reserve(claim(str(number), [Limits(rpm=rpm, tpm=tpm)], size, 1000), now_ms), Granted):
+            passed.append((now_ms, size))
+    for start, _ in passed:
+        inside = [size for moment, size in passed if start <= moment < start + 60_000]
+        assert len(inside) <= rpm
+        assert sum(inside) <= 2 * tpm
