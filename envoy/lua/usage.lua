@@ -1,0 +1,496 @@
+--[[
+usage.lua: count what a node answers, inside Envoy, while the answer streams past.
+
+Rule: the client's bytes are the node's bytes. Only two events are touched: the usage-only event that the client did not
+ask for is taken out, and an in-band error that is a bare string gets the shape that clients can read. An event is passed
+on when it is whole; an error in here ends the counting, never the stream.
+
+IN    dynamic metadata, namespace `din`, set by ext_proc before the answer begins
+        request_id     without it (or with `refusal`) nothing is looked at: the answer is not a node's
+        strip_usage    true: take the usage-only event (`choices: []` and usage) out of the stream
+OUT   dynamic metadata, namespace `din`; absent when not seen
+        prompt_tokens, completion_tokens, cached_tokens   the last usage that the engine sent; cached are part of prompt
+        deltas         events that carried a token in any channel; 0 or more for every event stream that was read
+        delta_bytes    bytes of those tokens as JSON text
+        first_token_us microseconds since the epoch when the first of them passed
+        finish_reason  the last one that was not null
+        done           true: `[DONE]` (or the dialect's own end) passed, or a JSON body ended
+        error          code or type of an in-band error, never its text
+        bad_events     events that are not JSON although they should be, or longer than MAX_EVENT
+        encoded        true: compressed, so nothing was read
+
+A client that leaves ends this coroutine without a word, so the counters must already be in the metadata. They are written
+at once for everything that happens once, and for deltas whenever they have grown by a sixteenth: 100 writes for 2,000 deltas,
+and what is lost is less than a sixteenth.
+
+Reading costs little because the events of one stream differ only in their token: an event that was taken apart once leaves
+its text before and after the token as a template, and an event that fits it needs no second look. Inside JSON strings quotes
+are escaped, so `"usage":` is always a key.
+--]]
+
+local byte, find, gmatch, gsub, match, sub = string.byte, string.find, string.gmatch, string.gsub, string.match, string.sub
+
+local NAMESPACE = "din"
+local MAX_EVENT = 1048576 -- bytes of one event that are held back at most
+local MAX_USAGE = 16384 -- bytes of a usage object in a JSON body
+local HEAD = 1024 -- bytes of a JSON body in which an error is looked for
+local CR, LF, SPACE, QUOTE, COLON, BRACKET, BACKSLASH, BRACE = 13, 10, 32, 34, 58, 91, 92, 123
+
+-- Keys whose string values are output of the model.
+local CHANNELS = {
+  content = true, reasoning_content = true, reasoning = true, text = true, refusal = true, arguments = true, -- OpenAI
+  thinking = true, partial_json = true, -- Anthropic
+  delta = true, -- Responses
+}
+-- Keys whose string values mean something.
+local STRINGS = { finish_reason = true, type = true, error = true, object = true }
+for channel in pairs(CHANNELS) do
+  STRINGS[channel] = true
+end
+-- How dialects other than chat say that a stream is complete.
+local ENDINGS = { ["message_stop"] = true, ["response.completed"] = true, ["response.incomplete"] = true }
+
+local FACTS = {
+  "prompt_tokens", "completion_tokens", "cached_tokens", "deltas", "delta_bytes", "first_token_us",
+  "finish_reason", "done", "error", "bad_events", "encoded",
+}
+
+-- Write the facts that changed.
+local function write(state)
+  local metadata, written = nil, state.written
+  for i = 1, #FACTS do
+    local name = FACTS[i]
+    local value = state[name]
+    if value ~= written[name] then
+      metadata = metadata or state.handle:streamInfo():dynamicMetadata()
+      metadata:set(NAMESPACE, name, value)
+      written[name] = value
+    end
+  end
+  state.urgent = false
+  local deltas = state.deltas or 0
+  state.next_write = deltas + math.max(1, math.floor(deltas / 16))
+end
+
+-- Whether the text holds no byte that can't stand in a JSON string: control characters, or what is not UTF-8.
+local function clean(text)
+  local odd = find(text, "[%z\1-\31\128-\255]")
+  if not odd then
+    return true
+  end
+  text = gsub(text, "[\194-\223][\128-\191]", " ")
+  text = gsub(text, "[\224-\239][\128-\191][\128-\191]", " ")
+  text = gsub(text, "[\240-\244][\128-\191][\128-\191][\128-\191]", " ")
+  return not find(text, "[%z\1-\31\128-\255]", odd)
+end
+
+-- Whether the text can be a JSON object: its strings are closed and its braces balanced.
+local function well_formed(text)
+  local bare = text
+  if find(bare, "\\", 1, true) then
+    bare = gsub(bare, "\\.", "")
+  end
+  bare = gsub(bare, '"[^"]*"', "")
+  return find(bare, "^%s*%b{}%s*$") ~= nil and not find(bare, '"', 1, true)
+end
+
+-- The quote that closes the string whose first character is at `from`.
+local function closing_quote(text, from)
+  local quote = find(text, '"', from, true)
+  while quote do
+    local slashes = 0
+    while quote - slashes > from and byte(text, quote - 1 - slashes) == BACKSLASH do
+      slashes = slashes + 1
+    end
+    if slashes % 2 == 0 then
+      return quote
+    end
+    quote = find(text, '"', quote + 1, true)
+  end
+end
+
+-- The number that follows a key, which is given with its quotes.
+local function number(text, key)
+  local at = find(text, key, 1, true)
+  return at and tonumber(match(text, "^%s*:%s*(%d+)", at + #key))
+end
+
+-- Take the numbers of one usage object. OpenAI's replace all that was known; Anthropic sends them in parts, and counts
+-- cached prompt tokens beside the others.
+local function take_usage(state, object)
+  local prompt, completion = number(object, '"prompt_tokens"'), number(object, '"completion_tokens"')
+  local cached = number(object, '"cached_tokens"')
+  if prompt or completion then
+    local total = not completion and number(object, '"total_tokens"')
+    state.prompt_tokens = prompt or state.prompt_tokens
+    state.completion_tokens = completion or (total and math.max(0, total - prompt)) or 0
+    state.cached_tokens = cached or (state.cached_tokens and 0)
+    return true
+  end
+  local input, output = number(object, '"input_tokens"'), number(object, '"output_tokens"')
+  if input then
+    local reused = number(object, '"cache_read_input_tokens"') or 0
+    state.prompt_tokens = input + reused + (number(object, '"cache_creation_input_tokens"') or 0)
+    state.cached_tokens = cached or (reused > 0 and reused) or (state.cached_tokens and 0)
+  end
+  state.completion_tokens = output or state.completion_tokens
+  return input ~= nil or output ~= nil
+end
+
+-- A short name for an error whose object begins at `at`: never its text.
+local function error_code(text, at)
+  local code = match(text, '"code"%s*:%s*"([^"\\]+)"', at)
+    or match(text, '"type"%s*:%s*"([^"\\]+)"', at)
+    or match(text, '"error_type"%s*:%s*"([^"\\]+)"', at)
+    or match(text, '"code"%s*:%s*(%d+)', at)
+    or "error"
+  return sub(gsub(code, "[^%w_.-]", "_"), 1, 64)
+end
+
+local function count(state, size)
+  state.deltas = state.deltas + 1
+  state.delta_bytes = state.delta_bytes + size
+  if not state.first_token_us then
+    state.first_token_us = tonumber(state.handle:timestampString(EnvoyTimestampResolution.MICROSECOND))
+  end
+end
+
+-- Whether the event is the template with another token; then it is counted.
+local function fits(state, event)
+  local before, after = state.before, state.after
+  if not before then
+    return false
+  end
+  local open, close = #before + 1, #event - #after + 1
+  if close <= open or sub(event, 1, open - 1) ~= before or sub(event, close) ~= after then
+    return false
+  end
+  local quote = find(event, '"', open, true)
+  while quote < close and byte(event, quote - 1) == BACKSLASH do
+    quote = find(event, '"', quote + 1, true)
+  end
+  if quote ~= close or byte(event, close - 1) == BACKSLASH or not clean(sub(event, open, close - 1)) then
+    return false
+  end
+  count(state, close - open)
+  return true
+end
+
+-- Note one member whose value is a string, its characters at `open` to `close - 1`.
+local function see_string(seen, text, key, open, close)
+  if CHANNELS[key] then
+    if close > open then
+      seen.channels, seen.size = seen.channels + 1, seen.size + close - open
+      seen.open, seen.close = open, close
+      seen.unclean = seen.unclean or not clean(sub(text, open, close - 1))
+    end
+  elseif key == "finish_reason" then
+    seen.finish = sub(gsub(sub(text, open, close - 1), "[^%w_.-]", "_"), 1, 64)
+  elseif key == "type" then
+    seen.ending = seen.ending or ENDINGS[sub(text, open, close - 1)]
+  elseif key == "error" and close > open then
+    seen.error, seen.message = open, sub(text, open - 1, close)
+  elseif key == "object" and sub(text, open, close - 1) == "error" then
+    seen.error = open
+  end
+end
+
+-- Note one member whose value is an object or an array, which begins at `at`.
+local function see_container(seen, text, key, at)
+  if key == "usage" then
+    seen.usage = match(text, "^%b{}", at) or seen.usage
+  elseif key == "error" then
+    seen.error = find(text, '^{%s*"', at) or seen.error
+  elseif key == "tool_calls" then
+    seen.tools = find(text, "^%[%s*{", at) ~= nil
+  elseif key == "choices" then
+    seen.no_choices = find(text, "^%[%s*%]", at) ~= nil
+  end
+end
+
+-- Walk over the strings of a JSON object, keys and values, and note the members that matter at any depth. nil: it is none.
+local function look(text)
+  local seen = { channels = 0, size = 0 }
+  local at = find(text, '"', 1, true)
+  while at do
+    local stop = closing_quote(text, at + 1)
+    if not stop then
+      return nil
+    end
+    local value = stop + 1
+    while byte(text, value) == SPACE do
+      value = value + 1
+    end
+    if byte(text, value) == COLON then
+      local key = sub(text, at + 1, stop - 1)
+      repeat
+        value = value + 1
+      until byte(text, value) ~= SPACE
+      local lead = byte(text, value)
+      if lead == QUOTE then
+        stop = closing_quote(text, value + 1)
+        if not stop then
+          return nil
+        end
+        if STRINGS[key] then
+          see_string(seen, text, key, value + 1, stop)
+        end
+      elseif lead == BRACE or lead == BRACKET then
+        see_container(seen, text, key, value)
+      end
+    end
+    at = find(text, '"', stop + 1, true)
+  end
+  return seen
+end
+
+-- The event's data, its lines joined as the SSE grammar says; nil when it has none.
+local function data_of(event)
+  local lines = {}
+  for line in gmatch(gsub(event, "^\239\187\191", ""), "[^\r\n]+") do -- without the byte order mark that may open a stream
+    if line == "data" then
+      lines[#lines + 1] = ""
+    elseif sub(line, 1, 5) == "data:" then
+      lines[#lines + 1] = sub(line, byte(line, 6) == SPACE and 7 or 6)
+    end
+  end
+  return lines[1] and table.concat(lines, "\n")
+end
+
+-- Keep the counts of one event. `event` is its text when that is one line, to learn the template from.
+local function take(state, seen, event)
+  if seen.finish or seen.ending then
+    state.finish_reason, state.done = seen.finish or state.finish_reason, seen.ending or state.done
+    state.urgent = true
+  end
+  local usage = seen.usage and take_usage(state, seen.usage)
+  if seen.channels == 0 and not seen.tools then
+    state.urgent = state.urgent or usage
+    return usage and seen.no_choices
+  end
+  count(state, seen.size)
+  if event and seen.channels == 1 and not seen.finish and not usage then
+    local skipped = #event - seen.length
+    state.before, state.after = sub(event, 1, seen.open + skipped - 1), sub(event, seen.close + skipped)
+  end
+  return false
+end
+
+-- Read one event. Returns what stands in its place: nil for itself, "" for nothing, or other text.
+local function read(state, event)
+  if fits(state, event) then
+    return nil
+  end
+  local single = sub(event, 1, 5) == "data:" and not find(event, "\n", 1, true) and not find(event, "\r", 1, true)
+  local text = single and sub(event, byte(event, 6) == SPACE and 7 or 6) or data_of(event)
+  if not text then
+    return nil
+  end
+  if not find(text, "^%s*{") then
+    if find(text, "^%s*%[DONE%]%s*$") then
+      state.done, state.urgent = true, true
+    end
+    return nil
+  end
+  local seen = well_formed(text) and look(text)
+  if not seen or seen.unclean then
+    state.bad_events = (state.bad_events or 0) + 1
+    return nil
+  end
+  if seen.error then
+    state.error, state.urgent = state.error or error_code(text, seen.error), true
+    if single and seen.message then
+      return 'data: {"error":{"message":' .. seen.message .. ',"type":"server_error","param":null,"code":"upstream_error"}}'
+    end
+    return nil
+  end
+  seen.length = #text
+  if take(state, seen, single and event) and state.strip then
+    return ""
+  end
+  return nil
+end
+
+-- The end of the first event at or after `from`: its last byte, and the last byte of the blank line that closes it.
+local function boundary(text, from, has_cr)
+  if not has_cr then
+    local at = find(text, "\n\n", from, true)
+    if at then
+      return at - 1, at + 1
+    end
+    return nil
+  end
+  local at = find(text, "[\r\n][\r\n]", from)
+  while at do
+    local blank = at + 1
+    if byte(text, at) == CR and byte(text, blank) == LF then
+      blank = blank + 1
+    end
+    local first = byte(text, blank)
+    if first == CR or first == LF then
+      if first == CR and byte(text, blank + 1) == LF then
+        return at - 1, blank + 1
+      end
+      return at - 1, blank
+    end
+    at = find(text, "[\r\n][\r\n]", blank)
+  end
+end
+
+-- Read the next bytes of an event stream. Returns the bytes for the client: whole events, without what is taken out.
+local function feed_events(state, bytes)
+  local held = #state.carry
+  local text = held > 0 and state.carry .. bytes or bytes
+  local position, start, out = 1, 1, nil
+  if state.cut_cr and byte(text, 1) == LF then -- the other half of the last event's CRLF
+    position = 2
+    start = state.cut_cr == "dropped" and 2 or 1
+  end
+  local cut_cr = nil
+  local has_cr = find(text, "\r", 1, true)
+  local stop, last = boundary(text, math.max(position, held - 2), has_cr)
+  while stop do
+    local instead = nil
+    if state.overlong then
+      state.overlong = false
+    else
+      instead = read(state, sub(text, position, stop))
+    end
+    if instead then
+      out = (out or "") .. sub(text, start, position - 1) .. instead
+      start = instead == "" and last + 1 or stop + 1
+    end
+    if last == #text and byte(text, last) == CR then
+      cut_cr = instead == "" and "dropped" or "kept"
+    end
+    position = last + 1
+    stop, last = boundary(text, position, has_cr)
+  end
+  local rest = sub(text, position)
+  if #rest > MAX_EVENT then
+    if not state.overlong then
+      state.overlong, state.bad_events = true, (state.bad_events or 0) + 1
+    end
+    position, rest = #text + 1, ""
+  end
+  state.carry, state.cut_cr = rest, cut_cr
+  if out then
+    return out .. sub(text, start, position - 1)
+  end
+  return sub(text, start, position - 1)
+end
+
+-- What is left when the stream ends is no event by the grammar, but engines forget the last blank line.
+local function end_events(state)
+  local rest, bad = state.carry, state.bad_events
+  if rest ~= "" and not state.overlong then
+    read(state, (gsub(rest, "[\r\n]+$", "")))
+    state.bad_events = bad
+  end
+end
+
+-- Read the next bytes of a JSON body: look for usage wherever it stands, keep what may be its beginning.
+local function feed_json(state, bytes)
+  if #state.head < HEAD then
+    state.head = state.head .. sub(bytes, 1, HEAD - #state.head)
+  end
+  local text = state.tail .. bytes
+  local at = find(text, '"usage"', 1, true)
+  while at do
+    local object = match(text, '^"usage"%s*:%s*(%b{})', at)
+    if object then
+      take_usage(state, object)
+      state.urgent = true
+    elseif #text - at < MAX_USAGE and (find(text, '^"usage"%s*$', at) or find(text, '^"usage"%s*:%s*$', at) or find(text, '^"usage"%s*:%s*{', at)) then
+      state.tail = sub(text, at)
+      return bytes
+    end
+    at = find(text, '"usage"', at + 7, true)
+  end
+  state.tail = sub(text, -6)
+  return bytes
+end
+
+local function end_json(state)
+  state.done = true
+  local head = state.head
+  if find(head, '^%s*{%s*"error"%s*:%s*{%s*"') or find(head, '^%s*{%s*"error"%s*:%s*"[^"]') or find(head, '^%s*{%s*"object"%s*:%s*"error"') then
+    state.error = error_code(head, 1)
+  end
+end
+
+local function open_state(handle, content_type, strip)
+  local state = { handle = handle, written = {}, next_write = 1, urgent = false }
+  if find(content_type, "text/event-stream", 1, true) then
+    state.feed, state.finish = feed_events, end_events
+    state.carry, state.strip = "", strip
+    state.deltas, state.delta_bytes = 0, 0
+  elseif find(content_type, "json", 1, true) and not find(content_type, "ndjson", 1, true) then
+    state.feed, state.finish = feed_json, end_json
+    state.carry, state.head, state.tail = "", "", ""
+  else
+    return nil
+  end
+  return state
+end
+
+-- Read one chunk, and write what must not wait. Returns the bytes for the client.
+local function step(state, bytes)
+  local out = state.feed(state, bytes)
+  if state.urgent or (state.deltas and state.deltas >= state.next_write) then
+    write(state)
+  end
+  return out
+end
+
+local function close(state)
+  state.finish(state)
+  write(state)
+end
+
+function envoy_on_response(handle)
+  local known = handle:streamInfo():dynamicMetadata():get(NAMESPACE)
+  if not known or not known.request_id or known.refusal then
+    return
+  end
+  local headers = handle:headers()
+  local encoding = headers:get("content-encoding")
+  if encoding and encoding ~= "" and encoding ~= "identity" then
+    handle:streamInfo():dynamicMetadata():set(NAMESPACE, "encoded", true)
+    return
+  end
+  local state = open_state(handle, string.lower(headers:get("content-type") or ""), known.strip_usage == true)
+  if not state then
+    return
+  end
+  if state.feed == feed_events then
+    headers:remove("content-length") -- events may be taken out
+  end
+  local last = nil
+  for chunk in handle:bodyChunks() do
+    last = chunk
+    local size = chunk:length()
+    if size > 0 then
+      local bytes = chunk:getBytes(0, size)
+      local carry = state.carry
+      local fine, out = pcall(step, state, bytes)
+      if not fine then
+        handle:logErr("usage.lua stopped counting: " .. tostring(out))
+        if carry ~= "" then
+          chunk:setBytes(carry .. bytes)
+        end
+        return
+      end
+      if out ~= bytes then
+        chunk:setBytes(out)
+      end
+    end
+  end
+  if state.carry ~= "" and last then -- the last chunk can still be changed, unless trailers ended the stream
+    pcall(function() last:setBytes(last:getBytes(0, last:length()) .. state.carry) end)
+  end
+  local fine, message = pcall(close, state)
+  if not fine then
+    handle:logErr("usage.lua lost the last counts: " .. tostring(message))
+  end
+end

@@ -1,0 +1,62 @@
+"""Any stream in any pieces: the Lua filter counts what the SSE grammar and a JSON parser count."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests import sse
+from tests.lua_filter import UsageFilter
+
+LINE_ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+CHANNEL = st.sampled_from(["content", "reasoning_content", "reasoning", "refusal", "role"])
+DELTA = st.builds(lambda channel, text: {"choices": [{"index": 0, "delta": {channel: text}, "finish_reason": None}]}, CHANNEL, TEXT)
+USAGE = st.builds(
+    lambda prompt, completion: {"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": completion}},
+    st.integers(0, 10**6),
+    st.integers(0, 10**6),
+)
+FINISH = st.just({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+CHUNK = st.builds(lambda chunk, ascii_only: [json.dumps(chunk, ensure_ascii=ascii_only).encode()], DELTA | USAGE | FINISH, st.booleans())
+LINES = st.one_of(
+    CHUNK.map(lambda datas: [b"data: " + datas[0]]),
+    CHUNK.map(lambda datas: [b"event: x", b"data:" + datas[0], b"id: 3"]),
+    st.sampled_from([[b": keepalive"], [b"data"], [b"data: 1"], [b"retry: 3"], [b'data: {"broken": "'], [b"data: {", b'data: "a":1}']]),
+)
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> bytes:
+    out = []
+    for lines in draw(st.lists(LINES, max_size=12)):
+        end = draw(LINE_ENDS)
+        out += [line + end for line in lines] + [draw(LINE_ENDS) if end != b"\r" else end]
+    return b"".join(out) + draw(st.sampled_from([b"", b"data: [DONE]\n\n"]))
+
+
+@pytest.fixture(scope="module")
+def usage() -> UsageFilter:
+    return UsageFilter()
+
+
+@settings(max_examples=300, deadline=None)
+@given(stream=streams(), sizes=st.lists(st.integers(1, 40), min_size=1, max_size=20), ending=st.sampled_from(["data", "empty"]))
+def test_any_stream_in_any_pieces_is_counted_like_the_grammar_says(
+    usage: UsageFilter, stream: bytes, sizes: list[int], ending: str
+) -> None:
+    chunks, at = [], 0
+    while at < len(stream):
+        size = sizes[len(chunks) % len(sizes)]
+        chunks.append(stream[at : at + size])
+        at += size
+    chunks = chunks or [b""]
+    played = usage.play(chunks, ending=ending)
+    assert played.log == ""
+    assert played.out == stream
+    expected = sse.facts(stream)
+    assert {key: played.facts.get(key) for key in expected} == expected
+    stripped = usage.play(chunks, ending=ending, strip=True).out
+    kept = [data for data in sse.datas(stream) if not (b'"choices"' in data and b'"usage"' in data)]
+    assert sse.datas(stripped) == kept

@@ -1,0 +1,412 @@
+"""The Lua filter against recorded streams, the SSE grammar and the faults that gateways have met in the field."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import sse
+from tests.lua_filter import JSON, SSE, Played, UsageFilter, capture
+
+CAPTURES = Path(__file__).parents[2] / "captures"
+ALL = sorted(CAPTURES.rglob("*.txt"))
+STREAMS = [path for path in ALL if "event-stream" in capture(path)[0].get("content-type", "")]
+BODIES = [path for path in ALL if "json" in capture(path)[0].get("content-type", "")]
+USAGE = b'{"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":7,"total_tokens":12}}'
+DONE = b"data: [DONE]\n\n"
+
+
+@pytest.fixture(scope="module")
+def usage() -> UsageFilter:
+    return UsageFilter()
+
+
+def name(path: Path) -> str:
+    return f"{path.parent.name}/{path.stem}"
+
+
+def event(chunk: Any) -> bytes:
+    return b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n"
+
+
+def delta(**fields: Any) -> bytes:
+    return event({"id": "c", "choices": [{"index": 0, "delta": fields, "finish_reason": None}]})
+
+
+def counted(played: Played) -> dict[str, Any]:
+    """The facts that the oracle knows too."""
+    assert played.log == ""
+    return {key: value for key, value in played.facts.items() if key not in {"first_token_us", "delta_bytes"}}
+
+
+@pytest.mark.parametrize("path", STREAMS, ids=name)
+def test_a_recorded_stream_is_counted_as_a_json_parser_counts_it_and_passes_unchanged(usage: UsageFilter, path: Path) -> None:
+    headers, body = capture(path)
+    played = usage.play([body], headers=headers)
+    assert played.out == body
+    assert counted(played) == sse.facts(body)
+
+
+@pytest.mark.parametrize("path", STREAMS, ids=name)
+def test_a_recorded_stream_cut_anywhere_gives_the_same_bytes_and_facts(usage: UsageFilter, path: Path) -> None:
+    headers, body = capture(path)
+    assert usage.first_bad_split(body, headers=headers, strip=True) == 0
+
+
+@pytest.mark.parametrize("path", STREAMS, ids=name)
+def test_only_the_usage_event_is_taken_out_of_a_recorded_stream(usage: UsageFilter, path: Path) -> None:
+    headers, body = capture(path)
+    expected = b"".join(each + b"\n\n" for each in body.split(b"\n\n")[:-1] if not (b'"choices":[]' in each and b'"usage":{' in each))
+    played = usage.play([body], headers=headers, strip=True)
+    assert played.out == expected
+    assert counted(played) == sse.facts(body)
+
+
+@pytest.mark.parametrize("path", BODIES, ids=name)
+def test_a_recorded_json_answer_gives_its_usage_wherever_it_is_cut(usage: UsageFilter, path: Path) -> None:
+    headers, body = capture(path)
+    played = usage.play([body], headers=headers)
+    told = json.loads(body).get("usage") if body.startswith(b"{") else None
+    assert played.out == body
+    if told is None:
+        assert "prompt_tokens" not in played.facts
+    else:
+        cached = told.get("cache_read_input_tokens", 0)
+        assert played.facts["prompt_tokens"] == told.get("prompt_tokens", told.get("input_tokens", 0) + cached)
+        assert played.facts["completion_tokens"] == told.get("completion_tokens", told.get("output_tokens", 0))
+    assert played.facts["done"] is True
+    assert usage.first_bad_split(body, headers=headers) == 0
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"error":{"message":"m","type":"T x","code":500}}', b'{"error":"Unauthorized"}', b'{"object":"error","type":"T x"}']
+)
+def test_an_error_body_tells_its_type_and_never_its_text(usage: UsageFilter, body: bytes) -> None:
+    assert usage.play([body], headers=JSON).facts["error"] in {"T_x", "error"}
+
+
+def test_usage_in_front_of_a_large_json_body_is_found_and_nothing_is_held_back(usage: UsageFilter) -> None:
+    rows = ",".join(f"0.{number}" for number in range(100_000))
+    body = b'{"usage":{"prompt_tokens":9,"total_tokens":9},"data":[' + rows.encode() + b"]}"
+    chunks = [body[at : at + 16_384] for at in range(0, len(body), 16_384)]
+    played = usage.play(chunks, headers=JSON, ending="cut")
+    assert played.out == body
+    assert (played.facts["prompt_tokens"], played.facts["completion_tokens"]) == (9, 0)
+
+
+def test_a_usage_key_without_an_end_does_not_make_the_filter_hoard(usage: UsageFilter) -> None:
+    chunks = [b'{"usage":{"x":"', *[b"y" * 16_384] * 20, b'"},"usage":{"prompt_tokens":1,"completion_tokens":2}}']
+    played = usage.play(chunks, headers=JSON)
+    assert played.out == b"".join(chunks)
+    assert (played.facts["prompt_tokens"], played.facts["completion_tokens"]) == (1, 2)
+
+
+def test_b32_usage_is_found_at_every_split_and_the_bytes_stay(usage: UsageFilter) -> None:
+    body = b"data: " + USAGE + b"\n\n" + DONE
+    played = usage.play([body])
+    assert (played.facts["prompt_tokens"], played.facts["completion_tokens"]) == (5, 7)
+    assert played.out == body
+    assert usage.first_bad_split(body) == 0
+    assert usage.play([body], strip=True).out == DONE
+    assert usage.first_bad_split(body, strip=True) == 0
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'data:{"id":"1","choices":[{"delta":{"content":"a"}}]}\r\n\r\ndata:' + USAGE + b"\r\n\r\ndata:[DONE]\r\n\r\n",
+        b'data: {"choices":[{"delta":{"content":"a"}}]}\r\rdata: ' + USAGE + b"\r\rdata: [DONE]\r\r",
+        b'event: x\r\ndata: {"choices":[{"delta":{"content":"a"}}]}\r\n\r\nevent: x\r\ndata: ' + USAGE + b"\r\n\r\ndata: [DONE]\r\n\r\n",
+        (
+            b'data: {\ndata: "choices":[{"delta":{"content":"a"}}]}\n\ndata: {"choices":[],\ndata: "usage":{"prompt_tokens":5,\n'
+            b'data: "completion_tokens":7}}\n\ndata: [DONE]\n\n'
+        ),
+        b'\xef\xbb\xbfdata: {"choices":[{"delta":{"content":"a"}}]}\n\n\n\ndata: ' + USAGE + b"\n\r\ndata: [DONE]\r\n\n",
+        b'id: 1\ndata: {"choices":[{"delta":{"content":"a"}}]}\nretry: 5\n\n: c\ndata: ' + USAGE + b"\n\ndata: [DONE]\r\r\n",
+    ],
+)
+def test_b33_every_line_end_of_the_grammar_is_read(usage: UsageFilter, body: bytes) -> None:
+    expected = {"deltas": 1, "prompt_tokens": 5, "completion_tokens": 7, "done": True}
+    assert sse.facts(body) == expected
+    played = usage.play([body])
+    assert played.out == body
+    assert counted(played) == expected
+    assert usage.first_bad_split(body) == 0
+    stripped = usage.play([body], strip=True).out
+    assert (len(sse.datas(stripped)), sse.facts(stripped)) == (2, {"deltas": 1, "done": True})
+    assert usage.first_bad_split(body, strip=True) == 0
+
+
+def test_b34_a_boundary_inside_a_character_and_a_broken_byte_change_nothing(usage: UsageFilter) -> None:
+    template = delta(content="你好😀") + delta(content="再见") + delta(content="😀")
+    body = (
+        delta(role="assistant", content="")
+        + template
+        + delta(content="BROKEN").replace(b"BROKEN", b"\xffx")
+        + template
+        + event(json.loads(USAGE))
+        + DONE
+    )
+    played = usage.play([body])
+    assert played.out == body
+    assert counted(played) == sse.facts(body) == {"deltas": 6, "bad_events": 1, "prompt_tokens": 5, "completion_tokens": 7, "done": True}
+    assert usage.first_bad_split(body) == 0
+
+
+def test_b36_keepalives_and_empty_events_pass_and_do_not_count(usage: UsageFilter) -> None:
+    idle = [b": ping\n\n", b"retry: 3000\n\n", b"id: 7\n\n", b"data:\n\n", b"event: ping\ndata: \n\n", b"data\n\n"]
+    tokens = [delta(content=f"t{number}") for number in range(len(idle))]
+    body = b"".join(part for pair in zip(idle, tokens, strict=True) for part in pair) + b": bye\n\n" + DONE
+    played = usage.play([*idle, body], clock=[*range(1, 8)])
+    assert played.out == b"".join(idle) + body
+    assert played.facts == {"deltas": 6, "delta_bytes": 12, "first_token_us": 7, "done": True}
+    assert usage.first_bad_split(body) == 0
+
+
+@pytest.mark.parametrize("before", [0, 20])
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        ({"message": "engine died", "type": "server_error", "code": 500}, "server_error"),
+        ({"code": "overloaded", "message": 'no "type": "x" here', "type": "t"}, "overloaded"),
+        ("plain string", "error"),
+    ],
+)
+def test_b37_an_error_in_the_stream_is_told_and_no_token(usage: UsageFilter, before: int, error: Any, code: str) -> None:
+    body = b"".join(delta(content=f"t{number}") for number in range(before)) + event({"error": error}) + DONE
+    played = usage.play([body])
+    assert played.facts["error"] == code
+    assert played.facts["deltas"] == before
+    assert ("first_token_us" in played.facts) == bool(before)
+    assert "finish_reason" not in played.facts
+    assert usage.first_bad_split(body) == 0
+    shown = [json.loads(data) for data in sse.datas(played.out)[before:-1]]
+    if isinstance(error, str):
+        assert shown == [{"error": {"message": error, "type": "server_error", "param": None, "code": "upstream_error"}}]
+    else:
+        assert played.out == body
+
+
+def test_b37_control_a_null_error_beside_choices_is_no_error(usage: UsageFilter) -> None:
+    body = (
+        event({"error": None, "choices": [{"delta": {"content": '"error":{"message":"quoted"}'}}]})
+        + event({"error": "", "choices": []})
+        + DONE
+    )
+    assert counted(usage.play([body])) == {"deltas": 1, "done": True}
+
+
+def test_b39_running_totals_are_not_added_up(usage: UsageFilter) -> None:
+    def total(completion: int) -> dict[str, Any]:
+        return {"prompt_tokens": 10, "completion_tokens": completion, "total_tokens": 10 + completion}
+
+    running = [event({"choices": [{"index": 0, "delta": {"content": "x"}}], "usage": total(count)}) for count in (1, 2, 3)]
+    body = b"".join(running) + event({"choices": [], "usage": total(3)}) + DONE
+    played = usage.play([body])
+    assert (played.facts["prompt_tokens"], played.facts["completion_tokens"], played.facts["deltas"]) == (10, 3, 3)
+    choices = b"".join(event({"choices": [{"index": index, "delta": {"content": "x"}}], "usage": total(9)}) for index in (0, 1))
+    final = {"prompt_tokens": 10, "completion_tokens": 6, "total_tokens": 16}
+    played = usage.play([choices + event({"choices": [], "usage": final}) + event({"choices": [], "usage": None}) + DONE])
+    assert (played.facts["prompt_tokens"], played.facts["completion_tokens"], played.facts["deltas"]) == (10, 6, 2)
+
+
+def test_b40_what_was_counted_is_there_when_the_client_leaves(usage: UsageFilter) -> None:
+    chunks = [delta(role="assistant", content=""), *[delta(content=f"t{number}") for number in range(5)]]
+    played = usage.play(chunks, ending="cut")
+    assert played.facts == {"deltas": 5, "delta_bytes": 10, "first_token_us": 1}
+    chunks += [delta(content=f"t{number}") for number in range(1995)]
+    played = usage.play(chunks, ending="cut")
+    assert 2000 * 15 // 16 <= played.facts["deltas"] <= 2000
+    assert played.writes < 300
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [{"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 7}}],
+        [{"usage": {"prompt_tokens": 5, "completion_tokens": 7}}],
+        [{"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": {"prompt_tokens": 5, "completion_tokens": 7}}],
+        [
+            {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 7}},
+            {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
+        ],
+        [{"choices": [], "usage": {"prompt_tokens": 5, "total_tokens": 12}}],
+    ],
+)
+def test_b41_usage_is_taken_wherever_it_stands(usage: UsageFilter, chunks: list[Any]) -> None:
+    odd: list[Any] = [{"choices": None, "usage": None}, {"choices": [{"index": 0}]}, {"choices": [{"delta": None}]}, 1, None, "x", []]
+    body = b"".join(event(chunk) for chunk in [*odd, *chunks, *odd]) + DONE
+    played = usage.play([body])
+    assert played.out == body
+    assert (played.facts["prompt_tokens"], played.facts["completion_tokens"]) == (5, 7)
+    assert (played.facts["deltas"], "bad_events" in played.facts) == (0, False)
+    assert usage.first_bad_split(body) == 0
+
+
+def test_b41_only_an_event_with_empty_choices_is_taken_out(usage: UsageFilter) -> None:
+    kept = [
+        {"usage": {"prompt_tokens": 1, "completion_tokens": 1}},
+        {"choices": [], "usage": None},
+        {"choices": [], "prompt_filter_results": [1]},
+    ]
+    body = b"".join(event(chunk) for chunk in kept)
+    assert usage.play([body + event(json.loads(USAGE)) + DONE], strip=True).out == body + DONE
+
+
+def test_b43_cached_tokens_are_told_apart(usage: UsageFilter) -> None:
+    told = {"prompt_tokens": 3604, "prompt_tokens_details": {"cached_tokens": 3604}, "completion_tokens": 878, "total_tokens": 4482}
+    facts = usage.play([event({"choices": [], "usage": told}) + DONE]).facts
+    assert (facts["prompt_tokens"], facts["completion_tokens"], facts["cached_tokens"]) == (3604, 878, 3604)
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+@pytest.mark.parametrize("empty", ["", None])
+def test_b44_the_first_token_may_come_in_any_channel(usage: UsageFilter, field: str, empty: str | None) -> None:
+    chunks = [delta(role="assistant", content=empty), b": keepalive\n\n", *[delta(**{field: "a"})] * 20, delta(content="b")]
+    clock = [0, 500_000, *range(1_000_000, 1_000_020), 6_000_000]
+    facts = usage.play(chunks, clock=clock).facts
+    assert (facts["first_token_us"], facts["deltas"]) == (1_000_000, 21)
+
+
+def test_b44_a_tool_call_and_a_text_completion_are_tokens_too(usage: UsageFilter) -> None:
+    call = {"index": 0, "id": "c", "function": {"name": "get_weather", "arguments": ""}}
+    arguments = {"index": 0, "function": {"arguments": '{"city": "Rome \\" }"'}}
+    body = (
+        delta(tool_calls=[call])
+        + delta(tool_calls=[arguments]) * 3
+        + delta(tool_calls=[])
+        + event({"choices": [{"text": "x"}]})
+        + event({"choices": [{"text": ""}]})
+    )
+    played = usage.play([body])
+    assert played.facts["deltas"] == 5
+    assert usage.first_bad_split(body) == 0
+
+
+def test_b47_one_malformed_event_is_counted_once_and_the_rest_is_read(usage: UsageFilter) -> None:
+    good = delta(content="x")
+    broken = b'data: {"choices":[{"delta":{"content":"x"}\n\n'
+    body = good * 9 + broken + good * 50 + event(json.loads(USAGE)) + DONE
+    played = usage.play([body])
+    assert played.out == body
+    assert counted(played) == sse.facts(body) == {"deltas": 59, "bad_events": 1, "prompt_tokens": 5, "completion_tokens": 7, "done": True}
+
+
+@pytest.mark.parametrize(
+    "broken", [b'{"a', b'{"choices":[{"delta":{"content":"a\\"}}]}', b'{\\"a":"b\\"}', b'{"a":"b', b"{]}{", b'{"a":{"b":"}"}']
+)
+def test_what_only_looks_like_json_never_stops_the_counting(usage: UsageFilter, broken: bytes) -> None:
+    body = b"data: " + broken + b"\n\n" + delta(content="x") + DONE
+    played = usage.play([body])
+    assert (played.out, played.log, played.facts["deltas"]) == (body, "", 1)
+
+
+def test_tokens_that_look_like_json_are_text(usage: UsageFilter) -> None:
+    tokens = [
+        '"usage":{"prompt_tokens":999}',
+        '{"error":{"code":"x"}}',
+        "\\",
+        '\\"',
+        '"',
+        "}",
+        "{",
+        '"finish_reason":"stop"',
+        "data: [DONE]",
+        "\n\n",
+        "\u2028",
+        "\x7f",
+        "a" * 5000,
+    ]
+    body = b"".join(delta(content=token) for token in tokens * 2) + DONE
+    played = usage.play([body], strip=True)
+    assert played.out == body
+    assert counted(played) == sse.facts(body) == {"deltas": 26, "done": True}
+    assert usage.first_bad_split(body[:2500], strip=True) == 0
+
+
+MESSAGES: list[dict[str, Any]] = [
+    {"type": "message_start", "message": {"content": [], "usage": {"input_tokens": 7, "cache_read_input_tokens": 24, "output_tokens": 1}}},
+    {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "Hi"}},
+    {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 4}},
+    {"type": "message_stop"},
+]
+RESPONSES: list[dict[str, Any]] = [
+    {"type": "response.output_text.delta", "delta": "Hi", "sequence_number": 4},
+    {
+        "response": {"error": None, "usage": {"input_tokens": 9, "input_tokens_details": {"cached_tokens": 3}, "output_tokens": 2}},
+        "type": "response.completed",
+    },
+]
+BUSY: list[dict[str, Any]] = [{"type": "error", "error": {"type": "overloaded_error", "message": "busy"}}]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "expected"),
+    [
+        (MESSAGES, {"prompt_tokens": 31, "completion_tokens": 4, "cached_tokens": 24, "deltas": 1, "done": True}),
+        (RESPONSES, {"prompt_tokens": 9, "completion_tokens": 2, "cached_tokens": 3, "deltas": 1, "done": True}),
+        (BUSY, {"deltas": 0, "error": "overloaded_error"}),
+    ],
+    ids=["messages", "responses", "messages-error"],
+)
+def test_the_other_dialects_of_the_north_are_counted(usage: UsageFilter, chunks: list[Any], expected: dict[str, Any]) -> None:
+    body = b"".join(b"event: " + chunk["type"].encode() + b"\n" + event(chunk) for chunk in chunks)
+    played = usage.play([body])
+    assert (played.out, counted(played)) == (body, expected)
+    assert usage.first_bad_split(body) == 0
+
+
+@pytest.mark.parametrize(
+    ("headers", "metadata", "facts"),
+    [
+        (SSE, {}, {}),
+        (SSE, {"request_id": "r", "refusal": "queue_full"}, {"refusal": "queue_full"}),
+        ({"content-type": "text/plain"}, {"request_id": "r"}, {}),
+        ({}, {"request_id": "r"}, {}),
+        ({"content-type": "application/x-ndjson"}, {"request_id": "r"}, {}),
+        ({**SSE, "content-encoding": "gzip"}, {"request_id": "r"}, {"encoded": True}),
+        ({**SSE, "content-encoding": "identity"}, {"request_id": "r"}, {"deltas": 1, "delta_bytes": 1, "first_token_us": 1}),
+    ],
+)
+def test_only_a_nodes_readable_answer_is_looked_at(
+    usage: UsageFilter, headers: dict[str, str], metadata: dict[str, Any], facts: dict[str, Any]
+) -> None:
+    body = delta(content="x")
+    played = usage.play([body], headers=headers, metadata=metadata)
+    assert (played.out, played.facts) == (body, facts)
+
+
+@pytest.mark.parametrize("headers", [SSE, JSON])
+def test_an_answer_without_a_body_leaves_no_count(usage: UsageFilter, headers: dict[str, str]) -> None:
+    for ending in ("empty", "trailers", "cut"):
+        played = usage.play([], headers=headers, ending=ending)
+        assert (played.out, played.log, played.facts.get("deltas", 0)) == (b"", "", 0)
+
+
+@pytest.mark.parametrize("ending", ["data", "empty"])
+def test_the_rest_of_a_stream_that_ends_inside_an_event_reaches_the_client(usage: UsageFilter, ending: str) -> None:
+    chunks = [delta(content="x"), b'data: {"choices":[{"del', b'ta":{"con']
+    played = usage.play(chunks, strip=True, ending=ending)
+    assert played.out == b"".join(chunks)
+    assert counted(played) == {"deltas": 1}
+
+
+def test_an_end_mark_without_its_blank_line_still_counts(usage: UsageFilter) -> None:
+    assert usage.play([delta(content="x"), b"data: [DONE]\n"]).facts["done"] is True
+
+
+def test_an_event_over_a_mebibyte_passes_unread_and_the_next_one_is_read(usage: UsageFilter) -> None:
+    chunks = [b'data: {"choices":[{"delta":{"content":"', *[b"y" * 65_536] * 20, b'"}}]}\n\n', delta(content="x"), DONE]
+    played = usage.play(chunks, strip=True)
+    assert played.out == b"".join(chunks)
+    assert counted(played) == {"deltas": 1, "bad_events": 1, "done": True}
+
+
+def test_a_fault_in_the_filter_loses_the_count_and_no_byte() -> None:
+    usage = UsageFilter()
+    usage._lua.execute(b"EnvoyTimestampResolution = nil")
+    chunks = [delta(role="assistant", content=""), delta(content="x")[:30], delta(content="x")[30:], delta(content="y"), DONE]
+    played = usage.play(chunks, strip=True)
+    assert played.out == b"".join(chunks)
+    assert "stopped counting" in played.log
