@@ -1,9 +1,9 @@
 """Filter the pool's nodes, then let a strategy rank them.
 
-Rule: filtering is a function of nodes and demand alone, so that its result can be kept (see `route/cache.py`).
+Rule: filtering looks at shapes, not at nodes: ten thousand nodes of two kinds are two things to look at.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from msgspec import Struct
@@ -28,33 +28,61 @@ STRATEGIES: dict[str, Callable[[tuple[Node, ...], Load], Strategy]] = {
 }
 
 
+class Shape(Struct, frozen=True, gc=False, order=True):
+    """What filtering looks at: nodes of one shape can take the same requests."""
+
+    version: str
+    max_seq_len: int
+
+
+Fleet = dict[Shape, tuple[Node, ...]]
+"""A pool's nodes by shape, in the pool's order."""
+
+
+def fleet(nodes: Iterable[Node]) -> Fleet:
+    """Sort nodes by their shape."""
+    found: dict[Shape, list[Node]] = {}
+    for node in nodes:
+        found.setdefault(Shape(node.version, node.max_seq_len), []).append(node)
+    return {shape: tuple(same) for shape, same in found.items()}
+
+
 class Demand(Struct, frozen=True, gc=False):
-    """What a node must bring. `tokens`: prompt plus requested output."""
+    """What a node must bring."""
 
     tokens: int
+    """Prompt plus requested output, as estimated."""
+    at_least: int
+    """The same, if the estimate is as much too high as estimates get."""
     version: str
     accepts: Callable[[str], bool]
     """Whether a model version meets the constraint that `version` spells."""
 
 
-def fitting(nodes: tuple[Node, ...], demand: Demand) -> tuple[Node, ...] | Refusal:
-    """The nodes that can take the request at all; a refusal that names the first thing that none of them has."""
-    if not nodes:
+def fitting(shapes: Iterable[Shape], demand: Demand) -> tuple[Shape, ...] | Refusal:
+    """The shapes that can take the request at all; a refusal that names the first thing that none of them has.
+
+    Where only an estimate says that the request is too long, the longest ones get it: the engine counts.
+    """
+    offered = sorted(shapes)
+    if not offered:
         return Refusal(Code.NO_HEALTHY_NODE, "No node of the model is in service.")
-    versioned = tuple(node for node in nodes if demand.accepts(node.version))
+    versioned = tuple(shape for shape in offered if demand.accepts(shape.version))
     if not versioned:
-        offered = ", ".join(sorted({node.version for node in nodes}))
+        versions = ", ".join(dict.fromkeys(shape.version for shape in offered))
         return Refusal(
             Code.VERSION_MISMATCH,
-            f"No node serves a version that meets {demand.version!r}; in service: {offered}.",
+            f"No node serves a version that meets {demand.version!r}; in service: {versions}.",
             param="x-din-model-version",
         )
-    roomy = tuple(node for node in versioned if node.max_seq_len >= demand.tokens)
-    if not roomy:
-        longest = max(node.max_seq_len for node in versioned)
-        return Refusal(
-            Code.CONTEXT_LENGTH_EXCEEDED,
-            f"The longest context in service is {longest} tokens; prompt and requested output need {demand.tokens}.",
-            param="messages",
-        )
-    return roomy
+    roomy = tuple(shape for shape in versioned if shape.max_seq_len >= demand.tokens)
+    if roomy:
+        return roomy
+    longest = max(shape.max_seq_len for shape in versioned)
+    if longest >= demand.at_least:
+        return tuple(shape for shape in versioned if shape.max_seq_len == longest)
+    return Refusal(
+        Code.CONTEXT_LENGTH_EXCEEDED,
+        f"The longest context in service is {longest} tokens; prompt and requested output need {demand.tokens}.",
+        param="messages",
+    )

@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from din_extproc.domain.node import Endpoint, Node
-from din_extproc.domain.verdict import Code, Refusal
+from din_extproc.domain.verdict import Code
 from din_extproc.schedule.load import Falls, Load
-from din_extproc.schedule.pick import STRATEGIES, Demand, fitting
+from din_extproc.schedule.pick import STRATEGIES, Demand, Shape, fitting, fleet
 from din_extproc.schedule.round_robin import RoundRobin
 from din_extproc.schedule.token_available import TokenAvailable
 
@@ -25,8 +25,8 @@ def node(number: int, *, max_seq_len: int = 4096, version: str = "2025.3.1") -> 
     )
 
 
-def demand(tokens: int, version: str = "", accepts=lambda _version: True) -> Demand:
-    return Demand(tokens=tokens, version=version, accepts=accepts)
+def demand(tokens: int, version: str = "", accepts=lambda _version: True, at_least: int | None = None) -> Demand:
+    return Demand(tokens=tokens, at_least=tokens if at_least is None else at_least, version=version, accepts=accepts)
 
 
 def test_round_robin_takes_every_node_in_turn_and_names_the_next_ones_for_a_retry():
@@ -102,14 +102,23 @@ def test_a_reader_that_was_away_too_long_is_told_so():
 
 
 def test_the_filter_names_what_no_node_has():
-    nodes = (node(0, max_seq_len=1000, version="2025.3.1"), node(1, max_seq_len=2000, version="2025.4.0"))
-    assert fitting(nodes, demand(1500)) == (nodes[1],)
-    too_long = fitting(nodes, demand(2001))
-    assert isinstance(too_long, Refusal)
+    shapes = fleet((node(0, max_seq_len=1000, version="2025.3.1"), node(1, max_seq_len=2000, version="2025.4.0")))
+    assert fitting(shapes, demand(1500)) == (Shape("2025.4.0", 2000),)
+    too_long = fitting(shapes, demand(2001))
     assert too_long.code is Code.CONTEXT_LENGTH_EXCEEDED
     assert "2000" in too_long.message
-    wrong = fitting(nodes, demand(10, ">=2026", lambda version: version >= "2026"))
-    assert isinstance(wrong, Refusal)
+    wrong = fitting(shapes, demand(10, ">=2026", lambda version: version >= "2026"))
     assert wrong.code is Code.VERSION_MISMATCH
     assert "2025.3.1, 2025.4.0" in wrong.message
     assert fitting((), demand(1)).code is Code.NO_HEALTHY_NODE
+
+
+def test_an_estimate_alone_refuses_nobody_but_a_certain_length_does():
+    shapes = fleet((node(0, max_seq_len=1000), node(1, max_seq_len=2000)))
+    assert fitting(shapes, demand(2100, at_least=1900)) == (Shape("2025.3.1", 2000),)
+    assert fitting(shapes, demand(2100, at_least=2001)).code is Code.CONTEXT_LENGTH_EXCEEDED
+
+
+def test_nodes_of_one_shape_stay_together_in_the_pools_order():
+    nodes = (node(0), node(1, max_seq_len=1000), node(2))
+    assert fleet(nodes) == {Shape("2025.3.1", 4096): (nodes[0], nodes[2]), Shape("2025.3.1", 1000): (nodes[1],)}

@@ -1,0 +1,70 @@
+"""Answers that the gateway gives itself: refusals, the model list, OPTIONS.
+
+Rule: every error has the same body, and nothing in it comes from the prompt or the key.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+from msgspec import Struct
+
+from din_extproc.domain.request import Head
+from din_extproc.domain.verdict import Answer, Code, Headers, Refusal, error_body
+from din_extproc.route.table import ListedModel
+
+_PROBLEM = "application/problem+json"
+_JSON = "application/json"
+
+
+def refusal(refused: Refusal, head: Head, trace_id: str, headers: Headers = ()) -> Answer:
+    """The error answer. The body is OpenAI's and RFC 9457's at once; `accept` decides which of the two media types it is called."""
+    code = refused.code
+    media = _PROBLEM if _PROBLEM in head.header("accept") else _JSON
+    return Answer(
+        status=code.status,
+        headers=(("content-type", media), ("x-din-trace-id", trace_id), *headers, *refused.headers),
+        body=error_body(code, refused.message, trace_id=trace_id, instance=_instance(head.path), param=refused.param),
+        metadata={"trace_id": trace_id, "refusal": code.code},
+    )
+
+
+def internal_error(head: Head, trace_id: str) -> Answer:
+    """What a client sees of a fault of ours: that it was ours, and under which id it is logged."""
+    refused = Refusal(Code.INTERNAL_ERROR, f"The gateway failed; the log has the reason under {trace_id}.")
+    return refusal(refused, head, trace_id)
+
+
+def options(trace_id: str) -> Answer:
+    """OPTIONS without CORS: what may be asked here. With CORS configured, Envoy answers preflights itself."""
+    return Answer(status=204, headers=(("allow", "GET, HEAD, POST, OPTIONS"), ("x-din-trace-id", trace_id)), body=b"")
+
+
+class _Listing(Struct, frozen=True, gc=False):
+    """One name as `/v1/models` shows it: OpenAI's object, and `alias_for` with the physical models behind an alias."""
+
+    id: str
+    object: str = "model"
+    created: int = 0
+    owned_by: str = "din"
+    alias_for: tuple[str, ...] = ()
+
+
+def models(listed: Iterable[ListedModel], name: str, trace_id: str) -> Answer | Refusal:
+    """`GET /v1/models`, or with a name `GET /v1/models/NAME`: only what the tenant may ask for exists."""
+    shown = [_Listing(id=model.name, alias_for=model.models) for model in listed]
+    content: object = {"object": "list", "data": shown}
+    if name:
+        content = next((listing for listing in shown if listing.id == name), None)
+        if content is None:
+            return Refusal(Code.MODEL_NOT_FOUND, "There is no model of this name.", param="model")
+    return Answer(
+        status=200,
+        headers=(("content-type", _JSON), ("x-din-trace-id", trace_id)),
+        body=msgspec.json.encode(content),
+        metadata={"trace_id": trace_id},
+    )
+
+
+def _instance(path: str) -> str:
+    """The path without its query: keys are sometimes sent there."""
+    return path.partition("?")[0][:200]

@@ -1,0 +1,105 @@
+"""From a granted request to what Envoy is told: where it goes, what changes on the way, and what comes back with the access log.
+
+Rule: the body changes by splices only, and every label that settlement needs is in the metadata, so that no worker has to live until then.
+"""
+
+from functools import lru_cache
+
+import msgspec
+from msgspec import Struct
+
+from din_extproc.admit.headers import standing_headers
+from din_extproc.admit.ledger import Claim, Standing
+from din_extproc.domain.node import Node, Pool
+from din_extproc.domain.request import Head, Intent, Operation
+from din_extproc.domain.verdict import Headers, Send
+from din_extproc.flow.place import Target
+from din_extproc.intent.read import Reading
+from din_extproc.intent.splice import asking_for_usage, with_values
+from din_extproc.route.table import Routed
+
+_REPORTING = frozenset({Operation.CHAT, Operation.COMPLETIONS})
+"""Operations whose streams report usage when `stream_options` asks for it."""
+
+
+class Granted(Struct, frozen=True, gc=False):
+    """Everything that was decided about one request."""
+
+    trace_id: str
+    key_id: str
+    reading: Reading
+    intent: Intent
+    routed: Routed
+    target: Target
+    nodes: tuple[Node, ...]
+    """The chosen one, then those for retries."""
+    claim: Claim
+    standing: Standing
+
+
+def dispatch(granted: Granted, head: Head) -> Send:
+    """The verdict that sends it."""
+    reading, target = granted.reading, granted.target
+    body = _body(reading, granted.intent, target.pool)
+    answer_headers: Headers = (("x-din-trace-id", granted.trace_id), *standing_headers(granted.standing))
+    if target.degraded:
+        answer_headers = (*answer_headers, ("x-bxagent-degraded", "true"), ("x-din-degraded-reason", target.degraded))
+    return Send(
+        cluster=target.pool.name,
+        endpoints=tuple([str(node.endpoint) for node in granted.nodes]),
+        request_headers=(("x-din-trace-id", granted.trace_id),),
+        response_headers=answer_headers,
+        metadata=_labels(granted),
+        body=body if body is not reading.body or reading.decoded else None,
+        path=_path(head.path, granted.intent.operation.value),
+        remove_headers=("content-encoding",) if reading.decoded else (),
+    )
+
+
+def _body(reading: Reading, intent: Intent, pool: Pool) -> bytes:
+    """The client's bytes, with the name that the engine answers to, and asking for usage."""
+    edits: dict[str, bytes] = {}
+    if intent.model != pool.served_model:
+        edits["model"] = _quoted(pool.served_model)
+    if _usage_is_ours(intent, pool):
+        edits["stream_options"] = asking_for_usage(reading.outline.value(reading.body, "stream_options"))
+    return with_values(reading.body, reading.outline, edits) if edits else reading.body
+
+
+def _usage_is_ours(intent: Intent, pool: Pool) -> bool:
+    """Whether the stream reports usage because we ask: the client is not to see it."""
+    return intent.stream and not intent.wants_usage and pool.stream_usage and intent.operation in _REPORTING
+
+
+def _labels(granted: Granted) -> dict[str, str | float | bool]:
+    intent, routed, target, claim = granted.intent, granted.routed, granted.target, granted.claim
+    estimate = intent.estimate
+    return {
+        "request_id": claim.request_id,
+        "trace_id": granted.trace_id,
+        "tenant": claim.tenant,
+        "key_id": granted.key_id,
+        "model": target.pool.model,
+        "alias": routed.name,
+        "pool": target.pool.name,
+        "rule": routed.rule,
+        "reserved_tokens": claim.tokens,
+        "prompt_estimate": estimate.tokens,
+        "features": ",".join(map(str, estimate.features)),
+        "fixed": estimate.fixed,
+        "stream": intent.stream,
+        "strip_usage": _usage_is_ours(intent, target.pool),
+        "degraded": bool(target.degraded),
+    }
+
+
+def _path(path: str, canonical: str) -> str | None:
+    """The canonical spelling with the client's query; None when that is what the client wrote."""
+    spelled, mark, query = path.partition("?")
+    return None if spelled == canonical else f"{canonical}{mark}{query}"
+
+
+@lru_cache(maxsize=1024)
+def _quoted(text: str) -> bytes:
+    """A text as JSON writes it."""
+    return msgspec.json.encode(text)

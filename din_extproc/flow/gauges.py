@@ -1,0 +1,41 @@
+"""One calibration per physical model: what prompts of that model are weighed with, and what their real counts teach.
+
+Rule: bounded by the models of the configuration; a name nobody configured is weighed with what is true of models in general.
+"""
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from din_extproc.intent.calibration import learn
+from din_extproc.intent.estimate import Gauge
+
+_GENERAL = Gauge()
+
+
+class Gauges:
+    """The gauges of one worker.
+
+    Args:
+        model_of: The physical model that a name, as clients write it, stands for first; None when it stands for nothing.
+    """
+
+    __slots__ = ("_by_model", "model_of")
+
+    def __init__(self, model_of: Callable[[str], str | None]) -> None:
+        self.model_of = model_of
+        self._by_model: dict[str, Gauge] = {}
+
+    def named(self, name: str) -> Gauge:
+        """For a request that asks for this name."""
+        model = self.model_of(name)
+        return _GENERAL if model is None else self.of(model)
+
+    def of(self, model: str) -> Gauge:
+        """For a physical model."""
+        return self._by_model.get(model, _GENERAL)
+
+    def learn(self, model: str, features: tuple[float, ...], fixed: int, prompt_tokens: int) -> None:
+        """The engine counted a prompt that was estimated from these features."""
+        gauge = self.of(model)
+        self._by_model[model] = replace(gauge, calibration=learn(gauge.calibration, features, fixed, prompt_tokens))

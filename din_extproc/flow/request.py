@@ -1,0 +1,237 @@
+"""The conductor of the request half: intent -> key -> route -> target -> admission -> node -> verdict.
+
+Rule: what a request takes (slots, tokens of a node) it takes through `_Held`, and its end gives all of it back, once, however it ends.
+"""
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from din_extproc.admit import headers as limit_headers
+from din_extproc.admit.keys import Authenticated
+from din_extproc.admit.ledger import Claim, Denied, Ledger, LimitsUnavailable, Standing
+from din_extproc.admit.reservation import OutputHistory, reservation
+from din_extproc.domain.request import Estimate, Head, Intent, Operation
+from din_extproc.domain.verdict import Answer, Refusal, Send, Verdict
+from din_extproc.flow import answers
+from din_extproc.flow.dispatch import Granted, dispatch
+from din_extproc.flow.gauges import Gauges
+from din_extproc.flow.place import Placer, Size
+from din_extproc.flow.trace import TraceIds, kept
+from din_extproc.flow.view import Purse, View, facts, purse
+from din_extproc.intent.boundary import needs_exact
+from din_extproc.intent.estimate import estimate
+from din_extproc.intent.paths import locate
+from din_extproc.intent.read import Reading, read
+
+_HOUR_S = 3600
+_NO_HEAD = Head(method="", path="", headers={})
+
+
+class Clock(Protocol):
+    """Both are read once per request."""
+
+    def wall(self) -> float:
+        """Seconds since the epoch."""
+
+    def monotonic(self) -> float:
+        """Seconds that only grow."""
+
+
+class Watcher(Protocol):
+    """Told what happens, by the conductors; the stages themselves say nothing."""
+
+    def decided(self, seconds: float, refused: str) -> None:
+        """A verdict took so long. `refused`: the error code, "" when the request was sent on."""
+
+    def failed(self, error: BaseException, trace_id: str) -> None:
+        """A fault of ours; the client got `internal_error`."""
+
+
+class Desk(Struct):
+    """Everything that the requests of one worker share."""
+
+    view: View
+    ledger: Ledger
+    placer: Placer
+    gauges: Gauges
+    outputs: OutputHistory
+    ids: TraceIds
+    clock: Clock
+    watcher: Watcher
+    start: Callable[[Coroutine[Any, Any, None]], None]
+    """Runs a coroutine that nobody waits for."""
+    lease_ms: int = 30_000
+    live: dict[str, str] = {}
+    """Request id -> tenant, of the requests that hold slots: to be renewed while they run."""
+
+    def begin(self) -> "RequestFlow":
+        """A stream was opened: one HTTP exchange begins."""
+        return RequestFlow(self)
+
+    def change(self, view: View) -> None:
+        """Use another view from the next request on."""
+        self.view = view
+        self.gauges.model_of = view.table.preferred
+        self.placer.forget()
+
+
+class _Held(Struct, frozen=True, gc=False):
+    """What a request that was sent on has taken."""
+
+    tenant: str
+    node_id: str
+    tokens: int
+
+
+class RequestFlow:
+    """One HTTP exchange, from its first byte to its last."""
+
+    __slots__ = ("_desk", "_head", "_held", "_request_id", "_trace_id")
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._head = _NO_HEAD
+        self._held: _Held | None = None
+        self._request_id = ""
+        self._trace_id = ""
+
+    async def decide(self, head: Head, body: bytes) -> Verdict:
+        """The verdict on a whole request."""
+        desk = self._desk
+        began = desk.clock.monotonic()
+        self._name(head)
+        verdict = await self._verdict(head, body, began)
+        if isinstance(verdict, Refusal):
+            verdict = answers.refusal(verdict, head, self._trace_id)
+        refused = "" if type(verdict) is Send else str(verdict.metadata.get("refusal", ""))
+        desk.watcher.decided(desk.clock.monotonic() - began, refused)
+        return verdict
+
+    def failed(self, error: BaseException) -> Answer:
+        """What the client is told of a fault."""
+        self._desk.watcher.failed(error, self._trace_id)
+        held = self._let_go()
+        if held is not None:  # it was granted and will not be sent
+            self._desk.start(self._refund(held.tenant))
+        return answers.internal_error(self._head, self._trace_id)
+
+    def ended(self, *, cancelled: bool) -> None:  # noqa: ARG002 - the slot is free either way; the access log tells the rest
+        """The exchange is over."""
+        held = self._let_go()
+        if held is not None:
+            self._desk.start(self._release(held.tenant))
+
+    def _name(self, head: Head) -> None:
+        """Every exchange has an id of its own; the trace id is the client's, when it has a sound one."""
+        self._head = head
+        self._request_id = self._desk.ids.make(self._desk.clock.wall())
+        given = head.header("x-din-trace-id")
+        self._trace_id = given if kept(given) else self._request_id
+
+    async def _verdict(self, head: Head, body: bytes, began: float) -> Verdict | Refusal:
+        desk, view = self._desk, self._desk.view
+        if head.method == "OPTIONS":
+            return answers.options(self._trace_id)
+        place = locate(head.method, head.path)
+        if isinstance(place, Refusal):
+            return place
+        wall = desk.clock.wall()
+        who = view.keys.authenticate(head.header("authorization"), head.header("x-api-key"), wall)
+        if isinstance(who, Refusal):
+            return who
+        if place.operation is Operation.MODELS:
+            return answers.models(view.table.models_for(who.tenant), place.model, self._trace_id)
+        reading = read(head, body, desk.gauges.named, view.body_limit)
+        if isinstance(reading, Refusal):
+            return reading
+        intent = await self._counted(reading)
+        routed = view.table.route(intent, who.tenant, head, int(wall) // _HOUR_S % 24)
+        if isinstance(routed, Refusal):
+            return routed
+        target = desk.placer.target(routed, self._size(intent, routed.model), began)
+        if isinstance(target, Refusal):
+            return target
+        intent = self._reweighed(intent, reading, target.pool.model)
+        claim = self._claim(intent, who, target.pool.model)
+        standing = await self._admitted(claim)
+        if isinstance(standing, Refusal):
+            return standing
+        nodes = desk.placer.pick(target, claim.tokens)
+        self._held = _Held(who.tenant.id, nodes[0].id, claim.tokens)
+        desk.live[self._request_id] = who.tenant.id
+        granted = Granted(self._trace_id, who.key.id, reading, intent, routed, target, nodes, claim, standing)
+        return dispatch(granted, head)
+
+    async def _counted(self, reading: Reading) -> Intent:
+        """The intent, with an exact count of its prompt where the estimate could decide wrongly and the tokenizer is at hand."""
+        intent = reading.intent
+        model = self._desk.gauges.model_of(intent.model)
+        known = facts(self._desk.view, model or "")
+        if known.counter is None or not known.boundaries:
+            return intent
+        band = self._desk.gauges.of(model or "").calibration.band
+        output = intent.output_tokens or 1
+        boundaries = (*known.boundaries, *(boundary - output for boundary in known.boundaries))
+        if not needs_exact(intent.estimate, band, boundaries):
+            return intent
+        return replace(intent, estimate=await known.counter.count(reading.prompt, intent.estimate))
+
+    def _size(self, intent: Intent, model: str) -> Size:
+        """How long the request is, and how long at the very least."""
+        estimated: Estimate = intent.estimate
+        output = 1 if intent.output_tokens is None else intent.output_tokens
+        tokens = estimated.tokens + output
+        if estimated.exact:
+            return Size(tokens, tokens)
+        band = self._desk.gauges.of(model).calibration.band
+        return Size(tokens, tokens - int(band * (estimated.tokens - estimated.fixed)))
+
+    def _reweighed(self, intent: Intent, reading: Reading, model: str) -> Intent:
+        """The intent by the gauge of the model that it goes to, when that is not the one it was read for."""
+        gauges = self._desk.gauges
+        if intent.estimate.exact or gauges.of(model) is gauges.named(intent.model):
+            return intent
+        return replace(intent, estimate=estimate(reading.prompt, gauges.of(model)))
+
+    def _claim(self, intent: Intent, who: Authenticated, model: str) -> Claim:
+        desk = self._desk
+        charged: Purse = purse(who, model)
+        tokens = reservation(
+            intent.prompt_tokens,
+            intent.output_tokens,
+            desk.outputs.expected(who.tenant.id, model),
+            facts(desk.view, model).output_tokens_default,
+            charged.bucket,
+        )
+        return Claim(self._request_id, who.tenant.id, charged.budgets, tokens, desk.lease_ms)
+
+    async def _admitted(self, claim: Claim) -> Standing | Refusal:
+        try:
+            reply = await self._desk.ledger.reserve(claim)
+        except LimitsUnavailable:
+            return limit_headers.limits_unavailable()
+        return limit_headers.refusal(reply, claim) if isinstance(reply, Denied) else reply.standing
+
+    def _let_go(self) -> _Held | None:
+        """Give back what was taken here; who holds it still has to tell the ledger."""
+        held, self._held = self._held, None
+        if held is not None:
+            self._desk.placer.free(held.node_id, held.tokens)
+            self._desk.live.pop(self._request_id, None)
+        return held
+
+    async def _release(self, tenant: str) -> None:
+        try:
+            await self._desk.ledger.release(tenant, self._request_id)
+        except LimitsUnavailable:
+            return  # the lease expires by itself
+
+    async def _refund(self, tenant: str) -> None:
+        try:
+            await self._desk.ledger.release(tenant, self._request_id)
+            await self._desk.ledger.settle(tenant, self._request_id, 0)
+        except LimitsUnavailable:
+            return  # lease and bucket recover by themselves
