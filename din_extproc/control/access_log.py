@@ -1,0 +1,32 @@
+"""The gRPC access log: every finished exchange, local replies too, told to the sidecar that settles it.
+
+Rule: no header that can hold a key or a prompt is logged.
+"""
+
+from envoy_data_plane.envoy.config.accesslog.v3 import AccessLog
+from envoy_data_plane.envoy.config.core.v3 import ApiVersion, GrpcService, GrpcServiceEnvoyGrpc
+from envoy_data_plane.envoy.extensions.access_loggers.grpc.v3 import CommonGrpcAccessLogConfig, HttpGrpcAccessLogConfig
+
+from din_extproc.control.packing import extension, milliseconds
+from din_extproc.control.topology import ACCESS_LOG_CLUSTER, Topology
+
+LOG_NAME = "din"
+_REQUEST_HEADERS = ["x-din-trace-id"]
+_RESPONSE_HEADERS = ["x-din-node-id", "x-din-model-version", "x-din-trace-id", "x-bxagent-degraded", "retry-after"]
+
+
+def access_log(topology: Topology) -> AccessLog:
+    """The logger of the listener."""
+    common = CommonGrpcAccessLogConfig(
+        log_name=LOG_NAME,
+        transport_api_version=ApiVersion.V3,
+        grpc_service=GrpcService(envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=ACCESS_LOG_CLUSTER)),
+        buffer_flush_interval=milliseconds(topology.access_log_flush_ms),
+    )
+    config = HttpGrpcAccessLogConfig(
+        common_config=common,
+        additional_request_headers_to_log=_REQUEST_HEADERS,
+        additional_response_headers_to_log=_RESPONSE_HEADERS,
+    )
+    logger = extension("envoy.access_loggers.http_grpc", config)
+    return AccessLog(name=logger.name, typed_config=logger.typed_config)

@@ -1,0 +1,59 @@
+"""From a topology to the file that Envoy is started with.
+
+Rule: the same topology gives the same bytes, so that the rendered file can be committed and compared.
+Importing this module takes about three seconds (Envoy's whole vocabulary): only a command that renders imports it.
+"""
+
+import json
+from typing import Any
+
+import yaml
+from envoy_data_plane.envoy.config.bootstrap.v3 import Admin, Bootstrap, BootstrapStaticResources
+from envoy_data_plane.envoy.config.overload.v3 import OverloadManager, ResourceMonitor
+from envoy_data_plane.envoy.extensions.resource_monitors.downstream_connections.v3 import DownstreamConnectionsConfig
+
+from din_extproc.control.clusters import clusters
+from din_extproc.control.listener import listener
+from din_extproc.control.packing import envoy_address, extension
+from din_extproc.control.topology import Topology
+
+
+def bootstrap(topology: Topology) -> Bootstrap:
+    """Envoy's bootstrap message."""
+    return Bootstrap(
+        admin=Admin(address=envoy_address(topology.admin)),
+        static_resources=BootstrapStaticResources(listeners=[listener(topology)], clusters=clusters(topology)),
+        overload_manager=_connection_limit(topology.max_connections),
+    )
+
+
+def _connection_limit(connections: int) -> OverloadManager:
+    config = DownstreamConnectionsConfig(max_active_downstream_connections=connections)
+    monitor = extension("envoy.resource_monitors.global_downstream_max_connections", config)
+    return OverloadManager(resource_monitors=[ResourceMonitor(name=monitor.name, typed_config=monitor.typed_config)])
+
+
+def as_dict(topology: Topology) -> dict[str, Any]:
+    """The bootstrap as plain values, with the field names of Envoy's documentation."""
+    return bootstrap(topology).to_dict(casing=str)  # type: ignore[arg-type] # already snake case: Casing.SNAKE would split `5xx`
+
+
+def as_json(topology: Topology) -> str:
+    """The bootstrap as JSON text."""
+    return json.dumps(as_dict(topology), indent=2) + "\n"
+
+
+def as_yaml(topology: Topology) -> str:
+    """The bootstrap as YAML text; texts of several lines stand as blocks."""
+    return yaml.dump(as_dict(topology), Dumper=_BlockDumper, sort_keys=False, width=140, allow_unicode=True)
+
+
+class _BlockDumper(yaml.SafeDumper):
+    """Writes texts of several lines the way people read them."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_BlockDumper.add_representer(str, _text)

@@ -1,0 +1,200 @@
+"""Where Envoy connects to: one cluster per pool, one for the sidecar's workers, one for the access log.
+
+Rule: a pool goes to the node that the sidecar named, and to another of the same pool only when that one can't answer.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from envoy_data_plane.envoy.config.cluster.v3 import (
+    CircuitBreakers,
+    CircuitBreakersThresholds,
+    Cluster,
+    ClusterCommonLbConfig,
+    ClusterDiscoveryType,
+    LoadBalancingPolicy,
+    LoadBalancingPolicyPolicy,
+    OutlierDetection,
+    UpstreamConnectionOptions,
+)
+from envoy_data_plane.envoy.config.common.mutation_rules.v3 import HeaderMutation as RuleMutation
+from envoy_data_plane.envoy.config.core.v3 import HealthCheck as EnvoyHealthCheck
+from envoy_data_plane.envoy.config.core.v3 import (
+    HealthCheckHttpHealthCheck,
+    Http1ProtocolOptions,
+    Http2ProtocolOptions,
+    HttpProtocolOptions,
+    KeepaliveSettings,
+    Metadata,
+    TcpKeepalive,
+)
+from envoy_data_plane.envoy.config.endpoint.v3 import ClusterLoadAssignment, Endpoint, LbEndpoint, LocalityLbEndpoints
+from envoy_data_plane.envoy.extensions.filters.http.header_mutation.v3 import HeaderMutation, Mutations
+from envoy_data_plane.envoy.extensions.filters.http.upstream_codec.v3 import UpstreamCodec
+from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import HttpFilter
+from envoy_data_plane.envoy.extensions.load_balancing_policies.least_request.v3 import LeastRequest
+from envoy_data_plane.envoy.extensions.load_balancing_policies.override_host.v3 import OverrideHost, OverrideHostOverrideHostSource
+from envoy_data_plane.envoy.extensions.upstreams.http.v3 import HttpProtocolOptions as UpstreamProtocolOptions
+from envoy_data_plane.envoy.extensions.upstreams.http.v3 import HttpProtocolOptionsExplicitHttpConfig
+from envoy_data_plane.envoy.type.v3 import Percent
+from envoy_data_plane.google.protobuf import Any as PackedAny
+from envoy_data_plane.google.protobuf import Struct as ProtoStruct
+
+from din_extproc.control.packing import envoy_address, extension, milliseconds
+from din_extproc.control.topology import ACCESS_LOG_CLUSTER, EXT_PROC_CLUSTER, Address, HealthCheck, SocketAddress, Topology
+from din_extproc.domain.node import Node, Pool
+
+ENDPOINT_HEADER = "x-din-endpoint"
+FAIL_OPEN = "fail_open"
+"""Under this name stands what an answer is marked with that nobody admitted."""
+_PROTOCOL_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+_NO_LIMIT = 1 << 20
+"""Connections, requests and retries at once: admission is the sidecar's, Envoy's own brake would only surprise."""
+_NODE_KEEPALIVE_MS = 4_000
+"""Below the five seconds after which uvicorn and cpp-httplib close an idle connection, so that no request meets the closing."""
+_WORKER_CHECK_MS = 100
+_WORKER_EJECTION_MS = 200
+_WORKER_CONNECT_MS = 250
+
+
+def clusters(topology: Topology) -> list[Cluster]:
+    """All of them, the gateway's own first."""
+    own = [_ext_proc(topology.ext_proc), _service(ACCESS_LOG_CLUSTER, [topology.access_log])]
+    return own + [_pool(pool, topology) for pool in topology.pools]
+
+
+def _pool(pool: Pool, topology: Topology) -> Cluster:
+    """The nodes of a pool."""
+    protocol = UpstreamProtocolOptions(
+        common_http_protocol_options=HttpProtocolOptions(idle_timeout=milliseconds(_NODE_KEEPALIVE_MS)),
+        explicit_http_config=HttpProtocolOptionsExplicitHttpConfig(http_protocol_options=Http1ProtocolOptions()),
+        http_filters=_toward_node(),
+    )
+    return Cluster(
+        name=pool.name,
+        type=ClusterDiscoveryType.STATIC,
+        connect_timeout=milliseconds(topology.timeouts.connect_ms),
+        load_assignment=_assignment(pool.name, [_node(node, pool, topology) for node in pool.nodes]),
+        load_balancing_policy=_override_host(),
+        common_lb_config=_only_healthy(),
+        circuit_breakers=_no_brake(),
+        health_checks=[_health_check(topology.health_check, pool)] if topology.health_check else [],
+        outlier_detection=_outlier_detection(topology),
+        upstream_connection_options=UpstreamConnectionOptions(
+            tcp_keepalive=TcpKeepalive(keepalive_probes=3, keepalive_time=30, keepalive_interval=10)
+        ),
+        typed_extension_protocol_options={_PROTOCOL_OPTIONS: PackedAny.pack(protocol)},
+    )
+
+
+def _toward_node() -> list[HttpFilter]:
+    """The endpoint header is read when a host is picked, so it can be taken off only after that: in the chain of the chosen host."""
+    removal = HeaderMutation(mutations=Mutations(request_mutations=[RuleMutation(remove=ENDPOINT_HEADER)]))
+    chain = [extension("envoy.filters.http.header_mutation", removal), extension("envoy.filters.http.upstream_codec", UpstreamCodec())]
+    return [HttpFilter(name=each.name, typed_config=each.typed_config) for each in chain]
+
+
+def _node(node: Node, pool: Pool, topology: Topology) -> LbEndpoint:
+    """A node with what its answers are marked with: this is where `x-din-node-id` comes from."""
+    facts: dict[str, Any] = {"node_id": node.id, "model": node.model, "version": node.version, "dtype": node.dtype, "pool": pool.name}
+    if pool.name == topology.fail_open_pool:
+        facts[FAIL_OPEN] = {"degraded": "true", "reason": "limits_bypassed"}
+    return LbEndpoint(
+        endpoint=Endpoint(address=envoy_address(SocketAddress(node.endpoint.host, node.endpoint.port))),
+        metadata=Metadata(filter_metadata={"din": ProtoStruct.from_dict(facts)}),
+    )
+
+
+def _override_host() -> LoadBalancingPolicy:
+    """The node that the header names, else the one with the fewest requests."""
+    policy = OverrideHost(
+        override_host_sources=[OverrideHostOverrideHostSource(header=ENDPOINT_HEADER)],
+        fallback_policy=_least_request(),
+    )
+    return LoadBalancingPolicy(
+        policies=[LoadBalancingPolicyPolicy(typed_extension_config=extension("envoy.load_balancing_policies.override_host", policy))]
+    )
+
+
+def _least_request() -> LoadBalancingPolicy:
+    policy = extension("envoy.load_balancing_policies.least_request", LeastRequest())
+    return LoadBalancingPolicy(policies=[LoadBalancingPolicyPolicy(typed_extension_config=policy)])
+
+
+def _only_healthy() -> ClusterCommonLbConfig:
+    """By default Envoy sends to ejected hosts too when half of them are, and holds news of their return back for a second."""
+    return ClusterCommonLbConfig(healthy_panic_threshold=Percent(value=0), update_merge_window=milliseconds(0))
+
+
+def _no_brake() -> CircuitBreakers:
+    thresholds = CircuitBreakersThresholds(
+        max_connections=_NO_LIMIT, max_pending_requests=_NO_LIMIT, max_requests=_NO_LIMIT, max_retries=_NO_LIMIT
+    )
+    return CircuitBreakers(thresholds=[thresholds])
+
+
+def _outlier_detection(topology: Topology) -> OutlierDetection:
+    """Counts what a node does in a row; shares of failures are the sidecar's breaker's business."""
+    outlier = topology.outlier
+    return OutlierDetection(
+        consecutive_5xx=outlier.consecutive_5xx,
+        consecutive_gateway_failure=outlier.consecutive_gateway_failures,
+        enforcing_consecutive_gateway_failure=100,
+        enforcing_success_rate=0,
+        interval=milliseconds(outlier.interval_ms),
+        base_ejection_time=milliseconds(outlier.base_ejection_ms),
+        max_ejection_percent=outlier.max_ejection_percent,
+    )
+
+
+def _health_check(check: HealthCheck, pool: Pool) -> EnvoyHealthCheck:
+    """Asked as often without traffic as with it: a pool that nobody used for a while is known all the same."""
+    every = milliseconds(check.interval_ms)
+    return EnvoyHealthCheck(
+        timeout=milliseconds(check.timeout_ms),
+        interval=every,
+        no_traffic_interval=every,
+        interval_jitter_percent=10,
+        unhealthy_threshold=check.unhealthy_after,
+        healthy_threshold=check.healthy_after,
+        http_health_check=HealthCheckHttpHealthCheck(path=check.engine_paths.get(pool.engine, check.path)),
+    )
+
+
+def _ext_proc(workers: Iterable[Address]) -> Cluster:
+    """The workers. One that refuses connections has no requests open and would attract all: it is left out at its first failure."""
+    cluster = _service(EXT_PROC_CLUSTER, workers)
+    cluster.load_balancing_policy = _least_request()
+    cluster.common_lb_config = _only_healthy()
+    cluster.outlier_detection = OutlierDetection(
+        split_external_local_origin_errors=True,
+        consecutive_local_origin_failure=1,
+        enforcing_consecutive_5xx=0,
+        enforcing_success_rate=0,
+        enforcing_local_origin_success_rate=0,
+        interval=milliseconds(_WORKER_CHECK_MS),
+        base_ejection_time=milliseconds(_WORKER_EJECTION_MS),
+        max_ejection_time=milliseconds(_WORKER_EJECTION_MS),
+        max_ejection_percent=100,
+    )
+    return cluster
+
+
+def _service(name: str, addresses: Iterable[Address]) -> Cluster:
+    """A gRPC service of the sidecar. Pings notice a process that is stopped but not gone."""
+    addresses = tuple(addresses)
+    named = any(isinstance(address, SocketAddress) and not address.is_ip for address in addresses)
+    options = Http2ProtocolOptions(connection_keepalive=KeepaliveSettings(interval=milliseconds(10_000), timeout=milliseconds(5_000)))
+    protocol = UpstreamProtocolOptions(explicit_http_config=HttpProtocolOptionsExplicitHttpConfig(http2_protocol_options=options))
+    return Cluster(
+        name=name,
+        type=ClusterDiscoveryType.STRICT_DNS if named else ClusterDiscoveryType.STATIC,
+        connect_timeout=milliseconds(_WORKER_CONNECT_MS),
+        load_assignment=_assignment(name, [LbEndpoint(endpoint=Endpoint(address=envoy_address(address))) for address in addresses]),
+        circuit_breakers=_no_brake(),
+        typed_extension_protocol_options={_PROTOCOL_OPTIONS: PackedAny.pack(protocol)},
+    )
+
+
+def _assignment(name: str, endpoints: list[LbEndpoint]) -> ClusterLoadAssignment:
+    return ClusterLoadAssignment(cluster_name=name, endpoints=[LocalityLbEndpoints(lb_endpoints=endpoints)])

@@ -1,0 +1,40 @@
+"""Headers that a client may not send: removed on arrival, before any filter, on every path.
+
+Rule: the gateway's own names are removed by family, not one by one, so that a header invented tomorrow is covered today.
+"""
+
+from envoy_data_plane.envoy.config.common.mutation_rules.v3 import HeaderMutation, HeaderMutationRemoveOnMatch
+from envoy_data_plane.envoy.config.core.v3 import TypedExtensionConfig
+from envoy_data_plane.envoy.extensions.http.early_header_mutation.header_mutation.v3 import HeaderMutation as EarlyHeaderMutation
+from envoy_data_plane.envoy.type.matcher.v3 import StringMatcher
+
+from din_extproc.control.packing import extension, overwrite
+
+CLIENT_MAY_SEND = ("x-din-model-version", "x-din-priority", "x-din-timeout-ms", "x-din-trace-id")
+"""The intent headers: all that stays of the family."""
+_KEPT = "din-kept-"
+_FAMILIES = ("x-din-", "x-envoy-")
+_NAMES = ("x-bxagent-degraded", "x-gateway-destination-endpoint", "x-request-id")
+"""Single names: our own mark, the endpoint picker's, and the request id, which Envoy then makes anew."""
+
+
+def early_header_mutation() -> TypedExtensionConfig:
+    """The extension that cleans a request's head as it arrives.
+
+    Envoy can remove what matches, not all but what matches, and its regular expressions know no look-ahead. So the intent headers
+    step aside under another name while their family is removed, and step back.
+    """
+    mutations = [_copy(name, _KEPT + name) for name in CLIENT_MAY_SEND]
+    mutations += [_remove_family(family) for family in _FAMILIES]
+    mutations += [_copy(_KEPT + name, name) for name in CLIENT_MAY_SEND]
+    mutations += [_remove_family(_KEPT), *(HeaderMutation(remove=name) for name in _NAMES)]
+    return extension("envoy.http.early_header_mutation.header_mutation", EarlyHeaderMutation(mutations=mutations))
+
+
+def _copy(source: str, target: str) -> HeaderMutation:
+    """Does nothing when the source is not there."""
+    return HeaderMutation(append=overwrite(target, f"%REQ({source})%"))
+
+
+def _remove_family(prefix: str) -> HeaderMutation:
+    return HeaderMutation(remove_on_match=HeaderMutationRemoveOnMatch(key_matcher=StringMatcher(prefix=prefix)))

@@ -1,0 +1,82 @@
+"""The HTTP filters, in the order in which a request meets them: CORS, usage (Lua), the sidecar (ext_proc), the router.
+
+Rule: an answer passes them backwards, so CORS marks every answer, local ones too, and Lua sees what the sidecar left in metadata.
+"""
+
+from envoy_data_plane.envoy.config.common.mutation_rules.v3 import HeaderMutationRules
+from envoy_data_plane.envoy.config.core.v3 import (
+    BackoffStrategy,
+    DataSource,
+    GrpcService,
+    GrpcServiceEnvoyGrpc,
+    RetryPolicy,
+    TypedExtensionConfig,
+)
+from envoy_data_plane.envoy.extensions.filters.http.cors.v3 import Cors
+from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
+    ExternalProcessor,
+    MetadataOptions,
+    MetadataOptionsMetadataNamespaces,
+    ProcessingMode,
+    ProcessingModeBodySendMode,
+    ProcessingModeHeaderSendMode,
+)
+from envoy_data_plane.envoy.extensions.filters.http.lua.v3 import Lua
+from envoy_data_plane.envoy.extensions.filters.http.router.v3 import Router
+from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import HttpFilter
+from envoy_data_plane.envoy.type.v3 import HttpStatus, StatusCode
+
+from din_extproc.control.packing import extension, milliseconds
+from din_extproc.control.topology import EXT_PROC_CLUSTER, Topology
+
+CORS = "envoy.filters.http.cors"
+EXT_PROC = "envoy.filters.http.ext_proc"
+METADATA_NAMESPACE = "din"
+
+
+def http_filters(topology: Topology) -> list[HttpFilter]:
+    """The chain."""
+    chain = [extension(CORS, Cors())] if topology.cors_origins else []
+    if topology.usage_lua:
+        chain.append(extension("envoy.filters.http.lua", Lua(default_source_code=DataSource(inline_string=topology.usage_lua))))
+    chain.append(_ext_proc(topology))
+    chain.append(extension("envoy.filters.http.router", Router(suppress_envoy_headers=True)))
+    return [HttpFilter(name=each.name, typed_config=each.typed_config) for each in chain]
+
+
+def _another_worker() -> RetryPolicy:
+    """For a worker that is just being restarted. Envoy's own pause before a retry would be up to a second."""
+    pause = BackoffStrategy(base_interval=milliseconds(5), max_interval=milliseconds(20))
+    return RetryPolicy(retry_on="connect-failure,refused-stream", num_retries=2, retry_back_off=pause)
+
+
+def _ext_proc(topology: Topology) -> TypedExtensionConfig:
+    """The sidecar is asked three times: request headers, the whole body, response headers.
+
+    The response's trailers are sent too, because Envoy 1.37 and 1.38 otherwise end the stream at the response's headers, and its
+    end is what releases a slot. Headers are sent and not skipped, because a request whose headers have left can't be routed by its body.
+    """
+    send, skip = ProcessingModeHeaderSendMode.SEND, ProcessingModeHeaderSendMode.SKIP
+    service = GrpcService(
+        envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=EXT_PROC_CLUSTER),
+        retry_policy=_another_worker(),
+    )
+    processor = ExternalProcessor(
+        grpc_service=service,
+        failure_mode_allow=topology.fail_open_pool is not None,
+        message_timeout=milliseconds(topology.timeouts.message_ms),
+        max_message_timeout=milliseconds(topology.timeouts.max_message_ms),
+        processing_mode=ProcessingMode(
+            request_header_mode=send,
+            request_body_mode=ProcessingModeBodySendMode.BUFFERED,
+            request_trailer_mode=skip,
+            response_header_mode=send,
+            response_body_mode=ProcessingModeBodySendMode.NONE,
+            response_trailer_mode=send,
+        ),
+        allow_mode_override=True,
+        mutation_rules=HeaderMutationRules(allow_envoy=True),
+        metadata_options=MetadataOptions(receiving_namespaces=MetadataOptionsMetadataNamespaces(untyped=[METADATA_NAMESPACE])),
+        status_on_error=HttpStatus(code=StatusCode.ServiceUnavailable),
+    )
+    return extension(EXT_PROC, processor)

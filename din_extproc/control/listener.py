@@ -1,0 +1,77 @@
+"""The door: one listener that speaks HTTP/1.1 and HTTP/2 without TLS, and what it refuses before any filter runs.
+
+Rule: a path reaches the sidecar as the client spelled it. Whoever normalises it here opens a second spelling of every route.
+"""
+
+from envoy_data_plane.envoy.config.core.v3 import (
+    Http1ProtocolOptions,
+    Http2ProtocolOptions,
+    HttpProtocolOptions,
+    HttpProtocolOptionsHeadersWithUnderscoresAction,
+)
+from envoy_data_plane.envoy.config.listener.v3 import Filter, FilterChain, Listener
+from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import (
+    HttpConnectionManager,
+    HttpConnectionManagerCodecType,
+    HttpConnectionManagerPathWithEscapedSlashesAction,
+    HttpConnectionManagerServerHeaderTransformation,
+)
+
+from din_extproc.control.access_log import access_log
+from din_extproc.control.early_headers import early_header_mutation
+from din_extproc.control.filters import http_filters
+from din_extproc.control.local_replies import local_reply_config
+from din_extproc.control.packing import envoy_address, extension, milliseconds
+from din_extproc.control.routes import route_configuration
+from din_extproc.control.topology import Topology
+
+_CLIENT_KEEPALIVE_MS = 3_600_000
+_HEADERS_TIMEOUT_MS = 10_000
+_HTTP2_STREAMS = 256
+_HTTP2_STREAM_WINDOW = 256 << 10
+_HTTP2_CONNECTION_WINDOW = 1 << 20
+
+
+def listener(topology: Topology) -> Listener:
+    """The gateway's listener."""
+    manager = extension("envoy.filters.network.http_connection_manager", _connection_manager(topology))
+    return Listener(
+        name="din",
+        address=envoy_address(topology.listener),
+        per_connection_buffer_limit_bytes=topology.body_limit_bytes,
+        filter_chains=[FilterChain(filters=[Filter(name=manager.name, typed_config=manager.typed_config)])],
+    )
+
+
+def _connection_manager(topology: Topology) -> HttpConnectionManager:
+    return HttpConnectionManager(
+        stat_prefix="din",
+        codec_type=HttpConnectionManagerCodecType.AUTO,
+        route_config=route_configuration(topology),
+        http_filters=http_filters(topology),
+        access_log=[access_log(topology)],
+        local_reply_config=local_reply_config(),
+        early_header_mutation_extensions=[early_header_mutation()],
+        use_remote_address=True,
+        generate_request_id=True,
+        preserve_external_request_id=False,
+        server_name="din",
+        server_header_transformation=HttpConnectionManagerServerHeaderTransformation.OVERWRITE,
+        normalize_path=False,
+        merge_slashes=False,
+        path_with_escaped_slashes_action=HttpConnectionManagerPathWithEscapedSlashesAction.KEEP_UNCHANGED,
+        request_timeout=milliseconds(topology.timeouts.request_ms),
+        request_headers_timeout=milliseconds(_HEADERS_TIMEOUT_MS),
+        stream_idle_timeout=milliseconds(topology.timeouts.stream_idle_ms),
+        common_http_protocol_options=HttpProtocolOptions(
+            idle_timeout=milliseconds(_CLIENT_KEEPALIVE_MS),
+            headers_with_underscores_action=HttpProtocolOptionsHeadersWithUnderscoresAction.DROP_HEADER,
+        ),
+        http_protocol_options=Http1ProtocolOptions(override_stream_error_on_invalid_http_message=True),
+        http2_protocol_options=Http2ProtocolOptions(
+            max_concurrent_streams=_HTTP2_STREAMS,
+            initial_stream_window_size=_HTTP2_STREAM_WINDOW,
+            initial_connection_window_size=_HTTP2_CONNECTION_WINDOW,
+            override_stream_error_on_invalid_http_message=True,
+        ),
+    )

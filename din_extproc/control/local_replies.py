@@ -1,0 +1,98 @@
+"""Envoy's own answers (body too large, no node, sidecar gone) in the gateway's one error body.
+
+Rule: what the sidecar answered itself passes unchanged. Its answers are told from Envoy's by their details, which are empty or
+begin with `din_`; Envoy's never are and never do.
+"""
+
+from typing import Any
+
+import msgspec
+from envoy_data_plane.envoy.config.accesslog.v3 import AccessLogFilter, ExtensionFilter
+from envoy_data_plane.envoy.config.core.v3 import HeaderValueOption, SubstitutionFormatString
+from envoy_data_plane.envoy.extensions.access_loggers.filters.cel.v3 import ExpressionFilter
+from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import LocalReplyConfig, ResponseMapper
+from envoy_data_plane.google.protobuf import Struct as ProtoStruct
+from msgspec import Struct
+
+from din_extproc.control.packing import extension, overwrite
+from din_extproc.domain.verdict import Code, error_body
+
+_DETAILS = "response.code_details"
+_TRACE_ID = "%REQ(X-DIN-TRACE-ID?X-REQUEST-ID)%"
+"""Before the sidecar has given a trace id, the request id finds the request in every log all the same."""
+_PATH = "%PATH(NQ:PATH)%"
+"""Without the query, which can hold a key."""
+_RETRY_AFTER_S = "1"
+
+
+class _Reply(Struct, frozen=True):
+    """One kind of Envoy's answers."""
+
+    when: str
+    """CEL over `response.code_details` and `response.code`; an attribute that is not there makes it false."""
+    code: Code
+    message: str
+    status: int | None = None
+    """The status to answer with; None keeps Envoy's."""
+
+
+def _details(*names: str) -> str:
+    return f"{_DETAILS} in {list(names)}"
+
+
+def _details_begin(*prefixes: str) -> str:
+    return " || ".join(f"{_DETAILS}.startsWith('{prefix}')" for prefix in prefixes)
+
+
+_REPLIES = (
+    _Reply(_details_begin("ext_proc_error"), Code.LIMITS_UNAVAILABLE, "The gateway could not decide about the request in time", 503),
+    _Reply(_details("direct_response"), Code.LIMITS_UNAVAILABLE, "The gateway did not decide about the request"),
+    _Reply("response.code == 413", Code.REQUEST_TOO_LARGE, "The request body is larger than the gateway accepts"),
+    _Reply(
+        _details("no_healthy_upstream", "cluster_not_found")
+        + " || "
+        + _details_begin(
+            "upstream_reset_before_response_started{remote_connection_failure",
+            "upstream_reset_before_response_started{local_connection_failure",
+            "upstream_reset_before_response_started{connection_timeout",
+        ),
+        Code.NO_HEALTHY_NODE,
+        "No node could be reached",
+        503,
+    ),
+    _Reply(_details_begin("upstream_reset"), Code.UPSTREAM_ERROR, "The node ended the exchange before it answered", 502),
+    _Reply("response.code == 504", Code.UPSTREAM_TIMEOUT, "The node did not answer in time"),
+    _Reply(_details("path_normalization_failed", "absolute_path_rejected", "route_not_found"), Code.PATH_NOT_FOUND, "No such path", 404),
+    _Reply("response.code == 408", Code.INVALID_REQUEST, "The request did not arrive in time"),
+    _Reply("response.code == 431", Code.INVALID_REQUEST, "The request headers are larger than the gateway accepts"),
+    _Reply("response.code < 500", Code.INVALID_REQUEST, "The request is not valid HTTP, or not one that the gateway serves"),
+    _Reply("response.code >= 500", Code.INTERNAL_ERROR, "The gateway failed"),
+)
+"""In order, the first that fits is the answer."""
+
+
+def local_reply_config() -> LocalReplyConfig:
+    """The mappers, one per kind of answer."""
+    return LocalReplyConfig(mappers=[_mapper(reply) for reply in _REPLIES])
+
+
+def _mapper(reply: _Reply) -> ResponseMapper:
+    expression = f"response.code >= 400 && {_DETAILS} != '' && !{_DETAILS}.startsWith('din_') && ({reply.when})"
+    condition = extension("envoy.access_loggers.extension_filters.cel", ExpressionFilter(expression=expression))
+    return ResponseMapper(
+        filter=AccessLogFilter(extension_filter=ExtensionFilter(name=condition.name, typed_config=condition.typed_config)),
+        status_code=reply.status,
+        body_format_override=SubstitutionFormatString(json_format=ProtoStruct.from_dict(_body(reply))),
+        headers_to_add=_headers(reply),
+    )
+
+
+def _body(reply: _Reply) -> dict[str, Any]:
+    """The one error body, with Envoy's placeholders where the request fills it in."""
+    body: dict[str, Any] = msgspec.json.decode(error_body(reply.code, reply.message, trace_id=_TRACE_ID, instance=_PATH))
+    return body | {"status": "%RESPONSE_CODE%"}
+
+
+def _headers(reply: _Reply) -> list[HeaderValueOption]:
+    retry = [overwrite("retry-after", _RETRY_AFTER_S)] if reply.code in (Code.LIMITS_UNAVAILABLE, Code.NO_HEALTHY_NODE) else []
+    return [overwrite("x-din-trace-id", _TRACE_ID), *retry]

@@ -1,0 +1,42 @@
+"""Wraps Envoy's typed messages the way its extension points want them. Rule: no decision is made here."""
+
+from datetime import timedelta
+
+import betterproto2
+from envoy_data_plane.envoy.config.core.v3 import Address as EnvoyAddress
+from envoy_data_plane.envoy.config.core.v3 import (
+    HeaderValue,
+    HeaderValueOption,
+    HeaderValueOptionHeaderAppendAction,
+    Pipe,
+    TypedExtensionConfig,
+)
+from envoy_data_plane.envoy.config.core.v3 import SocketAddress as EnvoySocketAddress
+from envoy_data_plane.google.protobuf import Any as PackedAny
+
+from din_extproc.control.topology import Address, UnixSocket
+
+
+def extension(name: str, message: betterproto2.Message) -> TypedExtensionConfig:
+    """An extension's name with its configuration."""
+    return TypedExtensionConfig(name=name, typed_config=PackedAny.pack(message))
+
+
+def milliseconds(value: int) -> timedelta:
+    """A protobuf duration."""
+    return timedelta(milliseconds=value)
+
+
+def overwrite(name: str, value: str) -> HeaderValueOption:
+    """A header that replaces whatever a peer sent under this name, and is left out when its value is empty."""
+    return HeaderValueOption(
+        header=HeaderValue(key=name, value=value),
+        append_action=HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
+    )
+
+
+def envoy_address(address: Address) -> EnvoyAddress:
+    """Where to listen or to connect."""
+    if isinstance(address, UnixSocket):
+        return EnvoyAddress(pipe=Pipe(path=address.path))
+    return EnvoyAddress(socket_address=EnvoySocketAddress(address=address.host, port_value=address.port))

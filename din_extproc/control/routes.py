@@ -1,0 +1,162 @@
+"""Where a request may go: to the pool that the sidecar named, or nowhere.
+
+Rule: no spelling of a path reaches a node unless the sidecar chose one. The single exception is the fail-open route, and it is marked.
+"""
+
+from datetime import timedelta
+
+from envoy_data_plane.envoy.config.core.v3 import HeaderValueOption
+from envoy_data_plane.envoy.config.route.v3 import (
+    DirectResponseAction,
+    FilterConfig,
+    HeaderMatcher,
+    RetryPolicy,
+    RetryPolicyRetryBackOff,
+    RetryPolicyRetryHostPredicate,
+    Route,
+    RouteAction,
+    RouteConfiguration,
+    RouteMatch,
+    VirtualHost,
+)
+from envoy_data_plane.envoy.extensions.filters.http.cors.v3 import CorsPolicy
+from envoy_data_plane.envoy.extensions.retry.host.previous_hosts.v3 import PreviousHostsPredicate
+from envoy_data_plane.envoy.type.matcher.v3 import RegexMatcher, StringMatcher
+from envoy_data_plane.google.protobuf import Any as PackedAny
+
+from din_extproc.control.clusters import FAIL_OPEN
+from din_extproc.control.early_headers import CLIENT_MAY_SEND
+from din_extproc.control.filters import CORS, EXT_PROC
+from din_extproc.control.packing import extension, milliseconds, overwrite
+from din_extproc.control.topology import Topology
+from din_extproc.domain.request import Operation
+
+CLUSTER_HEADER = "x-din-cluster"
+_SECRETS = ["authorization", "x-api-key", "api-key", "proxy-authorization", "cookie"]
+"""Where a tenant's key or session can stand: a node has no use for it."""
+_INSIDE = [CLUSTER_HEADER, "accept-encoding", "x-envoy-external-address"]
+"""What a node need not know, and must not: a compressed answer can't be metered. (`x-din-endpoint` is taken off by the clusters.)"""
+_NODE_CORS = [
+    f"access-control-{name}"
+    for name in ("allow-origin", "allow-credentials", "allow-methods", "allow-headers", "expose-headers", "max-age")
+]
+_EXPOSED = [
+    "retry-after",
+    "retry-after-ms",
+    *(f"x-ratelimit-{kind}-{what}" for kind in ("limit", "remaining", "reset") for what in ("requests", "tokens")),
+    *(f"x-din-{name}" for name in ("node-id", "model-version", "exec-time-ms", "trace-id", "degraded-reason")),
+    "x-bxagent-degraded",
+]
+_ALLOWED = ["authorization", "content-type", "x-api-key", "traceparent", "tracestate", "x-task-tier", *CLIENT_MAY_SEND]
+_METHODS = "GET,HEAD,POST"
+_MAX_AGE_S = "600"
+
+
+def route_configuration(topology: Topology) -> RouteConfiguration:
+    """The one virtual host."""
+    routes = [*(_preflight(origin) for origin in topology.cors_origins), _chosen_pool(topology)]
+    if topology.fail_open_pool is not None:
+        routes.append(_fail_open(topology, topology.fail_open_pool))
+    routes.append(Route(name="refused", match=RouteMatch(prefix="/"), direct_response=DirectResponseAction(status=503)))
+    host = VirtualHost(name="din", domains=["*"], routes=routes)
+    if topology.cors_origins:
+        host.typed_per_filter_config = {CORS: PackedAny.pack(_cors_policy(topology.cors_origins))}
+    return RouteConfiguration(name="din", virtual_hosts=[host])
+
+
+def _preflight(origin: str) -> Route:
+    """A browser's question, answered here: without a key, without the sidecar, and with 204 (Envoy's own CORS filter says 200)."""
+    asked = [
+        HeaderMatcher(name=":method", string_match=StringMatcher(exact="OPTIONS")),
+        HeaderMatcher(name="access-control-request-method", present_match=True),
+        HeaderMatcher(name="origin", string_match=_origin(origin)),
+    ]
+    off = PackedAny.pack(FilterConfig(disabled=True))
+    return Route(
+        name="preflight",
+        match=RouteMatch(prefix="/", headers=asked),
+        direct_response=DirectResponseAction(status=204),
+        typed_per_filter_config={CORS: off, EXT_PROC: off},
+        response_headers_to_add=[
+            overwrite("access-control-allow-origin", "%REQ(origin)%"),
+            overwrite("access-control-allow-methods", _METHODS),
+            overwrite("access-control-allow-headers", ",".join(_ALLOWED)),
+            overwrite("access-control-max-age", _MAX_AGE_S),
+            overwrite("vary", "origin"),
+        ],
+    )
+
+
+def _chosen_pool(topology: Topology) -> Route:
+    return Route(
+        name="pool",
+        match=RouteMatch(prefix="/", headers=[HeaderMatcher(name=CLUSTER_HEADER, present_match=True)]),
+        route=_toward_node(topology, RouteAction(cluster_header=CLUSTER_HEADER)),
+        request_headers_to_remove=[*_SECRETS, *_INSIDE],
+        response_headers_to_add=_who_answered(),
+        response_headers_to_remove=_NODE_CORS,
+    )
+
+
+def _fail_open(topology: Topology, pool: str) -> Route:
+    """Only the known operations, exactly spelled: a default pool is no open proxy.
+
+    The marks come from the node that answered, because this is also the route of a request that the sidecar refused.
+    """
+    paths = "|".join(operation.value for operation in Operation)
+    return Route(
+        name=FAIL_OPEN,
+        match=RouteMatch(safe_regex=RegexMatcher(regex=paths)),
+        route=_toward_node(topology, RouteAction(cluster=pool)),
+        request_headers_to_remove=[*_SECRETS, *_INSIDE],
+        response_headers_to_add=[
+            *_who_answered(),
+            overwrite("x-bxagent-degraded", f"%UPSTREAM_METADATA(din:{FAIL_OPEN}:degraded)%"),
+            overwrite("x-din-degraded-reason", f"%UPSTREAM_METADATA(din:{FAIL_OPEN}:reason)%"),
+        ],
+        response_headers_to_remove=_NODE_CORS,
+    )
+
+
+def _toward_node(topology: Topology, action: RouteAction) -> RouteAction:
+    action.timeout = milliseconds(topology.timeouts.total_ms)
+    action.retry_policy = _retry_policy(topology)
+    return action
+
+
+def _retry_policy(topology: Topology) -> RetryPolicy:
+    """`reset` holds until the first byte of an answer has left, so it covers the dead, the refusing and the silent node."""
+    jitter: timedelta = milliseconds(topology.retry.jitter_ms)
+    predicate = extension("envoy.retry_host_predicates.previous_hosts", PreviousHostsPredicate())
+    return RetryPolicy(
+        retry_on="connect-failure,refused-stream,reset,retriable-status-codes",
+        retriable_status_codes=list(topology.retry.statuses),
+        num_retries=topology.retry.attempts,
+        retry_back_off=RetryPolicyRetryBackOff(base_interval=jitter, max_interval=jitter),
+        retry_host_predicate=[RetryPolicyRetryHostPredicate(name=predicate.name, typed_config=predicate.typed_config)],
+        host_selection_retry_max_attempts=5,
+        per_try_idle_timeout=milliseconds(topology.timeouts.node_idle_ms),
+    )
+
+
+def _who_answered() -> list[HeaderValueOption]:
+    """Named by Envoy, because only Envoy knows which node answered after a retry."""
+    return [
+        overwrite("x-din-node-id", "%UPSTREAM_METADATA(din:node_id)%"),
+        overwrite("x-din-model-version", "%UPSTREAM_METADATA(din:version)%"),
+        overwrite("x-din-exec-time-ms", "%RESPONSE_DURATION%"),
+    ]
+
+
+def _cors_policy(origins: tuple[str, ...]) -> CorsPolicy:
+    return CorsPolicy(
+        allow_origin_string_match=[_origin(origin) for origin in origins],
+        expose_headers=",".join(_EXPOSED),
+    )
+
+
+def _origin(pattern: str) -> StringMatcher:
+    if "*" not in pattern:
+        return StringMatcher(exact=pattern)
+    literal = (part.replace(".", r"\.") for part in pattern.split("*"))
+    return StringMatcher(safe_regex=RegexMatcher(regex=".*".join(literal)))

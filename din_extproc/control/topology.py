@@ -1,0 +1,203 @@
+"""What Envoy's configuration is made from: a small frozen picture of the gateway, in the field's own words.
+
+Rule: nothing here knows Envoy's messages. A topology that could not be rendered can't be built.
+"""
+
+from collections import Counter
+from ipaddress import ip_address
+
+from msgspec import Struct, field
+
+from din_extproc.domain.node import Pool
+
+EXT_PROC_CLUSTER = "din_ext_proc"
+ACCESS_LOG_CLUSTER = "din_access_log"
+_RESERVED = frozenset({EXT_PROC_CLUSTER, ACCESS_LOG_CLUSTER})
+_MAX_BODY_BYTES = 1 << 30
+
+
+class SocketAddress(Struct, frozen=True):
+    """A host (IP address or DNS name) and a TCP port."""
+
+    host: str
+    port: int
+
+    def __post_init__(self) -> None:
+        if not self.host:
+            raise ValueError("an address needs a host")
+        if not 1 <= self.port <= 65535:  # noqa: PLR2004 - the range of TCP ports
+            raise ValueError(f"{self.host}: a port is a number from 1 to 65535")
+
+    @property
+    def is_ip(self) -> bool:
+        """Whether the host is an IP address, not a name to be resolved."""
+        try:
+            ip_address(self.host)
+        except ValueError:
+            return False
+        return True
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        return self.host == "localhost" or (self.is_ip and ip_address(self.host).is_loopback)
+
+
+class UnixSocket(Struct, frozen=True):
+    """A Unix domain socket, by its path."""
+
+    path: str
+
+    def __post_init__(self) -> None:
+        if not self.path.startswith("/"):
+            raise ValueError(f"{self.path!r}: a Unix socket has an absolute path")
+
+
+Address = SocketAddress | UnixSocket
+
+
+def parse_address(text: str) -> Address:
+    """Read `host:port`, `[v6]:port`, `/path/to.sock` or `unix:/path/to.sock`.
+
+    Raises:
+        ValueError: the text is none of these.
+    """
+    path = text.removeprefix("unix:")
+    if path.startswith("/"):
+        return UnixSocket(path)
+    host, separator, port = text.rpartition(":")
+    if not separator or not (port.isascii() and port.isdigit()):
+        raise ValueError(f"{text!r} is neither host:port nor the path of a Unix socket")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if ":" in host and not bracketed:
+        raise ValueError(f"{text!r}: an IPv6 address stands in brackets, [{host}]:{port}")
+    return SocketAddress(host=host[1:-1] if bracketed else host, port=int(port))
+
+
+class Timeouts(Struct, frozen=True):
+    """How long Envoy waits, in milliseconds. `total_ms` 0: no limit of its own."""
+
+    message_ms: int = 5_000
+    """For one answer of the sidecar. Longer than the sidecar's own deadline, so that it answers first."""
+    max_message_ms: int = 60_000
+    """What the sidecar may stretch the former to, for a request that waits in its tenant's queue."""
+    request_ms: int = 60_000
+    """For a client to send its whole request."""
+    stream_idle_ms: int = 600_000
+    """Of silence in both directions of one exchange."""
+    node_idle_ms: int = 420_000
+    """Of silence of a node: before its first byte, and between two chunks."""
+    connect_ms: int = 1_000
+    total_ms: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("message_ms", "max_message_ms", "request_ms", "stream_idle_ms", "node_idle_ms", "connect_ms"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"timeouts.{name} is at least 1")
+        if self.total_ms < 0:
+            raise ValueError("timeouts.total_ms is at least 0")
+        if self.max_message_ms < self.message_ms:
+            raise ValueError("timeouts.max_message_ms is at least timeouts.message_ms")
+
+
+class Retry(Struct, frozen=True):
+    """Another try on another node, before the first byte of an answer has left."""
+
+    attempts: int = 1
+    jitter_ms: int = 25
+    """A try starts after a random time below this."""
+    statuses: tuple[int, ...] = (502, 503, 504)
+    """What a node may answer to be passed over. Not 500: a request that breaks one engine breaks the next."""
+
+    def __post_init__(self) -> None:
+        if self.attempts < 0:
+            raise ValueError("retry.attempts is at least 0")
+        if self.jitter_ms < 1:
+            raise ValueError("retry.jitter_ms is at least 1")
+        for status in self.statuses:
+            if not 400 <= status <= 599:  # noqa: PLR2004 - the range of HTTP error statuses
+                raise ValueError(f"retry.statuses: {status} is not an error status")
+
+
+class Outlier(Struct, frozen=True):
+    """When a node that fails in traffic is taken out of its pool, and for how long."""
+
+    consecutive_5xx: int = 3
+    consecutive_gateway_failures: int = 3
+    """Connect failures, resets, timeouts, and 502-504."""
+    interval_ms: int = 1_000
+    base_ejection_ms: int = 30_000
+    max_ejection_percent: int = 100
+
+    def __post_init__(self) -> None:
+        for name in ("consecutive_5xx", "consecutive_gateway_failures", "interval_ms", "base_ejection_ms"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"outlier.{name} is at least 1")
+        if not 0 <= self.max_ejection_percent <= 100:  # noqa: PLR2004 - a share in percent
+            raise ValueError("outlier.max_ejection_percent is a number from 0 to 100")
+
+
+class HealthCheck(Struct, frozen=True):
+    """How Envoy asks the nodes of a pool whether they live."""
+
+    path: str = "/health"
+    engine_paths: dict[str, str] = field(default_factory=lambda: {"ollama": "/api/version", "triton": "/v2/health/ready"})
+    """Where an engine answers elsewhere than at `path`."""
+    interval_ms: int = 5_000
+    timeout_ms: int = 2_000
+    unhealthy_after: int = 3
+    """Failed checks in a row."""
+    healthy_after: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("interval_ms", "timeout_ms", "unhealthy_after", "healthy_after"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"health_check.{name} is at least 1")
+        for path in (self.path, *self.engine_paths.values()):
+            if not path.startswith("/"):
+                raise ValueError(f"health_check: {path!r} is not an absolute path")
+
+
+class Topology(Struct, frozen=True, kw_only=True):
+    """Everything that Envoy is told."""
+
+    ext_proc: tuple[Address, ...]
+    """The sidecar's workers."""
+    access_log: Address
+    pools: tuple[Pool, ...] = ()
+    listener: SocketAddress = SocketAddress("0.0.0.0", 10000)
+    admin: SocketAddress = SocketAddress("127.0.0.1", 9901)
+    """Envoy's own administration: it can stop Envoy, so only this machine may reach it."""
+    usage_lua: str = ""
+    """Source of the filter that reads usage from answers. "": no such filter."""
+    body_limit_bytes: int = 32 << 20
+    timeouts: Timeouts = Timeouts()
+    retry: Retry = Retry()
+    outlier: Outlier = Outlier()
+    health_check: HealthCheck | None = HealthCheck()
+    cors_origins: tuple[str, ...] = ()
+    """Origins of web pages that may call: exact, with `*` inside, or `*` alone. Empty: none."""
+    fail_open_pool: str | None = None
+    """Where requests go, unmetered and marked, while no worker answers. None: they are refused."""
+    access_log_flush_ms: int = 50
+    max_connections: int = 20_000
+    """Of clients at once; further ones are not accepted."""
+
+    def __post_init__(self) -> None:
+        if not self.ext_proc:
+            raise ValueError("ext_proc: at least one address of a worker")
+        if not self.admin.is_loopback:
+            raise ValueError(f"admin: {self.admin.host} is not a loopback address")
+        if not self.listener.is_ip:
+            raise ValueError(f"listener: {self.listener.host} is not an IP address")
+        if not 1 <= self.body_limit_bytes <= _MAX_BODY_BYTES:
+            raise ValueError(f"body_limit_bytes is a number from 1 to {_MAX_BODY_BYTES}")
+        for name in ("access_log_flush_ms", "max_connections"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is at least 1")
+        names = Counter(pool.name for pool in self.pools)
+        for name, count in names.items():
+            if count > 1 or name in _RESERVED or not name:
+                raise ValueError(f"pools: {name!r} is empty, taken twice, or a name that the gateway uses itself")
+        if self.fail_open_pool is not None and self.fail_open_pool not in names:
+            raise ValueError(f"fail_open_pool: there is no pool {self.fail_open_pool!r}")
