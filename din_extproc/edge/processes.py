@@ -119,15 +119,23 @@ class Children:
         await _wait_until(child, ready, timeout_s)
         return child
 
+    @property
+    def newest(self) -> Child:
+        """The child started last."""
+        return self._children[-1]
+
     async def first_death(self) -> Child:
-        """Wait until some child ends by itself."""
-        waits = {asyncio.ensure_future(child.exited()): child for child in self._children}
-        try:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-        return waits[done.pop()]
+        """Wait until some child ends by itself: one that `stop` has not taken off the list."""
+        while True:
+            waits = {asyncio.ensure_future(child.exited()): child for child in self._children}
+            try:
+                done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+            for wait in done:
+                if waits[wait] in self._children:
+                    return waits[wait]
 
     async def stop(self, child: Child) -> None:
         """End one child; it no longer counts as a death."""
@@ -174,6 +182,22 @@ def accepts(host: str, port: int) -> Probe:
     async def probe() -> bool:
         try:
             _, writer = await asyncio.open_connection(host, port)
+        except OSError:
+            return False
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        return True
+
+    return probe
+
+
+def accepts_unix(path: Path) -> Probe:
+    """Ready when the Unix socket accepts a connection."""
+
+    async def probe() -> bool:
+        try:
+            _, writer = await asyncio.open_unix_connection(path)
         except OSError:
             return False
         writer.close()
