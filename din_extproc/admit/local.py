@@ -28,6 +28,10 @@ class LocalLedger:
         """Whether the request was granted here and not long ago."""
         return self._twin.knows(tenant, request_id)
 
+    def sweep(self) -> None:
+        """Forget what has expired: to be called every few seconds."""
+        self._twin.sweep(self._now_ms())
+
     async def reserve(self, claim: Claim) -> Granted | Denied:
         """Check every budget, then charge every budget."""
         return self._twin.reserve(claim, self._now_ms())

@@ -34,11 +34,9 @@ class Twin:
         """By tenant and scope: when each request's slot expires."""
         self.records: dict[tuple[str, str], Record] = {}
         """By tenant and request id."""
-        self._sweep_at_ms = 0
 
     def reserve(self, claim: Claim, now_ms: int) -> Granted | Denied:
         """Check every budget, then charge every budget. A request that was granted before gets the same answer again."""
-        self._sweep(now_ms)
         record = self._record(claim.tenant, claim.request_id, now_ms)
         if record is not None:
             return record.answer
@@ -90,6 +88,12 @@ class Twin:
         """Whether a record of the request is here, be it expired."""
         return (tenant, request_id) in self.records
 
+    def sweep(self, now_ms: int) -> None:
+        """Forget what Redis would have expired. Reads don't need it; it bounds the memory."""
+        self.records = {key: record for key, record in self.records.items() if record.expires_ms > now_ms}
+        self.leases = {key: held for key, held in self.leases.items() if any(expiry > now_ms for expiry in held.values())}
+        self.counters = {key: state for key, state in self.counters.items() if _alive(state, now_ms)}
+
     def _record(self, tenant: str, request_id: str, now_ms: int) -> Record | None:
         record = self.records.get((tenant, request_id))
         return record if record is not None and record.expires_ms > now_ms else None
@@ -137,15 +141,6 @@ class Twin:
                 self.leases[key] = {**held, claim.request_id: now_ms + claim.lease_ms}
         expires_ms = now_ms + max(KEEP_MS, claim.lease_ms)
         self.records[claim.tenant, claim.request_id] = Record(expires_ms, claim.tokens, answer, claim.budgets)
-
-    def _sweep(self, now_ms: int) -> None:
-        """Twice a window, forget what Redis would have expired."""
-        if now_ms < self._sweep_at_ms:
-            return
-        self._sweep_at_ms = now_ms + KEEP_MS // 4
-        self.records = {key: record for key, record in self.records.items() if record.expires_ms > now_ms}
-        self.leases = {key: held for key, held in self.leases.items() if any(expiry > now_ms for expiry in held.values())}
-        self.counters = {key: state for key, state in self.counters.items() if _alive(state, now_ms)}
 
 
 def _alive(state: Counters, now_ms: int) -> bool:

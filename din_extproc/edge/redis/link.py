@@ -249,6 +249,6 @@ class Link:
             _log.info("redis %s: connected", state.address)
         else:
             self._up.clear()
-            _log.warning("redis %s: away: %s", state.address or "at start", state.reason)
+            _log.info("redis %s: away: %s", state.address or "at start", state.reason)
         if self._on_change is not None:
             self._on_change(state)

@@ -1,0 +1,93 @@
+"""What a client learns of its limits: the `x-ratelimit-*` headers of every answer, and the refusal when one is reached.
+
+Rule: names and durations as OpenAI writes them; nothing negative, and never a `retry-after` of 0, which makes clients spin.
+"""
+
+from functools import lru_cache
+from typing import Final
+
+from din_extproc.admit.ledger import Claim, Denied, Standing
+from din_extproc.domain.verdict import Code, Headers, Refusal
+
+_HOUR_MS, _MINUTE_MS, _SECOND_MS = 3_600_000, 60_000, 1000
+_UNAVAILABLE_RETRY_MS: Final = 1000
+_NO_RETRY: Final = (("x-should-retry", "false"),)
+
+
+@lru_cache(maxsize=16_384)
+def duration(ms: int) -> str:
+    """A duration as Go and OpenAI write it: `0s`, `12ms`, `1s`, `8.64s`, `6m0s`, `1h0m0.5s`."""
+    if 0 < ms < _SECOND_MS:
+        return f"{ms}ms"
+    hours, rest = divmod(ms, _HOUR_MS)
+    minutes, rest = divmod(rest, _MINUTE_MS)
+    seconds = f"{rest // _SECOND_MS}" if rest % _SECOND_MS == 0 else f"{rest / _SECOND_MS:.3f}".rstrip("0")
+    if hours:
+        return f"{hours}h{minutes}m{seconds}s"
+    return f"{minutes}m{seconds}s" if minutes else f"{seconds}s"
+
+
+def standing_headers(standing: Standing) -> Headers:
+    """The headers of one verdict; none for a dimension without a limit."""
+    requests = standing.limit_requests is not None
+    tokens = standing.limit_tokens is not None
+    if requests and tokens:
+        return (*_requests(standing), *_tokens(standing))
+    if tokens:
+        return _tokens(standing)
+    return _requests(standing) if requests else ()
+
+
+def _requests(standing: Standing) -> Headers:
+    return (
+        ("x-ratelimit-limit-requests", str(standing.limit_requests)),
+        ("x-ratelimit-remaining-requests", str(standing.remaining_requests)),
+        ("x-ratelimit-reset-requests", duration(standing.reset_requests_ms or 0)),
+    )
+
+
+def _tokens(standing: Standing) -> Headers:
+    return (
+        ("x-ratelimit-limit-tokens", str(standing.limit_tokens)),
+        ("x-ratelimit-remaining-tokens", str(standing.remaining_tokens)),
+        ("x-ratelimit-reset-tokens", duration(standing.reset_tokens_ms or 0)),
+    )
+
+
+def retry_headers(ms: int) -> Headers:
+    """`retry-after` in whole seconds, rounded up, and `retry-after-ms`; both at least 1."""
+    ms = max(1, ms)
+    return ("retry-after", str(-(-ms // _SECOND_MS))), ("retry-after-ms", str(ms))
+
+
+def refusal(denied: Denied, claim: Claim) -> Refusal:
+    """The ledger's no, for the client. Its headers are complete: standing, and when to retry or that it is no use."""
+    standing = standing_headers(denied.standing)
+    if denied.dimension == "oversize":
+        message = (
+            f"The request needs {claim.tokens} tokens, but {_name(denied.scope)} allows no more than {denied.limit} tokens per minute: "
+            "it can never pass. Shorten the prompt."
+        )
+        return Refusal(Code.REQUEST_EXCEEDS_LIMIT, message, headers=(*standing, *_NO_RETRY))
+    wait_ms = max(1, denied.retry_after_ms)
+    code = Code.CONCURRENCY_LIMIT_EXCEEDED if denied.dimension == "max_streams" else Code.RATE_LIMIT_EXCEEDED
+    name, limit = _name(denied.scope), denied.limit
+    sentence = {
+        "rpm": f"{name} allows {limit} requests per minute, and all of them are used",
+        "tpm": f"{name} allows {limit} tokens per minute, and too few of them are left: requested {claim.tokens}",
+        "max_streams": f"{name} allows {limit} requests at once, and all of them are in flight",
+    }[denied.dimension]
+    message = f"{sentence[0].upper()}{sentence[1:]}. Try again in {duration(wait_ms)}."
+    return Refusal(code, message, retry_after_ms=wait_ms, headers=(*standing, *retry_headers(wait_ms)))
+
+
+def limits_unavailable() -> Refusal:
+    """The counters can't be reached, and the policy is to let nothing pass uncounted."""
+    message = "The limits can't be checked at the moment. Try again in 1s."
+    return Refusal(Code.LIMITS_UNAVAILABLE, message, retry_after_ms=_UNAVAILABLE_RETRY_MS, headers=retry_headers(_UNAVAILABLE_RETRY_MS))
+
+
+def _name(scope: str) -> str:
+    """A scope in words: `tenant`, `model:<name>`, `key:<id>`."""
+    kind, _, name = scope.partition(":")
+    return f"the {kind}'s limit" if not name else f"the limit of {kind} {name}"

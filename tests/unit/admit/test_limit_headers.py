@@ -1,0 +1,100 @@
+"""Standing and refusal as a client sees them."""
+
+import pytest
+
+from din_extproc.admit.headers import duration, limits_unavailable, refusal, retry_headers, standing_headers
+from din_extproc.admit.ledger import Claim, Denied, Standing
+from din_extproc.domain.verdict import Code
+
+FULL = Standing(
+    limit_requests=600, remaining_requests=599, reset_requests_ms=61_000, limit_tokens=8000, remaining_tokens=0, reset_tokens_ms=12
+)
+CLAIM = Claim("r", "finance", (), 9000, 1000)
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        (0, "0s"),
+        (1, "1ms"),
+        (12, "12ms"),
+        (999, "999ms"),
+        (1000, "1s"),
+        (1001, "1.001s"),
+        (8640, "8.64s"),
+        (60_000, "1m0s"),
+        (90_500, "1m30.5s"),
+        (360_000, "6m0s"),
+        (3_600_000, "1h0m0s"),
+        (86_399_999, "23h59m59.999s"),
+    ],
+)
+def test_durations_are_written_as_go_and_openai_write_them(ms, text):
+    assert duration(ms) == text
+
+
+def test_the_standing_has_openais_names():
+    assert dict(standing_headers(FULL)) == {
+        "x-ratelimit-limit-requests": "600",
+        "x-ratelimit-remaining-requests": "599",
+        "x-ratelimit-reset-requests": "1m1s",
+        "x-ratelimit-limit-tokens": "8000",
+        "x-ratelimit-remaining-tokens": "0",
+        "x-ratelimit-reset-tokens": "12ms",
+    }
+
+
+def test_a_dimension_without_a_limit_has_no_header():
+    assert standing_headers(Standing()) == ()
+    requests = Standing(limit_requests=1, remaining_requests=1, reset_requests_ms=0)
+    assert [name for name, _ in standing_headers(requests)] == [
+        "x-ratelimit-limit-requests",
+        "x-ratelimit-remaining-requests",
+        "x-ratelimit-reset-requests",
+    ]
+    tokens = Standing(limit_tokens=1, remaining_tokens=1, reset_tokens_ms=0)
+    assert [name for name, _ in standing_headers(tokens)] == [
+        "x-ratelimit-limit-tokens",
+        "x-ratelimit-remaining-tokens",
+        "x-ratelimit-reset-tokens",
+    ]
+
+
+@pytest.mark.parametrize(("ms", "seconds", "exact"), [(0, "1", "1"), (1, "1", "1"), (1000, "1", "1000"), (1001, "2", "1001")])
+def test_b75_retry_after_is_whole_seconds_rounded_up_and_never_zero(ms, seconds, exact):
+    assert retry_headers(ms) == (("retry-after", seconds), ("retry-after-ms", exact))
+
+
+@pytest.mark.parametrize(
+    ("dimension", "code"),
+    [("rpm", Code.RATE_LIMIT_EXCEEDED), ("tpm", Code.RATE_LIMIT_EXCEEDED), ("max_streams", Code.CONCURRENCY_LIMIT_EXCEEDED)],
+)
+def test_a_reached_limit_is_a_429_that_says_when_to_come_back(dimension, code):
+    refused = refusal(Denied("model:m", dimension, 8000, 1500, FULL), CLAIM)
+    assert refused.code is code
+    assert refused.retry_after_ms == 1500
+    assert refused.headers == (*standing_headers(FULL), ("retry-after", "2"), ("retry-after-ms", "1500"))
+    assert "model m" in refused.message
+    assert "8000" in refused.message
+    assert "1.5s" in refused.message
+
+
+def test_a_token_refusal_names_limit_and_requested():
+    assert "requested 9000" in refusal(Denied("tenant", "tpm", 10_000, 1, FULL), CLAIM).message
+
+
+def test_b63_oversize_is_a_400_that_says_not_to_retry():
+    refused = refusal(Denied("tenant", "oversize", 8000, 0, FULL), CLAIM)
+    assert refused.code is Code.REQUEST_EXCEEDS_LIMIT
+    assert refused.retry_after_ms is None
+    names = [name for name, _ in refused.headers]
+    assert ("x-should-retry", "false") in refused.headers
+    assert not any(name.startswith("retry-after") for name in names)
+    assert "8000" in refused.message
+    assert "9000" in refused.message
+
+
+def test_unavailable_limits_are_a_503_with_retry_after():
+    refused = limits_unavailable()
+    assert refused.code is Code.LIMITS_UNAVAILABLE
+    assert ("retry-after", "1") in refused.headers
