@@ -1,0 +1,120 @@
+"""Bytes of Envoy's messages become events, or a protocol error."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from din_extproc._proto.envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
+from din_extproc.wire import decode as module
+from din_extproc.wire.decode import decode
+from din_extproc.wire.events import (
+    ProtocolError,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+)
+from tests.peer import message
+
+HEAD = {":method": "POST", ":path": "/v1/embeddings?a=b", "content-type": "application/json"}
+
+
+def test_a_head_has_its_method_path_and_headers():
+    event = decode(message("request_headers", HEAD, end=True))
+    assert isinstance(event, RequestHeaders)
+    assert event.end_of_stream
+    assert (event.head.method, event.head.path) == ("POST", "/v1/embeddings?a=b")
+    assert event.head.header("content-type") == "application/json"
+    assert event.head.header("missing") == ""
+
+
+def test_names_come_in_lower_case_and_values_keep_every_byte():
+    event = decode(message("request_headers", HEAD | {"X-Odd": "".join(map(chr, range(0x20, 0x100)))}))
+    assert event.head.header("x-odd").encode("latin-1") == bytes(range(0x20, 0x100))
+
+
+def test_a_header_that_comes_twice_has_its_values_joined_in_order():
+    request = ProcessingRequest.FromString(message("request_headers", HEAD))
+    for value in (b"a", b"b", b"a"):
+        request.request_headers.headers.headers.add(key="x-task", raw_value=value)
+    assert decode(request.SerializeToString()).head.header("x-task") == "a, b, a"
+
+
+def test_an_envoy_that_puts_text_into_value_is_read_too():
+    request = ProcessingRequest()
+    for name, value in (HEAD | {"x-name": "Zoë"}).items():
+        request.request_headers.headers.headers.add(key=name, value=value)
+    assert decode(request.SerializeToString()).head.header("x-name") == "Zoë".encode().decode("latin-1")
+
+
+def test_long_values_are_read_whole_and_not_kept():
+    value = "x" * 40_000
+    before = len(module._seen)
+    assert decode(message("request_headers", HEAD | {"x-long": value})).head.header("x-long") == value
+    assert not any(len(entry) > 1000 for entry in module._seen)
+    assert len(module._seen) <= before + 3
+
+
+def test_no_secret_outlives_its_request():
+    decode(message("request_headers", HEAD | {"authorization": "Bearer sk-secret", "X-API-Key": "sk-secret", "cookie": "sk-secret"}))
+    assert not any(b"sk-secret" in entry for entry in module._seen)
+
+
+def test_what_is_kept_has_a_bound():
+    for number in range(3000):
+        decode(message("request_headers", HEAD | {"x-number": str(number)}))
+    assert len(module._seen) <= 2048
+
+
+def test_every_other_kind_has_its_event():
+    assert decode(message("request_body", body=b"abc", end=True)) == RequestBody(b"abc", True)
+    assert decode(message("request_body")) == RequestBody(b"", False)
+    assert decode(message("request_trailers")) == RequestTrailers()
+    assert decode(message("response_headers", {"date": "x", ":status": "503"}, end=True)) == ResponseHeaders(503, True)
+    assert decode(message("response_body", body=b"x")) == ResponseBody(b"x", False)
+    assert decode(message("response_trailers")) == ResponseTrailers()
+
+
+def test_fields_that_are_not_ours_are_passed_over():
+    assert decode(message("request_body", body=b"abc") + b"\x42\x02\x0a\x00" + b"\x50\x01") == RequestBody(b"abc", False)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x00",
+        b"\x12",
+        b"\x12\x05\x0a",
+        b"{}",
+        message("request_headers", {":path": "/"}),
+        message("request_headers", {":method": "GET"}),
+        message("response_headers", {"date": "x"}),
+        message("response_headers", {":status": "2x0"}),
+        b"\x12\x08\x0a\x06\x0a\x04\x0a\x02\xff\xfe",
+    ],
+)
+def test_what_is_no_message_is_a_protocol_error(data):
+    with pytest.raises(ProtocolError):
+        decode(data)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_become_an_event_or_a_protocol_error(data):
+    try:
+        decode(data)
+    except ProtocolError:
+        pass
+
+
+@given(st.data())
+def test_a_damaged_message_becomes_an_event_or_a_protocol_error(data):
+    whole = bytearray(message("request_headers", HEAD | {"x-a": "b"}))
+    for _ in range(data.draw(st.integers(1, 4))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        decode(bytes(whole))
+    except ProtocolError:
+        pass
