@@ -1,0 +1,24 @@
+"""When an estimate is not good enough: a boundary that decides something lies within its error.
+
+Rule: counting exactly costs milliseconds, so it is asked for only where the answer could change.
+"""
+
+from collections.abc import Sequence
+
+from din_extproc.domain.request import Estimate
+
+
+def needs_exact(estimate: Estimate, band: float, boundaries: Sequence[int]) -> bool:
+    """Whether an exact count could put the prompt on the other side of a boundary.
+
+    Args:
+        estimate: The prompt's size.
+        band: Relative error that estimates stay within (`Calibration.band`).
+        boundaries: Token counts at which something is decided otherwise: rule thresholds, the pools' `max_seq_len` less the
+            requested output, the tenant's `tpm`.
+    """
+    if estimate.exact or not boundaries:
+        return False
+    slack = band * (estimate.tokens - estimate.fixed) + 1
+    low, high = estimate.tokens - slack, estimate.tokens + slack
+    return any(low <= boundary <= high for boundary in boundaries)

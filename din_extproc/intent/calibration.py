@@ -1,0 +1,130 @@
+"""What one unit of each script class costs in tokens of one model, learned from the prompts that the model itself counted.
+
+Rule: a calibration is a value; learning returns a new one. An engine that lies can bend it slowly and never beyond its bounds.
+
+It is a Kalman filter over weights that drift: each settled prompt is one measurement of relative error, long prompts are trusted
+more than short ones, and a weight that is not exercised keeps its uncertainty instead of forgetting what it was.
+"""
+
+from operator import mul
+
+from msgspec import Struct
+
+CLASSES = (
+    "lower",
+    "upper",
+    "digit",
+    "space",
+    "line",
+    "punctuation",
+    "ideograph",
+    "kana",
+    "other",
+    "punctuation pair",
+    "space pair",
+    "punctuation and letter",
+    "digit pair",
+    "message",
+    "request",
+)
+"""What is counted in a prompt: characters by class, neighbours that tokenizers merge or split, messages, and the request itself (the
+template's frame)."""
+
+_PRIOR = (
+    (0.10, 0.03),
+    (0.18, 0.15),
+    (1.30, 0.40),
+    (0.60, 0.20),
+    (1.10, 0.40),
+    (0.92, 0.30),
+    (0.80, 0.50),
+    (1.20, 0.40),
+    (1.20, 0.50),
+    (-1.5, 0.50),
+    (-1.1, 0.30),
+    (0.49, 0.30),
+    (-0.46, 0.60),
+    (4.0, 4.0),
+    (6.0, 16.0),
+)
+"""Weight and standard deviation per class before anything is learned: the mean over the vocabularies of four current models."""
+
+_VARIANCE = tuple(deviation * deviation for _, deviation in _PRIOR)
+_DRIFT = tuple(variance * 1e-5 for variance in _VARIANCE)
+_BOUNDS = tuple((weight - 4 * deviation, weight + 4 * deviation) for weight, deviation in _PRIOR)
+_NOISE_LONG = 0.02**2
+"""Variance of the relative error that stays for a very long prompt."""
+_NOISE_SHORT = 0.5
+"""What one over the prompt's tokens adds to it."""
+_TEXT_CLASSES = 9
+_TRUSTED_AFTER = 64
+
+
+class Calibration(Struct, frozen=True, gc=False):
+    """Tokens per unit of each class, and how wrong estimates made with them are."""
+
+    weights: tuple[float, ...] = tuple(weight for weight, _ in _PRIOR)
+    covariance: tuple[tuple[float, ...], ...] = tuple(
+        tuple(_VARIANCE[row] if row == column else 0.0 for column in range(len(_PRIOR))) for row in range(len(_PRIOR))
+    )
+    band: float = 0.3
+    """Relative error that 19 of 20 recent estimates stayed within."""
+    seen: int = 0
+    """Prompts learned from."""
+
+
+def learn(calibration: Calibration, features: tuple[float, ...], fixed: int, actual: int) -> Calibration:
+    """The calibration after one more prompt whose tokens the engine counted.
+
+    A prompt with a fixed part teaches nothing: what its text cost is not known. A count that no tokenizer can arrive at is
+    ignored, a surprising one moves the weights no further than a band's width.
+
+    Args:
+        calibration: Of the model that answered.
+        features: `Estimate.features` of the request.
+        fixed: `Estimate.fixed` of the request.
+        actual: The engine's `prompt_tokens`.
+    """
+    if fixed or len(features) != len(CLASSES) or not _possible(features, actual):
+        return calibration
+    units = [feature / actual for feature in features]
+    error = 1.0 - sum(map(mul, calibration.weights, units))
+    seen = calibration.seen + 1
+    band = _moved_band(calibration.band, abs(error), seen)
+    if seen > _TRUSTED_AFTER and abs(error) < calibration.band / 4:
+        return Calibration(calibration.weights, calibration.covariance, band, seen)
+    weights, covariance = _updated(calibration, units, error, _NOISE_LONG + _NOISE_SHORT / actual)
+    return Calibration(weights, covariance, band, seen)
+
+
+def _possible(features: tuple[float, ...], actual: int) -> bool:
+    characters = sum(features[:_TEXT_CLASSES])
+    return characters / 32 < actual < 4 * characters + 4096 + 256 * features[-2]
+
+
+def _moved_band(band: float, error: float, seen: int) -> float:
+    """One step of a running P95: up when the error was outside, a nineteenth of it down when inside."""
+    step = max(0.08, 2.0 / (seen + 4))
+    return min(1.0, max(0.01, band * (1 + 0.95 * step if error > band else 1 - 0.05 * step)))
+
+
+def _updated(
+    calibration: Calibration, units: list[float], error: float, noise: float
+) -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...]]:
+    spread = [sum(map(mul, row, units)) for row in calibration.covariance]
+    surprise = noise + sum(map(mul, spread, units))
+    widest = max(0.1, 2 * calibration.band)
+    clipped = max(-widest, min(widest, error)) / surprise
+    weights = tuple(
+        [
+            min(high, max(low, weight + gain * clipped))
+            for weight, gain, (low, high) in zip(calibration.weights, spread, _BOUNDS, strict=True)
+        ]
+    )
+    rows: list[tuple[float, ...]] = []
+    for index, (row, gain) in enumerate(zip(calibration.covariance, spread, strict=True)):
+        share = gain / surprise
+        fresh = [value - share * other for value, other in zip(row, spread, strict=True)]
+        fresh[index] = min(_VARIANCE[index], max(0.0, fresh[index]) + _DRIFT[index])
+        rows.append(tuple(fresh))
+    return weights, tuple(rows)

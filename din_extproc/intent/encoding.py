@@ -1,0 +1,77 @@
+"""From the body as sent to plain JSON bytes: content-type and content-encoding.
+
+Rule: what is decoded is bounded while it is decoded, never after.
+"""
+
+import zlib
+from collections.abc import Mapping
+
+from din_extproc.domain.verdict import Code, Refusal
+
+_GZIP = 16 + zlib.MAX_WBITS
+_MAX_MEMBERS = 16
+"""Gzip members in one body. Each costs a copy of what follows it, so their number is bounded."""
+
+_EMPTY = Refusal(Code.INVALID_REQUEST, "The request has no body; a JSON object is expected")
+_NOT_JSON = Refusal(Code.INVALID_REQUEST, "The content-type is not application/json", param="content-type")
+_CORRUPT = Refusal(Code.INVALID_REQUEST, "The body is not what its content-encoding gzip promises", param="content-encoding")
+_UNSUPPORTED = Refusal(Code.UNSUPPORTED_MEDIA, "Only gzip and identity are supported as content-encoding", param="content-encoding")
+
+
+def is_json(content_type: str) -> bool:
+    """Whether a content-type, with or without parameters, names JSON. No content-type counts as JSON."""
+    media = content_type.partition(";")[0].strip().lower()
+    return not media or media == "application/json" or (media.startswith("application/") and media.endswith("+json"))
+
+
+def plain(headers: Mapping[str, str], body: bytes, limit: int) -> tuple[bytes, bool] | Refusal:
+    """The body without its content-encoding.
+
+    Args:
+        headers: The request's headers, names in lower case.
+        body: The body as sent.
+        limit: The largest plain body, in bytes.
+
+    Returns:
+        The plain bytes and whether they differ from what was sent, or a refusal with status 400, 413 or 415.
+    """
+    content_type = headers.get("content-type", "")
+    if content_type != "application/json" and not is_json(content_type):
+        return _NOT_JSON
+    coding = headers.get("content-encoding", "").strip().lower()
+    decoded = coding in ("gzip", "x-gzip")
+    if not decoded and coding not in ("", "identity"):
+        return _UNSUPPORTED
+    if decoded:
+        inflated = _gunzip(body, limit)
+        if isinstance(inflated, Refusal):
+            return inflated
+        body = inflated
+    if len(body) > limit:
+        return _too_large(limit)
+    return (body, decoded) if body else _EMPTY
+
+
+def _gunzip(body: bytes, limit: int) -> bytes | Refusal:
+    parts: list[bytes] = []
+    room = limit + 1
+    for _ in range(_MAX_MEMBERS):
+        member = zlib.decompressobj(wbits=_GZIP)
+        try:
+            part = member.decompress(body, room)
+        except zlib.error:
+            return _CORRUPT
+        parts.append(part)
+        room -= len(part)
+        if room <= 0:
+            return _too_large(limit)
+        if not member.eof:
+            return _CORRUPT
+        body = member.unused_data
+        if not body:
+            return b"".join(parts)
+    return _CORRUPT
+
+
+def _too_large(limit: int) -> Refusal:
+    return Refusal(Code.REQUEST_TOO_LARGE, f"The body is larger than {limit} bytes")

@@ -1,0 +1,250 @@
+"""The part of a request body that becomes the model's input, per operation.
+
+Rule: tolerant. Whatever a body holds where text is expected, it yields a prompt; whether it makes sense is the engine's business.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+from msgspec import Raw, Struct
+
+from din_extproc.domain.request import Operation
+from din_extproc.intent.outline import Outline
+
+_T = TypeVar("_T")
+_ABSENT = Raw(b"null")
+_MAX_NESTING = 4
+"""Levels of parts inside parts that are looked into: a tool's result holds parts of its own, nothing nests deeper."""
+_MAX_ELEMENTS = 4096
+"""Elements of one list that are looked at one by one. A longer list counts by its bytes, so that no body costs more than its size."""
+
+
+class Prompt(Struct, frozen=True, gc=False):
+    """A request's input, as bytes of its body."""
+
+    strings: bytes
+    """JSON strings, quotes and escapes as sent, joined by commas."""
+    objects: bytes = b""
+    """JSON that the engine prints into the prompt, tool schemas and tool calls, joined by commas."""
+    messages: int = 0
+    """Messages of a chat, or inputs of a list: each costs the template a little."""
+    token_ids: int = 0
+    """Tokens that the client sent as numbers."""
+    media: int = 0
+    """Images, audio and files, however large they are as bytes."""
+
+    def text(self) -> str:
+        """Everything that is text, decoded."""
+        strings = _strings(b"[" + self.strings + b"]")
+        decoded = "\n".join(strings) if strings is not None else self.strings.decode(errors="replace")
+        return f"{decoded}\n{self.objects.decode(errors='replace')}" if self.objects else decoded
+
+
+class _Message(Struct, gc=False):
+    content: Raw = _ABSENT
+    output: Raw = _ABSENT
+    arguments: Raw = _ABSENT
+    tool_calls: Raw = _ABSENT
+    function_call: Raw = _ABSENT
+
+
+class _Part(Struct, gc=False):
+    text: Raw = _ABSENT
+    content: Raw = _ABSENT
+    input: Raw = _ABSENT
+    refusal: Raw = _ABSENT
+    thinking: Raw = _ABSENT
+
+
+def _decoder(type_: type[_T]) -> Callable[[bytes | memoryview | Raw], _T | None]:
+    decode = msgspec.json.Decoder(type_).decode
+
+    def attempt(raw: bytes | memoryview | Raw) -> _T | None:
+        try:
+            return decode(raw)
+        except msgspec.DecodeError:
+            return None
+
+    return attempt
+
+
+_messages = _decoder(list[_Message])
+_part = _decoder(_Part)
+_strings = _decoder(list[str])
+_items = _decoder(list[Raw])
+
+
+class _Draft:
+    """What is gathered while a body is read."""
+
+    __slots__ = ("media", "messages", "objects", "strings", "token_ids")
+
+    def __init__(self) -> None:
+        self.strings: list[bytes] = []
+        self.objects: list[bytes] = []
+        self.messages = 0
+        self.token_ids = 0
+        self.media = 0
+
+    def prompt(self) -> Prompt:
+        return Prompt(b",".join(self.strings), b",".join(self.objects), self.messages, self.token_ids, self.media)
+
+    def chat(self, raw: memoryview) -> None:
+        """A list of messages, or a string that stands for one."""
+        messages = _messages(raw)
+        if messages is None:
+            self.messages += 1
+            self.content(bytes(raw), 0)
+            return
+        self.messages += len(messages)
+        if len(messages) > _MAX_ELEMENTS:
+            self.object(bytes(raw))
+            return
+        for message in messages:
+            self.content(bytes(message.content), 0)
+            if message.tool_calls is not _ABSENT:
+                self.object(bytes(message.tool_calls))
+            if message.function_call is not _ABSENT:
+                self.object(bytes(message.function_call))
+            if message.arguments is not _ABSENT:
+                self.content(bytes(message.arguments), 0)
+            if message.output is not _ABSENT:
+                self.content(bytes(message.output), 0)
+
+    def content(self, raw: bytes, nesting: int) -> None:
+        """A string, null, a list of parts, or an object that no interface knows."""
+        if raw.startswith(b'"'):
+            self.strings.append(raw)
+        elif raw.startswith(b"["):
+            items = _items(raw) if nesting < _MAX_NESTING else None
+            if items is None or len(items) > _MAX_ELEMENTS:
+                self.object(raw)
+                return
+            for item in items:
+                element = bytes(item)
+                found = _part(element) if element.startswith(b"{") else None
+                if found is not None:
+                    self.part(found, nesting)
+                else:
+                    self.content(element, nesting + 1)
+        elif raw.startswith(b"{"):
+            self.object(raw)
+
+    def part(self, part: _Part, nesting: int) -> None:
+        """Text counts by its length; what is neither text nor a tool's doing counts as one medium."""
+        for words in (part.text, part.refusal, part.thinking):
+            if words is not _ABSENT:
+                self.content(bytes(words), nesting + 1)
+                return
+        if part.content is not _ABSENT:
+            self.content(bytes(part.content), nesting + 1)
+        elif part.input is not _ABSENT:
+            self.object(bytes(part.input))
+        else:
+            self.media += 1
+
+    def object(self, raw: bytes) -> None:
+        """A tool call or a tool's schema."""
+        if raw != b"null":
+            self.objects.append(raw)
+
+    def inputs(self, raw: bytes) -> None:
+        """One text or a list of them, as strings or as token ids; lists may be mixed."""
+        if raw.startswith(b'"'):
+            self.messages += 1
+            self.strings.append(raw)
+        elif raw.startswith(b"["):
+            if b'"' not in raw and b"{" not in raw:
+                self.token_ids += _numbers(raw)
+                return
+            strings = _strings(raw)
+            if strings is not None:
+                self.messages += len(strings)
+                self.strings.append(raw.strip()[1:-1])
+                return
+            self.mixed(raw)
+
+    def mixed(self, raw: bytes) -> None:
+        """A list of texts, token ids, lists of token ids and objects with texts (Jina's `{"text": ...}`)."""
+        items = _items(raw)
+        if items is None or len(items) > _MAX_ELEMENTS:
+            self.object(raw)
+            return
+        self.messages += len(items)
+        for item in items:
+            element = bytes(item)
+            if element.startswith(b"{"):
+                found = _part(element)
+                if found is not None:
+                    self.part(found, 0)
+            elif element.startswith(b'"'):
+                self.strings.append(element)
+            else:
+                self.token_ids += _numbers(element)
+
+
+def _numbers(raw: bytes) -> int:
+    """How many numbers a JSON list of numbers, or of lists of numbers, holds; a lone number is one."""
+    digits = raw.translate(None, b" \t\r\n")
+    empty = digits.count(b"[]")
+    return max(0, digits.count(b",") + 1 - empty) if any(map(digits.__contains__, b"0123456789")) else 0
+
+
+def _chat(draft: _Draft, body: bytes, outline: Outline) -> None:
+    draft.chat(outline.view(body, "messages"))
+    _extras(draft, body, outline)
+
+
+def _completion(draft: _Draft, body: bytes, outline: Outline) -> None:
+    draft.inputs(outline.value(body, "prompt"))
+    draft.content(outline.value(body, "suffix"), 0)
+
+
+def _embedding(draft: _Draft, body: bytes, outline: Outline) -> None:
+    draft.inputs(outline.value(body, "input"))
+    if "messages" in outline.spans:
+        draft.chat(outline.view(body, "messages"))
+
+
+def _rerank(draft: _Draft, body: bytes, outline: Outline) -> None:
+    draft.inputs(outline.value(body, "query"))
+    for key in ("documents", "texts"):
+        draft.inputs(outline.value(body, key))
+
+
+def _response(draft: _Draft, body: bytes, outline: Outline) -> None:
+    draft.chat(outline.view(body, "input"))
+    draft.content(outline.value(body, "instructions"), 0)
+    _extras(draft, body, outline)
+
+
+def _extras(draft: _Draft, body: bytes, outline: Outline) -> None:
+    for key in ("tools", "functions", "response_format"):
+        if key in outline.spans:
+            draft.object(outline.value(body, key))
+    if "system" in outline.spans:
+        draft.content(outline.value(body, "system"), 0)
+
+
+_READERS: dict[Operation, Callable[[_Draft, bytes, Outline], None]] = {
+    Operation.CHAT: _chat,
+    Operation.COMPLETIONS: _completion,
+    Operation.EMBEDDINGS: _embedding,
+    Operation.RERANK: _rerank,
+    Operation.RESPONSES: _response,
+    Operation.MESSAGES: _chat,
+}
+
+
+def prompt(operation: Operation, body: bytes, outline: Outline) -> Prompt:
+    """The model's input in a JSON body.
+
+    Args:
+        operation: Any that takes a body.
+        body: Valid JSON, nested no deeper than the decoder allows.
+        outline: Of that body.
+    """
+    draft = _Draft()
+    _READERS[operation](draft, body, outline)
+    return draft.prompt()

@@ -1,0 +1,131 @@
+"""Where the top-level values of a JSON object lie, as byte offsets: what is read from and what is spliced into.
+
+Rule: an outline is exact or there is none. The C decoder says what the values are, in the order of their keys; one walk over
+the keys finds each of them again at the place where it must be. Where the walk and the decoder disagree, a key occurs twice.
+"""
+
+import re
+from array import array
+from itertools import accumulate
+
+import msgspec
+from msgspec import Raw, Struct
+
+from din_extproc.domain.verdict import Code, Refusal
+
+MAX_KEYS = 1024
+"""Keys of one object that is outlined."""
+MAX_DEPTH = 512
+"""Arrays and objects around one value."""
+
+_decode = msgspec.json.Decoder(dict[str, Raw]).decode
+_decode_key = msgspec.json.Decoder(str).decode
+_next_key = re.compile(rb'[ \t\r\n]*[{,][ \t\r\n]*"([^"\\]*+(?:\\.[^"\\]*+)*+)"[ \t\r\n]*:[ \t\r\n]*').match
+_without_strings = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"').sub
+_HIGH = rb"\\u[dD][89abAB][0-9a-fA-F]{2}"
+_LOW = rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_lone_high = re.compile(rb"((?<!\\)(?:\\\\)*)%b(?!%b)" % (_HIGH, _LOW))
+_lone_low = re.compile(rb"((?<!\\)(?<!%b)(?:\\\\)*)%b" % (_HIGH, _LOW))
+
+_STEPS = bytes(1 if byte in b"[{" else 255 for byte in range(256))
+_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+
+TOO_DEEP = Refusal(Code.INVALID_REQUEST, f"The JSON is nested more than {MAX_DEPTH} levels deep")
+_NOT_UTF8 = Refusal(Code.INVALID_REQUEST, "The body is not UTF-8")
+_BOM = Refusal(Code.INVALID_REQUEST, "The body begins with a byte order mark; JSON is sent as UTF-8 without one")
+_NOT_AN_OBJECT = Refusal(Code.INVALID_REQUEST, "The body is not a JSON object")
+_TOO_MANY_KEYS = Refusal(Code.INVALID_REQUEST, f"The JSON object has more than {MAX_KEYS} keys")
+
+
+class Outline(Struct, frozen=True, gc=False):
+    """Offsets into a JSON object. A span begins at a value's first byte and ends after its last."""
+
+    start: int
+    """After the opening brace: where a new key goes."""
+    spans: dict[str, tuple[int, int]]
+
+    def value(self, body: bytes, key: str) -> bytes:
+        """The value's bytes, b"" when the key is not there."""
+        span = self.spans.get(key)
+        return body[span[0] : span[1]] if span else b""
+
+    def view(self, body: bytes, key: str) -> memoryview:
+        """The value's bytes, not copied."""
+        span = self.spans.get(key, (0, 0))
+        return memoryview(body)[span[0] : span[1]]
+
+
+def outline(body: bytes) -> Outline | Refusal:
+    """Find the top-level values of the JSON object that is the whole of `body`.
+
+    Returns:
+        The outline, or a refusal with status 400: no JSON, no object, not UTF-8, a key twice, or too many keys. Nesting is
+        only bounded by the decoder; see `too_deep`.
+    """
+    try:
+        if not body.isascii():
+            body.decode()
+        fields = _decode(body)
+    except msgspec.ValidationError:
+        return _NOT_AN_OBJECT
+    except msgspec.DecodeError as error:
+        return _BOM if body.startswith(b"\xef\xbb\xbf") else Refusal(Code.INVALID_REQUEST, f"The body is not valid JSON: {error}")
+    except UnicodeDecodeError:
+        return _NOT_UTF8
+    except RecursionError:
+        return TOO_DEEP
+    if len(fields) > MAX_KEYS:
+        return _TOO_MANY_KEYS
+    return _walk(body, fields)
+
+
+def _walk(body: bytes, fields: dict[str, Raw]) -> Outline | Refusal:
+    spans: dict[str, tuple[int, int]] = {}
+    view = memoryview
+    whole = view(body)
+    at = 0
+    for key, raw in fields.items():
+        found = _next_key(body, at)
+        if found is None:
+            return _twice(key)
+        name = found[1]
+        if name != key.encode() and (b"\\" not in name or _decode_key(b'"%b"' % name) != key):
+            return _twice(name.decode())
+        start = found.end()
+        at = start + len(view(raw))
+        if Raw(whole[start:at]) != raw:
+            return _twice(key)
+        spans[key] = (start, at)
+    surplus = _next_key(body, at)
+    if surplus is not None:
+        return _twice(surplus[1].decode())
+    return Outline(body.index(b"{") + 1, spans)
+
+
+def _twice(key: str) -> Refusal:
+    return Refusal(Code.INVALID_REQUEST, "A key occurs more than once in the JSON object", param=key[:64] if key.isprintable() else None)
+
+
+def too_deep(body: bytes, strings: bytes = b"") -> bool:
+    """Whether arrays and objects of the valid JSON `body` are nested more than `MAX_DEPTH` levels.
+
+    Args:
+        body: Valid JSON.
+        strings: Strings of `body`, joined by commas: their brackets nest nothing, which mostly spares the exact count.
+    """
+    if len(body) - len(strings) <= 2 * MAX_DEPTH:
+        return False
+    if len(body.split(b"[", MAX_DEPTH)) + len(body.split(b"{", MAX_DEPTH)) - 2 <= MAX_DEPTH:
+        return False
+    if body.count(b"[") + body.count(b"{") - strings.count(b"[") - strings.count(b"{") <= MAX_DEPTH:
+        return False
+    brackets = _without_strings(b"", body).translate(_STEPS, _NO_BRACKETS)
+    return max(accumulate(array("b", brackets)), default=0) > MAX_DEPTH
+
+
+def without_lone_surrogates(body: bytes) -> bytes:
+    r"""`body` with each escape of half a surrogate pair (`\\ud83d` alone) replaced by `\\ufffd`. Offsets stay the same.
+
+    Such an escape is legal JSON, but nothing that can be written as UTF-8, so decoders refuse it.
+    """
+    return _lone_low.sub(rb"\1\\ufffd", _lone_high.sub(rb"\1\\ufffd", body))

@@ -1,0 +1,66 @@
+"""Which interface a request addresses, from its method and `:path`.
+
+Rule: one spelling per operation. A query string and one trailing slash are tolerated, every other spelling is unknown.
+"""
+
+from urllib.parse import unquote
+
+from msgspec import Struct
+
+from din_extproc.domain.request import Operation
+from din_extproc.domain.verdict import Code, Refusal
+
+MAX_NAME = 256
+"""Characters of a model name, as a client may write it."""
+
+_OPERATIONS = {operation.value: operation for operation in Operation}
+_MODELS = Operation.MODELS.value + "/"
+_READS = ("GET", "HEAD")
+
+_NO_PATH = Refusal(Code.PATH_NOT_FOUND, "This path is not served here")
+_NO_MODEL = Refusal(Code.MODEL_NOT_FOUND, "There is no model of this name", param="model")
+_POST_ONLY = Refusal(Code.METHOD_NOT_ALLOWED, "This path takes POST", headers=(("allow", "POST"),))
+_READ_ONLY = Refusal(Code.METHOD_NOT_ALLOWED, "This path takes GET", headers=(("allow", "GET, HEAD"),))
+
+
+class Place(Struct, frozen=True, gc=False):
+    """An operation, and for `/v1/models/<name>` the name ("": the whole list)."""
+
+    operation: Operation
+    model: str = ""
+
+
+_POSTED = {operation: Place(operation) for operation in Operation}
+
+
+def locate(method: str, path: str) -> Place | Refusal:
+    """The operation that `method` and `path` address.
+
+    Args:
+        method: `:method`. `OPTIONS` is no operation: preflights are answered before.
+        path: `:path` as sent, with its query string.
+
+    Returns:
+        A place, or a refusal with status 404 (no such path or model) or 405.
+    """
+    path = path.partition("?")[0]
+    operation = _OPERATIONS.get(path) or _OPERATIONS.get(path.removesuffix("/"))
+    if operation is Operation.MODELS:
+        return Place(operation) if method in _READS else _READ_ONLY
+    if operation is not None:
+        return _POSTED[operation] if method == "POST" else _POST_ONLY
+    if not path.startswith(_MODELS):
+        return _NO_PATH
+    if method not in _READS:
+        return _READ_ONLY
+    name = unquote(path[len(_MODELS) :].removesuffix("/"))
+    return Place(Operation.MODELS, name) if sound(name) else _NO_MODEL
+
+
+def sound(name: str) -> bool:
+    """Whether a model name is usable: not empty, not overlong, no control characters, nothing that UTF-8 can't write."""
+    return 0 < len(name) <= MAX_NAME and (name.isprintable() or not _unwritable(name))
+
+
+def _unwritable(name: str) -> bool:
+    return any(character < " " or "\x7f" <= character < "\xa0" or "\ud800" <= character <= "\udfff" for character in name)

@@ -1,0 +1,225 @@
+"""From a request's head and body to its intent: what does it want, and how large is it?
+
+Rule: total. Any bytes and any headers give a reading or a refusal, never an exception, and no refusal quotes what was sent.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+
+import msgspec
+from msgspec import Struct
+
+from din_extproc.domain.request import Estimate, Head, Intent, Operation, Priority
+from din_extproc.domain.verdict import Code, Refusal
+from din_extproc.intent import outline as outlines
+from din_extproc.intent.encoding import plain
+from din_extproc.intent.estimate import Gauge, estimate
+from din_extproc.intent.openai import Prompt, prompt
+from din_extproc.intent.outline import TOO_DEEP, Outline, outline
+from din_extproc.intent.paths import locate, sound
+
+MAX_TOKENS = 10**12
+"""A requested output over this is no number of tokens."""
+_MAX_TIMEOUT_DIGITS = 9
+_EXACT_DIGITS = 13
+_FLOAT_DIGITS = 32
+_DIGITS = tuple(b"%d" % digit for digit in range(1, 10))
+
+_PRIORITIES = {priority.value: priority for priority in Priority}
+_OUTPUT_KEYS = {
+    Operation.CHAT: ("max_tokens", "max_completion_tokens"),
+    Operation.COMPLETIONS: ("max_tokens", "max_completion_tokens"),
+    Operation.MESSAGES: ("max_tokens",),
+    Operation.RESPONSES: ("max_output_tokens",),
+}
+"""By operation, the one that decides last."""
+_WITH_MESSAGES = (Operation.CHAT, Operation.MESSAGES)
+_NO_PROMPT = Prompt(b"")
+_NOTHING = Outline(0, {})
+
+_decode_name = msgspec.json.Decoder(str).decode
+_decode_number = msgspec.json.Decoder(float).decode
+
+_NO_MODEL = Refusal(Code.INVALID_REQUEST, "The body names no model: a non-empty string is expected", param="model")
+_BAD_MODEL = Refusal(Code.INVALID_REQUEST, "The model's name is too long or holds characters that no name has", param="model")
+_NO_MESSAGES = Refusal(Code.INVALID_REQUEST, "The body has no messages: a list is expected", param="messages")
+_BAD_OPTIONS = Refusal(Code.INVALID_REQUEST, "A key occurs more than once in stream_options", param="stream_options")
+_BAD_TIMEOUT = Refusal(Code.INVALID_REQUEST, "x-din-timeout-ms is a positive number of milliseconds", param="x-din-timeout-ms")
+_BAD_PRIORITY = Refusal(Code.INVALID_REQUEST, "x-din-priority is critical, standard or batch", param="x-din-priority")
+
+
+class Reading(Struct, frozen=True, gc=False):
+    """A request that was understood, with what is needed to send it on edited."""
+
+    intent: Intent
+    body: bytes
+    """Plain JSON."""
+    decoded: bool
+    """`body` is not what was sent: it replaces the body, and `content-encoding` is removed."""
+    outline: Outline
+    """Of `body`."""
+    prompt: Prompt
+
+
+class _Wishes(Struct, frozen=True, gc=False):
+    timeout_ms: int | None
+    priority: Priority | None
+
+
+def read(head: Head, body: bytes, gauges: Callable[[str], Gauge], limit: int) -> Reading | Refusal:
+    """Read a request.
+
+    Args:
+        head: Its pseudo headers and headers.
+        body: The whole body as sent, b"" when there was none.
+        gauges: The gauge of a model, by the name a client may use. Total.
+        limit: The largest plain body, in bytes.
+
+    Returns:
+        A reading; or a refusal with status 400, 404, 405, 413 or 415.
+    """
+    place = locate(head.method, head.path)
+    if isinstance(place, Refusal):
+        return place
+    wishes = _wishes(head.headers)
+    if isinstance(wishes, Refusal):
+        return wishes
+    if place.operation is Operation.MODELS:
+        intent = _intent(head.headers, place.operation, place.model, wishes, estimate=Estimate(0))
+        return Reading(intent, b"", False, _NOTHING, _NO_PROMPT)
+    sent = plain(head.headers, body, limit)
+    if isinstance(sent, Refusal):
+        return sent
+    try:
+        return _read_json(head.headers, place.operation, sent, wishes, gauges)
+    except RecursionError:
+        return TOO_DEEP
+
+
+def _read_json(
+    headers: Mapping[str, str], operation: Operation, sent: tuple[bytes, bool], wishes: _Wishes, gauges: Callable[[str], Gauge]
+) -> Reading | Refusal:
+    body, decoded = sent
+    readable = body
+    found = outline(body)
+    if isinstance(found, Refusal):
+        readable = outlines.without_lone_surrogates(body)
+        again = outline(readable) if readable != body else found
+        if isinstance(again, Refusal):
+            return found
+        found = again
+    model = _model(found.value(body, "model"))
+    if isinstance(model, Refusal):
+        return model
+    if operation in _WITH_MESSAGES and not found.value(body, "messages").startswith(b"["):
+        return _NO_MESSAGES
+    output = _output_tokens(operation, readable, found)
+    if isinstance(output, Refusal):
+        return output
+    wants_usage = _wants_usage(found.value(readable, "stream_options"))
+    if isinstance(wants_usage, Refusal):
+        return wants_usage
+    asked = prompt(operation, readable, found)
+    if outlines.too_deep(readable, asked.strings):
+        return TOO_DEEP
+    intent = _intent(
+        headers,
+        operation,
+        model,
+        wishes,
+        estimate=estimate(asked, gauges(model)),
+        output_tokens=output,
+        stream=found.value(body, "stream") == b"true",
+        wants_usage=wants_usage,
+    )
+    return Reading(intent, body, decoded, found, asked)
+
+
+def _intent(
+    headers: Mapping[str, str],
+    operation: Operation,
+    model: str,
+    wishes: _Wishes,
+    *,
+    estimate: Estimate,
+    output_tokens: int | None = None,
+    stream: bool = False,
+    wants_usage: bool = False,
+) -> Intent:
+    return Intent(
+        operation,
+        model,
+        estimate,
+        output_tokens,
+        stream,
+        wants_usage,
+        wishes.timeout_ms,
+        headers.get("x-task-tier", "").strip(),
+        headers.get("x-din-model-version", "").strip(),
+        wishes.priority,
+    )
+
+
+def _wishes(headers: Mapping[str, str]) -> _Wishes | Refusal:
+    timeout = headers.get("x-din-timeout-ms")
+    timeout_ms = None
+    if timeout is not None:
+        timeout = timeout.strip()
+        if not (timeout.isascii() and timeout.isdigit() and len(timeout) <= _MAX_TIMEOUT_DIGITS and int(timeout)):
+            return _BAD_TIMEOUT
+        timeout_ms = int(timeout)
+    named = headers.get("x-din-priority")
+    priority = None
+    if named is not None:
+        priority = _PRIORITIES.get(named.strip())
+        if priority is None:
+            return _BAD_PRIORITY
+    return _Wishes(timeout_ms, priority)
+
+
+def _model(raw: bytes) -> str | Refusal:
+    if not raw.startswith(b'"'):
+        return _NO_MODEL
+    try:
+        name = _decode_name(raw)
+    except msgspec.DecodeError:
+        return _BAD_MODEL
+    if not name:
+        return _NO_MODEL
+    return name if sound(name) else _BAD_MODEL
+
+
+def _wants_usage(options: bytes) -> bool | Refusal:
+    if not options.startswith(b"{"):
+        return False
+    inner = outline(options)
+    return _BAD_OPTIONS if isinstance(inner, Refusal) else inner.value(options, "include_usage") == b"true"
+
+
+def _output_tokens(operation: Operation, body: bytes, found: Outline) -> int | Refusal | None:
+    """The largest output asked for, all choices together; None: not said; 0: the operation has none."""
+    keys = _OUTPUT_KEYS.get(operation)
+    if keys is None:
+        return 0
+    largest = None
+    for key in keys:
+        if key in found.spans:
+            tokens = _count(found.value(body, key))
+            if tokens is None:
+                return Refusal(Code.INVALID_REQUEST, f"{key} is no number of tokens", param=key)
+            largest = tokens or largest
+    if largest is None or "n" not in found.spans:
+        return largest
+    return min(MAX_TOKENS, largest * (_count(found.value(body, "n")) or 1))
+
+
+def _count(raw: bytes) -> int | None:
+    """A positive whole number, 0 for what is none and for the engine to judge, None for one that can't be meant."""
+    if raw.isdigit() and len(raw) < _EXACT_DIGITS:
+        return int(raw)
+    if raw[:1] not in _DIGITS:
+        return 0
+    number = _decode_number(raw) if len(raw) < _FLOAT_DIGITS else math.inf
+    if number > MAX_TOKENS:
+        return None
+    return int(number) if number.is_integer() else 0

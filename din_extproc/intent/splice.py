@@ -1,0 +1,46 @@
+"""Byte-exact edits of a JSON object: values are replaced or keys inserted, and every other byte stays as the client sent it.
+
+Rule: nothing is serialised again. Big integers, number spellings, white space and unknown fields survive.
+"""
+
+from collections.abc import Mapping
+
+from din_extproc.domain.verdict import Refusal
+from din_extproc.intent.outline import Outline, outline
+
+_USAGE_ONLY = b'{"include_usage":true}'
+
+
+def with_values(body: bytes, at: Outline, values: Mapping[str, bytes]) -> bytes:
+    """The object with these values: in the place of the old one, or in front of all keys where there was none.
+
+    Args:
+        body: A JSON object.
+        at: Its outline.
+        values: JSON by top-level key. Keys are plain names that JSON writes without escapes.
+    """
+    edits = sorted((at.spans[key], value) for key, value in values.items() if key in at.spans)
+    inserted = [b'"%b":%b' % (key.encode(), value) for key, value in values.items() if key not in at.spans]
+    parts = [body[: at.start], b",".join(inserted)]
+    if inserted and at.spans:
+        parts.append(b",")
+    position = at.start
+    for (start, end), value in edits:
+        parts += (body[position:start], value)
+        position = end
+    parts.append(body[position:])
+    return b"".join(parts)
+
+
+def asking_for_usage(options: bytes) -> bytes:
+    """`stream_options` with `include_usage` set, whatever else it holds.
+
+    Args:
+        options: The value as sent, b"" when there is none. What is neither an object nor null is left for the engine to refuse.
+    """
+    if options in (b"", b"null"):
+        return _USAGE_ONLY
+    inner = outline(options)
+    if isinstance(inner, Refusal) or inner.value(options, "include_usage") == b"true":
+        return options
+    return with_values(options, inner, {"include_usage": b"true"})
