@@ -81,8 +81,9 @@ class Session:
         if self._over:
             return
         self._over = True
-        if self._deciding is not None:
-            self._deciding.cancel()
+        deciding, self._deciding = self._deciding, None  # they know each other: left alone, only a collection would free them
+        if deciding is not None:
+            deciding.cancel()
         self._flow.ended(cancelled=cancelled)
 
     def _decided(self, verdict: Verdict) -> None:

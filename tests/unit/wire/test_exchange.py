@@ -98,9 +98,7 @@ def test_b102_pieces_are_joined_and_only_the_last_reply_carries_them():
 
 
 def test_b102_trailers_end_a_body_too():
-    exchange, commands = deciding(
-        RequestHeaders(HEAD, end_of_stream=False), RequestBody(b"{}", end_of_stream=False), RequestTrailers()
-    )
+    exchange, commands = deciding(RequestHeaders(HEAD, end_of_stream=False), RequestBody(b"{}", end_of_stream=False), RequestTrailers())
     assert commands[1] == Ignore()
     assert commands[2] == Decide(HEAD, b"{}")
     assert [kind(message) for message in exchange.verdict(SEND)] == ["request_body", "request_trailers"]
