@@ -61,6 +61,8 @@ class Connection(Generic[H, S]):
         self._framer = Framer(limits.max_header_bytes)
         self._settled = False
         self._acknowledged = False
+        self._half_window = limits.connection_window // 2
+        self._half_stream_window = limits.stream_window // 2
         self._received = 0
         self._last_id = 0
         self._refuse_above = frames.LARGEST_STREAM_ID
@@ -120,7 +122,7 @@ class Connection(Generic[H, S]):
         # Credit is given back before either window is used up, so neither can be overrun: what is held is bounded by what is above.
         length = stop - start
         self._received += length
-        if self._received * 2 > self._limits.connection_window:
+        if self._received > self._half_window:
             self.outbox.control(frames.window_update(0, self._received))
             self._received = 0
         if flags & frames.PADDED:
@@ -133,7 +135,7 @@ class Connection(Generic[H, S]):
         if start == stop and not ended:
             self._allow.empties.take(self._now)
         stream.received += length
-        if stream.received * 2 > self._limits.stream_window and not ended:
+        if stream.received > self._half_stream_window and not ended:
             self.outbox.control(frames.window_update(stream_id, stream.received))
             stream.received = 0
         if stream.expected is not None:

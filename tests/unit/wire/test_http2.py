@@ -1,3 +1,4 @@
+import hpack
 import pytest
 
 from din_extproc.wire import frames
@@ -188,8 +189,6 @@ BAD_FIELDS = {
 
 @pytest.mark.parametrize("name", BAD_FIELDS)
 def test_a_request_that_is_malformed_is_a_stream_error_each_time(name):
-    import hpack
-
     peer = Peer()
     for stream_id in (1, 3):
         encoder = hpack.Encoder()
@@ -215,8 +214,6 @@ def test_late_frames_on_a_stream_that_we_ended_are_ignored_and_still_counted():
 
 
 def test_the_peer_may_use_the_dynamic_table_until_it_has_seen_our_settings():
-    import hpack
-
     encoder = hpack.Encoder()
     peer = Peer(hello=frames.PREFACE + frames.settings({}))
     for stream_id in (1, 3):
