@@ -1,0 +1,204 @@
+"""Redis paused, killed, restarted and made to forget, under load: every request is decided, by the policy, and counted once."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import uvloop
+
+from din_extproc.admit.ledger import Claim, Denied, Granted, LimitsUnavailable, Standing
+from din_extproc.admit.local import LocalLedger
+from din_extproc.domain.tenant import Budget, Limits
+from din_extproc.edge.redis.guard import GuardedLedger, OnError
+from din_extproc.edge.redis.ledger import RedisLedger
+from din_extproc.edge.redis.link import Link
+from tests.ledgers import linked
+from tests.servers import RedisServer
+
+pytestmark = pytest.mark.chaos
+ROOM = Limits(rpm=10**6, tpm=10**9, max_streams=10**6)
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@contextlib.asynccontextmanager
+async def guarded(url: str, on_error: OnError, name: str = "here", timeout_ms: int = 300) -> AsyncIterator[tuple[GuardedLedger, Link]]:
+    async with linked(url, timeout_ms=timeout_ms) as link:
+        local = LocalLedger(lambda: time.monotonic_ns() // 1_000_000)
+        guard = GuardedLedger(link, RedisLedger(link), local, on_error, name)
+        await guard.start()
+        yield guard, link
+        await guard.close()
+
+
+def claim(request_id: str, limits: Limits = ROOM, tokens: int = 10) -> Claim:
+    return Claim(request_id, "finance", (Budget("tenant", limits),), tokens, 30_000)
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - what is waited for is anybody's state
+            await asyncio.sleep(0.01)
+
+
+async def test_b73_a_paused_redis_holds_nobody_up(server):
+    async with guarded(server.url, OnError.LOCAL_SHARE, timeout_ms=50) as (guard, link):
+        assert isinstance(await guard.reserve(claim("before")), Granted)
+        with server.paused():
+            first = [asyncio.ensure_future(guard.reserve(claim(f"first{n}"))) for n in range(50)]
+            long_after = asyncio.ensure_future(asyncio.sleep(20))
+            await asyncio.wait([*first, long_after], return_when=asyncio.FIRST_COMPLETED)
+            assert not long_after.done()
+            await asyncio.gather(*first)
+            long_after.cancel()
+            assert not link.state.up
+            assert "no answer within 50 ms" in guard.state.reason
+            for number in range(1000):
+                decided_at_once = guard.reserve(claim(f"later{number}"))
+                with pytest.raises(StopIteration):
+                    decided_at_once.send(None)
+            assert len(asyncio.all_tasks()) < 10
+        await until(lambda: link.state.up)
+        assert isinstance(await guard.reserve(claim("after")), Granted)
+        await until(lambda: guard.state.shared)
+
+
+def test_b73_the_same_on_the_loop_that_production_uses():
+    async def story() -> None:
+        with RedisServer() as server:
+            async with linked(server.unix_url, timeout_ms=50) as link:
+                ledger = RedisLedger(link)
+                with server.paused():
+                    answers = await asyncio.gather(*(ledger.reserve(claim(f"r{n}")) for n in range(50)), return_exceptions=True)
+                    assert all(isinstance(answer, LimitsUnavailable) for answer in answers)
+                await until(lambda: link.state.up)
+                assert isinstance(await ledger.reserve(claim("after")), Granted)
+
+    uvloop.run(story())
+
+
+async def test_a_late_loop_is_not_taken_for_a_silent_redis(server):
+    async with linked(server.unix_url, timeout_ms=20) as link:
+        answers = [link.call("ECHO", n) for n in range(100)]
+        await asyncio.sleep(0)
+        time.sleep(0.1)  # noqa: ASYNC251 - the loop is held up on purpose
+        assert len(await asyncio.gather(*answers)) == 100
+        assert link.state.up
+
+
+async def test_what_a_paused_redis_still_counted_is_given_back(server):
+    async with guarded(server.url, OnError.LOCAL_SHARE) as (guard, link):
+        with server.paused():
+            assert isinstance(await guard.reserve(claim("r", Limits(tpm=1000, max_streams=1), 1000)), Granted)
+        await until(lambda: link.state.up and guard.state.shared)
+        assert isinstance(await RedisLedger(link).reserve(claim("s", Limits(tpm=1000, max_streams=1), 1000)), Granted)
+
+
+async def test_b64_flushing_scripts_and_restarting_under_load_is_seen_by_no_client(server):
+    async with guarded(server.url, OnError.LOCAL_SHARE) as (guard, link):
+        stop = asyncio.Event()
+
+        async def client(name: int) -> int:
+            count = 0
+            while not stop.is_set():
+                count += 1
+                request_id = f"{name}-{count}"
+                assert isinstance(await guard.reserve(claim(request_id)), Granted)
+                await guard.release("finance", request_id)
+                await guard.settle("finance", request_id, 7)
+                await asyncio.sleep(0.002)
+            return count
+
+        clients = [asyncio.ensure_future(client(n)) for n in range(10)]
+        for _ in range(20):
+            await link.call("SCRIPT", "FLUSH")
+            await asyncio.sleep(0.01)
+        assert guard.state.shared
+        await asyncio.to_thread(server.restart)
+        await until(lambda: link.state.up and guard.state.shared)
+        stop.set()
+        assert min(await asyncio.gather(*clients)) > 10
+        assert await link.call("ZCARD", "din:{t=finance}:lease:tenant") == 0
+
+
+async def test_b74_every_replica_enforces_its_share_and_nobody_is_refunded_twice(server):
+    ceiling = Limits(max_streams=6, tpm=6000)
+    async with contextlib.AsyncExitStack() as stack:
+        replicas = [await stack.enter_async_context(guarded(server.url, OnError.LOCAL_SHARE, f"replica {n}")) for n in range(3)]
+        guards = [guard for guard, _ in replicas]
+        await until(lambda: all(guard.state.replicas == 3 for guard in guards))
+        for number in range(6):
+            assert isinstance(await guards[number % 3].reserve(claim(f"before{number}", ceiling, 500)), Granted)
+        server.pause()
+        try:
+            granted = {}
+            for number in range(12):
+                granted[number] = isinstance(await guards[number % 3].reserve(claim(f"away{number}", ceiling, 500)), Granted)
+            assert sum(granted.values()) == 6
+            for number in range(6):
+                assert await guards[number % 3].settle("finance", f"before{number}", 100)
+                await guards[number % 3].release("finance", f"before{number}")
+        finally:
+            server.resume()
+        await until(lambda: all(link.state.up and guard.state.shared for guard, link in replicas))
+        for number, passed in granted.items():
+            if passed:
+                assert await guards[number % 3].settle("finance", f"away{number}", 0)
+                await guards[number % 3].release("finance", f"away{number}")
+        link = replicas[0][1]
+        assert await link.call("ZCARD", "din:{t=finance}:lease:tenant") == 0
+        answer = await guards[0].reserve(claim("after", ceiling, 1))
+        assert isinstance(answer, Granted)
+        assert 5399 <= answer.standing.remaining_tokens <= 5999
+
+
+async def test_closed_refuses_and_open_lets_everything_pass(server):
+    async with guarded(server.url, OnError.CLOSED, "a") as (closed, _), guarded(server.url, OnError.OPEN, "b") as (open_, link):
+        with server.paused():
+            for number in range(20):
+                with pytest.raises(LimitsUnavailable):
+                    await closed.reserve(claim(f"c{number}", Limits(rpm=1)))
+                assert await open_.reserve(claim(f"o{number}", Limits(rpm=1))) == Granted(Standing())
+        await until(lambda: link.state.up and open_.state.shared)
+        assert not await open_.settle("finance", "o1", 100)
+        await open_.release("finance", "o1")
+
+
+async def test_one_line_per_transition_and_none_per_request(server, caplog):
+    with caplog.at_level(logging.WARNING):
+        async with guarded(server.url, OnError.LOCAL_SHARE) as (guard, link):
+            with server.paused():
+                for number in range(200):
+                    await guard.reserve(claim(f"r{number}"))
+            await until(lambda: link.state.up and guard.state.shared)
+    assert len(caplog.records) == 1
+    assert "local_share among 1 replicas" in caplog.records[0].getMessage()
+
+
+async def test_a_replica_that_leaves_is_no_longer_counted(server):
+    async with guarded(server.url, OnError.LOCAL_SHARE, "stays") as (guard, _):
+        async with guarded(server.url, OnError.LOCAL_SHARE, "goes"):
+            await until(lambda: guard.state.replicas == 2)
+        await until(lambda: guard.state.replicas == 1)
+
+
+async def test_a_gateway_that_starts_without_redis_follows_its_policy():
+    async def nowhere():
+        raise LimitsUnavailable("no such place")
+
+    link = Link(nowhere, ())
+    await link.start(wait_s=0.05)
+    guard = GuardedLedger(link, RedisLedger(link), LocalLedger(lambda: 0), OnError.LOCAL_SHARE, "here")
+    await guard.start()
+    assert isinstance(await guard.reserve(claim("a", Limits(rpm=1))), Granted)
+    assert isinstance(await guard.reserve(claim("b", Limits(rpm=1))), Denied)
+    assert guard.state.reason == "no such place"
+    await guard.close()
+    await link.close()
