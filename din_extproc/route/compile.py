@@ -81,7 +81,7 @@ def _rules(rules: Sequence[Rule], pools: Mapping[str, Pool], known: Known) -> tu
 
 def _no_pool(place: Place, name: str, pools: Mapping[str, Pool]) -> Flaw:
     close = get_close_matches(name, pools, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"pools: {', '.join(pools)}"
+    hint = f"did you mean {close[0]!r}?" if close else ""
     return Flaw(place, f"no pool is called {name!r}", hint, missing=("pools", name))
 
 

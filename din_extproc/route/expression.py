@@ -68,11 +68,11 @@ _DETAIL = 120
 
 
 class BadExpression(Struct, frozen=True, gc=False):
-    """Why an expression can't be used. `line` and `column` count from 1, inside the expression."""
+    """Why an expression can't be used. `line` and `column` count from 1, inside the expression; 0: all of it."""
 
     message: str
-    line: int = 1
-    column: int = 1
+    line: int = 0
+    column: int = 0
     unknown: str = ""
     """The name that is neither a variable nor a function."""
 
@@ -100,7 +100,7 @@ def compile_expression(source: str) -> Matches | BadExpression:
         else:
             return BadExpression(f"the expression fails: {str(error)[:_DETAIL].split('.')[0]}")
     if not isinstance(result, bool):
-        return BadExpression(f"the expression says neither true nor false but a {type(result).__name__}")
+        return BadExpression(f"the expression says neither true nor false but something of type {type(result).__name__}")
     return _matcher(program, {name: VARIABLES[name] for name in used}, _headers_named(source))
 
 

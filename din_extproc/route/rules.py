@@ -88,7 +88,7 @@ def compile_condition(condition: Condition, place: Place, known: Known) -> tuple
     if condition.cel:
         expression = compile_expression(condition.cel)
         if isinstance(expression, BadExpression):
-            where = f" (line {expression.line}, column {expression.column} of the expression)"
+            where = f" (line {expression.line}, column {expression.column} of the expression)" if expression.line else ""
             flaws.append(Flaw((*place, "cel"), expression.message + where, _known_names(expression)))
         else:
             parts.append(expression)

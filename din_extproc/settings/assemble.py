@@ -1,0 +1,141 @@
+"""The sound part of a configuration to domain values and a route table, with everything that only shows when parts are put together.
+
+Rule: a reference to something that is declared but broken is not reported: its own problem is.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from msgspec import Struct
+
+from din_extproc.control.topology import ACCESS_LOG_CLUSTER, EXT_PROC_CLUSTER
+from din_extproc.domain.node import Pool
+from din_extproc.domain.tenant import ApiKey, Tenant
+from din_extproc.route.compile import compile_routes
+from din_extproc.route.flaw import Flaw
+from din_extproc.route.table import RouteTable
+from din_extproc.settings.catalog import Catalog
+from din_extproc.settings.document import Document
+from din_extproc.settings.pools import make_nodes
+from din_extproc.settings.problems import Place
+from din_extproc.settings.shape import Shaped
+
+_RESERVED = {EXT_PROC_CLUSTER, ACCESS_LOG_CLUSTER}
+
+
+class Assembled(Struct, frozen=True):
+    """The domain's values. Complete only when no problem was reported."""
+
+    pools: tuple[Pool, ...]
+    tenants: tuple[Tenant, ...]
+    keys: tuple[tuple[Tenant, tuple[ApiKey, ...]], ...]
+    routes: RouteTable | None
+
+
+def assemble(shaped: Shaped, catalog: Catalog | None, document: Document) -> Assembled:
+    """Put the parts together and report what does not fit. `catalog` None: there is one, but it could not be read."""
+    config = shaped.config
+    pools = tuple(_pools(shaped, catalog, document))
+    defaults = config.defaults.limits.limits()
+    tenants = tuple(tenant.tenant(defaults) for tenant in config.tenants)
+    keys = tuple((tenant, tuple(key.key() for key in section.keys)) for tenant, section in zip(tenants, config.tenants, strict=True))
+    compiled = compile_routes(
+        pools, [alias.alias(name) for name, alias in config.aliases.items()], [rule.rule() for rule in config.rules], tenants
+    )
+    for flaw in compiled.flaws:
+        _report_flaw(flaw, shaped, document)
+    _report_twins(shaped, document)
+    _report_unused(shaped, document)
+    if "pools" not in shaped.broken:
+        _report_models(shaped, pools, document)
+        if config.fail_open is not None and config.fail_open.pool not in config.pools:
+            document.report(
+                ("fail_open", "pool"), f"no pool is called {config.fail_open.pool!r}", _close(config.fail_open.pool, config.pools)
+            )
+    return Assembled(pools, tenants, keys, compiled.table)
+
+
+def _pools(shaped: Shaped, catalog: Catalog | None, document: Document) -> Iterable[Pool]:
+    for name, pool in shaped.config.pools.items():
+        if name in _RESERVED:
+            document.report(("pools", name), f"{name!r} is a cluster of the gateway itself", "call the pool something else", at_key=True)
+        nodes = make_nodes(name, pool, catalog, document)
+        yield Pool(
+            name=name,
+            model=pool.model,
+            served_model=pool.served_model or pool.model,
+            engine=pool.engine,
+            scheduler=pool.scheduler,
+            nodes=nodes,
+            operations=None if pool.operations is None else frozenset(pool.operations),
+            stream_usage=pool.stream_usage,
+        )
+
+
+def _report_flaw(flaw: Flaw, shaped: Shaped, document: Document) -> None:
+    if flaw.missing is not None:
+        kind, name = flaw.missing
+        sections = {"pools", "aliases"} if kind == "models" else {kind}
+        if sections & shaped.broken and (kind == "models" or _declares(document.data.get(kind), name)):
+            return
+    document.report(_in_file(flaw.place, shaped), flaw.message, flaw.hint, warning=flaw.warning)
+
+
+def _declares(section: object, name: str) -> bool:
+    """Whether a broken section has the name; one that is no section at all might have had any."""
+    if isinstance(section, dict):
+        return name in section
+    return not isinstance(section, list) or any(isinstance(item, dict) and item.get("id") == name for item in section)
+
+
+def _in_file(place: Place, shaped: Shaped) -> Place:
+    """A place among the sound items, as a place in the file."""
+    section, index, *rest = place
+    where = {"rules": shaped.rules, "tenants": shaped.tenants}.get(str(section))
+    return place if where is None or not isinstance(index, int) else (section, where[index], *rest)
+
+
+def _report_twins(shaped: Shaped, document: Document) -> None:
+    """Names that must be one of a kind in the whole file: nodes, tenants, keys. Those of rules are checked with the routes."""
+    config = shaped.config
+    nodes = [(node.id, ("pools", name, "nodes", at, "id")) for name, pool in config.pools.items() for at, node in enumerate(pool.nodes)]
+    tenants = [(tenant.id, ("tenants", at, "id")) for at, tenant in zip(shaped.tenants, config.tenants, strict=True)]
+    keys = [
+        (key.id, ("tenants", at, "keys", index, "id"))
+        for at, tenant in zip(shaped.tenants, config.tenants, strict=True)
+        for index, key in enumerate(tenant.keys)
+    ]
+    for kind, named in (("node", nodes), ("tenant", tenants), ("key", keys)):
+        first: dict[str, Place] = {}
+        for name, place in named:
+            if first.setdefault(name, place) != place:
+                line = document.values[first[name]].line
+                document.report(place, f"a second {kind} is called {name!r}, the first on line {line}", "give each its own id")
+
+
+def _report_unused(shaped: Shaped, document: Document) -> None:
+    data = document.data
+    for section, message in (("pools", "no pool: there is nowhere to send a request"), ("tenants", "no tenant: nobody can send a request")):
+        if section not in shaped.broken and not data.get(section):
+            document.report((section,), message)
+    for at, tenant in zip(shaped.tenants, shaped.config.tenants, strict=True):
+        if not tenant.keys:
+            hint = "make one with `din-extproc keys new`"
+            document.report(("tenants", at), f"tenant {tenant.id!r} has no key: nobody can use it", hint, warning=True)
+
+
+def _report_models(shaped: Shaped, pools: tuple[Pool, ...], document: Document) -> None:
+    """`per_model` counts per physical model, so that an alias is no way around it."""
+    models = sorted({pool.model for pool in pools})
+    for at, tenant in zip(shaped.tenants, shaped.config.tenants, strict=True):
+        for name in tenant.limits.per_model:
+            place: Place = ("tenants", at, "limits", "per_model", name)
+            if name in shaped.config.aliases:
+                document.report(place, f"{name!r} is an alias", f"limits count per physical model: {', '.join(models)}", at_key=True)
+            elif name not in models:
+                document.report(place, f"no pool serves a model {name!r}", _close(name, models), at_key=True)
+
+
+def _close(name: str, known: Iterable[str]) -> str:
+    close = get_close_matches(name, list(known), n=1)
+    return f"did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,104 @@
+"""What operators tune in Envoy's configuration; rendered from here, so that `din.yaml` is the one place to change it.
+
+Rule: names, units and defaults are those of `control/topology.py`.
+"""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from din_extproc.control.topology import HealthCheck, Outlier, Retry, SocketAddress, Timeouts
+from din_extproc.domain.node import Endpoint
+from din_extproc.settings.section import AsTuple, ListenAddress, Positive, Section
+
+_TIMEOUTS, _RETRY, _OUTLIER, _HEALTH = Timeouts(), Retry(), Outlier(), HealthCheck()
+_OFF = False
+
+
+class TimeoutsSection(Section):
+    """How long Envoy waits, in milliseconds."""
+
+    message_ms: Positive = _TIMEOUTS.message_ms
+    request_ms: Positive = _TIMEOUTS.request_ms
+    stream_idle_ms: Positive = _TIMEOUTS.stream_idle_ms
+    node_idle_ms: Positive = _TIMEOUTS.node_idle_ms
+    connect_ms: Positive = _TIMEOUTS.connect_ms
+    total_ms: Annotated[int, Field(ge=0)] = _TIMEOUTS.total_ms
+
+    def timeouts(self) -> Timeouts:
+        """For the renderer."""
+        return Timeouts(**self.model_dump(), max_message_ms=max(self.message_ms, _TIMEOUTS.max_message_ms))
+
+
+class RetrySection(Section):
+    """Another try on another node."""
+
+    attempts: Annotated[int, Field(ge=0, le=5)] = _RETRY.attempts
+    jitter_ms: Positive = _RETRY.jitter_ms
+    statuses: Annotated[tuple[Annotated[int, Field(ge=400, le=599)], ...], AsTuple] = _RETRY.statuses
+
+
+class OutlierSection(Section):
+    """When a failing node is taken out of its pool, and for how long."""
+
+    consecutive_5xx: Positive = _OUTLIER.consecutive_5xx
+    consecutive_gateway_failures: Positive = _OUTLIER.consecutive_gateway_failures
+    interval_ms: Positive = _OUTLIER.interval_ms
+    base_ejection_ms: Positive = _OUTLIER.base_ejection_ms
+    max_ejection_percent: Annotated[int, Field(ge=0, le=100)] = _OUTLIER.max_ejection_percent
+
+
+def _path(text: str) -> str:
+    if not text.startswith("/"):
+        raise ValueError(f"{text!r} is not an absolute path")
+    return text
+
+
+class HealthCheckSection(Section):
+    """How Envoy asks nodes whether they live."""
+
+    path: Annotated[str, AfterValidator(_path)] = _HEALTH.path
+    interval_ms: Positive = _HEALTH.interval_ms
+    timeout_ms: Positive = _HEALTH.timeout_ms
+    unhealthy_after: Positive = _HEALTH.unhealthy_after
+    healthy_after: Positive = _HEALTH.healthy_after
+
+    def health_check(self) -> HealthCheck:
+        """For the renderer."""
+        return HealthCheck(**self.model_dump())
+
+
+def off_is_none(value: object) -> object:
+    """`false` switches a part off; `true` says too little."""
+    if value is _OFF:
+        return None
+    if value is True:
+        raise ValueError("`false`, or a mapping, is expected")
+    return value
+
+
+class CorsSection(Section):
+    """Which web pages may call."""
+
+    allow_origins: Annotated[tuple[str, ...], AsTuple] = ()
+    """Exact, with `*` inside, or `*` alone. Empty: none."""
+
+
+def _loopback(address: Endpoint) -> Endpoint:
+    if not SocketAddress(address.host, address.port).is_loopback:
+        raise ValueError("it can stop Envoy, so it listens on a loopback address such as 127.0.0.1:9901")
+    return address
+
+
+class EnvoySection(Section):
+    """`envoy:`."""
+
+    listener: ListenAddress = Endpoint("0.0.0.0", 10000)
+    admin: Annotated[ListenAddress, AfterValidator(_loopback)] = Endpoint("127.0.0.1", 9901)
+    body_limit_mib: Annotated[int, Field(ge=1, le=1024)] = 32
+    timeouts: TimeoutsSection = TimeoutsSection()
+    retry: RetrySection = RetrySection()
+    outlier: OutlierSection = OutlierSection()
+    health_check: Annotated[HealthCheckSection | None, BeforeValidator(off_is_none)] = HealthCheckSection()
+    cors: CorsSection = CorsSection()
+    access_log_flush_ms: Annotated[int, Field(ge=1, le=10_000)] = 50

@@ -1,0 +1,103 @@
+"""The sidecar itself: where it listens, how many workers it has, where its counters live.
+
+Rule: an address here is one that we listen on; that of Envoy's listener is in `envoy.py`.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, SecretStr, model_validator
+
+from din_extproc.control.topology import Address, SocketAddress, UnixSocket
+from din_extproc.domain.node import Endpoint
+from din_extproc.edge.redis.address import Address as RedisAddress
+from din_extproc.edge.redis.address import parse as parse_redis
+from din_extproc.settings.section import ListenAddress, Section
+
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+_LONGEST_SOCKET = 100
+"""Characters of a Unix socket's path, with room for a worker's number; the system's limit is 107."""
+
+
+def _socket_path(path: str) -> str:
+    if not path.startswith("/"):
+        raise ValueError(f"{path!r}: a Unix socket has an absolute path")
+    if len(path) > _LONGEST_SOCKET:
+        raise ValueError(f"a Unix socket's path has at most {_LONGEST_SOCKET} characters")
+    return path
+
+
+class ExtProc(Section):
+    """Where Envoy reaches the workers: either a Unix socket or an address."""
+
+    socket: Annotated[str, AfterValidator(_socket_path)] | None = None
+    address: ListenAddress | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> "ExtProc":
+        if (self.socket is None) == (self.address is None):
+            raise ValueError("either `socket` or `address`, one of them")
+        return self
+
+
+class Listen(Section):
+    """One listener."""
+
+    address: ListenAddress
+
+
+class Gateway(Section):
+    """`gateway:`."""
+
+    node_number: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """Inside every trace id. None: derived from the host's name."""
+    ext_proc: ExtProc = ExtProc(socket="/run/din/ext_proc.sock")
+    access_log: Listen = Listen(address=Endpoint("127.0.0.1", 50052))
+    admin: Listen = Listen(address=Endpoint("127.0.0.1", 9090))
+    workers: Annotated[int, Field(ge=1, le=64)] = 1
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Gateway":
+        if self.workers > 1 and self.ext_proc.socket is None:
+            raise ValueError("more than one worker needs `ext_proc.socket`: each worker has a socket of its own")
+        if self.access_log.address == self.admin.address or self.ext_proc.address in {self.access_log.address, self.admin.address}:
+            raise ValueError("ext_proc, access_log and admin listen on three different addresses")
+        return self
+
+    @property
+    def worker_addresses(self) -> tuple[Address, ...]:
+        """Where each worker listens: the socket as configured for a single one, else with `.0`, `.1` and so on behind it."""
+        if self.ext_proc.address is not None:
+            return (SocketAddress(self.ext_proc.address.host, self.ext_proc.address.port),)
+        path = self.ext_proc.socket or ""
+        return tuple(UnixSocket(f"{path}.{number}" if self.workers > 1 else path) for number in range(self.workers))
+
+
+def as_reached(endpoint: Endpoint) -> SocketAddress:
+    """Where Envoy, on the same machine, reaches what listens there."""
+    return SocketAddress(_LOOPBACK.get(endpoint.host, endpoint.host), endpoint.port)
+
+
+def _redis_url(url: SecretStr) -> SecretStr:
+    parse_redis(url.get_secret_value())
+    return url
+
+
+class Store(Section):
+    """`store:`, the Redis that all replicas count in."""
+
+    url: Annotated[SecretStr, Field(strict=False), AfterValidator(_redis_url)] = SecretStr("redis://127.0.0.1:6379/0")
+    """`redis://`, `rediss://` or `unix://`, with user, password and database where needed."""
+    timeout_ms: Annotated[int, Field(ge=1, le=10_000)] = 50
+    on_error: Literal["local_share", "open", "closed"] = "local_share"
+    """When Redis can't be asked: each replica counts its share itself, everything passes, or nothing does."""
+
+    @property
+    def address(self) -> RedisAddress:
+        """The server that the URL names."""
+        return parse_redis(self.url.get_secret_value())
+
+
+class FailOpen(Section):
+    """`fail_open:`, where requests go, unmetered and marked, while no worker answers."""
+
+    pool: str

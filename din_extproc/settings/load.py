@@ -1,0 +1,105 @@
+"""A configuration file, its catalogue and the environment to `Settings`, or to everything that is wrong with them at once.
+
+Rule: all or nothing: settings come out whole, and whoever holds older ones keeps them until then.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from din_extproc.settings.assemble import assemble
+from din_extproc.settings.catalog import Catalog, CatalogFile, CatalogModel, CatalogSection
+from din_extproc.settings.document import Document, read_json, read_yaml
+from din_extproc.settings.problems import Problem, Rejected, in_order
+from din_extproc.settings.settings import Settings
+from din_extproc.settings.shape import shape, validated
+
+_FINGERPRINT = 12
+
+
+def load(path: Path, env: Mapping[str, str]) -> Settings | Rejected:
+    """Read `din.yaml`. Files that it names are relative to its folder.
+
+    Args:
+        path: The file.
+        env: What `${NAME}` inside it stands for.
+    """
+    text = _read(path)
+    if isinstance(text, Problem):
+        return Rejected((text,))
+    document = read_yaml(text, str(path), env)
+    if document.data is None:
+        return Rejected(in_order(document.problems) or (Problem(file=str(path), message="the file is empty"),))
+    shaped = shape(document)
+    if shaped is None:
+        return Rejected(in_order(document.problems))
+    catalog, described, problems = _catalog(shaped.config.catalog, document, path)
+    assembled = assemble(shaped, None if "catalog" in shaped.broken else catalog, document)
+    found = in_order([*document.problems, *problems])
+    if assembled.routes is None or catalog is None or not all(problem.warning for problem in found):
+        return Rejected(found)
+    config = shaped.config
+    return Settings(
+        file=str(path),
+        fingerprint=hashlib.sha256(f"{text}\0{described}".encode()).hexdigest()[:_FINGERPRINT],
+        gateway=config.gateway,
+        store=config.store,
+        catalog=catalog,
+        refresh_s=None if config.catalog is None else config.catalog.refresh_s,
+        pools=assembled.pools,
+        tenants=assembled.tenants,
+        keys=assembled.keys,
+        routes=assembled.routes,
+        envoy=config.envoy,
+        fail_open_pool=None if config.fail_open is None else config.fail_open.pool,
+        warnings=found,
+    )
+
+
+def _read(path: Path) -> str | Problem:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        return Problem(file=str(path), message=f"not UTF-8 text (byte {error.start})")
+    except OSError as error:
+        return Problem(file=str(path), message=f"can't be read: {(error.strerror or str(error)).lower()}")
+
+
+def _catalog(section: CatalogSection | None, document: Document, path: Path) -> tuple[Catalog | None, str, list[Problem]]:
+    """The catalogue (None: there is one, but it is broken), its text, and what is wrong with it."""
+    if section is None:
+        return Catalog(), "", []
+    source = path.parent / section.source
+    text = _read(source)
+    if isinstance(text, Problem):
+        document.report(("catalog", "source"), f"{source}: {text.message}")
+        return None, "", []
+    described = read_json(text, str(source))
+    if described.data is not None:
+        file = validated(CatalogFile, described)
+        if file is not None:
+            _report_twins(file, described)
+            _report_tokenizers(file, described, source.parent)
+            models = [_with_tokenizer_at(model, source.parent) for model in file.models]
+            return Catalog(models), text, described.problems
+    return None, text, described.problems
+
+
+def _with_tokenizer_at(model: CatalogModel, folder: Path) -> CatalogModel:
+    """The entry with its tokenizer's folder as it is reached from here."""
+    return model if model.tokenizer is None else model.model_copy(update={"tokenizer": str(folder / model.tokenizer)})
+
+
+def _report_twins(file: CatalogFile, document: Document) -> None:
+    seen: set[tuple[str, str]] = set()
+    for index, model in enumerate(file.models):
+        entry = (model.model_name, model.model_version)
+        if entry in seen:
+            document.report(("models", index), f"{entry[0]} {entry[1]} is described twice", "keep one of them")
+        seen.add(entry)
+
+
+def _report_tokenizers(file: CatalogFile, document: Document, folder: Path) -> None:
+    for index, model in enumerate(file.models):
+        if model.tokenizer is not None and not (folder / model.tokenizer).is_dir():
+            document.report(("models", index, "tokenizer"), f"{folder / model.tokenizer} is not a folder")

@@ -1,0 +1,134 @@
+"""Pools and their nodes, as written and as the domain knows them.
+
+Rule: the nodes of one pool can stand in for each other, so they agree in dtype, compute capability and tensor-parallel size (R08, R09).
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from din_extproc.domain.node import Node
+from din_extproc.domain.request import Operation
+from din_extproc.schedule.pick import STRATEGIES
+from din_extproc.settings.catalog import Catalog, VersionText
+from din_extproc.settings.document import Document
+from din_extproc.settings.problems import Place
+from din_extproc.settings.section import AsTuple, ModelName, Name, NodeAddress, Positive, Section, Text, one_or_many
+
+Engine = Literal["vllm", "sglang", "tgi", "ollama", "llamacpp", "tensorrt_llm", "triton"]
+"""Spoken to through its OpenAI-compatible interface."""
+_UNROUTED = {Operation.MODELS.value}
+
+
+def read_operation(text: object) -> object:
+    """An operation by its path; anything else stays what it is, for the type to refuse."""
+    known = [operation.value for operation in Operation if operation.value not in _UNROUTED]
+    if not isinstance(text, str) or text not in known:
+        raise ValueError(f"{text!r} is not a path that is routed: {', '.join(known)}")
+    return Operation(text)
+
+
+Operations = Annotated[tuple[Annotated[Operation, BeforeValidator(read_operation)], ...], BeforeValidator(one_or_many)]
+
+
+class NodeSection(Section):
+    """One engine instance. What is left out comes from the model's catalogue entry."""
+
+    id: Name
+    address: NodeAddress
+    version: VersionText | None = None
+    dtype: Name | None = None
+    compute_capability: Annotated[str, Field(pattern=r"^[0-9]{1,2}\.[0-9]$")] | None = None
+    """Such as '9.0'; None: not known, or no such thing."""
+    tp_world_size: Positive | None = None
+    max_seq_len: Positive | None = None
+    max_concurrency: Positive = 64
+
+
+def _strategy(name: str) -> str:
+    if name not in STRATEGIES:
+        raise ValueError(f"{name!r} is not a scheduler: {', '.join(STRATEGIES)}")
+    return name
+
+
+class PoolSection(Section):
+    """One pool, which is also one Envoy cluster."""
+
+    model: ModelName
+    served_model: Text | None = None
+    """The name that the engine answers to, when it is not the model's."""
+    engine: Engine
+    scheduler: Annotated[str, BeforeValidator(_strategy)] = "token_available"
+    operations: Operations | None = None
+    """None: every one."""
+    stream_usage: bool = True
+    """The engine honours `stream_options.include_usage`."""
+    nodes: Annotated[tuple[NodeSection, ...], AsTuple, Field(min_length=1)]
+
+
+def make_nodes(name: str, pool: PoolSection, catalog: Catalog | None, document: Document) -> tuple[Node, ...]:
+    """The pool's nodes with the catalogue's values filled in. What can't be filled in is reported.
+
+    Args:
+        name: The pool's.
+        pool: As written.
+        catalog: None when there is one that could not be read: then nothing is missed.
+        document: Where problems go.
+    """
+    nodes = [_node(pool.model, node, catalog, document, ("pools", name, "nodes", index)) for index, node in enumerate(pool.nodes)]
+    made = tuple(node for node in nodes if node is not None)
+    _report_twins(name, pool, document)
+    if len(made) == len(pool.nodes):
+        _report_mixture(name, made, document)
+    return made
+
+
+def _node(model: str, node: NodeSection, catalog: Catalog | None, document: Document, place: Place) -> Node | None:
+    versions = catalog.versions(model) if catalog is not None else {}
+    if node.version is None and len(versions) > 1:
+        document.report(
+            (*place, "version"), f"the catalogue has {model!r} in versions {', '.join(versions)}", "say which one the node serves"
+        )
+        return None
+    entry = versions.get(node.version) if node.version is not None else next(iter(versions.values()), None)
+    found = {
+        "version": node.version or (entry and entry.model_version),
+        "dtype": node.dtype or (entry and entry.dtype),
+        "tp_world_size": node.tp_world_size or (entry.tensor_parallel if entry else 1),
+        "max_seq_len": node.max_seq_len or (entry and entry.max_seq_len),
+    }
+    missing = [field for field, value in found.items() if value is None]
+    if missing and catalog is not None:
+        described = f"version {node.version} of " if node.version and versions else ""
+        hint = f"give it here, or describe {described}{model!r} in the catalogue"
+        document.report(place, f"node {node.id!r} has no {', '.join(missing)}", hint)
+    if missing:
+        return None
+    return Node(
+        id=node.id,
+        endpoint=node.address,
+        model=model,
+        compute_capability=node.compute_capability or "",
+        max_concurrency=node.max_concurrency,
+        **found,  # type: ignore[arg-type]
+    )
+
+
+def _report_twins(name: str, pool: PoolSection, document: Document) -> None:
+    first: dict[str, int] = {}
+    for index, node in enumerate(pool.nodes):
+        twin = first.setdefault(str(node.address), index)
+        if twin != index:
+            message = f"{node.address} is also the address of node {pool.nodes[twin].id!r} of this pool"
+            document.report(("pools", name, "nodes", index, "address"), message)
+
+
+def _report_mixture(name: str, nodes: tuple[Node, ...], document: Document) -> None:
+    for field in ("dtype", "compute_capability", "tp_world_size"):
+        groups: dict[str, list[str]] = {}
+        for node in nodes:
+            groups.setdefault(str(getattr(node, field)), []).append(node.id)
+        if len(groups) > 1:
+            listed = "; ".join(f"{value or 'not given'}: {', '.join(ids)}" for value, ids in groups.items())
+            message = f"the nodes differ in {field} ({listed})"
+            document.report(("pools", name), message, "split the pool: what differs can't stand in for each other", at_key=True)

@@ -1,0 +1,32 @@
+"""The whole of `din.yaml`: which sections there are.
+
+Rule: a section stands here when something reads it; what is not built yet is an unknown field.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from din_extproc.settings.catalog import CatalogSection
+from din_extproc.settings.envoy import EnvoySection, off_is_none
+from din_extproc.settings.gateway import FailOpen, Gateway, Store
+from din_extproc.settings.pools import PoolSection
+from din_extproc.settings.routes import AliasSection, RuleSection
+from din_extproc.settings.section import AsTuple, ModelName, Name, Section
+from din_extproc.settings.tenants import Defaults, TenantSection
+
+
+class DinYaml(Section):
+    """The file, section by section."""
+
+    version: Literal[1]
+    gateway: Gateway = Gateway()
+    store: Store = Store()
+    catalog: CatalogSection | None = None
+    aliases: dict[ModelName, AliasSection] = Field(default_factory=dict)
+    pools: dict[Name, PoolSection] = Field(default_factory=dict)
+    rules: Annotated[tuple[RuleSection, ...], AsTuple] = ()
+    tenants: Annotated[tuple[TenantSection, ...], AsTuple] = ()
+    defaults: Defaults = Defaults()
+    envoy: EnvoySection = EnvoySection()
+    fail_open: Annotated[FailOpen | None, BeforeValidator(off_is_none)] = None

@@ -1,0 +1,61 @@
+"""The one frozen tree that everything above `settings/` is built from.
+
+Rule: what is here was checked; nobody asks again whether a pool exists or a range holds.
+"""
+
+from msgspec import Struct
+
+from din_extproc.control.topology import Outlier, Retry, SocketAddress, Topology
+from din_extproc.domain.node import Pool
+from din_extproc.domain.tenant import ApiKey, Tenant
+from din_extproc.route.table import RouteTable
+from din_extproc.settings.catalog import Catalog
+from din_extproc.settings.envoy import EnvoySection
+from din_extproc.settings.gateway import Gateway, Store, as_reached
+from din_extproc.settings.problems import Problem
+
+_MIB = 1 << 20
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """A configuration in use."""
+
+    file: str
+    fingerprint: str
+    """12 hex digits that change with the text of the configuration or its catalogue."""
+    gateway: Gateway
+    store: Store
+    catalog: Catalog
+    refresh_s: int | None
+    """How often the catalogue's file is looked at; None: there is none."""
+    pools: tuple[Pool, ...]
+    """In the order of the file."""
+    tenants: tuple[Tenant, ...]
+    keys: tuple[tuple[Tenant, tuple[ApiKey, ...]], ...]
+    """What a `KeyRing` is made from."""
+    routes: RouteTable
+    envoy: EnvoySection
+    fail_open_pool: str | None
+    """None: without a worker, requests are refused."""
+    warnings: tuple[Problem, ...]
+
+    def topology(self, usage_lua: str) -> Topology:
+        """What Envoy's configuration is rendered from. `usage_lua`: the source of the filter that reads usage from answers."""
+        envoy = self.envoy
+        reached = self.gateway.ext_proc.address
+        return Topology(
+            ext_proc=self.gateway.worker_addresses if reached is None else (as_reached(reached),),
+            access_log=as_reached(self.gateway.access_log.address),
+            pools=self.pools,
+            listener=SocketAddress(envoy.listener.host, envoy.listener.port),
+            admin=SocketAddress(envoy.admin.host, envoy.admin.port),
+            usage_lua=usage_lua,
+            body_limit_bytes=envoy.body_limit_mib * _MIB,
+            timeouts=envoy.timeouts.timeouts(),
+            retry=Retry(**envoy.retry.model_dump()),
+            outlier=Outlier(**envoy.outlier.model_dump()),
+            health_check=None if envoy.health_check is None else envoy.health_check.health_check(),
+            cors_origins=envoy.cors.allow_origins,
+            fail_open_pool=self.fail_open_pool,
+            access_log_flush_ms=envoy.access_log_flush_ms,
+        )

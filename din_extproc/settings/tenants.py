@@ -1,0 +1,105 @@
+"""Tenants, their keys and limits, as written and as the domain knows them.
+
+Rule: a limit that a tenant does not mention is the default's; `null` lifts it.
+"""
+
+from datetime import UTC, date, datetime
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from din_extproc.admit.keys import is_key_id, parse_hash
+from din_extproc.domain.request import Priority
+from din_extproc.domain.tenant import ApiKey, Limits, Tenant
+from din_extproc.settings.routes import PriorityName
+from din_extproc.settings.section import AsTuple, Name, Positive, Section, Text
+
+_DIMENSIONS = ("rpm", "tpm", "max_streams")
+
+
+class LimitsSection(Section):
+    """Ceilings of one budget."""
+
+    rpm: Positive | None = None
+    """Requests in any 60 seconds."""
+    tpm: Positive | None = None
+    """Tokens per minute; also the most that one request may need."""
+    max_streams: Positive | None = None
+    """Requests in flight."""
+
+    def limits(self, default: Limits | None = None) -> Limits:
+        """For the domain; what is not mentioned is taken from the default."""
+        own = {name: getattr(self, name) for name in _DIMENSIONS if default is None or name in self.model_fields_set}
+        return Limits(**({} if default is None else {name: getattr(default, name) for name in _DIMENSIONS}) | own)
+
+
+class TenantLimitsSection(LimitsSection):
+    """A tenant's ceilings, and narrower ones for single models."""
+
+    per_model: dict[str, LimitsSection] = Field(default_factory=dict)
+    """Physical model -> its ceilings, besides the tenant's."""
+
+
+def _moment(value: Any) -> Any:
+    """A date is its first moment; without a zone, a time is UTC."""
+    if isinstance(value, date) and not isinstance(value, datetime):
+        value = datetime(value.year, value.month, value.day, tzinfo=UTC)
+    if not isinstance(value, datetime):
+        raise ValueError("a date such as 2027-05-01 or a time such as 2027-05-01T12:00:00Z is expected")  # noqa: TRY004 - a finding
+    return value if value.tzinfo else value.replace(tzinfo=UTC)
+
+
+def _key_id(text: str) -> str:
+    if not is_key_id(text):
+        raise ValueError(f"{text!r}: a key id is 1-64 letters, digits, '-' and '.', a letter or digit first")
+    return text
+
+
+def _hash(text: str) -> str:
+    if parse_hash(text) is None:
+        raise ValueError("not a key's hash: sha256$<salt, hex>$<digest, 64 hex digits>, as `din-extproc keys new` prints it")
+    return text
+
+
+class KeySection(Section):
+    """One API key, by its hash."""
+
+    id: Annotated[str, AfterValidator(_key_id)]
+    hash: Annotated[str, AfterValidator(_hash)]
+    expires: Annotated[datetime, BeforeValidator(_moment)] | None = None
+    limits: LimitsSection | None = None
+    """Narrower ceilings for this key, besides the tenant's."""
+
+    def key(self) -> ApiKey:
+        """For the domain."""
+        salt, digest = parse_hash(self.hash) or (b"", b"")
+        return ApiKey(
+            id=self.id, salt=salt, digest=digest, expires=self.expires, limits=None if self.limits is None else self.limits.limits()
+        )
+
+
+class TenantSection(Section):
+    """A department or an application."""
+
+    id: Name
+    keys: Annotated[tuple[KeySection, ...], AsTuple] = ()
+    models: Annotated[tuple[Text, ...], AsTuple, Field(min_length=1)]
+    """Names it may ask for: aliases and physical models, `*` and `?` as in a shell. An alias allows the models behind it."""
+    priority: PriorityName = Priority.STANDARD
+    limits: TenantLimitsSection = TenantLimitsSection()
+
+    def tenant(self, default: Limits) -> Tenant:
+        """For the domain."""
+        return Tenant(
+            id=self.id,
+            models=self.models,
+            priority=self.priority,
+            limits=self.limits.limits(default),
+            per_model={model: limits.limits() for model, limits in self.limits.per_model.items()},
+        )
+
+
+class Defaults(Section):
+    """`defaults:`."""
+
+    limits: LimitsSection = LimitsSection()

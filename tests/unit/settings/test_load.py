@@ -1,0 +1,267 @@
+"""Configuration to settings: the shipped example, variables, inheritance, and files that can't be used at all."""
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from din_extproc.admit.keys import Authenticated, KeyRing
+from din_extproc.control.topology import SocketAddress, UnixSocket
+from din_extproc.domain.request import Estimate, Head, Intent, Operation, Priority
+from din_extproc.domain.tenant import Limits
+from din_extproc.domain.verdict import Code
+from din_extproc.settings.check import check
+from din_extproc.settings.load import load
+from din_extproc.settings.problems import Rejected
+from din_extproc.settings.settings import Settings
+
+EXAMPLE = Path(__file__).parents[3] / "envoy" / "din.yaml"
+
+SMALL = """
+version: 1
+pools:
+  p:
+    model: m
+    engine: vllm
+    nodes: [{ id: n1, address: "10.0.0.1:8000", version: "1.0", dtype: bf16, max_seq_len: 4096 }]
+tenants: [{ id: t, models: ["*"] }]
+"""
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(text=SMALL, env=None, **files):
+        for name, content in files.items():
+            (tmp_path / f"{name}.json").write_text(content)
+        path = tmp_path / "din.yaml"
+        path.write_text(text)
+        return load(path, env or {})
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def example():
+    settings = load(EXAMPLE, {})
+    assert isinstance(settings, Settings), settings
+    return settings
+
+
+def test_the_shipped_example_has_nothing_to_complain_about(example):
+    assert example.warnings == ()
+    assert check(EXAMPLE, {}).text == f"{EXAMPLE}: sound: 4 pools, 6 nodes, 3 models, 2 tenants"
+
+
+FAST, LONG, REASONING = "cluster-fast-throughput-14b", "cluster-long-context-32k", "cluster-standard-reasoning"
+EMBEDDINGS_RULE = ("rerank-embedding-fastpath", "cluster-dedicated-embeddings", None)
+LONG_RULE = ("ultra-long-context-router", LONG, REASONING)
+LIGHT_RULE = ("lightweight-intent-classifier", FAST, REASONING)
+DEFAULT_RULE = ("complex-multi-step-reasoning", REASONING, None)
+
+
+@pytest.mark.parametrize(
+    ("model", "path", "tokens", "tier", "expected"),
+    [
+        ("bge-m3", Operation.EMBEDDINGS, 100, "", EMBEDDINGS_RULE),
+        ("bx-auto", Operation.RERANK, 99_999, "", EMBEDDINGS_RULE),
+        ("bx-auto", Operation.CHAT, 16_001, "extraction", LONG_RULE),
+        ("bx-auto", Operation.CHAT, 16_000, "", DEFAULT_RULE),
+        ("bx-auto", Operation.CHAT, 900, "extraction", LIGHT_RULE),
+        ("bx-auto", Operation.CHAT, 499, "", LIGHT_RULE),
+        ("bx-auto", Operation.CHAT, 500, "", DEFAULT_RULE),
+        ("bx-fast-chat", Operation.CHAT, 20_000, "", LONG_RULE),
+        ("bx-fast-chat", Operation.CHAT, 900, "", ("", FAST, None)),
+        ("bx-reasoning-pro", Operation.CHAT, 10, "extraction", DEFAULT_RULE),
+    ],
+)
+def test_the_shipped_rules_route_as_their_source_says(example, model, path, tokens, tier, expected):  # noqa: PLR0917 - one row of the table
+    intent = Intent(operation=path, model=model, estimate=Estimate(tokens), task_tier=tier)
+    head = Head("POST", path.value, {"x-task-tier": tier} if tier else {})
+    routed = example.routes.route(intent, example.tenants[0], head, 12)
+    assert (routed.rule, routed.pool.name, routed.fallback and routed.fallback.name) == expected
+
+
+def test_the_example_s_other_tenant_may_use_the_fast_model_only(example):
+    support = example.tenants[1]
+    assert [entry.name for entry in example.routes.models_for(support)] == ["bx-auto", "bx-fast-chat", "qwen2.5-14b-instruct"]
+    long = Intent(operation=Operation.CHAT, model="bx-fast-chat", estimate=Estimate(20_000))
+    assert example.routes.route(long, support, Head("POST", "/", {}), 0).fallback is None
+    big = Intent(operation=Operation.CHAT, model="bx-reasoning-pro", estimate=Estimate(10))
+    assert example.routes.route(big, support, Head("POST", "/", {}), 0).code is Code.MODEL_NOT_ALLOWED
+
+
+def test_the_example_s_keys_are_the_ones_beside_them(example):
+    ring = KeyRing(example.keys)
+    documented = [line.split()[1] for line in EXAMPLE.read_text().splitlines() if line.strip().startswith("# din_")]
+    found = [ring.authenticate(f"Bearer {key}", "", 0.0) for key in documented]
+    assert all(isinstance(who, Authenticated) for who in found)
+    assert [who.tenant.id for who in found] == ["finance", "support"]
+
+
+def test_the_example_inherits_from_catalogue_and_defaults(example):
+    fast, long, reasoning, _ = example.pools
+    assert {(node.max_seq_len, node.dtype, node.version, node.tp_world_size) for node in fast.nodes} == {(8192, "bf16", "2025.3.1", 1)}
+    assert long.nodes[0].max_seq_len == 32768
+    assert [(node.version, node.tp_world_size, str(node.endpoint)) for node in reasoning.nodes] == [
+        ("2025.3.1", 4, "10.0.0.21:8000"),
+        ("2025.12.0", 4, "[fd00::22]:8000"),
+    ]
+    finance, support = example.tenants
+    assert finance.priority is Priority.CRITICAL
+    assert finance.per_model == {"llama-3.3-70b-instruct": Limits(tpm=80000)}
+    assert support.limits == Limits(rpm=60, tpm=20000, max_streams=4)
+    assert example.catalog.model("llama-3.3-70b-instruct").output_tokens_default == 700
+    assert example.catalog.model("unknown") is None
+
+
+def test_the_example_gives_envoy_its_topology(example):
+    topology = example.topology("-- lua")
+    assert topology.ext_proc == (UnixSocket("/run/din/ext_proc.sock"),)
+    assert topology.access_log == SocketAddress("127.0.0.1", 50052)
+    assert topology.body_limit_bytes == 32 << 20
+    assert topology.pools == example.pools
+    assert topology.usage_lua == "-- lua"
+    assert topology.fail_open_pool is None
+
+
+def test_an_unquoted_variable_is_read_as_yaml_and_a_quoted_one_is_text(written):
+    text = SMALL + "gateway:\n  workers: ${N:-3}\n  node_number: ${NUMBER}\nstore:\n  url: ${URL:-redis://127.0.0.1:6379/0}\n"
+    settings = written(text, {"NUMBER": "7"})
+    assert (settings.gateway.workers, settings.gateway.node_number) == (3, 7)
+    settings = written(text.replace("model: m", 'model: "a-${N}-$${x}"').replace("$${x}", "b"), {"NUMBER": "7", "N": "2"})
+    assert (settings.gateway.workers, settings.pools[0].model) == (2, "a-2-b")
+
+
+def test_a_variable_in_flow_style_is_told_to_stand_in_quotes(written):
+    assert "stands in quotes" in str(written(SMALL + "gateway: { workers: ${N:-3} }\n"))
+
+
+def test_a_password_comes_from_the_environment_and_never_into_a_text(written):
+    settings = written(SMALL + 'store: { url: "${REDIS}" }\n', {"REDIS": "redis://user:hunter2@[::1]:6380/3"})
+    address = settings.store.address
+    assert (address.host, address.port, address.db, address.username, address.password) == ("::1", 6380, 3, "user", "hunter2")
+    assert "hunter2" not in repr(settings)
+
+
+def test_more_workers_have_a_socket_each(written):
+    settings = written(SMALL + "gateway: { workers: 2, ext_proc: { socket: /run/x.sock } }\n")
+    assert settings.gateway.worker_addresses == (UnixSocket("/run/x.sock.0"), UnixSocket("/run/x.sock.1"))
+    rejected = written(SMALL + "gateway: { workers: 2, ext_proc: { address: '127.0.0.1:50051' } }\n")
+    assert "a socket of its own" in str(rejected)
+
+
+def test_what_listens_everywhere_is_reached_on_loopback(written):
+    settings = written(SMALL + "gateway: { ext_proc: { address: '0.0.0.0:50051' }, access_log: { address: '[::]:50052' } }\n")
+    topology = settings.topology("")
+    assert (topology.ext_proc, topology.access_log) == ((SocketAddress("127.0.0.1", 50051),), SocketAddress("::1", 50052))
+    assert settings.gateway.worker_addresses == (SocketAddress("0.0.0.0", 50051),)
+
+
+def test_two_listeners_on_one_address_are_refused(written):
+    assert "three different addresses" in str(written(SMALL + "gateway: { admin: { address: '127.0.0.1:50052' } }\n"))
+
+
+def test_a_tenant_s_limits_replace_the_defaults_one_by_one(written):
+    text = (
+        SMALL.replace('models: ["*"]', 'models: ["*"], limits: { rpm: 5, tpm: null }')
+        + "defaults: { limits: { rpm: 60, tpm: 100, max_streams: 4 } }\n"
+    )
+    assert written(text).tenants[0].limits == Limits(rpm=5, tpm=None, max_streams=4)
+
+
+@pytest.mark.parametrize(
+    ("written_as", "moment"),
+    [
+        ("2027-05-01", datetime(2027, 5, 1, tzinfo=UTC)),
+        ("2027-05-01T12:00:00Z", datetime(2027, 5, 1, 12, tzinfo=UTC)),
+        ("2027-05-01 12:00:00", datetime(2027, 5, 1, 12, tzinfo=UTC)),
+        ("2027-05-01T12:00:00+02:00", datetime(2027, 5, 1, 10, tzinfo=UTC)),
+    ],
+)
+def test_a_key_expires_at_a_moment_in_utc(written, written_as, moment):
+    digest = "sha256$0011223344556677$" + "0" * 64
+    settings = written(SMALL.replace("id: t,", f'id: t, keys: [{{ id: k, hash: "{digest}", expires: {written_as} }}],'))
+    assert settings.keys[0][1][0].expires == moment
+
+
+def test_switching_parts_off_says_false(written):
+    settings = written(SMALL + "fail_open: false\nenvoy: { health_check: false }\n")
+    assert settings.fail_open_pool is None
+    assert settings.topology("").health_check is None
+    assert written(SMALL + "fail_open: { pool: p }\n").topology("").fail_open_pool == "p"
+    assert "no pool is called 'q'" in str(written(SMALL + "fail_open: { pool: q }\n"))
+
+
+def test_warnings_come_with_the_settings(written):
+    settings = written()
+    assert [warning.message for warning in settings.warnings] == ["tenant 't' has no key: nobody can use it"]
+
+
+def test_a_catalogue_s_tokenizer_is_found_beside_it(written, tmp_path):
+    (tmp_path / "tokens").mkdir()
+    models = '{"models": [{"model_name": "m", "model_version": "1.0", "dtype": "bf16", "max_seq_len": 10, "tokenizer": "tokens"}]}'
+    settings = written(SMALL + "catalog: { source: models.json }\n", models=models)
+    assert settings.catalog.model("m").tokenizer == str(tmp_path / "tokens")
+    assert settings.refresh_s == 10
+
+
+def test_a_fingerprint_changes_with_configuration_and_catalogue(written):
+    models = '{"models": [{"model_name": "m", "model_version": "1.0", "dtype": "bf16", "max_seq_len": 10}]}'
+    text = SMALL + "catalog: { source: models.json }\n"
+    first = written(text, models=models).fingerprint
+    assert written(text, models=models).fingerprint == first
+    assert written(text + "# \n", models=models).fingerprint != first
+    assert written(text, models=models.replace("10", "11")).fingerprint != first
+
+
+def test_an_anchor_repeats_a_whole_value(written):
+    text = SMALL.replace("  p:\n", "  p: &p\n").replace("tenants", "defaults: { limits: &few { rpm: 3 } }\ntenants")
+    settings = written(text.replace('models: ["*"]', 'models: ["*"], limits: *few'))
+    assert settings.tenants[0].limits.rpm == 3
+
+
+def test_b114_files_that_can_t_be_read_say_so_in_one_line(tmp_path):
+    (tmp_path / "latin.yaml").write_bytes(b"version: 1 # \xe9\n")
+    (tmp_path / "control.yaml").write_bytes(b"version: 1\n\x00")
+    said = {name: str(load(tmp_path / name, {})) for name in ("missing.yaml", ".", "latin.yaml", "control.yaml")}
+    assert "can't be read: no such file or directory" in said["missing.yaml"]
+    assert "can't be read: is a directory" in said["."]
+    assert "not UTF-8 text (byte 13)" in said["latin.yaml"]
+    assert "control characters are not allowed" in said["control.yaml"]
+    assert {text.count("\n") for text in said.values()} == {1}
+
+
+def test_b114_a_file_without_permission_is_reported(tmp_path):
+    path = tmp_path / "din.yaml"
+    path.write_text(SMALL)
+    path.chmod(0)
+    loaded = load(path, {})
+    if os.access(path, os.R_OK):
+        assert isinstance(loaded, Settings), "root reads everything"
+    else:
+        assert "permission denied" in str(loaded)
+
+
+def test_b114_a_deeply_nested_file_is_refused(written):
+    assert "not YAML" in str(written("version: " + "[" * 20_000))
+    catalogue = written(SMALL + "catalog: { source: models.json }\n", models="[" * 100_000)
+    assert isinstance(catalogue, Rejected)
+
+
+def test_b114_anchors_can_t_multiply_without_end(written):
+    text = "version: 1\na: &a [x, x, x, x, x, x, x, x, x, x]\n"
+    for name, before in zip("bcdefg", "abcdef", strict=True):
+        text += f"{name}: &{name} [{', '.join(['*' + before] * 10)}]\n"
+    assert "the file holds too much" in str(written(text))
+
+
+def test_b92_ipv6_nodes_keep_their_brackets_everywhere(written):
+    settings = written(SMALL.replace("10.0.0.1:8000", "[fd00:0:0::10]:8000"))
+    assert str(settings.pools[0].nodes[0].endpoint) == "[fd00::10]:8000"
+
+
+def test_b81_a_circle_of_aliases_is_refused_at_load(written):
+    rejected = written(SMALL + "aliases: { a: { model: b }, b: { models: [c] }, c: { model: a } }\n")
+    assert isinstance(rejected, Rejected)
+    assert "a -> b -> c -> a" in str(rejected)
