@@ -65,7 +65,7 @@ class Child:
         """An error that says what happened and shows the end of the log."""
         lines = self.log.read_text(errors="replace").splitlines()[-_TAIL_LINES:] if self.log.exists() else []
         tail = "".join(f"\n    {line}" for line in lines)
-        return ChildFailed(f"{self.name} {what}; its last words ({self.log}):{tail or ' none'}")
+        return ChildFailed(f"{self.name} {what}; its last words:{tail or ' none'}")
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -137,10 +137,10 @@ class Children:
                 if waits[wait] in self._children:
                     return waits[wait]
 
-    async def stop(self, child: Child) -> None:
+    async def stop(self, child: Child, grace_s: float = 5.0) -> None:
         """End one child; it no longer counts as a death."""
         self._children.remove(child)
-        await child.stop()
+        await child.stop(grace_s)
 
     async def __aenter__(self) -> Self:
         return self

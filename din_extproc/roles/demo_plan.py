@@ -1,0 +1,109 @@
+"""Where everything of a demo listens, and the `din.yaml` that says so. Pure: ports, keys and nodes are arguments."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from msgspec import Struct
+
+from din_extproc.admit.keys import NewKey
+
+CHAT_ALIAS = "bx-fast-chat"
+CHAT_MODEL = "smollm2-135m-instruct"
+EMBEDDING_MODEL = "smollm2-135m-embeddings"
+CONTEXT_TOKENS = 2048
+PARALLEL = 4
+TRIAL_RPM = 3
+"""Requests per minute of the tenant that shows what a limit looks like."""
+
+
+class DemoNode(Struct, frozen=True):
+    """One engine of the demo."""
+
+    id: str
+    port: int
+    embeds: bool = False
+
+
+class DemoPlan(Struct, frozen=True):
+    """Everything that is decided before anything starts. All addresses are on loopback."""
+
+    folder: Path
+    listener_port: int
+    envoy_admin_port: int
+    redis_port: int
+    access_log_port: int
+    admin_port: int
+    nodes: Sequence[DemoNode]
+    simulated: bool
+    """The nodes are engine simulators, not real models."""
+    key: NewKey
+    trial_key: NewKey
+
+    @property
+    def url(self) -> str:
+        """What clients call."""
+        return f"http://127.0.0.1:{self.listener_port}"
+
+    @property
+    def socket(self) -> Path:
+        """Where Envoy reaches the sidecar."""
+        return self.folder / "ext_proc.sock"
+
+
+def demo_yaml(plan: DemoPlan) -> str:
+    """The demo's configuration: two chat nodes in one pool, an embedding node in another, a tenant and one with a tiny limit."""
+    engine = "vllm" if plan.simulated else "llamacpp"
+    config = {
+        "version": 1,
+        "gateway": {
+            "ext_proc": {"socket": str(plan.socket)},
+            "access_log": {"address": f"127.0.0.1:{plan.access_log_port}"},
+            "admin": {"address": f"127.0.0.1:{plan.admin_port}"},
+        },
+        "store": {"url": f"redis://127.0.0.1:{plan.redis_port}/0"},
+        "aliases": {CHAT_ALIAS: {"model": CHAT_MODEL}},
+        "pools": {
+            "demo-chat": {"model": CHAT_MODEL, "engine": engine, "nodes": _nodes(plan, embed=False)},
+            "demo-embeddings": {"model": EMBEDDING_MODEL, "engine": engine, "nodes": _nodes(plan, embed=True)},
+        },
+        "rules": [
+            {"id": "embedding-fastpath", "when": {"path": ["/v1/embeddings"]}, "pool": "demo-embeddings"},
+            {"id": "everything-else", "when": "always", "pool": "demo-chat"},
+        ],
+        "tenants": [
+            _tenant("demo", plan.key, {"rpm": 600, "tpm": 200_000, "max_streams": 8}),
+            _tenant("trial", plan.trial_key, {"rpm": TRIAL_RPM, "tpm": 20_000, "max_streams": 2}),
+        ],
+        "envoy": {"listener": f"127.0.0.1:{plan.listener_port}", "admin": f"127.0.0.1:{plan.envoy_admin_port}"},
+    }
+    return yaml.safe_dump(config, sort_keys=False, width=140)
+
+
+def curl_lines(plan: DemoPlan) -> tuple[tuple[str, str], ...]:
+    """What to try: a title and a command each."""
+    chat = _curl(plan, plan.key, '{"model":"bx-fast-chat","messages":[{"role":"user","content":"Say hello."}],"max_tokens":40}', "-si")
+    stream = _curl(
+        plan,
+        plan.key,
+        '{"model":"bx-fast-chat","stream":true,"messages":[{"role":"user","content":"Tell a story."}],"max_tokens":80}',
+        "-sN",
+    )
+    short = _curl(plan, plan.trial_key, '{"model":"bx-fast-chat","messages":[{"role":"user","content":"Hi"}],"max_tokens":1}', "-si")
+    shown = "grep -iE '^(HTTP|x-ratelimit|retry-after)|rate_limit'"
+    loop = f"for i in $(seq {TRIAL_RPM + 1}); do {short} | {shown}; done"
+    return (("chat", chat), ("stream", stream), (f"over the limit: the trial key may ask {TRIAL_RPM} times a minute", loop))
+
+
+def _curl(plan: DemoPlan, key: NewKey, body: str, options: str) -> str:
+    headers = f"-H 'authorization: Bearer {key.text}' -H 'content-type: application/json'"
+    return f"curl {options} {plan.url}/v1/chat/completions {headers} -d '{body}'"
+
+
+def _nodes(plan: DemoPlan, *, embed: bool) -> list[dict[str, object]]:
+    fixed = {"version": "2.0.0", "dtype": "q4_1", "max_seq_len": CONTEXT_TOKENS, "max_concurrency": PARALLEL}
+    return [{"id": node.id, "address": f"127.0.0.1:{node.port}", **fixed} for node in plan.nodes if node.embeds == embed]
+
+
+def _tenant(name: str, key: NewKey, limits: dict[str, int]) -> dict[str, object]:
+    return {"id": name, "keys": [{"id": name, "hash": key.hash}], "models": ["bx-*", CHAT_MODEL, EMBEDDING_MODEL], "limits": limits}
