@@ -2,7 +2,9 @@
 
 from collections.abc import Awaitable, Callable
 
+from din_extproc.admit.ledger import Claim, Denied, Granted, LimitsUnavailable, Standing
 from din_extproc.domain.request import Head
+from din_extproc.domain.usage import ExchangeRecord
 from din_extproc.domain.verdict import Answer, Code, Send, Verdict, error_body
 
 Decision = Callable[[Head, bytes], Awaitable[Verdict]]
@@ -59,3 +61,47 @@ class FakeSink:
 
     def fail(self, status: int, detail: str) -> None:
         self.failures.append((status, detail))
+
+
+class BrokenLedger:
+    """Counters that can't be reached until they are `mended`; keeps what it was told then."""
+
+    def __init__(self, *, mended: bool = False) -> None:
+        self.mended = mended
+        self.settled: dict[str, int] = {}
+        self.released: set[str] = set()
+
+    def _reach(self) -> None:
+        if not self.mended:
+            raise LimitsUnavailable("gone")
+
+    async def reserve(self, _claim: Claim) -> Granted | Denied:
+        self._reach()
+        return Granted(Standing())
+
+    async def renew(self, _tenant: str, _request_id: str, _lease_ms: int) -> None:
+        self._reach()
+
+    async def release(self, _tenant: str, request_id: str) -> None:
+        self._reach()
+        self.released.add(request_id)
+
+    async def settle(self, _tenant: str, request_id: str, tokens: int) -> bool:
+        self._reach()
+        known = request_id in self.settled
+        self.settled.setdefault(request_id, tokens)
+        return not known
+
+
+class FakeSchool:
+    """Both learners and the observer: keeps what it was taught and told."""
+
+    def __init__(self) -> None:
+        self.lessons: list[tuple[object, ...]] = []
+        self.finished_ids: list[str] = []
+
+    def learn(self, *lesson: object) -> None:
+        self.lessons.append(lesson)
+
+    def finished(self, record: ExchangeRecord) -> None:
+        self.finished_ids.append(record.request_id)

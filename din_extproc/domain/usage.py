@@ -64,5 +64,14 @@ class ExchangeRecord(Struct, frozen=True, gc=False):
     first_token_ms: float | None = None
     """From the request's first byte to the first token in any channel."""
     response_flags: tuple[str, ...] = ()
+    """Envoy's own short codes: `UF`, `DC`, ..."""
     refusal: str = ""
     """The error code, when the gateway refused."""
+    error: str = ""
+    """Code or type of the error that the node's answer carried in its body or stream, never its text."""
+    bad_events: int = 0
+    """Events of the stream that were no JSON."""
+    retry_after_s: int | None = None
+    """How long the node asked to be left alone."""
+    decision_us: float | None = None
+    """What the gateway's own decision took, in microseconds."""

@@ -1,0 +1,173 @@
+"""Envoy's access log, read: one record per exchange that the gateway decided about.
+
+Rule: a record is made from whatever is there. What is missing or has the wrong type counts as not told, never as an error.
+
+Dynamic metadata, namespace `din`: the gateway leaves `request_id`, `trace_id`, `tenant`, `key_id`, `model` (physical), `alias`, `pool`,
+`rule`, `reserved_tokens`, `prompt_estimate`, `features` (numbers joined by commas), `fixed`, `stream`, `degraded`, `refusal` and
+`decision_us`; what the answer cost comes from `envoy/lua/usage.lua`, see its head.
+"""
+
+from collections.abc import Mapping, MutableMapping
+
+from google.protobuf.message import DecodeError
+from google.protobuf.struct_pb2 import Value
+
+from din_extproc._proto.envoy.config.core.v3.address_pb2 import Address
+from din_extproc._proto.envoy.data.accesslog.v3.accesslog_pb2 import AccessLogCommon, HTTPAccessLogEntry, ResponseFlags
+from din_extproc._proto.envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
+from din_extproc.domain.node import Endpoint
+from din_extproc.domain.usage import ExchangeRecord
+from din_extproc.observe.outcome import Ending, outcome, usage
+
+NAMESPACE = "din"
+_FLAGS = {
+    "failed_local_healthcheck": "LH",
+    "no_healthy_upstream": "UH",
+    "upstream_request_timeout": "UT",
+    "local_reset": "LR",
+    "upstream_remote_reset": "UR",
+    "upstream_connection_failure": "UF",
+    "upstream_connection_termination": "UC",
+    "upstream_overflow": "UO",
+    "no_route_found": "NR",
+    "delay_injected": "DI",
+    "fault_injected": "FI",
+    "rate_limited": "RL",
+    "unauthorized_details": "UAEX",
+    "rate_limit_service_error": "RLSE",
+    "downstream_connection_termination": "DC",
+    "upstream_retry_limit_exceeded": "URX",
+    "stream_idle_timeout": "SI",
+    "invalid_envoy_request_headers": "IH",
+    "downstream_protocol_error": "DPE",
+    "upstream_max_stream_duration_reached": "UMSDR",
+    "response_from_cache_filter": "RFCF",
+    "no_filter_config_found": "NFCF",
+    "duration_timeout": "DT",
+    "upstream_protocol_error": "UPE",
+    "no_cluster_found": "NC",
+    "overload_manager": "OM",
+    "dns_resolution_failure": "DF",
+    "downstream_remote_reset": "DR",
+}
+_NO_FLAGS: tuple[str, ...] = ()
+_EXACT = 2.0**53
+"""Larger numbers are not whole tokens any more."""
+_SECONDS_DIGITS = 10
+_Fields = MutableMapping[str, Value]
+"""The namespace's fields. Reading a missing one gives an empty value, whose text is "" and whose number is 0."""
+
+
+def records(message: bytes, nodes: Mapping[str, str]) -> list[ExchangeRecord]:
+    """Read one `StreamAccessLogsMessage`.
+
+    Args:
+        message: As it came over gRPC.
+        nodes: Node ids by endpoint, as `10.0.0.7:8000` or `[fd00::10]:8000`. An endpoint that is not there stands for itself.
+
+    Returns:
+        Finished exchanges that the gateway decided about, in the log's order. Others, such as Envoy's own answer to a broken
+        request, leave no record.
+
+    Raises:
+        ValueError: These bytes are no such message.
+    """
+    try:
+        entries = StreamAccessLogsMessage.FromString(message).http_logs.log_entry
+    except DecodeError as error:
+        raise ValueError("not an access log message") from error
+    found = []
+    for entry in entries:
+        common = entry.common_properties
+        if NAMESPACE in common.metadata.filter_metadata and not common.intermediate_log_entry:
+            found.append(_record(entry, common, nodes))
+    return found
+
+
+def _record(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[str, str]) -> ExchangeRecord:
+    told = common.metadata.filter_metadata[NAMESPACE].fields
+    flags = _flags(common.response_flags) if common.HasField("response_flags") else _NO_FLAGS
+    endpoint = _endpoint(common.upstream_remote_address) if common.HasField("upstream_remote_address") else ""
+    headers = entry.response.response_headers
+    ending = _ending(entry, told, flags, endpoint)
+    ended_as = outcome(ending)
+    start, duration = common.start_time, common.duration
+    started_us = start.seconds * 1_000_000 + start.nanos // 1000
+    return ExchangeRecord(
+        request_id=told["request_id"].string_value,
+        trace_id=told["trace_id"].string_value,
+        tenant=told["tenant"].string_value,
+        key_id=told["key_id"].string_value,
+        model=told["model"].string_value,
+        alias=told["alias"].string_value,
+        pool=told["pool"].string_value,
+        rule=told["rule"].string_value,
+        node_id=nodes.get(endpoint, endpoint),
+        status=ending.status,
+        outcome=ended_as,
+        stream=told["stream"].bool_value,
+        usage=usage(ending, ended_as),
+        reserved_tokens=ending.reserved_tokens,
+        prompt_estimate=ending.prompt_estimate,
+        features=_features(told["features"].string_value),
+        fixed=_count(told, "fixed"),
+        attempts=common.upstream_request_attempt_count,
+        degraded=told["degraded"].bool_value or headers.get("x-bxagent-degraded") == "true",
+        started_at=started_us / 1e6,
+        duration_ms=duration.seconds * 1e3 + duration.nanos / 1e6 if common.HasField("duration") else None,
+        first_token_ms=max(0.0, (_count(told, "first_token_us") - started_us) / 1e3) if "first_token_us" in told else None,
+        response_flags=flags,
+        refusal=ending.refusal,
+        error=ending.error,
+        bad_events=_count(told, "bad_events"),
+        retry_after_s=_seconds(headers.get("retry-after", "")),
+        decision_us=told["decision_us"].number_value if "decision_us" in told else None,
+    )
+
+
+def _ending(entry: HTTPAccessLogEntry, told: _Fields, flags: tuple[str, ...], endpoint: str) -> Ending:
+    response = entry.response
+    return Ending(
+        status=response.response_code.value,
+        flags=frozenset(flags),
+        reached=bool(endpoint),
+        answered=entry.common_properties.HasField("time_to_first_upstream_rx_byte"),
+        refusal=told["refusal"].string_value,
+        error=told["error"].string_value,
+        finish_reason=told["finish_reason"].string_value,
+        done=told["done"].bool_value,
+        deltas=_count(told, "deltas") if "deltas" in told else None,
+        delta_bytes=_count(told, "delta_bytes"),
+        body_bytes=response.response_body_bytes,
+        prompt_tokens=_count(told, "prompt_tokens") if "prompt_tokens" in told else None,
+        completion_tokens=_count(told, "completion_tokens") if "completion_tokens" in told else None,
+        cached_tokens=_count(told, "cached_tokens"),
+        prompt_estimate=_count(told, "prompt_estimate"),
+        reserved_tokens=_count(told, "reserved_tokens"),
+    )
+
+
+def _flags(flags: ResponseFlags) -> tuple[str, ...]:
+    return tuple(_FLAGS[field.name] for field, _ in flags.ListFields() if field.name in _FLAGS)
+
+
+def _endpoint(address: Address) -> str:
+    if address.HasField("pipe"):
+        return address.pipe.path
+    return str(Endpoint(address.socket_address.address, address.socket_address.port_value))
+
+
+def _count(told: _Fields, name: str) -> int:
+    value = told[name].number_value
+    return int(value) if 0.0 <= value < _EXACT else 0
+
+
+def _features(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(map(float, text.split(","))) if text else ()
+    except ValueError:
+        return ()
+
+
+def _seconds(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < _SECONDS_DIGITS else None

@@ -1,0 +1,145 @@
+"""Bytes of Envoy's access log -> records."""
+
+from typing import Any
+
+import pytest
+
+from din_extproc._proto.envoy.data.accesslog.v3.accesslog_pb2 import HTTPAccessLogEntry
+from din_extproc._proto.envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
+from din_extproc.domain.usage import Outcome, Usage
+from din_extproc.observe import accesslog
+from din_extproc.observe.accesslog import records
+
+LABELS: dict[str, Any] = {
+    "request_id": "r-1",
+    "trace_id": "t-1",
+    "tenant": "finance",
+    "key_id": "k",
+    "model": "m",
+    "alias": "bx",
+    "pool": "p",
+    "rule": "fast",
+    "reserved_tokens": 300,
+    "prompt_estimate": 44,
+    "features": "1,2.5,0",
+    "fixed": 3,
+    "stream": True,
+    "strip_usage": True,
+    "degraded": False,
+    "decision_us": 210.5,
+}
+COUNTS: dict[str, Any] = {
+    "prompt_tokens": 40,
+    "completion_tokens": 10,
+    "cached_tokens": 8,
+    "deltas": 10,
+    "delta_bytes": 40,
+    "first_token_us": 1_700_000_000_250_500,
+    "finish_reason": "stop",
+    "done": True,
+    "bad_events": 1,
+}
+
+
+def entry(metadata: dict[str, Any], *flags: str, port: int = 8000) -> HTTPAccessLogEntry:
+    made = HTTPAccessLogEntry()
+    common = made.common_properties
+    common.start_time.FromMicroseconds(1_700_000_000_000_500)
+    common.duration.FromMicroseconds(912_345)
+    common.time_to_first_upstream_rx_byte.FromMicroseconds(3_000)
+    common.upstream_remote_address.socket_address.address = "10.0.0.7"
+    common.upstream_remote_address.socket_address.port_value = port
+    common.upstream_request_attempt_count = 2
+    for flag in flags:
+        setattr(common.response_flags, flag, True)
+    common.metadata.filter_metadata["din"].update(metadata)
+    made.response.response_code.value = 200
+    made.response.response_body_bytes = 4000
+    return made
+
+
+def message(*entries: HTTPAccessLogEntry) -> bytes:
+    made = StreamAccessLogsMessage()
+    made.http_logs.log_entry.extend(entries)
+    return made.SerializeToString()
+
+
+def test_everything_that_was_left_for_it_comes_back_in_the_record() -> None:
+    [record] = records(message(entry({**LABELS, **COUNTS})), {"10.0.0.7:8000": "gpu-07"})
+    assert (record.request_id, record.trace_id, record.tenant, record.key_id) == ("r-1", "t-1", "finance", "k")
+    assert (record.model, record.alias, record.pool, record.rule, record.node_id) == ("m", "bx", "p", "fast", "gpu-07")
+    assert (record.outcome, record.status, record.stream, record.attempts) == (Outcome.COMPLETED, 200, True, 2)
+    assert record.usage == Usage(40, 10, 8)
+    assert (record.reserved_tokens, record.prompt_estimate, record.features, record.fixed) == (300, 44, (1.0, 2.5, 0.0), 3)
+    assert (record.duration_ms, record.first_token_ms, record.decision_us) == (912.345, 250.0, 210.5)
+    assert record.started_at == pytest.approx(1_700_000_000.0005, abs=1e-6)
+    assert (record.response_flags, record.degraded, record.refusal, record.error, record.bad_events) == ((), False, "", "", 1)
+
+
+def test_a_batch_gives_its_records_in_order_and_skips_what_the_gateway_did_not_decide() -> None:
+    foreign, running = entry({}), entry({**LABELS, "request_id": "r-2"})
+    del foreign.common_properties.metadata.filter_metadata["din"]
+    running.common_properties.intermediate_log_entry = True
+    last = entry({**LABELS, "request_id": "r-3"})
+    assert [record.request_id for record in records(message(entry(LABELS), foreign, running, last), {})] == ["r-1", "r-3"]
+
+
+def test_a_node_that_nobody_knows_is_named_by_its_endpoint() -> None:
+    six = entry(LABELS)
+    six.common_properties.upstream_remote_address.socket_address.address = "fd00::10"
+    found = records(message(entry(LABELS, port=9), six), {"[fd00::10]:8000": "gpu-10"})
+    assert [record.node_id for record in found] == ["10.0.0.7:9", "gpu-10"]
+
+
+def test_a_refusal_has_no_node_and_costs_nothing() -> None:
+    refused = entry({"trace_id": "t-1", "refusal": "invalid_api_key"})
+    refused.common_properties.ClearField("upstream_remote_address")
+    refused.response.response_code.value = 401
+    [record] = records(message(refused), {})
+    assert (record.outcome, record.refusal, record.node_id, record.usage) == (Outcome.REFUSED, "invalid_api_key", "", Usage(0, 0))
+
+
+def test_flags_come_back_as_envoys_short_codes() -> None:
+    [record] = records(message(entry(LABELS, "upstream_connection_failure", "upstream_retry_limit_exceeded")), {})
+    assert record.response_flags == ("UF", "URX")
+
+
+def test_every_flag_that_is_read_has_a_code() -> None:
+    fields = {
+        field.name
+        for field in HTTPAccessLogEntry.DESCRIPTOR.fields_by_name["common_properties"]
+        .message_type.fields_by_name["response_flags"]
+        .message_type.fields
+    }
+    assert set(accesslog._FLAGS) == fields
+
+
+def test_the_headers_of_a_fallback_and_of_a_busy_node_are_read() -> None:
+    busy = entry(LABELS)
+    busy.response.response_code.value = 429
+    busy.response.response_headers.update({"retry-after": "7", "x-bxagent-degraded": "true"})
+    odd = entry(LABELS)
+    odd.response.response_headers["retry-after"] = "Sun, 29 Nov 2026 20:00:00 GMT"
+    first, second = records(message(busy, odd), {})
+    assert (first.outcome, first.retry_after_s, first.degraded) == (Outcome.UPSTREAM_BUSY, 7, True)
+    assert (second.retry_after_s, second.degraded) == (None, False)
+
+
+@pytest.mark.parametrize("odd", ["x", True, -5.0, float("nan"), float("inf"), [1], {"a": 1}, None])
+def test_metadata_of_the_wrong_type_counts_as_not_told(odd: Any) -> None:
+    [record] = records(message(entry(dict.fromkeys([*LABELS, *COUNTS], odd))), {})
+    assert record.usage.total_tokens == 0
+    assert record.features == ()
+
+
+def test_an_entry_without_anything_is_a_record_of_nothing() -> None:
+    bare = HTTPAccessLogEntry()
+    bare.common_properties.metadata.filter_metadata["din"].SetInParent()
+    [record] = records(message(bare), {})
+    assert (record.outcome, record.status, record.duration_ms, record.first_token_ms) == (Outcome.NOT_DISPATCHED, 0, None, None)
+
+
+def test_bytes_that_are_no_log_are_refused() -> None:
+    assert records(b"", {}) == []
+    with pytest.raises(ValueError, match="not an access log message"):
+        records(b"\xff\xff\xff", {})

@@ -1,0 +1,96 @@
+"""The two tables: how an exchange ended, and what it costs."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from din_extproc.domain.usage import Outcome, Usage
+from din_extproc.observe.outcome import Ending, outcome, usage
+
+STREAM = Ending(
+    status=200,
+    flags=frozenset(),
+    reached=True,
+    answered=True,
+    refusal="",
+    error="",
+    finish_reason="stop",
+    done=True,
+    deltas=12,
+    delta_bytes=50,
+    body_bytes=4000,
+    prompt_tokens=None,
+    completion_tokens=None,
+    cached_tokens=0,
+    prompt_estimate=40,
+    reserved_tokens=296,
+)
+CUT: dict[str, Any] = {"done": False, "finish_reason": ""}
+NOTHING: dict[str, Any] = {**CUT, "deltas": None, "delta_bytes": 0, "body_bytes": 0}
+BODY: dict[str, Any] = {"deltas": None, "delta_bytes": 0, "finish_reason": ""}
+FREE = Usage(0, 0)
+
+
+def guess(prompt: int, completion: int) -> Usage:
+    return Usage(prompt, completion, estimated=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "ended_as", "cost"),
+    [
+        ({}, Outcome.COMPLETED, guess(40, 12)),
+        ({"prompt_tokens": 38, "completion_tokens": 13, "cached_tokens": 38}, Outcome.COMPLETED, Usage(38, 13, 38)),
+        ({"prompt_tokens": 0, "completion_tokens": 0}, Outcome.COMPLETED, guess(40, 12)),
+        ({"completion_tokens": 13}, Outcome.COMPLETED, guess(40, 13)),
+        ({"refusal": "queue_full", "status": 429, "reached": False, "answered": False, **NOTHING}, Outcome.REFUSED, FREE),
+        ({"flags": frozenset({"UH"}), "status": 503, "reached": False, "answered": False, **NOTHING}, Outcome.NOT_DISPATCHED, FREE),
+        ({"flags": frozenset({"NC"}), "status": 503, "reached": False, "answered": False, **BODY}, Outcome.NOT_DISPATCHED, FREE),
+        ({"status": 0, "flags": frozenset({"DC"}), "reached": False, "answered": False, **NOTHING}, Outcome.CLIENT_CANCELLED, FREE),
+        ({"status": 200, "reached": False, "answered": False, **BODY}, Outcome.COMPLETED, FREE),
+        ({"flags": frozenset({"SI"}), "status": 408, "reached": False, "answered": False, **NOTHING}, Outcome.NOT_DISPATCHED, FREE),
+        ({"flags": frozenset({"DC"}), **CUT, "deltas": 5, "delta_bytes": 20}, Outcome.CLIENT_CANCELLED, guess(40, 5)),
+        ({"flags": frozenset({"DC"}), "status": 0, "answered": False, **NOTHING}, Outcome.CLIENT_CANCELLED, guess(40, 0)),
+        ({"flags": frozenset({"DC"})}, Outcome.COMPLETED, guess(40, 12)),
+        ({"flags": frozenset({"DR"}), "finish_reason": ""}, Outcome.COMPLETED, guess(40, 12)),
+        ({"status": 429, **BODY}, Outcome.UPSTREAM_BUSY, FREE),
+        ({"status": 503, **BODY}, Outcome.UPSTREAM_ERROR, FREE),
+        ({"status": 503, "error": "InternalServerError", **BODY}, Outcome.UPSTREAM_ERROR, FREE),
+        ({"status": 400, "error": "exceed_context_size_error", **BODY}, Outcome.CLIENT_ERROR, FREE),
+        ({"flags": frozenset({"UF", "URX"}), "status": 503, "answered": False, **BODY}, Outcome.UPSTREAM_ERROR, FREE),
+        ({"flags": frozenset({"UR"}), "status": 503, "answered": False, **BODY}, Outcome.UPSTREAM_ERROR, FREE),
+        ({"flags": frozenset({"UT"}), "status": 504, "answered": False, **BODY}, Outcome.UPSTREAM_TIMEOUT, guess(40, 0)),
+        ({"flags": frozenset({"SI"}), **CUT}, Outcome.UPSTREAM_TIMEOUT, guess(40, 12)),
+        ({"error": "server_error", "deltas": 0, "delta_bytes": 0, "finish_reason": ""}, Outcome.UPSTREAM_ERROR, FREE),
+        ({"error": "server_error", "deltas": 20, "finish_reason": ""}, Outcome.UPSTREAM_ERROR, guess(40, 20)),
+        ({"error": "server_error", "flags": frozenset({"DC"}), **CUT}, Outcome.UPSTREAM_ERROR, guess(40, 12)),
+        ({"flags": frozenset({"UPE"}), **CUT, "deltas": 40, "delta_bytes": 40}, Outcome.UPSTREAM_TRUNCATED, guess(40, 40)),
+        ({**CUT, "deltas": 40, "delta_bytes": 40}, Outcome.UPSTREAM_TRUNCATED, guess(40, 40)),
+        ({"finish_reason": "abort"}, Outcome.UPSTREAM_TRUNCATED, guess(40, 12)),
+        ({"prompt_tokens": 38, "completion_tokens": 1, **CUT, "flags": frozenset({"DC"})}, Outcome.CLIENT_CANCELLED, guess(38, 12)),
+        ({"prompt_tokens": 38, "completion_tokens": 20, **CUT, "flags": frozenset({"DC"})}, Outcome.CLIENT_CANCELLED, Usage(38, 20)),
+        ({**BODY, "body_bytes": 750}, Outcome.COMPLETED, guess(40, 100)),
+        ({**BODY, "body_bytes": 100_000}, Outcome.COMPLETED, guess(40, 256)),
+        ({**BODY, "body_bytes": 100}, Outcome.COMPLETED, guess(40, 0)),
+        ({**BODY, "body_bytes": 9000, "reserved_tokens": 40}, Outcome.COMPLETED, guess(40, 0)),
+        ({"delta_bytes": 600}, Outcome.COMPLETED, guess(40, 100)),
+    ],
+)
+def test_an_exchange_ends_and_costs_as_the_tables_say(changes: dict[str, Any], ended_as: Outcome, cost: Usage) -> None:
+    ending = replace(STREAM, **changes)
+    assert outcome(ending) is ended_as
+    assert usage(ending, ended_as) == cost
+
+
+def test_b40_an_aborted_stream_is_never_free_and_never_the_whole_reservation() -> None:
+    for deltas in range(1, 100):
+        left = replace(STREAM, flags=frozenset({"DC"}), deltas=deltas, delta_bytes=4 * deltas, done=False, finish_reason="")
+        cost = usage(left, outcome(left))
+        assert (cost.total_tokens, cost.estimated) == (40 + deltas, True)
+        assert 0 < cost.total_tokens < left.reserved_tokens
+
+
+def test_b43_cached_tokens_are_a_part_and_not_an_addition() -> None:
+    told = replace(STREAM, prompt_tokens=3604, completion_tokens=878, cached_tokens=3604)
+    cost = usage(told, outcome(told))
+    assert (cost.total_tokens, cost.cached_tokens) == (4482, 3604)
