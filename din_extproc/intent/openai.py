@@ -34,11 +34,12 @@ class Prompt(Struct, frozen=True, gc=False):
     media: int = 0
     """Images, audio and files, however large they are as bytes."""
 
-    def text(self) -> str:
-        """Everything that is text, decoded."""
-        strings = _strings(b"[" + self.strings + b"]")
-        decoded = "\n".join(strings) if strings is not None else self.strings.decode(errors="replace")
-        return f"{decoded}\n{self.objects.decode(errors='replace')}" if self.objects else decoded
+    def texts(self) -> list[str]:
+        """Everything that is text, decoded: what a tokenizer is given."""
+        strings = _strings(b"[%b]" % self.strings)
+        if strings is None:
+            strings = [self.strings.decode(errors="replace")]
+        return [*strings, self.objects.decode(errors="replace")] if self.objects else strings
 
 
 class _Message(Struct, gc=False):

@@ -21,12 +21,14 @@ MAX_DEPTH = 512
 _decode = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_key = msgspec.json.Decoder(str).decode
 _next_key = re.compile(rb'[ \t\r\n]*[{,][ \t\r\n]*"([^"\\]*+(?:\\.[^"\\]*+)*+)"[ \t\r\n]*:[ \t\r\n]*').match
+_end = re.compile(rb"[ \t\r\n]*\}").match
 _without_strings = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"').sub
 _HIGH = rb"\\u[dD][89abAB][0-9a-fA-F]{2}"
 _LOW = rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _lone_high = re.compile(rb"((?<!\\)(?:\\\\)*)%b(?!%b)" % (_HIGH, _LOW))
 _lone_low = re.compile(rb"((?<!\\)(?<!%b)(?:\\\\)*)%b" % (_HIGH, _LOW))
 
+_ENOUGH = MAX_DEPTH + 1
 _STEPS = bytes(1 if byte in b"[{" else 255 for byte in range(256))
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
@@ -96,9 +98,9 @@ def _walk(body: bytes, fields: dict[str, Raw]) -> Outline | Refusal:
         if Raw(whole[start:at]) != raw:
             return _twice(key)
         spans[key] = (start, at)
-    surplus = _next_key(body, at)
-    if surplus is not None:
-        return _twice(surplus[1].decode())
+    if fields and _end(body, at) is None:
+        surplus = _next_key(body, at)
+        return _twice(surplus[1].decode() if surplus else key)
     return Outline(body.index(b"{") + 1, spans)
 
 
@@ -115,7 +117,7 @@ def too_deep(body: bytes, strings: bytes = b"") -> bool:
     """
     if len(body) - len(strings) <= 2 * MAX_DEPTH:
         return False
-    if len(body.split(b"[", MAX_DEPTH)) + len(body.split(b"{", MAX_DEPTH)) - 2 <= MAX_DEPTH:
+    if len(body.split(b"[", _ENOUGH)) + len(body.split(b"{", _ENOUGH)) - 2 <= MAX_DEPTH:
         return False
     if body.count(b"[") + body.count(b"{") - strings.count(b"[") - strings.count(b"{") <= MAX_DEPTH:
         return False

@@ -38,7 +38,6 @@ _NO_PROMPT = Prompt(b"")
 _NOTHING = Outline(0, {})
 
 _decode_name = msgspec.json.Decoder(str).decode
-_decode_number = msgspec.json.Decoder(float).decode
 
 _NO_MODEL = Refusal(Code.INVALID_REQUEST, "The body names no model: a non-empty string is expected", param="model")
 _BAD_MODEL = Refusal(Code.INVALID_REQUEST, "The model's name is too long or holds characters that no name has", param="model")
@@ -219,7 +218,7 @@ def _count(raw: bytes) -> int | None:
         return int(raw)
     if raw[:1] not in _DIGITS:
         return 0
-    number = _decode_number(raw) if len(raw) < _FLOAT_DIGITS else math.inf
+    number = float(raw) if len(raw) < _FLOAT_DIGITS else math.inf
     if number > MAX_TOKENS:
         return None
     return int(number) if number.is_integer() else 0

@@ -1,0 +1,171 @@
+"""Any bytes and any headers give a reading or a refusal; any JSON object in any spelling is spliced byte for byte."""
+
+import gzip
+import json
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from din_extproc.domain.request import Head, Operation
+from din_extproc.domain.verdict import Refusal, error_body
+from din_extproc.intent.estimate import Gauge
+from din_extproc.intent.outline import outline
+from din_extproc.intent.read import Reading, read
+from din_extproc.intent.splice import asking_for_usage, with_values
+
+GAUGE = Gauge()
+LIMIT = 1 << 20
+KEYS = (
+    "model",
+    "messages",
+    "stream",
+    "stream_options",
+    "max_tokens",
+    "max_completion_tokens",
+    "n",
+    "tools",
+    "input",
+    "prompt",
+    "query",
+    "documents",
+)
+
+space = st.text(" \t\r\n", max_size=2)
+number = st.one_of(
+    st.integers().map(str),
+    st.floats(allow_nan=False, allow_infinity=False).map(repr),
+    st.sampled_from(["-0", "1.50", "1E5", "2e-7", "9007199254740993", "1e999", "-1.0e+400"]),
+)
+escapes = st.sampled_from(
+    ["\\n", '\\"', "\\\\", "\\/", "\\u00e9", "\\ud83d\\ude00", "\\ud83d", "\\ude00", "中", "😀", "model", "{", "]", "\x7f"]
+)
+letters = st.one_of(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs"), exclude_characters='"\\'), escapes)
+quoted = st.lists(letters, max_size=12).map(lambda parts: f'"{"".join(parts)}"')
+sound_quoted = quoted.filter(
+    lambda text: "\\ud83d" not in text.replace("\\ud83d\\ude00", "") and "\\ude00" not in text.replace("\\ud83d\\ude00", "")
+)
+
+
+def spelled(strings):
+    scalar = st.one_of(st.sampled_from(["null", "true", "false"]), number, strings)
+    return st.recursive(scalar, lambda inner: st.one_of(arrays(inner), objects(strings, inner)), max_leaves=12)
+
+
+def arrays(inner):
+    return st.builds(lambda items, gap: f"[{gap}{f'{gap},'.join(items)}{gap}]", st.lists(inner, max_size=4), space)
+
+
+def objects(keys, inner, **size):
+    return st.builds(
+        lambda members, gap, other: f"{{{gap}{f'{gap},{other}'.join(f'{key}{other}:{gap}{value}' for key, value in members)}{other}}}",
+        st.lists(st.tuples(keys, inner), unique_by=lambda member: json.loads(member[0]), **size),
+        space,
+        space,
+    )
+
+
+known = st.sampled_from(KEYS).map(lambda key: f'"{key}"')
+bodies = st.builds(
+    lambda gap, text, tail: (gap + text + tail).encode(),
+    space,
+    objects(st.one_of(known, sound_quoted), spelled(sound_quoted), max_size=6),
+    space,
+)
+wild = st.builds(lambda text: text.encode(), objects(st.one_of(known, quoted), spelled(quoted), max_size=8))
+posted = st.sampled_from([operation.value for operation in Operation if operation is not Operation.MODELS])
+chatty = st.builds(lambda model, rest: b'{"model":%b,%b' % (model.encode(), rest[1:]), quoted, wild.filter(lambda body: body[1:2] != b"}"))
+
+
+def checked(head, body):
+    found = read(head, body, lambda _model: GAUGE, LIMIT)
+    if isinstance(found, Refusal):
+        assert 400 <= found.code.status < 500
+        assert len(error_body(found.code, found.message, trace_id="t", param=found.param)) < 2000
+        return
+    assert isinstance(found, Reading)
+    assert found.decoded or head.method != "POST" or found.body == body
+    assert found.intent.prompt_tokens >= 0
+    found.intent.model.encode()
+    found.prompt.texts()
+
+
+@given(
+    body=st.one_of(st.binary(max_size=200), wild, chatty, bodies, wild.map(gzip.compress), chatty.map(lambda body: body[:-1])), path=posted
+)
+def test_any_body_is_read_or_refused(body, path):
+    checked(Head("POST", path, {}), body)
+    checked(Head("POST", path, {"content-encoding": "gzip"}), body)
+
+
+@given(
+    method=st.one_of(st.sampled_from(["POST", "GET", "HEAD", "OPTIONS"]), st.text()),
+    path=st.one_of(posted, st.text(), st.text().map("/v1/models/".__add__), st.sampled_from(["/v1/models/%ff", "/v1/models/%ED%A0%80"])),
+    headers=st.dictionaries(
+        st.sampled_from(["content-type", "content-encoding", "x-din-timeout-ms", "x-din-priority", "x-task-tier", "x-din-model-version"]),
+        st.one_of(st.text(), st.sampled_from(["gzip", "12", "batch", "application/json"])),
+    ),
+    body=chatty,
+)
+def test_any_head_is_read_or_refused(method, path, headers, body):
+    checked(Head(method, path, headers), body)
+
+
+@pytest.mark.parametrize("path", [operation.value for operation in Operation])
+@pytest.mark.parametrize(
+    "opening", [b"[", b"{", b'{"a":', b'"', b"[{", b"\\", b"\\u", b'"\\ud83d', b"1", b"-", b"\x00", b"\xff", b"[[1],", b'{"messages":[']
+)
+@pytest.mark.parametrize(
+    "place", [b"%b", b'{"model":"m","messages":[%b', b'{"model":"m","messages":[{"content":%b}],"input":%b,"prompt":%b,"tools":%b}']
+)
+def test_nasty_repetitions_are_read_or_refused(path, opening, place):
+    many = opening * 3000
+    checked(Head("POST", path, {}), place.replace(b"%b", many))
+
+
+@given(
+    body=bodies, value=spelled(sound_quoted), keys=st.lists(st.sampled_from([*KEYS, "new", "other"]), min_size=1, max_size=3, unique=True)
+)
+@example(body=b"{}", value="1", keys=["new", "other"])
+def test_a_splice_changes_these_values_and_no_other_byte(body, value, keys):
+    found = outline(body)
+    expected = json.loads(body)
+    result = with_values(body, found, dict.fromkeys(keys, value.encode()))
+    expected.update(dict.fromkeys(keys, json.loads(value)))
+    assert json.loads(result) == expected
+    after = outline(result)
+    assert list(after.spans)[-len(found.spans) or len(after.spans) :] == list(found.spans)
+    back = result
+    for key in (key for key in keys if key in found.spans):
+        back = with_values(back, outline(back), {key: found.value(body, key)})
+    for key in reversed([key for key in keys if key not in found.spans]):
+        inserted = b'"%b":%b' % (key.encode(), value.encode())
+        at = back.index(inserted)
+        rest = back[at + len(inserted) :]
+        back = back[:at].removesuffix(b",") + (rest if back[:at].endswith(b",") else rest.removeprefix(b","))
+    assert back == body
+
+
+@given(options=bodies)
+def test_usage_is_asked_for_with_every_other_option_kept(options):
+    result = asking_for_usage(options)
+    assert json.loads(result) == {**json.loads(options), "include_usage": True}
+
+
+@given(body=bodies)
+def test_spans_are_the_values(body):
+    found = outline(body)
+    whole = json.loads(body)
+    assert list(found.spans) == list(whole)
+    for key, (start, end) in found.spans.items():
+        assert json.loads(body[start:end]) == whole[key]
+
+
+@settings(max_examples=50)
+@given(body=bodies, data=st.data())
+def test_a_key_said_twice_is_refused(body, data):
+    spans = outline(body).spans
+    if spans:
+        key = data.draw(st.sampled_from(list(spans)))
+        twice = body.rstrip()[:-1] + b"," + json.dumps(key).encode() + b":" + data.draw(st.sampled_from([b"1", b"null", b'"x"'])) + b"}"
+        assert isinstance(outline(twice), Refusal)
