@@ -14,9 +14,7 @@ import grpc.aio
 from din_extproc._proto.envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsResponse
 from din_extproc._proto.grpc.health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from din_extproc.edge.session import Conductor, Session
-
-MESSAGE_OVERHEAD_BYTES = 1024 * 1024
-"""What a message may be larger than the body it carries: headers, metadata, framing."""
+from din_extproc.wire.limits import MESSAGE_OVERHEAD_BYTES
 
 _STATUSES = {code.value[0]: code for code in grpc.StatusCode}
 _KEEPALIVE = (
@@ -25,6 +23,8 @@ _KEEPALIVE = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
 )
+_CANCEL_LAG_S = 0.002
+"""A client that goes away looks like one that has said all, until grpcio has come to cancel the call."""
 _END = object()
 
 
@@ -73,21 +73,22 @@ class ExtProcService:
                     await context.write(reply)
                 else:
                     await context.abort(*reply)
+            await reader
+            await asyncio.sleep(_CANCEL_LAG_S)
+            session.ended(cancelled=False)
         finally:
             reader.cancel()
             session.ended(cancelled=True)
             self._streams -= 1
             if not self._streams:
                 self._idle.set()
-        await reader
 
 
 async def _read(context: Any, session: Session, replies: "_Replies") -> None:
-    """Hand each message over; at the peer's end, end."""
+    """Hand over each message until the peer has said all."""
     try:
         while (message := await context.read()) is not grpc.aio.EOF:
             session.message(message)
-        session.ended(cancelled=False)
     finally:
         replies.end()
 
