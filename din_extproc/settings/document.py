@@ -17,7 +17,8 @@ import yaml
 from din_extproc.settings.problems import Place, Problem
 
 _VARIABLE = re.compile(r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(:-[^}]*)?\})?")
-_PLAIN_TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "timestamp"))
+_TEXT = "tag:yaml.org,2002:str"
+_PLAIN_TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "timestamp"))
 _LARGEST = 500_000
 """Values in one file: anchors can multiply them."""
 _SHORTEST_HIDDEN = 4
@@ -164,7 +165,7 @@ class _Reader:
     def _key(self, node: yaml.Node, place: Place) -> tuple[str, Place]:
         text = node.value if isinstance(node, yaml.ScalarNode) else str(node.tag)
         inner = (*place, text)
-        if node.tag != "tag:yaml.org,2002:str":
+        if node.tag != _TEXT:
             self._document.keys[inner] = Mark(node.start_mark.line + 1, node.start_mark.column + 1)
             merge = node.tag == "tag:yaml.org,2002:merge"
             hint = "merge keys are not supported; an anchor for a whole value is" if merge else f"put it in quotes: '{text}'"
@@ -177,6 +178,8 @@ class _Reader:
             text = self._with_variables(text, place)
             if not node.style:
                 tag = self._loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
+        if tag == _TEXT:
+            return text
         if tag not in _PLAIN_TAGS:
             self._document.report_unreadable(place, f"the YAML tag {tag.removeprefix('tag:yaml.org,2002:')!r} has no meaning here")
             return None
