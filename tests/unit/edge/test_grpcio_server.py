@@ -62,7 +62,7 @@ async def rig(decision=send_on, address="127.0.0.1:0"):
 
 async def until(condition):
     async with asyncio.timeout(10):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - what it waits for knows no events
             await asyncio.sleep(0.005)
 
 

@@ -15,7 +15,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _POOL.AddSerializedFile(b'\n\x1f\x65nvoy/config/core/v3/base.proto\x12\x14\x65nvoy.config.core.v3\x1a\x1cgoogle/protobuf/struct.proto\":\n\x08Locality\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\x0c\n\x04zone\x18\x02 \x01(\t\x12\x10\n\x08sub_zone\x18\x03 \x01(\t\"\xce\x01\n\x04Node\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x63luster\x18\x02 \x01(\t\x12)\n\x08metadata\x18\x03 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x30\n\x08locality\x18\x04 \x01(\x0b\x32\x1e.envoy.config.core.v3.Locality\x12\x17\n\x0fuser_agent_name\x18\x06 \x01(\t\x12\x1a\n\x12user_agent_version\x18\x07 \x01(\t\x12\x17\n\x0f\x63lient_features\x18\n \x03(\t\"\xa7\x01\n\x08Metadata\x12K\n\x0f\x66ilter_metadata\x18\x01 \x03(\x0b\x32\x32.envoy.config.core.v3.Metadata.FilterMetadataEntry\x1aN\n\x13\x46ilterMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\",\n\x0eQueryParameter\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"<\n\x0bHeaderValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x11\n\traw_value\x18\x03 \x01(\x0c\"\xb2\x02\n\x11HeaderValueOption\x12\x31\n\x06header\x18\x01 \x01(\x0b\x32!.envoy.config.core.v3.HeaderValue\x12Q\n\rappend_action\x18\x03 \x01(\x0e\x32:.envoy.config.core.v3.HeaderValueOption.HeaderAppendAction\x12\x18\n\x10keep_empty_value\x18\x04 \x01(\x08\"}\n\x12HeaderAppendAction\x12\x1b\n\x17\x41PPEND_IF_EXISTS_OR_ADD\x10\x00\x12\x11\n\rADD_IF_ABSENT\x10\x01\x12\x1e\n\x1aOVERWRITE_IF_EXISTS_OR_ADD\x10\x02\x12\x17\n\x13OVERWRITE_IF_EXISTS\x10\x03\"?\n\tHeaderMap\x12\x32\n\x07headers\x18\x01 \x03(\x0b\x32!.envoy.config.core.v3.HeaderValue\"\"\n\x0c\x43ontrolPlane\x12\x12\n\nidentifier\x18\x01 \x01(\t*\x89\x01\n\rRequestMethod\x12\x16\n\x12METHOD_UNSPECIFIED\x10\x00\x12\x07\n\x03GET\x10\x01\x12\x08\n\x04HEAD\x10\x02\x12\x08\n\x04POST\x10\x03\x12\x07\n\x03PUT\x10\x04\x12\n\n\x06\x44\x45LETE\x10\x05\x12\x0b\n\x07\x43ONNECT\x10\x06\x12\x0b\n\x07OPTIONS\x10\x07\x12\t\n\x05TRACE\x10\x08\x12\t\n\x05PATCH\x10\tb\x06proto3')
+DESCRIPTOR = _POOL.AddSerializedFile(b'\n\x1f\x65nvoy/config/core/v3/base.proto\x12\x14\x65nvoy.config.core.v3\x1a\x1cgoogle/protobuf/struct.proto\":\n\x08Locality\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\x0c\n\x04zone\x18\x02 \x01(\t\x12\x10\n\x08sub_zone\x18\x03 \x01(\t\"\xeb\x01\n\x04Node\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x63luster\x18\x02 \x01(\t\x12)\n\x08metadata\x18\x03 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x30\n\x08locality\x18\x04 \x01(\x0b\x32\x1e.envoy.config.core.v3.Locality\x12\x17\n\x0fuser_agent_name\x18\x06 \x01(\t\x12\x1c\n\x12user_agent_version\x18\x07 \x01(\tH\x00\x12\x17\n\x0f\x63lient_features\x18\n \x03(\tB\x19\n\x17user_agent_version_type\"\xa7\x01\n\x08Metadata\x12K\n\x0f\x66ilter_metadata\x18\x01 \x03(\x0b\x32\x32.envoy.config.core.v3.Metadata.FilterMetadataEntry\x1aN\n\x13\x46ilterMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\",\n\x0eQueryParameter\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"<\n\x0bHeaderValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x11\n\traw_value\x18\x03 \x01(\x0c\"\xb2\x02\n\x11HeaderValueOption\x12\x31\n\x06header\x18\x01 \x01(\x0b\x32!.envoy.config.core.v3.HeaderValue\x12Q\n\rappend_action\x18\x03 \x01(\x0e\x32:.envoy.config.core.v3.HeaderValueOption.HeaderAppendAction\x12\x18\n\x10keep_empty_value\x18\x04 \x01(\x08\"}\n\x12HeaderAppendAction\x12\x1b\n\x17\x41PPEND_IF_EXISTS_OR_ADD\x10\x00\x12\x11\n\rADD_IF_ABSENT\x10\x01\x12\x1e\n\x1aOVERWRITE_IF_EXISTS_OR_ADD\x10\x02\x12\x17\n\x13OVERWRITE_IF_EXISTS\x10\x03\"?\n\tHeaderMap\x12\x32\n\x07headers\x18\x01 \x03(\x0b\x32!.envoy.config.core.v3.HeaderValue\"\"\n\x0c\x43ontrolPlane\x12\x12\n\nidentifier\x18\x01 \x01(\t*\x89\x01\n\rRequestMethod\x12\x16\n\x12METHOD_UNSPECIFIED\x10\x00\x12\x07\n\x03GET\x10\x01\x12\x08\n\x04HEAD\x10\x02\x12\x08\n\x04POST\x10\x03\x12\x07\n\x03PUT\x10\x04\x12\n\n\x06\x44\x45LETE\x10\x05\x12\x0b\n\x07\x43ONNECT\x10\x06\x12\x0b\n\x07OPTIONS\x10\x07\x12\t\n\x05TRACE\x10\x08\x12\t\n\x05PATCH\x10\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -24,26 +24,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_METADATA_FILTERMETADATAENTRY']._loaded_options = None
   _globals['_METADATA_FILTERMETADATAENTRY']._serialized_options = b'8\001'
-  _globals['_REQUESTMETHOD']._serialized_start=1045
-  _globals['_REQUESTMETHOD']._serialized_end=1182
+  _globals['_REQUESTMETHOD']._serialized_start=1074
+  _globals['_REQUESTMETHOD']._serialized_end=1211
   _globals['_LOCALITY']._serialized_start=87
   _globals['_LOCALITY']._serialized_end=145
   _globals['_NODE']._serialized_start=148
-  _globals['_NODE']._serialized_end=354
-  _globals['_METADATA']._serialized_start=357
-  _globals['_METADATA']._serialized_end=524
-  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_start=446
-  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_end=524
-  _globals['_QUERYPARAMETER']._serialized_start=526
-  _globals['_QUERYPARAMETER']._serialized_end=570
-  _globals['_HEADERVALUE']._serialized_start=572
-  _globals['_HEADERVALUE']._serialized_end=632
-  _globals['_HEADERVALUEOPTION']._serialized_start=635
-  _globals['_HEADERVALUEOPTION']._serialized_end=941
-  _globals['_HEADERVALUEOPTION_HEADERAPPENDACTION']._serialized_start=816
-  _globals['_HEADERVALUEOPTION_HEADERAPPENDACTION']._serialized_end=941
-  _globals['_HEADERMAP']._serialized_start=943
-  _globals['_HEADERMAP']._serialized_end=1006
-  _globals['_CONTROLPLANE']._serialized_start=1008
-  _globals['_CONTROLPLANE']._serialized_end=1042
+  _globals['_NODE']._serialized_end=383
+  _globals['_METADATA']._serialized_start=386
+  _globals['_METADATA']._serialized_end=553
+  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_start=475
+  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_end=553
+  _globals['_QUERYPARAMETER']._serialized_start=555
+  _globals['_QUERYPARAMETER']._serialized_end=599
+  _globals['_HEADERVALUE']._serialized_start=601
+  _globals['_HEADERVALUE']._serialized_end=661
+  _globals['_HEADERVALUEOPTION']._serialized_start=664
+  _globals['_HEADERVALUEOPTION']._serialized_end=970
+  _globals['_HEADERVALUEOPTION_HEADERAPPENDACTION']._serialized_start=845
+  _globals['_HEADERVALUEOPTION_HEADERAPPENDACTION']._serialized_end=970
+  _globals['_HEADERMAP']._serialized_start=972
+  _globals['_HEADERMAP']._serialized_end=1035
+  _globals['_CONTROLPLANE']._serialized_start=1037
+  _globals['_CONTROLPLANE']._serialized_end=1071
 # @@protoc_insertion_point(module_scope)
