@@ -11,6 +11,7 @@ from typing import Final
 
 from din_extproc.sim.answers import DONE, EventStream, error_event
 from din_extproc.sim.engine import Emission
+from din_extproc.sim.errors import ENGINE_DIED
 from din_extproc.sim.faults import Fault
 
 _STRIKES: Final = ("reset", "stall", "error_event", "truncate", "insert")
@@ -24,7 +25,7 @@ class Delivery:
         self._transport = transport
         self._events = events
         self._positions = [0] * choices
-        self._open = choices
+        self._open = set(range(choices))
         self._sent = 0
         self._opened = False
         self._is_silent = False
@@ -47,7 +48,8 @@ class Delivery:
         self._positions[index] = position + 1
         self._write(self._events.token(index, position))
         self._sent += 1
-        self._open -= emission.is_last
+        if emission.is_last:
+            self._open.discard(index)
         self._strike()
         if not self._open and not self._is_silent:
             self._write_chunks(self._events.closing())
@@ -57,8 +59,8 @@ class Delivery:
         """The engine shuts down: every choice that still runs ends with `abort`, as vLLM does on SIGTERM."""
         if self._is_silent:
             return
-        for index, position in enumerate(self._positions):
-            self._write(self._events.token(index, max(0, position - 1), finish="abort"))
+        for index in self._open:
+            self._write(self._events.token(index, max(0, self._positions[index] - 1), finish="abort"))
         self._write(DONE)
         self._end("faulted")
 
@@ -79,14 +81,13 @@ class Delivery:
                 case "stall":
                     self._end("silent")
                 case "error_event":
-                    message = fault.message or "EngineCore encountered an issue. See stack trace (above) for the root cause."
-                    self._write(error_event(message, as_text=fault.text))
+                    self._write(error_event(fault.message or ENGINE_DIED, as_text=fault.text))
                     self._write(DONE)
                     self._end("faulted")
                 case "truncate":
                     self._end("faulted")
                 case _:
-                    self._write(fault.body.encode().replace(b"\\n", b"\n"))
+                    self._write(fault.body.encode())
 
     def _end(self, outcome: str) -> None:
         self._is_silent = True

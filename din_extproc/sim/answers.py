@@ -10,7 +10,6 @@ from zlib import crc32
 import msgspec
 from msgspec import Struct
 
-from din_extproc.sim.errors import ENGINE_DIED
 from din_extproc.sim.requests import Ask
 from din_extproc.sim.script import Script
 
@@ -187,7 +186,7 @@ class EventStream:
         return _encode(shape((piece,), self._ask.logprobs))
 
 
-def error_event(message: str = ENGINE_DIED, *, as_text: bool = False) -> bytes:
+def error_event(message: str, *, as_text: bool) -> bytes:
     """An error inside a stream that has begun with 200: an object as vLLM sends it, or a bare string as others do."""
     if as_text:
         return b'data: {"error": %s}\n\n' % _encode(message)

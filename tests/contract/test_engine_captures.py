@@ -203,6 +203,36 @@ def test_an_answer_that_ends_by_itself_spends_a_token_without_text(tiny):
     assert got[-3]["choices"][0]["delta"] == {}
 
 
+def test_an_engine_that_dies_says_so_inside_the_stream_as_captured(tiny):
+    tiny.fail("error_event:after=2,count=1")
+    body = json.dumps({"prompt": "the cat", "max_tokens": 9, "stream": True}).encode()
+    got = ask(tiny, "POST", TEXT, body, {"content-type": "application/json"})[2]
+    assert got.split(b"\n\n")[-3:] == captured("stream-engine-killed")[2].split(b"\n\n")[-3:]
+
+
+def test_an_engine_that_dies_answers_a_whole_request_as_captured(tiny):
+    status, _, expected = captured("nonstream-engine-killed")
+    tiny.fail(f"oom:count=1,message={json.loads(expected)['error']['message']}")
+    got = ask(tiny, "POST", CHAT, json.dumps({"messages": HI}).encode(), {"content-type": "application/json"})
+    assert (got[0], json.loads(got[2])) == (status, json.loads(expected))
+
+
+def test_a_terminated_engine_ends_its_streams_as_captured():
+    with EngineSim(model="tiny-llama", served_model=["tiny"], decode_rate=50) as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        body = json.dumps({"prompt": "the cat", "max_tokens": 2000, "stream": True})
+        connection.request("POST", TEXT, body, {"content-type": "application/json"})
+        response = connection.getresponse()
+        response.readline()
+        server.process.terminate()
+        got = events(b"data: " + response.read().partition(b"data: ")[2])
+        connection.close()
+    expected = events(captured("stream-sigterm")[2])
+    assert got[-1] == expected[-1] == "data: [DONE]"
+    assert b'"finish_reason":"abort","stop_reason":null' in captured("stream-sigterm")[2]
+    assert got[-2] | {"model": ""} == expected[-2] | {"model": ""}
+
+
 def families(text: str) -> dict[str, set[tuple[str, ...]]]:
     """Metric name -> the label names it comes with."""
     found: dict[str, set[tuple[str, ...]]] = {}
