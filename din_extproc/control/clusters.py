@@ -1,6 +1,7 @@
 """Where Envoy connects to: one cluster per pool, one for the sidecar's workers, one for the access log.
 
-Rule: a pool goes to the node that the sidecar named, and to another of the same pool only when that one can't answer.
+Rule: a request goes to the node that the sidecar named, and to another of the same pool only when that one can't answer. Envoy does
+not ask whether a named node is healthy: health checks and ejection here decide only who else may answer.
 """
 
 from collections.abc import Iterable

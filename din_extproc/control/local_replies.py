@@ -15,6 +15,7 @@ from envoy_data_plane.google.protobuf import Struct as ProtoStruct
 from msgspec import Struct
 
 from din_extproc.control.packing import extension, overwrite
+from din_extproc.control.routes import UNDECIDED
 from din_extproc.domain.verdict import Code, error_body
 
 _DETAILS = "response.code_details"
@@ -46,7 +47,11 @@ def _details_begin(*prefixes: str) -> str:
 
 _REPLIES = (
     _Reply(_details_begin("ext_proc_error"), Code.LIMITS_UNAVAILABLE, "The gateway could not decide about the request in time", 503),
-    _Reply(_details("direct_response"), Code.LIMITS_UNAVAILABLE, "The gateway did not decide about the request"),
+    _Reply(
+        _details("cluster_not_found") + f" && xds.route_name == '{UNDECIDED}'",
+        Code.LIMITS_UNAVAILABLE,
+        "The gateway did not decide about the request",
+    ),
     _Reply("response.code == 413", Code.REQUEST_TOO_LARGE, "The request body is larger than the gateway accepts"),
     _Reply(
         _details("no_healthy_upstream", "cluster_not_found")

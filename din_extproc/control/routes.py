@@ -32,6 +32,7 @@ from din_extproc.control.topology import Topology
 from din_extproc.domain.request import Operation
 
 CLUSTER_HEADER = "x-din-cluster"
+UNDECIDED = "undecided"
 _SECRETS = ["authorization", "x-api-key", "api-key", "proxy-authorization", "cookie"]
 """Where a tenant's key or session can stand: a node has no use for it."""
 _INSIDE = [CLUSTER_HEADER, "accept-encoding", "x-envoy-external-address"]
@@ -57,7 +58,7 @@ def route_configuration(topology: Topology) -> RouteConfiguration:
     routes = [*(_preflight(origin) for origin in topology.cors_origins), _chosen_pool(topology)]
     if topology.fail_open_pool is not None:
         routes.append(_fail_open(topology, topology.fail_open_pool))
-    routes.append(Route(name="refused", match=RouteMatch(prefix="/"), direct_response=DirectResponseAction(status=503)))
+    routes.append(_undecided())
     host = VirtualHost(name="din", domains=["*"], routes=routes)
     if topology.cors_origins:
         host.typed_per_filter_config = {CORS: PackedAny.pack(_cors_policy(topology.cors_origins))}
@@ -116,6 +117,14 @@ def _fail_open(topology: Topology, pool: str) -> Route:
         ],
         response_headers_to_remove=_NODE_CORS,
     )
+
+
+def _undecided() -> Route:
+    """Where a request stands until the sidecar has decided.
+
+    It leads to the cluster that nobody named, so Envoy answers 503. A direct response would too, but the CORS filter passes those by.
+    """
+    return Route(name=UNDECIDED, match=RouteMatch(prefix="/"), route=RouteAction(cluster_header=CLUSTER_HEADER))
 
 
 def _toward_node(topology: Topology, action: RouteAction) -> RouteAction:
