@@ -78,6 +78,10 @@ class Placer:
         """The request that took the tokens has ended."""
         self._load.give(node_id, tokens)
 
+    def in_use(self) -> dict[str, int]:
+        """Tokens in flight by node id, of nodes that have any."""
+        return dict(self._load.tokens)
+
     def forget(self) -> None:
         """Nodes came, went or changed."""
         self.cache.clear()

@@ -3,7 +3,7 @@
 Rule: all fields of one condition must hold; an empty condition is no condition and is refused.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from fnmatch import fnmatchcase, translate
 from re import compile as compile_pattern
@@ -70,6 +70,16 @@ class Known(Struct, frozen=True):
     tenants: Collection[str]
     names: Collection[str]
     """Aliases and physical models."""
+
+
+def thresholds(conditions: Iterable[Condition]) -> frozenset[int]:
+    """Token counts at which one of the conditions turns. Those inside CEL expressions are not known."""
+    found: set[int] = set()
+    for condition in conditions:
+        if condition.estimated_tokens is not None:
+            found |= {condition.estimated_tokens.lowest, (condition.estimated_tokens.highest or 0) + 1} - {0, 1}
+        found |= thresholds((*condition.any, *condition.all, *([] if condition.negated is None else [condition.negated])))
+    return frozenset(found)
 
 
 def compile_condition(condition: Condition, place: Place, known: Known) -> tuple[Matches, list[Flaw]]:

@@ -125,6 +125,11 @@ class RouteTable:
         )
         return tuple(sorted(listed, key=lambda entry: (not entry.alias, entry.name)))
 
+    def preferred(self, asked_for: str) -> str | None:
+        """The physical model that the name stands for first; None when it stands for nothing."""
+        target, _ = self._target(asked_for)
+        return None if target is None else next(iter(target.models))
+
     def _target(self, asked_for: str) -> tuple[Target | None, str]:
         """The target, and the version constraint after the last `@` of a name that is none as it stands."""
         target = self._targets.get(asked_for)

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
+from din_extproc.route.rules import thresholds
 from din_extproc.settings.assemble import assemble
 from din_extproc.settings.catalog import Catalog, CatalogFile, CatalogModel, CatalogSection
 from din_extproc.settings.document import Document, read_json, read_yaml
@@ -41,6 +42,7 @@ def load(path: Path, env: Mapping[str, str]) -> Settings | Rejected:
     config = shaped.config
     return Settings(
         file=str(path),
+        catalog_file=None if config.catalog is None else str(path.parent / config.catalog.source),
         fingerprint=hashlib.sha256(f"{text}\0{described}".encode()).hexdigest()[:_FINGERPRINT],
         gateway=config.gateway,
         store=config.store,
@@ -50,6 +52,7 @@ def load(path: Path, env: Mapping[str, str]) -> Settings | Rejected:
         tenants=assembled.tenants,
         keys=assembled.keys,
         routes=assembled.routes,
+        token_thresholds=thresholds(rule.rule().when for rule in config.rules),
         envoy=config.envoy,
         fail_open_pool=None if config.fail_open is None else config.fail_open.pool,
         warnings=found,

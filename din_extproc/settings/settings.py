@@ -21,6 +21,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     """A configuration in use."""
 
     file: str
+    catalog_file: str | None
     fingerprint: str
     """12 hex digits that change with the text of the configuration or its catalogue."""
     gateway: Gateway
@@ -34,10 +35,17 @@ class Settings(Struct, frozen=True, kw_only=True):
     keys: tuple[tuple[Tenant, tuple[ApiKey, ...]], ...]
     """What a `KeyRing` is made from."""
     routes: RouteTable
+    token_thresholds: frozenset[int]
+    """Prompt sizes at which a rule turns."""
     envoy: EnvoySection
     fail_open_pool: str | None
     """None: without a worker, requests are refused."""
     warnings: tuple[Problem, ...]
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """What the configuration was read from."""
+        return (self.file,) if self.catalog_file is None else (self.file, self.catalog_file)
 
     def topology(self, usage_lua: str) -> Topology:
         """What Envoy's configuration is rendered from. `usage_lua`: the source of the filter that reads usage from answers."""

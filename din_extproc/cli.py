@@ -1,0 +1,210 @@
+"""The command line: parse, call a role, print.
+
+Rule: no logic here. Exit codes: 0, 1 when the answer is no, 2 for a wrong call; every error is one line.
+"""
+
+import os
+import secrets
+import sys
+from pathlib import Path
+from typing import Annotated, Literal, NoReturn
+
+import msgspec
+import typer
+
+from din_extproc import __version__
+from din_extproc.admit.keys import ENTROPY_BYTES, make_key
+from din_extproc.edge.logs import configure
+from din_extproc.settings.check import check as check_file
+from din_extproc.settings.load import load
+from din_extproc.settings.problems import Rejected
+from din_extproc.settings.settings import Settings
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="An Envoy sidecar that routes LLM requests to GPU nodes.",
+)
+render_app = typer.Typer(no_args_is_help=True, help="Configuration for the proxy in front.")
+keys_app = typer.Typer(no_args_is_help=True, help="API keys of tenants.")
+app.add_typer(render_app, name="render")
+app.add_typer(keys_app, name="keys")
+
+Config = Annotated[Path, typer.Option("--config", "-c", help="The configuration.", envvar="DIN_CONFIG")]
+Json = Annotated[bool, typer.Option("--json", help="For machines.")]
+DEFAULT_CONFIG = Path("din.yaml")
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+def _version(wanted: bool) -> None:  # noqa: FBT001 - typer's callback
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(_version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False) -> None:  # noqa: FBT002
+    pass
+
+
+@app.command()
+def serve(
+    config: Config = DEFAULT_CONFIG,
+    drain_s: Annotated[float, typer.Option(help="Seconds that open exchanges may go on after SIGTERM.")] = 20.0,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], typer.Option(help="What is logged, as JSON lines on stderr.")
+    ] = "info",
+) -> None:
+    """Run the sidecar beside Envoy."""
+    from din_extproc.roles.gateway import ServeOptions, run  # noqa: PLC0415 - the other commands start without it
+
+    configure(log_level)
+    raise typer.Exit(run(ServeOptions(config=config, drain_s=drain_s)))
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="The configuration.")] = DEFAULT_CONFIG,
+    json: Json = False,  # noqa: FBT002 - a flag
+) -> None:
+    """Say everything that is wrong with a configuration: file, line, place, hint."""
+    checked = check_file(file, os.environ)
+    if json:
+        _print_json({"sound": checked.sound, "problems": checked.problems})
+    else:
+        typer.echo(checked.text)
+    raise typer.Exit(0 if checked.sound else 1)
+
+
+@render_app.command("envoy")
+def render_envoy(
+    config: Config = DEFAULT_CONFIG,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here instead of to standard output.")] = None,
+    validate: Annotated[bool, typer.Option(help="Ask the Envoy of this machine, if there is one.")] = True,  # noqa: FBT002
+) -> None:
+    """Envoy's own configuration (envoy.yaml) for this din.yaml."""
+    from din_extproc.roles.render import Unrenderable  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.render import render_envoy as render  # noqa: PLC0415
+
+    try:
+        text = render(_settings(config), validate=validate)
+    except Unrenderable as error:
+        _fail(str(error))
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        output.write_text(text)
+
+
+@app.command()
+def explain(
+    request: Annotated[Path, typer.Argument(help="A request: a JSON body, or {path, headers, body}. `-` reads standard input.")],
+    tenant: Annotated[str, typer.Option(help="Who asks.")],
+    config: Config = DEFAULT_CONFIG,
+    json: Json = False,  # noqa: FBT002 - a flag
+) -> None:
+    """Say where a request would go, and why."""
+    from din_extproc.roles.explain import Unexplained  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.explain import explain as explain_request  # noqa: PLC0415
+
+    settings = _settings(config)
+    try:
+        explained = explain_request(settings, tenant, sys.stdin.buffer.read() if str(request) == "-" else request.read_bytes())
+    except (Unexplained, OSError) as error:
+        _fail(str(error))
+    if json:
+        _print_json(explained)
+    else:
+        typer.echo("\n".join(explained.lines()))
+    raise typer.Exit(0 if explained.sent else 1)
+
+
+@keys_app.command("new")
+def keys_new(
+    key_id: Annotated[str, typer.Argument(help="Names the key in logs: letters, digits, `-` and `.`.")],
+    json: Json = False,  # noqa: FBT002 - a flag
+) -> None:
+    """Make a key. It is shown once; its hash goes into din.yaml."""
+    try:
+        made = make_key(key_id, secrets.token_bytes(ENTROPY_BYTES))
+    except ValueError as error:
+        _fail(str(error))
+    if json:
+        _print_json({"id": key_id, "key": made.text, "hash": made.hash})
+    else:
+        entry = f'  - {{ id: {key_id}, hash: "{made.hash}" }}'
+        typer.echo(f"for the client, shown once:\n  {made.text}\nfor din.yaml, under the tenant's keys:\n{entry}")
+
+
+@app.command()
+def demo(
+    check: Annotated[bool, typer.Option("--check", help="Play a client against it, then stop it.")] = False,  # noqa: FBT002
+    port: Annotated[int, typer.Option(help="Envoy's port on loopback; 0 takes a free one.")] = 0,
+) -> None:
+    """Envoy, Redis, the sidecar and small real models on this machine; Ctrl-C stops everything."""
+    from din_extproc.roles.demo import DemoOptions, run  # noqa: PLC0415 - the other commands start without it
+
+    raise typer.Exit(run(DemoOptions(check=check, port=port)))
+
+
+@app.command("engine-sim")
+def engine_sim(
+    model: Annotated[str, typer.Option(help="The model's own name.")] = "sim-model",
+    served_model: Annotated[list[str] | None, typer.Option(help="A name that requests may use; repeatable.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 0,
+    runner: Annotated[Literal["generate", "pooling"], typer.Option(help="A chat model, or one for embeddings and rerank.")] = "generate",
+    max_model_len: Annotated[int, typer.Option(help="Tokens, prompt and output together.")] = 8192,
+    max_num_seqs: Annotated[int, typer.Option(help="Sequences that run at once.")] = 64,
+    prefill_rate: Annotated[float, typer.Option(help="Prompt tokens per second.")] = 8000.0,
+    decode_rate: Annotated[float, typer.Option(help="Output tokens per second of one stream alone.")] = 60.0,
+    kv_tokens: Annotated[int, typer.Option(help="Tokens that fit into memory.")] = 131072,
+    tokenizer: Annotated[str, typer.Option(help="A folder with tokenizer.json instead of the built-in one.")] = "",
+    faults: Annotated[str, typer.Option(help="`KIND:name=value,...; KIND...`, such as `status:code=503,count=2`.")] = "",
+    seed: Annotated[int, typer.Option(help="Of the draws of faults with a probability.")] = 0,
+) -> None:
+    """A modelled engine that answers as vLLM does under load, with fault switches."""
+    from din_extproc.roles.engine_sim import EngineSimOptions, run  # noqa: PLC0415 - the other commands start without it
+
+    try:
+        run(
+            EngineSimOptions(
+                model=model,
+                served_model=tuple(served_model or ()),
+                host=host,
+                port=port,
+                runner=runner,
+                max_model_len=max_model_len,
+                max_num_seqs=max_num_seqs,
+                prefill_rate=prefill_rate,
+                decode_rate=decode_rate,
+                kv_tokens=kv_tokens,
+                tokenizer=tokenizer,
+                faults=faults,
+                seed=seed,
+            )
+        )
+    except (ValueError, OSError) as error:
+        _fail(str(error))
+
+
+def _settings(config: Path) -> Settings:
+    settings = load(config, os.environ)
+    if isinstance(settings, Rejected):
+        typer.echo(str(settings), err=True)
+        raise typer.Exit(1)
+    return settings
+
+
+def _print_json(value: object) -> None:
+    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(1)

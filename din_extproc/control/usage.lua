@@ -1,0 +1,1 @@
+../../envoy/lua/usage.lua

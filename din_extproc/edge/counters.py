@@ -1,0 +1,53 @@
+"""What the conductors tell, counted: the numbers of the admin page. Faults are logged here as well.
+
+Rule: nothing that a client chose becomes a key.
+"""
+
+import logging
+
+from din_extproc.domain.usage import ExchangeRecord
+
+_log = logging.getLogger(__name__)
+
+
+class Counters:
+    """Counts of one process, since its start."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.refused: dict[str, int] = {}
+        self.outcomes: dict[str, int] = {}
+        self.faults = 0
+        self.decision_seconds = 0.0
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
+
+    def decided(self, seconds: float, refused: str) -> None:
+        """A verdict took so long. `refused`: the error code, "" when the request was sent on."""
+        self.decision_seconds += seconds
+        if refused:
+            self.refused[refused] = self.refused.get(refused, 0) + 1
+        else:
+            self.sent += 1
+
+    def failed(self, error: BaseException, trace_id: str) -> None:
+        """A fault of ours, logged under the id that the client got."""
+        self.faults += 1
+        _log.error("a request failed inside the gateway; trace id %s", trace_id, exc_info=error)
+
+    def finished(self, record: ExchangeRecord) -> None:
+        """An exchange is over."""
+        self.outcomes[record.outcome] = self.outcomes.get(record.outcome, 0) + 1
+        self.prompt_tokens += record.usage.prompt_tokens
+        self.completion_tokens += record.usage.completion_tokens
+
+    def shown(self) -> dict[str, object]:
+        """For the admin page."""
+        return {
+            "sent": self.sent,
+            "refused": self.refused,
+            "outcomes": self.outcomes,
+            "faults": self.faults,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+        }

@@ -1,0 +1,72 @@
+"""A configuration that changes while it is in use: looked at every second and on SIGHUP, taken whole or not at all.
+
+Rule: what is in use stays until its successor is sound; what was wrong with the successor is said once.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from din_extproc.settings.load import load
+from din_extproc.settings.problems import Rejected
+from din_extproc.settings.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+_Mark = tuple[tuple[int, int, int] | None, ...]
+"""Inode, size and time of change, per file: a replaced symlink and a rewritten file both change it."""
+
+
+class Reloader:
+    """Watches one configuration and its catalogue.
+
+    Args:
+        settings: The one in use.
+        use: Takes a sound successor.
+    """
+
+    def __init__(self, settings: Settings, use: Callable[[Settings], None]) -> None:
+        self.settings = settings
+        self.problem = ""
+        """Why the file as it is now is not in use, "" when it is."""
+        self._use = use
+        self._mark = _mark(settings)
+
+    async def look(self) -> None:
+        """Take the files over when they have changed."""
+        if _mark(self.settings) != self._mark:
+            self.reload()
+
+    def reload(self) -> None:
+        """Take the files over as they are now, if they are sound."""
+        self._mark = _mark(self.settings)
+        loaded = load(Path(self.settings.file), os.environ)
+        if isinstance(loaded, Rejected):
+            self.problem = str(loaded)
+            _log.error("the changed configuration is not used, %s stays: %s", self.settings.fingerprint, loaded)
+            return
+        self.problem = ""
+        if loaded.fingerprint == self.settings.fingerprint:
+            return
+        for section in ("gateway", "store"):
+            if getattr(loaded, section) != getattr(self.settings, section):
+                _log.warning("`%s` has changed: it takes effect at the next start", section)
+        if loaded.pools != self.settings.pools or loaded.envoy != self.settings.envoy:
+            _log.warning("`pools` or `envoy` have changed: render Envoy's configuration again")
+        self.settings = loaded
+        self._mark = _mark(loaded)
+        self._use(loaded)
+        _log.info("configuration %s is in use", loaded.fingerprint)
+
+
+def _mark(settings: Settings) -> _Mark:
+    return tuple(_seen(file) for file in settings.files)
+
+
+def _seen(file: str) -> tuple[int, int, int] | None:
+    try:
+        found = Path(file).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
