@@ -1,47 +1,46 @@
-"""gRPC over our own wire: an asyncio server on TCP and Unix sockets that hands calls to the methods of a table.
+"""gRPC over our own wire: an asyncio server on TCP and Unix sockets that hands calls to services.
 
 Rule: one write per turn of the loop and connection, however many calls have something to say; a method that raises ends its own call only.
 """
 
 import asyncio
 import contextlib
-import os
 import socket
-import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import cast
 
-from din_extproc.edge.services import Method, Taker
-from din_extproc.wire.grpc import INTERNAL, UNIMPLEMENTED, Call, Cut, GrpcConnection, Message, Opened, read_head
+from din_extproc.edge.h2_services import Service, Take, Taker
+from din_extproc.wire.grpc import INTERNAL, OK, UNIMPLEMENTED, Call, Cut, GrpcConnection, Message, Opened, read_head
 from din_extproc.wire.header_block import Memo
-from din_extproc.wire.limits import Limits
+from din_extproc.wire.limits import Limits, limits_for
 
 _TICK_S = 1.0
 _HIGH_WATER = 1 << 20
 _DEADLINE_GRAIN_S = 0.01
 _BACKLOG = 1024
 _POLL_S = 0.02
-_LAST_BATCH_S = 1.0
-"""How long a stopping server still takes what clients of lasting calls (access logs) have buffered."""
 _GOODBYE_S = 2.0
 """How long a peer may take to close after our last word."""
 
 
 class H2Server:
-    """Serves a table of methods by path.
+    """Services on one or more addresses. They are drained in the order they are given in.
 
     Args:
-        methods: see `edge.services.methods`.
-        limits: what one connection may use.
+        services: what is served.
+        max_body_bytes: the largest body that a message must be able to carry.
+        limits: what one connection may use, when it is not what `max_body_bytes` calls for.
     """
 
-    def __init__(self, methods: Mapping[str, Method], *, limits: Limits | None = None) -> None:
-        self.methods = methods
-        self.limits = limits or Limits()
+    def __init__(self, services: Sequence[Service], *, max_body_bytes: int, limits: Limits | None = None) -> None:
+        self.limits = limits or limits_for(max_body_bytes)
         self.memo = Memo(read_head)
+        self.methods: dict[str, Take] = {
+            f"/{service.name}/{method}": take for service in services for method, take in service.methods().items()
+        }
         self.connections: set[_Connection] = set()
+        self._services = services
         self._servers: list[asyncio.Server] = []
-        self._paths: list[str] = []
         self._ticking: asyncio.TimerHandle | None = None
 
     @property
@@ -49,58 +48,55 @@ class H2Server:
         """How many calls are open, over all connections."""
         return sum(connection.grpc.calls for connection in self.connections)
 
-    async def listen(self, address: str) -> str:
-        """Accept connections at `host:port` (port 0: a free one) or `unix:/path` (a stale socket there is replaced).
+    async def start(self, *addresses: str) -> list[int]:
+        """Listen on `host:port` (port 0: a free one) and `unix:/path`. Returns the ports, in order; 1 stands for a Unix socket.
 
-        Returns:
-            The address that is listened on, with the real port.
+        A socket that is at the path already is replaced, and ours stays there after `stop`: it may be a successor's by then.
 
         Raises:
-            OSError: it can't be bound.
+            OSError: an address is taken or is none.
         """
-        loop = asyncio.get_running_loop()
-        if address.startswith("unix:"):
-            path = address.removeprefix("unix:")
-            _remove_socket(path)
-            server = await loop.create_unix_server(lambda: _Connection(self), path, backlog=_BACKLOG)
-            self._paths.append(path)
-        else:
-            host, _, port = address.rpartition(":")
-            server = await loop.create_server(lambda: _Connection(self), host.strip("[]"), int(port), backlog=_BACKLOG)
-            address = f"{host}:{server.sockets[0].getsockname()[1]}"
-        self._servers.append(server)
-        if self._ticking is None:
-            self._tick()
-        return address
+        ports = [await self._listen(address) for address in addresses]
+        self._tick()
+        return ports
 
     async def stop(self, grace_s: float) -> None:
-        """Accept nothing more, let open calls end for `grace_s` seconds at most, then close every connection."""
-        loop = asyncio.get_running_loop()
-        latest = loop.time() + grace_s
+        """Take nothing new, drain the services, and cut off what still runs after `grace_s` seconds."""
+        latest = asyncio.get_running_loop().time() + grace_s
         for server in self._servers:
             server.close()
-        for path in self._paths:
-            _remove_socket(path)
-        self._servers.clear()
-        self._paths.clear()
         for connection in list(self.connections):
             connection.drain()
-        await self._until(lambda connection: connection.at_rest, latest)
-        if any(connection.lasting for connection in self.connections):
-            await self._until(lambda connection: not connection.lasting, min(latest, loop.time() + _LAST_BATCH_S))
-        for connection in list(self.connections):
-            connection.end_lasting()
-        await self._until(lambda _: False, min(latest, loop.time() + _GOODBYE_S))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(latest):
+                await self._until(lambda connection: connection.grpc.warned)
+                for service in self._services:
+                    await service.drain()
+                await self._until(lambda connection: connection.grpc.over)
+                async with asyncio.timeout(_GOODBYE_S):
+                    await self._until(lambda _: False)
         for connection in list(self.connections):
             connection.abort()
         if self._ticking is not None:
             self._ticking.cancel()
             self._ticking = None
 
-    async def _until(self, done: Callable[["_Connection"], bool], latest: float) -> None:
-        """Wait until every connection is `done` or gone, or `latest` has come."""
+    async def _listen(self, address: str) -> int:
         loop = asyncio.get_running_loop()
-        while not all(done(connection) for connection in self.connections) and loop.time() < latest:  # noqa: ASYNC110 - only at the end
+        if address.startswith("unix:"):
+            path = address.removeprefix("unix:")
+            self._servers.append(await loop.create_unix_server(lambda: _Connection(self), path, backlog=_BACKLOG))
+            return 1
+        host, _, port = address.rpartition(":")
+        if not port.isdigit():
+            raise OSError(f"can't listen on {address}")
+        server = await loop.create_server(lambda: _Connection(self), host.strip("[]") or None, int(port), backlog=_BACKLOG)
+        self._servers.append(server)
+        return int(server.sockets[0].getsockname()[1])
+
+    async def _until(self, done: Callable[["_Connection"], bool]) -> None:
+        """Wait until every connection is `done` or gone."""
+        while not all(done(connection) for connection in self.connections):  # noqa: ASYNC110 - only at the end of a server's life
             await asyncio.sleep(_POLL_S)
 
     def _tick(self) -> None:
@@ -111,15 +107,14 @@ class H2Server:
             connection.tick(now)
 
 
-class _Sink:
-    """The sending half of one call (`edge.session.Sink`)."""
+class _Answers:
+    """The sending half of one call, and its taker."""
 
-    __slots__ = ("call", "connection", "method", "taker")
+    __slots__ = ("call", "connection", "taker")
 
-    def __init__(self, connection: "_Connection", call: Call, method: Method) -> None:
+    def __init__(self, connection: "_Connection", call: Call) -> None:
         self.connection = connection
         self.call = call
-        self.method = method
         self.taker: Taker | None = None
 
     def send(self, message: bytes) -> None:
@@ -129,8 +124,16 @@ class _Sink:
             connection.flush_soon()
 
     def fail(self, status: int, detail: str) -> None:
+        self.release()
         self.connection.grpc.finish(self.call, status, detail)
         self.connection.flush_soon()
+
+    def finish(self) -> None:
+        self.fail(OK, "")
+
+    def release(self) -> None:
+        """The call is over: let its parts go, which hold each other."""
+        self.call.owner = self.taker = None
 
 
 class _Connection(asyncio.Protocol):
@@ -143,11 +146,8 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._deadline: asyncio.TimerHandle | None = None
         self._said_goodbye: float | None = None
-        self.lasting: set[_Sink] = set()
         self.grpc = GrpcConnection(server.memo, server.limits, self._time())
         self.flushing = False
-
-    # -- what the loop tells -------------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -181,22 +181,9 @@ class _Connection(asyncio.Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
 
-    # -- what the server asks ------------------------------------------------------------------------------------------------------
-
     def drain(self) -> None:
         """Ask the client to open no more calls; closes by itself when the open ones are done."""
         self.grpc.drain()
-        self.flush_soon()
-
-    @property
-    def at_rest(self) -> bool:
-        """The client knows that it may open no more calls, and none is open but lasting ones."""
-        return self.grpc.warned and self.grpc.calls == len(self.lasting)
-
-    def end_lasting(self) -> None:
-        """End the calls that their client would never end."""
-        for sink in list(self.lasting):
-            self._conclude(sink, cancelled=sink.method.stays_open)
         self.flush_soon()
 
     def abort(self) -> None:
@@ -217,71 +204,48 @@ class _Connection(asyncio.Protocol):
             self.flushing = True
             self._loop.call_soon(self._flush)
 
-    # -- calls ---------------------------------------------------------------------------------------------------------------------
-
     def _handle(self) -> None:
         for event in self.grpc.take_events():
             kind = type(event)
-            sink: _Sink | None = event.call.owner
-            if kind is Message:
-                if sink is not None:
-                    self._message(sink, cast("Message", event).data)
-            elif kind is Opened:
-                self._open(event.call)
-            elif sink is not None and (kind is Cut or not sink.method.stays_open):
-                self._conclude(sink, cancelled=kind is Cut)
+            call = event.call
+            if kind is Opened:
+                self._open(call)
+                continue
+            answers: _Answers | None = call.owner
+            if answers is None or answers.taker is None:
+                continue
+            taker = answers.taker
+            try:
+                if kind is Message:
+                    taker.message(cast("Message", event).data)
+                elif kind is Cut:
+                    answers.release()
+                    taker.ended(cancelled=True)
+                else:
+                    taker.ended(cancelled=False)
+            except Exception as error:  # noqa: BLE001 - a top-level guard: the call fails, its neighbours go on
+                self._broken(answers, taker, error)
 
     def _open(self, call: Call) -> None:
-        method = self._server.methods.get(call.head.path)
-        if method is None:
+        take = self._server.methods.get(call.head.path)
+        if take is None:
             self.grpc.finish(call, UNIMPLEMENTED, "unknown method")
             return
-        call.owner = sink = _Sink(self, call, method)
+        call.owner = answers = _Answers(self, call)
         try:
-            sink.taker = method.take(sink)
+            answers.taker = take(answers)
         except Exception as error:  # noqa: BLE001 - a top-level guard: the call fails, its neighbours go on
-            self._broken(sink, error)
-            return
-        if method.lasts:
-            self.lasting.add(sink)
+            self._broken(answers, None, error)
         if call.deadline is not None and (self._deadline is None or call.deadline < self._deadline.when()):
             self._await_deadline()
 
-    def _message(self, sink: _Sink, data: bytes) -> None:
-        taker = sink.taker
-        if taker is None or sink.call.finishing:
-            return
-        try:
-            taker.message(data)
-        except Exception as error:  # noqa: BLE001 - a top-level guard: the call fails, its neighbours go on
-            self._broken(sink, error)
-
-    def _conclude(self, sink: _Sink, *, cancelled: bool) -> None:
-        taker = sink.taker
-        if taker is None:
-            return
-        try:
-            taker.ended(cancelled=cancelled)
-        except Exception as error:  # noqa: BLE001 - a top-level guard: the call fails, its neighbours go on
-            self._broken(sink, error)
-            return
-        self._let_go(sink)
-        self.grpc.finish(sink.call)
-
-    def _broken(self, sink: _Sink, error: Exception) -> None:
+    def _broken(self, answers: _Answers, taker: Taker | None, error: Exception) -> None:
         """A method raised: the client is told no more than that, the operator everything."""
-        self._loop.call_exception_handler({"message": f"{sink.call.head.path} failed", "exception": error, "protocol": self})
-        self.grpc.finish(sink.call, INTERNAL, "internal error")
-        taker = sink.taker
-        self._let_go(sink)
+        self._loop.call_exception_handler({"message": f"{answers.call.head.path} failed", "exception": error, "protocol": self})
+        answers.fail(INTERNAL, "internal error")
         if taker is not None:
             with contextlib.suppress(Exception):
                 taker.ended(cancelled=True)
-
-    def _let_go(self, sink: _Sink) -> None:
-        sink.call.owner = sink.taker = None
-        if sink.method.lasts:
-            self.lasting.discard(sink)
 
     def _await_deadline(self) -> None:
         if self._deadline is not None:
@@ -300,20 +264,14 @@ class _Connection(asyncio.Protocol):
         self.flushing = False
         self._handle()
         transport = self._transport
-        if transport.is_closing():
-            return
         data = self.grpc.take()
+        if transport.is_closing() or self._said_goodbye is not None:
+            return
         if data:
             transport.write(data)
-        if self.grpc.over and self._said_goodbye is None:
+        if self.grpc.over:
             # Not a close: with bytes of the peer still unread, the kernel would reset the connection and our last word be lost.
             self._said_goodbye = self._time()
             transport.write_eof()
         elif transport.get_write_buffer_size() > self._server.limits.max_unsent_bytes:
             transport.abort()
-
-
-def _remove_socket(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        if stat.S_ISSOCK(os.stat(path).st_mode):  # noqa: PTH116 - a path from an address
-            os.unlink(path)  # noqa: PTH108 - as above

@@ -282,8 +282,9 @@ class Connection(Generic[H, S]):
         _expect(len(payload) % frames.SETTING.size == 0, "SETTINGS of a wrong size", ErrorCode.FRAME_SIZE_ERROR)
         self._allow.settings.take(self._now)
         self._settled = True
-        self.outbox.configure(payload, self._streams.values())
+        # First, because the peer counts what a wider window lets out only after this.
         self.outbox.control(frames.frame(frames.SETTINGS, frames.ACK, 0))
+        self.outbox.configure(payload, self._streams.values())
 
     def _ping(self, flags: int, stream_id: int, payload: bytes) -> None:
         _expect(stream_id == 0, "PING on a stream")

@@ -8,7 +8,10 @@ Sources: CVE-2019-9512 (ping), -9515 (settings), -9518 (empty frames), -9513 (pr
 
 from msgspec import Struct
 
-from din_extproc.wire.frames import ErrorCode, GoAwayError
+from din_extproc.wire.frames import LARGEST_WINDOW, ErrorCode, GoAwayError
+
+MESSAGE_OVERHEAD_BYTES = 1024 * 1024
+"""What a message may be larger than the body it carries: headers, metadata, framing."""
 
 
 class Limits(Struct, frozen=True):
@@ -31,6 +34,20 @@ class Limits(Struct, frozen=True):
     keepalive_s: float = 30.0
     """Silence after which the peer is asked whether it lives."""
     keepalive_timeout_s: float = 10.0
+
+
+def limits_for(max_body_bytes: int) -> Limits:
+    """Limits under which bodies of `max_body_bytes` pass both ways, a few at once, without waiting for a window."""
+    message = max_body_bytes + MESSAGE_OVERHEAD_BYTES
+    usual = Limits()
+    return Limits(
+        max_message_bytes=message,
+        stream_window=min(2 * message, LARGEST_WINDOW),
+        connection_window=min(max(usual.connection_window, 4 * message), LARGEST_WINDOW),
+        max_held_bytes=max(usual.max_held_bytes, 8 * message),
+        max_unsent_bytes_per_stream=3 * message,
+        max_unsent_bytes=max(usual.max_unsent_bytes, 8 * message),
+    )
 
 
 class Allowance:
