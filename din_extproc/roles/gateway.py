@@ -11,6 +11,7 @@ import secrets
 import signal
 import socket
 from pathlib import Path
+from typing import Literal
 
 import uvloop
 from msgspec import Struct
@@ -26,11 +27,11 @@ from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.counters import Counters
 from din_extproc.edge.h2_server import H2Server
+from din_extproc.edge.h2_services import AccessLogService, ExtProcService, HealthService
 from din_extproc.edge.redis.address import Address
 from din_extproc.edge.redis.guard import PRESENCE, GuardedLedger, OnError
 from din_extproc.edge.redis.ledger import SCRIPTS, RedisLedger
 from din_extproc.edge.redis.link import Link
-from din_extproc.edge.services import Health, methods
 from din_extproc.flow.gauges import Gauges
 from din_extproc.flow.place import Placer
 from din_extproc.flow.request import Desk
@@ -50,12 +51,15 @@ _LOOK_S = 1.0
 _RETRY_S = 0.5
 _LAST_WORDS_S = 2.0
 _SEED_BITS = 64
+_TRANSPORTS = {"wire": H2Server}
 
 
 class ServeOptions(Struct, frozen=True, kw_only=True):
     """The command line of `din-extproc serve`."""
 
     config: Path
+    transport: Literal["wire", "grpcio"] = "wire"
+    """Our own HTTP/2, or grpcio's: the same services on both."""
     drain_s: float = 20.0
     """How long open exchanges may go on after SIGTERM."""
 
@@ -69,7 +73,7 @@ def run(options: ServeOptions) -> int:
     for warning in settings.warnings:
         _log.warning("%s", warning)
     try:
-        uvloop.run(Gateway(settings, options.drain_s).run())
+        uvloop.run(Gateway(settings, options).run())
     except OSError as error:
         _log.error("can't listen: %s", error)
         return 1
@@ -79,12 +83,12 @@ def run(options: ServeOptions) -> int:
 class Gateway:
     """One sidecar process: everything between Envoy's streams and the counters."""
 
-    def __init__(self, settings: Settings, drain_s: float) -> None:
-        self._drain_s = drain_s
+    def __init__(self, settings: Settings, options: ServeOptions) -> None:
+        self._options = options
+        self._serving = False
         self._clock = SystemClock()
         self._background = Background()
         self._counters = Counters()
-        self._health = Health(serving=False)
         self._reloader = Reloader(settings, self._use)
         self._link, self._ledger = _ledger(settings, self._clock)
         self._nodes = node_names(settings)
@@ -102,7 +106,9 @@ class Gateway:
             start=self._background.start,
         )
         self._settler = Settler(self._ledger, gauges, self._desk.outputs, self._counters)
-        self._server = H2Server(methods(self._desk, self._health, self._access_logs))
+        ext_proc, access_log = ExtProcService(self._desk), AccessLogService(self._access_logs)
+        self._health = HealthService(ext_proc.name, access_log.name)
+        self._server = _TRANSPORTS[options.transport]((ext_proc, access_log, self._health), max_body_bytes=view.body_limit)
         self._admin = AdminServer(self._status, self._unready)
 
     async def run(self) -> None:
@@ -129,8 +135,9 @@ class Gateway:
                 "redis %s: %s; limits follow `on_error: %s`", settings.store.address, self._link.state.reason, settings.store.on_error
             )
         await self._ledger.start()
-        for address in (*settings.gateway.worker_addresses, settings.gateway.access_log.address):
-            _log.info("listening on %s", await self._server.listen(_listen_text(address)))
+        addresses = [_listen_text(at) for at in (*settings.gateway.worker_addresses, settings.gateway.access_log.address)]
+        await self._server.start(*addresses)
+        _log.info("listening on %s", ", ".join(addresses))
         admin = settings.gateway.admin.address
         await self._admin.start(admin.host, admin.port)
         self._background.every(_LOOK_S, "looking at the configuration", self._reloader.look)
@@ -138,12 +145,12 @@ class Gateway:
         self._background.every(self._desk.lease_ms / 3000, "renewing leases", self._renew)
         gc.collect()
         gc.freeze()  # what lives as long as the process is not looked at again by the collector
-        self._health.set(serving=True)
+        self._switch(serving=True)
         _log.info("serving configuration %s", settings.fingerprint)
 
     async def _stop(self) -> None:
-        self._health.set(serving=False)
-        await self._server.stop(self._drain_s)
+        self._switch(serving=False)
+        await self._server.stop(self._options.drain_s)
         await self._background.quiet(_LAST_WORDS_S)
         await self._settler.retry()
         await self._background.close()
@@ -151,6 +158,10 @@ class Gateway:
         await self._ledger.close()
         await self._link.close()
         _log.info("stopped")
+
+    def _switch(self, *, serving: bool) -> None:
+        self._serving = serving
+        self._health.switch(serving=serving)
 
     def _use(self, settings: Settings) -> None:
         self._nodes = node_names(settings)
@@ -178,7 +189,7 @@ class Gateway:
 
     def _unready(self) -> list[str]:
         reasons = []
-        if not self._health.serving:
+        if not self._serving:
             reasons.append("starting or stopping")
         if not self._link.state.up and OnError(self._reloader.settings.store.on_error) is OnError.CLOSED:
             reasons.append(f"redis is not reachable: {self._link.state.reason}")
