@@ -17,6 +17,8 @@ from din_extproc.control.listener import listener
 from din_extproc.control.packing import envoy_address, extension
 from din_extproc.control.topology import Topology
 
+_NOTE = "# Rendered by `din-extproc render envoy`: change the gateway's configuration, not this file.\n"
+
 
 def bootstrap(topology: Topology) -> Bootstrap:
     """Envoy's bootstrap message."""
@@ -45,7 +47,7 @@ def as_json(topology: Topology) -> str:
 
 def as_yaml(topology: Topology) -> str:
     """The bootstrap as YAML text; texts of several lines stand as blocks."""
-    return yaml.dump(as_dict(topology), Dumper=_BlockDumper, sort_keys=False, width=140, allow_unicode=True)
+    return _NOTE + yaml.dump(as_dict(topology), Dumper=_BlockDumper, sort_keys=False, width=140, allow_unicode=True)
 
 
 class _BlockDumper(yaml.SafeDumper):

@@ -1,0 +1,79 @@
+"""What Envoy is told, to the last field. `make golden` rewrites the expectations."""
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from din_extproc.control import bootstrap
+from din_extproc.control.topology import Topology, parse_address
+from din_extproc.domain.node import Endpoint, Node, Pool
+from din_extproc.edge.envoy_binary import complaint, find_envoy
+from din_extproc.settings.load import load
+from din_extproc.settings.problems import Rejected
+
+HERE = Path(__file__).parent / "envoy"
+SHIPPED = Path(__file__).parent.parent.parent / "envoy"
+REWRITE = os.environ.get("DIN_REWRITE_GOLDENS") == "1"
+
+
+def node(name: str, address: str, version: str) -> Node:
+    return Node(
+        id=name,
+        endpoint=Endpoint.parse(address),
+        model="big",
+        version=version,
+        dtype="bf16",
+        compute_capability="9.0",
+        tp_world_size=2,
+        max_seq_len=32_768,
+        max_concurrency=64,
+    )
+
+
+def everything() -> Topology:
+    """Every branch of the renderer: two workers, a named host, IPv6, an engine with its own health path, CORS, fail-open."""
+    nodes = (node("gpu-1", "10.0.0.1:8000", "2025.3.1"), node("gpu-2", "[fd00::10]:8000", "2025.3.2"))
+    return Topology(
+        ext_proc=(parse_address("unix:/run/din/ext_proc.sock.0"), parse_address("/run/din/ext_proc.sock.1")),
+        access_log=parse_address("sidecar.internal:50052"),
+        pools=(Pool("big", "big", "big", "vllm", "round_robin", nodes), Pool("other", "small", "small", "ollama", "round_robin", ())),
+        usage_lua="function envoy_on_response(handle)\n  handle:headers()\nend\n",
+        cors_origins=("https://app.example", "https://*.team.example", "*"),
+        fail_open_pool="big",
+    )
+
+
+def shipped() -> Topology:
+    """The configuration that the repository shows as its example."""
+    settings = load(SHIPPED / "din.yaml", {})
+    assert not isinstance(settings, Rejected), settings
+    return settings.topology((SHIPPED / "lua" / "usage.lua").read_text())
+
+
+def smallest() -> Topology:
+    return Topology(ext_proc=(parse_address("127.0.0.1:50051"),), access_log=parse_address("127.0.0.1:50052"), health_check=None)
+
+
+@pytest.mark.parametrize(
+    ("topology", "golden"),
+    [(everything, HERE / "everything.yaml"), (smallest, HERE / "smallest.yaml"), (shipped, SHIPPED / "gateway.yaml")],
+    ids=["everything", "smallest", "shipped"],
+)
+def test_a_topology_renders_to_its_golden_file_and_envoy_accepts_it(topology, golden):
+    rendered = bootstrap.as_yaml(topology())
+    if REWRITE:
+        golden.write_text(rendered)
+    assert rendered == golden.read_text()
+    binary = find_envoy()
+    assert binary is not None
+    assert complaint(rendered, binary) is None
+
+
+def test_json_and_yaml_say_the_same():
+    assert (
+        yaml.safe_load(bootstrap.as_yaml(everything()))
+        == yaml.safe_load(bootstrap.as_json(everything()))
+        == bootstrap.as_dict(everything())
+    )
