@@ -11,8 +11,12 @@ from msgspec import Struct
 
 SCRIPT = Path(__file__).parent.parent / "envoy" / "lua" / "usage.lua"
 _HANDLE = Path(__file__).parent / "envoy_handle.lua"
-SSE = {"content-type": "text/event-stream; charset=utf-8"}
-JSON = {"content-type": "application/json"}
+SSE = {":status": "200", "content-type": "text/event-stream; charset=utf-8"}
+JSON = {":status": "200", "content-type": "application/json"}
+TRUNCATED = (
+    b'data: {"error":{"message":"The node ended the stream before the answer was complete.",'
+    b'"type":"server_error","param":null,"code":"upstream_truncated"}}\n\n'
+)
 
 
 class Played(Struct, frozen=True):
@@ -66,9 +70,10 @@ class UsageFilter:
 
 
 def capture(path: Path) -> tuple[dict[str, str], bytes]:
-    """A recorded answer's headers (names in lower case) and body."""
+    """A recorded answer's headers (`:status` and names in lower case) and body."""
     head, _, body = path.read_bytes().partition(b"\r\n\r\n")
     if not body:
         head, _, body = path.read_bytes().partition(b"\n\n")
-    lines = head.decode().splitlines()[1:]
-    return {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}, body
+    status, *lines = head.decode().splitlines()
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return {":status": status.split()[1], **headers}, body

@@ -1,9 +1,10 @@
 --[[
 usage.lua: count what a node answers, inside Envoy, while the answer streams past.
 
-Rule: the client's bytes are the node's bytes. Only two events are touched: the usage-only event that the client did not
-ask for is taken out, and an in-band error that is a bare string gets the shape that clients can read. An event is passed
-on when it is whole; an error in here ends the counting, never the stream.
+Rule: the client's bytes are the node's bytes, with three exceptions: the usage-only event that the client did not ask for
+is taken out, an in-band error that is a bare string gets the shape that clients can read, and a stream that ends without end
+mark and finish reason is closed with an error event (`upstream_truncated`), because it would look complete. An event is
+passed on when it is whole; a fault in here ends the counting, never the stream.
 
 IN    dynamic metadata, namespace `din`, set by ext_proc before the answer begins
         request_id     without it (or with `refusal`) nothing is looked at: the answer is not a node's
@@ -35,6 +36,9 @@ local MAX_EVENT = 1048576 -- bytes of one event that are held back at most
 local MAX_USAGE = 16384 -- bytes of a usage object in a JSON body
 local HEAD = 1024 -- bytes of a JSON body in which an error is looked for
 local CR, LF, SPACE, QUOTE, COLON, BRACKET, BACKSLASH, BRACE = 13, 10, 32, 34, 58, 91, 92, 123
+
+local ERROR = '{"error":{"message":%s,"type":"server_error","param":null,"code":"%s"}}'
+local TRUNCATED = "data: " .. string.format(ERROR, '"The node ended the stream before the answer was complete."', "upstream_truncated") .. "\n\n"
 
 -- Keys whose string values are output of the model.
 local CHANNELS = {
@@ -300,7 +304,7 @@ local function read(state, event)
   if seen.error then
     state.error, state.urgent = state.error or error_code(text, seen.error), true
     if single and seen.message then
-      return 'data: {"error":{"message":' .. seen.message .. ',"type":"server_error","param":null,"code":"upstream_error"}}'
+      return "data: " .. string.format(ERROR, seen.message, "upstream_error")
     end
     return nil
   end
@@ -380,13 +384,18 @@ local function feed_events(state, bytes)
   return sub(text, start, position - 1)
 end
 
--- What is left when the stream ends is no event by the grammar, but engines forget the last blank line.
+-- What is left when the stream ends is no event by the grammar, but engines forget the last blank line. Returns what the
+-- client still has to get: the same, unless the answer is cut off.
 local function end_events(state)
   local rest, bad = state.carry, state.bad_events
   if rest ~= "" and not state.overlong then
     read(state, (gsub(rest, "[\r\n]+$", "")))
     state.bad_events = bad
   end
+  if state.good and not (state.done or state.finish_reason or state.error or state.overlong) then
+    return TRUNCATED
+  end
+  return rest
 end
 
 -- Read the next bytes of a JSON body: look for usage wherever it stands, keep what may be its beginning.
@@ -394,7 +403,7 @@ local function feed_json(state, bytes)
   if #state.head < HEAD then
     state.head = state.head .. sub(bytes, 1, HEAD - #state.head)
   end
-  local text = state.tail .. bytes
+  local text = state.tail ~= "" and state.tail .. bytes or bytes
   local at = find(text, '"usage"', 1, true)
   while at do
     local object = match(text, '^"usage"%s*:%s*(%b{})', at)
@@ -407,7 +416,7 @@ local function feed_json(state, bytes)
     end
     at = find(text, '"usage"', at + 7, true)
   end
-  state.tail = sub(text, -6)
+  state.tail = match(sub(text, -6), '"[^"]*$') or ""
   return bytes
 end
 
@@ -417,6 +426,7 @@ local function end_json(state)
   if find(head, '^%s*{%s*"error"%s*:%s*{%s*"') or find(head, '^%s*{%s*"error"%s*:%s*"[^"]') or find(head, '^%s*{%s*"object"%s*:%s*"error"') then
     state.error = error_code(head, 1)
   end
+  return ""
 end
 
 local function open_state(handle, content_type, strip)
@@ -443,9 +453,11 @@ local function step(state, bytes)
   return out
 end
 
+-- Read what is left, and write all that was counted. Returns the last bytes for the client.
 local function close(state)
-  state.finish(state)
+  local rest = state.finish(state)
   write(state)
+  return rest
 end
 
 function envoy_on_response(handle)
@@ -465,6 +477,7 @@ function envoy_on_response(handle)
   end
   if state.feed == feed_events then
     headers:remove("content-length") -- events may be taken out
+    state.good = headers:get(":status") == "200"
   end
   local last = nil
   for chunk in handle:bodyChunks() do
@@ -486,11 +499,12 @@ function envoy_on_response(handle)
       end
     end
   end
-  if state.carry ~= "" and last then -- the last chunk can still be changed, unless trailers ended the stream
-    pcall(function() last:setBytes(last:getBytes(0, last:length()) .. state.carry) end)
-  end
-  local fine, message = pcall(close, state)
+  local fine, rest = pcall(close, state)
   if not fine then
-    handle:logErr("usage.lua lost the last counts: " .. tostring(message))
+    handle:logErr("usage.lua lost the last counts: " .. tostring(rest))
+    rest = state.carry
+  end
+  if rest ~= "" and last then -- the last chunk can still be changed, unless trailers ended the stream
+    pcall(function() last:setBytes(last:getBytes(0, last:length()) .. rest) end)
   end
 end

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests import sse
-from tests.lua_filter import JSON, SSE, Played, UsageFilter, capture
+from tests.lua_filter import JSON, SSE, TRUNCATED, Played, UsageFilter, capture
 
 CAPTURES = Path(__file__).parents[2] / "captures"
 ALL = sorted(CAPTURES.rglob("*.txt"))
@@ -373,7 +373,7 @@ def test_only_a_nodes_readable_answer_is_looked_at(
     usage: UsageFilter, headers: dict[str, str], metadata: dict[str, Any], facts: dict[str, Any]
 ) -> None:
     body = delta(content="x")
-    played = usage.play([body], headers=headers, metadata=metadata)
+    played = usage.play([body], headers=headers, metadata=metadata, ending="cut")
     assert (played.out, played.facts) == (body, facts)
 
 
@@ -381,15 +381,33 @@ def test_only_a_nodes_readable_answer_is_looked_at(
 def test_an_answer_without_a_body_leaves_no_count(usage: UsageFilter, headers: dict[str, str]) -> None:
     for ending in ("empty", "trailers", "cut"):
         played = usage.play([], headers=headers, ending=ending)
-        assert (played.out, played.log, played.facts.get("deltas", 0)) == (b"", "", 0)
+        shown = TRUNCATED if headers is SSE and ending == "empty" else b""
+        assert (played.out, played.log, played.facts.get("deltas", 0)) == (shown, "", 0)
 
 
 @pytest.mark.parametrize("ending", ["data", "empty"])
-def test_the_rest_of_a_stream_that_ends_inside_an_event_reaches_the_client(usage: UsageFilter, ending: str) -> None:
-    chunks = [delta(content="x"), b'data: {"choices":[{"del', b'ta":{"con']
-    played = usage.play(chunks, strip=True, ending=ending)
-    assert played.out == b"".join(chunks)
+@pytest.mark.parametrize("rest", [[], [b'data: {"choices":[{"del', b'ta":{"con'], [b"data: x\n"]])
+def test_b48_a_stream_that_stops_half_way_does_not_look_complete(usage: UsageFilter, ending: str, rest: list[bytes]) -> None:
+    played = usage.play([delta(content="x"), *rest], ending=ending)
+    assert played.out == delta(content="x") + TRUNCATED
     assert counted(played) == {"deltas": 1}
+    assert usage.first_bad_split(delta(content="x") + b"".join(rest)) == 0
+
+
+@pytest.mark.parametrize("ending", ["trailers", "cut"])
+def test_what_is_held_back_of_a_broken_stream_is_no_event(usage: UsageFilter, ending: str) -> None:
+    played = usage.play([delta(content="x"), b'data: {"choices":[{"del'], ending=ending)
+    assert (played.out, played.log, played.facts["deltas"]) == (delta(content="x"), "", 1)
+
+
+@pytest.mark.parametrize("end", [event({"choices": [{"delta": {}, "finish_reason": "stop"}]}), DONE, event({"error": {"type": "t"}})])
+def test_a_complete_or_failed_stream_gets_no_second_end(usage: UsageFilter, end: bytes) -> None:
+    for rest in (b"", b": bye\n"):
+        assert usage.play([delta(content="x"), end, rest]).out == delta(content="x") + end + rest
+
+
+def test_an_error_status_is_left_as_it_is(usage: UsageFilter) -> None:
+    assert usage.play([delta(content="x")], headers={**SSE, ":status": "500"}).out == delta(content="x")
 
 
 def test_an_end_mark_without_its_blank_line_still_counts(usage: UsageFilter) -> None:
