@@ -32,7 +32,7 @@ class Counter:
     def now_ms(self, value: int) -> None:
         self._now_ms = value
         if isinstance(self.ledger, RedisLedger):
-            self.ledger.now = value
+            self.ledger.read_clock(value)
 
     async def ask(
         self, *limits: Limits, tokens: int = 1, tenant: str = "finance", request_id: str = "", lease_ms: int = 30_000

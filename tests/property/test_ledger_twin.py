@@ -59,7 +59,7 @@ class Both:
 
     def wait(self, ms: int) -> None:
         self.now_ms += ms
-        self.redis.now = self.now_ms
+        self.redis.read_clock(self.now_ms)
 
     async def reserve(self, *parts) -> Granted | Denied:
         asked = claim(*parts)

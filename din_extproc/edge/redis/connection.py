@@ -4,6 +4,7 @@ Rule: the oldest unanswered command decides: once it is overdue the connection i
 """
 
 import asyncio
+import hashlib
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
@@ -19,6 +20,39 @@ _GRACE_S: Final = 0.001
 Argument = bytes | str | int
 
 
+class Script:
+    """A Lua script by its source, and how to call it: number of keys, keys, arguments follow."""
+
+    def __init__(self, source: bytes) -> None:
+        self.source = source
+        self._sha = bulk(hashlib.sha1(source, usedforsecurity=False).hexdigest().encode())
+
+    def evalsha(self, count: int, tail: bytes) -> bytes:
+        """The call by digest; `tail` holds `count` bulk strings."""
+        return b"*%d\r\n$7\r\nEVALSHA\r\n%b%b" % (count + 2, self._sha, tail)
+
+    def eval(self, count: int, tail: bytes) -> bytes:
+        """The call that brings the source along."""
+        return b"*%d\r\n$4\r\nEVAL\r\n%b%b" % (count + 2, bulk(self.source), tail)
+
+
+def bulk(text: bytes) -> bytes:
+    """One argument as Redis reads it."""
+    return b"$%d\r\n%b\r\n" % (len(text), text)
+
+
+def bulks(*arguments: Argument) -> tuple[int, bytes]:
+    """How many arguments, and all of them as Redis reads them."""
+    packed = pack(arguments)
+    return len(arguments), packed[packed.index(b"\n") + 1 :]
+
+
+def pack(command: tuple[Argument, ...]) -> bytes:
+    """A whole command as Redis reads it."""
+    packed: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]  # its stub asks for a tuple of one
+    return packed
+
+
 class Unanswered(LimitsUnavailable):
     """The command was sent and no answer came: it may have been counted, or not."""
 
@@ -30,10 +64,9 @@ class Rejected(LimitsUnavailable):
 class Run(Struct, frozen=True, gc=False):
     """How to ask again: a script's call, and how often it was asked already."""
 
-    source: bytes
-    sha: bytes
-    tail: tuple[Argument, ...]
-    """Number of keys, keys, arguments."""
+    script: "Script"
+    count: int
+    tail: bytes
     attempt: int = 0
 
 
@@ -79,13 +112,13 @@ class Connection(asyncio.Protocol):
         """Whoever waits for the last answer on its way."""
         return self._pending[-1][0] if self._pending else None
 
-    def send(self, command: tuple[Argument, ...], future: asyncio.Future[Any], deadline: float, run: Run | None = None) -> None:
+    def send(self, command: bytes, future: asyncio.Future[Any], deadline: float, run: Run | None = None) -> None:
         """Ask; the answer settles the future, be it that nobody waits for it any more."""
         if not self._out:
             self._loop.call_soon(self._flush)
             if self._timer is None or deadline < self._due:
                 self._look_again(deadline)
-        self._out.append(hiredis.pack_command(command))  # type: ignore[arg-type]  # its stub asks for a tuple of one
+        self._out.append(command)
         self._pending.append((future, deadline, run))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from din_extproc.admit.ledger import Claim, Denied, Granted, LimitsUnavailable, Standing
 from din_extproc.admit.local import LocalLedger, share
-from din_extproc.edge.redis.connection import Rejected, Unanswered
+from din_extproc.edge.redis.connection import Rejected, Unanswered, bulks
 from din_extproc.edge.redis.ledger import RedisLedger, Runner, load
 
 _log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class GuardedLedger:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
         with contextlib.suppress(LimitsUnavailable):
-            await self._runner.run(PRESENCE, 1, _REPLICAS_KEY, self._replica, 0)
+            await self._runner.run(PRESENCE, *bulks(1, _REPLICAS_KEY, self._replica, 0))
 
     async def reserve(self, claim: Claim) -> Granted | Denied:
         """Check every budget, then charge every budget: in Redis, or as the policy has it.
@@ -155,7 +155,7 @@ class GuardedLedger:
 
     async def _beat(self) -> None:
         """Say that this replica lives, and learn how many do."""
-        replicas = await self._runner.run(PRESENCE, 1, _REPLICAS_KEY, self._replica, _PRESENT_MS)
+        replicas = await self._runner.run(PRESENCE, *bulks(1, _REPLICAS_KEY, self._replica, _PRESENT_MS))
         if replicas != self.state.replicas:
             before = self.state
             self.state = GuardState(shared=before.shared, since=before.since, reason=before.reason, replicas=max(1, replicas))

@@ -4,6 +4,7 @@ Rule: every key of a tenant lives under one hash tag that no tenant name can for
 """
 
 import asyncio
+import contextlib
 import hashlib
 from functools import lru_cache
 from importlib.resources import files
@@ -15,8 +16,7 @@ from msgspec import Struct
 
 from din_extproc.admit.ledger import Claim, Denied, Granted, LimitsUnavailable, Standing
 from din_extproc.domain.tenant import Budget
-from din_extproc.edge.redis.connection import Argument
-from din_extproc.edge.redis.link import Script
+from din_extproc.edge.redis.connection import Argument, Script, bulk, bulks
 
 
 def load(name: str) -> Script:
@@ -43,27 +43,34 @@ class Runner(Protocol):
     def call(self, *command: Argument) -> asyncio.Future[Any]:
         """Ask for one command's answer."""
 
-    def run(self, script: Script, *tail: Argument) -> asyncio.Future[Any]:
-        """Run a script: number of keys, keys, arguments."""
+    def run(self, script: Script, count: int, tail: bytes) -> asyncio.Future[Any]:
+        """Run a script: `count` bulk strings (number of keys, keys, arguments)."""
 
 
 class _Keys(Struct, frozen=True):
-    """Where one request's budgets are counted."""
+    """Where one request's budgets are counted, as bulk strings."""
 
-    counters: tuple[str, ...]
-    leases: tuple[str, ...]
+    budgets: int
+    one_each: bytes
+    """The number of keys: the record's and one per budget."""
+    counters: bytes
+    leases: bytes
+
+    def call(self, each: bytes, record: bytes, *arguments: bytes) -> tuple[int, bytes]:
+        """A script's call over the record and one key per budget: how many bulk strings, and they."""
+        return self.budgets + 2 + len(arguments), b"".join((self.one_each, record, each, *arguments))
 
 
 class _Plan(Struct, frozen=True):
     """What is the same for all requests of one tenant with the same budgets."""
 
-    record: str
-    """The record's key, but for the request id."""
     keys: _Keys
-    key_count: int
-    """Of the reservation: record, counters, leases."""
-    limits: tuple[Argument, ...]
-    """Per budget: scope, rpm, tpm, max_streams."""
+    count: int
+    """Arguments of the reservation."""
+    start: bytes
+    """Its number of keys."""
+    middle: bytes
+    """Between the record's key and the request's own arguments: counters, leases; per budget scope, rpm, tpm, max_streams."""
     budgets: tuple[Budget, ...]
 
 
@@ -89,24 +96,39 @@ def tag(tenant: str) -> str:
     return "{h=" + hashlib.sha256(plain.encode()).hexdigest() + "}"
 
 
-@lru_cache(maxsize=262_144)
 def _prefix(tenant: str) -> str:
     return f"din:{tag(tenant)}:"
 
 
+@lru_cache(maxsize=65_536)
+def _record_prefix(tenant: str) -> bytes:
+    return f"{_prefix(tenant)}request:".encode()
+
+
 def _keys(tenant: str, scopes: tuple[str, ...]) -> _Keys:
     prefix = _prefix(tenant)
-    return _Keys(tuple(f"{prefix}count:{scope}" for scope in scopes), tuple(f"{prefix}lease:{scope}" for scope in scopes))
+    return _Keys(
+        budgets=len(scopes),
+        one_each=bulk(b"%d" % (len(scopes) + 1)),
+        counters=bulks(*(f"{prefix}count:{scope}" for scope in scopes))[1],
+        leases=bulks(*(f"{prefix}lease:{scope}" for scope in scopes))[1],
+    )
 
 
 @lru_cache(maxsize=65_536)
 def _plan(tenant: str, budgets: tuple[Budget, ...]) -> _Plan:
     limited = tuple(b for b in budgets if (b.limits.rpm, b.limits.tpm, b.limits.max_streams) != (None, None, None))
+    keys = _keys(tenant, tuple(budget.scope for budget in limited))
     limits: list[Argument] = []
     for budget in limited:
         limits += (budget.scope, budget.limits.rpm or 0, budget.limits.tpm or 0, budget.limits.max_streams or 0)
-    keys = _keys(tenant, tuple(budget.scope for budget in limited))
-    return _Plan(f"{_prefix(tenant)}request:", keys, 2 * len(limited) + 1, tuple(limits), limited)
+    return _Plan(
+        keys=keys,
+        count=6 + 6 * len(limited),
+        start=bulk(b"%d" % (2 * len(limited) + 1)),
+        middle=keys.counters + keys.leases + bulks(*limits)[1],
+        budgets=limited,
+    )
 
 
 class RedisLedger:
@@ -119,98 +141,83 @@ class RedisLedger:
 
     def __init__(self, runner: Runner, now: Argument = "") -> None:
         self._runner = runner
-        self.now = now
-        self._keys: dict[str, _Keys] = {}
+        self._keys: dict[bytes, _Keys] = {}
         """Of the latest requests, by record key."""
+        self.read_clock(now)
+
+    def read_clock(self, now: Argument) -> None:
+        """For tests only: from here on it is `now`, in ms."""
+        self._now = bulks(now)[1]
 
     async def reserve(self, claim: Claim) -> Granted | Denied:
         """Check every budget, then charge every budget. Given up before the answer came: what it took is given back."""
         plan = _plan(claim.tenant, claim.budgets)
         if not plan.budgets:
             return _UNLIMITED
-        record = plan.record + claim.request_id
-        keys = plan.keys
-        future = self._runner.run(
-            ADMIT,
-            plan.key_count,
-            record,
-            *keys.counters,
-            *keys.leases,
-            self.now,
-            claim.request_id,
-            claim.tokens,
-            claim.lease_ms,
-            *plan.limits,
-        )
+        record, request_id = _record_key(claim.tenant, claim.request_id)
+        numbers = b"$%d\r\n%d\r\n$%d\r\n%d\r\n" % (len(str(claim.tokens)), claim.tokens, len(str(claim.lease_ms)), claim.lease_ms)
+        future = self._runner.run(ADMIT, plan.count, b"".join((plan.start, record, plan.middle, self._now, request_id, numbers)))
         try:
             reply = await future
         except LimitsUnavailable:
             raise
         except BaseException:
             future.cancel()
-            self._undo(record, keys, claim.request_id)
+            self._undo(plan.keys, record, request_id)
             raise
         if reply[0] != 1:
             return Denied(plan.budgets[reply[1] - 1].scope, _DIMENSIONS[reply[2]], reply[3], reply[4], _standing(reply))
         if not reply[1]:
-            self._remember(record, keys)
+            self._remember(record, plan.keys)
         return Granted(_standing(reply))
 
     async def renew(self, tenant: str, request_id: str, lease_ms: int) -> None:
         """Keep the slots of a request that still runs."""
-        record = f"{_prefix(tenant)}request:{request_id}"
+        record, name = _record_key(tenant, request_id)
         keys = await self._known(tenant, record)
         if keys is not None:
-            await self._run(RENEW, len(keys.leases) + 1, record, *keys.leases, self.now, request_id, lease_ms)
+            await self._runner.run(RENEW, *keys.call(keys.leases, record, self._now, name, bulk(b"%d" % lease_ms)))
 
     async def release(self, tenant: str, request_id: str) -> None:
         """Give the slots back: the request has ended."""
-        record = f"{_prefix(tenant)}request:{request_id}"
+        record, name = _record_key(tenant, request_id)
         keys = await self._known(tenant, record)
         if keys is not None:
-            await self._run(RELEASE, len(keys.leases) + 1, record, *keys.leases, self.now, request_id)
+            await self._runner.run(RELEASE, *keys.call(keys.leases, record, self._now, name))
 
     async def settle(self, tenant: str, request_id: str, tokens: int) -> bool:
         """Replace the reserved tokens by the actual ones, both ways, once. False: unknown, expired or already settled."""
-        record = f"{_prefix(tenant)}request:{request_id}"
+        record, _ = _record_key(tenant, request_id)
         keys = await self._known(tenant, record)
         if keys is None:
             return False
         self._keys.pop(record, None)
-        return bool(await self._run(SETTLE, len(keys.counters) + 1, record, *keys.counters, self.now, tokens))
+        return bool(await self._runner.run(SETTLE, *keys.call(keys.counters, record, self._now, bulk(b"%d" % tokens))))
 
-    async def _run(self, script: Script, *tail: Argument) -> Any:
-        future = self._runner.run(script, *tail)
-        try:
-            return await future
-        finally:
-            future.cancel()
-
-    async def _known(self, tenant: str, record: str) -> _Keys | None:
+    async def _known(self, tenant: str, record: bytes) -> _Keys | None:
         """The request's keys: remembered, or looked up in its record."""
         keys = self._keys.get(record)
         if keys is not None:
             return keys
-        future = self._runner.call("GET", record)
-        try:
-            found = await future
-        finally:
-            future.cancel()
+        found = await self._runner.call("GET", record[record.index(b"\n") + 1 : -2])
         return _keys(tenant, _RECORD.decode(found).scopes) if found else None
 
-    def _remember(self, record: str, keys: _Keys) -> None:
+    def _remember(self, record: bytes, keys: _Keys) -> None:
         if len(self._keys) >= _REMEMBERED:
             del self._keys[next(iter(self._keys))]
         self._keys[record] = keys
 
-    def _undo(self, record: str, keys: _Keys, request_id: str) -> None:
+    def _undo(self, keys: _Keys, record: bytes, request_id: bytes) -> None:
         """Nobody waits for the verdict any more: give back what it may take. Sent after it on the same connection."""
-        for script, some, argument in ((RELEASE, keys.leases, request_id), (SETTLE, keys.counters, 0)):
-            try:
-                future = self._runner.run(script, len(some) + 1, record, *some, self.now, argument)
-            except LimitsUnavailable:
-                return
-            future.add_done_callback(_forget)
+        with contextlib.suppress(LimitsUnavailable):
+            self._runner.run(RELEASE, *keys.call(keys.leases, record, self._now, request_id)).add_done_callback(_forget)
+            self._runner.run(SETTLE, *keys.call(keys.counters, record, self._now, bulk(b"0"))).add_done_callback(_forget)
+
+
+def _record_key(tenant: str, request_id: str) -> tuple[bytes, bytes]:
+    """The key of the request's record, and the request's id, as bulk strings."""
+    name = request_id.encode()
+    return bulk(_record_prefix(tenant) + name), bulk(name)
 
 
 def _forget(future: asyncio.Future[Any]) -> None:

@@ -5,7 +5,6 @@ Rule: a caller never waits for a connection. While there is none, every call fai
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import random
 import time
@@ -16,7 +15,7 @@ from msgspec import Struct
 
 from din_extproc.admit.ledger import LimitsUnavailable
 from din_extproc.edge.redis.address import Address
-from din_extproc.edge.redis.connection import Argument, Connection, Rejected, Run, Sent
+from din_extproc.edge.redis.connection import Argument, Connection, Rejected, Run, Script, Sent, pack
 
 _log = logging.getLogger(__name__)
 
@@ -30,14 +29,6 @@ _MOVED_ON: Final = ("READONLY", "MASTERDOWN", "LOADING", "UNBLOCKED", "NOREPLICA
 Locate = Callable[[], Awaitable[Address]]
 Redirect = Callable[[str, asyncio.Future[Any], float, Run], bool]
 """Told of an error, who waits, until when and how to ask again; True: taken care of."""
-
-
-class Script:
-    """A Lua script by its source."""
-
-    def __init__(self, source: bytes) -> None:
-        self.source = source
-        self.sha = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
 
 
 class LinkState(Struct, frozen=True):
@@ -81,7 +72,7 @@ class Link:
         self._on_change = on_change
         self._loop: asyncio.AbstractEventLoop
         self._connection: Connection | None = None
-        self._reloading: set[bytes] = set()
+        self._reloading: set[Script] = set()
         self._lost = asyncio.Event()
         self._up = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -117,15 +108,18 @@ class Link:
         """
         connection = self._usable()
         future: asyncio.Future[Any] = self._loop.create_future()
-        connection.send(command, future, self._loop.time() + self._timeout_s)
+        connection.send(pack(command), future, self._loop.time() + self._timeout_s)
         return future
 
-    def run(self, script: Script, *tail: Argument) -> asyncio.Future[Any]:
-        """Run a script: number of keys, keys, arguments. A server that forgot the script is told again. Errors as with `call`."""
+    def run(self, script: Script, count: int, tail: bytes) -> asyncio.Future[Any]:
+        """Run a script: `count` bulk strings (number of keys, keys, arguments). Errors as with `call`.
+
+        A server that forgot the script is told again, which the caller does not notice.
+        """
         connection = self._usable()
         future: asyncio.Future[Any] = self._loop.create_future()
         deadline = self._loop.time() + self._timeout_s
-        connection.send((b"EVALSHA", script.sha, *tail), future, deadline, Run(script.source, script.sha, tail))
+        connection.send(script.evalsha(count, tail), future, deadline, Run(script, count, tail))
         return future
 
     def resume(self, future: asyncio.Future[Any], deadline: float, run: Run, *, asking: bool) -> None:
@@ -136,8 +130,8 @@ class Link:
         """
         connection = self._usable()
         if asking:
-            connection.send((b"ASKING",), self._unwatched(), deadline)
-        connection.send((b"EVALSHA", run.sha, *run.tail), future, deadline, run)
+            connection.send(pack(("ASKING",)), self._unwatched(), deadline)
+        connection.send(run.script.evalsha(run.count, run.tail), future, deadline, run)
 
     def _usable(self) -> Connection:
         connection = self._connection
@@ -157,7 +151,7 @@ class Link:
         future, deadline, run = sent
         kind = error.partition(" ")[0]
         if run is not None and run.attempt < _ATTEMPTS:
-            again = Run(run.source, run.sha, run.tail, run.attempt + 1)
+            again = Run(run.script, run.count, run.tail, run.attempt + 1)
             if kind == "NOSCRIPT":
                 self._reload(connection, future, deadline, again)
                 return
@@ -170,14 +164,14 @@ class Link:
     def _reload(self, connection: Connection, future: asyncio.Future[Any], deadline: float, run: Run) -> None:
         """Load the script once for all that wait for it, then ask again; if it is forgotten in between, send it along."""
         if run.attempt > 1:
-            connection.send((b"EVAL", run.source, *run.tail), future, deadline, run)
+            connection.send(run.script.eval(run.count, run.tail), future, deadline, run)
             return
-        if run.sha not in self._reloading:
-            self._reloading.add(run.sha)
+        if run.script not in self._reloading:
+            self._reloading.add(run.script)
             loaded = self._unwatched()
-            loaded.add_done_callback(lambda _: self._reloading.discard(run.sha))
-            connection.send((b"SCRIPT", b"LOAD", run.source), loaded, deadline)
-        connection.send((b"EVALSHA", run.sha, *run.tail), future, deadline, run)
+            loaded.add_done_callback(lambda _: self._reloading.discard(run.script))
+            connection.send(pack(("SCRIPT", "LOAD", run.script.source)), loaded, deadline)
+        connection.send(run.script.evalsha(run.count, run.tail), future, deadline, run)
 
     async def _stay_connected(self) -> None:
         pause_s = _FIRST_PAUSE_S
@@ -228,7 +222,7 @@ class Link:
         answers: list[asyncio.Future[Any]] = [self._loop.create_future() for _ in commands]
         deadline = self._loop.time() + _CONNECT_S
         for command, answer in zip(commands, answers, strict=True):
-            connection.send(command, answer, deadline)
+            connection.send(pack(command), answer, deadline)
         await asyncio.gather(*answers)
 
     def _disconnected(self, connection: Connection, reason: str) -> None:

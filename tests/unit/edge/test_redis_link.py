@@ -3,13 +3,12 @@
 import asyncio
 import logging
 
-import hiredis
 import pytest
 
 from din_extproc.admit.ledger import LimitsUnavailable
 from din_extproc.edge.redis import address
-from din_extproc.edge.redis.connection import Connection, Rejected, Unanswered
-from din_extproc.edge.redis.link import Link, Script
+from din_extproc.edge.redis.connection import Connection, Rejected, Script, Unanswered, bulks, pack
+from din_extproc.edge.redis.link import Link
 from tests.ledgers import linked
 from tests.servers import RedisServer, free_port
 
@@ -63,7 +62,9 @@ def test_a_wrong_url_is_refused_without_showing_its_password(url):
 
 async def test_answers_come_to_those_who_asked(server):
     async with linked(server.unix_url) as link:
-        answers = await asyncio.gather(*(link.call("ECHO", f"{n}") for n in range(500)), *(link.run(ECHO, 0, n) for n in range(500)))
+        answers = await asyncio.gather(
+            *(link.call("ECHO", f"{n}") for n in range(500)), *(link.run(ECHO, *bulks(0, n)) for n in range(500))
+        )
         assert answers == [f"{n}".encode() for n in [*range(500), *range(500)]]
 
 
@@ -82,9 +83,9 @@ async def test_what_is_asked_in_one_turn_of_the_loop_leaves_in_one_write():
     connection.connection_made(Wire())
     answers = [loop.create_future() for _ in range(3)]
     for answer in answers:
-        connection.send(("PING",), answer, loop.time() + 1)
+        connection.send(pack(("PING",)), answer, loop.time() + 1)
     await asyncio.sleep(0)
-    assert writes == [hiredis.pack_command(("PING",)) * 3]
+    assert writes == [b"*1\r\n$4\r\nPING\r\n" * 3]
     for byte in b"+PONG\r\n:1\r\n$2\r\nab\r\n":
         connection.data_received(bytes((byte,)))
     assert await asyncio.gather(*answers) == [b"PONG", 1, b"ab"]
@@ -139,7 +140,7 @@ async def test_without_a_server_every_call_fails_at_once_and_the_link_comes_up_l
             link.call("PING")
         server.start()
         await asyncio.wait_for(link._up.wait(), 10)
-        assert await link.run(ECHO, 0, "x") == b"x"
+        assert await link.run(ECHO, *bulks(0, "x")) == b"x"
     finally:
         await link.close()
         server.stop()
@@ -149,7 +150,7 @@ async def test_b64_a_forgotten_script_is_loaded_once_for_all_that_wait(server):
     async with linked(server.url) as link:
         script = Script(b"return {ARGV[1], 'told again'}")
         await link.call("CONFIG", "RESETSTAT")
-        answers = await asyncio.gather(*(link.run(script, 0, n) for n in range(200)))
+        answers = await asyncio.gather(*(link.run(script, *bulks(0, n)) for n in range(200)))
         assert [int(answer[0]) for answer in answers] == list(range(200))
         stats = (await link.call("INFO", "commandstats")).decode()
         assert "cmdstat_script|load:calls=1," in stats
@@ -162,7 +163,7 @@ async def test_b64_flushing_scripts_under_load_is_seen_by_nobody(server):
         await link.call("DEL", "n")
 
         async def ask(count):
-            return [await link.run(script, 1, "n") for _ in range(count)]
+            return [await link.run(script, *bulks(1, "n")) for _ in range(count)]
 
         async def flush():
             for _ in range(100):

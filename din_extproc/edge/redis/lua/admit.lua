@@ -3,11 +3,11 @@
 -- KEYS[1]              the request's record
 -- KEYS[2 .. n+1]       the budgets' counters, one string each
 -- KEYS[n+2 .. 2n+1]    the budgets' leases, one sorted set each
--- ARGV[1]              the time in ms, for tests only; '' means Redis TIME, the only clock in production
--- ARGV[2]              request id
--- ARGV[3]              tokens
--- ARGV[4]              lease in ms
--- ARGV[5 ..]           four per budget: scope, rpm, tpm, max_streams (0: not limited)
+-- ARGV[1 .. 4n]        four per budget: scope, rpm, tpm, max_streams (0: not limited)
+-- ARGV[4n+1]           the time in ms, for tests only; '' means Redis TIME, the only clock in production
+-- ARGV[4n+2]           request id
+-- ARGV[4n+3]           tokens
+-- ARGV[4n+4]           lease in ms
 -- RETURNS {1, again, 0, 0, 0, standing} granted (again 1: it was before, under whatever budgets; this is that answer),
 --         or {0, budget, dimension, limit, retry after ms, standing} denied.
 --         budget counts from 1; dimension is 1 rpm, 2 tpm, 3 max_streams, 4 oversize;
@@ -25,13 +25,13 @@ local SLOT = '\0\0\0'
 local EMPTY = string.rep(SLOT, SLOTS)
 local unpack_number, sub, rep = struct.unpack, string.sub, string.rep
 
-local now = tonumber(ARGV[1])
+local budgets = (#KEYS - 1) / 2
+local now = tonumber(ARGV[4 * budgets + 1])
 if not now then
   local time = redis.call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
-local tokens, lease = tonumber(ARGV[3]), tonumber(ARGV[4])
-local budgets = (#KEYS - 1) / 2
+local request, tokens, lease = ARGV[4 * budgets + 2], tonumber(ARGV[4 * budgets + 3]), tonumber(ARGV[4 * budgets + 4])
 local found = redis.call('MGET', unpack(KEYS, 1, budgets + 1))
 
 if found[1] then
@@ -67,7 +67,7 @@ local limit_requests, left_requests, reset_requests = -1, math.huge, -1
 local limit_tokens, left_tokens, reset_tokens = -1, math.huge, -1
 
 for i = 1, budgets do
-  local argument = 4 * i
+  local argument = 4 * i - 4
   local rpm, tpm, streams = tonumber(ARGV[argument + 2]), tonumber(ARGV[argument + 3]), tonumber(ARGV[argument + 4])
   local used, at, head, total, ring = 0, now, 0, 0, ''
   local value = found[i + 1]
@@ -158,10 +158,10 @@ for i = 1, budgets do
   if streams > 0 then
     local leases = KEYS[budgets + 1 + i]
     redis.call('ZREMRANGEBYSCORE', leases, '-inf', now)
-    redis.call('ZADD', leases, now + lease, ARGV[2])
+    redis.call('ZADD', leases, now + lease, request)
     if redis.call('PTTL', leases) < lease then redis.call('PEXPIRE', leases, lease) end
   end
-  charges[2 * i - 1], charges[2 * i], scopes[i] = tpm, streams, ARGV[4 * i + 1]
+  charges[2 * i - 1], charges[2 * i], scopes[i] = tpm, streams, ARGV[4 * i - 3]
 end
 local kept = math.max(KEEP, lease)
 redis.call('SET', KEYS[1], cmsgpack.pack({now + kept, tokens, 0, reply, charges, scopes}), 'PX', kept)
