@@ -36,6 +36,7 @@ local MAX_EVENT = 1048576 -- bytes of one event that are held back at most
 local MAX_USAGE = 16384 -- bytes of a usage object in a JSON body
 local HEAD = 1024 -- bytes of a JSON body in which an error is looked for
 local CR, LF, SPACE, QUOTE, COLON, BRACKET, BACKSLASH, BRACE = 13, 10, 32, 34, 58, 91, 92, 123
+local WHITE = { [9] = true, [10] = true, [13] = true, [32] = true } -- between the parts of a JSON text
 
 local ERROR = '{"error":{"message":%s,"type":"server_error","param":null,"code":"%s"}}'
 local TRUNCATED = "data: " .. string.format(ERROR, '"The node ended the stream before the answer was complete."', "upstream_truncated") .. "\n\n"
@@ -222,14 +223,14 @@ local function look(text)
       return nil
     end
     local value = stop + 1
-    while byte(text, value) == SPACE do
+    while WHITE[byte(text, value)] do
       value = value + 1
     end
     if byte(text, value) == COLON then
       local key = sub(text, at + 1, stop - 1)
       repeat
         value = value + 1
-      until byte(text, value) ~= SPACE
+      until not WHITE[byte(text, value)]
       local lead = byte(text, value)
       if lead == QUOTE then
         stop = closing_quote(text, value + 1)
@@ -378,10 +379,8 @@ local function feed_events(state, bytes)
     position, rest = #text + 1, ""
   end
   state.carry, state.cut_cr = rest, cut_cr
-  if out then
-    return out .. sub(text, start, position - 1)
-  end
-  return sub(text, start, position - 1)
+  local passed = sub(text, start, position - 1)
+  return out and out .. passed or passed
 end
 
 -- What is left when the stream ends is no event by the grammar, but engines forget the last blank line. Returns what the
@@ -410,7 +409,8 @@ local function feed_json(state, bytes)
     if object then
       take_usage(state, object)
       state.urgent = true
-    elseif #text - at < MAX_USAGE and (find(text, '^"usage"%s*$', at) or find(text, '^"usage"%s*:%s*$', at) or find(text, '^"usage"%s*:%s*{', at)) then
+    elseif #text - at < MAX_USAGE and not find(text, '^"usage"%s*[^%s:]', at) and not find(text, '^"usage"%s*:%s*[^%s{]', at) then
+      -- so far nothing speaks against an object that goes on in the next chunk
       state.tail = sub(text, at)
       return bytes
     end

@@ -122,6 +122,10 @@ def test_b32_usage_is_found_at_every_split_and_the_bytes_stay(usage: UsageFilter
             b'data: {\ndata: "choices":[{"delta":{"content":"a"}}]}\n\ndata: {"choices":[],\ndata: "usage":{"prompt_tokens":5,\n'
             b'data: "completion_tokens":7}}\n\ndata: [DONE]\n\n'
         ),
+        (
+            b'data: {"choices"\r\ndata: :[{"delta":{"content"\r\ndata: :\r\ndata: "a"}}]}\r\n\r\ndata: {"choices":[],"usage":\r\n'
+            b'data: {"prompt_tokens":5,"completion_tokens":\r\ndata: 7}}\r\n\r\ndata: [DONE]\r\n\r\n'
+        ),
         b'\xef\xbb\xbfdata: {"choices":[{"delta":{"content":"a"}}]}\n\n\n\ndata: ' + USAGE + b"\n\r\ndata: [DONE]\r\n\n",
         b'id: 1\ndata: {"choices":[{"delta":{"content":"a"}}]}\nretry: 5\n\n: c\ndata: ' + USAGE + b"\n\ndata: [DONE]\r\r\n",
     ],
