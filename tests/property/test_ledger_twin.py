@@ -13,7 +13,7 @@ from din_extproc.admit.budget import KEEP_MS, SLOTS, Counters
 from din_extproc.admit.ledger import Claim, Denied, Granted
 from din_extproc.admit.twin import Twin
 from din_extproc.domain.tenant import Budget, Limits
-from din_extproc.edge.redis.ledger import Record, RedisLedger
+from din_extproc.edge.redis.ledger import Charge, RedisLedger
 from din_extproc.edge.redis.link import Link
 from tests.ledgers import NOON_MS, linked
 from tests.servers import FLAVOURS
@@ -125,8 +125,9 @@ def decoded_leases(pairs: list[bytes]) -> dict[str, int]:
 
 
 def decoded_record(value: bytes) -> tuple:
-    record = msgspec.msgpack.decode(value, type=Record)
-    return record.expires_ms, record.tokens, record.state, record.charges
+    expires_ms, tokens, state = struct.unpack_from(">ddB", value)
+    note = msgspec.msgpack.decode(value[65:], type=tuple[Charge, ...])
+    return expires_ms, tokens, state, tuple(part for charge in note for part in (charge.tpm, charge.max_streams))
 
 
 DECODERS = {"count": decoded, "lease": decoded_leases, "request": decoded_record}

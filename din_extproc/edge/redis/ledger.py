@@ -47,45 +47,54 @@ class Runner(Protocol):
         """Run a script: `count` bulk strings (number of keys, keys, arguments)."""
 
 
-class _Keys(Struct, frozen=True):
-    """Where one request's budgets are counted, as bulk strings."""
+class Charge(Struct, array_like=True, frozen=True):
+    """What one budget holds of a request: the note in its record, so that every replica can end it."""
 
-    budgets: int
-    one_each: bytes
-    """The number of keys: the record's and one per budget."""
-    counters: bytes
+    scope: str
+    tpm: int
+    """0: no tokens were charged."""
+    max_streams: int
+    """0: no slot was taken."""
+
+
+class _End(Struct, frozen=True):
+    """How a request of certain budgets is renewed, released and settled, as bulk strings."""
+
+    slots: int
+    slot_keys: bytes
+    """The number of keys; then, after the record's, the leases."""
     leases: bytes
+    buckets: int
+    bucket_keys: bytes
+    counters: bytes
+    tpms: bytes
 
-    def call(self, each: bytes, record: bytes, *arguments: bytes) -> tuple[int, bytes]:
-        """A script's call over the record and one key per budget: how many bulk strings, and they."""
-        return self.budgets + 2 + len(arguments), b"".join((self.one_each, record, each, *arguments))
+    def slot_call(self, record: bytes, *arguments: bytes) -> tuple[int, bytes]:
+        """A script's call over record and leases: how many bulk strings, and they."""
+        return self.slots + 2 + len(arguments), b"".join((self.slot_keys, record, self.leases, *arguments))
+
+    def settlement(self, record: bytes, now: bytes, tokens: int) -> tuple[int, bytes]:
+        """The settling script's call over record and counters."""
+        parts = (self.bucket_keys, record, self.counters, now, bulk(b"%d" % tokens), self.tpms)
+        return 2 * self.buckets + 4, b"".join(parts)
 
 
 class _Plan(Struct, frozen=True):
     """What is the same for all requests of one tenant with the same budgets."""
 
-    keys: _Keys
     count: int
-    """Arguments of the reservation."""
+    """Bulk strings of the reservation."""
     start: bytes
     """Its number of keys."""
     middle: bytes
-    """Between the record's key and the request's own arguments: counters, leases; per budget scope, rpm, tpm, max_streams."""
-    budgets: tuple[Budget, ...]
-
-
-class Record(Struct, array_like=True, frozen=True):
-    """A request's record as the scripts pack it (MessagePack)."""
-
-    expires_ms: int
-    tokens: int
-    state: int
-    reply: tuple[int, ...]
-    charges: tuple[int, ...]
+    """Between the record's key and the request's own arguments."""
     scopes: tuple[str, ...]
+    end: _End
 
 
-_RECORD: Final = msgspec.msgpack.Decoder(Record)
+_NOTE: Final = msgspec.msgpack.Decoder(tuple[Charge, ...])
+_NOTE_AT: Final = 65
+"""Bytes of a record before its note."""
 
 
 def tag(tenant: str) -> str:
@@ -105,30 +114,33 @@ def _record_prefix(tenant: str) -> bytes:
     return f"{_prefix(tenant)}request:".encode()
 
 
-def _keys(tenant: str, scopes: tuple[str, ...]) -> _Keys:
+@lru_cache(maxsize=65_536)
+def _end(tenant: str, charges: tuple[Charge, ...]) -> _End:
     prefix = _prefix(tenant)
-    return _Keys(
-        budgets=len(scopes),
-        one_each=bulk(b"%d" % (len(scopes) + 1)),
-        counters=bulks(*(f"{prefix}count:{scope}" for scope in scopes))[1],
-        leases=bulks(*(f"{prefix}lease:{scope}" for scope in scopes))[1],
+    leases = [f"{prefix}lease:{charge.scope}" for charge in charges if charge.max_streams]
+    counters = [f"{prefix}count:{charge.scope}" for charge in charges if charge.tpm]
+    return _End(
+        slots=len(leases),
+        slot_keys=bulks(1 + len(leases))[1],
+        leases=bulks(*leases)[1],
+        buckets=len(counters),
+        bucket_keys=bulks(1 + len(counters))[1],
+        counters=bulks(*counters)[1],
+        tpms=bulks(*(charge.tpm for charge in charges if charge.tpm))[1],
     )
 
 
 @lru_cache(maxsize=65_536)
 def _plan(tenant: str, budgets: tuple[Budget, ...]) -> _Plan:
-    limited = tuple(b for b in budgets if (b.limits.rpm, b.limits.tpm, b.limits.max_streams) != (None, None, None))
-    keys = _keys(tenant, tuple(budget.scope for budget in limited))
-    limits: list[Argument] = []
-    for budget in limited:
-        limits += (budget.scope, budget.limits.rpm or 0, budget.limits.tpm or 0, budget.limits.max_streams or 0)
-    return _Plan(
-        keys=keys,
-        count=6 + 6 * len(limited),
-        start=bulk(b"%d" % (2 * len(limited) + 1)),
-        middle=keys.counters + keys.leases + bulks(*limits)[1],
-        budgets=limited,
-    )
+    limits = [(budget.scope, budget.limits.rpm or 0, budget.limits.tpm or 0, budget.limits.max_streams or 0) for budget in budgets]
+    limits = [limit for limit in limits if any(limit[1:])]
+    charges = tuple(Charge(scope, tpm, max_streams) for scope, _, tpm, max_streams in limits)
+    scopes = tuple(charge.scope for charge in charges)
+    prefix = _prefix(tenant)
+    keys = [f"{prefix}{kind}:{scope}" for kind in ("count", "lease") for scope in scopes]
+    numbers = [number for limit in limits for number in limit[1:]]
+    count, middle = bulks(*keys, *numbers, msgspec.msgpack.encode(charges))
+    return _Plan(count + 6, bulks(1 + len(keys))[1], middle, scopes, _end(tenant, charges))
 
 
 class RedisLedger:
@@ -141,7 +153,7 @@ class RedisLedger:
 
     def __init__(self, runner: Runner, now: Argument = "") -> None:
         self._runner = runner
-        self._keys: dict[bytes, _Keys] = {}
+        self._ends: dict[bytes, _End] = {}
         """Of the latest requests, by record key."""
         self.read_clock(now)
 
@@ -152,7 +164,7 @@ class RedisLedger:
     async def reserve(self, claim: Claim) -> Granted | Denied:
         """Check every budget, then charge every budget. Given up before the answer came: what it took is given back."""
         plan = _plan(claim.tenant, claim.budgets)
-        if not plan.budgets:
+        if not plan.scopes:
             return _UNLIMITED
         record, request_id = _record_key(claim.tenant, claim.request_id)
         numbers = b"$%d\r\n%d\r\n$%d\r\n%d\r\n" % (len(str(claim.tokens)), claim.tokens, len(str(claim.lease_ms)), claim.lease_ms)
@@ -163,55 +175,55 @@ class RedisLedger:
             raise
         except BaseException:
             future.cancel()
-            self._undo(plan.keys, record, request_id)
+            self._undo(plan.end, record, request_id)
             raise
         if reply[0] != 1:
-            return Denied(plan.budgets[reply[1] - 1].scope, _DIMENSIONS[reply[2]], reply[3], reply[4], _standing(reply))
+            return Denied(plan.scopes[reply[1] - 1], _DIMENSIONS[reply[2]], reply[3], reply[4], _standing(reply))
         if not reply[1]:
-            self._remember(record, plan.keys)
+            self._remember(record, plan.end)
         return Granted(_standing(reply))
 
     async def renew(self, tenant: str, request_id: str, lease_ms: int) -> None:
         """Keep the slots of a request that still runs."""
         record, name = _record_key(tenant, request_id)
-        keys = await self._known(tenant, record)
-        if keys is not None:
-            await self._runner.run(RENEW, *keys.call(keys.leases, record, self._now, name, bulk(b"%d" % lease_ms)))
+        end = await self._known(tenant, record)
+        if end is not None:
+            await self._runner.run(RENEW, *end.slot_call(record, self._now, name, bulk(b"%d" % lease_ms)))
 
     async def release(self, tenant: str, request_id: str) -> None:
         """Give the slots back: the request has ended."""
         record, name = _record_key(tenant, request_id)
-        keys = await self._known(tenant, record)
-        if keys is not None:
-            await self._runner.run(RELEASE, *keys.call(keys.leases, record, self._now, name))
+        end = await self._known(tenant, record)
+        if end is not None:
+            await self._runner.run(RELEASE, *end.slot_call(record, self._now, name))
 
     async def settle(self, tenant: str, request_id: str, tokens: int) -> bool:
         """Replace the reserved tokens by the actual ones, both ways, once. False: unknown, expired or already settled."""
         record, _ = _record_key(tenant, request_id)
-        keys = await self._known(tenant, record)
-        if keys is None:
+        end = await self._known(tenant, record)
+        if end is None:
             return False
-        self._keys.pop(record, None)
-        return bool(await self._runner.run(SETTLE, *keys.call(keys.counters, record, self._now, bulk(b"%d" % tokens))))
+        self._ends.pop(record, None)
+        return bool(await self._runner.run(SETTLE, *end.settlement(record, self._now, tokens)))
 
-    async def _known(self, tenant: str, record: bytes) -> _Keys | None:
-        """The request's keys: remembered, or looked up in its record."""
-        keys = self._keys.get(record)
-        if keys is not None:
-            return keys
+    async def _known(self, tenant: str, record: bytes) -> _End | None:
+        """How the request is ended: remembered, or looked up in its record."""
+        end = self._ends.get(record)
+        if end is not None:
+            return end
         found = await self._runner.call("GET", record[record.index(b"\n") + 1 : -2])
-        return _keys(tenant, _RECORD.decode(found).scopes) if found else None
+        return _end(tenant, _NOTE.decode(found[_NOTE_AT:])) if found else None
 
-    def _remember(self, record: bytes, keys: _Keys) -> None:
-        if len(self._keys) >= _REMEMBERED:
-            del self._keys[next(iter(self._keys))]
-        self._keys[record] = keys
+    def _remember(self, record: bytes, end: _End) -> None:
+        if len(self._ends) >= _REMEMBERED:
+            del self._ends[next(iter(self._ends))]
+        self._ends[record] = end
 
-    def _undo(self, keys: _Keys, record: bytes, request_id: bytes) -> None:
+    def _undo(self, end: _End, record: bytes, request_id: bytes) -> None:
         """Nobody waits for the verdict any more: give back what it may take. Sent after it on the same connection."""
         with contextlib.suppress(LimitsUnavailable):
-            self._runner.run(RELEASE, *keys.call(keys.leases, record, self._now, request_id)).add_done_callback(_forget)
-            self._runner.run(SETTLE, *keys.call(keys.counters, record, self._now, bulk(b"0"))).add_done_callback(_forget)
+            self._runner.run(RELEASE, *end.slot_call(record, self._now, request_id)).add_done_callback(_forget)
+            self._runner.run(SETTLE, *end.settlement(record, self._now, 0)).add_done_callback(_forget)
 
 
 def _record_key(tenant: str, request_id: str) -> tuple[bytes, bytes]:

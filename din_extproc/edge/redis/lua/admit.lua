@@ -3,11 +3,12 @@
 -- KEYS[1]              the request's record
 -- KEYS[2 .. n+1]       the budgets' counters, one string each
 -- KEYS[n+2 .. 2n+1]    the budgets' leases, one sorted set each
--- ARGV[1 .. 4n]        four per budget: scope, rpm, tpm, max_streams (0: not limited)
--- ARGV[4n+1]           the time in ms, for tests only; '' means Redis TIME, the only clock in production
--- ARGV[4n+2]           request id
--- ARGV[4n+3]           tokens
--- ARGV[4n+4]           lease in ms
+-- ARGV[1 .. 3n]        three per budget: rpm, tpm, max_streams (0: not limited)
+-- ARGV[3n+1]           a note for whoever ends the request: kept in its record, not read here
+-- ARGV[3n+2]           the time in ms, for tests only; '' means Redis TIME, the only clock in production
+-- ARGV[3n+3]           request id
+-- ARGV[3n+4]           tokens
+-- ARGV[3n+5]           lease in ms
 -- RETURNS {1, again, 0, 0, 0, standing} granted (again 1: it was before, under whatever budgets; this is that answer),
 --         or {0, budget, dimension, limit, retry after ms, standing} denied.
 --         budget counts from 1; dimension is 1 rpm, 2 tpm, 3 max_streams, 4 oversize;
@@ -17,38 +18,36 @@
 -- a request, how many requests the ring holds, and the ring: 61 seconds, 3 bytes each. They hold no limit: a limit
 -- applies to what was counted as soon as it changes. At most two windows' worth of tokens counts, so all is drained
 -- when the key expires. A request counts until its whole second is 60 s old: never early, at most 1 s late.
--- Record: {expires, tokens, state (1 settled + 2 released), reply, {tpm, max_streams, ...}, {scope, ...}}.
+-- Leases: request ids, scored by expiry. The expired ones go when the limit is reached; until then they do not matter.
+-- Record: expires, tokens, state (1 settled + 2 released), standing, and the note.
 -- The same arithmetic in Python: admit/budget.py and admit/twin.py.
 
 local SLOTS, UNIT, KEEP = 61, 60000, 120000
 local SLOT = '\0\0\0'
-local EMPTY = string.rep(SLOT, SLOTS)
-local unpack_number, sub, rep = struct.unpack, string.sub, string.rep
+local call, read, sub, rep, max, floor = redis.call, struct.unpack, string.sub, string.rep, math.max, math.floor
 
 local budgets = (#KEYS - 1) / 2
-local now = tonumber(ARGV[4 * budgets + 1])
+local own = 3 * budgets + 2
+local now = tonumber(ARGV[own])
 if not now then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
+  local time = call('TIME')
+  now = time[1] * 1000 + floor(time[2] / 1000)
 end
-local request, tokens, lease = ARGV[4 * budgets + 2], tonumber(ARGV[4 * budgets + 3]), tonumber(ARGV[4 * budgets + 4])
-local found = redis.call('MGET', unpack(KEYS, 1, budgets + 1))
+local tokens, lease = tonumber(ARGV[own + 2]), tonumber(ARGV[own + 3])
+local found = call('MGET', unpack(KEYS, 1, budgets + 1))
 
 if found[1] then
-  local record = cmsgpack.unpack(found[1])
-  if record[1] > now then
-    record[4][2] = 1
-    return record[4]
-  end
+  local expires, _, _, lr, rr, sr, lt, rt, st = read('>ddBdddddd', found[1])
+  if expires > now then return {1, 1, 0, 0, 0, lr, rr, sr, lt, rt, st} end
 end
 
 local function slot(ring, second)
-  return (unpack_number('>I3', ring, second % SLOTS * 3 + 1))
+  return (read('>I3', ring, second % SLOTS * 3 + 1))
 end
 
 -- The ring turned to `second`: what fell out of the window is zero and no longer part of the total.
 local function turn(ring, total, head, second)
-  if second - head >= SLOTS then return EMPTY, 0 end
+  if second - head >= SLOTS then return rep(SLOT, SLOTS), 0 end
   for old = head + 1 - SLOTS, second - SLOTS do total = total - slot(ring, old) end
   local first, last = (head + 1) % SLOTS, second % SLOTS
   if first <= last then
@@ -62,29 +61,29 @@ local function refuse(budget, dimension, limit, wait)
   if wait > worst then worst, refusal = wait, {0, budget, dimension, limit, wait} end
 end
 
-local states, oversize = {}, nil
+local states, crowded, oversize = {}, {}, nil
 local limit_requests, left_requests, reset_requests = -1, math.huge, -1
 local limit_tokens, left_tokens, reset_tokens = -1, math.huge, -1
 
 for i = 1, budgets do
-  local argument = 4 * i - 4
-  local rpm, tpm, streams = tonumber(ARGV[argument + 2]), tonumber(ARGV[argument + 3]), tonumber(ARGV[argument + 4])
+  local argument = 3 * i
+  local rpm, tpm, streams = tonumber(ARGV[argument - 2]), tonumber(ARGV[argument - 1]), tonumber(ARGV[argument])
   local used, at, head, total, ring = 0, now, 0, 0, ''
   local value = found[i + 1]
   if value then
-    used, at, head, total = unpack_number('>ddI4I4', value)
+    used, at, head, total = read('>ddI4I4', value)
     ring = sub(value, 25)
   end
   if rpm > 0 then
-    local second = math.floor(now / 1000)
+    local second = floor(now / 1000)
     if ring == '' then
-      ring, head = EMPTY, second
+      ring, head = rep(SLOT, SLOTS), second
     elseif second > head then
       ring, total = turn(ring, total, head, second)
       if total == 0 then head = second end
     end
     if total >= rpm then
-      local excess, old = total + 1 - rpm, math.max(head, second) - SLOTS
+      local excess, old = total + 1 - rpm, max(head, second) - SLOTS
       repeat
         old = old + 1
         excess = excess - slot(ring, old)
@@ -93,7 +92,7 @@ for i = 1, budgets do
     end
   end
   if tpm > 0 then
-    used = math.max(0, math.min(used, 2 * tpm * UNIT) - math.max(0, now - at) * tpm)
+    used = max(0, math.min(used, 2 * tpm * UNIT) - max(0, now - at) * tpm)
     at = now
     local over = used + (tokens - tpm) * UNIT
     if tokens > tpm then
@@ -104,11 +103,11 @@ for i = 1, budgets do
   end
   if streams > 0 then
     local leases = KEYS[budgets + 1 + i]
-    local taken = redis.call('ZCOUNT', leases, '(' .. now, '+inf')
-    if taken >= streams then
-      local rank = redis.call('ZCARD', leases) - streams
-      local held = redis.call('ZRANGE', leases, rank, rank, 'WITHSCORES')
-      refuse(i, 3, streams, tonumber(held[2]) - now)
+    local held = call('ZCARD', leases)
+    if held >= streams then
+      local last = call('ZRANGE', leases, held - streams, held - streams, 'WITHSCORES')
+      if tonumber(last[2]) > now then refuse(i, 3, streams, tonumber(last[2]) - now) end
+      crowded[i] = true
     end
   end
   states[i] = {rpm, tpm, streams, used, at, head, total, ring}
@@ -121,10 +120,10 @@ for i = 1, budgets do
   local rpm, tpm, head, total = state[1], state[2], state[6], state[7]
   if rpm > 0 then
     if charged == 1 then
-      head, total = math.max(head, math.floor(now / 1000)), total + 1
+      head, total = max(head, floor(now / 1000)), total + 1
       state[6], state[7] = head, total
     end
-    local left = math.max(0, rpm - total)
+    local left = max(0, rpm - total)
     if left < left_requests then
       limit_requests, left_requests = rpm, left
       reset_requests = total > 0 and (head + SLOTS) * 1000 - now or 0
@@ -133,7 +132,7 @@ for i = 1, budgets do
   if tpm > 0 then
     local used = state[4] + charged * tokens * UNIT
     state[4] = used
-    local left = math.max(0, math.floor((tpm * UNIT - used) / UNIT))
+    local left = max(0, floor((tpm * UNIT - used) / UNIT))
     if left < left_tokens then
       limit_tokens, left_tokens, reset_tokens = tpm, left, math.ceil(used / tpm)
     end
@@ -145,7 +144,6 @@ reply[6], reply[7], reply[8] = limit_requests, limit_requests < 0 and -1 or left
 reply[9], reply[10], reply[11] = limit_tokens, limit_tokens < 0 and -1 or left_tokens, reset_tokens
 if refusal then return reply end
 
-local charges, scopes = {}, {}
 for i = 1, budgets do
   local rpm, tpm, streams, used, at, head, total, ring = unpack(states[i])
   if rpm > 0 then
@@ -153,16 +151,16 @@ for i = 1, budgets do
     ring = sub(ring, 1, start) .. struct.pack('>I3', slot(ring, head) + 1) .. sub(ring, start + 4)
   end
   if rpm > 0 or tpm > 0 then
-    redis.call('SET', KEYS[i + 1], struct.pack('>ddI4I4', used, at, head, total) .. ring, 'PX', KEEP)
+    call('SET', KEYS[i + 1], struct.pack('>ddI4I4', used, at, head, total) .. ring, 'PX', KEEP)
   end
   if streams > 0 then
     local leases = KEYS[budgets + 1 + i]
-    redis.call('ZREMRANGEBYSCORE', leases, '-inf', now)
-    redis.call('ZADD', leases, now + lease, request)
-    if redis.call('PTTL', leases) < lease then redis.call('PEXPIRE', leases, lease) end
+    if crowded[i] then call('ZREMRANGEBYSCORE', leases, '-inf', now) end
+    call('ZADD', leases, now + lease, ARGV[own + 1])
+    if call('PTTL', leases) < lease then call('PEXPIRE', leases, 2 * lease) end
   end
-  charges[2 * i - 1], charges[2 * i], scopes[i] = tpm, streams, ARGV[4 * i - 3]
 end
-local kept = math.max(KEEP, lease)
-redis.call('SET', KEYS[1], cmsgpack.pack({now + kept, tokens, 0, reply, charges, scopes}), 'PX', kept)
+local kept = max(KEEP, lease)
+local header = struct.pack('>ddBdddddd', now + kept, tokens, 0, unpack(reply, 6, 11))
+call('SET', KEYS[1], header .. ARGV[own - 1], 'PX', kept)
 return reply

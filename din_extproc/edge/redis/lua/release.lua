@@ -1,7 +1,7 @@
 -- Release: give a request's slots back, because it has ended.
 --
 -- KEYS[1]          the request's record
--- KEYS[2 .. n+1]   the leases of the record's budgets, in the record's order
+-- KEYS[2 .. n+1]   the leases of its budgets that limit requests in flight
 -- ARGV[1]          the time in ms, for tests only; '' means Redis TIME
 -- ARGV[2]          request id
 -- RETURNS 1 released, 0 unknown, expired or already released.
@@ -15,17 +15,13 @@ if not now then
   local time = redis.call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
-local value = redis.call('GET', KEYS[1])
-if not value then return 0 end
-local record = cmsgpack.unpack(value)
-local expires, state, charges = record[1], record[3], record[5]
+local record = redis.call('GET', KEYS[1])
+if not record then return 0 end
+local expires, reserved, state = struct.unpack('>ddB', record)
 if expires <= now or state >= 2 then return 0 end
 
-for i = 2, #KEYS do
-  if charges[2 * i - 2] > 0 then redis.call('ZREM', KEYS[i], ARGV[2]) end
-end
+for i = 2, #KEYS do redis.call('ZREM', KEYS[i], ARGV[2]) end
 
 expires = state == 1 and math.min(expires, now + CLOSED) or now + KEEP
-record[1], record[3] = expires, state + 2
-redis.call('SET', KEYS[1], cmsgpack.pack(record), 'PX', expires - now)
+redis.call('SET', KEYS[1], struct.pack('>ddB', expires, reserved, state + 2) .. string.sub(record, 18), 'PX', expires - now)
 return 1

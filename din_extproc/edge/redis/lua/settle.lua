@@ -1,9 +1,10 @@
 -- Settle: replace the reserved tokens of a request by the actual ones, both ways, once.
 --
 -- KEYS[1]          the request's record
--- KEYS[2 .. n+1]   the counters of the record's budgets, in the record's order
+-- KEYS[2 .. n+1]   the counters of its budgets that limit tokens
 -- ARGV[1]          the time in ms, for tests only; '' means Redis TIME
 -- ARGV[2]          actual tokens
+-- ARGV[3 .. n+2]   the tpm of those budgets, as it was reserved under
 -- RETURNS 1 settled, 0 unknown, expired or already settled.
 --
 -- Formats: see admit.lua. A refund never fills a bucket over its brim; an extra charge never counts more than two
@@ -17,15 +18,15 @@ if not now then
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
 local found = redis.call('MGET', unpack(KEYS))
-if not found[1] then return 0 end
-local record = cmsgpack.unpack(found[1])
-local expires, reserved, state, charges = record[1], record[2], record[3], record[5]
+local record = found[1]
+if not record then return 0 end
+local expires, reserved, state = struct.unpack('>ddB', record)
 if expires <= now or state % 2 == 1 then return 0 end
 
 local difference = (tonumber(ARGV[2]) - reserved) * UNIT
-for i = 2, #KEYS do
-  local tpm, value = charges[2 * i - 3], found[i]
-  if tpm > 0 and difference ~= 0 then
+if difference ~= 0 then
+  for i = 2, #KEYS do
+    local tpm, value = tonumber(ARGV[i + 1]), found[i]
     local used, at, tail = 0, now, '\0\0\0\0\0\0\0\0'
     if value then
       used, at = struct.unpack('>dd', value)
@@ -38,6 +39,5 @@ for i = 2, #KEYS do
 end
 
 if state == 2 then expires = math.min(expires, now + CLOSED) end
-record[1], record[3] = expires, state + 1
-redis.call('SET', KEYS[1], cmsgpack.pack(record), 'PX', expires - now)
+redis.call('SET', KEYS[1], struct.pack('>ddB', expires, reserved, state + 1) .. string.sub(record, 18), 'PX', expires - now)
 return 1
