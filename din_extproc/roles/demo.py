@@ -40,6 +40,8 @@ class DemoOptions(Struct, frozen=True, kw_only=True):
     """Play a client against the demo, then stop it."""
     port: int = 0
     """Envoy's port on loopback; 0 takes a free one."""
+    simulated: bool = False
+    """Engine simulators instead of real models, whatever is installed."""
 
 
 def run(options: DemoOptions) -> int:
@@ -98,7 +100,7 @@ def _make_plan(options: DemoOptions, folder: Path) -> DemoPlan:
         access_log_port=access_log,
         admin_port=admin,
         nodes=[DemoNode(name, port, embeds=name == names[-1]) for name, port in zip(names, node_ports, strict=True)],
-        simulated=find_small_model() is None,
+        simulated=options.simulated or find_small_model() is None,
         key=make_key("demo", secrets.token_bytes(ENTROPY_BYTES)),
         trial_key=make_key("trial", secrets.token_bytes(ENTROPY_BYTES)),
     )
@@ -110,13 +112,11 @@ async def _start(plan: DemoPlan, children: Children, console: Console) -> dict[s
     if redis is None or envoy is None:
         raise _Missing(f"{'no Redis' if redis is None else 'no Envoy'} found; {_INSTALL}")
     if plan.simulated:
-        console.print(f"[yellow]{_SIMULATED}[/]")
+        console.print(f"[yellow]{_SIMULATED}[/]" if find_small_model() is None else "[yellow]The nodes are engine simulators.[/]")
     config = plan.folder / "din.yaml"
     config.write_text(demo_yaml(plan))
-    with console.status("rendering Envoy's configuration"):
-        envoy_config = await asyncio.to_thread(_render, config)
-    await _start_redis(plan, redis, children, console)
-    nodes = await _start_nodes(plan, children, console)
+    with console.status("starting Redis and the nodes, rendering Envoy's configuration"):
+        envoy_config, nodes = await _start_backends(plan, redis, config, children, console)
     with console.status("starting the sidecar"):
         serve: Command = [sys.executable, "-m", "din_extproc", "serve", "--config", config]
         await children.start("sidecar", serve, ready=accepts_unix(plan.socket), timeout_s=_BOOT_S)
@@ -127,6 +127,18 @@ async def _start(plan: DemoPlan, children: Children, console: Console) -> dict[s
         await children.start("envoy", [envoy, "--config-path", envoy_config, *options], ready=ready, timeout_s=_BOOT_S)
     console.print(f"Envoy     {plan.url}, admin on port {plan.envoy_admin_port}")
     return nodes
+
+
+async def _start_backends(plan: DemoPlan, redis: Path, config: Path, children: Children, console: Console) -> tuple[Path, dict[str, Child]]:
+    """What needs nothing else starts at once. Returns Envoy's configuration and the nodes by id."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_start_redis(plan, redis, children, console))
+            nodes = {node.id: group.create_task(_start_node(plan, node, children, console)) for node in plan.nodes}
+            rendered = group.create_task(asyncio.to_thread(_render, config))
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return rendered.result(), {name: task.result() for name, task in nodes.items()}
 
 
 def _render(config: Path) -> Path:
@@ -153,23 +165,18 @@ async def _start_redis(plan: DemoPlan, binary: Path, children: Children, console
         "--dir",
         plan.folder,
     ]
-    with console.status("starting Redis"):
-        await children.start("redis", command, ready=accepts("127.0.0.1", plan.redis_port), timeout_s=_BOOT_S)
+    await children.start("redis", command, ready=accepts("127.0.0.1", plan.redis_port), timeout_s=_BOOT_S)
     console.print(f"Redis     127.0.0.1:{plan.redis_port}")
 
 
-async def _start_nodes(plan: DemoPlan, children: Children, console: Console) -> dict[str, Child]:
-    model = find_small_model()
-    nodes: dict[str, Child] = {}
-    for node in plan.nodes:
-        command = _simulator_command(node) if plan.simulated or model is None else _llama_command(node, model)
-        ready = serves(f"http://127.0.0.1:{node.port}/health")
-        with console.status(f"starting {node.id}"):
-            nodes[node.id] = await children.start(node.id, command, ready=ready, timeout_s=_BOOT_S)
-        what = "embeddings" if node.embeds else "chat"
-        by = "engine simulator" if plan.simulated else "SmolLM2 135M on llama.cpp"
-        console.print(f"{node.id}    127.0.0.1:{node.port}, {what}, {by}")
-    return nodes
+async def _start_node(plan: DemoPlan, node: DemoNode, children: Children, console: Console) -> Child:
+    model = None if plan.simulated else find_small_model()
+    command = _simulator_command(node) if model is None else _llama_command(node, model)
+    child = await children.start(node.id, command, ready=serves(f"http://127.0.0.1:{node.port}/health"), timeout_s=_BOOT_S)
+    what = "embeddings" if node.embeds else "chat"
+    by = "engine simulator" if model is None else "SmolLM2 135M on llama.cpp"
+    console.print(f"{node.id}    127.0.0.1:{node.port}, {what}, {by}")
+    return child
 
 
 def _llama_command(node: DemoNode, model: Path) -> Command:
