@@ -172,12 +172,12 @@ class RequestFlow:
         known = facts(self._desk.view, model or "")
         if known.counter is None or not known.boundaries:
             return intent
-        band = self._desk.gauges.of(model or "").calibration.band
+        gauge = self._desk.gauges.of(model or "")
         output = intent.output_tokens or 1
         boundaries = (*known.boundaries, *(boundary - output for boundary in known.boundaries))
-        if not needs_exact(intent.estimate, band, boundaries):
+        if not needs_exact(intent.estimate, gauge.calibration.band, boundaries):
             return intent
-        return replace(intent, estimate=await known.counter.count(reading.prompt, intent.estimate))
+        return replace(intent, estimate=await known.counter.count(reading.prompt, intent.estimate, gauge))
 
     def _size(self, intent: Intent, model: str) -> Size:
         """How long the request is, and how long at the very least."""

@@ -11,6 +11,7 @@ from msgspec import Struct
 from din_extproc.admit.keys import Authenticated, KeyRing
 from din_extproc.domain.request import Estimate
 from din_extproc.domain.tenant import Budget
+from din_extproc.intent.estimate import Gauge
 from din_extproc.intent.openai import Prompt
 from din_extproc.route.table import RouteTable
 
@@ -18,7 +19,7 @@ from din_extproc.route.table import RouteTable
 class TokenCounter(Protocol):
     """A model's own tokenizer."""
 
-    async def count(self, prompt: Prompt, estimate: Estimate) -> Estimate:
+    async def count(self, prompt: Prompt, estimate: Estimate, gauge: Gauge) -> Estimate:
         """The exact number of tokens; the estimate itself when counting fails."""
 
 

@@ -33,6 +33,8 @@ class Prompt(Struct, frozen=True, gc=False):
     """Tokens that the client sent as numbers."""
     media: int = 0
     """Images, audio and files, however large they are as bytes."""
+    templated: bool = False
+    """A chat: the engine's template frames every message."""
 
     def texts(self) -> list[str]:
         """Everything that is text, decoded: what a tokenizer is given."""
@@ -79,7 +81,7 @@ _items = _decoder(list[Raw])
 class _Draft:
     """What is gathered while a body is read."""
 
-    __slots__ = ("media", "messages", "objects", "strings", "token_ids")
+    __slots__ = ("media", "messages", "objects", "strings", "templated", "token_ids")
 
     def __init__(self) -> None:
         self.strings: list[bytes] = []
@@ -87,12 +89,14 @@ class _Draft:
         self.messages = 0
         self.token_ids = 0
         self.media = 0
+        self.templated = False
 
     def prompt(self) -> Prompt:
-        return Prompt(b",".join(self.strings), b",".join(self.objects), self.messages, self.token_ids, self.media)
+        return Prompt(b",".join(self.strings), b",".join(self.objects), self.messages, self.token_ids, self.media, self.templated)
 
     def chat(self, raw: memoryview) -> None:
         """A list of messages, or a string that stands for one."""
+        self.templated = True
         messages = _messages(raw)
         if messages is None:
             self.messages += 1

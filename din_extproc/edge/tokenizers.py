@@ -1,0 +1,135 @@
+"""Exact token counts by a model's own tokenizer, from a local folder.
+
+Rule: nothing here happens on the request path unless it is short. Importing `transformers` and loading happen once, in a thread, before
+the first request; long texts are counted in a thread; nothing is ever fetched.
+"""
+
+import asyncio
+import logging
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from din_extproc.domain.request import Estimate
+from din_extproc.intent.estimate import Gauge
+from din_extproc.intent.openai import Prompt
+
+_INLINE_BYTES = 2048
+"""A text up to this is counted at once: about 1 ms at most."""
+
+
+class TokenizerUnavailable(Exception):  # noqa: N818 - the name says what is the matter
+    """A configured folder holds no tokenizer that loads."""
+
+
+class _Frame(Struct, frozen=True, gc=False):
+    """Tokens that a chat template adds."""
+
+    request: int
+    message: int
+
+
+class _Loaded(Struct, frozen=True):
+    backend: Any
+    """A `tokenizers.Tokenizer`."""
+    frame: _Frame | None
+    special: int
+    """Tokens that are put around an input outside of chats."""
+
+    def count(self, texts: list[str]) -> int:
+        """Tokens of the texts themselves."""
+        return sum(map(len, self.backend.encode_batch_fast(texts, add_special_tokens=False)))
+
+    def around(self, prompt: Prompt, gauge: Gauge) -> int:
+        """Tokens that no text of the prompt shows."""
+        if not prompt.templated:
+            return self.special * prompt.messages
+        if self.frame is not None:
+            return self.frame.request + self.frame.message * prompt.messages
+        message, request = gauge.calibration.weights[-2:]
+        return max(0, round(message * prompt.messages + request))
+
+
+class Tokenizer:
+    """One model's tokenizer.
+
+    Args:
+        folder: Holds `tokenizer.json` and, for the chat template, `tokenizer_config.json`.
+        executor: Where loading and long texts go; None: the event loop's own.
+    """
+
+    def __init__(self, folder: Path, executor: Executor | None = None) -> None:
+        self._folder = folder
+        self._executor = executor
+        self._loaded: _Loaded | None = None
+
+    async def load(self) -> None:
+        """Load it. To be awaited before the first request; until then estimates stay what they are.
+
+        Raises:
+            TokenizerUnavailable: The folder holds none that loads.
+        """
+        self._loaded = await asyncio.get_running_loop().run_in_executor(self._executor, _load, self._folder)
+
+    async def count(self, prompt: Prompt, estimate: Estimate, gauge: Gauge) -> Estimate:
+        """The exact size of a prompt.
+
+        Text is counted by the tokenizer, the chat template's frame is added as it was measured when it was loaded; without a template it
+        is what the calibration has learned. Media stay what they were estimated at.
+
+        Args:
+            prompt: A request's input.
+            estimate: Of that prompt.
+            gauge: The model's.
+
+        Returns:
+            An estimate of exact tokens that can be learned from like the given one; the given one when the tokenizer is not loaded or
+            fails.
+        """
+        loaded = self._loaded
+        if loaded is None:
+            return estimate
+        try:
+            if len(prompt.strings) + len(prompt.objects) <= _INLINE_BYTES:
+                tokens = loaded.count(prompt.texts())
+            else:
+                loop = asyncio.get_running_loop()
+                tokens = await loop.run_in_executor(self._executor, lambda: loaded.count(prompt.texts()))
+        except Exception:  # noqa: BLE001 - the tokenizer is foreign code that meets any text, and an estimate is at hand
+            return estimate
+        tokens += estimate.fixed + loaded.around(prompt, gauge)
+        return Estimate(tokens, estimate.features, estimate.fixed, exact=True)
+
+
+def _load(folder: Path) -> _Loaded:
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    try:
+        from transformers import AutoTokenizer  # noqa: PLC0415 - takes seconds, and only those who name a folder need it
+
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        backend = tokenizer.backend_tokenizer
+        backend.no_truncation()
+        backend.no_padding()
+        special = backend.num_special_tokens_to_add(is_pair=False)
+        return _Loaded(backend, _measured_frame(tokenizer) if tokenizer.chat_template else None, special)
+    except Exception as error:
+        raise TokenizerUnavailable(f"{folder}: no tokenizer could be loaded: {error}") from error
+
+
+def _measured_frame(tokenizer: Any) -> _Frame:
+    """What one and three short messages cost beyond their words."""
+
+    def length(text: str) -> int:
+        return len(tokenizer.backend_tokenizer.encode(text, add_special_tokens=False))
+
+    def rendered(messages: int) -> int:
+        turns = [{"role": ("user", "assistant")[turn % 2], "content": "a"} for turn in range(messages)]
+        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        return length(text) - messages * word
+
+    word = length("a")
+    one, three = rendered(1), rendered(3)
+    message = (three - one) // 2
+    return _Frame(one - message, message)
