@@ -145,11 +145,12 @@ def keys_new(
 def demo(
     check: Annotated[bool, typer.Option("--check", help="Play a client against it, then stop it.")] = False,  # noqa: FBT002
     port: Annotated[int, typer.Option(help="Envoy's port on loopback; 0 takes a free one.")] = 0,
+    simulated: Annotated[bool, typer.Option("--simulated", help="Engine simulators instead of real models.")] = False,  # noqa: FBT002
 ) -> None:
     """Envoy, Redis, the sidecar and small real models on this machine; Ctrl-C stops everything."""
     from din_extproc.roles.demo import DemoOptions, run  # noqa: PLC0415 - the other commands start without it
 
-    raise typer.Exit(run(DemoOptions(check=check, port=port)))
+    raise typer.Exit(run(DemoOptions(check=check, port=port, simulated=simulated)))
 
 
 @app.command("engine-sim")
@@ -165,7 +166,7 @@ def engine_sim(
     decode_rate: Annotated[float, typer.Option(help="Output tokens per second of one stream alone.")] = 60.0,
     kv_tokens: Annotated[int, typer.Option(help="Tokens that fit into memory.")] = 131072,
     tokenizer: Annotated[str, typer.Option(help="A folder with tokenizer.json instead of the built-in one.")] = "",
-    faults: Annotated[str, typer.Option(help="`KIND:name=value,...; KIND...`, such as `status:code=503,count=2`.")] = "",
+    faults: Annotated[str, typer.Option(help="`KIND:name=value,...; KIND...`, such as `reset:after=3,count=2; latency:ms=200`.")] = "",
     seed: Annotated[int, typer.Option(help="Of the draws of faults with a probability.")] = 0,
 ) -> None:
     """A modelled engine that answers as vLLM does under load, with fault switches."""

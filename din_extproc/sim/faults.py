@@ -4,7 +4,7 @@ A fault is written `KIND` or `KIND:name=value,name=value`, several are separated
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 from msgspec import Struct
@@ -74,6 +74,8 @@ def parse_faults(text: str) -> tuple[Fault, ...]:
 
 def _parse(text: str) -> Fault:
     kind, _, rest = text.partition(":")
+    if kind.strip() not in get_args(Kind):
+        raise ValueError(f"fault {text!r}: {kind.strip()!r} is none of {', '.join(get_args(Kind))}")
     fields: dict[str, Any] = {"kind": kind.strip()}
     for pair in filter(None, (pair.strip() for pair in rest.split(","))):
         name, separator, value = pair.partition("=")

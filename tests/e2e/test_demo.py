@@ -22,12 +22,6 @@ def start(log: Path, *options: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, cwd=ROOT, start_new_session=True)
 
 
-def start_simulated(log: Path) -> subprocess.Popen[bytes]:
-    program = "import sys; from din_extproc.roles.demo import DemoOptions, run; sys.exit(run(DemoOptions(simulated=True)))"
-    with log.open("wb") as output:
-        return subprocess.Popen([sys.executable, "-c", program], stdout=output, stderr=output, cwd=ROOT, start_new_session=True)
-
-
 def wait_for(demo: subprocess.Popen[bytes], log: Path, words: str, seconds: float = 90.0) -> None:
     deadline = time.monotonic() + seconds
     while words not in log.read_text():
@@ -66,7 +60,7 @@ def test_the_demo_holds_every_check_on_real_models(tmp_path):
 
 def test_ctrl_c_stops_everything_and_is_no_error(tmp_path):
     log = tmp_path / "log"
-    demo = start_simulated(log)
+    demo = start(log, "--simulated")
     try:
         wait_for(demo, log, "Ctrl-C stops everything")
         processes = family(demo)
@@ -85,7 +79,7 @@ def test_ctrl_c_stops_everything_and_is_no_error(tmp_path):
 
 def test_ctrl_c_while_it_starts_stops_everything_too(tmp_path):
     log = tmp_path / "log"
-    demo = start_simulated(log)
+    demo = start(log, "--simulated")
     try:
         wait_for(demo, log, "Redis ")
         processes = family(demo)
@@ -98,7 +92,7 @@ def test_ctrl_c_while_it_starts_stops_everything_too(tmp_path):
 
 def test_a_part_that_dies_is_named_and_ends_the_demo(tmp_path):
     log = tmp_path / "log"
-    demo = start_simulated(log)
+    demo = start(log, "--simulated")
     try:
         wait_for(demo, log, "Ctrl-C stops everything")
         processes = family(demo)
