@@ -11,6 +11,9 @@ from din_extproc.control.packing import extension, milliseconds
 from din_extproc.control.topology import ACCESS_LOG_CLUSTER, Topology
 
 LOG_NAME = "din"
+_HELD_BYTES = 8 << 20
+"""Entries that Envoy holds at most while the sidecar is slow, about 8,000. Past that it drops them, and their tokens are not settled;
+Envoy's own default of 16 KiB drops some whenever a burst comes before the connection has opened its window."""
 _REQUEST_HEADERS = ["x-din-trace-id"]
 _RESPONSE_HEADERS = ["x-din-node-id", "x-din-model-version", "x-din-trace-id", "x-bxagent-degraded", "retry-after"]
 
@@ -22,6 +25,7 @@ def access_log(topology: Topology) -> AccessLog:
         transport_api_version=ApiVersion.V3,
         grpc_service=GrpcService(envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=ACCESS_LOG_CLUSTER)),
         buffer_flush_interval=milliseconds(topology.access_log_flush_ms),
+        buffer_size_bytes=_HELD_BYTES,
     )
     config = HttpGrpcAccessLogConfig(
         common_config=common,

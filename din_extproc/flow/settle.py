@@ -43,7 +43,7 @@ class Settler:
             have flowed back into the bucket by then, and their slots have run out.
     """
 
-    __slots__ = ("_capacity", "_ledger", "_observer", "_outputs", "_prompts", "_waiting", "dropped")
+    __slots__ = ("_capacity", "_ledger", "_observer", "_outputs", "_prompts", "_waiting", "dropped", "unknown")
 
     def __init__(
         self, ledger: Ledger, prompts: PromptLearner, outputs: OutputLearner, observer: Observer, *, capacity: int = 10_000
@@ -56,6 +56,8 @@ class Settler:
         self._waiting: deque[ExchangeRecord] = deque()
         self.dropped = 0
         """Records that were given up, since the start."""
+        self.unknown = 0
+        """Records that the ledger had settled before or did not know (any more), since the start."""
 
     @property
     def waiting(self) -> int:
@@ -98,7 +100,8 @@ class Settler:
         if not record.reserved_tokens:
             return True
         try:
-            await self._ledger.settle(record.tenant, record.request_id, record.usage.total_tokens)
+            if not await self._ledger.settle(record.tenant, record.request_id, record.usage.total_tokens):
+                self.unknown += 1
             await self._ledger.release(record.tenant, record.request_id)
         except LimitsUnavailable:
             return False

@@ -202,7 +202,12 @@ class Gateway:
             "configuration": {"file": settings.file, "fingerprint": settings.fingerprint, "rejected_successor": self._reloader.problem},
             "limits": self._ledger.state,
             "redis": self._link.state,
-            "exchanges": {"open": len(self._desk.live), "unsettled": self._settler.waiting, "given_up": self._settler.dropped},
+            "exchanges": {
+                "open": len(self._desk.live),
+                "unsettled": self._settler.waiting,
+                "given_up": self._settler.dropped,
+                "unknown": self._settler.unknown,
+            },
             "counts": self._counters.shown(),
             "route_cache": {"hits": cache.hits, "misses": cache.misses},
             "nodes": {node: {"tokens_in_use": tokens} for node, tokens in self._desk.placer.in_use().items()},
