@@ -51,14 +51,17 @@ class RedisServer:
     Args:
         flavour: which binary, see `redis_binary`.
         options: further command line options: `"--requirepass", "secret"`.
+        config: lines of a configuration file that the server may rewrite; a Sentinel needs one.
     """
 
-    def __init__(self, *options: str, flavour: str = "valkey8") -> None:
+    def __init__(self, *options: str, flavour: str = "valkey8", config: str = "") -> None:
         self.flavour = flavour
         self.options = options
         self.port = free_port()
         self.folder = Path(tempfile.mkdtemp(prefix="din-redis-"))
         self.socket = str(self.folder / "redis.sock")
+        self.config = self.folder / "server.conf"
+        self.config.write_text(config)
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -76,7 +79,16 @@ class RedisServer:
 
     def start(self) -> Self:
         """Start and wait until it accepts commands."""
-        command = [redis_binary(self.flavour), "--port", str(self.port), "--bind", "127.0.0.1", "--unixsocket", self.socket]
+        command = [
+            redis_binary(self.flavour),
+            str(self.config),
+            "--port",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "--unixsocket",
+            self.socket,
+        ]
         command += ["--save", "", "--appendonly", "no", "--dir", str(self.folder), "--daemonize", "no", *self.options]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)

@@ -106,7 +106,7 @@ class Stack:
                 "access_log_flush_ms": 10,
                 **config.get("envoy", {}),
             },
-            "store": {"url": self.redis.url, **config.get("store", {})},
+            "store": {"url": self.redis.url, "timeout_ms": 1000, **config.get("store", {})},
         }
         text = yaml.safe_dump({**config, **own}, sort_keys=False)
         new = self.config_file.with_suffix(".new")

@@ -39,7 +39,7 @@ from din_extproc.flow.settle import Settler
 from din_extproc.flow.trace import TraceIds
 from din_extproc.observe.accesslog import records
 from din_extproc.roles.reload import Reloader
-from din_extproc.roles.view import make_view, node_names, node_number
+from din_extproc.roles.view import load_tokenizers, make_view, node_names, node_number
 from din_extproc.schedule.load import Load
 from din_extproc.settings.load import load
 from din_extproc.settings.problems import Rejected
@@ -121,7 +121,7 @@ class Gateway:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        loop.add_signal_handler(signal.SIGHUP, self._reloader.reload)
+        loop.add_signal_handler(signal.SIGHUP, self._reloader.demand)
         try:
             await self._start()
             await stop.wait()
@@ -135,6 +135,7 @@ class Gateway:
                 "redis %s: %s; limits follow `on_error: %s`", settings.store.address, self._link.state.reason, settings.store.on_error
             )
         await self._ledger.start()
+        await self._use(settings)
         addresses = [_listen_text(at) for at in (*settings.gateway.worker_addresses, settings.gateway.access_log.address)]
         await self._server.start(*addresses)
         _log.info("listening on %s", ", ".join(addresses))
@@ -163,9 +164,10 @@ class Gateway:
         self._serving = serving
         self._health.switch(serving=serving)
 
-    def _use(self, settings: Settings) -> None:
+    async def _use(self, settings: Settings) -> None:
+        view = make_view(settings, await load_tokenizers(settings))
         self._nodes = node_names(settings)
-        self._desk.change(make_view(settings, {}))
+        self._desk.change(view)
 
     def _access_logs(self, message: bytes) -> None:
         try:

@@ -1,11 +1,13 @@
-"""A configuration that changes while it is in use: looked at every second and on SIGHUP, taken whole or not at all.
+"""A configuration that changes while it is in use: looked at again and again, taken whole or not at all.
 
-Rule: what is in use stays until its successor is sound; what was wrong with the successor is said once.
+Rule: what is in use stays until its successor is sound; what was wrong with the successor is said once. Files are read in a thread:
+a large one takes seconds.
 """
 
+import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from din_extproc.settings.load import load
@@ -26,22 +28,24 @@ class Reloader:
         use: Takes a sound successor.
     """
 
-    def __init__(self, settings: Settings, use: Callable[[Settings], None]) -> None:
+    def __init__(self, settings: Settings, use: Callable[[Settings], Awaitable[None]]) -> None:
         self.settings = settings
         self.problem = ""
         """Why the file as it is now is not in use, "" when it is."""
         self._use = use
-        self._mark = _mark(settings)
+        self._mark: _Mark = _mark(settings)
+
+    def demand(self) -> None:
+        """Take the files over at the next look, even if they seem unchanged."""
+        self._mark = ()
 
     async def look(self) -> None:
-        """Take the files over when they have changed."""
-        if _mark(self.settings) != self._mark:
-            self.reload()
-
-    def reload(self) -> None:
-        """Take the files over as they are now, if they are sound."""
-        self._mark = _mark(self.settings)
-        loaded = load(Path(self.settings.file), os.environ)
+        """Take the files over when they have changed and are sound."""
+        mark = _mark(self.settings)
+        if mark == self._mark:
+            return
+        self._mark = mark
+        loaded = await asyncio.get_running_loop().run_in_executor(None, load, Path(self.settings.file), os.environ)
         if isinstance(loaded, Rejected):
             self.problem = str(loaded)
             _log.error("the changed configuration is not used, %s stays: %s", self.settings.fingerprint, loaded)
@@ -56,7 +60,7 @@ class Reloader:
             _log.warning("`pools` or `envoy` have changed: render Envoy's configuration again")
         self.settings = loaded
         self._mark = _mark(loaded)
-        self._use(loaded)
+        await self._use(loaded)
         _log.info("configuration %s is in use", loaded.fingerprint)
 
 

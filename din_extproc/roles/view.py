@@ -1,20 +1,26 @@
 """From settings to what decisions read.
 
-Rule: pure but for the tokenizers, which are named here and loaded by whoever owns them.
+Rule: a configuration that is sound always gives a view; what can't be loaded beside it is said and done without.
 """
 
+import logging
 import socket
 import zlib
+from collections.abc import Mapping
+from pathlib import Path
 
 from din_extproc.admit.keys import KeyRing
+from din_extproc.edge.tokenizers import Tokenizer, TokenizerUnavailable
 from din_extproc.flow.view import ModelFacts, TokenCounter, View
 from din_extproc.settings.settings import Settings
+
+_log = logging.getLogger(__name__)
 
 _MIB = 1 << 20
 _NODE_NUMBERS = 1 << 16
 
 
-def make_view(settings: Settings, counters: dict[str, TokenCounter]) -> View:
+def make_view(settings: Settings, counters: Mapping[str, TokenCounter]) -> View:
     """The view of one configuration.
 
     Args:
@@ -33,10 +39,21 @@ def make_view(settings: Settings, counters: dict[str, TokenCounter]) -> View:
     return View(settings.routes, KeyRing(settings.keys), models, settings.envoy.body_limit_mib * _MIB)
 
 
-def tokenizer_folders(settings: Settings) -> dict[str, str]:
-    """Physical model -> folder of its tokenizer, for the models that have one."""
-    described = {pool.model: settings.catalog.model(pool.model) for pool in settings.pools}
-    return {model: entry.tokenizer for model, entry in described.items() if entry is not None and entry.tokenizer is not None}
+async def load_tokenizers(settings: Settings) -> dict[str, TokenCounter]:
+    """The tokenizers that the catalogue names, by physical model. One that does not load is left out, and its model's lengths are estimated."""
+    counters: dict[str, TokenCounter] = {}
+    for model in sorted({pool.model for pool in settings.pools}):
+        described = settings.catalog.model(model)
+        if described is None or described.tokenizer is None:
+            continue
+        tokenizer = Tokenizer(Path(described.tokenizer))
+        try:
+            await tokenizer.load()
+        except TokenizerUnavailable as error:
+            _log.error("lengths for %s are estimated: %s", model, error)
+        else:
+            counters[model] = tokenizer
+    return counters
 
 
 def node_names(settings: Settings) -> dict[str, str]:
