@@ -40,7 +40,7 @@ def make_view(settings: Settings, counters: Mapping[str, TokenCounter]) -> View:
 
 
 async def load_tokenizers(settings: Settings) -> dict[str, TokenCounter]:
-    """The tokenizers that the catalogue names, by physical model. One that does not load is left out, and its model's lengths are estimated."""
+    """The tokenizers that the catalogue names, by physical model. One that does not load is said and left out: lengths are estimated."""
     counters: dict[str, TokenCounter] = {}
     for model in sorted({pool.model for pool in settings.pools}):
         described = settings.catalog.model(model)

@@ -49,8 +49,6 @@ class CatalogSection(Section):
 
     source: Text
     """A JSON file, relative to the configuration."""
-    refresh_s: Positive = 10
-    """How often the file is looked at."""
 
 
 class Catalog:

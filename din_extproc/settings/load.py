@@ -47,7 +47,6 @@ def load(path: Path, env: Mapping[str, str]) -> Settings | Rejected:
         gateway=config.gateway,
         store=config.store,
         catalog=catalog,
-        refresh_s=None if config.catalog is None else config.catalog.refresh_s,
         pools=assembled.pools,
         tenants=assembled.tenants,
         keys=assembled.keys,

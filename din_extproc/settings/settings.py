@@ -27,8 +27,6 @@ class Settings(Struct, frozen=True, kw_only=True):
     gateway: Gateway
     store: Store
     catalog: Catalog
-    refresh_s: int | None
-    """How often the catalogue's file is looked at; None: there is none."""
     pools: tuple[Pool, ...]
     """In the order of the file."""
     tenants: tuple[Tenant, ...]

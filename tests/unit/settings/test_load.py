@@ -203,7 +203,6 @@ def test_a_catalogue_s_tokenizer_is_found_beside_it(written, tmp_path):
     models = '{"models": [{"model_name": "m", "model_version": "1.0", "dtype": "bf16", "max_seq_len": 10, "tokenizer": "tokens"}]}'
     settings = written(SMALL + "catalog: { source: models.json }\n", models=models)
     assert settings.catalog.model("m").tokenizer == str(tmp_path / "tokens")
-    assert settings.refresh_s == 10
 
 
 def test_a_fingerprint_changes_with_configuration_and_catalogue(written):
