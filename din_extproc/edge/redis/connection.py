@@ -62,12 +62,21 @@ class Rejected(LimitsUnavailable):
 
 
 class Run(Struct, frozen=True, gc=False):
-    """How to ask again: a script's call, and how often it was asked already."""
+    """How to ask again: the call of a script or a plain command, and how often it was asked already."""
 
-    script: "Script"
+    script: "Script | None"
     count: int
     tail: bytes
+    """Of a script: `count` bulk strings. Of a plain command: all of it."""
     attempt: int = 0
+
+    def command(self) -> bytes:
+        """What to send."""
+        return self.tail if self.script is None else self.script.evalsha(self.count, self.tail)
+
+    def again(self) -> "Run":
+        """Asked once more."""
+        return Run(self.script, self.count, self.tail, self.attempt + 1)
 
 
 Sent = tuple[asyncio.Future[Any], float, Run | None]

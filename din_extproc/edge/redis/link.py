@@ -108,7 +108,8 @@ class Link:
         """
         connection = self._usable()
         future: asyncio.Future[Any] = self._loop.create_future()
-        connection.send(pack(command), future, self._loop.time() + self._timeout_s)
+        packed = pack(command)
+        connection.send(packed, future, self._loop.time() + self._timeout_s, Run(None, 0, packed))
         return future
 
     def run(self, script: Script, count: int, tail: bytes) -> asyncio.Future[Any]:
@@ -131,7 +132,7 @@ class Link:
         connection = self._usable()
         if asking:
             connection.send(pack(("ASKING",)), self._unwatched(), deadline)
-        connection.send(run.script.evalsha(run.count, run.tail), future, deadline, run)
+        connection.send(run.command(), future, deadline, run)
 
     def _usable(self) -> Connection:
         connection = self._connection
@@ -151,27 +152,26 @@ class Link:
         future, deadline, run = sent
         kind = error.partition(" ")[0]
         if run is not None and run.attempt < _ATTEMPTS:
-            again = Run(run.script, run.count, run.tail, run.attempt + 1)
-            if kind == "NOSCRIPT":
-                self._reload(connection, future, deadline, again)
+            if kind == "NOSCRIPT" and run.script is not None:
+                self._reload(connection, future, deadline, run.again(), run.script)
                 return
-            if self._redirect is not None and self._redirect(error, future, deadline, again):
+            if self._redirect is not None and self._redirect(error, future, deadline, run.again()):
                 return
         future.set_exception(Rejected(error))
         if kind in _MOVED_ON:
             connection.drop(f"Redis answered {error}")
 
-    def _reload(self, connection: Connection, future: asyncio.Future[Any], deadline: float, run: Run) -> None:
+    def _reload(self, connection: Connection, future: asyncio.Future[Any], deadline: float, run: Run, script: Script) -> None:
         """Load the script once for all that wait for it, then ask again; if it is forgotten in between, send it along."""
         if run.attempt > 1:
-            connection.send(run.script.eval(run.count, run.tail), future, deadline, run)
+            connection.send(script.eval(run.count, run.tail), future, deadline, run)
             return
-        if run.script not in self._reloading:
-            self._reloading.add(run.script)
+        if script not in self._reloading:
+            self._reloading.add(script)
             loaded = self._unwatched()
-            loaded.add_done_callback(lambda _: self._reloading.discard(run.script))
-            connection.send(pack(("SCRIPT", "LOAD", run.script.source)), loaded, deadline)
-        connection.send(run.script.evalsha(run.count, run.tail), future, deadline, run)
+            loaded.add_done_callback(lambda _: self._reloading.discard(script))
+            connection.send(pack(("SCRIPT", "LOAD", script.source)), loaded, deadline)
+        connection.send(run.command(), future, deadline, run)
 
     async def _stay_connected(self) -> None:
         pause_s = _FIRST_PAUSE_S

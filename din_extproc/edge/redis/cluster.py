@@ -1,0 +1,177 @@
+"""A Redis Cluster behind one face: a link per master, every command to the master that owns its tenant's slot.
+
+Rule: redis-py says who owns what; our links carry the commands, and MOVED and ASK are followed without the caller noticing.
+"""
+
+import asyncio
+import contextlib
+import logging
+from typing import Any, Final
+
+from redis.asyncio.cluster import RedisCluster
+from redis.crc import key_slot
+from redis.exceptions import RedisClusterException, RedisError
+
+from din_extproc.admit.ledger import LimitsUnavailable
+from din_extproc.edge.redis.address import Address
+from din_extproc.edge.redis.connection import Argument, Run, Script
+from din_extproc.edge.redis.link import Link, LinkState, Locate
+
+_log = logging.getLogger(__name__)
+
+_REFRESH_S: Final = 1.0
+_ASK_S: Final = 1.0
+_OTHER_MASTER: Final = ("MOVED", "ASK")
+
+
+class ClusterLinks:
+    """Links to all masters. `start` it, `close` it.
+
+    Args:
+        seeds: some members; the greeting of the first one holds for all.
+        scripts: loaded on every new connection.
+        timeout_ms: how long a command may stay unanswered before its link is given up.
+        max_in_flight: unanswered commands per master.
+    """
+
+    def __init__(self, seeds: tuple[Address, ...], scripts: tuple[Script, ...], *, timeout_ms: int = 50, max_in_flight: int = 4096) -> None:
+        self._seeds = seeds
+        self._scripts = scripts
+        self._timeout_ms = timeout_ms
+        self._max_in_flight = max_in_flight
+        self._links: dict[tuple[str, int], Link] = {}
+        self._owners: dict[int, Link] = {}
+        """By slot."""
+        self._stale = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._reason = "the cluster's masters are not known yet"
+
+    @property
+    def state(self) -> LinkState:
+        """Up only when every master's link is; else the state of one that is not."""
+        states = [link.state for link in self._links.values()]
+        down = [state for state in states if not state.up]
+        if states:
+            return down[0] if down else states[0]
+        return LinkState(up=False, since=0.0, reason=self._reason, address=str(self._seeds[0]))
+
+    async def start(self, wait_s: float = 1.0) -> bool:
+        """Find the masters and connect to each. True: all are connected within about `wait_s` seconds; False: it goes on trying."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._refresh()
+        self._task = asyncio.get_running_loop().create_task(self._keep_fresh(), name="redis cluster")
+        return self.state.up
+
+    async def close(self) -> None:
+        """Close every link."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        links, self._links, self._owners = self._links, {}, {}
+        for link in links.values():
+            await link.close()
+
+    def call(self, *command: Argument) -> asyncio.Future[Any]:
+        """One command; its second word is its key. Errors as with `Link.call`."""
+        key = command[1]
+        return self._owner(key if isinstance(key, bytes) else str(key).encode()).call(*command)
+
+    def run(self, script: Script, count: int, tail: bytes) -> asyncio.Future[Any]:
+        """Run a script where its first key lives. Errors as with `Link.run`."""
+        start = tail.index(b"\n", tail.index(b"\n", tail.index(b"\n") + 1) + 1) + 1
+        return self._owner(tail[start : tail.index(b"\r", start)]).run(script, count, tail)
+
+    def _owner(self, key: bytes) -> Link:
+        owner = self._owners.get(key_slot(key))
+        if owner is None:
+            self._stale.set()
+            raise LimitsUnavailable(self._reason)
+        return owner
+
+    def _redirect(self, error: str, future: asyncio.Future[Any], deadline: float, run: Run) -> bool:
+        """MOVED 3999 10.0.0.7:6379: ask there, and learn who owns what by now."""
+        kind, *rest = error.split(" ")
+        if kind == "CLUSTERDOWN":
+            self._stale.set()
+        if kind not in _OTHER_MASTER or len(rest) < 2:  # noqa: PLR2004 - slot and address
+            return False
+        if kind == "MOVED":
+            self._stale.set()
+        host, _, port = rest[1].rpartition(":")
+        link = self._links.get((host, int(port)))
+        if link is None or not link.state.up:
+            return False
+        link.resume(future, deadline, run, asking=kind == "ASK")
+        return True
+
+    def _changed(self, state: LinkState) -> None:
+        if not state.up:
+            self._stale.set()
+
+    async def _keep_fresh(self) -> None:
+        while True:
+            if self.state.up:
+                await self._stale.wait()
+            await asyncio.sleep(_REFRESH_S / 2)
+            self._stale.clear()
+            await self._refresh()
+
+    async def _refresh(self) -> None:
+        """Who owns what, as any reachable member says."""
+        for seed in (*self._seeds, *(self._seeds[0].at(*place) for place in self._links)):
+            try:
+                async with asyncio.timeout(_ASK_S):
+                    owners = await _owners(seed)
+            except (RedisError, RedisClusterException, OSError) as error:
+                self._reason = f"no member of the cluster says who owns what: {str(error) or type(error).__name__}"
+            else:
+                await self._adopt(owners)
+                return
+        _log.info("redis cluster: %s", self._reason)
+
+    async def _adopt(self, owners: dict[int, tuple[str, int]]) -> None:
+        places = set(owners.values())
+        fresh = {place: self._link(place) for place in places - self._links.keys()}
+        gone = [self._links.pop(place) for place in self._links.keys() - places]
+        self._links |= fresh
+        await asyncio.gather(*(link.start() for link in fresh.values()))
+        self._owners = {number: self._links[place] for number, place in owners.items()}
+        for link in gone:
+            await link.close()
+
+    def _link(self, place: tuple[str, int]) -> Link:
+        return Link(
+            _always(self._seeds[0].at(*place)),
+            self._scripts,
+            timeout_ms=self._timeout_ms,
+            max_in_flight=self._max_in_flight,
+            redirect=self._redirect,
+            on_change=self._changed,
+        )
+
+
+def _always(address: Address) -> Locate:
+    async def locate() -> Address:
+        return address
+
+    return locate
+
+
+async def _owners(seed: Address) -> dict[int, tuple[str, int]]:
+    """Slot -> master, asked of one member."""
+    cluster = RedisCluster(
+        host=seed.host,
+        port=seed.port,
+        username=seed.username or None,
+        password=seed.password or None,
+        socket_timeout=_ASK_S,
+        socket_connect_timeout=_ASK_S,
+    )
+    try:
+        await cluster.initialize()
+        slots = cluster.nodes_manager.slots_cache
+        return {number: (str(nodes[0].host), int(nodes[0].port)) for number, nodes in slots.items()}
+    finally:
+        await cluster.aclose()

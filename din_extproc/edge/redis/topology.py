@@ -1,0 +1,49 @@
+"""From a URL to what carries the commands: one Redis, the master behind Sentinels, or the masters of a cluster.
+
+Rule: the scheme decides, and a URL that can't be read is refused before anything connects.
+"""
+
+from urllib.parse import unquote, urlsplit
+
+from din_extproc.edge.redis.address import Address, parse
+from din_extproc.edge.redis.cluster import ClusterLinks
+from din_extproc.edge.redis.connection import Script
+from din_extproc.edge.redis.link import Link
+from din_extproc.edge.redis.sentinel import masters, members
+
+_REDIS_PORT = 6379
+
+
+def carrier(url: str, scripts: tuple[Script, ...], *, timeout_ms: int, max_in_flight: int = 4096) -> Link | ClusterLinks:
+    """What to `start`, to hand to a `RedisLedger`, and to `close`.
+
+    Args:
+        url: `redis://`, `rediss://`, `unix://`, `redis+sentinel://host:port,host:port/service[/db]` or
+            `redis+cluster://host:port,host:port`.
+        scripts: loaded on every new connection.
+        timeout_ms: how long a command may stay unanswered.
+        max_in_flight: unanswered commands at once, per server.
+
+    Raises:
+        ValueError: the URL can't be read.
+    """
+    scheme = urlsplit(url).scheme
+    if scheme == "redis+cluster":
+        return ClusterLinks(_seeds(url), scripts, timeout_ms=timeout_ms, max_in_flight=max_in_flight)
+    if scheme == "redis+sentinel":
+        return Link(masters(url), scripts, timeout_ms=timeout_ms, max_in_flight=max_in_flight)
+    address = parse(url)
+
+    async def locate() -> Address:
+        return address
+
+    return Link(locate, scripts, timeout_ms=timeout_ms, max_in_flight=max_in_flight)
+
+
+def _seeds(url: str) -> tuple[Address, ...]:
+    login, _, hosts = urlsplit(url).netloc.rpartition("@")
+    username, _, password = login.partition(":")
+    if not hosts:
+        raise ValueError("redis+cluster://host:port,host:port: hosts are needed")
+    greeting = Address(host="", port=0, username=unquote(username), password=unquote(password))
+    return tuple(greeting.at(*members(host, _REDIS_PORT)) for host in hosts.split(","))

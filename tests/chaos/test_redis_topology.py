@@ -1,0 +1,177 @@
+"""Limits over Redis behind Sentinels and over a Redis Cluster: masters fail, slots move, nobody is let through uncounted."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from din_extproc.admit.ledger import Claim, Denied, Granted, LimitsUnavailable
+from din_extproc.domain.tenant import Budget, Limits
+from din_extproc.edge.redis.cluster import ClusterLinks
+from din_extproc.edge.redis.ledger import SCRIPTS, RedisLedger
+from din_extproc.edge.redis.link import Link
+from din_extproc.edge.redis.topology import carrier
+from tests.servers import RedisServer, free_port
+
+pytestmark = pytest.mark.chaos
+CEILING = Limits(rpm=2, tpm=1000, max_streams=2)
+NAMES = ["a:b", "a", "{a}", "}", "", " ", "ü", "A" * 300, *(f"tenant {n}" for n in range(40))]
+
+
+def claim(request_id: str, tenant: str = "finance", limits: Limits = CEILING) -> Claim:
+    budgets = (Budget("tenant", limits), Budget("model:m", limits), Budget("key:{k}", limits))
+    return Claim(request_id, tenant, budgets, 10, 30_000)
+
+
+@contextlib.asynccontextmanager
+async def connected(url: str):
+    runner = carrier(url, SCRIPTS, timeout_ms=500)
+    assert await runner.start(wait_s=5), runner.state.reason
+    try:
+        yield runner
+    finally:
+        await runner.close()
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(60):
+        while not await condition():  # noqa: ASYNC110 - what is waited for is another process's state
+            await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+def cluster() -> Iterator[list[RedisServer]]:
+    """Three masters that know each other."""
+    with contextlib.ExitStack() as stack:
+        servers = []
+        for _ in range(3):
+            options = ("--cluster-enabled", "yes", "--cluster-port", str(free_port()), "--cluster-node-timeout", "2000")
+            servers.append(stack.enter_context(RedisServer(*options)))
+        clients = [stack.enter_context(contextlib.closing(redis.Redis(port=server.port))) for server in servers]
+        bounds = [0, 5461, 10923, 16384]
+        for number, client in enumerate(clients):
+            client.execute_command("CLUSTER ADDSLOTSRANGE", bounds[number], bounds[number + 1] - 1)
+            client.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
+        for server in servers[1:]:
+            bus = server.options[server.options.index("--cluster-port") + 1]
+            clients[0].execute_command("CLUSTER MEET", "127.0.0.1", server.port, bus)
+        while not all(client.cluster("info")["cluster_state"] == "ok" for client in clients):
+            pass
+        yield servers
+
+
+def seeds(servers: list[RedisServer]) -> str:
+    return "redis+cluster://" + ",".join(f"127.0.0.1:{server.port}" for server in servers)
+
+
+async def test_b66_all_limits_of_a_request_are_one_call_whatever_the_tenant_is_called(cluster):
+    async with connected(seeds(cluster)) as runner:
+        ledger = RedisLedger(runner)
+        for name in NAMES:
+            answers = [await ledger.reserve(claim(f"r{n}", name)) for n in range(3)]
+            assert [isinstance(answer, Granted) for answer in answers] == [True, True, False]
+            await ledger.release(name, "r0")
+            assert await RedisLedger(runner).settle(name, "r0", 500)
+        held = [await link.call("DBSIZE") for link in runner._links.values()]
+        assert len(held) == 3
+        assert all(held)
+
+
+async def test_a_slot_that_moved_is_followed_and_learned(cluster):
+    async with connected(seeds(cluster)) as runner:
+        assert isinstance(runner, ClusterLinks)
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(contextlib.closing(redis.Redis(port=server.port))) for server in cluster]
+            number = clients[0].execute_command("CLUSTER KEYSLOT", "{t=finance}")
+            new = next(i for i, server in enumerate(cluster) if runner._owners[number] is not runner._links["127.0.0.1", server.port])
+            node = clients[new].execute_command("CLUSTER MYID").decode()
+            for client in (clients[new], *clients):
+                client.execute_command("CLUSTER SETSLOT", number, "NODE", node)
+        ledger = RedisLedger(runner)
+        assert isinstance(await ledger.reserve(claim("r1")), Granted)
+
+        async def learned() -> bool:
+            return runner._owners[number] is runner._links["127.0.0.1", cluster[new].port]
+
+        await until(learned)
+        assert isinstance(await ledger.reserve(claim("r2")), Granted)
+        assert isinstance(await ledger.reserve(claim("r3")), Denied)
+
+
+async def test_while_a_slot_is_on_its_way_nothing_passes_uncounted_and_what_has_moved_is_found(cluster):
+    async with connected(seeds(cluster)) as runner:
+        ledger = RedisLedger(runner)
+        assert isinstance(await ledger.reserve(claim("before")), Granted)
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(contextlib.closing(redis.Redis(port=server.port))) for server in cluster]
+            number = clients[0].execute_command("CLUSTER KEYSLOT", "{t=finance}")
+            old = next(i for i, server in enumerate(cluster) if runner._owners[number] is runner._links["127.0.0.1", server.port])
+            new = (old + 1) % 3
+            clients[new].execute_command("CLUSTER SETSLOT", number, "IMPORTING", clients[old].execute_command("CLUSTER MYID").decode())
+            clients[old].execute_command("CLUSTER SETSLOT", number, "MIGRATING", clients[new].execute_command("CLUSTER MYID").decode())
+            clients[old].execute_command("MIGRATE", "127.0.0.1", cluster[new].port, "", 0, 5000, "KEYS", *clients[old].keys())
+        with pytest.raises(LimitsUnavailable, match="TRYAGAIN"):
+            await ledger.reserve(claim("meanwhile"))
+        await ledger.release("finance", "before")
+        assert await RedisLedger(runner).settle("finance", "before", 5)
+
+
+async def test_a_master_that_is_gone_is_unavailable_for_its_tenants_only(cluster):
+    async with connected(seeds(cluster)) as runner:
+        ledger = RedisLedger(runner)
+        cluster[0].end()
+        answers = await asyncio.gather(*(ledger.reserve(claim("r", name)) for name in NAMES), return_exceptions=True)
+        assert any(isinstance(answer, Granted) for answer in answers)
+        assert any(isinstance(answer, LimitsUnavailable) for answer in answers)
+        assert all(isinstance(answer, Granted | LimitsUnavailable) for answer in answers)
+
+
+async def test_a_cluster_that_is_not_there_is_told():
+    runner = carrier(f"redis+cluster://127.0.0.1:{free_port()}", SCRIPTS, timeout_ms=100)
+    assert not await runner.start(wait_s=0.5)
+    with pytest.raises(LimitsUnavailable):
+        await RedisLedger(runner).reserve(claim("r"))
+    await runner.close()
+
+
+async def test_a_failover_is_followed():
+    with contextlib.ExitStack() as stack:
+        master = stack.enter_context(RedisServer("--repl-diskless-sync-delay", "0"))
+        replica = stack.enter_context(RedisServer("--replicaof", f"127.0.0.1 {master.port}"))
+        config = "\n".join(
+            (
+                f"sentinel monitor limits 127.0.0.1 {master.port} 1",
+                "sentinel down-after-milliseconds limits 300",
+                "sentinel failover-timeout limits 2000",
+            )
+        )
+        sentinel = stack.enter_context(RedisServer("--sentinel", config=config))
+        watch = stack.enter_context(contextlib.closing(redis.Redis(port=sentinel.port)))
+
+        async def replica_is_known() -> bool:
+            return any(entry["master-link-status"] == "ok" for entry in watch.sentinel_slaves("limits"))
+
+        await until(replica_is_known)
+        url = f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{sentinel.port}/limits"
+        async with connected(url) as runner:
+            assert isinstance(runner, Link)
+            assert runner.state.address == f"127.0.0.1:{master.port}"
+            ledger = RedisLedger(runner)
+            assert isinstance(await ledger.reserve(claim("r1")), Granted)
+            assert await runner.call("WAIT", 1, 400) == 1
+            master.end()
+
+            async def elsewhere() -> bool:
+                return runner.state.up and runner.state.address == f"127.0.0.1:{replica.port}"
+
+            await until(elsewhere)
+            assert isinstance(await ledger.reserve(claim("r2")), Granted)
+            assert isinstance(await ledger.reserve(claim("r3")), Denied)
+
+
+@pytest.mark.parametrize("url", ["redis+sentinel://host:1", "redis+sentinel:///service", "redis+cluster://", "http://host"])
+def test_a_url_that_says_too_little_is_refused(url):
+    with pytest.raises(ValueError, match=r"\w"):
+        carrier(url, SCRIPTS, timeout_ms=50)
