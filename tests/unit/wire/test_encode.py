@@ -2,6 +2,8 @@
 
 import pytest
 from google.protobuf.json_format import MessageToDict
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from din_extproc._proto.envoy.config.core.v3.base_pb2 import HeaderValueOption
@@ -134,3 +136,53 @@ def test_only_a_final_status_answers(status):
 )
 def test_each_constant_answers_its_own_phase(data, kind):
     assert written(data).WhichOneof("response") == kind
+
+
+LONG = st.integers(0, 300).map(lambda size: "v" * size)
+VALUES = st.text(max_size=8) | LONG | st.booleans() | st.floats(allow_nan=False) | st.integers(-(2**53), 2**53)
+NAMES = st.integers(1, 200).map(lambda size: "x-" + "n" * size)
+PRINTABLE = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=8)
+
+
+@given(
+    st.dictionaries(st.text(max_size=8) | LONG, VALUES, max_size=4),
+    st.lists(st.tuples(NAMES, PRINTABLE | LONG), max_size=4),
+    LONG.map(str.encode) | st.none(),
+)
+def test_whatever_is_written_is_read_back_by_protobuf(metadata, headers, body):
+    send = replace(SEND, metadata=metadata, request_headers=tuple(headers), response_headers=tuple(headers), body=body)
+    response = written(encode.send_at_body(send))
+    common = response.request_body.response
+    pairs = [(option.header.key, option.header.raw_value.decode()) for option in common.header_mutation.set_headers]
+    assert pairs[2 : 2 + len(headers)] == headers
+    assert common.body_mutation.body == (body or b"")
+    assert common.clear_route_cache
+    found = {
+        name: getattr(value, value.WhichOneof("kind"))
+        for name, value in response.dynamic_metadata.fields["din"].struct_value.fields.items()
+    }
+    assert found == metadata
+    again = written(encode.answer(Answer(status=503, headers=tuple(headers), body=body or b"", metadata=metadata)))
+    assert again.dynamic_metadata == written(encode.send_at_body(send)).dynamic_metadata
+    assert list(again.immediate_response.headers.set_headers) == list(common.header_mutation.set_headers)[2 : 2 + len(headers)]
+    assert again.immediate_response.body == (body or b"")
+    reply = written(encode.response_headers(tuple(headers))).response_headers.response.header_mutation.set_headers
+    assert list(reply) == list(again.immediate_response.headers.set_headers)
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 16_383, 16_384, 2_097_151, 2_097_152, 9_000_000])
+def test_sizes_around_each_step_of_a_length_are_written_right(size):
+    body = b"x" * size
+    assert written(encode.send_at_body(replace(SEND, body=body))).request_body.response.body_mutation.body == body
+    assert written(encode.answer(Answer(status=200, headers=(), body=body))).immediate_response.body == body
+    text = "v" * min(size, 70_000)
+    (option,) = written(encode.response_headers((("x-a", text),))).response_headers.response.header_mutation.set_headers
+    assert option.header.raw_value.decode() == text
+
+
+def test_what_is_remembered_of_names_has_a_bound():
+    for number in range(2000):
+        encode.response_headers(((f"x-{number}", "a"),))
+        encode.send_at_body(replace(SEND, metadata={f"k-{number}": 1}))
+    assert max(len(encode._name), len(encode._key)) <= 1024
+    assert len(encode._length) <= 16_384
