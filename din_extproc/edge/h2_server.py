@@ -159,10 +159,12 @@ class _Connection(asyncio.Protocol):
         self.flush_soon()
 
     def data_received(self, data: bytes) -> None:
+        # What is said while this is handled leaves at its end. Not one turn later: that would cost the loop a turn of its own.
+        scheduled, self.flushing = self.flushing, True
         self.grpc.receive(data, self._time())
         self._handle()
-        if not self.flushing:
-            self.flush_soon()
+        if not scheduled:
+            self._flush()
 
     def eof_received(self) -> bool:
         return False
@@ -206,9 +208,8 @@ class _Connection(asyncio.Protocol):
 
     def _handle(self) -> None:
         for event in self.grpc.take_events():
-            kind = type(event)
             call = event.call
-            if kind is Opened:
+            if type(event) is Opened:
                 self._open(call)
                 continue
             answers: _Answers | None = call.owner
@@ -216,9 +217,9 @@ class _Connection(asyncio.Protocol):
                 continue
             taker = answers.taker
             try:
-                if kind is Message:
-                    taker.message(cast("Message", event).data)
-                elif kind is Cut:
+                if type(event) is Message:
+                    taker.message(event.data)
+                elif type(event) is Cut:
                     answers.release()
                     taker.ended(cancelled=True)
                 else:

@@ -63,25 +63,25 @@ class Framer:
         pos = 0 if self.begun else self._greet(data)
         end = len(data)
         unpack = frames.HEADER.unpack_from
+        last_start = end - frames.HEADER_BYTES if self.begun else -1
         self._need = frames.HEADER_BYTES
-        while self.begun and end - pos >= frames.HEADER_BYTES:
+        while pos <= last_start:
             word, flags, stream_id = unpack(data, pos)
             start = pos + frames.HEADER_BYTES
             stop = start + (word >> 8)
-            kind = word & 0xFF
-            if word >> 8 > frames.SMALLEST_FRAME_LIMIT:
+            if stop - start > frames.SMALLEST_FRAME_LIMIT:
                 raise GoAwayError(ErrorCode.FRAME_SIZE_ERROR, "frame larger than announced")
             if stop > end:
                 self._need = stop - pos
                 break
             pos = stop
-            stream_id &= frames.LARGEST_STREAM_ID
-            if kind == frames.HEADERS or kind == frames.CONTINUATION or self._block is not None:  # noqa: PLR1714 - twice as fast as a set
-                block = self._part(kind, flags, stream_id, data[start:stop])
+            kind = word & 0xFF
+            if self._block is None and kind != frames.HEADERS and kind != frames.CONTINUATION:  # noqa: PLR1714 - twice as fast as a set
+                yield kind, flags, stream_id & frames.LARGEST_STREAM_ID, data, start, stop
+            else:
+                block = self._part(kind, flags, stream_id & frames.LARGEST_STREAM_ID, data[start:stop])
                 if block is not None:
                     yield block
-            else:
-                yield kind, flags, stream_id, data, start, stop
         if pos < end:
             rest += memoryview(data)[pos:]
 

@@ -118,6 +118,7 @@ class GrpcConnection:
 
     def __init__(self, memo: Memo[CallHead], limits: Limits, now: float) -> None:
         self._limits = limits
+        self._max_message_bytes = limits.max_message_bytes
         self._connection: Connection[CallHead, Call] = Connection(self, memo, limits, now)
         self._outbox = self._connection.outbox
         self._events: list[Event] = []
@@ -262,13 +263,14 @@ class GrpcConnection:
     def _messages(self, call: Call, buffer: bytes | memoryview, start: int, stop: int) -> int:
         """Tell every whole message. Returns where the first unfinished one starts, and notes how long it must grow."""
         need = _PREFIX_BYTES
+        unpack = _PREFIX.unpack_from
         while stop - start >= _PREFIX_BYTES:
-            compressed, length = _PREFIX.unpack_from(buffer, start)
+            compressed, length = unpack(buffer, start)
             if compressed:
                 self._refuse(call, UNIMPLEMENTED, "compressed messages are not supported")
                 break
-            if length > self._limits.max_message_bytes:
-                self._refuse(call, RESOURCE_EXHAUSTED, f"message larger than {self._limits.max_message_bytes} bytes")
+            if length > self._max_message_bytes:
+                self._refuse(call, RESOURCE_EXHAUSTED, f"message larger than {self._max_message_bytes} bytes")
                 break
             need = _PREFIX_BYTES + length
             if stop - start < need:

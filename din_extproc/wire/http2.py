@@ -83,12 +83,12 @@ class Connection(Generic[H, S]):
     @property
     def over(self) -> bool:
         """Nothing more will be said: send what is left to send, then close."""
-        return self.fault is not None or (self.warned and not self._streams)
+        return self.fault is not None or (self._refuse_above != frames.LARGEST_STREAM_ID and not self._streams)
 
     @property
     def warned(self) -> bool:
         """The peer has confirmed that it knows about the drain: no stream that it opens later is served."""
-        return self._refuse_above < frames.LARGEST_STREAM_ID
+        return self._refuse_above != frames.LARGEST_STREAM_ID
 
     def _announce(self) -> None:
         limits = self._limits
@@ -241,7 +241,8 @@ class Connection(Generic[H, S]):
         self._close_half(stream)
 
     def _rst_stream(self, stream_id: int, payload: bytes) -> None:
-        _expect(len(payload) == frames.WORD.size, "RST_STREAM of a wrong size", ErrorCode.FRAME_SIZE_ERROR)
+        if len(payload) != frames.WORD.size:
+            raise GoAwayError(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM of a wrong size")
         stream = self._streams.get(stream_id)
         if stream is None:
             _expect(not self._is_idle(stream_id), "RST_STREAM on a stream that was never opened")
