@@ -237,8 +237,8 @@ class Envoy:
         self.topology = topology
         self.port = topology.listener.port
         self.admin_port = topology.admin.port
-        self.config = folder / "envoy.yaml"
-        self.config.write_text(bootstrap.as_yaml(topology))
+        self.config = folder / "envoy.pb"
+        self.config.write_bytes(bytes(bootstrap.bootstrap(topology)))
         self.log_file = folder / "envoy.log"
         self.process: subprocess.Popen[bytes] | None = None
 
