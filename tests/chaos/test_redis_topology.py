@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -58,7 +59,7 @@ def cluster() -> Iterator[list[RedisServer]]:
             bus = server.options[server.options.index("--cluster-port") + 1]
             clients[0].execute_command("CLUSTER MEET", "127.0.0.1", server.port, bus)
         while not all(client.cluster("info")["cluster_state"] == "ok" for client in clients):
-            pass
+            time.sleep(0.02)
         yield servers
 
 

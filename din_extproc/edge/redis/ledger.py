@@ -58,7 +58,7 @@ class Charge(Struct, array_like=True, frozen=True):
 
 
 class _End(Struct, frozen=True):
-    """How a request of certain budgets is renewed, released and settled, as bulk strings."""
+    """How a request of certain budgets is renewed, released and settled, as bulk strings; `_PREFIX` stands for the tenant's."""
 
     slots: int
     slot_keys: bytes
@@ -69,29 +69,49 @@ class _End(Struct, frozen=True):
     counters: bytes
     tpms: bytes
 
-    def slot_call(self, record: bytes, *arguments: bytes) -> tuple[int, bytes]:
+    def slot_call(self, request: "_Request", *arguments: bytes) -> tuple[int, bytes]:
         """A script's call over record and leases: how many bulk strings, and they."""
-        return self.slots + 2 + len(arguments), b"".join((self.slot_keys, record, self.leases, *arguments))
+        leases = self.leases.replace(_PREFIX, request.prefix)
+        return self.slots + 2 + len(arguments), b"".join((self.slot_keys, request.record, leases, *arguments))
 
-    def settlement(self, record: bytes, now: bytes, tokens: int) -> tuple[int, bytes]:
+    def settlement(self, request: "_Request", now: bytes, tokens: int) -> tuple[int, bytes]:
         """The settling script's call over record and counters."""
-        parts = (self.bucket_keys, record, self.counters, now, bulk(b"%d" % tokens), self.tpms)
-        return 2 * self.buckets + 4, b"".join(parts)
+        counters = self.counters.replace(_PREFIX, request.prefix)
+        return 2 * self.buckets + 4, b"".join((self.bucket_keys, request.record, counters, now, bulk(b"%d" % tokens), self.tpms))
 
 
 class _Plan(Struct, frozen=True):
-    """What is the same for all requests of one tenant with the same budgets."""
+    """What is the same for all requests with the same budgets, as bulk strings; `_PREFIX` stands for the tenant's."""
 
     count: int
     """Bulk strings of the reservation."""
     start: bytes
     """Its number of keys."""
-    middle: bytes
-    """Between the record's key and the request's own arguments."""
+    keys: bytes
+    """Counters and leases."""
+    limits: bytes
+    """rpm, tpm, max_streams of each budget, and the note."""
     scopes: tuple[str, ...]
     end: _End
 
 
+class _Request(Struct, frozen=True, gc=False):
+    """One request's names."""
+
+    prefix: bytes
+    """What all keys of its tenant begin with."""
+    record: bytes
+    """The key of its record, a bulk string."""
+    id: bytes
+    """A bulk string."""
+
+    @classmethod
+    def of(cls, tenant: str, request_id: str) -> "_Request":
+        prefix, name = _prefix(tenant), request_id.encode()
+        return cls(prefix, bulk(b"%brequest:%b" % (prefix, name)), bulk(name))
+
+
+_PREFIX: Final = b"\0"
 _NOTE: Final = msgspec.msgpack.Decoder(tuple[Charge, ...])
 _NOTE_AT: Final = 65
 """Bytes of a record before its note."""
@@ -105,42 +125,48 @@ def tag(tenant: str) -> str:
     return "{h=" + hashlib.sha256(plain.encode()).hexdigest() + "}"
 
 
-def _prefix(tenant: str) -> str:
-    return f"din:{tag(tenant)}:"
+@lru_cache(maxsize=262_144)
+def _prefix(tenant: str) -> bytes:
+    return f"din:{tag(tenant)}:".encode()
 
 
-@lru_cache(maxsize=65_536)
-def _record_prefix(tenant: str) -> bytes:
-    return f"{_prefix(tenant)}request:".encode()
+def _keys(prefix_length: int, kind: bytes, scopes: list[str]) -> bytes:
+    """Keys as bulk strings, the prefix still to be filled in."""
+    names = [b"%b:%b" % (kind, scope.encode()) for scope in scopes]
+    return b"".join([b"$%d\r\n%b%b\r\n" % (prefix_length + len(name), _PREFIX, name) for name in names])
 
 
-@lru_cache(maxsize=65_536)
-def _end(tenant: str, charges: tuple[Charge, ...]) -> _End:
-    prefix = _prefix(tenant)
-    leases = [f"{prefix}lease:{charge.scope}" for charge in charges if charge.max_streams]
-    counters = [f"{prefix}count:{charge.scope}" for charge in charges if charge.tpm]
+@lru_cache(maxsize=16_384)
+def _end(prefix_length: int, charges: tuple[Charge, ...]) -> _End:
+    slots = [charge.scope for charge in charges if charge.max_streams]
+    buckets = [charge.scope for charge in charges if charge.tpm]
     return _End(
-        slots=len(leases),
-        slot_keys=bulks(1 + len(leases))[1],
-        leases=bulks(*leases)[1],
-        buckets=len(counters),
-        bucket_keys=bulks(1 + len(counters))[1],
-        counters=bulks(*counters)[1],
+        slots=len(slots),
+        slot_keys=bulks(1 + len(slots))[1],
+        leases=_keys(prefix_length, b"lease", slots),
+        buckets=len(buckets),
+        bucket_keys=bulks(1 + len(buckets))[1],
+        counters=_keys(prefix_length, b"count", buckets),
         tpms=bulks(*(charge.tpm for charge in charges if charge.tpm))[1],
     )
 
 
-@lru_cache(maxsize=65_536)
-def _plan(tenant: str, budgets: tuple[Budget, ...]) -> _Plan:
+@lru_cache(maxsize=16_384)
+def _plan(prefix_length: int, budgets: tuple[Budget, ...]) -> _Plan:
     limits = [(budget.scope, budget.limits.rpm or 0, budget.limits.tpm or 0, budget.limits.max_streams or 0) for budget in budgets]
     limits = [limit for limit in limits if any(limit[1:])]
     charges = tuple(Charge(scope, tpm, max_streams) for scope, _, tpm, max_streams in limits)
-    scopes = tuple(charge.scope for charge in charges)
-    prefix = _prefix(tenant)
-    keys = [f"{prefix}{kind}:{scope}" for kind in ("count", "lease") for scope in scopes]
+    scopes = [charge.scope for charge in charges]
     numbers = [number for limit in limits for number in limit[1:]]
-    count, middle = bulks(*keys, *numbers, msgspec.msgpack.encode(charges))
-    return _Plan(count + 6, bulks(1 + len(keys))[1], middle, scopes, _end(tenant, charges))
+    count, packed = bulks(*numbers, msgspec.msgpack.encode(charges))
+    return _Plan(
+        count=6 + 2 * len(scopes) + count,
+        start=bulks(1 + 2 * len(scopes))[1],
+        keys=_keys(prefix_length, b"count", scopes) + _keys(prefix_length, b"lease", scopes),
+        limits=packed,
+        scopes=tuple(scopes),
+        end=_end(prefix_length, charges),
+    )
 
 
 class RedisLedger:
@@ -163,73 +189,69 @@ class RedisLedger:
 
     async def reserve(self, claim: Claim) -> Granted | Denied:
         """Check every budget, then charge every budget. Given up before the answer came: what it took is given back."""
-        plan = _plan(claim.tenant, claim.budgets)
+        request = _Request.of(claim.tenant, claim.request_id)
+        plan = _plan(len(request.prefix), claim.budgets)
         if not plan.scopes:
             return _UNLIMITED
-        record, request_id = _record_key(claim.tenant, claim.request_id)
-        numbers = b"$%d\r\n%d\r\n$%d\r\n%d\r\n" % (len(str(claim.tokens)), claim.tokens, len(str(claim.lease_ms)), claim.lease_ms)
-        future = self._runner.run(ADMIT, plan.count, b"".join((plan.start, record, plan.middle, self._now, request_id, numbers)))
+        keys = plan.keys.replace(_PREFIX, request.prefix)
+        numbers = bulk(b"%d" % claim.tokens) + bulk(b"%d" % claim.lease_ms)
+        tail = b"".join((plan.start, request.record, keys, plan.limits, self._now, request.id, numbers))
+        future = self._runner.run(ADMIT, plan.count, tail)
         try:
             reply = await future
         except LimitsUnavailable:
             raise
         except BaseException:
             future.cancel()
-            self._undo(plan.end, record, request_id)
+            self._undo(plan.end, request)
             raise
         if reply[0] != 1:
             return Denied(plan.scopes[reply[1] - 1], _DIMENSIONS[reply[2]], reply[3], reply[4], _standing(reply))
         if not reply[1]:
-            self._remember(record, plan.end)
+            self._remember(request, plan.end)
         return Granted(_standing(reply))
 
     async def renew(self, tenant: str, request_id: str, lease_ms: int) -> None:
         """Keep the slots of a request that still runs."""
-        record, name = _record_key(tenant, request_id)
-        end = await self._known(tenant, record)
+        request = _Request.of(tenant, request_id)
+        end = await self._known(request)
         if end is not None:
-            await self._runner.run(RENEW, *end.slot_call(record, self._now, name, bulk(b"%d" % lease_ms)))
+            await self._runner.run(RENEW, *end.slot_call(request, self._now, request.id, bulk(b"%d" % lease_ms)))
 
     async def release(self, tenant: str, request_id: str) -> None:
         """Give the slots back: the request has ended."""
-        record, name = _record_key(tenant, request_id)
-        end = await self._known(tenant, record)
+        request = _Request.of(tenant, request_id)
+        end = await self._known(request)
         if end is not None:
-            await self._runner.run(RELEASE, *end.slot_call(record, self._now, name))
+            await self._runner.run(RELEASE, *end.slot_call(request, self._now, request.id))
 
     async def settle(self, tenant: str, request_id: str, tokens: int) -> bool:
         """Replace the reserved tokens by the actual ones, both ways, once. False: unknown, expired or already settled."""
-        record, _ = _record_key(tenant, request_id)
-        end = await self._known(tenant, record)
+        request = _Request.of(tenant, request_id)
+        end = await self._known(request)
         if end is None:
             return False
-        self._ends.pop(record, None)
-        return bool(await self._runner.run(SETTLE, *end.settlement(record, self._now, tokens)))
+        self._ends.pop(request.record, None)
+        return bool(await self._runner.run(SETTLE, *end.settlement(request, self._now, tokens)))
 
-    async def _known(self, tenant: str, record: bytes) -> _End | None:
+    async def _known(self, request: _Request) -> _End | None:
         """How the request is ended: remembered, or looked up in its record."""
-        end = self._ends.get(record)
+        end = self._ends.get(request.record)
         if end is not None:
             return end
-        found = await self._runner.call("GET", record[record.index(b"\n") + 1 : -2])
-        return _end(tenant, _NOTE.decode(found[_NOTE_AT:])) if found else None
+        found = await self._runner.call("GET", request.record[request.record.index(b"\n") + 1 : -2])
+        return _end(len(request.prefix), _NOTE.decode(found[_NOTE_AT:])) if found else None
 
-    def _remember(self, record: bytes, end: _End) -> None:
+    def _remember(self, request: _Request, end: _End) -> None:
         if len(self._ends) >= _REMEMBERED:
             del self._ends[next(iter(self._ends))]
-        self._ends[record] = end
+        self._ends[request.record] = end
 
-    def _undo(self, end: _End, record: bytes, request_id: bytes) -> None:
+    def _undo(self, end: _End, request: _Request) -> None:
         """Nobody waits for the verdict any more: give back what it may take. Sent after it on the same connection."""
         with contextlib.suppress(LimitsUnavailable):
-            self._runner.run(RELEASE, *end.slot_call(record, self._now, request_id)).add_done_callback(_forget)
-            self._runner.run(SETTLE, *end.settlement(record, self._now, 0)).add_done_callback(_forget)
-
-
-def _record_key(tenant: str, request_id: str) -> tuple[bytes, bytes]:
-    """The key of the request's record, and the request's id, as bulk strings."""
-    name = request_id.encode()
-    return bulk(_record_prefix(tenant) + name), bulk(name)
+            self._runner.run(RELEASE, *end.slot_call(request, self._now, request.id)).add_done_callback(_forget)
+            self._runner.run(SETTLE, *end.settlement(request, self._now, 0)).add_done_callback(_forget)
 
 
 def _forget(future: asyncio.Future[Any]) -> None:

@@ -23,7 +23,7 @@ _CONNECT_S: Final = 1.0
 _FIRST_PAUSE_S: Final = 0.02
 _LONGEST_PAUSE_S: Final = 0.8
 _ATTEMPTS: Final = 3
-_MOVED_ON: Final = ("READONLY", "MASTERDOWN", "LOADING", "UNBLOCKED", "NOREPLICAS")
+_MOVED_ON: Final = ("READONLY", "MASTERDOWN", "LOADING", "NOREPLICAS")
 """Errors of a server that is not, or not yet, the one to ask: the link looks for it again."""
 
 Locate = Callable[[], Awaitable[Address]]
