@@ -59,12 +59,14 @@ def serve(
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], typer.Option(help="What is logged, as JSON lines on stderr.")
     ] = "info",
+    worker: Annotated[int | None, typer.Option(hidden=True)] = None,
+    channel: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run the sidecar beside Envoy."""
     from din_extproc.roles.gateway import ServeOptions, run  # noqa: PLC0415 - the other commands start without it
 
     configure(log_level)
-    raise typer.Exit(run(ServeOptions(config=config, drain_s=drain_s)))
+    raise typer.Exit(run(ServeOptions(config=config, drain_s=drain_s, log_level=log_level, worker=worker, channel=channel)))
 
 
 @app.command()

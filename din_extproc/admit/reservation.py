@@ -4,10 +4,23 @@ Rule: a reservation is never larger than what the answer can cost, nor than the 
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable
+
+from msgspec import Struct
 
 _GROWTH = 1.08
 """One step of the running quantile, as a factor: 30 answers carry it across a power of ten."""
 _QUANTILE = 0.9
+
+
+class Mark(Struct, frozen=True, gc=False):
+    """How long one tenant's answers from one model usually are."""
+
+    tenant: str
+    model: str
+    tokens: float
+    count: int
+    """Answers seen."""
 
 
 class OutputHistory:
@@ -21,19 +34,35 @@ class OutputHistory:
         trusted_after: Answers seen before the mark is believed.
     """
 
-    __slots__ = ("_limit", "_marks", "_trusted_after")
+    __slots__ = ("_changed", "_limit", "_marks", "_trusted_after")
 
     def __init__(self, limit: int = 10_000, trusted_after: int = 20) -> None:
         self._limit = limit
         self._trusted_after = trusted_after
         self._marks: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
+        self._changed: set[tuple[str, str]] = set()
 
     def learn(self, tenant: str, model: str, completion_tokens: int) -> None:
         """An answer of so many tokens has ended."""
         key = (tenant, model)
         mark, count = self._marks.pop(key, (float(max(1, completion_tokens)), 0))
         step = _QUANTILE if completion_tokens > mark else _QUANTILE - 1.0
-        self._marks[key] = (max(1.0, mark * _GROWTH**step), count + 1)
+        self._keep(key, (max(1.0, mark * _GROWTH**step), count + 1))
+        self._changed.add(key)
+
+    def changed(self) -> tuple[Mark, ...]:
+        """What was learned since this was last asked."""
+        changed, self._changed = self._changed, set()
+        return tuple(Mark(*key, *self._marks[key]) for key in changed if key in self._marks)
+
+    def adopt(self, marks: Iterable[Mark]) -> None:
+        """Know what another process has learned."""
+        for mark in marks:
+            self._marks.pop((mark.tenant, mark.model), None)
+            self._keep((mark.tenant, mark.model), (mark.tokens, mark.count))
+
+    def _keep(self, key: tuple[str, str], mark: tuple[float, int]) -> None:
+        self._marks[key] = mark
         if len(self._marks) > self._limit:
             self._marks.popitem(last=False)
 

@@ -33,6 +33,10 @@ class Background:
         """Do it every so many seconds, one after the other, until `close`."""
         self._tasks.append(asyncio.get_running_loop().create_task(_repeat(seconds, name, step), name=name))
 
+    def run(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Run it as a task, until it ends or `close`."""
+        self._tasks.append(asyncio.get_running_loop().create_task(_once(name, work), name=name))
+
     async def quiet(self, wait_s: float) -> None:
         """Wait until everything that was started has ended, for so many seconds at most."""
         with contextlib.suppress(TimeoutError):
@@ -40,7 +44,7 @@ class Background:
                 await self._idle.wait()
 
     async def close(self) -> None:
-        """Stop what repeats."""
+        """Stop what runs."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -54,6 +58,13 @@ class Background:
         self._done(None)
         if not isinstance(error, asyncio.CancelledError):
             _log.error("a background step failed", exc_info=error)
+
+
+async def _once(name: str, work: Awaitable[None]) -> None:
+    try:
+        await work
+    except Exception:  # noqa: BLE001 - the last guard of work that nobody waits for
+        _log.exception("%s failed", name)
 
 
 async def _repeat(seconds: float, name: str, step: Callable[[], Awaitable[None]]) -> None:

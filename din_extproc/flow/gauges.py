@@ -3,11 +3,11 @@
 Rule: bounded by the models of the configuration; a name nobody configured is weighed with what is true of models in general.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
-from din_extproc.intent.calibration import learn
+from din_extproc.intent.calibration import Calibration, learn
 from din_extproc.intent.estimate import Gauge
 
 _GENERAL = Gauge()
@@ -20,11 +20,12 @@ class Gauges:
         model_of: The physical model that a name, as clients write it, stands for first; None when it stands for nothing.
     """
 
-    __slots__ = ("_by_model", "model_of")
+    __slots__ = ("_by_model", "_changed", "model_of")
 
     def __init__(self, model_of: Callable[[str], str | None]) -> None:
         self.model_of = model_of
         self._by_model: dict[str, Gauge] = {}
+        self._changed: set[str] = set()
 
     def named(self, name: str) -> Gauge:
         """For a request that asks for this name."""
@@ -39,3 +40,14 @@ class Gauges:
         """The engine counted a prompt that was estimated from these features."""
         gauge = self.of(model)
         self._by_model[model] = replace(gauge, calibration=learn(gauge.calibration, features, fixed, prompt_tokens))
+        self._changed.add(model)
+
+    def changed(self) -> dict[str, Calibration]:
+        """What was learned since this was last asked, by model."""
+        changed, self._changed = self._changed, set()
+        return {model: self.of(model).calibration for model in changed}
+
+    def adopt(self, calibrations: Mapping[str, Calibration]) -> None:
+        """Know what another process has learned."""
+        for model, calibration in calibrations.items():
+            self._by_model[model] = replace(self.of(model), calibration=calibration)

@@ -1,17 +1,21 @@
-"""The role `serve`: the sidecar beside Envoy. Puts the rooms together, starts them, and takes them down in order.
+"""The role `serve`: the sidecar beside Envoy, in one process or in several. Starts its parts, and takes them down in order.
 
 Rule: it goes down the way that loses nothing: not serving -> no new streams -> open ones end -> what they cost is settled -> gone.
+
+With one worker both planes run in this process. With more, this process keeps the accounting plane and the admin port, and starts a
+worker process per socket for the request plane; it tells them what answers have taught, and they tell it what they do.
 """
 
 import asyncio
 import gc
 import logging
 import os
-import secrets
 import signal
 import socket
+import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import uvloop
 from msgspec import Struct
@@ -21,26 +25,22 @@ from din_extproc.admit.reservation import OutputHistory
 from din_extproc.control.topology import Address as ListenAddress
 from din_extproc.control.topology import UnixSocket
 from din_extproc.domain.node import Endpoint
-from din_extproc.domain.usage import ExchangeRecord
 from din_extproc.edge.admin_http import AdminServer
 from din_extproc.edge.background import Background
+from din_extproc.edge.channel import Channel
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.counters import Counters
 from din_extproc.edge.h2_server import H2Server
-from din_extproc.edge.h2_services import AccessLogService, ExtProcService, HealthService
+from din_extproc.edge.h2_services import AccessLogService, ExtProcService, HealthService, Service
 from din_extproc.edge.redis.address import Address
 from din_extproc.edge.redis.guard import PRESENCE, GuardedLedger, OnError
 from din_extproc.edge.redis.ledger import SCRIPTS, RedisLedger
 from din_extproc.edge.redis.link import Link
+from din_extproc.edge.workers import WorkerFailed, Workers
 from din_extproc.flow.gauges import Gauges
-from din_extproc.flow.place import Placer
-from din_extproc.flow.request import Desk
-from din_extproc.flow.settle import Settler
-from din_extproc.flow.trace import TraceIds
-from din_extproc.observe.accesslog import records
+from din_extproc.roles.planes import AccountingPlane, Lessons, RequestPlane
 from din_extproc.roles.reload import Reloader
-from din_extproc.roles.view import load_tokenizers, make_view, node_names, node_number
-from din_extproc.schedule.load import Load
+from din_extproc.roles.view import load_tokenizers
 from din_extproc.settings.load import load
 from din_extproc.settings.problems import Rejected
 from din_extproc.settings.settings import Settings
@@ -48,67 +48,70 @@ from din_extproc.settings.settings import Settings
 _log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
-_RETRY_S = 0.5
+_TELL_S = 0.5
 _LAST_WORDS_S = 2.0
-_SEED_BITS = 64
-_TRANSPORTS = {"wire": H2Server}
 
 
 class ServeOptions(Struct, frozen=True, kw_only=True):
     """The command line of `din-extproc serve`."""
 
     config: Path
-    transport: Literal["wire", "grpcio"] = "wire"
-    """Our own HTTP/2, or grpcio's: the same services on both."""
     drain_s: float = 20.0
     """How long open exchanges may go on after SIGTERM."""
+    log_level: str = "info"
+    worker: int | None = None
+    """Which worker this process is; None: the one that is started by hand."""
+    channel: int | None = None
+    """A worker's end of the channel to the process that started it."""
 
 
 def run(options: ServeOptions) -> int:
-    """Serve until SIGTERM or SIGINT. Returns the exit code; 1 when the configuration is refused or an address is taken."""
+    """Serve until SIGTERM or SIGINT. Returns the exit code; 1 when the configuration is refused, an address is taken or a worker fails."""
     settings = load(options.config, os.environ)
     if isinstance(settings, Rejected):
-        print(settings)  # noqa: T201 - for the person who starts it; nothing runs yet
+        print(settings, file=sys.stderr)  # noqa: T201 - for the person who starts it; nothing runs yet
         return 1
-    for warning in settings.warnings:
-        _log.warning("%s", warning)
+    if options.worker is None:
+        for warning in settings.warnings:
+            _log.warning("%s", warning)
     try:
         uvloop.run(Gateway(settings, options).run())
     except OSError as error:
         _log.error("can't listen: %s", error)
         return 1
+    except WorkerFailed as error:
+        _log.error("%s", error)
+        return 1
     return 0
 
 
 class Gateway:
-    """One sidecar process: everything between Envoy's streams and the counters."""
+    """One process of a sidecar."""
 
     def __init__(self, settings: Settings, options: ServeOptions) -> None:
         self._options = options
         self._serving = False
-        self._clock = SystemClock()
         self._background = Background()
         self._counters = Counters()
         self._reloader = Reloader(settings, self._use)
-        self._link, self._ledger = _ledger(settings, self._clock)
-        self._nodes = node_names(settings)
-        view = make_view(settings, {})
-        gauges = Gauges(view.table.preferred)
-        self._desk = Desk(
-            view=view,
-            ledger=self._ledger,
-            placer=Placer(Load()),
-            gauges=gauges,
-            outputs=OutputHistory(),
-            ids=TraceIds(node_number(settings), secrets.randbits(_SEED_BITS)),
-            clock=self._clock,
-            watcher=self._counters,
-            start=self._background.start,
-        )
-        self._settler = Settler(self._ledger, gauges, self._desk.outputs, self._counters)
-        ext_proc, access_log = ExtProcService(self._desk), AccessLogService(self._access_logs)
-        self._health = HealthService(ext_proc.name, access_log.name)
-        self._server = _TRANSPORTS[options.transport]((ext_proc, access_log, self._health), max_body_bytes=view.body_limit)
+        self._link, self._ledger = _ledger(settings)
+        self._requests: RequestPlane | None = None
+        self._accounting: AccountingPlane | None = None
+        self._workers: Workers[dict[str, Any]] | None = None
+        self._channel: Channel[Lessons] | None = None
+        gauges, outputs = Gauges(settings.routes.preferred), OutputHistory()
+        services: list[Service] = []
+        if options.worker is not None or settings.gateway.workers == 1:
+            self._requests = RequestPlane(settings, self._ledger, self._background, self._counters)
+            gauges, outputs = self._requests.gauges, self._requests.outputs
+            services.append(ExtProcService(self._requests.desk))
+        else:
+            self._workers = Workers(settings.gateway.workers, self._worker_command, dict[str, Any], options.drain_s)
+        if options.worker is None:
+            self._accounting = AccountingPlane(settings, self._ledger, self._background, self._counters, gauges, outputs)
+            services.append(AccessLogService(self._accounting.received))
+        self._health = HealthService(*(service.name for service in services))
+        self._server = H2Server((*services, self._health), max_body_bytes=settings.body_limit)
         self._admin = AdminServer(self._status, self._unready)
 
     async def run(self) -> None:
@@ -116,34 +119,45 @@ class Gateway:
 
         Raises:
             OSError: an address is taken.
+            WorkerFailed: a worker did not get ready.
         """
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reloader.demand)
+        loop.add_signal_handler(signal.SIGUSR1, self._replace_workers)
         try:
-            await self._start()
+            await self._start(stop)
             await stop.wait()
         finally:
             await self._stop()
 
-    async def _start(self) -> None:
+    async def _start(self, stop: asyncio.Event) -> None:
         settings = self._reloader.settings
         if not await self._link.start():
-            _log.warning(
-                "redis %s: %s; limits follow `on_error: %s`", settings.store.address, self._link.state.reason, settings.store.on_error
-            )
+            reason, policy = self._link.state.reason, settings.store.on_error
+            _log.warning("redis %s: %s; limits follow `on_error: %s`", settings.store.address, reason, policy)
         await self._ledger.start()
         await self._use(settings)
-        addresses = [_listen_text(at) for at in (*settings.gateway.worker_addresses, settings.gateway.access_log.address)]
+        if self._requests is not None:
+            self._requests.start()
+        if self._accounting is not None:
+            self._accounting.start()
+        self._background.every(_LOOK_S, "looking at the configuration", self._reloader.look)
+        addresses = [_listen_text(address) for address in self._addresses(settings)]
         await self._server.start(*addresses)
         _log.info("listening on %s", ", ".join(addresses))
-        admin = settings.gateway.admin.address
-        await self._admin.start(admin.host, admin.port)
-        self._background.every(_LOOK_S, "looking at the configuration", self._reloader.look)
-        self._background.every(_RETRY_S, "settling what waits", self._retry)
-        self._background.every(self._desk.lease_ms / 3000, "renewing leases", self._renew)
+        if self._workers is not None:
+            await self._workers.start()
+            self._background.every(_TELL_S, "telling workers what was learned", self._tell_workers)
+        if self._options.channel is None:
+            await self._admin.start(settings.gateway.admin.address.host, settings.gateway.admin.address.port)
+        else:
+            self._channel = await Channel.over(socket.socket(fileno=self._options.channel), Lessons)
+            self._background.run("hearing what was learned", self._hear(self._channel, stop))
+            self._background.every(_TELL_S, "reporting", self._report)
+            await self._report()
         gc.collect()
         gc.freeze()  # what lives as long as the process is not looked at again by the collector
         self._switch(serving=True)
@@ -151,43 +165,67 @@ class Gateway:
 
     async def _stop(self) -> None:
         self._switch(serving=False)
+        if self._workers is not None:
+            await self._workers.stop()
         await self._server.stop(self._options.drain_s)
         await self._background.quiet(_LAST_WORDS_S)
-        await self._settler.retry()
+        if self._accounting is not None:
+            await self._accounting.settler.retry()
+        if self._channel is not None:
+            await self._report()
+            self._channel.close()
         await self._background.close()
         await self._admin.stop()
         await self._ledger.close()
         await self._link.close()
         _log.info("stopped")
 
+    def _addresses(self, settings: Settings) -> tuple[ListenAddress | Endpoint, ...]:
+        """Where this process listens."""
+        if self._options.worker is not None:
+            return (settings.gateway.worker_addresses[self._options.worker],)
+        own = settings.gateway.worker_addresses if self._workers is None else ()
+        return (*own, settings.gateway.access_log.address)
+
     def _switch(self, *, serving: bool) -> None:
         self._serving = serving
         self._health.switch(serving=serving)
 
     async def _use(self, settings: Settings) -> None:
-        view = make_view(settings, await load_tokenizers(settings))
-        self._nodes = node_names(settings)
-        self._desk.change(view)
+        if self._requests is not None:
+            self._requests.use(settings, await load_tokenizers(settings))
+        if self._accounting is not None:
+            self._accounting.use(settings)
 
-    def _access_logs(self, message: bytes) -> None:
-        try:
-            finished = records(message, self._nodes)
-        except ValueError:
-            _log.warning("an access log message of %d bytes could not be read", len(message))
-            return
-        for record in finished:
-            self._background.start(self._settle(record))
+    def _worker_command(self, number: int, channel: int) -> list[str]:
+        options = self._options
+        command = [sys.executable, "-m", "din_extproc", "serve", "--config", str(options.config), "--log-level", options.log_level]
+        return [*command, "--drain-s", str(options.drain_s), "--worker", str(number), "--channel", str(channel)]
 
-    async def _settle(self, record: ExchangeRecord) -> None:
-        await self._settler.settle(record)
+    def _replace_workers(self) -> None:
+        if self._workers is not None:
+            self._background.run("replacing workers", self._workers.replace())
 
-    async def _retry(self) -> None:
-        if self._settler.waiting:
-            await self._settler.retry()
+    async def _tell_workers(self) -> None:
+        if self._workers is not None and self._accounting is not None:
+            lessons = self._accounting.lessons()
+            if lessons.prompts or lessons.outputs:
+                self._workers.tell(lessons)
 
-    async def _renew(self) -> None:
-        for request_id, tenant in list(self._desk.live.items()):
-            self._background.start(self._ledger.renew(tenant, request_id, self._desk.lease_ms))
+    async def _hear(self, channel: Channel[Lessons], stop: asyncio.Event) -> None:
+        """Take over what the accounting process learns; without that process there is no reason to go on."""
+        while (lessons := await channel.receive()) is not None:
+            if self._requests is not None:
+                self._requests.adopt(lessons)
+        stop.set()
+
+    async def _report(self) -> None:
+        if self._channel is not None:
+            self._channel.send(self._own_numbers())
+
+    def _own_numbers(self) -> dict[str, Any]:
+        planes = [plane.shown() for plane in (self._requests, self._accounting) if plane is not None]
+        return added(*planes, {"counts": self._counters.shown()})
 
     def _unready(self) -> list[str]:
         reasons = []
@@ -199,24 +237,36 @@ class Gateway:
 
     def _status(self) -> dict[str, object]:
         settings = self._reloader.settings
-        cache = self._desk.placer.cache
+        workers: dict[str, object] = {}
+        numbers = self._own_numbers()
+        if self._workers is not None:
+            workers = {"workers": {"configured": settings.gateway.workers, "restarts": self._workers.restarts}}
+            numbers = added(numbers, *self._workers.reports.values())
         return {
             "configuration": {"file": settings.file, "fingerprint": settings.fingerprint, "rejected_successor": self._reloader.problem},
             "limits": self._ledger.state,
             "redis": self._link.state,
-            "exchanges": {
-                "open": len(self._desk.live),
-                "unsettled": self._settler.waiting,
-                "given_up": self._settler.dropped,
-                "unknown": self._settler.unknown,
-            },
-            "counts": self._counters.shown(),
-            "route_cache": {"hits": cache.hits, "misses": cache.misses},
-            "nodes": {node: {"tokens_in_use": tokens} for node, tokens in self._desk.placer.in_use().items()},
+            **workers,
+            **numbers,
         }
 
 
-def _ledger(settings: Settings, clock: SystemClock) -> tuple[Link, GuardedLedger]:
+def added(*parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested numbers, added up: what several processes count is what the sidecar counts."""
+    total: dict[str, Any] = {}
+    for part in parts:
+        for name, value in part.items():
+            if isinstance(value, Mapping):
+                total[name] = added(total.get(name, {}), value)
+            elif isinstance(value, list):
+                before = total.get(name, [0] * len(value))
+                total[name] = [one + other for one, other in zip(before, value, strict=True)]
+            else:
+                total[name] = total.get(name, 0) + value
+    return total
+
+
+def _ledger(settings: Settings) -> tuple[Link, GuardedLedger]:
     """The counters in Redis, guarded by the outage policy."""
     address = settings.store.address
 
@@ -225,7 +275,7 @@ def _ledger(settings: Settings, clock: SystemClock) -> tuple[Link, GuardedLedger
 
     link = Link(locate, (*SCRIPTS, PRESENCE), timeout_ms=settings.store.timeout_ms)
     replica = f"{socket.gethostname()}:{os.getpid()}"
-    shared, local = RedisLedger(link), LocalLedger(clock.monotonic_ms)
+    shared, local = RedisLedger(link), LocalLedger(SystemClock.monotonic_ms)
     return link, GuardedLedger(link, shared, local, OnError(settings.store.on_error), replica)
 
 

@@ -16,7 +16,6 @@ from din_extproc.settings.settings import Settings
 
 _log = logging.getLogger(__name__)
 
-_MIB = 1 << 20
 _NODE_NUMBERS = 1 << 16
 
 
@@ -36,7 +35,7 @@ def make_view(settings: Settings, counters: Mapping[str, TokenCounter]) -> View:
             boundaries=_boundaries(settings, model),
             counter=counters.get(model),
         )
-    return View(settings.routes, KeyRing(settings.keys), models, settings.envoy.body_limit_mib * _MIB)
+    return View(settings.routes, KeyRing(settings.keys), models, settings.body_limit)
 
 
 async def load_tokenizers(settings: Settings) -> dict[str, TokenCounter]:

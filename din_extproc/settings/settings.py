@@ -45,6 +45,11 @@ class Settings(Struct, frozen=True, kw_only=True):
         """What the configuration was read from."""
         return (self.file,) if self.catalog_file is None else (self.file, self.catalog_file)
 
+    @property
+    def body_limit(self) -> int:
+        """The largest request body, in bytes."""
+        return self.envoy.body_limit_mib * _MIB
+
     def topology(self, usage_lua: str) -> Topology:
         """What Envoy's configuration is rendered from. `usage_lua`: the source of the filter that reads usage from answers."""
         envoy = self.envoy
@@ -56,7 +61,7 @@ class Settings(Struct, frozen=True, kw_only=True):
             listener=SocketAddress(envoy.listener.host, envoy.listener.port),
             admin=SocketAddress(envoy.admin.host, envoy.admin.port),
             usage_lua=usage_lua,
-            body_limit_bytes=envoy.body_limit_mib * _MIB,
+            body_limit_bytes=self.body_limit,
             timeouts=envoy.timeouts.timeouts(),
             retry=Retry(**envoy.retry.model_dump()),
             outlier=Outlier(**envoy.outlier.model_dump()),

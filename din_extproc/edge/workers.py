@@ -1,0 +1,170 @@
+"""The worker processes of one sidecar: started, heard, started again when they die, replaced one by one.
+
+Rule: a worker takes its place when it reports, not when it runs; its predecessor leaves only then, and ends what it has begun.
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from din_extproc.edge.channel import Channel
+
+_log = logging.getLogger(__name__)
+
+Report = TypeVar("Report")
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
+_HEALTHY_S = 10.0
+_READY_S = 60.0
+
+
+class WorkerFailed(Exception):  # noqa: N818 - it is what happened
+    """A worker ended, or said nothing, before it was ready."""
+
+
+class Worker(Generic[Report]):
+    """One running worker process."""
+
+    def __init__(self, number: int, process: asyncio.subprocess.Process, channel: Channel[Report]) -> None:
+        self.number = number
+        self.process = process
+        self.channel = channel
+        self.report: Report | None = None
+        """The latest."""
+        self._ready = asyncio.Event()
+        self._listening = asyncio.get_running_loop().create_task(self._listen(), name=f"worker {number}")
+
+    async def ready(self) -> None:
+        """Wait for its first report.
+
+        Raises:
+            WorkerFailed: it ended before, or did not report in time.
+        """
+        waiting = asyncio.ensure_future(self._ready.wait())
+        done, _ = await asyncio.wait((waiting, self._listening), timeout=_READY_S, return_when=asyncio.FIRST_COMPLETED)
+        if waiting not in done:
+            waiting.cancel()
+            await self.stop(0.0)
+            raise WorkerFailed(f"worker {self.number} ended before it was ready (exit code {self.process.returncode})")
+
+    async def stop(self, grace_s: float) -> None:
+        """Let it end what it has begun for so long, then end it."""
+        if self.process.returncode is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace_s):
+                await self.process.wait()
+        except TimeoutError:
+            if self.process.returncode is None:
+                self.process.kill()
+        await self.process.wait()
+        await self._listening
+        self.channel.close()
+
+    async def _listen(self) -> None:
+        while (report := await self.channel.receive()) is not None:
+            self.report = report
+            self._ready.set()
+
+
+class Workers(Generic[Report]):
+    """All workers of one sidecar.
+
+    Args:
+        count: How many.
+        command: The command line of a worker, by its number and the descriptor of its end of the channel.
+        expected: The type of their reports.
+        grace_s: How long a worker may take to end what it has begun.
+    """
+
+    def __init__(self, count: int, command: Callable[[int, int], Sequence[str]], expected: type[Report], grace_s: float) -> None:
+        self._count = count
+        self._command = command
+        self._expected = expected
+        self._grace_s = grace_s
+        self._current: dict[int, Worker[Report]] = {}
+        self._tending: list[asyncio.Task[None]] = []
+        self._leaving: set[asyncio.Task[None]] = set()
+        self.restarts = 0
+
+    async def start(self) -> None:
+        """Start all of them, and keep them running.
+
+        Raises:
+            WorkerFailed: one did not get ready.
+        """
+        workers = await asyncio.gather(*(self._launch(number) for number in range(self._count)))
+        for worker in workers:
+            await worker.ready()
+            self._current[worker.number] = worker
+        loop = asyncio.get_running_loop()
+        self._tending = [loop.create_task(self._tend(number), name=f"tending worker {number}") for number in range(self._count)]
+
+    def tell(self, message: object) -> None:
+        """Send it to every worker."""
+        for worker in self._current.values():
+            worker.channel.send(message)
+
+    @property
+    def reports(self) -> dict[int, Report]:
+        """The latest report of each running worker."""
+        return {number: worker.report for number, worker in self._current.items() if worker.report is not None}
+
+    async def replace(self) -> None:
+        """Put a new process in each one's place, one after the other; a worker whose successor does not get ready stays."""
+        for number in range(self._count):
+            successor = await self._launch(number)
+            try:
+                await successor.ready()
+            except WorkerFailed as error:
+                _log.error("no successor: %s", error)
+                return
+            predecessor, self._current[number] = self._current[number], successor
+            self._leave(predecessor)
+
+    async def stop(self) -> None:
+        """End all of them in good order."""
+        for task in self._tending:
+            task.cancel()
+        await asyncio.gather(*self._tending, return_exceptions=True)
+        await asyncio.gather(*(worker.stop(self._grace_s) for worker in self._current.values()), *self._leaving)
+
+    def _leave(self, worker: Worker[Report]) -> None:
+        task = asyncio.get_running_loop().create_task(worker.stop(self._grace_s))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def _tend(self, number: int) -> None:
+        """Start the worker again whenever it dies in its place."""
+        pause = _FIRST_PAUSE_S
+        while True:
+            worker = self._current[number]
+            began = asyncio.get_running_loop().time()
+            code = await worker.process.wait()
+            if self._current[number] is not worker:
+                continue
+            pause = _FIRST_PAUSE_S if asyncio.get_running_loop().time() - began > _HEALTHY_S else min(2 * pause, _LONGEST_PAUSE_S)
+            _log.error("worker %d ended with exit code %d; it is started again", number, code)
+            self.restarts += 1
+            await worker.stop(0.0)
+            while self._current[number] is worker:
+                await asyncio.sleep(pause)
+                successor = await self._launch(number)
+                try:
+                    await successor.ready()
+                except WorkerFailed as error:
+                    pause = min(2 * pause, _LONGEST_PAUSE_S)
+                    _log.error("%s", error)
+                else:
+                    self._current[number] = successor
+
+    async def _launch(self, number: int) -> Worker[Report]:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            descriptor = theirs.fileno()
+            command = self._command(number, descriptor)
+            process = await asyncio.create_subprocess_exec(*command, pass_fds=(descriptor,), stdin=asyncio.subprocess.DEVNULL)
+        return Worker(number, process, await Channel.over(ours, self._expected))

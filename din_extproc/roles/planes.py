@@ -1,0 +1,146 @@
+"""The two halves of a sidecar as they run in a process: the request plane, and the accounting plane.
+
+Rule: either can run alone. What they share crosses processes: the counters in Redis, and lessons.
+"""
+
+import logging
+import secrets
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from din_extproc.admit.ledger import Ledger
+from din_extproc.admit.reservation import Mark, OutputHistory
+from din_extproc.domain.usage import ExchangeRecord
+from din_extproc.edge.background import Background
+from din_extproc.edge.clock import SystemClock
+from din_extproc.edge.counters import Counters
+from din_extproc.flow.gauges import Gauges
+from din_extproc.flow.place import Placer
+from din_extproc.flow.request import Desk
+from din_extproc.flow.settle import Settler
+from din_extproc.flow.trace import TraceIds
+from din_extproc.flow.view import TokenCounter
+from din_extproc.intent.calibration import Calibration
+from din_extproc.observe.accesslog import records
+from din_extproc.roles.view import make_view, node_names, node_number
+from din_extproc.schedule.load import Load
+from din_extproc.settings.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+_SEED_BITS = 64
+_RETRY_S = 0.5
+_RENEWALS_PER_LEASE = 3
+
+
+class Lessons(Struct, frozen=True):
+    """What finished exchanges taught, since it was last asked."""
+
+    prompts: dict[str, Calibration]
+    """By physical model."""
+    outputs: tuple[Mark, ...]
+
+
+class RequestPlane:
+    """Decides about requests. Its `desk` is the conductor of ext_proc streams."""
+
+    def __init__(self, settings: Settings, ledger: Ledger, background: Background, counters: Counters) -> None:
+        view = make_view(settings, {})
+        self.gauges = Gauges(view.table.preferred)
+        self.outputs = OutputHistory()
+        self.desk = Desk(
+            view=view,
+            ledger=ledger,
+            placer=Placer(Load()),
+            gauges=self.gauges,
+            outputs=self.outputs,
+            ids=TraceIds(node_number(settings), secrets.randbits(_SEED_BITS)),
+            clock=SystemClock(),
+            watcher=counters,
+            start=background.start,
+        )
+        self._background = background
+
+    def start(self) -> None:
+        """Renew the leases of what runs, from now on."""
+        self._background.every(self.desk.lease_ms / 1000 / _RENEWALS_PER_LEASE, "renewing leases", self._renew)
+
+    def use(self, settings: Settings, tokenizers: Mapping[str, TokenCounter]) -> None:
+        """Decide by this configuration from the next request on."""
+        self.desk.change(make_view(settings, tokenizers))
+
+    def adopt(self, lessons: Lessons) -> None:
+        """Know what was learned elsewhere."""
+        self.gauges.adopt(lessons.prompts)
+        self.outputs.adopt(lessons.outputs)
+
+    def shown(self) -> dict[str, object]:
+        """For the admin page: nested numbers, which add up over processes."""
+        placer = self.desk.placer
+        return {
+            "exchanges": {"open": len(self.desk.live)},
+            "route_cache": {"hits": placer.cache.hits, "misses": placer.cache.misses},
+            "nodes": {node: {"tokens_in_use": tokens} for node, tokens in placer.in_use().items()},
+        }
+
+    async def _renew(self) -> None:
+        desk = self.desk
+        for request_id, tenant in list(desk.live.items()):
+            self._background.start(desk.ledger.renew(tenant, request_id, desk.lease_ms))
+
+
+class AccountingPlane:
+    """Settles finished exchanges, and learns from them.
+
+    Args:
+        settings: The configuration.
+        ledger: The counters.
+        background: Runs the settling.
+        counters: Told of every exchange.
+        gauges: What prompts teach.
+        outputs: What answers teach.
+    """
+
+    def __init__(
+        self, settings: Settings, ledger: Ledger, background: Background, counters: Counters, gauges: Gauges, outputs: OutputHistory
+    ) -> None:
+        self._nodes = node_names(settings)
+        self._background = background
+        self._gauges = gauges
+        self._outputs = outputs
+        self.settler = Settler(ledger, gauges, outputs, counters)
+
+    def start(self) -> None:
+        """Settle again and again what could not be settled at once."""
+        self._background.every(_RETRY_S, "settling what waits", self._retry)
+
+    def use(self, settings: Settings) -> None:
+        """Know the nodes of this configuration."""
+        self._nodes = node_names(settings)
+
+    def received(self, message: bytes) -> None:
+        """Take one message of Envoy's access log."""
+        try:
+            finished = records(message, self._nodes)
+        except ValueError:
+            _log.warning("an access log message of %d bytes could not be read", len(message))
+            return
+        for record in finished:
+            self._background.start(self._settle(record))
+
+    def lessons(self) -> Lessons:
+        """What was learned since this was last asked."""
+        return Lessons(self._gauges.changed(), self._outputs.changed())
+
+    def shown(self) -> dict[str, object]:
+        """For the admin page."""
+        settler = self.settler
+        return {"exchanges": {"unsettled": settler.waiting, "given_up": settler.dropped, "unknown": settler.unknown}}
+
+    async def _settle(self, record: ExchangeRecord) -> None:
+        await self.settler.settle(record)
+
+    async def _retry(self) -> None:
+        if self.settler.waiting:
+            await self.settler.retry()
