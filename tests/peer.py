@@ -64,12 +64,16 @@ class Answered:
 
 @dataclass
 class EnvoyPeer:
-    """One HTTP exchange. `body` None: the head ends the request. `node_status` and `node_headers`: how the node answers."""
+    """One HTTP exchange. `body` None: the head ends the request. `trailers`: they follow the body, and `request_trailer_mode` is SEND.
+
+    `node_status` and `node_headers`: how the node answers.
+    """
 
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes | None = b"{}"
     method: str = "POST"
     path: str = "/v1/chat/completions"
+    trailers: bool = False
     node_status: int = 200
     node_headers: dict[str, str] = field(default_factory=lambda: {"content-type": "application/json"})
     reached: Reached | None = None
@@ -83,9 +87,11 @@ class EnvoyPeer:
         if self.body is not None:
             head.setdefault("content-length", str(len(self.body)))
         self.reached = Reached(head, self.body or b"")
-        yield self._ask("request_headers", message("request_headers", head, end=self.body is None))
-        if self.body and self.answered is None:
-            yield self._ask("request_body", message("request_body", body=self.body, end=True))
+        yield self._ask("request_headers", message("request_headers", head, end=self.body is None and not self.trailers))
+        if self.body is not None:
+            yield self._ask("request_body", message("request_body", body=self.body, end=not self.trailers))
+        if self.trailers and self.answered is None:
+            yield self._ask("request_trailers", message("request_trailers"))
         if self.answered is not None:
             self.reached = None
             return
@@ -110,6 +116,8 @@ class EnvoyPeer:
             return
         if kind != waited_for:
             raise SpuriousError(f"{kind} came while Envoy waited for {waited_for or 'nothing'}")
+        if kind == "request_trailers":
+            return
         assert self.reached is not None
         common = getattr(response, kind).response
         if kind == "response_headers":

@@ -23,8 +23,6 @@ _KEEPALIVE = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
 )
-_CANCEL_LAG_S = 0.002
-"""A client that goes away looks like one that has said all, until grpcio has come to cancel the call."""
 _END = object()
 
 
@@ -61,7 +59,10 @@ class ExtProcService:
         await self._idle.wait()
 
     async def _process(self, _requests: Any, context: Any) -> None:
-        """Write replies as they come, while another task reads; a client that goes away cancels this one."""
+        """Write replies as they come, while another task reads.
+
+        A client that goes away looks, for a moment, like one that has said all: grpcio does not tell them apart in time.
+        """
         replies = _Replies()
         session = Session(replies, self._conductor)
         self._streams += 1
@@ -74,7 +75,6 @@ class ExtProcService:
                 else:
                     await context.abort(*reply)
             await reader
-            await asyncio.sleep(_CANCEL_LAG_S)
             session.ended(cancelled=False)
         finally:
             reader.cancel()

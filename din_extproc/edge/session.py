@@ -40,7 +40,10 @@ class Flow(Protocol):
         """What the client is told when `decide` raised `error`, or when its verdict could not be put on the wire."""
 
     def ended(self, *, cancelled: bool) -> None:
-        """The exchange is over (`cancelled`: it was cut off). Called once, always, after `decide` returned or heard its cancellation."""
+        """The HTTP exchange is over. Called once, always, after `decide` returned or heard its cancellation.
+
+        `cancelled`: it was cut off, as far as the transport can tell.
+        """
 
 
 class Conductor(Protocol):

@@ -12,9 +12,7 @@ from collections.abc import Iterable, Mapping
 from struct import Struct as Layout
 
 from din_extproc._proto.envoy.service.ext_proc.v3.external_processor_pb2 import (
-    BodyMutation,
     BodyResponse,
-    CommonResponse,
     HeadersResponse,
     ProcessingResponse,
     TrailersResponse,
@@ -27,10 +25,6 @@ CONTINUE_REQUEST_TRAILERS = ProcessingResponse(request_trailers=TrailersResponse
 CONTINUE_RESPONSE_HEADERS = ProcessingResponse(response_headers=HeadersResponse()).SerializeToString()
 CONTINUE_RESPONSE_BODY = ProcessingResponse(response_body=BodyResponse()).SerializeToString()
 CONTINUE_RESPONSE_TRAILERS = ProcessingResponse(response_trailers=TrailersResponse()).SerializeToString()
-SWALLOW_REQUEST_BODY = ProcessingResponse(
-    request_body=BodyResponse(response=CommonResponse(body_mutation=BodyMutation(clear_body=True)))
-).SerializeToString()
-"""This piece is not passed on: the reply to a later one carries it."""
 
 NAMESPACE = "din"
 """Of the dynamic metadata."""

@@ -2,8 +2,10 @@
 
 Rule: a pair that the table does not name is the only error.
 
-Envoy with `request_body_mode: BUFFERED` sends three messages: request headers, the whole body, response headers. The other rows are for
-what else was seen: a body in pieces, an end by trailers, an end said twice, Envoy's own answers without a request phase.
+Envoy with `request_body_mode: BUFFERED` sends three messages: request headers, the whole body, response headers. One body message is the
+whole body whatever it says about an end: when trailers follow it says none, and Envoy waits for the reply all the same. (STREAMED can't
+route by body at all: the head has passed when the first piece comes.) The other rows are for what else was seen: trailers, an end said
+twice, Envoy's own answers at any point.
 """
 
 from collections.abc import Callable
@@ -11,7 +13,6 @@ from enum import IntEnum
 from typing import Any, ClassVar
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from din_extproc.domain.request import Head
 from din_extproc.domain.verdict import Answer, Send, Verdict
@@ -54,7 +55,6 @@ _TRAILERS_GO_ON = Reply(encode.CONTINUE_REQUEST_TRAILERS)
 _ANSWER_BODY_GOES_ON = Reply(encode.CONTINUE_RESPONSE_BODY)
 _ANSWER_TRAILERS_GO_ON = Reply(encode.CONTINUE_RESPONSE_TRAILERS)
 _ANSWER_GOES_ON = Reply(encode.CONTINUE_RESPONSE_HEADERS)
-_SWALLOWED = Reply(encode.SWALLOW_REQUEST_BODY)
 
 
 def _say(reply: Reply) -> "Callable[[Exchange, Any], Command]":
@@ -72,29 +72,24 @@ class State(IntEnum):
     """Nothing has come."""
     HEAD = 1
     """The head is here, its body is to come."""
-    BODY = 2
-    """Pieces of the body are here, its end is to come; the last piece is not answered yet."""
-    DECIDING = 3
-    SENT = 4
+    DECIDING = 2
+    SENT = 3
     """The request went on."""
-    ANSWERED = 5
+    ANSWERED = 4
     """The request was answered here."""
-    ANSWERING = 6
+    ANSWERING = 5
     """The answer's head is through."""
 
 
 class Exchange:
     """One exchange. `receive` takes Envoy's messages, `verdict` the decision that a `Decide` asked for."""
 
-    __slots__ = ("_after", "_answer", "_before", "_head", "_pieces", "_send", "state")
+    __slots__ = ("_after", "_answer", "_head", "_send", "state")
 
     def __init__(self) -> None:
         self.state = State.OPEN
         self._head: Head | None = None
-        self._pieces: list[bytes] = []
-        self._before: bytes | None = None
-        """Goes out before the verdict: the reply to the piece before the last."""
-        self._after: list[bytes] = []
+        self._after: tuple[bytes, ...] = ()
         """Goes out after the verdict: replies to what came while it was made."""
         self._send: Callable[[Send], bytes] = encode.send_at_body
         self._answer = _ANSWER_GOES_ON
@@ -126,16 +121,11 @@ class Exchange:
             message = encode.answer(verdict)
             self.state = State.ANSWERED
             return (message,)
-        if verdict.body is None and len(self._pieces) > 1:
-            verdict = replace(verdict, body=b"".join(self._pieces))
         message = self._send(verdict)
         if verdict.response_headers:
             self._answer = Reply(encode.response_headers(verdict.response_headers))
         self.state = State.SENT
-        self._pieces.clear()
-        if self._before is None and not self._after:
-            return (message,)
-        return (*(() if self._before is None else (self._before,)), message, *self._after)
+        return (message, *self._after)
 
     # The steps of the table.
 
@@ -147,39 +137,27 @@ class Exchange:
         self.state = State.HEAD
         return _HEADERS_GO_ON
 
-    def _piece(self, event: RequestBody) -> Command:
-        """A part of the body, or all of it. Earlier pieces are swallowed: the verdict carries the whole body."""
-        assert self._head is not None  # noqa: S101 - a body comes after a head
-        first = not self._pieces
-        self._pieces.append(event.body)
-        if event.end_of_stream:
-            if not first:
-                self._before = encode.SWALLOW_REQUEST_BODY
-            return self._decide(self._head, event.body if first else b"".join(self._pieces))
-        self.state = State.BODY
-        return _IGNORE if first else _SWALLOWED
+    def _body(self, event: RequestBody) -> Command:
+        return self._decide(self._head, event.body)
 
     def _end_by_trailers(self, _event: RequestTrailers) -> Command:
-        """No message with an end came. The last piece is answered with the verdict; without any, only an answer can be given."""
-        assert self._head is not None  # noqa: S101 - trailers come after a head
-        if self._pieces:
-            self._after.append(encode.CONTINUE_REQUEST_TRAILERS)
-        else:
-            self._send = _too_late
-        return self._decide(self._head, b"".join(self._pieces))
+        """A request without a body that did not say so in its head, which has passed: it can only be answered."""
+        self._send = _too_late
+        return self._decide(self._head, b"")
 
-    def _decide(self, head: Head, body: bytes) -> Decide:
+    def _decide(self, head: Head | None, body: bytes) -> Decide:
+        assert head is not None  # noqa: S101 - the table asks for a verdict only after a head
         self.state = State.DECIDING
         self._head = None
         return Decide(head, body)
 
     def _body_again(self, _event: RequestBody) -> Command:
         """The end was said before: its work is done once."""
-        self._after.append(encode.CONTINUE_REQUEST_BODY)
+        self._after += (encode.CONTINUE_REQUEST_BODY,)
         return _IGNORE
 
-    def _trailers_again(self, _event: RequestTrailers) -> Command:
-        self._after.append(encode.CONTINUE_REQUEST_TRAILERS)
+    def _trailers(self, _event: RequestTrailers) -> Command:
+        self._after += (encode.CONTINUE_REQUEST_TRAILERS,)
         return _IGNORE
 
     def _answer_begins(self, _event: ResponseHeaders) -> Command:
@@ -189,12 +167,10 @@ class Exchange:
 
     _TABLE: ClassVar[dict[tuple[State, type], Callable[["Exchange", Any], Command]]] = {
         (State.OPEN, RequestHeaders): _open,
-        (State.HEAD, RequestBody): _piece,
+        (State.HEAD, RequestBody): _body,
         (State.HEAD, RequestTrailers): _end_by_trailers,
-        (State.BODY, RequestBody): _piece,
-        (State.BODY, RequestTrailers): _end_by_trailers,
         (State.DECIDING, RequestBody): _body_again,
-        (State.DECIDING, RequestTrailers): _trailers_again,
+        (State.DECIDING, RequestTrailers): _trailers,
         (State.SENT, RequestBody): _say(_BODY_GOES_ON),
         (State.SENT, RequestTrailers): _say(_TRAILERS_GO_ON),
         (State.ANSWERED, RequestBody): _say(_BODY_GOES_ON),
@@ -203,7 +179,6 @@ class Exchange:
         (State.ANSWERING, RequestTrailers): _say(_TRAILERS_GO_ON),
         (State.OPEN, ResponseHeaders): _answer_begins,
         (State.HEAD, ResponseHeaders): _answer_begins,
-        (State.BODY, ResponseHeaders): _answer_begins,
         (State.DECIDING, ResponseHeaders): _answer_begins,
         (State.SENT, ResponseHeaders): _answer_begins,
         (State.ANSWERED, ResponseHeaders): _answer_begins,

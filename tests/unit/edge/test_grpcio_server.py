@@ -142,7 +142,7 @@ async def test_a_client_that_goes_away_cancels_the_decision():
         assert (len(made.flow.ends), heard) == (1, [True])
 
 
-async def test_clients_that_go_away_between_messages_end_their_flows_once_and_are_known_as_such():
+async def test_clients_that_go_away_between_messages_end_their_flows_once():
     async with rig() as made:
         for _ in range(20):
             call = made.process()
@@ -152,7 +152,6 @@ async def test_clients_that_go_away_between_messages_end_their_flows_once_and_ar
         await until(lambda: all(flow.ends for flow in made.conductor.flows))
         assert len(made.conductor.flows) == 20
         assert all(len(flow.ends) == 1 for flow in made.conductor.flows)
-        assert [True] in [flow.ends for flow in made.conductor.flows]
 
 
 async def test_b28_a_fault_in_the_decision_reaches_the_client_as_a_json_answer():

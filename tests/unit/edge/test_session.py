@@ -150,6 +150,14 @@ async def test_b102_an_end_said_twice_is_decided_once():
     assert len(flow.asked) == 1
 
 
+@pytest.mark.parametrize("body", [b'{"a":1}', b""])
+async def test_b102_a_body_that_trailers_follow_is_decided_without_a_named_end(body):
+    session, sink, flow = opened()
+    peer = EnvoyPeer(body=body, trailers=True)
+    play(peer, session, sink)
+    assert (peer.answered.status, peer.reached.body, len(flow.asked)) == (200, body, 1)
+
+
 @pytest.mark.parametrize("cancelled", [True, False])
 async def test_a_stream_that_ends_first_cancels_the_decision_and_then_ends_the_flow(cancelled):
     order = []

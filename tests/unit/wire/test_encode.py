@@ -131,7 +131,6 @@ def test_only_a_final_status_answers(status):
         (encode.CONTINUE_RESPONSE_HEADERS, "response_headers"),
         (encode.CONTINUE_RESPONSE_BODY, "response_body"),
         (encode.CONTINUE_RESPONSE_TRAILERS, "response_trailers"),
-        (encode.SWALLOW_REQUEST_BODY, "request_body"),
     ],
 )
 def test_each_constant_answers_its_own_phase(data, kind):
