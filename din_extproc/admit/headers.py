@@ -11,7 +11,8 @@ from din_extproc.domain.verdict import Code, Headers, Refusal
 
 _HOUR_MS, _MINUTE_MS, _SECOND_MS = 3_600_000, 60_000, 1000
 _UNAVAILABLE_RETRY_MS: Final = 1000
-_NO_RETRY: Final = (("x-should-retry", "false"),)
+_SLOT_RETRY_MS: Final = 1000
+"""A slot is free as soon as any request ends. What the ledger knows is only when the oldest lease would run out, were its owner dead."""
 
 
 @lru_cache(maxsize=16_384)
@@ -61,15 +62,17 @@ def retry_headers(ms: int) -> Headers:
 
 
 def refusal(denied: Denied, claim: Claim) -> Refusal:
-    """The ledger's no, for the client. Its headers are complete: standing, and when to retry or that it is no use."""
+    """The ledger's no, for the client, with the standing and, where it is of use, when to retry."""
     standing = standing_headers(denied.standing)
     if denied.dimension == "oversize":
         message = (
             f"The request needs {claim.tokens} tokens, but {_name(denied.scope)} allows no more than {denied.limit} tokens per minute: "
             "it can never pass. Shorten the prompt."
         )
-        return Refusal(Code.REQUEST_EXCEEDS_LIMIT, message, headers=(*standing, *_NO_RETRY))
+        return Refusal(Code.REQUEST_EXCEEDS_LIMIT, message, headers=standing)
     wait_ms = max(1, denied.retry_after_ms)
+    if denied.dimension == "max_streams":
+        wait_ms = min(wait_ms, _SLOT_RETRY_MS)
     code = Code.CONCURRENCY_LIMIT_EXCEEDED if denied.dimension == "max_streams" else Code.RATE_LIMIT_EXCEEDED
     name, limit = _name(denied.scope), denied.limit
     sentence = {

@@ -70,25 +70,31 @@ def test_b75_retry_after_is_whole_seconds_rounded_up_and_never_zero(ms, seconds,
     [("rpm", Code.RATE_LIMIT_EXCEEDED), ("tpm", Code.RATE_LIMIT_EXCEEDED), ("max_streams", Code.CONCURRENCY_LIMIT_EXCEEDED)],
 )
 def test_a_reached_limit_is_a_429_that_says_when_to_come_back(dimension, code):
-    refused = refusal(Denied("model:m", dimension, 8000, 1500, FULL), CLAIM)
+    refused = refusal(Denied("model:m", dimension, 8000, 950, FULL), CLAIM)
     assert refused.code is code
-    assert refused.retry_after_ms == 1500
-    assert refused.headers == (*standing_headers(FULL), ("retry-after", "2"), ("retry-after-ms", "1500"))
+    assert refused.retry_after_ms == 950
+    assert refused.headers == (*standing_headers(FULL), ("retry-after", "1"), ("retry-after-ms", "950"))
     assert "model m" in refused.message
     assert "8000" in refused.message
-    assert "1.5s" in refused.message
+    assert "950ms" in refused.message
 
 
 def test_a_token_refusal_names_limit_and_requested():
     assert "requested 9000" in refusal(Denied("tenant", "tpm", 10_000, 1, FULL), CLAIM).message
 
 
-def test_b63_oversize_is_a_400_that_says_not_to_retry():
+@pytest.mark.parametrize(("lease_left_ms", "told_ms"), [(30_000, 1000), (400, 400)])
+def test_a_slot_is_worth_another_try_before_the_oldest_lease_runs_out(lease_left_ms, told_ms):
+    refused = refusal(Denied("tenant", "max_streams", 2, lease_left_ms, FULL), CLAIM)
+    assert refused.code is Code.CONCURRENCY_LIMIT_EXCEEDED
+    assert refused.retry_after_ms == told_ms
+
+
+def test_b63_oversize_is_a_400_without_a_time_to_retry():
     refused = refusal(Denied("tenant", "oversize", 8000, 0, FULL), CLAIM)
     assert refused.code is Code.REQUEST_EXCEEDS_LIMIT
     assert refused.retry_after_ms is None
     names = [name for name, _ in refused.headers]
-    assert ("x-should-retry", "false") in refused.headers
     assert not any(name.startswith("retry-after") for name in names)
     assert "8000" in refused.message
     assert "9000" in refused.message
