@@ -59,6 +59,7 @@ def serve(
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], typer.Option(help="What is logged, as JSON lines on stderr.")
     ] = "info",
+    transport: Annotated[Literal["wire", "grpcio"], typer.Option(help="Our own HTTP/2, or grpcio's (slower).")] = "wire",
     worker: Annotated[int | None, typer.Option(hidden=True)] = None,
     channel: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -66,7 +67,8 @@ def serve(
     from din_extproc.roles.gateway import ServeOptions, run  # noqa: PLC0415 - the other commands start without it
 
     configure(log_level)
-    raise typer.Exit(run(ServeOptions(config=config, drain_s=drain_s, log_level=log_level, worker=worker, channel=channel)))
+    options = ServeOptions(config=config, transport=transport, drain_s=drain_s, log_level=log_level, worker=worker, channel=channel)
+    raise typer.Exit(run(options))
 
 
 @app.command()

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from din_extproc.edge.h2_services import Service, Take, Taker
+from din_extproc.edge.services import Service, Take, Taker
 from din_extproc.wire.grpc import INTERNAL, OK, UNIMPLEMENTED, Call, Cut, GrpcConnection, Message, Opened, read_head
 from din_extproc.wire.header_block import Memo
 from din_extproc.wire.limits import Limits, limits_for

@@ -15,7 +15,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import uvloop
 from msgspec import Struct
@@ -30,12 +30,14 @@ from din_extproc.edge.background import Background
 from din_extproc.edge.channel import Channel
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.counters import Counters
+from din_extproc.edge.grpcio_server import GrpcioServer
 from din_extproc.edge.h2_server import H2Server
-from din_extproc.edge.h2_services import AccessLogService, ExtProcService, HealthService, Service
-from din_extproc.edge.redis.address import Address
+from din_extproc.edge.redis.cluster import ClusterLinks
 from din_extproc.edge.redis.guard import PRESENCE, GuardedLedger, OnError
 from din_extproc.edge.redis.ledger import SCRIPTS, RedisLedger
 from din_extproc.edge.redis.link import Link
+from din_extproc.edge.redis.topology import carrier
+from din_extproc.edge.services import AccessLogService, ExtProcService, HealthService, Service
 from din_extproc.edge.workers import WorkerFailed, Workers
 from din_extproc.flow.gauges import Gauges
 from din_extproc.roles.planes import AccountingPlane, Lessons, RequestPlane
@@ -50,12 +52,15 @@ _log = logging.getLogger(__name__)
 _LOOK_S = 1.0
 _TELL_S = 0.5
 _LAST_WORDS_S = 2.0
+_TRANSPORTS: dict[str, type[H2Server | GrpcioServer]] = {"wire": H2Server, "grpcio": GrpcioServer}
 
 
 class ServeOptions(Struct, frozen=True, kw_only=True):
     """The command line of `din-extproc serve`."""
 
     config: Path
+    transport: Literal["wire", "grpcio"] = "wire"
+    """Our own HTTP/2, or grpcio's."""
     drain_s: float = 20.0
     """How long open exchanges may go on after SIGTERM."""
     log_level: str = "info"
@@ -111,7 +116,7 @@ class Gateway:
             self._accounting = AccountingPlane(settings, self._ledger, self._background, self._counters, gauges, outputs)
             services.append(AccessLogService(self._accounting.received))
         self._health = HealthService(*(service.name for service in services))
-        self._server = H2Server((*services, self._health), max_body_bytes=settings.body_limit)
+        self._server = _TRANSPORTS[options.transport]((*services, self._health), max_body_bytes=settings.body_limit)
         self._admin = AdminServer(self._status, self._unready)
 
     async def run(self) -> None:
@@ -136,8 +141,7 @@ class Gateway:
     async def _start(self, stop: asyncio.Event) -> None:
         settings = self._reloader.settings
         if not await self._link.start():
-            reason, policy = self._link.state.reason, settings.store.on_error
-            _log.warning("redis %s: %s; limits follow `on_error: %s`", settings.store.address, reason, policy)
+            _log.warning("redis: %s; limits follow `on_error: %s`", self._link.state.reason, settings.store.on_error)
         await self._ledger.start()
         await self._use(settings)
         if self._requests is not None:
@@ -200,7 +204,8 @@ class Gateway:
     def _worker_command(self, number: int, channel: int) -> list[str]:
         options = self._options
         command = [sys.executable, "-m", "din_extproc", "serve", "--config", str(options.config), "--log-level", options.log_level]
-        return [*command, "--drain-s", str(options.drain_s), "--worker", str(number), "--channel", str(channel)]
+        command += ["--drain-s", str(options.drain_s), "--transport", options.transport]
+        return [*command, "--worker", str(number), "--channel", str(channel)]
 
     def _replace_workers(self) -> None:
         if self._workers is not None:
@@ -266,17 +271,13 @@ def added(*parts: Mapping[str, Any]) -> dict[str, Any]:
     return total
 
 
-def _ledger(settings: Settings) -> tuple[Link, GuardedLedger]:
+def _ledger(settings: Settings) -> tuple[Link | ClusterLinks, GuardedLedger]:
     """The counters in Redis, guarded by the outage policy."""
-    address = settings.store.address
-
-    async def locate() -> Address:
-        return address
-
-    link = Link(locate, (*SCRIPTS, PRESENCE), timeout_ms=settings.store.timeout_ms)
+    store = settings.store
+    link = carrier(store.url.get_secret_value(), (*SCRIPTS, PRESENCE), timeout_ms=store.timeout_ms)
     replica = f"{socket.gethostname()}:{os.getpid()}"
     shared, local = RedisLedger(link), LocalLedger(SystemClock.monotonic_ms)
-    return link, GuardedLedger(link, shared, local, OnError(settings.store.on_error), replica)
+    return link, GuardedLedger(link, shared, local, OnError(store.on_error), replica)
 
 
 def _listen_text(address: ListenAddress | Endpoint) -> str:

@@ -9,8 +9,7 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from din_extproc.control.topology import Address, SocketAddress, UnixSocket
 from din_extproc.domain.node import Endpoint
-from din_extproc.edge.redis.address import Address as RedisAddress
-from din_extproc.edge.redis.address import parse as parse_redis
+from din_extproc.edge.redis.topology import carrier
 from din_extproc.settings.section import ListenAddress, Section
 
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -78,7 +77,7 @@ def as_reached(endpoint: Endpoint) -> SocketAddress:
 
 
 def _redis_url(url: SecretStr) -> SecretStr:
-    parse_redis(url.get_secret_value())
+    carrier(url.get_secret_value(), (), timeout_ms=1)  # reads the URL; connects only when it is started
     return url
 
 
@@ -86,15 +85,10 @@ class Store(Section):
     """`store:`, the Redis that all replicas count in."""
 
     url: Annotated[SecretStr, Field(strict=False), AfterValidator(_redis_url)] = SecretStr("redis://127.0.0.1:6379/0")
-    """`redis://`, `rediss://` or `unix://`, with user, password and database where needed."""
+    """`redis://`, `rediss://`, `unix://`, `redis+sentinel://` or `redis+cluster://`; user, password and database where needed."""
     timeout_ms: Annotated[int, Field(ge=1, le=10_000)] = 50
     on_error: Literal["local_share", "open", "closed"] = "local_share"
     """When Redis can't be asked: each replica counts its share itself, everything passes, or nothing does."""
-
-    @property
-    def address(self) -> RedisAddress:
-        """The server that the URL names."""
-        return parse_redis(self.url.get_secret_value())
 
 
 class FailOpen(Section):

@@ -12,14 +12,11 @@ import pytest
 from din_extproc._proto.envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
 from din_extproc._proto.grpc.health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from din_extproc.domain.verdict import Send
-from din_extproc.edge import grpcio_server, h2_server, h2_services
+from din_extproc.edge import grpcio_server, h2_server, services
 from tests.fakes import FakeConductor, send_on
 from tests.peer import PROCESS, EnvoyPeer, message, play
 
-TRANSPORTS = {
-    "our wire": (h2_server.H2Server, h2_services),
-    "grpcio": (grpcio_server.GrpcioServer, grpcio_server),
-}
+TRANSPORTS = {"our wire": h2_server.H2Server, "grpcio": grpcio_server.GrpcioServer}
 EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
 ACCESS_LOG = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
 HEALTH = "/grpc.health.v1.Health/"
@@ -29,13 +26,12 @@ class Rig:
     """A server with all three services on a free port, and a channel to it."""
 
     def __init__(self, transport, decision, address):
-        server, made_of = TRANSPORTS[transport]
         self.conductor = FakeConductor(decision)
         self.logged = []
-        self.health = made_of.HealthService(EXT_PROC)
-        log = made_of.AccessLogService(self.logged.append, linger_s=0.01)
-        services = [self.health, made_of.ExtProcService(self.conductor), log]
-        self.server = server(services, max_body_bytes=8 * 1024 * 1024)
+        self.health = services.HealthService(EXT_PROC)
+        log = services.AccessLogService(self.logged.append, linger_s=0.01)
+        served = [self.health, services.ExtProcService(self.conductor), log]
+        self.server = TRANSPORTS[transport](served, max_body_bytes=8 * 1024 * 1024)
         self.address = address
 
     async def __aenter__(self):
@@ -102,7 +98,7 @@ async def test_an_address_that_is_taken_is_said(transport):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        server = TRANSPORTS[transport][0]([], max_body_bytes=1)
+        server = TRANSPORTS[transport]([], max_body_bytes=1)
         with pytest.raises(OSError, match=str(port)):
             await server.start(f"127.0.0.1:{port}")
         await server.stop(0)

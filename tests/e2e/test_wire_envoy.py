@@ -12,7 +12,7 @@ from aiohttp import ClientSession, ClientTimeout, web
 from din_extproc._proto.envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
 from din_extproc.domain.verdict import Send
 from din_extproc.edge.h2_server import H2Server
-from din_extproc.edge.h2_services import AccessLogService, ExtProcService, HealthService
+from din_extproc.edge.services import AccessLogService, ExtProcService, HealthService
 from tests.fakes import FakeConductor
 from tests.rig import rig, until
 

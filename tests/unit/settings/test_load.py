@@ -139,9 +139,21 @@ def test_a_variable_in_flow_style_is_told_to_stand_in_quotes(written):
 
 def test_a_password_comes_from_the_environment_and_never_into_a_text(written):
     settings = written(SMALL + 'store: { url: "${REDIS}" }\n', {"REDIS": "redis://user:hunter2@[::1]:6380/3"})
-    address = settings.store.address
-    assert (address.host, address.port, address.db, address.username, address.password) == ("::1", 6380, 3, "user", "hunter2")
+    assert settings.store.url.get_secret_value() == "redis://user:hunter2@[::1]:6380/3"
     assert "hunter2" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/main/0", "redis+cluster://10.0.0.1:7000", "unix:///run/redis.sock"]
+)
+def test_every_kind_of_redis_is_taken(written, url):
+    assert written(SMALL + f'store: {{ url: "{url}" }}\n').store.url.get_secret_value() == url
+
+
+def test_a_url_that_is_none_is_refused_without_its_password(written):
+    rejected = str(written(SMALL + 'store: { url: "mongodb://user:hunter2@db/0" }\n'))
+    assert "store.url" in rejected
+    assert "hunter2" not in rejected
 
 
 def test_more_workers_have_a_socket_each(written):

@@ -1,6 +1,6 @@
-"""The services of the sidecar's port for `H2Server`: ext_proc, access log and health, made as their namesakes in `grpcio_server` are.
+"""The services of the sidecar's port, whichever transport carries them: ext_proc, access log and health.
 
-Rule: a method is a function from a sink to the taker of one call's messages; the taker ends its call itself.
+Rule: a method is a function from the sending half of a call to the taker of its messages; the taker ends its call itself.
 """
 
 import asyncio
