@@ -4,10 +4,16 @@ Rule: nothing that a client chose becomes a key.
 """
 
 import logging
+from bisect import bisect_left
 
 from din_extproc.domain.usage import ExchangeRecord
 
 _log = logging.getLogger(__name__)
+
+_STEPS_PER_OCTAVE = 4
+_OCTAVES = 18
+BOUNDS_US = tuple(round(16 * 2 ** (step / _STEPS_PER_OCTAVE)) for step in range(_STEPS_PER_OCTAVE * _OCTAVES + 1))
+"""Upper bounds of the buckets of decision times: 16 microseconds to 4 seconds, each 19 % above the one before. The last bucket has none."""
 
 
 class Counters:
@@ -18,13 +24,14 @@ class Counters:
         self.refused: dict[str, int] = {}
         self.outcomes: dict[str, int] = {}
         self.faults = 0
-        self.decision_seconds = 0.0
+        self.decisions = [0] * (len(BOUNDS_US) + 1)
+        """By decision time, see `BOUNDS_US`."""
         self.prompt_tokens = 0
         self.completion_tokens = 0
 
     def decided(self, seconds: float, refused: str) -> None:
         """A verdict took so long. `refused`: the error code, "" when the request was sent on."""
-        self.decision_seconds += seconds
+        self.decisions[bisect_left(BOUNDS_US, seconds * 1e6)] += 1
         if refused:
             self.refused[refused] = self.refused.get(refused, 0) + 1
         else:
@@ -48,6 +55,7 @@ class Counters:
             "refused": self.refused,
             "outcomes": self.outcomes,
             "faults": self.faults,
+            "decisions_by_us": {bound: count for bound, count in zip((*BOUNDS_US, "more"), self.decisions, strict=True) if count},
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
         }
