@@ -25,6 +25,9 @@ from din_extproc.control.packing import envoy_address, extension, milliseconds
 from din_extproc.control.routes import route_configuration
 from din_extproc.control.topology import Topology
 
+EDIT_ROOM_BYTES = 64 << 10
+"""What Envoy holds above the limit of a body, for the sidecar makes it a little longer: a body as large as allowed passes with its
+model renamed. What a client sends in between is refused by the sidecar."""
 _CLIENT_KEEPALIVE_MS = 3_600_000
 _HEADERS_TIMEOUT_MS = 10_000
 _HTTP2_STREAMS = 256
@@ -38,7 +41,7 @@ def listener(topology: Topology) -> Listener:
     return Listener(
         name="din",
         address=envoy_address(topology.listener),
-        per_connection_buffer_limit_bytes=topology.body_limit_bytes,
+        per_connection_buffer_limit_bytes=topology.body_limit_bytes + EDIT_ROOM_BYTES,
         filter_chains=[FilterChain(filters=[Filter(name=manager.name, typed_config=manager.typed_config)])],
     )
 

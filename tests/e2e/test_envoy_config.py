@@ -11,6 +11,7 @@ import httpx
 import pytest
 from aiohttp import web
 
+from din_extproc.control.listener import EDIT_ROOM_BYTES
 from din_extproc.control.topology import HealthCheck, Outlier, Retry, Timeouts
 from din_extproc.domain.verdict import Code, error_body
 from tests.rig import Answer, Reply, Rig, Route, rig, until
@@ -286,7 +287,7 @@ async def test_b14_bodies_up_to_the_cap_pass_and_larger_ones_get_our_413():
             assert len(gateway.nodes[0].seen[-1].body) == size
         chunks = [b"x" * 65_536] * (cap // 65_536)
         assert (await gateway.chat(body=iter(chunks), encode_chunked=True, headers={"transfer-encoding": "chunked"})).status == 200
-        for body in (b"x" * (cap + 1), iter([*chunks, b"x"])):
+        for body in (b"x" * (cap + EDIT_ROOM_BYTES + 1), iter([*chunks, b"x" * EDIT_ROOM_BYTES, b"x"])):
             framing = {} if isinstance(body, bytes) else {"transfer-encoding": "chunked"}
             reply = await gateway.chat(framing, body, encode_chunked=bool(framing))
             said = assert_error(reply, Code.REQUEST_TOO_LARGE)
