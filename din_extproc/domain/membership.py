@@ -57,6 +57,14 @@ class Beat(Struct, frozen=True, kw_only=True):
     free_memory_bytes: int | None = None
 
 
+class Reading(Struct, frozen=True, gc=False):
+    """A beat, and when it came."""
+
+    beat: Beat
+    at: float
+    """Seconds, by this process's monotonic clock."""
+
+
 class Member(Struct, frozen=True, kw_only=True):
     """One row of the node table."""
 

@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from din_extproc.domain.node import Node, Pool
 from din_extproc.domain.verdict import Refusal
+from din_extproc.flow.members import Members
 from din_extproc.route.cache import SEGMENT_TOKENS, RouteCache
 from din_extproc.route.table import Routed
 from din_extproc.route.versions import Constraint
@@ -39,12 +40,14 @@ class Placer:
 
     Args:
         load: What the worker's own requests take.
+        members: The nodes of every pool.
     """
 
-    __slots__ = ("_fleets", "_load", "_ranked", "cache")
+    __slots__ = ("_fleets", "_load", "_ranked", "cache", "members")
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: Load, members: Members) -> None:
         self._load = load
+        self.members = members
         self.cache: RouteCache[Strategy | Refusal] = RouteCache()
         self._fleets: dict[str, Fleet] = {}
         """By pool name."""
@@ -82,8 +85,16 @@ class Placer:
         """Tokens in flight by node id, of nodes that have any."""
         return dict(self._load.tokens)
 
-    def forget(self) -> None:
-        """Nodes came, went or changed."""
+    def change(self, members: Members) -> None:
+        """Nodes came, went or changed: the cache is empty at once (R04), and only the pools they concern are ranked anew."""
+        before, self.members = self.members, members
+        self.cache.clear()
+        self._fleets = {pool: fleet for pool, fleet in self._fleets.items() if members.nodes(pool) is before.nodes(pool)}
+        self._ranked = {key: ranked for key, ranked in self._ranked.items() if key[0] in self._fleets}
+
+    def forget(self, members: Members) -> None:
+        """The pools themselves may have changed."""
+        self.members = members
         self.cache.clear()
         self._fleets.clear()
         self._ranked.clear()
@@ -102,7 +113,7 @@ class Placer:
     def _rank(self, pool: Pool, versions: Constraint, tokens: int, at_least: int) -> Strategy | Refusal:
         nodes = self._fleets.get(pool.name)
         if nodes is None:
-            nodes = self._fleets[pool.name] = fleet(pool.nodes)
+            nodes = self._fleets[pool.name] = fleet(self.members.nodes(pool.name))
         shapes = fitting(nodes, Demand(tokens, at_least, versions.text, versions.allows))
         if isinstance(shapes, Refusal):
             return shapes

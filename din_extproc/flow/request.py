@@ -18,6 +18,7 @@ from din_extproc.domain.verdict import Answer, Refusal, Send, Verdict
 from din_extproc.flow import answers
 from din_extproc.flow.dispatch import Granted, dispatch
 from din_extproc.flow.gauges import Gauges
+from din_extproc.flow.members import Members
 from din_extproc.flow.place import Placer, Size
 from din_extproc.flow.trace import TraceIds, kept
 from din_extproc.flow.view import Purse, View, facts, purse
@@ -71,11 +72,15 @@ class Desk(Struct):
         """A stream was opened: one HTTP exchange begins."""
         return RequestFlow(self)
 
-    def change(self, view: View) -> None:
-        """Use another view from the next request on."""
+    def change(self, view: View, members: Members) -> None:
+        """Use another view, and the nodes of its pools, from the next request on."""
         self.view = view
         self.gauges.model_of = view.table.preferred
-        self.placer.forget()
+        self.placer.forget(members)
+
+    def change_members(self, members: Members) -> None:
+        """Nodes came, went or changed: no decision from here on names one that went."""
+        self.placer.change(members)
 
 
 class _Held(Struct, frozen=True, gc=False):
@@ -148,7 +153,7 @@ class RequestFlow:
         if isinstance(reading, Refusal):
             return reading
         intent = await self._counted(reading)
-        routed = view.table.route(intent, who.tenant, head, int(wall) // _HOUR_S % 24)
+        routed = view.table.route(intent, who.tenant, head, int(wall) // _HOUR_S % 24, desk.placer.members.versions)
         if isinstance(routed, Refusal):
             return routed
         target = desk.placer.target(routed, self._size(intent, routed.model), began)

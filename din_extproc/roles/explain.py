@@ -12,6 +12,7 @@ from msgspec import Struct
 from din_extproc.domain.request import Head, Intent
 from din_extproc.domain.verdict import Refusal
 from din_extproc.flow.gauges import Gauges
+from din_extproc.flow.members import Members
 from din_extproc.flow.place import Placer, Size
 from din_extproc.intent.read import read
 from din_extproc.roles.view import make_view
@@ -92,10 +93,11 @@ def explain(settings: Settings, tenant_id: str, text: bytes) -> Explained:
     if isinstance(reading, Refusal):
         return _refused(reading)
     intent = reading.intent
-    routed = view.table.route(intent, tenant, head, datetime.now(UTC).hour)
+    members = Members.of(settings.pools)
+    routed = view.table.route(intent, tenant, head, datetime.now(UTC).hour, members.versions)
     if isinstance(routed, Refusal):
         return _refused(routed, intent)
-    placer = Placer(Load())
+    placer = Placer(Load(), members)
     tokens = intent.prompt_tokens + (intent.output_tokens or 1)
     target = placer.target(routed, Size(tokens, tokens), 0.0)
     where: dict[str, Any] = {

@@ -16,6 +16,7 @@ from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.counters import Counters
 from din_extproc.flow.gauges import Gauges
+from din_extproc.flow.members import Members
 from din_extproc.flow.place import Placer
 from din_extproc.flow.request import Desk
 from din_extproc.flow.settle import Settler
@@ -52,7 +53,7 @@ class RequestPlane:
         self.desk = Desk(
             view=view,
             ledger=ledger,
-            placer=Placer(Load()),
+            placer=Placer(Load(), Members.of(settings.pools)),
             gauges=self.gauges,
             outputs=self.outputs,
             ids=TraceIds(node_number(settings), secrets.randbits(_SEED_BITS)),
@@ -68,7 +69,7 @@ class RequestPlane:
 
     def use(self, settings: Settings, tokenizers: Mapping[str, TokenCounter]) -> None:
         """Decide by this configuration from the next request on."""
-        self.desk.change(make_view(settings, tokenizers))
+        self.desk.change(make_view(settings, tokenizers), Members.of(settings.pools))
 
     def adopt(self, lessons: Lessons) -> None:
         """Know what was learned elsewhere."""

@@ -9,7 +9,7 @@ operation, has a node of an acceptable version (as far as the pool's nodes are k
 such a rule it is the first such pool: in the order of the alias's models, then of the configuration.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
@@ -19,6 +19,9 @@ from din_extproc.domain.tenant import Tenant
 from din_extproc.domain.verdict import Code, Refusal
 from din_extproc.route.expression import Facts, Matches
 from din_extproc.route.versions import ANY, Constraint, combine, parse_constraint
+
+VersionsOf = Callable[[str], frozenset[str]]
+"""The model versions that a pool's nodes serve right now, by the pool's name; empty when it has none."""
 
 _NOTHING: frozenset[str] = frozenset()
 _SHOWN = 80
@@ -89,8 +92,16 @@ class RouteTable:
         self._targets = dict(targets)
         self._allowed = dict(allowed)
 
-    def route(self, intent: Intent, tenant: Tenant, head: Head, hour_utc: int) -> Routed | Refusal:
-        """The pool for one request. `hour_utc`: 0-23, for rules that look at the time of day."""
+    def route(self, intent: Intent, tenant: Tenant, head: Head, hour_utc: int, versions_of: VersionsOf) -> Routed | Refusal:
+        """The pool for one request.
+
+        Args:
+            intent: What it wants.
+            tenant: Who asks.
+            head: For rules that look at headers.
+            hour_utc: 0-23, for rules that look at the time of day.
+            versions_of: What is in service now.
+        """
         target, suffix = self._target(intent.model)
         if target is None:
             return Refusal(Code.MODEL_NOT_FOUND, f"The model {_shown(intent.model)} does not exist.", param="model")
@@ -109,11 +120,11 @@ class RouteTable:
             pool = rule.pool
             if pool.model in allowed and (pool.operations is None or operation in pool.operations) and rule.matches(facts):
                 versions = _on(target, pool.model, asked)
-                if asked is ANY or _has_version(pool, versions):
-                    fallback = _usable(rule.fallback, operation, target, allowed, asked)
+                if asked is ANY or _has_version(versions_of(pool.name), versions):
+                    fallback = _usable(rule.fallback, operation, target, allowed, asked, versions_of)
                     fallback_versions = ANY if fallback is None else _on(target, fallback.model, asked)
                     return Routed(rule.id, target.name, pool.model, pool, versions, fallback, fallback_versions)
-        return _unserved(target, intent, allowed, asked)
+        return _unserved(target, intent, allowed, asked, versions_of)
 
     def models_for(self, tenant: Tenant) -> tuple[ListedModel, ...]:
         """Every name that the tenant may ask for, aliases first, each group sorted."""
@@ -139,15 +150,18 @@ class RouteTable:
         return self._targets.get(name), suffix
 
 
-def _usable(fallback: Pool | None, operation: Operation, target: Target, allowed: frozenset[str], asked: Constraint) -> Pool | None:
+def _usable(
+    fallback: Pool | None, operation: Operation, target: Target, allowed: frozenset[str], asked: Constraint, versions_of: VersionsOf
+) -> Pool | None:
     """The fallback, None when the tenant, the operation or the version that the client asked for rules it out."""
     if fallback is None or fallback.model not in allowed:
         return None
     if fallback.operations is not None and operation not in fallback.operations:
         return None
-    if asked is not ANY and (fallback.model not in target.models or not _has_version(fallback, _on(target, fallback.model, asked))):
-        return None
-    return fallback
+    if asked is ANY:
+        return fallback
+    served = fallback.model in target.models and _has_version(versions_of(fallback.name), _on(target, fallback.model, asked))
+    return fallback if served else None
 
 
 def _on(target: Target, model: str, asked: Constraint) -> Constraint:
@@ -160,9 +174,9 @@ def _on(target: Target, model: str, asked: Constraint) -> Constraint:
     return combine(own.text, asked.text) or asked
 
 
-def _has_version(pool: Pool, versions: Constraint) -> bool:
-    """Whether a request can find its version here; a pool whose nodes are not known yet may have it."""
-    return not pool.nodes or any(versions.allows(node.version) for node in pool.nodes)
+def _has_version(offered: frozenset[str], versions: Constraint) -> bool:
+    """Whether a request can find its version here; a pool without a node now is asked, so that its refusal tells the reason."""
+    return not offered or any(versions.allows(version) for version in offered)
 
 
 def _asked(suffix: str, header: str) -> Constraint | Refusal:
@@ -173,12 +187,12 @@ def _asked(suffix: str, header: str) -> Constraint | Refusal:
     return combine(suffix, header) or Refusal(Code.INVALID_REQUEST, "The version constraints are too long.", param="x-din-model-version")
 
 
-def _unserved(target: Target, intent: Intent, allowed: frozenset[str], asked: Constraint) -> Refusal:
+def _unserved(target: Target, intent: Intent, allowed: frozenset[str], asked: Constraint, versions_of: VersionsOf) -> Refusal:
     pools = [rule.pool for rule in target.rules if not rule.id and rule.pool.model in allowed]
     serving = [pool for pool in pools if pool.operations is None or intent.operation in pool.operations]
     if not serving:
         return Refusal(Code.INVALID_REQUEST, f"The model {_shown(target.name)} does not serve {intent.operation.value}.", param="model")
-    offered = ", ".join(sorted({node.version for pool in serving for node in pool.nodes}))
+    offered = ", ".join(sorted({version for pool in serving for version in versions_of(pool.name)}))
     message = f"No node serves a version of {_shown(target.name)} that meets {asked.text!r}; in service: {offered}."
     return Refusal(Code.VERSION_MISMATCH, message, param="x-din-model-version" if intent.version else "model")
 

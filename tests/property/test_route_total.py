@@ -7,6 +7,7 @@ from din_extproc.domain.node import Endpoint, Node, Pool
 from din_extproc.domain.request import Estimate, Head, Intent, Operation, Priority
 from din_extproc.domain.tenant import Limits, Tenant
 from din_extproc.domain.verdict import Refusal
+from din_extproc.flow.members import Members
 from din_extproc.route.aliases import Alias
 from din_extproc.route.compile import compile_routes
 from din_extproc.route.rules import Condition, Rule, TokenRange
@@ -34,8 +35,10 @@ TENANTS = [
 ]
 ALLOWED = {"all": {"small", "big"}, "small": {"small"}, "aliased": {"small"}, "none": set(), "stranger": set()}
 STRANGER = Tenant(id="stranger", models=("*",), priority=Priority.BATCH, limits=Limits(), per_model={})
+POOLS = [_pool("s", "small", "1.2"), _pool("b", "big", "2025.3"), _pool("s2", "small", "1.3")]
+MEMBERS = Members.of(POOLS)
 TABLE = compile_routes(
-    [_pool("s", "small", "1.2"), _pool("b", "big", "2025.3"), _pool("s2", "small", "1.3")],
+    POOLS,
     [Alias("fast", ("small",), ">=1"), Alias("auto", ("*",))],
     [
         Rule("long", Condition(estimated_tokens=TokenRange(gt=1000)), "b", "s"),
@@ -64,7 +67,7 @@ intents = st.builds(
     intents, st.sampled_from([*TENANTS, STRANGER]), st.dictionaries(st.sampled_from(["x-task-tier", "x-a"]), st.text()), st.integers(0, 23)
 )
 def test_every_intent_is_routed_to_an_allowed_model_or_refused(intent, tenant, headers, hour_utc):
-    routed = TABLE.route(intent, tenant, Head(method="POST", path=intent.operation.value, headers=headers), hour_utc)
+    routed = TABLE.route(intent, tenant, Head(method="POST", path=intent.operation.value, headers=headers), hour_utc, MEMBERS.versions)
     if isinstance(routed, Refusal):
         assert routed.message.isprintable()
         return

@@ -6,6 +6,7 @@ from din_extproc.domain.node import Endpoint, Node, Pool
 from din_extproc.domain.request import Estimate, Head, Intent, Operation, Priority
 from din_extproc.domain.tenant import Limits, Tenant
 from din_extproc.domain.verdict import Code, Refusal
+from din_extproc.flow.members import Members
 from din_extproc.route.aliases import Alias
 from din_extproc.route.compile import compile_routes
 from din_extproc.route.rules import Condition, Rule, TokenRange
@@ -43,11 +44,12 @@ def intent(model, tokens=100, operation=Operation.CHAT, **fields):
 def table(pools, aliases=(), rules=(), tenants=None):
     compiled = compile_routes(pools, aliases, rules, tenants or [tenant()])
     assert [flaw.message for flaw in compiled.flaws if not flaw.warning] == []
-    return compiled.table
+    return compiled.table, Members.of(pools).versions
 
 
-def ask(table, what, who=None, headers=None, hour_utc=12):
-    return table.route(what, who or tenant(), Head(method="POST", path=what.operation.value, headers=headers or {}), hour_utc)
+def ask(routes, what, who=None, headers=None, hour_utc=12):
+    table, versions_of = routes
+    return table.route(what, who or tenant(), Head(method="POST", path=what.operation.value, headers=headers or {}), hour_utc, versions_of)
 
 
 BIG, SMALL, LONG = pool("big-pool", "big", "2025.3.1", "2025.4"), pool("small-pool", "small"), pool("long-pool", "small")
@@ -199,7 +201,7 @@ def test_what_a_tenant_may_ask_for_is_listed_with_aliases_marked():
     routes = table(
         [BIG, SMALL], [Alias("bx-fast", ("small",)), Alias("auto", ("*",)), Alias("bx-all", ("big", "small"))], tenants=[who, tenant()]
     )
-    listed = [(entry.name, entry.alias, entry.models) for entry in routes.models_for(who)]
+    listed = [(entry.name, entry.alias, entry.models) for entry in routes[0].models_for(who)]
     assert listed == [
         ("auto", True, ("big", "small")),
         ("bx-all", True, ("big", "small")),
@@ -208,8 +210,8 @@ def test_what_a_tenant_may_ask_for_is_listed_with_aliases_marked():
         ("small", False, ()),
     ]
     only_small = table([BIG, SMALL], [Alias("auto", ("*",))], tenants=[tenant("small")])
-    assert [(entry.name, entry.models) for entry in only_small.models_for(tenant("small"))] == [("auto", ("small",)), ("small", ())]
-    assert routes.models_for(tenant(name="stranger")) == ()
+    assert [(entry.name, entry.models) for entry in only_small[0].models_for(tenant("small"))] == [("auto", ("small",)), ("small", ())]
+    assert routes[0].models_for(tenant(name="stranger")) == ()
 
 
 def test_the_time_of_day_can_choose_the_pool():

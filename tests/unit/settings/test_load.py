@@ -11,6 +11,7 @@ from din_extproc.control.topology import SocketAddress, UnixSocket
 from din_extproc.domain.request import Estimate, Head, Intent, Operation, Priority
 from din_extproc.domain.tenant import Limits
 from din_extproc.domain.verdict import Code
+from din_extproc.flow.members import Members
 from din_extproc.settings.check import check
 from din_extproc.settings.load import load
 from din_extproc.settings.problems import Rejected
@@ -75,10 +76,10 @@ DEFAULT_RULE = ("complex-multi-step-reasoning", REASONING, None)
         ("bx-reasoning-pro", Operation.CHAT, 10, "extraction", DEFAULT_RULE),
     ],
 )
-def test_the_shipped_rules_route_as_their_source_says(example, model, path, tokens, tier, expected):  # noqa: PLR0917 - one row of the table
+def test_the_shipped_rules_route_as_their_source_says(example, model, path, tokens, tier, expected):
     intent = Intent(operation=path, model=model, estimate=Estimate(tokens), task_tier=tier)
     head = Head("POST", path.value, {"x-task-tier": tier} if tier else {})
-    routed = example.routes.route(intent, example.tenants[0], head, 12)
+    routed = example.routes.route(intent, example.tenants[0], head, 12, Members.of(example.pools).versions)
     assert (routed.rule, routed.pool.name, routed.fallback and routed.fallback.name) == expected
 
 
@@ -86,9 +87,9 @@ def test_the_example_s_other_tenant_may_use_the_fast_model_only(example):
     support = example.tenants[1]
     assert [entry.name for entry in example.routes.models_for(support)] == ["bx-auto", "bx-fast-chat", "qwen2.5-14b-instruct"]
     long = Intent(operation=Operation.CHAT, model="bx-fast-chat", estimate=Estimate(20_000))
-    assert example.routes.route(long, support, Head("POST", "/", {}), 0).fallback is None
+    assert example.routes.route(long, support, Head("POST", "/", {}), 0, Members.of(example.pools).versions).fallback is None
     big = Intent(operation=Operation.CHAT, model="bx-reasoning-pro", estimate=Estimate(10))
-    assert example.routes.route(big, support, Head("POST", "/", {}), 0).code is Code.MODEL_NOT_ALLOWED
+    assert example.routes.route(big, support, Head("POST", "/", {}), 0, Members.of(example.pools).versions).code is Code.MODEL_NOT_ALLOWED
 
 
 def test_the_example_s_keys_are_the_ones_beside_them(example):

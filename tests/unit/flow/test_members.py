@@ -1,0 +1,70 @@
+"""The nodes of every pool, as they change under running decisions."""
+
+from din_extproc.domain.membership import Beat, NodeState, Reading
+from din_extproc.domain.node import Endpoint, Node, Pool
+from din_extproc.domain.verdict import Code, Refusal
+from din_extproc.flow.members import Members
+from din_extproc.flow.place import Placer, Size
+from din_extproc.route.table import Routed
+from din_extproc.route.versions import ANY
+from din_extproc.schedule.load import Load
+
+SIZE = Size(100, 100)
+
+
+def node(name, version="1.0", port=8000):
+    return Node(
+        id=name,
+        endpoint=Endpoint("10.0.0.1", port),
+        model="m",
+        version=version,
+        dtype="bf16",
+        compute_capability="",
+        tp_world_size=1,
+        max_seq_len=8192,
+        max_concurrency=8,
+    )
+
+
+def pool(name, *nodes):
+    return Pool(name=name, model="m", served_model="m", engine="vllm", scheduler="round_robin", nodes=nodes)
+
+
+def placed(placer, which, now=0.0):
+    target = placer.target(Routed("", "m", "m", which, ANY, None, ANY), SIZE, now)
+    return target if isinstance(target, Refusal) else [each.id for each in placer.pick(target, 1)]
+
+
+def test_a_change_reaches_the_next_decision_long_before_the_cache_would_forget():
+    p = pool("p", node("a"), node("b"))
+    placer = Placer(Load(), Members.of([p]))
+    assert sorted(placed(placer, p)) == ["a", "b"]
+    placer.change(placer.members.successor({"p": (node("b"), node("c"))}))
+    assert sorted(placed(placer, p)) == ["b", "c"]
+    placer.change(placer.members.successor({"p": ()}))
+    assert placed(placer, p).code is Code.NO_HEALTHY_NODE
+    assert placer.members.versions("p") == frozenset()
+
+
+def test_a_pool_that_did_not_change_keeps_its_turn():
+    p, q = pool("p", node("a"), node("b")), pool("q", node("c"))
+    placer = Placer(Load(), Members.of([p, q]))
+    assert placed(placer, p)[0] == "a"
+    placer.change(placer.members.successor({"p": (node("a"), node("b")), "q": ()}))
+    assert placed(placer, p)[0] == "b"
+
+
+def test_what_a_node_said_outlives_changes_of_others_and_goes_with_it():
+    members = Members.of([pool("p", node("a"), node("b"))])
+    reading = Reading(Beat(state=NodeState.READY, sequence=1, waiting=3), 12.5)
+    members.hear("a", reading)
+    members = members.successor({"p": (node("a"),)})
+    assert members.reading("a") is reading
+    assert members.successor({"p": (node("b"),)}).reading("a") is None
+
+
+def test_versions_in_service_are_those_of_the_nodes_there_are():
+    members = Members.of([pool("p", node("a", "1.0"), node("b", "1.1"))])
+    assert members.versions("p") == {"1.0", "1.1"}
+    assert members.versions("unknown") == frozenset()
+    assert members.nodes("unknown") == ()
