@@ -64,7 +64,8 @@ class Desk(Struct):
     watcher: Watcher
     start: Callable[[Coroutine[Any, Any, None]], None]
     """Runs a coroutine that nobody waits for."""
-    lease_ms: int = 30_000
+    lease_ms: int
+    """How long a request keeps its slots without being heard of."""
     live: dict[str, str] = {}
     """Request id -> tenant, of the requests that hold slots: to be renewed while they run."""
 

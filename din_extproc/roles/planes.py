@@ -60,6 +60,7 @@ class RequestPlane:
             clock=SystemClock(),
             watcher=counters,
             start=background.start,
+            lease_ms=settings.store.lease_ms,
         )
         self._background = background
 

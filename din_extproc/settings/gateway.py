@@ -87,6 +87,8 @@ class Store(Section):
     url: Annotated[SecretStr, Field(strict=False), AfterValidator(_redis_url)] = SecretStr("redis://127.0.0.1:6379/0")
     """`redis://`, `rediss://`, `unix://`, `redis+sentinel://` or `redis+cluster://`; user, password and database where needed."""
     timeout_ms: Annotated[int, Field(ge=1, le=10_000)] = 50
+    lease_ms: Annotated[int, Field(ge=1000, le=600_000)] = 30_000
+    """How long the places of requests in flight stay taken when the process that renews them has died."""
     on_error: Literal["local_share", "open", "closed"] = "local_share"
     """When Redis can't be asked: each replica counts its share itself, everything passes, or nothing does."""
 
