@@ -55,6 +55,9 @@ def _ext_proc(topology: Topology) -> TypedExtensionConfig:
 
     The response's trailers are sent too, because Envoy 1.37 and 1.38 otherwise end the stream at the response's headers, and its
     end is what releases a slot. Headers are sent and not skipped, because a request whose headers have left can't be routed by its body.
+
+    A sidecar that fails is passed by. That lets nothing through: the route of a request without a decision leads nowhere (or, where the
+    operator says so, to the fail-open pool). But an answer that is under way goes on to its end, which Envoy would otherwise cut off.
     """
     send, skip = ProcessingModeHeaderSendMode.SEND, ProcessingModeHeaderSendMode.SKIP
     service = GrpcService(
@@ -63,7 +66,7 @@ def _ext_proc(topology: Topology) -> TypedExtensionConfig:
     )
     processor = ExternalProcessor(
         grpc_service=service,
-        failure_mode_allow=topology.fail_open_pool is not None,
+        failure_mode_allow=True,
         message_timeout=milliseconds(topology.timeouts.message_ms),
         max_message_timeout=milliseconds(topology.timeouts.max_message_ms),
         processing_mode=ProcessingMode(
