@@ -25,7 +25,7 @@ def load(path: Path, env: Mapping[str, str]) -> Settings | Rejected:
         path: The file.
         env: What `${NAME}` inside it stands for.
     """
-    text = _read(path)
+    text = read_text(path)
     if isinstance(text, Problem):
         return Rejected((text,))
     document = read_yaml(text, str(path), env)
@@ -34,7 +34,7 @@ def load(path: Path, env: Mapping[str, str]) -> Settings | Rejected:
     shaped = shape(document)
     if shaped is None:
         return Rejected(in_order(document.problems))
-    catalog, described, problems = _catalog(shaped.config.catalog, document, path)
+    catalog, described, problems = read_catalog(shaped.config.catalog, document, path)
     assembled = assemble(shaped, None if "catalog" in shaped.broken else catalog, document)
     found = in_order([*document.problems, *problems])
     if assembled.routes is None or catalog is None or not all(problem.warning for problem in found):
@@ -58,7 +58,8 @@ def load(path: Path, env: Mapping[str, str]) -> Settings | Rejected:
     )
 
 
-def _read(path: Path) -> str | Problem:
+def read_text(path: Path) -> str | Problem:
+    """A file's text, or why there is none."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -67,12 +68,12 @@ def _read(path: Path) -> str | Problem:
         return Problem(file=str(path), message=f"can't be read: {(error.strerror or str(error)).lower()}")
 
 
-def _catalog(section: CatalogSection | None, document: Document, path: Path) -> tuple[Catalog | None, str, list[Problem]]:
-    """The catalogue (None: there is one, but it is broken), its text, and what is wrong with it."""
+def read_catalog(section: CatalogSection | None, document: Document, path: Path) -> tuple[Catalog | None, str, list[Problem]]:
+    """The catalogue of the configuration at `path` (None: there is one, but it is broken), its text, and what is wrong with it."""
     if section is None:
         return Catalog(), "", []
     source = path.parent / section.source
-    text = _read(source)
+    text = read_text(source)
     if isinstance(text, Problem):
         document.report(("catalog", "source"), f"{source}: {text.message}")
         return None, "", []
