@@ -1,5 +1,6 @@
 """A GPU node and the pool it belongs to: what the catalogue and the registration say, never how busy it is."""
 
+from collections.abc import Mapping
 from ipaddress import IPv6Address, ip_address
 
 from msgspec import Struct
@@ -66,6 +67,17 @@ class Node(Struct, frozen=True, gc=False):
             raise ValueError(f"node {self.id}: tp_world_size, max_seq_len and max_concurrency are at least 1")
 
 
+class LongTail(Struct, frozen=True, gc=False):
+    """What is different for requests that take far longer than the rest (R21)."""
+
+    over_s: float
+    """They would take longer than this at a usual node that is not busy."""
+    share: float
+    """Of each node's slots: they may hold so many, and always one. Counted by each worker for itself."""
+    timeout_ms: int
+    """How long Envoy waits for them."""
+
+
 class Pool(Struct, frozen=True):
     """Nodes that may stand in for each other: one model, one engine, one strategy."""
 
@@ -82,3 +94,14 @@ class Pool(Struct, frozen=True):
     """None: every operation."""
     stream_usage: bool = True
     """The engine honours `stream_options.include_usage`."""
+    dtype: str = ""
+    """Of every node, those that register too; "": of any."""
+    tp_world_size: int = 0
+    """Likewise; 0: any."""
+    compute_capability: str = ""
+    """Likewise; "": any."""
+    min_seq_len: int = 0
+    """Nodes that register take at least so many tokens."""
+    scheduler_options: Mapping[str, float] = {}
+    long_tail: LongTail | None = None
+    """None: every request is like the others."""

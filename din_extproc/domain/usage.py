@@ -75,3 +75,19 @@ class ExchangeRecord(Struct, frozen=True, gc=False):
     """How long the node asked to be left alone."""
     decision_us: float | None = None
     """What the gateway's own decision took, in microseconds."""
+
+
+class Pace(Struct, frozen=True, gc=False):
+    """How quick one node has been lately, as its finished exchanges tell."""
+
+    node_id: str
+    at: float
+    """When the newest of them ended: seconds, the machine's monotonic clock."""
+    p99_ms: float
+    """Duration: an average of recent 99th percentiles, the newest counting most."""
+    seconds: float
+    """Mean duration."""
+    prefill_rate: float | None = None
+    """Prompt tokens per second; None: no stream told."""
+    stream_rate: float | None = None
+    """Output tokens per second of one request."""

@@ -10,16 +10,20 @@ from msgspec import Struct
 
 from din_extproc.admit.headers import standing_headers
 from din_extproc.admit.ledger import Claim, Standing
-from din_extproc.domain.node import Node, Pool
+from din_extproc.domain.node import Pool
 from din_extproc.domain.request import Head, Intent, Operation
 from din_extproc.domain.verdict import Headers, Send
-from din_extproc.flow.place import Target
+from din_extproc.flow.place import Picked, Target
 from din_extproc.intent.read import Reading
 from din_extproc.intent.splice import asking_for_usage, with_values
 from din_extproc.route.table import Routed
 
 _REPORTING = frozenset({Operation.CHAT, Operation.COMPLETIONS})
 """Operations whose streams report usage when `stream_options` asks for it."""
+
+
+_ENVOY_TIMEOUT = "x-envoy-upstream-rq-timeout-ms"
+"""Envoy takes it for its own timeout and does not send it to the node."""
 
 
 class Granted(Struct, frozen=True, gc=False):
@@ -31,8 +35,7 @@ class Granted(Struct, frozen=True, gc=False):
     intent: Intent
     routed: Routed
     target: Target
-    nodes: tuple[Node, ...]
-    """The chosen one, then those for retries."""
+    picked: Picked
     claim: Claim
     standing: Standing
 
@@ -46,14 +49,20 @@ def dispatch(granted: Granted, head: Head) -> Send:
         answer_headers = (*answer_headers, ("x-bxagent-degraded", "true"), ("x-din-degraded-reason", target.degraded))
     return Send(
         cluster=target.pool.name,
-        endpoints=tuple([str(node.endpoint) for node in granted.nodes]),
-        request_headers=(("x-din-trace-id", granted.trace_id),),
+        endpoints=tuple([str(node.endpoint) for node in granted.picked.nodes]),
+        request_headers=(("x-din-trace-id", granted.trace_id), *_timeout(granted)),
         response_headers=answer_headers,
         metadata=_labels(granted),
         body=body if body is not reading.body or reading.decoded else None,
         path=_path(head.path, granted.intent.operation.value),
         remove_headers=("content-encoding",) if reading.decoded else (),
     )
+
+
+def _timeout(granted: Granted) -> Headers:
+    """How long Envoy waits for the whole answer, retries included, where client or pool say: the shorter of the two."""
+    limits = [limit for limit in (granted.intent.timeout_ms, granted.picked.timeout_ms) if limit is not None]
+    return ((_ENVOY_TIMEOUT, str(min(limits))),) if limits else ()
 
 
 def _body(reading: Reading, intent: Intent, pool: Pool) -> bytes:

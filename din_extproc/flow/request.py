@@ -25,7 +25,10 @@ from din_extproc.flow.view import Purse, View, facts, purse
 from din_extproc.intent.boundary import needs_exact
 from din_extproc.intent.estimate import estimate
 from din_extproc.intent.paths import locate
+from din_extproc.intent.prefix import prefix
 from din_extproc.intent.read import Reading, read
+from din_extproc.schedule.ask import Ask
+from din_extproc.schedule.load import Taken
 
 _HOUR_S = 3600
 _NO_HEAD = Head(method="", path="", headers={})
@@ -88,8 +91,7 @@ class _Held(Struct, frozen=True, gc=False):
     """What a request that was sent on has taken."""
 
     tenant: str
-    node_id: str
-    tokens: int
+    taken: Taken
 
 
 class RequestFlow:
@@ -165,10 +167,13 @@ class RequestFlow:
         standing = await self._admitted(claim)
         if isinstance(standing, Refusal):
             return standing
-        nodes = desk.placer.pick(target, claim.tokens)
-        self._held = _Held(who.tenant.id, nodes[0].id, claim.tokens)
+        picked = desk.placer.pick(target, self._ask(intent, reading, claim.tokens, began))
+        if isinstance(picked, Refusal):
+            desk.start(self._refund(who.tenant.id))
+            return picked
+        self._held = _Held(who.tenant.id, picked.taken)
         desk.live[self._request_id] = who.tenant.id
-        granted = Granted(self._trace_id, who.key.id, reading, intent, routed, target, nodes, claim, standing)
+        granted = Granted(self._trace_id, who.key.id, reading, intent, routed, target, picked, claim, standing)
         return dispatch(granted, head)
 
     async def _counted(self, reading: Reading) -> Intent:
@@ -214,6 +219,11 @@ class RequestFlow:
         )
         return Claim(self._request_id, who.tenant.id, charged.budgets, tokens, desk.lease_ms)
 
+    def _ask(self, intent: Intent, reading: Reading, tokens: int, now: float) -> Ask:
+        """What is asked of a node. `tokens`: prompt and likely output."""
+        prompt_tokens = intent.prompt_tokens
+        return Ask(prompt_tokens, max(0, tokens - prompt_tokens), now, hash(self._request_id), prefix(reading.prompt))
+
     async def _admitted(self, claim: Claim) -> Standing | Refusal:
         try:
             reply = await self._desk.ledger.reserve(claim)
@@ -225,7 +235,7 @@ class RequestFlow:
         """Give back what was taken here; who holds it still has to tell the ledger."""
         held, self._held = self._held, None
         if held is not None:
-            self._desk.placer.free(held.node_id, held.tokens)
+            self._desk.placer.free(held.taken)
             self._desk.live.pop(self._request_id, None)
         return held
 

@@ -14,8 +14,10 @@ from din_extproc.domain.verdict import Refusal
 from din_extproc.flow.gauges import Gauges
 from din_extproc.flow.members import Members
 from din_extproc.flow.place import Placer, Size
+from din_extproc.intent.prefix import prefix
 from din_extproc.intent.read import read
 from din_extproc.roles.view import make_view
+from din_extproc.schedule.ask import Ask
 from din_extproc.schedule.load import Load
 from din_extproc.settings.settings import Settings
 
@@ -110,7 +112,10 @@ def explain(settings: Settings, tenant_id: str, text: bytes) -> Explained:
     }
     if isinstance(target, Refusal):
         return msgspec.structs.replace(_refused(target), **where)
-    nodes = tuple(node.id for node in placer.pick(target, tokens))
+    picked = placer.pick(target, Ask(intent.prompt_tokens, intent.output_tokens or 1, 0.0, prefix=prefix(reading.prompt)))
+    if isinstance(picked, Refusal):
+        return msgspec.structs.replace(_refused(picked), **where)
+    nodes = tuple(node.id for node in picked.nodes)
     return Explained(sent=True, nodes=nodes, degraded=target.degraded or None, **where)
 
 

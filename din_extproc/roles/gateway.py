@@ -148,13 +148,13 @@ class Gateway:
             self._requests.start()
         if self._accounting is not None:
             self._accounting.start()
+            self._background.every(_TELL_S, "telling what was learned", self._teach)
         self._background.every(_LOOK_S, "looking at the configuration", self._reloader.look)
         addresses = [_listen_text(address) for address in self._addresses(settings)]
         await self._server.start(*addresses)
         _log.info("listening on %s", ", ".join(addresses))
         if self._workers is not None:
             await self._workers.start()
-            self._background.every(_TELL_S, "telling workers what was learned", self._tell_workers)
         if self._options.channel is None:
             await self._admin.start(settings.gateway.admin.address.host, settings.gateway.admin.address.port)
         else:
@@ -211,11 +211,14 @@ class Gateway:
         if self._workers is not None:
             self._background.run("replacing workers", self._workers.replace())
 
-    async def _tell_workers(self) -> None:
-        if self._workers is not None and self._accounting is not None:
-            lessons = self._accounting.lessons()
-            if lessons.prompts or lessons.outputs:
-                self._workers.tell(lessons)
+    async def _teach(self) -> None:
+        if self._accounting is None:
+            return
+        lessons = self._accounting.lessons()
+        if lessons and self._workers is not None:
+            self._workers.tell(lessons)
+        elif lessons and self._requests is not None:
+            self._requests.adopt(lessons)
 
     async def _hear(self, channel: Channel[Lessons], stop: asyncio.Event) -> None:
         """Take over what the accounting process learns; without that process there is no reason to go on."""

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from din_extproc.admit.ledger import Ledger
 from din_extproc.admit.reservation import Mark, OutputHistory
-from din_extproc.domain.usage import ExchangeRecord
+from din_extproc.domain.usage import ExchangeRecord, Pace
 from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.counters import Counters
@@ -24,8 +24,9 @@ from din_extproc.flow.trace import TraceIds
 from din_extproc.flow.view import TokenCounter
 from din_extproc.intent.calibration import Calibration
 from din_extproc.observe.accesslog import records
-from din_extproc.roles.view import make_view, node_names, node_number
+from din_extproc.roles.view import half_lives_s, make_view, node_names, node_number
 from din_extproc.schedule.load import Load
+from din_extproc.schedule.pace import Paces
 from din_extproc.settings.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -41,6 +42,11 @@ class Lessons(Struct, frozen=True):
     prompts: dict[str, Calibration]
     """By physical model."""
     outputs: tuple[Mark, ...]
+    paces: tuple[Pace, ...]
+    """How quick nodes are."""
+
+    def __bool__(self) -> bool:
+        return bool(self.prompts or self.outputs or self.paces)
 
 
 class RequestPlane:
@@ -76,6 +82,7 @@ class RequestPlane:
         """Know what was learned elsewhere."""
         self.gauges.adopt(lessons.prompts)
         self.outputs.adopt(lessons.outputs)
+        self.desk.placer.learn(lessons.paces)
 
     def shown(self) -> dict[str, object]:
         """For the admin page: nested numbers, which add up over processes."""
@@ -111,6 +118,7 @@ class AccountingPlane:
         self._background = background
         self._gauges = gauges
         self._outputs = outputs
+        self._paces = Paces(half_lives_s(settings))
         self.settler = Settler(ledger, gauges, outputs, counters)
 
     def start(self) -> None:
@@ -120,6 +128,7 @@ class AccountingPlane:
     def use(self, settings: Settings) -> None:
         """Know the nodes of this configuration."""
         self._nodes = node_names(settings)
+        self._paces.half_lives_s = half_lives_s(settings)
 
     def received(self, message: bytes) -> None:
         """Take one message of Envoy's access log."""
@@ -128,12 +137,14 @@ class AccountingPlane:
         except ValueError:
             _log.warning("an access log message of %d bytes could not be read", len(message))
             return
+        now = SystemClock().monotonic()
         for record in finished:
+            self._paces.learn(record, now)
             self._background.start(self._settle(record))
 
     def lessons(self) -> Lessons:
         """What was learned since this was last asked."""
-        return Lessons(self._gauges.changed(), self._outputs.changed())
+        return Lessons(self._gauges.changed(), self._outputs.changed(), self._paces.changed())
 
     def shown(self) -> dict[str, object]:
         """For the admin page."""

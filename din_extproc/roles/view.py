@@ -60,6 +60,11 @@ def node_names(settings: Settings) -> dict[str, str]:
     return {str(node.endpoint): node.id for pool in settings.pools for node in pool.nodes}
 
 
+def half_lives_s(settings: Settings) -> dict[str, float]:
+    """How quickly the pace of a pool's nodes is forgotten, by pool name, where the settings say."""
+    return {pool.name: seconds for pool in settings.pools if (seconds := pool.scheduler_options.get("half_life_s")) is not None}
+
+
 def node_number(settings: Settings) -> int:
     """The gateway's number inside trace ids: as configured, else from the host's name."""
     if settings.gateway.node_number is not None:

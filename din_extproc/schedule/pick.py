@@ -4,28 +4,58 @@ Rule: filtering looks at shapes, not at nodes: ten thousand nodes of two kinds a
 """
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
+import msgspec
 from msgspec import Struct
 
-from din_extproc.domain.node import Node
+from din_extproc.domain.node import Node, Pool
 from din_extproc.domain.verdict import Code, Refusal
+from din_extproc.schedule import latency_ewma, predicted_time, prefix_affinity, round_robin, token_available
+from din_extproc.schedule.ask import Ask
 from din_extproc.schedule.load import Load
-from din_extproc.schedule.round_robin import RoundRobin
-from din_extproc.schedule.token_available import TokenAvailable
+from din_extproc.schedule.long_tail import TailGate
 
 
 class Strategy(Protocol):
-    """Ranks one set of nodes. Made anew whenever the set changes."""
+    """Ranks one set of nodes, which is never empty. Made anew whenever the set changes."""
 
-    def pick(self, count: int) -> tuple[Node, ...]:
-        """The best node first; at most `count`, all different."""
+    def pick(self, count: int, ask: Ask) -> tuple[Node, ...]:
+        """The best node first; at most `count`, all different. A node at its concurrency comes after those that are not."""
+
+    def score(self, node: Node, ask: Ask) -> tuple[float, str]:
+        """What one node of the set is ranked by, least first, and the same in words. For people: it may look at all nodes."""
 
 
-STRATEGIES: dict[str, Callable[[tuple[Node, ...], Load], Strategy]] = {
-    "round_robin": RoundRobin,
-    "token_available": TokenAvailable,
+class Kind(Struct, frozen=True):
+    """A strategy as settings name it."""
+
+    make: Callable[[tuple[Node, ...], Load, Any], Strategy]
+    options: type[Struct]
+
+
+STRATEGIES: dict[str, Kind] = {
+    "round_robin": Kind(round_robin.RoundRobin, round_robin.Options),
+    "token_available": Kind(token_available.TokenAvailable, token_available.Options),
+    "latency_ewma": Kind(latency_ewma.LatencyEwma, latency_ewma.Options),
+    "predicted_time": Kind(predicted_time.PredictedTime, predicted_time.Options),
+    "prefix_affinity": Kind(prefix_affinity.PrefixAffinity, prefix_affinity.Options),
 }
+
+
+class Ranking(Struct, frozen=True, gc=False):
+    """How one set of a pool's nodes is chosen from."""
+
+    strategy: Strategy
+    tail: TailGate | None = None
+    """None: the pool knows no long tail."""
+
+
+def ranking(pool: Pool, nodes: tuple[Node, ...], load: Load) -> Ranking:
+    """Rank these nodes, at least one, as the pool's settings say."""
+    kind = STRATEGIES[pool.scheduler]
+    strategy = kind.make(nodes, load, msgspec.convert(pool.scheduler_options, kind.options))
+    return Ranking(strategy, None if pool.long_tail is None else TailGate(nodes, load, pool.long_tail))
 
 
 class Shape(Struct, frozen=True, gc=False, order=True):

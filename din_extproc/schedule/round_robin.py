@@ -1,23 +1,49 @@
-"""Round robin: every node in turn. For nodes of equal strength."""
+"""Round robin: every node in turn. For nodes of equal strength.
+
+Rule: a node at its concurrency is passed over while one of the next few has room, never left out.
+"""
+
+from msgspec import Struct
 
 from din_extproc.domain.node import Node
+from din_extproc.schedule.ask import Ask
 from din_extproc.schedule.load import Load
+
+_LOOKED_AT = 16
+"""Nodes that one pick looks at, at most."""
+
+
+class Options(Struct, frozen=True, forbid_unknown_fields=True):
+    """Round robin has none."""
 
 
 class RoundRobin:
     """Takes the next node of the list each time."""
 
-    __slots__ = ("_next", "_nodes")
+    __slots__ = ("_loads", "_next", "_nodes")
 
-    def __init__(self, nodes: tuple[Node, ...], _load: Load) -> None:
+    def __init__(self, nodes: tuple[Node, ...], load: Load, _options: Options) -> None:
         self._nodes = nodes
+        self._loads = tuple(load.of(node.id) for node in nodes)
         self._next = 0
 
-    def pick(self, count: int) -> tuple[Node, ...]:
+    def pick(self, count: int, ask: Ask) -> tuple[Node, ...]:  # noqa: ARG002 - whatever is asked, it is the next one's turn
         """The next node, then those after it: at most `count`, all different."""
-        nodes = self._nodes
+        nodes, loads = self._nodes, self._loads
+        total = len(nodes)
         start = self._next
-        self._next = start + 1 if start + 1 < len(nodes) else 0
-        chosen = nodes[start : start + count]
-        missing = min(count, len(nodes)) - len(chosen)
-        return chosen + nodes[:missing] if missing else chosen
+        chosen: list[int] = []
+        full: list[int] = []
+        for step in range(min(total, max(count, _LOOKED_AT))):
+            index = (start + step) % total
+            (full if loads[index].is_full(nodes[index]) else chosen).append(index)
+            if len(chosen) == count:
+                break
+        chosen += full
+        self._next = (chosen[0] + 1) % total
+        return tuple([nodes[index] for index in chosen[:count]])
+
+    def score(self, node: Node, ask: Ask) -> tuple[float, str]:  # noqa: ARG002 - turns do not depend on it
+        """How many turns away the node is."""
+        turns = (self._nodes.index(node) - self._next) % len(self._nodes)
+        return turns, f"{turns} turns away"

@@ -3,11 +3,13 @@
 Rule: the nodes of one pool can stand in for each other, so they agree in dtype, compute capability and tensor-parallel size (R08, R09).
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
+from msgspec import Struct
 from pydantic import BeforeValidator, Field
 
-from din_extproc.domain.node import Node
+from din_extproc.domain.node import LongTail, Node
 from din_extproc.domain.request import Operation
 from din_extproc.schedule.pick import STRATEGIES
 from din_extproc.settings.catalog import Catalog, VersionText
@@ -45,10 +47,49 @@ class NodeSection(Section):
     max_concurrency: Positive = 64
 
 
-def _strategy(name: str) -> str:
-    if name not in STRATEGIES:
+class Scheduler(Struct, frozen=True):
+    """A strategy's name and its own options."""
+
+    name: str
+    options: dict[str, float] = {}
+
+
+def _scheduler(value: object) -> object:
+    """`token_available`, or with options `{name: latency_ewma, half_life_s: 30}`."""
+    if isinstance(value, Scheduler):
+        return value
+    options: dict[str, Any] = dict(value) if isinstance(value, dict) else {"name": value}
+    name = options.pop("name", None)
+    kind = STRATEGIES.get(name) if isinstance(name, str) else None
+    if kind is None or not isinstance(name, str):
         raise ValueError(f"{name!r} is not a scheduler: {', '.join(STRATEGIES)}")
-    return name
+    try:
+        msgspec.convert(options, kind.options)
+    except msgspec.ValidationError as error:
+        known = ", ".join(kind.options.__struct_fields__) or "none"
+        raise ValueError(f"{_option(str(error))}; the options of {name} are: {known}") from None
+    return Scheduler(name, options)
+
+
+def _option(message: str) -> str:
+    """The message of msgspec with the option's name in front."""
+    what, _, where = message.partition(" - at `$.")
+    return f"{where.rstrip('`')}: {what}" if where else what
+
+
+class LongTailSection(Section):
+    """What is different for requests that would take far longer than the rest."""
+
+    over_s: Annotated[float, Field(gt=0)]
+    """They would take longer than this at a usual node that is not busy."""
+    share: Annotated[float, Field(gt=0, le=1)] = 0.25
+    """Of each node's `max_concurrency`: so many slots they may hold."""
+    timeout_s: Annotated[float, Field(ge=0.001)]
+    """How long their answers may take."""
+
+    def long_tail(self, workers: int) -> LongTail:
+        """For one of so many workers, each of which counts for itself."""
+        return LongTail(over_s=self.over_s, share=self.share / workers, timeout_ms=round(self.timeout_s * 1000))
 
 
 class PoolSection(Section):
@@ -58,7 +99,9 @@ class PoolSection(Section):
     served_model: Text | None = None
     """The name that the engine answers to, when it is not the model's."""
     engine: Engine
-    scheduler: Annotated[str, BeforeValidator(_strategy)] = "token_available"
+    scheduler: Annotated[Scheduler, BeforeValidator(_scheduler)] = Scheduler("token_available")
+    long_tail: LongTailSection | None = None
+    """None: every request is like the others."""
     operations: Operations | None = None
     """None: every one."""
     stream_usage: bool = True

@@ -7,6 +7,7 @@ from din_extproc.flow.members import Members
 from din_extproc.flow.place import Placer, Size
 from din_extproc.route.table import Routed
 from din_extproc.route.versions import ANY
+from din_extproc.schedule.ask import Ask
 from din_extproc.schedule.load import Load
 
 SIZE = Size(100, 100)
@@ -32,7 +33,7 @@ def pool(name, *nodes):
 
 def placed(placer, which, now=0.0):
     target = placer.target(Routed("", "m", "m", which, ANY, None, ANY), SIZE, now)
-    return target if isinstance(target, Refusal) else [each.id for each in placer.pick(target, 1)]
+    return target if isinstance(target, Refusal) else [each.id for each in placer.pick(target, Ask(100, 10, now)).nodes]
 
 
 def test_a_change_reaches_the_next_decision_long_before_the_cache_would_forget():
