@@ -13,7 +13,7 @@ from din_extproc.domain.request import Estimate
 from din_extproc.intent.calibration import CLASSES, Calibration
 from din_extproc.intent.openai import Prompt
 
-_WINDOWS = 128
+_WINDOWS = 64
 _WINDOW = 512
 """Bytes of one window."""
 _WHOLE = _WINDOWS * _WINDOW
@@ -39,6 +39,7 @@ def _shapes() -> bytes:
 _SHAPES = _shapes()
 """Each byte's class. UTF-8 tells a character's script by its first byte: E4-E9 are CJK ideographs, E3 and EF kana, CJK and full-width
 punctuation, the other first bytes any other script; the bytes that follow (`k`) are not counted."""
+_BLANKS = bytes(b" "[0] if byte in b" \t" else b"."[0] for byte in range(256))
 
 
 class Gauge(Struct, frozen=True, gc=False):
@@ -107,14 +108,13 @@ def _counts(text: bytes) -> tuple[int, ...]:
         lower,
         count(b"A"),
         count(b"0"),
-        count(b" "),
         count(b"\n"),
         count(b"."),
         ideographs,
         kana,
         others,
         shapes.count(b".."),
-        shapes.count(b"  "),
+        text.translate(_BLANKS).count(b". "),
         shapes.count(b".a"),
         count(b"00"),
     )
