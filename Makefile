@@ -6,7 +6,7 @@ PY     := $(BIN)/python
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-check test test-fast test-e2e test-chaos bench bench-smoke lint type arch proto proto-check golden check clean
+.PHONY: help setup demo demo-check test test-fast test-e2e test-chaos bench bench-peers bench-smoke lint type arch proto proto-check golden check clean
 
 help: ## show every target
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -44,6 +44,11 @@ test-chaos: setup ## tests that kill, pause and delay things
 bench: setup ## measure everything, side by side; JSON=FILE keeps the figures
 	@$(PY) -m tests.bench $(if $(JSON),--json $(JSON))
 
+# Each into an environment of its own: their dependencies are not ours. Pinned: LiteLLM's 1.107.0 was compromised and withdrawn.
+bench-peers: setup ## LiteLLM and vllm-router, for `make bench` to compare with (a minute or two)
+	@$(PYTHON) -m venv .venv-peers/litellm && .venv-peers/litellm/bin/pip install --quiet 'litellm[proxy]==1.105.7'
+	@$(PYTHON) -m venv .venv-peers/vllm-router && .venv-peers/vllm-router/bin/pip install --quiet 'vllm-router==0.1.17'
+
 bench-smoke: setup ## every benchmark once, briefly: they still run
 	@$(PY) -m tests.bench --smoke
 
@@ -68,4 +73,4 @@ golden: setup ## rewrite the golden files from what the code says now
 check: lint type arch proto-check test bench-smoke ## the gate: everything above that can say no
 
 clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-peers build dist *.egg-info .mypy_cache .ruff_cache .hypothesis .import_linter_cache

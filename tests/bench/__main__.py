@@ -1,0 +1,90 @@
+"""Measure everything, side by side. `python -m tests.bench [--json FILE] [--smoke] [NAME...]`
+
+Rule: a benchmark that fails is named, the others go on, and the exit code is 1.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.bench import bodies, estimate_error, growth, open_streams, report, side_by_side
+from tests.bench.field import SMOKE, Effort, Field, Figures
+from tests.bench.vocabularies import NAMES
+
+
+def estimate(field: Field) -> Figures:
+    """How wrong and how quick the token estimate is."""
+    return estimate_error.measure(field.effort.tokenizers or NAMES)
+
+
+BENCHMARKS: dict[str, tuple[Callable[[Field], Figures], tuple[str, ...]]] = {
+    "side_by_side": (
+        side_by_side.side_by_side,
+        ("sidecar_cpu_vs_grpc_aio_noop", "sidecar_cpu_vs_wire_noop", "throughput_vs_wire_noop"),
+    ),
+    "half_load": (side_by_side.half_load, ("added_p99_ms_half_load", "decision_p99_ms_half_load")),
+    "bodies": (bodies.bodies, ("body_1mb_sidecar_ms", "body_1kb_sidecar_ms")),
+    "streams": (bodies.streams, ("chunk_envoy_cpu_lua_vs_none",)),
+    "nodes": (growth.nodes, ("decision_10k_nodes_vs_10",)),
+    "rules": (growth.rules, ("decision_1k_rules_vs_10",)),
+    "tenants": (growth.tenants, ("admit_100k_tenants_vs_10",)),
+    "open_streams": (open_streams.open_streams, ("sidecar_bytes_per_open_stream",)),
+    "estimate": (estimate, ("estimate_32k_time_vs_tokenizer", "estimate_error_p95")),
+}
+"""Each with the figures that it owes."""
+
+
+def main() -> int:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Measure everything, side by side.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of: {', '.join(BENCHMARKS)} (all)")
+    parser.add_argument("--json", type=Path, help="write machine, versions and figures to this file")
+    parser.add_argument("--smoke", action="store_true", help="every benchmark once, briefly: do they still run?")
+    given = parser.parse_args()
+    unknown = set(given.names) - set(BENCHMARKS)
+    if unknown:
+        parser.error(f"no benchmark is called {', '.join(sorted(unknown))}")
+    os.environ["PYTHONPATH"] = str(report.ROOT)  # for the children
+    names = given.names or list(BENCHMARKS)
+    figures: Figures = {}
+    on, of = report.machine(), report.versions()
+    with Field(SMOKE if given.smoke else Effort()) as field:
+        failed = [name for name in names if not _run(name, field, figures)]
+        missing = field.missing
+    tables = report.markdown(figures, missing, on, of)
+    print(f"\n{tables}\n")
+    if given.json:
+        given.json.write_text(json.dumps({"machine": on, "versions": of, "figures": figures, "missing": missing}, indent=2) + "\n")
+    if not (given.smoke or given.names or failed) and report.rewrite_readme(tables):
+        print("the README's table is up to date")
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _run(name: str, field: Field, figures: Figures) -> bool:
+    """Run one benchmark. False: it failed, or did not give what it owes."""
+    measure, owed = BENCHMARKS[name]
+    began = time.monotonic()
+    try:
+        found = measure(field)
+    except Exception:  # noqa: BLE001 - said with its traceback; the next benchmark may still work
+        traceback.print_exc()
+        return False
+    absent = [figure for figure in owed if figure not in found]
+    if absent:
+        print(f"{name}: no figure {', '.join(absent)}", file=sys.stderr)
+        return False
+    figures |= found
+    shown = ", ".join(f"{figure} {found[figure]:.3g}" for figure in owed)
+    print(f"{name:13} {time.monotonic() - began:6.1f} s  {shown}", flush=True)
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

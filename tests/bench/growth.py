@@ -1,0 +1,227 @@
+"""Growth with what is configured: nodes and rules (the whole decision, in process), tenants (admission, on a real Redis).
+
+Rule: sizes are measured in turn, round by round, so that a slow moment of the machine meets both.
+"""
+
+import asyncio
+import gc
+import random
+import tempfile
+import time
+from collections import deque
+from collections.abc import Coroutine, Iterable
+from pathlib import Path
+from typing import Any
+
+import uvloop
+import yaml
+
+from din_extproc.admit.keys import ENTROPY_BYTES, KeyRing, make_key, parse_hash
+from din_extproc.admit.ledger import Claim, Granted, Standing
+from din_extproc.domain.request import Head, Priority
+from din_extproc.domain.tenant import ApiKey, Budget, Limits, Tenant
+from din_extproc.domain.verdict import Send
+from din_extproc.edge.background import Background
+from din_extproc.edge.counters import Counters
+from din_extproc.edge.redis.address import Address
+from din_extproc.edge.redis.ledger import SCRIPTS, RedisLedger
+from din_extproc.edge.redis.link import Link
+from din_extproc.flow.request import Desk, RequestFlow
+from din_extproc.roles.planes import RequestPlane
+from din_extproc.settings.load import load
+from din_extproc.settings.settings import Settings
+from tests.bench.contenders import chat_body, configuration
+from tests.bench.field import BODY_BYTES, Effort, Field, Figures
+from tests.bench.harness import cpu_s, median
+from tests.servers import RedisServer
+from tests.stack import key_of, node
+
+_FEW = 10
+_IN_FLIGHT = 64
+_DECISIONS = 2_000
+_ADMISSIONS = 4_000
+_AT_ONCE = 16
+_HEAD = Head(
+    method="POST",
+    path="/v1/chat/completions",
+    headers={
+        ":method": "POST",
+        ":path": "/v1/chat/completions",
+        "content-type": "application/json",
+        "authorization": f"Bearer {key_of('acme')}",
+    },
+)
+
+
+class _Free:
+    """A ledger that grants everything at once: what is measured is the decision."""
+
+    _granted = Granted(Standing(limit_requests=100, remaining_requests=99, reset_requests_ms=600))
+
+    async def reserve(self, _claim: Claim) -> Granted:
+        return self._granted
+
+    async def renew(self, _tenant: str, _request_id: str, _lease_ms: int) -> None:
+        """Nothing was taken."""
+
+    async def release(self, _tenant: str, _request_id: str) -> None:
+        """Nothing was taken."""
+
+    async def settle(self, _tenant: str, _request_id: str, _tokens: int) -> bool:
+        return True
+
+
+def nodes(field: Field) -> Figures:
+    """Decisions over many nodes of unequal load."""
+    rounds, many = field.effort.rounds, field.effort.many_nodes
+    sizes = sorted({_FEW, min(1_000, many), many})
+    spent = _decisions({size: _desk(pools=_pool(size)) for size in sizes}, rounds)
+    return {
+        "decision_10k_nodes_vs_10": _ratio(spent[many], spent[_FEW]),
+        **{f"decision_us_{size}_nodes": median(times) for size, times in spent.items()},
+    }
+
+
+def rules(field: Field) -> Figures:
+    """Decisions behind many rules of which only the last one holds."""
+    rounds, many = field.effort.rounds, field.effort.many_rules
+    spent = _decisions({size: _desk(rules=_rules(size)) for size in (_FEW, many)}, rounds)
+    return {
+        "decision_1k_rules_vs_10": _ratio(spent[many], spent[_FEW]),
+        **{f"decision_us_{size}_rules": median(times) for size, times in spent.items()},
+    }
+
+
+def tenants(field: Field) -> Figures:
+    """Key, reservation, release and settlement for tenants drawn at random, CPU of this process and of Redis."""
+    many = field.effort.many_tenants
+    spent = uvloop.run(_tenants((_FEW, many), field.effort))
+    return {
+        "admit_100k_tenants_vs_10": _ratio(spent[many], spent[_FEW]),
+        **{f"admit_us_{size}_tenants": median(times) for size, times in spent.items()},
+    }
+
+
+def _ratio(over: list[float], under: list[float]) -> float:
+    return median(one / other for one, other in zip(over, under, strict=True))
+
+
+def _pool(size: int) -> dict[str, Any]:
+    many = [node(f"n{at}", f"10.{at >> 16}.{at >> 8 & 255}.{at & 255}:8000", max_seq_len=8192 + 1024 * (at % 3)) for at in range(size)]
+    return {"fast": {"model": "physical", "engine": "vllm", "scheduler": "token_available", "nodes": many}}
+
+
+def _rules(size: int) -> list[dict[str, Any]]:
+    never = [{"id": f"r{at}", "when": {"header": {"x-task-tier": f"tier-{at}"}}, "pool": "long"} for at in range(size - 1)]
+    return [*never, {"id": "rest", "when": "always", "pool": "fast"}]
+
+
+def _desk(**sections: Any) -> Desk:
+    own = {
+        "version": 1,
+        "gateway": {"ext_proc": {"socket": "/unused.sock"}, "access_log": {"address": "127.0.0.1:1"}, "admin": {"address": "127.0.0.1:2"}},
+        "store": {"url": "redis://127.0.0.1:1/0"},
+    }
+    content = configuration((7001, 7002), **({"rules": []} | sections)) | own
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "din.yaml"
+        file.write_text(yaml.dump(content, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper)))
+        settings = load(file, {})
+    assert isinstance(settings, Settings), str(settings)
+    return RequestPlane(settings, _Free(), Background(), Counters()).desk
+
+
+def _decisions(desks: dict[int, Desk], rounds: int) -> dict[int, list[float]]:
+    """Microseconds of each round, by size."""
+    body = chat_body(BODY_BYTES)
+    running: dict[int, deque[RequestFlow]] = {size: deque() for size in desks}
+    spent: dict[int, list[float]] = {size: [] for size in desks}
+    for measured in (False, *(True for _ in range(rounds))):
+        for size, desk in desks.items():
+            gc.collect()
+            began = time.process_time()
+            for _ in range(_DECISIONS):
+                _decide(desk, body, running[size])
+            if measured:
+                spent[size].append((time.process_time() - began) / _DECISIONS * 1e6)
+    return spent
+
+
+def _decide(desk: Desk, body: bytes, running: deque[RequestFlow]) -> None:
+    """One more request, while the oldest of those in flight ends."""
+    flow = desk.begin()
+    verdict = _at_once(flow.decide(_HEAD, body))
+    assert isinstance(verdict, Send), verdict
+    running.append(flow)
+    if len(running) > _IN_FLIGHT:
+        running.popleft().ended(cancelled=False)
+
+
+def _at_once(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a coroutine that waits for nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value
+    raise RuntimeError("a decision waited for something")
+
+
+async def _tenants(sizes: Iterable[int], effort: Effort) -> dict[int, list[float]]:
+    spent: dict[int, list[float]] = {size: [] for size in sizes}
+    with RedisServer() as server:
+
+        async def located() -> Address:
+            return Address(host="127.0.0.1", port=server.port)
+
+        link = Link(located, SCRIPTS, timeout_ms=20_000)
+        assert await link.start()
+        ledger = RedisLedger(link)
+        crowds = {size: _crowd(size) for size in spent}
+        for size, (_, tenants_) in crowds.items():
+            await _admit(ledger, crowds[size], range(len(tenants_)))
+        for turn in range(effort.rounds):
+            for size, crowd in crowds.items():
+                chosen = random.Random(turn).choices(range(size), k=_ADMISSIONS)
+                gc.collect()
+                before = time.process_time() + cpu_s(server.pid)
+                await _admit(ledger, crowd, chosen)
+                spent[size].append((time.process_time() + cpu_s(server.pid) - before) / _ADMISSIONS * 1e6)
+        await link.close()
+    return spent
+
+
+Crowd = tuple[KeyRing, list[tuple[str, str, tuple[Budget, ...]]]]
+"""The keys; and of each tenant its id, its `authorization` and its budgets."""
+
+
+def _crowd(size: int) -> Crowd:
+    rng = random.Random(size)
+    owners, members = [], []
+    for at in range(size):
+        name = f"tenant-{size}-{at}"
+        made = make_key(name, rng.randbytes(ENTROPY_BYTES))
+        hashed = parse_hash(made.hash)
+        assert hashed is not None
+        limits = Limits(rpm=1_000_000, tpm=1_000_000_000, max_streams=1_000)
+        tenant = Tenant(name, ("*",), Priority.STANDARD, limits, {})
+        owners.append((tenant, (ApiKey(name, *hashed),)))
+        members.append((name, f"Bearer {made.text}", (Budget("tenant", limits),)))
+    return KeyRing(owners), members
+
+
+async def _admit(ledger: RedisLedger, crowd: Crowd, chosen: Iterable[int]) -> None:
+    """Every one of the chosen tenants sends a request: a few at once."""
+    keys, members = crowd
+    waiting = iter(chosen)
+
+    async def lane() -> None:
+        for at in waiting:
+            tenant, authorization, budgets = members[at]
+            keys.authenticate(authorization, "", 0.0)
+            request_id = f"{time.monotonic_ns():x}-{at:x}"
+            granted = await ledger.reserve(Claim(request_id, tenant, budgets, 300, 30_000))
+            assert isinstance(granted, Granted)
+            await ledger.release(tenant, request_id)
+            await ledger.settle(tenant, request_id, 200)
+
+    await asyncio.gather(*(lane() for _ in range(_AT_ONCE)))

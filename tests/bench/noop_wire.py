@@ -1,0 +1,57 @@
+"""An ext_proc server over our own wire that decides nothing: what the transport costs by itself.
+
+Run: python -m tests.bench.noop_wire unix:/path ENDPOINT
+"""
+
+import asyncio
+import gc
+import sys
+
+import uvloop
+
+from din_extproc.domain.request import Head
+from din_extproc.domain.verdict import Answer, Send, Verdict
+from din_extproc.edge.h2_server import H2Server
+from din_extproc.edge.services import ExtProcService
+from tests.bench.harness import pin_self
+
+_BODY_LIMIT = 32 << 20
+
+
+class _Constant:
+    """Both the conductor and every stream's flow: the same verdict for everyone."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._verdict = Send(
+            cluster="pool",
+            endpoints=(endpoint,),
+            request_headers=(("x-din-trace-id", "0123456789abcdef0123456789abcdef"), ("x-din-model", "physical")),
+            response_headers=(),
+            metadata={},
+        )
+
+    def begin(self) -> "_Constant":
+        return self
+
+    async def decide(self, _head: Head, _body: bytes) -> Verdict:
+        return self._verdict
+
+    def failed(self, error: BaseException) -> Answer:
+        raise error
+
+    def ended(self, *, cancelled: bool) -> None:
+        """Nothing was taken."""
+
+
+async def _serve(address: str, endpoint: str) -> None:
+    server = H2Server([ExtProcService(_Constant(endpoint))], max_body_bytes=_BODY_LIMIT)
+    await server.start(address)
+    gc.collect()
+    gc.freeze()
+    print("LISTENING", flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    pin_self("server")
+    uvloop.run(_serve(sys.argv[1], sys.argv[2]))

@@ -1,0 +1,153 @@
+"""What was measured, for people: the table of figures with their bars, the rows of the contenders, the machine.
+
+Rule: the README is changed between its two markers only.
+"""
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+from msgspec import Struct
+
+from din_extproc.edge.envoy_binary import envoy_version, find_envoy
+from tests.bench.contenders import LITELLM, ROOT, TITLES, VLLM_ROUTER, python_version_of
+from tests.bench.field import Figures
+from tests.servers import redis_binary
+
+BEGIN, END = "<!-- bench -->", "<!-- /bench -->"
+README = ROOT / "README.md"
+
+
+class Bar(Struct, frozen=True):
+    """A figure of the table. `at_most` False: it has to be at least the bar."""
+
+    name: str
+    means: str
+    bar: float
+    dream: float
+    at_most: bool = True
+
+    def met(self, figure: float, line: float) -> bool:
+        """Whether the figure is on the right side."""
+        return figure <= line if self.at_most else figure >= line
+
+
+BARS = (
+    Bar("sidecar_cpu_vs_grpc_aio_noop", "sidecar CPU per request, everything on ÷ no-op over grpc.aio", 0.25, 0.16),
+    Bar("sidecar_cpu_vs_wire_noop", "sidecar CPU per request, everything on ÷ no-op over our wire", 3.0, 2.0),
+    Bar("stack_cpu_vs_litellm", "whole stack (Envoy + sidecar + Redis) CPU per request ÷ LiteLLM", 0.04, 0.02),
+    Bar("throughput_vs_wire_noop", "throughput, everything on ÷ Envoy + no-op over our wire", 0.65, 0.8, at_most=False),
+    Bar("added_p99_ms_half_load", "added P99 at half load, everything on, over plain Envoy, ms", 5, 2),
+    Bar("decision_p99_ms_half_load", "decision P99 inside the server at half load, ms", 1, 0.4),
+    Bar("decision_10k_nodes_vs_10", "decision time with 10,000 nodes ÷ with 10", 1.5, 1.1),
+    Bar("admit_100k_tenants_vs_10", "admission cost with 100,000 tenants ÷ with 10", 1.3, 1.1),
+    Bar("chunk_envoy_cpu_lua_vs_none", "Envoy CPU per stream chunk, with the usage filter ÷ without", 1.6, 1.3),
+    Bar("sidecar_bytes_per_open_stream", "memory per open stream in the sidecar, bytes", 20_000, 6_000),
+    Bar("estimate_32k_time_vs_tokenizer", "token estimate of a 32 k-token prompt ÷ exact tokenizer, time", 0.05, 0.01),
+    Bar("estimate_error_p95", "its relative error, P95 over the mixed corpus", 0.08, 0.04),
+)
+SHOWN = {
+    "body_1kb_sidecar_ms": "sidecar CPU for a body of 1 kB, ms",
+    "body_32kb_sidecar_ms": "sidecar CPU for a body of 32 kB, ms",
+    "body_1mb_sidecar_ms": "sidecar CPU for a body of 1 MB, ms",
+    "decision_1k_rules_vs_10": "decision time behind 1,000 rules that don't hold ÷ behind 10",
+}
+
+
+def machine() -> dict[str, object]:
+    """What was measured on."""
+    cpus = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "cpu": cpus[0] if cpus else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(memory / 1e9, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "load_1m": os.getloadavg()[0],
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of everything that takes part."""
+    envoy, go = find_envoy(), shutil.which("go")
+    found = {name: importlib.metadata.version(name) for name in ("din-extproc", "grpcio", "protobuf", "uvloop", "hiredis", "msgspec")}
+    told = subprocess.run([redis_binary("valkey8"), "--version"], capture_output=True, text=True, timeout=20, check=True).stdout
+    return {
+        **found,
+        "python": platform.python_version(),
+        "envoy": envoy_version(envoy) if envoy is not None else "none",
+        "redis": told.strip().partition(" sha=")[0],
+        "go": subprocess.run([go, "version"], capture_output=True, text=True, timeout=20, check=True).stdout.split()[2] if go else "none",
+        LITELLM: python_version_of(LITELLM),
+        VLLM_ROUTER: python_version_of(VLLM_ROUTER),
+    }
+
+
+def markdown(figures: Figures, missing: dict[str, str], on: dict[str, object], of: dict[str, str]) -> str:
+    """The tables."""
+    told = (
+        f"Measured by `make bench` on {on['cores']} cores of {on['cpu']}, {on['memory_gb']} GB, {on['system']}; Envoy {of['envoy']} "
+        f"`--concurrency 1`, {of['redis']}, Python {of['python']}, grpcio {of['grpcio']}. 16 connections, 1.3 kB chat body, medians of "
+        "interleaved rounds; CPU by the kernel's count."
+    )
+    lines = [
+        told,
+        "",
+        *_contenders(figures, missing),
+        "",
+        "| figure | measured | bar | dream |",
+        "|---|---|---|---|",
+        *(_row(bar, figures) for bar in BARS),
+        *(f"| {means} | {_number(figures[name])} | | |" for name, means in SHOWN.items() if name in figures),
+    ]
+    return "\n".join(lines)
+
+
+def _contenders(figures: Figures, missing: dict[str, str]) -> list[str]:
+    rows = ["| CPU per request, µs | Envoy | ext_proc server | Redis | requests/s |", "|---|---|---|---|---|"]
+    for name, title in TITLES.items():
+        rate = figures.get(f"requests_per_s_{name}")
+        if rate is None:
+            rows.append(f"| {title} | {missing.get(name, 'not measured')} | | | |")
+            continue
+        cells = [_cell(figures, name, "envoy", "gateway"), _cell(figures, name, "server"), _cell(figures, name, "redis")]
+        rows.append(f"| {title} | {' | '.join(cells)} | {rate:,.0f} |")
+    return rows
+
+
+def _cell(figures: Figures, name: str, *parts: str) -> str:
+    found = [figures[f"cpu_us_{name}_{part}"] for part in parts if f"cpu_us_{name}_{part}" in figures]
+    return f"{found[0]:,.0f}" if found else ""
+
+
+def _row(bar: Bar, figures: Figures) -> str:
+    sign = "≤" if bar.at_most else "≥"
+    figure = figures.get(bar.name)
+    measured = "not measured" if figure is None else _number(figure) + _mark(bar, figure)
+    return f"| {bar.means} | {measured} | {sign} {bar.bar:g} | {sign} {bar.dream:g} |"
+
+
+def _mark(bar: Bar, figure: float) -> str:
+    if bar.met(figure, bar.dream):
+        return " ★"
+    return "" if bar.met(figure, bar.bar) else " ✗"
+
+
+def _number(figure: float) -> str:
+    return f"{figure:,.0f}" if figure >= 100 else f"{figure:.3g}"
+
+
+def rewrite_readme(text: str) -> bool:
+    """Put the text between the README's markers. False: it has none."""
+    if not README.exists():
+        return False
+    content = README.read_text(encoding="utf-8")
+    before, begin, rest = content.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        return False
+    README.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+    return True
