@@ -17,6 +17,7 @@ from din_extproc.admit.keys import ENTROPY_BYTES, make_key
 from din_extproc.edge.logs import configure
 from din_extproc.settings.check import check as check_file
 from din_extproc.settings.load import load
+from din_extproc.settings.node import load_node
 from din_extproc.settings.problems import Rejected
 from din_extproc.settings.settings import Settings
 
@@ -72,6 +73,20 @@ def serve(
 
 
 @app.command()
+def node(
+    config: Config = Path("node.yaml"),
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], typer.Option(help="What is logged, as JSON lines on stderr.")
+    ] = "info",
+) -> None:
+    """Run the agent beside an engine: verify its weights, register it, tell how it does."""
+    from din_extproc.roles.node import NodeOptions, run  # noqa: PLC0415 - the other commands start without it
+
+    configure(log_level)
+    raise typer.Exit(run(NodeOptions(config=config)))
+
+
+@app.command()
 def check(
     file: Annotated[Path, typer.Argument(help="The configuration.")] = DEFAULT_CONFIG,
     json: Json = False,  # noqa: FBT002 - a flag
@@ -97,6 +112,30 @@ def render_envoy(
 
     try:
         text = render(_settings(config), validate=validate)
+    except Unrenderable as error:
+        _fail(str(error))
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        output.write_text(text)
+
+
+@render_app.command("node")
+def render_node(
+    config: Config = Path("node.yaml"),
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here instead of to standard output.")] = None,
+    validate: Annotated[bool, typer.Option(help="Ask the Envoy of this machine, if there is one.")] = True,  # noqa: FBT002
+) -> None:
+    """Configuration of the Envoy in front of a node's engine, for this node.yaml."""
+    from din_extproc.roles.render import Unrenderable  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.render import render_node as render  # noqa: PLC0415
+
+    settings = load_node(config, os.environ)
+    if isinstance(settings, Rejected):
+        typer.echo(str(settings), err=True)
+        raise typer.Exit(1)
+    try:
+        text = render(settings, validate=validate)
     except Unrenderable as error:
         _fail(str(error))
     if output is None:

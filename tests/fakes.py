@@ -1,6 +1,10 @@
 """Stand-ins for what a test does not want to be real. Written by hand, each as small as its Protocol."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
 
 from din_extproc.admit.ledger import Claim, Denied, Granted, LimitsUnavailable, Standing
 from din_extproc.domain.request import Head
@@ -105,3 +109,114 @@ class FakeSchool:
 
     def finished(self, record: ExchangeRecord) -> None:
         self.finished_ids.append(record.request_id)
+
+
+class FakeRegistry:
+    """A registry's HTTP interface on a free loopback port: keeps what it was told, and refuses what it is made to."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.token = ""
+        self.lease = ""
+        self.drain = False
+        self.refuse: tuple[int, str] | None = None
+        self.registrations: list[dict[str, Any]] = []
+        self.beats: list[dict[str, Any]] = []
+        self.farewells: list[str] = []
+        self.parted = asyncio.Event()
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        app = web.Application()
+        app.router.add_post("/v1/nodes", self._register)
+        app.router.add_post("/v1/nodes/{id}/heartbeat", self._beat)
+        app.router.add_post("/v1/nodes/{id}/drain", self._drain)
+        app.router.add_delete("/v1/nodes/{id}", self._deregister)
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    def forget(self) -> None:
+        """As after a restart: no lease is known."""
+        self.lease = ""
+
+    def _denied(self, request: web.Request, lease: str) -> web.Response | None:
+        if self.token and request.headers.get("authorization") != f"Bearer {self.token}":
+            return web.json_response({"detail": "the token is wrong"}, status=401)
+        if self.refuse is not None:
+            return web.json_response({"detail": self.refuse[1]}, status=self.refuse[0])
+        return web.json_response({"detail": "no such lease"}, status=404) if lease != self.lease else None
+
+    async def _register(self, request: web.Request) -> web.Response:
+        denied = self._denied(request, self.lease)
+        if denied is not None:
+            return denied
+        self.registrations.append(await request.json())
+        self.lease = f"lease-{len(self.registrations)}"
+        return web.json_response({"lease": self.lease, "warnings": []}, status=201)
+
+    async def _beat(self, request: web.Request) -> web.Response:
+        said = await request.json()
+        denied = self._denied(request, said["lease"])
+        if denied is None:
+            self.beats.append(said)
+        return denied or web.json_response({"drain": self.drain})
+
+    async def _drain(self, request: web.Request) -> web.Response:
+        return await self._farewell(request, "drain")
+
+    async def _deregister(self, request: web.Request) -> web.Response:
+        return await self._farewell(request, "deregister")
+
+    async def _farewell(self, request: web.Request, how: str) -> web.Response:
+        denied = self._denied(request, (await request.json())["lease"])
+        if denied is None:
+            self.farewells.append(how)
+            self.parted.set()
+        return denied or web.json_response({})
+
+
+class FakeEngine:
+    """An engine's two pages on a free loopback port, as they are made to be."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.models = ["m"]
+        self.waiting = self.running = 0
+        self.silent = False
+        self.status = 200
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        app = web.Application()
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/v1/models", self._models)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        if self.silent:
+            await asyncio.sleep(3600)
+        return web.Response(text=f"vllm:num_requests_waiting {self.waiting}\nvllm:num_requests_running {self.running}\n")
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        if self.silent:
+            await asyncio.sleep(3600)
+        return web.json_response({"object": "list", "data": [{"id": name} for name in self.models]}, status=self.status)

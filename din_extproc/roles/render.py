@@ -1,4 +1,4 @@
-"""The role `render`: Envoy's configuration out of `din.yaml`.
+"""The role `render`: Envoy's configuration out of `din.yaml`, or out of a node's `node.yaml`.
 
 Rule: what is printed was accepted by an Envoy of this machine, where there is one.
 """
@@ -6,6 +6,7 @@ Rule: what is printed was accepted by an Envoy of this machine, where there is o
 from importlib.resources import files
 
 from din_extproc.edge.envoy_binary import complaint, find_envoy
+from din_extproc.settings.node import NodeSettings
 from din_extproc.settings.settings import Settings
 
 
@@ -26,6 +27,27 @@ def render_envoy(settings: Settings, *, validate: bool = False) -> str:
     from din_extproc.control.bootstrap import as_yaml  # noqa: PLC0415 - three seconds, for those who render only
 
     text = as_yaml(settings.topology(usage_lua()))
+    return _accepted(text, validate=validate)
+
+
+def render_node(settings: NodeSettings, *, validate: bool = False) -> str:
+    """The bootstrap of the Envoy in front of a node's engine, as YAML.
+
+    Args:
+        settings: A sound configuration.
+        validate: Ask the Envoy of this machine, when there is one, whether it would start with it.
+
+    Raises:
+        Unrenderable: it would not, or the configuration asks for no such Envoy.
+    """
+    from din_extproc.control.bootstrap import as_yaml  # noqa: PLC0415 - three seconds, for those who render only
+
+    if settings.proxy is None:
+        raise Unrenderable(f"{settings.file} has no section `proxy`: no Envoy stands in front of the engine")
+    return _accepted(as_yaml(settings.topology(), "node"), validate=validate)
+
+
+def _accepted(text: str, *, validate: bool) -> str:
     binary = find_envoy() if validate else None
     refused = None if binary is None else complaint(text, binary)
     if refused is not None:

@@ -90,11 +90,14 @@ def _loopback(address: Endpoint) -> Endpoint:
     return address
 
 
+LoopbackAddress = Annotated[ListenAddress, AfterValidator(_loopback)]
+
+
 class EnvoySection(Section):
     """`envoy:`."""
 
     listener: ListenAddress = Endpoint("0.0.0.0", 10000)
-    admin: Annotated[ListenAddress, AfterValidator(_loopback)] = Endpoint("127.0.0.1", 9901)
+    admin: LoopbackAddress = Endpoint("127.0.0.1", 9901)
     body_limit_mib: Annotated[int, Field(ge=1, le=1024)] = 32
     timeouts: TimeoutsSection = TimeoutsSection()
     retry: RetrySection = RetrySection()

@@ -1,0 +1,58 @@
+"""The batch window on a real clock: requests wait in futures, one timer wakes the bucket that is due next.
+
+Rule: who waits is in exactly one place; a cancelled wait leaves its bucket at once.
+"""
+
+import asyncio
+from itertools import count
+
+from din_extproc.schedule.batch import Batches, Window
+
+
+class BatchGate:
+    """Holds the requests of one node back until their batch goes."""
+
+    def __init__(self, window: Window) -> None:
+        self._batches = Batches(window)
+        self._numbers = count()
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def held(self) -> int:
+        """How many requests wait for their batch."""
+        return self._batches.held
+
+    async def hold(self, tokens: int) -> None:
+        """Return when a request with a prompt of so many tokens may go."""
+        loop = asyncio.get_running_loop()
+        number = next(self._numbers)
+        going = self._batches.join(number, tokens, loop.time())
+        waits = self._waiting[number] = loop.create_future()
+        self._let_go(going)
+        self._set_timer()
+        try:
+            await waits
+        finally:
+            self._waiting.pop(number, None)
+            self._batches.leave(number)
+
+    def _let_go(self, going: tuple[int, ...]) -> None:
+        for number in going:
+            waits = self._waiting.pop(number, None)
+            if waits is not None and not waits.done():
+                waits.set_result(None)
+
+    def _set_timer(self) -> None:
+        due = self._batches.next_due
+        if due is None or (self._timer is not None and self._timer.when() <= due):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(due, self._ring)
+
+    def _ring(self) -> None:
+        timer, self._timer = self._timer, None
+        now = asyncio.get_running_loop().time()
+        self._let_go(self._batches.due(max(now, timer.when()) if timer is not None else now))
+        self._set_timer()

@@ -1,0 +1,220 @@
+"""A node's agent: watches the engine, keeps the node registered, and tells the registry how it does.
+
+Rule: the registry hears of a change of state at once, of everything else with the next heartbeat; a lease that is gone is asked for anew.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from din_extproc.domain.membership import Beat, NodeState, Registration
+from din_extproc.edge.clock import SystemClock
+from din_extproc.edge.engine_probe import EngineProbe, Look
+from din_extproc.edge.memory import free_memory_bytes
+from din_extproc.edge.registry_client import Lease, Refused, RegistryClient, Unreachable
+from din_extproc.flow.node_condition import Condition
+from din_extproc.southbound.load import told
+
+_log = logging.getLogger(__name__)
+
+_FRESH_S = 0.2
+_MEMORY_EVERY_S = 30.0
+_SETTLE_S = 1.0
+"""After a drain is told, requests may still be on their way."""
+_POLL_S = 0.1
+_LONGEST_PAUSE_S = 30.0
+
+
+class Held(Struct, frozen=True):
+    """What the Envoy in front of the engine has."""
+
+    in_flight: int
+    waiting: int
+    """Of those, held back by the batch window."""
+
+
+class Agent:
+    """One node's agent.
+
+    Args:
+        registration: What the node says of itself; its epoch is set at each registration.
+        engine_url: Of the engine's HTTP interface.
+        served_model: The name that the engine must list.
+        probe: Asks the engine.
+        client: Tells the registry.
+        held: What the Envoy in front has. None: there is no such Envoy.
+    """
+
+    def __init__(
+        self,
+        registration: Registration,
+        engine_url: str,
+        served_model: str,
+        probe: EngineProbe,
+        client: RegistryClient,
+        held: Callable[[], Held] | None,
+    ) -> None:
+        self.registration = registration
+        self.condition = Condition()
+        self.look = Look(at=0.0)
+        self._engine = engine_url, served_model
+        self._probe = probe
+        self._client = client
+        self._held = held
+        self._lease: Lease | None = None
+        self._sequence = 0
+        self._memory: tuple[float, int | None] | None = None
+        self._looking, self._telling = asyncio.Lock(), asyncio.Lock()
+        self._complaint = ""
+        self._asked_to_drain = False
+        self._refusals, self._again_at = 0, 0.0
+
+    @property
+    def registered(self) -> bool:
+        """Whether a registration is in force, as far as is known."""
+        return self._lease is not None
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that have not ended: those of the Envoy in front, else those that the engine tells of."""
+        if self._held is not None:
+            return self._held().in_flight
+        return (self.look.load.running or 0) + (self.look.load.waiting or 0)
+
+    def verified(self, sha256: str) -> None:
+        """The weights are these."""
+        self.registration = replace(self.registration, weights_sha256=sha256)
+
+    async def watch(self) -> None:
+        """Look at the engine; a change of state is told at once."""
+        if await self.refresh(0.0):
+            await self.tell()
+
+    async def refresh(self, age_s: float) -> bool:
+        """Look at the engine unless that was done so many seconds ago at most. Returns whether the node's state changed."""
+        async with self._looking:
+            if self.look.at and SystemClock.monotonic() - self.look.at <= age_s:
+                return False
+            self.look = await self._probe.look(*self._engine)
+            before, self.condition = self.condition, self.condition.seen(self.look.problem, slow=self.look.slow)
+        if before.state is not self.condition.state:
+            _log.info("%s is %s: %s", self.registration.node.id, self.condition.state.value, self.condition.reason or "the engine answers")
+        return before.state is not self.condition.state
+
+    async def tell(self) -> None:
+        """Register if that is due, and say how the node does."""
+        async with self._telling:
+            try:
+                if self._lease is None and not await self._register():
+                    return
+                await self._beat()
+            except Unreachable as error:
+                self._complain(f"no registry can be told: {error}")
+
+    async def drain(self, reason: str, wait_s: float) -> None:
+        """Take nothing new, wait for what runs, but for so many seconds at most, and leave the registry."""
+        self._asked_to_drain, self.condition = False, self.condition.drained(reason)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await self.tell()
+        await self._say_goodbye("drain", reason)
+        while loop.time() < began + wait_s and (self.in_flight or loop.time() < began + min(_SETTLE_S, wait_s)):
+            await asyncio.sleep(_POLL_S)
+            await self.refresh(_POLL_S)
+        if self.in_flight:
+            _log.warning("%d requests have not ended after %g s", self.in_flight, wait_s)
+        async with self._telling:
+            await self._say_goodbye("deregister", reason)
+            self._lease = None
+
+    async def health(self) -> tuple[bool, Mapping[str, object]]:
+        """Whether requests are welcome, and what `/health` shows: the queue as it is now."""
+        if self.look.at:
+            await self.refresh(_FRESH_S)
+        node, beat = self.registration.node, self._now()
+        shown = {
+            "node_id": node.id,
+            "model": node.model,
+            "version": node.version,
+            "state": self.condition.state.value,
+            "reason": self.condition.reason,
+            "registered": self.registered,
+            "waiting": beat.waiting,
+            "running": beat.running,
+            "kv_cache_usage": beat.kv_cache_usage,
+            "tokens_in_use": beat.tokens_in_use,
+            "in_flight": self.in_flight,
+        }
+        return self.condition.state is NodeState.READY, shown
+
+    def _now(self) -> Beat:
+        beat = told(self.look.load, self.look.rates, Beat(state=self.condition.state, sequence=self._sequence))
+        if self._held is None:
+            return beat
+        held = self._held()
+        running = held.in_flight - held.waiting if beat.running is None else beat.running
+        return replace(beat, running=running, waiting=(beat.waiting or 0) + held.waiting)
+
+    async def _register(self) -> bool:
+        """Join, once the engine serves the model."""
+        now = SystemClock.monotonic()
+        if self.condition.state is not NodeState.READY or now < self._again_at:
+            return False
+        epoch = max(int(SystemClock.wall() * 1000), self.registration.epoch + 1)
+        self.registration = replace(self.registration, epoch=epoch, free_memory_bytes=await self._free_memory())
+        reply = await self._client.register(self.registration)
+        if isinstance(reply, Refused):
+            self._refusals += 1
+            self._again_at = now + min(2.0**self._refusals, _LONGEST_PAUSE_S)
+            self._complain(f"the registry refuses the node: {reply.reason}")
+            return False
+        self._lease, self._sequence, self._refusals, self._complaint = reply, 0, 0, ""
+        _log.info("%s is registered", self.registration.node.id)
+        for warning in reply.warnings:
+            _log.warning("%s", warning)
+        return True
+
+    async def _beat(self) -> None:
+        assert self._lease is not None  # noqa: S101 - told only while there is one
+        self._sequence += 1
+        beat = replace(self._now(), free_memory_bytes=await self._free_memory())
+        reply = await self._client.beat(self.registration.node.id, self._lease.lease, beat)
+        if isinstance(reply, Refused):
+            self._complain(f"the registry refuses a heartbeat: {reply.reason}")
+            if reply.unknown:
+                self._lease = None
+                if await self._register():
+                    await self._beat()
+            return
+        self._complaint = ""
+        if reply.drain and self.condition.state is not NodeState.DRAINING:
+            self._asked_to_drain, self.condition = True, self.condition.drained("the registry asked for it")
+        elif self._asked_to_drain and not reply.drain:
+            self._asked_to_drain, self.condition = False, self.condition.called_back()
+
+    async def _say_goodbye(self, how: str, reason: str) -> None:
+        if self._lease is None:
+            return
+        speak = self._client.drain if how == "drain" else self._client.deregister
+        try:
+            reply = await speak(self.registration.node.id, self._lease.lease, reason)
+        except Unreachable as error:
+            _log.warning("can't %s: %s", how, error)
+            return
+        if isinstance(reply, Refused):
+            _log.warning("can't %s: %s", how, reply.reason)
+
+    async def _free_memory(self) -> int | None:
+        now = SystemClock.monotonic()
+        if self._memory is None or now - self._memory[0] > _MEMORY_EVERY_S:
+            self._memory = now, await free_memory_bytes()
+        return self._memory[1]
+
+    def _complain(self, complaint: str) -> None:
+        """Said once, not with every heartbeat."""
+        if complaint != self._complaint:
+            _log.warning("%s", complaint)
+        self._complaint = complaint

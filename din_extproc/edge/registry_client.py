@@ -1,0 +1,133 @@
+"""A node's side of the registry's HTTP interface: join, beat, drain, leave, at whichever replica answers.
+
+Rule: replicas share one table, so any of them will do; the one that answered last is asked first.
+"""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import aiohttp
+import msgspec
+from msgspec import Struct
+
+from din_extproc.domain.membership import Beat, Registration
+
+_TIMEOUT = aiohttp.ClientTimeout(total=3.0)
+_UNKNOWN = 404
+_SERVER_ERROR = 500
+_OK = range(200, 300)
+_LONGEST_REASON = 500
+
+
+class Unreachable(Exception):  # noqa: N818 - it says what the registry is
+    """No replica answered, or none could; the message says why the last one did not."""
+
+
+class Refused(Struct, frozen=True):
+    """The registry says no."""
+
+    status: int
+    reason: str
+
+    @property
+    def unknown(self) -> bool:
+        """It does not know this registration (any more)."""
+        return self.status == _UNKNOWN
+
+
+class Lease(Struct, frozen=True):
+    """A registration in force."""
+
+    lease: str
+    warnings: tuple[str, ...] = ()
+
+
+class Told(Struct, frozen=True):
+    """A heartbeat was taken."""
+
+    drain: bool = False
+    """The registry wants the node to drain."""
+
+
+Answer = TypeVar("Answer", Lease, Told)
+
+
+class RegistryClient:
+    """Tells the registry about one node.
+
+    Args:
+        session: Carries the messages.
+        addresses: Base URLs of the registry's replicas, without a slash at the end.
+        token: The node's own; "" for a registry that wants none.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, addresses: Sequence[str], token: str) -> None:
+        self._session = session
+        self._addresses = list(addresses)
+        self._headers = {"authorization": f"Bearer {token}"} if token else {}
+
+    async def register(self, registration: Registration) -> Lease | Refused:
+        """Join.
+
+        Raises:
+            Unreachable: no replica could be told. So do the others.
+        """
+        reply = await self._ask("POST", "/v1/nodes", registration)
+        return reply if isinstance(reply, Refused) else _read(reply, Lease)
+
+    async def beat(self, node_id: str, lease: str, beat: Beat) -> Told | Refused:
+        """Say how the node does."""
+        said = {"lease": lease, **msgspec.to_builtins(beat)}
+        reply = await self._ask("POST", f"/v1/nodes/{node_id}/heartbeat", said)
+        return reply if isinstance(reply, Refused) else _read(reply, Told)
+
+    async def drain(self, node_id: str, lease: str, reason: str) -> Refused | None:
+        """Take nothing new."""
+        reply = await self._ask("POST", f"/v1/nodes/{node_id}/drain", {"lease": lease, "reason": reason})
+        return reply if isinstance(reply, Refused) else None
+
+    async def deregister(self, node_id: str, lease: str, reason: str) -> Refused | None:
+        """Leave."""
+        reply = await self._ask("DELETE", f"/v1/nodes/{node_id}", {"lease": lease, "reason": reason})
+        return reply if isinstance(reply, Refused) else None
+
+    async def _ask(self, method: str, path: str, said: object) -> bytes | Refused:
+        """The body of a good answer, or what was said instead. Replicas that fail are passed over."""
+        data, problem = msgspec.json.encode(said), ""
+        headers = {**self._headers, "content-type": "application/json"}
+        for address in list(self._addresses):
+            try:
+                async with self._session.request(
+                    method, address + path, data=data, headers=headers, timeout=_TIMEOUT, allow_redirects=False
+                ) as reply:
+                    body = await reply.read()
+            except (aiohttp.ClientError, TimeoutError) as error:
+                problem = f"{address}: {error or type(error).__name__}"
+            else:
+                if reply.status in _OK:
+                    return body
+                if reply.status < _SERVER_ERROR:
+                    return Refused(reply.status, _reason(body))
+                problem = f"{address}: {reply.status} {_reason(body)}"
+            self._addresses.append(self._addresses.pop(0))
+        raise Unreachable(problem)
+
+
+class _Problem(Struct):
+    """The reason in an error's body, under whichever of these names."""
+
+    detail: str = ""
+
+
+def _reason(body: bytes) -> str:
+    try:
+        return msgspec.json.decode(body, type=_Problem).detail[:_LONGEST_REASON]
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return body[:_LONGEST_REASON].decode("utf-8", "replace").strip()
+
+
+def _read(body: bytes, kind: type[Answer]) -> Answer:
+    try:
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except msgspec.DecodeError as error:
+        raise Unreachable(f"an answer that is none of a registry: {error}") from error

@@ -1,0 +1,39 @@
+"""What state a node is in, by what its agent last saw of the engine. No clock, no socket: only the step.
+
+Rule: a node takes requests when its engine answers and lists the model it registered with, and not before. An engine that is slow is
+busy until it has been slow three times in a row; one that is gone or serves something else is not ready at once.
+"""
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from din_extproc.domain.membership import NodeState
+
+_SLOW_LOOKS = 3
+
+
+class Condition(Struct, frozen=True):
+    """A node's state and, unless it is ready, why."""
+
+    state: NodeState = NodeState.LOADING
+    reason: str = "starting"
+    slow: int = 0
+    """Looks in a row to which the engine did not answer in time."""
+
+    def seen(self, problem: str, *, slow: bool) -> "Condition":
+        """After a look at the engine. `problem`: why it takes no requests, "" when it does; `slow`: it did not answer in time."""
+        if self.state is NodeState.DRAINING:
+            return self
+        if not problem:
+            return Condition(NodeState.READY, "")
+        if slow and self.state is NodeState.READY and self.slow + 1 < _SLOW_LOOKS:
+            return replace(self, slow=self.slow + 1)
+        return Condition(NodeState.LOADING, problem, self.slow + slow)
+
+    def drained(self, reason: str) -> "Condition":
+        """It ends what it has."""
+        return Condition(NodeState.DRAINING, reason)
+
+    def called_back(self) -> "Condition":
+        """It is wanted again: the next look tells whether it can."""
+        return Condition(NodeState.LOADING, "called back") if self.state is NodeState.DRAINING else self

@@ -1,0 +1,122 @@
+"""The conductor at a node, for an Envoy in front of its engine: trace id -> version -> size -> batch window -> engine (R18, R19).
+
+Rule: a node trusts what the gateway decided and refuses only what it must not run: what nobody can trace, and what wants another version.
+"""
+
+from typing import Protocol
+
+from msgspec import Struct
+
+from din_extproc.domain.node import Node
+from din_extproc.domain.request import Head
+from din_extproc.domain.verdict import Answer, Code, Headers, Refusal, Send, Verdict
+from din_extproc.flow import answers
+from din_extproc.flow.request import Clock, Watcher
+from din_extproc.flow.trace import TraceIds, kept
+from din_extproc.intent.estimate import Gauge
+from din_extproc.intent.read import read
+from din_extproc.route.versions import parse_constraint
+
+ENGINE = "engine"
+"""The Envoy cluster of the node's own engine."""
+_GAUGE = Gauge()
+
+
+class Gate(Protocol):
+    """Holds requests back until their batch goes."""
+
+    async def hold(self, tokens: int) -> None:
+        """Return when a request with a prompt of so many tokens may go. Whoever is cancelled meanwhile is not waited for."""
+
+
+class NodeDesk(Struct):
+    """Everything that the requests of one node share."""
+
+    node: Node
+    engine: str
+    """The engine's `address:port`."""
+    gate: Gate | None
+    """None: requests go as they come."""
+    ids: TraceIds
+    """For refusals of requests that bring no id."""
+    clock: Clock
+    watcher: Watcher
+    body_limit: int
+    """Bytes."""
+    in_flight: int = 0
+    """Requests that were sent to the engine and have not ended, or are held back."""
+
+    def begin(self) -> "NodeFlow":
+        """A stream was opened: one HTTP exchange begins."""
+        return NodeFlow(self)
+
+    @property
+    def marks(self) -> Headers:
+        """On every answer: who gave it."""
+        return (("x-din-node-id", self.node.id), ("x-din-model-version", self.node.version))
+
+
+class NodeFlow:
+    """One HTTP exchange at the node."""
+
+    __slots__ = ("_counted", "_desk", "_head", "_trace_id")
+
+    def __init__(self, desk: NodeDesk) -> None:
+        self._desk = desk
+        self._head = Head(method="", path="", headers={})
+        self._trace_id = ""
+        self._counted = False
+
+    async def decide(self, head: Head, body: bytes) -> Verdict:
+        """The verdict on a whole request; it may take as long as the batch window."""
+        desk = self._desk
+        began = desk.clock.monotonic()
+        self._head = head
+        given = head.header("x-din-trace-id")
+        self._trace_id = given if kept(given) else desk.ids.make(desk.clock.wall())
+        tokens = self._accepted(head, body, traced=self._trace_id == given)
+        if isinstance(tokens, Refusal):
+            desk.watcher.decided(desk.clock.monotonic() - began, tokens.code.code)
+            return answers.refusal(tokens, head, self._trace_id, desk.marks)
+        desk.watcher.decided(desk.clock.monotonic() - began, "")
+        desk.in_flight += 1
+        self._counted = True
+        if desk.gate is not None and body:
+            await desk.gate.hold(tokens)
+        return Send(
+            cluster=ENGINE,
+            endpoints=(desk.engine,),
+            request_headers=(),
+            response_headers=(("x-din-trace-id", self._trace_id),),
+            metadata={"trace_id": self._trace_id},
+        )
+
+    def failed(self, error: BaseException) -> Answer:
+        """What the gateway is told of a fault."""
+        self._desk.watcher.failed(error, self._trace_id)
+        self._end()
+        return answers.internal_error(self._head, self._trace_id)
+
+    def ended(self, *, cancelled: bool) -> None:  # noqa: ARG002 - the request is over either way
+        """The exchange is over."""
+        self._end()
+
+    def _end(self) -> None:
+        if self._counted:
+            self._counted = False
+            self._desk.in_flight -= 1
+
+    def _accepted(self, head: Head, body: bytes, *, traced: bool) -> int | Refusal:
+        """How many tokens the prompt holds."""
+        desk = self._desk
+        if not traced:
+            return Refusal(Code.TRACE_MISSING, "A node runs nothing that has no x-din-trace-id.", param="x-din-trace-id")
+        asked = head.header("x-din-model-version")
+        constraint = parse_constraint(asked)
+        if constraint is None:
+            return Refusal(Code.INVALID_REQUEST, "x-din-model-version is no version constraint.", param="x-din-model-version")
+        if not constraint.allows(desk.node.version):
+            message = f"The node serves version {desk.node.version}, which does not meet {constraint.text!r}."
+            return Refusal(Code.VERSION_MISMATCH, message, param="x-din-model-version")
+        reading = read(head, body, lambda _: _GAUGE, desk.body_limit)
+        return reading if isinstance(reading, Refusal) else reading.intent.prompt_tokens
