@@ -73,6 +73,8 @@ class Link:
         self._loop: asyncio.AbstractEventLoop
         self._connection: Connection | None = None
         self._reloading: set[Script] = set()
+        self._at = "redis"
+        """Where it was last tried, for people."""
         self._lost = asyncio.Event()
         self._up = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -181,8 +183,10 @@ class Link:
             try:
                 await self._connect()
             except TimeoutError:
-                self._went_down(f"no connection within {_CONNECT_S:.0f} s")
-            except (OSError, LimitsUnavailable) as error:
+                self._went_down(f"no connection to {self._at} within {_CONNECT_S:.0f} s")
+            except OSError as error:
+                self._went_down(f"no connection to {self._at}: {error}")
+            except LimitsUnavailable as error:
                 self._went_down(str(error))
             else:
                 await self._lost.wait()
@@ -195,6 +199,7 @@ class Link:
         """Connect and greet; the link is up only after the greeting was answered."""
         async with asyncio.timeout(_CONNECT_S):
             address = await self._locate()
+            self._at = str(address)
 
             def protocol() -> Connection:
                 return Connection(self._loop, self._timeout_s, self._answered_with_error, self._disconnected)
