@@ -29,7 +29,8 @@ class BatchGate:
         number = next(self._numbers)
         going = self._batches.join(number, tokens, loop.time())
         waits = self._waiting[number] = loop.create_future()
-        self._let_go(going)
+        if going:
+            loop.call_soon(self._let_go, going)  # once this one waits too: all go on in the order in which they came
         self._set_timer()
         try:
             await waits

@@ -1,0 +1,59 @@
+"""The batch window on the loop's own clock."""
+
+import asyncio
+
+import pytest
+
+from din_extproc.edge.batch_gate import BatchGate
+from din_extproc.schedule.batch import Window
+
+LONG = 3600.0
+
+
+async def turns(count=5):
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_a_full_bucket_goes_together_and_in_order():
+    gate, went = BatchGate(Window(max_batch_tokens=300, max_wait_s=LONG)), []
+
+    async def one(name, tokens):
+        await gate.hold(tokens)
+        went.append(name)
+
+    tasks = [asyncio.create_task(one(name, 100)) for name in "ab"]
+    await turns()
+    assert (went, gate.held) == ([], 2)
+    tasks.append(asyncio.create_task(one("c", 100)))
+    await asyncio.gather(*tasks)
+    assert (went, gate.held) == (["a", "b", "c"], 0)
+
+
+async def test_a_bucket_that_is_not_full_goes_when_its_time_has_come():
+    gate = BatchGate(Window(max_batch_tokens=300, max_wait_s=0.02))
+    async with asyncio.timeout(5):
+        await asyncio.gather(gate.hold(10), gate.hold(10), gate.hold(600))
+        await gate.hold(10)
+    assert gate.held == 0
+
+
+async def test_a_request_larger_than_a_batch_waits_for_nobody():
+    gate = BatchGate(Window(max_batch_tokens=300, max_wait_s=LONG))
+    async with asyncio.timeout(5):
+        await gate.hold(5_000)
+
+
+async def test_a_client_that_is_gone_leaves_its_bucket():
+    gate = BatchGate(Window(max_batch_tokens=300, max_wait_s=LONG))
+    gone = asyncio.create_task(gate.hold(250))
+    await turns()
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    assert gate.held == 0
+    stays = asyncio.create_task(gate.hold(250))
+    await turns()
+    assert not stays.done()
+    stays.cancel()
+    await asyncio.gather(stays, return_exceptions=True)
