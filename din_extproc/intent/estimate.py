@@ -41,6 +41,8 @@ _SHAPES = _shapes()
 punctuation, the other first bytes any other script; the bytes that follow (`k`) are not counted."""
 _BLANKS = bytes(b" "[0] if byte in b" \t" else b"."[0] for byte in range(256))
 
+_strings = msgspec.json.Decoder(list[str]).decode
+
 
 class Gauge(Struct, frozen=True, gc=False):
     """What the size of a model's prompts is told by."""
@@ -67,10 +69,13 @@ def _units(text: bytes) -> tuple[int, ...]:
     """Units per text class in JSON values joined by commas, in the order of `CLASSES`."""
     sample = _sample(text)
     if b"\\" in sample:
-        if b"\\u" in sample:
-            text = _in_utf8(text)
-            sample = _sample(text)
-        sample = sample.replace(b"\\n", b"\n").replace(b'\\"', b'"').replace(b"\\\\", b"\\")
+        try:
+            sample = b'"%b"' % '","'.join(_strings(b"[%b]" % sample)).encode()
+        except msgspec.DecodeError:  # objects among the strings, or windows that cut an escape
+            if b"\\u" in sample:
+                text = _in_utf8(text)
+                sample = _sample(text)
+            sample = sample.replace(b"\\n", b"\n").replace(b'\\"', b'"').replace(b"\\\\", b"\\")
     units = _counts(sample)
     if len(text) <= _WHOLE:
         return units
