@@ -1,29 +1,36 @@
 """What operators tune in Envoy's configuration; rendered from here, so that `din.yaml` is the one place to change it.
 
-Rule: names, units and defaults are those of `control/topology.py`.
+Rule: names, units and defaults are those of `control/topology.py`. What Envoy would refuse is refused here, by its name and line.
 """
 
+import re
 from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from din_extproc.control.topology import HealthCheck, Outlier, Retry, SocketAddress, Timeouts
 from din_extproc.domain.node import Endpoint
-from din_extproc.settings.section import AsTuple, ListenAddress, Positive, Section
+from din_extproc.settings.section import AsTuple, ListenAddress, Section
 
 _TIMEOUTS, _RETRY, _OUTLIER, _HEALTH = Timeouts(), Retry(), Outlier(), HealthCheck()
 _OFF = False
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.*-]*://([A-Za-z0-9.*_-]+|\[[0-9A-Fa-f:.]+\])(:[0-9*]+)?").fullmatch
+_PATH = re.compile(r"/[!-~]*").fullmatch
+
+Milliseconds = Annotated[int, Field(ge=1, le=24 * 3_600_000)]
+"""Up to a day."""
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class TimeoutsSection(Section):
     """How long Envoy waits, in milliseconds."""
 
-    message_ms: Positive = _TIMEOUTS.message_ms
-    request_ms: Positive = _TIMEOUTS.request_ms
-    stream_idle_ms: Positive = _TIMEOUTS.stream_idle_ms
-    node_idle_ms: Positive = _TIMEOUTS.node_idle_ms
-    connect_ms: Positive = _TIMEOUTS.connect_ms
-    total_ms: Annotated[int, Field(ge=0)] = _TIMEOUTS.total_ms
+    message_ms: Milliseconds = _TIMEOUTS.message_ms
+    request_ms: Milliseconds = _TIMEOUTS.request_ms
+    stream_idle_ms: Milliseconds = _TIMEOUTS.stream_idle_ms
+    node_idle_ms: Milliseconds = _TIMEOUTS.node_idle_ms
+    connect_ms: Milliseconds = _TIMEOUTS.connect_ms
+    total_ms: Annotated[int, Field(ge=0, le=24 * 3_600_000)] = _TIMEOUTS.total_ms
 
     def timeouts(self) -> Timeouts:
         """For the renderer."""
@@ -34,23 +41,23 @@ class RetrySection(Section):
     """Another try on another node."""
 
     attempts: Annotated[int, Field(ge=0, le=5)] = _RETRY.attempts
-    jitter_ms: Positive = _RETRY.jitter_ms
+    jitter_ms: Milliseconds = _RETRY.jitter_ms
     statuses: Annotated[tuple[Annotated[int, Field(ge=400, le=599)], ...], AsTuple] = _RETRY.statuses
 
 
 class OutlierSection(Section):
     """When a failing node is taken out of its pool, and for how long."""
 
-    consecutive_5xx: Positive = _OUTLIER.consecutive_5xx
-    consecutive_gateway_failures: Positive = _OUTLIER.consecutive_gateway_failures
-    interval_ms: Positive = _OUTLIER.interval_ms
-    base_ejection_ms: Positive = _OUTLIER.base_ejection_ms
+    consecutive_5xx: Count = _OUTLIER.consecutive_5xx
+    consecutive_gateway_failures: Count = _OUTLIER.consecutive_gateway_failures
+    interval_ms: Milliseconds = _OUTLIER.interval_ms
+    base_ejection_ms: Milliseconds = _OUTLIER.base_ejection_ms
     max_ejection_percent: Annotated[int, Field(ge=0, le=100)] = _OUTLIER.max_ejection_percent
 
 
 def _path(text: str) -> str:
-    if not text.startswith("/"):
-        raise ValueError(f"{text!r} is not an absolute path")
+    if _PATH(text) is None:
+        raise ValueError(f"{text!r} is not an absolute path, such as /health")
     return text
 
 
@@ -58,10 +65,10 @@ class HealthCheckSection(Section):
     """How Envoy asks nodes whether they live."""
 
     path: Annotated[str, AfterValidator(_path)] = _HEALTH.path
-    interval_ms: Positive = _HEALTH.interval_ms
-    timeout_ms: Positive = _HEALTH.timeout_ms
-    unhealthy_after: Positive = _HEALTH.unhealthy_after
-    healthy_after: Positive = _HEALTH.healthy_after
+    interval_ms: Milliseconds = _HEALTH.interval_ms
+    timeout_ms: Milliseconds = _HEALTH.timeout_ms
+    unhealthy_after: Count = _HEALTH.unhealthy_after
+    healthy_after: Count = _HEALTH.healthy_after
 
     def health_check(self) -> HealthCheck:
         """For the renderer."""
@@ -77,10 +84,16 @@ def off_is_none(value: object) -> object:
     return value
 
 
+def _origin(text: str) -> str:
+    if _ORIGIN(text) is None:
+        raise ValueError(f"{text!r} is not an origin, such as https://app.example, https://*.team.example or *")
+    return text
+
+
 class CorsSection(Section):
     """Which web pages may call."""
 
-    allow_origins: Annotated[tuple[str, ...], AsTuple] = ()
+    allow_origins: Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], AsTuple] = ()
     """Exact, with `*` inside, or `*` alone. Empty: none."""
 
 
