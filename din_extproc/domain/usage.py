@@ -34,6 +34,27 @@ class Outcome(StrEnum):
     NOT_DISPATCHED = "not_dispatched"
 
 
+class Labels(Struct, frozen=True, gc=False, omit_defaults=True):
+    """What was decided about a request that was sent on, as the access log brings it back: JSON in one field of the metadata."""
+
+    request_id: str = ""
+    trace_id: str = ""
+    tenant: str = ""
+    key_id: str = ""
+    model: str = ""
+    """The physical model."""
+    alias: str = ""
+    pool: str = ""
+    rule: str = ""
+    reserved_tokens: int = 0
+    prompt_estimate: int = 0
+    features: tuple[float, ...] = ()
+    """What the estimate was made from."""
+    fixed: int = 0
+    stream: bool = False
+    degraded: bool = False
+
+
 class ExchangeRecord(Struct, frozen=True, gc=False):
     """One finished HTTP exchange as Envoy's access log tells it. Times in milliseconds, None where Envoy has none."""
 
@@ -73,8 +94,6 @@ class ExchangeRecord(Struct, frozen=True, gc=False):
     """Events of the stream that were no JSON."""
     retry_after_s: int | None = None
     """How long the node asked to be left alone."""
-    decision_us: float | None = None
-    """What the gateway's own decision took, in microseconds."""
 
 
 class Pace(Struct, frozen=True, gc=False):

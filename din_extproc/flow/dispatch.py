@@ -12,12 +12,14 @@ from din_extproc.admit.headers import standing_headers
 from din_extproc.admit.ledger import Claim, Standing
 from din_extproc.domain.node import Pool
 from din_extproc.domain.request import Head, Intent, Operation
+from din_extproc.domain.usage import Labels
 from din_extproc.domain.verdict import Headers, Send
 from din_extproc.flow.place import Picked, Target
 from din_extproc.intent.read import Reading
 from din_extproc.intent.splice import asking_for_usage, with_values
 from din_extproc.route.table import Routed
 
+_as_json = msgspec.json.Encoder().encode
 _REPORTING = frozenset({Operation.CHAT, Operation.COMPLETIONS})
 """Operations whose streams report usage when `stream_options` asks for it."""
 
@@ -52,7 +54,7 @@ def dispatch(granted: Granted, head: Head) -> Send:
         endpoints=tuple([str(node.endpoint) for node in granted.picked.nodes]),
         request_headers=(("x-din-trace-id", granted.trace_id), *_timeout(granted)),
         response_headers=answer_headers,
-        metadata=_labels(granted),
+        metadata=_metadata(granted),
         body=body if body is not reading.body or reading.decoded else None,
         path=_path(head.path, granted.intent.operation.value),
         remove_headers=("content-encoding",) if reading.decoded else (),
@@ -80,26 +82,30 @@ def _usage_is_ours(intent: Intent, pool: Pool) -> bool:
     return intent.stream and not intent.wants_usage and pool.stream_usage and intent.operation in _REPORTING
 
 
-def _labels(granted: Granted) -> dict[str, str | float | bool]:
-    intent, routed, target, claim = granted.intent, granted.routed, granted.target, granted.claim
-    estimate = intent.estimate
-    return {
-        "request_id": claim.request_id,
-        "trace_id": granted.trace_id,
-        "tenant": claim.tenant,
-        "key_id": granted.key_id,
-        "model": target.pool.model,
-        "alias": routed.name,
-        "pool": target.pool.name,
-        "rule": routed.rule,
-        "reserved_tokens": claim.tokens,
-        "prompt_estimate": estimate.tokens,
-        "features": ",".join(map(str, estimate.features)),
-        "fixed": estimate.fixed,
-        "stream": intent.stream,
-        "strip_usage": _usage_is_ours(intent, target.pool),
-        "degraded": bool(target.degraded),
-    }
+def _metadata(granted: Granted) -> dict[str, str | float | bool]:
+    """One field for settlement, because every field costs both Envoy and us; two more for the filter that reads the answer."""
+    intent, target, claim = granted.intent, granted.target, granted.claim
+    estimate, pool = intent.estimate, target.pool
+    labels = Labels(
+        claim.request_id,
+        granted.trace_id,
+        claim.tenant,
+        granted.key_id,
+        pool.model,
+        granted.routed.name,
+        pool.name,
+        granted.routed.rule,
+        claim.tokens,
+        estimate.tokens,
+        estimate.features,
+        estimate.fixed,
+        intent.stream,
+        bool(target.degraded),
+    )
+    metadata: dict[str, str | float | bool] = {"request_id": claim.request_id, "labels": _as_json(labels).decode()}
+    if _usage_is_ours(intent, pool):
+        metadata["strip_usage"] = True
+    return metadata
 
 
 def _path(path: str, canonical: str) -> str | None:

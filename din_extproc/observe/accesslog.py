@@ -2,13 +2,14 @@
 
 Rule: a record is made from whatever is there. What is missing or has the wrong type counts as not told, never as an error.
 
-Dynamic metadata, namespace `din`: the gateway leaves `request_id`, `trace_id`, `tenant`, `key_id`, `model` (physical), `alias`, `pool`,
-`rule`, `reserved_tokens`, `prompt_estimate`, `features` (numbers joined by commas), `fixed`, `stream`, `degraded`, `refusal` and
-`decision_us`; what the answer cost comes from `envoy/lua/usage.lua`, see its head.
+Dynamic metadata, namespace `din`: of a request that was sent on, the gateway leaves `labels` (`domain.usage.Labels` as JSON: one field,
+because every field costs both sides); of one that it answered itself, `trace_id` and `refusal`. What the node's answer cost comes from
+`envoy/lua/usage.lua`, see its head.
 """
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 
+import msgspec
 from google.protobuf.message import DecodeError
 from google.protobuf.struct_pb2 import Value
 
@@ -16,7 +17,7 @@ from din_extproc._proto.envoy.config.core.v3.address_pb2 import Address
 from din_extproc._proto.envoy.data.accesslog.v3.accesslog_pb2 import AccessLogCommon, HTTPAccessLogEntry, ResponseFlags
 from din_extproc._proto.envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
 from din_extproc.domain.node import Endpoint
-from din_extproc.domain.usage import ExchangeRecord
+from din_extproc.domain.usage import ExchangeRecord, Labels
 from din_extproc.observe.outcome import Ending, outcome, usage
 
 NAMESPACE = "din"
@@ -51,11 +52,14 @@ _FLAGS = {
     "downstream_remote_reset": "DR",
 }
 _NO_FLAGS: tuple[str, ...] = ()
+_decode = msgspec.json.Decoder(Labels).decode
+_UNLABELLED = Labels()
+_ABSENT = Value()
 _EXACT = 2.0**53
 """Larger numbers are not whole tokens any more."""
 _SECONDS_DIGITS = 10
-_Fields = MutableMapping[str, Value]
-"""The namespace's fields. Reading a missing one gives an empty value, whose text is "" and whose number is 0."""
+_Fields = Mapping[str, Value]
+"""The namespace's fields, those that are there."""
 
 
 def records(message: bytes, nodes: Mapping[str, str]) -> list[ExchangeRecord]:
@@ -85,34 +89,35 @@ def records(message: bytes, nodes: Mapping[str, str]) -> list[ExchangeRecord]:
 
 
 def _record(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[str, str]) -> ExchangeRecord:
-    told = common.metadata.filter_metadata[NAMESPACE].fields
+    told = dict(common.metadata.filter_metadata[NAMESPACE].fields.items())
+    labels = _labels(told)
     flags = _flags(common.response_flags) if common.HasField("response_flags") else _NO_FLAGS
     endpoint = _endpoint(common.upstream_remote_address) if common.HasField("upstream_remote_address") else ""
     headers = entry.response.response_headers
-    ending = _ending(entry, told, flags, endpoint)
+    ending = _ending(entry, told, labels, flags, endpoint)
     ended_as = outcome(ending)
     start, duration = common.start_time, common.duration
     started_us = start.seconds * 1_000_000 + start.nanos // 1000
     return ExchangeRecord(
-        request_id=told["request_id"].string_value,
-        trace_id=told["trace_id"].string_value,
-        tenant=told["tenant"].string_value,
-        key_id=told["key_id"].string_value,
-        model=told["model"].string_value,
-        alias=told["alias"].string_value,
-        pool=told["pool"].string_value,
-        rule=told["rule"].string_value,
+        request_id=labels.request_id,
+        trace_id=labels.trace_id or _text(told, "trace_id"),
+        tenant=labels.tenant,
+        key_id=labels.key_id,
+        model=labels.model,
+        alias=labels.alias,
+        pool=labels.pool,
+        rule=labels.rule,
         node_id=nodes.get(endpoint, endpoint),
         status=ending.status,
         outcome=ended_as,
-        stream=told["stream"].bool_value,
+        stream=labels.stream,
         usage=usage(ending, ended_as),
-        reserved_tokens=ending.reserved_tokens,
-        prompt_estimate=ending.prompt_estimate,
-        features=_features(told["features"].string_value),
-        fixed=_count(told, "fixed"),
+        reserved_tokens=labels.reserved_tokens,
+        prompt_estimate=labels.prompt_estimate,
+        features=labels.features,
+        fixed=labels.fixed,
         attempts=common.upstream_request_attempt_count,
-        degraded=told["degraded"].bool_value or headers.get("x-bxagent-degraded") == "true",
+        degraded=labels.degraded or headers.get("x-bxagent-degraded") == "true",
         started_at=started_us / 1e6,
         duration_ms=duration.seconds * 1e3 + duration.nanos / 1e6 if common.HasField("duration") else None,
         first_token_ms=max(0.0, (_count(told, "first_token_us") - started_us) / 1e3) if "first_token_us" in told else None,
@@ -121,29 +126,28 @@ def _record(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[s
         error=ending.error,
         bad_events=_count(told, "bad_events"),
         retry_after_s=_seconds(headers.get("retry-after", "")),
-        decision_us=told["decision_us"].number_value if "decision_us" in told else None,
     )
 
 
-def _ending(entry: HTTPAccessLogEntry, told: _Fields, flags: tuple[str, ...], endpoint: str) -> Ending:
+def _ending(entry: HTTPAccessLogEntry, told: _Fields, labels: Labels, flags: tuple[str, ...], endpoint: str) -> Ending:
     response = entry.response
     return Ending(
         status=response.response_code.value,
         flags=frozenset(flags),
         reached=bool(endpoint),
         answered=entry.common_properties.HasField("time_to_first_upstream_rx_byte"),
-        refusal=told["refusal"].string_value,
-        error=told["error"].string_value,
-        finish_reason=told["finish_reason"].string_value,
-        done=told["done"].bool_value,
+        refusal=_text(told, "refusal"),
+        error=_text(told, "error"),
+        finish_reason=_text(told, "finish_reason"),
+        done=told.get("done", _ABSENT).bool_value,
         deltas=_count(told, "deltas") if "deltas" in told else None,
         delta_bytes=_count(told, "delta_bytes"),
         body_bytes=response.response_body_bytes,
         prompt_tokens=_count(told, "prompt_tokens") if "prompt_tokens" in told else None,
         completion_tokens=_count(told, "completion_tokens") if "completion_tokens" in told else None,
         cached_tokens=_count(told, "cached_tokens"),
-        prompt_estimate=_count(told, "prompt_estimate"),
-        reserved_tokens=_count(told, "reserved_tokens"),
+        prompt_estimate=labels.prompt_estimate,
+        reserved_tokens=labels.reserved_tokens,
     )
 
 
@@ -158,15 +162,25 @@ def _endpoint(address: Address) -> str:
 
 
 def _count(told: _Fields, name: str) -> int:
-    value = told[name].number_value
+    found = told.get(name)
+    if found is None:
+        return 0
+    value = found.number_value
     return int(value) if 0.0 <= value < _EXACT else 0
 
 
-def _features(text: str) -> tuple[float, ...]:
+def _text(told: _Fields, name: str) -> str:
+    return told.get(name, _ABSENT).string_value
+
+
+def _labels(told: _Fields) -> Labels:
+    found = told.get("labels")
+    if found is None:
+        return _UNLABELLED
     try:
-        return tuple(map(float, text.split(","))) if text else ()
-    except ValueError:
-        return ()
+        return _decode(found.string_value)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _UNLABELLED
 
 
 def _seconds(text: str) -> int | None:

@@ -8,13 +8,14 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 from aiohttp import web
 from google.protobuf import json_format
 
 from din_extproc._proto.envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
-from din_extproc.domain.usage import ExchangeRecord, Outcome, Usage
+from din_extproc.domain.usage import ExchangeRecord, Labels, Outcome, Usage
 from din_extproc.observe.accesslog import records
 from tests import sse
 from tests.lua_filter import SCRIPT, TRUNCATED, capture
@@ -24,14 +25,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
 CAPTURES = Path(__file__).parents[1] / "captures"
 STREAMS = [path for path in sorted(CAPTURES.rglob("*.txt")) if "event-stream" in capture(path)[0].get("content-type", "")]
-LABELS: dict[str, Any] = {
-    "request_id": "r-1",
-    "tenant": "finance",
-    "model": "m",
-    "prompt_estimate": 40,
-    "reserved_tokens": 296,
-    "stream": True,
-}
+SENT = Labels(request_id="r-1", tenant="finance", model="m", prompt_estimate=40, reserved_tokens=296, stream=True)
+LABELS: dict[str, Any] = {"request_id": "r-1", "labels": msgspec.json.encode(SENT).decode()}
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":38,"completion_tokens":13,"total_tokens":51}}\n\n'
 FINISH = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
 DONE = b"data: [DONE]\n\n"

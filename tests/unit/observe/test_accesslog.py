@@ -2,32 +2,40 @@
 
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from din_extproc._proto.envoy.data.accesslog.v3.accesslog_pb2 import HTTPAccessLogEntry
 from din_extproc._proto.envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
-from din_extproc.domain.usage import Outcome, Usage
+from din_extproc.domain.usage import Labels, Outcome, Usage
 from din_extproc.observe import accesslog
 from din_extproc.observe.accesslog import records
 
-LABELS: dict[str, Any] = {
-    "request_id": "r-1",
-    "trace_id": "t-1",
-    "tenant": "finance",
-    "key_id": "k",
-    "model": "m",
-    "alias": "bx",
-    "pool": "p",
-    "rule": "fast",
-    "reserved_tokens": 300,
-    "prompt_estimate": 44,
-    "features": "1,2.5,0",
-    "fixed": 3,
-    "stream": True,
-    "strip_usage": True,
-    "degraded": False,
-    "decision_us": 210.5,
-}
+SENT = Labels(
+    request_id="r-1",
+    trace_id="t-1",
+    tenant="finance",
+    key_id="k",
+    model="m",
+    alias="bx",
+    pool="p",
+    rule="fast",
+    reserved_tokens=300,
+    prompt_estimate=44,
+    features=(1.0, 2.5, 0.0),
+    fixed=3,
+    stream=True,
+)
+
+
+def labels(**changed: Any) -> dict[str, Any]:
+    """The gateway's metadata of a request that it sent on."""
+    sent = replace(SENT, **changed)
+    return {"request_id": sent.request_id, "labels": msgspec.json.encode(sent).decode(), "strip_usage": True}
+
+
+LABELS = labels()
 COUNTS: dict[str, Any] = {
     "prompt_tokens": 40,
     "completion_tokens": 10,
@@ -71,16 +79,16 @@ def test_everything_that_was_left_for_it_comes_back_in_the_record() -> None:
     assert (record.outcome, record.status, record.stream, record.attempts) == (Outcome.COMPLETED, 200, True, 2)
     assert record.usage == Usage(40, 10, 8)
     assert (record.reserved_tokens, record.prompt_estimate, record.features, record.fixed) == (300, 44, (1.0, 2.5, 0.0), 3)
-    assert (record.duration_ms, record.first_token_ms, record.decision_us) == (912.345, 250.0, 210.5)
+    assert (record.duration_ms, record.first_token_ms) == (912.345, 250.0)
     assert record.started_at == pytest.approx(1_700_000_000.0005, abs=1e-6)
     assert (record.response_flags, record.degraded, record.refusal, record.error, record.bad_events) == ((), False, "", "", 1)
 
 
 def test_a_batch_gives_its_records_in_order_and_skips_what_the_gateway_did_not_decide() -> None:
-    foreign, running = entry({}), entry({**LABELS, "request_id": "r-2"})
+    foreign, running = entry({}), entry(labels(request_id="r-2"))
     del foreign.common_properties.metadata.filter_metadata["din"]
     running.common_properties.intermediate_log_entry = True
-    last = entry({**LABELS, "request_id": "r-3"})
+    last = entry(labels(request_id="r-3"))
     assert [record.request_id for record in records(message(entry(LABELS), foreign, running, last), {})] == ["r-1", "r-3"]
 
 
@@ -129,7 +137,15 @@ def test_the_headers_of_a_fallback_and_of_a_busy_node_are_read() -> None:
 def test_metadata_of_the_wrong_type_counts_as_not_told(odd: Any) -> None:
     [record] = records(message(entry(dict.fromkeys([*LABELS, *COUNTS], odd))), {})
     assert record.usage.total_tokens == 0
-    assert record.features == ()
+    assert (record.request_id, record.features) == ("", ())
+
+
+@pytest.mark.parametrize("odd", ["", "{", "[]", "null", '{"tenant":7}', '{"features":["x"]}', '{"reserved_tokens":1.5}'])
+def test_labels_that_are_none_count_as_not_told(odd: str) -> None:
+    made = entry({})
+    made.common_properties.metadata.filter_metadata["din"].fields["labels"].string_value = odd
+    [record] = records(message(made), {})
+    assert (record.request_id, record.tenant, record.reserved_tokens, record.features) == ("", "", 0, ())
 
 
 def test_an_entry_without_anything_is_a_record_of_nothing() -> None:
