@@ -83,8 +83,22 @@ class _Names(dict[str, str]):
         return written
 
 
+class _Openings(dict[tuple[str, int], str]):
+    """What stands before a header's value when it is set, by the header's name and the value's length."""
+
+    def __missing__(self, name_and_size: tuple[str, int]) -> str:
+        name, size = name_and_size
+        before = f"{_name[name]}\x1a{_length[size]}"
+        option = f"\x0a{_length[len(before) + size]}{before}"
+        written = f"\x0a{_length[len(option) + size + len(_OVERWRITE)]}{option}"
+        if len(self) < _KEPT:
+            self[name_and_size] = written
+        return written
+
+
 _key = _Keys()
 _name = _Names()
+_opening = _Openings()
 
 
 def send_at_headers(send: Send) -> bytes:
@@ -155,9 +169,7 @@ def _set(headers: Iterable[tuple[str, str]]) -> str:
     parts = []
     for name, value in headers:
         raw = value if value.isascii() and value.isprintable() else _unusual(name, value)
-        header = f"{_name[name]}\x1a{_length[len(raw)]}{raw}"
-        option = f"\x0a{_length[len(header)]}{header}{_OVERWRITE}"
-        parts.append(f"\x0a{_length[len(option)]}{option}")
+        parts.append(f"{_opening[name, len(raw)]}{raw}{_OVERWRITE}")
     return "".join(parts)
 
 
