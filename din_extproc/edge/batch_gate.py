@@ -16,7 +16,8 @@ class BatchGate:
         self._batches = Batches(window)
         self._numbers = count()
         self._waiting: dict[int, asyncio.Future[None]] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._rings_at = 0.0
 
     @property
     def held(self) -> int:
@@ -46,14 +47,14 @@ class BatchGate:
 
     def _set_timer(self) -> None:
         due = self._batches.next_due
-        if due is None or (self._timer is not None and self._timer.when() <= due):
+        if due is None or (self._timer is not None and self._rings_at <= due):
             return
         if self._timer is not None:
             self._timer.cancel()
+        self._rings_at = due
         self._timer = asyncio.get_running_loop().call_at(due, self._ring)
 
     def _ring(self) -> None:
-        timer, self._timer = self._timer, None
-        now = asyncio.get_running_loop().time()
-        self._let_go(self._batches.due(max(now, timer.when()) if timer is not None else now))
+        self._timer = None
+        self._let_go(self._batches.due(max(asyncio.get_running_loop().time(), self._rings_at)))  # a loop may wake a little early
         self._set_timer()

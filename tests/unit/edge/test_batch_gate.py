@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+import uvloop
 
 from din_extproc.edge.batch_gate import BatchGate
 from din_extproc.schedule.batch import Window
@@ -57,3 +58,19 @@ async def test_a_client_that_is_gone_leaves_its_bucket():
     assert not stays.done()
     stays.cancel()
     await asyncio.gather(stays, return_exceptions=True)
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_no_request_is_forgotten_on_either_loop(run):
+    async def traffic():
+        gate = BatchGate(Window(max_batch_tokens=2_000, max_wait_s=0.003))
+
+        async def one(number):
+            await asyncio.sleep(number % 40 / 1000)
+            await gate.hold(number * 37 % 1_500)
+
+        async with asyncio.timeout(20):
+            await asyncio.gather(*(one(number) for number in range(400)))
+        return gate.held
+
+    assert run(traffic()) == 0
