@@ -20,12 +20,19 @@ class Gauges:
         model_of: The physical model that a name, as clients write it, stands for first; None when it stands for nothing.
     """
 
-    __slots__ = ("_by_model", "_changed", "model_of")
+    __slots__ = ("_by_model", "_changed", "_media", "model_of")
 
     def __init__(self, model_of: Callable[[str], str | None]) -> None:
         self.model_of = model_of
         self._by_model: dict[str, Gauge] = {}
         self._changed: set[str] = set()
+        self._media: dict[str, Gauge] = {}
+        """Of models whose media cost something else than usual, before anything is learned."""
+
+    def know_media(self, tokens: Mapping[str, int]) -> None:
+        """What one image, audio or file costs, by physical model; models that are not there have the usual cost."""
+        self._media = {model: Gauge(media_tokens=cost) for model, cost in tokens.items() if cost != _GENERAL.media_tokens}
+        self._by_model = {model: replace(gauge, media_tokens=self._fresh(model).media_tokens) for model, gauge in self._by_model.items()}
 
     def named(self, name: str) -> Gauge:
         """For a request that asks for this name."""
@@ -34,7 +41,7 @@ class Gauges:
 
     def of(self, model: str) -> Gauge:
         """For a physical model."""
-        return self._by_model.get(model, _GENERAL)
+        return self._by_model.get(model) or self._fresh(model)
 
     def learn(self, model: str, features: tuple[float, ...], fixed: int, prompt_tokens: int) -> None:
         """The engine counted a prompt that was estimated from these features."""
@@ -51,3 +58,6 @@ class Gauges:
         """Know what another process has learned."""
         for model, calibration in calibrations.items():
             self._by_model[model] = replace(self.of(model), calibration=calibration)
+
+    def _fresh(self, model: str) -> Gauge:
+        return self._media.get(model, _GENERAL)

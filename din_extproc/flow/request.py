@@ -80,6 +80,7 @@ class Desk(Struct):
         """Use another view, and the nodes of its pools, from the next request on."""
         self.view = view
         self.gauges.model_of = view.table.preferred
+        self.gauges.know_media({model: known.media_tokens for model, known in view.models.items()})
         self.placer.forget(members)
 
     def change_members(self, members: Members) -> None:

@@ -30,6 +30,8 @@ class ModelFacts(Struct, frozen=True):
     boundaries: tuple[int, ...] = ()
     """Prompt sizes at which routing decides otherwise: thresholds of rules and lengths of nodes."""
     counter: TokenCounter | None = None
+    media_tokens: int = Gauge().media_tokens
+    """One image, audio or file."""
 
 
 class View(Struct, frozen=True):

@@ -9,6 +9,8 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from din_extproc.admit.keys import KeyRing
 from din_extproc.edge.tokenizers import Tokenizer, TokenizerUnavailable
 from din_extproc.flow.view import ModelFacts, TokenCounter, View
@@ -28,13 +30,11 @@ def make_view(settings: Settings, counters: Mapping[str, TokenCounter]) -> View:
     """
     models = {}
     for model in {pool.model for pool in settings.pools}:
+        known = ModelFacts(boundaries=_boundaries(settings, model), counter=counters.get(model))
         described = settings.catalog.model(model)
-        defaults = ModelFacts()
-        models[model] = ModelFacts(
-            output_tokens_default=defaults.output_tokens_default if described is None else described.output_tokens_default,
-            boundaries=_boundaries(settings, model),
-            counter=counters.get(model),
-        )
+        if described is not None:
+            known = replace(known, output_tokens_default=described.output_tokens_default, media_tokens=described.media_tokens)
+        models[model] = known
     return View(settings.routes, KeyRing(settings.keys), models, settings.body_limit)
 
 
