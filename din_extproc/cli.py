@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from din_extproc import __version__
-from din_extproc.admit.keys import ENTROPY_BYTES, make_key
+from din_extproc.admit.keys import ENTROPY_BYTES, make_key, make_node_token
 from din_extproc.edge.logs import configure
 from din_extproc.settings.check import check as check_file
 from din_extproc.settings.load import load
@@ -182,6 +182,46 @@ def keys_new(
     else:
         entry = f'  - {{ id: {key_id}, hash: "{made.hash}" }}'
         typer.echo(f"for the client, shown once:\n  {made.text}\nfor din.yaml, under the tenant's keys:\n{entry}")
+
+
+@keys_app.command("node")
+def keys_node(
+    node_id: Annotated[str, typer.Argument(help="The id that the node registers under.")],
+    json: Json = False,  # noqa: FBT002 - a flag
+) -> None:
+    """Make a node's token. It is shown once; its hash goes into the file that `gateway.registry.node_tokens_file` names."""
+    try:
+        made = make_node_token(node_id, secrets.token_bytes(ENTROPY_BYTES))
+    except ValueError as error:
+        _fail(str(error))
+    if json:
+        _print_json({"id": node_id, "token": made.text, "hash": made.hash})
+    else:
+        typer.echo(f'for the node, shown once:\n  {made.text}\nfor the file of node tokens:\n{node_id}: "{made.hash}"')
+
+
+@app.command()
+def nodes(
+    config: Config = DEFAULT_CONFIG,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep it up to date until Ctrl-C.")] = False,  # noqa: FBT002
+    every_s: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1)] = 1.0,
+    json: Json = False,  # noqa: FBT002 - a flag
+) -> None:
+    """What the running sidecar knows of its nodes: state, trust, load, and why."""
+    from din_extproc.roles import nodes as role  # noqa: PLC0415 - the other commands start without it
+
+    admin = _settings(config).gateway.admin.address
+    try:
+        if json:
+            _print_json(role.ask(admin))
+        elif watch:
+            role.watch(admin, every_s)
+        else:
+            role.show(admin)
+    except role.Unanswered as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        return
 
 
 @app.command()

@@ -6,7 +6,7 @@ Rule: an unknown id costs as much as a wrong secret, and nothing tells the two a
 import hashlib
 import hmac
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
 from msgspec import Struct
@@ -24,6 +24,7 @@ LONGEST_KEY = 256
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _SECRET_LENGTH = 43
 _KEY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,63}").fullmatch
+_NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}").fullmatch
 _HASH = re.compile(r"sha256\$((?:[0-9a-f]{2}){8,64})\$([0-9a-f]{64})").fullmatch
 _MISSING = Refusal(Code.INVALID_API_KEY, "No API key: send `Authorization: Bearer <key>` or `x-api-key: <key>`.")
 _WRONG = Refusal(Code.INVALID_API_KEY, "The API key is not valid.")
@@ -87,6 +88,30 @@ class KeyRing:
         return who
 
 
+class NodeTokens:
+    """The tokens of all nodes, immutable: `authorization: Bearer din_<node id>_<secret>`.
+
+    Args:
+        hashes: Salt and digest by node id.
+    """
+
+    __slots__ = ("_hashes",)
+
+    def __init__(self, hashes: Mapping[str, tuple[bytes, bytes]]) -> None:
+        self._hashes = dict(hashes)
+
+    def owner(self, authorization: str) -> str | None:
+        """The node whose token it is; None when it is nobody's."""
+        scheme, _, text = authorization.strip().partition(" ")
+        text = text.strip()
+        if scheme.lower() != "bearer" or len(text) > LONGEST_KEY or not text.startswith(PREFIX):
+            return None
+        node_id, _, secret = text[len(PREFIX) :].rpartition("_")
+        salt, digest = self._hashes.get(node_id, (bytes(SALT_BYTES), bytes(32)))
+        proven = hmac.compare_digest(_digest(salt, secret), digest)
+        return node_id if proven and node_id in self._hashes else None
+
+
 def make_key(key_id: str, entropy: bytes) -> NewKey:
     """A new key and its hash.
 
@@ -99,6 +124,17 @@ def make_key(key_id: str, entropy: bytes) -> NewKey:
     """
     if not is_key_id(key_id):
         raise ValueError(f"{key_id!r}: a key id is 1-64 letters, digits, '-' and '.', a letter or digit first")
+    return _made(key_id, entropy)
+
+
+def make_node_token(node_id: str, entropy: bytes) -> NewKey:
+    """A new token of a node, and its hash. Errors as with `make_key`; a node's id may be any name."""
+    if not is_node_id(node_id):
+        raise ValueError(f"{node_id!r}: a node's id is 1-128 letters, digits, '.', '_' and '-', a letter or digit first")
+    return _made(node_id, entropy)
+
+
+def _made(name: str, entropy: bytes) -> NewKey:
     if len(entropy) != ENTROPY_BYTES:
         raise ValueError(f"a key is made from {ENTROPY_BYTES} random bytes")
     number = int.from_bytes(entropy[SALT_BYTES:], "big")
@@ -108,12 +144,17 @@ def make_key(key_id: str, entropy: bytes) -> NewKey:
         digits.append(_ALPHABET[digit])
     secret = "".join(digits)
     salt = entropy[:SALT_BYTES]
-    return NewKey(text=f"{PREFIX}{key_id}_{secret}", hash=f"sha256${salt.hex()}${_digest(salt, secret).hex()}")
+    return NewKey(text=f"{PREFIX}{name}_{secret}", hash=f"sha256${salt.hex()}${_digest(salt, secret).hex()}")
 
 
 def is_key_id(text: str) -> bool:
     """Whether a key may be called this."""
     return _KEY_ID(text) is not None
+
+
+def is_node_id(text: str) -> bool:
+    """Whether a node that has a token may be called this."""
+    return _NODE_ID(text) is not None
 
 
 def parse_hash(text: str) -> tuple[bytes, bytes] | None:

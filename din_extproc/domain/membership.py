@@ -65,6 +65,14 @@ class Reading(Struct, frozen=True, gc=False):
     """Seconds, by this process's monotonic clock."""
 
 
+class Turnover(Struct, frozen=True):
+    """Who came and who went, by pool. A node that changed went and came."""
+
+    joined: dict[str, tuple[Node, ...]]
+    left: dict[str, tuple[str, ...]]
+    """Node ids."""
+
+
 class Member(Struct, frozen=True, kw_only=True):
     """One row of the node table."""
 

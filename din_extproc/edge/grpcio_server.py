@@ -87,7 +87,8 @@ def _handler(take: Take) -> Any:
 
         A client that goes away looks, for a moment, like one that has said all: grpcio does not tell them apart in time.
         """
-        answers = _Answers()
+        said = dict(context.invocation_metadata() or ())
+        answers = _Answers(str(said.get("authorization", "")))
         taker = take(answers)
 
         async def read() -> None:
@@ -114,7 +115,8 @@ def _handler(take: Take) -> Any:
 class _Answers:
     """The sending half of one call: what is to be written, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, authorization: str) -> None:
+        self.authorization = authorization
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
         self.next = self._queue.get
 

@@ -117,6 +117,10 @@ class _Answers:
         self.call = call
         self.taker: Taker | None = None
 
+    @property
+    def authorization(self) -> str:
+        return self.call.head.authorization
+
     def send(self, message: bytes) -> None:
         connection = self.connection
         connection.grpc.send(self.call, message)

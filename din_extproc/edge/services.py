@@ -24,6 +24,10 @@ _LOGS_TAKEN: bytes = StreamAccessLogsResponse().SerializeToString()
 class Answers(Sink, Protocol):
     """The sending half of one call. Its verbs neither block nor raise; after the call's end they do nothing."""
 
+    @property
+    def authorization(self) -> str:
+        """What the call's head says of who calls, "" when it says nothing."""
+
     def finish(self) -> None:
         """End the call with OK."""
 

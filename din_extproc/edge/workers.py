@@ -35,7 +35,7 @@ class Worker(Generic[Report]):
         self.report: Report | None = None
         """The latest."""
         self._ready = asyncio.Event()
-        self._listening = asyncio.get_running_loop().create_task(self._listen(), name=f"worker {number}")
+        self.listening = asyncio.get_running_loop().create_task(self._listen(), name=f"worker {number}")
 
     async def ready(self) -> None:
         """Wait for its first report.
@@ -44,7 +44,7 @@ class Worker(Generic[Report]):
             WorkerFailed: it ended before, or did not report in time.
         """
         waiting = asyncio.ensure_future(self._ready.wait())
-        done, _ = await asyncio.wait((waiting, self._listening), timeout=_READY_S, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait((waiting, self.listening), timeout=_READY_S, return_when=asyncio.FIRST_COMPLETED)
         if waiting not in done:
             waiting.cancel()
             await self.stop(0.0)
@@ -61,7 +61,7 @@ class Worker(Generic[Report]):
             if self.process.returncode is None:
                 self.process.kill()
         await self.process.wait()
-        await self._listening
+        await self.listening
         self.channel.close()
 
     async def _listen(self) -> None:
@@ -78,13 +78,24 @@ class Workers(Generic[Report]):
         command: The command line of a worker, by its number and the descriptor of its end of the channel.
         expected: The type of their reports.
         grace_s: How long a worker may take to end what it has begun.
+        greeting: The first message to a worker.
     """
 
-    def __init__(self, count: int, command: Callable[[int, int], Sequence[str]], expected: type[Report], grace_s: float) -> None:
+    def __init__(
+        self,
+        count: int,
+        command: Callable[[int, int], Sequence[str]],
+        expected: type[Report],
+        grace_s: float,
+        greeting: Callable[[], object],
+    ) -> None:
         self._count = count
         self._command = command
         self._expected = expected
         self._grace_s = grace_s
+        self._greeting = greeting
+        self._living: set[Worker[Report]] = set()
+        """Those that are not ready yet and those that leave, too."""
         self._current: dict[int, Worker[Report]] = {}
         self._tending: list[asyncio.Task[None]] = []
         self._leaving: set[asyncio.Task[None]] = set()
@@ -104,8 +115,8 @@ class Workers(Generic[Report]):
         self._tending = [loop.create_task(self._tend(number), name=f"tending worker {number}") for number in range(self._count)]
 
     def tell(self, message: object) -> None:
-        """Send it to every worker."""
-        for worker in self._current.values():
+        """Send it to every worker, those that are about to be one and those that leave."""
+        for worker in self._living:
             worker.channel.send(message)
 
     @property
@@ -167,4 +178,8 @@ class Workers(Generic[Report]):
             descriptor = theirs.fileno()
             command = self._command(number, descriptor)
             process = await asyncio.create_subprocess_exec(*command, pass_fds=(descriptor,), stdin=asyncio.subprocess.DEVNULL)
-        return Worker(number, process, await Channel.over(ours, self._expected))
+        worker = Worker(number, process, await Channel.over(ours, self._expected))
+        worker.channel.send(self._greeting())
+        self._living.add(worker)
+        worker.listening.add_done_callback(lambda _: self._living.discard(worker))
+        return worker

@@ -5,7 +5,7 @@ Rule: which nodes there are never changes inside one `Members`: a change brings 
 
 from collections.abc import Iterable, Mapping
 
-from din_extproc.domain.membership import Reading
+from din_extproc.domain.membership import Reading, Turnover
 from din_extproc.domain.node import Node, Pool
 
 _NOBODY: tuple[Node, ...] = ()
@@ -16,27 +16,59 @@ class Members:
     """The nodes that requests may go to, by pool.
 
     Args:
-        nodes: By pool name: only those that take requests now.
+        configured: By pool name, those of the configuration.
+        registered: By pool name, those that registered and take requests now.
         readings: What nodes last said, by node id; the one of the predecessor, so that nothing said is lost.
     """
 
-    __slots__ = ("_nodes", "_readings", "_versions")
+    __slots__ = ("_configured", "_nodes", "_readings", "_registered", "_versions")
 
-    def __init__(self, nodes: Mapping[str, tuple[Node, ...]], readings: dict[str, Reading] | None = None) -> None:
-        self._nodes = dict(nodes)
-        self._readings = {} if readings is None else readings
-        self._versions = {pool: frozenset({node.version for node in own}) for pool, own in nodes.items()}
+    def __init__(
+        self,
+        configured: Mapping[str, tuple[Node, ...]],
+        registered: Mapping[str, tuple[Node, ...]],
+        readings: dict[str, Reading],
+        before: "Members | None" = None,
+    ) -> None:
+        self._configured = configured
+        self._registered = registered
+        self._readings = readings
+        self._nodes: dict[str, tuple[Node, ...]] = {}
+        self._versions: dict[str, frozenset[str]] = {}
+        for pool in {**configured, **registered}:
+            own, came = configured.get(pool, _NOBODY), registered.get(pool, _NOBODY)
+            if before is not None and before.consists_of(pool, own, came):
+                self._nodes[pool], self._versions[pool] = before.nodes(pool), before.versions(pool)
+            else:
+                self._nodes[pool] = own + came
+                self._versions[pool] = frozenset({node.version for node in self._nodes[pool]})
+
+    def consists_of(self, pool: str, configured: tuple[Node, ...], registered: tuple[Node, ...]) -> bool:
+        """Whether the pool has these very nodes."""
+        return self._configured.get(pool, _NOBODY) is configured and self._registered.get(pool, _NOBODY) is registered
 
     @classmethod
     def of(cls, pools: Iterable[Pool]) -> "Members":
         """The nodes of the configuration, and no others."""
-        return cls({pool.name: pool.nodes for pool in pools})
+        return cls({pool.name: pool.nodes for pool in pools}, {}, {})
 
-    def successor(self, nodes: Mapping[str, tuple[Node, ...]]) -> "Members":
-        """Other nodes; what those that stay have said is still known. A pool that did not change keeps its tuple."""
-        kept = {pool: before if (before := self._nodes.get(pool)) == own else own for pool, own in nodes.items()}
-        there = {node.id for own in kept.values() for node in own}
-        return Members(kept, {node_id: reading for node_id, reading in self._readings.items() if node_id in there})
+    def under(self, pools: Iterable[Pool]) -> "Members":
+        """The same registered nodes beside those of another configuration."""
+        return Members({pool.name: pool.nodes for pool in pools}, self._registered, self._readings)
+
+    def after(self, turnover: Turnover) -> "Members":
+        """With those who registered and without those who went. Other pools keep their very tuples; what nodes have said stays known."""
+        registered = dict(self._registered)
+        for pool in turnover.left.keys() | turnover.joined.keys():
+            came = turnover.joined.get(pool, _NOBODY)
+            gone = {*turnover.left.get(pool, ()), *(node.id for node in came)}
+            registered[pool] = (*(node for node in registered.get(pool, _NOBODY) if node.id not in gone), *came)
+        left = {node_id for ids in turnover.left.values() for node_id in ids} - {
+            node.id for own in turnover.joined.values() for node in own
+        }
+        for node_id in left:
+            self._readings.pop(node_id, None)
+        return Members(self._configured, registered, self._readings, self)
 
     def nodes(self, pool: str) -> tuple[Node, ...]:
         """The pool's nodes: those of the configuration first, then those that registered."""

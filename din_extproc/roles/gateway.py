@@ -36,21 +36,26 @@ from din_extproc.edge.redis.cluster import ClusterLinks
 from din_extproc.edge.redis.guard import PRESENCE, GuardedLedger, OnError
 from din_extproc.edge.redis.ledger import SCRIPTS, RedisLedger
 from din_extproc.edge.redis.link import Link
+from din_extproc.edge.redis.nodes import SCRIPTS as NODE_SCRIPTS
 from din_extproc.edge.redis.topology import carrier
+from din_extproc.edge.scrape import Scraper, Target
 from din_extproc.edge.services import AccessLogService, ExtProcService, HealthService, Service
 from din_extproc.edge.workers import WorkerFailed, Workers
 from din_extproc.flow.gauges import Gauges
-from din_extproc.roles.planes import AccountingPlane, Lessons, RequestPlane
+from din_extproc.roles.membership import Membership, configured
+from din_extproc.roles.planes import AccountingPlane, News, RequestPlane
 from din_extproc.roles.reload import Reloader
 from din_extproc.roles.view import load_tokenizers
 from din_extproc.settings.load import load
 from din_extproc.settings.problems import Rejected
+from din_extproc.settings.registry import Registry
 from din_extproc.settings.settings import Settings
 
 _log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
 _TELL_S = 0.5
+_OBSERVE_S = 5.0
 _LAST_WORDS_S = 2.0
 _TRANSPORTS: dict[str, type[H2Server | GrpcioServer]] = {"wire": H2Server, "grpcio": GrpcioServer}
 
@@ -103,7 +108,9 @@ class Gateway:
         self._requests: RequestPlane | None = None
         self._accounting: AccountingPlane | None = None
         self._workers: Workers[dict[str, Any]] | None = None
-        self._channel: Channel[Lessons] | None = None
+        self._channel: Channel[News] | None = None
+        self._membership: Membership | None = None
+        self._scraper: Scraper | None = None
         gauges, outputs = Gauges(settings.routes.preferred), OutputHistory()
         services: list[Service] = []
         if options.worker is not None or settings.gateway.workers == 1:
@@ -111,13 +118,17 @@ class Gateway:
             gauges, outputs = self._requests.gauges, self._requests.outputs
             services.append(ExtProcService(self._requests.desk))
         else:
-            self._workers = Workers(settings.gateway.workers, self._worker_command, dict[str, Any], options.drain_s)
+            self._workers = Workers(settings.gateway.workers, self._worker_command, dict[str, Any], options.drain_s, self._greeting)
         if options.worker is None:
             self._accounting = AccountingPlane(settings, self._ledger, self._background, self._counters, gauges, outputs)
             services.append(AccessLogService(self._accounting.received))
+            if settings.gateway.scrape_s:
+                self._scraper = Scraper(settings.gateway.scrape_s, lambda readings: self._tell(News(readings=readings)))
+            if settings.gateway.registry is not None:
+                self._membership = self._make_membership(settings, settings.gateway.registry)
         self._health = HealthService(*(service.name for service in services))
         self._server = _TRANSPORTS[options.transport]((*services, self._health), max_body_bytes=settings.body_limit)
-        self._admin = AdminServer(self._status, self._unready)
+        self._admin = AdminServer(self._status, self._unready, self._nodes)
 
     async def run(self) -> None:
         """Serve until a signal.
@@ -144,6 +155,9 @@ class Gateway:
             _log.warning("redis: %s; limits follow `on_error: %s`", self._link.state.reason, settings.store.on_error)
         await self._ledger.start()
         await self._use(settings)
+        if self._options.channel is not None:
+            self._channel = await Channel.over(socket.socket(fileno=self._options.channel), News)
+            self._heed(await self._channel.receive() or News())
         if self._requests is not None:
             self._requests.start()
         if self._accounting is not None:
@@ -153,13 +167,15 @@ class Gateway:
         addresses = [_listen_text(address) for address in self._addresses(settings)]
         await self._server.start(*addresses)
         _log.info("listening on %s", ", ".join(addresses))
+        if self._membership is not None:
+            await self._membership.start()
+            self._background.every(_OBSERVE_S, "telling what answers say of nodes", self._observe)
         if self._workers is not None:
             await self._workers.start()
-        if self._options.channel is None:
+        if self._channel is None:
             await self._admin.start(settings.gateway.admin.address.host, settings.gateway.admin.address.port)
         else:
-            self._channel = await Channel.over(socket.socket(fileno=self._options.channel), Lessons)
-            self._background.run("hearing what was learned", self._hear(self._channel, stop))
+            self._background.run("hearing news", self._hear(self._channel, stop))
             self._background.every(_TELL_S, "reporting", self._report)
             await self._report()
         gc.collect()
@@ -169,12 +185,16 @@ class Gateway:
 
     async def _stop(self) -> None:
         self._switch(serving=False)
+        if self._membership is not None:
+            await self._membership.stop()
         if self._workers is not None:
             await self._workers.stop()
         await self._server.stop(self._options.drain_s)
         await self._background.quiet(_LAST_WORDS_S)
         if self._accounting is not None:
             await self._accounting.settler.retry()
+        if self._scraper is not None:
+            await self._scraper.stop()
         if self._channel is not None:
             await self._report()
             self._channel.close()
@@ -200,6 +220,10 @@ class Gateway:
             self._requests.use(settings, await load_tokenizers(settings))
         if self._accounting is not None:
             self._accounting.use(settings)
+        if self._membership is not None:
+            self._membership.use(settings)
+        if self._scraper is not None:
+            self._scraper.use(Target.of(node, pool.engine) for pool in settings.pools for node in pool.nodes)
 
     def _worker_command(self, number: int, channel: int) -> list[str]:
         options = self._options
@@ -215,16 +239,52 @@ class Gateway:
         if self._accounting is None:
             return
         lessons = self._accounting.lessons()
-        if lessons and self._workers is not None:
-            self._workers.tell(lessons)
-        elif lessons and self._requests is not None:
-            self._requests.adopt(lessons)
+        if lessons:
+            self._tell(News(lessons=lessons))
 
-    async def _hear(self, channel: Channel[Lessons], stop: asyncio.Event) -> None:
-        """Take over what the accounting process learns; without that process there is no reason to go on."""
-        while (lessons := await channel.receive()) is not None:
-            if self._requests is not None:
-                self._requests.adopt(lessons)
+    def _make_membership(self, settings: Settings, section: Registry) -> Membership:
+        return Membership(
+            settings,
+            section,
+            self._link,
+            _TRANSPORTS[self._options.transport],
+            self._background,
+            turned=lambda turnover: self._tell(News(turnover=turnover)),
+            said=lambda readings: self._tell(News(readings=readings)),
+        )
+
+    def _greeting(self) -> News:
+        """What a worker has to know before it serves."""
+        return News() if self._membership is None else News(turnover=self._membership.joined())
+
+    def _tell(self, news: News) -> None:
+        """Whoever decides about requests hears it, and who settles them hears of nodes."""
+        if self._accounting is not None and news.turnover is not None:
+            self._accounting.turn(news.turnover)
+        if self._workers is not None:
+            self._workers.tell(news)
+        else:
+            self._heed(news)
+
+    def _heed(self, news: News) -> None:
+        if self._requests is None:
+            return
+        if news.turnover is not None:
+            self._requests.turn(news.turnover)
+        if news.readings:
+            self._requests.hear(news.readings)
+        if news.lessons is not None:
+            self._requests.adopt(news.lessons)
+
+    async def _observe(self) -> None:
+        if self._accounting is not None and self._membership is not None:
+            for node_id, (answers, failures) in self._accounting.tallies().items():
+                await self._membership.registrar.observe(node_id, answers, failures)
+
+    async def _hear(self, channel: Channel[News], stop: asyncio.Event) -> None:
+        """Heed what the accounting process tells; without that process there is no reason to go on."""
+        while (news := await channel.receive()) is not None:
+            self._heed(news)
         stop.set()
 
     async def _report(self) -> None:
@@ -243,6 +303,12 @@ class Gateway:
             reasons.append(f"redis is not reachable: {self._link.state.reason}")
         return reasons
 
+    def _nodes(self) -> dict[str, object]:
+        if self._membership is not None:
+            return self._membership.shown()
+        settings = self._reloader.settings
+        return {"network": settings.network, "stale": False, "nodes": configured(settings)}
+
     def _status(self) -> dict[str, object]:
         settings = self._reloader.settings
         workers: dict[str, object] = {}
@@ -254,6 +320,7 @@ class Gateway:
             "configuration": {"file": settings.file, "fingerprint": settings.fingerprint, "rejected_successor": self._reloader.problem},
             "limits": self._ledger.state,
             "redis": self._link.state,
+            "membership": self._nodes(),
             **workers,
             **numbers,
         }
@@ -277,10 +344,10 @@ def added(*parts: Mapping[str, Any]) -> dict[str, Any]:
 def _ledger(settings: Settings) -> tuple[Link | ClusterLinks, GuardedLedger]:
     """The counters in Redis, guarded by the outage policy."""
     store = settings.store
-    link = carrier(store.url.get_secret_value(), (*SCRIPTS, PRESENCE), timeout_ms=store.timeout_ms)
+    link = carrier(store.url.get_secret_value(), (*SCRIPTS, PRESENCE, *NODE_SCRIPTS), timeout_ms=store.timeout_ms)
     replica = f"{socket.gethostname()}:{os.getpid()}"
-    shared, local = RedisLedger(link), LocalLedger(SystemClock.monotonic_ms)
-    return link, GuardedLedger(link, shared, local, OnError(store.on_error), replica)
+    shared, local = RedisLedger(link, network=settings.network), LocalLedger(SystemClock.monotonic_ms)
+    return link, GuardedLedger(link, shared, local, OnError(store.on_error), replica, settings.network)
 
 
 def _listen_text(address: ListenAddress | Endpoint) -> str:

@@ -11,7 +11,8 @@ from msgspec import Struct
 
 from din_extproc.admit.ledger import Ledger
 from din_extproc.admit.reservation import Mark, OutputHistory
-from din_extproc.domain.usage import ExchangeRecord, Pace
+from din_extproc.domain.membership import Reading, Turnover
+from din_extproc.domain.usage import ExchangeRecord, Outcome, Pace
 from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.counters import Counters
@@ -24,6 +25,7 @@ from din_extproc.flow.trace import TraceIds
 from din_extproc.flow.view import TokenCounter
 from din_extproc.intent.calibration import Calibration
 from din_extproc.observe.accesslog import records
+from din_extproc.observe.mixture import Mixture
 from din_extproc.roles.view import half_lives_s, make_view, node_names, node_number
 from din_extproc.schedule.load import Load
 from din_extproc.schedule.pace import Paces
@@ -33,6 +35,10 @@ _log = logging.getLogger(__name__)
 
 _SEED_BITS = 64
 _RETRY_S = 0.5
+_LOOK_S = 1.0
+_REMEMBERED_NODES = 50_000
+_FAULTS = frozenset({Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT, Outcome.UPSTREAM_TRUNCATED})
+"""Outcomes that speak against the node."""
 _RENEWALS_PER_LEASE = 3
 
 
@@ -47,6 +53,14 @@ class Lessons(Struct, frozen=True):
 
     def __bool__(self) -> bool:
         return bool(self.prompts or self.outputs or self.paces)
+
+
+class News(Struct, frozen=True):
+    """What the process that keeps the accounts tells a worker."""
+
+    lessons: Lessons | None = None
+    turnover: Turnover | None = None
+    readings: dict[str, Reading] = {}
 
 
 class RequestPlane:
@@ -76,7 +90,16 @@ class RequestPlane:
 
     def use(self, settings: Settings, tokenizers: Mapping[str, TokenCounter]) -> None:
         """Decide by this configuration from the next request on."""
-        self.desk.change(make_view(settings, tokenizers), Members.of(settings.pools))
+        self.desk.change(make_view(settings, tokenizers), self.desk.placer.members.under(settings.pools))
+
+    def turn(self, turnover: Turnover) -> None:
+        """Registered nodes came or went."""
+        self.desk.change_members(self.desk.placer.members.after(turnover))
+
+    def hear(self, readings: Mapping[str, Reading]) -> None:
+        """Nodes have said how they do."""
+        for node_id, reading in readings.items():
+            self.desk.placer.hear(node_id, reading)
 
     def adopt(self, lessons: Lessons) -> None:
         """Know what was learned elsewhere."""
@@ -115,20 +138,45 @@ class AccountingPlane:
         self, settings: Settings, ledger: Ledger, background: Background, counters: Counters, gauges: Gauges, outputs: OutputHistory
     ) -> None:
         self._nodes = node_names(settings)
+        self._dtypes = {node.id: node.dtype for pool in settings.pools for node in pool.nodes}
         self._background = background
         self._gauges = gauges
         self._outputs = outputs
         self._paces = Paces(half_lives_s(settings))
         self.settler = Settler(ledger, gauges, outputs, counters)
+        self._registered: dict[str, str] = {}
+        """Node id by endpoint; of those that left, too: their last entries come later."""
+        self._tallies: dict[str, tuple[int, int]] = {}
+        self.mixture = Mixture()
 
     def start(self) -> None:
         """Settle again and again what could not be settled at once."""
         self._background.every(_RETRY_S, "settling what waits", self._retry)
+        self._background.every(_LOOK_S, "looking for mixed dtypes", self._look)
 
     def use(self, settings: Settings) -> None:
         """Know the nodes of this configuration."""
-        self._nodes = node_names(settings)
+        self._nodes = self._registered | node_names(settings)
+        self._dtypes |= {node.id: node.dtype for pool in settings.pools for node in pool.nodes}
         self._paces.half_lives_s = half_lives_s(settings)
+
+    def turn(self, turnover: Turnover) -> None:
+        """Registered nodes came or went."""
+        for nodes in turnover.joined.values():
+            for node in nodes:
+                self._registered.pop(str(node.endpoint), None)  # the newest stand last
+                self._registered[str(node.endpoint)] = node.id
+                self._nodes[str(node.endpoint)] = node.id
+                self._dtypes[node.id] = node.dtype
+        while len(self._registered) > _REMEMBERED_NODES:
+            endpoint = next(iter(self._registered))
+            self._nodes.pop(endpoint, None)
+            self._dtypes.pop(self._registered.pop(endpoint), None)
+
+    def tallies(self) -> dict[str, tuple[int, int]]:
+        """Requests that nodes answered and that failed at them, since this was last asked."""
+        tallies, self._tallies = self._tallies, {}
+        return tallies
 
     def received(self, message: bytes) -> None:
         """Take one message of Envoy's access log."""
@@ -140,6 +188,7 @@ class AccountingPlane:
         now = SystemClock().monotonic()
         for record in finished:
             self._paces.learn(record, now)
+            self._tally(record)
             self._background.start(self._settle(record))
 
     def lessons(self) -> Lessons:
@@ -149,7 +198,29 @@ class AccountingPlane:
     def shown(self) -> dict[str, object]:
         """For the admin page."""
         settler = self.settler
-        return {"exchanges": {"unsettled": settler.waiting, "given_up": settler.dropped, "unknown": settler.unknown}}
+        return {
+            "exchanges": {"unsettled": settler.waiting, "given_up": settler.dropped, "unknown": settler.unknown},
+            "mixed_dtype_share": self.mixture.shares(),
+        }
+
+    def _tally(self, record: ExchangeRecord) -> None:
+        """What the exchange says of its node."""
+        failed = record.outcome in _FAULTS
+        if not record.node_id or not (failed or record.outcome is Outcome.COMPLETED):
+            return
+        answers, failures = self._tallies.get(record.node_id, (0, 0))
+        self._tallies[record.node_id] = (answers + (not failed), failures + failed)
+        dtype = self._dtypes.get(record.node_id)
+        if dtype is not None and not failed:
+            self.mixture.count(record.model, dtype)
+
+    async def _look(self) -> None:
+        for alarm in self.mixture.look(SystemClock.monotonic()):
+            names = ", ".join(alarm.dtypes)
+            if alarm.mixed:
+                _log.warning("%.1f %% of the answers of %s are not in its commonest dtype (%s)", 100 * alarm.share, alarm.model, names)
+            else:
+                _log.info("%s is answered in one dtype again (%s)", alarm.model, alarm.dtypes[0])
 
     async def _settle(self, record: ExchangeRecord) -> None:
         await self.settler.settle(record)

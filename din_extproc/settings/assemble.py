@@ -16,7 +16,7 @@ from din_extproc.route.flaw import Flaw
 from din_extproc.route.table import RouteTable
 from din_extproc.settings.catalog import Catalog
 from din_extproc.settings.document import Document
-from din_extproc.settings.pools import make_nodes
+from din_extproc.settings.pools import make_kind, make_nodes
 from din_extproc.settings.problems import Place
 from din_extproc.settings.shape import Shaped
 
@@ -59,7 +59,11 @@ def _pools(shaped: Shaped, catalog: Catalog | None, document: Document) -> Itera
     for name, pool in shaped.config.pools.items():
         if name in _RESERVED:
             document.report(("pools", name), f"{name!r} is a cluster of the gateway itself", "call the pool something else", at_key=True)
+        if not pool.nodes and shaped.config.gateway.registry is None:
+            hint = "list nodes, or let them register: `gateway.registry`"
+            document.report(("pools", name), "no node: nothing can be sent there", hint, at_key=True)
         nodes = make_nodes(name, pool, catalog, document)
+        kind = make_kind(name, pool, nodes, catalog, document)
         yield Pool(
             name=name,
             model=pool.model,
@@ -71,6 +75,10 @@ def _pools(shaped: Shaped, catalog: Catalog | None, document: Document) -> Itera
             nodes=nodes,
             operations=None if pool.operations is None else frozenset(pool.operations),
             stream_usage=pool.stream_usage,
+            dtype=kind.dtype,
+            tp_world_size=kind.tp_world_size,
+            compute_capability=kind.compute_capability,
+            min_seq_len=pool.min_seq_len,
         )
 
 

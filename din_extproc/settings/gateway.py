@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 from din_extproc.control.topology import Address, SocketAddress, UnixSocket
 from din_extproc.domain.node import Endpoint
 from din_extproc.edge.redis.topology import carrier
+from din_extproc.settings.registry import Registry
 from din_extproc.settings.section import ListenAddress, Section
 
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -53,6 +54,10 @@ class Gateway(Section):
     access_log: Listen = Listen(address=Endpoint("127.0.0.1", 50052))
     admin: Listen = Listen(address=Endpoint("127.0.0.1", 9090))
     workers: Annotated[int, Field(ge=1, le=64)] = 1
+    scrape_s: Annotated[float, Field(strict=False, ge=0, le=60)] = 3.0
+    """How often the metrics page of each listed node is read; 0: never."""
+    registry: Registry | None = None
+    """None: no node can register."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "Gateway":
@@ -60,6 +65,11 @@ class Gateway(Section):
             raise ValueError("more than one worker needs `ext_proc.socket`: each worker has a socket of its own")
         if self.access_log.address == self.admin.address or self.ext_proc.address in {self.access_log.address, self.admin.address}:
             raise ValueError("ext_proc, access_log and admin listen on three different addresses")
+        if self.registry is not None:
+            others = {self.access_log.address, self.admin.address, self.ext_proc.address} - {None}
+            own = [address for address in (self.registry.address, self.registry.http_address) if address is not None]
+            if others & set(own) or len(set(own)) < len(own):
+                raise ValueError("the registry listens on addresses of its own")
         return self
 
     @property

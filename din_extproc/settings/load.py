@@ -12,6 +12,7 @@ from din_extproc.settings.assemble import assemble
 from din_extproc.settings.catalog import Catalog, CatalogFile, CatalogModel, CatalogSection
 from din_extproc.settings.document import Document, read_json, read_yaml
 from din_extproc.settings.problems import Problem, Rejected, in_order
+from din_extproc.settings.registry import Registry, Tokens, read_tokens
 from din_extproc.settings.settings import Settings
 from din_extproc.settings.shape import shape, validated
 
@@ -36,14 +37,18 @@ def load(path: Path, env: Mapping[str, str]) -> Settings | Rejected:
         return Rejected(in_order(document.problems))
     catalog, described, problems = read_catalog(shaped.config.catalog, document, path)
     assembled = assemble(shaped, None if "catalog" in shaped.broken else catalog, document)
-    found = in_order([*document.problems, *problems])
+    tokens_file, secrets, tokens, unread = _tokens(shaped.config.gateway.registry, document, path)
+    found = in_order([*document.problems, *problems, *unread])
     if assembled.routes is None or catalog is None or not all(problem.warning for problem in found):
         return Rejected(found)
     config = shaped.config
     return Settings(
         file=str(path),
         catalog_file=None if config.catalog is None else str(path.parent / config.catalog.source),
-        fingerprint=hashlib.sha256(f"{text}\0{described}".encode()).hexdigest()[:_FINGERPRINT],
+        node_tokens_file=tokens_file,
+        fingerprint=hashlib.sha256(f"{text}\0{described}\0{secrets}".encode()).hexdigest()[:_FINGERPRINT],
+        network=config.network,
+        node_tokens=tokens,
         gateway=config.gateway,
         store=config.store,
         catalog=catalog,
@@ -66,6 +71,18 @@ def read_text(path: Path) -> str | Problem:
         return Problem(file=str(path), message=f"not UTF-8 text (byte {error.start})")
     except OSError as error:
         return Problem(file=str(path), message=f"can't be read: {(error.strerror or str(error)).lower()}")
+
+
+def _tokens(section: Registry | None, document: Document, path: Path) -> tuple[str | None, str, Tokens, list[Problem]]:
+    """The file of the nodes' tokens, its text, the tokens, and what is wrong with them."""
+    if section is None:
+        return None, "", {}, []
+    file = path.parent / section.node_tokens_file
+    text = read_text(file)
+    if isinstance(text, Problem):
+        document.report(("gateway", "registry", "node_tokens_file"), f"{file}: {text.message}")
+        return str(file), "", {}, []
+    return str(file), text, *read_tokens(file, text)
 
 
 def read_catalog(section: CatalogSection | None, document: Document, path: Path) -> tuple[Catalog | None, str, list[Problem]]:

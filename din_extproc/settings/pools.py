@@ -106,7 +106,14 @@ class PoolSection(Section):
     """None: every one."""
     stream_usage: bool = True
     """The engine honours `stream_options.include_usage`."""
-    nodes: Annotated[tuple[NodeSection, ...], AsTuple, Field(min_length=1)]
+    dtype: Name | None = None
+    """Of its nodes, those that register too; None: that of the listed ones or of the catalogue."""
+    tp_world_size: Positive | None = None
+    """Likewise."""
+    min_seq_len: Annotated[int, Field(ge=0)] = 0
+    """Nodes that register take at least so many tokens."""
+    nodes: Annotated[tuple[NodeSection, ...], AsTuple] = ()
+    """Those that do not register."""
 
 
 def make_nodes(name: str, pool: PoolSection, catalog: Catalog | None, document: Document) -> tuple[Node, ...]:
@@ -124,6 +131,39 @@ def make_nodes(name: str, pool: PoolSection, catalog: Catalog | None, document: 
     if len(made) == len(pool.nodes):
         _report_mixture(name, made, document)
     return made
+
+
+class Kind(Struct, frozen=True):
+    """What all nodes of a pool have in common."""
+
+    dtype: str
+    tp_world_size: int
+    compute_capability: str
+
+
+def make_kind(name: str, pool: PoolSection, nodes: tuple[Node, ...], catalog: Catalog | None, document: Document) -> Kind:
+    """What a node has to be to join: as the pool says, else as its listed nodes are, else as the catalogue has the model.
+
+    Args:
+        name: The pool's.
+        pool: As written.
+        nodes: Its listed ones.
+        catalog: None when there is one that could not be read: then nothing is missed.
+        document: Where problems go.
+    """
+    first = nodes[0] if nodes else None
+    entries = () if catalog is None else tuple(catalog.versions(pool.model).values())
+    dtypes = {entry.dtype for entry in entries}
+    dtype = pool.dtype or (first.dtype if first is not None else next(iter(dtypes)) if len(dtypes) == 1 else "")
+    sizes = {entry.tensor_parallel for entry in entries}
+    size = pool.tp_world_size or (first.tp_world_size if first is not None else next(iter(sizes)) if len(sizes) == 1 else 1)
+    if not dtype and not pool.nodes and catalog is not None:
+        document.report(("pools", name), "no dtype: nodes of different ones can't stand in for each other", "say `dtype`", at_key=True)
+    for field, wanted in (("dtype", dtype), ("tp_world_size", size)):
+        other = next((node for node in nodes if getattr(node, field) != wanted), None)
+        if other is not None and getattr(pool, field) is not None:
+            document.report(("pools", name, field), f"node {other.id!r} of this pool has {field} {getattr(other, field)}")
+    return Kind(dtype, size, first.compute_capability if first is not None else "")
 
 
 def _node(model: str, node: NodeSection, catalog: Catalog | None, document: Document, place: Place) -> Node | None:

@@ -20,6 +20,8 @@ class DinYaml(Section):
     """The file, section by section."""
 
     version: Literal[1]
+    network: Name | Literal[""] = ""
+    """Gateways of different networks never share nodes or counters, even over one Redis."""
     gateway: Gateway = Gateway()
     store: Store = Store()
     catalog: CatalogSection | None = None

@@ -13,6 +13,7 @@ from din_extproc.settings.catalog import Catalog
 from din_extproc.settings.envoy import EnvoySection
 from din_extproc.settings.gateway import Gateway, Store, as_reached
 from din_extproc.settings.problems import Problem
+from din_extproc.settings.registry import Tokens
 
 _MIB = 1 << 20
 
@@ -22,8 +23,12 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     file: str
     catalog_file: str | None
+    node_tokens_file: str | None
+    """None: no node can register."""
     fingerprint: str
     """12 hex digits that change with the text of the configuration or its catalogue."""
+    network: str
+    node_tokens: Tokens
     gateway: Gateway
     store: Store
     catalog: Catalog
@@ -43,7 +48,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     @property
     def files(self) -> tuple[str, ...]:
         """What the configuration was read from."""
-        return (self.file,) if self.catalog_file is None else (self.file, self.catalog_file)
+        return tuple(file for file in (self.file, self.catalog_file, self.node_tokens_file) if file is not None)
 
     @property
     def body_limit(self) -> int:

@@ -41,6 +41,8 @@ class CallHead(Struct, frozen=True, gc=False):
     """What a call's header block says. `refusal`: the block that answers it, when it is no acceptable gRPC request."""
 
     path: str
+    authorization: str = ""
+    """As sent, "" without."""
     timeout_s: float | None = None
     refusal: bytes | None = None
 
@@ -99,12 +101,13 @@ def read_head(fields: Fields) -> CallHead:
     if not content_type.startswith("application/grpc") or content_type[16:17] not in {"", "+", ";"}:
         return CallHead(path, refusal=response_block((), status=415))
     timeout = by_name.get("grpc-timeout")
+    authorization = by_name.get("authorization", "")
     if timeout is None:
-        return CallHead(path)
+        return CallHead(path, authorization)
     digits, unit = timeout[:-1], timeout[-1:]
     if unit not in _SECONDS or not (digits.isascii() and digits.isdigit()) or len(digits) > _MAX_TIMEOUT_DIGITS:
         return CallHead(path, refusal=_status_block(INTERNAL, "malformed grpc-timeout", begun=False))
-    return CallHead(path, timeout_s=int(digits) * _SECONDS[unit])
+    return CallHead(path, authorization, int(digits) * _SECONDS[unit])
 
 
 class GrpcConnection:

@@ -16,7 +16,7 @@ from msgspec import Struct
 from din_extproc.admit.ledger import Claim, Denied, Granted, LimitsUnavailable, Standing
 from din_extproc.admit.local import LocalLedger, share
 from din_extproc.edge.redis.connection import Rejected, Unanswered, bulks
-from din_extproc.edge.redis.ledger import RedisLedger, Runner, load
+from din_extproc.edge.redis.ledger import RedisLedger, Runner, load, namespace
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +24,6 @@ PRESENCE: Final = load("presence")
 _BEAT_S: Final = 1.0
 _PRESENT_MS: Final = 5000
 _MOST_OWED: Final = 10_000
-_REPLICAS_KEY: Final = "din:replicas"
 _UNMETERED: Final = Granted(Standing())
 
 
@@ -61,14 +60,16 @@ class GuardedLedger:
         local: the counters of this process, for `local_share`.
         on_error: the policy.
         replica: this process's name among all that share the limits.
+        network: whose limits they are.
     """
 
-    def __init__(self, runner: Runner, shared: RedisLedger, local: LocalLedger, on_error: OnError, replica: str) -> None:
+    def __init__(self, runner: Runner, shared: RedisLedger, local: LocalLedger, on_error: OnError, replica: str, network: str = "") -> None:
         self._runner = runner
         self._shared = shared
         self._local = local
         self._on_error = on_error
         self._replica = replica
+        self._replicas = f"{namespace(network)}replicas"
         self._owed: deque[tuple[str, str, int | None]] = deque(maxlen=_MOST_OWED)
         """Tenant, request, tokens to settle; None: to release."""
         self._failed_at = 0.0
@@ -88,7 +89,7 @@ class GuardedLedger:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
         with contextlib.suppress(LimitsUnavailable):
-            await self._runner.run(PRESENCE, *bulks(1, _REPLICAS_KEY, self._replica, 0))
+            await self._runner.run(PRESENCE, *bulks(1, self._replicas, self._replica, 0))
 
     async def reserve(self, claim: Claim) -> Granted | Denied:
         """Check every budget, then charge every budget: in Redis, or as the policy has it.
@@ -155,7 +156,7 @@ class GuardedLedger:
 
     async def _beat(self) -> None:
         """Say that this replica lives, and learn how many do."""
-        replicas = await self._runner.run(PRESENCE, *bulks(1, _REPLICAS_KEY, self._replica, _PRESENT_MS))
+        replicas = await self._runner.run(PRESENCE, *bulks(1, self._replicas, self._replica, _PRESENT_MS))
         if replicas != self.state.replicas:
             before = self.state
             self.state = GuardState(shared=before.shared, since=before.since, reason=before.reason, replicas=max(1, replicas))

@@ -106,8 +106,8 @@ class _Request(Struct, frozen=True, gc=False):
     """A bulk string."""
 
     @classmethod
-    def of(cls, tenant: str, request_id: str) -> "_Request":
-        prefix, name = _prefix(tenant), request_id.encode()
+    def of(cls, network: str, tenant: str, request_id: str) -> "_Request":
+        prefix, name = _prefix(network, tenant), request_id.encode()
         return cls(prefix, bulk(b"%brequest:%b" % (prefix, name)), bulk(name))
 
 
@@ -115,6 +115,11 @@ _PREFIX: Final = b"\0"
 _NOTE: Final = msgspec.msgpack.Decoder(tuple[Charge, ...])
 _NOTE_AT: Final = 65
 """Bytes of a record before its note."""
+
+
+def namespace(network: str) -> str:
+    """What every key of a network begins with (R11). A network's name has no brace: a key without one has no network."""
+    return f"din:{network}:" if network else "din:"
 
 
 def tag(tenant: str) -> str:
@@ -126,8 +131,8 @@ def tag(tenant: str) -> str:
 
 
 @lru_cache(maxsize=262_144)
-def _prefix(tenant: str) -> bytes:
-    return f"din:{tag(tenant)}:".encode()
+def _prefix(network: str, tenant: str) -> bytes:
+    return f"{namespace(network)}{tag(tenant)}:".encode()
 
 
 def _keys(prefix_length: int, kind: bytes, scopes: list[str]) -> bytes:
@@ -175,10 +180,12 @@ class RedisLedger:
     Args:
         runner: the started link.
         now: for tests only: the time in ms that the scripts take instead of Redis TIME. "" in production.
+        network: networks of different names never share a counter.
     """
 
-    def __init__(self, runner: Runner, now: Argument = "") -> None:
+    def __init__(self, runner: Runner, now: Argument = "", network: str = "") -> None:
         self._runner = runner
+        self._network = network
         self._ends: dict[bytes, _End] = {}
         """Of the latest requests, by record key."""
         self.read_clock(now)
@@ -189,7 +196,7 @@ class RedisLedger:
 
     async def reserve(self, claim: Claim) -> Granted | Denied:
         """Check every budget, then charge every budget. Given up before the answer came: what it took is given back."""
-        request = _Request.of(claim.tenant, claim.request_id)
+        request = _Request.of(self._network, claim.tenant, claim.request_id)
         plan = _plan(len(request.prefix), claim.budgets)
         if not plan.scopes:
             return _UNLIMITED
@@ -213,21 +220,21 @@ class RedisLedger:
 
     async def renew(self, tenant: str, request_id: str, lease_ms: int) -> None:
         """Keep the slots of a request that still runs."""
-        request = _Request.of(tenant, request_id)
+        request = _Request.of(self._network, tenant, request_id)
         end = await self._known(request)
         if end is not None:
             await self._runner.run(RENEW, *end.slot_call(request, self._now, request.id, bulk(b"%d" % lease_ms)))
 
     async def release(self, tenant: str, request_id: str) -> None:
         """Give the slots back: the request has ended."""
-        request = _Request.of(tenant, request_id)
+        request = _Request.of(self._network, tenant, request_id)
         end = await self._known(request)
         if end is not None:
             await self._runner.run(RELEASE, *end.slot_call(request, self._now, request.id))
 
     async def settle(self, tenant: str, request_id: str, tokens: int) -> bool:
         """Replace the reserved tokens by the actual ones, both ways, once. False: unknown, expired or already settled."""
-        request = _Request.of(tenant, request_id)
+        request = _Request.of(self._network, tenant, request_id)
         end = await self._known(request)
         if end is None:
             return False

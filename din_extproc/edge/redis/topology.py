@@ -3,12 +3,13 @@
 Rule: the scheme decides, and a URL that can't be read is refused before anything connects.
 """
 
+from itertools import cycle
 from urllib.parse import unquote, urlsplit
 
 from din_extproc.edge.redis.address import Address, parse
 from din_extproc.edge.redis.cluster import ClusterLinks
 from din_extproc.edge.redis.connection import Script
-from din_extproc.edge.redis.link import Link
+from din_extproc.edge.redis.link import Link, Locate
 from din_extproc.edge.redis.sentinel import masters, members
 
 _REDIS_PORT = 6379
@@ -27,17 +28,26 @@ def carrier(url: str, scripts: tuple[Script, ...], *, timeout_ms: int, max_in_fl
     Raises:
         ValueError: the URL can't be read.
     """
-    scheme = urlsplit(url).scheme
-    if scheme == "redis+cluster":
+    if urlsplit(url).scheme == "redis+cluster":
         return ClusterLinks(_seeds(url), scripts, timeout_ms=timeout_ms, max_in_flight=max_in_flight)
+    return Link(locator(url), scripts, timeout_ms=timeout_ms, max_in_flight=max_in_flight)
+
+
+def locator(url: str) -> Locate:
+    """Says where to listen to channels: the server, the master, or one seed after the other of a cluster, whose members pass all on.
+
+    Raises:
+        ValueError: the URL can't be read.
+    """
+    scheme = urlsplit(url).scheme
     if scheme == "redis+sentinel":
-        return Link(masters(url), scripts, timeout_ms=timeout_ms, max_in_flight=max_in_flight)
-    address = parse(url)
+        return masters(url)
+    addresses = cycle(_seeds(url) if scheme == "redis+cluster" else (parse(url),))
 
     async def locate() -> Address:
-        return address
+        return next(addresses)
 
-    return Link(locate, scripts, timeout_ms=timeout_ms, max_in_flight=max_in_flight)
+    return locate
 
 
 def _seeds(url: str) -> tuple[Address, ...]:

@@ -1,6 +1,6 @@
 """The nodes of every pool, as they change under running decisions."""
 
-from din_extproc.domain.membership import Beat, NodeState, Reading
+from din_extproc.domain.membership import Beat, NodeState, Reading, Turnover
 from din_extproc.domain.node import Endpoint, Node, Pool
 from din_extproc.domain.verdict import Code, Refusal
 from din_extproc.flow.members import Members
@@ -37,31 +37,33 @@ def placed(placer, which, now=0.0):
 
 
 def test_a_change_reaches_the_next_decision_long_before_the_cache_would_forget():
-    p = pool("p", node("a"), node("b"))
-    placer = Placer(Load(), Members.of([p]))
-    assert sorted(placed(placer, p)) == ["a", "b"]
-    placer.change(placer.members.successor({"p": (node("b"), node("c"))}))
-    assert sorted(placed(placer, p)) == ["b", "c"]
-    placer.change(placer.members.successor({"p": ()}))
+    p = pool("p", node("s"))
+    placer = Placer(Load(), Members.of([p]).after(Turnover({"p": (node("a"), node("b"))}, {})))
+    assert sorted(placed(placer, p)) == ["a", "b", "s"]
+    placer.change(placer.members.after(Turnover({"p": (node("c"),)}, {"p": ("a",)})))
+    assert sorted(placed(placer, p)) == ["b", "c", "s"]
+    placer.forget(placer.members.under([pool("p")]))
+    assert sorted(placed(placer, p)) == ["b", "c"], "the configuration lost its own node, the others stay"
+    placer.change(placer.members.after(Turnover({}, {"p": ("b", "c")})))
     assert placed(placer, p).code is Code.NO_HEALTHY_NODE
     assert placer.members.versions("p") == frozenset()
 
 
 def test_a_pool_that_did_not_change_keeps_its_turn():
-    p, q = pool("p", node("a"), node("b")), pool("q", node("c"))
-    placer = Placer(Load(), Members.of([p, q]))
+    p, q = pool("p", node("a"), node("b")), pool("q", node("s"))
+    placer = Placer(Load(), Members.of([p, q]).after(Turnover({"q": (node("c"),)}, {})))
     assert placed(placer, p)[0] == "a"
-    placer.change(placer.members.successor({"p": (node("a"), node("b")), "q": ()}))
+    placer.change(placer.members.after(Turnover({}, {"q": ("c",)})))
     assert placed(placer, p)[0] == "b"
 
 
 def test_what_a_node_said_outlives_changes_of_others_and_goes_with_it():
-    members = Members.of([pool("p", node("a"), node("b"))])
+    members = Members.of([pool("p")]).after(Turnover({"p": (node("a"), node("b"))}, {}))
     reading = Reading(Beat(state=NodeState.READY, sequence=1, waiting=3), 12.5)
     members.hear("a", reading)
-    members = members.successor({"p": (node("a"),)})
+    members = members.after(Turnover({}, {"p": ("b",)}))
     assert members.reading("a") is reading
-    assert members.successor({"p": (node("b"),)}).reading("a") is None
+    assert members.after(Turnover({"p": (node("c"),)}, {"p": ("a",)})).reading("a") is None
 
 
 def test_versions_in_service_are_those_of_the_nodes_there_are():

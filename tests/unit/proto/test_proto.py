@@ -137,9 +137,9 @@ def test_well_known_types_know_their_tricks():
 
 
 def test_a_registration_reports_all_that_a_node_must_tell():
-    named = {field.name for name in ("Node", "Model", "Load", "ModelLoad") for field in getattr(registry_pb2, name).DESCRIPTOR.fields}
+    named = {field.name for name in ("Node", "Beat") for field in getattr(registry_pb2, name).DESCRIPTOR.fields}
     assert named >= {
-        "free_memory_bytes", "instances", "max_concurrency", "queue_depth", "max_seq_len", "dtype", "compute_capability",
+        "free_memory_bytes", "max_concurrency", "waiting", "max_seq_len", "dtype", "compute_capability",
         "tp_world_size", "version", "weights_sha256",
     }  # fmt: skip
     assert [method.name for method in registry_pb2.DESCRIPTOR.services_by_name["NodeRegistry"].methods] == [

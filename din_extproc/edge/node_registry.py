@@ -1,0 +1,210 @@
+"""The registry over gRPC, `din.v1.NodeRegistry`: one of the services that either transport carries.
+
+Rule: messages are turned into forms and back here; whatever is decided is decided as for HTTP.
+"""
+
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from google.protobuf.message import DecodeError, Message
+
+from din_extproc._proto.din.v1 import registry_pb2 as pb
+from din_extproc.domain.membership import Beat, Member, NodeState
+from din_extproc.edge.registrar import Registrar
+from din_extproc.edge.registry_door import Code, Door, No, said_no
+from din_extproc.edge.registry_forms import NodeForm
+from din_extproc.edge.services import Answers, Take, Taker
+from din_extproc.registry.row import Denied
+from din_extproc.registry.table import Event
+
+Start = Callable[[Coroutine[Any, Any, None]], None]
+Handle = Callable[[Any, str], Coroutine[Any, Any, Message | No]]
+
+_STATES = {
+    NodeState.LOADING: pb.NODE_STATE_LOADING,
+    NodeState.READY: pb.NODE_STATE_READY,
+    NodeState.DRAINING: pb.NODE_STATE_DRAINING,
+    NodeState.QUARANTINED: pb.NODE_STATE_QUARANTINED,
+    NodeState.DEAD: pb.NODE_STATE_DEAD,
+}
+_SAID = {number: state for state, number in _STATES.items()}
+_LOAD = ("waiting", "running", "kv_cache_usage", "tokens_in_use", "prefill_rate", "decode_rate", "free_memory_bytes")
+_DEFAULTS = {"tp_world_size": 1, "max_concurrency": 64}
+"""What 0 stands for."""
+
+
+class NodeRegistryService:
+    """The service.
+
+    Args:
+        door: What it stands behind.
+        start: Runs a coroutine that nobody waits for.
+    """
+
+    name = "din.v1.NodeRegistry"
+
+    def __init__(self, door: Door, start: Start) -> None:
+        self._door = door
+        self._start = start
+        self._watches: set[_Watch] = set()
+
+    def methods(self) -> Mapping[str, Take]:
+        """By name."""
+        unary: dict[str, tuple[type[Message], Handle]] = {
+            "Register": (pb.RegisterRequest, self._register),
+            "Heartbeat": (pb.HeartbeatRequest, self._beat),
+            "Drain": (pb.DrainRequest, self._drain),
+            "Deregister": (pb.DeregisterRequest, self._deregister),
+        }
+        takes: dict[str, Take] = {name: self._unary(kind, handle) for name, (kind, handle) in unary.items()}
+        return {**takes, "Watch": lambda answers: _Watch(answers, self._door, self._watches)}
+
+    async def drain(self) -> None:
+        """Every watch ends."""
+        for watch in list(self._watches):
+            watch.close()
+
+    def _unary(self, kind: type[Message], handle: Handle) -> Take:
+        return lambda answers: _Ask(answers, kind, handle, self._start)
+
+    async def _register(self, request: pb.RegisterRequest, authorization: str) -> Message | No:
+        stopped = self._door.stops(authorization, request.node.id)
+        if stopped is not None:
+            return stopped
+        try:
+            registration = _form(request.node).registration()
+        except ValueError as error:
+            return No(Code.INVALID, str(error))
+        registrar = self._door.registrar
+        outcome = await registrar.register(registration)
+        if isinstance(outcome, Denied):
+            return said_no(outcome)
+        response = pb.RegisterResponse(lease=outcome.lease, warnings=outcome.warnings)
+        response.heartbeat_interval.FromMilliseconds(round(registrar.heartbeat_s * 1000))
+        response.dead_after.FromMilliseconds(round(registrar.dead_after_s * 1000))
+        return response
+
+    async def _beat(self, request: pb.HeartbeatRequest, authorization: str) -> Message | No:
+        stopped = self._door.stops(authorization, request.node_id)
+        if stopped is not None:
+            return stopped
+        said = request.beat
+        state = _SAID.get(said.state)
+        if state is None:
+            return No(Code.INVALID, "the beat's state is not given")
+        load = {name: getattr(said, name) for name in _LOAD if said.HasField(name)}
+        outcome = await self._door.registrar.beat(request.node_id, request.lease, Beat(state=state, sequence=said.sequence, **load))
+        return said_no(outcome) if isinstance(outcome, Denied) else pb.HeartbeatResponse(drain=outcome.draining)
+
+    async def _drain(self, request: pb.DrainRequest, authorization: str) -> Message | No:
+        stopped = self._door.stops(authorization, request.node_id)
+        if stopped is not None:
+            return stopped
+        outcome = await self._door.registrar.drain(request.node_id, request.reason, request.lease)
+        return said_no(outcome) if isinstance(outcome, Denied) else pb.DrainResponse()
+
+    async def _deregister(self, request: pb.DeregisterRequest, authorization: str) -> Message | No:
+        stopped = self._door.stops(authorization, request.node_id)
+        if stopped is not None:
+            return stopped
+        outcome = await self._door.registrar.deregister(request.node_id, request.reason, request.lease)
+        return pb.DeregisterResponse() if outcome is None else said_no(outcome)
+
+
+class _Ask:
+    """One question, one answer."""
+
+    __slots__ = ("_answers", "_handle", "_kind", "_start")
+
+    def __init__(self, answers: Answers, kind: type[Message], handle: Handle, start: Start) -> None:
+        self._answers = answers
+        self._kind = kind
+        self._handle = handle
+        self._start = start
+
+    def message(self, data: bytes) -> None:
+        try:
+            request = self._kind.FromString(data)
+        except DecodeError:
+            self._answers.fail(Code.INVALID.grpc_status, f"not a {self._kind.__name__}")
+            return
+        self._start(self._answer(request))
+
+    async def _answer(self, request: Message) -> None:
+        answer = await self._handle(request, self._answers.authorization)
+        if isinstance(answer, No):
+            self._answers.fail(answer.code.grpc_status, answer.reason)
+        else:
+            self._answers.send(answer.SerializeToString())
+            self._answers.finish()
+
+    def ended(self, *, cancelled: bool) -> None:
+        """Nothing is held."""
+
+
+class _Watch(Taker):
+    """Is told every node, then each change, until its client goes or the server drains."""
+
+    def __init__(self, answers: Answers, door: Door, watches: set["_Watch"]) -> None:
+        self._answers = answers
+        self._door = door
+        self._watches = watches
+        self._model = ""
+
+    @property
+    def _registrar(self) -> Registrar:
+        return self._door.registrar
+
+    def message(self, data: bytes) -> None:
+        stopped = self._door.stops(self._answers.authorization)
+        if stopped is not None:
+            self._answers.fail(stopped.code.grpc_status, stopped.reason)
+            return
+        try:
+            self._model = pb.WatchRequest.FromString(data).model
+        except DecodeError:
+            self._answers.fail(Code.INVALID.grpc_status, "not a WatchRequest")
+            return
+        self._say(self._registrar.members(), complete=True)
+        self._watches.add(self)
+        self._registrar.watchers.add(self._changed)
+
+    def ended(self, *, cancelled: bool) -> None:
+        if cancelled:
+            self._forget()
+
+    def close(self) -> None:
+        """End the call from this side."""
+        self._forget()
+        self._answers.finish()
+
+    def _forget(self) -> None:
+        self._watches.discard(self)
+        self._registrar.watchers.discard(self._changed)
+
+    def _changed(self, events: list[Event]) -> None:
+        self._say([event.member for event in events], complete=False)
+
+    def _say(self, members: list[Member], *, complete: bool) -> None:
+        wanted = [member for member in members if self._model in {"", member.registration.node.model}]
+        if wanted or complete:
+            self._answers.send(pb.WatchResponse(complete=complete, nodes=map(_status, wanted)).SerializeToString())
+
+
+def _form(node: pb.Node) -> NodeForm:
+    fields = {name: getattr(node, name) or _DEFAULTS.get(name, getattr(node, name)) for name in NodeForm.__struct_fields__}
+    if not node.HasField("free_memory_bytes"):
+        fields["free_memory_bytes"] = None
+    return NodeForm(**fields)
+
+
+def _status(member: Member) -> pb.NodeStatus:
+    form = NodeForm.of(member.registration)
+    node = pb.Node(**{name: value for name in form.__struct_fields__ if (value := getattr(form, name)) is not None})
+    status = pb.NodeStatus(node=node, state=_STATES[member.state], trust=member.trust, reasons=member.reasons, stale=member.stale)
+    if member.beat is not None:
+        load = {name: value for name in _LOAD if (value := getattr(member.beat, name)) is not None}
+        status.beat.CopyFrom(pb.Beat(state=_STATES[member.beat.state], sequence=member.beat.sequence, **load))
+    if member.beat_at is not None:
+        status.last_heartbeat.FromMilliseconds(round(member.beat_at * 1000))
+    return status

@@ -1,0 +1,73 @@
+"""Who may say what to the registry, and what a no is called over HTTP and over gRPC: the only such table.
+
+Rule: a node speaks for itself only; who has any node's token may see all of them.
+"""
+
+from enum import Enum
+
+from msgspec import Struct
+
+from din_extproc.admit.keys import NodeTokens
+from din_extproc.edge.registrar import Registrar
+from din_extproc.registry.row import Denial, Denied
+
+
+class Code(Enum):
+    """Every no of the registry: (code, HTTP status, gRPC status, title)."""
+
+    INVALID = ("invalid_request", 400, 3, "The message is malformed")
+    UNAUTHENTICATED = ("unauthenticated", 401, 16, "The node's token is missing or wrong")
+    FORBIDDEN = ("forbidden", 403, 7, "The token belongs to another node")
+    UNKNOWN = ("unknown_lease", 404, 5, "There is no such registration")
+    OUTDATED = ("outdated", 409, 10, "Something newer or somebody else is in the way")
+    UNTRUE = ("untrue", 422, 9, "What the node says is not what the catalogue says")
+    IMPOSSIBLE = ("impossible", 400, 3, "What the node says can't be")
+
+    def __init__(self, code: str, status: int, grpc_status: int, title: str) -> None:
+        self.code = code
+        self.status = status
+        self.grpc_status = grpc_status
+        self.title = title
+
+
+class No(Struct, frozen=True):
+    """An answer that says no, and why."""
+
+    code: Code
+    reason: str
+
+
+_DENIALS = {
+    Denial.IMPOSSIBLE: Code.IMPOSSIBLE,
+    Denial.UNTRUE: Code.UNTRUE,
+    Denial.UNKNOWN: Code.UNKNOWN,
+    Denial.OUTDATED: Code.OUTDATED,
+}
+_NOBODY = No(Code.UNAUTHENTICATED, "send the node's token: `authorization: Bearer din_<node id>_<secret>`")
+
+
+def said_no(denied: Denied) -> No:
+    """The registry's own no, as it is called outside."""
+    return No(_DENIALS[denied.kind], denied.reason)
+
+
+class Door:
+    """What the services stand behind.
+
+    Args:
+        registrar: Takes what is let in.
+        tokens: Of all nodes; replaced when their file changes.
+    """
+
+    def __init__(self, registrar: Registrar, tokens: NodeTokens) -> None:
+        self.registrar = registrar
+        self.tokens = tokens
+
+    def stops(self, authorization: str, node_id: str | None = None) -> No | None:
+        """Why the caller may not speak for this node; `node_id` None: may not look. None: it may."""
+        owner = self.tokens.owner(authorization)
+        if owner is None:
+            return _NOBODY
+        if node_id is not None and owner != node_id:
+            return No(Code.FORBIDDEN, f"the token is that of node {owner!r}")
+        return None

@@ -1,0 +1,157 @@
+"""The registry over HTTP and JSON, for agents and for curl.
+
+    POST   /v1/nodes                  register: {"id", "address", "model", "version", "dtype", "engine", "max_seq_len", ...}
+    POST   /v1/nodes/{id}/heartbeat   {"lease", "sequence", "state", "waiting", "running", ...}
+    POST   /v1/nodes/{id}/drain       {"reason", "lease"}, both optional
+    DELETE /v1/nodes/{id}             the same
+    GET    /v1/nodes                  every node
+
+Rule: an error is a problem document whose `detail` says what to do about it.
+"""
+
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+from msgspec import Struct
+
+from din_extproc.edge.registry_door import Code, Door, No, said_no
+from din_extproc.edge.registry_forms import BeatForm, LeaveForm, MemberForm, NodeForm
+from din_extproc.registry.row import Denied
+
+_LONGEST_BODY = 64 * 1024
+_EMPTY = b"{}"
+Form = TypeVar("Form", NodeForm, BeatForm, LeaveForm)
+
+
+class _Lease(Struct, frozen=True):
+    """The answer to a registration."""
+
+    lease: str
+    heartbeat_s: float
+    dead_after_s: float
+    warnings: tuple[str, ...]
+
+
+class _Told(Struct, frozen=True):
+    """The answer to a heartbeat."""
+
+    drain: bool
+
+
+class _Nodes(Struct, frozen=True):
+    """The answer to a look."""
+
+    nodes: list[MemberForm]
+    stale: bool
+
+
+class _Problem(Struct, frozen=True):
+    """RFC 9457."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+
+
+class RegistryHttp:
+    """The HTTP server of the registry."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        app = web.Application(client_max_size=_LONGEST_BODY)
+        app.router.add_post("/v1/nodes", _answered(self._register))
+        app.router.add_get("/v1/nodes", _answered(self._show))
+        app.router.add_post("/v1/nodes/{id}/heartbeat", _answered(self._beat))
+        app.router.add_post("/v1/nodes/{id}/drain", _answered(self._drain))
+        app.router.add_delete("/v1/nodes/{id}", _answered(self._deregister))
+        self._runner = web.AppRunner(app, access_log=None)
+
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
+        """Serve.
+
+        Raises:
+            OSError: the address is taken.
+        """
+        await self._runner.setup()
+        await web.TCPSite(self._runner, host, port, ssl_context=tls).start()
+
+    async def stop(self) -> None:
+        """Serve no longer."""
+        await self._runner.cleanup()
+
+    async def _register(self, request: web.Request) -> object:
+        form = await self._read(request, NodeForm)
+        if isinstance(form, No):
+            return form
+        stopped = self._door.stops(request.headers.get("authorization", ""), form.id)
+        if stopped is not None:
+            return stopped
+        try:
+            registration = form.registration()
+        except ValueError as error:
+            return No(Code.INVALID, str(error))
+        registrar = self._door.registrar
+        outcome = await registrar.register(registration)
+        if isinstance(outcome, Denied):
+            return said_no(outcome)
+        return _Lease(outcome.lease, registrar.heartbeat_s, registrar.dead_after_s, outcome.warnings)
+
+    async def _beat(self, request: web.Request) -> object:
+        form = await self._read(request, BeatForm)
+        if isinstance(form, No):
+            return form
+        outcome = await self._door.registrar.beat(request.match_info["id"], form.lease, form.beat())
+        return said_no(outcome) if isinstance(outcome, Denied) else _Told(outcome.draining)
+
+    async def _drain(self, request: web.Request) -> object:
+        form = await self._read(request, LeaveForm)
+        if isinstance(form, No):
+            return form
+        outcome = await self._door.registrar.drain(request.match_info["id"], form.reason, form.lease)
+        return said_no(outcome) if isinstance(outcome, Denied) else {}
+
+    async def _deregister(self, request: web.Request) -> object:
+        form = await self._read(request, LeaveForm)
+        if isinstance(form, No):
+            return form
+        outcome = await self._door.registrar.deregister(request.match_info["id"], form.reason, form.lease)
+        return {} if outcome is None else said_no(outcome)
+
+    async def _show(self, request: web.Request) -> object:
+        stopped = self._door.stops(request.headers.get("authorization", ""))
+        if stopped is not None:
+            return stopped
+        registrar = self._door.registrar
+        now = registrar.now()
+        nodes = [MemberForm.of(member, registrar.table.pools_of(member.registration.node.id), now) for member in registrar.members()]
+        return _Nodes(nodes, registrar.table.stale)
+
+    async def _read(self, request: web.Request, kind: type[Form]) -> Form | No:
+        """The form in the body of somebody who may speak for the node that the path names, if it names one."""
+        node_id = request.match_info.get("id")
+        stopped = self._door.stops(request.headers.get("authorization", ""), node_id)
+        if stopped is not None:
+            return stopped
+        try:
+            return msgspec.json.decode(await request.read() or _EMPTY, type=kind)
+        except msgspec.DecodeError as error:
+            return No(Code.INVALID, str(error))
+
+
+def _answered(handle: Callable[[web.Request], Awaitable[object]]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """A handler whose plain answer becomes JSON, and whose no becomes a problem document."""
+
+    async def respond(request: web.Request) -> web.Response:
+        answer = await handle(request)
+        if not isinstance(answer, No):
+            return web.Response(body=msgspec.json.encode(answer) + b"\n", content_type="application/json")
+        code = answer.code
+        problem = _Problem(f"urn:din-extproc:registry:{code.code}", code.title, code.status, answer.reason, code.code)
+        return web.Response(body=msgspec.json.encode(problem) + b"\n", status=code.status, content_type="application/problem+json")
+
+    return respond

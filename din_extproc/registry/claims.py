@@ -1,0 +1,67 @@
+"""What a node says, held against what is possible and against the catalogue.
+
+Rule: the answer is the reason, for people; "" when there is nothing against it.
+"""
+
+import math
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from din_extproc.domain.membership import Beat, NodeState, Registration
+
+_SAYABLE = frozenset({NodeState.LOADING, NodeState.READY, NodeState.DRAINING})
+_MOST = 1 << 40
+"""More of anything than one node has: requests, tokens, tokens per second."""
+_MOST_BYTES = 1 << 50
+
+
+class Described(Struct, frozen=True):
+    """What the catalogue says of one version of one model."""
+
+    dtype: str
+    max_seq_len: int
+    sha256: str | None = None
+    """Of the weights; None: it says nothing of them."""
+
+
+Catalogue = Mapping[str, Mapping[str, Described]]
+"""Model -> version -> description. Empty: there is no catalogue, and any model may register."""
+
+
+def untrue(registration: Registration, catalogue: Catalogue) -> str:
+    """Why the registration contradicts the catalogue."""
+    node = registration.node
+    if not catalogue:
+        return ""
+    versions = catalogue.get(node.model)
+    if versions is None:
+        return f"the catalogue has no model {node.model!r}"
+    described = versions.get(node.version)
+    if described is None:
+        return f"the catalogue has {node.model!r} in versions {', '.join(versions)}, not {node.version!r}"
+    if node.dtype != described.dtype:
+        return f"{node.model} {node.version} is {described.dtype} in the catalogue, not {node.dtype}"
+    if node.max_seq_len > described.max_seq_len:
+        return f"{node.model} {node.version} takes at most {described.max_seq_len} tokens by the catalogue, not {node.max_seq_len}"
+    if described.sha256 is not None and registration.weights_sha256 != described.sha256:
+        said = registration.weights_sha256 or "nothing"
+        return f"the weights of {node.model} {node.version} have the sha256 {described.sha256} in the catalogue, not {said}"
+    return ""
+
+
+def impossible(beat: Beat) -> str:
+    """Why no node can be in the state that the beat tells."""
+    if beat.state not in _SAYABLE:
+        return f"a node does not say of itself that it is {beat.state.value}"
+    if not 0 <= beat.sequence < 1 << 63:
+        return f"sequence {beat.sequence} is out of range"
+    if beat.kv_cache_usage is not None and not 0.0 <= beat.kv_cache_usage <= 1.0:
+        return f"kv_cache_usage {beat.kv_cache_usage} is not within 0 and 1"
+    for name in ("waiting", "running", "tokens_in_use", "prefill_rate", "decode_rate"):
+        value = getattr(beat, name)
+        if value is not None and not (math.isfinite(value) and 0 <= value <= _MOST):
+            return f"{name} {value} is impossible"
+    if beat.free_memory_bytes is not None and not 0 <= beat.free_memory_bytes <= _MOST_BYTES:
+        return f"free_memory_bytes {beat.free_memory_bytes} is impossible"
+    return ""

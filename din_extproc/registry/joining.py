@@ -1,0 +1,28 @@
+"""Which pools a registered node belongs to.
+
+Rule: nodes of one pool can stand in for each other, so they agree in model, dtype, tensor-parallel size and, where the pool names it,
+compute capability (R08, R09).
+"""
+
+from din_extproc.domain.membership import Registration
+from din_extproc.domain.node import Pool
+
+
+def why_not(registration: Registration, pool: Pool) -> str:
+    """Why the pool does not take the node; "" when it does."""
+    node = registration.node
+    if registration.pool and registration.pool != pool.name:
+        return f"it wants to join {registration.pool!r}"
+    pairs = (
+        ("model", node.model, pool.model),
+        ("dtype", node.dtype, pool.dtype or node.dtype),
+        ("tp_world_size", node.tp_world_size, pool.tp_world_size or node.tp_world_size),
+        ("engine", registration.engine, pool.engine),
+        ("compute_capability", node.compute_capability, pool.compute_capability or node.compute_capability),
+    )
+    for name, has, wants in pairs:
+        if has != wants:
+            return f"{name} is {has or 'not given'}, the pool's is {wants}"
+    if node.max_seq_len < pool.min_seq_len:
+        return f"max_seq_len is {node.max_seq_len}, the pool wants {pool.min_seq_len}"
+    return ""

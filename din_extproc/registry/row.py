@@ -1,0 +1,159 @@
+"""One node's row, and what each message of the node makes of it. The only place where a row changes.
+
+Rule: a row is replaced, never changed; a message that may not change it gives a `Denied` with the reason. Time is an argument.
+"""
+
+from enum import Enum
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from din_extproc.domain.membership import Beat, Member, NodeState, Registration
+from din_extproc.registry.claims import Catalogue, impossible, untrue
+from din_extproc.registry.trust import Evidence
+
+_MOST_REASONS = 6
+_MISMATCHES_ENDURED = 3.0
+
+
+class Denial(Enum):
+    """What kind of no it is."""
+
+    IMPOSSIBLE = "impossible"
+    """What it says can't be."""
+    UNTRUE = "untrue"
+    """What it says is not what the catalogue says."""
+    UNKNOWN = "unknown"
+    """There is no such registration (any more): register anew."""
+    OUTDATED = "outdated"
+    """Something newer is known, or the place is taken."""
+
+
+class Denied(Struct, frozen=True):
+    """A message that changes nothing."""
+
+    kind: Denial
+    reason: str
+
+
+class Row(Struct, frozen=True, kw_only=True):
+    """What the network knows of one node."""
+
+    registration: Registration
+    lease: str
+    """Names this registration to the node; never shown."""
+    evidence: Evidence
+    registered_at: float
+    """Seconds since the epoch, as are all times here."""
+    beat: Beat | None = None
+    beat_at: float | None = None
+    draining: bool = False
+    """Asked to drain by somebody else than its own beats."""
+    quarantine: str = ""
+    """Why it is kept out."""
+    reasons: tuple[str, ...] = ()
+    revision: int = 0
+    """Of the row in the shared table: what a successor replaces. 0: it is in none."""
+
+    @property
+    def id(self) -> str:
+        """The node's id."""
+        return self.registration.node.id
+
+    @property
+    def place(self) -> str:
+        """What only one living node can have: an address, for one model."""
+        return f"{self.registration.node.endpoint} {self.registration.node.model}"
+
+    @property
+    def state(self) -> NodeState:
+        """As the node's own messages have it, as long as it lives."""
+        if self.quarantine:
+            return NodeState.QUARANTINED
+        if self.draining:
+            return NodeState.DRAINING
+        return NodeState.LOADING if self.beat is None else self.beat.state
+
+    def because(self, reason: str) -> "Row":
+        """With one more reason."""
+        if self.reasons[-1:] == (reason,):
+            return self
+        return replace(self, reasons=(*self.reasons, reason)[-_MOST_REASONS:])
+
+    def member(self, now: float, state: NodeState, *, stale: bool) -> Member:
+        """As others see it."""
+        return Member(
+            registration=self.registration,
+            state=state,
+            trust=self.evidence.trust(now),
+            reasons=self.reasons,
+            beat=self.beat,
+            beat_at=self.beat_at,
+            stale=stale,
+        )
+
+
+def registered(
+    registration: Registration, lease: str, before: Row | None, *, alive: bool, catalogue: Catalogue, now: float
+) -> Row | Denied:
+    """The row of a node that registers.
+
+    Args:
+        registration: What it says of itself.
+        lease: Its new lease.
+        before: Its row so far.
+        alive: Whether `before` is still heard of: then a smaller epoch is an echo of the past.
+        catalogue: What models are known to be.
+        now: Seconds since the epoch.
+    """
+    if before is not None and alive and registration.epoch < before.registration.epoch:
+        return Denied(Denial.OUTDATED, f"a newer registration is in force, epoch {before.registration.epoch}")
+    lie = untrue(registration, catalogue)
+    if lie:
+        return Denied(Denial.UNTRUE, lie)
+    evidence = Evidence(at=now) if before is None else before.evidence.plus(now)
+    if evidence.mismatches >= _MISMATCHES_ENDURED:
+        return Denied(Denial.UNTRUE, f"{evidence.mismatches:.1f} claims of this node did not hold lately; trust comes back with time")
+    return Row(
+        registration=registration,
+        lease=lease,
+        evidence=evidence,
+        registered_at=now,
+        revision=0 if before is None else before.revision,
+    )
+
+
+def caught(row: Row, reason: str, now: float) -> Row:
+    """A claim of the node did not hold: it is kept out until it registers soundly."""
+    return replace(row, quarantine=reason, evidence=row.evidence.plus(now, mismatches=1)).because(f"quarantined: {reason}")
+
+
+def beaten(row: Row | None, lease: str, beat: Beat, *, interval_s: float, now: float) -> Row | Denied:
+    """The row after a heartbeat. `interval_s`: what the node was told to keep to."""
+    if row is None or row.lease != lease:
+        return Denied(Denial.UNKNOWN, "no such lease: register anew")
+    last = -1 if row.beat is None else row.beat.sequence
+    if beat.sequence <= last:
+        return Denied(Denial.OUTDATED, f"sequence {beat.sequence} comes after {last}")
+    reason = impossible(beat)
+    if reason:
+        return Denied(Denial.IMPOSSIBLE, reason)
+    since = now - (row.registered_at if row.beat_at is None else row.beat_at)
+    missed = max(0, round(min(since, 3600.0) / interval_s) - 1)
+    after = replace(row, beat=beat, beat_at=now, evidence=row.evidence.plus(now, beats=1, missed=missed))
+    return after.because(f"{missed} heartbeats missed") if missed else after
+
+
+def babbled(row: Row, reason: str, now: float) -> Row:
+    """A heartbeat was refused as impossible: it counts as missed."""
+    return replace(row, evidence=row.evidence.plus(now, missed=1)).because(f"heartbeat refused: {reason}")
+
+
+def drained(row: Row, reason: str) -> Row:
+    """The node takes nothing new."""
+    return replace(row, draining=True).because(f"drained{f': {reason}' if reason else ''}")
+
+
+def observed(row: Row, *, answers: int, failures: int, now: float) -> Row:
+    """So many requests were answered by the node, and so many failed at it."""
+    return replace(row, evidence=row.evidence.plus(now, answers=answers, failures=failures))

@@ -1,0 +1,174 @@
+"""The registry as a part of the sidecar: composed of table, store, channel and services in the process that keeps the accounts.
+
+Rule: who comes and who goes is told at once, what nodes say of their load several times a second; both as differences.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from din_extproc.admit.keys import NodeTokens
+from din_extproc.domain.membership import NodeState, Reading, Registration, Turnover
+from din_extproc.edge.background import Background
+from din_extproc.edge.grpcio_server import GrpcioServer
+from din_extproc.edge.h2_server import H2Server
+from din_extproc.edge.node_registry import NodeRegistryService
+from din_extproc.edge.redis.ledger import Runner
+from din_extproc.edge.redis.nodes import NodeStore
+from din_extproc.edge.redis.subscription import Subscription
+from din_extproc.edge.redis.topology import locator
+from din_extproc.edge.registrar import Registrar
+from din_extproc.edge.registry_door import Door
+from din_extproc.edge.registry_forms import MemberForm, NodeForm
+from din_extproc.edge.registry_http import RegistryHttp
+from din_extproc.registry.claims import Catalogue, Described
+from din_extproc.registry.table import Event, Table
+from din_extproc.settings.registry import Registry
+from din_extproc.settings.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+_LONGEST_MESSAGE = 64 * 1024
+_SYNC_S = 2.0
+_BETWEEN_DOUBTS_S = 0.02
+_HEAR_S = 0.1
+_LOOKS_PER_DEATH = 24
+_STOP_S = 2.0
+
+
+class Membership:
+    """The registry of this replica.
+
+    Args:
+        settings: With a `gateway.registry` section.
+        section: That section.
+        runner: The link to Redis.
+        server: Which transport carries gRPC.
+        background: Runs what repeats.
+        turned: Told who came and who went.
+        said: Told what nodes say of their load.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        section: Registry,
+        runner: Runner,
+        server: type[H2Server | GrpcioServer],
+        background: Background,
+        turned: Callable[[Turnover], None],
+        said: Callable[[dict[str, Reading]], None],
+    ) -> None:
+        self._section = section
+        self._background = background
+        self._turned = turned
+        self._said = said
+        self._settings = settings
+        self._flushing = False
+        store = NodeStore(runner, settings.network)
+        self.registrar = Registrar(
+            Table(settings.pools, _catalogue(settings)),
+            store,
+            network=settings.network,
+            heartbeat_s=section.heartbeat_s,
+            dead_after_s=section.dead_after_s,
+        )
+        self.registrar.watchers.add(self._changed)
+        self._door = Door(self.registrar, NodeTokens(settings.node_tokens))
+        self._subscription = Subscription(
+            locator(settings.store.url.get_secret_value()), store.channel, self.registrar.heard, self.registrar.began
+        )
+        self._grpc = server((NodeRegistryService(self._door, background.start),), max_body_bytes=_LONGEST_MESSAGE)
+        self._http = RegistryHttp(self._door)
+
+    async def start(self) -> None:
+        """Know the nodes there are, and let others come.
+
+        Raises:
+            OSError: an address is taken.
+        """
+        await self.registrar.sync()
+        self._background.run("hearing of nodes", self._subscription.run())
+        self._background.run("asking for what was missed", self._resolve())
+        self._background.every(_SYNC_S, "comparing the node table", self.registrar.sync)
+        self._background.every(self._section.dead_after_s / _LOOKS_PER_DEATH, "giving up silent nodes", self.registrar.sweep)
+        self._background.every(_HEAR_S, "passing on what nodes say", self._hear)
+        if self._section.address is not None:
+            await self._grpc.start(str(self._section.address))
+            _log.info("nodes register at %s (gRPC)", self._section.address)
+        if self._section.http_address is not None:
+            await self._http.start(self._section.http_address.host, self._section.http_address.port)
+            _log.info("nodes register at %s (HTTP)", self._section.http_address)
+
+    async def stop(self) -> None:
+        """Take no more messages."""
+        await self._http.stop()
+        await self._grpc.stop(_STOP_S)
+
+    def use(self, settings: Settings) -> None:
+        """Other pools, another catalogue, other tokens."""
+        self._settings = settings
+        self._door.tokens = NodeTokens(settings.node_tokens)
+        registrar = self.registrar
+        self._changed(registrar.table.use(settings.pools, _catalogue(settings), registrar.now()))
+
+    def joined(self) -> Turnover:
+        """Every registered node that takes requests, by pool."""
+        return self.registrar.table.joined()
+
+    def shown(self) -> dict[str, Any]:
+        """For the admin page: every row, those of the configuration too."""
+        registrar = self.registrar
+        now = registrar.now()
+        rows = [MemberForm.of(member, registrar.table.pools_of(member.registration.node.id), now) for member in registrar.members()]
+        return {"network": self._settings.network, "stale": registrar.table.stale, "nodes": configured(self._settings) + rows}
+
+    def _changed(self, _events: list[Event]) -> None:
+        """Pass it on at the end of this turn of the loop: many changes at once are one."""
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        turnover = self.registrar.table.turnover()
+        if turnover is not None:
+            self._turned(turnover)
+
+    async def _hear(self) -> None:
+        readings = self.registrar.readings()
+        if readings:
+            self._said(readings)
+
+    async def _resolve(self) -> None:
+        while True:
+            await self.registrar.doubt.wait()
+            await self.registrar.sync()
+            await asyncio.sleep(_BETWEEN_DOUBTS_S)
+
+
+def configured(settings: Settings) -> list[MemberForm]:
+    """The nodes that the configuration lists."""
+    return [
+        MemberForm(
+            node=NodeForm.of(Registration(node=node, engine=pool.engine, network=settings.network, pool=pool.name)),
+            state=NodeState.READY,
+            trust=1.0,
+            reasons=("listed in the configuration",),
+            beat=None,
+            beat_age_s=None,
+            stale=False,
+            pools=(pool.name,),
+        )
+        for pool in settings.pools
+        for node in pool.nodes
+    ]
+
+
+def _catalogue(settings: Settings) -> Catalogue:
+    found: dict[str, dict[str, Described]] = {}
+    for model in settings.catalog.models:
+        described = Described(model.dtype, model.max_seq_len, model.sha256)
+        found.setdefault(model.model_name, {})[model.model_version] = described
+    return found

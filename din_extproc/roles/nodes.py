@@ -1,0 +1,93 @@
+"""The role `nodes`: what a running sidecar knows of its nodes, as a table.
+
+Rule: only the admin port is asked; nothing is decided here.
+"""
+
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from din_extproc.domain.node import Endpoint
+from din_extproc.settings.gateway import as_reached
+
+_TIMEOUT_S = 3.0
+_COLOURS = {"ready": "green", "loading": "yellow", "draining": "yellow", "quarantined": "red", "dead": "red"}
+
+
+class Unanswered(Exception):  # noqa: N818 - it says what the sidecar is
+    """The sidecar did not answer."""
+
+
+def ask(admin: Endpoint) -> dict[str, Any]:
+    """What `/nodes` of the admin port says.
+
+    Raises:
+        Unanswered: nobody is there, or it answers otherwise.
+    """
+    reached = as_reached(admin)
+    url = f"http://{Endpoint(reached.host, reached.port)}/nodes"
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as reply:
+            return msgspec.json.decode(reply.read(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError) as error:
+        raise Unanswered(f"{url}: {getattr(error, 'reason', error)}") from error
+
+
+def show(admin: Endpoint) -> None:
+    """Print the table once. Raises as `ask` does."""
+    Console().print(_table(ask(admin)))
+
+
+def watch(admin: Endpoint, every_s: float) -> None:
+    """Keep the table up to date until Ctrl-C. Raises as `ask` does, the first time only."""
+    with Live(_table(ask(admin)), console=Console(), auto_refresh=False) as live:
+        while True:
+            time.sleep(every_s)
+            try:
+                live.update(_table(ask(admin)), refresh=True)
+            except Unanswered as error:
+                live.update(f"[red]{error}[/red]", refresh=True)
+
+
+def _table(shown: dict[str, Any]) -> Table:
+    nodes = shown["nodes"]
+    states = ", ".join(f"{count} {state}" for state, count in _counted(nodes)) or "none"
+    title = f"nodes{' of ' + shown['network'] if shown['network'] else ''}: {states}"
+    table = Table(title=title + (" - stale: redis can't be asked" if shown["stale"] else ""), title_justify="left", title_style="bold")
+    for name in ("node", "state", "trust", "pools", "model", "address", "waiting", "running", "kv", "heard", "why"):
+        table.add_column(name, justify="right" if name in {"trust", "waiting", "running", "kv", "heard"} else "left")
+    for row in nodes:
+        node, beat = row["node"], row["beat"] or {}
+        usage, age = beat.get("kv_cache_usage"), row["beat_age_s"]
+        table.add_row(
+            node["id"],
+            f"[{_COLOURS[row['state']]}]{row['state']}[/]",
+            f"{row['trust']:.2f}",
+            ", ".join(row["pools"]) or "-",
+            f"{node['model']} {node['version']} {node['dtype']}",
+            node["address"],
+            _shown(beat.get("waiting")),
+            _shown(beat.get("running")),
+            "-" if usage is None else f"{usage:.0%}",
+            "-" if age is None else f"{age:.1f} s",
+            row["reasons"][-1] if row["reasons"] else "",
+        )
+    return table
+
+
+def _counted(nodes: list[dict[str, Any]]) -> Iterator[tuple[str, int]]:
+    for state in _COLOURS:
+        count = sum(row["state"] == state for row in nodes)
+        if count:
+            yield state, count
+
+
+def _shown(number: int | None) -> str:
+    return "-" if number is None else str(number)

@@ -1,0 +1,58 @@
+"""`gateway.registry:`, where nodes register, and the tokens that they prove themselves with.
+
+Rule: without the section nobody can register; a token is known by its hash only.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from din_extproc.admit.keys import is_node_id, parse_hash
+from din_extproc.settings.document import read_yaml
+from din_extproc.settings.problems import Problem
+from din_extproc.settings.section import ListenAddress, Section, Text
+
+Tokens = dict[str, tuple[bytes, bytes]]
+"""Salt and digest by node id."""
+
+
+class Registry(Section):
+    """The registry's ports."""
+
+    address: ListenAddress | None = None
+    """gRPC; None: closed."""
+    http_address: ListenAddress | None = None
+    """HTTP and JSON; None: closed."""
+    node_tokens_file: Text
+    """Lines `node-id: sha256$...`, as `din-extproc keys node` prints them; relative to the configuration."""
+    heartbeat_s: Annotated[float, Field(strict=False, ge=0.1, le=60)] = 3.0
+    dead_after_s: Annotated[float, Field(strict=False, ge=0.2, le=600)] = 12.0
+    """A node that says nothing for so long is dead."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Registry":
+        if self.address is None and self.http_address is None:
+            raise ValueError("`address` (gRPC), `http_address`, or both")
+        if self.dead_after_s < 2 * self.heartbeat_s:
+            raise ValueError(f"dead_after_s is at least twice heartbeat_s ({self.heartbeat_s:g}): one heartbeat may be lost")
+        return self
+
+
+def read_tokens(file: Path, text: str) -> tuple[Tokens, list[Problem]]:
+    """The tokens in the file's text, and what is wrong with it."""
+    document = read_yaml(text, str(file), {})
+    entries = document.data if document.data is not None else {}
+    if not isinstance(entries, dict):
+        document.report((), "lines `node-id: sha256$...` are expected")
+        return {}, document.problems
+    tokens: Tokens = {}
+    for node_id, written in entries.items():
+        hashed = parse_hash(written) if isinstance(written, str) else None
+        if not is_node_id(node_id):
+            document.report((node_id,), f"{node_id!r} is no node's id", at_key=True)
+        elif hashed is None:
+            document.report((node_id,), "not a token's hash: sha256$<salt, hex>$<digest, hex>", "make one with `din-extproc keys node`")
+        else:
+            tokens[node_id] = hashed
+    return tokens, document.problems

@@ -1,0 +1,243 @@
+"""The shared node table on a real Redis: what one replica is told, the others know; what is lost comes back."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from msgspec.structs import replace
+
+from din_extproc.domain.membership import Beat, NodeState, Registration
+from din_extproc.domain.node import Endpoint, Node, Pool
+from din_extproc.edge.redis.nodes import SCRIPTS, NodeStore
+from din_extproc.edge.redis.subscription import Subscription
+from din_extproc.edge.redis.topology import carrier, locator
+from din_extproc.edge.registrar import Registered, Registrar
+from din_extproc.registry.claims import Described
+from din_extproc.registry.row import Denial, Denied, Row
+from din_extproc.registry.table import EventKind, Table
+from tests.servers import FLAVOURS, RedisServer
+
+POOL = Pool(name="chat", model="m", served_model="m", engine="vllm", scheduler="round_robin", nodes=())
+DEAD_AFTER_S = 0.5
+
+
+@pytest.fixture(scope="module", params=FLAVOURS)
+def server(request) -> Iterator[RedisServer]:
+    with RedisServer(flavour=request.param) as running:
+        yield running
+
+
+@pytest.fixture(params=["listening", "deaf"])
+def listens(request) -> bool:
+    """A deaf replica never hears the channel: it has to ask."""
+    return request.param == "listening"
+
+
+def registration(name="a", port=8000, epoch=1, **fields) -> Registration:
+    node = Node(
+        id=name,
+        endpoint=Endpoint("10.0.0.1", port),
+        model="m",
+        version="1.0",
+        dtype="bf16",
+        compute_capability="",
+        tp_world_size=1,
+        max_seq_len=8192,
+        max_concurrency=8,
+    )
+    return Registration(node=node, engine="vllm", epoch=epoch, **fields)
+
+
+def ready(sequence: int, **fields) -> Beat:
+    return Beat(state=NodeState.READY, sequence=sequence, **fields)
+
+
+@contextlib.asynccontextmanager
+async def replica(server: RedisServer, network: str, *, listens: bool = True) -> AsyncIterator[Registrar]:
+    link = carrier(server.url, SCRIPTS, timeout_ms=300)
+    store = NodeStore(link, network)
+    registrar = Registrar(Table((POOL,), {}), store, network="", heartbeat_s=0.1, dead_after_s=DEAD_AFTER_S)
+    registrar.events = []
+    registrar.watchers.add(registrar.events.extend)
+    await link.start()
+    tasks = [asyncio.create_task(_tend(registrar))]
+    if listens:
+        began = asyncio.Event()
+
+        def begin() -> None:
+            registrar.began()
+            began.set()
+
+        tasks.append(asyncio.create_task(Subscription(locator(server.url), store.channel, registrar.heard, begin).run()))
+        await asyncio.wait_for(began.wait(), 5)
+    await registrar.sync()
+    try:
+        yield registrar
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await link.close()
+
+
+async def _tend(registrar: Registrar) -> None:
+    while True:
+        await asyncio.sleep(0.03)
+        await registrar.sync()
+        await registrar.sweep()
+
+
+async def until(holds, what: str, seconds: float = 5.0) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while not holds():  # noqa: ASYNC110 - what is waited for has no event
+                await asyncio.sleep(0.005)
+            return
+    raise AssertionError(f"never happened: {what}")
+
+
+def routed(registrar: Registrar) -> set[str]:
+    return {node.id for node in registrar.table.joined().joined.get("chat", ())}
+
+
+async def join(registrar: Registrar, name="a", **fields) -> str:
+    outcome = await registrar.register(registration(name, **fields))
+    assert isinstance(outcome, Registered), outcome
+    assert isinstance(await registrar.beat(name, outcome.lease, ready(1)), Row)
+    return outcome.lease
+
+
+async def test_what_one_replica_is_told_the_others_know(server, listens, request):
+    async with replica(server, request.node.name) as one, replica(server, request.node.name, listens=listens) as two:
+        lease = await join(one)
+        await until(lambda: routed(two) == {"a"}, "the node reaches the other replica")
+        assert isinstance(await two.beat("a", lease, ready(2, waiting=7)), Row)
+        await until(lambda: one.table.rows["a"].beat.waiting == 7, "a beat reaches the first")
+        await two.drain("a", "maintenance")
+        await until(lambda: one.table.member("a", one.now()).state is NodeState.DRAINING, "the drain reaches the first")
+        assert await one.deregister("a", "done", lease) is None
+        await until(lambda: not two.table.rows, "the node is gone everywhere")
+        kinds = [event.kind for event in two.events]
+        assert (kinds[0], kinds[-1]) == (EventKind.JOINED, EventKind.LEFT)
+        assert EventKind.CHANGED in kinds
+
+
+async def test_a_silent_node_dies_for_everybody_and_may_come_back(server, listens, request):
+    async with replica(server, request.node.name) as one, replica(server, request.node.name, listens=listens) as two:
+        lease = await join(one)
+        await until(lambda: routed(two) == {"a"}, "joined")
+        await until(lambda: not routed(one) and not routed(two), "both give it up")
+        assert two.events[-1].kind is EventKind.LEFT
+        assert "not heard of" in two.events[-1].reason
+        assert isinstance(await two.beat("a", lease, ready(9)), Row)
+        await until(lambda: routed(one) == {"a"}, "it is back")
+
+
+async def test_a_replica_that_starts_late_has_the_full_view(server, request):
+    async with replica(server, request.node.name) as one:
+        for number in range(1200):  # more than two pages
+            outcome = await one.register(registration(f"n{number}", port=1000 + number))
+            assert isinstance(outcome, Registered)
+        async with replica(server, request.node.name) as two:
+            assert {member.registration.node.id for member in two.members()} == {f"n{number}" for number in range(1200)}
+
+
+async def test_networks_of_different_names_never_see_each_other(server, request):
+    async with replica(server, request.node.name + "1") as one, replica(server, request.node.name + "2") as two:
+        lease = await join(one)
+        assert (await two.beat("a", lease, ready(2))).kind is Denial.UNKNOWN
+        await two.sync()
+        assert not two.table.rows
+
+
+async def test_one_address_has_one_living_node_even_when_two_replicas_are_asked_at_once(server, request):
+    async with replica(server, request.node.name) as one, replica(server, request.node.name) as two:
+        outcomes = await asyncio.gather(one.register(registration("a")), two.register(registration("b")))
+        assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Denied", "Registered"]
+        loser = next(outcome for outcome in outcomes if isinstance(outcome, Denied))
+        assert "has this address" in loser.reason
+        await asyncio.sleep(DEAD_AFTER_S)
+        await until(lambda: not any(one.table.alive(name) for name in "ab"), "the first is dead")
+        assert isinstance(await one.register(registration("b", epoch=2)), Registered), "a dead node's address is free"
+
+
+async def test_b89_two_registrations_of_one_id_leave_the_newest(server, request):
+    async with replica(server, request.node.name) as one, replica(server, request.node.name, listens=False) as two:
+        await join(one, epoch=5, port=8005)
+        await join(two, epoch=6, port=8006)
+        outcome = await one.register(registration(epoch=4, port=8004))
+        assert outcome.kind is Denial.OUTDATED
+        await until(lambda: one.table.rows["a"].registration.node.endpoint.port == 8006, "the newest is everywhere")
+
+
+async def test_beats_at_two_replicas_at_once_all_count_or_are_told_why_not(server, request):
+    async with replica(server, request.node.name) as one, replica(server, request.node.name) as two:
+        lease = await join(one)
+        outcomes = await asyncio.gather(*((one, two)[number % 2].beat("a", lease, ready(number)) for number in range(2, 30)))
+        assert all(isinstance(outcome, Row) or outcome.kind is Denial.OUTDATED for outcome in outcomes)
+        await until(lambda: one.table.rows["a"].revision == two.table.rows["a"].revision, "both agree")
+        assert one.table.rows["a"].beat == two.table.rows["a"].beat
+
+
+async def test_while_redis_is_away_the_last_view_stays_and_is_called_stale(request):
+    with RedisServer() as server:
+        async with replica(server, request.node.name) as one:
+            lease = await join(one)
+            with server.paused():
+                await until(lambda: one.table.stale, "it is noticed")
+                assert isinstance(await one.beat("a", lease, ready(2, waiting=3)), Row)
+                await asyncio.sleep(2 * DEAD_AFTER_S)
+                assert routed(one) == {"a"}
+                assert one.members()[0].stale
+            await until(lambda: not one.table.stale, "it is back")
+            assert isinstance(await one.beat("a", lease, ready(3)), Row)
+            assert routed(one) == {"a"}
+
+
+async def test_b89_a_registry_that_comes_back_empty_forgets_only_who_is_silent(request):
+    with RedisServer() as server:
+        async with replica(server, request.node.name) as one, replica(server, request.node.name) as two:
+            lease = await join(one)
+            await join(one, "silent", port=9000)
+            await until(lambda: routed(two) == {"a", "silent"}, "both are known")
+            server.restart()
+            sequence = 2
+
+            async def beaten() -> None:
+                nonlocal sequence
+                for _ in range(round(4 * DEAD_AFTER_S / 0.1)):
+                    sequence += 1
+                    assert isinstance(await two.beat("a", lease, ready(sequence)), Row)
+                    await asyncio.sleep(0.1)
+
+            beating = asyncio.create_task(beaten())
+            await until(lambda: routed(one) == {"a"} and routed(two) == {"a"}, "the silent one is given up, the other never", 10)
+            assert not any(event.kind is EventKind.LEFT and event.member.registration.node.id == "a" for event in two.events)
+            await beating
+            async with replica(server, request.node.name) as three:
+                assert set(three.table.rows) == {"a"}
+
+
+async def test_a_node_that_lies_while_it_is_in_is_kept_out_everywhere(server, request):
+    catalogue = {"m": {"1.0": Described("bf16", 8192, "a" * 64)}}
+    async with replica(server, request.node.name) as one, replica(server, request.node.name) as two:
+        for each in (one, two):
+            each.table.use((POOL,), catalogue, each.now())
+        await join(one, weights_sha256="a" * 64)
+        await until(lambda: routed(two) == {"a"}, "it is in")
+        refused = await two.register(registration(epoch=2, weights_sha256="b" * 64))
+        assert refused.kind is Denial.UNTRUE
+        await until(lambda: not routed(one) and not routed(two), "it is out")
+        assert "b" * 64 in one.members()[0].reasons[-1]
+
+
+async def test_garbage_on_the_channel_or_in_beats_harms_nobody(server, request):
+    async with replica(server, request.node.name) as one:
+        lease = await join(one)
+        refused = await one.beat("a", lease, replace(ready(2), kv_cache_usage=7.0))
+        assert refused == Denied(Denial.IMPOSSIBLE, "kv_cache_usage 7.0 is not within 0 and 1")
+        assert "kv_cache_usage" in one.members()[0].reasons[-1]
+        assert isinstance(await one.beat("a", lease, ready(3)), Row)
+        assert (await one.beat("a", "other", ready(4))).kind is Denial.UNKNOWN
+        assert (await one.beat("nobody", lease, ready(4))).kind is Denial.UNKNOWN
