@@ -6,7 +6,7 @@ Rule: names, units and defaults are those of `control/topology.py`. What Envoy w
 import re
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from din_extproc.control.topology import HealthCheck, Outlier, Retry, SocketAddress, Timeouts
 from din_extproc.domain.node import Endpoint
@@ -118,3 +118,9 @@ class EnvoySection(Section):
     health_check: Annotated[HealthCheckSection | None, BeforeValidator(off_is_none)] = HealthCheckSection()
     cors: CorsSection = CorsSection()
     access_log_flush_ms: Annotated[int, Field(ge=1, le=10_000)] = 50
+
+    @model_validator(mode="after")
+    def _apart(self) -> "EnvoySection":
+        if self.listener.port == self.admin.port:
+            raise ValueError(f"listener and admin can't both have port {self.admin.port}")
+        return self
