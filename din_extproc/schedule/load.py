@@ -34,7 +34,8 @@ class NodeLoad:
     __slots__ = (
         "_backlog",
         "_backlog_at",
-        "_beat_rates",
+        "_taught_prefill",
+        "_taught_stream",
         "elsewhere_requests",
         "elsewhere_tokens",
         "id",
@@ -71,7 +72,8 @@ class NodeLoad:
         """How long its exchanges take on average."""
         self.p99_ms: float | None = None
         self.p99_at = 0.0
-        self._beat_rates = False
+        self._taught_prefill = False
+        self._taught_stream = False
         self._backlog = 0.0
         self._backlog_at = 0.0
 
@@ -107,23 +109,23 @@ class NodeLoad:
                 self.kv_tokens = beat.tokens_in_use / beat.kv_cache_usage
         if beat.running is not None:
             self.elsewhere_requests = max(0, beat.running + (beat.waiting or 0) - self.requests)
-        if beat.prefill_rate:
+        if beat.prefill_rate and not self._taught_prefill:
             self.prefill_rate = beat.prefill_rate
-            self._beat_rates = True
-        if beat.decode_rate and beat.running:
+        if beat.decode_rate and beat.running and not self._taught_stream:
             self.stream_rate = beat.decode_rate / beat.running
-            self.streams = beat.running
-            self._beat_rates = True
+            self.streams = float(beat.running)
 
     def learn(self, pace: Pace) -> None:
-        """Take over what finished exchanges taught. Rates that the node measures itself count more."""
+        """Take over what finished exchanges taught. It counts more than the node's own rates: it is what clients saw, over a while."""
         self.p99_ms, self.p99_at = pace.p99_ms, pace.at
         self.seconds = pace.seconds
-        if not self._beat_rates:
-            self.prefill_rate = pace.prefill_rate or self.prefill_rate
-            if pace.stream_rate:
-                self.stream_rate = pace.stream_rate
-                self.streams = max(1.0, float(self.requests_in_use))
+        if pace.prefill_rate:
+            self.prefill_rate = pace.prefill_rate
+            self._taught_prefill = True
+        if pace.stream_rate:
+            self.stream_rate = pace.stream_rate
+            self.streams = max(1.0, float(self.requests_in_use))
+            self._taught_stream = True
 
 
 class Load:

@@ -1,14 +1,17 @@
 """Predicted time: the node that would end this request first (R21). For nodes that differ in anything, and requests of every length.
 
-Rule: what can be measured is: rates come from the nodes' heartbeats, from finished exchanges where there is no agent, and from the
+Rule: what can be measured is: rates come from finished exchanges, from the nodes' heartbeats before there was one, and from the
 pool's other nodes before either. Times in seconds.
+
+A request also slows those that it joins: its prompt holds up their next token, and each of its tokens makes theirs later. What it costs
+them counts as if it were its own time. Without that, everyone runs to the quickest node until that is no quicker than the slowest.
 """
 
 from msgspec import Struct
 
 from din_extproc.domain.node import Node
 from din_extproc.schedule.ask import Ask
-from din_extproc.schedule.load import Load
+from din_extproc.schedule.load import Load, NodeLoad
 from din_extproc.schedule.sample import SIZE, sample
 from din_extproc.schedule.typical import Typical
 
@@ -39,8 +42,9 @@ class PredictedTime:
     def score(self, node: Node, ask: Ask) -> tuple[float, str]:
         """Seconds."""
         self._typical.follow()
-        queue, prompt, output = parts = self._predict(self._index[node.id], ask)
-        return sum(parts), f"{sum(parts):.2f} s: {queue:.2f} in line, {prompt:.2f} prompt, {output:.2f} output"
+        queue, prompt, output, others = parts = self._predict(self._index[node.id], ask)
+        own = f"{queue:.2f} s in line, {prompt:.2f} prompt, {output:.2f} output"
+        return sum(parts), f"{own}; {others:.2f} for others"
 
     def ranked(self, ask: Ask) -> list[tuple[bool, float, int, int]]:
         """The sample in order: (full, seconds, place in the sample, index)."""
@@ -51,25 +55,30 @@ class PredictedTime:
 
     def rank(self, index: int, place: int, ask: Ask) -> tuple[bool, float, int, int]:
         """One node's entry."""
-        full = self._loads[index].is_full(self._nodes[index])
-        return full, sum(self._predict(index, ask)), place, index
+        queue, prompt, output, others = self._predict(index, ask)
+        return self._loads[index].is_full(self._nodes[index]), queue + prompt + output + others, place, index
 
-    def _predict(self, index: int, ask: Ask) -> tuple[float, float, float]:
-        """Seconds in line (prompts before it, and slots or memory that others have to leave first), for the prompt, for the output."""
+    def _predict(self, index: int, ask: Ask) -> tuple[float, float, float, float]:
+        """Seconds in line (prompts before it; slots or memory that others have to leave first), for prompt and output, and of others."""
         load, typical, slots = self._loads[index], self._typical, self._nodes[index].max_concurrency
         prefill_rate = load.prefill_rate or typical.prefill_rate
-        requests = load.requests_in_use
+        requests = load.requests + load.elsewhere_requests
         beside = requests if requests < slots else slots - 1
         if load.stream_rate is None:
-            stream_rate = typical.stream_rate / (1.0 + _BATCH_SLOWDOWN * beside)
+            alone = ask.output_tokens / typical.stream_rate
         else:
-            stream_rate = load.stream_rate * (1.0 + _BATCH_SLOWDOWN * (load.streams - 1.0)) / (1.0 + _BATCH_SLOWDOWN * beside)
+            alone = ask.output_tokens / (load.stream_rate * (1.0 + _BATCH_SLOWDOWN * (load.streams - 1.0)))
         prompt = ask.prompt_tokens / prefill_rate
-        output = ask.output_tokens / stream_rate
+        more = alone * _BATCH_SLOWDOWN * beside
         queue = load.backlog(ask.now, prefill_rate) / prefill_rate
-        over = (requests + 1 - slots) / slots
-        if load.kv_tokens is not None:
-            over = max(over, (load.tokens_in_use + ask.prompt_tokens + ask.output_tokens) / load.kv_tokens - 1.0)
-        if over > 0.0:
-            queue += over * (load.seconds or prompt + output)
-        return queue, prompt, output
+        if requests >= slots or load.kv_tokens is not None:
+            queue += _over(load, requests + 1, slots, ask) * (load.seconds or prompt + alone)
+        return queue, prompt, alone + more, prompt * beside + more
+
+
+def _over(load: NodeLoad, requests: int, slots: int, ask: Ask) -> float:
+    """How much more is asked of the node than it has, as a share of it: of its slots or of its memory."""
+    over = requests / slots - 1.0
+    if load.kv_tokens is not None:
+        over = max(over, (load.tokens_in_use + ask.prompt_tokens + ask.output_tokens) / load.kv_tokens - 1.0)
+    return max(0.0, over)
