@@ -1,0 +1,166 @@
+"""The conductor of a request: the order of things, and that whatever was taken is given back, however the exchange ends."""
+
+import asyncio
+import json
+
+import pytest
+import yaml
+
+from din_extproc.admit.ledger import LimitsUnavailable
+from din_extproc.admit.local import LocalLedger
+from din_extproc.domain.request import Head
+from din_extproc.domain.verdict import Answer, Send
+from din_extproc.edge.background import Background
+from din_extproc.edge.counters import Counters
+from din_extproc.edge.drive import Drive
+from din_extproc.roles.planes import RequestPlane
+from din_extproc.settings.load import load
+from tests.stack import key_of, node, tenant
+
+
+class HeldLedger(LocalLedger):
+    """A ledger whose verdicts wait until the test lets them go, as those of a distant Redis do. Gives back what nobody waits for."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: 0)
+        self.gate: asyncio.Future[None] | None = None
+        self.away = False
+
+    async def reserve(self, claim):
+        if self.away:
+            raise LimitsUnavailable("away")
+        reply = await super().reserve(claim)
+        if self.gate is not None:
+            try:
+                await self.gate
+            except asyncio.CancelledError:
+                await self.release(claim.tenant, claim.request_id)
+                await self.settle(claim.tenant, claim.request_id, 0)
+                raise
+        return reply
+
+
+CONFIG = {
+    "version": 1,
+    "aliases": {"m": {"model": "physical"}},
+    "pools": {
+        "main": {"model": "physical", "engine": "vllm", "nodes": [node("a", "10.0.0.1:8000", max_seq_len=1000)]},
+        "spare": {"model": "lighter", "engine": "vllm", "nodes": [node("b", "10.0.0.2:8000", max_seq_len=50_000)]},
+    },
+    "rules": [{"id": "all", "when": "always", "pool": "main", "fallback": "spare"}],
+    "tenants": [tenant("acme", max_streams=1, rpm=10, tpm=100_000)],
+}
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
+
+
+@pytest.fixture
+def fresh(tmp_path):
+    """Makes planes that have not decided anything yet."""
+    file = tmp_path / "din.yaml"
+    file.write_text(yaml.safe_dump(CONFIG))
+    return lambda: RequestPlane(load(file, {}), HeldLedger(), Background(), Counters())
+
+
+@pytest.fixture
+def plane(fresh):
+    return fresh()
+
+
+def tokens_left(verdict) -> str:
+    return dict(verdict.response_headers)["x-ratelimit-remaining-tokens"]
+
+
+def head(path="/v1/chat/completions", method="POST", **headers) -> Head:
+    return Head(method, path, {"authorization": f"Bearer {key_of('acme')}", **headers})
+
+
+async def decide(plane, body=BODY, **options):
+    flow = plane.desk.begin()
+    return flow, await flow.decide(head(**options), json.dumps(body).encode())
+
+
+def code(verdict) -> str:
+    assert isinstance(verdict, Answer), verdict
+    return json.loads(verdict.body)["code"]
+
+
+async def test_a_verdict_names_pool_nodes_body_and_what_settlement_needs(plane):
+    _, verdict = await decide(plane)
+    assert isinstance(verdict, Send)
+    assert (verdict.cluster, verdict.endpoints) == ("main", ("10.0.0.1:8000",))
+    assert json.loads(verdict.body)["model"] == "physical"
+    assert dict(verdict.response_headers)["x-ratelimit-remaining-requests"] == "9"
+    assert verdict.metadata
+
+
+async def test_the_end_of_an_exchange_frees_its_place_and_its_node(plane):
+    flow, _ = await decide(plane)
+    assert code((await decide(plane))[1]) == "concurrency_limit_exceeded"
+    assert plane.desk.placer.in_use()
+    flow.ended(cancelled=False)
+    assert plane.desk.placer.in_use() == {}
+    assert plane.desk.live == {}
+    assert isinstance((await decide(plane))[1], Send)
+
+
+async def test_a_client_that_leaves_while_the_counters_are_asked_leaves_nothing_behind(plane, fresh):
+    ledger = plane.desk.ledger
+    ledger.gate = asyncio.get_running_loop().create_future()
+    flow = plane.desk.begin()
+    heard = []
+    drive = Drive(flow.decide(head(), json.dumps(BODY).encode()), heard.append, heard.append)
+    assert heard == []
+    drive.cancel()
+    flow.ended(cancelled=True)
+    assert [type(each) for each in heard] == [asyncio.CancelledError]
+    ledger.gate = None
+    assert plane.desk.placer.in_use() == {}
+    _, verdict = await decide(plane)
+    assert tokens_left(verdict) == tokens_left((await decide(fresh()))[1])
+
+
+async def test_b28_a_verdict_that_can_not_be_sent_gives_everything_back(plane):
+    flow, verdict = await decide(plane)
+    assert isinstance(verdict, Send)
+    told = flow.failed(ValueError("a header that can't be written"))
+    assert code(told) == "internal_error"
+    assert "header" not in told.body.decode()
+    flow.ended(cancelled=False)
+    assert plane.desk.placer.in_use() == {}
+    assert tokens_left((await decide(plane))[1]) == tokens_left(verdict)
+
+
+async def test_counters_that_can_not_be_asked_are_said_so_with_a_time_to_come_back(plane):
+    plane.desk.ledger.away = True
+    _, verdict = await decide(plane)
+    assert code(verdict) == "limits_unavailable"
+    assert int(dict(verdict.headers)["retry-after"]) >= 1
+    assert plane.desk.placer.in_use() == {}
+
+
+async def test_a_request_that_only_the_fallback_can_take_goes_there_and_says_why(plane):
+    long = {**BODY, "messages": [{"role": "user", "content": "word " * 4000}]}
+    _, verdict = await decide(plane, long)
+    assert verdict.cluster == "spare"
+    headers = dict(verdict.response_headers)
+    assert headers["x-bxagent-degraded"] == "true"
+    assert headers["x-din-degraded-reason"] == "context_length_exceeded"
+    assert json.loads(verdict.body)["model"] == "lighter"
+
+
+async def test_b79_a_request_too_long_for_pool_and_fallback_gets_the_pool_s_own_reason(plane):
+    far = {**BODY, "max_tokens": 900_000}
+    assert code((await decide(plane, far))[1]) == "context_length_exceeded"
+
+
+async def test_who_asks_is_known_before_the_body_is_read(plane):
+    flow = plane.desk.begin()
+    assert code(await flow.decide(Head("POST", "/v1/chat/completions", {}), b"{broken")) == "invalid_api_key"
+    assert code(await plane.desk.begin().decide(Head("POST", "/elsewhere", {}), b"")) == "path_not_found"
+
+
+async def test_a_refused_request_costs_nothing(plane):
+    for _ in range(20):
+        assert code((await decide(plane, {**BODY, "model": "nobody"}))[1]) == "model_not_found"
+    _, verdict = await decide(plane)
+    assert dict(verdict.response_headers)["x-ratelimit-remaining-requests"] == "9"
