@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from din_extproc.domain.membership import Beat, Registration
+from din_extproc.edge.registry_forms import BeatForm, LeaveForm, NodeForm
 
 _TIMEOUT = aiohttp.ClientTimeout(total=3.0)
 _UNKNOWN = 404
@@ -72,23 +73,23 @@ class RegistryClient:
         Raises:
             Unreachable: no replica could be told. So do the others.
         """
-        reply = await self._ask("POST", "/v1/nodes", registration)
+        reply = await self._ask("POST", "/v1/nodes", NodeForm.of(registration))
         return reply if isinstance(reply, Refused) else _read(reply, Lease)
 
     async def beat(self, node_id: str, lease: str, beat: Beat) -> Told | Refused:
         """Say how the node does."""
-        said = {"lease": lease, **msgspec.to_builtins(beat)}
+        said = BeatForm(lease=lease, **msgspec.structs.asdict(beat))
         reply = await self._ask("POST", f"/v1/nodes/{node_id}/heartbeat", said)
         return reply if isinstance(reply, Refused) else _read(reply, Told)
 
     async def drain(self, node_id: str, lease: str, reason: str) -> Refused | None:
         """Take nothing new."""
-        reply = await self._ask("POST", f"/v1/nodes/{node_id}/drain", {"lease": lease, "reason": reason})
+        reply = await self._ask("POST", f"/v1/nodes/{node_id}/drain", LeaveForm(reason, lease))
         return reply if isinstance(reply, Refused) else None
 
     async def deregister(self, node_id: str, lease: str, reason: str) -> Refused | None:
         """Leave."""
-        reply = await self._ask("DELETE", f"/v1/nodes/{node_id}", {"lease": lease, "reason": reason})
+        reply = await self._ask("DELETE", f"/v1/nodes/{node_id}", LeaveForm(reason, lease))
         return reply if isinstance(reply, Refused) else None
 
     async def _ask(self, method: str, path: str, said: object) -> bytes | Refused:

@@ -63,7 +63,7 @@ async def test_a_node_registers_as_soon_as_its_engine_serves_the_model_and_beats
     await agent.watch()
     assert agent.registered
     said = registry.registrations[0]
-    assert (said["node"]["id"], said["weights_sha256"], said["engine"]) == ("gpu-1", "ab" * 32, "vllm")
+    assert (said["id"], said["weights_sha256"], said["engine"]) == ("gpu-1", "ab" * 32, "vllm")
     assert said["free_memory_bytes"] > 0
     beat = registry.beats[0]
     assert (beat["state"], beat["waiting"], beat["running"], beat["sequence"]) == ("ready", 3, 2, 1)
@@ -140,7 +140,7 @@ async def test_a_registry_that_is_away_is_tried_again_and_another_replica_is_tol
 
 
 async def test_a_refused_node_says_why_once_and_waits_longer_each_time(session, engine, registry, caplog):
-    registry.refuse = (409, "the weights have another sha256 in the catalogue")
+    registry.refuse = (422, "the weights have another sha256 in the catalogue")
     agent = agent_of(session, engine, registry)
     with caplog.at_level(logging.WARNING):
         await agent.watch()

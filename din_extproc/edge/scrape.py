@@ -1,0 +1,89 @@
+"""Reads the metrics pages of nodes that have no agent, so that strategies know how busy those are.
+
+Rule: a node is asked by one question at a time, all nodes by so many at once, and none because of another; who has nothing to tell, or is
+not there, is asked less and less often.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable
+
+import aiohttp
+from msgspec import Struct
+
+from din_extproc.domain.membership import Beat, NodeState, Reading
+from din_extproc.domain.node import Endpoint, Node
+from din_extproc.edge.clock import SystemClock
+from din_extproc.edge.engine_probe import EngineProbe
+from din_extproc.southbound.load import SOURCES, Load, told
+
+_AT_ONCE = 32
+_JITTER = 0.2
+_LONGEST_PAUSE_S = 60.0
+_NOTHING = Load()
+
+
+class Target(Struct, frozen=True):
+    """A node and the page that tells of it."""
+
+    node_id: str
+    engine: str
+    url: str
+
+    @classmethod
+    def of(cls, node: Node, engine: str) -> "Target":
+        """The page where engines of this kind usually have it."""
+        source = SOURCES[engine]
+        return cls(node.id, engine, f"http://{Endpoint(node.endpoint.host, source.port or node.endpoint.port)}{source.path}")
+
+
+class Scraper:
+    """Asks nodes again and again.
+
+    Args:
+        every_s: Between two questions to one node, a fifth more or less.
+        said: Told what a node's page says.
+    """
+
+    def __init__(self, every_s: float, said: Callable[[dict[str, Reading]], None]) -> None:
+        self._every_s = every_s
+        self._said = said
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._session: aiohttp.ClientSession | None = None
+        self._tasks: dict[Target, asyncio.Task[None]] = {}
+
+    def use(self, targets: Iterable[Target]) -> None:
+        """Ask these from now on, and no others."""
+        wanted = set(targets)
+        for target in self._tasks.keys() - wanted:
+            self._tasks.pop(target).cancel()
+        if wanted and self._session is None:
+            self._session = aiohttp.ClientSession()
+        for target in wanted - self._tasks.keys():
+            assert self._session is not None  # noqa: S101 - made two lines above
+            task = self._ask(target, self._session)
+            self._tasks[target] = asyncio.get_running_loop().create_task(task, name=f"reading {target.url}")
+
+    async def stop(self) -> None:
+        """Ask nobody any more."""
+        tasks, self._tasks = list(self._tasks.values()), {}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+
+    async def _ask(self, target: Target, session: aiohttp.ClientSession) -> None:
+        probe = EngineProbe(session, target.engine, target.url, SystemClock.monotonic)
+        sequence, pause = 0, self._every_s
+        await asyncio.sleep(self._every_s * random.random())  # noqa: S311 - so that nodes are not asked in step
+        while True:
+            async with self._turns:
+                look = await probe.read()
+            if look.problem or look.load == _NOTHING:
+                pause = min(2 * pause, max(_LONGEST_PAUSE_S, self._every_s))
+            else:
+                sequence, pause = sequence + 1, self._every_s
+                beat = told(look.load, look.rates, Beat(state=NodeState.READY, sequence=sequence))
+                self._said({target.node_id: Reading(beat, look.at)})
+            await asyncio.sleep(pause * random.uniform(1 - _JITTER, 1 + _JITTER))  # noqa: S311 - likewise
