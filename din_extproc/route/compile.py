@@ -41,7 +41,7 @@ def compile_routes(pools: Sequence[Pool], aliases: Sequence[Alias], rules: Seque
     names: dict[str, tuple[bool, Reach]] = {model: (False, {model: ""}) for model in models}
     names |= {alias: (True, reach) for alias, reach in reaches.items()}
     targets = {name: _target(name, is_alias, reach, compiled, pools) for name, (is_alias, reach) in names.items()}
-    return Compiled(RouteTable(targets, allowed), tuple(flaws))
+    return Compiled(RouteTable(targets, allowed, compiled), tuple(flaws))
 
 
 def _target(name: str, is_alias: bool, reach: Reach, rules: Sequence[CompiledRule], pools: Sequence[Pool]) -> Target:  # noqa: FBT001
@@ -75,7 +75,7 @@ def _rules(rules: Sequence[Rule], pools: Mapping[str, Pool], known: Known) -> tu
         if rule.fallback == rule.pool:
             flaws.append(Flaw((*place, "fallback"), "the fallback is the pool itself", "name another pool, or leave it out"))
         if pool is not None:
-            compiled.append(CompiledRule(rule.id, matches, pool, pools.get(rule.fallback)))
+            compiled.append(CompiledRule(rule.id, matches, pool, pools.get(rule.fallback), rule.when))
     return compiled, flaws
 
 

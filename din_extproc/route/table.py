@@ -9,7 +9,7 @@ operation, has a node of an acceptable version (as far as the pool's nodes are k
 such a rule it is the first such pool: in the order of the alias's models, then of the configuration.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -18,6 +18,8 @@ from din_extproc.domain.request import Head, Intent, Operation
 from din_extproc.domain.tenant import Tenant
 from din_extproc.domain.verdict import Code, Refusal
 from din_extproc.route.expression import Facts, Matches
+from din_extproc.route.rules import Condition
+from din_extproc.route.trial import Trial, unmet
 from din_extproc.route.versions import ANY, Constraint, combine, parse_constraint
 
 VersionsOf = Callable[[str], frozenset[str]]
@@ -35,6 +37,8 @@ class CompiledRule(Struct, frozen=True):
     matches: Matches
     pool: Pool
     fallback: Pool | None
+    condition: Condition = Condition(always=True)
+    """What `matches` was compiled from."""
 
 
 class Target(Struct, frozen=True):
@@ -84,11 +88,13 @@ class RouteTable:
     Args:
         targets: Every name that can be asked for.
         allowed: Tenant id -> the physical models that it may use.
+        rules: All rules, in order.
     """
 
-    __slots__ = ("_allowed", "_targets")
+    __slots__ = ("_allowed", "_rules", "_targets")
 
-    def __init__(self, targets: Mapping[str, Target], allowed: Mapping[str, frozenset[str]]) -> None:
+    def __init__(self, targets: Mapping[str, Target], allowed: Mapping[str, frozenset[str]], rules: Sequence[CompiledRule]) -> None:
+        self._rules = tuple(rules)
         self._targets = dict(targets)
         self._allowed = dict(allowed)
 
@@ -102,18 +108,10 @@ class RouteTable:
             hour_utc: 0-23, for rules that look at the time of day.
             versions_of: What is in service now.
         """
-        target, suffix = self._target(intent.model)
-        if target is None:
-            return Refusal(Code.MODEL_NOT_FOUND, f"The model {_shown(intent.model)} does not exist.", param="model")
-        allowed = self._allowed.get(tenant.id, _NOTHING)
-        if allowed.isdisjoint(target.models):
-            return Refusal(Code.MODEL_NOT_ALLOWED, f"The key may not use the model {_shown(target.name)}.", param="model")
-        asked = ANY
-        if suffix or intent.version:
-            constraint = _asked(suffix, intent.version)
-            if isinstance(constraint, Refusal):
-                return constraint
-            asked = constraint
+        question = self._question(intent, tenant)
+        if isinstance(question, Refusal):
+            return question
+        target, allowed, asked = question
         facts = Facts(intent, tenant, head.headers, hour_utc, target.name)
         operation = intent.operation
         for rule in target.rules:
@@ -125,6 +123,21 @@ class RouteTable:
                     fallback_versions = ANY if fallback is None else _on(target, fallback.model, asked)
                     return Routed(rule.id, target.name, pool.model, pool, versions, fallback, fallback_versions)
         return _unserved(target, intent, allowed, asked, versions_of)
+
+    def tried(self, intent: Intent, tenant: Tenant, head: Head, hour_utc: int, versions_of: VersionsOf) -> tuple[Trial, ...]:
+        """Every rule that `route` comes by, and every rule before the one that takes the request, with what spoke against it."""
+        question = self._question(intent, tenant)
+        if isinstance(question, Refusal):
+            return ()
+        target, allowed, asked = question
+        facts = Facts(intent, tenant, head.headers, hour_utc, target.name)
+        trials = []
+        for rule in (*self._rules, *(rule for rule in target.rules if not rule.id)):
+            why = tuple(_against(rule, target, allowed, asked, facts, versions_of))
+            trials.append(Trial(rule.id, rule.pool.name, not why, why))
+            if not why:
+                break
+        return tuple(trials)
 
     def models_for(self, tenant: Tenant) -> tuple[ListedModel, ...]:
         """Every name that the tenant may ask for, aliases first, each group sorted."""
@@ -141,6 +154,19 @@ class RouteTable:
         target, _ = self._target(asked_for)
         return None if target is None else next(iter(target.models))
 
+    def _question(self, intent: Intent, tenant: Tenant) -> tuple[Target, frozenset[str], Constraint] | Refusal:
+        """What the name stands for, the models that the tenant may use, and the version that the client asks for."""
+        target, suffix = self._target(intent.model)
+        if target is None:
+            return Refusal(Code.MODEL_NOT_FOUND, f"The model {_shown(intent.model)} does not exist.", param="model")
+        allowed = self._allowed.get(tenant.id, _NOTHING)
+        if allowed.isdisjoint(target.models):
+            return Refusal(Code.MODEL_NOT_ALLOWED, f"The key may not use the model {_shown(target.name)}.", param="model")
+        if not suffix and not intent.version:
+            return target, allowed, ANY
+        asked = _asked(suffix, intent.version)
+        return asked if isinstance(asked, Refusal) else (target, allowed, asked)
+
     def _target(self, asked_for: str) -> tuple[Target | None, str]:
         """The target, and the version constraint after the last `@` of a name that is none as it stands."""
         target = self._targets.get(asked_for)
@@ -148,6 +174,24 @@ class RouteTable:
             return target, ""
         name, _, suffix = asked_for.rpartition("@")
         return self._targets.get(name), suffix
+
+
+def _against(
+    rule: CompiledRule, target: Target, allowed: frozenset[str], asked: Constraint, facts: Facts, versions_of: VersionsOf
+) -> Iterator[str]:
+    """What speaks against a rule, in the order in which `route` looks."""
+    pool = rule.pool
+    if pool.model not in target.models:
+        yield f"its pool serves {pool.model}, which {_shown(target.name)} does not stand for"
+        return
+    if pool.model not in allowed:
+        yield f"the tenant may not use {pool.model}"
+    if pool.operations is not None and facts.intent.operation not in pool.operations:
+        yield f"its pool does not serve {facts.intent.operation.value}"
+    yield from unmet(rule.condition, facts)
+    versions = _on(target, pool.model, asked)
+    if asked is not ANY and not _has_version(versions_of(pool.name), versions):
+        yield f"no node of its pool serves a version that meets {versions.text}"
 
 
 def _usable(

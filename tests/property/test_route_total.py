@@ -66,8 +66,13 @@ intents = st.builds(
 @given(
     intents, st.sampled_from([*TENANTS, STRANGER]), st.dictionaries(st.sampled_from(["x-task-tier", "x-a"]), st.text()), st.integers(0, 23)
 )
-def test_every_intent_is_routed_to_an_allowed_model_or_refused(intent, tenant, headers, hour_utc):
-    routed = TABLE.route(intent, tenant, Head(method="POST", path=intent.operation.value, headers=headers), hour_utc, MEMBERS.versions)
+def test_every_intent_is_routed_to_an_allowed_model_or_refused_and_what_is_said_of_it_is_so(intent, tenant, headers, hour_utc):
+    asked = (intent, tenant, Head(method="POST", path=intent.operation.value, headers=headers), hour_utc, MEMBERS.versions)
+    routed, tried = TABLE.route(*asked), TABLE.tried(*asked)
+    assert [(trial.rule, trial.pool) for trial in tried if trial.took] == (
+        [] if isinstance(routed, Refusal) else [(routed.rule, routed.pool.name)]
+    )
+    assert all("".join(trial.why) for trial in tried if not trial.took)
     if isinstance(routed, Refusal):
         assert routed.message.isprintable()
         return
