@@ -6,10 +6,10 @@ PY     := $(BIN)/python
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-check test test-fast test-e2e test-chaos bench bench-peers bench-smoke lint type arch proto proto-check golden check clean
+.PHONY: help setup demo demo-check test test-fast test-e2e test-envoy-matrix test-chaos bench bench-peers bench-smoke lint type arch proto proto-check golden check clean
 
 help: ## show every target
-	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z][a-z0-9-]*:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
 
 setup: $(READY) ## virtual environment with everything that tests and demo need
 
@@ -37,6 +37,9 @@ test-fast: setup ## tests that start no Envoy
 
 test-e2e: setup ## tests through a real Envoy
 	@$(PY) -m pytest -m e2e
+
+test-envoy-matrix: setup ## tests through each Envoy from 1.36 to 1.40 (five times test-e2e); TESTS=tests/e2e/test_wire_envoy.py for a part
+	@$(PY) -m tests.envoy_matrix $(TESTS)
 
 test-chaos: setup ## tests that kill, pause and delay things
 	@$(PY) -m pytest -m chaos
@@ -73,4 +76,4 @@ golden: setup ## rewrite the golden files from what the code says now
 check: lint type arch proto-check test bench-smoke ## the gate: everything above that can say no
 
 clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) .venv-peers build dist *.egg-info .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-peers .venv-envoy build dist *.egg-info .mypy_cache .ruff_cache .hypothesis .import_linter_cache
