@@ -249,10 +249,14 @@ class Registrar:
             await self._write(node_id, lambda before, _: _known(before, "", lambda known: caught(known, reason, self.now())))
 
     def _apply(self, change: Change) -> None:
-        if change.row is None:
+        known = self.table.rows.get(change.node_id)
+        if known is not None and known.revision >= change.revision:
+            return
+        row = change.row
+        if row is None:
             self._tell(self.table.remove(change.node_id, change.revision, self.now(), "deregistered"))
         else:
-            self._take(change.row, alive=change.alive)
+            self._take(row, alive=change.alive)
 
     def _take(self, row: Row, *, alive: bool) -> None:
         before = self.table.rows.get(row.id)

@@ -32,9 +32,13 @@ class Change(Struct, frozen=True):
 
     node_id: str
     revision: int
-    row: Row | None
-    """None: it is no more."""
     alive: bool
+    packed: bytes
+
+    @property
+    def row(self) -> Row | None:
+        """Its row, None: it is no more. Read only when somebody asks: most of what a writer hears is its own."""
+        return _row(self.packed, self.revision)
 
 
 class Put(Struct, frozen=True):
@@ -131,13 +135,13 @@ def heard(message: bytes) -> Change:
     """
     head, _, packed = message.partition(b"\n")
     revision, alive, node_id = head.split(b" ", 2)
-    return Change(node_id.decode(), int(revision), _row(packed, int(revision)), alive == b"1")
+    return Change(node_id.decode(), int(revision), alive == b"1", packed)
 
 
 def _changes(flat: list[Any]) -> Iterator[Change]:
     fields = iter(flat)
     for node_id, revision, alive, packed in zip(fields, fields, fields, fields, strict=True):
-        yield Change(node_id.decode(), int(revision), _row(packed, int(revision)), bool(alive))
+        yield Change(node_id.decode(), int(revision), bool(alive), packed)
 
 
 def _row(packed: bytes, revision: int) -> Row | None:
