@@ -142,7 +142,7 @@ class Stack:
         rendered = self.folder / "envoy.yaml"
         settings = load(self.config_file, {})
         assert isinstance(settings, Settings), str(settings)
-        rendered.write_text(render_envoy(settings))
+        rendered.write_text(render_envoy(settings, xds=settings.gateway.xds is not None, node_id="envoy-of-this-test"))
         binary = find_envoy()
         command = [binary, "--config-path", rendered, "--concurrency", "1", "--use-dynamic-base-id", "--log-level", "warning"]
         self.envoy = self._child("envoy", command)

@@ -8,25 +8,54 @@ import json
 from typing import Any
 
 import yaml
-from envoy_data_plane.envoy.config.bootstrap.v3 import Admin, Bootstrap, BootstrapStaticResources
+from envoy_data_plane.envoy.config.bootstrap.v3 import Admin, Bootstrap, BootstrapDynamicResources, BootstrapStaticResources
+from envoy_data_plane.envoy.config.core.v3 import (
+    ApiConfigSource,
+    ApiConfigSourceApiType,
+    ApiVersion,
+    BackoffStrategy,
+    GrpcService,
+    GrpcServiceEnvoyGrpc,
+    RetryPolicy,
+)
+from envoy_data_plane.envoy.config.core.v3 import Node as EnvoyNode
 from envoy_data_plane.envoy.config.overload.v3 import OverloadManager, ResourceMonitor
 from envoy_data_plane.envoy.extensions.resource_monitors.downstream_connections.v3 import DownstreamConnectionsConfig
 
 from din_extproc.control.clusters import clusters
 from din_extproc.control.listener import listener
-from din_extproc.control.packing import envoy_address, extension
-from din_extproc.control.topology import Topology
+from din_extproc.control.packing import by_ads, envoy_address, extension, milliseconds
+from din_extproc.control.topology import XDS_CLUSTER, Discovery, Topology
 
+_SERVICE_CLUSTER = "din"
+_FIRST_RETRY_MS = 100
+_LAST_RETRY_MS = 1_000
 _NOTE = "# Rendered by `din-extproc render envoy`: change the gateway's configuration, not this file.\n"
 
 
 def bootstrap(topology: Topology) -> Bootstrap:
     """Envoy's bootstrap message."""
+    discovery = topology.discovery
     return Bootstrap(
+        node=None if discovery is None else EnvoyNode(id=discovery.node_id, cluster=_SERVICE_CLUSTER),
         admin=Admin(address=envoy_address(topology.admin)),
         static_resources=BootstrapStaticResources(listeners=[listener(topology)], clusters=clusters(topology)),
+        dynamic_resources=None if discovery is None else _dynamic(discovery),
         overload_manager=_connection_limit(topology.max_connections),
     )
+
+
+def _dynamic(discovery: Discovery) -> BootstrapDynamicResources:
+    """One stream for everything. While it is down, Envoy goes on with what it was told last, and tries again with short pauses."""
+    pause = BackoffStrategy(base_interval=milliseconds(_FIRST_RETRY_MS), max_interval=milliseconds(_LAST_RETRY_MS))
+    service = GrpcServiceEnvoyGrpc(cluster_name=XDS_CLUSTER, retry_policy=RetryPolicy(retry_back_off=pause))
+    source = ApiConfigSource(
+        api_type=ApiConfigSourceApiType.DELTA_GRPC if discovery.delta else ApiConfigSourceApiType.GRPC,
+        transport_api_version=ApiVersion.V3,
+        grpc_services=[GrpcService(envoy_grpc=service)],
+        set_node_on_first_message_only=True,
+    )
+    return BootstrapDynamicResources(ads_config=source, cds_config=by_ads())
 
 
 def _connection_limit(connections: int) -> OverloadManager:

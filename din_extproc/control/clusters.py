@@ -1,11 +1,10 @@
-"""Where Envoy connects to: one cluster per pool, one for the sidecar's workers, one for the access log.
+"""Where Envoy connects to: one cluster per pool, one for the sidecar's workers, one for the access log, one for discovery.
 
 Rule: a request goes to the node that the sidecar named, and to another of the same pool only when that one can't answer. Envoy does
 not ask whether a named node is healthy: health checks and ejection here decide only who else may answer.
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 from envoy_data_plane.envoy.config.cluster.v3 import (
     CircuitBreakers,
@@ -13,6 +12,7 @@ from envoy_data_plane.envoy.config.cluster.v3 import (
     Cluster,
     ClusterCommonLbConfig,
     ClusterDiscoveryType,
+    ClusterEdsClusterConfig,
     LoadBalancingPolicy,
     LoadBalancingPolicyPolicy,
     OutlierDetection,
@@ -41,31 +41,55 @@ from envoy_data_plane.envoy.type.v3 import Percent
 from envoy_data_plane.google.protobuf import Any as PackedAny
 from envoy_data_plane.google.protobuf import Struct as ProtoStruct
 
-from din_extproc.control.packing import envoy_address, extension, milliseconds
-from din_extproc.control.topology import ACCESS_LOG_CLUSTER, EXT_PROC_CLUSTER, Address, HealthCheck, SocketAddress, Topology
+from din_extproc.control.facts import NAMESPACE, endpoint_facts
+from din_extproc.control.packing import by_ads, envoy_address, extension, milliseconds
+from din_extproc.control.topology import ACCESS_LOG_CLUSTER, EXT_PROC_CLUSTER, XDS_CLUSTER, Address, HealthCheck, SocketAddress, Topology
 from din_extproc.domain.node import Node, Pool
 
 ENDPOINT_HEADER = "x-din-endpoint"
-FAIL_OPEN = "fail_open"
-"""Under this name stands what an answer is marked with that nobody admitted."""
 _PROTOCOL_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _NO_LIMIT = 1 << 20
 """Connections, requests and retries at once: admission is the sidecar's, Envoy's own brake would only surprise."""
 _NODE_KEEPALIVE_MS = 4_000
 """Below the five seconds after which uvicorn and cpp-httplib close an idle connection, so that no request meets the closing."""
+_NODES_MS = 5_000
+"""A cluster without news of its nodes is taken as empty after that. It must end: until then Envoy answers to no cluster at all."""
 _WORKER_CHECK_MS = 100
 _WORKER_EJECTION_MS = 200
 _WORKER_CONNECT_MS = 250
 
 
 def clusters(topology: Topology) -> list[Cluster]:
-    """All of them, the gateway's own first."""
+    """Those that Envoy starts with, the gateway's own first. Pools are among them unless they come by discovery."""
     own = [_ext_proc(topology.ext_proc), _service(ACCESS_LOG_CLUSTER, [topology.access_log])]
-    return own + [_pool(pool, topology) for pool in topology.pools]
+    if topology.discovery is not None:
+        return [*own, _service(XDS_CLUSTER, [topology.discovery.address])]
+    return own + [_static_pool(pool, topology) for pool in topology.pools]
+
+
+def discovered_pool(pool: Pool, topology: Topology) -> Cluster:
+    """A pool whose nodes come by discovery.
+
+    A node that is taken away is gone at once: by default Envoy keeps it for as long as its health checks succeed.
+    """
+    cluster = _pool(pool, topology)
+    cluster.type = ClusterDiscoveryType.EDS
+    cluster.eds_cluster_config = ClusterEdsClusterConfig(eds_config=by_ads(patience_ms=_NODES_MS))
+    cluster.ignore_health_on_host_removal = True
+    return cluster
+
+
+def _static_pool(pool: Pool, topology: Topology) -> Cluster:
+    """A pool with its nodes."""
+    cluster = _pool(pool, topology)
+    fail_open = pool.name == topology.fail_open_pool
+    cluster.type = ClusterDiscoveryType.STATIC
+    cluster.load_assignment = _assignment(pool.name, [_node(node, pool, fail_open=fail_open) for node in pool.nodes])
+    return cluster
 
 
 def _pool(pool: Pool, topology: Topology) -> Cluster:
-    """The nodes of a pool."""
+    """How Envoy treats the nodes of a pool, wherever it knows them from."""
     protocol = UpstreamProtocolOptions(
         common_http_protocol_options=HttpProtocolOptions(idle_timeout=milliseconds(_NODE_KEEPALIVE_MS)),
         explicit_http_config=HttpProtocolOptionsExplicitHttpConfig(http_protocol_options=Http1ProtocolOptions()),
@@ -73,9 +97,7 @@ def _pool(pool: Pool, topology: Topology) -> Cluster:
     )
     return Cluster(
         name=pool.name,
-        type=ClusterDiscoveryType.STATIC,
         connect_timeout=milliseconds(topology.timeouts.connect_ms),
-        load_assignment=_assignment(pool.name, [_node(node, pool, topology) for node in pool.nodes]),
         load_balancing_policy=_override_host(),
         common_lb_config=_only_healthy(),
         circuit_breakers=_no_brake(),
@@ -95,14 +117,12 @@ def _toward_node() -> list[HttpFilter]:
     return [HttpFilter(name=each.name, typed_config=each.typed_config) for each in chain]
 
 
-def _node(node: Node, pool: Pool, topology: Topology) -> LbEndpoint:
-    """A node with what its answers are marked with: this is where `x-din-node-id` comes from."""
-    facts: dict[str, Any] = {"node_id": node.id, "model": node.model, "version": node.version, "dtype": node.dtype, "pool": pool.name}
-    if pool.name == topology.fail_open_pool:
-        facts[FAIL_OPEN] = {"degraded": "true", "reason": "limits_bypassed"}
+def _node(node: Node, pool: Pool, *, fail_open: bool) -> LbEndpoint:
+    """A node with what its answers are marked with."""
+    facts = endpoint_facts(node, pool.name, fail_open=fail_open)
     return LbEndpoint(
         endpoint=Endpoint(address=envoy_address(SocketAddress(node.endpoint.host, node.endpoint.port))),
-        metadata=Metadata(filter_metadata={"din": ProtoStruct.from_dict(facts)}),
+        metadata=Metadata(filter_metadata={NAMESPACE: ProtoStruct.from_dict(facts)}),
     )
 
 

@@ -15,14 +15,15 @@ from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v
     HttpConnectionManagerCodecType,
     HttpConnectionManagerPathWithEscapedSlashesAction,
     HttpConnectionManagerServerHeaderTransformation,
+    Rds,
 )
 
 from din_extproc.control.access_log import access_log
 from din_extproc.control.early_headers import early_header_mutation
 from din_extproc.control.filters import http_filters
 from din_extproc.control.local_replies import local_reply_config
-from din_extproc.control.packing import envoy_address, extension, milliseconds
-from din_extproc.control.routes import route_configuration
+from din_extproc.control.packing import by_ads, envoy_address, extension, milliseconds
+from din_extproc.control.routes import ROUTE_CONFIGURATION, route_configuration
 from din_extproc.control.topology import Topology
 
 EDIT_ROOM_BYTES = 64 << 10
@@ -50,7 +51,8 @@ def _connection_manager(topology: Topology) -> HttpConnectionManager:
     return HttpConnectionManager(
         stat_prefix="din",
         codec_type=HttpConnectionManagerCodecType.AUTO,
-        route_config=route_configuration(topology),
+        route_config=route_configuration(topology) if topology.discovery is None else None,
+        rds=None if topology.discovery is None else Rds(config_source=by_ads(), route_config_name=ROUTE_CONFIGURATION),
         http_filters=http_filters(topology),
         access_log=[access_log(topology)],
         local_reply_config=local_reply_config(),

@@ -5,6 +5,9 @@ from datetime import timedelta
 import betterproto2
 from envoy_data_plane.envoy.config.core.v3 import Address as EnvoyAddress
 from envoy_data_plane.envoy.config.core.v3 import (
+    AggregatedConfigSource,
+    ApiVersion,
+    ConfigSource,
     HeaderValue,
     HeaderValueOption,
     HeaderValueOptionHeaderAppendAction,
@@ -33,6 +36,11 @@ def overwrite(name: str, value: str) -> HeaderValueOption:
         header=HeaderValue(key=name, value=value),
         append_action=HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
     )
+
+
+def by_ads(*, patience_ms: int = 0) -> ConfigSource:
+    """From the stream of discovery. 0: it is waited for as long as it takes, because there is nothing to serve without it."""
+    return ConfigSource(ads=AggregatedConfigSource(), resource_api_version=ApiVersion.V3, initial_fetch_timeout=milliseconds(patience_ms))
 
 
 def envoy_address(address: Address) -> EnvoyAddress:

@@ -24,14 +24,15 @@ from envoy_data_plane.envoy.extensions.retry.host.previous_hosts.v3 import Previ
 from envoy_data_plane.envoy.type.matcher.v3 import RegexMatcher, StringMatcher
 from envoy_data_plane.google.protobuf import Any as PackedAny
 
-from din_extproc.control.clusters import FAIL_OPEN
 from din_extproc.control.early_headers import CLIENT_MAY_SEND
+from din_extproc.control.facts import FAIL_OPEN
 from din_extproc.control.filters import CORS, EXT_PROC
 from din_extproc.control.packing import extension, milliseconds, overwrite
 from din_extproc.control.topology import Topology
 from din_extproc.domain.request import Operation
 
 CLUSTER_HEADER = "x-din-cluster"
+ROUTE_CONFIGURATION = "din"
 UNDECIDED = "undecided"
 _SECRETS = ["authorization", "x-api-key", "api-key", "proxy-authorization", "cookie"]
 """Where a tenant's key or session can stand: a node has no use for it."""
@@ -62,7 +63,7 @@ def route_configuration(topology: Topology) -> RouteConfiguration:
     host = VirtualHost(name="din", domains=["*"], routes=routes)
     if topology.cors_origins:
         host.typed_per_filter_config = {CORS: PackedAny.pack(_cors_policy(topology.cors_origins))}
-    return RouteConfiguration(name="din", virtual_hosts=[host])
+    return RouteConfiguration(name=ROUTE_CONFIGURATION, virtual_hosts=[host])
 
 
 def _preflight(origin: str) -> Route:

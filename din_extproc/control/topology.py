@@ -12,7 +12,8 @@ from din_extproc.domain.node import Pool
 
 EXT_PROC_CLUSTER = "din_ext_proc"
 ACCESS_LOG_CLUSTER = "din_access_log"
-_RESERVED = frozenset({EXT_PROC_CLUSTER, ACCESS_LOG_CLUSTER})
+XDS_CLUSTER = "din_xds"
+RESERVED_CLUSTERS = frozenset({EXT_PROC_CLUSTER, ACCESS_LOG_CLUSTER, XDS_CLUSTER})
 _MAX_BODY_BYTES = 1 << 30
 
 
@@ -158,6 +159,19 @@ class HealthCheck(Struct, frozen=True):
                 raise ValueError(f"health_check: {path!r} is not an absolute path")
 
 
+class Discovery(Struct, frozen=True):
+    """Where a running Envoy is told its pools, their nodes and its routes, and by which name it asks."""
+
+    address: Address
+    node_id: str
+    delta: bool = True
+    """It is told changes; otherwise the state of the world each time."""
+
+    def __post_init__(self) -> None:
+        if not self.node_id:
+            raise ValueError("discovery: an Envoy that is told its nodes needs a node id")
+
+
 class Topology(Struct, frozen=True, kw_only=True):
     """Everything that Envoy is told."""
 
@@ -180,6 +194,8 @@ class Topology(Struct, frozen=True, kw_only=True):
     fail_open_pool: str | None = None
     """Where requests go, unmetered and marked, while no worker answers. None: they are refused."""
     access_log_flush_ms: int = 50
+    discovery: Discovery | None = None
+    """None: Envoy is told everything in the file that it starts with."""
     max_connections: int = 20_000
     """Of clients at once; further ones are not accepted."""
 
@@ -197,7 +213,7 @@ class Topology(Struct, frozen=True, kw_only=True):
                 raise ValueError(f"{name} is at least 1")
         names = Counter(pool.name for pool in self.pools)
         for name, count in names.items():
-            if count > 1 or name in _RESERVED or not name:
+            if count > 1 or name in RESERVED_CLUSTERS or not name:
                 raise ValueError(f"pools: {name!r} is empty, taken twice, or a name that the gateway uses itself")
         if self.fail_open_pool is not None and self.fail_open_pool not in names:
             raise ValueError(f"fail_open_pool: there is no pool {self.fail_open_pool!r}")

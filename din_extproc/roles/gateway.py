@@ -42,6 +42,7 @@ from din_extproc.edge.scrape import Scraper, Target
 from din_extproc.edge.services import AccessLogService, ExtProcService, HealthService, Service
 from din_extproc.edge.workers import WorkerFailed, Workers
 from din_extproc.flow.gauges import Gauges
+from din_extproc.roles.discovery import Discovery
 from din_extproc.roles.membership import Membership, configured
 from din_extproc.roles.planes import AccountingPlane, News, RequestPlane
 from din_extproc.roles.reload import Reloader
@@ -57,6 +58,7 @@ _LOOK_S = 1.0
 _TELL_S = 0.5
 _OBSERVE_S = 5.0
 _LAST_WORDS_S = 2.0
+_GOODBYE_S = 1.0
 _TRANSPORTS: dict[str, type[H2Server | GrpcioServer]] = {"wire": H2Server, "grpcio": GrpcioServer}
 
 
@@ -110,6 +112,7 @@ class Gateway:
         self._workers: Workers[dict[str, Any]] | None = None
         self._channel: Channel[News] | None = None
         self._membership: Membership | None = None
+        self._discovery: Discovery | None = None
         self._scraper: Scraper | None = None
         gauges, outputs = Gauges(settings.routes.preferred), OutputHistory()
         services: list[Service] = []
@@ -126,6 +129,8 @@ class Gateway:
                 self._scraper = Scraper(settings.gateway.scrape_s, lambda readings: self._tell(News(readings=readings)))
             if settings.gateway.registry is not None:
                 self._membership = self._make_membership(settings, settings.gateway.registry)
+            if settings.gateway.xds is not None:
+                self._discovery = Discovery(_TRANSPORTS[options.transport], self._background)
         self._health = HealthService(*(service.name for service in services))
         self._server = _TRANSPORTS[options.transport]((*services, self._health), max_body_bytes=settings.body_limit)
         self._admin = AdminServer(self._status, self._unready, self._nodes)
@@ -170,6 +175,9 @@ class Gateway:
         if self._membership is not None:
             await self._membership.start()
             self._background.every(_OBSERVE_S, "telling what answers say of nodes", self._observe)
+        if self._discovery is not None and settings.gateway.xds is not None:
+            await self._discovery.start(str(settings.gateway.xds.address))
+            _log.info("telling Envoys their nodes at %s", settings.gateway.xds.address)
         if self._workers is not None:
             await self._workers.start()
         if self._channel is None:
@@ -187,6 +195,8 @@ class Gateway:
         self._switch(serving=False)
         if self._membership is not None:
             await self._membership.stop()
+        if self._discovery is not None:
+            await self._discovery.stop(_GOODBYE_S)
         if self._workers is not None:
             await self._workers.stop()
         await self._server.stop(self._options.drain_s)
@@ -216,6 +226,8 @@ class Gateway:
         self._health.switch(serving=serving)
 
     async def _use(self, settings: Settings) -> None:
+        if self._discovery is not None:
+            await self._discovery.use(settings)
         if self._requests is not None:
             self._requests.use(settings, await load_tokenizers(settings))
         if self._accounting is not None:
@@ -261,6 +273,8 @@ class Gateway:
         """Whoever decides about requests hears it, and who settles them hears of nodes."""
         if self._accounting is not None and news.turnover is not None:
             self._accounting.turn(news.turnover)
+        if self._discovery is not None and news.turnover is not None:
+            self._discovery.turn(news.turnover)
         if self._workers is not None:
             self._workers.tell(news)
         else:
@@ -321,6 +335,7 @@ class Gateway:
             "limits": self._ledger.state,
             "redis": self._link.state,
             "membership": self._nodes(),
+            **({} if self._discovery is None else self._discovery.shown()),
             **workers,
             **numbers,
         }

@@ -56,11 +56,14 @@ class Reloader:
         for section in ("gateway", "store"):
             if getattr(loaded, section) != getattr(self.settings, section):
                 _log.warning("`%s` has changed: it takes effect at the next start", section)
-        if loaded.pools != self.settings.pools or loaded.envoy != self.settings.envoy:
+        if self.settings.gateway.xds is not None:
+            if loaded.envoy != self.settings.envoy:
+                _log.warning("`envoy` has changed: what it says of the listener takes effect when Envoy's configuration is rendered again")
+        elif loaded.pools != self.settings.pools or loaded.envoy != self.settings.envoy:
             _log.warning("`pools` or `envoy` have changed: render Envoy's configuration again")
+        await self._use(loaded)
         self.settings = loaded
         self._mark = _mark(loaded)
-        await self._use(loaded)
         _log.info("configuration %s is in use", loaded.fingerprint)
 
 

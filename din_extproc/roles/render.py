@@ -3,6 +3,7 @@
 Rule: what is printed was accepted by an Envoy of this machine, where there is one.
 """
 
+import socket
 from importlib.resources import files
 
 from din_extproc.edge.envoy_binary import complaint, find_envoy
@@ -11,22 +12,27 @@ from din_extproc.settings.settings import Settings
 
 
 class Unrenderable(Exception):  # noqa: N818 - it says what the configuration is
-    """Envoy refuses what the configuration asks for; the message names the field."""
+    """Envoy refuses what the configuration asks for, or it can't be asked for; the message names the field."""
 
 
-def render_envoy(settings: Settings, *, validate: bool = False) -> str:
+def render_envoy(settings: Settings, *, validate: bool = False, xds: bool = False, node_id: str = "") -> str:
     """Envoy's bootstrap as YAML.
 
     Args:
         settings: A sound configuration.
         validate: Ask the Envoy of this machine, when there is one, whether it would start with it.
+        xds: For an Envoy that is told its pools, nodes and routes while it runs.
+        node_id: By which name it asks then; "" is this host's.
 
     Raises:
-        Unrenderable: it would not.
+        Unrenderable: Envoy would not start, or nothing tells it anything while it runs.
     """
     from din_extproc.control.bootstrap import as_yaml  # noqa: PLC0415 - three seconds, for those who render only
 
-    text = as_yaml(settings.topology(usage_lua()))
+    discovery = settings.discovery(node_id or socket.gethostname()) if xds else None
+    if xds and discovery is None:
+        raise Unrenderable("`gateway.xds` is not configured: nothing would tell that Envoy its nodes")
+    text = as_yaml(settings.topology(usage_lua(), discovery))
     return _accepted(text, validate=validate)
 
 

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from msgspec import Struct
 
-from din_extproc.control.topology import ACCESS_LOG_CLUSTER, EXT_PROC_CLUSTER
+from din_extproc.control.topology import RESERVED_CLUSTERS
 from din_extproc.domain.node import Pool
 from din_extproc.domain.tenant import ApiKey, Tenant
 from din_extproc.route.compile import compile_routes
@@ -19,8 +19,6 @@ from din_extproc.settings.document import Document
 from din_extproc.settings.pools import make_kind, make_nodes
 from din_extproc.settings.problems import Place
 from din_extproc.settings.shape import Shaped
-
-_RESERVED = {EXT_PROC_CLUSTER, ACCESS_LOG_CLUSTER}
 
 
 class Assembled(Struct, frozen=True):
@@ -57,7 +55,7 @@ def assemble(shaped: Shaped, catalog: Catalog | None, document: Document) -> Ass
 
 def _pools(shaped: Shaped, catalog: Catalog | None, document: Document) -> Iterable[Pool]:
     for name, pool in shaped.config.pools.items():
-        if name in _RESERVED:
+        if name in RESERVED_CLUSTERS:
             document.report(("pools", name), f"{name!r} is a cluster of the gateway itself", "call the pool something else", at_key=True)
         if not pool.nodes and shaped.config.gateway.registry is None:
             hint = "list nodes, or let them register: `gateway.registry`"

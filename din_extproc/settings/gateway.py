@@ -3,6 +3,7 @@
 Rule: an address here is one that we listen on; that of Envoy's listener is in `envoy.py`.
 """
 
+from collections import Counter
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
@@ -45,6 +46,14 @@ class Listen(Section):
     address: ListenAddress
 
 
+class Xds(Section):
+    """Where running Envoys are told their pools, nodes and routes."""
+
+    address: ListenAddress
+    delta: bool = True
+    """Envoys are rendered to ask for changes; otherwise for the state of the world each time."""
+
+
 class Gateway(Section):
     """`gateway:`."""
 
@@ -53,6 +62,8 @@ class Gateway(Section):
     ext_proc: ExtProc = ExtProc(socket="/run/din/ext_proc.sock")
     access_log: Listen = Listen(address=Endpoint("127.0.0.1", 50052))
     admin: Listen = Listen(address=Endpoint("127.0.0.1", 9090))
+    xds: Xds | None = None
+    """None: Envoys know what their rendered files say."""
     workers: Annotated[int, Field(ge=1, le=64)] = 1
     scrape_s: Annotated[float, Field(strict=False, ge=0, le=60)] = 3.0
     """How often the metrics page of each listed node is read; 0: never."""
@@ -63,13 +74,11 @@ class Gateway(Section):
     def _consistent(self) -> "Gateway":
         if self.workers > 1 and self.ext_proc.socket is None:
             raise ValueError("more than one worker needs `ext_proc.socket`: each worker has a socket of its own")
-        if self.access_log.address == self.admin.address or self.ext_proc.address in {self.access_log.address, self.admin.address}:
-            raise ValueError("ext_proc, access_log and admin listen on three different addresses")
+        own = [self.access_log.address, self.admin.address, self.ext_proc.address, None if self.xds is None else self.xds.address]
         if self.registry is not None:
-            others = {self.access_log.address, self.admin.address, self.ext_proc.address} - {None}
-            own = [address for address in (self.registry.address, self.registry.http_address) if address is not None]
-            if others & set(own) or len(set(own)) < len(own):
-                raise ValueError("the registry listens on addresses of its own")
+            own += [self.registry.address, self.registry.http_address]
+        if any(count > 1 for address, count in Counter(own).items() if address is not None):
+            raise ValueError("ext_proc, access_log, admin, xds and the registry listen on addresses of their own")
         return self
 
     @property

@@ -5,7 +5,7 @@ Rule: what is here was checked; nobody asks again whether a pool exists or a ran
 
 from msgspec import Struct
 
-from din_extproc.control.topology import Outlier, Retry, SocketAddress, Topology
+from din_extproc.control.topology import Discovery, Outlier, Retry, SocketAddress, Topology
 from din_extproc.domain.node import Pool
 from din_extproc.domain.tenant import ApiKey, Tenant
 from din_extproc.route.table import RouteTable
@@ -55,8 +55,18 @@ class Settings(Struct, frozen=True, kw_only=True):
         """The largest request body, in bytes."""
         return self.envoy.body_limit_mib * _MIB
 
-    def topology(self, usage_lua: str) -> Topology:
-        """What Envoy's configuration is rendered from. `usage_lua`: the source of the filter that reads usage from answers."""
+    def discovery(self, node_id: str) -> Discovery | None:
+        """How an Envoy of this name is told its pools, nodes and routes. None: it is not."""
+        xds = self.gateway.xds
+        return None if xds is None else Discovery(as_reached(xds.address), node_id, xds.delta)
+
+    def topology(self, usage_lua: str, discovery: Discovery | None = None) -> Topology:
+        """What Envoy's configuration is rendered from.
+
+        Args:
+            usage_lua: The source of the filter that reads usage from answers.
+            discovery: For an Envoy that is told its pools, nodes and routes while it runs.
+        """
         envoy = self.envoy
         reached = self.gateway.ext_proc.address
         return Topology(
@@ -74,4 +84,5 @@ class Settings(Struct, frozen=True, kw_only=True):
             cors_origins=envoy.cors.allow_origins,
             fail_open_pool=self.fail_open_pool,
             access_log_flush_ms=envoy.access_log_flush_ms,
+            discovery=discovery,
         )

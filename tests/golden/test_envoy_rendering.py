@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from msgspec import structs
 
 from din_extproc.control import bootstrap
-from din_extproc.control.topology import Topology, parse_address
+from din_extproc.control.topology import Discovery, Topology, parse_address
 from din_extproc.domain.node import Endpoint, Node, Pool
 from din_extproc.edge.envoy_binary import complaint, find_envoy
 from din_extproc.settings.load import load
@@ -56,10 +57,20 @@ def smallest() -> Topology:
     return Topology(ext_proc=(parse_address("127.0.0.1:50051"),), access_log=parse_address("127.0.0.1:50052"), health_check=None)
 
 
+def told() -> Topology:
+    """An Envoy that is told its pools, nodes and routes while it runs."""
+    return structs.replace(everything(), discovery=Discovery(parse_address("127.0.0.1:50053"), "envoy-1"))
+
+
 @pytest.mark.parametrize(
     ("topology", "golden"),
-    [(everything, HERE / "everything.yaml"), (smallest, HERE / "smallest.yaml"), (shipped, SHIPPED / "gateway.yaml")],
-    ids=["everything", "smallest", "shipped"],
+    [
+        (told, HERE / "told.yaml"),
+        (everything, HERE / "everything.yaml"),
+        (smallest, HERE / "smallest.yaml"),
+        (shipped, SHIPPED / "gateway.yaml"),
+    ],
+    ids=["told", "everything", "smallest", "shipped"],
 )
 def test_a_topology_renders_to_its_golden_file_and_envoy_accepts_it(topology, golden):
     rendered = bootstrap.as_yaml(topology())
@@ -69,6 +80,16 @@ def test_a_topology_renders_to_its_golden_file_and_envoy_accepts_it(topology, go
     binary = find_envoy()
     assert binary is not None
     assert complaint(rendered, binary) is None
+
+
+def test_an_envoy_without_delta_asks_for_the_state_of_the_world():
+    topology = structs.replace(told(), discovery=Discovery(parse_address("127.0.0.1:50053"), "envoy-1", delta=False))
+    rendered = yaml.safe_load(bootstrap.as_yaml(topology))
+    source = rendered["dynamic_resources"]["ads_config"]
+    assert (source["api_type"], source["set_node_on_first_message_only"]) == ("GRPC", True)
+    binary = find_envoy()
+    assert binary is not None
+    assert complaint(bootstrap.as_yaml(topology), binary) is None
 
 
 def test_json_and_yaml_say_the_same():

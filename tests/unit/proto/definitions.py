@@ -12,6 +12,8 @@ import sys
 FILES = (
     "envoy.config.core.v3.address",
     "envoy.config.core.v3.base",
+    "envoy.config.endpoint.v3.endpoint",
+    "envoy.config.endpoint.v3.endpoint_components",
     "envoy.data.accesslog.v3.accesslog",
     "envoy.extensions.filters.http.ext_proc.v3.processing_mode",
     "envoy.service.accesslog.v3.als",

@@ -1,0 +1,30 @@
+"""The nodes of one cluster as Envoy's message, put together from one part per node.
+
+Rule: a part is serialised once. Messages that stand one behind the other are one message with all their entries, so a change of one node
+among ten thousand costs a join.
+"""
+
+from collections.abc import Sequence
+
+from din_extproc._proto.envoy.config.endpoint.v3.endpoint_components_pb2 import LocalityLbEndpoints
+from din_extproc.control.facts import NAMESPACE, endpoint_facts
+from din_extproc.control.fields import field
+from din_extproc.domain.node import Node
+
+_CLUSTER_NAME = 1
+_ENDPOINTS = 2
+
+
+def node_part(node: Node, pool: str, *, fail_open: bool) -> bytes:
+    """A node as the only one of its locality."""
+    part = LocalityLbEndpoints()
+    added = part.lb_endpoints.add()
+    address = added.endpoint.address.socket_address
+    address.address, address.port_value = node.endpoint.host, node.endpoint.port
+    added.metadata.filter_metadata[NAMESPACE].update(endpoint_facts(node, pool, fail_open=fail_open))
+    return part.SerializeToString()
+
+
+def assignment(cluster: str, parts: Sequence[bytes]) -> bytes:
+    """A serialised `ClusterLoadAssignment` of nodes' parts, which share one locality."""
+    return field(_CLUSTER_NAME, cluster.encode()) + field(_ENDPOINTS, b"".join(parts))

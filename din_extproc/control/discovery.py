@@ -1,0 +1,163 @@
+"""One Envoy's stream of aggregated discovery: serialised requests in, serialised responses out, in the order that breaks nothing.
+
+Rule: clusters before their nodes, and routes when the client has answered to both; a cluster is taken away last, when nothing leads there
+any more, and its nodes after it. Nodes never wait for the answer to their cluster: Envoy gives it only when it has them, which makes it
+the sign that the cluster can be used.
+"""
+
+from collections.abc import Iterator
+
+from google.protobuf.message import DecodeError
+from msgspec import Struct
+
+from din_extproc._proto.envoy.config.core.v3.base_pb2 import Node as EnvoyNode
+from din_extproc._proto.envoy.service.discovery.v3.discovery_pb2 import (
+    DeltaDiscoveryRequest,
+    DeltaDiscoveryResponse,
+    DiscoveryRequest,
+    DiscoveryResponse,
+)
+from din_extproc.control.fields import field, head
+from din_extproc.control.snapshot import ASSIGNMENT, CLUSTER, ROUTES, SERVED, Resource, Snapshot
+from din_extproc.control.subscription import Offer, Phase, Subscription
+
+_RESOURCES = 2
+"""The number of the field, in responses of both kinds."""
+LABELS = {CLUSTER: "clusters", ASSIGNMENT: "endpoints", ROUTES: "routes"}
+"""What people call the types."""
+
+
+class TypeStatus(Struct, frozen=True):
+    """How one client stands with one type."""
+
+    acked: str
+    """The version that it took last; "" before the first."""
+    in_sync: bool
+    """It has been offered all there is, and has answered."""
+    refusal: str
+    """Why it refused the latest response, "" when it did not."""
+
+
+class ClientStatus(Struct, frozen=True):
+    """How one client stands."""
+
+    id: str
+    cluster: str
+    envoy: str
+    """Its program and version."""
+    protocol: str
+    types: dict[str, TypeStatus]
+
+
+class DiscoveryStream:
+    """One stream.
+
+    Args:
+        snapshot: what is served.
+        delta: the client speaks the incremental protocol.
+    """
+
+    def __init__(self, snapshot: Snapshot, *, delta: bool) -> None:
+        self.snapshot = snapshot
+        self._delta = delta
+        self._node = EnvoyNode()
+        self._subscriptions: dict[str, Subscription] = {}
+        self._offers = 0
+
+    def receive(self, data: bytes) -> list[bytes]:
+        """Take one request. Returns the responses that are due.
+
+        Raises:
+            ValueError: the message is none, or asks for too much.
+        """
+        try:
+            request = (DeltaDiscoveryRequest if self._delta else DiscoveryRequest).FromString(data)
+        except DecodeError as error:
+            raise ValueError("not a discovery request") from error
+        if request.HasField("node"):
+            self._node = request.node  # later requests may leave it out
+        if request.type_url not in SERVED:
+            return []
+        subscription = self._subscriptions.get(request.type_url)
+        if subscription is None:
+            subscription = self._subscriptions[request.type_url] = Subscription(request.type_url, delta=self._delta)
+        refusal = request.error_detail.message if request.HasField("error_detail") else None
+        if isinstance(request, DeltaDiscoveryRequest):
+            subscription.wants_changes(
+                request.resource_names_subscribe,
+                request.resource_names_unsubscribe,
+                request.initial_resource_versions,
+                request.response_nonce,
+                refusal,
+            )
+        else:
+            subscription.wants(request.resource_names, request.response_nonce, refusal)
+        return list(self._due())
+
+    def publish(self, snapshot: Snapshot) -> list[bytes]:
+        """Serve this from now on. Returns the responses that are due."""
+        self.snapshot = snapshot
+        return list(self._due())
+
+    @property
+    def settled(self) -> bool:
+        """The client has answered to all there is; what is no more may still have to be taken away."""
+        return not any(self._behind(each, removals=False) for each in self._subscriptions.values())
+
+    def status(self) -> ClientStatus:
+        """For people."""
+        node = self._node
+        types = {
+            LABELS[each.type_url]: TypeStatus(each.acked, not self._behind(each, removals=True), each.refusal)
+            for each in self._subscriptions.values()
+        }
+        program = f"{node.user_agent_name} {node.user_agent_version}".strip()
+        return ClientStatus(node.id, node.cluster, program, "delta" if self._delta else "state of the world", types)
+
+    def _behind(self, subscription: Subscription, *, removals: bool) -> bool:
+        return subscription.phase is Phase.OFFERED or subscription.pending(self.snapshot, removals=removals)
+
+    def _due(self) -> Iterator[bytes]:
+        yield from self._next(CLUSTER, removals=False)
+        yield from self._next(ASSIGNMENT, removals=False)
+        for type_url in (ROUTES, CLUSTER, ASSIGNMENT):
+            if any(each.phase is Phase.OFFERED for each in self._subscriptions.values()):
+                return
+            yield from self._next(type_url, removals=True)
+
+    def _next(self, type_url: str, *, removals: bool) -> Iterator[bytes]:
+        subscription = self._subscriptions.get(type_url)
+        if subscription is None:
+            return
+        offer = subscription.offer(self.snapshot, str(self._offers + 1), removals=removals)
+        if offer is None:
+            return
+        self._offers += 1
+        if type_url == CLUSTER and ASSIGNMENT in self._subscriptions:
+            # A cluster that is told anew waits for its nodes to be told anew, whether they have changed or not.
+            self._subscriptions[ASSIGNMENT].forget(offer.told)
+        yield _changes(type_url, offer) if self._delta else _world(type_url, offer)
+
+
+def _world(type_url: str, offer: Offer) -> bytes:
+    response = DiscoveryResponse(version_info=offer.version, type_url=type_url, nonce=offer.nonce)
+    parts = [response.SerializeToString()]
+    for resource in offer.resources:
+        parts += (head(_RESOURCES, len(resource.packed)), resource.packed)
+    return b"".join(parts)
+
+
+def _changes(type_url: str, offer: Offer) -> bytes:
+    response = DeltaDiscoveryResponse(
+        system_version_info=offer.version, type_url=type_url, nonce=offer.nonce, removed_resources=offer.removed
+    )
+    parts = [response.SerializeToString()]
+    for resource in offer.resources:
+        parts += _labelled(resource)
+    return b"".join(parts)
+
+
+def _labelled(resource: Resource) -> tuple[bytes, ...]:
+    """The resource with its name and version, in pieces: it may be large."""
+    label = field(1, resource.version.encode()) + field(3, resource.name.encode()) + head(2, len(resource.packed))
+    return head(_RESOURCES, len(label) + len(resource.packed)), label, resource.packed

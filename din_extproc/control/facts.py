@@ -1,0 +1,20 @@
+"""What an answer is marked with, by the node that gave it: the metadata of an endpoint, read by the routes' response headers.
+
+Rule: the same words whether endpoints are rendered into a file or served to a running Envoy.
+"""
+
+from din_extproc.domain.node import Node
+
+NAMESPACE = "din"
+FAIL_OPEN = "fail_open"
+"""Under this name stands what an answer is marked with that nobody admitted."""
+
+Facts = dict[str, str | dict[str, str]]
+
+
+def endpoint_facts(node: Node, pool: str, *, fail_open: bool) -> Facts:
+    """This is where `x-din-node-id` comes from. `fail_open`: requests go to the pool while no worker answers."""
+    facts: Facts = {"node_id": node.id, "model": node.model, "version": node.version, "dtype": node.dtype, "pool": pool}
+    if fail_open:
+        facts[FAIL_OPEN] = {"degraded": "true", "reason": "limits_bypassed"}
+    return facts

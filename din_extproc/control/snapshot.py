@@ -1,0 +1,112 @@
+"""Everything that Envoys are served at one moment, by type and name; each part with a version that is a hash of its content.
+
+Rule: the same content has the same version, in this process and in the next one: an Envoy that has it is not told again.
+"""
+
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
+
+from msgspec import Struct
+
+from din_extproc.control.assignment import assignment, node_part
+from din_extproc.control.fields import field
+from din_extproc.domain.node import Node
+
+_TYPES = "type.googleapis.com/envoy.config."
+CLUSTER = f"{_TYPES}cluster.v3.Cluster"
+ASSIGNMENT = f"{_TYPES}endpoint.v3.ClusterLoadAssignment"
+ROUTES = f"{_TYPES}route.v3.RouteConfiguration"
+SERVED = frozenset({CLUSTER, ASSIGNMENT, ROUTES})
+_HASH_BYTES = 8
+
+
+class Resource(Struct, frozen=True, gc=False):
+    """One thing that Envoy is told."""
+
+    name: str
+    version: str
+    packed: bytes
+    """As a serialised `google.protobuf.Any`."""
+
+    @classmethod
+    def of(cls, name: str, type_url: str, message: bytes) -> "Resource":
+        """Pack a serialised message."""
+        return cls(name, _digest(message), field(1, type_url.encode()) + field(2, message))
+
+
+class Blueprint(Struct, frozen=True):
+    """What changes only with the configuration: all but which nodes there are."""
+
+    clusters: tuple[Resource, ...]
+    """One per pool, under its name."""
+    routes: Resource
+    fail_open_pool: str | None = None
+
+    def keeping(self, former: "Blueprint") -> "Blueprint":
+        """This one, with the clusters that the former had and this one has not: somebody may still be on the way to them."""
+        names = {cluster.name for cluster in self.clusters}
+        kept = tuple(cluster for cluster in former.clusters if cluster.name not in names)
+        return Blueprint((*self.clusters, *kept), self.routes, self.fail_open_pool)
+
+
+class Snapshot(Struct, frozen=True):
+    """One moment. Every cluster has its assignment, be it empty."""
+
+    resources: Mapping[str, Mapping[str, Resource]]
+    """By type and name."""
+    versions: Mapping[str, str]
+    """By type: of all its resources together."""
+
+
+class Assigner:
+    """Makes assignments, and makes anew only what changed: a node's part once per node, an assignment once per change of its pool."""
+
+    def __init__(self) -> None:
+        self._pools: dict[str, _Assigned] = {}
+
+    def snapshot(self, blueprint: Blueprint, nodes: Mapping[str, tuple[Node, ...]]) -> Snapshot:
+        """The moment at which pools have these nodes, by the pool's name."""
+        before, self._pools = self._pools, {}
+        for cluster in blueprint.clusters:
+            name = cluster.name
+            self._pools[name] = _assigned(before.get(name), name, nodes.get(name, ()), fail_open=name == blueprint.fail_open_pool)
+        resources = {
+            CLUSTER: {cluster.name: cluster for cluster in blueprint.clusters},
+            ASSIGNMENT: {name: assigned.resource for name, assigned in self._pools.items()},
+            ROUTES: {blueprint.routes.name: blueprint.routes},
+        }
+        return Snapshot(resources, {type_url: _version(each.values()) for type_url, each in resources.items()})
+
+
+class _Assigned(Struct, frozen=True):
+    """A pool's assignment, and what it was made from."""
+
+    nodes: tuple[Node, ...]
+    fail_open: bool
+    parts: dict[str, tuple[Node, bytes]]
+    """By node id: its part of the message."""
+    resource: Resource
+
+
+def _assigned(before: _Assigned | None, pool: str, nodes: tuple[Node, ...], *, fail_open: bool) -> _Assigned:
+    known: dict[str, tuple[Node, bytes]] = {}
+    if before is not None and before.fail_open == fail_open:
+        if before.nodes == nodes:
+            return before
+        known = before.parts
+    parts: dict[str, tuple[Node, bytes]] = {}
+    for node in nodes:
+        part = known.get(node.id)
+        if part is None or (part[0] is not node and part[0] != node):
+            part = (node, node_part(node, pool, fail_open=fail_open))
+        parts[node.id] = part
+    message = assignment(pool, [part for _, part in parts.values()])
+    return _Assigned(nodes, fail_open, parts, Resource.of(pool, ASSIGNMENT, message))
+
+
+def _version(resources: Iterable[Resource]) -> str:
+    return _digest("\n".join(sorted(f"{each.name} {each.version}" for each in resources)).encode())
+
+
+def _digest(content: bytes) -> str:
+    return blake2b(content, digest_size=_HASH_BYTES).hexdigest()

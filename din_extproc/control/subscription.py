@@ -1,0 +1,222 @@
+"""What one client has of one type of resource, what it was offered last, and what it said to that. No bytes, no clock.
+
+Rule: one response is under way at a time; what changes meanwhile is told in one piece after the client has taken or refused that one.
+What was refused is not offered again until it is another.
+
+Sources: https://www.envoyproxy.io/docs/envoy/latest/api-docs/xds_protocol
+"""
+
+from collections.abc import Iterable, Mapping
+from enum import Enum, auto
+
+from msgspec import Struct
+
+from din_extproc.control.snapshot import CLUSTER, Resource, Snapshot
+
+EVERYTHING = "*"
+_MOST_NAMES = 10_000
+"""A client that asks for more resources by name is none of ours."""
+
+
+class Phase(Enum):
+    """Whether a response is under way."""
+
+    IDLE = auto()
+    OFFERED = auto()
+
+
+class Said(Enum):
+    """What a request says to the latest response."""
+
+    NOTHING = auto()
+    """It has no nonce: it only asks."""
+    YES = auto()
+    NO = auto()
+    AGAIN = auto()
+    """The nonce of a response that was answered already: it changes what is asked for."""
+    LATE = auto()
+    """The nonce of a response that a newer one has replaced."""
+
+
+_NEXT = {
+    (Phase.IDLE, Said.NOTHING): Phase.IDLE,
+    (Phase.IDLE, Said.AGAIN): Phase.IDLE,
+    (Phase.IDLE, Said.LATE): Phase.IDLE,
+    (Phase.OFFERED, Said.NOTHING): Phase.OFFERED,
+    (Phase.OFFERED, Said.YES): Phase.IDLE,
+    (Phase.OFFERED, Said.NO): Phase.IDLE,
+    (Phase.OFFERED, Said.LATE): Phase.OFFERED,
+}
+
+
+class Offer(Struct, frozen=True):
+    """One response."""
+
+    nonce: str
+    version: str
+    """Of all resources of the type together."""
+    resources: tuple[Resource, ...]
+    removed: tuple[str, ...]
+    """Names. Only clients that take changes can be told so; the others see what is missing."""
+    told: tuple[str, ...]
+    """Names of the resources that are new to the client or have changed."""
+
+
+class Subscription:
+    """One type on one stream.
+
+    Args:
+        type_url: of the resources.
+        delta: the client takes changes; otherwise it is told the state of the world.
+    """
+
+    def __init__(self, type_url: str, *, delta: bool) -> None:
+        self.type_url = type_url
+        self.acked = ""
+        """The version that the client took last; "" before the first."""
+        self.refusal = ""
+        """Why the client refused the latest response; "" when it did not."""
+        self.phase = Phase.IDLE
+        self._delta = delta
+        self._whole = not delta and type_url == CLUSTER
+        """Every response names all there are: what is not named is removed."""
+        self._fresh = True
+        self._owed = False
+        self._everything = False
+        self._names: set[str] = set()
+        self._has: dict[str, Resource | None] = {}
+        """What the client was offered; None: it was told that there is no such thing."""
+        self._nonce = self._version = ""
+
+    # -- what the client says ------------------------------------------------------------------------------------------------------
+
+    def wants(self, names: Iterable[str], nonce: str, refusal: str | None) -> None:
+        """A request for the state of the world: from now on these names and no others.
+
+        Raises:
+            ValueError: more names than a client of ours has.
+        """
+        if self._take(nonce, refusal) is Said.LATE:
+            return  # its client is about to ask again
+        wanted = set(names)
+        naming_none_means_all = self.type_url == CLUSTER and (self._fresh or (self._everything and not self._names))
+        everything = EVERYTHING in wanted or (naming_none_means_all and not wanted)
+        wanted.discard(EVERYTHING)
+        if (everything and not self._everything) or (self._whole and wanted != self._names):
+            self._owed = True
+        self._fresh = False
+        self._everything = everything
+        self._names = _bounded(wanted)
+        if not everything:
+            self._has = {name: resource for name, resource in self._has.items() if name in wanted}
+
+    def wants_changes(
+        self, subscribe: Iterable[str], unsubscribe: Iterable[str], known: Mapping[str, str], nonce: str, refusal: str | None
+    ) -> None:
+        """A request for changes. `known`: what the client has from a former stream, versions by name.
+
+        Raises:
+            ValueError: more names than a client of ours has.
+        """
+        self._take(nonce, refusal)
+        added, dropped = set(subscribe), set(unsubscribe)
+        if EVERYTHING in added or (self._fresh and not added and self.type_url == CLUSTER):
+            self._owed = self._owed or not self._everything
+            self._everything = True
+        if self._fresh and known:
+            self._owed = True  # what it has may be all there is: then the answer says no more than that
+        if EVERYTHING in dropped:
+            self._everything = False
+        if self._fresh:
+            self._has = {name: Resource(name, version, b"") for name, version in _few(known).items()}
+        else:
+            for name in added:
+                self._has.pop(name, None)  # asked for again: told again
+        self._fresh = False
+        self._names = _bounded((self._names | added) - dropped - {EVERYTHING})
+        if not self._everything:
+            self._has = {name: resource for name, resource in self._has.items() if name in self._names}
+
+    def _take(self, nonce: str, refusal: str | None) -> Said:
+        said = self._said(nonce, refusal)
+        self.phase = _NEXT[self.phase, said]
+        if said is Said.YES:
+            self.acked, self.refusal = self._version, ""
+        elif said is Said.NO:
+            self.refusal = refusal or "refused without a reason"
+        return said
+
+    def _said(self, nonce: str, refusal: str | None) -> Said:
+        if not nonce or not self._nonce:
+            return Said.NOTHING
+        if nonce != self._nonce:
+            return Said.LATE
+        if self.phase is Phase.IDLE:
+            return Said.AGAIN
+        return Said.YES if refusal is None else Said.NO
+
+    # -- what it is told -----------------------------------------------------------------------------------------------------------
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Tell these again, though they have not changed."""
+        for name in names:
+            self._has.pop(name, None)
+
+    def pending(self, snapshot: Snapshot, *, removals: bool) -> bool:
+        """Whether the client lacks something. `removals`: also whether it has something that is no more."""
+        return self._owed or bool(self._changed(snapshot, removals=removals))
+
+    def offer(self, snapshot: Snapshot, nonce: str, *, removals: bool) -> Offer | None:
+        """The next response, under way from now on. None: there is nothing to say, or one is under way.
+
+        `removals` False: what is no more stays for now.
+        """
+        if self.phase is Phase.OFFERED:
+            return None
+        changed = self._changed(snapshot, removals=removals)
+        if not changed and not self._owed:
+            return None
+        removed = tuple(sorted(name for name, resource in changed.items() if resource is None))
+        resources = tuple(resource for resource in changed.values() if resource is not None)
+        told = tuple(resource.name for resource in resources)
+        self._has.update(changed)
+        for name in removed:
+            if name not in self._names:
+                del self._has[name]
+        if self._whole:
+            resources = tuple(resource for resource in self._has.values() if resource is not None)
+        self.phase, self._owed = Phase.OFFERED, False
+        self._nonce, self._version = nonce, snapshot.versions[self.type_url]
+        return Offer(nonce, self._version, resources, removed, told)
+
+    def _changed(self, snapshot: Snapshot, *, removals: bool) -> dict[str, Resource | None]:
+        """What the client has not as it is. None: it is no more."""
+        there = snapshot.resources[self.type_url]
+        changed: dict[str, Resource | None] = {}
+        for name in self._names | there.keys() | self._has.keys() if self._everything else self._names:
+            resource = there.get(name)
+            if name not in self._has:
+                if resource is not None or self._can_be_told_missing(name):
+                    changed[name] = resource
+                continue
+            had = self._has[name]
+            if resource is None:
+                if had is not None and removals and (self._delta or self._whole):
+                    changed[name] = None
+            elif had is None or had.version != resource.version:
+                changed[name] = resource
+        return changed
+
+    def _can_be_told_missing(self, name: str) -> bool:
+        return self._delta and name in self._names
+
+
+def _bounded(names: set[str]) -> set[str]:
+    if len(names) > _MOST_NAMES:
+        raise ValueError(f"more than {_MOST_NAMES} resources of one type are asked for")
+    return names
+
+
+def _few(known: Mapping[str, str]) -> Mapping[str, str]:
+    _bounded(set(known))
+    return known

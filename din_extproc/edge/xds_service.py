@@ -1,0 +1,121 @@
+"""Discovery as a service: Envoys' streams, and everything that they are told when something changes.
+
+Rule: a change is told to one Envoy per turn of the loop, and to each one only when it has answered to what it was told before: the slow
+one misses what came in between, never the newest.
+"""
+
+import asyncio
+from collections.abc import Mapping
+
+from din_extproc.control.discovery import LABELS, DiscoveryStream
+from din_extproc.control.snapshot import Snapshot
+from din_extproc.edge.services import Answers, Take, Taker
+from din_extproc.edge.session import INVALID_ARGUMENT
+
+
+class DiscoveryService:
+    """`AggregatedDiscoveryService`, whole and in changes.
+
+    Args:
+        snapshot: What is served first.
+    """
+
+    name = "envoy.service.discovery.v3.AggregatedDiscoveryService"
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self.streams: dict[_Stream, None] = {}
+        self._waiting: dict[_Stream, None] = {}
+        """Streams that have not been told of the latest change."""
+        self._telling = False
+        self._moved = asyncio.Event()
+
+    def methods(self) -> Mapping[str, Take]:
+        """One for each protocol."""
+        return {
+            "StreamAggregatedResources": lambda answers: self._open(answers, delta=False),
+            "DeltaAggregatedResources": lambda answers: self._open(answers, delta=True),
+        }
+
+    async def drain(self) -> None:
+        """End every stream: its Envoy looks for another server, and goes on meanwhile with what it knows."""
+        for stream in list(self.streams):
+            stream.ended(cancelled=False)
+
+    def publish(self, snapshot: Snapshot) -> None:
+        """Serve this from now on."""
+        self.snapshot = snapshot
+        self._waiting = dict(self.streams)
+        if not self._telling:
+            self._telling = True
+            asyncio.get_running_loop().call_soon(self._tell_next)
+
+    async def settled(self) -> None:
+        """Wait until every Envoy that is connected has answered to all there is."""
+        while self._waiting or not all(stream.discovery.settled for stream in self.streams):
+            self._moved.clear()
+            await self._moved.wait()
+
+    def shown(self) -> dict[str, object]:
+        """The versions that are served, and how each Envoy stands, in the order in which they came."""
+        served = {label: self.snapshot.versions[type_url] for type_url, label in LABELS.items()}
+        return {"served": served, "envoys": [stream.discovery.status() for stream in self.streams]}
+
+    def moved(self) -> None:
+        """A stream has got further, or is gone."""
+        self._moved.set()
+
+    def left(self, stream: "_Stream") -> None:
+        """A stream is over."""
+        self.streams.pop(stream, None)
+        self._waiting.pop(stream, None)
+        self.moved()
+
+    def _open(self, answers: Answers, *, delta: bool) -> Taker:
+        stream = _Stream(answers, self, DiscoveryStream(self.snapshot, delta=delta))
+        self.streams[stream] = None
+        return stream
+
+    def _tell_next(self) -> None:
+        stream = next(iter(self._waiting), None)
+        if stream is None:
+            self._telling = False
+            self.moved()
+            return
+        del self._waiting[stream]
+        asyncio.get_running_loop().call_soon(self._tell_next)
+        stream.tell(self.snapshot)
+
+
+class _Stream:
+    """One Envoy's call."""
+
+    __slots__ = ("_answers", "_service", "discovery")
+
+    def __init__(self, answers: Answers, service: DiscoveryService, discovery: DiscoveryStream) -> None:
+        self._answers = answers
+        self._service = service
+        self.discovery = discovery
+
+    def message(self, data: bytes) -> None:
+        try:
+            responses = self.discovery.receive(data)
+        except ValueError as error:
+            self._answers.fail(INVALID_ARGUMENT, str(error))
+            self._service.left(self)
+            return
+        self._send(responses)
+
+    def tell(self, snapshot: Snapshot) -> None:
+        """The snapshot is another."""
+        self._send(self.discovery.publish(snapshot))
+
+    def ended(self, *, cancelled: bool) -> None:
+        self._service.left(self)
+        if not cancelled:
+            self._answers.finish()
+
+    def _send(self, responses: list[bytes]) -> None:
+        for response in responses:
+            self._answers.send(response)
+        self._service.moved()
