@@ -105,15 +105,13 @@ def render_envoy(
     config: Config = DEFAULT_CONFIG,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here instead of to standard output.")] = None,
     validate: Annotated[bool, typer.Option(help="Ask the Envoy of this machine, if there is one.")] = True,  # noqa: FBT002
-    xds: Annotated[bool, typer.Option("--xds", help="For an Envoy that the sidecar tells its nodes while it runs.")] = False,  # noqa: FBT002
-    node_id: Annotated[str, typer.Option(help="With --xds, the name by which that Envoy asks; this host's by default.")] = "",
 ) -> None:
     """Envoy's own configuration (envoy.yaml) for this din.yaml."""
     from din_extproc.roles.render import Unrenderable  # noqa: PLC0415 - the other commands start without it
     from din_extproc.roles.render import render_envoy as render  # noqa: PLC0415
 
     try:
-        text = render(_settings(config), validate=validate, xds=xds, node_id=node_id)
+        text = render(_settings(config), validate=validate)
     except Unrenderable as error:
         _fail(str(error))
     if output is None:
@@ -152,15 +150,18 @@ def explain(
     tenant: Annotated[str, typer.Option(help="Who asks.")],
     config: Config = DEFAULT_CONFIG,
     json: Json = False,  # noqa: FBT002 - a flag
+    live: Annotated[bool, typer.Option("--live", help="Over the nodes that the running sidecar knows, as busy as they are.")] = False,  # noqa: FBT002
 ) -> None:
-    """Say where a request would go, and why."""
+    """Say where a request would go, and why: what was read, each rule, each node."""
     from din_extproc.roles.explain import Unexplained  # noqa: PLC0415 - the other commands start without it
     from din_extproc.roles.explain import explain as explain_request  # noqa: PLC0415
+    from din_extproc.roles.nodes import Unanswered, rows  # noqa: PLC0415
 
     settings = _settings(config)
     try:
-        explained = explain_request(settings, tenant, sys.stdin.buffer.read() if str(request) == "-" else request.read_bytes())
-    except (Unexplained, OSError) as error:
+        text = sys.stdin.buffer.read() if str(request) == "-" else request.read_bytes()
+        explained = explain_request(settings, tenant, text, rows(settings.gateway.admin.address) if live else None)
+    except (Unexplained, Unanswered, OSError) as error:
         _fail(str(error))
     if json:
         _print_json(explained)

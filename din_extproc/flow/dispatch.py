@@ -61,10 +61,14 @@ def dispatch(granted: Granted, head: Head) -> Send:
     )
 
 
+def timeout_ms(intent: Intent, picked: Picked) -> int | None:
+    """How long Envoy waits for the whole answer, retries included: the shorter of what client and pool say; None: neither does."""
+    return min((limit for limit in (intent.timeout_ms, picked.timeout_ms) if limit is not None), default=None)
+
+
 def _timeout(granted: Granted) -> Headers:
-    """How long Envoy waits for the whole answer, retries included, where client or pool say: the shorter of the two."""
-    limits = [limit for limit in (granted.intent.timeout_ms, granted.picked.timeout_ms) if limit is not None]
-    return ((_ENVOY_TIMEOUT, str(min(limits))),) if limits else ()
+    limit = timeout_ms(granted.intent, granted.picked)
+    return () if limit is None else ((_ENVOY_TIMEOUT, str(limit)),)
 
 
 def _body(reading: Reading, intent: Intent, pool: Pool) -> bytes:

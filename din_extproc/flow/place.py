@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from din_extproc.domain.membership import Reading
 from din_extproc.domain.node import Node, Pool
+from din_extproc.domain.request import Estimate
 from din_extproc.domain.usage import Pace
 from din_extproc.domain.verdict import Refusal
 from din_extproc.flow.members import Members
@@ -29,6 +30,12 @@ class Size(Struct, frozen=True, gc=False):
     tokens: int
     at_least: int
     """Where the estimate may be too high: the request is at least this long. Equal to `tokens` when it was counted."""
+
+    @classmethod
+    def of(cls, estimate: Estimate, output_tokens: int | None, band: float) -> "Size":
+        """By the estimate, and by what share of it, but for what was counted, it may be wrong; no output asked for: one token."""
+        tokens = estimate.tokens + (1 if output_tokens is None else output_tokens)
+        return cls(tokens, tokens if estimate.exact else tokens - int(band * (estimate.tokens - estimate.fixed)))
 
 
 class Target(Struct, frozen=True, gc=False):

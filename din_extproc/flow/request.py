@@ -13,7 +13,7 @@ from din_extproc.admit import headers as limit_headers
 from din_extproc.admit.keys import Authenticated
 from din_extproc.admit.ledger import Claim, Denied, Ledger, LimitsUnavailable, Standing
 from din_extproc.admit.reservation import OutputHistory, reservation
-from din_extproc.domain.request import Estimate, Head, Intent, Operation
+from din_extproc.domain.request import Head, Intent, Operation
 from din_extproc.domain.verdict import Answer, Refusal, Send, Verdict
 from din_extproc.flow import answers
 from din_extproc.flow.dispatch import Granted, dispatch
@@ -193,13 +193,7 @@ class RequestFlow:
 
     def _size(self, intent: Intent, model: str) -> Size:
         """How long the request is, and how long at the very least."""
-        estimated: Estimate = intent.estimate
-        output = 1 if intent.output_tokens is None else intent.output_tokens
-        tokens = estimated.tokens + output
-        if estimated.exact:
-            return Size(tokens, tokens)
-        band = self._desk.gauges.of(model).calibration.band
-        return Size(tokens, tokens - int(band * (estimated.tokens - estimated.fixed)))
+        return Size.of(intent.estimate, intent.output_tokens, self._desk.gauges.of(model).calibration.band)
 
     def _reweighed(self, intent: Intent, reading: Reading, model: str) -> Intent:
         """The intent by the gauge of the model that it goes to, when that is not the one it was read for."""

@@ -1,25 +1,37 @@
-"""The role `explain`: where a request would go and why, without Redis, nodes or Envoy.
+"""The role `explain`: where a request would go and why: over the nodes of the configuration, or those that a running sidecar knows.
 
 Rule: the same reading, routing and placing as in service; only the counters are not asked.
 """
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
+from din_extproc.domain.membership import NodeState, Reading
+from din_extproc.domain.node import Node
 from din_extproc.domain.request import Head, Intent
 from din_extproc.domain.verdict import Refusal
+from din_extproc.edge.registry_forms import MemberForm
+from din_extproc.flow.dispatch import timeout_ms
 from din_extproc.flow.gauges import Gauges
 from din_extproc.flow.members import Members
-from din_extproc.flow.place import Placer, Size
+from din_extproc.flow.place import Placer, Size, Target
+from din_extproc.flow.view import facts
 from din_extproc.intent.prefix import prefix
 from din_extproc.intent.read import read
+from din_extproc.roles.explained import Candidate, Explained, Wish, refused
 from din_extproc.roles.view import make_view
+from din_extproc.route.table import Routed
+from din_extproc.route.versions import Constraint
 from din_extproc.schedule.ask import Ask
 from din_extproc.schedule.load import Load
+from din_extproc.schedule.pick import Demand, Shape, fitting, fleet
 from din_extproc.settings.settings import Settings
+
+Rows = Sequence[MemberForm]
 
 
 class Unexplained(Exception):  # noqa: N818 - it says what the request is
@@ -35,51 +47,14 @@ class Request(Struct, frozen=True):
     headers: dict[str, str] = {}
 
 
-class Explained(Struct, frozen=True, omit_defaults=True):
-    """What would happen."""
-
-    sent: bool
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    rule: str | None = None
-    """"": no rule matched, the model's own pool takes it."""
-    model: str | None = None
-    pool: str | None = None
-    fallback: str | None = None
-    degraded: str | None = None
-    """Why it is the fallback that takes it."""
-    nodes: tuple[str, ...] = ()
-    """In the order in which idle nodes would be tried."""
-    refusal: str | None = None
-    status: int | None = None
-    message: str | None = None
-
-    def lines(self) -> list[str]:
-        """For a terminal."""
-        shown = []
-        if self.prompt_tokens is not None:
-            output = "not limited by the client" if self.output_tokens is None else f"at most {self.output_tokens} tokens"
-            shown.append(f"prompt    about {self.prompt_tokens} tokens; output {output}")
-        if self.rule is not None:
-            shown.append(f"rule      {self.rule or 'none matched: the first pool of the model'}")
-            shown.append(f"model     {self.model}")
-            shown.append(f"pool      {self.pool}" + (f", fallback {self.fallback}" if self.fallback else ""))
-        if self.degraded:
-            shown.append(f"degraded  the fallback takes it: {self.degraded}")
-        if self.nodes:
-            shown.append(f"nodes     {', '.join(self.nodes)}")
-        if self.refusal is not None:
-            shown.append(f"refused   {self.status} {self.refusal}: {self.message}")
-        return shown
-
-
-def explain(settings: Settings, tenant_id: str, text: bytes) -> Explained:
+def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None = None) -> Explained:
     """Explain one request.
 
     Args:
         settings: A sound configuration.
         tenant_id: Who asks.
         text: A JSON body for chat completions, or an object of `path`, `headers`, `method` and `body`.
+        rows: The nodes that a running sidecar knows, with what they say of their load; None: those of the configuration, idle.
 
     Raises:
         Unexplained: the tenant is unknown or the text is no request.
@@ -93,30 +68,99 @@ def explain(settings: Settings, tenant_id: str, text: bytes) -> Explained:
     gauges = Gauges(view.table.preferred)
     reading = read(head, bytes(request.body), gauges.named, view.body_limit)
     if isinstance(reading, Refusal):
-        return _refused(reading)
-    intent = reading.intent
-    members = Members.of(settings.pools)
-    routed = view.table.route(intent, tenant, head, datetime.now(UTC).hour, members.versions)
+        return refused(reading)
+    wish = Wish.of(reading.intent, prefix(reading.prompt))
+    members = Members.of(settings.pools) if rows is None else _members(rows)
+    asked = (reading.intent, tenant, head, datetime.now(UTC).hour, members.versions)
+    routed, tried = view.table.route(*asked), view.table.tried(*asked)
     if isinstance(routed, Refusal):
-        return _refused(routed, intent)
+        return refused(routed, wish, tried)
     placer = Placer(Load(), members)
-    tokens = intent.prompt_tokens + (intent.output_tokens or 1)
-    target = placer.target(routed, Size(tokens, tokens), 0.0)
-    where: dict[str, Any] = {
-        "prompt_tokens": intent.prompt_tokens,
-        "output_tokens": intent.output_tokens,
-        "rule": routed.rule,
-        "model": routed.model,
-        "pool": routed.pool.name,
-        "fallback": None if routed.fallback is None else routed.fallback.name,
-    }
+    for row in rows or ():
+        if row.beat is not None:
+            placer.hear(row.node.id, Reading(row.beat, 0.0))
+    size = Size.of(reading.intent.estimate, reading.intent.output_tokens, gauges.of(routed.model).calibration.band)
+    known = Explained(
+        sent=False,
+        intent=wish,
+        rules=tried,
+        rule=routed.rule,
+        model=routed.model,
+        pool=routed.pool.name,
+        fallback=None if routed.fallback is None else routed.fallback.name,
+    )
+    output = reading.intent.output_tokens
+    if output is None:
+        output = facts(view, routed.model).output_tokens_default
+    ask = Ask(reading.intent.prompt_tokens, output, 0.0, prefix=prefix(reading.prompt))
+    return _placed(known, placer, routed, size, reading.intent, ask, rows or ())
+
+
+def _placed(known: Explained, placer: Placer, routed: Routed, size: Size, intent: Intent, ask: Ask, rows: Rows) -> Explained:
+    """The rest of the way: pool or fallback, node by node."""
+    target = placer.target(routed, size, 0.0)
+    own = _dropped(routed.pool.name, placer.members, routed.versions, size, rows)
     if isinstance(target, Refusal):
-        return msgspec.structs.replace(_refused(target), **where)
-    picked = placer.pick(target, Ask(intent.prompt_tokens, intent.output_tokens or 1, 0.0, prefix=prefix(reading.prompt)))
+        return _answered(known, target, own)
+    if target.degraded:
+        own += _dropped(target.pool.name, placer.members, routed.fallback_versions, size, rows)
+    tail = target.ranking.tail
+    found = replace(known, degraded=target.degraded or None, scheduler=target.pool.scheduler, long=tail is not None and tail.is_long(ask))
+    dropped = {each.node for each in own}
+    nodes = [node for node in placer.members.nodes(target.pool.name) if node.id not in dropped]
+    scores = {node.id: target.ranking.strategy.score(node, ask) for node in nodes}
+    picked = placer.pick(target, ask)
     if isinstance(picked, Refusal):
-        return msgspec.structs.replace(_refused(picked), **where)
-    nodes = tuple(node.id for node in picked.nodes)
-    return Explained(sent=True, nodes=nodes, degraded=target.degraded or None, **where)
+        return _answered(found, picked, own)
+    names = tuple(node.id for node in picked.nodes)
+    ranked = [_ranked(node_id, target, names, score) for node_id, score in scores.items()]
+    ranked.sort(key=lambda each: (each.place or len(ranked) + 1, each.score))
+    limit = timeout_ms(intent, picked)
+    return replace(found, sent=True, nodes=names, candidates=(*ranked, *own), timeout_ms=limit)
+
+
+def _ranked(node_id: str, target: Target, names: tuple[str, ...], score: tuple[float, str]) -> Candidate:
+    place = names.index(node_id) + 1 if node_id in names else None
+    return Candidate(node=node_id, pool=target.pool.name, place=place, score=round(score[0], 3), why=score[1])
+
+
+def _answered(known: Explained, refusal: Refusal, candidates: tuple[Candidate, ...]) -> Explained:
+    code = refusal.code
+    return replace(known, candidates=candidates, refusal=code.code, status=code.status, message=refusal.message)
+
+
+def _dropped(pool: str, members: Members, versions: Constraint, size: Size, rows: Rows) -> tuple[Candidate, ...]:
+    """The nodes of a pool that can't take the request, and those that would belong to it but take nothing now."""
+    nodes = members.nodes(pool)
+    shapes = fitting(fleet(nodes), Demand(size.tokens, size.at_least, versions.text, versions.allows))
+    fit = () if isinstance(shapes, Refusal) else shapes
+    found = [
+        Candidate(node=node.id, pool=pool, why=_why(node, versions, size))
+        for node in nodes
+        if Shape(node.version, node.max_seq_len) not in fit
+    ]
+    models = {node.model for node in nodes} or {row.node.model for row in rows if pool == row.node.pool}
+    found += [
+        Candidate(node=row.node.id, pool=pool, why=f"{row.state.value}: {row.reasons[-1] if row.reasons else 'no reason given'}")
+        for row in rows
+        if row.state is not NodeState.READY and row.node.model in models and row.node.pool in {"", pool}
+    ]
+    return tuple(found)
+
+
+def _why(node: Node, versions: Constraint, size: Size) -> str:
+    if not versions.allows(node.version):
+        return f"its version {node.version} does not meet {versions.text}"
+    return f"it takes {node.max_seq_len} tokens; prompt and output need about {size.tokens}"
+
+
+def _members(rows: Rows) -> Members:
+    """The nodes that requests may go to, as a running sidecar sees them."""
+    nodes: dict[str, tuple[Node, ...]] = {}
+    for row in rows:
+        for pool in row.pools if row.state is NodeState.READY else ():
+            nodes[pool] = (*nodes.get(pool, ()), row.node.registration().node)
+    return Members(nodes, {}, {})
 
 
 def _request(text: bytes) -> Request:
@@ -130,14 +174,3 @@ def _request(text: bytes) -> Request:
         return msgspec.json.decode(text, type=Request)
     except msgspec.ValidationError as error:
         raise Unexplained(f"the request does not have the shape {{path, headers, method, body}}: {error}") from None
-
-
-def _refused(refusal: Refusal, intent: Intent | None = None) -> Explained:
-    return Explained(
-        sent=False,
-        prompt_tokens=None if intent is None else intent.prompt_tokens,
-        output_tokens=None if intent is None else intent.output_tokens,
-        refusal=refusal.code.code,
-        status=refusal.code.status,
-        message=refusal.message,
-    )

@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.table import Table
 
 from din_extproc.domain.node import Endpoint
+from din_extproc.edge.registry_forms import MemberForm
 from din_extproc.settings.gateway import as_reached
 
 _TIMEOUT_S = 3.0
@@ -38,6 +39,11 @@ def ask(admin: Endpoint) -> dict[str, Any]:
             return msgspec.json.decode(reply.read(), type=dict[str, Any])
     except (OSError, msgspec.DecodeError) as error:
         raise Unanswered(f"{url}: {getattr(error, 'reason', error)}") from error
+
+
+def rows(admin: Endpoint) -> tuple[MemberForm, ...]:
+    """Every node that the sidecar knows. Raises as `ask` does."""
+    return msgspec.convert(ask(admin)["nodes"], tuple[MemberForm, ...])
 
 
 def show(admin: Endpoint) -> None:

@@ -1,0 +1,121 @@
+"""What `din-extproc explain` says, for machines as it stands and for people in lines."""
+
+from msgspec import Struct
+
+from din_extproc.domain.request import Intent
+from din_extproc.domain.verdict import Refusal
+from din_extproc.route.trial import Trial
+
+
+class Wish(Struct, frozen=True, omit_defaults=True):
+    """What was read from the request."""
+
+    path: str
+    model: str
+    prompt_tokens: int
+    output_tokens: int | None = None
+    """None: the client did not say."""
+    stream: bool = False
+    timeout_ms: int | None = None
+    task_tier: str = ""
+    version: str = ""
+    priority: str = ""
+    prefix: str = ""
+    """The same for prompts that begin alike."""
+
+    @classmethod
+    def of(cls, intent: Intent, prefix: int) -> "Wish":
+        """An intent, in short."""
+        return cls(
+            path=intent.operation.value,
+            model=intent.model,
+            prompt_tokens=intent.prompt_tokens,
+            output_tokens=intent.output_tokens,
+            stream=intent.stream,
+            timeout_ms=intent.timeout_ms,
+            task_tier=intent.task_tier,
+            version=intent.version,
+            priority=intent.priority.value if intent.priority else "",
+            prefix=f"{prefix:08x}" if prefix else "",
+        )
+
+
+class Candidate(Struct, frozen=True, omit_defaults=True):
+    """A node that was looked at."""
+
+    node: str
+    pool: str
+    place: int | None = None
+    """1 is the one that is picked, the next ones are for retries; None: not named to Envoy."""
+    score: float | None = None
+    """What the pool's scheduler ranks by, least first; None: it was dropped."""
+    why: str = ""
+    """The score in words, or why it was dropped."""
+
+
+class Explained(Struct, frozen=True, omit_defaults=True):
+    """What would happen, and how it comes to that."""
+
+    sent: bool
+    intent: Wish | None = None
+    rules: tuple[Trial, ...] = ()
+    """Those that were looked at, in order; the last one takes the request, if one does."""
+    rule: str | None = None
+    """"": no rule matched, the model's own pool takes it."""
+    model: str | None = None
+    pool: str | None = None
+    fallback: str | None = None
+    degraded: str | None = None
+    """Why it is the fallback that takes it."""
+    scheduler: str | None = None
+    long: bool = False
+    """It belongs to the pool's long tail."""
+    timeout_ms: int | None = None
+    """How long Envoy waits, where client or pool say."""
+    candidates: tuple[Candidate, ...] = ()
+    nodes: tuple[str, ...] = ()
+    """In the order in which they would be tried."""
+    refusal: str | None = None
+    status: int | None = None
+    message: str | None = None
+
+    def lines(self) -> list[str]:
+        """For a terminal."""
+        shown = [] if self.intent is None else _wish(self.intent)
+        for trial in self.rules:
+            name = trial.rule or "(no rule)"
+            shown.append(
+                f"rule      {'*' if trial.took else '-'} {name} -> {trial.pool}" + (": " + "; ".join(trial.why) if trial.why else "")
+            )
+        if self.model is not None:
+            shown.append(f"model     {self.model}")
+            shown.append(f"pool      {self.pool}" + (f", fallback {self.fallback}" if self.fallback else ""))
+        if self.degraded:
+            shown.append(f"degraded  the fallback takes it: {self.degraded}")
+        if self.scheduler:
+            shown.append(f"scheduler {self.scheduler}" + (", for a request of the long tail" if self.long else ""))
+        for each in self.candidates:
+            mark = "-" if each.score is None else str(each.place or " ")
+            shown.append(f"node      {mark} {each.node}: {each.why}")
+        if self.nodes:
+            shown.append(f"nodes     {', '.join(self.nodes)}")
+        if self.timeout_ms is not None:
+            shown.append(f"timeout   {self.timeout_ms} ms")
+        if self.refusal is not None:
+            shown.append(f"refused   {self.status} {self.refusal}: {self.message}")
+        return shown
+
+
+def _wish(wish: Wish) -> list[str]:
+    output = "not limited by the client" if wish.output_tokens is None else f"at most {wish.output_tokens} tokens"
+    more = [f"{name} {text}" for name, text in (("tier", wish.task_tier), ("version", wish.version), ("priority", wish.priority)) if text]
+    return [
+        f"asks      {wish.path} of {wish.model!r}" + "".join(f", {each}" for each in more) + (", as a stream" if wish.stream else ""),
+        f"prompt    about {wish.prompt_tokens} tokens; output {output}",
+    ]
+
+
+def refused(refusal: Refusal, wish: Wish | None = None, rules: tuple[Trial, ...] = ()) -> Explained:
+    """The request is answered here."""
+    code = refusal.code
+    return Explained(sent=False, intent=wish, rules=rules, refusal=code.code, status=code.status, message=refusal.message)
