@@ -120,6 +120,7 @@ class FakeRegistry:
         self.lease = ""
         self.drain = False
         self.refuse: tuple[int, str] | None = None
+        self.refuse_registrations = ""
         self.registrations: list[dict[str, Any]] = []
         self.beats: list[dict[str, Any]] = []
         self.farewells: list[str] = []
@@ -161,6 +162,8 @@ class FakeRegistry:
         denied = self._denied(request, self.lease)
         if denied is not None:
             return denied
+        if self.refuse_registrations:
+            return web.json_response({"detail": self.refuse_registrations}, status=409)
         self.registrations.append(await request.json())
         self.lease = f"lease-{len(self.registrations)}"
         return web.json_response({"lease": self.lease, "warnings": []}, status=201)

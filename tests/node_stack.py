@@ -70,6 +70,7 @@ class NodeStack:
         model: The name of model and served model.
         envoy: Whether an Envoy stands in front.
         node: Further fields of the section `node`.
+        token_file: Where the node's token is.
         sections: Further sections of node.yaml.
     """
 
@@ -81,6 +82,7 @@ class NodeStack:
         model: str = "sim-model",
         envoy: bool = False,
         node: Mapping[str, Any] | None = None,
+        token_file: str | None = None,
         **sections: Any,
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="din-agent-"))
@@ -105,7 +107,7 @@ class NodeStack:
                 **(node or {}),
             },
             "engine": {"kind": "vllm", "address": engine},
-            "registry": {"heartbeat_s": 0.2, **sections.pop("registry", {}), "addresses": [registry]},
+            "registry": {"heartbeat_s": 0.2, "token_file": token_file, "addresses": [registry]},
             "health": {"address": f"127.0.0.1:{self.health_port}"},
             **sections,
         }

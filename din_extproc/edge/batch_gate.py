@@ -4,6 +4,7 @@ Rule: who waits is in exactly one place; a cancelled wait leaves its bucket at o
 """
 
 import asyncio
+import math
 from itertools import count
 
 from din_extproc.schedule.batch import Batches, Window
@@ -18,14 +19,22 @@ class BatchGate:
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._timer: asyncio.Handle | None = None
         self._rings_at = 0.0
+        self._open = False
 
     @property
     def held(self) -> int:
         """How many requests wait for their batch."""
         return self._batches.held
 
+    def open(self) -> None:
+        """Hold nobody back any more: the node drains."""
+        self._open = True
+        self._let_go(self._batches.due(math.inf))
+
     async def hold(self, tokens: int) -> None:
         """Return when a request with a prompt of so many tokens may go."""
+        if self._open:
+            return
         loop = asyncio.get_running_loop()
         number = next(self._numbers)
         going = self._batches.join(number, tokens, loop.time())

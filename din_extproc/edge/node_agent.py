@@ -40,7 +40,8 @@ class Agent:
     """One node's agent.
 
     Args:
-        registration: What the node says of itself; its epoch is set at each registration.
+        registration: What the node says of itself. Its epoch is the agent's start, however often it registers: of two agents with one
+            id the later one stays in, and they don't throw each other out.
         engine_url: Of the engine's HTTP interface.
         served_model: The name that the engine must list.
         probe: Asks the engine.
@@ -163,8 +164,7 @@ class Agent:
         now = SystemClock.monotonic()
         if self.condition.state is not NodeState.READY or now < self._again_at:
             return False
-        epoch = max(int(SystemClock.wall() * 1000), self.registration.epoch + 1)
-        self.registration = replace(self.registration, epoch=epoch, free_memory_bytes=await self._free_memory())
+        self.registration = replace(self.registration, free_memory_bytes=await self._free_memory())
         reply = await self._client.register(self.registration)
         if isinstance(reply, Refused):
             self._refusals += 1

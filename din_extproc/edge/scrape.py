@@ -51,12 +51,15 @@ class Scraper:
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._session: aiohttp.ClientSession | None = None
         self._tasks: dict[Target, asyncio.Task[None]] = {}
+        self.latest: dict[str, Reading] = {}
+        """By node id."""
 
     def use(self, targets: Iterable[Target]) -> None:
         """Ask these from now on, and no others."""
         wanted = set(targets)
         for target in self._tasks.keys() - wanted:
             self._tasks.pop(target).cancel()
+            self.latest.pop(target.node_id, None)
         if wanted and self._session is None:
             self._session = aiohttp.ClientSession()
         for target in wanted - self._tasks.keys():
@@ -85,5 +88,6 @@ class Scraper:
             else:
                 sequence, pause = sequence + 1, self._every_s
                 beat = told(look.load, look.rates, Beat(state=NodeState.READY, sequence=sequence))
-                self._said({target.node_id: Reading(beat, look.at)})
+                self.latest[target.node_id] = Reading(beat, look.at)
+                self._said({target.node_id: self.latest[target.node_id]})
             await asyncio.sleep(pause * random.uniform(1 - _JITTER, 1 + _JITTER))  # noqa: S311 - likewise

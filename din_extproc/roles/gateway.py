@@ -27,6 +27,7 @@ from din_extproc.control.topology import UnixSocket
 from din_extproc.domain.node import Endpoint
 from din_extproc.edge.admin_http import AdminServer
 from din_extproc.edge.background import Background
+from din_extproc.edge.catalog_source import CatalogSource
 from din_extproc.edge.channel import Channel
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.counters import Counters
@@ -79,7 +80,8 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
 
 def run(options: ServeOptions) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit code; 1 when the configuration is refused, an address is taken or a worker fails."""
-    settings = load(options.config, os.environ)
+    source = CatalogSource()
+    settings = load(options.config, os.environ, source)
     if isinstance(settings, Rejected):
         print(settings, file=sys.stderr)  # noqa: T201 - for the person who starts it; nothing runs yet
         return 1
@@ -87,7 +89,7 @@ def run(options: ServeOptions) -> int:
         for warning in settings.warnings:
             _log.warning("%s", warning)
     try:
-        uvloop.run(Gateway(settings, options).run())
+        uvloop.run(Gateway(settings, options, source).run())
     except OSError as error:
         _log.error("can't listen: %s", error)
         return 1
@@ -100,12 +102,12 @@ def run(options: ServeOptions) -> int:
 class Gateway:
     """One process of a sidecar."""
 
-    def __init__(self, settings: Settings, options: ServeOptions) -> None:
+    def __init__(self, settings: Settings, options: ServeOptions, source: CatalogSource) -> None:
         self._options = options
         self._serving = False
         self._background = Background()
         self._counters = Counters()
-        self._reloader = Reloader(settings, self._use)
+        self._reloader = Reloader(settings, self._use, source)
         self._link, self._ledger = _ledger(settings)
         self._requests: RequestPlane | None = None
         self._accounting: AccountingPlane | None = None
@@ -318,10 +320,11 @@ class Gateway:
         return reasons
 
     def _nodes(self) -> dict[str, object]:
+        readings = {} if self._scraper is None else self._scraper.latest
         if self._membership is not None:
-            return self._membership.shown()
+            return self._membership.shown(readings)
         settings = self._reloader.settings
-        return {"network": settings.network, "stale": False, "nodes": configured(settings)}
+        return {"network": settings.network, "stale": False, "nodes": configured(settings, readings)}
 
     def _status(self) -> dict[str, object]:
         settings = self._reloader.settings

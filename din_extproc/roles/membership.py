@@ -5,12 +5,13 @@ Rule: who comes and who goes is told at once, what nodes say of their load sever
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from din_extproc.admit.keys import NodeTokens
 from din_extproc.domain.membership import NodeState, Reading, Registration, Turnover
 from din_extproc.edge.background import Background
+from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.grpcio_server import GrpcioServer
 from din_extproc.edge.h2_server import H2Server
 from din_extproc.edge.node_registry import NodeRegistryService
@@ -117,12 +118,12 @@ class Membership:
         """Every registered node that takes requests, by pool."""
         return self.registrar.table.joined()
 
-    def shown(self) -> dict[str, Any]:
-        """For the admin page: every row, those of the configuration too."""
+    def shown(self, readings: Mapping[str, Reading]) -> dict[str, Any]:
+        """For the admin page: every row, those of the configuration too. `readings`: what was read from those."""
         registrar = self.registrar
         now = registrar.now()
         rows = [MemberForm.of(member, registrar.table.pools_of(member.registration.node.id), now) for member in registrar.members()]
-        return {"network": self._settings.network, "stale": registrar.table.stale, "nodes": configured(self._settings) + rows}
+        return {"network": self._settings.network, "stale": registrar.table.stale, "nodes": configured(self._settings, readings) + rows}
 
     def _changed(self, _events: list[Event]) -> None:
         """Pass it on at the end of this turn of the loop: many changes at once are one."""
@@ -148,22 +149,25 @@ class Membership:
             await asyncio.sleep(_BETWEEN_DOUBTS_S)
 
 
-def configured(settings: Settings) -> list[MemberForm]:
-    """The nodes that the configuration lists."""
-    return [
-        MemberForm(
-            node=NodeForm.of(Registration(node=node, engine=pool.engine, network=settings.network, pool=pool.name)),
-            state=NodeState.READY,
-            trust=1.0,
-            reasons=("listed in the configuration",),
-            beat=None,
-            beat_age_s=None,
-            stale=False,
-            pools=(pool.name,),
-        )
-        for pool in settings.pools
-        for node in pool.nodes
-    ]
+def configured(settings: Settings, readings: Mapping[str, Reading]) -> list[MemberForm]:
+    """The nodes that the configuration lists, with what their metrics pages said, by node id."""
+    now = SystemClock.monotonic()
+    rows = []
+    for pool in settings.pools:
+        for node in pool.nodes:
+            reading = readings.get(node.id)
+            row = MemberForm(
+                node=NodeForm.of(Registration(node=node, engine=pool.engine, network=settings.network, pool=pool.name)),
+                state=NodeState.READY,
+                trust=1.0,
+                reasons=("listed in the configuration",),
+                beat=None if reading is None else reading.beat,
+                beat_age_s=None if reading is None else round(now - reading.at, 3),
+                stale=False,
+                pools=(pool.name,),
+            )
+            rows.append(row)
+    return rows
 
 
 def _catalogue(settings: Settings) -> Catalogue:

@@ -118,8 +118,9 @@ class NodeRole:
 
     def _make_agent(self, session: aiohttp.ClientSession) -> Agent:
         settings = self._settings
+        started_ms = int(SystemClock.wall() * 1000)
         return Agent(
-            Registration(node=settings.node, engine=settings.engine, network=settings.network, pool=settings.pool),
+            Registration(node=settings.node, engine=settings.engine, network=settings.network, pool=settings.pool, epoch=started_ms),
             settings.engine_url,
             settings.served_model,
             EngineProbe(session, settings.engine, settings.metrics_url, SystemClock.monotonic),
@@ -142,6 +143,8 @@ class NodeRole:
                 self._background.every(self._settings.heartbeat_s, "the heartbeat", self._agent.tell)
                 await self._agent.watch()
                 await stop.wait()
+                if self._gate is not None:
+                    self._gate.open()
                 await self._agent.drain("the node stops", self._settings.drain_s)
         finally:
             if proxy is not None:

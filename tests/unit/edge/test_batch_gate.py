@@ -60,6 +60,17 @@ async def test_a_client_that_is_gone_leaves_its_bucket():
     await asyncio.gather(stays, return_exceptions=True)
 
 
+async def test_a_gate_that_is_opened_holds_nobody_back():
+    gate = BatchGate(Window(max_batch_tokens=300, max_wait_s=LONG))
+    held = asyncio.create_task(gate.hold(10))
+    await turns()
+    gate.open()
+    async with asyncio.timeout(5):
+        await held
+        await gate.hold(10)
+    assert gate.held == 0
+
+
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 def test_no_request_is_forgotten_on_either_loop(run):
     async def traffic():

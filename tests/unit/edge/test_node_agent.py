@@ -114,13 +114,13 @@ async def test_an_engine_that_is_slow_is_busy_until_it_has_been_so_three_times(s
     assert states == [NodeState.READY, NodeState.READY, NodeState.LOADING]
 
 
-async def test_b89_a_lease_that_the_registry_does_not_know_is_asked_for_anew_with_a_newer_epoch(session, engine, registry):
+async def test_b89_a_lease_that_the_registry_does_not_know_is_asked_for_anew(session, engine, registry):
     agent = agent_of(session, engine, registry)
     await agent.watch()
     registry.forget()
     await agent.tell()
     first, second = registry.registrations
-    assert second["epoch"] > first["epoch"]
+    assert second == first | {"free_memory_bytes": second["free_memory_bytes"]}
     assert registry.beats[-1] | {"sequence": 1, "lease": "lease-2"} == registry.beats[-1]
 
 
@@ -150,6 +150,17 @@ async def test_a_refused_node_says_why_once_and_waits_longer_each_time(session, 
         "the registry refuses the node: the weights have another sha256 in the catalogue"
     ]
     assert not agent.registered
+
+
+async def test_b89_an_agent_whose_place_was_taken_by_a_later_one_stays_out(session, engine, registry):
+    agent = agent_of(session, engine, registry)
+    await agent.watch()
+    registry.forget()
+    registry.refuse_registrations = "a newer registration is in force"
+    for _ in range(3):
+        await agent.tell()
+    assert not agent.registered
+    assert len(registry.registrations) == 1
 
 
 async def test_the_token_is_shown_and_a_wrong_one_is_told(session, engine, registry):

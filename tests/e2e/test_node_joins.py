@@ -1,0 +1,81 @@
+"""A node's agent and a real sidecar's registry; and a node without an agent, which the sidecar asks itself."""
+
+import json
+import urllib.request
+
+import pytest
+
+from din_extproc.admit.keys import ENTROPY_BYTES, make_node_token
+from tests.node_stack import NodeStack
+from tests.servers import EngineSim, free_port
+from tests.stack import Stack, node, tenant
+
+pytestmark = pytest.mark.e2e
+TOKEN = make_node_token("gpu-1", bytes(ENTROPY_BYTES))
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with EngineSim(max_num_seqs=2) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def registry():
+    """Base URL of a registry."""
+    return f"http://127.0.0.1:{free_port()}"
+
+
+@pytest.fixture(scope="module")
+def sidecar(engine, registry):
+    config = {
+        "pools": {
+            "joined": {"model": "sim-model", "engine": "vllm", "dtype": "bf16"},
+            "listed": {"model": "sim-model", "engine": "vllm", "nodes": [node("listed-1", engine.address)]},
+        },
+        "tenants": [tenant("acme")],
+    }
+    section = {"http_address": registry.removeprefix("http://"), "node_tokens_file": "tokens.yaml", "heartbeat_s": 0.3, "dead_after_s": 2}
+    stack = Stack(config, gateway={"registry": section, "scrape_s": 0.2})
+    (stack.folder / "tokens.yaml").write_text(f'gpu-1: "{TOKEN.hash}"\n')
+    try:
+        stack.redis.start()
+        stack.start_sidecar()
+        yield stack
+    finally:
+        stack.stop()
+
+
+@pytest.fixture
+def agent(engine, registry, tmp_path, sidecar):
+    (tmp_path / "token").write_text(TOKEN.text + "\n")
+    with NodeStack(engine.address, registry, token_file=str(tmp_path / "token"), node={"address": "127.0.0.2:8000"}) as running:
+        yield running
+
+
+def row(sidecar, node_id):
+    with urllib.request.urlopen(f"http://127.0.0.1:{sidecar.admin_port}/nodes", timeout=5) as reply:
+        return next((row for row in json.loads(reply.read())["nodes"] if row["node"]["id"] == node_id), None)
+
+
+def is_ready(sidecar, node_id):
+    found = row(sidecar, node_id)
+    return found is not None and found["state"] == "ready" and found["beat"] is not None
+
+
+def test_an_agent_joins_a_real_registry_survives_its_loss_and_leaves(agent, sidecar):
+    sidecar.eventually(lambda: is_ready(sidecar, "gpu-1"), "a ready node")
+    joined = row(sidecar, "gpu-1")
+    assert joined["pools"] == ["joined", "listed"] or joined["pools"] == ["joined"]
+    assert (joined["beat"]["waiting"], joined["beat"]["running"], joined["beat"]["kv_cache_usage"]) == (0, 0, 0.0)
+    sidecar.redis.restart()
+    sidecar.eventually(lambda: agent.health()[1]["registered"] and is_ready(sidecar, "gpu-1"), "a node that registered anew", 30)
+    agent.agent.terminate()
+    assert agent.wait() == 0
+    sidecar.eventually(lambda: row(sidecar, "gpu-1") is None, "a node that left")
+
+
+def test_a_listed_node_is_asked_by_the_sidecar(sidecar, engine):
+    sidecar.eventually(lambda: is_ready(sidecar, "listed-1"), "a page that was read")
+    assert row(sidecar, "listed-1")["beat"]["waiting"] == 0
+    assert row(sidecar, "listed-1")["beat_age_s"] < 60
