@@ -10,6 +10,8 @@ import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from din_extproc.edge.catalog_source import CatalogSource
+from din_extproc.edge.clock import SystemClock
 from din_extproc.settings.load import load
 from din_extproc.settings.problems import Rejected
 from din_extproc.settings.settings import Settings
@@ -26,14 +28,17 @@ class Reloader:
     Args:
         settings: The one in use.
         use: Takes a sound successor.
+        source: What its catalogue was pulled with.
     """
 
-    def __init__(self, settings: Settings, use: Callable[[Settings], Awaitable[None]]) -> None:
+    def __init__(self, settings: Settings, use: Callable[[Settings], Awaitable[None]], source: CatalogSource) -> None:
         self.settings = settings
         self.problem = ""
         """Why the file as it is now is not in use, "" when it is."""
         self._use = use
         self._mark: _Mark = _mark(settings)
+        self._source = source
+        self._asked_at = SystemClock.monotonic()
 
     def demand(self) -> None:
         """Take the files over at the next look, even if they seem unchanged."""
@@ -42,10 +47,10 @@ class Reloader:
     async def look(self) -> None:
         """Take the files over when they have changed and are sound."""
         mark = _mark(self.settings)
-        if mark == self._mark:
+        if mark == self._mark and not await self._pulled():
             return
         self._mark = mark
-        loaded = await asyncio.get_running_loop().run_in_executor(None, load, Path(self.settings.file), os.environ)
+        loaded = await asyncio.get_running_loop().run_in_executor(None, load, Path(self.settings.file), os.environ, self._source)
         if isinstance(loaded, Rejected):
             self.problem = str(loaded)
             _log.error("the changed configuration is not used, %s stays: %s", self.settings.fingerprint, loaded)
@@ -65,6 +70,15 @@ class Reloader:
         self.settings = loaded
         self._mark = _mark(loaded)
         _log.info("configuration %s is in use", loaded.fingerprint)
+
+    async def _pulled(self) -> bool:
+        """Whether it was time to ask for the catalogue again, and there is another one."""
+        url, refresh_s = self.settings.catalog_url, self.settings.catalog_refresh_s
+        now = SystemClock.monotonic()
+        if url is None or refresh_s is None or now - self._asked_at < refresh_s:
+            return False
+        self._asked_at = now
+        return await asyncio.get_running_loop().run_in_executor(None, self._source.changed, url)
 
 
 def _mark(settings: Settings) -> _Mark:

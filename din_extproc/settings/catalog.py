@@ -51,7 +51,9 @@ class CatalogSection(Section):
     """`catalog:`."""
 
     source: Text
-    """A JSON file, relative to the configuration."""
+    """A JSON file, relative to the configuration, or an `http://` or `https://` URL."""
+    refresh_s: Annotated[float, Field(strict=False, ge=1, le=86_400)] = 30.0
+    """How often a URL is asked again."""
 
 
 class Catalog:

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
+from din_extproc.edge.catalog_source import CatalogSource, Unfetched, is_url
 from din_extproc.route.rules import thresholds
 from din_extproc.settings.assemble import assemble
 from din_extproc.settings.catalog import Catalog, CatalogFile, CatalogModel, CatalogSection
@@ -19,12 +20,13 @@ from din_extproc.settings.shape import shape, validated
 _FINGERPRINT = 12
 
 
-def load(path: Path, env: Mapping[str, str]) -> Settings | Rejected:
+def load(path: Path, env: Mapping[str, str], source: CatalogSource | None = None) -> Settings | Rejected:
     """Read `din.yaml`. Files that it names are relative to its folder.
 
     Args:
         path: The file.
         env: What `${NAME}` inside it stands for.
+        source: Knows what catalogues behind URLs were like; None: they are pulled.
     """
     text = read_text(path)
     if isinstance(text, Problem):
@@ -35,7 +37,7 @@ def load(path: Path, env: Mapping[str, str]) -> Settings | Rejected:
     shaped = shape(document)
     if shaped is None:
         return Rejected(in_order(document.problems))
-    catalog, described, problems = read_catalog(shaped.config.catalog, document, path)
+    catalog, described, problems = read_catalog(shaped.config.catalog, document, path, source)
     assembled = assemble(shaped, None if "catalog" in shaped.broken else catalog, document)
     tokens_file, secrets, tokens, unread = _tokens(shaped.config.gateway.registry, document, path)
     found = in_order([*document.problems, *problems, *unread])
@@ -44,7 +46,8 @@ def load(path: Path, env: Mapping[str, str]) -> Settings | Rejected:
     config = shaped.config
     return Settings(
         file=str(path),
-        catalog_file=None if config.catalog is None else str(path.parent / config.catalog.source),
+        catalog_source=_where(config.catalog, path),
+        catalog_refresh_s=None if config.catalog is None else config.catalog.refresh_s,
         node_tokens_file=tokens_file,
         fingerprint=hashlib.sha256(f"{text}\0{described}\0{secrets}".encode()).hexdigest()[:_FINGERPRINT],
         network=config.network,
@@ -85,24 +88,44 @@ def _tokens(section: Registry | None, document: Document, path: Path) -> tuple[s
     return str(file), text, *read_tokens(file, text)
 
 
-def read_catalog(section: CatalogSection | None, document: Document, path: Path) -> tuple[Catalog | None, str, list[Problem]]:
+def _where(section: CatalogSection | None, path: Path) -> str | None:
+    """The catalogue's file as it is reached from here, or its URL."""
+    if section is None or is_url(section.source):
+        return None if section is None else section.source
+    return str(path.parent / section.source)
+
+
+def read_catalog(
+    section: CatalogSection | None, document: Document, path: Path, pulled: CatalogSource | None = None
+) -> tuple[Catalog | None, str, list[Problem]]:
     """The catalogue of the configuration at `path` (None: there is one, but it is broken), its text, and what is wrong with it."""
     if section is None:
         return Catalog(), "", []
-    source = path.parent / section.source
-    text = read_text(source)
+    source = _where(section, path) or ""
+    text = _catalog_text(source, pulled or CatalogSource())
     if isinstance(text, Problem):
-        document.report(("catalog", "source"), f"{source}: {text.message}")
+        document.report(("catalog", "source"), text.message)
         return None, "", []
-    described = read_json(text, str(source))
+    folder = (path if is_url(source) else Path(source)).parent
+    described = read_json(text, source)
     if described.data is not None:
         file = validated(CatalogFile, described)
         if file is not None:
             _report_twins(file, described)
-            _report_tokenizers(file, described, source.parent)
-            models = [_with_tokenizer_at(model, source.parent) for model in file.models]
+            _report_tokenizers(file, described, folder)
+            models = [_with_tokenizer_at(model, folder) for model in file.models]
             return Catalog(models), text, described.problems
     return None, text, described.problems
+
+
+def _catalog_text(source: str, pulled: CatalogSource) -> str | Problem:
+    if is_url(source):
+        try:
+            return pulled.read(source)
+        except Unfetched as error:
+            return Problem(file=source, message=str(error))
+    text = read_text(Path(source))
+    return Problem(file=source, message=f"{source}: {text.message}") if isinstance(text, Problem) else text
 
 
 def _with_tokenizer_at(model: CatalogModel, folder: Path) -> CatalogModel:

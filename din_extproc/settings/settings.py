@@ -8,6 +8,7 @@ from msgspec import Struct
 from din_extproc.control.topology import Discovery, Outlier, Retry, SocketAddress, Topology
 from din_extproc.domain.node import Pool
 from din_extproc.domain.tenant import ApiKey, Tenant
+from din_extproc.edge.catalog_source import is_url
 from din_extproc.route.table import RouteTable
 from din_extproc.settings.catalog import Catalog
 from din_extproc.settings.envoy import EnvoySection
@@ -22,7 +23,10 @@ class Settings(Struct, frozen=True, kw_only=True):
     """A configuration in use."""
 
     file: str
-    catalog_file: str | None
+    catalog_source: str | None
+    """A file or a URL; None: there is no catalogue."""
+    catalog_refresh_s: float | None
+    """How often a URL is asked again."""
     node_tokens_file: str | None
     """None: no node can register."""
     fingerprint: str
@@ -48,7 +52,13 @@ class Settings(Struct, frozen=True, kw_only=True):
     @property
     def files(self) -> tuple[str, ...]:
         """What the configuration was read from."""
-        return tuple(file for file in (self.file, self.catalog_file, self.node_tokens_file) if file is not None)
+        catalog = None if self.catalog_url else self.catalog_source
+        return tuple(file for file in (self.file, catalog, self.node_tokens_file) if file is not None)
+
+    @property
+    def catalog_url(self) -> str | None:
+        """Where the catalogue is pulled from; None: it is a file, or there is none."""
+        return self.catalog_source if self.catalog_source is not None and is_url(self.catalog_source) else None
 
     @property
     def body_limit(self) -> int:
