@@ -121,7 +121,7 @@ class NodeStack:
             if self._with_envoy:
                 self._start_envoy()
             if ready:
-                self.eventually(lambda: self.health()[0] == 200, "a node that is ready")
+                self.eventually(lambda: self.health(self.port if self._with_envoy else None)[0] == 200, "a node that is ready")
         except BaseException:
             self.stop()
             raise
