@@ -1,11 +1,13 @@
-"""The gRPC access log: every finished exchange, local replies too, told to the sidecar that settles it.
+"""The access log: every finished exchange, local replies too, told to the sidecar that settles it, or written to standard output.
 
 Rule: no header that can hold a key or a prompt is logged.
 """
 
 from envoy_data_plane.envoy.config.accesslog.v3 import AccessLog
-from envoy_data_plane.envoy.config.core.v3 import ApiVersion, GrpcService, GrpcServiceEnvoyGrpc
+from envoy_data_plane.envoy.config.core.v3 import ApiVersion, GrpcService, GrpcServiceEnvoyGrpc, SubstitutionFormatString
 from envoy_data_plane.envoy.extensions.access_loggers.grpc.v3 import CommonGrpcAccessLogConfig, HttpGrpcAccessLogConfig
+from envoy_data_plane.envoy.extensions.access_loggers.stream.v3 import StdoutAccessLog
+from envoy_data_plane.google.protobuf import Struct as ProtoStruct
 
 from din_extproc.control.packing import extension, milliseconds
 from din_extproc.control.topology import ACCESS_LOG_CLUSTER, Topology
@@ -15,11 +17,25 @@ _HELD_BYTES = 8 << 20
 """Entries that Envoy holds at most while the sidecar is slow, about 8,000. Past that it drops them, and their tokens are not settled;
 Envoy's own default of 16 KiB drops some whenever a burst comes before the connection has opened its window."""
 _REQUEST_HEADERS = ["x-din-trace-id"]
+_LINE = {
+    "time": "%START_TIME%",
+    "trace_id": "%REQ(X-DIN-TRACE-ID)%",
+    "method": "%REQ(:METHOD)%",
+    "path": "%PATH(NQ:PATH)%",
+    "status": "%RESPONSE_CODE%",
+    "flags": "%RESPONSE_FLAGS%",
+    "duration_ms": "%DURATION%",
+    "first_byte_ms": "%RESPONSE_DURATION%",
+    "bytes_in": "%BYTES_RECEIVED%",
+    "bytes_out": "%BYTES_SENT%",
+}
 _RESPONSE_HEADERS = ["x-din-node-id", "x-din-model-version", "x-din-trace-id", "x-bxagent-degraded", "retry-after"]
 
 
 def access_log(topology: Topology) -> AccessLog:
     """The logger of the listener."""
+    if topology.access_log is None:
+        return _lines()
     common = CommonGrpcAccessLogConfig(
         log_name=LOG_NAME,
         transport_api_version=ApiVersion.V3,
@@ -33,4 +49,11 @@ def access_log(topology: Topology) -> AccessLog:
         additional_response_headers_to_log=_RESPONSE_HEADERS,
     )
     logger = extension("envoy.access_loggers.http_grpc", config)
+    return AccessLog(name=logger.name, typed_config=logger.typed_config)
+
+
+def _lines() -> AccessLog:
+    """One JSON object per exchange, found by its trace id."""
+    text = SubstitutionFormatString(json_format=ProtoStruct.from_dict(_LINE))
+    logger = extension("envoy.access_loggers.stdout", StdoutAccessLog(log_format=text))
     return AccessLog(name=logger.name, typed_config=logger.typed_config)

@@ -30,7 +30,8 @@ from din_extproc.control.topology import XDS_CLUSTER, Discovery, Topology
 _SERVICE_CLUSTER = "din"
 _FIRST_RETRY_MS = 100
 _LAST_RETRY_MS = 1_000
-_NOTE = "# Rendered by `din-extproc render envoy`: change the gateway's configuration, not this file.\n"
+_NOTE = "# Rendered by `din-extproc render {}`: change the {}'s configuration, not this file.\n"
+_WHOSE = {"envoy": "gateway", "node": "node"}
 
 
 def bootstrap(topology: Topology) -> Bootstrap:
@@ -74,9 +75,11 @@ def as_json(topology: Topology) -> str:
     return json.dumps(as_dict(topology), indent=2) + "\n"
 
 
-def as_yaml(topology: Topology) -> str:
-    """The bootstrap as YAML text; texts of several lines stand as blocks."""
-    return _NOTE + yaml.dump(as_dict(topology), Dumper=_BlockDumper, sort_keys=False, width=140, allow_unicode=True)
+def as_yaml(topology: Topology, command: str = "envoy") -> str:
+    """The bootstrap as YAML text; texts of several lines stand as blocks. `command`: of `din-extproc render`."""
+    return _NOTE.format(command, _WHOSE[command]) + yaml.dump(
+        as_dict(topology), Dumper=_BlockDumper, sort_keys=False, width=140, allow_unicode=True
+    )
 
 
 class _BlockDumper(yaml.SafeDumper):

@@ -43,7 +43,17 @@ from envoy_data_plane.google.protobuf import Struct as ProtoStruct
 
 from din_extproc.control.facts import NAMESPACE, endpoint_facts
 from din_extproc.control.packing import by_ads, envoy_address, extension, milliseconds
-from din_extproc.control.topology import ACCESS_LOG_CLUSTER, EXT_PROC_CLUSTER, XDS_CLUSTER, Address, HealthCheck, SocketAddress, Topology
+from din_extproc.control.topology import (
+    ACCESS_LOG_CLUSTER,
+    AGENT_CLUSTER,
+    EXT_PROC_CLUSTER,
+    XDS_CLUSTER,
+    Address,
+    HealthCheck,
+    Outlier,
+    SocketAddress,
+    Topology,
+)
 from din_extproc.domain.node import Node, Pool
 
 ENDPOINT_HEADER = "x-din-endpoint"
@@ -61,7 +71,11 @@ _WORKER_CONNECT_MS = 250
 
 def clusters(topology: Topology) -> list[Cluster]:
     """Those that Envoy starts with, the gateway's own first. Pools are among them unless they come by discovery."""
-    own = [_ext_proc(topology.ext_proc), _service(ACCESS_LOG_CLUSTER, [topology.access_log])]
+    own = [_ext_proc(topology.ext_proc)]
+    if topology.access_log is not None:
+        own.append(_service(ACCESS_LOG_CLUSTER, [topology.access_log]))
+    if topology.agent is not None:
+        own.append(_agent(topology.agent))
     if topology.discovery is not None:
         return [*own, _service(XDS_CLUSTER, [topology.discovery.address])]
     return own + [_static_pool(pool, topology) for pool in topology.pools]
@@ -102,7 +116,7 @@ def _pool(pool: Pool, topology: Topology) -> Cluster:
         common_lb_config=_only_healthy(),
         circuit_breakers=_no_brake(),
         health_checks=[_health_check(topology.health_check, pool)] if topology.health_check else [],
-        outlier_detection=_outlier_detection(topology),
+        outlier_detection=_outlier_detection(topology.outlier) if topology.outlier else None,
         upstream_connection_options=UpstreamConnectionOptions(
             tcp_keepalive=TcpKeepalive(keepalive_probes=3, keepalive_time=30, keepalive_interval=10)
         ),
@@ -154,9 +168,8 @@ def _no_brake() -> CircuitBreakers:
     return CircuitBreakers(thresholds=[thresholds])
 
 
-def _outlier_detection(topology: Topology) -> OutlierDetection:
+def _outlier_detection(outlier: Outlier) -> OutlierDetection:
     """Counts what a node does in a row; shares of failures are the sidecar's breaker's business."""
-    outlier = topology.outlier
     return OutlierDetection(
         consecutive_5xx=outlier.consecutive_5xx,
         consecutive_gateway_failure=outlier.consecutive_gateway_failures,
@@ -199,6 +212,16 @@ def _ext_proc(workers: Iterable[Address]) -> Cluster:
         max_ejection_percent=100,
     )
     return cluster
+
+
+def _agent(address: Address) -> Cluster:
+    """The node's agent, over HTTP/1.1."""
+    return Cluster(
+        name=AGENT_CLUSTER,
+        type=ClusterDiscoveryType.STATIC,
+        connect_timeout=milliseconds(_WORKER_CONNECT_MS),
+        load_assignment=_assignment(AGENT_CLUSTER, [LbEndpoint(endpoint=Endpoint(address=envoy_address(address)))]),
+    )
 
 
 def _service(name: str, addresses: Iterable[Address]) -> Cluster:

@@ -28,7 +28,7 @@ from din_extproc.control.early_headers import CLIENT_MAY_SEND
 from din_extproc.control.facts import FAIL_OPEN
 from din_extproc.control.filters import CORS, EXT_PROC
 from din_extproc.control.packing import extension, milliseconds, overwrite
-from din_extproc.control.topology import Topology
+from din_extproc.control.topology import AGENT_CLUSTER, Topology
 from din_extproc.domain.request import Operation
 
 CLUSTER_HEADER = "x-din-cluster"
@@ -57,6 +57,8 @@ _MAX_AGE_S = "600"
 def route_configuration(topology: Topology) -> RouteConfiguration:
     """The one virtual host."""
     routes = [*(_preflight(origin) for origin in topology.cors_origins), _chosen_pool(topology)]
+    if topology.agent is not None:
+        routes.insert(0, _health())
     if topology.fail_open_pool is not None:
         routes.append(_fail_open(topology, topology.fail_open_pool))
     routes.append(_undecided())
@@ -97,6 +99,16 @@ def _chosen_pool(topology: Topology) -> Route:
         request_headers_to_remove=[*_SECRETS, *_INSIDE],
         response_headers_to_add=_who_answered(),
         response_headers_to_remove=_NODE_CORS,
+    )
+
+
+def _health() -> Route:
+    """How the node does, asked of its agent, by whoever checks the health of nodes."""
+    return Route(
+        name="health",
+        match=RouteMatch(path="/health"),
+        route=RouteAction(cluster=AGENT_CLUSTER),
+        typed_per_filter_config={EXT_PROC: PackedAny.pack(FilterConfig(disabled=True))},
     )
 
 

@@ -13,7 +13,8 @@ from din_extproc.domain.node import Pool
 EXT_PROC_CLUSTER = "din_ext_proc"
 ACCESS_LOG_CLUSTER = "din_access_log"
 XDS_CLUSTER = "din_xds"
-RESERVED_CLUSTERS = frozenset({EXT_PROC_CLUSTER, ACCESS_LOG_CLUSTER, XDS_CLUSTER})
+AGENT_CLUSTER = "din_agent"
+RESERVED_CLUSTERS = frozenset({EXT_PROC_CLUSTER, ACCESS_LOG_CLUSTER, XDS_CLUSTER, AGENT_CLUSTER})
 _MAX_BODY_BYTES = 1 << 30
 
 
@@ -177,7 +178,8 @@ class Topology(Struct, frozen=True, kw_only=True):
 
     ext_proc: tuple[Address, ...]
     """The sidecar's workers."""
-    access_log: Address
+    access_log: Address | None
+    """Where finished exchanges are told. None: on standard output."""
     pools: tuple[Pool, ...] = ()
     listener: SocketAddress = SocketAddress("0.0.0.0", 10000)
     admin: SocketAddress = SocketAddress("127.0.0.1", 9901)
@@ -187,7 +189,8 @@ class Topology(Struct, frozen=True, kw_only=True):
     body_limit_bytes: int = 32 << 20
     timeouts: Timeouts = Timeouts()
     retry: Retry = Retry()
-    outlier: Outlier = Outlier()
+    outlier: Outlier | None = Outlier()
+    """None: no node is taken out."""
     health_check: HealthCheck | None = HealthCheck()
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that may call: exact, with `*` inside, or `*` alone. Empty: none."""
@@ -196,6 +199,8 @@ class Topology(Struct, frozen=True, kw_only=True):
     access_log_flush_ms: int = 50
     discovery: Discovery | None = None
     """None: Envoy is told everything in the file that it starts with."""
+    agent: Address | None = None
+    """Answers `/health` in the node's stead. None: the path is one like any other."""
     max_connections: int = 20_000
     """Of clients at once; further ones are not accepted."""
 
