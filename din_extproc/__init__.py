@@ -7,7 +7,7 @@ One request, read along the folders:
     route      Intent -> pool: aliases, versions, ordered rules, one immutable table
     admit      may the tenant spend this now? keys, budgets, the port to the counters
     schedule   which node of the pool: filter -> score -> pick
-    southbound what each engine calls things
+    southbound what each engine calls things, its load among them
       ... the node answers; Envoy streams it to the client, Python does not see the tokens ...
     observe    Envoy's access-log entry -> what it cost and how it ended
     flow       the conductors: the only place where the order of all this is written
@@ -16,7 +16,7 @@ One request, read along the folders:
     edge       everything that touches a socket, a file or a clock (Redis, gRPC, processes)
     settings   din.yaml -> one frozen tree, all errors at once
     sim        the modelled engine behind `engine-sim`
-    roles      composition roots: gateway, demo, engine simulator; only these construct things
+    roles      composition roots: gateway, node, demo, engine simulator; only these construct things
     domain     the frozen nouns that they all hand to each other
 
 Imports go down only: cli -> roles -> settings -> edge -> flow -> {rooms} -> domain -> _proto. Rooms never import each other.
