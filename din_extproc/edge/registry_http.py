@@ -9,7 +9,6 @@
 Rule: an error is a problem document whose `detail` says what to do about it.
 """
 
-import ssl
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -71,14 +70,14 @@ class RegistryHttp:
         app.router.add_delete("/v1/nodes/{id}", _answered(self._deregister))
         self._runner = web.AppRunner(app, access_log=None)
 
-    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
+    async def start(self, host: str, port: int) -> None:
         """Serve.
 
         Raises:
             OSError: the address is taken.
         """
         await self._runner.setup()
-        await web.TCPSite(self._runner, host, port, ssl_context=tls).start()
+        await web.TCPSite(self._runner, host, port).start()
 
     async def stop(self) -> None:
         """Serve no longer."""

@@ -75,4 +75,6 @@ def node_number(settings: Settings) -> int:
 def _boundaries(settings: Settings, model: str) -> tuple[int, ...]:
     """Prompt sizes at which a request for the model goes elsewhere or nowhere."""
     lengths = {node.max_seq_len for pool in settings.pools if pool.model == model for node in pool.nodes}
+    if settings.gateway.registry is not None:
+        lengths |= {entry.max_seq_len for entry in settings.catalog.versions(model).values()}
     return tuple(sorted({*lengths, *settings.token_thresholds}))
