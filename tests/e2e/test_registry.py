@@ -42,9 +42,9 @@ def token(name: str):
 
 
 class Replica(Stack):
-    """A sidecar whose registry is open, without an Envoy."""
+    """A sidecar whose registry is open. `start_sidecar` starts it without an Envoy. `gateway`: more of that section."""
 
-    def __init__(self, redis: RedisServer, *, workers: int = 1, **sections) -> None:
+    def __init__(self, redis: RedisServer, *, workers: int = 1, gateway=None, **sections) -> None:
         self.grpc_port, self.http_port = free_port(), free_port()
         self.resting = threading.Event()
         self.threads: list[threading.Thread] = []
@@ -60,7 +60,7 @@ class Replica(Stack):
             "pools": {"chat": {"model": "m", "engine": "vllm", "scheduler": "round_robin"}},
             "tenants": [tenant("acme")],
         }
-        super().__init__({**config, **sections}, server=redis, gateway={"registry": registry, "workers": workers})
+        super().__init__({**config, **sections}, server=redis, gateway={"registry": registry, "workers": workers, **(gateway or {})})
         (self.folder / "models.json").write_text(json.dumps(CATALOGUE))
         (self.folder / "tokens.yaml").write_text("".join(f'{name}: "{token(name).hash}"\n' for name in NODES))
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.servers import EngineSim, free_port
+from tests.e2e.test_registry import Replica
+from tests.servers import EngineSim, RedisServer, free_port
 from tests.stack import Stack, node, tenant
 
 pytestmark = pytest.mark.e2e
@@ -215,3 +216,22 @@ def test_envoy_goes_on_without_the_sidecar_and_finds_it_again(settled, engines):
     settled.eventually(lambda: in_sync(settled), "Envoy is back", 20)
     assert settled.chat().status_code == 200
     change(settled, config(engines, "b"))
+
+
+def test_a_node_that_registers_reaches_envoy_by_event_and_leaves_it_by_event(engines):
+    address = engines[0].address
+    with RedisServer() as redis, Replica(redis, gateway={"xds": {"address": f"127.0.0.1:{free_port()}"}}) as stack:
+        assert hosts(stack, "chat") == set()
+        began = time.monotonic()
+        status, told = stack.register("gpu-1", address=address)
+        assert status == 200
+        beat = {"lease": told["lease"], "sequence": 1}
+        assert stack.say("POST", "/v1/nodes/gpu-1/heartbeat", beat, "gpu-1") == (200, {"drain": False})
+        stack.eventually(lambda: hosts(stack, "chat") == {address}, "Envoy knows it")
+        joined_ms = 1000 * (time.monotonic() - began)
+        assert stack.chat().headers["x-din-node-id"] == "gpu-1"
+        began = time.monotonic()
+        assert stack.say("DELETE", "/v1/nodes/gpu-1", {"reason": "done"}, "gpu-1") == (200, {})
+        stack.eventually(lambda: hosts(stack, "chat") == set(), "Envoy forgets it")
+        print(f"registered and in /clusters after {joined_ms:.0f} ms, gone after {1000 * (time.monotonic() - began):.0f} ms")
+        assert stack.chat().json()["code"] == "no_healthy_node"
