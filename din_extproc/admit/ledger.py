@@ -66,7 +66,7 @@ class Ledger(Protocol):
         """Keep the slots of a request that still runs."""
 
     async def release(self, tenant: str, request_id: str) -> None:
-        """Give the slots back: the request has ended."""
+        """Give the slots back: the request has ended. Its settlement is to come."""
 
     async def settle(self, tenant: str, request_id: str, tokens: int) -> bool:
-        """Replace the reserved tokens by the actual ones, both ways, once. False: unknown or already settled."""
+        """Replace the reserved tokens by the actual ones, both ways, once, and give back slots still held. False: unknown or settled."""

@@ -45,7 +45,7 @@ class LocalLedger:
         self._twin.release(tenant, request_id, self._now_ms())
 
     async def settle(self, tenant: str, request_id: str, tokens: int) -> bool:
-        """Replace the reserved tokens by the actual ones, both ways, once. False: unknown or already settled."""
+        """Replace the reserved tokens by the actual ones, both ways, once, and give back slots still held. False: unknown or settled."""
         return self._twin.settle(tenant, request_id, tokens, self._now_ms())
 
 

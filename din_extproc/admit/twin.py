@@ -64,13 +64,11 @@ class Twin:
         record = self._record(tenant, request_id, now_ms)
         if record is None or record.released:
             return
-        for budget in record.budgets:
-            self.leases.get((tenant, budget.scope), {}).pop(request_id, None)
-        record.released = True
-        record.expires_ms = min(record.expires_ms, now_ms + CLOSED_MS) if record.settled else now_ms + KEEP_MS
+        self._free(record, tenant, request_id)
+        record.expires_ms = now_ms + KEEP_MS
 
     def settle(self, tenant: str, request_id: str, tokens: int, now_ms: int) -> bool:
-        """Replace the reserved tokens by the actual ones, once. False: unknown, expired or already settled."""
+        """Replace the reserved tokens by the actual ones, once, and give back slots still held. False: unknown, expired or settled."""
         record = self._record(tenant, request_id, now_ms)
         if record is None or record.settled:
             return False
@@ -80,8 +78,8 @@ class Twin:
                 state = self.counters.get((tenant, budget.scope), _EMPTY)
                 self.counters[tenant, budget.scope] = state.drained(tpm, now_ms).charged(tokens - record.tokens, tpm)
         record.settled = True
-        if record.released:
-            record.expires_ms = min(record.expires_ms, now_ms + CLOSED_MS)
+        self._free(record, tenant, request_id)
+        record.expires_ms = min(record.expires_ms, now_ms + CLOSED_MS)
         return True
 
     def knows(self, tenant: str, request_id: str) -> bool:
@@ -93,6 +91,11 @@ class Twin:
         self.records = {key: record for key, record in self.records.items() if record.expires_ms > now_ms}
         self.leases = {key: held for key, held in self.leases.items() if any(expiry > now_ms for expiry in held.values())}
         self.counters = {key: state for key, state in self.counters.items() if _alive(state, now_ms)}
+
+    def _free(self, record: Record, tenant: str, request_id: str) -> None:
+        for budget in record.budgets:
+            self.leases.get((tenant, budget.scope), {}).pop(request_id, None)
+        record.released = True
 
     def _record(self, tenant: str, request_id: str, now_ms: int) -> Record | None:
         record = self.records.get((tenant, request_id))

@@ -242,7 +242,6 @@ class RequestFlow:
 
     async def _refund(self, tenant: str) -> None:
         try:
-            await self._desk.ledger.release(tenant, self._request_id)
             await self._desk.ledger.settle(tenant, self._request_id, 0)
         except LimitsUnavailable:
             return  # lease and bucket recover by themselves

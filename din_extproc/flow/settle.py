@@ -102,7 +102,6 @@ class Settler:
         try:
             if not await self._ledger.settle(record.tenant, record.request_id, record.usage.total_tokens):
                 self.unknown += 1
-            await self._ledger.release(record.tenant, record.request_id)
         except LimitsUnavailable:
             return False
         return True

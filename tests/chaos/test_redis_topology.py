@@ -9,8 +9,10 @@ import pytest
 import redis
 
 from din_extproc.admit.ledger import Claim, Denied, Granted, LimitsUnavailable
+from din_extproc.admit.local import LocalLedger
 from din_extproc.domain.tenant import Budget, Limits
 from din_extproc.edge.redis.cluster import ClusterLinks
+from din_extproc.edge.redis.guard import GuardedLedger, OnError
 from din_extproc.edge.redis.ledger import SCRIPTS, RedisLedger
 from din_extproc.edge.redis.link import Link
 from din_extproc.edge.redis.topology import carrier
@@ -104,7 +106,8 @@ async def test_a_slot_that_moved_is_followed_and_learned(cluster):
 async def test_while_a_slot_is_on_its_way_nothing_passes_uncounted_and_what_has_moved_is_found(cluster):
     async with connected(seeds(cluster)) as runner:
         ledger = RedisLedger(runner)
-        assert isinstance(await ledger.reserve(claim("before")), Granted)
+        for name in ("first", "second"):
+            assert isinstance(await ledger.reserve(claim(name)), Granted)
         with contextlib.ExitStack() as stack:
             clients = [stack.enter_context(contextlib.closing(redis.Redis(port=server.port))) for server in cluster]
             number = clients[0].execute_command("CLUSTER KEYSLOT", "{t=finance}")
@@ -115,8 +118,18 @@ async def test_while_a_slot_is_on_its_way_nothing_passes_uncounted_and_what_has_
             clients[old].execute_command("MIGRATE", "127.0.0.1", cluster[new].port, "", 0, 5000, "KEYS", *clients[old].keys())
         with pytest.raises(LimitsUnavailable, match="TRYAGAIN"):
             await ledger.reserve(claim("meanwhile"))
-        await ledger.release("finance", "before")
-        assert await RedisLedger(runner).settle("finance", "before", 5)
+        await ledger.release("finance", "first")
+        assert await RedisLedger(runner).settle("finance", "second", 5)
+        guard = GuardedLedger(runner, ledger, LocalLedger(lambda: 0), OnError.CLOSED, "here")
+        assert await guard.settle("finance", "first", 5)
+        await guard._pay()
+        assert len(guard._owed) == 1, "the last slot was given back, its key is gone, and Redis can't tell where it would be"
+        with contextlib.ExitStack() as stack:
+            owner = stack.enter_context(contextlib.closing(redis.Redis(port=cluster[new].port)))
+            owner.execute_command("CLUSTER SETSLOT", number, "NODE", owner.execute_command("CLUSTER MYID").decode())
+        await guard._pay()
+        assert not guard._owed
+        assert not await ledger.settle("finance", "first", 5), "settled meanwhile"
 
 
 async def test_a_master_that_is_gone_is_unavailable_for_its_tenants_only(cluster):

@@ -288,6 +288,14 @@ async def test_release_and_settle_come_in_any_order(limits, order):
     assert answer.standing.remaining_tokens == 700
 
 
+async def test_a_settlement_gives_back_the_slots_that_nobody_released(limits):
+    ceiling = Limits(tpm=1000, max_streams=1)
+    await limits.ask(ceiling, tokens=500, request_id="r")
+    assert isinstance(await limits.ask(ceiling, tokens=100), Denied)
+    assert await limits.ledger.settle("finance", "r", 200)
+    assert isinstance(await limits.ask(ceiling, tokens=100), Granted)
+
+
 async def test_a_slot_is_given_back_once(limits):
     ceiling = Limits(max_streams=2)
     assert await limits.granted(3, ceiling) == 2

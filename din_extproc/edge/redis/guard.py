@@ -24,6 +24,8 @@ PRESENCE: Final = load("presence")
 _BEAT_S: Final = 1.0
 _PRESENT_MS: Final = 5000
 _MOST_OWED: Final = 10_000
+_LATER: Final = "TRYAGAIN"
+"""What a cluster says while the tenant's keys are on their way to another master."""
 _UNMETERED: Final = Granted(Standing())
 
 
@@ -101,7 +103,7 @@ class GuardedLedger:
             return await self._shared.reserve(claim)
         except LimitsUnavailable as error:
             if isinstance(error, Unanswered):
-                self._owed += ((claim.tenant, claim.request_id, None), (claim.tenant, claim.request_id, 0))
+                self._owed.append((claim.tenant, claim.request_id, 0))
             self._failed(str(error))
             if self._on_error is OnError.CLOSED:
                 raise
@@ -128,7 +130,7 @@ class GuardedLedger:
             self._owed.append((tenant, request_id, None))
 
     async def settle(self, tenant: str, request_id: str, tokens: int) -> bool:
-        """Replace the reserved tokens by the actual ones, once; True as well when Redis will be told later."""
+        """Replace the reserved tokens by the actual ones, once, and give the slots back; True as well when Redis will be told later."""
         if self._local.knows(tenant, request_id):
             return await self._local.settle(tenant, request_id, tokens)
         try:
@@ -171,6 +173,9 @@ class GuardedLedger:
                 else:
                     await self._shared.settle(tenant, request_id, tokens)
             except Rejected as error:
+                if str(error).startswith(_LATER):
+                    self._owed.append(debt)
+                    return
                 _log.warning("redis refused what was owed to a request: %s", error)
             except LimitsUnavailable:
                 self._owed.appendleft(debt)

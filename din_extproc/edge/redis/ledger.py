@@ -65,7 +65,8 @@ class _End(Struct, frozen=True):
     """The number of keys; then, after the record's, the leases."""
     leases: bytes
     buckets: int
-    bucket_keys: bytes
+    all_keys: bytes
+    """The number of keys of a settlement; then, after the record's, the counters and the leases."""
     counters: bytes
     tpms: bytes
 
@@ -75,9 +76,10 @@ class _End(Struct, frozen=True):
         return self.slots + 2 + len(arguments), b"".join((self.slot_keys, request.record, leases, *arguments))
 
     def settlement(self, request: "_Request", now: bytes, tokens: int) -> tuple[int, bytes]:
-        """The settling script's call over record and counters."""
-        counters = self.counters.replace(_PREFIX, request.prefix)
-        return 2 * self.buckets + 4, b"".join((self.bucket_keys, request.record, counters, now, bulk(b"%d" % tokens), self.tpms))
+        """The settling script's call over record, counters and leases."""
+        keys = (self.counters + self.leases).replace(_PREFIX, request.prefix)
+        arguments = (now, bulk(b"%d" % tokens), request.id, self.tpms)
+        return 2 * self.buckets + self.slots + 5, b"".join((self.all_keys, request.record, keys, *arguments))
 
 
 class _Plan(Struct, frozen=True):
@@ -150,7 +152,7 @@ def _end(prefix_length: int, charges: tuple[Charge, ...]) -> _End:
         slot_keys=bulks(1 + len(slots))[1],
         leases=_keys(prefix_length, b"lease", slots),
         buckets=len(buckets),
-        bucket_keys=bulks(1 + len(buckets))[1],
+        all_keys=bulks(1 + len(buckets) + len(slots))[1],
         counters=_keys(prefix_length, b"count", buckets),
         tpms=bulks(*(charge.tpm for charge in charges if charge.tpm))[1],
     )
@@ -233,7 +235,7 @@ class RedisLedger:
             await self._runner.run(RELEASE, *end.slot_call(request, self._now, request.id))
 
     async def settle(self, tenant: str, request_id: str, tokens: int) -> bool:
-        """Replace the reserved tokens by the actual ones, both ways, once. False: unknown, expired or already settled."""
+        """Replace the reserved tokens by the actual ones, both ways, once, and give back slots still held. False: unknown or settled."""
         request = _Request.of(self._network, tenant, request_id)
         end = await self._known(request)
         if end is None:
@@ -257,7 +259,6 @@ class RedisLedger:
     def _undo(self, end: _End, request: _Request) -> None:
         """Nobody waits for the verdict any more: give back what it may take. Sent after it on the same connection."""
         with contextlib.suppress(LimitsUnavailable):
-            self._runner.run(RELEASE, *end.slot_call(request, self._now, request.id)).add_done_callback(_forget)
             self._runner.run(SETTLE, *end.settlement(request, self._now, 0)).add_done_callback(_forget)
 
 

@@ -42,11 +42,14 @@ async def test_b62_b68_every_key_goes_by_itself_and_refusals_do_not_keep_it(link
     ledger = RedisLedger(link)
     ceiling = Limits(rpm=10, tpm=1000, max_streams=10)
     await ledger.reserve(claim("a", ceiling, 900, lease_ms=5000))
-    await ledger.settle("finance", "a", 10**9)
     keys = await link.call("KEYS", "*")
     assert len(keys) == 5
     for key in keys:
         assert 0 < await link.call("PTTL", key) <= (10_000 if b"}:lease:" in key else 120_000)
+    await ledger.settle("finance", "a", 10**9)
+    assert {key for key in keys if b"}:lease:" not in key} == set(await link.call("KEYS", "*"))
+    for key in await link.call("KEYS", "*"):
+        assert 0 < await link.call("PTTL", key) <= 120_000
     await link.call("PEXPIRE", "din:{t=finance}:count:tenant", 50_000)
     assert isinstance(await ledger.reserve(claim("b", ceiling, 1_000_000)), Denied)
     assert isinstance(await ledger.reserve(claim("c", ceiling, 100)), Denied)

@@ -6,9 +6,9 @@
 -- ARGV[2]          request id
 -- RETURNS 1 released, 0 unknown, expired or already released.
 --
--- Formats: see admit.lua. A released record waits two windows for its settlement, a settled one goes soon.
+-- Formats: see admit.lua. A released record waits two windows for its settlement.
 
-local KEEP, CLOSED = 120000, 10000
+local KEEP = 120000
 
 local now = tonumber(ARGV[1])
 if not now then
@@ -18,10 +18,10 @@ end
 local record = redis.call('GET', KEYS[1])
 if not record then return 0 end
 local expires, reserved, state = struct.unpack('>ddB', record)
-if expires <= now or state >= 2 then return 0 end
+if expires <= now or state ~= 0 then return 0 end
 
 for i = 2, #KEYS do redis.call('ZREM', KEYS[i], ARGV[2]) end
 
-expires = state == 1 and math.min(expires, now + CLOSED) or now + KEEP
-redis.call('SET', KEYS[1], struct.pack('>ddB', expires, reserved, state + 2) .. string.sub(record, 18), 'PX', expires - now)
+expires = now + KEEP
+redis.call('SET', KEYS[1], struct.pack('>ddB', expires, reserved, 2) .. string.sub(record, 18), 'PX', expires - now)
 return 1

@@ -1,10 +1,12 @@
--- Settle: replace the reserved tokens of a request by the actual ones, both ways, once.
+-- Settle: replace the reserved tokens of a request by the actual ones, both ways, once, and give back the slots that it still has.
 --
 -- KEYS[1]          the request's record
 -- KEYS[2 .. n+1]   the counters of its budgets that limit tokens
+-- KEYS[n+2 .. ]    the leases of its budgets that limit requests in flight
 -- ARGV[1]          the time in ms, for tests only; '' means Redis TIME
 -- ARGV[2]          actual tokens
--- ARGV[3 .. n+2]   the tpm of those budgets, as it was reserved under
+-- ARGV[3]          request id
+-- ARGV[4 .. n+3]   the tpm of the budgets that limit tokens, as it was reserved under
 -- RETURNS 1 settled, 0 unknown, expired or already settled.
 --
 -- Formats: see admit.lua. A refund never fills a bucket over its brim; an extra charge never counts more than two
@@ -17,7 +19,8 @@ if not now then
   local time = redis.call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
-local found = redis.call('MGET', unpack(KEYS))
+local last = #ARGV - 2
+local found = redis.call('MGET', unpack(KEYS, 1, last))
 local record = found[1]
 if not record then return 0 end
 local expires, reserved, state = struct.unpack('>ddB', record)
@@ -25,8 +28,8 @@ if expires <= now or state % 2 == 1 then return 0 end
 
 local difference = (tonumber(ARGV[2]) - reserved) * UNIT
 if difference ~= 0 then
-  for i = 2, #KEYS do
-    local tpm, value = tonumber(ARGV[i + 1]), found[i]
+  for i = 2, last do
+    local tpm, value = tonumber(ARGV[i + 2]), found[i]
     local used, at, tail = 0, now, '\0\0\0\0\0\0\0\0'
     if value then
       used, at = struct.unpack('>dd', value)
@@ -38,6 +41,10 @@ if difference ~= 0 then
   end
 end
 
-if state == 2 then expires = math.min(expires, now + CLOSED) end
-redis.call('SET', KEYS[1], struct.pack('>ddB', expires, reserved, state + 1) .. string.sub(record, 18), 'PX', expires - now)
+if state == 0 then
+  for i = last + 1, #KEYS do redis.call('ZREM', KEYS[i], ARGV[3]) end
+end
+
+expires = math.min(expires, now + CLOSED)
+redis.call('SET', KEYS[1], struct.pack('>ddB', expires, reserved, 3) .. string.sub(record, 18), 'PX', expires - now)
 return 1
