@@ -31,7 +31,7 @@ class Framer:
         max_block_bytes: a longer header block ends the connection.
     """
 
-    __slots__ = ("_block", "_block_bytes", "_max_block_bytes", "_need", "_rest", "begun")
+    __slots__ = ("_begun", "_block", "_block_bytes", "_max_block_bytes", "_need", "_rest")
 
     def __init__(self, max_block_bytes: int) -> None:
         self._rest = bytearray()
@@ -39,8 +39,7 @@ class Framer:
         self._block: _Block | None = None
         self._block_bytes = 0
         self._max_block_bytes = max_block_bytes
-        self.begun = False
-        """The preface was seen."""
+        self._begun = False
 
     @property
     def held(self) -> int:
@@ -60,10 +59,10 @@ class Framer:
                 return
             data = bytes(rest)
             rest.clear()
-        pos = 0 if self.begun else self._greet(data)
+        pos = 0 if self._begun else self._greet(data)
         end = len(data)
         unpack = frames.HEADER.unpack_from
-        last_start = end - frames.HEADER_BYTES if self.begun else -1
+        last_start = end - frames.HEADER_BYTES if self._begun else -1
         self._need = frames.HEADER_BYTES
         while pos <= last_start:
             word, flags, stream_id = unpack(data, pos)
@@ -92,7 +91,7 @@ class Framer:
             raise GoAwayError(ErrorCode.PROTOCOL_ERROR, "no HTTP/2 preface")
         if len(data) < len(preface):
             return 0
-        self.begun = True
+        self._begun = True
         return len(preface)
 
     def _part(self, kind: int, flags: int, stream_id: int, piece: bytes) -> Frame | None:

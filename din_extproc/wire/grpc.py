@@ -17,9 +17,7 @@ from din_extproc.wire.limits import Limits
 from din_extproc.wire.outbox import Stream
 
 OK = 0
-INVALID_ARGUMENT = 3
 DEADLINE_EXCEEDED = 4
-NOT_FOUND = 5
 RESOURCE_EXHAUSTED = 8
 UNIMPLEMENTED = 12
 INTERNAL = 13
@@ -126,7 +124,8 @@ class GrpcConnection:
         self._outbox = self._connection.outbox
         self._events: list[Event] = []
         self._held = 0
-        self._next_deadline: float | None = None
+        self.next_deadline: float | None = None
+        """When `expire` has something to do, at the earliest."""
         self.receive: Callable[[bytes, float], None] = self._connection.receive
         """Take the peer's bytes, at a time in seconds. Never raises."""
         self.tick = self._connection.tick
@@ -168,11 +167,6 @@ class GrpcConnection:
         """Bytes of unfinished messages and of replies that can't leave yet."""
         return self._held + self._outbox.queued
 
-    @property
-    def next_deadline(self) -> float | None:
-        """When `expire` has something to do, at the earliest."""
-        return self._next_deadline
-
     def take_events(self) -> list[Event]:
         """What has happened since the last time, in order."""
         events = self._events
@@ -209,7 +203,7 @@ class GrpcConnection:
                 self._refuse(call, DEADLINE_EXCEEDED, "deadline exceeded")
             elif soonest is None or call.deadline < soonest:
                 soonest = call.deadline
-        self._next_deadline = soonest
+        self.next_deadline = soonest
 
     # -- what the connection below tells (http2.Receiver) --------------------------------------------------------------------------
 
@@ -218,8 +212,8 @@ class GrpcConnection:
         deadline: float | None = None
         if meaning.timeout_s is not None:
             deadline = now + meaning.timeout_s
-            if self._next_deadline is None or deadline < self._next_deadline:
-                self._next_deadline = deadline
+            if self.next_deadline is None or deadline < self.next_deadline:
+                self.next_deadline = deadline
         return Call(stream_id, window, meaning, deadline)
 
     def opened(self, stream: Call) -> None:

@@ -4,7 +4,7 @@ Rule: once the peer has agreed to a table of size 0, a block means the same wher
 """
 
 from collections.abc import Callable, Iterable
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from hpack import Decoder, HPACKError, OversizedHeaderListError
 from hpack.hpack import encode_integer
@@ -80,14 +80,11 @@ def _check_value(name: str, value: str) -> None:
         raise MalformedError(f"the value of {name!r} is not allowed")
 
 
-class Request(Generic[H]):
+class Request(NamedTuple, Generic[H]):
     """What one request's block says: its declared length and what the application made of its fields. Shared, so never changed."""
 
-    __slots__ = ("content_length", "meaning")
-
-    def __init__(self, meaning: H, content_length: int | None) -> None:
-        self.meaning = meaning
-        self.content_length = content_length
+    meaning: H
+    content_length: int | None
 
 
 class Memo(Generic[H]):

@@ -56,7 +56,8 @@ class Connection(Generic[H, S]):
         self._limits = limits
         self._blocks = BlockReader(memo, limits.max_header_bytes)
         self._allow = Allowances(now)
-        self._streams: dict[int, S] = {}
+        self.streams: dict[int, S] = {}
+        """The open streams by id."""
         self.outbox: Outbox[S] = Outbox(self._answered, limits.max_unsent_bytes_per_stream, limits.max_unsent_bytes)
         self._framer = Framer(limits.max_header_bytes)
         self._settled = False
@@ -76,14 +77,9 @@ class Connection(Generic[H, S]):
         self._announce()
 
     @property
-    def streams(self) -> dict[int, S]:
-        """The open streams by id."""
-        return self._streams
-
-    @property
     def over(self) -> bool:
         """Nothing more will be said: send what is left to send, then close."""
-        return self.fault is not None or (self._refuse_above != frames.LARGEST_STREAM_ID and not self._streams)
+        return self.fault is not None or (self.warned and not self.streams)
 
     @property
     def warned(self) -> bool:
@@ -127,7 +123,7 @@ class Connection(Generic[H, S]):
             self._received = 0
         if flags & frames.PADDED:
             start, stop = without_padding(data, start, stop)
-        stream = self._streams.get(stream_id)
+        stream = self.streams.get(stream_id)
         if stream is None or stream.half_closed:
             self._late(stream_id, "DATA")
             return
@@ -150,7 +146,7 @@ class Connection(Generic[H, S]):
             self._close_half(stream)
 
     def _close_half(self, stream: S) -> None:
-        if not stream.finishing and self._streams.get(stream.id) is stream:
+        if not stream.finishing and self.streams.get(stream.id) is stream:
             self._receiver.half_closed(stream)
 
     def _late(self, stream_id: int, kind: str) -> None:
@@ -188,7 +184,7 @@ class Connection(Generic[H, S]):
 
     def _headers(self, flags: int, stream_id: int, block: bytes) -> None:
         _expect(stream_id % 2 == 1, "HEADERS on a stream that a client can't open")
-        stream = self._streams.get(stream_id)
+        stream = self.streams.get(stream_id)
         if stream is not None:
             self._trailers(stream, flags, block)
         elif self._last_id < stream_id <= self._refuse_above:
@@ -209,7 +205,7 @@ class Connection(Generic[H, S]):
             self._break(stream_id, ErrorCode.PROTOCOL_ERROR)
             return
         ended = bool(flags & frames.END_STREAM)
-        if len(self._streams) >= self._limits.max_streams:
+        if len(self.streams) >= self._limits.max_streams:
             # Before it has seen our SETTINGS, a peer can't know how many streams it may open.
             self._break(stream_id, ErrorCode.REFUSED_STREAM, blame=self._acknowledged)
             return
@@ -219,7 +215,7 @@ class Connection(Generic[H, S]):
         stream = self._receiver.stream(stream_id, self.outbox.initial_window, request.meaning, self._now)
         stream.expected = request.content_length
         stream.half_closed = ended
-        self._streams[stream_id] = stream
+        self.streams[stream_id] = stream
         self._receiver.opened(stream)
         if ended:
             self._close_half(stream)
@@ -241,9 +237,8 @@ class Connection(Generic[H, S]):
         self._close_half(stream)
 
     def _rst_stream(self, stream_id: int, payload: bytes) -> None:
-        if len(payload) != frames.WORD.size:
-            raise GoAwayError(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM of a wrong size")
-        stream = self._streams.get(stream_id)
+        _expect(len(payload) == frames.WORD.size, "RST_STREAM of a wrong size", ErrorCode.FRAME_SIZE_ERROR)
+        stream = self.streams.get(stream_id)
         if stream is None:
             _expect(not self._is_idle(stream_id), "RST_STREAM on a stream that was never opened")
             return
@@ -263,7 +258,7 @@ class Connection(Generic[H, S]):
             _expect(increment != 0, "WINDOW_UPDATE of 0")
             _expect(self.outbox.widen(increment), "connection window too large", ErrorCode.FLOW_CONTROL_ERROR)
             return
-        stream = self._streams.get(stream_id)
+        stream = self.streams.get(stream_id)
         if stream is None:
             _expect(not self._is_idle(stream_id), "WINDOW_UPDATE on a stream that was never opened")
         elif increment == 0:
@@ -285,7 +280,7 @@ class Connection(Generic[H, S]):
         self._settled = True
         # First, because the peer counts what a wider window lets out only after this.
         self.outbox.control(frames.frame(frames.SETTINGS, frames.ACK, 0))
-        self.outbox.configure(payload, self._streams.values())
+        self.outbox.configure(payload, self.streams.values())
 
     def _ping(self, flags: int, stream_id: int, payload: bytes) -> None:
         _expect(stream_id == 0, "PING on a stream")
@@ -311,7 +306,7 @@ class Connection(Generic[H, S]):
 
     def reset(self, stream: S, code: ErrorCode) -> None:
         """Give up a stream, both halves."""
-        if self._streams.get(stream.id) is stream:
+        if self.streams.get(stream.id) is stream:
             self._break(stream.id, code, blame=False)
 
     def _answered(self, stream: S) -> None:
@@ -322,7 +317,7 @@ class Connection(Generic[H, S]):
     def _break(self, stream_id: int, code: ErrorCode, *, blame: bool = True) -> None:
         """A stream error. `blame`: the peer provoked it, and may do so only so often."""
         self.outbox.control(frames.rst_stream(stream_id, code))
-        stream = self._streams.get(stream_id)
+        stream = self.streams.get(stream_id)
         self._forget(stream_id, by_us=True)
         if stream is not None:
             self._receiver.cut(stream)
@@ -330,7 +325,7 @@ class Connection(Generic[H, S]):
             self._allow.resets.take(self._now)
 
     def _forget(self, stream_id: int, *, by_us: bool) -> None:
-        stream = self._streams.pop(stream_id, None)
+        stream = self.streams.pop(stream_id, None)
         if stream is not None:
             stream.finishing = True
             if stream.queue is not None:
@@ -375,7 +370,7 @@ class Connection(Generic[H, S]):
         self._cut_all()
 
     def _refuse_later(self) -> None:
-        if self._refuse_above == frames.LARGEST_STREAM_ID:
+        if not self.warned:
             self._refuse_above = self._last_id
             self.outbox.control(frames.goaway(self._last_id, ErrorCode.NO_ERROR, "draining"))
 
@@ -386,7 +381,7 @@ class Connection(Generic[H, S]):
         self._cut_all()
 
     def _cut_all(self) -> None:
-        for stream in list(self._streams.values()):
+        for stream in list(self.streams.values()):
             self._forget(stream.id, by_us=True)
             self._receiver.cut(stream)
 

@@ -70,11 +70,6 @@ class Outbox(Generic[S]):
         """WINDOW_UPDATEs that our own sending has made legitimate since this was last set to 0."""
 
     @property
-    def waiting(self) -> bool:
-        """Something can be taken now."""
-        return bool(self._out)
-
-    @property
     def queued(self) -> int:
         """Bytes of replies that wait for a window or for the socket, with their overhead."""
         return self._queued
