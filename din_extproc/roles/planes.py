@@ -3,6 +3,7 @@
 Rule: either can run alone. What they share crosses processes: the counters in Redis, and lessons.
 """
 
+import asyncio
 import logging
 import secrets
 from collections.abc import Mapping
@@ -40,6 +41,8 @@ _REMEMBERED_NODES = 50_000
 _FAULTS = frozenset({Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT, Outcome.UPSTREAM_TRUNCATED})
 """Outcomes that speak against the node."""
 _RENEWALS_PER_LEASE = 3
+_RENEWED_AT_ONCE = 64
+_BETWEEN_RENEWALS_S = 0.005
 
 
 class Lessons(Struct, frozen=True):
@@ -117,9 +120,14 @@ class RequestPlane:
         }
 
     async def _renew(self) -> None:
+        """A few at a time: thousands at once would hold up decisions, and the link to Redis takes only so many."""
         desk = self.desk
-        for request_id, tenant in list(desk.live.items()):
-            self._background.start(desk.ledger.renew(tenant, request_id, desk.lease_ms))
+        held = list(desk.live.items())
+        for start in range(0, len(held), _RENEWED_AT_ONCE):
+            for request_id, tenant in held[start : start + _RENEWED_AT_ONCE]:
+                if request_id in desk.live:
+                    self._background.start(desk.ledger.renew(tenant, request_id, desk.lease_ms))
+            await asyncio.sleep(_BETWEEN_RENEWALS_S)
 
 
 class AccountingPlane:
