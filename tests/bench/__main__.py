@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import bodies, estimate_error, growth, open_streams, report, side_by_side
+from tests.bench import bodies, estimate_error, growth, open_streams, report, side_by_side, strategies
 from tests.bench.field import SMOKE, Effort, Field, Figures
 from tests.bench.vocabularies import NAMES
 
@@ -34,6 +34,7 @@ BENCHMARKS: dict[str, tuple[Callable[[Field], Figures], tuple[str, ...]]] = {
     "rules": (growth.rules, ("decision_1k_rules_vs_10",)),
     "tenants": (growth.tenants, ("admit_100k_tenants_vs_10",)),
     "open_streams": (open_streams.open_streams, ("sidecar_bytes_per_open_stream",)),
+    "strategies": (strategies.strategies, ("token_available_vs_round_robin", "best_strategy_vs_round_robin")),
     "estimate": (estimate, ("estimate_32k_time_vs_tokenizer", "estimate_error_p95")),
 }
 """Each with the figures that it owes."""
@@ -60,8 +61,11 @@ def main() -> int:
     print(f"\n{tables}\n")
     if given.json:
         given.json.write_text(json.dumps({"machine": on, "versions": of, "figures": figures, "missing": missing}, indent=2) + "\n")
-    if not (given.smoke or given.names or failed) and report.rewrite_readme(tables):
+    if not (given.smoke or given.names or failed) and report.rewrite_readme(report.BENCH, tables):
         print("the README's table is up to date")
+    if not given.smoke and "strategies" in names and "strategies" not in failed:
+        print(strategies.table(figures))
+        report.rewrite_readme(report.STRATEGIES, strategies.table(figures))
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0

@@ -29,13 +29,15 @@ class Effort(Struct, frozen=True):
     many_tenants: int = 100_000
     many_rules: int = 1_000
     many_streams: int = 10_000
+    virtual_seconds: float = 240.0
+    """Of a simulation, which takes a fraction of it."""
     others: bool = True
     """Whether gateways of others take part."""
     tokenizers: tuple[str, ...] = ()
     """Those that the estimate is compared with; empty: all."""
 
 
-SMOKE = Effort(1, 0.3, 300, 300, 100, 300, others=False, tokenizers=("minilm",))
+SMOKE = Effort(1, 0.3, 300, 300, 100, 300, 20.0, others=False, tokenizers=("minilm",))
 
 Figures = dict[str, float]
 

@@ -17,7 +17,8 @@ from tests.bench.contenders import LITELLM, ROOT, TITLES, VLLM_ROUTER, python_ve
 from tests.bench.field import Figures
 from tests.servers import redis_binary
 
-BEGIN, END = "<!-- bench -->", "<!-- /bench -->"
+BENCH, STRATEGIES = "bench", "strategies"
+"""What the README's markers are called."""
 README = ROOT / "README.md"
 
 
@@ -140,14 +141,14 @@ def _number(figure: float) -> str:
     return f"{figure:,.0f}" if figure >= 100 else f"{figure:.3g}"
 
 
-def rewrite_readme(text: str) -> bool:
-    """Put the text between the README's markers. False: it has none."""
+def rewrite_readme(name: str, text: str) -> bool:
+    """Put the text between the README's markers of this name. False: it has none."""
     if not README.exists():
         return False
     content = README.read_text(encoding="utf-8")
-    before, begin, rest = content.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, rest = content.partition(f"<!-- {name} -->")
+    _, end, after = rest.partition(f"<!-- /{name} -->")
     if not begin or not end:
         return False
-    README.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+    README.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
     return True
