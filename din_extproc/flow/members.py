@@ -78,6 +78,11 @@ class Members:
         """The model versions that the pool's nodes serve; empty while it has no node."""
         return self._versions.get(pool, _NO_VERSIONS)
 
+    @property
+    def ids(self) -> set[str]:
+        """Every node's."""
+        return {node.id for own in self._nodes.values() for node in own}
+
     def reading(self, node_id: str) -> Reading | None:
         """What the node last said of its load; None when it never did."""
         return self._readings.get(node_id)

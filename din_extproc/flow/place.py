@@ -128,6 +128,7 @@ class Placer:
     def change(self, members: Members) -> None:
         """Nodes came, went or changed: the cache is empty at once (R04), and only the pools they concern are ranked anew."""
         before, self.members = self.members, members
+        self._load.keep(members.ids)
         self.cache.clear()
         self._fleets = {pool: fleet for pool, fleet in self._fleets.items() if members.nodes(pool) is before.nodes(pool)}
         self._ranked = {key: ranked for key, ranked in self._ranked.items() if key[0] in self._fleets}
@@ -135,6 +136,7 @@ class Placer:
     def forget(self, members: Members) -> None:
         """The pools themselves may have changed."""
         self.members = members
+        self._load.keep(members.ids)
         self.cache.clear()
         self._fleets.clear()
         self._ranked.clear()
