@@ -9,7 +9,7 @@ from din_extproc.domain.membership import Reading, Turnover
 from din_extproc.domain.node import Node, Pool
 
 _NOBODY: tuple[Node, ...] = ()
-_NO_VERSIONS: frozenset[str] = frozenset()
+_NONE: Mapping[str, Node] = {}
 
 
 class Members:
@@ -17,7 +17,7 @@ class Members:
 
     Args:
         configured: By pool name, those of the configuration.
-        registered: By pool name, those that registered and take requests now.
+        registered: By pool name and node id, those that registered and take requests now.
         readings: What nodes last said, by node id; the one of the predecessor, so that nothing said is lost.
     """
 
@@ -26,7 +26,7 @@ class Members:
     def __init__(
         self,
         configured: Mapping[str, tuple[Node, ...]],
-        registered: Mapping[str, tuple[Node, ...]],
+        registered: Mapping[str, Mapping[str, Node]],
         readings: dict[str, Reading],
         before: "Members | None" = None,
     ) -> None:
@@ -36,16 +36,15 @@ class Members:
         self._nodes: dict[str, tuple[Node, ...]] = {}
         self._versions: dict[str, frozenset[str]] = {}
         for pool in {**configured, **registered}:
-            own, came = configured.get(pool, _NOBODY), registered.get(pool, _NOBODY)
+            own, came = configured.get(pool, _NOBODY), registered.get(pool, _NONE)
             if before is not None and before.consists_of(pool, own, came):
-                self._nodes[pool], self._versions[pool] = before.nodes(pool), before.versions(pool)
+                self._nodes[pool] = before.nodes(pool)
             else:
-                self._nodes[pool] = own + came
-                self._versions[pool] = frozenset({node.version for node in self._nodes[pool]})
+                self._nodes[pool] = (*own, *came.values())
 
-    def consists_of(self, pool: str, configured: tuple[Node, ...], registered: tuple[Node, ...]) -> bool:
+    def consists_of(self, pool: str, configured: tuple[Node, ...], registered: Mapping[str, Node]) -> bool:
         """Whether the pool has these very nodes."""
-        return self._configured.get(pool, _NOBODY) is configured and self._registered.get(pool, _NOBODY) is registered
+        return self._configured.get(pool, _NOBODY) is configured and self._registered.get(pool, _NONE) is registered
 
     @classmethod
     def of(cls, pools: Iterable[Pool]) -> "Members":
@@ -60,9 +59,11 @@ class Members:
         """With those who registered and without those who went. Other pools keep their very tuples; what nodes have said stays known."""
         registered = dict(self._registered)
         for pool in turnover.left.keys() | turnover.joined.keys():
-            came = turnover.joined.get(pool, _NOBODY)
-            gone = {*turnover.left.get(pool, ()), *(node.id for node in came)}
-            registered[pool] = (*(node for node in registered.get(pool, _NOBODY) if node.id not in gone), *came)
+            nodes = dict(registered.get(pool, _NONE))
+            for node_id in turnover.left.get(pool, ()):
+                nodes.pop(node_id, None)
+            nodes.update((node.id, node) for node in turnover.joined.get(pool, _NOBODY))
+            registered[pool] = nodes
         left = {node_id for ids in turnover.left.values() for node_id in ids} - {
             node.id for own in turnover.joined.values() for node in own
         }
@@ -76,7 +77,10 @@ class Members:
 
     def versions(self, pool: str) -> frozenset[str]:
         """The model versions that the pool's nodes serve; empty while it has no node."""
-        return self._versions.get(pool, _NO_VERSIONS)
+        found = self._versions.get(pool)
+        if found is None:  # worked out when the first request cares for versions
+            found = self._versions[pool] = frozenset({node.version for node in self._nodes.get(pool, _NOBODY)})
+        return found
 
     @property
     def ids(self) -> set[str]:

@@ -34,6 +34,8 @@ _LONGEST_MESSAGE = 64 * 1024
 _SYNC_S = 2.0
 _BETWEEN_DOUBTS_S = 0.02
 _HEAR_S = 0.1
+_BETWEEN_TURNOVERS_S = 0.05
+"""Every one of them makes workers rank their nodes anew."""
 _LOOKS_PER_DEATH = 24
 _STOP_S = 2.0
 
@@ -67,6 +69,7 @@ class Membership:
         self._said = said
         self._settings = settings
         self._flushing = False
+        self._flushed_at = 0.0
         store = NodeStore(runner, settings.network)
         self.registrar = Registrar(
             Table(settings.pools, _catalogue(settings)),
@@ -126,13 +129,15 @@ class Membership:
         return {"network": self._settings.network, "stale": registrar.table.stale, "nodes": configured(self._settings, readings) + rows}
 
     def _changed(self, _events: list[Event]) -> None:
-        """Pass it on at the end of this turn of the loop: many changes at once are one."""
+        """Pass it on at the end of this turn of the loop, many changes at once as one; in a storm of them, now and then."""
         if not self._flushing:
             self._flushing = True
-            asyncio.get_running_loop().call_soon(self._flush)
+            loop = asyncio.get_running_loop()
+            loop.call_at(max(loop.time(), self._flushed_at + _BETWEEN_TURNOVERS_S), self._flush)
 
     def _flush(self) -> None:
         self._flushing = False
+        self._flushed_at = asyncio.get_running_loop().time()
         turnover = self.registrar.table.turnover()
         if turnover is not None:
             self._turned(turnover)
