@@ -14,4 +14,4 @@ def prefix(prompt: Prompt) -> int:
     """A number that is the same for prompts that begin alike, in every process; 0 when there is no text."""
     beginning = prompt.strings[:BYTES]
     end = beginning.find(b'","')
-    return crc32(beginning if end < 0 else beginning[:end])
+    return crc32(beginning.removesuffix(b'"') if end < 0 else beginning[:end])

@@ -5,13 +5,14 @@ a long request is refused, never let in as a short one.
 """
 
 from din_extproc.domain.node import LongTail, Node
-from din_extproc.domain.verdict import Code, Refusal
+from din_extproc.domain.verdict import Code, Headers, Refusal
 from din_extproc.schedule.ask import Ask
 from din_extproc.schedule.load import Load
 from din_extproc.schedule.predicted_time import PredictedTime
 from din_extproc.schedule.typical import Typical
 
 _RETRY_AFTER_MS = 1000
+_RETRY_AFTER: Headers = (("retry-after", "1"), ("retry-after-ms", str(_RETRY_AFTER_MS)))
 
 
 class TailGate:
@@ -51,5 +52,6 @@ class TailGate:
                 Code.INSUFFICIENT_GPU_CAPACITY,
                 f"Requests that would take longer than {self._tail.over_s:g} s hold all the slots that they may hold.",
                 retry_after_ms=_RETRY_AFTER_MS,
+                headers=_RETRY_AFTER,
             )
         return tuple([self._nodes[rank[3]] for rank in ranks[:count]])
