@@ -4,7 +4,9 @@ Rule: the same content has the same version, in this process and in the next one
 """
 
 from collections.abc import Iterable, Mapping
-from hashlib import blake2b
+from hashlib import sha256
+from itertools import takewhile
+from operator import is_
 
 from msgspec import Struct
 
@@ -17,7 +19,7 @@ CLUSTER = f"{_TYPES}cluster.v3.Cluster"
 ASSIGNMENT = f"{_TYPES}endpoint.v3.ClusterLoadAssignment"
 ROUTES = f"{_TYPES}route.v3.RouteConfiguration"
 SERVED = frozenset({CLUSTER, ASSIGNMENT, ROUTES})
-_HASH_BYTES = 8
+_HASH_DIGITS = 16
 
 
 class Resource(Struct, frozen=True, gc=False):
@@ -83,25 +85,37 @@ class _Assigned(Struct, frozen=True):
 
     nodes: tuple[Node, ...]
     fail_open: bool
-    parts: dict[str, tuple[Node, bytes]]
-    """By node id: its part of the message."""
+    parts: list[bytes]
+    """Each node's part of the message."""
     resource: Resource
 
 
 def _assigned(before: _Assigned | None, pool: str, nodes: tuple[Node, ...], *, fail_open: bool) -> _Assigned:
-    known: dict[str, tuple[Node, bytes]] = {}
     if before is not None and before.fail_open == fail_open:
         if before.nodes == nodes:
             return before
-        known = before.parts
-    parts: dict[str, tuple[Node, bytes]] = {}
-    for node in nodes:
-        part = known.get(node.id)
-        if part is None or (part[0] is not node and part[0] != node):
-            part = (node, node_part(node, pool, fail_open=fail_open))
-        parts[node.id] = part
-    message = assignment(pool, [part for _, part in parts.values()])
-    return _Assigned(nodes, fail_open, parts, Resource.of(pool, ASSIGNMENT, message))
+        parts = _parts(before, pool, nodes)
+    else:
+        parts = [node_part(node, pool, fail_open=fail_open) for node in nodes]
+    return _Assigned(nodes, fail_open, parts, Resource.of(pool, ASSIGNMENT, assignment(pool, parts)))
+
+
+def _parts(before: _Assigned, pool: str, nodes: tuple[Node, ...]) -> list[bytes]:
+    """The nodes' parts: as they were at both ends, where nothing has changed, and looked up or made in between."""
+    first = _alike(before.nodes, nodes)
+    last = min(_alike(reversed(before.nodes), reversed(nodes)), len(nodes) - first, len(before.nodes) - first)
+    between, old = nodes[first : len(nodes) - last], slice(first, len(before.nodes) - last)
+    known = {node.id: (node, part) for node, part in zip(before.nodes[old], before.parts[old], strict=True)}
+    made = []
+    for node in between:
+        had = known.get(node.id)
+        made.append(had[1] if had is not None and had[0] == node else node_part(node, pool, fail_open=before.fail_open))
+    return [*before.parts[:first], *made, *before.parts[old.stop :]]
+
+
+def _alike(before: Iterable[Node], after: Iterable[Node]) -> int:
+    """How many nodes the two begin with in common."""
+    return sum(1 for _ in takewhile(bool, map(is_, before, after)))
 
 
 def _version(resources: Iterable[Resource]) -> str:
@@ -109,4 +123,4 @@ def _version(resources: Iterable[Resource]) -> str:
 
 
 def _digest(content: bytes) -> str:
-    return blake2b(content, digest_size=_HASH_BYTES).hexdigest()
+    return sha256(content).hexdigest()[:_HASH_DIGITS]

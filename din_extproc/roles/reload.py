@@ -66,9 +66,10 @@ class Reloader:
                 _log.warning("`envoy` has changed: what it says of the listener takes effect when Envoy's configuration is rendered again")
         elif loaded.pools != self.settings.pools or loaded.envoy != self.settings.envoy:
             _log.warning("`pools` or `envoy` have changed: render Envoy's configuration again")
+        if loaded.files != self.settings.files:
+            self._mark = _mark(loaded)  # before it is in use: that takes a while, in which the files may change again
         await self._use(loaded)
         self.settings = loaded
-        self._mark = _mark(loaded)
         _log.info("configuration %s is in use", loaded.fingerprint)
 
     async def _pulled(self) -> bool:

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import bodies, estimate_error, growth, open_streams, report, side_by_side, strategies
+from tests.bench import bodies, discovery, estimate_error, growth, open_streams, report, side_by_side, strategies
 from tests.bench.field import SMOKE, Effort, Field, Figures
 from tests.bench.vocabularies import NAMES
 
@@ -33,6 +33,7 @@ BENCHMARKS: dict[str, tuple[Callable[[Field], Figures], tuple[str, ...]]] = {
     "nodes": (growth.nodes, ("decision_10k_nodes_vs_10",)),
     "rules": (growth.rules, ("decision_1k_rules_vs_10",)),
     "tenants": (growth.tenants, ("admit_100k_tenants_vs_10",)),
+    "discovery": (discovery.discovery, ("xds_change_10k_nodes_ms", "xds_change_10k_nodes_built_ms")),
     "open_streams": (open_streams.open_streams, ("sidecar_bytes_per_open_stream",)),
     "strategies": (strategies.strategies, ("token_available_vs_round_robin", "best_strategy_vs_round_robin")),
     "estimate": (estimate, ("estimate_32k_time_vs_tokenizer", "estimate_error_p95")),

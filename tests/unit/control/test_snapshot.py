@@ -73,7 +73,7 @@ def test_an_assignment_made_in_steps_is_the_one_made_at_once():
 
 def test_the_same_content_has_the_same_version_in_another_process():
     resource = Resource.of("p", CLUSTER, b"content")
-    assert resource.version == "b14a99127497aba3"
+    assert resource.version == "ed7002b439e9ac84"
 
 
 def test_a_blueprint_keeps_the_clusters_of_its_predecessor_that_it_has_not_itself():
