@@ -11,6 +11,7 @@ from din_extproc.control import bootstrap
 from din_extproc.control.topology import Discovery, Topology, parse_address
 from din_extproc.domain.node import Endpoint, Node, Pool
 from din_extproc.edge.envoy_binary import complaint, find_envoy
+from din_extproc.roles.render import Unrenderable, render_envoy
 from din_extproc.settings.load import load
 from din_extproc.settings.problems import Rejected
 
@@ -90,6 +91,13 @@ def test_an_envoy_without_delta_asks_for_the_state_of_the_world():
     binary = find_envoy()
     assert binary is not None
     assert complaint(bootstrap.as_yaml(topology), binary) is None
+
+
+def test_an_envoy_that_nothing_would_tell_its_nodes_is_not_rendered():
+    settings = load(SHIPPED / "din.yaml", {})
+    assert not isinstance(settings, Rejected), settings
+    with pytest.raises(Unrenderable, match=r"gateway\.xds"):
+        render_envoy(settings, xds=True)
 
 
 def test_json_and_yaml_say_the_same():
