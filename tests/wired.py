@@ -73,12 +73,16 @@ class Wired:
         assert all(connection.grpc.held == 0 for connection in self.server.connections)
         assert all(not connection.grpc.fault for connection in self.server.connections)
         assert self.server.calls <= 1
-        for gauge in ("http.[^.]*.downstream_rq_active", "cluster.pool.upstream_rq_active"):
-            for _ in range(100):
-                if not (active := await self.parts.envoy.stat(gauge)):
-                    break
-                await asyncio.sleep(0.02)
-            assert active == 0, gauge
+        await self.gauge_falls("http.[^.]*.downstream_rq_active")
+        await self.gauge_falls("cluster.pool.upstream_rq_active")
+
+    async def gauge_falls(self, name: str) -> None:
+        """Wait until one of Envoy's gauges is 0."""
+        for _ in range(200):
+            if not (now := await self.parts.envoy.stat(name)):
+                break
+            await asyncio.sleep(0.02)
+        assert now == 0, name
 
 
 @asynccontextmanager

@@ -32,8 +32,6 @@ model renamed. What a client sends in between is refused by the sidecar."""
 _CLIENT_KEEPALIVE_MS = 3_600_000
 _HEADERS_TIMEOUT_MS = 10_000
 _HTTP2_STREAMS = 256
-_HTTP2_STREAM_WINDOW = 256 << 10
-_HTTP2_CONNECTION_WINDOW = 1 << 20
 
 
 def listener(topology: Topology) -> Listener:
@@ -42,9 +40,14 @@ def listener(topology: Topology) -> Listener:
     return Listener(
         name="din",
         address=envoy_address(topology.listener),
-        per_connection_buffer_limit_bytes=topology.body_limit_bytes + EDIT_ROOM_BYTES,
+        per_connection_buffer_limit_bytes=_held_bytes(topology),
         filter_chains=[FilterChain(filters=[Filter(name=manager.name, typed_config=manager.typed_config)])],
     )
+
+
+def _held_bytes(topology: Topology) -> int:
+    """What Envoy may hold of one request. Over HTTP/2 it holds as much as the stream's window, and refuses longer bodies."""
+    return topology.body_limit_bytes + EDIT_ROOM_BYTES
 
 
 def _connection_manager(topology: Topology) -> HttpConnectionManager:
@@ -75,8 +78,8 @@ def _connection_manager(topology: Topology) -> HttpConnectionManager:
         http_protocol_options=Http1ProtocolOptions(override_stream_error_on_invalid_http_message=True),
         http2_protocol_options=Http2ProtocolOptions(
             max_concurrent_streams=_HTTP2_STREAMS,
-            initial_stream_window_size=_HTTP2_STREAM_WINDOW,
-            initial_connection_window_size=_HTTP2_CONNECTION_WINDOW,
+            initial_stream_window_size=_held_bytes(topology),
+            initial_connection_window_size=_held_bytes(topology),
             override_stream_error_on_invalid_http_message=True,
         ),
     )

@@ -140,6 +140,14 @@ def test_b101_no_size_is_too_large_for_the_road_to_the_sidecar_and_back(client, 
     assert arrived(sim)["body"] == body.replace(b'"m"', b'"engine-m"', 1)
 
 
+@pytest.mark.parametrize(("size", "status"), [(300_000, 200), (CAP, 200), (CAP + 1, 413)])
+def test_b101_http2_carries_the_same_bodies(stack, sim, size, status):
+    body = body_of(size)
+    with stack.client(http1=False, http2=True) as client:
+        assert client.post(PATH, content=body, headers=JSON).status_code == status
+    assert len(sim.seen()[1]) == (status == 200)
+
+
 def test_b104_five_megabytes_of_prose_are_weighed_in_time(client, sim):
     text = "The quick brown fox jumps over the lazy dog. 你好,世界 " * 80_000
     body = body_of(CAP - 10, text=text[: 4 * MIB])

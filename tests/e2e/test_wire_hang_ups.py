@@ -8,7 +8,7 @@ import pytest_asyncio
 
 from tests.clients import Broken, Http1, Http2, connected
 from tests.rig import until
-from tests.wired import BareNode, echo, reset, wired
+from tests.wired import MIB, BareNode, echo, reset, wired
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
@@ -161,6 +161,41 @@ async def test_a_client_that_ends_its_body_before_the_length_it_promised(house):
     await made.at_rest()
     assert len(made.conductor.flows) == LEAVERS
     assert all(flow.asked == [] for flow in made.conductor.flows)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.__name__)
+async def test_a_client_that_leaves_when_half_of_its_eight_mib_has_come_here(house, protocol):
+    made, node = house
+    Stage(made, node)
+    async with connected(protocol, made.port, 1) as (client,):
+        await client.head("POST", 8 * MIB)
+        await client.piece(bytes(8 * MIB), last=True)
+        while not (half := [each for each in made.server.connections if each.grpc.held > MIB]):  # noqa: ASYNC110 - each turn counts
+            await asyncio.sleep(0)
+        half[0]._transport.pause_reading()
+        await client.reset()
+        await made.gauge_falls("http.[^.]*.downstream_rq_active")
+        half[0]._transport.resume_reading()
+    await made.at_rest()
+    assert len(made.conductor.flows) == 1
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.__name__)
+async def test_a_reply_of_eight_mib_whose_client_is_gone(house, protocol):
+    made, node = house
+    stage = Stage(made, node)
+    stage.decide_now.clear()
+    async with connected(protocol, made.port, 2) as (leaver, stayer):
+        for client in (leaver, stayer):
+            await client.head("POST", 8 * MIB)
+            await client.piece(bytes(8 * MIB), last=True)
+        await until(lambda: stage.deciding == 2)
+        stage.go_on()
+        await leaver.reset()
+        assert await stayer.status() == 200
+        assert await stayer.body() == bytes(8 * MIB)
+    await made.at_rest()
+    assert len(made.conductor.flows) == 2
 
 
 LENGTH = b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n"
