@@ -63,6 +63,8 @@ class Reading(Struct, frozen=True, gc=False):
     beat: Beat
     at: float
     """Seconds, by this process's monotonic clock."""
+    trust: float = 1.0
+    """0 to 1, as the registry has it by then."""
 
 
 class Turnover(Struct, frozen=True):

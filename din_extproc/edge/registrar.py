@@ -261,7 +261,7 @@ class Registrar:
     def _take(self, row: Row, *, alive: bool) -> None:
         before = self.table.rows.get(row.id)
         if row.beat is not None and (before is None or before.beat != row.beat):
-            self._readings[row.id] = Reading(row.beat, SystemClock.monotonic())
+            self._readings[row.id] = Reading(row.beat, SystemClock.monotonic(), row.evidence.trust(self.now()))
         if not row.revision:
             self._loose.add(row.id)
         self._tell(self.table.take(row, self.now(), alive=alive, reason=f"not heard of for {self.dead_after_s:g} s"))

@@ -46,7 +46,7 @@ class LatencyEwma:
         for place, index in enumerate(sample(len(nodes), SIZE, ask.chance)):
             load = loads[index]
             requests = load.requests_in_use
-            ranks.append((requests >= nodes[index].max_concurrency, self._p99_ms(index, ask.now) * (requests + 1), place, index))
+            ranks.append((load.is_full(nodes[index]), self._p99_ms(index, ask.now) * (requests + 1), place, index))
         ranks.sort()
         return tuple([nodes[rank[3]] for rank in ranks[:count]])
 

@@ -49,6 +49,7 @@ class NodeLoad:
         "stream_rate",
         "streams",
         "tokens",
+        "trust",
     )
 
     def __init__(self, node_id: str) -> None:
@@ -72,6 +73,7 @@ class NodeLoad:
         """How long its exchanges take on average."""
         self.p99_ms: float | None = None
         self.p99_at = 0.0
+        self.trust = 1.0
         self._taught_prefill = False
         self._taught_stream = False
         self._backlog = 0.0
@@ -88,8 +90,8 @@ class NodeLoad:
         return self.requests + self.elsewhere_requests
 
     def is_full(self, node: Node) -> bool:
-        """As many requests as it runs at once: one more would wait."""
-        return self.requests + self.elsewhere_requests >= node.max_concurrency
+        """As many requests as it runs at once: one more would wait. A node that is trusted less is full sooner."""
+        return self.requests + self.elsewhere_requests >= max(1.0, node.max_concurrency * self.trust)
 
     def backlog(self, now: float, prefill_rate: float) -> float:
         """Prompt tokens that this worker sent and that the node, at that rate, has not read by now."""
@@ -103,6 +105,7 @@ class NodeLoad:
     def hear(self, reading: Reading) -> None:
         """Take over what the node says of itself. What it does not say stays as it was."""
         beat = reading.beat
+        self.trust = reading.trust
         if beat.tokens_in_use is not None:
             self.elsewhere_tokens = max(0, beat.tokens_in_use - self.tokens)
             if beat.kv_cache_usage is not None and beat.kv_cache_usage >= _LEAST_USAGE:

@@ -22,8 +22,14 @@ POOL = Pool(name="chat", model="m", served_model="m", engine="vllm", scheduler="
 DEAD_AFTER_S = 0.5
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as running:
+        yield running
+
+
 @pytest.fixture(scope="module", params=FLAVOURS)
-def server(request) -> Iterator[RedisServer]:
+def each_server(request) -> Iterator[RedisServer]:
     with RedisServer(flavour=request.param) as running:
         yield running
 
@@ -108,8 +114,8 @@ async def join(registrar: Registrar, name="a", **fields) -> str:
     return outcome.lease
 
 
-async def test_what_one_replica_is_told_the_others_know(server, listens, request):
-    async with replica(server, request.node.name) as one, replica(server, request.node.name, listens=listens) as two:
+async def test_what_one_replica_is_told_the_others_know(each_server, listens, request):
+    async with replica(each_server, request.node.name) as one, replica(each_server, request.node.name, listens=listens) as two:
         lease = await join(one)
         await until(lambda: routed(two) == {"a"}, "the node reaches the other replica")
         assert isinstance(await two.beat("a", lease, ready(2, waiting=7)), Row)
@@ -123,8 +129,8 @@ async def test_what_one_replica_is_told_the_others_know(server, listens, request
         assert EventKind.CHANGED in kinds
 
 
-async def test_a_silent_node_dies_for_everybody_and_may_come_back(server, listens, request):
-    async with replica(server, request.node.name) as one, replica(server, request.node.name, listens=listens) as two:
+async def test_a_silent_node_dies_for_everybody_and_may_come_back(each_server, listens, request):
+    async with replica(each_server, request.node.name) as one, replica(each_server, request.node.name, listens=listens) as two:
         lease = await join(one)
         await until(lambda: routed(two) == {"a"}, "joined")
         await until(lambda: not routed(one) and not routed(two), "both give it up")
@@ -136,11 +142,11 @@ async def test_a_silent_node_dies_for_everybody_and_may_come_back(server, listen
 
 async def test_a_replica_that_starts_late_has_the_full_view(server, request):
     async with replica(server, request.node.name) as one:
-        for number in range(1200):  # more than two pages
+        for number in range(600):  # more than a page
             outcome = await one.register(registration(f"n{number}", port=1000 + number))
             assert isinstance(outcome, Registered)
         async with replica(server, request.node.name) as two:
-            assert {member.registration.node.id for member in two.members()} == {f"n{number}" for number in range(1200)}
+            assert {member.registration.node.id for member in two.members()} == {f"n{number}" for number in range(600)}
 
 
 async def test_networks_of_different_names_never_see_each_other(server, request):

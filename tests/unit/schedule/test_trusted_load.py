@@ -1,0 +1,43 @@
+"""A node that is trusted less gets less before others are preferred."""
+
+import pytest
+
+from din_extproc.domain.membership import Beat, NodeState, Reading
+from din_extproc.domain.node import Endpoint, Node
+from din_extproc.schedule.ask import Ask
+from din_extproc.schedule.load import Load, Taken
+from din_extproc.schedule.pick import STRATEGIES
+
+
+def node(name):
+    return Node(
+        id=name,
+        endpoint=Endpoint("10.0.0.1", 8000 + ord(name)),
+        model="m",
+        version="1",
+        dtype="bf16",
+        compute_capability="",
+        tp_world_size=1,
+        max_seq_len=8192,
+        max_concurrency=8,
+    )
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_strategy_passes_over_a_distrusted_node_that_holds_its_share(name):
+    load = Load()
+    for each, trust in (("a", 0.25), ("b", 1.0)):
+        load.hear(each, Reading(Beat(state=NodeState.READY, sequence=1), 0.0, trust))
+        for _ in range(2):
+            load.take(Taken(each, 100, 10), 0.0)
+    kind = STRATEGIES[name]
+    strategy = kind.make((node("a"), node("b")), load, kind.options())
+    assert [strategy.pick(2, Ask(100, 10, 0.0, chance=number))[0].id for number in range(4)] == ["b"] * 4
+
+
+def test_a_distrusted_node_still_gets_a_request_when_it_has_none():
+    load = Load()
+    load.hear("a", Reading(Beat(state=NodeState.READY, sequence=1), 0.0, 0.0))
+    assert not load.of("a").is_full(node("a"))
+    load.take(Taken("a", 100, 10), 0.0)
+    assert load.of("a").is_full(node("a"))
