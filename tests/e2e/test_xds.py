@@ -1,5 +1,6 @@
 """A real Envoy that is told its pools, nodes and routes while it runs: by changes, and by the state of the world."""
 
+import asyncio
 import contextlib
 import json
 import re
@@ -7,10 +8,22 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
+import httpx
 import pytest
+from msgspec import structs
 
+from din_extproc.control.blueprint import blueprint
+from din_extproc.control.bootstrap import as_yaml
+from din_extproc.control.clusters import discovered_pool
+from din_extproc.control.snapshot import CLUSTER, Assigner, Resource
+from din_extproc.control.topology import Discovery, SocketAddress, Topology
+from din_extproc.domain.node import Endpoint, Node, Pool
+from din_extproc.edge.envoy_binary import find_envoy
+from din_extproc.edge.h2_server import H2Server
+from din_extproc.edge.xds_service import DiscoveryService
 from tests.e2e.test_registry import Replica
 from tests.servers import EngineSim, RedisServer, free_port
 from tests.stack import Stack, node, tenant
@@ -192,18 +205,54 @@ def test_a_pool_that_is_treated_otherwise_gets_its_nodes_again(settled, engines)
     settled.eventually(lambda: '"base_interval": "0.030s"' in dump(settled), "the new routes")
 
 
-def test_what_envoy_refuses_leaves_what_it_had_and_is_shown_with_its_reason(settled, engines):
-    acked = envoy_status(settled)["types"]["routes"]["acked"]
-    broken = config(engines, "a", envoy={"cors": {"allow_origins": ["https://*.([.example"]}})
-    with Asking(settled) as asking:
-        change(settled, broken)
-        settled.eventually(lambda: envoy_status(settled)["types"]["routes"]["refusal"] != "", "the refusal")
-    routes = envoy_status(settled)["types"]["routes"]
-    assert routes["acked"] == acked
-    assert "regex" in routes["refusal"].lower() or "[" in routes["refusal"]
-    assert {status for status, _ in asking.replies} == {200}
-    change(settled, config(engines))
-    settled.eventually(lambda: envoy_status(settled)["types"]["routes"]["refusal"] == "", "the repair")
+@pytest.mark.parametrize("delta", [True, False])
+async def test_what_envoy_refuses_leaves_what_it_had_and_is_shown_with_its_reason(delta, tmp_path):
+    admin, here = free_port(), Endpoint("127.0.0.1", 8000)
+    pool = Pool("p", "m", "m", "vllm", "round_robin", (Node("a", here, "m", "1", "bf16", "", 1, 8192, 4),))
+    port = free_port()
+    topology = Topology(
+        ext_proc=(SocketAddress("127.0.0.1", 1),),
+        access_log=SocketAddress("127.0.0.1", 1),
+        pools=(pool,),
+        listener=SocketAddress("127.0.0.1", free_port()),
+        admin=SocketAddress("127.0.0.1", admin),
+        health_check=None,
+        discovery=Discovery(SocketAddress("127.0.0.1", port), ENVOY, delta),
+    )
+    sound = blueprint(topology)
+    cluster = discovered_pool(pool, topology)
+    cluster.connect_timeout = timedelta(0)
+    broken = structs.replace(sound, clusters=(Resource.of("p", CLUSTER, bytes(cluster)),))
+    good, bad = (Assigner().snapshot(each, {"p": pool.nodes}) for each in (sound, broken))
+    service = DiscoveryService(good)
+    server = H2Server((service,), max_body_bytes=1 << 20)
+    await server.start(f"127.0.0.1:{port}")
+    file = tmp_path / "envoy.yaml"
+    file.write_text(as_yaml(topology))
+    command = [find_envoy(), "--config-path", file, "--concurrency", "1", "--use-dynamic-base-id", "--log-level", "critical"]
+    envoy = await asyncio.create_subprocess_exec(*command)
+
+    async def until(holds) -> None:
+        async with asyncio.timeout(30):
+            while not ((envoys := service.shown()["envoys"]) and len(envoys[0].types) == 3 and holds(envoys[0].types["clusters"])):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+    try:
+        await until(lambda clusters: clusters.acked == good.versions[CLUSTER])
+        service.publish(bad)
+        await until(lambda clusters: clusters.refusal)
+        shown = service.shown()["envoys"][0].types["clusters"]
+        assert "connect_timeout" in shown.refusal.lower() or "ConnectTimeout" in shown.refusal
+        assert shown.acked == good.versions[CLUSTER]
+        async with httpx.AsyncClient() as client:
+            found = (await client.get(f"http://127.0.0.1:{admin}/clusters")).text
+        assert "p::127.0.0.1:8000::" in found
+        service.publish(good)
+        await until(lambda clusters: not clusters.refusal)
+    finally:
+        envoy.terminate()
+        await envoy.wait()
+        await server.stop(1)
 
 
 def test_envoy_goes_on_without_the_sidecar_and_finds_it_again(settled, engines):
