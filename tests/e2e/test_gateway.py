@@ -84,6 +84,16 @@ def test_an_answer_names_the_node_the_version_the_time_and_the_trace(stack):
     assert made != stack.chat().headers["x-din-trace-id"]
 
 
+def test_r21_a_client_s_patience_becomes_envoy_s_timeout_in_a_header_that_the_node_does_not_see(stack, engines):
+    late = stack.chat(headers={"x-din-timeout-ms": "5"}, max_tokens=600)
+    openai_error(late, 504, "upstream_timeout")
+    for sim in engines.values():
+        sim.forget()
+    assert stack.chat(headers={"x-din-timeout-ms": "30000"}, max_tokens=3).status_code == 200
+    (seen,) = [request for sim in engines.values() for request in sim.seen()[1]]
+    assert "rq-timeout" not in str(seen["headers"]).lower()
+
+
 def test_the_node_gets_the_physical_name_and_every_other_byte_as_sent(stack, engines):
     body = b'{ "model" : "m","temperature":0.10, "seed":9007199254740993,"x_vendor":{"a":[1, 2]},"messages":[{"role":"user","content":"caf\\u00e9 \xe4\xbd\xa0"}],"max_tokens":3}'
     for sim in engines.values():
