@@ -95,7 +95,10 @@ def test_r21_a_client_s_patience_becomes_envoy_s_timeout_in_a_header_that_the_no
 
 
 def test_the_node_gets_the_physical_name_and_every_other_byte_as_sent(stack, engines):
-    body = b'{ "model" : "m","temperature":0.10, "seed":9007199254740993,"x_vendor":{"a":[1, 2]},"messages":[{"role":"user","content":"caf\\u00e9 \xe4\xbd\xa0"}],"max_tokens":3}'
+    body = (
+        b'{ "model" : "m","temperature":0.10, "seed":9007199254740993,"x_vendor":{"a":[1, 2]},'
+        b'"messages":[{"role":"user","content":"caf\\u00e9 \xe4\xbd\xa0"}],"max_tokens":3}'
+    )
     for sim in engines.values():
         sim.forget()
     with stack.client() as client:
