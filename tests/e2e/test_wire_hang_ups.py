@@ -173,11 +173,9 @@ async def test_a_client_that_leaves_when_half_of_its_eight_mib_has_come_here(hou
         while not (half := [each for each in made.server.connections if each.grpc.held > MIB]):  # noqa: ASYNC110 - each turn counts
             await asyncio.sleep(0)
         half[0]._transport.pause_reading()
-        try:
-            await client.reset()
-            await made.gauge_falls("http.[^.]*.downstream_rq_active")
-        finally:
-            half[0]._transport.resume_reading()
+        await client.reset()
+        await asyncio.sleep(0.05)  # some Envoys hear of it only when they are read from again
+        half[0]._transport.resume_reading()
     await made.at_rest()
     assert len(made.conductor.flows) == 1
 
