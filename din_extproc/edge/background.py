@@ -23,10 +23,11 @@ class Background:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def start(self, coroutine: Coroutine[Any, Any, object]) -> None:
         """Run it, beginning now, without a task of its own. It may await futures only (see `edge/drive.py`)."""
+        if not self._open:
+            self._idle.clear()
         self._open += 1
-        self._idle.clear()
         Drive(coroutine, self._done, self._failed)
 
     def every(self, seconds: float, name: str, step: Callable[[], Awaitable[None]]) -> None:
@@ -49,7 +50,7 @@ class Background:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _done(self, _: None) -> None:
+    def _done(self, _: object) -> None:
         self._open -= 1
         if not self._open:
             self._idle.set()

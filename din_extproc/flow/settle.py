@@ -9,6 +9,8 @@ from typing import Protocol
 from din_extproc.admit.ledger import Ledger, LimitsUnavailable
 from din_extproc.domain.usage import ExchangeRecord, Outcome
 
+_LESSONS_A_SECOND = 20
+
 
 class PromptLearner(Protocol):
     """Learns how many tokens prompts really have."""
@@ -43,7 +45,9 @@ class Settler:
             have flowed back into the bucket by then, and their slots have run out.
     """
 
-    __slots__ = ("_capacity", "_ledger", "_observer", "_outputs", "_prompts", "_waiting", "dropped", "unknown")
+    __slots__ = (
+        "_capacity", "_ledger", "_lessons", "_observer", "_outputs", "_prompts", "_second", "_waiting", "dropped", "unknown",
+    )  # fmt: skip
 
     def __init__(
         self, ledger: Ledger, prompts: PromptLearner, outputs: OutputLearner, observer: Observer, *, capacity: int = 10_000
@@ -54,6 +58,9 @@ class Settler:
         self._observer = observer
         self._capacity = capacity
         self._waiting: deque[ExchangeRecord] = deque()
+        self._second = 0
+        self._lessons: dict[tuple[str, str], int] = {}
+        """In that second, by tenant and model."""
         self.dropped = 0
         """Records that were given up, since the start."""
         self.unknown = 0
@@ -87,9 +94,19 @@ class Settler:
         return True
 
     def _learn(self, record: ExchangeRecord) -> None:
+        """A few lessons a second of each tenant and model are enough: under load, learning from all would cost more than it teaches."""
         usage = record.usage
         if usage.estimated or not usage.prompt_tokens:
             return
+        second = int(record.started_at)
+        if second != self._second:
+            self._second = second
+            self._lessons.clear()
+        pupil = record.tenant, record.model
+        lessons = self._lessons.get(pupil, 0)
+        if lessons >= _LESSONS_A_SECOND:
+            return
+        self._lessons[pupil] = lessons + 1
         if record.features:
             self._prompts.learn(record.model, record.features, record.fixed, usage.prompt_tokens)
         if record.outcome is Outcome.COMPLETED:

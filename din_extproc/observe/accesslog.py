@@ -89,7 +89,8 @@ def records(message: bytes, nodes: Mapping[str, str]) -> list[ExchangeRecord]:
 
 
 def _record(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[str, str]) -> ExchangeRecord:
-    told = dict(common.metadata.filter_metadata[NAMESPACE].fields.items())
+    fields = common.metadata.filter_metadata[NAMESPACE].fields
+    told = {name: fields[name] for name in fields}
     labels = _labels(told)
     flags = _flags(common.response_flags) if common.HasField("response_flags") else _NO_FLAGS
     endpoint = _endpoint(common.upstream_remote_address) if common.HasField("upstream_remote_address") else ""

@@ -197,7 +197,7 @@ class AccountingPlane:
         for record in finished:
             self._paces.learn(record, now)
             self._tally(record)
-            self._background.start(self._settle(record))
+            self._background.start(self.settler.settle(record))
 
     def lessons(self) -> Lessons:
         """What was learned since this was last asked."""
@@ -229,9 +229,6 @@ class AccountingPlane:
                 _log.warning("%.1f %% of the answers of %s are not in its commonest dtype (%s)", 100 * alarm.share, alarm.model, names)
             else:
                 _log.info("%s is answered in one dtype again (%s)", alarm.model, alarm.dtypes[0])
-
-    async def _settle(self, record: ExchangeRecord) -> None:
-        await self.settler.settle(record)
 
     async def _retry(self) -> None:
         if self.settler.waiting:

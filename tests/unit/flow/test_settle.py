@@ -73,6 +73,17 @@ async def test_nothing_is_learned_from_guesses_and_cut_answers(record: ExchangeR
     assert school.lessons == lessons
 
 
+async def test_a_busy_second_teaches_as_much_of_each_tenant_and_model_as_is_worth_it() -> None:
+    school = FakeSchool()
+    settler = Settler(BrokenLedger(mended=True), school, school, school)
+    busy = [replace(numbered(number), started_at=7.0 + number / 200) for number in range(100)]
+    for record in (*busy, replace(RECORD, tenant="other", started_at=7.9), replace(RECORD, started_at=8.1)):
+        await settler.settle(record)
+    outputs = [lesson for lesson in school.lessons if len(lesson) == 3]
+    assert outputs == [("finance", "m", 10)] * 20 + [("other", "m", 10), ("finance", "m", 10)]
+    assert len(school.finished_ids) == 102
+
+
 async def test_what_reserved_nothing_costs_no_trip() -> None:
     school = FakeSchool()
     refused = replace(RECORD, outcome=Outcome.REFUSED, reserved_tokens=0, usage=Usage(0, 0))
