@@ -188,8 +188,8 @@ class RedisLedger:
     def __init__(self, runner: Runner, now: Argument = "", network: str = "") -> None:
         self._runner = runner
         self._network = network
-        self._ends: dict[bytes, _End] = {}
-        """Of the latest requests, by record key."""
+        self._held: dict[tuple[str, str], tuple[_Request, _End]] = {}
+        """Of the latest requests, by tenant and id."""
         self.read_clock(now)
 
     def read_clock(self, now: Argument) -> None:
@@ -217,44 +217,38 @@ class RedisLedger:
         if reply[0] != 1:
             return Denied(plan.scopes[reply[1] - 1], _DIMENSIONS[reply[2]], reply[3], reply[4], _standing(reply))
         if not reply[1]:
-            self._remember(request, plan.end)
+            if len(self._held) >= _REMEMBERED:
+                del self._held[next(iter(self._held))]
+            self._held[claim.tenant, claim.request_id] = request, plan.end
         return Granted(_standing(reply))
 
     async def renew(self, tenant: str, request_id: str, lease_ms: int) -> None:
         """Keep the slots of a request that still runs."""
-        request = _Request.of(self._network, tenant, request_id)
-        end = await self._known(request)
-        if end is not None:
+        held = self._held.get((tenant, request_id)) or await self._look_up(tenant, request_id)
+        if held is not None:
+            request, end = held
             await self._runner.run(RENEW, *end.slot_call(request, self._now, request.id, bulk(b"%d" % lease_ms)))
 
     async def release(self, tenant: str, request_id: str) -> None:
         """Give the slots back: the request has ended."""
-        request = _Request.of(self._network, tenant, request_id)
-        end = await self._known(request)
-        if end is not None:
+        held = self._held.get((tenant, request_id)) or await self._look_up(tenant, request_id)
+        if held is not None:
+            request, end = held
             await self._runner.run(RELEASE, *end.slot_call(request, self._now, request.id))
 
     async def settle(self, tenant: str, request_id: str, tokens: int) -> bool:
         """Replace the reserved tokens by the actual ones, both ways, once, and give back slots still held. False: unknown or settled."""
-        request = _Request.of(self._network, tenant, request_id)
-        end = await self._known(request)
-        if end is None:
+        held = self._held.pop((tenant, request_id), None) or await self._look_up(tenant, request_id)
+        if held is None:
             return False
-        self._ends.pop(request.record, None)
+        request, end = held
         return bool(await self._runner.run(SETTLE, *end.settlement(request, self._now, tokens)))
 
-    async def _known(self, request: _Request) -> _End | None:
-        """How the request is ended: remembered, or looked up in its record."""
-        end = self._ends.get(request.record)
-        if end is not None:
-            return end
+    async def _look_up(self, tenant: str, request_id: str) -> tuple[_Request, _End] | None:
+        """How a request is ended that is not remembered: its record says."""
+        request = _Request.of(self._network, tenant, request_id)
         found = await self._runner.call("GET", request.record[request.record.index(b"\n") + 1 : -2])
-        return _end(len(request.prefix), _NOTE.decode(found[_NOTE_AT:])) if found else None
-
-    def _remember(self, request: _Request, end: _End) -> None:
-        if len(self._ends) >= _REMEMBERED:
-            del self._ends[next(iter(self._ends))]
-        self._ends[request.record] = end
+        return (request, _end(len(request.prefix), _NOTE.decode(found[_NOTE_AT:]))) if found else None
 
     def _undo(self, end: _End, request: _Request) -> None:
         """Nobody waits for the verdict any more: give back what it may take. Sent after it on the same connection."""

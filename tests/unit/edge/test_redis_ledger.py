@@ -118,9 +118,9 @@ async def test_more_open_requests_than_are_remembered_are_still_settled(link, mo
     ledger = RedisLedger(link)
     for number in range(30):
         await ledger.reserve(claim(f"r{number}", Limits(tpm=10_000), 100))
-    assert len(ledger._ends) == 10
+    assert len(ledger._held) == 10
     assert all([await ledger.settle("finance", f"r{number}", 1) for number in range(30)])
-    assert ledger._ends == {}
+    assert ledger._held == {}
 
 
 async def test_a_waiter_that_is_cancelled_takes_nothing_and_disturbs_nobody(link):
