@@ -38,7 +38,7 @@ from tests.stack import key_of, node
 
 _FEW = 10
 _IN_FLIGHT = 64
-_DECISIONS = 2_000
+_DECISIONS = 1_000
 _ADMISSIONS = 4_000
 _AT_ONCE = 16
 _HEAD = Head(
