@@ -105,7 +105,12 @@ def render_envoy(
     config: Config = DEFAULT_CONFIG,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here instead of to standard output.")] = None,
     validate: Annotated[bool, typer.Option(help="Ask the Envoy of this machine, if there is one.")] = True,  # noqa: FBT002
-    xds: Annotated[bool, typer.Option("--xds", help="For an Envoy that the sidecar tells its nodes while it runs.")] = False,  # noqa: FBT002
+    xds: Annotated[
+        bool | None,
+        typer.Option(
+            "--xds/--static", help="Whether the sidecar tells that Envoy its nodes while it runs. [default: if gateway.xds is set]"
+        ),
+    ] = None,
     node_id: Annotated[str, typer.Option(help="With --xds, the name by which that Envoy asks; this host's by default.")] = "",
 ) -> None:
     """Envoy's own configuration (envoy.yaml) for this din.yaml."""
@@ -113,7 +118,9 @@ def render_envoy(
     from din_extproc.roles.render import render_envoy as render  # noqa: PLC0415
 
     try:
-        text = render(_settings(config), validate=validate, xds=xds, node_id=node_id)
+        settings = _settings(config)
+        told = settings.gateway.xds is not None if xds is None else xds
+        text = render(settings, validate=validate, xds=told, node_id=node_id)
     except Unrenderable as error:
         _fail(str(error))
     if output is None:

@@ -63,7 +63,8 @@ class XdsClient:
             self.dangling += sorted(told.keys() - self.has[CLUSTER].keys())
         refused = self.refuses & set(told.values())
         kept, before = self.has[kind], dict(self.has[kind])
-        kept.update({name: value for name, value in told.items() if value not in refused})
+        wanted = self.nodes_for if kind == ASSIGNMENT else told.keys()  # nodes of a cluster that went meanwhile are nobody's
+        kept.update({name: value for name, value in told.items() if value not in refused and name in wanted})
         for name in removed:
             kept.pop(name, None)
         answer = self._answer(kind, response.nonce, refused=bool(refused))

@@ -113,9 +113,8 @@ def _metadata(granted: Granted) -> dict[str, str | float | bool]:
 
 
 def _path(path: str, canonical: str) -> str | None:
-    """The canonical spelling with the client's query; None when that is what the client wrote."""
-    spelled, mark, query = path.partition("?")
-    return None if spelled == canonical else f"{canonical}{mark}{query}"
+    """The canonical path, None when that is what the client wrote. A query goes no further: engines read none, and some hold keys."""
+    return None if path == canonical else canonical
 
 
 @lru_cache(maxsize=1024)

@@ -4,6 +4,7 @@ Rule: an outline is exact or there is none. The C decoder says what the values a
 the keys finds each of them again at the place where it must be. Where the walk and the decoder disagree, a key occurs twice.
 """
 
+import json
 import re
 from array import array
 from itertools import accumulate
@@ -22,12 +23,20 @@ _decode = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_key = msgspec.json.Decoder(str).decode
 _next_key = re.compile(rb'[ \t\r\n]*[{,][ \t\r\n]*"([^"\\]*+(?:\\.[^"\\]*+)*+)"[ \t\r\n]*:[ \t\r\n]*').match
 _end = re.compile(rb"[ \t\r\n]*\}").match
+_brace = re.compile(r"[ \t\r\n]*\{").match
+_key = re.compile(r'[ \t\r\n]*"[^"\\]*+(?:\\.[^"\\]*+)*+"[ \t\r\n]*:[ \t\r\n]*').match
+_comma = re.compile(r"[ \t\r\n]*,").match
+_any_value = json.JSONDecoder().raw_decode
 _without_strings = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"').sub
 _HIGH = rb"\\u[dD][89abAB][0-9a-fA-F]{2}"
 _LOW = rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _lone_high = re.compile(rb"((?<!\\)(?:\\\\)*)%b(?!%b)" % (_HIGH, _LOW))
 _lone_low = re.compile(rb"((?<!\\)(?<!%b)(?:\\\\)*)%b" % (_HIGH, _LOW))
 
+_COLON = b'":'
+_SUSPICIOUS = 16 * MAX_KEYS
+"""Keys in the whole body, at any depth, from which on it is first looked whether the object itself has too many: the decoder would make
+an object of each before anybody could count them."""
 _ENOUGH = MAX_DEPTH + 1
 _STEPS = bytes(1 if byte in b"[{" else 255 for byte in range(256))
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
@@ -67,6 +76,8 @@ def outline(body: bytes) -> Outline | Refusal:
     try:
         if not body.isascii():
             body.decode()
+        if body.count(_COLON) > _SUSPICIOUS and _is_crowded(body.decode()):
+            return _TOO_MANY_KEYS
         fields = _decode(body)
     except msgspec.ValidationError:
         return _NOT_AN_OBJECT
@@ -79,6 +90,23 @@ def outline(body: bytes) -> Outline | Refusal:
     if len(fields) > MAX_KEYS:
         return _TOO_MANY_KEYS
     return _walk(body, fields)
+
+
+def _is_crowded(text: str) -> bool:
+    """Whether the object has more than `MAX_KEYS` keys. False where it is no JSON: the decoder says so better."""
+    at = _brace(text)
+    for _ in range(MAX_KEYS + 1):
+        found = _key(text, at.end()) if at else None
+        if found is None:
+            return False
+        try:
+            _, end = _any_value(text, found.end())
+        except ValueError:
+            return False
+        at = _comma(text, end)
+        if at is None:
+            return False
+    return True
 
 
 def _walk(body: bytes, fields: dict[str, Raw]) -> Outline | Refusal:

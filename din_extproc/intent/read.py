@@ -213,7 +213,11 @@ def _output_tokens(operation: Operation, body: bytes, found: Outline) -> int | R
 
 
 def _count(raw: bytes) -> int | None:
-    """A positive whole number, 0 for what is none and for the engine to judge, None for one that can't be meant."""
+    """A positive whole number, 0 for what is none and for the engine to judge, None for one that can't be meant.
+
+    A number in quotes counts: engines read it as one.
+    """
+    raw = raw.strip(b'" ')
     if raw.isdigit() and len(raw) < _EXACT_DIGITS:
         return int(raw)
     if raw[:1] not in _DIGITS:

@@ -91,7 +91,7 @@ def test_b30_a_slash_or_a_query_is_the_same_path_and_metered(client, sims):
         assert reply.status_code == 200, reply.text
         left.append(int(reply.headers["x-ratelimit-remaining-requests"]))
     assert left == list(range(left[0], left[0] - 4, -1))
-    assert [request["path"] for request in seen(sims)] == [PATH, PATH, PATH + "?api-version=1", PATH + "?a=b"]
+    assert [request["path"] for request in seen(sims)] == [PATH] * 4
 
 
 @pytest.mark.parametrize(

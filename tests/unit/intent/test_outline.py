@@ -1,4 +1,5 @@
 import json
+import time
 
 import pytest
 
@@ -117,3 +118,19 @@ def test_half_a_surrogate_pair_is_replaced_in_place(lone):
 def test_whole_pairs_and_escaped_backslashes_stay(whole):
     body = f'{{"a":"{whole}"}}'.encode()
     assert without_lone_surrogates(body) == body
+
+
+def test_an_object_of_a_million_keys_is_refused_before_anybody_makes_them():
+    crowded = b'{"model":"m",' + b",".join(b'"k%d":1' % number for number in range(1_000_000)) + b"}"
+    busy = b'{"model":"m","messages":[' + b",".join([b'{"role":"user","content":"hi"}'] * 200_000) + b"]}"
+    began = time.process_time()
+    assert "more than 1024 keys" in outline(crowded).message
+    refusing = time.process_time() - began
+    began = time.process_time()
+    assert outline(busy).spans.keys() == {"model", "messages"}
+    assert refusing < 2 * (time.process_time() - began), "a crowd costs no more than a long conversation"
+
+
+def test_a_broken_body_full_of_keys_is_told_so_as_a_broken_body():
+    broken = b'{"model":"m",' + b",".join(b'"k%d":1' % number for number in range(500)) + b',"x":{' + b'"a":1,' * 20_000 + b"!}"
+    assert "not valid JSON" in outline(broken).message

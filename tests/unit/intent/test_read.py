@@ -401,3 +401,8 @@ def test_ascii_escapes_and_utf8_give_the_same_size():
     plain = intent(json.dumps(chat(user(text)), ensure_ascii=False).encode())
     escaped = intent(json.dumps(chat(user(text))).encode())
     assert plain.estimate == escaped.estimate
+
+
+def test_b20_a_number_in_quotes_counts_as_engines_count_it():
+    assert intent(chat(user("hello"), max_tokens="2", n="300")).output_tokens == 600
+    assert intent(chat(user("hello"), max_tokens="many", n=2)).output_tokens is None
