@@ -5,7 +5,7 @@ Rule: a ratio is taken within one round, and the figure is the median of the rou
 
 from tests.bench.contenders import ENVOY, EVERYTHING, GRPC_AIO, LITELLM, WIRE
 from tests.bench.field import Field, Figures
-from tests.bench.harness import Spent, median
+from tests.bench.harness import Spent, median, spread
 
 _LANES = 64
 """Connections that stand ready for the open loop."""
@@ -21,11 +21,11 @@ def side_by_side(field: Field) -> Figures:
         for part in spents[0].cpu_us:
             figures[f"cpu_us_{name}_{part}"] = median(spent.cpu_us[part] for spent in spents)
     ours = rounds[EVERYTHING]
-    figures["sidecar_cpu_vs_grpc_aio_noop"] = _ratio(ours, rounds[GRPC_AIO], _server)
-    figures["sidecar_cpu_vs_wire_noop"] = _ratio(ours, rounds[WIRE], _server)
-    figures["throughput_vs_wire_noop"] = _ratio(ours, rounds[WIRE], lambda spent: spent.per_second)
+    figures |= _ratio("sidecar_cpu_vs_grpc_aio_noop", ours, rounds[GRPC_AIO], _server)
+    figures |= _ratio("sidecar_cpu_vs_wire_noop", ours, rounds[WIRE], _server)
+    figures |= _ratio("throughput_vs_wire_noop", ours, rounds[WIRE], lambda spent: spent.per_second)
     if LITELLM in rounds:
-        figures["stack_cpu_vs_litellm"] = _ratio(ours, rounds[LITELLM], lambda spent: sum(spent.cpu_us.values()))
+        figures |= _ratio("stack_cpu_vs_litellm", ours, rounds[LITELLM], lambda spent: sum(spent.cpu_us.values()))
     return figures
 
 
@@ -67,8 +67,11 @@ def _server(spent: Spent) -> float:
     return spent.cpu_us["server"]
 
 
-def _ratio(over: list[Spent], under: list[Spent], of) -> float:
-    return median(of(one) / of(other) for one, other in zip(over, under, strict=True))
+def _ratio(name: str, over: list[Spent], under: list[Spent], of) -> Figures:
+    """The median of the rounds, and the lowest and highest one."""
+    each = [of(one) / of(other) for one, other in zip(over, under, strict=True)]
+    lowest, highest = spread(each)
+    return {name: median(each), f"{name}_lowest": lowest, f"{name}_highest": highest}
 
 
 def _decisions(status: dict) -> dict[float, int]:
