@@ -120,7 +120,7 @@ async def _start(plan: DemoPlan, children: Children, console: Console) -> dict[s
     with console.status("starting the sidecar"):
         serve: Command = [sys.executable, "-m", "din_extproc", "serve", "--config", config]
         await children.start("sidecar", serve, ready=accepts_unix(plan.socket), timeout_s=_BOOT_S)
-    console.print(f"sidecar   {plan.socket}")
+    console.print(f"sidecar   {plan.socket}, admin http://127.0.0.1:{plan.admin_port}/status")
     with console.status("starting Envoy"):
         options = ("--concurrency", "1", "--use-dynamic-base-id", "--log-level", "warning")
         ready = serves(f"http://127.0.0.1:{plan.envoy_admin_port}/ready")
