@@ -52,6 +52,8 @@ _EXPOSED = [
 _ALLOWED = ["authorization", "content-type", "x-api-key", "traceparent", "tracestate", "x-task-tier", *CLIENT_MAY_SEND]
 _METHODS = "GET,HEAD,POST"
 _MAX_AGE_S = "600"
+_OTHER_NODE_DRAWS = 32
+"""How often another node is drawn before the one that failed is taken again: with few nodes the same one comes often."""
 
 
 def route_configuration(topology: Topology) -> RouteConfiguration:
@@ -156,7 +158,7 @@ def _retry_policy(topology: Topology) -> RetryPolicy:
         num_retries=topology.retry.attempts,
         retry_back_off=RetryPolicyRetryBackOff(base_interval=jitter, max_interval=jitter),
         retry_host_predicate=[RetryPolicyRetryHostPredicate(name=predicate.name, typed_config=predicate.typed_config)],
-        host_selection_retry_max_attempts=5,
+        host_selection_retry_max_attempts=_OTHER_NODE_DRAWS,
         per_try_idle_timeout=milliseconds(topology.timeouts.node_idle_ms),
     )
 
