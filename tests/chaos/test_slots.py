@@ -107,6 +107,7 @@ class Crowd:
         self.clients: list[Future[None]] = []
 
     def __enter__(self) -> Self:
+        self._stack.eventually(lambda: self._stack.chat(ask(1)).status_code == 200, "requests pass again", 60)
         self._stack.eventually(lambda: self._stack.redis_keys(":lease:") == [], "places of an earlier crowd are free", 60)
         self.clients = [self._pool.submit(self._read) for _ in range(STREAMS)]
         self._begun.wait(30)
