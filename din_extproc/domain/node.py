@@ -78,6 +78,15 @@ class LongTail(Struct, frozen=True, gc=False):
     """How long Envoy waits for them."""
 
 
+class PoolTimeouts(Struct, frozen=True, gc=False):
+    """How long the answers of a pool's nodes may take, in milliseconds; None: as long as Envoy's configuration says for all."""
+
+    first_byte_ms: int | None = None
+    """Until the answer begins, for streams and what is not generated; then another node is asked."""
+    total_ms: int | None = None
+    """The whole answer, of requests that are not of the long tail."""
+
+
 class Pool(Struct, frozen=True):
     """Nodes that may stand in for each other: one model, one engine, one strategy."""
 
@@ -105,3 +114,4 @@ class Pool(Struct, frozen=True):
     scheduler_options: Mapping[str, float] = {}
     long_tail: LongTail | None = None
     """None: every request is like the others."""
+    timeouts: PoolTimeouts = PoolTimeouts()

@@ -15,6 +15,7 @@ from din_extproc.domain.request import Head, Intent, Operation
 from din_extproc.domain.usage import Labels
 from din_extproc.domain.verdict import Headers, Send
 from din_extproc.flow.place import Picked, Target
+from din_extproc.flow.timeouts import limits
 from din_extproc.intent.read import Reading
 from din_extproc.intent.splice import asking_for_usage, with_values
 from din_extproc.route.table import Routed
@@ -22,10 +23,6 @@ from din_extproc.route.table import Routed
 _as_json = msgspec.json.Encoder().encode
 _REPORTING = frozenset({Operation.CHAT, Operation.COMPLETIONS})
 """Operations whose streams report usage when `stream_options` asks for it."""
-
-
-_ENVOY_TIMEOUT = "x-envoy-upstream-rq-timeout-ms"
-"""Envoy takes it for its own timeout and does not send it to the node."""
 
 
 class Granted(Struct, frozen=True, gc=False):
@@ -52,23 +49,13 @@ def dispatch(granted: Granted, head: Head) -> Send:
     return Send(
         cluster=target.pool.name,
         endpoints=tuple([str(node.endpoint) for node in granted.picked.nodes]),
-        request_headers=(("x-din-trace-id", granted.trace_id), *_timeout(granted)),
+        request_headers=(("x-din-trace-id", granted.trace_id), *limits(granted.intent, target.pool, granted.picked).headers()),
         response_headers=answer_headers,
         metadata=_metadata(granted),
         body=body if body is not reading.body or reading.decoded else None,
         path=_path(head.path, granted.intent.operation.value),
         remove_headers=("content-encoding",) if reading.decoded else (),
     )
-
-
-def timeout_ms(intent: Intent, picked: Picked) -> int | None:
-    """How long Envoy waits for the whole answer, retries included: the shorter of what client and pool say; None: neither does."""
-    return min((limit for limit in (intent.timeout_ms, picked.timeout_ms) if limit is not None), default=None)
-
-
-def _timeout(granted: Granted) -> Headers:
-    limit = timeout_ms(granted.intent, granted.picked)
-    return () if limit is None else ((_ENVOY_TIMEOUT, str(limit)),)
 
 
 def _body(reading: Reading, intent: Intent, pool: Pool) -> bytes:

@@ -20,6 +20,7 @@ from din_extproc.flow.dispatch import Granted, dispatch
 from din_extproc.flow.gauges import Gauges
 from din_extproc.flow.members import Members
 from din_extproc.flow.place import Placer, Size
+from din_extproc.flow.timeouts import remaining
 from din_extproc.flow.trace import TraceIds, kept
 from din_extproc.flow.view import Purse, View, facts, purse
 from din_extproc.intent.boundary import needs_exact
@@ -168,6 +169,12 @@ class RequestFlow:
         standing = await self._admitted(claim)
         if isinstance(standing, Refusal):
             return standing
+        if intent.timeout_ms is not None:
+            left = remaining(intent, desk.clock.monotonic() - began)
+            if isinstance(left, Refusal):
+                desk.start(self._refund(who.tenant.id))
+                return left
+            intent = left
         picked = desk.placer.pick(target, self._ask(intent, reading, claim.tokens, began))
         if isinstance(picked, Refusal):
             desk.start(self._refund(who.tenant.id))

@@ -15,10 +15,10 @@ from din_extproc.domain.node import Node
 from din_extproc.domain.request import Head, Intent
 from din_extproc.domain.verdict import Refusal
 from din_extproc.edge.registry_forms import MemberForm
-from din_extproc.flow.dispatch import timeout_ms
 from din_extproc.flow.gauges import Gauges
 from din_extproc.flow.members import Members
 from din_extproc.flow.place import Placer, Size, Target
+from din_extproc.flow.timeouts import limits
 from din_extproc.flow.view import facts
 from din_extproc.intent.prefix import prefix
 from din_extproc.intent.read import read
@@ -115,8 +115,9 @@ def _placed(known: Explained, placer: Placer, routed: Routed, size: Size, intent
     names = tuple(node.id for node in picked.nodes)
     ranked = [_ranked(node_id, target, names, score) for node_id, score in scores.items()]
     ranked.sort(key=lambda each: (each.place or len(ranked) + 1, each.score))
-    limit = timeout_ms(intent, picked)
-    return replace(found, sent=True, nodes=names, candidates=(*ranked, *own), timeout_ms=limit)
+    wait = limits(intent, target.pool, picked)
+    candidates = (*ranked, *own)
+    return replace(found, sent=True, nodes=names, candidates=candidates, timeout_ms=wait.total_ms, first_byte_ms=wait.first_byte_ms)
 
 
 def _ranked(node_id: str, target: Target, names: tuple[str, ...], score: tuple[float, str]) -> Candidate:

@@ -72,6 +72,8 @@ class Explained(Struct, frozen=True, omit_defaults=True):
     """It belongs to the pool's long tail."""
     timeout_ms: int | None = None
     """How long Envoy waits, where client or pool say."""
+    first_byte_ms: int | None = None
+    """How long a node may take to begin, where the pool says."""
     candidates: tuple[Candidate, ...] = ()
     nodes: tuple[str, ...] = ()
     """In the order in which they would be tried."""
@@ -101,6 +103,8 @@ class Explained(Struct, frozen=True, omit_defaults=True):
             shown.append(f"nodes     {', '.join(self.nodes)}")
         if self.timeout_ms is not None:
             shown.append(f"timeout   {self.timeout_ms} ms")
+        if self.first_byte_ms is not None:
+            shown.append(f"timeout   {self.first_byte_ms} ms until the answer begins, then the next node")
         if self.refusal is not None:
             shown.append(f"refused   {self.status} {self.refusal}: {self.message}")
         return shown

@@ -70,6 +70,7 @@ def _pools(shaped: Shaped, catalog: Catalog | None, document: Document) -> Itera
             scheduler=pool.scheduler.name,
             scheduler_options=pool.scheduler.options,
             long_tail=None if pool.long_tail is None else pool.long_tail.long_tail(shaped.config.gateway.workers),
+            timeouts=pool.timeouts.timeouts(),
             nodes=nodes,
             operations=None if pool.operations is None else frozenset(pool.operations),
             stream_usage=pool.stream_usage,

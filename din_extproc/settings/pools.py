@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 from pydantic import BeforeValidator, Field
 
-from din_extproc.domain.node import LongTail, Node
+from din_extproc.domain.node import LongTail, Node, PoolTimeouts
 from din_extproc.domain.request import Operation
 from din_extproc.schedule.pick import STRATEGIES
 from din_extproc.settings.catalog import Catalog, VersionText
@@ -92,6 +92,19 @@ class LongTailSection(Section):
         return LongTail(over_s=self.over_s, share=self.share / workers, timeout_ms=round(self.timeout_s * 1000))
 
 
+class PoolTimeoutsSection(Section):
+    """How long the answers of a pool's nodes may take."""
+
+    first_byte_s: Annotated[float, Field(ge=0.001)] | None = None
+    """Until a stream, or an answer that is not generated, begins; then another node is asked."""
+    total_s: Annotated[float, Field(ge=0.001)] | None = None
+    """The whole answer, of requests that are not of the long tail."""
+
+    def timeouts(self) -> PoolTimeouts:
+        """In Envoy's unit."""
+        return PoolTimeouts(*(None if limit is None else round(limit * 1000) for limit in (self.first_byte_s, self.total_s)))
+
+
 class PoolSection(Section):
     """One pool, which is also one Envoy cluster."""
 
@@ -102,6 +115,7 @@ class PoolSection(Section):
     scheduler: Annotated[Scheduler, BeforeValidator(_scheduler)] = Scheduler("token_available")
     long_tail: LongTailSection | None = None
     """None: every request is like the others."""
+    timeouts: PoolTimeoutsSection = PoolTimeoutsSection()
     operations: Operations | None = None
     """None: every one."""
     stream_usage: bool = True

@@ -1,0 +1,63 @@
+"""How long Envoy waits for one request: for the whole answer, and for its beginning before it asks another node.
+
+Rule: of several limits the shortest counts, and what a request has waited here already comes off its client's patience.
+
+| limit                        | who says                                        | when it runs out                                   |
+|------------------------------|-------------------------------------------------|----------------------------------------------------|
+| beginning of the answer      | the pool, `timeouts.first_byte_s`               | another node is asked; the last one: 504           |
+| silence between two chunks   | `envoy.timeouts.node_idle_ms`                   | before the first byte as above; after it: reset    |
+| the whole answer, all tries  | the client, `x-din-timeout-ms`; the pool,       | 504; a stream that has begun is reset              |
+|                              | `timeouts.total_s`, or for a request of the     |                                                    |
+|                              | long tail `long_tail.timeout_s` in its place    |                                                    |
+
+An engine that sends the head of its stream before it has a token has begun by that; from then on the silence counts. Only what is
+bound to begin soon has the first limit: a whole generated answer begins when it is complete.
+"""
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from din_extproc.domain.node import Pool
+from din_extproc.domain.request import Intent, Operation
+from din_extproc.domain.verdict import Code, Headers, Refusal
+from din_extproc.flow.place import Picked
+
+_TOTAL = "x-envoy-upstream-rq-timeout-ms"
+_FIRST_BYTE = "x-envoy-upstream-rq-per-try-timeout-ms"
+"""Envoy takes both for its own timeouts and does not send them to the node."""
+_BEGINS_SOON = frozenset({Operation.EMBEDDINGS, Operation.RERANK})
+
+
+class Limits(Struct, frozen=True, gc=False):
+    """In milliseconds; None: Envoy's own configuration decides."""
+
+    total_ms: int | None
+    first_byte_ms: int | None
+
+    def headers(self) -> Headers:
+        """How Envoy is told."""
+        if self.total_ms is None:
+            return () if self.first_byte_ms is None else ((_FIRST_BYTE, str(self.first_byte_ms)),)
+        total = (_TOTAL, str(self.total_ms))
+        return (total,) if self.first_byte_ms is None else (total, (_FIRST_BYTE, str(self.first_byte_ms)))
+
+
+def limits(intent: Intent, pool: Pool, picked: Picked) -> Limits:
+    """What holds for a request that goes to this pool. A beginning that may take as long as the whole has no limit of its own."""
+    own = pool.timeouts.total_ms if picked.timeout_ms is None else picked.timeout_ms
+    patience = intent.timeout_ms
+    total = own if patience is None else patience if own is None else min(own, patience)
+    first = pool.timeouts.first_byte_ms
+    if first is not None and ((total is not None and first >= total) or not (intent.stream or intent.operation in _BEGINS_SOON)):
+        first = None
+    return Limits(total, first)
+
+
+def remaining(intent: Intent, waited_s: float) -> Intent | Refusal:
+    """The intent with what is left of its client's patience; refused: nothing is."""
+    if intent.timeout_ms is None:
+        return intent
+    left = intent.timeout_ms - int(waited_s * 1000)
+    if left < 1:
+        return Refusal(Code.UPSTREAM_TIMEOUT, "The time that x-din-timeout-ms allows ran out before a node could be asked.")
+    return intent if left == intent.timeout_ms else replace(intent, timeout_ms=left)
