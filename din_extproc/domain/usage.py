@@ -53,6 +53,8 @@ class Labels(Struct, frozen=True, gc=False, omit_defaults=True):
     fixed: int = 0
     stream: bool = False
     degraded: bool = False
+    operation: str = ""
+    """The canonical path."""
 
 
 class ExchangeRecord(Struct, frozen=True, gc=False):
@@ -94,6 +96,19 @@ class ExchangeRecord(Struct, frozen=True, gc=False):
     """Events of the stream that were no JSON."""
     retry_after_s: int | None = None
     """How long the node asked to be left alone."""
+    operation: str = ""
+    """The canonical path."""
+    received_ms: float | None = None
+    """From the request's first byte to its last."""
+    sent_ms: float | None = None
+    """From the request's first byte to the first that went to the node that answered."""
+
+    @property
+    def to_node_ms(self) -> float | None:
+        """How long the whole request was here before it went on."""
+        if self.sent_ms is None or self.received_ms is None:
+            return None
+        return max(0.0, self.sent_ms - self.received_ms)
 
 
 class Pace(Struct, frozen=True, gc=False):

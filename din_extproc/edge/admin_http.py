@@ -3,33 +3,39 @@
 Rule: liveness never depends on Redis or nodes; readiness says each reason it has.
 """
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 from aiohttp import web
+
+from din_extproc.observe.exposition import CONTENT_TYPE
 
 Status = Callable[[], Mapping[str, object]]
 Reasons = Callable[[], list[str]]
 
 
 class AdminServer:
-    """`GET /healthz`, `/readyz`, `/status` and `/nodes`.
+    """`GET /healthz`, `/readyz`, `/status`, `/nodes` and `/metrics`.
 
     Args:
         status: What `/status` shows, as plain values.
         reasons: Why the process is not ready; empty when it is.
         nodes: What `/nodes` shows, likewise.
+        metrics: What `/metrics` shows, slice by slice: others go first between two of them.
     """
 
-    def __init__(self, status: Status, reasons: Reasons, nodes: Status) -> None:
+    def __init__(self, status: Status, reasons: Reasons, nodes: Status, metrics: Callable[[], Iterator[bytes]]) -> None:
         self._status = status
         self._reasons = reasons
         self._nodes = nodes
+        self._metrics = metrics
         app = web.Application()
         app.router.add_get("/healthz", self._alive)
         app.router.add_get("/readyz", self._ready)
         app.router.add_get("/status", self._show)
         app.router.add_get("/nodes", self._show_nodes)
+        app.router.add_get("/metrics", self._show_metrics)
         self._runner = web.AppRunner(app, access_log=None)
 
     async def start(self, host: str, port: int) -> None:
@@ -58,6 +64,15 @@ class AdminServer:
 
     async def _show_nodes(self, _: web.Request) -> web.Response:
         return _json(self._nodes())
+
+    async def _show_metrics(self, request: web.Request) -> web.StreamResponse:
+        reply = web.StreamResponse(headers={"content-type": CONTENT_TYPE})
+        await reply.prepare(request)
+        for part in self._metrics():
+            await reply.write(part)
+            await asyncio.sleep(0)
+        await reply.write_eof()
+        return reply
 
 
 def _json(shown: Mapping[str, object]) -> web.Response:

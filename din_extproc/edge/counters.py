@@ -7,13 +7,9 @@ import logging
 from bisect import bisect_left
 
 from din_extproc.domain.usage import ExchangeRecord
+from din_extproc.observe.instruments import DECISION_US as BOUNDS_US
 
 _log = logging.getLogger(__name__)
-
-_STEPS_PER_OCTAVE = 4
-_OCTAVES = 18
-BOUNDS_US = tuple(round(16 * 2 ** (step / _STEPS_PER_OCTAVE)) for step in range(_STEPS_PER_OCTAVE * _OCTAVES + 1))
-"""Upper bounds of the buckets of decision times: 16 microseconds to 4 seconds, each 19 % above the one before. The last bucket has none."""
 
 
 class Counters:
@@ -26,12 +22,15 @@ class Counters:
         self.faults = 0
         self.decisions = [0] * (len(BOUNDS_US) + 1)
         """By decision time, see `BOUNDS_US`."""
+        self.decision_s = 0.0
+        """All decisions together."""
         self.prompt_tokens = 0
         self.completion_tokens = 0
 
     def decided(self, seconds: float, refused: str) -> None:
         """A verdict took so long. `refused`: the error code, "" when the request was sent on."""
         self.decisions[bisect_left(BOUNDS_US, seconds * 1e6)] += 1
+        self.decision_s += seconds
         if refused:
             self.refused[refused] = self.refused.get(refused, 0) + 1
         else:
@@ -56,6 +55,7 @@ class Counters:
             "outcomes": self.outcomes,
             "faults": self.faults,
             "decisions_by_us": {bound: count for bound, count in zip((*BOUNDS_US, "more"), self.decisions, strict=True) if count},
+            "decision_s": self.decision_s,
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
         }

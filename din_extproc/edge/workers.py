@@ -79,6 +79,7 @@ class Workers(Generic[Report]):
         expected: The type of their reports.
         grace_s: How long a worker may take to end what it has begun.
         greeting: The first message to a worker.
+        farewell: Told the last report of a worker that is gone.
     """
 
     def __init__(
@@ -88,12 +89,14 @@ class Workers(Generic[Report]):
         expected: type[Report],
         grace_s: float,
         greeting: Callable[[], object],
+        farewell: Callable[[Report], None],
     ) -> None:
         self._count = count
         self._command = command
         self._expected = expected
         self._grace_s = grace_s
         self._greeting = greeting
+        self._farewell = farewell
         self._living: set[Worker[Report]] = set()
         """Those that are not ready yet and those that leave, too."""
         self._current: dict[int, Worker[Report]] = {}
@@ -120,9 +123,9 @@ class Workers(Generic[Report]):
             worker.channel.send(message)
 
     @property
-    def reports(self) -> dict[int, Report]:
-        """The latest report of each running worker."""
-        return {number: worker.report for number, worker in self._current.items() if worker.report is not None}
+    def reports(self) -> list[Report]:
+        """The latest report of each running worker, those that leave too."""
+        return [worker.report for worker in self._living if worker.report is not None]
 
     async def replace(self) -> None:
         """Put a new process in each one's place, one after the other; a worker whose successor does not get ready stays."""
@@ -172,6 +175,11 @@ class Workers(Generic[Report]):
                 else:
                     self._current[number] = successor
 
+    def _lost(self, worker: Worker[Report]) -> None:
+        self._living.discard(worker)
+        if worker.report is not None:
+            self._farewell(worker.report)
+
     async def _launch(self, number: int) -> Worker[Report]:
         ours, theirs = socket.socketpair()
         with theirs:
@@ -181,5 +189,5 @@ class Workers(Generic[Report]):
         worker = Worker(number, process, await Channel.over(ours, self._expected))
         worker.channel.send(self._greeting())
         self._living.add(worker)
-        worker.listening.add_done_callback(lambda _: self._living.discard(worker))
+        worker.listening.add_done_callback(lambda _: self._lost(worker))
         return worker

@@ -3,7 +3,7 @@
 Rule: every error has the same body, and nothing in it comes from the prompt or the key.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 
 import msgspec
@@ -19,8 +19,11 @@ _NO_RETRY: Headers = (("x-should-retry", "false"),)
 """OpenAI's clients try a 409 or 429 again unless they are told that it is no use."""
 
 
-def refusal(refused: Refusal, head: Head, trace_id: str, headers: Headers = ()) -> Answer:
-    """The error answer. The body is OpenAI's and RFC 9457's at once; `accept` decides which of the two media types it is called."""
+def refusal(refused: Refusal, head: Head, trace_id: str, headers: Headers = (), whose: Mapping[str, str] | None = None) -> Answer:
+    """The error answer. The body is OpenAI's and RFC 9457's at once; `accept` decides which of the two media types it is called.
+
+    `whose`: metadata that names tenant and key, for the access log only.
+    """
     code = refused.code
     media = _PROBLEM if _PROBLEM in head.header("accept") else _JSON
     no_use = refused.retry_after_ms is None and code.status < HTTPStatus.INTERNAL_SERVER_ERROR
@@ -28,7 +31,7 @@ def refusal(refused: Refusal, head: Head, trace_id: str, headers: Headers = ()) 
         status=code.status,
         headers=(("content-type", media), ("x-din-trace-id", trace_id), *headers, *refused.headers, *(_NO_RETRY if no_use else ())),
         body=error_body(code, refused.message, trace_id=trace_id, instance=_instance(head.path), param=refused.param),
-        metadata={"trace_id": trace_id, "refusal": code.code},
+        metadata={"trace_id": trace_id, "refusal": code.code, **(whose or {})},
     )
 
 

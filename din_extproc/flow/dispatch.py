@@ -92,6 +92,7 @@ def _metadata(granted: Granted) -> dict[str, str | float | bool]:
         estimate.fixed,
         intent.stream,
         bool(target.degraded),
+        intent.operation.value,
     )
     metadata: dict[str, str | float | bool] = {"request_id": claim.request_id, "labels": _as_json(labels).decode()}
     if _usage_is_ours(intent, pool):

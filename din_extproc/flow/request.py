@@ -3,7 +3,7 @@
 Rule: what a request takes (slots, tokens of a node) it takes through `_Held`, and its end gives all of it back, once, however it ends.
 """
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -99,7 +99,7 @@ class _Held(Struct, frozen=True, gc=False):
 class RequestFlow:
     """One HTTP exchange, from its first byte to its last."""
 
-    __slots__ = ("_desk", "_head", "_held", "_request_id", "_trace_id")
+    __slots__ = ("_desk", "_head", "_held", "_request_id", "_trace_id", "_who")
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
@@ -107,6 +107,7 @@ class RequestFlow:
         self._held: _Held | None = None
         self._request_id = ""
         self._trace_id = ""
+        self._who: Authenticated | None = None
 
     async def decide(self, head: Head, body: bytes) -> Verdict:
         """The verdict on a whole request."""
@@ -115,7 +116,7 @@ class RequestFlow:
         self._name(head)
         verdict = await self._verdict(head, body, began)
         if isinstance(verdict, Refusal):
-            verdict = answers.refusal(verdict, head, self._trace_id)
+            verdict = answers.refusal(verdict, head, self._trace_id, whose=self._whose())
         refused = "" if type(verdict) is Send else str(verdict.metadata.get("refusal", ""))
         desk.watcher.decided(desk.clock.monotonic() - began, refused)
         return verdict
@@ -141,6 +142,11 @@ class RequestFlow:
         given = head.header("x-din-trace-id")
         self._trace_id = given if kept(given) else self._request_id
 
+    def _whose(self) -> Mapping[str, str]:
+        """What the accounts are told of a refusal's owner, as far as that is known."""
+        who = self._who
+        return {} if who is None else {"tenant": who.tenant.id, "key_id": who.key.id}
+
     async def _verdict(self, head: Head, body: bytes, began: float) -> Verdict | Refusal:
         desk, view = self._desk, self._desk.view
         if head.method == "OPTIONS":
@@ -152,6 +158,7 @@ class RequestFlow:
         who = view.keys.authenticate(head.header("authorization"), head.header("x-api-key"), wall)
         if isinstance(who, Refusal):
             return who
+        self._who = who
         if place.operation is Operation.MODELS:
             return answers.models(view.table.models_for(who.tenant), place.model, self._trace_id)
         reading = read(head, body, desk.gauges.named, view.body_limit)

@@ -3,13 +3,14 @@
 Rule: a record is made from whatever is there. What is missing or has the wrong type counts as not told, never as an error.
 
 Dynamic metadata, namespace `din`: of a request that was sent on, the gateway leaves `labels` (`domain.usage.Labels` as JSON: one field,
-because every field costs both sides); of one that it answered itself, `trace_id` and `refusal`. What the node's answer cost comes from
-`envoy/lua/usage.lua`, see its head.
+because every field costs both sides); of one that it answered itself, `trace_id` and `refusal`, and
+`tenant` and `key_id` as far as they were known. What the node's answer cost comes from `envoy/lua/usage.lua`, see its head.
 """
 
 from collections.abc import Mapping
 
 import msgspec
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
 from google.protobuf.struct_pb2 import Value
 
@@ -97,13 +98,13 @@ def _record(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[s
     headers = entry.response.response_headers
     ending = _ending(entry, told, labels, flags, endpoint)
     ended_as = outcome(ending)
-    start, duration = common.start_time, common.duration
+    start = common.start_time
     started_us = start.seconds * 1_000_000 + start.nanos // 1000
     return ExchangeRecord(
         request_id=labels.request_id,
         trace_id=labels.trace_id or _text(told, "trace_id"),
-        tenant=labels.tenant,
-        key_id=labels.key_id,
+        tenant=labels.tenant or _text(told, "tenant"),
+        key_id=labels.key_id or _text(told, "key_id"),
         model=labels.model,
         alias=labels.alias,
         pool=labels.pool,
@@ -120,14 +121,21 @@ def _record(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[s
         attempts=common.upstream_request_attempt_count,
         degraded=labels.degraded or headers.get("x-bxagent-degraded") == "true",
         started_at=started_us / 1e6,
-        duration_ms=duration.seconds * 1e3 + duration.nanos / 1e6 if common.HasField("duration") else None,
+        duration_ms=_ms(common.duration) if common.HasField("duration") else None,
         first_token_ms=max(0.0, (_count(told, "first_token_us") - started_us) / 1e3) if "first_token_us" in told else None,
         response_flags=flags,
         refusal=ending.refusal,
         error=ending.error,
         bad_events=_count(told, "bad_events"),
         retry_after_s=_seconds(headers.get("retry-after", "")),
+        operation=labels.operation,
+        received_ms=_ms(common.time_to_last_rx_byte) if common.HasField("time_to_last_rx_byte") else None,
+        sent_ms=_ms(common.time_to_first_upstream_tx_byte) if common.HasField("time_to_first_upstream_tx_byte") else None,
     )
+
+
+def _ms(duration: Duration) -> float:
+    return duration.seconds * 1e3 + duration.nanos / 1e6
 
 
 def _ending(entry: HTTPAccessLogEntry, told: _Fields, labels: Labels, flags: tuple[str, ...], endpoint: str) -> Ending:

@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,10 +43,14 @@ from din_extproc.edge.scrape import Scraper, Target
 from din_extproc.edge.services import AccessLogService, ExtProcService, HealthService, Service
 from din_extproc.edge.workers import WorkerFailed, Workers
 from din_extproc.flow.gauges import Gauges
+from din_extproc.observe.exposition import slices
+from din_extproc.observe.families import Family
+from din_extproc.roles.accounts import Accounts
 from din_extproc.roles.discovery import Discovery
 from din_extproc.roles.membership import Membership, configured
 from din_extproc.roles.planes import AccountingPlane, News, RequestPlane
 from din_extproc.roles.reload import Reloader
+from din_extproc.roles.standing import added, kept_of, node_families, request_families, state_families
 from din_extproc.roles.view import load_tokenizers
 from din_extproc.settings.load import load
 from din_extproc.settings.problems import Rejected
@@ -107,6 +111,9 @@ class Gateway:
         self._serving = False
         self._background = Background()
         self._counters = Counters()
+        self._accounts = Accounts(self._counters, self._standing)
+        self._former: dict[str, Any] = {}
+        """What workers that are gone have counted."""
         self._reloader = Reloader(settings, self._use, source)
         self._link, self._ledger = _ledger(settings)
         self._requests: RequestPlane | None = None
@@ -123,9 +130,10 @@ class Gateway:
             gauges, outputs = self._requests.gauges, self._requests.outputs
             services.append(ExtProcService(self._requests.desk))
         else:
-            self._workers = Workers(settings.gateway.workers, self._worker_command, dict[str, Any], options.drain_s, self._greeting)
+            count, drain_s = settings.gateway.workers, options.drain_s
+            self._workers = Workers(count, self._worker_command, dict[str, Any], drain_s, self._greeting, self._remember)
         if options.worker is None:
-            self._accounting = AccountingPlane(settings, self._ledger, self._background, self._counters, gauges, outputs)
+            self._accounting = AccountingPlane(settings, self._ledger, self._background, self._accounts, gauges, outputs)
             services.append(AccessLogService(self._accounting.received))
             if settings.gateway.scrape_s:
                 self._scraper = Scraper(settings.gateway.scrape_s, lambda readings: self._tell(News(readings=readings)))
@@ -135,7 +143,7 @@ class Gateway:
                 self._discovery = Discovery(_TRANSPORTS[options.transport], self._background)
         self._health = HealthService(*(service.name for service in services))
         self._server = _TRANSPORTS[options.transport]((*services, self._health), max_body_bytes=settings.body_limit)
-        self._admin = AdminServer(self._status, self._unready, self._nodes)
+        self._admin = AdminServer(self._status, self._unready, self._nodes, lambda: slices(self._accounts.families()))
 
     async def run(self) -> None:
         """Serve until a signal.
@@ -319,44 +327,43 @@ class Gateway:
             reasons.append(f"redis is not reachable: {self._link.state.reason}")
         return reasons
 
-    def _nodes(self) -> dict[str, object]:
+    def _nodes(self) -> dict[str, Any]:
         readings = {} if self._scraper is None else self._scraper.latest
         if self._membership is not None:
             return self._membership.shown(readings)
         settings = self._reloader.settings
         return {"network": settings.network, "stale": False, "nodes": configured(settings, readings)}
 
+    def _remember(self, report: dict[str, Any]) -> None:
+        """A worker is gone."""
+        self._former = added(self._former, kept_of(report))
+
+    def _standing(self) -> Iterator[Family]:
+        """How everything stands, as metrics."""
+        shown, nodes = self._shown(), self._nodes()
+        yield from request_families(shown)
+        yield from state_families(shown, ready=not self._unready())
+        yield from node_families(nodes["nodes"], stale=nodes["stale"])
+
     def _status(self) -> dict[str, object]:
+        return {**self._shown(), "membership": self._nodes()}
+
+    def _shown(self) -> dict[str, Any]:
+        """What the admin page shows but for the nodes."""
         settings = self._reloader.settings
         workers: dict[str, object] = {}
         numbers = self._own_numbers()
         if self._workers is not None:
             workers = {"workers": {"configured": settings.gateway.workers, "restarts": self._workers.restarts}}
-            numbers = added(numbers, *self._workers.reports.values())
+            numbers = added(numbers, self._former, *self._workers.reports)
         return {
             "configuration": {"file": settings.file, "fingerprint": settings.fingerprint, "rejected_successor": self._reloader.problem},
             "limits": self._ledger.state,
             "redis": self._link.state,
-            "membership": self._nodes(),
             **({} if self._discovery is None else self._discovery.shown()),
             **workers,
             **numbers,
         }
-
-
-def added(*parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested numbers, added up: what several processes count is what the sidecar counts."""
-    total: dict[str, Any] = {}
-    for part in parts:
-        for name, value in part.items():
-            if isinstance(value, Mapping):
-                total[name] = added(total.get(name, {}), value)
-            elif isinstance(value, list):
-                before = total.get(name, [0] * len(value))
-                total[name] = [one + other for one, other in zip(before, value, strict=True)]
-            else:
-                total[name] = total.get(name, 0) + value
-    return total
 
 
 def _ledger(settings: Settings) -> tuple[Link | ClusterLinks, GuardedLedger]:

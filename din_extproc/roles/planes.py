@@ -17,11 +17,12 @@ from din_extproc.domain.usage import ExchangeRecord, Outcome, Pace
 from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.counters import Counters
+from din_extproc.edge.envoy_admin import DroppedLogs
 from din_extproc.flow.gauges import Gauges
 from din_extproc.flow.members import Members
 from din_extproc.flow.place import Placer
 from din_extproc.flow.request import Desk
-from din_extproc.flow.settle import Settler
+from din_extproc.flow.settle import Observer, Settler
 from din_extproc.flow.trace import TraceIds
 from din_extproc.flow.view import TokenCounter
 from din_extproc.intent.calibration import Calibration
@@ -37,6 +38,7 @@ _log = logging.getLogger(__name__)
 _SEED_BITS = 64
 _RETRY_S = 0.5
 _LOOK_S = 1.0
+_ASK_S = 5.0
 _REMEMBERED_NODES = 50_000
 _FAULTS = frozenset({Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT, Outcome.UPSTREAM_TRUNCATED})
 """Outcomes that speak against the node."""
@@ -137,13 +139,13 @@ class AccountingPlane:
         settings: The configuration.
         ledger: The counters.
         background: Runs the settling.
-        counters: Told of every exchange.
+        observer: Told of every exchange.
         gauges: What prompts teach.
         outputs: What answers teach.
     """
 
     def __init__(
-        self, settings: Settings, ledger: Ledger, background: Background, counters: Counters, gauges: Gauges, outputs: OutputHistory
+        self, settings: Settings, ledger: Ledger, background: Background, observer: Observer, gauges: Gauges, outputs: OutputHistory
     ) -> None:
         self._nodes = node_names(settings)
         self._dtypes = {node.id: node.dtype for pool in settings.pools for node in pool.nodes}
@@ -151,16 +153,19 @@ class AccountingPlane:
         self._gauges = gauges
         self._outputs = outputs
         self._paces = Paces(half_lives_s(settings))
-        self.settler = Settler(ledger, gauges, outputs, counters)
+        self.settler = Settler(ledger, gauges, outputs, observer)
         self._registered: dict[str, str] = {}
         """Node id by endpoint; of those that left, too: their last entries come later."""
         self._tallies: dict[str, tuple[int, int]] = {}
+        self._envoy = DroppedLogs(settings.envoy.admin)
+        self._unreadable = 0
         self.mixture = Mixture()
 
     def start(self) -> None:
         """Settle again and again what could not be settled at once."""
         self._background.every(_RETRY_S, "settling what waits", self._retry)
         self._background.every(_LOOK_S, "looking for mixed dtypes", self._look)
+        self._background.every(_ASK_S, "asking Envoy what it dropped", self._envoy.ask)
 
     def use(self, settings: Settings) -> None:
         """Know the nodes of this configuration."""
@@ -191,6 +196,7 @@ class AccountingPlane:
         try:
             finished = records(message, self._nodes)
         except ValueError:
+            self._unreadable += 1
             _log.warning("an access log message of %d bytes could not be read", len(message))
             return
         now = SystemClock().monotonic()
@@ -208,6 +214,7 @@ class AccountingPlane:
         settler = self.settler
         return {
             "exchanges": {"unsettled": settler.waiting, "given_up": settler.dropped, "unknown": settler.unknown},
+            "access_logs": {"unreadable": self._unreadable, "dropped": self._envoy.total},
             "mixed_dtype_share": self.mixture.shares(),
         }
 

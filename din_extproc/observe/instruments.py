@@ -1,0 +1,163 @@
+"""Every metric by name, unit, labels and buckets: the only place where they are spelled. Dashboards and alert rules are made from it.
+
+Rule: a label's values are bounded: by the configuration, by a table of codes, or by the cap of its family (`families.py`).
+
+Names of `gen_ai.*` follow OpenTelemetry's semantic conventions for generative AI (status: development, as of semconv 1.37); ours begin
+with `din.`. Prometheus sees them as OpenTelemetry translates names: dots become underscores, units and `_total` stand behind.
+"""
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+SEMCONV = "https://opentelemetry.io/schemas/1.37.0"
+
+OPERATION = "gen_ai.operation.name"
+MODEL = "gen_ai.request.model"
+"""The physical model: what clients call it is theirs to choose, and they may choose anything."""
+TOKEN_TYPE = "gen_ai.token.type"  # noqa: S105 - a label's name
+ERROR_TYPE = "error.type"
+TENANT = "din.tenant.id"
+POOL = "din.pool.name"
+NODE = "din.node.id"
+RULE = "din.rule.id"
+OUTCOME = "din.outcome"
+CODE = "din.refusal.code"
+ESTIMATED = "din.usage.estimated"
+STATE = "din.state"
+XDS_TYPE = "din.xds.type"
+VERDICT = "din.verdict"
+
+OTHER = "other"
+"""Stands for every label value past a cap."""
+
+
+class Kind(StrEnum):
+    """How values of an instrument add up."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+_SUFFIXES = {"s": "_seconds", "By": "_bytes"}
+
+
+class Instrument(Struct, frozen=True):
+    """One metric."""
+
+    name: str
+    kind: Kind
+    unit: str
+    """UCUM, as OpenTelemetry wants it: `s`, `By`, `1`, `{token}`."""
+    about: str
+    labels: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = ()
+    """Upper bounds of a histogram's buckets, the last bucket has none."""
+
+    @property
+    def prometheus(self) -> str:
+        """Its name on the metrics page, without `_bucket`, `_sum` and `_count`."""
+        name = self.name.replace(".", "_") + _SUFFIXES.get(self.unit, "")
+        if self.kind is Kind.GAUGE and self.unit == "1":
+            return f"{name}_ratio"
+        return f"{name}_total" if self.kind is Kind.COUNTER else name
+
+
+def label(attribute: str) -> str:
+    """An attribute's name as Prometheus spells it."""
+    return attribute.replace(".", "_")
+
+
+_DURATION = tuple(0.01 * 2**step for step in range(14))
+_TOKENS = tuple(float(4**step) for step in range(14))
+_FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 60.0)
+_PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+_SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_ERROR = (-1.0, -0.5, -0.25, -0.1, -0.05, -0.02, 0.0, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
+DECISION_US = tuple(round(16 * 2 ** (step / 4)) for step in range(4 * 18 + 1))
+"""Upper bounds of decision times: 16 microseconds to 4 seconds, each 19 % above the one before."""
+
+# -- what finished exchanges tell --------------------------------------------------------------------------------------------------------
+
+_EXCHANGE = (OPERATION, MODEL, TENANT)
+
+REQUEST_DURATION = Instrument(
+    "gen_ai.server.request.duration", Kind.HISTOGRAM, "s", "Whole exchanges, first byte in to last byte out.",
+    (*_EXCHANGE, ERROR_TYPE), _DURATION,
+)  # fmt: skip
+TIME_TO_FIRST_TOKEN = Instrument(
+    "gen_ai.server.time_to_first_token", Kind.HISTOGRAM, "s", "Streams: request's first byte to first token in any channel.",
+    _EXCHANGE, _FIRST,
+)  # fmt: skip
+TIME_PER_OUTPUT_TOKEN = Instrument(
+    "gen_ai.server.time_per_output_token", Kind.HISTOGRAM, "s", "Completed streams: mean time of each token after the first.",
+    _EXCHANGE, _PER_TOKEN,
+)  # fmt: skip
+TOKEN_USAGE = Instrument(
+    "gen_ai.client.token.usage", Kind.HISTOGRAM, "{token}", "Tokens of an exchange, by type: input or output.",
+    (*_EXCHANGE, TOKEN_TYPE), _TOKENS,
+)  # fmt: skip
+TOKENS = Instrument(
+    "din.tokens", Kind.COUNTER, "{token}", "Tokens charged; cached ones are also among the input. Estimated: the engine did not say.",
+    (TENANT, MODEL, TOKEN_TYPE, ESTIMATED),
+)  # fmt: skip
+REQUESTS = Instrument("din.requests", Kind.COUNTER, "{request}", "Finished exchanges.", (TENANT, MODEL, POOL, OUTCOME))
+DEGRADED = Instrument("din.requests.degraded", Kind.COUNTER, "{request}", "Answered by a fallback.", (TENANT, MODEL, RULE))
+RETRIES = Instrument("din.requests.retries", Kind.COUNTER, "{attempt}", "Attempts after the first.", (MODEL, POOL))
+TO_NODE = Instrument(
+    "din.request.queue.duration", Kind.HISTOGRAM, "s",
+    "Request's last byte in to its first byte at a node: decision, waiting for limits, connecting.", (MODEL, TENANT), _SHORT,
+)  # fmt: skip
+RESERVED = Instrument("din.tokens.reserved", Kind.COUNTER, "{token}", "Tokens reserved for exchanges that are over.", (TENANT, MODEL))
+ESTIMATE_ERROR = Instrument(
+    "din.prompt.estimate.error", Kind.HISTOGRAM, "1", "(estimated - counted) / counted prompt tokens.", (MODEL,), _ERROR
+)
+NODE_REQUESTS = Instrument("din.node.requests", Kind.COUNTER, "{request}", "Exchanges that ended at the node.", (NODE, MODEL, OUTCOME))
+NODE_TOKENS = Instrument("din.node.tokens", Kind.COUNTER, "{token}", "Tokens read and made by the node.", (NODE, MODEL, TOKEN_TYPE))
+NODE_FIRST_TOKEN = Instrument(
+    "din.node.time_to_first_token", Kind.HISTOGRAM, "s", "Request sent to the node to first token.", (NODE, MODEL), _FIRST
+)
+NODE_DURATION = Instrument("din.node.duration", Kind.HISTOGRAM, "s", "Request sent to the node to its last byte.", (NODE, MODEL), _DURATION)
+BAD_EVENTS = Instrument("din.node.bad_events", Kind.COUNTER, "{event}", "Events of streams that were no JSON.", (NODE,))
+
+# -- what the request plane counts -------------------------------------------------------------------------------------------------------
+
+DECISION = Instrument(
+    "din.decision.duration", Kind.HISTOGRAM, "s", "From a whole request to its verdict.", (), tuple(us / 1e6 for us in DECISION_US)
+)
+DECISIONS = Instrument("din.decisions", Kind.COUNTER, "{request}", "Verdicts: sent or refused.", (VERDICT,))
+REFUSALS = Instrument("din.refusals", Kind.COUNTER, "{request}", "Refused requests by error code.", (CODE,))
+FAULTS = Instrument("din.faults", Kind.COUNTER, "{fault}", "Faults of the gateway itself; the log has each.")
+CACHE_HITS = Instrument("din.route_cache.hits", Kind.COUNTER, "{decision}", "Rankings found in the route cache.")
+CACHE_MISSES = Instrument("din.route_cache.misses", Kind.COUNTER, "{decision}", "Rankings that had to be made.")
+
+# -- how things stand --------------------------------------------------------------------------------------------------------------------
+
+OPEN = Instrument("din.exchanges.open", Kind.GAUGE, "{request}", "Requests in flight.")
+UNSETTLED = Instrument("din.exchanges.unsettled", Kind.GAUGE, "{request}", "Finished exchanges whose cost Redis has not been told.")
+GIVEN_UP = Instrument("din.exchanges.given_up", Kind.COUNTER, "{request}", "Exchanges whose cost was never told: too many waited.")
+UNKNOWN = Instrument("din.exchanges.unknown", Kind.COUNTER, "{request}", "Settlements that Redis had before, or knew nothing of.")
+LOGS_DROPPED = Instrument("din.access_logs.dropped", Kind.COUNTER, "{entry}", "Access-log entries that Envoy dropped.")
+LOGS_UNREADABLE = Instrument("din.access_logs.unreadable", Kind.COUNTER, "{message}", "Access-log messages that could not be read.")
+MIXED_DTYPE = Instrument("din.mixed_dtype.share", Kind.GAUGE, "1", "Answers outside the model's commonest dtype.", (MODEL,))
+REDIS_UP = Instrument("din.redis.up", Kind.GAUGE, "{state}", "1: Redis answers.")
+LIMITS_SHARED = Instrument("din.limits.shared", Kind.GAUGE, "{state}", "1: limits are counted in Redis; 0: the outage policy holds.")
+REPLICAS = Instrument("din.replicas", Kind.GAUGE, "{replica}", "Sidecars that share the limits.")
+CONFIG_SOUND = Instrument("din.configuration.sound", Kind.GAUGE, "{state}", "1: the file as it is now is in use; 0: it was refused.")
+WORKERS = Instrument("din.workers", Kind.GAUGE, "{process}", "Worker processes that the configuration wants.")
+WORKER_RESTARTS = Instrument("din.worker.restarts", Kind.COUNTER, "{process}", "Workers that died and were started again.")
+READY = Instrument("din.ready", Kind.GAUGE, "{state}", "1: this sidecar takes requests.")
+TABLE_STALE = Instrument("din.registry.stale", Kind.GAUGE, "{state}", "1: the node table can't be shared; the last view is in use.")
+NODES = Instrument("din.nodes", Kind.GAUGE, "{node}", "Nodes by state.", (STATE,))
+NODE_TRUST = Instrument("din.node.trust", Kind.GAUGE, "1", "Trust in the node, 0 to 1.", (NODE,))
+NODE_WAITING = Instrument("din.node.waiting", Kind.GAUGE, "{request}", "Requests in the engine's queue, as it says.", (NODE,))
+NODE_RUNNING = Instrument("din.node.running", Kind.GAUGE, "{request}", "Requests that the engine works on, as it says.", (NODE,))
+NODE_KV = Instrument("din.node.kv_cache.usage", Kind.GAUGE, "1", "Share of the engine's KV cache in use.", (NODE,))
+NODE_SILENCE = Instrument("din.node.silence", Kind.GAUGE, "s", "Time since the node was last heard of.", (NODE,))
+NODE_TAKEN = Instrument("din.node.tokens_in_use", Kind.GAUGE, "{token}", "Tokens of this sidecar's requests in flight there.", (NODE,))
+XDS_ENVOYS = Instrument("din.xds.envoys", Kind.GAUGE, "{envoy}", "Envoys that are told their configuration.")
+XDS_REFUSED = Instrument("din.xds.refused", Kind.GAUGE, "{envoy}", "Envoys that refused the newest resources of a type.", (XDS_TYPE,))
+SERIES_FOLDED = Instrument("din.metrics.folded", Kind.COUNTER, "{measurement}", "Measurements counted as `other`: a family was full.")
+
+ALL: tuple[Instrument, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Instrument))
