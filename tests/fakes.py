@@ -8,6 +8,7 @@ from aiohttp import web
 
 from din_extproc.admit.ledger import Claim, Denied, Granted, LimitsUnavailable, Standing
 from din_extproc.domain.request import Head
+from din_extproc.domain.response import PASS, ResponseHead, Treatment
 from din_extproc.domain.usage import ExchangeRecord
 from din_extproc.domain.verdict import Answer, Code, Send, Verdict, error_body
 
@@ -22,8 +23,10 @@ async def send_on(_head: Head, _body: bytes) -> Verdict:
 class FakeFlow:
     """Keeps what it was told, and decides as it was made to."""
 
-    def __init__(self, decision: Decision) -> None:
+    def __init__(self, decision: Decision, treat: Callable[[ResponseHead], Treatment]) -> None:
         self.decision = decision
+        self.treat = treat
+        self.heads: list[ResponseHead] = []
         self.asked: list[tuple[Head, bytes]] = []
         self.errors: list[BaseException] = []
         self.ends: list[bool] = []
@@ -37,6 +40,13 @@ class FakeFlow:
         body = error_body(Code.INTERNAL_ERROR, "The gateway failed", trace_id="trace-1")
         return Answer(status=500, headers=(("content-type", "application/json"), ("x-din-trace-id", "trace-1")), body=body)
 
+    def answered(self, head: ResponseHead) -> Treatment:
+        self.heads.append(head)
+        return self.treat(head)
+
+    def mistreated(self, error: Exception) -> None:
+        self.errors.append(error)
+
     def ended(self, *, cancelled: bool) -> None:
         self.ends.append(cancelled)
 
@@ -44,12 +54,13 @@ class FakeFlow:
 class FakeConductor:
     """Begins a `FakeFlow` per stream and keeps them all."""
 
-    def __init__(self, decision: Decision = send_on) -> None:
+    def __init__(self, decision: Decision = send_on, treat: Callable[[ResponseHead], Treatment] = lambda _head: PASS) -> None:
         self.decision = decision
+        self.treat = treat
         self.flows: list[FakeFlow] = []
 
     def begin(self) -> FakeFlow:
-        self.flows.append(FakeFlow(self.decision))
+        self.flows.append(FakeFlow(self.decision, self.treat))
         return self.flows[-1]
 
 

@@ -70,6 +70,8 @@ class Send(Struct, frozen=True, gc=False):
     path: str | None = None
     """The new `:path`; None leaves it as it is."""
     remove_headers: tuple[str, ...] = ()
+    translated: bool = False
+    """Whoever decided wants to see the head of every answer. The heads of error answers are shown anyway."""
 
 
 class Answer(Struct, frozen=True, gc=False):

@@ -7,11 +7,12 @@ from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from din_extproc.domain.request import Head
+from din_extproc.domain.response import ResponseHead, Treatment
 from din_extproc.domain.verdict import Answer, Verdict
 from din_extproc.edge.drive import Drive
 from din_extproc.wire.decode import decode
 from din_extproc.wire.events import ProtocolError
-from din_extproc.wire.exchange import Decide, Exchange, Reply
+from din_extproc.wire.exchange import Decide, Exchange, Reply, Treat
 
 INVALID_ARGUMENT = 3
 INTERNAL = 13
@@ -36,8 +37,14 @@ class Flow(Protocol):
         `body` is b"" when there is none.
         """
 
+    def answered(self, head: ResponseHead) -> Treatment:
+        """What is to be done with the answer to a request that was sent on. Asked of errors, and of every one if the verdict wants it."""
+
     def failed(self, error: BaseException) -> Answer:
         """What the client is told when `decide` raised `error`, or when its verdict could not be put on the wire."""
+
+    def mistreated(self, error: Exception) -> None:
+        """What `answered` said, or what it gave to do it with, raised `error`: the answer goes on as it is, as far as it is not through."""
 
     def ended(self, *, cancelled: bool) -> None:
         """The HTTP exchange is over. Called once, always, after `decide` returned or heard its cancellation.
@@ -71,8 +78,14 @@ class Session:
             return
         try:
             command = self._exchange.receive(decode(data))
+            if type(command) is Treat:
+                command = Reply(self._exchange.treatment(self._flow.answered(command.head)))
         except ProtocolError as error:
             self._abort(INVALID_ARGUMENT, str(error))
+            return
+        except Exception as error:  # noqa: BLE001 - the guard of every treatment: Envoy passes the answer on when we fail
+            self._flow.mistreated(error)
+            self._abort(INTERNAL, f"the answer could not be treated: {type(error).__name__}")
             return
         if type(command) is Reply:
             self._sink.send(command.message)

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from din_extproc.domain.node import Node
 from din_extproc.domain.request import Head
+from din_extproc.domain.response import PASS, ResponseHead, Treatment
 from din_extproc.domain.verdict import Answer, Code, Headers, Refusal, Send, Verdict
 from din_extproc.flow import answers
 from din_extproc.flow.request import Clock, Watcher
@@ -96,6 +97,14 @@ class NodeFlow:
         self._desk.watcher.failed(error, self._trace_id)
         self._end()
         return answers.internal_error(self._head, self._trace_id)
+
+    def answered(self, _head: ResponseHead) -> Treatment:
+        """The gateway gets the engine's answer as it is."""
+        return PASS
+
+    def mistreated(self, error: Exception) -> None:
+        """The answer went on as it is, for a fault of ours."""
+        self._desk.watcher.failed(error, self._trace_id)
 
     def ended(self, *, cancelled: bool) -> None:  # noqa: ARG002 - the request is over either way
         """The exchange is over."""

@@ -14,6 +14,7 @@ from din_extproc.admit.keys import Authenticated
 from din_extproc.admit.ledger import Claim, Denied, Ledger, LimitsUnavailable, Standing
 from din_extproc.admit.reservation import OutputHistory, reservation
 from din_extproc.domain.request import Head, Intent, Operation
+from din_extproc.domain.response import PASS, ResponseHead, Treatment
 from din_extproc.domain.verdict import Answer, Refusal, Send, Verdict
 from din_extproc.flow import answers
 from din_extproc.flow.dispatch import Granted, dispatch
@@ -52,7 +53,7 @@ class Watcher(Protocol):
         """A verdict took so long. `refused`: the error code, "" when the request was sent on."""
 
     def failed(self, error: BaseException, trace_id: str) -> None:
-        """A fault of ours; the client got `internal_error`."""
+        """A fault of ours; the client got `internal_error`, or an answer as the node gave it."""
 
 
 class Desk(Struct):
@@ -128,6 +129,14 @@ class RequestFlow:
         if held is not None:  # it was granted and will not be sent
             self._desk.start(self._refund(held.tenant))
         return answers.internal_error(self._head, self._trace_id)
+
+    def answered(self, _head: ResponseHead) -> Treatment:
+        """A node's answer goes on as it is."""
+        return PASS
+
+    def mistreated(self, error: Exception) -> None:
+        """The answer goes on as it is, for a fault of ours."""
+        self._desk.watcher.failed(error, self._trace_id)
 
     def ended(self, *, cancelled: bool) -> None:  # noqa: ARG002 - the slot is free either way; the access log tells the rest
         """The exchange is over."""

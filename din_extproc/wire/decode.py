@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 from din_extproc._proto.din.wire.v1.lean_pb2 import Body, Headers, Request
 from din_extproc._proto.envoy.config.core.v3.base_pb2 import HeaderValue
 from din_extproc.domain.request import Head
+from din_extproc.domain.response import ResponseHead
 from din_extproc.wire.events import (
     Event,
     ProtocolError,
@@ -62,6 +63,18 @@ def decode(data: bytes) -> Event:
         raise ProtocolError("bytes that are no ProcessingRequest") from error
 
 
+def response_head(event: ResponseHeaders) -> ResponseHead:
+    """All headers of an answer.
+
+    Raises:
+        ProtocolError: one of them is no header.
+    """
+    try:
+        return ResponseHead(event.status, _collect(list(event.entries)))
+    except (DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError("bytes that are no header") from error
+
+
 def _request_headers(part: Headers) -> Event:
     headers = _collect(part.headers.headers[:])
     try:
@@ -71,11 +84,12 @@ def _request_headers(part: Headers) -> Event:
 
 
 def _response_headers(part: Headers) -> Event:
-    for name, value in map(_pair, part.headers.headers):
+    entries = part.headers.headers
+    for name, value in map(_pair, entries):
         if name == ":status":
             if not (value.isascii() and value.isdigit()):
                 break
-            return ResponseHeaders(int(value), part.end_of_stream)
+            return ResponseHeaders(int(value), part.end_of_stream, entries)
     raise ProtocolError("an answer without a numeric :status")
 
 

@@ -11,12 +11,14 @@ import re
 from collections.abc import Iterable, Mapping
 from struct import Struct as Layout
 
+from din_extproc._proto.envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 from din_extproc._proto.envoy.service.ext_proc.v3.external_processor_pb2 import (
     BodyResponse,
     HeadersResponse,
     ProcessingResponse,
     TrailersResponse,
 )
+from din_extproc.domain.response import Replacement
 from din_extproc.domain.verdict import Answer, Headers, Send
 
 CONTINUE_REQUEST_HEADERS = ProcessingResponse(request_headers=HeadersResponse()).SerializeToString()
@@ -30,6 +32,25 @@ NAMESPACE = "din"
 """Of the dynamic metadata."""
 
 _CLEAR_ROUTE_CACHE = "\x28\x01"
+_CLEAR_BODY = "\x10\x01"
+_AND_REPLACE = "\x08\x01"
+_NO_LENGTH = "\x12\x0econtent-length"
+_NO_ENCODING = "\x12\x10content-encoding"
+_MODE = {
+    mode: ProcessingResponse(
+        mode_override=ProcessingMode(
+            response_header_mode=ProcessingMode.SEND,
+            request_body_mode=ProcessingMode.BUFFERED,
+            response_body_mode=mode,
+            response_trailer_mode=ProcessingMode.SEND,
+        )
+    )
+    .SerializeToString()
+    .decode("latin-1")
+    for mode in (ProcessingMode.STREAMED, ProcessingMode.BUFFERED)
+}
+"""How the rest of an answer is to come. All but the body's mode is as Envoy is configured."""
+_PIECES_MODE, _WHOLE_MODE = _MODE[ProcessingMode.STREAMED], _MODE[ProcessingMode.BUFFERED]
 _OVERWRITE = "\x18\x02"
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _NAME = re.compile(r":?[a-z0-9!#$%&'*+.^_`|~-]+")
@@ -125,7 +146,7 @@ def send_at_body(send: Send) -> bytes:
         return (_metadata(send.metadata) + _field("\x1a", _field("\x0a", common))).encode("latin-1")
     # The body stays bytes and comes last, at the end of every message it is in.
     size = len(body)
-    common += f"\x1a{_length[1 + len(_length[size]) + size]}\x0a{_length[size]}"
+    common += _body_mutation(body)
     response = f"\x0a{_length[len(common) + size]}{common}"
     return f"{_metadata(send.metadata)}\x1a{_length[len(response) + size]}{response}".encode("latin-1") + body
 
@@ -151,6 +172,67 @@ def response_headers(headers: Headers) -> bytes:
         ValueError: a header can't be written.
     """
     return _field("\x12", _field("\x0a", _field("\x12", _set(headers)))).encode("latin-1")
+
+
+def response_headers_of_pieces(headers: Headers) -> bytes:
+    """The reply to response headers whose body is to come piece by piece.
+
+    Raises:
+        ValueError: a header can't be written.
+    """
+    return (_field("\x12", _field("\x0a", _field("\x12", _set(headers) + _NO_LENGTH))) + _PIECES_MODE).encode("latin-1")
+
+
+def response_headers_of_whole(headers: Headers) -> bytes:
+    """The reply to response headers that wait until their body is complete.
+
+    Raises:
+        ValueError: a header can't be written.
+    """
+    return (_field("\x12", _field("\x0a", _field("\x12", _set(headers)))) + _WHOLE_MODE).encode("latin-1")
+
+
+def response_piece(body: bytes) -> bytes:
+    """The reply to a piece of an answer's body: this stands in its place."""
+    mutation = f"\x0a{_length[len(body)]}" if body else _CLEAR_BODY
+    common = f"\x1a{_length[len(mutation) + len(body)]}{mutation}"
+    response = f"\x0a{_length[len(common) + len(body)]}{common}"
+    return f"\x22{_length[len(response) + len(body)]}{response}".encode("latin-1") + body
+
+
+def replacement(given: Replacement) -> bytes:
+    """The reply to the whole body of an answer: all of it is another.
+
+    Raises:
+        ValueError: a header can't be written, or the status is none that ends an exchange.
+    """
+    mutation = _replaced(given) + _body_mutation(given.body)
+    response = f"\x0a{_length[len(mutation) + len(given.body)]}{mutation}"
+    return f"\x22{_length[len(response) + len(given.body)]}{response}".encode("latin-1") + given.body
+
+
+def replacement_at_headers(given: Replacement) -> bytes:
+    """The reply to response headers that no body follows: the answer is another, which may have a body.
+
+    Raises:
+        ValueError: a header can't be written, or the status is none that ends an exchange.
+    """
+    mutation = _AND_REPLACE + _replaced(given) + _body_mutation(given.body)
+    response = f"\x0a{_length[len(mutation) + len(given.body)]}{mutation}"
+    return f"\x12{_length[len(response) + len(given.body)]}{response}".encode("latin-1") + given.body
+
+
+def _replaced(given: Replacement) -> str:
+    if given.status not in _FINAL_STATUSES:
+        raise ValueError(f"{given.status} is no final HTTP status")
+    headers = ((":status", str(given.status)), *given.headers, ("content-length", str(len(given.body))))
+    return _field("\x12", _set(headers) + _NO_ENCODING)
+
+
+def _body_mutation(body: bytes) -> str:
+    """All of a body mutation but the body, which stays bytes and follows it."""
+    size = _length[len(body)]
+    return f"\x1a{_length[1 + len(size) + len(body)]}\x0a{size}"
 
 
 def _mutation(send: Send) -> str:

@@ -1,5 +1,7 @@
 """What Envoy tells about one HTTP exchange, decoded. One ext_proc stream is one exchange."""
 
+from collections.abc import Iterable
+
 from msgspec import Struct
 
 from din_extproc.domain.request import Head
@@ -32,6 +34,8 @@ class ResponseHeaders(Struct, frozen=True, gc=False):
 
     status: int
     end_of_stream: bool
+    entries: Iterable[bytes] = ()
+    """The headers as they came, for `decode.response_head`: of most answers nobody reads them."""
 
 
 class ResponseBody(Struct, frozen=True, gc=False):

@@ -10,13 +10,17 @@ twice, Envoy's own answers at any point.
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any, ClassVar
+from http import HTTPStatus
+from typing import Any, ClassVar, assert_never
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from din_extproc.domain.request import Head
-from din_extproc.domain.verdict import Answer, Send, Verdict
+from din_extproc.domain.response import Pass, Pieces, Replacement, ResponseHead, Translator, Treatment, Whole
+from din_extproc.domain.verdict import Answer, Headers, Send, Verdict
 from din_extproc.wire import encode
+from din_extproc.wire.decode import response_head
 from din_extproc.wire.events import (
     Event,
     ProtocolError,
@@ -42,12 +46,19 @@ class Decide(Struct, frozen=True, gc=False):
     body: bytes
 
 
+class Treat(Struct, frozen=True, gc=False):
+    """The answer's head is here: a treatment is wanted at once."""
+
+    head: ResponseHead
+
+
 class Ignore(Struct, frozen=True, gc=False):
     """Nothing to say yet."""
 
 
-Command = Reply | Decide | Ignore
+Command = Reply | Decide | Treat | Ignore
 
+_FIRST_ERROR = int(HTTPStatus.BAD_REQUEST)
 _IGNORE = Ignore()
 _HEADERS_GO_ON = Reply(encode.CONTINUE_REQUEST_HEADERS)
 _BODY_GOES_ON = Reply(encode.CONTINUE_REQUEST_BODY)
@@ -79,12 +90,17 @@ class State(IntEnum):
     """The request was answered here."""
     ANSWERING = 5
     """The answer's head is through."""
+    TREATING = 6
+    WHOLE = 7
+    """The answer's head waits for its body."""
+    PIECES = 8
+    """The answer's head is through, its body is being translated."""
 
 
 class Exchange:
     """One exchange. `receive` takes Envoy's messages, `verdict` the decision that a `Decide` asked for."""
 
-    __slots__ = ("_after", "_answer", "_head", "_send", "state")
+    __slots__ = ("_after", "_answer", "_asked", "_ends_at_head", "_given", "_head", "_rewrite", "_send", "_translator", "state")
 
     def __init__(self) -> None:
         self.state = State.OPEN
@@ -94,6 +110,13 @@ class Exchange:
         self._send: Callable[[Send], bytes] = encode.send_at_body
         self._answer = _ANSWER_GOES_ON
         """What is said to the answer's head."""
+        self._given: Headers = ()
+        """The same as headers."""
+        self._asked = False
+        """Whether a treatment is wanted of every answer."""
+        self._ends_at_head = False
+        self._rewrite: Callable[[bytes], Replacement | None] | None = None
+        self._translator: Translator | None = None
 
     def receive(self, event: Event) -> Command:
         """Take one message.
@@ -123,9 +146,45 @@ class Exchange:
             return (message,)
         message = self._send(verdict)
         if verdict.response_headers:
+            self._given = verdict.response_headers
             self._answer = Reply(encode.response_headers(verdict.response_headers))
+        self._asked = verdict.translated
         self.state = State.SENT
         return (message, *self._after)
+
+    def treatment(self, treatment: Treatment) -> bytes:
+        """The message that carries the treatment that a `Treat` asked for.
+
+        Raises:
+            ValueError: it can't be written. Another one may be given.
+            ProtocolError: none was asked for.
+        """
+        if self.state is not State.TREATING:
+            raise ProtocolError(f"no treatment is wanted in state {self.state.name}")
+        match treatment:
+            case Pass():
+                message = encode.response_headers((*self._given, *treatment.headers)) if treatment.headers else self._answer.message
+                self.state = State.ANSWERING
+            case Whole() if self._ends_at_head:
+                message = self._replaced(treatment.rewrite(b""))
+                self.state = State.ANSWERING
+            case Whole():
+                self._rewrite = treatment.rewrite
+                message = encode.response_headers_of_whole(self._given)
+                self.state = State.WHOLE
+            case Pieces():
+                message = encode.response_headers_of_pieces((*self._given, *treatment.headers))
+                self._translator = treatment.translator
+                self.state = State.PIECES
+            case _:
+                assert_never(treatment)
+        return message
+
+    def _replaced(self, given: Replacement | None) -> bytes:
+        """The head of an answer without a body, replaced."""
+        if given is None:
+            return self._answer.message
+        return encode.replacement_at_headers(replace(given, headers=(*self._given, *given.headers)))
 
     # The steps of the table.
 
@@ -161,9 +220,41 @@ class Exchange:
         return _IGNORE
 
     def _answer_begins(self, _event: ResponseHeaders) -> Command:
-        """A node's answer after `Send`; or one that Envoy gave by itself, at any point of the request."""
+        """One that Envoy gave by itself, or that was given here."""
         self.state = State.ANSWERING
         return self._answer
+
+    def _node_answers(self, event: ResponseHeaders) -> Command:
+        """A node's answer after `Send`; or Envoy's, when it reached none."""
+        if event.status < _FIRST_ERROR and not self._asked:
+            self.state = State.ANSWERING
+            return self._answer
+        self._ends_at_head = event.end_of_stream
+        self.state = State.TREATING
+        return Treat(response_head(event))
+
+    def _whole(self, event: ResponseBody) -> Command:
+        assert self._rewrite is not None  # noqa: S101 - the state says so
+        given = self._rewrite(event.body)
+        self._rewrite = None
+        self.state = State.ANSWERING
+        return _ANSWER_BODY_GOES_ON if given is None else Reply(encode.replacement(given))
+
+    def _piece(self, event: ResponseBody) -> Command:
+        translator = self._translator
+        assert translator is not None  # noqa: S101 - the state says so
+        body = translator.feed(event.body) if event.body else b""
+        if event.end_of_stream:
+            body += translator.end()
+            self._translator = None
+            self.state = State.ANSWERING
+        return Reply(encode.response_piece(body))
+
+    def _pieces_end_by_trailers(self, _event: ResponseTrailers) -> Command:
+        """Nothing can be added any more: in STREAMED mode a body ends with its last piece."""
+        self._translator = None
+        self.state = State.ANSWERING
+        return _ANSWER_TRAILERS_GO_ON
 
     _TABLE: ClassVar[dict[tuple[State, type], Callable[["Exchange", Any], Command]]] = {
         (State.OPEN, RequestHeaders): _open,
@@ -180,10 +271,18 @@ class Exchange:
         (State.OPEN, ResponseHeaders): _answer_begins,
         (State.HEAD, ResponseHeaders): _answer_begins,
         (State.DECIDING, ResponseHeaders): _answer_begins,
-        (State.SENT, ResponseHeaders): _answer_begins,
+        (State.SENT, ResponseHeaders): _node_answers,
         (State.ANSWERED, ResponseHeaders): _answer_begins,
         (State.SENT, ResponseBody): _say(_ANSWER_BODY_GOES_ON),
         (State.SENT, ResponseTrailers): _say(_ANSWER_TRAILERS_GO_ON),
+        (State.WHOLE, RequestBody): _say(_BODY_GOES_ON),
+        (State.WHOLE, RequestTrailers): _say(_TRAILERS_GO_ON),
+        (State.WHOLE, ResponseBody): _whole,
+        (State.WHOLE, ResponseTrailers): _say(_ANSWER_TRAILERS_GO_ON),
+        (State.PIECES, RequestBody): _say(_BODY_GOES_ON),
+        (State.PIECES, RequestTrailers): _say(_TRAILERS_GO_ON),
+        (State.PIECES, ResponseBody): _piece,
+        (State.PIECES, ResponseTrailers): _pieces_end_by_trailers,
         (State.ANSWERING, ResponseBody): _say(_ANSWER_BODY_GOES_ON),
         (State.ANSWERING, ResponseTrailers): _say(_ANSWER_TRAILERS_GO_ON),
     }

@@ -10,6 +10,7 @@ import sys
 import uvloop
 
 from din_extproc.domain.request import Head
+from din_extproc.domain.response import PASS, ResponseHead, Treatment
 from din_extproc.domain.verdict import Answer, Send, Verdict
 from din_extproc.edge.h2_server import H2Server
 from din_extproc.edge.services import ExtProcService
@@ -37,6 +38,12 @@ class _Constant:
         return self._verdict
 
     def failed(self, error: BaseException) -> Answer:
+        raise error
+
+    def answered(self, _head: ResponseHead) -> Treatment:
+        return PASS
+
+    def mistreated(self, error: Exception) -> None:
         raise error
 
     def ended(self, *, cancelled: bool) -> None:

@@ -6,8 +6,10 @@ import json
 import weakref
 
 import pytest
+from msgspec.structs import replace
 
 from din_extproc._proto.envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingResponse
+from din_extproc.domain.response import Pass, Whole
 from din_extproc.domain.verdict import Answer, Send
 from din_extproc.edge.session import INTERNAL, INVALID_ARGUMENT, Session
 from tests.fakes import FakeConductor, FakeSink, send_on
@@ -222,3 +224,31 @@ async def test_a_stream_that_has_ended_is_freed_without_a_collection():
         assert watch() is None
     finally:
         gc.enable()
+
+
+def answering(treat, status="200"):
+    """A session whose answer's head is here, after a verdict that wants to see it."""
+
+    async def decide(head, body):
+        return replace(await send_on(head, body), translated=True)
+
+    sink, conductor = FakeSink(), FakeConductor(decide, treat)
+    session = Session(sink, conductor)
+    for data in (HEADS, BODY, message("response_headers", {":status": status, "content-type": "x/y"})):
+        session.message(data)
+    return session, sink, conductor.flows[0]
+
+
+async def test_the_flow_is_shown_the_answers_head_and_says_what_becomes_of_it():
+    _, sink, flow = answering(lambda _head: Pass((("x-seen", "yes"),)))
+    assert [(head.status, head.header("content-type")) for head in flow.heads] == [(200, "x/y")]
+    assert b"x-seen" in sink.sent[-1]
+
+
+@pytest.mark.parametrize("treat", [lambda _head: 1 / 0, lambda _head: Pass((("x", "\n"),)), lambda _head: Whole(lambda _body: 1 / 0)])
+async def test_a_fault_in_a_treatment_fails_the_stream_so_that_envoy_passes_the_answer_on(treat):
+    session, sink, flow = answering(treat)
+    session.message(message("response_body", body=b"{}", end=True))
+    session.ended(cancelled=False)
+    assert [status for status, _ in sink.failures] == [INTERNAL]
+    assert (len(flow.errors), flow.ends) == (1, [True])

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from din_extproc._proto.envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
+from din_extproc.domain.response import ResponseHead
 from din_extproc.wire import decode as module
-from din_extproc.wire.decode import decode
+from din_extproc.wire.decode import decode, response_head
 from din_extproc.wire.events import (
     ProtocolError,
     RequestBody,
@@ -74,9 +75,17 @@ def test_every_other_kind_has_its_event():
     assert decode(message("request_body", body=b"abc", end=True)) == RequestBody(b"abc", True)
     assert decode(message("request_body")) == RequestBody(b"", False)
     assert decode(message("request_trailers")) == RequestTrailers()
-    assert decode(message("response_headers", {"date": "x", ":status": "503"}, end=True)) == ResponseHeaders(503, True)
+    head = decode(message("response_headers", {"date": "x", ":status": "503"}, end=True))
+    assert (head.status, head.end_of_stream) == (503, True)
     assert decode(message("response_body", body=b"x")) == ResponseBody(b"x", False)
     assert decode(message("response_trailers")) == ResponseTrailers()
+
+
+def test_an_answers_headers_are_there_for_who_asks():
+    event = decode(message("response_headers", {":status": "503", "Content-Type": "text/plain", "x-a": "\xe9"}))
+    assert response_head(event) == ResponseHead(503, {":status": "503", "content-type": "text/plain", "x-a": "\xe9"})
+    with pytest.raises(ProtocolError):
+        response_head(ResponseHeaders(200, True, (b"\x00",)))
 
 
 def test_fields_that_are_not_ours_are_passed_over():

@@ -5,6 +5,7 @@ from msgspec.structs import replace
 
 from din_extproc._proto.envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingResponse
 from din_extproc.domain.request import Head
+from din_extproc.domain.response import PASS, Pass, Pieces, Replacement, Whole
 from din_extproc.domain.verdict import Answer, Send
 from din_extproc.wire.events import (
     ProtocolError,
@@ -15,10 +16,11 @@ from din_extproc.wire.events import (
     ResponseHeaders,
     ResponseTrailers,
 )
-from din_extproc.wire.exchange import Decide, Exchange, Ignore, Reply, State
+from din_extproc.wire.exchange import Decide, Exchange, Ignore, Reply, State, Treat
 
 HEAD = Head("POST", "/v1/chat/completions", {})
 SEND = Send(cluster="pool", endpoints=("10.0.0.1:8000",), request_headers=(), response_headers=(("x-a", "b"),), metadata={})
+TRANSLATED = replace(SEND, translated=True)
 ANSWER = Answer(status=429, headers=(), body=b"{}")
 
 
@@ -28,6 +30,31 @@ def kind(data):
 
 def body_reply(data):
     return ProcessingResponse.FromString(data).request_body.response
+
+
+def given(data):
+    return ProcessingResponse.FromString(data)
+
+
+def names(reply):
+    return {option.header.key: option.header.raw_value.decode() for option in reply.response.header_mutation.set_headers}
+
+
+class Shouting:
+    """Translates into capitals; what is held until the end is said then."""
+
+    def feed(self, data):
+        return data.upper()
+
+    def end(self):
+        return b"!"
+
+
+def answered(verdict, status=200, *, end=False):
+    """An exchange whose answer's head has come, and the command."""
+    exchange, _ = deciding(RequestHeaders(HEAD, end_of_stream=True))
+    exchange.verdict(verdict)
+    return exchange, exchange.receive(ResponseHeaders(status, end))
 
 
 def deciding(*events):
@@ -171,8 +198,85 @@ def test_no_pair_of_state_and_event_does_anything_but_reply_ask_wait_or_refuse()
         for event in events:
             exchange = Exchange()
             exchange.state, exchange._head = state, HEAD
+            exchange._rewrite, exchange._translator = (lambda _body: None), Shouting()
             try:
                 command = exchange.receive(event)
             except ProtocolError:
                 continue
-            assert isinstance(command, Reply | Decide | Ignore)
+            assert isinstance(command, Reply | Decide | Treat | Ignore)
+
+
+@pytest.mark.parametrize(("verdict", "status", "wanted"), [(SEND, 200, False), (SEND, 400, True), (TRANSLATED, 200, True)])
+def test_a_treatment_is_wanted_of_errors_and_where_the_verdict_says_so(verdict, status, wanted):
+    _, command = answered(verdict, status)
+    assert isinstance(command, Treat if wanted else Reply)
+
+
+def test_an_answer_that_is_only_passed_is_told_what_every_answer_is_told():
+    exchange, _ = answered(TRANSLATED)
+    reply = given(exchange.treatment(PASS))
+    assert names(reply.response_headers) == {"x-a": "b"}
+    assert not reply.HasField("mode_override")
+    exchange, _ = answered(TRANSLATED)
+    assert names(given(exchange.treatment(Pass((("x-c", "d"),)))).response_headers) == {"x-a": "b", "x-c": "d"}
+
+
+def test_a_body_in_pieces_is_translated_one_by_one_and_loses_its_length():
+    exchange, _ = answered(TRANSLATED)
+    reply = given(exchange.treatment(Pieces(Shouting(), (("content-type", "text/event-stream"),))))
+    assert names(reply.response_headers) == {"x-a": "b", "content-type": "text/event-stream"}
+    assert list(reply.response_headers.response.header_mutation.remove_headers) == ["content-length"]
+    assert reply.mode_override.response_body_mode == reply.mode_override.STREAMED
+    assert reply.mode_override.response_trailer_mode == reply.mode_override.SEND
+    first = given(exchange.receive(ResponseBody(b"one", end_of_stream=False)).message).response_body.response
+    assert first.body_mutation.body == b"ONE"
+    nothing = given(exchange.receive(ResponseBody(b"", end_of_stream=False)).message).response_body.response
+    assert nothing.body_mutation.clear_body
+    last = given(exchange.receive(ResponseBody(b"two", end_of_stream=True)).message).response_body.response
+    assert last.body_mutation.body == b"TWO!"
+
+
+def test_pieces_that_trailers_follow_end_with_them():
+    exchange, _ = answered(TRANSLATED)
+    exchange.treatment(Pieces(Shouting()))
+    exchange.receive(ResponseBody(b"one", end_of_stream=False))
+    assert kind(exchange.receive(ResponseTrailers()).message) == "response_trailers"
+
+
+def test_a_whole_body_is_waited_for_and_replaced_with_its_status():
+    exchange, _ = answered(SEND, 500)
+    held = given(exchange.treatment(Whole(lambda body: Replacement(400, (("content-type", "x/y"),), body[::-1]))))
+    assert names(held.response_headers) == {"x-a": "b"}
+    assert held.mode_override.response_body_mode == held.mode_override.BUFFERED
+    reply = given(exchange.receive(ResponseBody(b"abc", end_of_stream=True)).message).response_body
+    assert names(reply) == {":status": "400", "content-type": "x/y", "content-length": "3"}
+    assert reply.response.body_mutation.body == b"cba"
+
+
+def test_a_whole_body_may_stay_as_it_is():
+    exchange, _ = answered(SEND, 500)
+    exchange.treatment(Whole(lambda _body: None))
+    assert given(exchange.receive(ResponseBody(b"abc", end_of_stream=True)).message).response_body == type(held_body())()
+
+
+def held_body():
+    return ProcessingResponse().response_body
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_an_error_without_a_body_can_be_given_one_at_its_head(replaced):
+    exchange, _ = answered(SEND, 500, end=True)
+    reply = given(exchange.treatment(Whole(lambda body: Replacement(502, (), b"was:" + body) if replaced else None))).response_headers
+    assert names(reply)["x-a"] == "b"
+    assert reply.response.body_mutation.body == (b"was:" if replaced else b"")
+    assert reply.response.status == (reply.response.CONTINUE_AND_REPLACE if replaced else reply.response.CONTINUE)
+    assert (names(reply).get(":status") == "502") is replaced
+
+
+def test_a_treatment_that_cant_be_written_leaves_room_for_another():
+    exchange, _ = answered(TRANSLATED)
+    with pytest.raises(ValueError, match="control character"):
+        exchange.treatment(Pieces(Shouting(), (("x", "\n"),)))
+    assert kind(exchange.treatment(PASS)) == "response_headers"
+    with pytest.raises(ProtocolError, match="no treatment is wanted"):
+        exchange.treatment(PASS)
