@@ -91,6 +91,8 @@ def limits_unavailable() -> Refusal:
 
 
 def _name(scope: str) -> str:
-    """A scope in words: `tenant`, `model:<name>`, `key:<id>`."""
+    """A scope in words: `tenant`, `model:<name>`, `key:<id>`, `priority:<class>`; `network` and what is under it."""
     kind, _, name = scope.partition(":")
+    if kind == "network" and name:
+        return f"the network's limit for {name.replace(':', ' ').replace('_', ' ')}"
     return f"the {kind}'s limit" if not name else f"the limit of {kind} {name}"

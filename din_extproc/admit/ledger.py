@@ -38,12 +38,6 @@ class Standing(Struct, frozen=True, gc=False):
     reset_tokens_ms: int | None = None
 
 
-class Granted(Struct, frozen=True, gc=False):
-    """The request may go; its tokens and slots are taken."""
-
-    standing: Standing
-
-
 class Denied(Struct, frozen=True, gc=False):
     """The request may not go; nothing was charged."""
 
@@ -54,6 +48,14 @@ class Denied(Struct, frozen=True, gc=False):
     retry_after_ms: int
     """True waiting time, at least 1. 0 with `oversize`."""
     standing: Standing
+
+
+class Granted(Struct, frozen=True, gc=False):
+    """The request may go; its tokens and slots are taken."""
+
+    standing: Standing
+    overlooked: Denied | None = None
+    """What would have refused it, were that budget enforced."""
 
 
 class Ledger(Protocol):

@@ -60,7 +60,7 @@ def share(claim: Claim, replicas: int) -> Claim:
 
 @lru_cache(maxsize=4096)
 def _shares(budgets: tuple[Budget, ...], replicas: int) -> tuple[Budget, ...]:
-    return tuple(Budget(budget.scope, _divided(budget.limits, replicas)) for budget in budgets)
+    return tuple(msgspec.structs.replace(budget, limits=_divided(budget.limits, replicas)) for budget in budgets)
 
 
 def _divided(limits: Limits, replicas: int) -> Limits:

@@ -3,6 +3,9 @@
 Rule: the same answers and the same state as `edge/redis/lua/*.lua` for the same calls at the same times; time is an argument (ms).
 """
 
+from collections.abc import Iterator
+
+import msgspec
 from msgspec import Struct
 
 from din_extproc.admit.budget import CLOSED_MS, KEEP_MS, Counters, standing
@@ -10,7 +13,10 @@ from din_extproc.admit.ledger import Claim, Denied, Granted, Standing
 from din_extproc.domain.tenant import Budget, Limits
 
 _EMPTY = Counters()
-_NO_REFUSAL = ("", "", 0, 0)
+NETWORK = "\0network"
+"""Stands for the tenant in the names of shared counters; no tenant is called so."""
+_OVERSIZE_MS = 1 << 62
+"""Longer than any wait."""
 
 
 class Record(Struct, gc=False):
@@ -29,9 +35,9 @@ class Twin:
 
     def __init__(self) -> None:
         self.counters: dict[tuple[str, str], Counters] = {}
-        """By tenant and scope."""
+        """By owner (the tenant, or `NETWORK`) and scope."""
         self.leases: dict[tuple[str, str], dict[str, int]] = {}
-        """By tenant and scope: when each request's slot expires."""
+        """By owner and scope: when each request's slot expires."""
         self.records: dict[tuple[str, str], Record] = {}
         """By tenant and request id."""
 
@@ -39,13 +45,15 @@ class Twin:
         """Check every budget, then charge every budget. A request that was granted before gets the same answer again."""
         record = self._record(claim.tenant, claim.request_id, now_ms)
         if record is not None:
-            return record.answer
+            return Granted(record.answer.standing)
         states = [self._state(claim.tenant, budget, now_ms) for budget in claim.budgets]
-        scope, dimension, limit, wait_ms = self._refusal(claim, states, now_ms)
-        if dimension:
-            return Denied(scope, dimension, limit, wait_ms, _standing(claim.budgets, states, now_ms))
+        denied = self._refusal(claim, states, now_ms, enforced=True)
+        if denied is not None:
+            return denied
+        overlooked = self._refusal(claim, states, now_ms, enforced=False)
         states = [_charge(budget.limits, state, claim.tokens, now_ms) for budget, state in zip(claim.budgets, states, strict=True)]
-        answer = Granted(_standing(claim.budgets, states, now_ms))
+        after = _standing(claim.budgets, states, now_ms)
+        answer = Granted(after, None if overlooked is None else msgspec.structs.replace(overlooked, standing=after))
         self._write(claim, states, answer, now_ms)
         return answer
 
@@ -56,7 +64,7 @@ class Twin:
             return
         for budget in record.budgets:
             if budget.limits.max_streams is not None:
-                self.leases.setdefault((tenant, budget.scope), {})[request_id] = now_ms + lease_ms
+                self.leases.setdefault((_owner(tenant, budget), budget.scope), {})[request_id] = now_ms + lease_ms
         record.expires_ms = max(record.expires_ms, now_ms + max(KEEP_MS, lease_ms))
 
     def release(self, tenant: str, request_id: str, now_ms: int) -> None:
@@ -75,8 +83,9 @@ class Twin:
         for budget in record.budgets:
             tpm = budget.limits.tpm
             if tpm is not None and tokens != record.tokens:
-                state = self.counters.get((tenant, budget.scope), _EMPTY)
-                self.counters[tenant, budget.scope] = state.drained(tpm, now_ms).charged(tokens - record.tokens, tpm)
+                key = _owner(tenant, budget), budget.scope
+                state = self.counters.get(key, _EMPTY)
+                self.counters[key] = state.drained(tpm, now_ms).charged(tokens - record.tokens, tpm)
         record.settled = True
         self._free(record, tenant, request_id)
         record.expires_ms = min(record.expires_ms, now_ms + CLOSED_MS)
@@ -94,7 +103,7 @@ class Twin:
 
     def _free(self, record: Record, tenant: str, request_id: str) -> None:
         for budget in record.budgets:
-            self.leases.get((tenant, budget.scope), {}).pop(request_id, None)
+            self.leases.get((_owner(tenant, budget), budget.scope), {}).pop(request_id, None)
         record.released = True
 
     def _record(self, tenant: str, request_id: str, now_ms: int) -> Record | None:
@@ -103,40 +112,45 @@ class Twin:
 
     def _state(self, tenant: str, budget: Budget, now_ms: int) -> Counters:
         """The budget's counters now."""
-        state = self.counters.get((tenant, budget.scope), _EMPTY)
+        state = self.counters.get((_owner(tenant, budget), budget.scope), _EMPTY)
         if budget.limits.rpm is not None:
             state = state.turned(now_ms)
         if budget.limits.tpm is not None:
             state = state.drained(budget.limits.tpm, now_ms)
         return state
 
-    def _refusal(self, claim: Claim, states: list[Counters], now_ms: int) -> tuple[str, str, int, int]:
-        """Scope, dimension, limit and wait of the first oversize, else of the longest wait; dimension "" is no refusal."""
-        worst = _NO_REFUSAL
-        for budget in claim.budgets:
-            if budget.limits.tpm is not None and claim.tokens > budget.limits.tpm:
-                return budget.scope, "oversize", budget.limits.tpm, 0
+    def _refusal(self, claim: Claim, states: list[Counters], now_ms: int, *, enforced: bool) -> Denied | None:
+        """Of the budgets that are enforced, or of the others: the first that is too small for the request, else the longest wait."""
+        worst_ms, worst = 0, None
         for budget, state in zip(claim.budgets, states, strict=True):
-            limits = budget.limits
-            waits = (
-                ("rpm", limits.rpm, limits.rpm and state.request_wait_ms(limits.rpm, now_ms)),
-                ("tpm", limits.tpm, limits.tpm and state.token_wait_ms(claim.tokens, limits.tpm)),
-                ("max_streams", limits.max_streams, limits.max_streams and self._lease_wait_ms(claim.tenant, budget, now_ms)),
-            )
-            for dimension, limit, wait_ms in waits:
-                if limit and wait_ms and wait_ms > worst[3]:
-                    worst = (budget.scope, dimension, limit, wait_ms)
-        return worst
+            for dimension, limit, wait_ms in self._waits(claim, budget, state, now_ms) if budget.enforced == enforced else ():
+                if wait_ms > worst_ms:
+                    worst_ms, worst = wait_ms, (budget.scope, dimension, limit)
+        if worst is None:
+            return None
+        return Denied(*worst, 0 if worst_ms == _OVERSIZE_MS else worst_ms, _standing(claim.budgets, states, now_ms))
 
-    def _lease_wait_ms(self, tenant: str, budget: Budget, now_ms: int) -> int:
+    def _waits(self, claim: Claim, budget: Budget, state: Counters, now_ms: int) -> Iterator[tuple[str, int, int]]:
+        """Dimension, limit and wait of each limit that the budget has."""
+        limits = budget.limits
+        if limits.rpm is not None:
+            yield "rpm", limits.rpm, state.request_wait_ms(limits.rpm, now_ms)
+        if limits.tpm is not None and claim.tokens > limits.tpm:
+            yield "oversize", limits.tpm, _OVERSIZE_MS
+        elif limits.tpm is not None:
+            yield "tpm", limits.tpm, state.token_wait_ms(claim.tokens, limits.tpm)
+        if limits.max_streams is not None:
+            yield "max_streams", limits.max_streams, self._lease_wait_ms(_owner(claim.tenant, budget), budget, now_ms)
+
+    def _lease_wait_ms(self, owner: str, budget: Budget, now_ms: int) -> int:
         """How long until enough leases have expired for one request more, if nobody releases or renews; 0: there is room."""
-        held = sorted(expiry for expiry in self.leases.get((tenant, budget.scope), {}).values() if expiry > now_ms)
+        held = sorted(expiry for expiry in self.leases.get((owner, budget.scope), {}).values() if expiry > now_ms)
         excess = len(held) - (budget.limits.max_streams or 0)
         return held[excess] - now_ms if excess >= 0 else 0
 
     def _write(self, claim: Claim, states: list[Counters], answer: Granted, now_ms: int) -> None:
         for budget, state in zip(claim.budgets, states, strict=True):
-            key = claim.tenant, budget.scope
+            key = _owner(claim.tenant, budget), budget.scope
             if budget.limits.rpm is not None or budget.limits.tpm is not None:
                 self.counters[key] = state
             if budget.limits.max_streams is not None:
@@ -144,6 +158,11 @@ class Twin:
                 self.leases[key] = {**held, claim.request_id: now_ms + claim.lease_ms}
         expires_ms = now_ms + max(KEEP_MS, claim.lease_ms)
         self.records[claim.tenant, claim.request_id] = Record(expires_ms, claim.tokens, answer, claim.budgets)
+
+
+def _owner(tenant: str, budget: Budget) -> str:
+    """Whose counters a budget has."""
+    return NETWORK if budget.shared else tenant
 
 
 def _alive(state: Counters, now_ms: int) -> bool:

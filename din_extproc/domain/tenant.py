@@ -26,13 +26,22 @@ class Limits(Struct, frozen=True, gc=False):
             if value is not None and value < 1:
                 raise ValueError(f"{name} is at least 1")
 
+    @property
+    def numbers(self) -> tuple[int | None, int | None, int | None]:
+        """All three, in the order of the fields."""
+        return self.rpm, self.tpm, self.max_streams
+
 
 class Budget(Struct, frozen=True, gc=False):
-    """Limits under a name. Requests that share a scope of one tenant share its counters."""
+    """Limits under a name. Requests that share a scope of one tenant share its counters; a shared scope is one for all tenants."""
 
     scope: str
-    """`tenant`, `model:<physical model>` or `key:<key id>`: unique within the tenant."""
+    """`tenant`, `model:<physical model>`, `key:<key id>`, `priority:<class>`, unique within the tenant; of a shared one `network...`."""
     limits: Limits
+    shared: bool = False
+    """All tenants of the network count here together."""
+    enforced: bool = True
+    """False: requests are counted and never refused for it; what would have been refused is told."""
 
 
 class ApiKey(Struct, frozen=True, gc=False):
@@ -55,6 +64,10 @@ class Tenant(Struct, frozen=True):
     priority: Priority
     limits: Limits
     per_model: dict[str, Limits]
+    per_priority: dict[Priority, Limits] = {}
+    """Narrower ceilings for requests of one class."""
+    enforce: bool = True
+    """False: this tenant's own limits are counted and told, never enforced."""
 
     def priority_of(self, asked: Priority | None) -> Priority:
         """The priority of one request: what the client asked for, but never above the tenant's own."""
@@ -63,3 +76,31 @@ class Tenant(Struct, frozen=True):
     def may_use(self, model: str) -> bool:
         """Whether one of the allowed patterns matches the name."""
         return any(fnmatchcase(model, pattern) for pattern in self.models)
+
+
+class Ceilings(Struct, frozen=True):
+    """What all tenants together may use, of everything or of one model."""
+
+    limits: Limits = Limits()
+    per_priority: dict[Priority, Limits] = {}
+    """Narrower ceilings for requests of one class."""
+    reserved_for_critical: float = 0.0
+    """The share of the limits that only requests of class critical may use: 0 up to 1."""
+
+    @property
+    def below_critical(self) -> Limits | None:
+        """What requests of the other classes may use together; None: nothing is reserved."""
+        if not self.reserved_for_critical:
+            return None
+        rest = 1.0 - self.reserved_for_critical
+        return Limits(*(None if limit is None else max(1, int(limit * rest)) for limit in self.limits.numbers))
+
+
+class Commons(Struct, frozen=True):
+    """The limits that the tenants of a network share."""
+
+    everything: Ceilings = Ceilings()
+    per_model: dict[str, Ceilings] = {}
+    """By physical model."""
+    enforce: bool = True
+    """False: counted and told, never enforced."""

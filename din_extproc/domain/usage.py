@@ -55,6 +55,8 @@ class Labels(Struct, frozen=True, gc=False, omit_defaults=True):
     degraded: bool = False
     operation: str = ""
     """The canonical path."""
+    would_refuse: str = ""
+    """The limit that would have refused it, were it enforced: `rpm`, `tpm`, `max_streams` or `oversize`."""
 
 
 class ExchangeRecord(Struct, frozen=True, gc=False):
@@ -102,6 +104,8 @@ class ExchangeRecord(Struct, frozen=True, gc=False):
     """From the request's first byte to its last."""
     sent_ms: float | None = None
     """From the request's first byte to the first that went to the node that answered."""
+    would_refuse: str = ""
+    """The limit that would have refused it, were it enforced."""
 
     @property
     def to_node_ms(self) -> float | None:

@@ -19,6 +19,8 @@ class Counters:
         self.sent = 0
         self.refused: dict[str, int] = {}
         self.outcomes: dict[str, int] = {}
+        self.would_refuse: dict[str, int] = {}
+        """By limit: requests that passed only because it is not enforced."""
         self.faults = 0
         self.decisions = [0] * (len(BOUNDS_US) + 1)
         """By decision time, see `BOUNDS_US`."""
@@ -44,6 +46,8 @@ class Counters:
     def finished(self, record: ExchangeRecord) -> None:
         """An exchange is over."""
         self.outcomes[record.outcome] = self.outcomes.get(record.outcome, 0) + 1
+        if record.would_refuse:
+            self.would_refuse[record.would_refuse] = self.would_refuse.get(record.would_refuse, 0) + 1
         self.prompt_tokens += record.usage.prompt_tokens
         self.completion_tokens += record.usage.completion_tokens
 
@@ -53,6 +57,7 @@ class Counters:
             "sent": self.sent,
             "refused": self.refused,
             "outcomes": self.outcomes,
+            "would_refuse": self.would_refuse,
             "faults": self.faults,
             "decisions_by_us": {bound: count for bound, count in zip((*BOUNDS_US, "more"), self.decisions, strict=True) if count},
             "decision_s": self.decision_s,

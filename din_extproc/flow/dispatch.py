@@ -37,6 +37,8 @@ class Granted(Struct, frozen=True, gc=False):
     picked: Picked
     claim: Claim
     standing: Standing
+    would_refuse: str = ""
+    """The limit that would have refused it, were it enforced."""
 
 
 def dispatch(granted: Granted, head: Head) -> Send:
@@ -93,6 +95,7 @@ def _metadata(granted: Granted) -> dict[str, str | float | bool]:
         intent.stream,
         bool(target.degraded),
         intent.operation.value,
+        granted.would_refuse,
     )
     metadata: dict[str, str | float | bool] = {"request_id": claim.request_id, "labels": _as_json(labels).decode()}
     if _usage_is_ours(intent, pool):

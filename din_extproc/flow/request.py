@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from din_extproc.admit import headers as limit_headers
 from din_extproc.admit.keys import Authenticated
-from din_extproc.admit.ledger import Claim, Denied, Ledger, LimitsUnavailable, Standing
+from din_extproc.admit.ledger import Claim, Denied, Ledger, LimitsUnavailable
+from din_extproc.admit.ledger import Granted as Admitted
 from din_extproc.admit.reservation import OutputHistory, reservation
 from din_extproc.domain.request import Head, Intent, Operation
 from din_extproc.domain.response import PASS, ResponseHead, Treatment
@@ -182,9 +183,9 @@ class RequestFlow:
             return target
         intent = self._reweighed(intent, reading, target.pool.model)
         claim = self._claim(intent, who, target.pool.model)
-        standing = await self._admitted(claim)
-        if isinstance(standing, Refusal):
-            return standing
+        admitted = await self._admitted(claim)
+        if isinstance(admitted, Refusal):
+            return admitted
         if intent.timeout_ms is not None:
             left = remaining(intent, desk.clock.monotonic() - began)
             if isinstance(left, Refusal):
@@ -197,7 +198,7 @@ class RequestFlow:
             return picked
         self._held = _Held(who.tenant.id, picked.taken)
         desk.live[self._request_id] = who.tenant.id
-        granted = Granted(self._trace_id, who.key.id, reading, intent, routed, target, picked, claim, standing)
+        granted = Granted(self._trace_id, who.key.id, reading, intent, routed, target, picked, claim, admitted.standing, _missed(admitted))
         return dispatch(granted, head)
 
     async def _counted(self, reading: Reading) -> Intent:
@@ -227,7 +228,7 @@ class RequestFlow:
 
     def _claim(self, intent: Intent, who: Authenticated, model: str) -> Claim:
         desk = self._desk
-        charged: Purse = purse(who, model)
+        charged: Purse = purse(who, model, who.tenant.priority_of(intent.priority), desk.view.commons)
         tokens = reservation(
             intent.prompt_tokens,
             intent.output_tokens,
@@ -242,12 +243,12 @@ class RequestFlow:
         prompt_tokens = intent.prompt_tokens
         return Ask(prompt_tokens, max(0, tokens - prompt_tokens), now, hash(self._request_id), prefix(reading.prompt))
 
-    async def _admitted(self, claim: Claim) -> Standing | Refusal:
+    async def _admitted(self, claim: Claim) -> Admitted | Refusal:
         try:
             reply = await self._desk.ledger.reserve(claim)
         except LimitsUnavailable:
             return limit_headers.limits_unavailable()
-        return limit_headers.refusal(reply, claim) if isinstance(reply, Denied) else reply.standing
+        return limit_headers.refusal(reply, claim) if isinstance(reply, Denied) else reply
 
     def _let_go(self) -> _Held | None:
         """Give back what was taken here; who holds it still has to tell the ledger."""
@@ -268,3 +269,8 @@ class RequestFlow:
             await self._desk.ledger.settle(tenant, self._request_id, 0)
         except LimitsUnavailable:
             return  # lease and bucket recover by themselves
+
+
+def _missed(admitted: Admitted) -> str:
+    """The limit that would have refused it, were it enforced."""
+    return "" if admitted.overlooked is None else admitted.overlooked.dimension

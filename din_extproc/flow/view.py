@@ -9,8 +9,8 @@ from typing import Protocol
 from msgspec import Struct
 
 from din_extproc.admit.keys import Authenticated, KeyRing
-from din_extproc.domain.request import Estimate
-from din_extproc.domain.tenant import Budget
+from din_extproc.domain.request import Estimate, Priority
+from din_extproc.domain.tenant import Budget, Ceilings, Commons, Limits
 from din_extproc.intent.estimate import Gauge
 from din_extproc.intent.openai import Prompt
 from din_extproc.route.table import RouteTable
@@ -34,6 +34,9 @@ class ModelFacts(Struct, frozen=True):
     """One image, audio or file."""
 
 
+NO_COMMONS = Commons()
+
+
 class View(Struct, frozen=True):
     """Routes, keys and facts of one configuration."""
 
@@ -42,9 +45,12 @@ class View(Struct, frozen=True):
     models: Mapping[str, ModelFacts]
     body_limit: int
     """The largest plain body, in bytes."""
+    commons: Commons = NO_COMMONS
+    """What all tenants together may use."""
 
 
 _UNKNOWN = ModelFacts()
+_NO_LIMITS = Limits()
 
 
 def facts(view: View, model: str) -> ModelFacts:
@@ -60,13 +66,28 @@ class Purse(Struct, frozen=True, gc=False):
     """The smallest `tpm` among them."""
 
 
-def purse(who: Authenticated, model: str) -> Purse:
-    """The budgets of tenant, model and key, those that exist."""
+def purse(who: Authenticated, model: str, priority: Priority, commons: Commons) -> Purse:
+    """The budgets of key, tenant, model and network that a request of this class is charged to: those that exist."""
     tenant, key = who.tenant, who.key
-    budgets = [Budget("tenant", tenant.limits)]
+    enforced = tenant.enforce
+    budgets = [Budget("tenant", tenant.limits, enforced=enforced)]
     if model in tenant.per_model:
-        budgets.append(Budget(f"model:{model}", tenant.per_model[model]))
+        budgets.append(Budget(f"model:{model}", tenant.per_model[model], enforced=enforced))
+    if priority in tenant.per_priority:
+        budgets.append(Budget(f"priority:{priority}", tenant.per_priority[priority], enforced=enforced))
     if key.limits is not None:
-        budgets.append(Budget(f"key:{key.id}", key.limits))
-    sizes = [budget.limits.tpm for budget in budgets if budget.limits.tpm is not None]
+        budgets.append(Budget(f"key:{key.id}", key.limits, enforced=enforced))
+    if commons is not NO_COMMONS:
+        budgets += _common("network", commons.everything, priority, enforced=commons.enforce)
+        if model in commons.per_model:
+            budgets += _common(f"network:model:{model}", commons.per_model[model], priority, enforced=commons.enforce)
+    sizes = [budget.limits.tpm for budget in budgets if budget.limits.tpm is not None and budget.enforced]
     return Purse(tuple(budgets), min(sizes, default=None))
+
+
+def _common(scope: str, ceilings: Ceilings, priority: Priority, *, enforced: bool) -> list[Budget]:
+    """The budgets that all tenants share under this scope."""
+    found = [(scope, ceilings.limits), (f"{scope}:priority:{priority}", ceilings.per_priority.get(priority))]
+    if priority is not Priority.CRITICAL:
+        found.append((f"{scope}:below_critical", ceilings.below_critical))
+    return [Budget(name, limits, shared=True, enforced=enforced) for name, limits in found if limits is not None and limits != _NO_LIMITS]

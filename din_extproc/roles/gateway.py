@@ -35,7 +35,7 @@ from din_extproc.edge.grpcio_server import GrpcioServer
 from din_extproc.edge.h2_server import H2Server
 from din_extproc.edge.redis.cluster import ClusterLinks
 from din_extproc.edge.redis.guard import PRESENCE, GuardedLedger, OnError
-from din_extproc.edge.redis.ledger import SCRIPTS, RedisLedger
+from din_extproc.edge.redis.ledger import SCRIPTS, Names, RedisLedger
 from din_extproc.edge.redis.link import Link
 from din_extproc.edge.redis.nodes import SCRIPTS as NODE_SCRIPTS
 from din_extproc.edge.redis.topology import carrier
@@ -371,7 +371,7 @@ def _ledger(settings: Settings) -> tuple[Link | ClusterLinks, GuardedLedger]:
     store = settings.store
     link = carrier(store.url.get_secret_value(), (*SCRIPTS, PRESENCE, *NODE_SCRIPTS), timeout_ms=store.timeout_ms)
     replica = f"{socket.gethostname()}:{os.getpid()}"
-    shared, local = RedisLedger(link, network=settings.network), LocalLedger(SystemClock.monotonic_ms)
+    shared, local = RedisLedger(link, names=Names(settings.network, store.one_slot)), LocalLedger(SystemClock.monotonic_ms)
     return link, GuardedLedger(link, shared, local, OnError(store.on_error), replica, settings.network)
 
 

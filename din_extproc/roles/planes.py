@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from din_extproc.admit.ledger import Ledger
 from din_extproc.admit.reservation import Mark, OutputHistory
@@ -24,7 +25,7 @@ from din_extproc.flow.place import Placer
 from din_extproc.flow.request import Desk
 from din_extproc.flow.settle import Observer, Settler
 from din_extproc.flow.trace import TraceIds
-from din_extproc.flow.view import TokenCounter
+from din_extproc.flow.view import NO_COMMONS, TokenCounter
 from din_extproc.intent.calibration import Calibration
 from din_extproc.observe.accesslog import records
 from din_extproc.observe.mixture import Mixture
@@ -73,6 +74,7 @@ class RequestPlane:
 
     def __init__(self, settings: Settings, ledger: Ledger, background: Background, counters: Counters) -> None:
         view = make_view(settings, {})
+        self._one_script = settings.store.one_script
         self.gauges = Gauges(view.table.preferred)
         self.outputs = OutputHistory()
         self.desk = Desk(
@@ -95,7 +97,11 @@ class RequestPlane:
 
     def use(self, settings: Settings, tokenizers: Mapping[str, TokenCounter]) -> None:
         """Decide by this configuration from the next request on."""
-        self.desk.change(make_view(settings, tokenizers), self.desk.placer.members.under(settings.pools))
+        view = make_view(settings, tokenizers)
+        if not self._one_script and view.commons is not NO_COMMONS:
+            _log.warning("`limits` of all tenants together are not counted before the next start, for `store.one_slot` is read only then")
+            view = replace(view, commons=NO_COMMONS)
+        self.desk.change(view, self.desk.placer.members.under(settings.pools))
 
     def turn(self, turnover: Turnover) -> None:
         """Registered nodes came or went."""

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from din_extproc.admit.keys import KeyRing
 from din_extproc.edge.tokenizers import Tokenizer, TokenizerUnavailable
-from din_extproc.flow.view import ModelFacts, TokenCounter, View
+from din_extproc.flow.view import NO_COMMONS, ModelFacts, TokenCounter, View
 from din_extproc.settings.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -35,7 +35,8 @@ def make_view(settings: Settings, counters: Mapping[str, TokenCounter]) -> View:
         if described is not None:
             known = replace(known, output_tokens_default=described.output_tokens_default, media_tokens=described.media_tokens)
         models[model] = known
-    return View(settings.routes, KeyRing(settings.keys), models, settings.body_limit)
+    commons = NO_COMMONS if settings.commons == NO_COMMONS else settings.commons
+    return View(settings.routes, KeyRing(settings.keys), models, settings.body_limit, commons)
 
 
 async def load_tokenizers(settings: Settings) -> dict[str, TokenCounter]:

@@ -46,6 +46,9 @@ def assemble(shaped: Shaped, catalog: Catalog | None, document: Document) -> Ass
     _report_unused(shaped, document)
     if "pools" not in shaped.broken:
         _report_models(shaped, pools, document)
+        if config.limits.any and not config.store.one_script:
+            hint = "set `store.one_slot: true`: then all counters are on one master"
+            document.report(("limits",), "in a Redis Cluster, limits of all tenants together can't be counted with each tenant's", hint)
         if config.fail_open is not None and config.fail_open.pool not in config.pools:
             document.report(
                 ("fail_open", "pool"), f"no pool is called {config.fail_open.pool!r}", _close(config.fail_open.pool, config.pools)
@@ -136,13 +139,15 @@ def _report_unused(shaped: Shaped, document: Document) -> None:
 def _report_models(shaped: Shaped, pools: tuple[Pool, ...], document: Document) -> None:
     """`per_model` counts per physical model, so that an alias is no way around it."""
     models = sorted({pool.model for pool in pools})
+    places: list[Place] = [("limits", "per_model", name) for name in shaped.config.limits.per_model]
     for at, tenant in zip(shaped.tenants, shaped.config.tenants, strict=True):
-        for name in tenant.limits.per_model:
-            place: Place = ("tenants", at, "limits", "per_model", name)
-            if name in shaped.config.aliases:
-                document.report(place, f"{name!r} is an alias", f"limits count per physical model: {', '.join(models)}", at_key=True)
-            elif name not in models:
-                document.report(place, f"no pool serves a model {name!r}", _close(name, models), at_key=True)
+        places += [("tenants", at, "limits", "per_model", name) for name in tenant.limits.per_model]
+    for place in places:
+        name = str(place[-1])
+        if name in shaped.config.aliases:
+            document.report(place, f"{name!r} is an alias", f"limits count per physical model: {', '.join(models)}", at_key=True)
+        elif name not in models:
+            document.report(place, f"no pool serves a model {name!r}", _close(name, models), at_key=True)
 
 
 def _close(name: str, known: Iterable[str]) -> str:

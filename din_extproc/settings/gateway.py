@@ -108,8 +108,15 @@ class Store(Section):
     timeout_ms: Annotated[int, Field(ge=1, le=10_000)] = 50
     lease_ms: Annotated[int, Field(ge=1000, le=600_000)] = 30_000
     """How long the places of requests in flight stay taken when the process that renews them has died."""
+    one_slot: bool = False
+    """In a Redis Cluster, all counters of the network on one master: needed for limits that all tenants share."""
     on_error: Literal["local_share", "open", "closed"] = "local_share"
     """When Redis can't be asked: each replica counts its share itself, everything passes, or nothing does."""
+
+    @property
+    def one_script(self) -> bool:
+        """Whether one script can count for several tenants: not where their keys lie on several masters."""
+        return self.one_slot or not self.url.get_secret_value().startswith("redis+cluster:")
 
 
 class FailOpen(Section):

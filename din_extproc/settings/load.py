@@ -57,6 +57,7 @@ def load(path: Path, env: Mapping[str, str], source: CatalogSource | None = None
         catalog=catalog,
         pools=assembled.pools,
         tenants=assembled.tenants,
+        commons=config.limits.commons(),
         keys=assembled.keys,
         routes=assembled.routes,
         token_thresholds=thresholds(rule.rule().when for rule in config.rules),

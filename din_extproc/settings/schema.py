@@ -13,7 +13,7 @@ from din_extproc.settings.gateway import FailOpen, Gateway, Store
 from din_extproc.settings.pools import PoolSection
 from din_extproc.settings.routes import AliasSection, RuleSection
 from din_extproc.settings.section import AsTuple, ModelName, Name, Section
-from din_extproc.settings.tenants import Defaults, TenantSection
+from din_extproc.settings.tenants import CommonsSection, Defaults, TenantSection
 
 
 class DinYaml(Section):
@@ -30,5 +30,6 @@ class DinYaml(Section):
     rules: Annotated[tuple[RuleSection, ...], AsTuple] = ()
     tenants: Annotated[tuple[TenantSection, ...], AsTuple] = ()
     defaults: Defaults = Defaults()
+    limits: CommonsSection = CommonsSection()
     envoy: EnvoySection = EnvoySection()
     fail_open: Annotated[FailOpen | None, BeforeValidator(off_is_none)] = None

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from din_extproc.control.topology import Discovery, Outlier, Retry, SocketAddress, Topology
 from din_extproc.domain.node import Pool
-from din_extproc.domain.tenant import ApiKey, Tenant
+from din_extproc.domain.tenant import ApiKey, Commons, Tenant
 from din_extproc.edge.catalog_source import is_url
 from din_extproc.route.table import RouteTable
 from din_extproc.settings.catalog import Catalog
@@ -39,6 +39,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     pools: tuple[Pool, ...]
     """In the order of the file."""
     tenants: tuple[Tenant, ...]
+    commons: Commons
     keys: tuple[tuple[Tenant, tuple[ApiKey, ...]], ...]
     """What a `KeyRing` is made from."""
     routes: RouteTable

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from din_extproc.admit.keys import is_key_id, parse_hash
 from din_extproc.domain.request import Priority
-from din_extproc.domain.tenant import ApiKey, Limits, Tenant
+from din_extproc.domain.tenant import ApiKey, Ceilings, Commons, Limits, Tenant
 from din_extproc.settings.routes import PriorityName
 from din_extproc.settings.section import AsTuple, Name, Positive, Section, Text
 
@@ -34,10 +34,49 @@ class LimitsSection(Section):
 
 
 class TenantLimitsSection(LimitsSection):
-    """A tenant's ceilings, and narrower ones for single models."""
+    """A tenant's ceilings, and narrower ones for single models and classes of priority."""
 
     per_model: dict[str, LimitsSection] = Field(default_factory=dict)
     """Physical model -> its ceilings, besides the tenant's."""
+    per_priority: dict[PriorityName, LimitsSection] = Field(default_factory=dict)
+    """Class of priority -> the ceilings of its requests, besides the tenant's."""
+    enforce: bool = True
+    """False: shadow mode, this tenant's limits are counted and reported, and nothing is refused for them."""
+
+
+class CeilingsSection(LimitsSection):
+    """What all tenants together may use."""
+
+    per_priority: dict[PriorityName, LimitsSection] = Field(default_factory=dict)
+    """Class of priority -> the ceilings of its requests."""
+    reserved_for_critical: Annotated[float, Field(strict=False, ge=0, lt=1)] = 0.0
+    """The share of these limits that only critical requests may use."""
+
+    def ceilings(self) -> Ceilings:
+        """For the domain."""
+        return Ceilings(self.limits(), _by_priority(self.per_priority), self.reserved_for_critical)
+
+
+class CommonsSection(CeilingsSection):
+    """`limits:`, those that all tenants of the network share."""
+
+    per_model: dict[str, CeilingsSection] = Field(default_factory=dict)
+    """Physical model -> what all tenants together may use of it."""
+    enforce: bool = True
+    """False: shadow mode, they are counted and reported, and nothing is refused for them."""
+
+    def commons(self) -> Commons:
+        """For the domain."""
+        return Commons(self.ceilings(), {model: each.ceilings() for model, each in self.per_model.items()}, self.enforce)
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is limited here."""
+        return bool(self.model_fields_set - {"enforce"})
+
+
+def _by_priority(sections: dict[Priority, LimitsSection]) -> dict[Priority, Limits]:
+    return {priority: section.limits() for priority, section in sections.items()}
 
 
 def _moment(value: Any) -> Any:
@@ -96,6 +135,8 @@ class TenantSection(Section):
             priority=self.priority,
             limits=self.limits.limits(default),
             per_model={model: limits.limits() for model, limits in self.limits.per_model.items()},
+            per_priority=_by_priority(self.limits.per_priority),
+            enforce=self.limits.enforce,
         )
 
 

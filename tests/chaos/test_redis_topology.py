@@ -13,7 +13,7 @@ from din_extproc.admit.local import LocalLedger
 from din_extproc.domain.tenant import Budget, Limits
 from din_extproc.edge.redis.cluster import ClusterLinks
 from din_extproc.edge.redis.guard import GuardedLedger, OnError
-from din_extproc.edge.redis.ledger import SCRIPTS, RedisLedger
+from din_extproc.edge.redis.ledger import SCRIPTS, Names, RedisLedger
 from din_extproc.edge.redis.link import Link
 from din_extproc.edge.redis.topology import carrier
 from tests.servers import RedisServer, free_port
@@ -80,6 +80,21 @@ async def test_b66_all_limits_of_a_request_are_one_call_whatever_the_tenant_is_c
         held = [await link.call("DBSIZE") for link in runner._links.values()]
         assert len(held) == 3
         assert all(held)
+
+
+async def test_b66_limits_that_tenants_share_are_one_call_too_where_all_keys_have_one_slot(cluster):
+    common = Budget("network", Limits(rpm=5, tpm=1000, max_streams=5), shared=True)
+    async with connected(seeds(cluster)) as runner:
+        ledger = RedisLedger(runner, names=Names(one_slot=True))
+        answers = []
+        for number, name in enumerate(NAMES[:8]):
+            answers.append(await ledger.reserve(Claim(f"r{number}", name, (Budget("tenant", CEILING), common), 10, 30_000)))
+        assert [isinstance(answer, Granted) for answer in answers] == [True] * 5 + [False] * 3
+        assert await RedisLedger(runner, names=Names(one_slot=True)).settle(NAMES[0], "r0", 5)
+        held = [await link.call("DBSIZE") for link in runner._links.values()]
+        assert sorted(held)[:2] == [0, 0], "one master holds all"
+        with pytest.raises(LimitsUnavailable, match="CROSSSLOT"):
+            await RedisLedger(runner).reserve(Claim("r", "finance", (Budget("tenant", CEILING), common), 10, 30_000))
 
 
 async def test_a_slot_that_moved_is_followed_and_learned(cluster):

@@ -362,3 +362,61 @@ async def test_scopes_of_one_tenant_count_apart_and_a_shared_scope_together(limi
 
     assert [isinstance(await ask(f"a{n}", "a"), Granted) for n in range(3)] == [True, True, False]
     assert [isinstance(await ask(f"b{n}", "b"), Granted) for n in range(3)] == [True, False, False]
+
+
+# Limits that tenants share, and limits that are only counted
+
+
+def of(tenant: str, request_id: str, *budgets: Budget, tokens: int = 1) -> Claim:
+    return Claim(request_id, tenant, budgets, tokens, 30_000)
+
+
+async def test_what_all_tenants_share_is_counted_for_all_and_their_own_for_each(limits):
+    own, common = Budget("tenant", Limits(rpm=4)), Budget("network", Limits(rpm=6, tpm=600, max_streams=6), shared=True)
+    answers = [await limits.ledger.reserve(of(tenant, f"{tenant}{n}", own, common, tokens=10)) for n in range(4) for tenant in ("a", "b")]
+    assert [isinstance(answer, Granted) for answer in answers] == [True] * 6 + [False] * 2
+    assert isinstance(answers[-1], Denied)
+    assert (answers[-1].scope, answers[-1].dimension) == ("network", "rpm")
+    assert await limits.ledger.settle("a", "a0", 110)
+    again = await limits.ledger.reserve(of("c", "c", Budget("network", Limits(tpm=600, max_streams=6), shared=True), tokens=440))
+    assert isinstance(again, Granted), "one slot and no more than 100 tokens went with the settlement"
+    assert again.standing.remaining_tokens == 0
+
+
+async def test_b61_a_refusal_by_what_tenants_share_charges_no_tenant(limits):
+    own, full = Budget("tenant", Limits(rpm=10, tpm=1000, max_streams=2)), Budget("network", Limits(max_streams=1), shared=True)
+    assert isinstance(await limits.ledger.reserve(of("other", "busy", full)), Granted)
+    for number in range(20):
+        assert isinstance(await limits.ledger.reserve(of("finance", f"r{number}", own, full, tokens=100)), Denied)
+    await limits.ledger.release("other", "busy")
+    answer = await limits.ledger.reserve(of("finance", "last", own, full, tokens=100))
+    assert isinstance(answer, Granted)
+    assert (answer.standing.remaining_requests, answer.standing.remaining_tokens) == (9, 900)
+
+
+async def test_a_limit_that_is_not_enforced_counts_and_tells_and_refuses_nothing(limits):
+    shadow = Budget("tenant", Limits(rpm=2, tpm=100, max_streams=3), enforced=False)
+    answers = [await limits.ledger.reserve(of("finance", f"r{n}", shadow, tokens=30)) for n in range(5)]
+    assert all(isinstance(answer, Granted) for answer in answers)
+    told = [answer.overlooked and (answer.overlooked.scope, answer.overlooked.dimension) for answer in answers]
+    assert told == [None, None, ("tenant", "rpm"), ("tenant", "rpm"), ("tenant", "rpm")]
+    assert (answers[-1].standing.remaining_requests, answers[-1].standing.remaining_tokens) == (0, 0)
+    huge = await limits.ledger.reserve(of("finance", "huge", shadow, tokens=101))
+    assert isinstance(huge, Granted)
+    assert huge.overlooked is not None
+    assert (huge.overlooked.dimension, huge.overlooked.retry_after_ms) == ("oversize", 0)
+    for name in ("r0", "r1", "r2", "r3", "r4", "huge"):
+        assert await limits.ledger.settle("finance", name, 0)
+    enforced = await limits.ledger.reserve(of("finance", "now", Budget("tenant", Limits(tpm=100, max_streams=1)), tokens=100))
+    assert isinstance(enforced, Granted), "all of it has come back"
+
+
+async def test_an_enforced_limit_refuses_beside_one_that_is_not(limits):
+    shadow, enforced = Budget("tenant", Limits(rpm=1), enforced=False), Budget("key:k", Limits(rpm=2))
+    assert isinstance(await limits.ledger.reserve(of("finance", "a", shadow, enforced)), Granted)
+    second = await limits.ledger.reserve(of("finance", "b", shadow, enforced))
+    assert isinstance(second, Granted)
+    assert second.overlooked is not None
+    third = await limits.ledger.reserve(of("finance", "c", shadow, enforced))
+    assert isinstance(third, Denied)
+    assert (third.scope, third.dimension, third.standing.remaining_requests) == ("key:k", "rpm", 0)

@@ -18,22 +18,26 @@ from din_extproc.edge.redis.link import Link
 from tests.ledgers import NOON_MS, linked
 from tests.servers import FLAVOURS
 
-SCOPES = ("tenant", "model:m", "key:k")
+SCOPES = ("tenant", "model:m", "network", "network:model:m")
 TENANT = "fin{ance}:1"
+OWNERS = (b"din:{t=fin%7Bance%7D%3A1}:", b"din:{n}:")
+"""What the keys of the tenant begin with, and those that all tenants share."""
 
-ceilings = st.builds(
+numbers = st.builds(
     Limits,
     rpm=st.none() | st.integers(1, 12),
     tpm=st.none() | st.sampled_from([1, 7, 1000, 90_001]) | st.integers(1, 10**9),
     max_streams=st.none() | st.integers(1, 4),
 )
+ceilings = st.tuples(numbers, st.sampled_from([True, True, True, False]))
+"""Limits, and whether they are enforced."""
 waits = st.sampled_from([0, 1, 999, 1000, 5000, 59_999, 60_000, 61_000, 120_000, 86_400_000, -3000]) | st.integers(0, 70_000)
 ids = st.sampled_from(["a", "b", "c", "d", "e", "f"])
 tokens = st.sampled_from([0, 1, 500, 1000]) | st.integers(0, 2000) | st.integers(0, 2 * 10**9)
 leases = st.sampled_from([1000, 30_000, 300_000])
 steps = st.one_of(
-    st.tuples(st.just("reserve"), ids, st.lists(ceilings, min_size=1, max_size=3), tokens, leases),
-    st.tuples(st.just("reserve"), ids, st.lists(ceilings, min_size=1, max_size=3), tokens, leases),
+    st.tuples(st.just("reserve"), ids, st.lists(ceilings, min_size=1, max_size=4), tokens, leases),
+    st.tuples(st.just("reserve"), ids, st.lists(ceilings, min_size=1, max_size=4), tokens, leases),
     st.tuples(st.just("settle"), ids, tokens),
     st.tuples(st.just("release"), ids),
     st.tuples(st.just("renew"), ids, leases),
@@ -41,7 +45,9 @@ steps = st.one_of(
 
 
 def claim(request_id, limits, tokens, lease_ms):
-    return Claim(request_id, TENANT, tuple(Budget(*pair) for pair in zip(SCOPES, limits, strict=False)), tokens, lease_ms)
+    pairs = zip(SCOPES, limits, strict=False)
+    budgets = tuple(Budget(scope, numbers, scope.startswith("network"), enforced) for scope, (numbers, enforced) in pairs)
+    return Claim(request_id, TENANT, budgets, tokens, lease_ms)
 
 
 class Both:
@@ -84,7 +90,8 @@ class Both:
         reads = [("ZRANGE", key, 0, -1, "WITHSCORES") if b"}:lease:" in key else ("GET", key) for key in keys]
         state = {}
         for key, found in zip(keys, await asyncio.gather(*(self.link.call(*read) for read in reads)), strict=True):
-            kind, _, name = key.decode().removeprefix("din:{t=fin%7Bance%7D%3A1}:").partition(":")
+            owner = next(owner for owner in OWNERS if key.startswith(owner))
+            kind, _, name = key.removeprefix(owner).decode().partition(":")
             state[kind, name] = DECODERS[kind](found)
         return self._live(state)
 
@@ -159,7 +166,7 @@ def test_redis_and_its_twin_answer_alike_and_hold_the_same(play, history):
 @PROFILE
 @given(
     history=st.lists(st.tuples(waits.filter(lambda ms: ms >= 0), steps), max_size=20),
-    limits=st.lists(ceilings, min_size=1, max_size=3),
+    limits=st.lists(ceilings, min_size=1, max_size=4),
     size=tokens,
 )
 def test_after_any_history_the_told_wait_is_true_and_not_a_millisecond_too_long(play, history, limits, size):
@@ -186,7 +193,7 @@ def test_no_minute_ever_holds_more_requests_or_two_buckets_more_tokens_than_allo
     twin, now_ms, passed = Twin(), NOON_MS, []
     for number, (wait_ms, size) in enumerate(history):
         now_ms += wait_ms
-        if isinstance(twin.reserve(claim(str(number), [Limits(rpm=rpm, tpm=tpm)], size, 1000), now_ms), Granted):
+        if isinstance(twin.reserve(claim(str(number), [(Limits(rpm=rpm, tpm=tpm), True)], size, 1000), now_ms), Granted):
             passed.append((now_ms, size))
     for start, _ in passed:
         inside = [size for moment, size in passed if start <= moment < start + 60_000]

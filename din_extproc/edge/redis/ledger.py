@@ -6,6 +6,7 @@ Rule: every key of a tenant lives under one hash tag that no tenant name can for
 import asyncio
 import contextlib
 import hashlib
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any, Final, Protocol
@@ -55,6 +56,25 @@ class Charge(Struct, array_like=True, frozen=True):
     """0: no tokens were charged."""
     max_streams: int
     """0: no slot was taken."""
+    shared: bool = False
+    """Charged to the counters of the network."""
+
+
+class Names(Struct, frozen=True):
+    """What keys begin with."""
+
+    network: str = ""
+    one_slot: bool = False
+    """All keys of the network under one hash tag, so that a cluster can count for all tenants at once."""
+
+    def of(self, tenant: str) -> bytes:
+        """The tenant's own keys."""
+        return f"{namespace(self.network)}{'{n}' if self.one_slot else ''}{tag(tenant)}:".encode()
+
+    @property
+    def shared(self) -> bytes:
+        """The keys that all tenants share. No tenant's hash tag is `n`."""
+        return f"{namespace(self.network)}{{n}}:".encode()
 
 
 class _End(Struct, frozen=True):
@@ -92,7 +112,7 @@ class _Plan(Struct, frozen=True):
     keys: bytes
     """Counters and leases."""
     limits: bytes
-    """rpm, tpm, max_streams of each budget, and the note."""
+    """rpm, tpm, max_streams of each budget, which of them are enforced, and the note."""
     scopes: tuple[str, ...]
     end: _End
 
@@ -108,12 +128,13 @@ class _Request(Struct, frozen=True, gc=False):
     """A bulk string."""
 
     @classmethod
-    def of(cls, network: str, tenant: str, request_id: str) -> "_Request":
-        prefix, name = _prefix(network, tenant), request_id.encode()
+    def of(cls, prefix: bytes, request_id: str) -> "_Request":
+        name = request_id.encode()
         return cls(prefix, bulk(b"%brequest:%b" % (prefix, name)), bulk(name))
 
 
 _PREFIX: Final = b"\0"
+_PLAIN: Final = Names()
 _NOTE: Final = msgspec.msgpack.Decoder(tuple[Charge, ...])
 _NOTE_AT: Final = 65
 """Bytes of a record before its note."""
@@ -132,47 +153,47 @@ def tag(tenant: str) -> str:
     return "{h=" + hashlib.sha256(plain.encode()).hexdigest() + "}"
 
 
-@lru_cache(maxsize=262_144)
-def _prefix(network: str, tenant: str) -> bytes:
-    return f"{namespace(network)}{tag(tenant)}:".encode()
-
-
-def _keys(prefix_length: int, kind: bytes, scopes: list[str]) -> bytes:
-    """Keys as bulk strings, the prefix still to be filled in."""
-    names = [b"%b:%b" % (kind, scope.encode()) for scope in scopes]
-    return b"".join([b"$%d\r\n%b%b\r\n" % (prefix_length + len(name), _PREFIX, name) for name in names])
+def _keys(prefix_length: int, shared: bytes, kind: bytes, charges: Sequence[Charge]) -> bytes:
+    """Keys as bulk strings; the tenant's prefix is still to be filled in."""
+    keys = []
+    for charge in charges:
+        name = b"%b:%b" % (kind, charge.scope.encode())
+        if charge.shared:
+            keys.append(bulk(shared + name))
+        else:
+            keys.append(b"$%d\r\n%b%b\r\n" % (prefix_length + len(name), _PREFIX, name))
+    return b"".join(keys)
 
 
 @lru_cache(maxsize=16_384)
-def _end(prefix_length: int, charges: tuple[Charge, ...]) -> _End:
-    slots = [charge.scope for charge in charges if charge.max_streams]
-    buckets = [charge.scope for charge in charges if charge.tpm]
+def _end(prefix_length: int, shared: bytes, charges: tuple[Charge, ...]) -> _End:
+    slots = [charge for charge in charges if charge.max_streams]
+    buckets = [charge for charge in charges if charge.tpm]
     return _End(
         slots=len(slots),
         slot_keys=bulks(1 + len(slots))[1],
-        leases=_keys(prefix_length, b"lease", slots),
+        leases=_keys(prefix_length, shared, b"lease", slots),
         buckets=len(buckets),
         all_keys=bulks(1 + len(buckets) + len(slots))[1],
-        counters=_keys(prefix_length, b"count", buckets),
+        counters=_keys(prefix_length, shared, b"count", buckets),
         tpms=bulks(*(charge.tpm for charge in charges if charge.tpm))[1],
     )
 
 
 @lru_cache(maxsize=16_384)
-def _plan(prefix_length: int, budgets: tuple[Budget, ...]) -> _Plan:
-    limits = [(budget.scope, budget.limits.rpm or 0, budget.limits.tpm or 0, budget.limits.max_streams or 0) for budget in budgets]
-    limits = [limit for limit in limits if any(limit[1:])]
-    charges = tuple(Charge(scope, tpm, max_streams) for scope, _, tpm, max_streams in limits)
-    scopes = [charge.scope for charge in charges]
-    numbers = [number for limit in limits for number in limit[1:]]
-    count, packed = bulks(*numbers, msgspec.msgpack.encode(charges))
+def _plan(prefix_length: int, shared: bytes, budgets: tuple[Budget, ...]) -> _Plan:
+    counted = [budget for budget in budgets if any(budget.limits.numbers)]
+    charges = tuple(Charge(each.scope, each.limits.tpm or 0, each.limits.max_streams or 0, each.shared) for each in counted)
+    numbers = [number or 0 for budget in counted for number in budget.limits.numbers]
+    enforced = "" if all(budget.enforced for budget in counted) else "".join(str(int(budget.enforced)) for budget in counted)
+    count, packed = bulks(*numbers, enforced, msgspec.msgpack.encode(charges))
     return _Plan(
-        count=6 + 2 * len(scopes) + count,
-        start=bulks(1 + 2 * len(scopes))[1],
-        keys=_keys(prefix_length, b"count", scopes) + _keys(prefix_length, b"lease", scopes),
+        count=6 + 2 * len(charges) + count,
+        start=bulks(1 + 2 * len(charges))[1],
+        keys=_keys(prefix_length, shared, b"count", charges) + _keys(prefix_length, shared, b"lease", charges),
         limits=packed,
-        scopes=tuple(scopes),
-        end=_end(prefix_length, charges),
+        scopes=tuple(charge.scope for charge in charges),
+        end=_end(prefix_length, shared, charges),
     )
 
 
@@ -182,12 +203,13 @@ class RedisLedger:
     Args:
         runner: the started link.
         now: for tests only: the time in ms that the scripts take instead of Redis TIME. "" in production.
-        network: networks of different names never share a counter.
+        names: what its keys begin with.
     """
 
-    def __init__(self, runner: Runner, now: Argument = "", network: str = "") -> None:
+    def __init__(self, runner: Runner, now: Argument = "", names: Names = _PLAIN) -> None:
         self._runner = runner
-        self._network = network
+        self._prefix_of = lru_cache(maxsize=262_144)(names.of)
+        self._shared = names.shared
         self._held: dict[tuple[str, str], tuple[_Request, _End]] = {}
         """Of the latest requests, by tenant and id."""
         self.read_clock(now)
@@ -198,8 +220,8 @@ class RedisLedger:
 
     async def reserve(self, claim: Claim) -> Granted | Denied:
         """Check every budget, then charge every budget. Given up before the answer came: what it took is given back."""
-        request = _Request.of(self._network, claim.tenant, claim.request_id)
-        plan = _plan(len(request.prefix), claim.budgets)
+        request = _Request.of(self._prefix_of(claim.tenant), claim.request_id)
+        plan = _plan(len(request.prefix), self._shared, claim.budgets)
         if not plan.scopes:
             return _UNLIMITED
         keys = plan.keys.replace(_PREFIX, request.prefix)
@@ -214,13 +236,13 @@ class RedisLedger:
             future.cancel()
             self._undo(plan.end, request)
             raise
-        if reply[0] != 1:
-            return Denied(plan.scopes[reply[1] - 1], _DIMENSIONS[reply[2]], reply[3], reply[4], _standing(reply))
-        if not reply[1]:
+        if not reply[0]:
+            return _denied(plan, reply)
+        if reply[0] != 1 or not reply[1]:
             if len(self._held) >= _REMEMBERED:
                 del self._held[next(iter(self._held))]
             self._held[claim.tenant, claim.request_id] = request, plan.end
-        return Granted(_standing(reply))
+        return Granted(_standing(reply), None if reply[0] == 1 else _denied(plan, reply))
 
     async def renew(self, tenant: str, request_id: str, lease_ms: int) -> None:
         """Keep the slots of a request that still runs."""
@@ -246,9 +268,9 @@ class RedisLedger:
 
     async def _look_up(self, tenant: str, request_id: str) -> tuple[_Request, _End] | None:
         """How a request is ended that is not remembered: its record says."""
-        request = _Request.of(self._network, tenant, request_id)
+        request = _Request.of(self._prefix_of(tenant), request_id)
         found = await self._runner.call("GET", request.record[request.record.index(b"\n") + 1 : -2])
-        return (request, _end(len(request.prefix), _NOTE.decode(found[_NOTE_AT:]))) if found else None
+        return (request, _end(len(request.prefix), self._shared, _NOTE.decode(found[_NOTE_AT:]))) if found else None
 
     def _undo(self, end: _End, request: _Request) -> None:
         """Nobody waits for the verdict any more: give back what it may take. Sent after it on the same connection."""
@@ -260,6 +282,10 @@ def _forget(future: asyncio.Future[Any]) -> None:
     """Look at the outcome, so that asyncio does not miss anybody who does."""
     if not future.cancelled():
         future.exception()
+
+
+def _denied(plan: _Plan, reply: list[int]) -> Denied:
+    return Denied(plan.scopes[reply[1] - 1], _DIMENSIONS[reply[2]], reply[3], reply[4], _standing(reply))
 
 
 def _standing(reply: list[int]) -> Standing:

@@ -4,13 +4,15 @@
 -- KEYS[2 .. n+1]       the budgets' counters, one string each
 -- KEYS[n+2 .. 2n+1]    the budgets' leases, one sorted set each
 -- ARGV[1 .. 3n]        three per budget: rpm, tpm, max_streams (0: not limited)
--- ARGV[3n+1]           a note for whoever ends the request: kept in its record, not read here
--- ARGV[3n+2]           the time in ms, for tests only; '' means Redis TIME, the only clock in production
--- ARGV[3n+3]           request id
--- ARGV[3n+4]           tokens
--- ARGV[3n+5]           lease in ms
+-- ARGV[3n+1]           a digit per budget: 1 it is enforced, 0 it is only counted; '' means that all are enforced
+-- ARGV[3n+2]           a note for whoever ends the request: kept in its record, not read here
+-- ARGV[3n+3]           the time in ms, for tests only; '' means Redis TIME, the only clock in production
+-- ARGV[3n+4]           request id
+-- ARGV[3n+5]           tokens
+-- ARGV[3n+6]           lease in ms
 -- RETURNS {1, again, 0, 0, 0, standing} granted (again 1: it was before, under whatever budgets; this is that answer),
---         or {0, budget, dimension, limit, retry after ms, standing} denied.
+--         or {0, budget, dimension, limit, retry after ms, standing} denied,
+--         or {2, budget, dimension, limit, retry after ms, standing} granted, though that budget, which is only counted, says no.
 --         budget counts from 1; dimension is 1 rpm, 2 tpm, 3 max_streams, 4 oversize;
 --         standing is limit, remaining and reset ms of requests, then of tokens, -1 where there is no limit.
 --
@@ -27,8 +29,8 @@ local SLOT = '\0\0\0'
 local call, read, sub, rep, max, floor = redis.call, struct.unpack, string.sub, string.rep, math.max, math.floor
 
 local budgets = (#KEYS - 1) / 2
-local own = 3 * budgets + 2
-local now = tonumber(ARGV[own])
+local own = 3 * budgets + 3
+local enforced, now = ARGV[own - 2], tonumber(ARGV[own])
 if not now then
   local time = call('TIME')
   now = time[1] * 1000 + floor(time[2] / 1000)
@@ -56,12 +58,16 @@ local function turn(ring, total, head, second)
   return rep(SLOT, last + 1) .. sub(ring, last * 3 + 4, first * 3) .. rep(SLOT, SLOTS - first), total
 end
 
-local worst, refusal = 0, nil
+local worst, refusal, missed, overlooked = 0, nil, 0, nil
 local function refuse(budget, dimension, limit, wait)
-  if wait > worst then worst, refusal = wait, {0, budget, dimension, limit, wait} end
+  if enforced ~= '' and sub(enforced, budget, budget) == '0' then
+    if wait > missed then missed, overlooked = wait, {2, budget, dimension, limit, wait} end
+  elseif wait > worst then
+    worst, refusal = wait, {0, budget, dimension, limit, wait}
+  end
 end
 
-local states, crowded, oversize = {}, {}, nil
+local states, crowded = {}, {}
 local limit_requests, left_requests, reset_requests = -1, math.huge, -1
 local limit_tokens, left_tokens, reset_tokens = -1, math.huge, -1
 
@@ -96,7 +102,7 @@ for i = 1, budgets do
     at = now
     local over = used + (tokens - tpm) * UNIT
     if tokens > tpm then
-      oversize = oversize or {0, i, 4, tpm, 0}
+      refuse(i, 4, tpm, math.huge)
     elseif over > 0 then
       refuse(i, 2, tpm, math.ceil(over / tpm))
     end
@@ -113,7 +119,6 @@ for i = 1, budgets do
   states[i] = {rpm, tpm, streams, used, at, head, total, ring}
 end
 
-refusal = oversize or refusal
 local charged = refusal and 0 or 1
 for i = 1, budgets do
   local state = states[i]
@@ -130,7 +135,7 @@ for i = 1, budgets do
     end
   end
   if tpm > 0 then
-    local used = state[4] + charged * tokens * UNIT
+    local used = math.min(state[4] + charged * tokens * UNIT, 2 * tpm * UNIT)
     state[4] = used
     local left = max(0, floor((tpm * UNIT - used) / UNIT))
     if left < left_tokens then
@@ -139,7 +144,8 @@ for i = 1, budgets do
   end
 end
 
-local reply = refusal or {1, 0, 0, 0, 0}
+local reply = refusal or overlooked or {1, 0, 0, 0, 0}
+if reply[3] == 4 then reply[5] = 0 end
 reply[6], reply[7], reply[8] = limit_requests, limit_requests < 0 and -1 or left_requests, reset_requests
 reply[9], reply[10], reply[11] = limit_tokens, limit_tokens < 0 and -1 or left_tokens, reset_tokens
 if refusal then return reply end

@@ -1,0 +1,61 @@
+"""Limits as written: of tenants, of classes, of all tenants together."""
+
+import pytest
+
+from din_extproc.domain.request import Priority
+from din_extproc.domain.tenant import Ceilings, Commons, Limits
+from din_extproc.settings.load import load
+from din_extproc.settings.problems import Rejected
+from din_extproc.settings.settings import Settings
+
+SMALL = """
+version: 1
+pools:
+  p:
+    model: m
+    engine: vllm
+    nodes: [{ id: n1, address: "10.0.0.1:8000", version: "1.0", dtype: bf16, max_seq_len: 4096 }]
+tenants: [{ id: t, models: ["*"]%s }]
+"""
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(text):
+        path = tmp_path / "din.yaml"
+        path.write_text(text)
+        return load(path, {})
+
+    return write
+
+
+def test_a_tenant_s_classes_have_ceilings_and_its_limits_can_be_in_shadow_mode(written):
+    settings = written(SMALL % ", limits: { tpm: 100, enforce: false, per_priority: { batch: { tpm: 10 } } }")
+    assert isinstance(settings, Settings)
+    (tenant,) = settings.tenants
+    assert (tenant.enforce, tenant.per_priority) == (False, {Priority.BATCH: Limits(tpm=10)})
+
+
+def test_all_tenants_together_are_limited_by_model_and_class_with_a_reserved_share(written):
+    per_model = "{ m: { max_streams: 8, per_priority: { batch: { max_streams: 2 } } } }"
+    text = f"limits: {{ tpm: 1000, reserved_for_critical: 0.2, per_model: {per_model} }}"
+    settings = written(SMALL % "" + text)
+    assert isinstance(settings, Settings)
+    model = Ceilings(Limits(max_streams=8), {Priority.BATCH: Limits(max_streams=2)})
+    assert settings.commons == Commons(Ceilings(Limits(tpm=1000), {}, 0.2), {"m": model})
+    assert settings.commons.everything.below_critical == Limits(tpm=800)
+
+
+def test_limits_of_all_tenants_name_physical_models(written):
+    refused = written(SMALL % "" + "limits: { per_model: { mm: { tpm: 5 } } }")
+    assert isinstance(refused, Rejected)
+    assert "no pool serves a model 'mm'" in str(refused)
+
+
+@pytest.mark.parametrize(("one_slot", "sound"), [("true", True), ("false", False)])
+def test_in_a_cluster_limits_of_all_tenants_need_all_keys_in_one_slot(written, one_slot, sound):
+    store = f"store: {{ url: 'redis+cluster://10.0.0.1:7000', one_slot: {one_slot} }}\n"
+    settings = written(SMALL % "" + store + "limits: { tpm: 5 }")
+    assert isinstance(settings, Settings) == sound
+    assert sound or "store.one_slot" in str(settings)
+    assert isinstance(written(SMALL % "" + store + "limits: { enforce: false }"), Settings), "nothing is limited there"
