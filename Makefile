@@ -6,7 +6,7 @@ PY     := $(BIN)/python
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-check test test-fast test-e2e test-envoy-matrix test-chaos bench bench-peers bench-smoke lint type arch proto proto-check golden check clean
+.PHONY: help setup demo demo-check test test-fast test-e2e test-envoy-matrix test-chaos bench bench-peers bench-smoke lint type arch proto proto-check golden check lock clean
 
 help: ## show every target
 	@grep -hE '^[a-z][a-z0-9-]*:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
@@ -74,6 +74,9 @@ golden: setup ## rewrite the golden files from what the code says now
 	@DIN_REWRITE_GOLDENS=1 $(PY) -m pytest tests/golden
 
 check: lint type arch proto-check test bench-smoke ## the gate: everything above that can say no
+
+lock: setup ## what the container image installs, by hash (deploy/docker/*.lock), from pyproject.toml
+	@$(PY) -m pip install --quiet uv && $(PY) deploy/docker/lock.py
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .venv-peers .venv-envoy build dist *.egg-info .mypy_cache .ruff_cache .hypothesis .import_linter_cache

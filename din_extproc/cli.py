@@ -154,6 +154,40 @@ def render_node(
 
 
 @app.command()
+def envoy(
+    file: Annotated[Path, typer.Argument(help="Envoy's configuration, as `render envoy` writes it.")] = Path("envoy.yaml"),
+    config: Config = DEFAULT_CONFIG,
+    concurrency: Annotated[int, typer.Option(help="Envoy's threads; 0: one per core.")] = 0,
+    drain_s: Annotated[float, typer.Option(help="Seconds that requests may go on in an Envoy that has to go.")] = 60.0,
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="What Envoy logs.")] = "warning",
+) -> None:
+    """Run this machine's Envoy. SIGHUP: a successor takes over without cutting a request; SIGTERM: drain."""
+    from din_extproc.roles.envoy import EnvoyOptions, run  # noqa: PLC0415 - the other commands start without it
+
+    configure("info")
+    admin = _settings(config).envoy.admin
+    raise typer.Exit(run(EnvoyOptions(file=file, admin=admin, concurrency=concurrency, drain_s=drain_s, log_level=log_level)))
+
+
+@app.command()
+def drain(
+    config: Config = DEFAULT_CONFIG,
+    at_least_s: Annotated[float, typer.Option(help="Seconds that it goes on although nothing is in flight.")] = 5.0,
+    at_most_s: Annotated[float, typer.Option(help="Seconds after which it ends, whatever is in flight.")] = 60.0,
+) -> None:
+    """Let this machine's Envoy take no more connections, and wait until it has ended what it has."""
+    from din_extproc.edge.envoy_admin import Silent  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.drain import drain as drain_envoy  # noqa: PLC0415
+
+    try:
+        left = drain_envoy(_settings(config).envoy.admin, at_least_s, at_most_s)
+    except Silent as error:
+        _fail(str(error))
+    if left:
+        _fail(f"{left} requests are still in flight after {at_most_s:g} s")
+
+
+@app.command()
 def explain(
     request: Annotated[Path, typer.Argument(help="A request: a JSON body, or {path, headers, body}. `-` reads standard input.")],
     tenant: Annotated[str, typer.Option(help="Who asks.")],

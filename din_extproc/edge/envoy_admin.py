@@ -1,20 +1,86 @@
-"""What Envoy alone knows: how many access-log entries it has dropped.
+"""What a running Envoy says and does at its own administration port.
 
-Rule: an Envoy that can't be asked changes nothing; one that began anew counts from zero.
+Rule: one question, one answer, a few seconds at most; whoever asks decides what an answer means.
 """
 
+import http.client
 import re
+from typing import Any
+from urllib.error import URLError
+from urllib.parse import urlencode
+from urllib.request import Request, urlopen
 
 import aiohttp
+import msgspec
 
 from din_extproc.domain.node import Endpoint
 
+_PATIENCE_S = 5.0
 _TIMEOUT = aiohttp.ClientTimeout(total=2.0)
 _DROPPED = re.compile(r"logs_dropped: (\d+)$", re.MULTILINE)
 
 
+class Silent(Exception):  # noqa: N818 - it is what the port is
+    """Envoy's administration does not answer; the message says where and why."""
+
+
+class EnvoyAdmin:
+    """One Envoy's administration port.
+
+    Args:
+        address: Where it listens.
+    """
+
+    def __init__(self, address: Endpoint) -> None:
+        self._address = address
+
+    def stats(self, pattern: str) -> dict[str, int]:
+        """Counters and gauges whose names match this regular expression.
+
+        Raises:
+            Silent: nobody answers.
+        """
+        lines = self._said("GET", "/stats?" + urlencode({"filter": pattern})).splitlines()
+        told = (line.rpartition(": ") for line in lines)
+        return {name: int(value) for name, _, value in told if value.isdigit()}
+
+    def server_info(self) -> dict[str, Any]:
+        """Version, state, and what it was started with.
+
+        Raises:
+            Silent: nobody answers.
+        """
+        info: dict[str, Any] = msgspec.json.decode(self._said("GET", "/server_info"))
+        return info
+
+    def configuration(self) -> dict[str, Any]:
+        """Everything that it runs with, as its `/config_dump` says.
+
+        Raises:
+            Silent: nobody answers.
+        """
+        dump: dict[str, Any] = msgspec.json.decode(self._said("GET", "/config_dump"))
+        return dump
+
+    def drain(self) -> None:
+        """Say goodbye: health checks fail from now on, connections are asked to close, and after the drain time none is accepted.
+
+        Raises:
+            Silent: nobody answers.
+        """
+        self._said("POST", "/healthcheck/fail")
+        self._said("POST", "/drain_listeners?graceful")
+
+    def _said(self, method: str, path: str) -> str:
+        try:
+            with urlopen(Request(f"http://{self._address}{path}", method=method), timeout=_PATIENCE_S) as reply:  # noqa: S310 - http, by us
+                return str(reply.read().decode())
+        except (URLError, OSError, http.client.HTTPException) as error:
+            raise Silent(f"Envoy's administration at {self._address} does not answer: {getattr(error, 'reason', error)}") from error
+
+
 class DroppedLogs:
-    """Asks the Envoy beside this sidecar."""
+    """How many access-log entries the Envoy beside this sidecar has dropped, which it alone knows. One that can't be asked changes nothing."""
 
     def __init__(self, admin: Endpoint) -> None:
         self._url = f"http://{admin}/stats?filter=logs_dropped"

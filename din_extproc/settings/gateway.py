@@ -3,6 +3,7 @@
 Rule: an address here is one that we listen on; that of Envoy's listener is in `envoy.py`.
 """
 
+import re
 from collections import Counter
 from typing import Annotated, Literal
 
@@ -14,6 +15,7 @@ from din_extproc.edge.redis.topology import carrier
 from din_extproc.settings.registry import Registry
 from din_extproc.settings.section import ListenAddress, Section
 
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:]{2,39}").fullmatch
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _LONGEST_SOCKET = 100
 """Characters of a Unix socket's path, with room for a worker's number; the system's limit is 107."""
@@ -54,6 +56,12 @@ class Xds(Section):
     """Envoys are rendered to ask for changes; otherwise for the state of the world each time."""
 
 
+def _host(text: str) -> str:
+    if _HOST(text) is None:
+        raise ValueError(f"{text!r} is not a host: a DNS name or an IP address, without a port")
+    return text
+
+
 class Gateway(Section):
     """`gateway:`."""
 
@@ -69,11 +77,15 @@ class Gateway(Section):
     """How often the metrics page of each listed node is read; 0: never."""
     registry: Registry | None = None
     """None: no node can register."""
+    reached_at: Annotated[str, AfterValidator(_host)] | None = None
+    """The host under which Envoys elsewhere reach this sidecar, such as a Service of Kubernetes. None: Envoy is on the same machine."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "Gateway":
         if self.workers > 1 and self.ext_proc.socket is None:
             raise ValueError("more than one worker needs `ext_proc.socket`: each worker has a socket of its own")
+        if self.reached_at is not None and self.ext_proc.address is None:
+            raise ValueError("`reached_at` needs `ext_proc.address`: no Envoy elsewhere reaches a Unix socket")
         own = [self.access_log.address, self.admin.address, self.ext_proc.address, None if self.xds is None else self.xds.address]
         if self.registry is not None:
             own += [self.registry.address, self.registry.http_address]
@@ -90,9 +102,9 @@ class Gateway(Section):
         return tuple(UnixSocket(f"{path}.{number}" if self.workers > 1 else path) for number in range(self.workers))
 
 
-def as_reached(endpoint: Endpoint) -> SocketAddress:
-    """Where Envoy, on the same machine, reaches what listens there."""
-    return SocketAddress(_LOOPBACK.get(endpoint.host, endpoint.host), endpoint.port)
+def as_reached(endpoint: Endpoint, elsewhere: str | None = None) -> SocketAddress:
+    """Where Envoy reaches what listens there: on the same machine, or from `elsewhere`, under that host."""
+    return SocketAddress(elsewhere or _LOOPBACK.get(endpoint.host, endpoint.host), endpoint.port)
 
 
 def _redis_url(url: SecretStr) -> SecretStr:

@@ -69,7 +69,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     def discovery(self, node_id: str) -> Discovery | None:
         """How an Envoy of this name is told its pools, nodes and routes. None: it is not."""
         xds = self.gateway.xds
-        return None if xds is None else Discovery(as_reached(xds.address), node_id, xds.delta)
+        return None if xds is None else Discovery(as_reached(xds.address, self.gateway.reached_at), node_id, xds.delta)
 
     def topology(self, usage_lua: str, discovery: Discovery | None = None) -> Topology:
         """What Envoy's configuration is rendered from.
@@ -79,10 +79,10 @@ class Settings(Struct, frozen=True, kw_only=True):
             discovery: For an Envoy that is told its pools, nodes and routes while it runs.
         """
         envoy = self.envoy
-        reached = self.gateway.ext_proc.address
+        listening = self.gateway.ext_proc.address
         return Topology(
-            ext_proc=self.gateway.worker_addresses if reached is None else (as_reached(reached),),
-            access_log=as_reached(self.gateway.access_log.address),
+            ext_proc=self.gateway.worker_addresses if listening is None else (as_reached(listening, self.gateway.reached_at),),
+            access_log=as_reached(self.gateway.access_log.address, self.gateway.reached_at),
             pools=self.pools,
             listener=SocketAddress(envoy.listener.host, envoy.listener.port),
             admin=SocketAddress(envoy.admin.host, envoy.admin.port),
