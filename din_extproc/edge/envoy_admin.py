@@ -73,7 +73,7 @@ class EnvoyAdmin:
 
     def _said(self, method: str, path: str) -> str:
         try:
-            with urlopen(Request(f"http://{self._address}{path}", method=method), timeout=_PATIENCE_S) as reply:  # noqa: S310 - http, by us
+            with urlopen(Request(f"http://{self._address}{path}", method=method), timeout=_PATIENCE_S) as reply:
                 return str(reply.read().decode())
         except (URLError, OSError, http.client.HTTPException) as error:
             raise Silent(f"Envoy's administration at {self._address} does not answer: {getattr(error, 'reason', error)}") from error

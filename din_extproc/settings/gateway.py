@@ -15,7 +15,7 @@ from din_extproc.edge.redis.topology import carrier
 from din_extproc.settings.registry import Registry
 from din_extproc.settings.section import ListenAddress, Section
 
-_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:]{2,39}").fullmatch
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:]*:[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*").fullmatch
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _LONGEST_SOCKET = 100
 """Characters of a Unix socket's path, with room for a worker's number; the system's limit is 107."""

@@ -90,12 +90,6 @@ async def keep_asking(client: httpx.AsyncClient, done: asyncio.Event, statuses: 
         await asyncio.sleep(0.1)
 
 
-async def until(holds, what: str, seconds: float = 60.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not await asyncio.to_thread(holds):
-            await asyncio.sleep(0.1)
-
-
 async def test_b110_workers_and_envoy_are_replaced_under_a_hundred_streams_and_nothing_fails(stack):
     before, first = stack.workers(), stack.epochs()
     statuses: list[object] = []
@@ -109,8 +103,8 @@ async def test_b110_workers_and_envoy_are_replaced_under_a_hundred_streams_and_n
         short = asyncio.create_task(keep_asking(client, done, statuses))
         stack.sidecar.send_signal(signal.SIGUSR1)
         stack.envoy.send_signal(signal.SIGHUP)
-        await until(lambda: stack.epochs() == first + 1, "a successor of Envoy")
-        await until(lambda: len(stack.workers() - before) == 2, "two new workers")
+        await asyncio.to_thread(stack.eventually, lambda: stack.epochs() == first + 1, "a successor of Envoy", 60.0)
+        await asyncio.to_thread(stack.eventually, lambda: len(stack.workers() - before) == 2, "two new workers", 60.0)
         still_open = sum(not stream.done() for stream in streams)
         ended = await asyncio.gather(*streams)
         done.set()

@@ -18,10 +18,14 @@ from tests.deploy.shipped import DEPLOY
 
 CHART = DEPLOY / "helm" / "din-extproc"
 KUBERNETES = ("1.30", "1.34")
+POOL = {"model": "sim-chat", "engine": "vllm", "nodes": [{"id": "a", "address": "10.0.0.7:8000", "max_concurrency": 8}]}
+ENGINES = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "vllm"}
 EXAMPLE: dict[str, Any] = {
     "config": {
         "aliases": {"bx-fast-chat": {"model": "sim-chat"}},
-        "pools": {"chat": {"model": "sim-chat", "engine": "vllm", "nodes": [{"id": "a", "address": "10.0.0.7:8000", "max_concurrency": 8}]}},
+        "pools": {
+            "chat": {"model": "sim-chat", "engine": "vllm", "nodes": [{"id": "a", "address": "10.0.0.7:8000", "max_concurrency": 8}]}
+        },
         "rules": [{"id": "all", "when": "always", "pool": "chat"}],
         "tenants": [{"id": "t", "keys": [{"id": "t", "hash": "sha256$" + "0" * 32 + "$" + "0" * 64}], "models": ["*"]}],
     },
@@ -36,7 +40,13 @@ EVERYTHING: dict[str, Any] = {
     "autoscaling": {
         "gateway": {"enabled": True},
         "engines": [
-            {"pool": "chat", "target": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "vllm"}, "min": 1, "max": 8, "queueSeconds": 2}
+            {
+                "pool": "chat",
+                "target": ENGINES,
+                "min": 1,
+                "max": 8,
+                "queueSeconds": 2,
+            }
         ],
     },
     "networkPolicy": {
@@ -135,7 +145,7 @@ def test_selectors_find_their_pods_and_ports_have_names_that_exist(manifests):
     selecting = [each for each in manifests if each["kind"] in {"Service", "PodDisruptionBudget", "NetworkPolicy"}]
     for each in selecting:
         spec = each["spec"]
-        wanted = spec.get("podSelector", spec["selector"] if "selector" in spec else {})
+        wanted = spec.get("podSelector", spec.get("selector", {}))
         wanted = wanted.get("matchLabels", wanted)
         found = [template for template in templates.values() if wanted.items() <= template["metadata"]["labels"].items()]
         assert len(found) == 1, each["metadata"]["name"]

@@ -1,7 +1,6 @@
 """The compose network, as far as it can be checked without a container engine: its schema, its configuration, its commands, its files."""
 
 import re
-from pathlib import Path
 
 import click
 import pytest
@@ -30,7 +29,9 @@ def settings() -> Settings:
 
 
 def test_the_file_holds_to_the_compose_specification():
-    errors = [f"{error.json_path}: {error.message}" for error in Draft7Validator(get_builtin_schema("vendor.compose-spec")).iter_errors(COMPOSE)]
+    errors = [
+        f"{error.json_path}: {error.message}" for error in Draft7Validator(get_builtin_schema("vendor.compose-spec")).iter_errors(COMPOSE)
+    ]
     assert errors == []
 
 
@@ -62,7 +63,11 @@ def test_every_node_has_the_address_that_the_configuration_gives_it(settings):
 
 
 def test_the_engines_serve_the_models_that_their_pools_name(settings):
-    served = {name: service["command"][service["command"].index("--model") + 1] for name, service in OURS.items() if "--model" in service["command"]}
+    served = {
+        name: service["command"][service["command"].index("--model") + 1]
+        for name, service in OURS.items()
+        if "--model" in service["command"]
+    }
     assert served == {node.id: pool.model for pool in settings.pools for node in pool.nodes}
 
 
@@ -83,7 +88,9 @@ def test_nothing_runs_as_root_or_is_reached_from_outside_the_host():
 
 def test_every_image_names_its_version():
     images = {name: re.sub(r"^\$\{\w+:-(.*)\}$", r"\1", service["image"]) for name, service in COMPOSE["services"].items()}
-    assert {name: image for name, image in images.items() if not re.search(r":[\w.-]*\d", image)} == dict.fromkeys(OURS, "din-extproc:latest")
+    assert {name: image for name, image in images.items() if not re.search(r":[\w.-]*\d", image)} == dict.fromkeys(
+        OURS, "din-extproc:latest"
+    )
 
 
 def test_prometheus_asks_ports_that_are_there(settings):

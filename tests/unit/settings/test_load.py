@@ -277,3 +277,26 @@ def test_b81_a_circle_of_aliases_is_refused_at_load(written):
     rejected = written(SMALL + "aliases: { a: { model: b }, b: { models: [c] }, c: { model: a } }\n")
     assert isinstance(rejected, Rejected)
     assert "a -> b -> c -> a" in str(rejected)
+
+
+ELSEWHERE = "gateway: { reached_at: %s, ext_proc: { %s }, access_log: { address: '0.0.0.0:50052' }, xds: { address: '0.0.0.0:50053' } }\n"
+
+
+def test_envoys_elsewhere_reach_the_sidecar_under_the_host_that_is_given(written):
+    settings = written(SMALL + ELSEWHERE % ("din.example.svc", "address: '0.0.0.0:50051'"))
+    topology = settings.topology("", settings.discovery("envoy-1"))
+    assert topology.ext_proc == (SocketAddress("din.example.svc", 50051),)
+    assert topology.access_log == SocketAddress("din.example.svc", 50052)
+    assert topology.discovery.address == SocketAddress("din.example.svc", 50053)
+
+
+@pytest.mark.parametrize(
+    ("host", "listens", "complaint"),
+    [
+        ("din.example.svc", "socket: /run/din/x.sock", "ext_proc.address"),
+        ("'din:80'", "address: '0.0.0.0:50051'", "without a port"),
+        ("http://din", "address: '0.0.0.0:50051'", "without a port"),
+    ],
+)
+def test_a_host_that_no_envoy_could_use_is_refused(written, host, listens, complaint):
+    assert complaint in str(written(SMALL + ELSEWHERE % (host, listens)))
