@@ -80,7 +80,7 @@ class EnvoyAdmin:
 
 
 class DroppedLogs:
-    """How many access-log entries the Envoy beside this sidecar has dropped, which it alone knows. One that can't be asked changes nothing."""
+    """How many access-log entries the Envoy beside this sidecar has dropped, which it alone knows. Silence changes nothing."""
 
     def __init__(self, admin: Endpoint) -> None:
         self._url = f"http://{admin}/stats?filter=logs_dropped"
