@@ -203,7 +203,7 @@ def explain(
     settings = _settings(config)
     try:
         text = sys.stdin.buffer.read() if str(request) == "-" else request.read_bytes()
-        explained = explain_request(settings, tenant, text, rows(settings.gateway.admin.address) if live else None)
+        explained = explain_request(settings, tenant, text, rows(settings) if live else None)
     except (Unexplained, Unanswered, OSError) as error:
         _fail(str(error))
     if json:
@@ -256,14 +256,14 @@ def nodes(
     """What the running sidecar knows of its nodes: state, trust, load, and why."""
     from din_extproc.roles import nodes as role  # noqa: PLC0415 - the other commands start without it
 
-    admin = _settings(config).gateway.admin.address
+    settings = _settings(config)
     try:
         if json:
-            _print_json(role.ask(admin))
+            _print_json(role.ask(settings))
         elif watch:
-            role.watch(admin, every_s)
+            role.watch(settings, every_s)
         else:
-            role.show(admin)
+            role.show(settings)
     except role.Unanswered as error:
         _fail(str(error))
     except KeyboardInterrupt:

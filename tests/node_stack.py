@@ -71,6 +71,7 @@ class NodeStack:
         envoy: Whether an Envoy stands in front.
         node: Further fields of the section `node`.
         token_file: Where the node's token is.
+        registry_tls: What it believes and shows there.
         sections: Further sections of node.yaml.
     """
 
@@ -83,6 +84,7 @@ class NodeStack:
         envoy: bool = False,
         node: Mapping[str, Any] | None = None,
         token_file: str | None = None,
+        registry_tls: Mapping[str, str] | None = None,
         **sections: Any,
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="din-agent-"))
@@ -107,7 +109,7 @@ class NodeStack:
                 **(node or {}),
             },
             "engine": {"kind": "vllm", "address": engine},
-            "registry": {"heartbeat_s": 0.2, "token_file": token_file, "addresses": [registry]},
+            "registry": {"heartbeat_s": 0.2, "token_file": token_file, "addresses": [registry], "tls": registry_tls},
             "health": {"address": f"127.0.0.1:{self.health_port}"},
             **sections,
         }

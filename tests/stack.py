@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -88,6 +89,8 @@ class Stack:
         self.config_file = self.folder / "din.yaml"
         self.sidecar: subprocess.Popen[bytes] | None = None
         self.envoy: subprocess.Popen[bytes] | None = None
+        self.tls: ssl.SSLContext | None = None
+        """For the admin port, when it speaks TLS."""
         self.write(config)
 
     def write(self, config: Mapping[str, Any]) -> None:
@@ -114,6 +117,11 @@ class Stack:
         new.replace(self.config_file)
 
     @property
+    def admin_url(self) -> str:
+        """The sidecar's admin port."""
+        return f"{'http' if self.tls is None else 'https'}://127.0.0.1:{self.admin_port}"
+
+    @property
     def url(self) -> str:
         """What clients call."""
         return f"http://127.0.0.1:{self.port}"
@@ -135,7 +143,7 @@ class Stack:
         command = [sys.executable, "-m", "din_extproc", "serve", "--config", self.config_file, *self._serve]
         self.sidecar = self._child("sidecar", command)
         if ready:
-            self._await("sidecar", self.sidecar, lambda: self._answers(f"http://127.0.0.1:{self.admin_port}/readyz"))
+            self._await("sidecar", self.sidecar, lambda: self._answers(f"{self.admin_url}/readyz"))
 
     def start_envoy(self) -> None:
         """Envoy with what `din-extproc render envoy` writes: rendered in this process, which imports Envoy's vocabulary once."""
@@ -154,7 +162,7 @@ class Stack:
 
     def status(self) -> dict[str, Any]:
         """The sidecar's `/status`."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}/status", timeout=5) as reply:
+        with urllib.request.urlopen(f"{self.admin_url}/status", timeout=5, context=self.tls) as reply:
             return json.loads(reply.read())
 
     def envoy_stats(self, contains: str) -> dict[str, int]:
@@ -226,9 +234,8 @@ class Stack:
                 raise RuntimeError(f"{name} did not start:\n{self.log(name)}")
             time.sleep(0.02)
 
-    @staticmethod
-    def _answers(url: str) -> bool:
-        with contextlib.suppress(urllib.error.URLError, OSError), urllib.request.urlopen(url, timeout=2) as reply:
+    def _answers(self, url: str) -> bool:
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2, context=self.tls) as reply:
             return reply.status == 200
         return False
 

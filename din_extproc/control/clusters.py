@@ -19,8 +19,8 @@ from envoy_data_plane.envoy.config.cluster.v3 import (
     UpstreamConnectionOptions,
 )
 from envoy_data_plane.envoy.config.common.mutation_rules.v3 import HeaderMutation as RuleMutation
-from envoy_data_plane.envoy.config.core.v3 import HealthCheck as EnvoyHealthCheck
 from envoy_data_plane.envoy.config.core.v3 import (
+    DataSource,
     HealthCheckHttpHealthCheck,
     Http1ProtocolOptions,
     Http2ProtocolOptions,
@@ -28,15 +28,26 @@ from envoy_data_plane.envoy.config.core.v3 import (
     KeepaliveSettings,
     Metadata,
     TcpKeepalive,
+    TransportSocket,
 )
+from envoy_data_plane.envoy.config.core.v3 import HealthCheck as EnvoyHealthCheck
 from envoy_data_plane.envoy.config.endpoint.v3 import ClusterLoadAssignment, Endpoint, LbEndpoint, LocalityLbEndpoints
 from envoy_data_plane.envoy.extensions.filters.http.header_mutation.v3 import HeaderMutation, Mutations
 from envoy_data_plane.envoy.extensions.filters.http.upstream_codec.v3 import UpstreamCodec
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import HttpFilter
 from envoy_data_plane.envoy.extensions.load_balancing_policies.least_request.v3 import LeastRequest
 from envoy_data_plane.envoy.extensions.load_balancing_policies.override_host.v3 import OverrideHost, OverrideHostOverrideHostSource
+from envoy_data_plane.envoy.extensions.transport_sockets.tls.v3 import (
+    CertificateValidationContext,
+    CommonTlsContext,
+    SubjectAltNameMatcher,
+    SubjectAltNameMatcherSanType,
+    TlsCertificate,
+    UpstreamTlsContext,
+)
 from envoy_data_plane.envoy.extensions.upstreams.http.v3 import HttpProtocolOptions as UpstreamProtocolOptions
 from envoy_data_plane.envoy.extensions.upstreams.http.v3 import HttpProtocolOptionsExplicitHttpConfig
+from envoy_data_plane.envoy.type.matcher.v3 import StringMatcher
 from envoy_data_plane.envoy.type.v3 import Percent
 from envoy_data_plane.google.protobuf import Any as PackedAny
 from envoy_data_plane.google.protobuf import Struct as ProtoStruct
@@ -221,6 +232,7 @@ def _agent(address: Address) -> Cluster:
         type=ClusterDiscoveryType.STATIC,
         connect_timeout=milliseconds(_WORKER_CONNECT_MS),
         load_assignment=_assignment(AGENT_CLUSTER, [LbEndpoint(endpoint=Endpoint(address=envoy_address(address)))]),
+        transport_socket=_tls([address], "http/1.1"),
     )
 
 
@@ -236,8 +248,26 @@ def _service(name: str, addresses: Iterable[Address]) -> Cluster:
         connect_timeout=milliseconds(_WORKER_CONNECT_MS),
         load_assignment=_assignment(name, [LbEndpoint(endpoint=Endpoint(address=envoy_address(address))) for address in addresses]),
         circuit_breakers=_no_brake(),
+        transport_socket=_tls(addresses, "h2"),
         typed_extension_protocol_options={_PROTOCOL_OPTIONS: PackedAny.pack(protocol)},
     )
+
+
+def _tls(addresses: Iterable[Address], alpn: str) -> TransportSocket | None:
+    """How the first of them is spoken to: they are of one kind. None: in the clear."""
+    trust = next((address.tls for address in addresses if isinstance(address, SocketAddress)), None)
+    if trust is None:
+        return None
+    validation = CertificateValidationContext(trusted_ca=DataSource(filename=trust.ca))
+    if trust.server_name is not None:
+        name = SubjectAltNameMatcher(san_type=SubjectAltNameMatcherSanType.DNS, matcher=StringMatcher(exact=trust.server_name))
+        validation.match_typed_subject_alt_names = [name]
+    own = []
+    if trust.cert is not None:
+        own.append(TlsCertificate(certificate_chain=DataSource(filename=trust.cert), private_key=DataSource(filename=trust.key or "")))
+    common = CommonTlsContext(alpn_protocols=[alpn], tls_certificates=own, validation_context=validation)
+    context = UpstreamTlsContext(common_tls_context=common, sni=trust.server_name or "")
+    return TransportSocket(name="envoy.transport_sockets.tls", typed_config=PackedAny.pack(context))
 
 
 def _assignment(name: str, endpoints: list[LbEndpoint]) -> ClusterLoadAssignment:

@@ -18,11 +18,24 @@ RESERVED_CLUSTERS = frozenset({EXT_PROC_CLUSTER, ACCESS_LOG_CLUSTER, XDS_CLUSTER
 _MAX_BODY_BYTES = 1 << 30
 
 
+class Trust(Struct, frozen=True, kw_only=True):
+    """How Envoy speaks TLS to somebody: paths of PEM files on its machine."""
+
+    ca: str
+    cert: str | None = None
+    """With `key`. None: it shows none."""
+    key: str | None = None
+    server_name: str | None = None
+    """The name that the other side's certificate must carry. None: any that `ca` has issued will do."""
+
+
 class SocketAddress(Struct, frozen=True):
     """A host (IP address or DNS name) and a TCP port."""
 
     host: str
     port: int
+    tls: Trust | None = None
+    """How it is spoken to. None: in the clear."""
 
     def __post_init__(self) -> None:
         if not self.host:

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 from aiohttp import web
 
+from din_extproc.edge.http_port import HttpPort
 from din_extproc.observe.exposition import CONTENT_TYPE
 
 Status = Callable[[], Mapping[str, object]]
 Reasons = Callable[[], list[str]]
 
 
-class AdminServer:
+class AdminPages:
     """`GET /healthz`, `/readyz`, `/status`, `/nodes` and `/metrics`.
 
     Args:
@@ -30,26 +31,15 @@ class AdminServer:
         self._reasons = reasons
         self._nodes = nodes
         self._metrics = metrics
-        app = web.Application()
-        app.router.add_get("/healthz", self._alive)
-        app.router.add_get("/readyz", self._ready)
-        app.router.add_get("/status", self._show)
-        app.router.add_get("/nodes", self._show_nodes)
-        app.router.add_get("/metrics", self._show_metrics)
-        self._runner = web.AppRunner(app, access_log=None)
-
-    async def start(self, host: str, port: int) -> None:
-        """Serve.
-
-        Raises:
-            OSError: the address is taken.
-        """
-        await self._runner.setup()
-        await web.TCPSite(self._runner, host, port).start()
-
-    async def stop(self) -> None:
-        """Serve no longer."""
-        await self._runner.cleanup()
+        self.port = HttpPort(
+            [
+                web.get("/healthz", self._alive),
+                web.get("/readyz", self._ready),
+                web.get("/status", self._show),
+                web.get("/nodes", self._show_nodes),
+                web.get("/metrics", self._show_metrics),
+            ]
+        )
 
     @staticmethod
     async def _alive(_: web.Request) -> web.Response:

@@ -5,13 +5,16 @@ Rule: nothing is decided here; messages go to a service's taker, and what it ans
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import grpc
 import grpc.aio
 
 from din_extproc.edge.services import Service, Take
+from din_extproc.edge.tls import Secured, ServerFiles, Watched, server_context
 from din_extproc.wire.limits import MESSAGE_OVERHEAD_BYTES
 
 _STATUSES = {code.value[0]: code for code in grpc.StatusCode}
@@ -54,16 +57,20 @@ class GrpcioServer:
             ]
         )
 
-    async def start(self, *addresses: str) -> list[int]:
+    async def start(self, *addresses: str | Secured) -> list[int]:
         """Listen on `host:port` (port 0: a free one) and `unix:/path`. Returns the ports, in order; 1 stands for a Unix socket.
 
         Raises:
             OSError: an address is taken or is none.
+            Unusable: certificates can't be used.
         """
         ports = []
         for address in addresses:
             try:
-                ports.append(self._server.add_insecure_port(address))
+                if isinstance(address, str):
+                    ports.append(self._server.add_insecure_port(address))
+                else:
+                    ports.append(self._server.add_secure_port(address.address, _credentials(address.files)))
             except RuntimeError as error:
                 raise OSError(f"can't listen on {address}") from error
         await self._server.start()
@@ -79,6 +86,25 @@ class GrpcioServer:
         await stopping
 
 
+def _credentials(files: ServerFiles) -> grpc.ServerCredentials:
+    """Like `server_context`: each handshake uses what the files hold then."""
+
+    def make() -> grpc.ServerCertificateConfiguration:
+        server_context(files, ())
+        pair = (Path(files.key).read_bytes(), Path(files.cert).read_bytes())
+        return grpc.ssl_server_certificate_configuration([pair], None if files.client_ca is None else Path(files.client_ca).read_bytes())
+
+    current = Watched(files.files, make)
+    return grpc.dynamic_ssl_server_credentials(current.now(), current.now, require_client_authentication=files.client_ca is not None)
+
+
+def _names(peer: Mapping[str, Sequence[bytes]]) -> frozenset[str]:
+    """The names in the client's certificate, as grpcio tells them: as `names_of` does."""
+    names = [*peer.get("x509_common_name", ()), *peer.get("peer_dns", ())]
+    names += [urlsplit(uri).path.rpartition(b"/")[2] for uri in peer.get("peer_uri", ())]
+    return frozenset(name.decode() for name in names if name)
+
+
 def _handler(take: Take) -> Any:
     """What grpcio calls for each call of the method."""
 
@@ -88,7 +114,7 @@ def _handler(take: Take) -> Any:
         A client that goes away looks, for a moment, like one that has said all: grpcio does not tell them apart in time.
         """
         said = dict(context.invocation_metadata() or ())
-        answers = _Answers(str(said.get("authorization", "")))
+        answers = _Answers(str(said.get("authorization", "")), _names(context.auth_context()))
         taker = take(answers)
 
         async def read() -> None:
@@ -115,8 +141,9 @@ def _handler(take: Take) -> Any:
 class _Answers:
     """The sending half of one call: what is to be written, in order."""
 
-    def __init__(self, authorization: str) -> None:
+    def __init__(self, authorization: str, names: frozenset[str]) -> None:
         self.authorization = authorization
+        self.names = names
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
         self.next = self._queue.get
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from din_extproc.edge.services import Service, Take, Taker
+from din_extproc.edge.tls import HANDSHAKE_S, Secured, names_of, server_context
 from din_extproc.wire.grpc import INTERNAL, OK, UNIMPLEMENTED, Call, Cut, GrpcConnection, Message, Opened, read_head
 from din_extproc.wire.header_block import Memo
 from din_extproc.wire.limits import Limits, limits_for
@@ -48,13 +49,14 @@ class H2Server:
         """How many calls are open, over all connections."""
         return sum(connection.grpc.calls for connection in self.connections)
 
-    async def start(self, *addresses: str) -> list[int]:
+    async def start(self, *addresses: str | Secured) -> list[int]:
         """Listen on `host:port` (port 0: a free one) and `unix:/path`. Returns the ports, in order; 1 stands for a Unix socket.
 
         A socket that is at the path already is replaced, and ours stays there after `stop`: it may be a successor's by then.
 
         Raises:
             OSError: an address is taken or is none.
+            Unusable: certificates can't be used.
         """
         ports = [await self._listen(address) for address in addresses]
         self._tick()
@@ -81,8 +83,10 @@ class H2Server:
             self._ticking.cancel()
             self._ticking = None
 
-    async def _listen(self, address: str) -> int:
+    async def _listen(self, where: str | Secured) -> int:
         loop = asyncio.get_running_loop()
+        address = where if isinstance(where, str) else where.address
+        tls = None if isinstance(where, str) else server_context(where.files, ("h2",))
         if address.startswith("unix:"):
             path = address.removeprefix("unix:")
             self._servers.append(await loop.create_unix_server(lambda: _Connection(self), path, backlog=_BACKLOG))
@@ -90,7 +94,14 @@ class H2Server:
         host, _, port = address.rpartition(":")
         if not port.isdigit():
             raise OSError(f"can't listen on {address}")
-        server = await loop.create_server(lambda: _Connection(self), host.strip("[]") or None, int(port), backlog=_BACKLOG)
+        server = await loop.create_server(
+            lambda: _Connection(self),
+            host.strip("[]") or None,
+            int(port),
+            backlog=_BACKLOG,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else HANDSHAKE_S,
+        )
         self._servers.append(server)
         return int(server.sockets[0].getsockname()[1])
 
@@ -120,6 +131,10 @@ class _Answers:
     @property
     def authorization(self) -> str:
         return self.call.head.authorization
+
+    @property
+    def names(self) -> frozenset[str]:
+        return self.connection.names
 
     def send(self, message: bytes) -> None:
         connection = self.connection
@@ -186,6 +201,11 @@ class _Connection(asyncio.Protocol):
         self._handle()
         if self._deadline is not None:
             self._deadline.cancel()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Those of the client's certificate."""
+        return names_of(self._transport.get_extra_info("peercert"))
 
     def drain(self) -> None:
         """Ask the client to open no more calls; closes by itself when the open ones are done."""
@@ -277,6 +297,9 @@ class _Connection(asyncio.Protocol):
         if self.grpc.over:
             # Not a close: with bytes of the peer still unread, the kernel would reset the connection and our last word be lost.
             self._said_goodbye = self._time()
-            transport.write_eof()
+            if transport.can_write_eof():
+                transport.write_eof()
+            else:
+                transport.close()  # TLS says goodbye itself
         elif transport.get_write_buffer_size() > self._server.limits.max_unsent_bytes:
             transport.abort()

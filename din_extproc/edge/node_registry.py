@@ -18,7 +18,7 @@ from din_extproc.registry.row import Denied
 from din_extproc.registry.table import Event
 
 Start = Callable[[Coroutine[Any, Any, None]], None]
-Handle = Callable[[Any, str], Coroutine[Any, Any, Message | No]]
+Handle = Callable[[Any, str, frozenset[str]], Coroutine[Any, Any, Message | No]]
 
 _STATES = {
     NodeState.LOADING: pb.NODE_STATE_LOADING,
@@ -67,8 +67,8 @@ class NodeRegistryService:
     def _unary(self, kind: type[Message], handle: Handle) -> Take:
         return lambda answers: _Ask(answers, kind, handle, self._start)
 
-    async def _register(self, request: pb.RegisterRequest, authorization: str) -> Message | No:
-        stopped = self._door.stops(authorization, request.node.id)
+    async def _register(self, request: pb.RegisterRequest, authorization: str, names: frozenset[str]) -> Message | No:
+        stopped = self._door.stops(authorization, names, request.node.id)
         if stopped is not None:
             return stopped
         try:
@@ -84,8 +84,8 @@ class NodeRegistryService:
         response.dead_after.FromMilliseconds(round(registrar.dead_after_s * 1000))
         return response
 
-    async def _beat(self, request: pb.HeartbeatRequest, authorization: str) -> Message | No:
-        stopped = self._door.stops(authorization, request.node_id)
+    async def _beat(self, request: pb.HeartbeatRequest, authorization: str, names: frozenset[str]) -> Message | No:
+        stopped = self._door.stops(authorization, names, request.node_id)
         if stopped is not None:
             return stopped
         said = request.beat
@@ -96,15 +96,15 @@ class NodeRegistryService:
         outcome = await self._door.registrar.beat(request.node_id, request.lease, Beat(state=state, sequence=said.sequence, **load))
         return said_no(outcome) if isinstance(outcome, Denied) else pb.HeartbeatResponse(drain=outcome.draining)
 
-    async def _drain(self, request: pb.DrainRequest, authorization: str) -> Message | No:
-        stopped = self._door.stops(authorization, request.node_id)
+    async def _drain(self, request: pb.DrainRequest, authorization: str, names: frozenset[str]) -> Message | No:
+        stopped = self._door.stops(authorization, names, request.node_id)
         if stopped is not None:
             return stopped
         outcome = await self._door.registrar.drain(request.node_id, request.reason, request.lease)
         return said_no(outcome) if isinstance(outcome, Denied) else pb.DrainResponse()
 
-    async def _deregister(self, request: pb.DeregisterRequest, authorization: str) -> Message | No:
-        stopped = self._door.stops(authorization, request.node_id)
+    async def _deregister(self, request: pb.DeregisterRequest, authorization: str, names: frozenset[str]) -> Message | No:
+        stopped = self._door.stops(authorization, names, request.node_id)
         if stopped is not None:
             return stopped
         outcome = await self._door.registrar.deregister(request.node_id, request.reason, request.lease)
@@ -131,7 +131,7 @@ class _Ask:
         self._start(self._answer(request))
 
     async def _answer(self, request: Message) -> None:
-        answer = await self._handle(request, self._answers.authorization)
+        answer = await self._handle(request, self._answers.authorization, self._answers.names)
         if isinstance(answer, No):
             self._answers.fail(answer.code.grpc_status, answer.reason)
         else:
@@ -156,7 +156,7 @@ class _Watch(Taker):
         return self._door.registrar
 
     def message(self, data: bytes) -> None:
-        stopped = self._door.stops(self._answers.authorization)
+        stopped = self._door.stops(self._answers.authorization, self._answers.names)
         if stopped is not None:
             self._answers.fail(stopped.code.grpc_status, stopped.reason)
             return

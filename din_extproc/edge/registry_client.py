@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from din_extproc.domain.membership import Beat, Registration
 from din_extproc.edge.registry_forms import BeatForm, LeaveForm, NodeForm
+from din_extproc.edge.tls import ClientFiles, Watched, client_context
 
 _TIMEOUT = aiohttp.ClientTimeout(total=3.0)
 _UNKNOWN = 404
@@ -60,11 +61,17 @@ class RegistryClient:
         session: Carries the messages.
         addresses: Base URLs of the registry's replicas, without a slash at the end.
         token: The node's own; "" for a registry that wants none.
+        tls: Whom it believes, and what it shows. None: as the system does.
+
+    Raises:
+        Unusable: certificates can't be used.
     """
 
-    def __init__(self, session: aiohttp.ClientSession, addresses: Sequence[str], token: str) -> None:
+    def __init__(self, session: aiohttp.ClientSession, addresses: Sequence[str], token: str, tls: ClientFiles | None = None) -> None:
         self._session = session
         self._addresses = list(addresses)
+        self._server_name = None if tls is None else tls.server_name
+        self._tls = None if tls is None else Watched(tls.files, lambda: client_context(tls))
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
 
     async def register(self, registration: Registration) -> Lease | Refused:
@@ -96,10 +103,18 @@ class RegistryClient:
         """The body of a good answer, or what was said instead. Replicas that fail are passed over."""
         data, problem = msgspec.json.encode(said), ""
         headers = {**self._headers, "content-type": "application/json"}
+        tls = True if self._tls is None else self._tls.now()
         for address in list(self._addresses):
             try:
                 async with self._session.request(
-                    method, address + path, data=data, headers=headers, timeout=_TIMEOUT, allow_redirects=False
+                    method,
+                    address + path,
+                    data=data,
+                    headers=headers,
+                    timeout=_TIMEOUT,
+                    allow_redirects=False,
+                    ssl=tls,
+                    server_hostname=self._server_name,
                 ) as reply:
                     body = await reply.read()
             except (aiohttp.ClientError, TimeoutError) as error:

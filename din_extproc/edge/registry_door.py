@@ -17,7 +17,7 @@ class Code(Enum):
 
     INVALID = ("invalid_request", 400, 3, "The message is malformed")
     UNAUTHENTICATED = ("unauthenticated", 401, 16, "The node's token is missing or wrong")
-    FORBIDDEN = ("forbidden", 403, 7, "The token belongs to another node")
+    FORBIDDEN = ("forbidden", 403, 7, "The token or the certificate belongs to another node")
     UNKNOWN = ("unknown_lease", 404, 5, "There is no such registration")
     OUTDATED = ("outdated", 409, 10, "Something newer or somebody else is in the way")
     UNTRUE = ("untrue", 422, 9, "What the node says is not what the catalogue says")
@@ -57,17 +57,28 @@ class Door:
     Args:
         registrar: Takes what is let in.
         tokens: Of all nodes; replaced when their file changes.
+        bound: A node's certificate must carry its id.
     """
 
-    def __init__(self, registrar: Registrar, tokens: NodeTokens) -> None:
+    def __init__(self, registrar: Registrar, tokens: NodeTokens, *, bound: bool = False) -> None:
         self.registrar = registrar
         self.tokens = tokens
+        self._bound = bound
 
-    def stops(self, authorization: str, node_id: str | None = None) -> No | None:
-        """Why the caller may not speak for this node; `node_id` None: may not look. None: it may."""
+    def stops(self, authorization: str, names: frozenset[str], node_id: str | None = None) -> No | None:
+        """Why the caller may not speak for this node. None: it may.
+
+        Args:
+            authorization: What its message's head says of it.
+            names: Those in its certificate.
+            node_id: None: it only wants to look.
+        """
         owner = self.tokens.owner(authorization)
         if owner is None:
             return _NOBODY
+        if self._bound and owner not in names:
+            shown = ", ".join(sorted(names)) or "none"
+            return No(Code.FORBIDDEN, f"the certificate is not that of node {owner!r}; it carries these names: {shown}")
         if node_id is not None and owner != node_id:
             return No(Code.FORBIDDEN, f"the token is that of node {owner!r}")
         return None

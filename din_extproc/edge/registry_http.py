@@ -16,8 +16,10 @@ import msgspec
 from aiohttp import web
 from msgspec import Struct
 
+from din_extproc.edge.http_port import HttpPort, Problem
 from din_extproc.edge.registry_door import Code, Door, No, said_no
 from din_extproc.edge.registry_forms import BeatForm, LeaveForm, MemberForm, NodeForm
+from din_extproc.edge.tls import names_of
 from din_extproc.registry.row import Denied
 
 _LONGEST_BODY = 64 * 1024
@@ -47,47 +49,25 @@ class _Nodes(Struct, frozen=True):
     stale: bool
 
 
-class _Problem(Struct, frozen=True):
-    """RFC 9457."""
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    code: str
-
-
 class RegistryHttp:
-    """The HTTP server of the registry."""
+    """The HTTP side of the registry; `port` serves it."""
 
     def __init__(self, door: Door) -> None:
         self._door = door
-        app = web.Application(client_max_size=_LONGEST_BODY)
-        app.router.add_post("/v1/nodes", _answered(self._register))
-        app.router.add_get("/v1/nodes", _answered(self._show))
-        app.router.add_post("/v1/nodes/{id}/heartbeat", _answered(self._beat))
-        app.router.add_post("/v1/nodes/{id}/drain", _answered(self._drain))
-        app.router.add_delete("/v1/nodes/{id}", _answered(self._deregister))
-        self._runner = web.AppRunner(app, access_log=None)
-
-    async def start(self, host: str, port: int) -> None:
-        """Serve.
-
-        Raises:
-            OSError: the address is taken.
-        """
-        await self._runner.setup()
-        await web.TCPSite(self._runner, host, port).start()
-
-    async def stop(self) -> None:
-        """Serve no longer."""
-        await self._runner.cleanup()
+        routes = [
+            web.post("/v1/nodes", _answered(self._register)),
+            web.get("/v1/nodes", _answered(self._show)),
+            web.post("/v1/nodes/{id}/heartbeat", _answered(self._beat)),
+            web.post("/v1/nodes/{id}/drain", _answered(self._drain)),
+            web.delete("/v1/nodes/{id}", _answered(self._deregister)),
+        ]
+        self.port = HttpPort(routes, longest_body=_LONGEST_BODY)
 
     async def _register(self, request: web.Request) -> object:
         form = await self._read(request, NodeForm)
         if isinstance(form, No):
             return form
-        stopped = self._door.stops(request.headers.get("authorization", ""), form.id)
+        stopped = self._stops(request, form.id)
         if stopped is not None:
             return stopped
         try:
@@ -122,7 +102,7 @@ class RegistryHttp:
         return {} if outcome is None else said_no(outcome)
 
     async def _show(self, request: web.Request) -> object:
-        stopped = self._door.stops(request.headers.get("authorization", ""))
+        stopped = self._stops(request)
         if stopped is not None:
             return stopped
         registrar = self._door.registrar
@@ -130,10 +110,13 @@ class RegistryHttp:
         nodes = [MemberForm.of(member, registrar.table.pools_of(member.registration.node.id), now) for member in registrar.members()]
         return _Nodes(nodes, registrar.table.stale)
 
+    def _stops(self, request: web.Request, node_id: str | None = None) -> No | None:
+        names = names_of(request.get_extra_info("peercert"))
+        return self._door.stops(request.headers.get("authorization", ""), names, node_id)
+
     async def _read(self, request: web.Request, kind: type[Form]) -> Form | No:
         """The form in the body of somebody who may speak for the node that the path names, if it names one."""
-        node_id = request.match_info.get("id")
-        stopped = self._door.stops(request.headers.get("authorization", ""), node_id)
+        stopped = self._stops(request, request.match_info.get("id"))
         if stopped is not None:
             return stopped
         try:
@@ -150,7 +133,7 @@ def _answered(handle: Callable[[web.Request], Awaitable[object]]) -> Callable[[w
         if not isinstance(answer, No):
             return web.Response(body=msgspec.json.encode(answer) + b"\n", content_type="application/json")
         code = answer.code
-        problem = _Problem(f"urn:din-extproc:registry:{code.code}", code.title, code.status, answer.reason, code.code)
-        return web.Response(body=msgspec.json.encode(problem) + b"\n", status=code.status, content_type="application/problem+json")
+        kind = f"urn:din-extproc:registry:{code.code}"
+        return Problem(type=kind, title=code.title, status=code.status, detail=answer.reason, code=code.code).response()
 
     return respond

@@ -28,6 +28,10 @@ class Answers(Sink, Protocol):
     def authorization(self) -> str:
         """What the call's head says of who calls, "" when it says nothing."""
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The names in the certificate of who calls; empty without one."""
+
     def finish(self) -> None:
         """End the call with OK."""
 

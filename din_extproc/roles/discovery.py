@@ -14,6 +14,7 @@ from din_extproc.domain.node import Node
 from din_extproc.edge.background import Background
 from din_extproc.edge.grpcio_server import GrpcioServer
 from din_extproc.edge.h2_server import H2Server
+from din_extproc.edge.tls import Secured
 from din_extproc.edge.xds_service import DiscoveryService
 from din_extproc.flow.members import Members
 from din_extproc.settings.settings import Settings
@@ -46,11 +47,12 @@ class Discovery:
         self._service: DiscoveryService | None = None
         self._server: H2Server | GrpcioServer | None = None
 
-    async def start(self, address: str) -> None:
+    async def start(self, address: str | Secured) -> None:
         """Serve what was last used, on `host:port`.
 
         Raises:
             OSError: the address is taken.
+            Unusable: certificates can't be used.
         """
         snapshot = self._snapshot()
         if snapshot is None:

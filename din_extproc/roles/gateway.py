@@ -25,7 +25,7 @@ from din_extproc.admit.reservation import OutputHistory
 from din_extproc.control.topology import Address as ListenAddress
 from din_extproc.control.topology import UnixSocket
 from din_extproc.domain.node import Endpoint
-from din_extproc.edge.admin_http import AdminServer
+from din_extproc.edge.admin_http import AdminPages
 from din_extproc.edge.background import Background
 from din_extproc.edge.catalog_source import CatalogSource
 from din_extproc.edge.channel import Channel
@@ -41,6 +41,7 @@ from din_extproc.edge.redis.nodes import SCRIPTS as NODE_SCRIPTS
 from din_extproc.edge.redis.topology import carrier
 from din_extproc.edge.scrape import Scraper, Target
 from din_extproc.edge.services import AccessLogService, ExtProcService, HealthService, Service
+from din_extproc.edge.tls import Secured, Unusable
 from din_extproc.edge.workers import WorkerFailed, Workers
 from din_extproc.flow.gauges import Gauges
 from din_extproc.observe.exposition import slices
@@ -56,6 +57,7 @@ from din_extproc.settings.load import load
 from din_extproc.settings.problems import Rejected
 from din_extproc.settings.registry import Registry
 from din_extproc.settings.settings import Settings
+from din_extproc.settings.tls import secured
 
 _log = logging.getLogger(__name__)
 
@@ -93,14 +95,19 @@ def run(options: ServeOptions) -> int:
         for warning in settings.warnings:
             _log.warning("%s", warning)
     try:
-        uvloop.run(Gateway(settings, options, source).run())
+        uvloop.run(_serve(settings, options, source))
     except OSError as error:
         _log.error("can't listen: %s", error)
         return 1
-    except WorkerFailed as error:
+    except (WorkerFailed, Unusable) as error:
         _log.error("%s", error)
         return 1
     return 0
+
+
+async def _serve(settings: Settings, options: ServeOptions, source: CatalogSource) -> None:
+    """Made inside the loop: grpcio's servers belong to the one they are made in."""
+    await Gateway(settings, options, source).run()
 
 
 class Gateway:
@@ -143,7 +150,7 @@ class Gateway:
                 self._discovery = Discovery(_TRANSPORTS[options.transport], self._background)
         self._health = HealthService(*(service.name for service in services))
         self._server = _TRANSPORTS[options.transport]((*services, self._health), max_body_bytes=settings.body_limit)
-        self._admin = AdminServer(self._status, self._unready, self._nodes, lambda: slices(self._accounts.families()))
+        self._admin = AdminPages(self._status, self._unready, self._nodes, lambda: slices(self._accounts.families())).port
 
     async def run(self) -> None:
         """Serve until a signal.
@@ -179,19 +186,20 @@ class Gateway:
             self._accounting.start()
             self._background.every(_TELL_S, "telling what was learned", self._teach)
         self._background.every(_LOOK_S, "looking at the configuration", self._reloader.look)
-        addresses = [_listen_text(address) for address in self._addresses(settings)]
+        addresses = self._addresses(settings)
         await self._server.start(*addresses)
-        _log.info("listening on %s", ", ".join(addresses))
+        _log.info("listening on %s", ", ".join(map(str, addresses)))
         if self._membership is not None:
             await self._membership.start()
             self._background.every(_OBSERVE_S, "telling what answers say of nodes", self._observe)
         if self._discovery is not None and settings.gateway.xds is not None:
-            await self._discovery.start(str(settings.gateway.xds.address))
-            _log.info("telling Envoys their nodes at %s", settings.gateway.xds.address)
+            where = secured(str(settings.gateway.xds.address), settings.gateway.xds.tls, settings.folder)
+            await self._discovery.start(where)
+            _log.info("telling Envoys their nodes at %s", where)
         if self._workers is not None:
             await self._workers.start()
         if self._channel is None:
-            await self._admin.start(settings.gateway.admin.address.host, settings.gateway.admin.address.port)
+            await self._admin.start(secured(str(settings.gateway.admin.address), settings.gateway.admin.tls, settings.folder))
         else:
             self._background.run("hearing news", self._hear(self._channel, stop))
             self._background.every(_TELL_S, "reporting", self._report)
@@ -224,12 +232,14 @@ class Gateway:
         await self._link.close()
         _log.info("stopped")
 
-    def _addresses(self, settings: Settings) -> tuple[ListenAddress | Endpoint, ...]:
-        """Where this process listens."""
+    def _addresses(self, settings: Settings) -> list[str | Secured]:
+        """Where this process listens for Envoy."""
+        gateway = settings.gateway
+        workers = [secured(_listen_text(address), gateway.ext_proc.tls, settings.folder) for address in gateway.worker_addresses]
         if self._options.worker is not None:
-            return (settings.gateway.worker_addresses[self._options.worker],)
-        own = settings.gateway.worker_addresses if self._workers is None else ()
-        return (*own, settings.gateway.access_log.address)
+            return [workers[self._options.worker]]
+        logs = secured(str(gateway.access_log.address), gateway.access_log.tls, settings.folder)
+        return [*(workers if self._workers is None else ()), logs]
 
     def _switch(self, *, serving: bool) -> None:
         self._serving = serving
@@ -375,5 +385,5 @@ def _ledger(settings: Settings) -> tuple[Link | ClusterLinks, GuardedLedger]:
     return link, GuardedLedger(link, shared, local, OnError(store.on_error), replica, settings.network)
 
 
-def _listen_text(address: ListenAddress | Endpoint) -> str:
+def _listen_text(address: ListenAddress) -> str:
     return f"unix:{address.path}" if isinstance(address, UnixSocket) else str(Endpoint(address.host, address.port))

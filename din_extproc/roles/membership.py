@@ -27,6 +27,7 @@ from din_extproc.registry.claims import Catalogue, Described
 from din_extproc.registry.table import Event, Table
 from din_extproc.settings.registry import Registry
 from din_extproc.settings.settings import Settings
+from din_extproc.settings.tls import secured
 
 _log = logging.getLogger(__name__)
 
@@ -79,12 +80,12 @@ class Membership:
             dead_after_s=section.dead_after_s,
         )
         self.registrar.watchers.add(self._changed)
-        self._door = Door(self.registrar, NodeTokens(settings.node_tokens))
+        self._door = Door(self.registrar, NodeTokens(settings.node_tokens), bound=section.bind_certificates)
         self._subscription = Subscription(
             locator(settings.store.url.get_secret_value()), store.channel, self.registrar.heard, self.registrar.began
         )
         self._grpc = server((NodeRegistryService(self._door, background.start),), max_body_bytes=_LONGEST_MESSAGE)
-        self._http = RegistryHttp(self._door)
+        self._http = RegistryHttp(self._door).port
 
     async def start(self) -> None:
         """Know the nodes there are, and let others come.
@@ -99,11 +100,13 @@ class Membership:
         self._background.every(self._section.dead_after_s / _LOOKS_PER_DEATH, "giving up silent nodes", self.registrar.sweep)
         self._background.every(_HEAR_S, "passing on what nodes say", self._hear)
         if self._section.address is not None:
-            await self._grpc.start(str(self._section.address))
-            _log.info("nodes register at %s (gRPC)", self._section.address)
+            where = secured(str(self._section.address), self._section.tls, self._settings.folder)
+            await self._grpc.start(where)
+            _log.info("nodes register at %s (gRPC)", where)
         if self._section.http_address is not None:
-            await self._http.start(self._section.http_address.host, self._section.http_address.port)
-            _log.info("nodes register at %s (HTTP)", self._section.http_address)
+            where = secured(str(self._section.http_address), self._section.tls, self._settings.folder)
+            await self._http.start(where)
+            _log.info("nodes register at %s (HTTP)", where)
 
     async def stop(self) -> None:
         """Take no more messages."""

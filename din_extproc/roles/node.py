@@ -27,15 +27,17 @@ from din_extproc.edge.counters import Counters
 from din_extproc.edge.engine_probe import EngineProbe
 from din_extproc.edge.h2_server import H2Server
 from din_extproc.edge.node_agent import Agent, Held
-from din_extproc.edge.node_http import NodeHttp
+from din_extproc.edge.node_http import health_port
 from din_extproc.edge.registry_client import RegistryClient
 from din_extproc.edge.services import ExtProcService, HealthService
+from din_extproc.edge.tls import Unusable
 from din_extproc.edge.weights import Mismatch, Unreadable, verify
 from din_extproc.flow.node_request import NodeDesk
 from din_extproc.flow.trace import TraceIds
 from din_extproc.settings.gateway import ExtProc
 from din_extproc.settings.node import NodeSettings, load_node
 from din_extproc.settings.problems import Rejected
+from din_extproc.settings.tls import secured
 
 _log = logging.getLogger(__name__)
 
@@ -60,13 +62,15 @@ def run(options: NodeOptions) -> int:
     if isinstance(settings, Rejected):
         print(settings, file=sys.stderr)  # noqa: T201 - for the person who starts it; nothing runs yet
         return 1
+    for warning in settings.warnings:
+        _log.warning("%s", warning)
     try:
         token = "" if settings.token_file is None else settings.token_file.read_text().strip()
         uvloop.run(NodeRole(settings, token).run())
     except Unfit as error:
         _log.error("the node does not register: %s", error)
         return 1
-    except OSError as error:
+    except (OSError, Unusable) as error:
         _log.error("can't start: %s", error)
         return 1
     return 0
@@ -107,8 +111,8 @@ class NodeRole:
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         async with aiohttp.ClientSession() as session:
             self._agent = self._make_agent(session)
-            http = NodeHttp(self._agent.health)
-            await http.start(self._settings.health.host, self._settings.health.port)
+            http = health_port(self._agent.health)
+            await http.start(secured(str(self._settings.health.address), self._settings.health.tls, self._settings.folder))
             try:
                 await self._serve(stop)
             finally:
@@ -124,7 +128,7 @@ class NodeRole:
             settings.engine_url,
             settings.served_model,
             EngineProbe(session, settings.engine, settings.metrics_url, SystemClock.monotonic),
-            RegistryClient(session, settings.registries, self._token),
+            RegistryClient(session, settings.registries, self._token, settings.registry_tls),
             None if settings.proxy is None else self._held,
         )
 
@@ -135,7 +139,7 @@ class NodeRole:
         """Everything between the first look at the weights and the last word to the registry."""
         proxy = self._settings.proxy
         if proxy is not None:
-            await self._server.start(_listen_text(proxy.ext_proc))
+            await self._server.start(secured(_listen_text(proxy.ext_proc), proxy.ext_proc.tls, self._settings.folder))
             self._health.switch(serving=True)
         try:
             if await self._verify(stop):

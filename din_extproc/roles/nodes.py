@@ -16,7 +16,9 @@ from rich.table import Table
 
 from din_extproc.domain.node import Endpoint
 from din_extproc.edge.registry_forms import MemberForm
+from din_extproc.edge.tls import Unusable, pinned_context
 from din_extproc.settings.gateway import as_reached
+from din_extproc.settings.settings import Settings
 
 _TIMEOUT_S = 3.0
 _COLOURS = {"ready": "green", "loading": "yellow", "draining": "yellow", "quarantined": "red", "dead": "red"}
@@ -26,38 +28,40 @@ class Unanswered(Exception):  # noqa: N818 - it says what the sidecar is
     """The sidecar did not answer."""
 
 
-def ask(admin: Endpoint) -> dict[str, Any]:
+def ask(settings: Settings) -> dict[str, Any]:
     """What `/nodes` of the admin port says.
 
     Raises:
         Unanswered: nobody is there, or it answers otherwise.
     """
-    reached = as_reached(admin)
-    url = f"http://{Endpoint(reached.host, reached.port)}/nodes"
+    section = settings.gateway.admin
+    reached = as_reached(section.address)
+    url = f"{'http' if section.tls is None else 'https'}://{Endpoint(reached.host, reached.port)}/nodes"
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as reply:
+        tls = None if section.tls is None else pinned_context(section.tls.files(settings.folder))
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S, context=tls) as reply:  # noqa: S310 - the scheme stands above
             return msgspec.json.decode(reply.read(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, Unusable, msgspec.DecodeError) as error:
         raise Unanswered(f"{url}: {getattr(error, 'reason', error)}") from error
 
 
-def rows(admin: Endpoint) -> tuple[MemberForm, ...]:
+def rows(settings: Settings) -> tuple[MemberForm, ...]:
     """Every node that the sidecar knows. Raises as `ask` does."""
-    return msgspec.convert(ask(admin)["nodes"], tuple[MemberForm, ...])
+    return msgspec.convert(ask(settings)["nodes"], tuple[MemberForm, ...])
 
 
-def show(admin: Endpoint) -> None:
+def show(settings: Settings) -> None:
     """Print the table once. Raises as `ask` does."""
-    Console().print(_table(ask(admin)))
+    Console().print(_table(ask(settings)))
 
 
-def watch(admin: Endpoint, every_s: float) -> None:
+def watch(settings: Settings, every_s: float) -> None:
     """Keep the table up to date until Ctrl-C. Raises as `ask` does, the first time only."""
-    with Live(_table(ask(admin)), console=Console(), auto_refresh=False) as live:
+    with Live(_table(ask(settings)), console=Console(), auto_refresh=False) as live:
         while True:
             time.sleep(every_s)
             try:
-                live.update(_table(ask(admin)), refresh=True)
+                live.update(_table(ask(settings)), refresh=True)
             except Unanswered as error:
                 live.update(f"[red]{error}[/red]", refresh=True)
 

@@ -9,11 +9,12 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
-from din_extproc.control.topology import Address, SocketAddress, UnixSocket
+from din_extproc.control.topology import Address, SocketAddress, Trust, UnixSocket
 from din_extproc.domain.node import Endpoint
 from din_extproc.edge.redis.topology import carrier
 from din_extproc.settings.registry import Registry
 from din_extproc.settings.section import ListenAddress, Section
+from din_extproc.settings.tls import ServerTls
 
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:]*:[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*").fullmatch
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -34,11 +35,14 @@ class ExtProc(Section):
 
     socket: Annotated[str, AfterValidator(_socket_path)] | None = None
     address: ListenAddress | None = None
+    tls: ServerTls | None = None
 
     @model_validator(mode="after")
     def _one(self) -> "ExtProc":
         if (self.socket is None) == (self.address is None):
             raise ValueError("either `socket` or `address`, one of them")
+        if self.tls is not None and self.socket is not None:
+            raise ValueError("`tls` is for an `address`: a Unix socket never leaves the machine")
         return self
 
 
@@ -46,12 +50,14 @@ class Listen(Section):
     """One listener."""
 
     address: ListenAddress
+    tls: ServerTls | None = None
 
 
 class Xds(Section):
     """Where running Envoys are told their pools, nodes and routes."""
 
     address: ListenAddress
+    tls: ServerTls | None = None
     delta: bool = True
     """Envoys are rendered to ask for changes; otherwise for the state of the world each time."""
 
@@ -102,9 +108,9 @@ class Gateway(Section):
         return tuple(UnixSocket(f"{path}.{number}" if self.workers > 1 else path) for number in range(self.workers))
 
 
-def as_reached(endpoint: Endpoint, elsewhere: str | None = None) -> SocketAddress:
-    """Where Envoy reaches what listens there: on the same machine, or from `elsewhere`, under that host."""
-    return SocketAddress(elsewhere or _LOOPBACK.get(endpoint.host, endpoint.host), endpoint.port)
+def as_reached(endpoint: Endpoint, elsewhere: str | None = None, tls: Trust | None = None) -> SocketAddress:
+    """Where, and with which TLS, Envoy reaches what listens there: on the same machine, or from `elsewhere`, under that host."""
+    return SocketAddress(elsewhere or _LOOPBACK.get(endpoint.host, endpoint.host), endpoint.port, tls)
 
 
 def _redis_url(url: SecretStr) -> SecretStr:

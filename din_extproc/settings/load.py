@@ -14,8 +14,10 @@ from din_extproc.settings.catalog import Catalog, CatalogFile, CatalogModel, Cat
 from din_extproc.settings.document import Document, read_json, read_yaml
 from din_extproc.settings.problems import Problem, Rejected, in_order
 from din_extproc.settings.registry import Registry, Tokens, read_tokens
+from din_extproc.settings.schema import DinYaml
 from din_extproc.settings.settings import Settings
 from din_extproc.settings.shape import shape, validated
+from din_extproc.settings.tls import report_files, report_unmatched
 
 _FINGERPRINT = 12
 
@@ -39,6 +41,7 @@ def load(path: Path, env: Mapping[str, str], source: CatalogSource | None = None
         return Rejected(in_order(document.problems))
     catalog, described, problems = read_catalog(shaped.config.catalog, document, path, source)
     assembled = assemble(shaped, None if "catalog" in shaped.broken else catalog, document)
+    _report_tls(shaped.config, document, path)
     tokens_file, secrets, tokens, unread = _tokens(shaped.config.gateway.registry, document, path)
     found = in_order([*document.problems, *problems, *unread])
     if assembled.routes is None or catalog is None or not all(problem.warning for problem in found):
@@ -65,6 +68,15 @@ def load(path: Path, env: Mapping[str, str], source: CatalogSource | None = None
         fail_open_pool=None if config.fail_open is None else config.fail_open.pool,
         warnings=found,
     )
+
+
+def _report_tls(config: DinYaml, document: Document, path: Path) -> None:
+    gateway = config.gateway
+    report_files(config, document, path.parent)
+    ports = {"gateway.ext_proc": gateway.ext_proc.tls, "gateway.access_log": gateway.access_log.tls}
+    if gateway.xds is not None:
+        ports["gateway.xds"] = gateway.xds.tls
+    report_unmatched(ports, config.envoy.sidecar_tls, document, ("envoy", "sidecar_tls"))
 
 
 def read_text(path: Path) -> str | Problem:

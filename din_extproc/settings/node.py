@@ -12,8 +12,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from din_extproc.control.topology import Address, Retry, SocketAddress, Timeouts, Topology, UnixSocket
+from din_extproc.control.topology import Address, Retry, SocketAddress, Timeouts, Topology, Trust, UnixSocket
 from din_extproc.domain.node import Endpoint, Node, Pool
+from din_extproc.edge.tls import ClientFiles
 from din_extproc.flow.node_request import ENGINE
 from din_extproc.schedule.batch import Window
 from din_extproc.settings.catalog import Catalog, CatalogSection, VersionText
@@ -25,6 +26,7 @@ from din_extproc.settings.pools import Engine
 from din_extproc.settings.problems import Problem, Rejected, in_order
 from din_extproc.settings.section import AsTuple, ListenAddress, ModelName, Name, NodeAddress, Positive, Section, Text
 from din_extproc.settings.shape import validated
+from din_extproc.settings.tls import ClientTls, EnvoyTls, ServerTls, report_files, report_unmatched
 from din_extproc.southbound.load import SOURCES
 
 _MIB = 1 << 20
@@ -85,6 +87,8 @@ class RegistrySection(Section):
 
     addresses: Annotated[tuple[Url, ...], AsTuple, Field(min_length=1)]
     """Of any replicas of one gateway; the first that answers is told."""
+    tls: ClientTls | None = None
+    """For `https` addresses whose certificates no public authority issued, and for those that want ours."""
     token_file: Text | None = None
     """Holds the node's token, and nothing else."""
     heartbeat_s: Annotated[float, Field(strict=False, ge=0.1, le=60)] = 3.0
@@ -103,6 +107,8 @@ class ProxySection(Section):
     ext_proc: ExtProc = ExtProc(socket="/run/din/node.sock")
     listener: ListenAddress = Endpoint("0.0.0.0", 8080)
     admin: LoopbackAddress = Endpoint("127.0.0.1", 9902)
+    sidecar_tls: EnvoyTls | None = None
+    """How that Envoy connects to the agent's ports that have a `tls`."""
     body_limit_mib: Annotated[int, Field(ge=1, le=1024)] = 32
     batch: Annotated[BatchSection | None, BeforeValidator(off_is_none)] = BatchSection()
 
@@ -141,11 +147,14 @@ class NodeSettings(Struct, frozen=True, kw_only=True):
     sha256: str
     """Of the weights, by the catalogue; "": it does not say."""
     registries: tuple[str, ...]
+    registry_tls: ClientFiles | None
+    """None: plain, or as the system's authorities say."""
     token_file: Path | None
     heartbeat_s: float
-    health: Endpoint
+    health: Listen
     drain_s: float
     proxy: ProxySection | None
+    warnings: tuple[Problem, ...] = ()
 
     @property
     def engine_url(self) -> str:
@@ -176,9 +185,9 @@ class NodeSettings(Struct, frozen=True, kw_only=True):
             nodes=(replace(self.node, endpoint=self.engine_endpoint),),
         )
         return Topology(
-            ext_proc=(_ext_proc(proxy.ext_proc),),
+            ext_proc=(self._ext_proc(proxy),),
             access_log=None,
-            agent=as_reached(self.health),
+            agent=as_reached(self.health.address, tls=self._trust(self.health.tls)),
             pools=(engine,),
             listener=SocketAddress(proxy.listener.host, proxy.listener.port),
             admin=SocketAddress(proxy.admin.host, proxy.admin.port),
@@ -189,9 +198,19 @@ class NodeSettings(Struct, frozen=True, kw_only=True):
             health_check=None,
         )
 
+    @property
+    def folder(self) -> Path:
+        """What relative paths in the file are relative to."""
+        return Path(self.file).parent
 
-def _ext_proc(section: ExtProc) -> Address:
-    return UnixSocket(section.socket or "") if section.address is None else as_reached(section.address)
+    def _ext_proc(self, proxy: ProxySection) -> Address:
+        section = proxy.ext_proc
+        return UnixSocket(section.socket or "") if section.address is None else as_reached(section.address, tls=self._trust(section.tls))
+
+    def _trust(self, tls: ServerTls | None) -> Trust | None:
+        """How the Envoy in front connects to a port with this `tls`."""
+        envoy = None if self.proxy is None else self.proxy.sidecar_tls
+        return None if tls is None or envoy is None else envoy.trust(self.folder)
 
 
 def load_node(path: Path, env: Mapping[str, str]) -> NodeSettings | Rejected:
@@ -211,10 +230,15 @@ def load_node(path: Path, env: Mapping[str, str]) -> NodeSettings | Rejected:
     if config is None:
         return Rejected(in_order(document.problems))
     catalog, _, problems = read_catalog(config.catalog, document, path)
+    report_files(config, document, path.parent)
+    if config.proxy is not None:
+        ports = {"proxy.ext_proc": config.proxy.ext_proc.tls, "health": config.health.tls}
+        report_unmatched(ports, config.proxy.sidecar_tls, document, ("proxy", "sidecar_tls"))
     made = None if catalog is None else _settings(config, catalog, document, path)
-    if made is None or document.problems or problems:
-        return Rejected(in_order([*document.problems, *problems]))
-    return made
+    found = in_order([*document.problems, *problems])
+    if made is None or not all(problem.warning for problem in found):
+        return Rejected(found)
+    return replace(made, warnings=found)
 
 
 def _settings(config: NodeYaml, catalog: Catalog, document: Document, path: Path) -> NodeSettings | None:
@@ -241,9 +265,10 @@ def _settings(config: NodeYaml, catalog: Catalog, document: Document, path: Path
         weights_cache=None if weights is None or weights.cache is None else folder / weights.cache,
         sha256=sha256,
         registries=config.registry.addresses,
+        registry_tls=None if config.registry.tls is None else config.registry.tls.files(folder),
         token_file=None if config.registry.token_file is None else folder / config.registry.token_file,
         heartbeat_s=config.registry.heartbeat_s,
-        health=config.health.address,
+        health=config.health,
         drain_s=config.drain_s,
         proxy=config.proxy,
     )

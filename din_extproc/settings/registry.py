@@ -12,6 +12,7 @@ from din_extproc.admit.keys import is_node_id, parse_hash
 from din_extproc.settings.document import read_yaml
 from din_extproc.settings.problems import Problem
 from din_extproc.settings.section import ListenAddress, Section, Text
+from din_extproc.settings.tls import ServerTls
 
 Tokens = dict[str, tuple[bytes, bytes]]
 """Salt and digest by node id."""
@@ -24,6 +25,10 @@ class Registry(Section):
     """gRPC; None: closed."""
     http_address: ListenAddress | None = None
     """HTTP and JSON; None: closed."""
+    tls: ServerTls | None = None
+    """Of both ports."""
+    bind_certificates: bool = False
+    """A node's certificate must carry the node's id: as common name, DNS name or end of a URI name."""
     node_tokens_file: Text
     """Lines `node-id: sha256$...`, as `din-extproc keys node` prints them; relative to the configuration."""
     heartbeat_s: Annotated[float, Field(strict=False, ge=0.1, le=60)] = 3.0
@@ -34,6 +39,8 @@ class Registry(Section):
     def _consistent(self) -> "Registry":
         if self.address is None and self.http_address is None:
             raise ValueError("`address` (gRPC), `http_address`, or both")
+        if self.bind_certificates and (self.tls is None or self.tls.client_ca is None):
+            raise ValueError("bind_certificates needs `tls` with `client_ca`: else nodes show no certificates")
         if self.dead_after_s < 2 * self.heartbeat_s:
             raise ValueError(f"dead_after_s is at least twice heartbeat_s ({self.heartbeat_s:g}): one heartbeat may be lost")
         return self

@@ -3,10 +3,12 @@
 Rule: what is here was checked; nobody asks again whether a pool exists or a range holds.
 """
 
+from pathlib import Path
+
 from msgspec import Struct
 
 from din_extproc.control.topology import Discovery, Outlier, Retry, SocketAddress, Topology
-from din_extproc.domain.node import Pool
+from din_extproc.domain.node import Endpoint, Pool
 from din_extproc.domain.tenant import ApiKey, Commons, Tenant
 from din_extproc.edge.catalog_source import is_url
 from din_extproc.route.table import RouteTable
@@ -15,6 +17,7 @@ from din_extproc.settings.envoy import EnvoySection
 from din_extproc.settings.gateway import Gateway, Store, as_reached
 from din_extproc.settings.problems import Problem
 from din_extproc.settings.registry import Tokens
+from din_extproc.settings.tls import ServerTls
 
 _MIB = 1 << 20
 
@@ -57,6 +60,11 @@ class Settings(Struct, frozen=True, kw_only=True):
         return tuple(file for file in (self.file, catalog, self.node_tokens_file) if file is not None)
 
     @property
+    def folder(self) -> Path:
+        """What relative paths in the file are relative to."""
+        return Path(self.file).parent
+
+    @property
     def catalog_url(self) -> str | None:
         """Where the catalogue is pulled from; None: it is a file, or there is none."""
         return self.catalog_source if self.catalog_source is not None and is_url(self.catalog_source) else None
@@ -69,7 +77,13 @@ class Settings(Struct, frozen=True, kw_only=True):
     def discovery(self, node_id: str) -> Discovery | None:
         """How an Envoy of this name is told its pools, nodes and routes. None: it is not."""
         xds = self.gateway.xds
-        return None if xds is None else Discovery(as_reached(xds.address, self.gateway.reached_at), node_id, xds.delta)
+        return None if xds is None else Discovery(self._reached(xds.address, xds.tls), node_id, xds.delta)
+
+    def _reached(self, endpoint: Endpoint, tls: ServerTls | None) -> SocketAddress:
+        """Where Envoy reaches one of our ports, and how it speaks to it."""
+        envoy = self.envoy.sidecar_tls
+        trust = None if tls is None or envoy is None else envoy.trust(self.folder)
+        return as_reached(endpoint, self.gateway.reached_at, trust)
 
     def topology(self, usage_lua: str, discovery: Discovery | None = None) -> Topology:
         """What Envoy's configuration is rendered from.
@@ -79,10 +93,10 @@ class Settings(Struct, frozen=True, kw_only=True):
             discovery: For an Envoy that is told its pools, nodes and routes while it runs.
         """
         envoy = self.envoy
-        listening = self.gateway.ext_proc.address
+        ext_proc, access_log = self.gateway.ext_proc, self.gateway.access_log
         return Topology(
-            ext_proc=self.gateway.worker_addresses if listening is None else (as_reached(listening, self.gateway.reached_at),),
-            access_log=as_reached(self.gateway.access_log.address, self.gateway.reached_at),
+            ext_proc=(self.gateway.worker_addresses if ext_proc.address is None else (self._reached(ext_proc.address, ext_proc.tls),)),
+            access_log=self._reached(access_log.address, access_log.tls),
             pools=self.pools,
             listener=SocketAddress(envoy.listener.host, envoy.listener.port),
             admin=SocketAddress(envoy.admin.host, envoy.admin.port),

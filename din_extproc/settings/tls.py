@@ -1,0 +1,105 @@
+"""`tls:` of a port, and of whoever connects: the same two sections wherever there is a port.
+
+Rule: files that can't be used are found here, before anything starts. What Envoy reads may lie on Envoy's machine only: that is a warning.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import model_validator
+
+from din_extproc.control.topology import Trust
+from din_extproc.edge.tls import ClientFiles, Secured, ServerFiles, Unusable, client_context, server_context
+from din_extproc.settings.document import Document
+from din_extproc.settings.problems import Place
+from din_extproc.settings.section import Section, Text
+
+
+class ServerTls(Section):
+    """`tls:` of a port. Paths are relative to the configuration."""
+
+    cert: Text
+    """PEM: the certificate and those that lead to its root."""
+    key: Text
+    """PEM, without a pass phrase."""
+    client_ca: Text | None = None
+    """PEM: whose certificates clients must show. None: they need none."""
+
+    def files(self, folder: Path) -> ServerFiles:
+        """As they are reached from here."""
+        return ServerFiles(
+            str(folder / self.cert), str(folder / self.key), None if self.client_ca is None else str(folder / self.client_ca)
+        )
+
+
+class ClientTls(Section):
+    """`tls:` of whoever connects."""
+
+    ca: Text
+    """PEM: who issues the server's certificate."""
+    cert: Text | None = None
+    """PEM, with `key`: what the client shows."""
+    key: Text | None = None
+    server_name: Text | None = None
+    """The name that the server's certificate must carry."""
+
+    @model_validator(mode="after")
+    def _paired(self) -> "ClientTls":
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("`cert` and `key`, or neither")
+        return self
+
+    def files(self, folder: Path) -> ClientFiles:
+        """As they are reached from here."""
+        cert, key = (None if file is None else str(folder / file) for file in (self.cert, self.key))
+        return ClientFiles(str(folder / self.ca), cert, key, self.server_name)
+
+
+class EnvoyTls(ClientTls):
+    """How Envoy connects to the sidecar's ports that have a `tls`. Envoy reads the files when it starts."""
+
+    def trust(self, folder: Path) -> Trust:
+        """For the renderer."""
+        found = self.files(folder.absolute())
+        return Trust(ca=found.ca, cert=found.cert, key=found.key, server_name=found.server_name)
+
+
+def secured(address: str, tls: ServerTls | None, folder: Path) -> str | Secured:
+    """An address to listen on, with what is spoken there."""
+    return address if tls is None else Secured(address, tls.files(folder))
+
+
+def report_files(section: Section, document: Document, folder: Path, place: Place = ()) -> None:
+    """Report the files of every `tls` inside the section that can't be used."""
+    for name in type(section).model_fields:
+        value, inner = getattr(section, name), (*place, name)
+        if isinstance(value, ServerTls | ClientTls):
+            try:
+                if isinstance(value, ServerTls):
+                    server_context(value.files(folder), ())
+                else:
+                    client_context(value.files(folder))
+            except Unusable as error:
+                document.report((*inner, error.field), str(error), warning=isinstance(value, EnvoyTls))
+        elif isinstance(value, Section):
+            report_files(value, document, folder, inner)
+
+
+def report_unmatched(ports: Mapping[str, ServerTls | None], envoy: EnvoyTls | None, document: Document, place: Place) -> None:
+    """Report ports that Envoy could not talk to.
+
+    Args:
+        ports: What Envoy connects to, by the place in the file.
+        envoy: How it does.
+        document: Where it is reported.
+        place: Where that is written.
+    """
+    for name, tls in ports.items():
+        if tls is not None and envoy is None:
+            document.report(
+                place, f"{name} speaks TLS, but how Envoy connects to it is not said", "give `ca`, the issuer of its certificate"
+            )
+            return
+        if tls is not None and tls.client_ca is not None and envoy is not None and envoy.cert is None:
+            document.report(place, f"{name} wants certificates of its clients, and Envoy has none", "give `cert` and `key`")
+            return

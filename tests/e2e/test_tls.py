@@ -1,0 +1,138 @@
+"""Mutual TLS on every port of a sidecar: a real Envoy that is told its nodes, a real agent that registers, and those who come without."""
+
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import grpc
+import pytest
+
+from din_extproc._proto.din.v1 import registry_pb2 as pb
+from din_extproc.admit.keys import ENTROPY_BYTES, make_node_token
+from tests.certificates import Authority
+from tests.node_stack import NodeStack
+from tests.servers import EngineSim, free_port
+from tests.stack import Stack, tenant
+
+pytestmark = pytest.mark.e2e
+TOKENS = {name: make_node_token(name, bytes([number]) * ENTROPY_BYTES) for number, name in enumerate(("gpu-1", "gpu-2"))}
+REGISTER = "/din.v1.NodeRegistry/Register"
+
+
+class Secure(Stack):
+    """Everything over TLS, and everybody shows a certificate. A node's must carry its id."""
+
+    def __init__(self, folder: Path, *serve: str) -> None:
+        self.authority = Authority(folder)
+        self.grpc_port, self.http_port = free_port(), free_port()
+        mutual = {**self.authority.issue("port", "127.0.0.1", "localhost"), "client_ca": str(self.authority.file)}
+        gateway = {name: {"address": f"127.0.0.1:{free_port()}", "tls": mutual} for name in ("ext_proc", "access_log", "xds")}
+        gateway["registry"] = {
+            "address": f"127.0.0.1:{self.grpc_port}",
+            "http_address": f"127.0.0.1:{self.http_port}",
+            "node_tokens_file": "tokens.yaml",
+            "tls": mutual,
+            "bind_certificates": True,
+            "heartbeat_s": 0.3,
+            "dead_after_s": 3,
+        }
+        envoy = {"ca": str(self.authority.file), **self.authority.issue("envoy", "envoy"), "server_name": "localhost"}
+        sections = {
+            "pools": {"p": {"model": "sim-model", "engine": "vllm", "dtype": "bf16"}},
+            "tenants": [tenant("acme")],
+            "envoy": {"sidecar_tls": envoy},
+        }
+        super().__init__(sections, gateway=gateway, serve=serve)
+        self._gateway["admin"] = {"address": f"127.0.0.1:{self.admin_port}", "tls": mutual}
+        self.write(sections)
+        self.tls = self.authority.client(self.authority.issue("watcher", "watcher"))
+        (self.folder / "tokens.yaml").write_text("".join(f'{name}: "{token.hash}"\n' for name, token in TOKENS.items()))
+
+    def node(self, engine: EngineSim, shown: str) -> NodeStack:
+        """An agent of `gpu-1` that shows the certificate of this name."""
+        token = self.folder / "gpu-1.token"
+        token.write_text(TOKENS["gpu-1"].text)
+        tls = {"ca": str(self.authority.file), **self.authority.issue(f"node-{shown}", shown)}
+        return NodeStack(engine.address, f"https://127.0.0.1:{self.http_port}", token_file=str(token), registry_tls=tls)
+
+    def serial(self, port: int) -> str:
+        """Of the certificate that the port shows."""
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=5) as plain,
+            self.tls.wrap_socket(plain, server_hostname="localhost") as one,
+        ):
+            return one.getpeercert()["serialNumber"]
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with EngineSim(decode_rate=500.0) as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=["wire", "grpcio"])
+def secure(request, tmp_path_factory):
+    with Secure(tmp_path_factory.mktemp("certificates"), "--transport", request.param) as running:
+        yield running
+
+
+def test_a_node_joins_and_a_request_reaches_it_and_is_settled_all_over_mutual_tls(secure, engine):
+    with secure.node(engine, "gpu-1"):
+        secure.eventually(lambda: secure.chat(model="sim-model").status_code == 200, "an answer", 20)
+        status = secure.settled(1)
+        assert status["counts"]["outcomes"]["completed"] >= 1
+        before = {port: secure.serial(port) for port in (secure.http_port, secure.grpc_port)}
+        secure.authority.issue("port", "127.0.0.1", "localhost")
+        for port, serial in before.items():
+            secure.eventually(lambda port=port, serial=serial: secure.serial(port) != serial, "the new certificate is shown")
+        assert secure.chat(model="sim-model").status_code == 200
+
+
+def test_a_node_with_the_certificate_of_another_is_refused_with_the_reason(secure, engine):
+    with secure.node(engine, "gpu-2") as agent:
+        agent.eventually(lambda: "the certificate is not that of node 'gpu-1'" in agent.log(), "a refusal")
+        assert not agent.health()[1]["registered"]
+
+
+def asked(secure, shown: str, token: str) -> grpc.RpcError | None:
+    """What the registry's gRPC port says to whoever shows this certificate and this node's token. None: it lets it in."""
+    files = secure.authority.issue("asker", shown)
+    credentials = grpc.ssl_channel_credentials(
+        secure.authority.file.read_bytes(), Path(files["key"]).read_bytes(), Path(files["cert"]).read_bytes()
+    )
+    with grpc.secure_channel(f"localhost:{secure.grpc_port}", credentials) as channel:
+        calls = channel.unary_stream("/din.v1.NodeRegistry/Watch", pb.WatchRequest.SerializeToString, pb.WatchResponse.FromString)(
+            pb.WatchRequest(), metadata=[("authorization", f"Bearer {TOKENS[token].text}")], timeout=10
+        )
+        try:
+            next(iter(calls))
+        except grpc.RpcError as error:
+            return error
+    return None
+
+
+def test_over_grpc_too_a_certificate_speaks_for_its_own_node_only(secure):
+    assert asked(secure, "gpu-2", "gpu-2") is None
+    refused = asked(secure, "gpu-1", "gpu-2")
+    assert refused.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert "the certificate is not that of node 'gpu-2'; it carries these names: gpu-1" in refused.details()
+
+
+def test_who_shows_no_certificate_or_speaks_no_tls_gets_no_answer(secure):
+    for url in (
+        f"https://127.0.0.1:{secure.http_port}/v1/nodes",
+        f"{secure.admin_url}/status",
+        f"http://127.0.0.1:{secure.admin_port}/status",
+    ):
+        with pytest.raises((urllib.error.URLError, ConnectionError, OSError)):
+            urllib.request.urlopen(url, timeout=5, context=secure.authority.client() if url.startswith("https") else None)
+
+
+def test_the_table_of_nodes_is_asked_for_over_the_secured_admin_port(secure):
+    command = [sys.executable, "-m", "din_extproc", "nodes", "--config", secure.config_file, "--json"]
+    asked_nodes = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert asked_nodes.returncode == 0, asked_nodes.stderr
+    assert '"nodes"' in asked_nodes.stdout
