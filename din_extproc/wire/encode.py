@@ -8,7 +8,7 @@ times eight, plus 2 for bytes, text and messages, 1 for a double, 0 for a whole 
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from struct import Struct as Layout
 
 from din_extproc._proto.envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
@@ -105,13 +105,14 @@ class _Names(dict[str, str]):
 
 
 class _Openings(dict[tuple[str, int], str]):
-    """What stands before a header's value when it is set, by the header's name and the value's length."""
+    """What stands before a header's value when it is set, by the header's name and the value's length: the action first, so that
+    nothing has to follow the value."""
 
     def __missing__(self, name_and_size: tuple[str, int]) -> str:
         name, size = name_and_size
         before = f"{_name[name]}\x1a{_length[size]}"
-        option = f"\x0a{_length[len(before) + size]}{before}"
-        written = f"\x0a{_length[len(option) + size + len(_OVERWRITE)]}{option}"
+        option = f"{_OVERWRITE}\x0a{_length[len(before) + size]}{before}"
+        written = f"\x0a{_length[len(option) + size]}{option}"
         if len(self) < _KEPT:
             self[name_and_size] = written
         return written
@@ -246,16 +247,15 @@ def _mutation(send: Send) -> str:
     return _field("\x12", _set(headers) + removed)
 
 
-def _set(headers: Iterable[tuple[str, str]]) -> str:
+def _set(headers: Collection[tuple[str, str]]) -> str:
     """`set_headers`: for each one its `HeaderValue` and the action."""
-    parts = []
-    for name, value in headers:
-        raw = value if value.isascii() and value.isprintable() else _unusual(name, value)
-        parts.append(f"{_opening[name, len(raw)]}{raw}{_OVERWRITE}")
-    return "".join(parts)
+    texts = "".join([value for _, value in headers])
+    if not (texts.isascii() and texts.isprintable()):
+        headers = [(name, _written(name, value)) for name, value in headers]
+    return "".join([_opening[name, len(value)] + value for name, value in headers])
 
 
-def _unusual(name: str, value: str) -> str:
+def _written(name: str, value: str) -> str:
     """The bytes of a value: latin-1, as headers are read; UTF-8 for what latin-1 has no byte for."""
     if _CONTROL.search(value):
         raise ValueError(f"the value of {name} holds a control character")
