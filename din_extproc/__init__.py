@@ -5,6 +5,7 @@ One request, read along the folders:
     wire       Envoy's ext_proc messages become events; verdicts become replies        (no sockets)
     intent     head + body -> Intent: model, tokens, stream, version, patience
     route      Intent -> pool: aliases, versions, ordered rules, one immutable table
+    screen     sensitive data in prompts: found, masked
     admit      may the tenant spend this now? keys, budgets, the port to the counters
     schedule   which node of the pool: filter -> score -> pick
     southbound what each engine calls things, its load among them

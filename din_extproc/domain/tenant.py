@@ -1,6 +1,7 @@
 """Who asks, and what they may use: tenants, their keys, and the limits that admission enforces."""
 
 from datetime import datetime
+from enum import StrEnum
 from fnmatch import fnmatchcase
 
 from msgspec import Struct
@@ -55,6 +56,26 @@ class ApiKey(Struct, frozen=True, gc=False):
     limits: Limits | None = None
 
 
+class OnSensitive(StrEnum):
+    """What is done about sensitive data in a tenant's prompts."""
+
+    OFF = "off"
+    FLAG = "flag"
+    """The request passes; what it holds is counted."""
+    MASK = "mask"
+    """The request passes without it."""
+    BLOCK = "block"
+    """The request is refused."""
+
+
+class SensitiveData(Struct, frozen=True):
+    """A tenant's policy for sensitive data in prompts (R45)."""
+
+    policy: OnSensitive = OnSensitive.OFF
+    kinds: tuple[str, ...] | None = None
+    """What counts as such; None: every kind there is."""
+
+
 class Tenant(Struct, frozen=True):
     """A department or application with its own keys, models and budgets (R29)."""
 
@@ -68,6 +89,7 @@ class Tenant(Struct, frozen=True):
     """Narrower ceilings for requests of one class."""
     enforce: bool = True
     """False: this tenant's own limits are counted and told, never enforced."""
+    sensitive_data: SensitiveData = SensitiveData()
 
     def priority_of(self, asked: Priority | None) -> Priority:
         """The priority of one request: what the client asked for, but never above the tenant's own."""

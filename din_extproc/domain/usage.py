@@ -34,6 +34,17 @@ class Outcome(StrEnum):
     NOT_DISPATCHED = "not_dispatched"
 
 
+class Sensitive(Struct, frozen=True, gc=False):
+    """The verdict on the sensitive data of one prompt: kinds and numbers, never the data."""
+
+    policy: str
+    """What was done: `flag`, `mask` or `block`."""
+    kinds: dict[str, int]
+    """Findings by kind."""
+    whole: bool = True
+    """False: there were too many to look at them all."""
+
+
 class Labels(Struct, frozen=True, gc=False, omit_defaults=True):
     """What was decided about a request that was sent on, as the access log brings it back: JSON in one field of the metadata."""
 
@@ -57,6 +68,8 @@ class Labels(Struct, frozen=True, gc=False, omit_defaults=True):
     """The canonical path."""
     would_refuse: str = ""
     """The limit that would have refused it, were it enforced: `rpm`, `tpm`, `max_streams` or `oversize`."""
+    sensitive: Sensitive | None = None
+    """None: nothing was found, or nobody looked."""
 
 
 class ExchangeRecord(Struct, frozen=True, gc=False):
@@ -113,6 +126,9 @@ class ExchangeRecord(Struct, frozen=True, gc=False):
         if self.sent_ms is None or self.received_ms is None:
             return None
         return max(0.0, self.sent_ms - self.received_ms)
+
+    sensitive: Sensitive | None = None
+    """What the prompt held; None: nothing was found, or nobody looked."""
 
 
 class Pace(Struct, frozen=True, gc=False):

@@ -16,6 +16,7 @@ class Code(Enum):
     REQUEST_EXCEEDS_LIMIT = ("request_exceeds_limit", 400, "invalid_request_error", "The request is larger than the whole limit")
     CONTEXT_LENGTH_EXCEEDED = ("context_length_exceeded", 400, "invalid_request_error", "The request is longer than the model's context")
     TRACE_MISSING = ("trace_missing", 400, "invalid_request_error", "The request carries no trace id")
+    SENSITIVE_DATA_BLOCKED = ("sensitive_data_blocked", 400, "invalid_request_error", "The prompt holds sensitive data")
     INVALID_API_KEY = ("invalid_api_key", 401, "authentication_error", "The API key is missing or wrong")
     MODEL_NOT_ALLOWED = ("model_not_allowed", 403, "permission_error", "The key may not use this model")
     MODEL_NOT_FOUND = ("model_not_found", 404, "invalid_request_error", "The model does not exist")
@@ -24,7 +25,6 @@ class Code(Enum):
     VERSION_MISMATCH = ("version_mismatch", 409, "invalid_request_error", "No node serves an acceptable model version")
     REQUEST_TOO_LARGE = ("request_too_large", 413, "invalid_request_error", "The request body is too large")
     UNSUPPORTED_MEDIA = ("unsupported_media", 415, "invalid_request_error", "The body's encoding is not supported")
-    CONTENT_BLOCKED = ("content_blocked", 422, "invalid_request_error", "The content is not allowed")
     RATE_LIMIT_EXCEEDED = ("rate_limit_exceeded", 429, "rate_limit_error", "The rate limit is reached")
     CONCURRENCY_LIMIT_EXCEEDED = ("concurrency_limit_exceeded", 429, "rate_limit_error", "Too many requests are in flight")
     QUEUE_FULL = ("queue_full", 429, "rate_limit_error", "The queue is full")
@@ -51,6 +51,8 @@ class Refusal(Struct, frozen=True, gc=False):
     retry_after_ms: int | None = None
     """After this the same request can pass; None: retrying does not help."""
     headers: Headers = ()
+    labels: Mapping[str, str] = {}
+    """Further dynamic metadata, for the accounts."""
 
 
 class Send(Struct, frozen=True, gc=False):

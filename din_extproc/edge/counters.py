@@ -26,6 +26,8 @@ class Counters:
         """By decision time, see `BOUNDS_US`."""
         self.decision_s = 0.0
         """All decisions together."""
+        self.sensitive: dict[str, dict[str, int]] = {}
+        """Findings in prompts, by what was done about them and by kind."""
         self.prompt_tokens = 0
         self.completion_tokens = 0
 
@@ -48,6 +50,10 @@ class Counters:
         self.outcomes[record.outcome] = self.outcomes.get(record.outcome, 0) + 1
         if record.would_refuse:
             self.would_refuse[record.would_refuse] = self.would_refuse.get(record.would_refuse, 0) + 1
+        if record.sensitive is not None:
+            counts = self.sensitive.setdefault(record.sensitive.policy, {})
+            for kind, number in record.sensitive.kinds.items():
+                counts[kind] = counts.get(kind, 0) + number
         self.prompt_tokens += record.usage.prompt_tokens
         self.completion_tokens += record.usage.completion_tokens
 
@@ -59,6 +65,7 @@ class Counters:
             "outcomes": self.outcomes,
             "would_refuse": self.would_refuse,
             "faults": self.faults,
+            "sensitive": self.sensitive,
             "decisions_by_us": {bound: count for bound, count in zip((*BOUNDS_US, "more"), self.decisions, strict=True) if count},
             "decision_s": self.decision_s,
             "prompt_tokens": self.prompt_tokens,

@@ -31,7 +31,7 @@ def refusal(refused: Refusal, head: Head, trace_id: str, headers: Headers = (), 
         status=code.status,
         headers=(("content-type", media), ("x-din-trace-id", trace_id), *headers, *refused.headers, *(_NO_RETRY if no_use else ())),
         body=error_body(code, refused.message, trace_id=trace_id, instance=_instance(head.path), param=refused.param),
-        metadata={"trace_id": trace_id, "refusal": code.code, **(whose or {})},
+        metadata={"trace_id": trace_id, "refusal": code.code, **(whose or {}), **refused.labels},
     )
 
 

@@ -96,6 +96,7 @@ def _metadata(granted: Granted) -> dict[str, str | float | bool]:
         bool(target.degraded),
         intent.operation.value,
         granted.would_refuse,
+        granted.reading.sensitive,
     )
     metadata: dict[str, str | float | bool] = {"request_id": claim.request_id, "labels": _as_json(labels).decode()}
     if _usage_is_ours(intent, pool):

@@ -22,6 +22,7 @@ from din_extproc.flow.dispatch import Granted, dispatch
 from din_extproc.flow.gauges import Gauges
 from din_extproc.flow.members import Members
 from din_extproc.flow.place import Placer, Size
+from din_extproc.flow.screening import screened
 from din_extproc.flow.timeouts import remaining
 from din_extproc.flow.trace import TraceIds, kept
 from din_extproc.flow.view import Purse, View, facts, purse
@@ -171,7 +172,7 @@ class RequestFlow:
         self._who = who
         if place.operation is Operation.MODELS:
             return answers.models(view.table.models_for(who.tenant), place.model, self._trace_id)
-        reading = read(head, body, desk.gauges.named, view.body_limit)
+        reading = self._read(head, body, who)
         if isinstance(reading, Refusal):
             return reading
         intent = await self._counted(reading)
@@ -200,6 +201,15 @@ class RequestFlow:
         desk.live[self._request_id] = who.tenant.id
         granted = Granted(self._trace_id, who.key.id, reading, intent, routed, target, picked, claim, admitted.standing, _missed(admitted))
         return dispatch(granted, head)
+
+    def _read(self, head: Head, body: bytes, who: Authenticated) -> Reading | Refusal:
+        """The request, and its prompt held against the tenant's policy for sensitive data, if it has one."""
+        desk = self._desk
+        reading = read(head, body, desk.gauges.named, desk.view.body_limit)
+        screening = desk.view.screenings.get(who.tenant.id)
+        if screening is None or isinstance(reading, Refusal):
+            return reading
+        return screened(reading, screening, head, desk.gauges.named)
 
     async def _counted(self, reading: Reading) -> Intent:
         """The intent, with an exact count of its prompt where the estimate could decide wrongly and the tokenizer is at hand."""

@@ -10,10 +10,11 @@ from msgspec import Struct
 
 from din_extproc.admit.keys import Authenticated, KeyRing
 from din_extproc.domain.request import Estimate, Priority
-from din_extproc.domain.tenant import Budget, Ceilings, Commons, Limits
+from din_extproc.domain.tenant import Budget, Ceilings, Commons, Limits, OnSensitive
 from din_extproc.intent.estimate import Gauge
 from din_extproc.intent.openai import Prompt
 from din_extproc.route.table import RouteTable
+from din_extproc.screen.find import Screen
 
 
 class TokenCounter(Protocol):
@@ -37,6 +38,13 @@ class ModelFacts(Struct, frozen=True):
 NO_COMMONS = Commons()
 
 
+class Screening(Struct, frozen=True):
+    """What is done about sensitive data in a tenant's prompts."""
+
+    policy: OnSensitive
+    screen: Screen
+
+
 class View(Struct, frozen=True):
     """Routes, keys and facts of one configuration."""
 
@@ -47,6 +55,8 @@ class View(Struct, frozen=True):
     """The largest plain body, in bytes."""
     commons: Commons = NO_COMMONS
     """What all tenants together may use."""
+    screenings: Mapping[str, Screening] = {}
+    """By tenant; of the others nobody looks at prompts."""
 
 
 _UNKNOWN = ModelFacts()

@@ -14,6 +14,11 @@ from din_extproc.intent.outline import Outline
 
 _T = TypeVar("_T")
 _ABSENT = Raw(b"null")
+PROMPT_KEYS = (
+    *("messages", "prompt", "suffix", "input", "query", "documents", "texts"),
+    *("instructions", "tools", "functions", "response_format", "system"),
+)
+"""Where in a body a prompt's parts stand, of all operations."""
 _MAX_NESTING = 4
 """Levels of parts inside parts that are looked into: a tool's result holds parts of its own, nothing nests deeper."""
 _MAX_ELEMENTS = 4096

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from din_extproc.domain.request import Estimate, Head, Intent, Operation, Priority
+from din_extproc.domain.usage import Sensitive
 from din_extproc.domain.verdict import Code, Refusal
 from din_extproc.intent import outline as outlines
 from din_extproc.intent.encoding import plain
@@ -58,6 +59,8 @@ class Reading(Struct, frozen=True, gc=False):
     outline: Outline
     """Of `body`."""
     prompt: Prompt
+    sensitive: Sensitive | None = None
+    """What the prompt held when it was looked at."""
 
 
 class _Wishes(Struct, frozen=True, gc=False):
@@ -93,6 +96,12 @@ def read(head: Head, body: bytes, gauges: Callable[[str], Gauge], limit: int) ->
         return _read_json(head.headers, place.operation, sent, wishes, gauges)
     except RecursionError:
         return TOO_DEEP
+
+
+def read_again(head: Head, reading: Reading, body: bytes, gauges: Callable[[str], Gauge]) -> Reading | Refusal:
+    """Read a request whose body is another than the client sent: it replaces that. Else as `read`."""
+    intent = reading.intent
+    return _read_json(head.headers, intent.operation, (body, True), _Wishes(intent.timeout_ms, intent.priority), gauges)
 
 
 def _read_json(

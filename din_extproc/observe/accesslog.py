@@ -3,8 +3,8 @@
 Rule: a record is made from whatever is there. What is missing or has the wrong type counts as not told, never as an error.
 
 Dynamic metadata, namespace `din`: of a request that was sent on, the gateway leaves `labels` (`domain.usage.Labels` as JSON: one field,
-because every field costs both sides); of one that it answered itself, `trace_id` and `refusal`, and
-`tenant` and `key_id` as far as they were known. What the node's answer cost comes from `envoy/lua/usage.lua`, see its head.
+because every field costs both sides); of one that it answered itself, `trace_id` and `refusal`, `tenant` and `key_id` as far as they were
+known, and `sensitive` (`Sensitive` as JSON) where that is why. What the node's answer cost comes from `envoy/lua/usage.lua`, see its head.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from din_extproc._proto.envoy.config.core.v3.address_pb2 import Address
 from din_extproc._proto.envoy.data.accesslog.v3.accesslog_pb2 import AccessLogCommon, HTTPAccessLogEntry, ResponseFlags
 from din_extproc._proto.envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
 from din_extproc.domain.node import Endpoint
-from din_extproc.domain.usage import ExchangeRecord, Labels
+from din_extproc.domain.usage import ExchangeRecord, Labels, Sensitive
 from din_extproc.observe.outcome import Ending, outcome, usage
 
 NAMESPACE = "din"
@@ -54,6 +54,7 @@ _FLAGS = {
 }
 _NO_FLAGS: tuple[str, ...] = ()
 _decode = msgspec.json.Decoder(Labels).decode
+_decode_sensitive = msgspec.json.Decoder(Sensitive).decode
 _UNLABELLED = Labels()
 _ABSENT = Value()
 _EXACT = 2.0**53
@@ -132,6 +133,7 @@ def _record(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[s
         received_ms=_ms(common.time_to_last_rx_byte) if common.HasField("time_to_last_rx_byte") else None,
         sent_ms=_ms(common.time_to_first_upstream_tx_byte) if common.HasField("time_to_first_upstream_tx_byte") else None,
         would_refuse=labels.would_refuse,
+        sensitive=labels.sensitive or (_sensitive(told["sensitive"].string_value) if "sensitive" in told else None),
     )
 
 
@@ -191,6 +193,13 @@ def _labels(told: _Fields) -> Labels:
         return _decode(found.string_value)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return _UNLABELLED
+
+
+def _sensitive(text: str) -> Sensitive | None:
+    try:
+        return _decode_sensitive(text)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def _seconds(text: str) -> int | None:

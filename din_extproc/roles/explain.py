@@ -18,6 +18,7 @@ from din_extproc.edge.registry_forms import MemberForm
 from din_extproc.flow.gauges import Gauges
 from din_extproc.flow.members import Members
 from din_extproc.flow.place import Placer, Size, Target
+from din_extproc.flow.screening import screened
 from din_extproc.flow.timeouts import limits
 from din_extproc.flow.view import facts
 from din_extproc.intent.prefix import prefix
@@ -69,6 +70,11 @@ def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None =
     reading = read(head, bytes(request.body), gauges.named, view.body_limit)
     if isinstance(reading, Refusal):
         return refused(reading)
+    screening = view.screenings.get(tenant.id)
+    if screening is not None:
+        reading = screened(reading, screening, head, gauges.named)
+        if isinstance(reading, Refusal):
+            return refused(reading)
     wish = Wish.of(reading.intent, prefix(reading.prompt))
     members = Members.of(settings.pools) if rows is None else _members(rows)
     asked = (reading.intent, tenant, head, datetime.now(UTC).hour, members.versions)

@@ -12,8 +12,11 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from din_extproc.admit.keys import KeyRing
+from din_extproc.domain.tenant import OnSensitive
 from din_extproc.edge.tokenizers import Tokenizer, TokenizerUnavailable
-from din_extproc.flow.view import NO_COMMONS, ModelFacts, TokenCounter, View
+from din_extproc.flow.view import NO_COMMONS, ModelFacts, Screening, TokenCounter, View
+from din_extproc.screen.find import Screen
+from din_extproc.screen.kinds import BUILT_IN, custom
 from din_extproc.settings.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -36,7 +39,23 @@ def make_view(settings: Settings, counters: Mapping[str, TokenCounter]) -> View:
             known = replace(known, output_tokens_default=described.output_tokens_default, media_tokens=described.media_tokens)
         models[model] = known
     commons = NO_COMMONS if settings.commons == NO_COMMONS else settings.commons
-    return View(settings.routes, KeyRing(settings.keys), models, settings.body_limit, commons)
+    return View(settings.routes, KeyRing(settings.keys), models, settings.body_limit, commons, _screenings(settings))
+
+
+def _screenings(settings: Settings) -> dict[str, Screening]:
+    """By tenant. Tenants with the same kinds share a screen: its tables are large."""
+    own = {name: custom(name, pattern) for name, pattern in settings.sensitive_patterns.items()}
+    kinds = {**own, **BUILT_IN}
+    screens: dict[tuple[str, ...], Screen] = {}
+    found = {}
+    for tenant in settings.tenants:
+        wanted = tenant.sensitive_data
+        if wanted.policy is not OnSensitive.OFF:
+            names = tuple(name for name in kinds if wanted.kinds is None or name in wanted.kinds)
+            if names not in screens:
+                screens[names] = Screen(kinds[name] for name in names)
+            found[tenant.id] = Screening(wanted.policy, screens[names])
+    return found
 
 
 async def load_tokenizers(settings: Settings) -> dict[str, TokenCounter]:

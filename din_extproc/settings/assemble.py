@@ -14,10 +14,12 @@ from din_extproc.domain.tenant import ApiKey, Tenant
 from din_extproc.route.compile import compile_routes
 from din_extproc.route.flaw import Flaw
 from din_extproc.route.table import RouteTable
+from din_extproc.screen.kinds import BUILT_IN
 from din_extproc.settings.catalog import Catalog
 from din_extproc.settings.document import Document
 from din_extproc.settings.pools import make_kind, make_nodes
 from din_extproc.settings.problems import Place
+from din_extproc.settings.sensitive import SensitiveDataSection
 from din_extproc.settings.shape import Shaped
 
 
@@ -35,7 +37,8 @@ def assemble(shaped: Shaped, catalog: Catalog | None, document: Document) -> Ass
     config = shaped.config
     pools = tuple(_pools(shaped, catalog, document))
     defaults = config.defaults.limits.limits()
-    tenants = tuple(tenant.tenant(defaults) for tenant in config.tenants)
+    sensitive_data = config.defaults.sensitive_data.sensitive_data()
+    tenants = tuple(tenant.tenant(defaults, sensitive_data) for tenant in config.tenants)
     keys = tuple((tenant, tuple(key.key() for key in section.keys)) for tenant, section in zip(tenants, config.tenants, strict=True))
     compiled = compile_routes(
         pools, [alias.alias(name) for name, alias in config.aliases.items()], [rule.rule() for rule in config.rules], tenants
@@ -44,6 +47,7 @@ def assemble(shaped: Shaped, catalog: Catalog | None, document: Document) -> Ass
         _report_flaw(flaw, shaped, document)
     _report_twins(shaped, document)
     _report_unused(shaped, document)
+    _report_kinds(shaped, document)
     if "pools" not in shaped.broken:
         _report_models(shaped, pools, document)
         if config.limits.any and not config.store.one_script:
@@ -148,6 +152,19 @@ def _report_models(shaped: Shaped, pools: tuple[Pool, ...], document: Document) 
             document.report(place, f"{name!r} is an alias", f"limits count per physical model: {', '.join(models)}", at_key=True)
         elif name not in models:
             document.report(place, f"no pool serves a model {name!r}", _close(name, models), at_key=True)
+
+
+def _report_kinds(shaped: Shaped, document: Document) -> None:
+    """Kinds of sensitive data that a policy names must exist."""
+    config = shaped.config
+    known = [*BUILT_IN, *config.sensitive_data.patterns]
+    policies: list[tuple[Place, SensitiveDataSection | None]] = [(("defaults",), config.defaults.sensitive_data)]
+    policies += [(("tenants", at), tenant.sensitive_data) for at, tenant in zip(shaped.tenants, config.tenants, strict=True)]
+    for place, policy in policies if "sensitive_data" not in shaped.broken else ():
+        for index, kind in enumerate(() if policy is None else policy.kinds or ()):
+            if kind not in known:
+                hint = _close(kind, known) or f"there are: {', '.join(known)}"
+                document.report((*place, "sensitive_data", "kinds", index), f"no kind of sensitive data is called {kind!r}", hint)
 
 
 def _close(name: str, known: Iterable[str]) -> str:

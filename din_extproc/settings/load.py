@@ -62,6 +62,7 @@ def load(path: Path, env: Mapping[str, str], source: CatalogSource | None = None
         tenants=assembled.tenants,
         commons=config.limits.commons(),
         keys=assembled.keys,
+        sensitive_patterns=config.sensitive_data.patterns,
         routes=assembled.routes,
         token_thresholds=thresholds(rule.rule().when for rule in config.rules),
         envoy=config.envoy,

@@ -13,6 +13,7 @@ from din_extproc.settings.gateway import FailOpen, Gateway, Store
 from din_extproc.settings.pools import PoolSection
 from din_extproc.settings.routes import AliasSection, RuleSection
 from din_extproc.settings.section import AsTuple, ModelName, Name, Section
+from din_extproc.settings.sensitive import SensitivePatterns
 from din_extproc.settings.tenants import CommonsSection, Defaults, TenantSection
 
 
@@ -31,5 +32,6 @@ class DinYaml(Section):
     tenants: Annotated[tuple[TenantSection, ...], AsTuple] = ()
     defaults: Defaults = Defaults()
     limits: CommonsSection = CommonsSection()
+    sensitive_data: SensitivePatterns = SensitivePatterns()
     envoy: EnvoySection = EnvoySection()
     fail_open: Annotated[FailOpen | None, BeforeValidator(off_is_none)] = None

@@ -45,6 +45,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     commons: Commons
     keys: tuple[tuple[Tenant, tuple[ApiKey, ...]], ...]
     """What a `KeyRing` is made from."""
+    sensitive_patterns: dict[str, str]
+    """RE2 patterns of sensitive data, by the name of their kind, besides the built-in ones."""
     routes: RouteTable
     token_thresholds: frozenset[int]
     """Prompt sizes at which a rule turns."""

@@ -10,9 +10,10 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from din_extproc.admit.keys import is_key_id, parse_hash
 from din_extproc.domain.request import Priority
-from din_extproc.domain.tenant import ApiKey, Ceilings, Commons, Limits, Tenant
+from din_extproc.domain.tenant import ApiKey, Ceilings, Commons, Limits, OnSensitive, SensitiveData, Tenant
 from din_extproc.settings.routes import PriorityName
 from din_extproc.settings.section import AsTuple, Name, Positive, Section, Text
+from din_extproc.settings.sensitive import SensitiveDataPolicy, SensitiveDataSection
 
 _DIMENSIONS = ("rpm", "tpm", "max_streams")
 
@@ -126,8 +127,10 @@ class TenantSection(Section):
     """Names it may ask for: aliases and physical models, `*` and `?` as in a shell. An alias allows the models behind it."""
     priority: PriorityName = Priority.STANDARD
     limits: TenantLimitsSection = TenantLimitsSection()
+    sensitive_data: SensitiveDataPolicy | None = None
+    """None: that of `defaults`."""
 
-    def tenant(self, default: Limits) -> Tenant:
+    def tenant(self, default: Limits, sensitive_data: SensitiveData) -> Tenant:
         """For the domain."""
         return Tenant(
             id=self.id,
@@ -137,6 +140,7 @@ class TenantSection(Section):
             per_model={model: limits.limits() for model, limits in self.limits.per_model.items()},
             per_priority=_by_priority(self.limits.per_priority),
             enforce=self.limits.enforce,
+            sensitive_data=sensitive_data if self.sensitive_data is None else self.sensitive_data.sensitive_data(),
         )
 
 
@@ -144,3 +148,4 @@ class Defaults(Section):
     """`defaults:`."""
 
     limits: LimitsSection = LimitsSection()
+    sensitive_data: SensitiveDataPolicy = SensitiveDataSection(policy=OnSensitive.OFF)

@@ -54,6 +54,9 @@ SHOWN = {
     "body_1kb_sidecar_ms": "sidecar CPU for a body of 1 kB, ms",
     "body_32kb_sidecar_ms": "sidecar CPU for a body of 32 kB, ms",
     "body_1mb_sidecar_ms": "sidecar CPU for a body of 1 MB, ms",
+    "screen_1kb_us": "looking for sensitive data in 1 kB, µs",
+    "screen_1mb_ms": "looking for sensitive data in 1 MB, ms",
+    "screen_1mb_dearest_ms": "the same where it is fullest of what looks so, ms",
     "decision_1k_rules_vs_10": "decision time behind 1,000 rules that don't hold ÷ behind 10",
 }
 
