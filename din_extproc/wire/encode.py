@@ -105,8 +105,7 @@ class _Names(dict[str, str]):
 
 
 class _Openings(dict[tuple[str, int], str]):
-    """What stands before a header's value when it is set, by the header's name and the value's length: the action first, so that
-    nothing has to follow the value."""
+    """What stands before a header's value when it is set, by its name and the value's length. The action is part of it: nothing follows."""
 
     def __missing__(self, name_and_size: tuple[str, int]) -> str:
         name, size = name_and_size
