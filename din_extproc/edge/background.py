@@ -6,12 +6,17 @@ Rule: a failure is logged with its traceback and ends only itself; at the end of
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from itertools import islice
+from typing import Any, TypeVar
 
 from din_extproc.edge.drive import Drive
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_AT_ONCE = 4
+"""Steps of one turn of the loop: some hundred microseconds of work."""
 
 
 class Background:
@@ -25,10 +30,13 @@ class Background:
 
     def start(self, coroutine: Coroutine[Any, Any, object]) -> None:
         """Run it, beginning now, without a task of its own. It may await futures only (see `edge/drive.py`)."""
-        if not self._open:
-            self._idle.clear()
-        self._open += 1
+        self._begin()
         Drive(coroutine, self._done, self._failed)
+
+    def trickle(self, items: Iterator[T], step: Callable[[T], None]) -> None:
+        """Take one step per item, a few in each turn of the loop, beginning now: what comes in a burst holds nobody else up for long."""
+        self._begin()
+        self._trickle(items, step)
 
     def every(self, seconds: float, name: str, step: Callable[[], Awaitable[None]]) -> None:
         """Do it every so many seconds, one after the other, until `close`."""
@@ -49,6 +57,23 @@ class Background:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _begin(self) -> None:
+        if not self._open:
+            self._idle.clear()
+        self._open += 1
+
+    def _trickle(self, items: Iterator[T], step: Callable[[T], None]) -> None:
+        few = list(islice(items, _AT_ONCE))
+        for item in few:
+            try:
+                step(item)
+            except Exception:  # noqa: BLE001 - the last guard: the others have nothing to do with it
+                _log.exception("a background step failed")
+        if len(few) == _AT_ONCE:
+            asyncio.get_running_loop().call_soon(self._trickle, items, step)
+        else:
+            self._done(None)
 
     def _done(self, _: object) -> None:
         self._open -= 1

@@ -7,7 +7,7 @@ because every field costs both sides); of one that it answered itself, `trace_id
 known, and `sensitive` (`Sensitive` as JSON) where that is why. What the node's answer cost comes from `envoy/lua/usage.lua`, see its head.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 from google.protobuf.duration_pb2 import Duration
@@ -64,8 +64,8 @@ _Fields = Mapping[str, Value]
 """The namespace's fields, those that are there."""
 
 
-def records(message: bytes, nodes: Mapping[str, str]) -> list[ExchangeRecord]:
-    """Read one `StreamAccessLogsMessage`.
+def records(message: bytes, nodes: Mapping[str, str]) -> Iterator[ExchangeRecord]:
+    """Read one `StreamAccessLogsMessage`, record by record as they are asked for.
 
     Args:
         message: As it came over gRPC.
@@ -82,12 +82,14 @@ def records(message: bytes, nodes: Mapping[str, str]) -> list[ExchangeRecord]:
         entries = StreamAccessLogsMessage.FromString(message).http_logs.log_entry
     except DecodeError as error:
         raise ValueError("not an access log message") from error
-    found = []
+    return _each(entries, nodes)
+
+
+def _each(entries: Iterable[HTTPAccessLogEntry], nodes: Mapping[str, str]) -> Iterator[ExchangeRecord]:
     for entry in entries:
         common = entry.common_properties
         if NAMESPACE in common.metadata.filter_metadata and not common.intermediate_log_entry:
-            found.append(_record(entry, common, nodes))
-    return found
+            yield _record(entry, common, nodes)
 
 
 def _record(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[str, str]) -> ExchangeRecord:

@@ -205,11 +205,7 @@ class AccountingPlane:
             self._unreadable += 1
             _log.warning("an access log message of %d bytes could not be read", len(message))
             return
-        now = SystemClock().monotonic()
-        for record in finished:
-            self._paces.learn(record, now)
-            self._tally(record)
-            self._background.start(self.settler.settle(record))
+        self._background.trickle(finished, self._finished)
 
     def lessons(self) -> Lessons:
         """What was learned since this was last asked."""
@@ -223,6 +219,11 @@ class AccountingPlane:
             "access_logs": {"unreadable": self._unreadable, "dropped": self._envoy.total},
             "mixed_dtype_share": self.mixture.shares(),
         }
+
+    def _finished(self, record: ExchangeRecord) -> None:
+        self._paces.learn(record, SystemClock.monotonic())
+        self._tally(record)
+        self._background.start(self.settler.settle(record))
 
     def _tally(self, record: ExchangeRecord) -> None:
         """What the exchange says of its node."""

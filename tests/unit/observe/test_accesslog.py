@@ -95,7 +95,7 @@ def test_a_batch_gives_its_records_in_order_and_skips_what_the_gateway_did_not_d
 def test_a_node_that_nobody_knows_is_named_by_its_endpoint() -> None:
     six = entry(LABELS)
     six.common_properties.upstream_remote_address.socket_address.address = "fd00::10"
-    found = records(message(entry(LABELS, port=9), six), {"[fd00::10]:8000": "gpu-10"})
+    found = list(records(message(entry(LABELS, port=9), six), {"[fd00::10]:8000": "gpu-10"}))
     assert [record.node_id for record in found] == ["10.0.0.7:9", "gpu-10"]
 
 
@@ -156,6 +156,6 @@ def test_an_entry_without_anything_is_a_record_of_nothing() -> None:
 
 
 def test_bytes_that_are_no_log_are_refused() -> None:
-    assert records(b"", {}) == []
+    assert list(records(b"", {})) == []
     with pytest.raises(ValueError, match="not an access log message"):
         records(b"\xff\xff\xff", {})
