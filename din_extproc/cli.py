@@ -7,19 +7,16 @@ import os
 import secrets
 import sys
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Literal
 
-import msgspec
 import typer
 
 from din_extproc import __version__
 from din_extproc.admit.keys import ENTROPY_BYTES, make_key, make_node_token
+from din_extproc.cli_options import DEFAULT_CONFIG, Config, Json, fail, print_json, settings_of
+from din_extproc.cli_render import render_app
 from din_extproc.edge.logs import configure
 from din_extproc.settings.check import check as check_file
-from din_extproc.settings.load import load
-from din_extproc.settings.node import load_node
-from din_extproc.settings.problems import Rejected
-from din_extproc.settings.settings import Settings
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -27,14 +24,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="An Envoy sidecar that routes LLM requests to GPU nodes.",
 )
-render_app = typer.Typer(no_args_is_help=True, help="Configuration for the proxy in front.")
 keys_app = typer.Typer(no_args_is_help=True, help="API keys of tenants.")
 app.add_typer(render_app, name="render")
 app.add_typer(keys_app, name="keys")
-
-Config = Annotated[Path, typer.Option("--config", "-c", help="The configuration.", envvar="DIN_CONFIG")]
-Json = Annotated[bool, typer.Option("--json", help="For machines.")]
-DEFAULT_CONFIG = Path("din.yaml")
 
 
 def main() -> None:
@@ -94,63 +86,10 @@ def check(
     """Say everything that is wrong with a configuration: file, line, place, hint."""
     checked = check_file(file, os.environ)
     if json:
-        _print_json({"sound": checked.sound, "problems": checked.problems})
+        print_json({"sound": checked.sound, "problems": checked.problems})
     else:
         typer.echo(checked.text)
     raise typer.Exit(0 if checked.sound else 1)
-
-
-@render_app.command("envoy")
-def render_envoy(
-    config: Config = DEFAULT_CONFIG,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here instead of to standard output.")] = None,
-    validate: Annotated[bool, typer.Option(help="Ask the Envoy of this machine, if there is one.")] = True,  # noqa: FBT002
-    xds: Annotated[
-        bool | None,
-        typer.Option(
-            "--xds/--static", help="Whether the sidecar tells that Envoy its nodes while it runs. [default: if gateway.xds is set]"
-        ),
-    ] = None,
-    node_id: Annotated[str, typer.Option(help="With --xds, the name by which that Envoy asks; this host's by default.")] = "",
-) -> None:
-    """Envoy's own configuration (envoy.yaml) for this din.yaml."""
-    from din_extproc.roles.render import Unrenderable  # noqa: PLC0415 - the other commands start without it
-    from din_extproc.roles.render import render_envoy as render  # noqa: PLC0415
-
-    try:
-        settings = _settings(config)
-        told = settings.gateway.xds is not None if xds is None else xds
-        text = render(settings, validate=validate, xds=told, node_id=node_id)
-    except Unrenderable as error:
-        _fail(str(error))
-    if output is None:
-        typer.echo(text, nl=False)
-    else:
-        output.write_text(text)
-
-
-@render_app.command("node")
-def render_node(
-    config: Config = Path("node.yaml"),
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here instead of to standard output.")] = None,
-    validate: Annotated[bool, typer.Option(help="Ask the Envoy of this machine, if there is one.")] = True,  # noqa: FBT002
-) -> None:
-    """Configuration of the Envoy in front of a node's engine, for this node.yaml."""
-    from din_extproc.roles.render import Unrenderable  # noqa: PLC0415 - the other commands start without it
-    from din_extproc.roles.render import render_node as render  # noqa: PLC0415
-
-    settings = load_node(config, os.environ)
-    if isinstance(settings, Rejected):
-        typer.echo(str(settings), err=True)
-        raise typer.Exit(1)
-    try:
-        text = render(settings, validate=validate)
-    except Unrenderable as error:
-        _fail(str(error))
-    if output is None:
-        typer.echo(text, nl=False)
-    else:
-        output.write_text(text)
 
 
 @app.command()
@@ -165,7 +104,7 @@ def envoy(
     from din_extproc.roles.envoy import EnvoyOptions, run  # noqa: PLC0415 - the other commands start without it
 
     configure("info")
-    admin = _settings(config).envoy.admin
+    admin = settings_of(config).envoy.admin
     raise typer.Exit(run(EnvoyOptions(file=file, admin=admin, concurrency=concurrency, drain_s=drain_s, log_level=log_level)))
 
 
@@ -180,11 +119,11 @@ def drain(
     from din_extproc.roles.drain import drain as drain_envoy  # noqa: PLC0415
 
     try:
-        left = drain_envoy(_settings(config).envoy.admin, at_least_s, at_most_s)
+        left = drain_envoy(settings_of(config).envoy.admin, at_least_s, at_most_s)
     except Silent as error:
-        _fail(str(error))
+        fail(str(error))
     if left:
-        _fail(f"{left} requests are still in flight after {at_most_s:g} s")
+        fail(f"{left} requests are still in flight after {at_most_s:g} s")
 
 
 @app.command()
@@ -200,14 +139,14 @@ def explain(
     from din_extproc.roles.explain import explain as explain_request  # noqa: PLC0415
     from din_extproc.roles.nodes import Unanswered, rows  # noqa: PLC0415
 
-    settings = _settings(config)
+    settings = settings_of(config)
     try:
         text = sys.stdin.buffer.read() if str(request) == "-" else request.read_bytes()
         explained = explain_request(settings, tenant, text, rows(settings) if live else None)
     except (Unexplained, Unanswered, OSError) as error:
-        _fail(str(error))
+        fail(str(error))
     if json:
-        _print_json(explained)
+        print_json(explained)
     else:
         typer.echo("\n".join(explained.lines()))
     raise typer.Exit(0 if explained.sent else 1)
@@ -222,9 +161,9 @@ def keys_new(
     try:
         made = make_key(key_id, secrets.token_bytes(ENTROPY_BYTES))
     except ValueError as error:
-        _fail(str(error))
+        fail(str(error))
     if json:
-        _print_json({"id": key_id, "key": made.text, "hash": made.hash})
+        print_json({"id": key_id, "key": made.text, "hash": made.hash})
     else:
         entry = f'  - {{ id: {key_id}, hash: "{made.hash}" }}'
         typer.echo(f"for the client, shown once:\n  {made.text}\nfor din.yaml, under the tenant's keys:\n{entry}")
@@ -239,9 +178,9 @@ def keys_node(
     try:
         made = make_node_token(node_id, secrets.token_bytes(ENTROPY_BYTES))
     except ValueError as error:
-        _fail(str(error))
+        fail(str(error))
     if json:
-        _print_json({"id": node_id, "token": made.text, "hash": made.hash})
+        print_json({"id": node_id, "token": made.text, "hash": made.hash})
     else:
         typer.echo(f'for the node, shown once:\n  {made.text}\nfor the file of node tokens:\n{node_id}: "{made.hash}"')
 
@@ -256,16 +195,16 @@ def nodes(
     """What the running sidecar knows of its nodes: state, trust, load, and why."""
     from din_extproc.roles import nodes as role  # noqa: PLC0415 - the other commands start without it
 
-    settings = _settings(config)
+    settings = settings_of(config)
     try:
         if json:
-            _print_json(role.ask(settings))
+            print_json(role.ask(settings))
         elif watch:
             role.watch(settings, every_s)
         else:
             role.show(settings)
     except role.Unanswered as error:
-        _fail(str(error))
+        fail(str(error))
     except KeyboardInterrupt:
         return
 
@@ -320,21 +259,4 @@ def engine_sim(
             )
         )
     except (ValueError, OSError) as error:
-        _fail(str(error))
-
-
-def _settings(config: Path) -> Settings:
-    settings = load(config, os.environ)
-    if isinstance(settings, Rejected):
-        typer.echo(str(settings), err=True)
-        raise typer.Exit(1)
-    return settings
-
-
-def _print_json(value: object) -> None:
-    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(1)
+        fail(str(error))

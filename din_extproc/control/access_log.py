@@ -16,7 +16,7 @@ LOG_NAME = "din"
 _HELD_BYTES = 8 << 20
 """Entries that Envoy holds at most while the sidecar is slow, about 8,000. Past that it drops them, and their tokens are not settled;
 Envoy's own default of 16 KiB drops some whenever a burst comes before the connection has opened its window."""
-_REQUEST_HEADERS = ["x-din-trace-id"]
+REQUEST_HEADERS = ["x-din-trace-id"]
 _LINE = {
     "time": "%START_TIME%",
     "trace_id": "%REQ(X-DIN-TRACE-ID)%",
@@ -29,7 +29,7 @@ _LINE = {
     "bytes_in": "%BYTES_RECEIVED%",
     "bytes_out": "%BYTES_SENT%",
 }
-_RESPONSE_HEADERS = ["x-din-node-id", "x-din-model-version", "x-din-trace-id", "x-bxagent-degraded", "retry-after"]
+RESPONSE_HEADERS = ["x-din-node-id", "x-din-model-version", "x-din-trace-id", "x-bxagent-degraded", "retry-after"]
 
 
 def access_log(topology: Topology) -> AccessLog:
@@ -45,8 +45,8 @@ def access_log(topology: Topology) -> AccessLog:
     )
     config = HttpGrpcAccessLogConfig(
         common_config=common,
-        additional_request_headers_to_log=_REQUEST_HEADERS,
-        additional_response_headers_to_log=_RESPONSE_HEADERS,
+        additional_request_headers_to_log=REQUEST_HEADERS,
+        additional_response_headers_to_log=RESPONSE_HEADERS,
     )
     logger = extension("envoy.access_loggers.http_grpc", config)
     return AccessLog(name=logger.name, typed_config=logger.typed_config)

@@ -5,6 +5,7 @@ Importing this module takes about three seconds (Envoy's whole vocabulary): only
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -24,14 +25,14 @@ from envoy_data_plane.envoy.extensions.resource_monitors.downstream_connections.
 
 from din_extproc.control.clusters import clusters
 from din_extproc.control.listener import listener
-from din_extproc.control.packing import by_ads, envoy_address, extension, milliseconds
+from din_extproc.control.packing import as_plain, by_ads, envoy_address, extension, milliseconds
 from din_extproc.control.topology import XDS_CLUSTER, Discovery, Topology
 
 _SERVICE_CLUSTER = "din"
 _FIRST_RETRY_MS = 100
 _LAST_RETRY_MS = 1_000
 _NOTE = "# Rendered by `din-extproc render {}`: change the {}'s configuration, not this file.\n"
-_WHOSE = {"envoy": "gateway", "node": "node"}
+_WHOSE = {"node": "node"}
 
 
 def bootstrap(topology: Topology) -> Bootstrap:
@@ -67,7 +68,7 @@ def _connection_limit(connections: int) -> OverloadManager:
 
 def as_dict(topology: Topology) -> dict[str, Any]:
     """The bootstrap as plain values, with the field names of Envoy's documentation."""
-    return bootstrap(topology).to_dict(casing=str)  # type: ignore[arg-type] # already snake case: Casing.SNAKE would split `5xx`
+    return as_plain(bootstrap(topology))
 
 
 def as_json(topology: Topology) -> str:
@@ -77,13 +78,21 @@ def as_json(topology: Topology) -> str:
 
 def as_yaml(topology: Topology, command: str = "envoy") -> str:
     """The bootstrap as YAML text; texts of several lines stand as blocks. `command`: of `din-extproc render`."""
-    return _NOTE.format(command, _WHOSE[command]) + yaml.dump(
-        as_dict(topology), Dumper=_BlockDumper, sort_keys=False, width=140, allow_unicode=True
-    )
+    return documents([as_dict(topology)], command)
+
+
+def documents(values: Sequence[dict[str, Any]], command: str) -> str:
+    """Plain values as YAML documents, with a note that says where to change them."""
+    texts = (yaml.dump(value, Dumper=_BlockDumper, sort_keys=False, width=140, allow_unicode=True) for value in values)
+    return _NOTE.format(command, _WHOSE.get(command, "gateway")) + "---\n".join(texts)
 
 
 class _BlockDumper(yaml.SafeDumper):
-    """Writes texts of several lines the way people read them."""
+    """Writes texts of several lines the way people read them, and what stands twice in full."""
+
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - PyYAML's own signature
+        """No anchors."""
+        return True
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

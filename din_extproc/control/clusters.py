@@ -89,7 +89,12 @@ def clusters(topology: Topology) -> list[Cluster]:
         own.append(_agent(topology.agent))
     if topology.discovery is not None:
         return [*own, _service(XDS_CLUSTER, [topology.discovery.address])]
-    return own + [_static_pool(pool, topology) for pool in topology.pools]
+    return own + pool_clusters(topology)
+
+
+def pool_clusters(topology: Topology) -> list[Cluster]:
+    """The pools with the nodes that are listed."""
+    return [_static_pool(pool, topology) for pool in topology.pools]
 
 
 def discovered_pool(pool: Pool, topology: Topology) -> Cluster:

@@ -36,21 +36,22 @@ _HTTP2_STREAMS = 256
 
 def listener(topology: Topology) -> Listener:
     """The gateway's listener."""
-    manager = extension("envoy.filters.network.http_connection_manager", _connection_manager(topology))
+    manager = extension("envoy.filters.network.http_connection_manager", connection_manager(topology))
     return Listener(
         name="din",
         address=envoy_address(topology.listener),
-        per_connection_buffer_limit_bytes=_held_bytes(topology),
+        per_connection_buffer_limit_bytes=held_bytes(topology),
         filter_chains=[FilterChain(filters=[Filter(name=manager.name, typed_config=manager.typed_config)])],
     )
 
 
-def _held_bytes(topology: Topology) -> int:
+def held_bytes(topology: Topology) -> int:
     """What Envoy may hold of one request. Over HTTP/2 it holds as much as the stream's window, and refuses longer bodies."""
     return topology.body_limit_bytes + EDIT_ROOM_BYTES
 
 
-def _connection_manager(topology: Topology) -> HttpConnectionManager:
+def connection_manager(topology: Topology) -> HttpConnectionManager:
+    """What happens to a request before and after the filters."""
     return HttpConnectionManager(
         stat_prefix="din",
         codec_type=HttpConnectionManagerCodecType.AUTO,
@@ -78,8 +79,8 @@ def _connection_manager(topology: Topology) -> HttpConnectionManager:
         http_protocol_options=Http1ProtocolOptions(override_stream_error_on_invalid_http_message=True),
         http2_protocol_options=Http2ProtocolOptions(
             max_concurrent_streams=_HTTP2_STREAMS,
-            initial_stream_window_size=_held_bytes(topology),
-            initial_connection_window_size=_held_bytes(topology),
+            initial_stream_window_size=held_bytes(topology),
+            initial_connection_window_size=held_bytes(topology),
             override_stream_error_on_invalid_http_message=True,
         ),
     )

@@ -1,6 +1,7 @@
 """Wraps Envoy's typed messages the way its extension points want them. Rule: no decision is made here."""
 
 from datetime import timedelta
+from typing import Any
 
 import betterproto2
 from envoy_data_plane.envoy.config.core.v3 import Address as EnvoyAddress
@@ -23,6 +24,11 @@ from din_extproc.control.topology import Address, UnixSocket
 def extension(name: str, message: betterproto2.Message) -> TypedExtensionConfig:
     """An extension's name with its configuration."""
     return TypedExtensionConfig(name=name, typed_config=PackedAny.pack(message))
+
+
+def as_plain(message: betterproto2.Message) -> dict[str, Any]:
+    """A message as plain values, with the field names of Envoy's documentation."""
+    return message.to_dict(casing=str)  # type: ignore[arg-type] # already snake case: Casing.SNAKE would split `5xx`
 
 
 def milliseconds(value: int) -> timedelta:

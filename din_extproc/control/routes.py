@@ -34,23 +34,23 @@ from din_extproc.domain.request import Operation
 CLUSTER_HEADER = "x-din-cluster"
 ROUTE_CONFIGURATION = "din"
 UNDECIDED = "undecided"
-_SECRETS = ["authorization", "x-api-key", "api-key", "proxy-authorization", "cookie"]
+SECRETS = ["authorization", "x-api-key", "api-key", "proxy-authorization", "cookie"]
 """Where a tenant's key or session can stand: a node has no use for it."""
-_INSIDE = [CLUSTER_HEADER, "accept-encoding", "x-envoy-external-address"]
+INSIDE = [CLUSTER_HEADER, "accept-encoding", "x-envoy-external-address"]
 """What a node need not know, and must not: a compressed answer can't be metered. (`x-din-endpoint` is taken off by the clusters.)"""
 _NODE_CORS = [
     f"access-control-{name}"
     for name in ("allow-origin", "allow-credentials", "allow-methods", "allow-headers", "expose-headers", "max-age")
 ]
-_EXPOSED = [
+EXPOSED = [
     "retry-after",
     "retry-after-ms",
     *(f"x-ratelimit-{kind}-{what}" for kind in ("limit", "remaining", "reset") for what in ("requests", "tokens")),
     *(f"x-din-{name}" for name in ("node-id", "model-version", "exec-time-ms", "trace-id", "degraded-reason")),
     "x-bxagent-degraded",
 ]
-_ALLOWED = ["authorization", "content-type", "x-api-key", "traceparent", "tracestate", "x-task-tier", *CLIENT_MAY_SEND]
-_METHODS = "GET,HEAD,POST"
+ALLOWED = ["authorization", "content-type", "x-api-key", "traceparent", "tracestate", "x-task-tier", *CLIENT_MAY_SEND]
+METHODS = "GET,HEAD,POST"
 _MAX_AGE_S = "600"
 _OTHER_NODE_DRAWS = 32
 """How often another node is drawn before the one that failed is taken again: with few nodes the same one comes often."""
@@ -85,8 +85,8 @@ def _preflight(origin: str) -> Route:
         typed_per_filter_config={CORS: off, EXT_PROC: off},
         response_headers_to_add=[
             overwrite("access-control-allow-origin", "%REQ(origin)%"),
-            overwrite("access-control-allow-methods", _METHODS),
-            overwrite("access-control-allow-headers", ",".join(_ALLOWED)),
+            overwrite("access-control-allow-methods", METHODS),
+            overwrite("access-control-allow-headers", ",".join(ALLOWED)),
             overwrite("access-control-max-age", _MAX_AGE_S),
             overwrite("vary", "origin"),
         ],
@@ -98,8 +98,8 @@ def _chosen_pool(topology: Topology) -> Route:
         name="pool",
         match=RouteMatch(prefix="/", headers=[HeaderMatcher(name=CLUSTER_HEADER, present_match=True)]),
         route=_toward_node(topology, RouteAction(cluster_header=CLUSTER_HEADER)),
-        request_headers_to_remove=[*_SECRETS, *_INSIDE],
-        response_headers_to_add=_who_answered(),
+        request_headers_to_remove=[*SECRETS, *INSIDE],
+        response_headers_to_add=who_answered(),
         response_headers_to_remove=_NODE_CORS,
     )
 
@@ -124,9 +124,9 @@ def _fail_open(topology: Topology, pool: str) -> Route:
         name=FAIL_OPEN,
         match=RouteMatch(safe_regex=RegexMatcher(regex=paths)),
         route=_toward_node(topology, RouteAction(cluster=pool)),
-        request_headers_to_remove=[*_SECRETS, *_INSIDE],
+        request_headers_to_remove=[*SECRETS, *INSIDE],
         response_headers_to_add=[
-            *_who_answered(),
+            *who_answered(),
             overwrite("x-bxagent-degraded", f"%UPSTREAM_METADATA(din:{FAIL_OPEN}:degraded)%"),
             overwrite("x-din-degraded-reason", f"%UPSTREAM_METADATA(din:{FAIL_OPEN}:reason)%"),
         ],
@@ -163,7 +163,7 @@ def _retry_policy(topology: Topology) -> RetryPolicy:
     )
 
 
-def _who_answered() -> list[HeaderValueOption]:
+def who_answered() -> list[HeaderValueOption]:
     """Named by Envoy, because only Envoy knows which node answered after a retry."""
     return [
         overwrite("x-din-node-id", "%UPSTREAM_METADATA(din:node_id)%"),
@@ -175,7 +175,7 @@ def _who_answered() -> list[HeaderValueOption]:
 def _cors_policy(origins: tuple[str, ...]) -> CorsPolicy:
     return CorsPolicy(
         allow_origin_string_match=[_origin(origin) for origin in origins],
-        expose_headers=",".join(_EXPOSED),
+        expose_headers=",".join(EXPOSED),
     )
 
 

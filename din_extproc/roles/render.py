@@ -5,6 +5,7 @@ Rule: what is printed was accepted by an Envoy of this machine, where there is o
 
 import socket
 from importlib.resources import files
+from typing import Any, Literal
 
 from din_extproc.edge.envoy_binary import complaint, find_envoy
 from din_extproc.settings.node import NodeSettings
@@ -51,6 +52,41 @@ def render_node(settings: NodeSettings, *, validate: bool = False) -> str:
     if settings.proxy is None:
         raise Unrenderable(f"{settings.file} has no section `proxy`: no Envoy stands in front of the engine")
     return _accepted(as_yaml(settings.topology(), "node"), validate=validate)
+
+
+def render_istio(settings: Settings, *, mode: Literal["gateway", "sidecar"], **placed: Any) -> str:
+    """Istio's resources as YAML.
+
+    Args:
+        settings: A sound configuration.
+        mode: Whose Envoys are patched: an ingress gateway's, or the clients' own.
+        placed: The other fields of `control.istio.Mesh`.
+
+    Raises:
+        Unrenderable: the mesh could not reach the sidecar or the nodes.
+    """
+    from din_extproc.control.bootstrap import documents  # noqa: PLC0415 - three seconds, for those who render only
+    from din_extproc.control.istio import Mesh, istio  # noqa: PLC0415
+
+    try:
+        return documents(istio(settings.topology(usage_lua()), Mesh(mode=mode, **placed)), "istio")
+    except ValueError as error:
+        raise Unrenderable(str(error)) from error
+
+
+def render_envoy_gateway(settings: Settings, **placed: Any) -> str:
+    """Envoy Gateway's resources as YAML. `placed`: the fields of `control.envoy_gateway.Placement`.
+
+    Raises:
+        Unrenderable: a part of the configuration has no place in a cluster.
+    """
+    from din_extproc.control.bootstrap import documents  # noqa: PLC0415 - three seconds, for those who render only
+    from din_extproc.control.envoy_gateway import Placement, envoy_gateway  # noqa: PLC0415
+
+    try:
+        return documents(envoy_gateway(settings.topology(usage_lua()), Placement(**placed)), "envoy-gateway")
+    except ValueError as error:
+        raise Unrenderable(str(error)) from error
 
 
 def _accepted(text: str, *, validate: bool) -> str:

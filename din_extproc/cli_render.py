@@ -1,0 +1,113 @@
+"""The commands under `render`: configuration for the proxies in front, out of one file.
+
+Rule: as in `cli`: parse, call a role, print.
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from din_extproc.cli_options import DEFAULT_CONFIG, Config, Output, fail, settings_of, write
+from din_extproc.settings.node import load_node
+from din_extproc.settings.problems import Rejected
+
+render_app = typer.Typer(no_args_is_help=True, help="Configuration for the proxy in front.")
+
+
+@render_app.command("envoy")
+def render_envoy(
+    config: Config = DEFAULT_CONFIG,
+    output: Output = None,
+    validate: Annotated[bool, typer.Option(help="Ask the Envoy of this machine, if there is one.")] = True,  # noqa: FBT002
+    xds: Annotated[
+        bool | None,
+        typer.Option(
+            "--xds/--static", help="Whether the sidecar tells that Envoy its nodes while it runs. [default: if gateway.xds is set]"
+        ),
+    ] = None,
+    node_id: Annotated[str, typer.Option(help="With --xds, the name by which that Envoy asks; this host's by default.")] = "",
+) -> None:
+    """Envoy's own configuration (envoy.yaml) for this din.yaml."""
+    from din_extproc.roles.render import Unrenderable  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.render import render_envoy as render  # noqa: PLC0415
+
+    try:
+        settings = settings_of(config)
+        told = settings.gateway.xds is not None if xds is None else xds
+        text = render(settings, validate=validate, xds=told, node_id=node_id)
+    except Unrenderable as error:
+        fail(str(error))
+    write(text, output)
+
+
+@render_app.command("istio")
+def render_istio(
+    host: Annotated[str, typer.Option(help="What clients call, such as llm.example.com.")],
+    config: Config = DEFAULT_CONFIG,
+    output: Output = None,
+    mode: Annotated[Literal["gateway", "sidecar"], typer.Option(help="An ingress gateway's Envoys, or the clients' own.")] = "gateway",
+    namespace: Annotated[str, typer.Option(help="Of the resources; in mode sidecar, of the clients.")] = "default",
+    gateway: Annotated[str, typer.Option(help="The Gateway that the host joins: a name, or namespace/name.")] = "istio-ingressgateway",
+    selector: Annotated[list[str] | None, typer.Option(help="label=value of the proxies that are patched; repeatable.")] = None,
+    port: Annotated[int, typer.Option(help="Where those proxies listen for the host.")] = 80,
+) -> None:
+    """Istio's resources for this din.yaml: EnvoyFilter, DestinationRule, VirtualService, ServiceEntry."""
+    from din_extproc.roles.render import Unrenderable  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.render import render_istio as render  # noqa: PLC0415
+
+    labels = tuple(_label(text) for text in selector or (["istio=ingressgateway"] if mode == "gateway" else []))
+    try:
+        text = render(settings_of(config), mode=mode, host=host, namespace=namespace, gateway=gateway, selector=labels, port=port)
+    except Unrenderable as error:
+        fail(str(error))
+    write(text, output)
+
+
+@render_app.command("envoy-gateway")
+def render_envoy_gateway(
+    host: Annotated[str, typer.Option(help="What clients call, such as llm.example.com.")],
+    gateway: Annotated[str, typer.Option(help="The Gateway that the host joins, of the same namespace.")],
+    config: Config = DEFAULT_CONFIG,
+    output: Output = None,
+    namespace: Annotated[str, typer.Option(help="Of the resources.")] = "default",
+    listener: Annotated[str, typer.Option(help="The Gateway's listener.")] = "http",
+) -> None:
+    """Envoy Gateway's resources for this din.yaml: HTTPRoute, Backend, EnvoyExtensionPolicy, EnvoyPatchPolicy and what they need."""
+    from din_extproc.roles.render import Unrenderable  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.render import render_envoy_gateway as render  # noqa: PLC0415
+
+    try:
+        text = render(settings_of(config), host=host, gateway=gateway, namespace=namespace, listener=listener)
+    except Unrenderable as error:
+        fail(str(error))
+    write(text, output)
+
+
+@render_app.command("node")
+def render_node(
+    config: Config = Path("node.yaml"),
+    output: Output = None,
+    validate: Annotated[bool, typer.Option(help="Ask the Envoy of this machine, if there is one.")] = True,  # noqa: FBT002
+) -> None:
+    """Configuration of the Envoy in front of a node's engine, for this node.yaml."""
+    from din_extproc.roles.render import Unrenderable  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.render import render_node as render  # noqa: PLC0415
+
+    settings = load_node(config, os.environ)
+    if isinstance(settings, Rejected):
+        typer.echo(str(settings), err=True)
+        raise typer.Exit(1)
+    try:
+        text = render(settings, validate=validate)
+    except Unrenderable as error:
+        fail(str(error))
+    write(text, output)
+
+
+def _label(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise typer.BadParameter(f"{text!r} is not label=value")
+    return name, value

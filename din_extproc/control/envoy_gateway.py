@@ -1,0 +1,293 @@
+"""A topology as Envoy Gateway's resources: what its own kinds can say in its own words, the rest as patches of what it makes of them.
+
+Rule: a patch finds its place by name, never by position. Importing this module takes seconds, like `bootstrap`.
+
+Needs `extensionApis.enableEnvoyPatchPolicy` and `enableBackend` in the configuration of Envoy Gateway.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from msgspec import Struct
+
+from din_extproc.control.access_log import LOG_NAME, REQUEST_HEADERS, RESPONSE_HEADERS
+from din_extproc.control.clusters import ENDPOINT_HEADER
+from din_extproc.control.facts import NAMESPACE, endpoint_facts
+from din_extproc.control.filters import EXT_PROC, METADATA_NAMESPACE, http_filters
+from din_extproc.control.listener import connection_manager, held_bytes
+from din_extproc.control.packing import as_plain
+from din_extproc.control.routes import ALLOWED, CLUSTER_HEADER, EXPOSED, INSIDE, METHODS, SECRETS, who_answered
+from din_extproc.control.topology import Address, HealthCheck, Outlier, SocketAddress, Topology
+from din_extproc.domain.node import Pool
+
+_OWN, _STANDARD = "gateway.envoyproxy.io", "gateway.networking.k8s.io"
+_LABELS = {"app.kubernetes.io/name": "din-extproc"}
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,240}[a-z0-9])?").fullmatch
+_MANAGER = "..filters[?(@.name=='envoy.filters.network.http_connection_manager')].typed_config"
+_FROM_STANDALONE = ("early_header_mutation_extensions", "local_reply_config")
+"""Parts of the connection manager that its own kinds can't say."""
+_PROCESSING = ("processing_mode", "mutation_rules", "max_message_timeout")
+_HTTP2 = "gateway.envoyproxy.io/h2c"
+_UNAVAILABLE = 503
+
+
+class Placement(Struct, frozen=True, kw_only=True):
+    """Where in the cluster."""
+
+    namespace: str
+    """Of the resources, and of the Gateway."""
+    host: str
+    """That clients call."""
+    gateway: str
+    """The Gateway that the host joins."""
+    listener: str = "http"
+    """Its listener."""
+
+    @property
+    def listener_path(self) -> str:
+        """How Envoy Gateway names the listener and its routes."""
+        return f"{self.namespace}/{self.gateway}/{self.listener}"
+
+
+def envoy_gateway(topology: Topology, placement: Placement) -> list[dict[str, Any]]:
+    """The manifests.
+
+    Raises:
+        ValueError: a part of the topology has no place in a cluster.
+    """
+    _check(topology)
+    manifests = [*_proxy(topology), _clients(topology, placement), *_sidecar(topology)]
+    for pool in topology.pools:
+        manifests += [_backend(pool), _route(_name(pool), placement, pool), _traffic(pool, topology)]
+    manifests.append(_route("din-closed", placement))
+    if topology.cors_origins:
+        manifests.append(_browsers(topology))
+    manifests += [_extension(topology), _patches(topology, placement)]
+    for manifest in manifests:
+        manifest["metadata"] |= {"namespace": placement.namespace}
+    return manifests
+
+
+def _check(topology: Topology) -> None:
+    for address in (*topology.ext_proc, topology.access_log):
+        if not isinstance(address, SocketAddress) or address.is_loopback:
+            raise ValueError(
+                "set `gateway.reached_at`, the host under which the cluster reaches this sidecar, and `gateway.ext_proc.address`"
+            )
+    if topology.fail_open_pool is not None:
+        raise ValueError("`fail_open`: routes of Envoy Gateway can't tell a request that nobody decided about from one that was refused")
+    for pool in topology.pools:
+        if not pool.nodes:
+            raise ValueError(f"pool {pool.name}: only nodes that din.yaml lists are rendered; those that register need `gateway.xds`")
+        if _NAME(pool.name) is None:
+            raise ValueError(f"pool {pool.name}: Kubernetes takes names of lower-case letters, digits, '-' and '.' only")
+
+
+def _name(pool: Pool) -> str:
+    return f"din-{pool.name}"
+
+
+def _resource(group: str, kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    version = "v1" if group == _STANDARD else "v1alpha1"
+    return {"apiVersion": f"{group}/{version}", "kind": kind, "metadata": {"name": name, "labels": _LABELS}, "spec": spec}
+
+
+def _duration(milliseconds: int) -> str:
+    """In the API's own spelling, of five digits a unit."""
+    return f"{milliseconds // 1000}s" if milliseconds % 1000 == 0 else f"{milliseconds // 1000}s{milliseconds % 1000}ms"
+
+
+def _at(address: Address) -> dict[str, Any]:
+    if not isinstance(address, SocketAddress):
+        raise TypeError(address)
+    return (
+        {"ip": {"address": address.host, "port": address.port}}
+        if address.is_ip
+        else {"fqdn": {"hostname": address.host, "port": address.port}}
+    )
+
+
+def _sidecar(topology: Topology) -> Iterator[dict[str, Any]]:
+    workers = [_at(address) for address in topology.ext_proc]
+    yield _resource(_OWN, "Backend", "din-extproc", {"endpoints": workers, "appProtocols": [_HTTP2]})
+    if topology.access_log is not None:
+        yield _resource(_OWN, "Backend", "din-log", {"endpoints": [_at(topology.access_log)], "appProtocols": [_HTTP2]})
+
+
+def _proxy(topology: Topology) -> Iterator[dict[str, Any]]:
+    """Refer to it from the Gateway (`infrastructure.parametersRef`): finished exchanges are told to the sidecar, and counted in order."""
+    sink = {
+        "type": "ALS",
+        "als": {
+            "type": "HTTP",
+            "logName": LOG_NAME,
+            "backendRefs": [_backend_ref("din-log")],
+            "http": {"requestHeaders": REQUEST_HEADERS, "responseHeaders": RESPONSE_HEADERS},
+        },
+    }
+    order = [{"name": "envoy.filters.http.lua", "before": EXT_PROC}]
+    telemetry = {"accessLog": {"settings": [{"sinks": [sink]}]}} if topology.access_log is not None else {}
+    yield _resource(_OWN, "EnvoyProxy", "din", {"filterOrder": order, "telemetry": telemetry})
+
+
+def _backend_ref(name: str) -> dict[str, Any]:
+    return {"group": _OWN, "kind": "Backend", "name": name}
+
+
+def _clients(topology: Topology, placement: Placement) -> dict[str, Any]:
+    target = {"group": _STANDARD, "kind": "Gateway", "name": placement.gateway, "sectionName": placement.listener}
+    waits = {
+        "requestReceivedTimeout": _duration(topology.timeouts.request_ms),
+        "requestHeadersReceivedTimeout": "10s",
+        "streamIdleTimeout": _duration(topology.timeouts.stream_idle_ms),
+    }
+    spec = {
+        "targetRefs": [target],
+        "connection": {"bufferLimit": str(held_bytes(topology)), "connectionLimit": {"value": topology.max_connections}},
+        "headers": {"withUnderscoresAction": "DropHeader", "requestID": "Generate"},
+        "path": {"escapedSlashesAction": "KeepUnchanged", "disableMergeSlashes": True},
+        "http2": {"initialStreamWindowSize": str(held_bytes(topology)), "initialConnectionWindowSize": str(held_bytes(topology))},
+        "timeout": {"http": waits},
+    }
+    return _resource(_OWN, "ClientTrafficPolicy", "din", spec)
+
+
+def _backend(pool: Pool) -> dict[str, Any]:
+    endpoints = [_at(SocketAddress(node.endpoint.host, node.endpoint.port)) for node in pool.nodes]
+    return _resource(_OWN, "Backend", _name(pool), {"endpoints": endpoints})
+
+
+def _route(name: str, placement: Placement, pool: Pool | None = None) -> dict[str, Any]:
+    """To a pool, for a request that the sidecar sent there; without one, where a request stands until then.
+
+    The endpoint's header stays on: it is read when a node is picked, after a route's own removals.
+    """
+    match: dict[str, Any] = {"path": {"type": "PathPrefix", "value": "/"}}
+    rule: dict[str, Any] = {"matches": [match]}
+    if pool is not None:
+        match["headers"] = [{"type": "Exact", "name": CLUSTER_HEADER, "value": pool.name}]
+        rule["filters"] = [{"type": "RequestHeaderModifier", "requestHeaderModifier": {"remove": [*SECRETS, *INSIDE]}}]
+        rule["backendRefs"] = [_backend_ref(_name(pool))]
+    parent = {"name": placement.gateway, "sectionName": placement.listener}
+    return _resource(_STANDARD, "HTTPRoute", name, {"parentRefs": [parent], "hostnames": [placement.host], "rules": [rule]})
+
+
+def _traffic(pool: Pool, topology: Topology) -> dict[str, Any]:
+    retry = topology.retry
+    jitter = _duration(retry.jitter_ms)
+    spec: dict[str, Any] = {
+        "targetRefs": [{"group": _STANDARD, "kind": "HTTPRoute", "name": _name(pool)}],
+        "loadBalancer": {"type": "LeastRequest", "endpointOverride": {"extractFrom": [{"header": ENDPOINT_HEADER}]}},
+        "retry": {
+            "numRetries": retry.attempts,
+            "retryOn": {
+                "triggers": ["connect-failure", "refused-stream", "reset", "retriable-status-codes"],
+                "httpStatusCodes": list(retry.statuses),
+            },
+            "perRetry": {"backOff": {"baseInterval": jitter, "maxInterval": jitter}},
+        },
+        "timeout": {
+            "tcp": {"connectTimeout": _duration(topology.timeouts.connect_ms)},
+            "http": {"requestTimeout": _duration(topology.timeouts.total_ms), "connectionIdleTimeout": "4s"},
+        },
+        "circuitBreaker": dict.fromkeys(("maxConnections", "maxPendingRequests", "maxParallelRequests", "maxParallelRetries"), 1 << 20),
+        "healthCheck": {
+            "panicThreshold": 0,
+            **({} if topology.health_check is None else {"active": _asked(topology.health_check, pool)}),
+            **({} if topology.outlier is None else {"passive": _watched(topology.outlier)}),
+        },
+    }
+    return _resource(_OWN, "BackendTrafficPolicy", _name(pool), spec)
+
+
+def _asked(check: HealthCheck, pool: Pool) -> dict[str, Any]:
+    return {
+        "type": "HTTP",
+        "http": {"path": check.engine_paths.get(pool.engine, check.path)},
+        "interval": _duration(check.interval_ms),
+        "timeout": _duration(check.timeout_ms),
+        "unhealthyThreshold": check.unhealthy_after,
+        "healthyThreshold": check.healthy_after,
+    }
+
+
+def _watched(outlier: Outlier) -> dict[str, Any]:
+    return {
+        "consecutive5XxErrors": outlier.consecutive_5xx,
+        "consecutiveGatewayErrors": outlier.consecutive_gateway_failures,
+        "interval": _duration(outlier.interval_ms),
+        "baseEjectionTime": _duration(outlier.base_ejection_ms),
+        "maxEjectionPercent": outlier.max_ejection_percent,
+    }
+
+
+def _browsers(topology: Topology) -> dict[str, Any]:
+    cors = {
+        "allowOrigins": list(topology.cors_origins),
+        "allowMethods": METHODS.split(","),
+        "allowHeaders": list(ALLOWED),
+        "exposeHeaders": list(EXPOSED),
+        "maxAge": "600s",
+    }
+    return _resource(_OWN, "SecurityPolicy", "din", {"targetSelectors": [_our_routes()], "cors": cors})
+
+
+def _our_routes() -> dict[str, Any]:
+    return {"group": _STANDARD, "kind": "HTTPRoute", "matchLabels": _LABELS}
+
+
+def _extension(topology: Topology) -> dict[str, Any]:
+    processor = {
+        "backendRefs": [_backend_ref("din-extproc")],
+        "messageTimeout": _duration(topology.timeouts.message_ms),
+        "failOpen": True,
+        "processingMode": {"request": {"body": "Buffered"}, "response": {}, "allowModeOverride": True},
+        "metadata": {"writableNamespaces": [METADATA_NAMESPACE]},
+    }
+    spec: dict[str, Any] = {"targetSelectors": [_our_routes()], "extProc": [processor]}
+    if topology.usage_lua:
+        spec["lua"] = [{"type": "Inline", "inline": topology.usage_lua}]
+    return _resource(_OWN, "EnvoyExtensionPolicy", "din", spec)
+
+
+def _patches(topology: Topology, placement: Placement) -> dict[str, Any]:
+    target = {"group": _STANDARD, "kind": "Gateway", "name": placement.gateway}
+    patches = [*_of_listener(topology, placement), *_of_routes(placement), *_of_nodes(topology, placement)]
+    return _resource(_OWN, "EnvoyPatchPolicy", "din", {"targetRef": target, "type": "JSONPatch", "jsonPatches": patches})
+
+
+def _patch(kind: str, name: str, place: str, path: str, value: Any) -> dict[str, Any]:
+    operation = {"op": "add", "jsonPath": place, "path": path, "value": value}
+    return {"type": f"type.googleapis.com/envoy.config.{kind}", "name": name, "operation": operation}
+
+
+def _of_listener(topology: Topology, placement: Placement) -> Iterator[dict[str, Any]]:
+    """What guards the door, and how the sidecar is asked (its own kinds know no trailers, whose end is the end of an exchange)."""
+    manager = as_plain(connection_manager(topology))
+    for part in _FROM_STANDALONE:
+        yield _patch("listener.v3.Listener", placement.listener_path, _MANAGER, f"/{part}", manager[part])
+    [asked] = [as_plain(each)["typed_config"] for each in http_filters(topology) if each.name == EXT_PROC]
+    ours = f"..http_filters[?(@.name=='{EXT_PROC}/envoyextensionpolicy/{placement.namespace}/din/extproc/0')].typed_config"
+    for part in _PROCESSING:
+        yield _patch("listener.v3.Listener", placement.listener_path, ours, f"/{part}", asked[part])
+
+
+def _of_routes(placement: Placement) -> Iterator[dict[str, Any]]:
+    """Who answered, told by Envoy, which alone knows it after a retry; and that a request that nobody decided about may be tried again."""
+    host = placement.host.replace(".", "_")
+    virtual_host = f"..virtual_hosts[?(@.name=='{placement.listener_path}/{host}')]"
+    told = [as_plain(each) for each in who_answered()]
+    yield _patch("route.v3.RouteConfiguration", placement.listener_path, virtual_host, "/response_headers_to_add", told)
+    closed = f"..routes[?(@.name=='httproute/{placement.namespace}/din-closed/rule/0/match/0/{host}')].direct_response"
+    yield _patch("route.v3.RouteConfiguration", placement.listener_path, closed, "/status", _UNAVAILABLE)
+
+
+def _of_nodes(topology: Topology, placement: Placement) -> Iterator[dict[str, Any]]:
+    for pool in topology.pools:
+        cluster = f"httproute/{placement.namespace}/{_name(pool)}/rule/0"
+        for node in pool.nodes:
+            address = "@.endpoint.address.socket_address"
+            this = f"{address}.address=='{node.endpoint.host}' && {address}.port_value=={node.endpoint.port}"
+            facts = {"filter_metadata": {NAMESPACE: endpoint_facts(node, pool.name, fail_open=False)}}
+            yield _patch("endpoint.v3.ClusterLoadAssignment", cluster, f"..lb_endpoints[?({this})]", "/metadata", facts)

@@ -1,0 +1,186 @@
+"""A topology as Istio's resources: the same filters, routes and clusters, put into the Envoys that Istio runs.
+
+Rule: everything but what Istio itself has to know (a host, a gateway's routes, the sidecar's Service) is the standalone rendering, cut into
+patches: what holds there holds here. Importing this module takes seconds, like `bootstrap`.
+
+In mode `gateway` the patches go to an ingress gateway; in mode `sidecar` to the proxies of clients, which then reach the pools directly.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from din_extproc.control.clusters import pool_clusters
+from din_extproc.control.filters import http_filters
+from din_extproc.control.listener import connection_manager, held_bytes
+from din_extproc.control.packing import as_plain
+from din_extproc.control.routes import route_configuration
+from din_extproc.control.topology import ACCESS_LOG_CLUSTER, EXT_PROC_CLUSTER, SocketAddress, Topology
+
+_MANAGER = "envoy.filters.network.http_connection_manager"
+_ROUTER = "envoy.filters.http.router"
+_LIFTED = ("codec_type", "http_filters", "route_config", "server_header_transformation", "server_name", "stat_prefix", "use_remote_address")
+"""What Istio has decided already."""
+_CLUSTER_DOMAIN = ".cluster.local"
+_NAMELESS = "din-extproc.internal"
+"""For a sidecar that has an address only."""
+_UNAVAILABLE = 503
+_LABELS = {"app.kubernetes.io/name": "din-extproc"}
+
+
+class Mesh(Struct, frozen=True, kw_only=True):
+    """Where in the mesh."""
+
+    mode: Literal["gateway", "sidecar"]
+    host: str
+    """That clients call."""
+    namespace: str
+    """Of the resources, and in mode `sidecar` of the clients."""
+    gateway: str = "istio-ingressgateway"
+    """The Gateway (`namespace/name` or a name) whose routes the host joins; mode `gateway`."""
+    selector: tuple[tuple[str, str], ...] = (("istio", "ingressgateway"),)
+    """Labels of the proxies that are patched."""
+    port: int = 80
+    """Where those proxies listen for the host."""
+
+
+def istio(topology: Topology, mesh: Mesh) -> list[dict[str, Any]]:
+    """The manifests, in the order in which they are applied.
+
+    Raises:
+        ValueError: the mesh can't reach the sidecar where the topology has it.
+    """
+    sidecar, log = _services(topology)
+    empty = [pool.name for pool in topology.pools if not pool.nodes]
+    if empty:
+        raise ValueError(f"pool {empty[0]}: only nodes that din.yaml lists are rendered; those that register need `gateway.xds`")
+    resources = [_sidecar_rule(_host(sidecar), mesh)]
+    if not _in_cluster(sidecar.host):
+        resources.insert(0, _external(sidecar, log, mesh))
+    if mesh.mode == "sidecar":
+        resources.append(_host_entry(mesh))
+    return [*resources, _virtual_service(mesh), _envoy_filter(topology, mesh, sidecar, log)]
+
+
+def _services(topology: Topology) -> tuple[SocketAddress, SocketAddress]:
+    reached = [*topology.ext_proc, topology.access_log]
+    services = [SocketAddress(_qualified(each.host), each.port) for each in reached if isinstance(each, SocketAddress)]
+    if len(services) != len(reached) or any(each.is_loopback for each in services):
+        raise ValueError("set `gateway.reached_at`, the host under which the mesh reaches this sidecar, and `gateway.ext_proc.address`")
+    return services[0], services[-1]
+
+
+def _qualified(host: str) -> str:
+    return host + _CLUSTER_DOMAIN if host.endswith(".svc") else host
+
+
+def _in_cluster(host: str) -> bool:
+    return host.endswith(_CLUSTER_DOMAIN)
+
+
+def _resource(kind: str, version: str, name: str, mesh: Mesh, spec: dict[str, Any]) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": mesh.namespace, "labels": _LABELS}
+    return {"apiVersion": f"networking.istio.io/{version}", "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def _external(sidecar: SocketAddress, log: SocketAddress, mesh: Mesh) -> dict[str, Any]:
+    """A sidecar outside the cluster, which the mesh does not know by itself."""
+    ports = [{"name": f"grpc-{what}", "number": each.port, "protocol": "GRPC"} for what, each in (("ext-proc", sidecar), ("log", log))]
+    entry: dict[str, Any] = {"hosts": [sidecar.host], "ports": ports, "location": "MESH_EXTERNAL", "resolution": "DNS"}
+    if sidecar.is_ip:
+        entry |= {
+            "hosts": ["din-extproc.internal"],
+            "addresses": [sidecar.host],
+            "resolution": "STATIC",
+            "endpoints": [{"address": sidecar.host}],
+        }
+    return _resource("ServiceEntry", "v1", "din-extproc", mesh, entry)
+
+
+def _sidecar_rule(host: str, mesh: Mesh) -> dict[str, Any]:
+    """A worker that refuses connections has no requests open and would attract all: it is left out at its first failure."""
+    policy = {
+        "loadBalancer": {"simple": "LEAST_REQUEST"},
+        "connectionPool": {"tcp": {"connectTimeout": "0.25s"}, "http": {"h2UpgradePolicy": "UPGRADE"}},
+        "outlierDetection": {
+            "splitExternalLocalOriginErrors": True,
+            "consecutiveLocalOriginFailures": 1,
+            "consecutive5xxErrors": 0,
+            "interval": "0.1s",
+            "baseEjectionTime": "0.2s",
+            "maxEjectionPercent": 100,
+            "minHealthPercent": 0,
+        },
+    }
+    return _resource("DestinationRule", "v1", "din-extproc", mesh, {"host": host, "trafficPolicy": policy})
+
+
+def _host_entry(mesh: Mesh) -> dict[str, Any]:
+    """The host for clients inside: there is nothing behind it but what the patches put there."""
+    port = {"name": "http", "number": mesh.port, "protocol": "HTTP"}
+    entry = {"hosts": [mesh.host], "ports": [port], "location": "MESH_EXTERNAL", "resolution": "NONE", "addresses": ["240.240.0.10"]}
+    return _resource("ServiceEntry", "v1", "din", mesh, entry)
+
+
+def _virtual_service(mesh: Mesh) -> dict[str, Any]:
+    """Opens the host. Its own route is the last one, behind those that the patches put before it, and leads nowhere."""
+    gateway = "mesh" if mesh.mode == "sidecar" else mesh.gateway
+    spec = {"hosts": [mesh.host], "gateways": [gateway], "http": [{"name": "din-closed", "directResponse": {"status": _UNAVAILABLE}}]}
+    return _resource("VirtualService", "v1", "din", mesh, spec)
+
+
+def _envoy_filter(topology: Topology, mesh: Mesh, sidecar: SocketAddress, log: SocketAddress) -> dict[str, Any]:
+    names = {EXT_PROC_CLUSTER: _mesh_cluster(sidecar), ACCESS_LOG_CLUSTER: _mesh_cluster(log)}
+    patches = [_renamed(patch, names) for patch in _patches(topology, mesh)]
+    spec = {"workloadSelector": {"labels": dict(mesh.selector)}, "configPatches": patches}
+    return _resource("EnvoyFilter", "v1alpha3", "din", mesh, spec)
+
+
+def _host(service: SocketAddress) -> str:
+    return _NAMELESS if service.is_ip else service.host
+
+
+def _mesh_cluster(service: SocketAddress) -> str:
+    """How Istio names the cluster of a port of a service."""
+    return f"outbound|{service.port}||{_host(service)}"
+
+
+def _renamed(value: Any, names: dict[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {key: names.get(inner, inner) if key == "cluster_name" else _renamed(inner, names) for key, inner in value.items()}
+    return [_renamed(each, names) for each in value] if isinstance(value, list) else value
+
+
+def _patches(topology: Topology, mesh: Mesh) -> Iterator[dict[str, Any]]:
+    """Clusters first: a route to one that is not there would be refused."""
+    context = "GATEWAY" if mesh.mode == "gateway" else "SIDECAR_OUTBOUND"
+    for cluster in pool_clusters(topology):
+        yield {"applyTo": "CLUSTER", "match": {"context": context}, "patch": {"operation": "ADD", "value": as_plain(cluster)}}
+    yield _patch("LISTENER", _on_port(context, mesh), "MERGE", {"per_connection_buffer_limit_bytes": held_bytes(topology)})
+    manager = {name: value for name, value in as_plain(connection_manager(topology)).items() if name not in _LIFTED}
+    typed = {"@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager", **manager}
+    yield _patch("NETWORK_FILTER", _on_filter(context, mesh), "MERGE", {"name": _MANAGER, "typed_config": typed})
+    *before, router = [as_plain(each) for each in http_filters(topology) if each.name != "envoy.filters.http.cors"]
+    for each in before:
+        yield _patch("HTTP_FILTER", _on_filter(context, mesh, _ROUTER), "INSERT_BEFORE", each)
+    yield _patch("HTTP_FILTER", _on_filter(context, mesh, _ROUTER), "MERGE", router)
+    [host] = as_plain(route_configuration(topology))["virtual_hosts"]
+    where = {"context": context, "routeConfiguration": {"vhost": {"name": f"{mesh.host}:{mesh.port}"}}}
+    if "typed_per_filter_config" in host:
+        yield _patch("VIRTUAL_HOST", where, "MERGE", {"typed_per_filter_config": host["typed_per_filter_config"]})
+    for route in reversed(host["routes"]):
+        yield _patch("HTTP_ROUTE", where, "INSERT_FIRST", route)
+
+
+def _patch(what: str, match: dict[str, Any], operation: str, value: dict[str, Any]) -> dict[str, Any]:
+    return {"applyTo": what, "match": match, "patch": {"operation": operation, "value": value}}
+
+
+def _on_port(context: str, mesh: Mesh) -> dict[str, Any]:
+    return {"context": context, "listener": {"portNumber": mesh.port}}
+
+
+def _on_filter(context: str, mesh: Mesh, inner: str = "") -> dict[str, Any]:
+    chain: dict[str, Any] = {"filter": {"name": _MANAGER, **({"subFilter": {"name": inner}} if inner else {})}}
+    return {"context": context, "listener": {"portNumber": mesh.port, "filterChain": chain}}

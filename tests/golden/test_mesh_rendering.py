@@ -1,0 +1,128 @@
+"""What Istio and Envoy Gateway are told, to the last field. `make golden` rewrites the expectations.
+
+Where the published schemas of their kinds lie (the folder that DIN_CRD_SCHEMAS names, or shared/crds beside the repository), each document
+is held against them too. They are not this project's to ship; the golden files were written where they lay.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+from typer.testing import CliRunner
+
+from din_extproc.cli import app
+from din_extproc.roles.render import Unrenderable, render_envoy_gateway, render_istio
+from din_extproc.settings.load import load
+from din_extproc.settings.settings import Settings
+
+HERE = Path(__file__).parent / "mesh"
+SHIPPED = Path(__file__).parents[2] / "envoy" / "din.yaml"
+REWRITE = os.environ.get("DIN_REWRITE_GOLDENS") == "1"
+SCHEMAS = Path(os.environ.get("DIN_CRD_SCHEMAS", Path(__file__).parents[3] / "shared" / "crds"))
+CLUSTER = "din-sidecar.inference.svc"
+
+
+def settings(sidecar: str = CLUSTER) -> Settings:
+    loaded = load(HERE / "din.yaml", {"SIDECAR": sidecar})
+    assert isinstance(loaded, Settings), str(loaded)
+    return loaded
+
+
+def gateway_mode() -> str:
+    return render_istio(settings(), mode="gateway", host="llm.example.com", namespace="inference", gateway="istio-system/public")
+
+
+def sidecar_mode() -> str:
+    selector = (("llm-client", "true"),)
+    return render_istio(settings("203.0.113.7"), mode="sidecar", host="llm.din.internal", namespace="apps", selector=selector, port=10000)
+
+
+def envoy_gateway() -> str:
+    return render_envoy_gateway(settings(), host="llm.example.com", gateway="public", namespace="inference")
+
+
+RENDERINGS = {"istio-gateway": gateway_mode, "istio-sidecar": sidecar_mode, "envoy-gateway": envoy_gateway}
+
+
+@pytest.fixture(scope="module", params=RENDERINGS)
+def rendering(request) -> tuple[str, str]:
+    return request.param, RENDERINGS[request.param]()
+
+
+def strict(schema: Any) -> Any:
+    """A published schema that also refuses what it does not name."""
+    if isinstance(schema, list):
+        return [strict(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    out = {name: strict(value) for name, value in schema.items()}
+    if isinstance(schema.get("properties"), dict) and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        out.setdefault("additionalProperties", False)
+    return out
+
+
+def complaints(document: dict[str, Any]) -> list[str]:
+    """What the published schema of its kind has against it; nothing where the schemas are not at hand."""
+    group, _, version = document["apiVersion"].partition("/")
+    file = SCHEMAS / f"{group}_{version}_{document['kind']}.json"
+    if not SCHEMAS.is_dir():
+        return []
+    schema = strict(json.loads(file.read_text()))
+    for name in ("apiVersion", "kind"):
+        schema["properties"].setdefault(name, {"type": "string"})
+    schema["properties"]["metadata"] = {"type": "object"}
+    return [f"{error.json_path}: {error.message[:300]}" for error in Draft202012Validator(schema).iter_errors(document)]
+
+
+def test_a_rendering_is_its_golden_file(rendering):
+    name, text = rendering
+    golden = HERE / f"{name}.yaml"
+    if REWRITE:
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+def test_every_document_holds_to_the_published_schema_of_its_kind(rendering):
+    _, text = rendering
+    documents = list(yaml.safe_load_all(text))
+    assert [complaint for document in documents for complaint in complaints(document)] == []
+
+
+def test_a_published_schema_refuses_what_it_does_not_name():
+    good = next(each for each in yaml.safe_load_all((HERE / "istio-gateway.yaml").read_text()) if each["kind"] == "EnvoyFilter")
+    bad = json.loads(json.dumps(good))
+    bad["spec"]["configPatches"][0]["applyTo"] = "CLUSTERS"
+    bad["spec"]["surprise"] = 1
+    assert len(complaints(bad)) == (2 if SCHEMAS.is_dir() else 0)
+
+
+def test_the_kinds_that_each_proxy_needs_are_there(rendering):
+    name, text = rendering
+    wanted = {
+        "istio-gateway": {"EnvoyFilter", "DestinationRule", "VirtualService"},
+        "istio-sidecar": {"EnvoyFilter", "DestinationRule", "VirtualService", "ServiceEntry"},
+        "envoy-gateway": {"HTTPRoute", "Backend", "EnvoyExtensionPolicy", "EnvoyPatchPolicy", "SecurityPolicy"},
+    }
+    assert wanted[name] <= {document["kind"] for document in yaml.safe_load_all(text)}
+
+
+def test_what_a_mesh_could_not_reach_is_said_with_what_to_change():
+    shipped = load(SHIPPED, {})
+    assert isinstance(shipped, Settings)
+    with pytest.raises(Unrenderable, match="reached_at"):
+        render_istio(shipped, mode="gateway", host="h", namespace="n")
+    with pytest.raises(Unrenderable, match="reached_at"):
+        render_envoy_gateway(shipped, host="h", namespace="n", gateway="g")
+
+
+def test_the_command_line_renders_both(tmp_path):
+    runner = CliRunner()
+    for arguments in (["istio"], ["istio", "--mode", "sidecar", "--selector", "app=x"], ["envoy-gateway", "--gateway", "public"]):
+        out = tmp_path / "out.yaml"
+        told = runner.invoke(app, ["render", *arguments, "--host", "llm.example.com", "-c", str(HERE / "din.yaml"), "-o", str(out)])
+        assert told.exit_code == 0, told.output
+        assert list(yaml.safe_load_all(out.read_text()))
