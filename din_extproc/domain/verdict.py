@@ -27,6 +27,7 @@ class Code(Enum):
     UNSUPPORTED_MEDIA = ("unsupported_media", 415, "invalid_request_error", "The body's encoding is not supported")
     RATE_LIMIT_EXCEEDED = ("rate_limit_exceeded", 429, "rate_limit_error", "The rate limit is reached")
     CONCURRENCY_LIMIT_EXCEEDED = ("concurrency_limit_exceeded", 429, "rate_limit_error", "Too many requests are in flight")
+    UPSTREAM_BUSY = ("upstream_busy", 429, "server_error", "The nodes are busy")
     QUEUE_FULL = ("queue_full", 429, "rate_limit_error", "The queue is full")
     INTERNAL_ERROR = ("internal_error", 500, "server_error", "The gateway failed")
     UPSTREAM_ERROR = ("upstream_error", 502, "server_error", "The node answered with an error")
@@ -88,13 +89,15 @@ class Answer(Struct, frozen=True, gc=False):
 Verdict = Send | Answer
 
 
-def error_body(code: Code, message: str, *, trace_id: str, instance: str = "", param: str | None = None) -> bytes:
-    """The one error body: an RFC 9457 problem document with OpenAI's `error` object inside."""
+def error_body(
+    code: Code, message: str, *, trace_id: str, instance: str = "", param: str | None = None, status: int | None = None
+) -> bytes:
+    """The one error body: an RFC 9457 problem document with OpenAI's `error` object inside. `status` None: the code's own."""
     return msgspec.json.encode(
         {
             "type": f"urn:din-extproc:error:{code.code}",
             "title": code.title,
-            "status": code.status,
+            "status": code.status if status is None else status,
             "detail": message,
             "instance": instance,
             "code": code.code,
