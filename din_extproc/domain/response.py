@@ -63,6 +63,7 @@ class Pieces(Struct, frozen=True, gc=False):
     """Set on the answer's head; `content-length` is removed by itself."""
 
 
-Treatment = Pass | Whole | Pieces
+Treatment = Pass | Replacement | Whole | Pieces
+"""A `Replacement` at once: the body, whatever comes of it, is not wanted."""
 
 PASS = Pass()

@@ -58,7 +58,8 @@ class Registrar:
         self.watchers: set[Callable[[list[Event]], None]] = set()
         """Told of every change; they must not raise."""
         self._store = store
-        self._offset_s = 0.0
+        self._offset_s = time.time() - SystemClock.monotonic()
+        """Added to the monotonic clock, for this machine's wall clock may be set while it runs."""
         self._era = 0
         """Of the shared table when it was asked last; 0: there was none."""
         self._since = 0
@@ -151,7 +152,7 @@ class Registrar:
         try:
             while True:
                 page = await self._store.changes(self._since)
-                self._offset_s = page.now - time.time()
+                self._offset_s = page.now - SystemClock.monotonic()
                 if page.era != self._era or not page.era:
                     self._found_lost(page.era)
                 for change in page.found:
@@ -195,7 +196,7 @@ class Registrar:
 
     def now(self) -> float:
         """Seconds since the epoch by the clock of Redis, as far as it is known."""
-        return time.time() + self._offset_s
+        return SystemClock.monotonic() + self._offset_s
 
     # -- inside ----------------------------------------------------------------------------------------------------------------------
 

@@ -25,12 +25,17 @@ def refusal(refused: Refusal, head: Head, trace_id: str, headers: Headers = (), 
     `whose`: metadata that names tenant and key, for the access log only.
     """
     code = refused.code
-    media = _PROBLEM if _PROBLEM in head.header("accept") else _JSON
     no_use = refused.retry_after_ms is None and code.status < HTTPStatus.INTERNAL_SERVER_ERROR
     return Answer(
         status=code.status,
-        headers=(("content-type", media), ("x-din-trace-id", trace_id), *headers, *refused.headers, *(_NO_RETRY if no_use else ())),
-        body=error_body(code, refused.message, trace_id=trace_id, instance=_instance(head.path), param=refused.param),
+        headers=(
+            ("content-type", media_type(head)),
+            ("x-din-trace-id", trace_id),
+            *headers,
+            *refused.headers,
+            *(_NO_RETRY if no_use else ()),
+        ),
+        body=error_body(code, refused.message, trace_id=trace_id, instance=instance(head.path), param=refused.param),
         metadata={"trace_id": trace_id, "refusal": code.code, **(whose or {}), **refused.labels},
     )
 
@@ -72,6 +77,11 @@ def models(listed: Iterable[ListedModel], name: str, trace_id: str) -> Answer | 
     )
 
 
-def _instance(path: str) -> str:
+def media_type(head: Head) -> str:
+    """What an error body is called: as the client asks."""
+    return _PROBLEM if _PROBLEM in head.header("accept") else _JSON
+
+
+def instance(path: str) -> str:
     """The path without its query: keys are sometimes sent there."""
     return path.partition("?")[0][:200]

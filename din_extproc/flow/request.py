@@ -17,7 +17,7 @@ from din_extproc.admit.reservation import OutputHistory, reservation
 from din_extproc.domain.request import Head, Intent, Operation
 from din_extproc.domain.response import PASS, ResponseHead, Treatment
 from din_extproc.domain.verdict import Answer, Refusal, Send, Verdict
-from din_extproc.flow import answers
+from din_extproc.flow import answers, failures
 from din_extproc.flow.dispatch import Granted, dispatch
 from din_extproc.flow.gauges import Gauges
 from din_extproc.flow.members import Members
@@ -97,6 +97,8 @@ class _Held(Struct, frozen=True, gc=False):
 
     tenant: str
     taken: Taken
+    engine: str
+    """Of the pool that it goes to."""
 
 
 class RequestFlow:
@@ -132,9 +134,11 @@ class RequestFlow:
             self._desk.start(self._refund(held.tenant))
         return answers.internal_error(self._head, self._trace_id)
 
-    def answered(self, _head: ResponseHead) -> Treatment:
-        """A node's answer goes on as it is."""
-        return PASS
+    def answered(self, head: ResponseHead) -> Treatment:
+        """A node's error is told in the gateway's words; any other answer goes on as it is."""
+        if self._held is None:
+            return PASS
+        return failures.treatment(self._held.engine, head, self._head, self._trace_id, self._desk.clock.wall())
 
     def mistreated(self, error: Exception) -> None:
         """The answer goes on as it is, for a fault of ours."""
@@ -197,7 +201,7 @@ class RequestFlow:
         if isinstance(picked, Refusal):
             desk.start(self._refund(who.tenant.id))
             return picked
-        self._held = _Held(who.tenant.id, picked.taken)
+        self._held = _Held(who.tenant.id, picked.taken, target.pool.engine)
         desk.live[self._request_id] = who.tenant.id
         granted = Granted(self._trace_id, who.key.id, reading, intent, routed, target, picked, claim, admitted.standing, _missed(admitted))
         return dispatch(granted, head)

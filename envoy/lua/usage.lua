@@ -142,6 +142,9 @@ local function take_usage(state, object)
   return input ~= nil or output ~= nil
 end
 
+-- The code in an error body of the gateway's own, which the sidecar or Envoy has put in place of the node's.
+local OURS = '"type"%s*:%s*"urn:din%-extproc:error:([%w_]+)"'
+
 -- A short name for an error whose object begins at `at`: never its text.
 local function error_code(text, at)
   local code = match(text, '"code"%s*:%s*"([^"\\]+)"', at)
@@ -423,6 +426,10 @@ end
 local function end_json(state)
   state.done = true
   local head = state.head
+  state.error = match(head, OURS)
+  if state.error then
+    return ""
+  end
   if find(head, '^%s*{%s*"error"%s*:%s*{%s*"') or find(head, '^%s*{%s*"error"%s*:%s*"[^"]') or find(head, '^%s*{%s*"object"%s*:%s*"error"') then
     state.error = error_code(head, 1)
   end

@@ -86,6 +86,17 @@ def test_an_error_body_tells_its_type_and_never_its_text(usage: UsageFilter, bod
     assert usage.play([body], headers=JSON).facts["error"] in {"T_x", "error"}
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"type":"urn:din-extproc:error:upstream_busy","title":"T","error":{"message":"m","type":"server_error","code":"upstream_busy"}}',
+        b'{"code":"upstream_busy","error":{"code":"upstream_busy","type":"server_error"},"type":"urn:din-extproc:error:upstream_busy"}',
+    ],
+)
+def test_an_error_body_of_ours_tells_its_code(usage: UsageFilter, body: bytes) -> None:
+    assert usage.play([body], headers=JSON).facts["error"] == "upstream_busy"
+
+
 def test_usage_in_front_of_a_large_json_body_is_found_and_nothing_is_held_back(usage: UsageFilter) -> None:
     rows = ",".join(f"0.{number}" for number in range(100_000))
     body = b'{"usage":{"prompt_tokens":9,"total_tokens":9},"data":[' + rows.encode() + b"]}"

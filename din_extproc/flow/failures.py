@@ -1,0 +1,76 @@
+"""What a client sees of a node's error answer: the one error body, whatever the engine wrote.
+
+Rule: only answers of 400 and more are looked at; what is an error body of ours already, a node agent's or Envoy's, passes as it is.
+Errors inside a stream that began well are not here: the status has left, and `usage.lua` sees to their shape.
+"""
+
+import zlib
+from functools import partial
+from http import HTTPStatus
+
+from din_extproc.domain.request import Head
+from din_extproc.domain.response import PASS, Replacement, ResponseHead, Treatment, Whole
+from din_extproc.domain.verdict import Headers, error_body
+from din_extproc.flow import answers
+from din_extproc.southbound.error_body import READ_BYTES, Said, said
+from din_extproc.southbound.errors import normalise, retry_after_s
+
+_DEFLATED = frozenset({"gzip", "x-gzip", "deflate"})
+_EITHER_HEADER = 32 + zlib.MAX_WBITS
+
+
+def treatment(engine: str, response: ResponseHead, request: Head, trace_id: str, wall: float) -> Treatment:
+    """What is done with the answer to a request that a node got.
+
+    Args:
+        engine: The pool's.
+        response: The answer's head.
+        request: The client's.
+        trace_id: Of the exchange.
+        wall: Now, seconds since the epoch.
+    """
+    if response.status < HTTPStatus.BAD_REQUEST:
+        return PASS
+    retold = partial(_retold, engine, response, request, trace_id, wall)
+    length = response.header("content-length")
+    if length.isdigit() and int(length) > READ_BYTES:
+        return retold(Said())
+    return Whole(lambda body: _unless_ours(retold, said(_plain(body, response.header("content-encoding")))))
+
+
+def _unless_ours(retold: "partial[Replacement]", found: Said) -> Replacement | None:
+    return None if found.ours else retold(found)
+
+
+def _retold(engine: str, response: ResponseHead, request: Head, trace_id: str, wall: float, found: Said) -> Replacement:
+    error = normalise(engine, response.status, found, retry_after_s(response.header("retry-after"), wall))
+    retry: Headers = ()
+    if error.retry_after_s is not None:
+        retry = ("retry-after", str(error.retry_after_s)), ("retry-after-ms", str(error.retry_after_s * 1000))
+    return Replacement(
+        status=error.status,
+        headers=(("content-type", answers.media_type(request)), ("x-din-trace-id", trace_id), *retry),
+        body=error_body(
+            error.code,
+            error.message,
+            trace_id=trace_id,
+            instance=answers.instance(request.path),
+            param=error.param,
+            status=error.status,
+        ),
+    )
+
+
+def _plain(body: bytes, encoding: str) -> bytes:
+    """The body without its compression; b"" when it can't be read or would be longer than anybody reads."""
+    coding = encoding.strip().lower()
+    if coding in {"", "identity"}:
+        return body
+    if coding not in _DEFLATED:
+        return b""
+    unpacker = zlib.decompressobj(_EITHER_HEADER)
+    try:
+        plain = unpacker.decompress(body, READ_BYTES)
+    except zlib.error:
+        return b""
+    return b"" if unpacker.unconsumed_tail else plain

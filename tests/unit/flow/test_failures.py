@@ -1,0 +1,72 @@
+"""What is done with a node's answer by its head, and what an error's body becomes."""
+
+import gzip
+import json
+import zlib
+
+import pytest
+
+from din_extproc.domain.request import Head
+from din_extproc.domain.response import PASS, Replacement, ResponseHead, Whole
+from din_extproc.flow.failures import treatment
+from din_extproc.southbound.error_body import READ_BYTES
+
+SAID = b'{"error":{"message":"no such field","param":"body.top_k"}}'
+
+
+def treated(status, accept="", **headers):
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    request = Head("POST", "/v1/chat/completions?api_key=secret", {"accept": accept})
+    return treatment("vllm", ResponseHead(status, named), request, "trace", 1000.0)
+
+
+@pytest.mark.parametrize("status", [200, 204, 302, 399])
+def test_what_is_no_error_is_not_looked_at(status):
+    assert treated(status) is PASS
+
+
+def test_an_error_waits_for_its_body_and_is_told_anew():
+    waits = treated(422, content_length=str(len(SAID)))
+    assert isinstance(waits, Whole)
+    told = waits.rewrite(SAID)
+    assert isinstance(told, Replacement)
+    body = json.loads(told.body)
+    assert (told.status, body["status"], body["code"], body["detail"]) == (400, 400, "invalid_request", "no such field")
+    assert (body["error"]["param"], body["instance"], body["trace_id"]) == ("top_k", "/v1/chat/completions", "trace")
+    assert told.headers == (("content-type", "application/json"), ("x-din-trace-id", "trace"))
+
+
+def test_a_body_that_says_how_long_it_is_and_is_too_long_is_not_waited_for():
+    told = treated(500, content_length=str(READ_BYTES + 1))
+    assert isinstance(told, Replacement)
+    assert json.loads(told.body)["code"] == "upstream_error"
+
+
+def test_times_are_told_in_both_headers_and_problem_json_by_its_name():
+    told = treated(429, accept="application/problem+json", retry_after="Thu, 01 Jan 1970 00:16:47 GMT").rewrite(b"")
+    assert dict(told.headers) == {
+        "content-type": "application/problem+json",
+        "x-din-trace-id": "trace",
+        "retry-after": "7",
+        "retry-after-ms": "7000",
+    }
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "detail"),
+    [
+        ("gzip", gzip.compress(SAID), "no such field"),
+        (" GZIP ", gzip.compress(SAID), "no such field"),
+        ("deflate", zlib.compress(SAID), "no such field"),
+        ("identity", SAID, "no such field"),
+        ("br", SAID, "The request is malformed"),
+        ("gzip", SAID, "The request is malformed"),
+        ("gzip", gzip.compress(SAID + b" " * 50_000_000), "The request is malformed"),
+    ],
+)
+def test_a_compressed_error_is_read_within_bounds(encoding, body, detail):
+    assert json.loads(treated(400, content_encoding=encoding).rewrite(body).body)["detail"] == detail
+
+
+def test_an_error_body_of_ours_stays_as_it_is():
+    assert treated(409).rewrite(b'{"type":"urn:din-extproc:error:version_mismatch"}') is None
