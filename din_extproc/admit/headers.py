@@ -84,6 +84,12 @@ def refusal(denied: Denied, claim: Claim) -> Refusal:
     return Refusal(code, message, retry_after_ms=wait_ms, headers=(*standing, *retry_headers(wait_ms)))
 
 
+def queue_full(place_in_ms: int) -> Refusal:
+    """As many requests as may wait do so already."""
+    message = f"Tokens or slots are short, and as many requests as may wait for them do so already. Try again in {duration(place_in_ms)}."
+    return Refusal(Code.QUEUE_FULL, message, retry_after_ms=place_in_ms, headers=retry_headers(place_in_ms))
+
+
 def limits_unavailable() -> Refusal:
     """The counters can't be reached, and the policy is to let nothing pass uncounted."""
     message = "The limits can't be checked at the moment. Try again in 1s."

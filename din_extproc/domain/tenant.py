@@ -8,7 +8,8 @@ from msgspec import Struct
 
 from din_extproc.domain.request import Priority
 
-_RANK = {priority: rank for rank, priority in enumerate(Priority)}
+RANK = {priority: rank for rank, priority in enumerate(Priority)}
+"""0 is the highest."""
 
 
 class Limits(Struct, frozen=True, gc=False):
@@ -76,6 +77,17 @@ class SensitiveData(Struct, frozen=True):
     """What counts as such; None: every kind there is."""
 
 
+class Queueing(Struct, frozen=True, gc=False):
+    """How a tenant's requests wait while its tokens or its slots are short."""
+
+    max_wait_ms: int = 0
+    """0: they don't, they are refused at once."""
+    size: int = 100
+    """How many wait at most, in one worker."""
+    weight: int = 1
+    """Where tenants compete for what they share: its part is so many times that of weight 1."""
+
+
 class Tenant(Struct, frozen=True):
     """A department or application with its own keys, models and budgets (R29)."""
 
@@ -90,10 +102,11 @@ class Tenant(Struct, frozen=True):
     enforce: bool = True
     """False: this tenant's own limits are counted and told, never enforced."""
     sensitive_data: SensitiveData = SensitiveData()
+    queueing: Queueing = Queueing()
 
     def priority_of(self, asked: Priority | None) -> Priority:
         """The priority of one request: what the client asked for, but never above the tenant's own."""
-        return self.priority if asked is None or _RANK[asked] < _RANK[self.priority] else asked
+        return self.priority if asked is None or RANK[asked] < RANK[self.priority] else asked
 
     def may_use(self, model: str) -> bool:
         """Whether one of the allowed patterns matches the name."""

@@ -13,24 +13,28 @@ from din_extproc.admit import headers as limit_headers
 from din_extproc.admit.keys import Authenticated
 from din_extproc.admit.ledger import Claim, Denied, Ledger, LimitsUnavailable
 from din_extproc.admit.ledger import Granted as Admitted
+from din_extproc.admit.queue import worth_waiting
 from din_extproc.admit.reservation import OutputHistory, reservation
 from din_extproc.domain.request import Head, Intent, Operation
 from din_extproc.domain.response import PASS, ResponseHead, Treatment
+from din_extproc.domain.tenant import Tenant
 from din_extproc.domain.verdict import Answer, Refusal, Send, Verdict
 from din_extproc.flow import answers, failures
 from din_extproc.flow.dispatch import Granted, dispatch
 from din_extproc.flow.gauges import Gauges
 from din_extproc.flow.members import Members
-from din_extproc.flow.place import Placer, Size
+from din_extproc.flow.place import Placer, Size, Target
 from din_extproc.flow.screening import screened
 from din_extproc.flow.timeouts import remaining
 from din_extproc.flow.trace import TraceIds, kept
 from din_extproc.flow.view import Purse, View, facts, purse
+from din_extproc.flow.waiting import Full, Waiting
 from din_extproc.intent.boundary import needs_exact
 from din_extproc.intent.estimate import estimate
 from din_extproc.intent.paths import locate
 from din_extproc.intent.prefix import prefix
 from din_extproc.intent.read import Reading, read
+from din_extproc.route.table import Routed
 from din_extproc.schedule.ask import Ask
 from din_extproc.schedule.load import Taken
 
@@ -73,6 +77,8 @@ class Desk(Struct):
     """Runs a coroutine that nobody waits for."""
     lease_ms: int
     """How long a request keeps its slots without being heard of."""
+    waiting: Waiting
+    """Where requests wait for tokens and slots."""
     live: dict[str, str] = {}
     """Request id -> tenant, of the requests that hold slots: to be renewed while they run."""
 
@@ -188,15 +194,16 @@ class RequestFlow:
             return target
         intent = self._reweighed(intent, reading, target.pool.model)
         claim = self._claim(intent, who, target.pool.model)
-        admitted = await self._admitted(claim)
+        members = desk.placer.members
+        admitted = await self._admitted(claim, intent, who.tenant)
         if isinstance(admitted, Refusal):
             return admitted
-        if intent.timeout_ms is not None:
-            left = remaining(intent, desk.clock.monotonic() - began)
+        if intent.timeout_ms is not None or desk.placer.members is not members:
+            left = self._left(intent, routed, target, began)
             if isinstance(left, Refusal):
                 desk.start(self._refund(who.tenant.id))
                 return left
-            intent = left
+            intent, target = left
         picked = desk.placer.pick(target, self._ask(intent, reading, claim.tokens, began))
         if isinstance(picked, Refusal):
             desk.start(self._refund(who.tenant.id))
@@ -214,6 +221,18 @@ class RequestFlow:
         if screening is None or isinstance(reading, Refusal):
             return reading
         return screened(reading, screening, head, desk.gauges.named)
+
+    def _left(self, intent: Intent, routed: Routed, target: Target, began: float) -> tuple[Intent, Target] | Refusal:
+        """What is left, after the limits were asked, of the client's patience and of the nodes."""
+        desk = self._desk
+        now = desk.clock.monotonic()
+        again = desk.placer.target(routed, self._size(intent, target.pool.model), now)
+        if isinstance(again, Refusal):
+            return again
+        left = remaining(intent, now - began)
+        if isinstance(left, Refusal):
+            return left
+        return left, again if again.pool.model == target.pool.model else target
 
     async def _counted(self, reading: Reading) -> Intent:
         """The intent, with an exact count of its prompt where the estimate could decide wrongly and the tokenizer is at hand."""
@@ -257,12 +276,25 @@ class RequestFlow:
         prompt_tokens = intent.prompt_tokens
         return Ask(prompt_tokens, max(0, tokens - prompt_tokens), now, hash(self._request_id), prefix(reading.prompt))
 
-    async def _admitted(self, claim: Claim) -> Admitted | Refusal:
+    async def _admitted(self, claim: Claim, intent: Intent, tenant: Tenant) -> Admitted | Refusal:
+        desk, patience_ms = self._desk, tenant.queueing.max_wait_ms
         try:
-            reply = await self._desk.ledger.reserve(claim)
+            if patience_ms and desk.waiting and desk.waiting.is_behind(claim, tenant.priority_of(intent.priority)):
+                reply = await self._waited(claim, intent, tenant)
+            else:
+                reply = await desk.ledger.reserve(claim)
+                if patience_ms and isinstance(reply, Denied) and worth_waiting(reply):
+                    reply = await self._waited(claim, intent, tenant)
         except LimitsUnavailable:
             return limit_headers.limits_unavailable()
+        if isinstance(reply, Full):
+            return limit_headers.queue_full(reply.place_in_ms)
         return limit_headers.refusal(reply, claim) if isinstance(reply, Denied) else reply
+
+    async def _waited(self, claim: Claim, intent: Intent, tenant: Tenant) -> Admitted | Denied | Full:
+        """The answer after a wait, no longer than tenant and client allow."""
+        patience_ms = tenant.queueing.max_wait_ms if intent.timeout_ms is None else min(tenant.queueing.max_wait_ms, intent.timeout_ms)
+        return await self._desk.waiting.wait(claim, tenant.priority_of(intent.priority), tenant.queueing, patience_ms)
 
     def _let_go(self) -> _Held | None:
         """Give back what was taken here; who holds it still has to tell the ledger."""

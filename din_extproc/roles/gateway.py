@@ -53,6 +53,7 @@ from din_extproc.roles.planes import AccountingPlane, News, RequestPlane
 from din_extproc.roles.reload import Reloader
 from din_extproc.roles.standing import added, kept_of, node_families, request_families, state_families
 from din_extproc.roles.view import load_tokenizers
+from din_extproc.roles.waits import Waits
 from din_extproc.settings.load import load
 from din_extproc.settings.problems import Rejected
 from din_extproc.settings.registry import Registry
@@ -124,6 +125,7 @@ class Gateway:
         self._reloader = Reloader(settings, self._use, source)
         self._link, self._ledger = _ledger(settings)
         self._requests: RequestPlane | None = None
+        self._waits: Waits | None = None
         self._accounting: AccountingPlane | None = None
         self._workers: Workers[dict[str, Any]] | None = None
         self._channel: Channel[News] | None = None
@@ -133,7 +135,8 @@ class Gateway:
         gauges, outputs = Gauges(settings.routes.preferred), OutputHistory()
         services: list[Service] = []
         if options.worker is not None or settings.gateway.workers == 1:
-            self._requests = RequestPlane(settings, self._ledger, self._background, self._counters)
+            self._waits = Waits(settings, self._link, self._ledger, self._background)
+            self._requests = RequestPlane(settings, self._ledger, self._background, self._counters, self._waits.room)
             gauges, outputs = self._requests.gauges, self._requests.outputs
             services.append(ExtProcService(self._requests.desk))
         else:
@@ -227,6 +230,8 @@ class Gateway:
             await self._report()
             self._channel.close()
         await self._background.close()
+        if self._waits is not None:
+            await self._waits.room.close()
         await self._admin.stop()
         await self._ledger.close()
         await self._link.close()
@@ -250,6 +255,8 @@ class Gateway:
             await self._discovery.use(settings)
         if self._requests is not None:
             self._requests.use(settings, await load_tokenizers(settings))
+        if self._waits is not None:
+            self._waits.use(settings)
         if self._accounting is not None:
             self._accounting.use(settings)
         if self._membership is not None:

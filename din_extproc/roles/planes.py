@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from din_extproc.admit.ledger import Ledger
+from din_extproc.admit.queue import Queue
 from din_extproc.admit.reservation import Mark, OutputHistory
 from din_extproc.domain.membership import Reading, Turnover
 from din_extproc.domain.usage import ExchangeRecord, Outcome, Pace
@@ -19,6 +20,7 @@ from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.counters import Counters
 from din_extproc.edge.envoy_admin import DroppedLogs
+from din_extproc.edge.waiting_room import WaitingRoom
 from din_extproc.flow.gauges import Gauges
 from din_extproc.flow.members import Members
 from din_extproc.flow.place import Placer
@@ -69,11 +71,22 @@ class News(Struct, frozen=True):
     readings: dict[str, Reading] = {}
 
 
+class _Silence:
+    """The bell of counters that no other process shares."""
+
+    def want(self, tenant: str, lasting_ms: int) -> None:
+        """Nothing is to be heard."""
+
+
 class RequestPlane:
     """Decides about requests. Its `desk` is the conductor of ext_proc streams."""
 
-    def __init__(self, settings: Settings, ledger: Ledger, background: Background, counters: Counters) -> None:
+    def __init__(
+        self, settings: Settings, ledger: Ledger, background: Background, counters: Counters, waiting: WaitingRoom | None = None
+    ) -> None:
         view = make_view(settings, {})
+        if waiting is None:
+            waiting = WaitingRoom(ledger, _Silence(), lambda: True, SystemClock.monotonic_ms, background.start, Queue())
         self._one_script = settings.store.one_script
         self.gauges = Gauges(view.table.preferred)
         self.outputs = OutputHistory()
@@ -88,7 +101,9 @@ class RequestPlane:
             watcher=counters,
             start=background.start,
             lease_ms=settings.store.lease_ms,
+            waiting=waiting,
         )
+        self._waiting = waiting
         self._background = background
 
     def start(self) -> None:
@@ -123,6 +138,7 @@ class RequestPlane:
         placer = self.desk.placer
         return {
             "exchanges": {"open": len(self.desk.live)},
+            "queue": self._waiting.shown(),
             "route_cache": {"hits": placer.cache.hits, "misses": placer.cache.misses},
             "nodes": {node: {"tokens_in_use": tokens} for node, tokens in placer.in_use().items()},
         }

@@ -22,6 +22,9 @@ from din_extproc.settings.problems import Place
 from din_extproc.settings.sensitive import SensitiveDataSection
 from din_extproc.settings.shape import Shaped
 
+_DECISION_MS = 1000
+"""Between the end of a wait and the moment when Envoy gives up."""
+
 
 class Assembled(Struct, frozen=True):
     """The domain's values. Complete only when no problem was reported."""
@@ -36,9 +39,7 @@ def assemble(shaped: Shaped, catalog: Catalog | None, document: Document) -> Ass
     """Put the parts together and report what does not fit. `catalog` None: there is one, but it could not be read."""
     config = shaped.config
     pools = tuple(_pools(shaped, catalog, document))
-    defaults = config.defaults.limits.limits()
-    sensitive_data = config.defaults.sensitive_data.sensitive_data()
-    tenants = tuple(tenant.tenant(defaults, sensitive_data) for tenant in config.tenants)
+    tenants = tuple(tenant.tenant(config.defaults) for tenant in config.tenants)
     keys = tuple((tenant, tuple(key.key() for key in section.keys)) for tenant, section in zip(tenants, config.tenants, strict=True))
     compiled = compile_routes(
         pools, [alias.alias(name) for name, alias in config.aliases.items()], [rule.rule() for rule in config.rules], tenants
@@ -48,6 +49,7 @@ def assemble(shaped: Shaped, catalog: Catalog | None, document: Document) -> Ass
     _report_twins(shaped, document)
     _report_unused(shaped, document)
     _report_kinds(shaped, document)
+    _report_waits(shaped, document)
     if "pools" not in shaped.broken:
         _report_models(shaped, pools, document)
         if config.limits.any and not config.store.one_script:
@@ -165,6 +167,19 @@ def _report_kinds(shaped: Shaped, document: Document) -> None:
             if kind not in known:
                 hint = _close(kind, known) or f"there are: {', '.join(known)}"
                 document.report((*place, "sensitive_data", "kinds", index), f"no kind of sensitive data is called {kind!r}", hint)
+
+
+def _report_waits(shaped: Shaped, document: Document) -> None:
+    """Envoy gives up an answer of the sidecar after `message_ms`: nobody may wait that long."""
+    config = shaped.config
+    longest = config.envoy.timeouts.message_ms - _DECISION_MS
+    asked: list[tuple[int, Place]] = [(config.defaults.queue.max_wait_ms, ("defaults", "queue", "max_wait_ms"))]
+    for at, tenant in zip(shaped.tenants, config.tenants, strict=True):
+        asked.append((tenant.queue.max_wait_ms, ("tenants", at, "queue", "max_wait_ms")))
+    for max_wait_ms, place in asked:
+        if max_wait_ms > max(0, longest):
+            hint = f"at most {max(0, longest)}, or a longer `envoy.timeouts.message_ms`"
+            document.report(place, f"Envoy gives up after {config.envoy.timeouts.message_ms} ms, a second before at the latest", hint)
 
 
 def _close(name: str, known: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from din_extproc.admit.keys import is_key_id, parse_hash
 from din_extproc.domain.request import Priority
-from din_extproc.domain.tenant import ApiKey, Ceilings, Commons, Limits, OnSensitive, SensitiveData, Tenant
+from din_extproc.domain.tenant import ApiKey, Ceilings, Commons, Limits, OnSensitive, Queueing, Tenant
 from din_extproc.settings.routes import PriorityName
 from din_extproc.settings.section import AsTuple, Name, Positive, Section, Text
 from din_extproc.settings.sensitive import SensitiveDataPolicy, SensitiveDataSection
@@ -118,6 +118,21 @@ class KeySection(Section):
         )
 
 
+class QueueSection(Section):
+    """How requests wait while tokens or slots are short."""
+
+    max_wait_ms: Annotated[int, Field(ge=0, le=3_600_000)] = 0
+    """0: they don't wait."""
+    size: Annotated[int, Field(ge=1, le=100_000)] = 100
+    """How many wait at most, in one worker."""
+    weight: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Where tenants compete for what they share."""
+
+    def queueing(self, default: "QueueSection") -> Queueing:
+        """For the domain; what is not mentioned is taken from the default."""
+        return Queueing(**(default.model_dump() | self.model_dump(exclude_unset=True)))
+
+
 class TenantSection(Section):
     """A department or an application."""
 
@@ -127,20 +142,22 @@ class TenantSection(Section):
     """Names it may ask for: aliases and physical models, `*` and `?` as in a shell. An alias allows the models behind it."""
     priority: PriorityName = Priority.STANDARD
     limits: TenantLimitsSection = TenantLimitsSection()
+    queue: QueueSection = QueueSection()
     sensitive_data: SensitiveDataPolicy | None = None
     """None: that of `defaults`."""
 
-    def tenant(self, default: Limits, sensitive_data: SensitiveData) -> Tenant:
+    def tenant(self, defaults: "Defaults") -> Tenant:
         """For the domain."""
         return Tenant(
             id=self.id,
             models=self.models,
             priority=self.priority,
-            limits=self.limits.limits(default),
+            limits=self.limits.limits(defaults.limits.limits()),
             per_model={model: limits.limits() for model, limits in self.limits.per_model.items()},
             per_priority=_by_priority(self.limits.per_priority),
             enforce=self.limits.enforce,
-            sensitive_data=sensitive_data if self.sensitive_data is None else self.sensitive_data.sensitive_data(),
+            queueing=self.queue.queueing(defaults.queue),
+            sensitive_data=(self.sensitive_data or defaults.sensitive_data).sensitive_data(),
         )
 
 
@@ -149,3 +166,4 @@ class Defaults(Section):
 
     limits: LimitsSection = LimitsSection()
     sensitive_data: SensitiveDataPolicy = SensitiveDataSection(policy=OnSensitive.OFF)
+    queue: QueueSection = QueueSection()

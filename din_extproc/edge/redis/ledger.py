@@ -72,6 +72,11 @@ class Names(Struct, frozen=True):
         return f"{namespace(self.network)}{'{n}' if self.one_slot else ''}{tag(tenant)}:".encode()
 
     @property
+    def channel(self) -> str:
+        """Where those who wait hear that something came back."""
+        return f"{namespace(self.network)}freed"
+
+    @property
     def shared(self) -> bytes:
         """The keys that all tenants share. No tenant's hash tag is `n`."""
         return f"{namespace(self.network)}{{n}}:".encode()
@@ -82,24 +87,37 @@ class _End(Struct, frozen=True):
 
     slots: int
     slot_keys: bytes
-    """The number of keys; then, after the record's, the leases."""
+    """The number of keys of a renewal; then, after the record's, the leases."""
     leases: bytes
+    release_keys: bytes
+    """The number of keys of a release; then, after the record's, those of who waits, and the leases."""
+    waits: int
+    waiting: bytes
+    """Keys that are there while somebody waits."""
+    waits_told: bytes
+    """How many these are."""
     buckets: int
     all_keys: bytes
-    """The number of keys of a settlement; then, after the record's, the counters and the leases."""
+    """The number of keys of a settlement; then, after the record's, the counters, those of who waits, and the leases."""
     counters: bytes
     tpms: bytes
 
-    def slot_call(self, request: "_Request", *arguments: bytes) -> tuple[int, bytes]:
-        """A script's call over record and leases: how many bulk strings, and they."""
+    def renewal(self, request: "_Request", now: bytes, lease: bytes) -> tuple[int, bytes]:
+        """The renewing script's call: how many bulk strings, and they."""
         leases = self.leases.replace(_PREFIX, request.prefix)
-        return self.slots + 2 + len(arguments), b"".join((self.slot_keys, request.record, leases, *arguments))
+        return self.slots + 5, b"".join((self.slot_keys, request.record, leases, now, request.id, lease))
 
-    def settlement(self, request: "_Request", now: bytes, tokens: int) -> tuple[int, bytes]:
-        """The settling script's call over record, counters and leases."""
-        keys = (self.counters + self.leases).replace(_PREFIX, request.prefix)
-        arguments = (now, bulk(b"%d" % tokens), request.id, self.tpms)
-        return 2 * self.buckets + self.slots + 5, b"".join((self.all_keys, request.record, keys, *arguments))
+    def release(self, request: "_Request", now: bytes, channel: bytes) -> tuple[int, bytes]:
+        """The releasing script's call."""
+        keys = (self.waiting + self.leases).replace(_PREFIX, request.prefix)
+        arguments = (now, request.id, channel, self.waits_told)
+        return self.slots + self.waits + 6, b"".join((self.release_keys, request.record, keys, *arguments))
+
+    def settlement(self, request: "_Request", now: bytes, tokens: int, channel: bytes) -> tuple[int, bytes]:
+        """The settling script's call."""
+        keys = (self.counters + self.waiting + self.leases).replace(_PREFIX, request.prefix)
+        arguments = (now, bulk(b"%d" % tokens), request.id, channel, self.waits_told, self.tpms)
+        return 2 * self.buckets + self.slots + self.waits + 7, b"".join((self.all_keys, request.record, keys, *arguments))
 
 
 class _Plan(Struct, frozen=True):
@@ -135,6 +153,8 @@ class _Request(Struct, frozen=True, gc=False):
 
 _PREFIX: Final = b"\0"
 _PLAIN: Final = Names()
+WAITING: Final = b"waiting"
+"""After a prefix: the key that is there while somebody waits."""
 _NOTE: Final = msgspec.msgpack.Decoder(tuple[Charge, ...])
 _NOTE_AT: Final = 65
 """Bytes of a record before its note."""
@@ -169,12 +189,19 @@ def _keys(prefix_length: int, shared: bytes, kind: bytes, charges: Sequence[Char
 def _end(prefix_length: int, shared: bytes, charges: tuple[Charge, ...]) -> _End:
     slots = [charge for charge in charges if charge.max_streams]
     buckets = [charge for charge in charges if charge.tpm]
+    waiting = [b"$%d\r\n%b%b\r\n" % (prefix_length + len(WAITING), _PREFIX, WAITING)]
+    if any(charge.shared for charge in charges):
+        waiting.append(bulk(shared + WAITING))
     return _End(
         slots=len(slots),
         slot_keys=bulks(1 + len(slots))[1],
         leases=_keys(prefix_length, shared, b"lease", slots),
+        release_keys=bulks(1 + len(waiting) + len(slots))[1],
+        waits=len(waiting),
+        waiting=b"".join(waiting),
+        waits_told=bulks(len(waiting))[1],
         buckets=len(buckets),
-        all_keys=bulks(1 + len(buckets) + len(slots))[1],
+        all_keys=bulks(1 + len(buckets) + len(waiting) + len(slots))[1],
         counters=_keys(prefix_length, shared, b"count", buckets),
         tpms=bulks(*(charge.tpm for charge in charges if charge.tpm))[1],
     )
@@ -210,6 +237,7 @@ class RedisLedger:
         self._runner = runner
         self._prefix_of = lru_cache(maxsize=262_144)(names.of)
         self._shared = names.shared
+        self._channel = bulk(names.channel.encode())
         self._held: dict[tuple[str, str], tuple[_Request, _End]] = {}
         """Of the latest requests, by tenant and id."""
         self.read_clock(now)
@@ -249,14 +277,14 @@ class RedisLedger:
         held = self._held.get((tenant, request_id)) or await self._look_up(tenant, request_id)
         if held is not None:
             request, end = held
-            await self._runner.run(RENEW, *end.slot_call(request, self._now, request.id, bulk(b"%d" % lease_ms)))
+            await self._runner.run(RENEW, *end.renewal(request, self._now, bulk(b"%d" % lease_ms)))
 
     async def release(self, tenant: str, request_id: str) -> None:
         """Give the slots back: the request has ended."""
         held = self._held.get((tenant, request_id)) or await self._look_up(tenant, request_id)
         if held is not None:
             request, end = held
-            await self._runner.run(RELEASE, *end.slot_call(request, self._now, request.id))
+            await self._runner.run(RELEASE, *end.release(request, self._now, self._channel))
 
     async def settle(self, tenant: str, request_id: str, tokens: int) -> bool:
         """Replace the reserved tokens by the actual ones, both ways, once, and give back slots still held. False: unknown or settled."""
@@ -264,7 +292,7 @@ class RedisLedger:
         if held is None:
             return False
         request, end = held
-        return bool(await self._runner.run(SETTLE, *end.settlement(request, self._now, tokens)))
+        return bool(await self._runner.run(SETTLE, *end.settlement(request, self._now, tokens, self._channel)))
 
     async def _look_up(self, tenant: str, request_id: str) -> tuple[_Request, _End] | None:
         """How a request is ended that is not remembered: its record says."""
@@ -275,10 +303,10 @@ class RedisLedger:
     def _undo(self, end: _End, request: _Request) -> None:
         """Nobody waits for the verdict any more: give back what it may take. Sent after it on the same connection."""
         with contextlib.suppress(LimitsUnavailable):
-            self._runner.run(SETTLE, *end.settlement(request, self._now, 0)).add_done_callback(_forget)
+            self._runner.run(SETTLE, *end.settlement(request, self._now, 0, self._channel)).add_done_callback(forget)
 
 
-def _forget(future: asyncio.Future[Any]) -> None:
+def forget(future: asyncio.Future[Any]) -> None:
     """Look at the outcome, so that asyncio does not miss anybody who does."""
     if not future.cancelled():
         future.exception()

@@ -3,7 +3,7 @@
 import pytest
 
 from din_extproc.domain.request import Priority
-from din_extproc.domain.tenant import Ceilings, Commons, Limits
+from din_extproc.domain.tenant import Ceilings, Commons, Limits, Queueing
 from din_extproc.settings.load import load
 from din_extproc.settings.problems import Rejected
 from din_extproc.settings.settings import Settings
@@ -59,3 +59,17 @@ def test_in_a_cluster_limits_of_all_tenants_need_all_keys_in_one_slot(written, o
     assert isinstance(settings, Settings) == sound
     assert sound or "store.one_slot" in str(settings)
     assert isinstance(written(SMALL % "" + store + "limits: { enforce: false }"), Settings), "nothing is limited there"
+
+
+def test_a_tenant_s_queue_takes_from_the_defaults_what_it_does_not_say(written):
+    settings = written(SMALL % ", queue: { weight: 4 }" + "defaults: { queue: { max_wait_ms: 700, size: 9 } }")
+    assert isinstance(settings, Settings)
+    assert settings.tenants[0].queueing == Queueing(max_wait_ms=700, size=9, weight=4)
+
+
+@pytest.mark.parametrize(("message_ms", "sound"), [(5000, True), (4999, False)])
+def test_nobody_waits_longer_than_envoy_does(written, message_ms, sound):
+    envoy = f"envoy: {{ timeouts: {{ message_ms: {message_ms} }} }}"
+    settings = written(SMALL % ", queue: { max_wait_ms: 4000 }" + envoy)
+    assert isinstance(settings, Settings) == sound
+    assert sound or "at most 3999" in str(settings)

@@ -2,11 +2,14 @@
 --
 -- KEYS[1]          the request's record
 -- KEYS[2 .. n+1]   the counters of its budgets that limit tokens
--- KEYS[n+2 .. ]    the leases of its budgets that limit requests in flight
+-- KEYS[n+2 .. n+w+1]  one each for the tenant, and for what all tenants share where it was charged: there while somebody waits for it
+-- KEYS[n+w+2 .. ]     the leases of its budgets that limit requests in flight
 -- ARGV[1]          the time in ms, for tests only; '' means Redis TIME
 -- ARGV[2]          actual tokens
 -- ARGV[3]          request id
--- ARGV[4 .. n+3]   the tpm of the budgets that limit tokens, as it was reserved under
+-- ARGV[4]          the channel on which those who wait are told, by the name of the key that is there
+-- ARGV[5]          w
+-- ARGV[6 .. n+5]   the tpm of the budgets that limit tokens, as it was reserved under
 -- RETURNS 1 settled, 0 unknown, expired or already settled.
 --
 -- Formats: see admit.lua. A refund never fills a bucket over its brim; an extra charge never counts more than two
@@ -19,8 +22,9 @@ if not now then
   local time = redis.call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
-local last = #ARGV - 2
-local found = redis.call('MGET', unpack(KEYS, 1, last))
+local last = #ARGV - 4
+local waits = last + tonumber(ARGV[5])
+local found = redis.call('MGET', unpack(KEYS, 1, waits))
 local record = found[1]
 if not record then return 0 end
 local expires, reserved, state = struct.unpack('>ddB', record)
@@ -29,7 +33,7 @@ if expires <= now or state % 2 == 1 then return 0 end
 local difference = (tonumber(ARGV[2]) - reserved) * UNIT
 if difference ~= 0 then
   for i = 2, last do
-    local tpm, value = tonumber(ARGV[i + 2]), found[i]
+    local tpm, value = tonumber(ARGV[i + 4]), found[i]
     local used, at, tail = 0, now, '\0\0\0\0\0\0\0\0'
     if value then
       used, at = struct.unpack('>dd', value)
@@ -42,7 +46,10 @@ if difference ~= 0 then
 end
 
 if state == 0 then
-  for i = last + 1, #KEYS do redis.call('ZREM', KEYS[i], ARGV[3]) end
+  for i = waits + 1, #KEYS do redis.call('ZREM', KEYS[i], ARGV[3]) end
+end
+for i = last + 1, waits do
+  if found[i] then redis.call('PUBLISH', ARGV[4], KEYS[i]) end
 end
 
 expires = math.min(expires, now + CLOSED)

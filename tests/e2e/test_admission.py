@@ -1,0 +1,161 @@
+"""Admission as a client sees it: waiting for a slot or for tokens, leaving, shadow mode, limits of all tenants, changed while it runs."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests.servers import EngineSim
+from tests.stack import Stack, node, tenant
+
+pytestmark = pytest.mark.e2e
+
+PATH = "/v1/chat/completions"
+QUEUE = {"max_wait_ms": 3000, "size": 3}
+CONFIG = {
+    "rules": [{"id": "all", "when": "always", "pool": "pool"}],
+    "tenants": [
+        tenant("acme"),
+        tenant("single", max_streams=1) | {"queue": QUEUE},
+        tenant("tokens", tpm=60_000) | {"queue": QUEUE},
+        tenant("shadow", rpm=1, tpm=50, max_streams=1, enforce=False),
+        tenant("batch", per_priority={"batch": {"rpm": 1}}),
+    ],
+    "limits": {"per_model": {"small": {"max_streams": 2, "reserved_for_critical": 0.5}}},
+}
+
+
+@pytest.fixture(scope="module")
+def sim() -> Iterator[EngineSim]:
+    with EngineSim(model="m", served_model=("m", "small"), decode_rate=50.0, batch_slowdown=0.0, prefill_rate=1e6) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def config(sim) -> dict:
+    pools = {
+        "pool": {"model": "m", "engine": "vllm", "nodes": [node("n", sim.address)]},
+        "small": {"model": "small", "engine": "vllm", "nodes": [node("s", sim.address)]},
+    }
+    return {**CONFIG, "pools": pools}
+
+
+@pytest.fixture(scope="module")
+def stack(config) -> Iterator[Stack]:
+    with Stack(config) as running:
+        yield running
+
+
+def ask(tokens: int = 2, **fields) -> dict:
+    return {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": tokens, "min_tokens": tokens, **fields}
+
+
+def queue(stack: Stack) -> dict[str, int]:
+    return stack.status()["queue"]
+
+
+class Busy:
+    """A stream that holds a slot inside the block: `tokens` of them come at 50 a second."""
+
+    def __init__(self, stack: Stack, name: str, tokens: int, **fields) -> None:
+        self.client = stack.client(name)
+        self.reply = self.client.send(self.client.build_request("POST", PATH, json=ask(tokens, stream=True, **fields)), stream=True)
+
+    def __enter__(self) -> httpx.Response:
+        return self.reply
+
+    def __exit__(self, *_: object) -> None:
+        self.reply.close()
+        self.client.close()
+
+
+def test_a_request_waits_for_the_slot_that_another_one_gives_back(stack):
+    before = queue(stack)
+    with Busy(stack, "single", 40) as first:
+        began = time.monotonic()
+        reply = stack.chat(ask(), tenant_name="single")
+        waited_s = time.monotonic() - began
+        assert (first.status_code, reply.status_code) == (200, 200)
+        assert 0.2 <= waited_s <= 2.5, "it came when the stream had ended, not when its patience had"
+    after = queue(stack)
+    assert (after["granted"] - before["granted"], after["waiting"]) == (1, 0)
+    assert stack.redis_keys("waiting"), "Redis was told that somebody waits"
+
+
+def test_a_request_waits_for_tokens_that_refill(stack):
+    used = stack.chat(ask(), tenant_name="tokens")
+    left = int(used.headers["x-ratelimit-remaining-tokens"])
+    with Busy(stack, "tokens", 10, max_tokens=left - 100):
+        began = time.monotonic()
+        reply = stack.chat(ask(max_tokens=800), tenant_name="tokens")
+        assert reply.status_code == 200
+        assert time.monotonic() - began >= 0.1
+
+
+def test_the_end_of_patience_is_a_429_with_the_time_to_wait_and_the_client_s_own_patience_counts(stack):
+    with Busy(stack, "single", 3000):
+        began = time.monotonic()
+        reply = stack.chat(ask(), tenant_name="single", headers={"x-din-timeout-ms": "300"})
+        assert 0.25 <= time.monotonic() - began <= 2.5
+        assert (reply.status_code, reply.json()["code"]) == (429, "concurrency_limit_exceeded")
+        assert int(reply.headers["retry-after"]) >= 1
+
+
+def test_a_full_queue_refuses_at_once_and_a_client_that_leaves_makes_room(stack):
+    with Busy(stack, "single", 3000), ThreadPoolExecutor(4) as pool:
+        before = queue(stack)
+        leaving = stack.client("single")
+        waiting = [pool.submit(stack.chat, ask(), tenant_name="single") for _ in range(2)]
+        leaver = pool.submit(impatient, leaving)
+        stack.eventually(lambda: queue(stack)["waiting"] == 3, "three wait")
+        reply = stack.chat(ask(), tenant_name="single")
+        assert (reply.status_code, reply.json()["code"]) == (429, "queue_full")
+        assert 1 <= int(reply.headers["retry-after"]) <= 4
+        assert int(reply.headers["retry-after-ms"]) <= QUEUE["max_wait_ms"]
+        leaver.result()
+        stack.eventually(lambda: queue(stack)["left"] == before["left"] + 1, "its place in the queue is free", 2.0)
+        assert {each.result().status_code for each in waiting} == {429}
+        assert queue(stack)["full"] == before["full"] + 1
+    stack.settled(0)
+    assert stack.chat(ask(), tenant_name="single").status_code == 200
+
+
+def impatient(client: httpx.Client) -> None:
+    """Ask, and hang up after a second."""
+    with client, contextlib.suppress(httpx.ReadTimeout):
+        client.post(PATH, json=ask(), timeout=1.0)
+
+
+def test_limits_in_shadow_mode_are_counted_and_told_and_refuse_nothing(stack):
+    replies = [stack.chat(ask(), tenant_name="shadow") for _ in range(4)]
+    assert [reply.status_code for reply in replies] == [200] * 4
+    assert [reply.headers["x-ratelimit-remaining-requests"] for reply in replies] == ["0"] * 4
+    stack.eventually(lambda: stack.status()["counts"]["would_refuse"].get("rpm", 0) >= 2, "it is reported")
+
+
+def test_a_class_has_a_limit_of_its_own(stack):
+    batch = {"x-din-priority": "batch"}
+    assert [stack.chat(ask(), tenant_name="batch", headers=batch).status_code for _ in range(2)] == [200, 429]
+    assert stack.chat(ask(), tenant_name="batch").status_code == 200
+
+
+def test_what_all_tenants_may_use_of_a_model_is_theirs_together(stack):
+    with Busy(stack, "acme", 3000, model="small") as held:
+        assert held.status_code == 200
+        refused = stack.chat(ask(model="small"), tenant_name="batch")
+        assert refused.status_code == 429
+        assert "the network's limit for model small below critical allows 1" in refused.json()["detail"].lower()
+        assert stack.chat(ask(), tenant_name="batch").status_code == 200, "other models are not concerned"
+    stack.eventually(lambda: stack.chat(ask(model="small"), tenant_name="batch").status_code == 200, "its slot came back")
+
+
+def test_b70_limits_change_while_it_runs(stack, config):
+    with Busy(stack, "single", 3000):
+        raised = [tenant("single", max_streams=2) | {"queue": QUEUE} if each["id"] == "single" else each for each in config["tenants"]]
+        stack.write({**config, "tenants": raised})
+        replies = []
+        stack.eventually(lambda: replies.append(stack.chat(ask(), tenant_name="single")) or replies[-1].status_code == 200, "it is raised")
+        assert stack.status()["configuration"]["rejected_successor"] == ""
