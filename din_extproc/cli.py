@@ -127,6 +127,22 @@ def drain(
 
 
 @app.command()
+def doctor(
+    config: Config = DEFAULT_CONFIG,
+    json: Json = False,  # noqa: FBT002 - a flag
+) -> None:
+    """Ask Redis, Envoy and the sidecar how they do, and say what to change."""
+    from din_extproc.roles.doctor import examine, lines  # noqa: PLC0415 - the other commands start without it
+
+    findings = examine(settings_of(config))
+    if json:
+        print_json(findings)
+    else:
+        typer.echo("\n".join(lines(findings)))
+    raise typer.Exit(1 if any(each.verdict == "wrong" for each in findings) else 0)
+
+
+@app.command()
 def explain(
     request: Annotated[Path, typer.Argument(help="A request: a JSON body, or {path, headers, body}. `-` reads standard input.")],
     tenant: Annotated[str, typer.Option(help="Who asks.")],

@@ -28,15 +28,15 @@ class Unanswered(Exception):  # noqa: N818 - it says what the sidecar is
     """The sidecar did not answer."""
 
 
-def ask(settings: Settings) -> dict[str, Any]:
-    """What `/nodes` of the admin port says.
+def ask(settings: Settings, page: str = "nodes") -> dict[str, Any]:
+    """What a page of the admin port says.
 
     Raises:
         Unanswered: nobody is there, or it answers otherwise.
     """
     section = settings.gateway.admin
     reached = as_reached(section.address)
-    url = f"{'http' if section.tls is None else 'https'}://{Endpoint(reached.host, reached.port)}/nodes"
+    url = f"{'http' if section.tls is None else 'https'}://{Endpoint(reached.host, reached.port)}/{page}"
     try:
         tls = None if section.tls is None else pinned_context(section.tls.files(settings.folder))
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S, context=tls) as reply:  # noqa: S310 - the scheme stands above

@@ -1,0 +1,182 @@
+"""What is wrong with a running gateway, judged from what its parts say of themselves. Pure: whoever asks them hands over the answers.
+
+Rule: a finding that is not fine says what to change.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from din_extproc.control.topology import EXT_PROC_CLUSTER
+from din_extproc.settings.settings import Settings
+
+OLDEST_ENVOY = (1, 36)
+OLDEST_REDIS = (6, 2)
+_SKEW_S = 1.0
+_EDIT_ROOM = 1 << 16
+_FEWEST_FILES = 4096
+
+
+class Finding(Struct, frozen=True):
+    """One thing that was looked at."""
+
+    what: str
+    verdict: Literal["fine", "doubtful", "wrong"]
+    said: str
+    change: str = ""
+    """What to do about it; "" when it is fine."""
+
+
+def of_redis(info: Mapping[str, str], took_ms: float, skew_s: float, settings: Settings) -> Iterator[Finding]:
+    """From the server's own INFO, how long it took to answer, and how far its clock is ahead of ours."""
+    version = info.get("redis_version", "")
+    if _numbers(version) < OLDEST_REDIS:
+        yield Finding("redis version", "wrong", version, "the scripts need Redis 6.2 or Valkey")
+    else:
+        yield Finding("redis version", "fine", version)
+    limit = settings.store.timeout_ms
+    if took_ms > limit / 2:
+        change = f"bring it nearer, or raise store.timeout_ms ({limit}); beyond it limits follow `on_error: {settings.store.on_error}`"
+        yield Finding("redis latency", "doubtful" if took_ms < limit else "wrong", f"{took_ms:.1f} ms", change)
+    else:
+        yield Finding("redis latency", "fine", f"{took_ms:.1f} ms of {limit}")
+    if abs(skew_s) > _SKEW_S:
+        change = "synchronise the clocks: keys expire and heartbeats are told by ours, limits by Redis'"
+        yield Finding("clock", "doubtful", f"Redis is {skew_s:+.1f} s from this machine", change)
+    else:
+        yield Finding("clock", "fine", f"Redis is {skew_s:+.3f} s from this machine")
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction" and info.get("maxmemory", "0") != "0":
+        yield Finding("redis memory", "wrong", f"maxmemory-policy {policy}", "set noeviction: an evicted key is a limit forgotten")
+
+
+def of_envoy(info: Mapping[str, Any], dump: Mapping[str, Any], settings: Settings) -> Iterator[Finding]:
+    """From what Envoy says of itself and of its configuration."""
+    version = str(info.get("version", "")).split("/")[1:2]
+    told = version[0] if version else "?"
+    if _numbers(told) < OLDEST_ENVOY:
+        yield Finding("envoy version", "wrong", told, "run 1.36 or newer")
+    else:
+        yield Finding("envoy version", "fine", told)
+    if info.get("state") != "LIVE":
+        yield Finding("envoy state", "wrong", str(info.get("state")), "it is starting or draining: it takes no new requests")
+    yield from _as_rendered(dump, settings)
+
+
+def _as_rendered(dump: Mapping[str, Any], settings: Settings) -> Iterator[Finding]:
+    """Whether it runs with what din.yaml says now."""
+    again = "render envoy.yaml again and reload Envoy"
+    held = _first(dump, "per_connection_buffer_limit_bytes")
+    wanted = settings.body_limit + _EDIT_ROOM
+    yield _same("buffer limit", held, wanted, "bytes", again if isinstance(held, int) else f"{again}: Envoy's own default is 1 MiB")
+    yield _same("message timeout", _seconds(_first(dump, "message_timeout")), settings.envoy.timeouts.message_ms / 1000, "s", again)
+    yield _same(
+        "stream idle timeout", _seconds(_first(dump, "stream_idle_timeout")), settings.envoy.timeouts.stream_idle_ms / 1000, "s", again
+    )
+    known = {cluster.get("name") for cluster in _all(dump, "cluster") if isinstance(cluster, Mapping)}
+    missing = [pool.name for pool in settings.pools if pool.name not in known]
+    if missing:
+        yield Finding("pools", "wrong", f"Envoy has no {', '.join(missing)}", again)
+    else:
+        yield Finding("pools", "fine", f"{len(settings.pools)} known to Envoy")
+
+
+def _same(what: str, has: float | None, wanted: float, unit: str, change: str) -> Finding:
+    if has == wanted:
+        return Finding(what, "fine", f"{wanted:g} {unit}")
+    return Finding(what, "wrong", f"Envoy has {'none' if has is None else f'{has:g} {unit}'}, din.yaml says {wanted:g}", change)
+
+
+def of_exchanges(stats: Mapping[str, int]) -> Iterator[Finding]:
+    """From Envoy's own counts of how the sidecar answered."""
+    counted = {name.rpartition(".")[2]: value for name, value in stats.items() if ".ext_proc." in name}
+    asked = counted.get("streams_started", 0)
+    for name, change in (
+        ("message_timeouts", "the sidecar answered too late: look at its CPU and at Redis, or raise envoy.timeouts.message_ms"),
+        ("rejected_header_mutations", "Envoy refuses headers of ours: render envoy.yaml with the version of the sidecar that runs"),
+        ("clear_route_cache_ignored", "requests go where they stood before the decision: render envoy.yaml again"),
+        ("spurious_msgs_received", "the sidecar answers what was not asked: both must be of one version"),
+    ):
+        if counted.get(name):
+            yield Finding(f"ext_proc {name}", "wrong", f"{counted[name]} of {asked} exchanges", change)
+    failed = counted.get("streams_failed", 0)
+    if failed:
+        change = "workers were restarted or killed; more than a few in a hundred: see the sidecar's log"
+        yield Finding("ext_proc streams", "wrong" if failed * 20 > asked else "doubtful", f"{failed} of {asked} failed", change)
+    else:
+        yield Finding("ext_proc streams", "fine", f"{asked}, none failed")
+    workers = stats.get(f"cluster.{EXT_PROC_CLUSTER}.membership_healthy", 0)
+    if not workers:
+        yield Finding("workers", "wrong", "Envoy reaches none", "start the sidecar; does Envoy's user have access to its socket?")
+    dropped = sum(value for name, value in stats.items() if name.endswith("logs_dropped"))
+    if dropped:
+        yield Finding("access log", "wrong", f"{dropped} entries lost", "what they cost is not settled: give the sidecar more CPU")
+
+
+def of_sidecar(status: Mapping[str, Any], settings: Settings) -> Iterator[Finding]:
+    """From the sidecar's `/status`."""
+    configuration = status["configuration"]
+    if configuration["rejected_successor"]:
+        yield Finding("configuration", "wrong", "the file as it is now is not in use", configuration["rejected_successor"])
+    elif configuration["fingerprint"] != settings.fingerprint:
+        yield Finding(
+            "configuration", "doubtful", "the sidecar uses another one", "a change is taken over within a second: is it this file?"
+        )
+    else:
+        yield Finding("configuration", "fine", f"{settings.fingerprint} is in use")
+    if not status["limits"]["shared"]:
+        yield Finding("limits", "wrong", status["limits"]["reason"], "bring Redis back: until then every replica counts for itself")
+    unsettled = status["exchanges"]["unsettled"] + status["exchanges"]["given_up"]
+    if unsettled:
+        yield Finding(
+            "settlement", "doubtful", f"{unsettled} exchanges are not settled", "Redis was away or slow; those given up stay reserved"
+        )
+    silent = [member for member in status["membership"]["nodes"] if member["state"] != "ready"]
+    if silent:
+        said = ", ".join(f"{member['node']['id']} is {member['state']}" for member in silent[:5])
+        yield Finding("nodes", "doubtful", said, "`din-extproc nodes` says why")
+    else:
+        yield Finding("nodes", "fine", f"{len(status['membership']['nodes'])} ready")
+
+
+def of_machine(open_files: int) -> Iterator[Finding]:
+    """From the limits under which this process runs, as the sidecar started by the same user does."""
+    if open_files < _FEWEST_FILES:
+        yield Finding("open files", "doubtful", str(open_files), "raise the limit (LimitNOFILE): each client and node takes one or two")
+    else:
+        yield Finding("open files", "fine", str(open_files))
+
+
+def of_timeouts(settings: Settings) -> Iterator[Finding]:
+    """From `din.yaml` alone: who has to give up first."""
+    redis, message = settings.store.timeout_ms, settings.envoy.timeouts.message_ms
+    if redis * 2 > message:
+        change = "raise envoy.timeouts.message_ms to twice store.timeout_ms: the sidecar must answer before Envoy gives up"
+        yield Finding("timeouts", "wrong", f"Redis {redis} ms, Envoy {message} ms", change)
+    else:
+        yield Finding("timeouts", "fine", f"Redis {redis} ms, Envoy {message} ms")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+
+
+def _seconds(duration: object) -> float | None:
+    return float(duration[:-1]) if isinstance(duration, str) and duration.endswith("s") else None
+
+
+def _first(value: object, name: str) -> Any:
+    return next(iter(_all(value, name)), None)
+
+
+def _all(value: object, name: str) -> Iterable[Any]:
+    """Everything that stands under this name, at whatever depth."""
+    if isinstance(value, Mapping):
+        if name in value:
+            yield value[name]
+        for inner in value.values():
+            yield from _all(inner, name)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _all(inner, name)

@@ -1,0 +1,92 @@
+"""A gateway of Istio with our patches on it: a real Envoy with what istiod would make of them, in front of the real sidecar."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+import yaml
+
+from din_extproc.edge.envoy_binary import find_envoy
+from din_extproc.roles.render import render_istio
+from din_extproc.settings.load import load
+from din_extproc.settings.settings import Settings
+from tests import istiod
+from tests.servers import EngineSim, free_port
+from tests.stack import Stack, events, node, tenant
+
+pytestmark = pytest.mark.e2e
+
+SIDECAR = "din-sidecar.inference.svc"
+
+
+class MeshedStack(Stack):
+    """With the Envoy of an Istio gateway."""
+
+    def start_envoy(self) -> None:
+        settings = load(self.config_file, {})
+        assert isinstance(settings, Settings), str(settings)
+        rendered = yaml.safe_load_all(render_istio(settings, mode="gateway", host="llm.example.com", namespace="inference"))
+        documents = {document["kind"]: document for document in rendered}
+        ports = {settings.gateway.ext_proc.address.port, settings.gateway.access_log.address.port}
+        services = {f"outbound|{port}||{SIDECAR}.cluster.local": port for port in ports}
+        configuration = istiod.gateway("llm.example.com", 80, self.port, self.envoy_admin_port, services)
+        istiod.apply(configuration, documents["EnvoyFilter"])
+        file = self.folder / "envoy.json"
+        file.write_text(json.dumps(configuration))
+        command = [find_envoy(), "--config-path", file, "--concurrency", "1", "--use-dynamic-base-id", "--log-level", "warning"]
+        self.envoy = self._child("envoy", command)
+        self._await("envoy", self.envoy, lambda: self._answers(f"http://127.0.0.1:{self.envoy_admin_port}/ready"))
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[dict[str, EngineSim]]:
+    made = {name: EngineSim(model="m", decode_rate=5000.0) for name in ("a", "b")}
+    try:
+        yield {name: engine.start() for name, engine in made.items()}
+    finally:
+        for engine in made.values():
+            engine.stop()
+
+
+@pytest.fixture(scope="module")
+def stack(engines) -> Iterator[Stack]:
+    nodes = [node(name, engine.address) for name, engine in engines.items()]
+    config = {"pools": {"p": {"model": "m", "engine": "vllm", "nodes": nodes}}, "tenants": [tenant("acme"), tenant("trial", rpm=1)]}
+    gateway = {"ext_proc": {"address": f"127.0.0.1:{free_port()}"}, "reached_at": SIDECAR}
+    with MeshedStack(config, gateway=gateway) as running:
+        yield running
+
+
+def test_a_stream_is_routed_counted_and_settled(stack):
+    reply = stack.chat(stream=True, max_tokens=20)
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["x-din-node-id"] in {"a", "b"}
+    assert len(events(reply.text)) > 5
+    assert stack.settled(1)["counts"]["outcomes"] == {"completed": 1}
+
+
+def test_limits_keys_and_forged_headers_are_what_they_are_without_a_mesh(stack, engines):
+    assert [stack.chat(tenant_name="trial", max_tokens=1).status_code for _ in range(2)] == [200, 429]
+    with stack.client(None) as client:
+        reply = client.post("/v1/chat/completions", json={"model": "m"}, headers={"x-din-cluster": "p"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (401, "invalid_api_key")
+    forged = stack.chat(headers={"x-din-tenant": "admin", "x-din-cluster": "nowhere", "x-envoy-retry-on": "5xx"}, max_tokens=1)
+    assert forged.status_code == 200
+    arrived = [name for engine in engines.values() for request in engine.seen()[1] for name, _ in request["headers"]]
+    assert not [name for name in arrived if name in {"x-din-tenant", "x-envoy-retry-on", "authorization", "x-din-endpoint"}]
+
+
+def test_a_node_that_is_dead_is_passed_over(stack, engines):
+    engines["a"].end()
+    try:
+        assert {stack.chat(max_tokens=1).headers["x-din-node-id"] for _ in range(4)} == {"b"}
+    finally:
+        engines["a"].start()
+
+
+def test_without_the_sidecar_nothing_passes_and_the_body_is_ours(stack):
+    stack.sidecar.kill()
+    stack.sidecar.wait()
+    reply = stack.chat(max_tokens=1)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "limits_unavailable")
+    assert reply.headers["retry-after"] == "1"

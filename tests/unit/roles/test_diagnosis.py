@@ -1,0 +1,118 @@
+"""What the doctor makes of what it is told: each fault by its own name, with what to change."""
+
+import copy
+from pathlib import Path
+
+import pytest
+
+from din_extproc.roles.diagnosis import of_envoy, of_exchanges, of_machine, of_redis, of_sidecar, of_timeouts
+from din_extproc.settings.load import load
+from din_extproc.settings.settings import Settings
+
+EXAMPLE = Path(__file__).parents[3] / "envoy" / "din.yaml"
+REDIS = {"redis_version": "7.2.4", "maxmemory": "0", "maxmemory_policy": "noeviction"}
+INFO = {"version": "abc/1.40.0/Clean/RELEASE/BoringSSL", "state": "LIVE"}
+STATS = {"http.din.ext_proc.streams_started": 100, "cluster.din_ext_proc.membership_healthy": 2}
+
+
+@pytest.fixture(scope="module")
+def settings() -> Settings:
+    loaded = load(EXAMPLE, {})
+    assert isinstance(loaded, Settings)
+    return loaded
+
+
+def dump(settings: Settings) -> dict:
+    listener = {
+        "per_connection_buffer_limit_bytes": settings.body_limit + 65536,
+        "filters": [{"typed_config": {"message_timeout": "5s", "stream_idle_timeout": "600s"}}],
+    }
+    return {"configs": [{"listener": listener}, {"static": [{"cluster": {"name": pool.name}} for pool in settings.pools]}]}
+
+
+def status(settings: Settings) -> dict:
+    return {
+        "configuration": {"fingerprint": settings.fingerprint, "rejected_successor": ""},
+        "limits": {"shared": True, "reason": ""},
+        "exchanges": {"unsettled": 0, "given_up": 0},
+        "membership": {"nodes": [{"node": {"id": "gpu-07"}, "state": "ready"}]},
+    }
+
+
+def bad(findings) -> dict[str, str]:
+    found = {each.what: each for each in findings if each.verdict != "fine"}
+    assert all(each.change for each in found.values()), "what is not fine says what to change"
+    return {what: each.verdict for what, each in found.items()}
+
+
+def test_a_gateway_in_good_health_has_nothing_to_change(settings):
+    parts = (
+        of_redis(REDIS, 0.4, 0.001, settings),
+        of_envoy(INFO, dump(settings), settings),
+        of_exchanges(STATS),
+        of_sidecar(status(settings), settings),
+        of_machine(65536),
+        of_timeouts(settings),
+    )
+    assert [bad(part) for part in parts] == [{}] * 6
+
+
+@pytest.mark.parametrize(
+    ("info", "took_ms", "skew_s", "expected"),
+    [
+        ({"redis_version": "5.0.7"}, 1.0, 0.0, {"redis version": "wrong"}),
+        ({}, 30.0, 0.0, {"redis latency": "doubtful"}),
+        ({}, 80.0, 0.0, {"redis latency": "wrong"}),
+        ({}, 1.0, -3.0, {"clock": "doubtful"}),
+        ({"maxmemory": "1000", "maxmemory_policy": "allkeys-lru"}, 1.0, 0.0, {"redis memory": "wrong"}),
+    ],
+)
+def test_of_redis(settings, info, took_ms, skew_s, expected):
+    assert bad(of_redis(REDIS | info, took_ms, skew_s, settings)) == expected
+
+
+def test_an_envoy_that_runs_with_another_file_is_found_out(settings):
+    other = copy.deepcopy(dump(settings))
+    other["configs"][0]["listener"]["per_connection_buffer_limit_bytes"] = 1 << 20
+    other["configs"][0]["listener"]["filters"][0]["typed_config"]["message_timeout"] = "0.200s"
+    other["configs"][1]["static"].pop()
+    old = {"version": "abc/1.35.1/Clean/RELEASE/BoringSSL", "state": "DRAINING"}
+    expected = dict.fromkeys(("envoy version", "envoy state", "buffer limit", "message timeout", "pools"), "wrong")
+    assert bad(of_envoy(old, other, settings)) == expected
+
+
+def test_an_envoy_without_our_filter_is_found_out(settings):
+    assert {"buffer limit", "message timeout", "stream idle timeout", "pools"} <= bad(of_envoy(INFO, {"configs": []}, settings)).keys()
+
+
+def test_of_exchanges_that_failed():
+    counts = {"message_timeouts": 3, "rejected_header_mutations": 1, "clear_route_cache_ignored": 1, "streams_failed": 2}
+    found = bad(of_exchanges(STATS | {f"http.din.ext_proc.{name}": count for name, count in counts.items()}))
+    assert found == {
+        "ext_proc message_timeouts": "wrong",
+        "ext_proc rejected_header_mutations": "wrong",
+        "ext_proc clear_route_cache_ignored": "wrong",
+        "ext_proc streams": "doubtful",
+    }
+    lost = {"cluster.din_ext_proc.membership_healthy": 0, "access_logs.grpc_access_log.logs_dropped": 4}
+    assert bad(of_exchanges(STATS | lost)) == {"workers": "wrong", "access log": "wrong"}
+
+
+def test_of_a_sidecar_that_struggles(settings):
+    told = status(settings)
+    told["configuration"]["rejected_successor"] = "din.yaml:3: unknown field"
+    told["limits"] = {"shared": False, "reason": "connection refused"}
+    told["exchanges"]["given_up"] = 2
+    told["membership"]["nodes"][0]["state"] = "dead"
+    assert bad(of_sidecar(told, settings)) == {
+        "configuration": "wrong",
+        "limits": "wrong",
+        "settlement": "doubtful",
+        "nodes": "doubtful",
+    }
+    other = status(settings) | {"configuration": {"fingerprint": "000000000000", "rejected_successor": ""}}
+    assert bad(of_sidecar(other, settings)) == {"configuration": "doubtful"}
+
+
+def test_of_a_machine_with_few_files():
+    assert bad(of_machine(1024)) == {"open files": "doubtful"}
