@@ -43,7 +43,7 @@ class Counters:
     def failed(self, error: BaseException, trace_id: str) -> None:
         """A fault of ours, logged under the id that the client got."""
         self.faults += 1
-        _log.error("a request failed inside the gateway; trace id %s", trace_id, exc_info=error)
+        _log.error("a request failed inside the gateway", exc_info=error, extra={"trace_id": trace_id})
 
     def finished(self, record: ExchangeRecord) -> None:
         """An exchange is over."""
