@@ -27,6 +27,8 @@ app = typer.Typer(
 keys_app = typer.Typer(no_args_is_help=True, help="API keys of tenants.")
 app.add_typer(render_app, name="render")
 app.add_typer(keys_app, name="keys")
+audit_app = typer.Typer(no_args_is_help=True, help="The audit log.")
+app.add_typer(audit_app, name="audit")
 
 
 def main() -> None:
@@ -57,7 +59,8 @@ def serve(
     channel: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run the sidecar beside Envoy."""
-    from din_extproc.roles.gateway import ServeOptions, run  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.serve import run  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.serve_options import ServeOptions  # noqa: PLC0415
 
     configure(log_level)
     options = ServeOptions(config=config, transport=transport, drain_s=drain_s, log_level=log_level, worker=worker, channel=channel)
@@ -166,6 +169,32 @@ def explain(
     else:
         typer.echo("\n".join(explained.lines()))
     raise typer.Exit(0 if explained.sent else 1)
+
+
+@audit_app.command("verify")
+def audit_verify(
+    folders: Annotated[
+        list[Path] | None, typer.Argument(help="Folders with logs of one or more replicas. [default: that of the configuration]")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="Where the keys, and the folder, stand.", envvar="DIN_CONFIG")
+    ] = None,
+    key: Annotated[list[str] | None, typer.Option(help="ID=FILE of a key; more than once for more keys.")] = None,
+    since: Annotated[int, typer.Option("--from", min=1, help="The first segment to look at; earlier ones may lie elsewhere.")] = 1,
+    json: Json = False,  # noqa: FBT002 - a flag
+) -> None:
+    """Prove that nothing in the logs was changed, removed or moved; or name what was."""
+    from din_extproc.roles.audit import Unverifiable, proof  # noqa: PLC0415 - the other commands start without it
+
+    try:
+        proved = proof(tuple(folders or ()), config or (None if key else DEFAULT_CONFIG), tuple(key or ()), since, os.environ)
+    except Unverifiable as error:
+        fail(str(error))
+    if json:
+        print_json(proved)
+    else:
+        typer.echo(proved.text)
+    raise typer.Exit(0 if proved.whole else 1)
 
 
 @keys_app.command("new")

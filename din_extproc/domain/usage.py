@@ -113,6 +113,8 @@ class ExchangeRecord(Struct, frozen=True, gc=False):
     """How long the node asked to be left alone."""
     operation: str = ""
     """The canonical path."""
+    version: str = ""
+    """Of the model, as the node that answered has it."""
     received_ms: float | None = None
     """From the request's first byte to its last."""
     sent_ms: float | None = None

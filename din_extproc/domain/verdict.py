@@ -33,6 +33,7 @@ class Code(Enum):
     UPSTREAM_ERROR = ("upstream_error", 502, "server_error", "The node answered with an error")
     INSUFFICIENT_GPU_CAPACITY = ("insufficient_gpu_capacity", 503, "server_error", "The node has no memory left for this request")
     NO_HEALTHY_NODE = ("no_healthy_node", 503, "server_error", "No healthy node serves the model")
+    AUDIT_UNAVAILABLE = ("audit_unavailable", 503, "server_error", "The request can't be recorded")
     LIMITS_UNAVAILABLE = ("limits_unavailable", 503, "server_error", "The limits can't be checked")
     UPSTREAM_TIMEOUT = ("upstream_timeout", 504, "server_error", "The node did not answer in time")
 

@@ -28,7 +28,8 @@ class WorkerFailed(Exception):  # noqa: N818 - it is what happened
 class Worker(Generic[Report]):
     """One running worker process."""
 
-    def __init__(self, number: int, process: asyncio.subprocess.Process, channel: Channel[Report]) -> None:
+    def __init__(self, number: int, process: asyncio.subprocess.Process, channel: Channel[Report], heard: Callable[[Report], None]) -> None:
+        self._heard = heard
         self.number = number
         self.process = process
         self.channel = channel
@@ -66,6 +67,7 @@ class Worker(Generic[Report]):
 
     async def _listen(self) -> None:
         while (report := await self.channel.receive()) is not None:
+            self._heard(report)
             self.report = report
             self._ready.set()
 
@@ -80,6 +82,7 @@ class Workers(Generic[Report]):
         grace_s: How long a worker may take to end what it has begun.
         greeting: The first message to a worker.
         farewell: Told the last report of a worker that is gone.
+        heard: Told every report as it comes.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class Workers(Generic[Report]):
         grace_s: float,
         greeting: Callable[[], object],
         farewell: Callable[[Report], None],
+        heard: Callable[[Report], None],
     ) -> None:
         self._count = count
         self._command = command
@@ -97,6 +101,7 @@ class Workers(Generic[Report]):
         self._grace_s = grace_s
         self._greeting = greeting
         self._farewell = farewell
+        self._heard = heard
         self._living: set[Worker[Report]] = set()
         """Those that are not ready yet and those that leave, too."""
         self._current: dict[int, Worker[Report]] = {}
@@ -186,7 +191,7 @@ class Workers(Generic[Report]):
             descriptor = theirs.fileno()
             command = self._command(number, descriptor)
             process = await asyncio.create_subprocess_exec(*command, pass_fds=(descriptor,), stdin=asyncio.subprocess.DEVNULL)
-        worker = Worker(number, process, await Channel.over(ours, self._expected))
+        worker = Worker(number, process, await Channel.over(ours, self._expected), self._heard)
         worker.channel.send(self._greeting())
         self._living.add(worker)
         worker.listening.add_done_callback(lambda _: self._lost(worker))

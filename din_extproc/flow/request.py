@@ -15,11 +15,13 @@ from din_extproc.admit.ledger import Claim, Denied, Ledger, LimitsUnavailable
 from din_extproc.admit.ledger import Granted as Admitted
 from din_extproc.admit.queue import worth_waiting
 from din_extproc.admit.reservation import OutputHistory, reservation
+from din_extproc.audit.records import Admitted as Admission
 from din_extproc.domain.request import Head, Intent, Operation
 from din_extproc.domain.response import PASS, ResponseHead, Treatment
 from din_extproc.domain.tenant import Tenant
 from din_extproc.domain.verdict import Answer, Refusal, Send, Verdict
 from din_extproc.flow import answers, failures
+from din_extproc.flow.audited import admission
 from din_extproc.flow.dispatch import Granted, dispatch
 from din_extproc.flow.gauges import Gauges
 from din_extproc.flow.members import Members
@@ -62,6 +64,13 @@ class Watcher(Protocol):
         """A fault of ours; the client got `internal_error`, or an answer as the node gave it."""
 
 
+class Gate(Protocol):
+    """Where requests stand while none may be taken."""
+
+    def passed(self) -> Coroutine[Any, Any, Refusal | None]:
+        """Wait until requests are taken again (an `async def`); a refusal when that takes too long."""
+
+
 class Desk(Struct):
     """Everything that the requests of one worker share."""
 
@@ -81,6 +90,10 @@ class Desk(Struct):
     """Where requests wait for tokens and slots."""
     live: dict[str, str] = {}
     """Request id -> tenant, of the requests that hold slots: to be renewed while they run."""
+    gate: Gate | None = None
+    """None: open."""
+    admissions: list[Admission] | None = None
+    """Requests that were sent on since this was last emptied; None: nobody records them."""
 
     def begin(self) -> "RequestFlow":
         """A stream was opened: one HTTP exchange begins."""
@@ -125,7 +138,8 @@ class RequestFlow:
         desk = self._desk
         began = desk.clock.monotonic()
         self._name(head)
-        verdict = await self._verdict(head, body, began)
+        shut = None if desk.gate is None else await desk.gate.passed()
+        verdict = shut or await self._verdict(head, body, began)
         if isinstance(verdict, Refusal):
             verdict = answers.refusal(verdict, head, self._trace_id, whose=self._whose())
         refused = "" if type(verdict) is Send else str(verdict.metadata.get("refusal", ""))
@@ -211,6 +225,11 @@ class RequestFlow:
         self._held = _Held(who.tenant.id, picked.taken, target.pool.engine)
         desk.live[self._request_id] = who.tenant.id
         granted = Granted(self._trace_id, who.key.id, reading, intent, routed, target, picked, claim, admitted.standing, _missed(admitted))
+        return self._sent(granted, wall, head)
+
+    def _sent(self, granted: Granted, wall: float, head: Head) -> Send:
+        if self._desk.admissions is not None:
+            self._desk.admissions.append(admission(granted, wall))
         return dispatch(granted, head)
 
     def _read(self, head: Head, body: bytes, who: Authenticated) -> Reading | Refusal:

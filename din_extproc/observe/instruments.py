@@ -158,6 +158,10 @@ NODE_SILENCE = Instrument("din.node.silence", Kind.GAUGE, "s", "Time since the n
 NODE_TAKEN = Instrument("din.node.tokens_in_use", Kind.GAUGE, "{token}", "Tokens of this sidecar's requests in flight there.", (NODE,))
 XDS_ENVOYS = Instrument("din.xds.envoys", Kind.GAUGE, "{envoy}", "Envoys that are told their configuration.")
 XDS_REFUSED = Instrument("din.xds.refused", Kind.GAUGE, "{envoy}", "Envoys that refused the newest resources of a type.", (XDS_TYPE,))
+AUDIT_RECORDS = Instrument("din.audit.records", Kind.COUNTER, "{record}", "Records of the audit log, written since the start.")
+AUDIT_WAITING = Instrument("din.audit.waiting", Kind.GAUGE, "{event}", "Events that are not in the audit log yet.")
+AUDIT_DROPPED = Instrument("din.audit.dropped", Kind.COUNTER, "{event}", "Events that the audit log lost; it says so itself.")
+AUDIT_FAILING = Instrument("din.audit.failing", Kind.GAUGE, "{state}", "1: the audit log can't be written.")
 SERIES_FOLDED = Instrument("din.metrics.folded", Kind.COUNTER, "{measurement}", "Measurements counted as `other`: a family was full.")
 
 ALL: tuple[Instrument, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Instrument))

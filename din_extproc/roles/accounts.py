@@ -1,35 +1,89 @@
-"""Who hears of finished exchanges in the process that keeps the accounts, and what it makes of them: metrics.
+"""Who hears of requests in the process that keeps the accounts, and what it makes of them: metrics and the audit log.
 
 Rule: hearing costs microseconds and never fails; whatever takes longer, or touches a file or the network, is done later, in slices.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
+from din_extproc.audit.records import Event
 from din_extproc.domain.usage import ExchangeRecord
+from din_extproc.edge.background import Background
 from din_extproc.edge.counters import Counters
 from din_extproc.observe.exchange_metrics import ExchangeMetrics
 from din_extproc.observe.families import Family
+from din_extproc.registry.table import Event as NodeEvent
+from din_extproc.roles.auditor import Auditor
+from din_extproc.roles.standing import audit_families
+from din_extproc.settings.settings import Settings
 
 
 class Accounts:
     """The observer of one sidecar.
 
     Args:
+        settings: The configuration.
         counters: The numbers of the admin page.
         standing: How everything else stands, as families.
+        shut: Told when requests may not be taken because they can't be recorded (True), and when they may again (False).
     """
 
-    def __init__(self, counters: Counters, standing: Callable[[], Iterator[Family]]) -> None:
+    def __init__(
+        self, settings: Settings, counters: Counters, standing: Callable[[], Iterator[Family]], shut: Callable[[bool], None]
+    ) -> None:
         self._counters = counters
         self._standing = standing
         self._metrics = ExchangeMetrics()
+        self._auditor = None if settings.audit is None else Auditor(settings.audit, settings.network, shut)
+
+    def start(self, background: Background) -> None:
+        """Begin to write.
+
+        Raises:
+            OSError: the audit log's folder can't be used.
+        """
+        if self._auditor is not None:
+            self._auditor.start(background)
+
+    async def stop(self) -> None:
+        """Write the rest."""
+        if self._auditor is not None:
+            await self._auditor.stop()
+
+    def use(self, settings: Settings) -> None:
+        """Another configuration is in use."""
+        if self._auditor is not None:
+            self._auditor.use(settings)
+
+    def admitted(self, records: Iterable[Any]) -> None:
+        """Requests were sent on."""
+        if self._auditor is not None:
+            self._auditor.admitted(records)
 
     def finished(self, record: ExchangeRecord) -> None:
         """An exchange is over."""
         self._counters.finished(record)
         self._metrics.finished(record)
+        if self._auditor is not None:
+            self._auditor.finished(record)
+
+    def nodes(self, events: list[NodeEvent]) -> None:
+        """Nodes came, changed or went."""
+        if self._auditor is not None:
+            self._auditor.nodes(events)
+
+    def note(self, event: Event) -> None:
+        """Something else that is to be recorded."""
+        if self._auditor is not None:
+            self._auditor.note(event)
 
     def families(self) -> Iterator[Family]:
         """All metrics, as they are now."""
         yield from self._standing()
         yield from self._metrics.families()
+        if self._auditor is not None:
+            yield from audit_families(self._auditor.shown())
+
+    def shown(self) -> dict[str, object]:
+        """For the admin page."""
+        return {} if self._auditor is None else {"audit": self._auditor.shown()}

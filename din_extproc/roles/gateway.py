@@ -9,18 +9,12 @@ worker process per socket for the request plane; it tells them what answers have
 import asyncio
 import gc
 import logging
-import os
 import signal
 import socket
 import sys
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import uvloop
-from msgspec import Struct
-
-from din_extproc.admit.local import LocalLedger
 from din_extproc.admit.reservation import OutputHistory
 from din_extproc.control.topology import Address as ListenAddress
 from din_extproc.control.topology import UnixSocket
@@ -29,33 +23,27 @@ from din_extproc.edge.admin_http import AdminPages
 from din_extproc.edge.background import Background
 from din_extproc.edge.catalog_source import CatalogSource
 from din_extproc.edge.channel import Channel
-from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.counters import Counters
 from din_extproc.edge.grpcio_server import GrpcioServer
 from din_extproc.edge.h2_server import H2Server
-from din_extproc.edge.redis.cluster import ClusterLinks
-from din_extproc.edge.redis.guard import PRESENCE, GuardedLedger, OnError
-from din_extproc.edge.redis.ledger import SCRIPTS, Names, RedisLedger
-from din_extproc.edge.redis.link import Link
-from din_extproc.edge.redis.nodes import SCRIPTS as NODE_SCRIPTS
-from din_extproc.edge.redis.topology import carrier
+from din_extproc.edge.redis.guard import OnError
 from din_extproc.edge.scrape import Scraper, Target
 from din_extproc.edge.services import AccessLogService, ExtProcService, HealthService, Service
-from din_extproc.edge.tls import Secured, Unusable
-from din_extproc.edge.workers import WorkerFailed, Workers
+from din_extproc.edge.tls import Secured
+from din_extproc.edge.workers import Workers
 from din_extproc.flow.gauges import Gauges
 from din_extproc.observe.exposition import slices
 from din_extproc.observe.families import Family
 from din_extproc.roles.accounts import Accounts
 from din_extproc.roles.discovery import Discovery
+from din_extproc.roles.ledger import ledger
 from din_extproc.roles.membership import Membership, configured
 from din_extproc.roles.planes import AccountingPlane, News, RequestPlane
 from din_extproc.roles.reload import Reloader
+from din_extproc.roles.serve_options import ServeOptions
 from din_extproc.roles.standing import added, kept_of, node_families, request_families, state_families
 from din_extproc.roles.view import load_tokenizers
 from din_extproc.roles.waits import Waits
-from din_extproc.settings.load import load
-from din_extproc.settings.problems import Rejected
 from din_extproc.settings.registry import Registry
 from din_extproc.settings.settings import Settings
 from din_extproc.settings.tls import secured
@@ -70,47 +58,6 @@ _GOODBYE_S = 1.0
 _TRANSPORTS: dict[str, type[H2Server | GrpcioServer]] = {"wire": H2Server, "grpcio": GrpcioServer}
 
 
-class ServeOptions(Struct, frozen=True, kw_only=True):
-    """The command line of `din-extproc serve`."""
-
-    config: Path
-    transport: Literal["wire", "grpcio"] = "wire"
-    """Our own HTTP/2, or grpcio's."""
-    drain_s: float = 20.0
-    """How long open exchanges may go on after SIGTERM."""
-    log_level: str = "info"
-    worker: int | None = None
-    """Which worker this process is; None: the one that is started by hand."""
-    channel: int | None = None
-    """A worker's end of the channel to the process that started it."""
-
-
-def run(options: ServeOptions) -> int:
-    """Serve until SIGTERM or SIGINT. Returns the exit code; 1 when the configuration is refused, an address is taken or a worker fails."""
-    source = CatalogSource()
-    settings = load(options.config, os.environ, source)
-    if isinstance(settings, Rejected):
-        print(settings, file=sys.stderr)  # noqa: T201 - for the person who starts it; nothing runs yet
-        return 1
-    if options.worker is None:
-        for warning in settings.warnings:
-            _log.warning("%s", warning)
-    try:
-        uvloop.run(_serve(settings, options, source))
-    except OSError as error:
-        _log.error("can't listen: %s", error)
-        return 1
-    except (WorkerFailed, Unusable) as error:
-        _log.error("%s", error)
-        return 1
-    return 0
-
-
-async def _serve(settings: Settings, options: ServeOptions, source: CatalogSource) -> None:
-    """Made inside the loop: grpcio's servers belong to the one they are made in."""
-    await Gateway(settings, options, source).run()
-
-
 class Gateway:
     """One process of a sidecar."""
 
@@ -119,14 +66,15 @@ class Gateway:
         self._serving = False
         self._background = Background()
         self._counters = Counters()
-        self._accounts = Accounts(self._counters, self._standing)
+        self._shut = False
         self._former: dict[str, Any] = {}
         """What workers that are gone have counted."""
         self._reloader = Reloader(settings, self._use, source)
-        self._link, self._ledger = _ledger(settings)
+        self._link, self._ledger = ledger(settings)
         self._requests: RequestPlane | None = None
         self._waits: Waits | None = None
         self._accounting: AccountingPlane | None = None
+        self._accounts: Accounts | None = None
         self._workers: Workers[dict[str, Any]] | None = None
         self._channel: Channel[News] | None = None
         self._membership: Membership | None = None
@@ -141,19 +89,21 @@ class Gateway:
             services.append(ExtProcService(self._requests.desk))
         else:
             count, drain_s = settings.gateway.workers, options.drain_s
-            self._workers = Workers(count, self._worker_command, dict[str, Any], drain_s, self._greeting, self._remember)
+            self._workers = Workers(count, self._worker_command, dict[str, Any], drain_s, self._greeting, self._remember, self._take)
         if options.worker is None:
+            self._accounts = Accounts(settings, self._counters, self._standing, self._close_or_open)
             self._accounting = AccountingPlane(settings, self._ledger, self._background, self._accounts, gauges, outputs)
             services.append(AccessLogService(self._accounting.received))
             if settings.gateway.scrape_s:
                 self._scraper = Scraper(settings.gateway.scrape_s, lambda readings: self._tell(News(readings=readings)))
             if settings.gateway.registry is not None:
                 self._membership = self._make_membership(settings, settings.gateway.registry)
+                self._membership.registrar.watchers.add(self._accounts.nodes)
             if settings.gateway.xds is not None:
                 self._discovery = Discovery(_TRANSPORTS[options.transport], self._background)
         self._health = HealthService(*(service.name for service in services))
         self._server = _TRANSPORTS[options.transport]((*services, self._health), max_body_bytes=settings.body_limit)
-        self._admin = AdminPages(self._status, self._unready, self._nodes, lambda: slices(self._accounts.families())).port
+        self._admin = AdminPages(self._status, self._unready, self._nodes, self._metrics).port
 
     async def run(self) -> None:
         """Serve until a signal.
@@ -179,6 +129,8 @@ class Gateway:
         if not await self._link.start():
             _log.warning("redis: %s; limits follow `on_error: %s`", self._link.state.reason, settings.store.on_error)
         await self._ledger.start()
+        if self._accounts is not None:
+            self._accounts.start(self._background)
         await self._use(settings)
         if self._options.channel is not None:
             self._channel = await Channel.over(socket.socket(fileno=self._options.channel), News)
@@ -224,6 +176,9 @@ class Gateway:
         await self._background.quiet(_LAST_WORDS_S)
         if self._accounting is not None:
             await self._accounting.settler.retry()
+        if self._accounts is not None:
+            self._pass_on()
+            await self._accounts.stop()
         if self._scraper is not None:
             await self._scraper.stop()
         if self._channel is not None:
@@ -259,6 +214,8 @@ class Gateway:
             self._waits.use(settings)
         if self._accounting is not None:
             self._accounting.use(settings)
+        if self._accounts is not None:
+            self._accounts.use(settings)
         if self._membership is not None:
             self._membership.use(settings)
         if self._scraper is not None:
@@ -277,9 +234,25 @@ class Gateway:
     async def _teach(self) -> None:
         if self._accounting is None:
             return
+        self._pass_on()
         lessons = self._accounting.lessons()
         if lessons:
             self._tell(News(lessons=lessons))
+
+    def _pass_on(self) -> None:
+        """What the request plane of this process has admitted is recorded."""
+        if self._requests is not None and self._accounts is not None:
+            self._accounts.admitted(self._requests.admissions())
+
+    def _take(self, report: dict[str, Any]) -> None:
+        """A worker reports: what it admitted is recorded, its numbers are added up when somebody asks."""
+        admitted = report.pop("admitted", ())
+        if self._accounts is not None:
+            self._accounts.admitted(admitted)
+
+    def _close_or_open(self, shut: bool) -> None:  # noqa: FBT001 - the shape of who is told
+        self._shut = shut
+        self._tell(News(shut=shut))
 
     def _make_membership(self, settings: Settings, section: Registry) -> Membership:
         return Membership(
@@ -294,7 +267,7 @@ class Gateway:
 
     def _greeting(self) -> News:
         """What a worker has to know before it serves."""
-        return News() if self._membership is None else News(turnover=self._membership.joined())
+        return News(turnover=None if self._membership is None else self._membership.joined(), shut=self._shut)
 
     def _tell(self, news: News) -> None:
         """Whoever decides about requests hears it, and who settles them hears of nodes."""
@@ -316,6 +289,8 @@ class Gateway:
             self._requests.hear(news.readings)
         if news.lessons is not None:
             self._requests.adopt(news.lessons)
+        if news.shut is not None:
+            self._requests.shut(shut=news.shut)
 
     async def _observe(self) -> None:
         if self._accounting is not None and self._membership is not None:
@@ -329,8 +304,8 @@ class Gateway:
         stop.set()
 
     async def _report(self) -> None:
-        if self._channel is not None:
-            self._channel.send(self._own_numbers())
+        if self._channel is not None and self._requests is not None:
+            self._channel.send({**self._own_numbers(), "admitted": self._requests.admissions()})
 
     def _own_numbers(self) -> dict[str, Any]:
         planes = [plane.shown() for plane in (self._requests, self._accounting) if plane is not None]
@@ -355,6 +330,9 @@ class Gateway:
         """A worker is gone."""
         self._former = added(self._former, kept_of(report))
 
+    def _metrics(self) -> Iterator[bytes]:
+        return iter(()) if self._accounts is None else slices(self._accounts.families())
+
     def _standing(self) -> Iterator[Family]:
         """How everything stands, as metrics."""
         shown, nodes = self._shown(), self._nodes()
@@ -378,18 +356,10 @@ class Gateway:
             "limits": self._ledger.state,
             "redis": self._link.state,
             **({} if self._discovery is None else self._discovery.shown()),
+            **({} if self._accounts is None else self._accounts.shown()),
             **workers,
             **numbers,
         }
-
-
-def _ledger(settings: Settings) -> tuple[Link | ClusterLinks, GuardedLedger]:
-    """The counters in Redis, guarded by the outage policy."""
-    store = settings.store
-    link = carrier(store.url.get_secret_value(), (*SCRIPTS, PRESENCE, *NODE_SCRIPTS), timeout_ms=store.timeout_ms)
-    replica = f"{socket.gethostname()}:{os.getpid()}"
-    shared, local = RedisLedger(link, names=Names(settings.network, store.one_slot)), LocalLedger(SystemClock.monotonic_ms)
-    return link, GuardedLedger(link, shared, local, OnError(store.on_error), replica, settings.network)
 
 
 def _listen_text(address: ListenAddress) -> str:

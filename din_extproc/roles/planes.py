@@ -14,8 +14,10 @@ from msgspec.structs import replace
 from din_extproc.admit.ledger import Ledger
 from din_extproc.admit.queue import Queue
 from din_extproc.admit.reservation import Mark, OutputHistory
+from din_extproc.audit.records import Admitted
 from din_extproc.domain.membership import Reading, Turnover
 from din_extproc.domain.usage import ExchangeRecord, Outcome, Pace
+from din_extproc.edge.audit_gate import AuditGate
 from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.counters import Counters
@@ -39,6 +41,7 @@ from din_extproc.settings.settings import Settings
 _log = logging.getLogger(__name__)
 
 _SEED_BITS = 64
+_MS = 1000
 _RETRY_S = 0.5
 _LOOK_S = 1.0
 _ASK_S = 5.0
@@ -69,6 +72,8 @@ class News(Struct, frozen=True):
     lessons: Lessons | None = None
     turnover: Turnover | None = None
     readings: dict[str, Reading] = {}
+    shut: bool | None = None
+    """Requests may (False) or may not be taken, for the audit log's sake; None: as before."""
 
 
 class _Silence:
@@ -102,8 +107,13 @@ class RequestPlane:
             start=background.start,
             lease_ms=settings.store.lease_ms,
             waiting=waiting,
+            admissions=None if settings.audit is None else [],
         )
         self._waiting = waiting
+        self._patience_s = 0.0
+        if settings.audit is not None and settings.audit.section.on_full == "block":
+            self._patience_s = settings.audit.section.block_ms / _MS
+        self._gate: AuditGate | None = None
         self._background = background
 
     def start(self) -> None:
@@ -132,6 +142,21 @@ class RequestPlane:
         self.gauges.adopt(lessons.prompts)
         self.outputs.adopt(lessons.outputs)
         self.desk.placer.learn(lessons.paces)
+
+    def shut(self, *, shut: bool) -> None:
+        """Take no requests, or take them again."""
+        before, self._gate = self._gate, AuditGate(self._patience_s) if shut else None
+        self.desk.gate = self._gate
+        if before is not None:
+            before.open()
+
+    def admissions(self) -> list[Admitted]:
+        """Requests that were sent on since this was last asked."""
+        taken = self.desk.admissions
+        if not taken:
+            return []
+        self.desk.admissions = []
+        return taken
 
     def shown(self) -> dict[str, object]:
         """For the admin page: nested numbers, which add up over processes."""

@@ -88,6 +88,14 @@ def node_families(rows: Iterable[MemberForm], *, stale: bool) -> Iterator[Family
     yield labelled(of.NODE_KV, ((node, beat.kv_cache_usage) for node, beat in beats))
 
 
+def audit_families(shown: Mapping[str, Any]) -> Iterator[Family]:
+    """How the audit log does."""
+    yield one(of.AUDIT_RECORDS, shown["written"])
+    yield one(of.AUDIT_WAITING, shown["waiting"])
+    yield one(of.AUDIT_DROPPED, shown["dropped"])
+    yield one(of.AUDIT_FAILING, float(bool(shown["failing"])))
+
+
 def _decisions(counts: Mapping[str, Any]) -> Distribution:
     by_us: Mapping[Any, int] = counts["decisions_by_us"]
     return Distribution([by_us.get(bound, 0) for bound in (*of.DECISION_US, "more")], counts["decision_s"])

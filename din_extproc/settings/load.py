@@ -10,6 +10,7 @@ from pathlib import Path
 from din_extproc.edge.catalog_source import CatalogSource, Unfetched, is_url
 from din_extproc.route.rules import thresholds
 from din_extproc.settings.assemble import assemble
+from din_extproc.settings.audit import Audit, read_audit
 from din_extproc.settings.catalog import Catalog, CatalogFile, CatalogModel, CatalogSection
 from din_extproc.settings.document import Document, read_json, read_yaml
 from din_extproc.settings.problems import Problem, Rejected, in_order
@@ -42,6 +43,7 @@ def load(path: Path, env: Mapping[str, str], source: CatalogSource | None = None
     catalog, described, problems = read_catalog(shaped.config.catalog, document, path, source)
     assembled = assemble(shaped, None if "catalog" in shaped.broken else catalog, document)
     _report_tls(shaped.config, document, path)
+    audit, key_files = read_audit(shaped.config.audit, document, path)
     tokens_file, secrets, tokens, unread = _tokens(shaped.config.gateway.registry, document, path)
     found = in_order([*document.problems, *problems, *unread])
     if assembled.routes is None or catalog is None or not all(problem.warning for problem in found):
@@ -52,7 +54,7 @@ def load(path: Path, env: Mapping[str, str], source: CatalogSource | None = None
         catalog_source=_where(config.catalog, path),
         catalog_refresh_s=None if config.catalog is None else config.catalog.refresh_s,
         node_tokens_file=tokens_file,
-        fingerprint=hashlib.sha256(f"{text}\0{described}\0{secrets}".encode()).hexdigest()[:_FINGERPRINT],
+        fingerprint=_fingerprint(text, described, secrets, audit),
         network=config.network,
         node_tokens=tokens,
         gateway=config.gateway,
@@ -66,6 +68,8 @@ def load(path: Path, env: Mapping[str, str], source: CatalogSource | None = None
         routes=assembled.routes,
         token_thresholds=thresholds(rule.rule().when for rule in config.rules),
         envoy=config.envoy,
+        audit=audit,
+        audit_key_files=key_files,
         fail_open_pool=None if config.fail_open is None else config.fail_open.pool,
         warnings=found,
     )
@@ -88,6 +92,11 @@ def read_text(path: Path) -> str | Problem:
         return Problem(file=str(path), message=f"not UTF-8 text (byte {error.start})")
     except OSError as error:
         return Problem(file=str(path), message=f"can't be read: {(error.strerror or str(error)).lower()}")
+
+
+def _fingerprint(text: str, described: str, secrets: str, audit: Audit | None) -> str:
+    keys = b"" if audit is None else b"\0".join(key.secret for key in audit.keys)
+    return hashlib.sha256(f"{text}\0{described}\0{secrets}\0".encode() + keys).hexdigest()[:_FINGERPRINT]
 
 
 def _tokens(section: Registry | None, document: Document, path: Path) -> tuple[str | None, str, Tokens, list[Problem]]:

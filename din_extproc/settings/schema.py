@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from din_extproc.settings.audit import AuditSection
 from din_extproc.settings.catalog import CatalogSection
 from din_extproc.settings.envoy import EnvoySection, off_is_none
 from din_extproc.settings.gateway import FailOpen, Gateway, Store
@@ -34,4 +35,6 @@ class DinYaml(Section):
     limits: CommonsSection = CommonsSection()
     sensitive_data: SensitivePatterns = SensitivePatterns()
     envoy: EnvoySection = EnvoySection()
+    audit: AuditSection | None = None
+    """None: nothing is recorded."""
     fail_open: Annotated[FailOpen | None, BeforeValidator(off_is_none)] = None

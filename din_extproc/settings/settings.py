@@ -12,6 +12,7 @@ from din_extproc.domain.node import Endpoint, Pool
 from din_extproc.domain.tenant import ApiKey, Commons, Tenant
 from din_extproc.edge.catalog_source import is_url
 from din_extproc.route.table import RouteTable
+from din_extproc.settings.audit import Audit
 from din_extproc.settings.catalog import Catalog
 from din_extproc.settings.envoy import EnvoySection
 from din_extproc.settings.gateway import Gateway, Store, as_reached
@@ -51,6 +52,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     token_thresholds: frozenset[int]
     """Prompt sizes at which a rule turns."""
     envoy: EnvoySection
+    audit: Audit | None
+    """None: nothing is recorded."""
+    audit_key_files: tuple[str, ...]
     fail_open_pool: str | None
     """None: without a worker, requests are refused."""
     warnings: tuple[Problem, ...]
@@ -59,7 +63,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     def files(self) -> tuple[str, ...]:
         """What the configuration was read from."""
         catalog = None if self.catalog_url else self.catalog_source
-        return tuple(file for file in (self.file, catalog, self.node_tokens_file) if file is not None)
+        return tuple(file for file in (self.file, catalog, self.node_tokens_file, *self.audit_key_files) if file is not None)
 
     @property
     def folder(self) -> Path:

@@ -1,5 +1,10 @@
-"""What is told of requests afterwards, through a real Envoy and several workers: metrics."""
+"""What is told of requests afterwards, through a real Envoy and several workers: metrics and the audit log."""
 
+import json
+import shutil
+import subprocess
+import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 
@@ -9,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from din_extproc.observe import instruments as of
 from tests.servers import EngineSim
-from tests.stack import Stack, node, tenant
+from tests.stack import Stack, key_of, node, tenant
 
 pytestmark = pytest.mark.e2e
 
@@ -84,9 +89,104 @@ def test_i09_names_that_clients_make_up_are_no_labels(stack):
 
 
 def test_what_a_worker_counted_outlives_it(stack):
-    stack.eventually(lambda: total(scrape(stack), "din_exchanges_open") == 0, "all is quiet")
+    time.sleep(1.2)  # both workers have reported
     before = total(scrape(stack), "din_decisions_total")
     (victim, *_) = [child for child in psutil.Process(stack.sidecar.pid).children() if "--worker" in child.cmdline()]
     victim.kill()
     stack.eventually(lambda: total(scrape(stack), "din_worker_restarts_total") == 1, "a new worker", 30)
     assert total(scrape(stack), "din_decisions_total") == before
+
+
+KEY_TEXT = "an audit key of these tests"
+
+
+@pytest.fixture(scope="module")
+def audited(engine) -> Iterator[Stack]:
+    stack = Stack({}, gateway={"workers": 2})
+    (stack.folder / "audit.key").write_text(KEY_TEXT + "\n")
+    stack.write(audited_config(engine))
+    with stack as running:
+        yield running
+
+
+def audited_config(engine, *tenants) -> dict:
+    return {
+        "pools": {"p": {"model": "m", "engine": "vllm", "nodes": [node("a", engine.address)]}},
+        "tenants": [tenant("acme"), tenant("trial", rpm=1), *tenants],
+        "audit": {"folder": "audit", "replica": "gw-1", "keys": {"k1": {"file": "audit.key"}}, "flush_ms": 20},
+    }
+
+
+def records(stack: Stack) -> list[dict]:
+    """What the audit log says, as its files have it."""
+    lines = [line for path in sorted((stack.folder / "audit").glob("gw-1-*.jsonl")) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in lines]
+
+
+def of_kind(stack: Stack, kind: str) -> list[dict]:
+    return [record for record in records(stack) if record["kind"] == kind]
+
+
+def audit_verify(stack: Stack, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "din_extproc", "audit", "verify", "--config", str(stack.config_file), *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_r40_every_request_leaves_its_admission_and_its_end_in_the_audit_log(audited):
+    secret = "my prompt is nobody's business"
+    reply = audited.chat(messages=[{"role": "user", "content": secret}], headers={"x-din-trace-id": "audit-trace-01"})
+    assert audited.chat(tenant_name="trial").status_code == 200
+    assert audited.chat(tenant_name="trial", headers={"x-din-trace-id": "audit-trace-02"}).status_code == 429
+    with audited.client(None) as client:
+        assert client.post("/v1/chat/completions", json={}, headers={"x-din-trace-id": "audit-trace-03"}).status_code == 401
+    audited.eventually(lambda: len(of_kind(audited, "settled")) == 2 and len(of_kind(audited, "admitted")) == 2, "all is recorded")
+    (settled,) = [record for record in of_kind(audited, "settled") if record["trace_id"] == "audit-trace-01"]
+    (admitted,) = [record for record in of_kind(audited, "admitted") if record["trace_id"] == "audit-trace-01"]
+    usage = reply.json()["usage"]
+    assert (settled["tenant"], settled["key_id"], settled["model"], settled["version"]) == ("acme", "acme", "m", "2025.3.1")
+    assert (settled["prompt_tokens"], settled["completion_tokens"]) == (usage["prompt_tokens"], usage["completion_tokens"])
+    assert (settled["node_id"], settled["outcome"], settled["status"]) == ("a", "completed", 200)
+    assert admitted["request_id"] == settled["request_id"]
+    assert admitted["reserved_tokens"] == settled["reserved_tokens"] > 0
+    refused = {record["trace_id"]: record for record in of_kind(audited, "refused")}
+    assert (refused["audit-trace-02"]["tenant"], refused["audit-trace-02"]["code"]) == ("trial", "rate_limit_exceeded")
+    assert (refused["audit-trace-03"].get("tenant"), refused["audit-trace-03"]["code"]) == (None, "invalid_api_key")
+    everything = "".join(path.read_text() for path in (audited.folder / "audit").iterdir())
+    assert secret not in everything
+    assert key_of("acme") not in everything
+    assert KEY_TEXT not in everything
+
+
+def test_r40_a_change_of_configuration_and_keys_is_recorded(audited, engine):
+    before = len(of_kind(audited, "configured"))
+    audited.write(audited_config(engine, tenant("newcomer")))
+    audited.eventually(lambda: len(of_kind(audited, "configured")) == before + 1, "the change is recorded")
+    first, change = of_kind(audited, "configured")[0], of_kind(audited, "configured")[-1]
+    assert first["keys_added"] == ["acme/acme", "trial/trial"]
+    assert change["keys_added"] == ["newcomer/newcomer"]
+    assert change["before"] == first["fingerprint"]
+    assert set(change["sections"]) == {"tenants", "keys"}
+    assert "hash" not in json.dumps(change)
+
+
+def test_r40_audit_verify_proves_a_log_that_is_being_written_and_names_what_was_changed(audited):
+    proved = audit_verify(audited)
+    assert proved.returncode == 0, proved.stdout + proved.stderr
+    assert "whole" in proved.stdout
+    assert audited.status()["audit"]["failing"] == ""
+    copy = audited.folder / "copy"
+    shutil.copytree(audited.folder / "audit", copy)
+    (path,) = copy.glob("gw-1-*.jsonl")
+    lines = path.read_text().splitlines(keepends=True)
+    at = next(index for index, line in enumerate(lines) if '"kind":"settled"' in line)
+    record = json.loads(lines[at])
+    lines[at] = lines[at].replace('"tenant":"acme"', '"tenant":"evil"')
+    path.write_text("".join(lines))
+    named = audit_verify(audited, str(copy), "--json")
+    assert named.returncode == 1
+    (finding,) = json.loads(named.stdout)["findings"]
+    assert (finding["file"], finding["line"], finding["seq"]) == (path.name, at + 1, record["seq"])
+    assert finding["trace_id"] == record["trace_id"]
+    nothing = audit_verify(audited, str(audited.folder / "nowhere"))
+    assert nothing.returncode in {1, 2}
+    assert len(nothing.stderr.splitlines()) == 1

@@ -1,0 +1,134 @@
+"""What is recorded: one frozen noun per kind of event.
+
+Rule: no prompt, no answer, no key, no hash of a key, no address of a client; only names, numbers and codes. A field that says nothing
+is left out of the line.
+"""
+
+from msgspec import Struct
+
+
+class Entry(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind"):
+    """One event. `at`: seconds since the epoch."""
+
+    at: float
+
+
+class Admitted(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="admitted"):
+    """A request was allowed, and its tokens reserved. Without its settlement, the exchange was cut off from the accounts."""
+
+    request_id: str
+    trace_id: str
+    tenant: str
+    key_id: str
+    model: str
+    pool: str
+    node_id: str
+    """The one that was chosen; a retry may have taken another."""
+    reserved_tokens: int
+
+
+class Refused(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="refused"):
+    """A request was answered with an error by the gateway. Tenant and key as far as they were known."""
+
+    trace_id: str
+    code: str
+    status: int
+    tenant: str = ""
+    key_id: str = ""
+    screening: str = ""
+    """What the filter for sensitive data found and did."""
+
+
+class Settled(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="settled"):
+    """An exchange is over; this is what was charged for it."""
+
+    request_id: str
+    trace_id: str
+    tenant: str
+    key_id: str
+    model: str
+    version: str = ""
+    alias: str = ""
+    pool: str = ""
+    rule: str = ""
+    node_id: str = ""
+    """The one that answered, "" when none did."""
+    outcome: str
+    status: int
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    estimated: bool = False
+    reserved_tokens: int = 0
+    attempts: int = 0
+    degraded: bool = False
+    error: str = ""
+    duration_ms: float | None = None
+    screening: str = ""
+    """What the filter for sensitive data found and did."""
+
+
+class Configured(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="configured"):
+    """Another configuration is in use."""
+
+    fingerprint: str
+    before: str = ""
+    """Its predecessor's, "" at the start."""
+    sections: tuple[str, ...] = ()
+    """What differs; `routes`: nothing but rules, aliases or the text."""
+    keys_added: tuple[str, ...] = ()
+    """Ids of keys, as `tenant/key`."""
+    keys_removed: tuple[str, ...] = ()
+    keys_changed: tuple[str, ...] = ()
+    nodes_added: tuple[str, ...] = ()
+    """Ids of nodes with a token."""
+    nodes_removed: tuple[str, ...] = ()
+    nodes_changed: tuple[str, ...] = ()
+
+
+class NodeChanged(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="node"):
+    """A node joined, changed its state, or left."""
+
+    node_id: str
+    event: str
+    state: str
+    reason: str
+    model: str = ""
+    version: str = ""
+
+
+class Mismatched(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="mismatch"):
+    """Two nodes that should agree answered the same request differently."""
+
+    trace_id: str
+    model: str
+    version: str
+    dtype: str
+    node_id: str
+    second_node_id: str
+    at_token: int
+    """The first that differs, counted from 0."""
+    tokens: int
+    """Compared."""
+
+
+class Gap(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="gap"):
+    """Records are missing here, and the writer knows it."""
+
+    reason: str
+    dropped: int = 0
+    """Events that were not written because the disk took no more."""
+    first: int = 0
+    """Records that were written once and are not there any more, with `last`; 0: none."""
+    last: int = 0
+
+
+class Witness(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="witness"):
+    """How far another replica's log had come: whoever takes records from its end has to change this log, too."""
+
+    replica: str
+    seq: int
+    chain: str
+
+
+Event = Admitted | Refused | Settled | Configured | NodeChanged | Mismatched | Gap | Witness

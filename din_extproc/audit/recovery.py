@@ -1,0 +1,73 @@
+"""Where a writer goes on after its predecessor ended, in whatever way.
+
+Rule: what the predecessor left is never made to look whole: what is not there any more, or not as it was, is said in the log itself.
+"""
+
+from msgspec import Struct
+
+from din_extproc.audit import chain
+from din_extproc.audit.chain import Head, Line
+from din_extproc.audit.records import Gap
+from din_extproc.audit.verify import LogFiles, lines_of, verify
+
+
+class Resumption(Struct, frozen=True, kw_only=True):
+    """The end of a log, as it can be gone on from."""
+
+    segment: int = 0
+    """The last one; 0: there is none."""
+    first: int = 1
+    """Its first record."""
+    seq: int = 0
+    """The last record that there was."""
+    before: bytes = chain.LOG
+    """The MAC of the last one that there is."""
+    sealed: int = 0
+    manifest: bytes = chain.MANIFEST
+    gap: Gap | None = None
+    """What has to be said first; None: the log is whole."""
+
+
+def whole_bytes(data: bytes) -> int:
+    """How much of a file is whole lines: the last one may have been in the making when the writer ended."""
+    return data.rfind(b"\n") + 1
+
+
+def resumption(files: LogFiles, keys: chain.Keys, now: float) -> Resumption:
+    """Read the last segment, cut to whole lines, and what stands beside it. `now`: seconds since the epoch."""
+    segments = list(files.segments)
+    number, data = segments[-1] if segments else (0, b"")
+    manifest, sealed = _last(files.manifest or b"")
+    if not data and files.head is None and not sealed:
+        return Resumption()
+    report = verify(LogFiles(files.replica, files.head, files.manifest, segments, max(1, number)), keys)
+    head, _ = _last(files.head or b"")
+    end, _ = _last(data)
+    begun = chain.take_apart(next(lines_of(data), b""))
+    seq = max(report.last, 0 if head is None else chain.number(head) or 0)
+    fresh = [finding for finding in report.findings if not finding.told]
+    gap = None
+    if fresh:
+        lost = next((finding for finding in fresh if finding.last), None)
+        first, last = (0, 0) if lost is None else (lost.seq, lost.last)
+        gap = Gap(at=now, reason=str(fresh[0]), first=first, last=last)
+    return Resumption(
+        segment=max(number, sealed, 0 if head is None else _segment(head)),
+        first=(None if begun is None else chain.number(begun)) or seq + 1,
+        seq=seq,
+        before=chain.LOG if end is None else end.mac,
+        sealed=sealed,
+        manifest=chain.MANIFEST if manifest is None else manifest.mac,
+        gap=gap,
+    )
+
+
+def _last(data: bytes) -> tuple[Line | None, int]:
+    """The last line, and how many there are."""
+    texts = list(lines_of(data))
+    return (chain.take_apart(texts[-1]) if texts else None), len(texts)
+
+
+def _segment(head: Line) -> int:
+    found = chain.read(head, Head)
+    return 0 if found is None else found.segment

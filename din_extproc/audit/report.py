@@ -1,0 +1,84 @@
+"""What a verification says: findings, one per thing that is not as it was written, and what replicas say of each other."""
+
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct
+
+from din_extproc.audit.records import Witness
+
+
+def segment_file(replica: str, number: int) -> str:
+    """What a segment's file is called."""
+    return f"{replica}-{number:06d}.jsonl"
+
+
+def manifest_file(replica: str) -> str:
+    """What the manifest is called."""
+    return f"{replica}.manifest.jsonl"
+
+
+def head_file(replica: str) -> str:
+    """What the head is called."""
+    return f"{replica}.head.json"
+
+
+class Finding(Struct, frozen=True, omit_defaults=True):
+    """One thing that is not as it was written."""
+
+    file: str
+    what: str
+    line: int = 0
+    """Counted from 1; 0: the whole file."""
+    seq: int = 0
+    """The record's number; 0: none."""
+    last: int = 0
+    """With `seq`: all records from there to here."""
+    trace_id: str = ""
+    """What the record says now."""
+    told: bool = False
+    """The writer itself says so, in a `gap`."""
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        trace = f" (trace {self.trace_id})" if self.trace_id else ""
+        return f"{where}: {self.what}{trace}"
+
+
+class Report(Struct, kw_only=True):
+    """What one replica's log turned out to be."""
+
+    replica: str
+    network: str = ""
+    records: int = 0
+    segments: int = 0
+    last: int = 0
+    """The number of the last record."""
+    first_at: float | None = None
+    last_at: float | None = None
+    kinds: dict[str, int] = {}
+    findings: list[Finding] = []
+    witnesses: list[Witness] = []
+    """What it says of other replicas."""
+    macs: dict[int, str] = {}
+    """Of its records, when others may have witnessed them."""
+
+
+def contradictions(reports: Iterable[Report]) -> Iterator[Finding]:
+    """Where replicas have seen of another's log what is not there any more, or is something else now."""
+    known = {report.replica: report for report in reports}
+    newest: dict[str, tuple[int, str]] = {}
+    for report in known.values():
+        for witness in report.witnesses:
+            seen, (seq, _) = known.get(witness.replica), newest.get(witness.replica, (0, ""))
+            if witness.seq > seq:
+                newest[witness.replica] = witness.seq, report.replica
+            if seen is not None and seen.macs.get(witness.seq, witness.chain) != witness.chain:
+                what = f"record {witness.seq} is not the one that {report.replica} saw"
+                yield Finding(head_file(seen.replica), what, seq=witness.seq)
+    for replica, (seq, witness_of) in newest.items():
+        seen = known.get(replica)
+        if seen is None:
+            yield Finding(head_file(replica), f"the whole log of {replica} is missing: {witness_of} saw its record {seq}", seq=1, last=seq)
+        elif seen.last < seq:
+            what = f"records {seen.last + 1} to {seq} are missing at the end: {witness_of} saw the last of them"
+            yield Finding(head_file(replica), what, seq=seen.last + 1, last=seq)

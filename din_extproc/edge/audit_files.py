@@ -1,0 +1,47 @@
+"""Where audit logs lie: the files of each replica in a folder, read for whoever verifies them or goes on writing them."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from din_extproc.audit.report import head_file, manifest_file, segment_file
+from din_extproc.audit.verify import LogFiles
+
+_SEGMENT = re.compile(r"(.+)-(\d{6})\.jsonl").fullmatch
+_OTHER = re.compile(r"(.+)\.(?:manifest\.jsonl|head\.json)").fullmatch
+
+
+def replicas(folder: Path) -> list[str]:
+    """The names of the replicas that left files there.
+
+    Raises:
+        OSError: the folder can't be read.
+    """
+    names = {found[1] for path in folder.iterdir() if (found := _SEGMENT(path.name) or _OTHER(path.name)) is not None}
+    return sorted(names)
+
+
+def segments(folder: Path, replica: str) -> list[int]:
+    """The numbers of a replica's segments, in order."""
+    found = (_SEGMENT(path.name) for path in folder.iterdir())
+    return sorted(int(match[2]) for match in found if match is not None and match[1] == replica)
+
+
+def read_log(folder: Path, replica: str, since: int = 1) -> LogFiles:
+    """A replica's log from this segment on. The head is read first: a writer that is at work is then ahead of it, never behind.
+
+    Raises:
+        OSError: a file can't be read; also while the segments are gone through.
+    """
+    head, manifest = _read(folder / head_file(replica)), _read(folder / manifest_file(replica))
+    return LogFiles(replica, head, manifest, _contents(folder, replica, since), since)
+
+
+def _contents(folder: Path, replica: str, since: int) -> Iterator[tuple[int, bytes]]:
+    for number in segments(folder, replica):
+        if number >= since:
+            yield number, (folder / segment_file(replica, number)).read_bytes()
+
+
+def _read(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None

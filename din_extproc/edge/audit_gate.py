@@ -1,0 +1,53 @@
+"""Where requests stand while the audit log can't be written, when the policy is to keep them from going on unrecorded.
+
+Rule: nobody waits longer than he was told; whoever waited in vain is refused with a reason.
+"""
+
+import asyncio
+
+from din_extproc.domain.verdict import Code, Refusal
+
+_RETRY_MS = 1000
+_SHUT = Refusal(
+    Code.AUDIT_UNAVAILABLE, "The audit log can't be written at the moment; no request is taken meanwhile.", retry_after_ms=_RETRY_MS
+)
+
+
+class AuditGate:
+    """Shut from its making until `open`.
+
+    Args:
+        patience_s: How long a request may wait; 0: not at all.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    async def passed(self) -> Refusal | None:
+        """Wait until it opens. Not in time: a refusal."""
+        if not self._patience_s:
+            return _SHUT
+        loop = asyncio.get_running_loop()
+        waiting: asyncio.Future[None] = loop.create_future()
+        timer = loop.call_later(self._patience_s, _give_up, waiting)
+        self._waiting.add(waiting)
+        try:
+            await waiting
+        except TimeoutError:
+            return _SHUT
+        finally:
+            timer.cancel()
+            self._waiting.discard(waiting)
+        return None
+
+    def open(self) -> None:
+        """Let everybody through."""
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(None)
+
+
+def _give_up(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_exception(TimeoutError())

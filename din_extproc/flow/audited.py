@@ -1,0 +1,58 @@
+"""What the audit log says of requests: from decisions and finished exchanges to records.
+
+Rule: names, numbers and codes only; see `audit/records.py`.
+"""
+
+from din_extproc.audit.records import Admitted, Refused, Settled
+from din_extproc.domain.usage import ExchangeRecord, Outcome
+from din_extproc.flow.dispatch import Granted
+
+
+def admission(granted: Granted, at: float) -> Admitted:
+    """A request is sent on. `at`: seconds since the epoch."""
+    claim = granted.claim
+    return Admitted(
+        at=at,
+        request_id=claim.request_id,
+        trace_id=granted.trace_id,
+        tenant=claim.tenant,
+        key_id=granted.key_id,
+        model=granted.target.pool.model,
+        pool=granted.target.pool.name,
+        node_id=granted.picked.nodes[0].id,
+        reserved_tokens=claim.tokens,
+    )
+
+
+def ending(record: ExchangeRecord) -> Refused | Settled:
+    """An exchange is over."""
+    at = round(record.started_at + (record.duration_ms or 0.0) / 1000, 6)
+    if record.outcome is Outcome.REFUSED and not record.request_id:
+        return Refused(
+            at=at, trace_id=record.trace_id, code=record.refusal, status=record.status, tenant=record.tenant, key_id=record.key_id
+        )
+    usage = record.usage
+    return Settled(
+        at=at,
+        request_id=record.request_id,
+        trace_id=record.trace_id,
+        tenant=record.tenant,
+        key_id=record.key_id,
+        model=record.model,
+        version=record.version,
+        alias=record.alias,
+        pool=record.pool,
+        rule=record.rule,
+        node_id=record.node_id,
+        outcome=record.outcome.value,
+        status=record.status,
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+        estimated=usage.estimated,
+        reserved_tokens=record.reserved_tokens,
+        attempts=record.attempts,
+        degraded=record.degraded,
+        error=record.error,
+        duration_ms=record.duration_ms,
+    )

@@ -1,0 +1,144 @@
+"""What the sidecar records for good, and when: admissions, endings, configurations, keys, nodes.
+
+Rule: one process of a sidecar writes, the one that keeps the accounts; nothing here waits for the disk.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from din_extproc.audit.records import Admitted, Configured, Event, NodeChanged
+from din_extproc.domain.usage import ExchangeRecord
+from din_extproc.edge.audit_log import AuditLog, AuditOptions
+from din_extproc.edge.background import Background
+from din_extproc.edge.clock import SystemClock
+from din_extproc.flow.audited import ending
+from din_extproc.registry.table import Event as NodeEvent
+from din_extproc.settings.audit import Audit
+from din_extproc.settings.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+_SECTIONS = ("gateway", "store", "pools", "tenants", "keys", "envoy", "fail_open_pool", "node_tokens", "audit")
+_MS = 1000
+
+
+class Auditor:
+    """The audit log of one sidecar.
+
+    Args:
+        audit: Where and how.
+        network: Whose log it is.
+        turned: Told when the disk takes no more (True), and when it does again (False).
+    """
+
+    def __init__(self, audit: Audit, network: str, turned: Callable[[bool], None]) -> None:
+        section = audit.section
+        options = AuditOptions(
+            folder=audit.folder,
+            replica=audit.replica,
+            network=network,
+            fsync=section.fsync,
+            fsync_s=section.fsync_s,
+            rotate_bytes=audit.rotate_bytes,
+            rotate_s=audit.rotate_s,
+            on_full=section.on_full,
+        )
+        self._flush_s = section.flush_ms / _MS
+        self._log = AuditLog(options, audit.keys, turned if section.on_full != "drop_with_alarm" else _nobody)
+        self._settings: Settings | None = None
+
+    def start(self, background: Background) -> None:
+        """Go on with the log.
+
+        Raises:
+            OSError: its folder can't be used, or another process writes it.
+        """
+        self._log.start()
+        background.every(self._flush_s, "writing the audit log", self._log.flush)
+
+    async def stop(self) -> None:
+        """Write the rest."""
+        await self._log.close()
+
+    def use(self, settings: Settings) -> None:
+        """Another configuration is in use."""
+        before, self._settings = self._settings, settings
+        if settings.audit is not None:
+            self._log.use(settings.audit.keys)
+        if before is None or before.fingerprint != settings.fingerprint:
+            self.note(_configured(before, settings))
+
+    def note(self, event: Event) -> None:
+        """Record an event."""
+        self._log.note(event)
+
+    def finished(self, record: ExchangeRecord) -> None:
+        """An exchange is over."""
+        self._log.note(ending(record))
+
+    def admitted(self, records: Iterable[Any]) -> None:
+        """Requests were sent on, as a request plane, of this process or another one, has noted it."""
+        for record in records:
+            self._log.note(record if type(record) is Admitted else msgspec.convert(record, Admitted))
+
+    def nodes(self, events: list[NodeEvent]) -> None:
+        """Nodes came, changed or went."""
+        now = SystemClock.wall()
+        for event in events:
+            node = event.member.registration.node
+            record = NodeChanged(
+                at=now,
+                node_id=node.id,
+                event=event.kind.value,
+                state=event.member.state.value,
+                reason=event.reason,
+                model=node.model,
+                version=node.version,
+            )
+            self._log.note(record)
+
+    def shown(self) -> dict[str, object]:
+        """For the admin page."""
+        return self._log.shown()
+
+
+def _nobody(_shut: bool) -> None:  # noqa: FBT001 - the shape of who is told
+    """Requests go on, recorded or not."""
+
+
+def _configured(before: Settings | None, settings: Settings) -> Configured:
+    added, removed, changed = _differing(_keys(before), _keys(settings))
+    nodes = _differing({} if before is None else before.node_tokens, settings.node_tokens)
+    differing: tuple[str, ...] = ()
+    if before is not None:
+        found = [name for name in _SECTIONS if getattr(before, name) != getattr(settings, name)]
+        if before.catalog.models != settings.catalog.models:
+            found.append("catalog")
+        differing = tuple(found or ["routes"])
+    return Configured(
+        at=SystemClock.wall(),
+        fingerprint=settings.fingerprint,
+        before="" if before is None else before.fingerprint,
+        sections=differing,
+        keys_added=added,
+        keys_removed=removed,
+        keys_changed=changed,
+        nodes_added=nodes[0],
+        nodes_removed=nodes[1],
+        nodes_changed=nodes[2],
+    )
+
+
+def _keys(settings: Settings | None) -> Mapping[str, object]:
+    if settings is None:
+        return {}
+    return {f"{tenant.id}/{key.id}": key for tenant, keys in settings.keys for key in keys}
+
+
+def _differing(before: Mapping[str, object], now: Mapping[str, object]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """What came, what went and what is another, by id."""
+    changed = sorted(name for name in before.keys() & now.keys() if before[name] != now[name])
+    return tuple(sorted(now.keys() - before.keys())), tuple(sorted(before.keys() - now.keys())), tuple(changed)

@@ -1,0 +1,26 @@
+"""The counters that all replicas share, as a process of a sidecar reaches them.
+
+Rule: whoever counts goes through the outage policy; nobody asks Redis itself.
+"""
+
+import os
+import socket
+
+from din_extproc.admit.local import LocalLedger
+from din_extproc.edge.clock import SystemClock
+from din_extproc.edge.redis.cluster import ClusterLinks
+from din_extproc.edge.redis.guard import PRESENCE, GuardedLedger, OnError
+from din_extproc.edge.redis.ledger import SCRIPTS, Names, RedisLedger
+from din_extproc.edge.redis.link import Link
+from din_extproc.edge.redis.nodes import SCRIPTS as NODE_SCRIPTS
+from din_extproc.edge.redis.topology import carrier
+from din_extproc.settings.settings import Settings
+
+
+def ledger(settings: Settings) -> tuple[Link | ClusterLinks, GuardedLedger]:
+    """The counters in Redis, guarded by the outage policy."""
+    store = settings.store
+    link = carrier(store.url.get_secret_value(), (*SCRIPTS, PRESENCE, *NODE_SCRIPTS), timeout_ms=store.timeout_ms)
+    replica = f"{socket.gethostname()}:{os.getpid()}"
+    shared, local = RedisLedger(link, names=Names(settings.network, store.one_slot)), LocalLedger(SystemClock.monotonic_ms)
+    return link, GuardedLedger(link, shared, local, OnError(store.on_error), replica, settings.network)
