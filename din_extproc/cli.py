@@ -4,7 +4,6 @@ Rule: no logic here. Exit codes: 0, 1 when the answer is no, 2 for a wrong call;
 """
 
 import os
-import secrets
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from din_extproc import __version__
-from din_extproc.admit.keys import ENTROPY_BYTES, make_key, make_node_token
+from din_extproc.cli_keys import keys_app
 from din_extproc.cli_options import DEFAULT_CONFIG, Config, Json, fail, print_json, settings_of
 from din_extproc.cli_render import render_app
 from din_extproc.edge.logs import configure
@@ -24,7 +23,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="An Envoy sidecar that routes LLM requests to GPU nodes.",
 )
-keys_app = typer.Typer(no_args_is_help=True, help="API keys of tenants.")
 app.add_typer(render_app, name="render")
 app.add_typer(keys_app, name="keys")
 audit_app = typer.Typer(no_args_is_help=True, help="The audit log.")
@@ -195,39 +193,6 @@ def audit_verify(
     else:
         typer.echo(proved.text)
     raise typer.Exit(0 if proved.whole else 1)
-
-
-@keys_app.command("new")
-def keys_new(
-    key_id: Annotated[str, typer.Argument(help="Names the key in logs: letters, digits, `-` and `.`.")],
-    json: Json = False,  # noqa: FBT002 - a flag
-) -> None:
-    """Make a key. It is shown once; its hash goes into din.yaml."""
-    try:
-        made = make_key(key_id, secrets.token_bytes(ENTROPY_BYTES))
-    except ValueError as error:
-        fail(str(error))
-    if json:
-        print_json({"id": key_id, "key": made.text, "hash": made.hash})
-    else:
-        entry = f'  - {{ id: {key_id}, hash: "{made.hash}" }}'
-        typer.echo(f"for the client, shown once:\n  {made.text}\nfor din.yaml, under the tenant's keys:\n{entry}")
-
-
-@keys_app.command("node")
-def keys_node(
-    node_id: Annotated[str, typer.Argument(help="The id that the node registers under.")],
-    json: Json = False,  # noqa: FBT002 - a flag
-) -> None:
-    """Make a node's token. It is shown once; its hash goes into the file that `gateway.registry.node_tokens_file` names."""
-    try:
-        made = make_node_token(node_id, secrets.token_bytes(ENTROPY_BYTES))
-    except ValueError as error:
-        fail(str(error))
-    if json:
-        print_json({"id": node_id, "token": made.text, "hash": made.hash})
-    else:
-        typer.echo(f'for the node, shown once:\n  {made.text}\nfor the file of node tokens:\n{node_id}: "{made.hash}"')
 
 
 @app.command()

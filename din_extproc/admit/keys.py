@@ -62,13 +62,16 @@ class KeyRing:
             key.id: (Authenticated(tenant, key), key.salt, key.digest, _moment(key.expires)) for tenant, own in keys for key in own
         }
 
-    def authenticate(self, authorization: str, x_api_key: str, now: float) -> Authenticated | Refusal:
+    def authenticate(
+        self, authorization: str, x_api_key: str, now: float, revoked: frozenset[str] = frozenset()
+    ) -> Authenticated | Refusal:
         """Whose request this is, by `authorization: Bearer` or, without one, by `x-api-key`.
 
         Args:
             authorization: That header's value, "" when it is absent.
             x_api_key: Likewise.
             now: Seconds since the epoch.
+            revoked: Ids of keys that are valid no more.
         """
         scheme, _, text = authorization.strip().partition(" ")
         if scheme.lower() != "bearer":
@@ -81,7 +84,7 @@ class KeyRing:
         key_id, _, secret = text[len(PREFIX) :].rpartition("_")
         who, salt, digest, expires = self._entries.get(key_id, _NOBODY)
         proven = hmac.compare_digest(_digest(salt, secret), digest)
-        if who is None or not proven:
+        if who is None or not proven or key_id in revoked:
             return _WRONG
         if expires <= now:
             return _EXPIRED

@@ -88,6 +88,8 @@ class Desk(Struct):
     """How long a request keeps its slots without being heard of."""
     waiting: Waiting
     """Where requests wait for tokens and slots."""
+    revoked: frozenset[str] = frozenset()
+    """Ids of keys that are valid no more, whatever the view says."""
     live: dict[str, str] = {}
     """Request id -> tenant, of the requests that hold slots: to be renewed while they run."""
     gate: Gate | None = None
@@ -190,7 +192,7 @@ class RequestFlow:
         if isinstance(place, Refusal):
             return place
         wall = desk.clock.wall()
-        who = view.keys.authenticate(head.header("authorization"), head.header("x-api-key"), wall)
+        who = view.keys.authenticate(head.header("authorization"), head.header("x-api-key"), wall, desk.revoked)
         if isinstance(who, Refusal):
             return who
         self._who = who

@@ -35,8 +35,15 @@ class Assembled(Struct, frozen=True):
     routes: RouteTable | None
 
 
-def assemble(shaped: Shaped, catalog: Catalog | None, document: Document) -> Assembled:
-    """Put the parts together and report what does not fit. `catalog` None: there is one, but it could not be read."""
+def assemble(shaped: Shaped, catalog: Catalog | None, document: Document, keyed: frozenset[str] = frozenset()) -> Assembled:
+    """Put the parts together and report what does not fit.
+
+    Args:
+        shaped: The sound parts.
+        catalog: None: there is one, but it could not be read.
+        document: Where to report.
+        keyed: Tenants whose keys are elsewhere.
+    """
     config = shaped.config
     pools = tuple(_pools(shaped, catalog, document))
     tenants = tuple(tenant.tenant(config.defaults) for tenant in config.tenants)
@@ -47,7 +54,7 @@ def assemble(shaped: Shaped, catalog: Catalog | None, document: Document) -> Ass
     for flaw in compiled.flaws:
         _report_flaw(flaw, shaped, document)
     _report_twins(shaped, document)
-    _report_unused(shaped, document)
+    _report_unused(shaped, document, keyed)
     _report_kinds(shaped, document)
     _report_waits(shaped, document)
     if "pools" not in shaped.broken:
@@ -131,13 +138,13 @@ def _report_twins(shaped: Shaped, document: Document) -> None:
                 document.report(place, f"a second {kind} is called {name!r}, the first on line {line}", "give each its own id")
 
 
-def _report_unused(shaped: Shaped, document: Document) -> None:
+def _report_unused(shaped: Shaped, document: Document, keyed: frozenset[str]) -> None:
     data = document.data
     for section, message in (("pools", "no pool: there is nowhere to send a request"), ("tenants", "no tenant: nobody can send a request")):
         if section not in shaped.broken and not data.get(section):
             document.report((section,), message)
     for at, tenant in zip(shaped.tenants, shaped.config.tenants, strict=True):
-        if not tenant.keys:
+        if not tenant.keys and tenant.id not in keyed:
             hint = "make one with `din-extproc keys new`"
             document.report(("tenants", at), f"tenant {tenant.id!r} has no key: nobody can use it", hint, warning=True)
 

@@ -13,6 +13,7 @@ from din_extproc.settings.assemble import assemble
 from din_extproc.settings.audit import Audit, read_audit
 from din_extproc.settings.catalog import Catalog, CatalogFile, CatalogModel, CatalogSection
 from din_extproc.settings.document import Document, read_json, read_yaml
+from din_extproc.settings.keys_file import Stored, read_keys
 from din_extproc.settings.problems import Problem, Rejected, in_order
 from din_extproc.settings.registry import Registry, Tokens, read_tokens
 from din_extproc.settings.schema import DinYaml
@@ -41,11 +42,13 @@ def load(path: Path, env: Mapping[str, str], source: CatalogSource | None = None
     if shaped is None:
         return Rejected(in_order(document.problems))
     catalog, described, problems = read_catalog(shaped.config.catalog, document, path, source)
-    assembled = assemble(shaped, None if "catalog" in shaped.broken else catalog, document)
+    keys_file, hashes, stored = _stored_keys(shaped.config.keys_file, document, path)
+    assembled = assemble(shaped, None if "catalog" in shaped.broken else catalog, document, stored.tenants)
+    keys = stored.joined(assembled.keys)
     _report_tls(shaped.config, document, path)
     audit, key_files = read_audit(shaped.config.audit, document, path)
     tokens_file, secrets, tokens, unread = _tokens(shaped.config.gateway.registry, document, path)
-    found = in_order([*document.problems, *problems, *unread])
+    found = in_order([*document.problems, *problems, *unread, *stored.problems])
     if assembled.routes is None or catalog is None or not all(problem.warning for problem in found):
         return Rejected(found)
     config = shaped.config
@@ -54,7 +57,8 @@ def load(path: Path, env: Mapping[str, str], source: CatalogSource | None = None
         catalog_source=_where(config.catalog, path),
         catalog_refresh_s=None if config.catalog is None else config.catalog.refresh_s,
         node_tokens_file=tokens_file,
-        fingerprint=_fingerprint(text, described, secrets, audit),
+        keys_file=keys_file,
+        fingerprint=_fingerprint(text, described, secrets + hashes, audit),
         network=config.network,
         node_tokens=tokens,
         gateway=config.gateway,
@@ -63,7 +67,7 @@ def load(path: Path, env: Mapping[str, str], source: CatalogSource | None = None
         pools=assembled.pools,
         tenants=assembled.tenants,
         commons=config.limits.commons(),
-        keys=assembled.keys,
+        keys=keys,
         sensitive_patterns=config.sensitive_data.patterns,
         routes=assembled.routes,
         token_thresholds=thresholds(rule.rule().when for rule in config.rules),
@@ -109,6 +113,18 @@ def _tokens(section: Registry | None, document: Document, path: Path) -> tuple[s
         document.report(("gateway", "registry", "node_tokens_file"), f"{file}: {text.message}")
         return str(file), "", {}, []
     return str(file), text, *read_tokens(file, text)
+
+
+def _stored_keys(name: str | None, document: Document, path: Path) -> tuple[str | None, str, Stored]:
+    """The file of the tenants' keys, its text, and the keys. Before the first key is made there is no such file."""
+    if name is None:
+        return None, "", read_keys(path, "")
+    file = path.parent / name
+    text = read_text(file) if file.exists() else ""
+    if isinstance(text, Problem):
+        document.report(("keys_file",), f"{file}: {text.message}")
+        text = ""
+    return str(file), text, read_keys(file, text)
 
 
 def _where(section: CatalogSection | None, path: Path) -> str | None:

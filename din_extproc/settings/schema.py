@@ -13,7 +13,7 @@ from din_extproc.settings.envoy import EnvoySection, off_is_none
 from din_extproc.settings.gateway import FailOpen, Gateway, Store
 from din_extproc.settings.pools import PoolSection
 from din_extproc.settings.routes import AliasSection, RuleSection
-from din_extproc.settings.section import AsTuple, ModelName, Name, Section
+from din_extproc.settings.section import AsTuple, ModelName, Name, Section, Text
 from din_extproc.settings.sensitive import SensitivePatterns
 from din_extproc.settings.tenants import CommonsSection, Defaults, TenantSection
 
@@ -31,6 +31,8 @@ class DinYaml(Section):
     pools: dict[Name, PoolSection] = Field(default_factory=dict)
     rules: Annotated[tuple[RuleSection, ...], AsTuple] = ()
     tenants: Annotated[tuple[TenantSection, ...], AsTuple] = ()
+    keys_file: Text | None = None
+    """Where `din-extproc keys` keeps keys, relative to this file; None: all of them stand under their tenants."""
     defaults: Defaults = Defaults()
     limits: CommonsSection = CommonsSection()
     sensitive_data: SensitivePatterns = SensitivePatterns()

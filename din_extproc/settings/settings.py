@@ -33,6 +33,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     """How often a URL is asked again."""
     node_tokens_file: str | None
     """None: no node can register."""
+    keys_file: str | None
+    """Where `din-extproc keys` keeps keys."""
     fingerprint: str
     """12 hex digits that change with the text of the configuration or its catalogue."""
     network: str
@@ -63,7 +65,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     def files(self) -> tuple[str, ...]:
         """What the configuration was read from."""
         catalog = None if self.catalog_url else self.catalog_source
-        return tuple(file for file in (self.file, catalog, self.node_tokens_file, *self.audit_key_files) if file is not None)
+        named = (self.file, catalog, self.node_tokens_file, self.keys_file, *self.audit_key_files)
+        return tuple(file for file in named if file is not None)
 
     @property
     def folder(self) -> Path:

@@ -1,6 +1,9 @@
 """Admission as a client sees it: waiting for a slot or for tokens, leaving, shadow mode, limits of all tenants, changed while it runs."""
 
 import contextlib
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +12,7 @@ import httpx
 import pytest
 
 from tests.servers import EngineSim
-from tests.stack import Stack, node, tenant
+from tests.stack import Stack, key_of, node, tenant
 
 pytestmark = pytest.mark.e2e
 
@@ -17,6 +20,7 @@ PATH = "/v1/chat/completions"
 QUEUE = {"max_wait_ms": 3000, "size": 3}
 CONFIG = {
     "rules": [{"id": "all", "when": "always", "pool": "pool"}],
+    "keys_file": "keys.yaml",
     "tenants": [
         tenant("acme"),
         tenant("single", max_streams=1) | {"queue": QUEUE},
@@ -159,3 +163,43 @@ def test_b70_limits_change_while_it_runs(stack, config):
         replies = []
         stack.eventually(lambda: replies.append(stack.chat(ask(), tenant_name="single")) or replies[-1].status_code == 200, "it is raised")
         assert stack.status()["configuration"]["rejected_successor"] == ""
+
+
+# Keys
+
+
+def keys(stack: Stack, *words: str) -> dict:
+    """`din-extproc keys ...` as an operator calls it."""
+    command = [sys.executable, "-m", "din_extproc", "keys", *words, "-c", stack.config_file]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout) if "--json" in words else {"said": done.stdout}
+
+
+def status_with(stack: Stack, key: str) -> int:
+    with stack.client(None) as client:
+        return client.post(PATH, json=ask(), headers={"authorization": f"Bearer {key}"}).status_code
+
+
+def test_a_key_is_made_rotated_with_an_overlap_and_revoked_while_it_runs(stack):
+    made = keys(stack, "new", "--tenant", "acme", "--json")
+    stack.eventually(lambda: status_with(stack, made["key"]) == 200, "the new key is known")
+    successor = keys(stack, "rotate", made["id"], "--overlap-hours", "1", "--json")
+    stack.eventually(lambda: status_with(stack, successor["key"]) == 200, "its successor, too")
+    assert status_with(stack, made["key"]) == 200, "both are valid for a while"
+    text = (stack.folder / "keys.yaml").read_text()
+    assert made["key"] not in text
+    assert successor["key"].rpartition("_")[2] not in text
+    assert (stack.folder / "keys.yaml").stat().st_mode & 0o077 == 0
+    keys(stack, "revoke", made["id"])
+    stack.eventually(lambda: status_with(stack, made["key"]) == 401, "it is refused", 3.0)
+    assert status_with(stack, successor["key"]) == 200
+    gone = keys(stack, "rotate", successor["id"], "--overlap-hours", "0", "--json")
+    stack.eventually(lambda: status_with(stack, successor["key"]) == 401, "without an overlap it has expired")
+    assert status_with(stack, gone["key"]) == 200
+
+
+def test_a_revoked_key_of_the_configuration_is_refused_though_the_file_still_has_it(stack):
+    assert status_with(stack, key_of("batch")) == 200
+    said = keys(stack, "revoke", "batch")["said"]
+    assert "take it out of din.yaml" in said
+    stack.eventually(lambda: status_with(stack, key_of("batch")) == 401, "it is refused", 3.0)

@@ -1,0 +1,39 @@
+"""The file of keys, changed by `din-extproc keys`: read, changed and replaced whole, one writer at a time.
+
+Rule: nobody ever sees half a file, and nobody but its owner reads it, unless it was shared before.
+"""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+_PRIVATE = 0o600
+_HEAD = "# Kept by `din-extproc keys`. Hashes only: a key itself is shown once, when it is made.\n"
+
+
+@contextlib.contextmanager
+def changed(file: Path) -> Iterator[list[dict[str, Any]]]:
+    """The entries, to be changed inside the block; written when it ends without an error.
+
+    Raises:
+        OSError: the file or its folder can't be written.
+    """
+    with (file.parent / f".{file.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        entries: list[dict[str, Any]] = []
+        mode = _PRIVATE
+        if file.exists():
+            entries = (yaml.safe_load(file.read_text(encoding="utf-8")) or {}).get("keys") or []
+            mode = file.stat().st_mode & 0o777
+        yield entries
+        new = file.with_name(f".{file.name}.new")
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as output:
+            output.write(_HEAD + yaml.safe_dump({"keys": entries}, sort_keys=False))
+            output.flush()
+            os.fsync(output.fileno())
+        new.replace(file)
