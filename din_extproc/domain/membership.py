@@ -55,6 +55,8 @@ class Beat(Struct, frozen=True, kw_only=True):
     decode_rate: float | None = None
     """Measured, output tokens per second, all requests together."""
     free_memory_bytes: int | None = None
+    reason: str = ""
+    """Why it is not ready, for people."""
 
 
 class Reading(Struct, frozen=True, gc=False):

@@ -26,6 +26,7 @@ _SETTLE_S = 1.0
 """After a drain is told, requests may still be on their way."""
 _POLL_S = 0.1
 _LONGEST_PAUSE_S = 30.0
+_LONGEST_REASON = 300
 
 
 class Held(Struct, frozen=True):
@@ -95,15 +96,16 @@ class Agent:
             await self.tell()
 
     async def refresh(self, age_s: float) -> bool:
-        """Look at the engine unless that was done so many seconds ago at most. Returns whether the node's state changed."""
+        """Look at the engine unless that was done so many seconds ago at most. Returns whether the node's state, or its reason, changed."""
         async with self._looking:
             if self.look.at and SystemClock.monotonic() - self.look.at <= age_s:
                 return False
             self.look = await self._probe.look(*self._engine)
             before, self.condition = self.condition, self.condition.seen(self.look.problem, slow=self.look.slow)
-        if before.state is not self.condition.state:
+        if (before.state, before.reason) != (self.condition.state, self.condition.reason):
             _log.info("%s is %s: %s", self.registration.node.id, self.condition.state.value, self.condition.reason or "the engine answers")
-        return before.state is not self.condition.state
+            return True
+        return False
 
     async def tell(self) -> None:
         """Register if that is due, and say how the node does."""
@@ -152,7 +154,8 @@ class Agent:
         return self.condition.state is NodeState.READY, shown
 
     def _now(self) -> Beat:
-        beat = told(self.look.load, self.look.rates, Beat(state=self.condition.state, sequence=self._sequence))
+        reason = "".join(filter(str.isprintable, self.condition.reason))[:_LONGEST_REASON]
+        beat = told(self.look.load, self.look.rates, Beat(state=self.condition.state, sequence=self._sequence, reason=reason))
         if self._held is None:
             return beat
         held = self._held()
@@ -160,9 +163,9 @@ class Agent:
         return replace(beat, running=running, waiting=(beat.waiting or 0) + held.waiting)
 
     async def _register(self) -> bool:
-        """Join, once the engine serves the model."""
+        """Join. A node that is not ready joins too, so that everybody sees why it is not."""
         now = SystemClock.monotonic()
-        if self.condition.state is not NodeState.READY or now < self._again_at:
+        if self.condition.state is NodeState.DRAINING or now < self._again_at:
             return False
         self.registration = replace(self.registration, free_memory_bytes=await self._free_memory())
         reply = await self._client.register(self.registration)

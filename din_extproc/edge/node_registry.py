@@ -93,7 +93,7 @@ class NodeRegistryService:
         if state is None:
             return No(Code.INVALID, "the beat's state is not given")
         load = {name: getattr(said, name) for name in _LOAD if said.HasField(name)}
-        outcome = await self._door.registrar.beat(request.node_id, request.lease, Beat(state=state, sequence=said.sequence, **load))
+        outcome = await self._door.registrar.beat(request.node_id, request.lease, Beat(state=state, sequence=said.sequence, reason=said.reason, **load))
         return said_no(outcome) if isinstance(outcome, Denied) else pb.HeartbeatResponse(drain=outcome.draining)
 
     async def _drain(self, request: pb.DrainRequest, authorization: str, names: frozenset[str]) -> Message | No:
@@ -204,7 +204,7 @@ def _status(member: Member) -> pb.NodeStatus:
     status = pb.NodeStatus(node=node, state=_STATES[member.state], trust=member.trust, reasons=member.reasons, stale=member.stale)
     if member.beat is not None:
         load = {name: value for name in _LOAD if (value := getattr(member.beat, name)) is not None}
-        status.beat.CopyFrom(pb.Beat(state=_STATES[member.beat.state], sequence=member.beat.sequence, **load))
+        status.beat.CopyFrom(pb.Beat(state=_STATES[member.beat.state], sequence=member.beat.sequence, reason=member.beat.reason, **load))
     if member.beat_at is not None:
         status.last_heartbeat.FromMilliseconds(round(member.beat_at * 1000))
     return status

@@ -110,6 +110,7 @@ class BeatForm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     prefill_rate: float | None = None
     decode_rate: float | None = None
     free_memory_bytes: int | None = None
+    reason: str = ""
 
     def beat(self) -> Beat:
         """As the registry takes it."""

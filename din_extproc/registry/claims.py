@@ -14,6 +14,9 @@ _SAYABLE = frozenset({NodeState.LOADING, NodeState.READY, NodeState.DRAINING})
 _MOST = 1 << 40
 """More of anything than one node has: requests, tokens, tokens per second."""
 _MOST_BYTES = 1 << 50
+_LARGEST_SEQUENCE = 1 << 53
+"""As far as JSON counts exactly; room for microseconds since the epoch."""
+_LONGEST_REASON = 500
 
 
 class Described(Struct, frozen=True):
@@ -54,7 +57,7 @@ def impossible(beat: Beat) -> str:
     """Why no node can be in the state that the beat tells."""
     if beat.state not in _SAYABLE:
         return f"a node does not say of itself that it is {beat.state.value}"
-    if not 0 <= beat.sequence < 1 << 63:
+    if not 0 <= beat.sequence < _LARGEST_SEQUENCE:
         return f"sequence {beat.sequence} is out of range"
     if beat.kv_cache_usage is not None and not 0.0 <= beat.kv_cache_usage <= 1.0:
         return f"kv_cache_usage {beat.kv_cache_usage} is not within 0 and 1"
@@ -62,6 +65,11 @@ def impossible(beat: Beat) -> str:
         value = getattr(beat, name)
         if value is not None and not (math.isfinite(value) and 0 <= value <= _MOST):
             return f"{name} {value} is impossible"
+    for name in ("prefill_rate", "decode_rate"):
+        if getattr(beat, name) == 0:
+            return f"{name} 0 is impossible: leave it out while nothing is measured"
+    if len(beat.reason) > _LONGEST_REASON or not beat.reason.isprintable():
+        return f"reason is longer than {_LONGEST_REASON} characters or not printable"
     if beat.free_memory_bytes is not None and not 0 <= beat.free_memory_bytes <= _MOST_BYTES:
         return f"free_memory_bytes {beat.free_memory_bytes} is impossible"
     return ""

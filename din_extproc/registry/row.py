@@ -141,7 +141,9 @@ def beaten(row: Row | None, lease: str, beat: Beat, *, interval_s: float, now: f
     since = now - (row.registered_at if row.beat_at is None else row.beat_at)
     missed = max(0, round(min(since, 3600.0) / interval_s) - 1)
     after = replace(row, beat=beat, beat_at=now, evidence=row.evidence.plus(now, beats=1, missed=missed))
-    return after.because(f"{missed} heartbeats missed") if missed else after
+    after = after.because(f"{missed} heartbeats missed") if missed else after
+    said_before = "" if row.beat is None else row.beat.reason
+    return after.because(f"{beat.state.value}: {beat.reason}") if beat.reason and beat.reason != said_before else after
 
 
 def babbled(row: Row, reason: str, now: float) -> Row:

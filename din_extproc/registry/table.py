@@ -10,7 +10,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from din_extproc.domain.membership import Member, NodeState, Turnover
-from din_extproc.domain.node import Node, Pool
+from din_extproc.domain.node import Endpoint, Node, Pool
 from din_extproc.registry.claims import Catalogue, untrue
 from din_extproc.registry.joining import why_not
 from din_extproc.registry.row import Row
@@ -64,6 +64,8 @@ class Table:
         """Registrations that the catalogue, as it is now, contradicts."""
         self._places: dict[str, str] = {}
         """Node id by place."""
+        self._housed: dict[Endpoint, set[str]] = {}
+        """Node ids by address, whatever they serve there."""
         self._joined: dict[str, _Joined] = {}
         """What is routed to, by node id."""
         self._turned: dict[str, _Joined | None] = {}
@@ -87,9 +89,10 @@ class Table:
         self.revision = max(self.revision, row.revision)
         self.rows[row.id] = row
         if before is None or before.registration != row.registration:
-            if before is not None and self._places.get(before.place) == row.id:
-                del self._places[before.place]
+            if before is not None:
+                self._vacate(before)
             self._places[row.place] = row.id
+            self._housed.setdefault(row.registration.node.endpoint, set()).add(row.id)
             self._judge(row)
         if alive:
             self._dead.pop(row.id, None)
@@ -106,8 +109,7 @@ class Table:
         was = self.state(row)
         del self.rows[node_id]
         self.revision = max(self.revision, revision)
-        if self._places.get(row.place) == node_id:
-            del self._places[row.place]
+        self._vacate(row)
         self._dead.pop(node_id, None)
         self._lies.pop(node_id, None)
         del self._takers[node_id]
@@ -171,8 +173,8 @@ class Table:
         endpoint = row.registration.node.endpoint
         found = [
             f"{other.id!r} serves {other.registration.node.model!r} at the same address: one node with two models shares its memory (R17)"
-            for other in self.rows.values()
-            if other.id != row.id and other.registration.node.endpoint == endpoint and self.alive(other.id)
+            for other in (self.rows[node_id] for node_id in sorted(self._housed.get(endpoint, ())))
+            if other.id != row.id and self.alive(other.id)
         ]
         if not self._takers.get(row.id):
             reasons = "; ".join(
@@ -200,6 +202,16 @@ class Table:
         return _turnover(changed) if changed else None
 
     # -- inside ----------------------------------------------------------------------------------------------------------------------
+
+    def _vacate(self, row: Row) -> None:
+        """The node is no more where it was."""
+        if self._places.get(row.place) == row.id:
+            del self._places[row.place]
+        endpoint = row.registration.node.endpoint
+        housed = self._housed.get(endpoint, set())
+        housed.discard(row.id)
+        if not housed:
+            self._housed.pop(endpoint, None)
 
     def _judge(self, row: Row) -> None:
         """Hold what was registered against the catalogue and the pools."""

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import bodies, discovery, estimate_error, growth, open_streams, report, screening, side_by_side, strategies
+from tests.bench import bodies, discovery, estimate_error, growth, heartbeats, open_streams, report, screening, side_by_side, strategies
 from tests.bench.field import SMOKE, Effort, Field, Figures
 from tests.bench.vocabularies import NAMES
 
@@ -34,6 +34,7 @@ BENCHMARKS: dict[str, tuple[Callable[[Field], Figures], tuple[str, ...]]] = {
     "rules": (growth.rules, ("decision_1k_rules_vs_10",)),
     "tenants": (growth.tenants, ("admit_100k_tenants_vs_10",)),
     "discovery": (discovery.discovery, ("xds_change_10k_nodes_ms", "xds_change_10k_nodes_built_ms")),
+    "heartbeats": (heartbeats.heartbeats, ("heartbeat_cpu_10k_nodes_vs_100", "decision_beside_10k_beating_nodes_vs_100")),
     "open_streams": (open_streams.open_streams, ("sidecar_bytes_per_open_stream",)),
     "screening": (screening.screening, ("screen_1kb_us", "screen_1mb_ms", "screen_1mb_dearest_ms")),
     "strategies": (strategies.strategies, ("token_available_vs_round_robin", "best_strategy_vs_round_robin")),

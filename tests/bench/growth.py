@@ -53,7 +53,7 @@ _HEAD = Head(
 )
 
 
-class _Free:
+class Free:
     """A ledger that grants everything at once: what is measured is the decision."""
 
     _granted = Granted(Standing(limit_requests=100, remaining_requests=99, reset_requests_ms=600))
@@ -128,7 +128,7 @@ def _desk(**sections: Any) -> Desk:
         file.write_text(yaml.dump(content, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper)))
         settings = load(file, {})
     assert isinstance(settings, Settings), str(settings)
-    return RequestPlane(settings, _Free(), Background(), Counters()).desk
+    return RequestPlane(settings, Free(), Background(), Counters()).desk
 
 
 def _decisions(desks: dict[int, Desk], rounds: int) -> dict[int, list[float]]:
@@ -141,13 +141,13 @@ def _decisions(desks: dict[int, Desk], rounds: int) -> dict[int, list[float]]:
             gc.collect()
             began = time.process_time()
             for _ in range(_DECISIONS):
-                _decide(desk, body, running[size])
+                decide(desk, body, running[size])
             if measured:
                 spent[size].append((time.process_time() - began) / _DECISIONS * 1e6)
     return spent
 
 
-def _decide(desk: Desk, body: bytes, running: deque[RequestFlow]) -> None:
+def decide(desk: Desk, body: bytes, running: deque[RequestFlow]) -> None:
     """One more request, while the oldest of those in flight ends."""
     flow = desk.begin()
     verdict = _at_once(flow.decide(_HEAD, body))

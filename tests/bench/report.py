@@ -44,6 +44,8 @@ BARS = (
     Bar("added_p99_ms_half_load", "added P99 at half load, everything on, over plain Envoy, ms", 5, 2),
     Bar("decision_p99_ms_half_load", "decision P99 inside the server at half load, ms", 1, 0.4),
     Bar("decision_10k_nodes_vs_10", "decision time with 10,000 nodes ÷ with 10", 1.5, 1.1),
+    Bar("heartbeat_cpu_10k_nodes_vs_100", "CPU per heartbeat at 1,000 a second, 10,000 nodes ÷ 100", 1.3, 1.1),
+    Bar("decision_beside_10k_beating_nodes_vs_100", "decision time beside these heartbeats, 10,000 nodes ÷ 100", 1.5, 1.1),
     Bar("admit_100k_tenants_vs_10", "admission cost with 100,000 tenants ÷ with 10", 1.3, 1.1),
     Bar("chunk_envoy_cpu_lua_vs_none", "Envoy CPU per stream chunk, with the usage filter ÷ without", 1.6, 1.3),
     Bar("sidecar_bytes_per_open_stream", "memory per open stream in the sidecar, bytes", 20_000, 6_000),

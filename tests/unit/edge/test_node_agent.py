@@ -71,17 +71,22 @@ async def test_a_node_registers_as_soon_as_its_engine_serves_the_model_and_beats
     assert registry.beats[1]["sequence"] == 2
 
 
-async def test_b90_a_node_whose_engine_lists_nothing_yet_does_not_register(session, engine, registry):
+async def test_b90_a_node_whose_engine_lists_nothing_yet_registers_as_loading_and_says_why(session, engine, registry, caplog):
+    caplog.set_level(logging.INFO)
     engine.models = []
     agent = agent_of(session, engine, registry)
     await agent.watch()
     await agent.tell()
-    assert not registry.registrations
+    assert {(beat["state"], beat["reason"]) for beat in registry.beats} == {("loading", "the engine lists no model, not m")}
+    assert "gpu-1 is loading: the engine lists no model, not m" in caplog.messages
     welcome, shown = await agent.health()
     assert (welcome, shown["state"], shown["reason"]) == (False, "loading", "the engine lists no model, not m")
+    engine.models = ["other"]
+    await agent.watch()
+    assert registry.beats[-1]["reason"] == "the engine lists other, not m"
     engine.models = ["other", "m"]
     await agent.watch()
-    assert registry.beats[0]["state"] == "ready"
+    assert (registry.beats[-1]["state"], registry.beats[-1]["reason"]) == ("ready", "")
 
 
 async def test_b90_a_node_whose_engine_later_serves_another_model_says_so_at_once(session, engine, registry):

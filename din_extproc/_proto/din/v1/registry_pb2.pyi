@@ -61,7 +61,7 @@ class Node(_message.Message):
     def __init__(self, id: _Optional[str] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., dtype: _Optional[str] = ..., engine: _Optional[str] = ..., compute_capability: _Optional[str] = ..., tp_world_size: _Optional[int] = ..., max_seq_len: _Optional[int] = ..., max_concurrency: _Optional[int] = ..., pool: _Optional[str] = ..., network: _Optional[str] = ..., weights_sha256: _Optional[str] = ..., free_memory_bytes: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Beat(_message.Message):
-    __slots__ = ("state", "sequence", "waiting", "running", "kv_cache_usage", "tokens_in_use", "prefill_rate", "decode_rate", "free_memory_bytes")
+    __slots__ = ("state", "sequence", "waiting", "running", "kv_cache_usage", "tokens_in_use", "prefill_rate", "decode_rate", "free_memory_bytes", "reason")
     STATE_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +71,7 @@ class Beat(_message.Message):
     PREFILL_RATE_FIELD_NUMBER: _ClassVar[int]
     DECODE_RATE_FIELD_NUMBER: _ClassVar[int]
     FREE_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     state: NodeState
     sequence: int
     waiting: int
@@ -80,7 +81,8 @@ class Beat(_message.Message):
     prefill_rate: float
     decode_rate: float
     free_memory_bytes: int
-    def __init__(self, state: _Optional[_Union[NodeState, str]] = ..., sequence: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., tokens_in_use: _Optional[int] = ..., prefill_rate: _Optional[float] = ..., decode_rate: _Optional[float] = ..., free_memory_bytes: _Optional[int] = ...) -> None: ...
+    reason: str
+    def __init__(self, state: _Optional[_Union[NodeState, str]] = ..., sequence: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., tokens_in_use: _Optional[int] = ..., prefill_rate: _Optional[float] = ..., decode_rate: _Optional[float] = ..., free_memory_bytes: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("node",)
