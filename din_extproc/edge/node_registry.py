@@ -93,7 +93,9 @@ class NodeRegistryService:
         if state is None:
             return No(Code.INVALID, "the beat's state is not given")
         load = {name: getattr(said, name) for name in _LOAD if said.HasField(name)}
-        outcome = await self._door.registrar.beat(request.node_id, request.lease, Beat(state=state, sequence=said.sequence, reason=said.reason, **load))
+        outcome = await self._door.registrar.beat(
+            request.node_id, request.lease, Beat(state=state, sequence=said.sequence, reason=said.reason, **load)
+        )
         return said_no(outcome) if isinstance(outcome, Denied) else pb.HeartbeatResponse(drain=outcome.draining)
 
     async def _drain(self, request: pb.DrainRequest, authorization: str, names: frozenset[str]) -> Message | No:

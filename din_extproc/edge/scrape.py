@@ -41,12 +41,11 @@ class Scraper:
     """Asks nodes again and again.
 
     Args:
-        every_s: Between two questions to one node, a fifth more or less.
         said: Told what a node's page says.
     """
 
-    def __init__(self, every_s: float, said: Callable[[dict[str, Reading]], None]) -> None:
-        self._every_s = every_s
+    def __init__(self, said: Callable[[dict[str, Reading]], None]) -> None:
+        self._every_s = 0.0
         self._said = said
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._session: aiohttp.ClientSession | None = None
@@ -54,9 +53,15 @@ class Scraper:
         self.latest: dict[str, Reading] = {}
         """By node id."""
 
-    def use(self, targets: Iterable[Target]) -> None:
-        """Ask these from now on, and no others."""
-        wanted = set(targets)
+    def use(self, targets: Iterable[Target], every_s: float) -> None:
+        """Ask these from now on, and no others.
+
+        Args:
+            targets: Who is asked.
+            every_s: Between two questions to one node, a fifth more or less. 0: nobody is asked.
+        """
+        self._every_s = every_s
+        wanted = set(targets) if every_s else set()
         for target in self._tasks.keys() - wanted:
             self._tasks.pop(target).cancel()
             self.latest.pop(target.node_id, None)

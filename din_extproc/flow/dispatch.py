@@ -51,13 +51,23 @@ def dispatch(granted: Granted, head: Head) -> Send:
     return Send(
         cluster=target.pool.name,
         endpoints=tuple([str(node.endpoint) for node in granted.picked.nodes]),
-        request_headers=(("x-din-trace-id", granted.trace_id), *limits(granted.intent, target.pool, granted.picked).headers()),
+        request_headers=(
+            ("x-din-trace-id", granted.trace_id),
+            *_version(granted.routed, target.pool, granted.intent),
+            *limits(granted.intent, target.pool, granted.picked).headers(),
+        ),
         response_headers=answer_headers,
         metadata=_metadata(granted),
         body=body if body is not reading.body or reading.decoded else None,
         path=_path(head.path, granted.intent.operation.value),
         remove_headers=("content-encoding",) if reading.decoded else (),
     )
+
+
+def _version(routed: Routed, pool: Pool, intent: Intent) -> Headers:
+    """The whole constraint for the node to check, when alias or model name add to what the client's header says."""
+    wanted = (routed.versions if pool is routed.pool else routed.fallback_versions).text
+    return () if wanted == intent.version else (("x-din-model-version", wanted),)
 
 
 def _body(reading: Reading, intent: Intent, pool: Pool) -> bytes:

@@ -16,7 +16,7 @@ from din_extproc.flow.request import Clock, Watcher
 from din_extproc.flow.trace import TraceIds, kept
 from din_extproc.intent.estimate import Gauge
 from din_extproc.intent.read import read
-from din_extproc.route.versions import parse_constraint
+from din_extproc.route.versions import combine
 
 ENGINE = "engine"
 """The Envoy cluster of the node's own engine."""
@@ -121,7 +121,7 @@ class NodeFlow:
         if not traced:
             return Refusal(Code.TRACE_MISSING, "A node runs nothing that has no x-din-trace-id.", param="x-din-trace-id")
         asked = head.header("x-din-model-version")
-        constraint = parse_constraint(asked)
+        constraint = combine(asked)
         if constraint is None:
             return Refusal(Code.INVALID_REQUEST, "x-din-model-version is no version constraint.", param="x-din-model-version")
         if not constraint.allows(desk.node.version):

@@ -99,8 +99,7 @@ class Gateway:
             self._accounts = Accounts(settings, self._counters, self._standing, self._close_or_open)
             self._accounting = AccountingPlane(settings, self._ledger, self._background, self._accounts, gauges, outputs)
             services.append(AccessLogService(self._accounting.received))
-            if settings.gateway.scrape_s:
-                self._scraper = Scraper(settings.gateway.scrape_s, lambda readings: self._tell(News(readings=readings)))
+            self._scraper = Scraper(lambda readings: self._tell(News(readings=readings)))
             if settings.gateway.registry is not None:
                 self._membership = self._make_membership(settings, settings.gateway.registry)
                 self._membership.registrar.watchers.add(self._accounts.nodes)
@@ -148,7 +147,8 @@ class Gateway:
         if self._accounting is not None:
             self._accounting.start()
             self._background.every(_TELL_S, "telling what was learned", self._teach)
-        self._background.every(_LOOK_S, "looking at the configuration", self._reloader.look)
+        look = self._reloader.look if self._channel is None else self._reloader.follow
+        self._background.every(_LOOK_S, "looking at the configuration", look)
         addresses = self._addresses(settings)
         await self._server.start(*addresses)
         _log.info("listening on %s", ", ".join(map(str, addresses)))
@@ -227,7 +227,10 @@ class Gateway:
         if self._membership is not None:
             self._membership.use(settings)
         if self._scraper is not None:
-            self._scraper.use(Target.of(node, pool.engine) for pool in settings.pools for node in pool.nodes)
+            targets = (Target.of(node, pool.engine) for pool in settings.pools for node in pool.nodes)
+            self._scraper.use(targets, settings.gateway.scrape_s)
+        if self._workers is not None:
+            self._workers.tell(News(configuration=settings.fingerprint))
 
     def _worker_command(self, number: int, channel: int) -> list[str]:
         options = self._options
@@ -299,6 +302,8 @@ class Gateway:
             self._requests.adopt(news.lessons)
         if news.shut is not None:
             self._requests.shut(shut=news.shut)
+        if news.configuration:
+            self._background.run("taking the configuration over", self._reloader.follow(news.configuration))
 
     async def _observe(self) -> None:
         if self._accounting is not None and self._membership is not None:

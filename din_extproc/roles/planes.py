@@ -74,6 +74,8 @@ class News(Struct, frozen=True):
     readings: dict[str, Reading] = {}
     shut: bool | None = None
     """Requests may (False) or may not be taken, for the audit log's sake; None: as before."""
+    configuration: str = ""
+    """The fingerprint of the one that is in use now: Envoys know its pools."""
 
 
 class _Silence:

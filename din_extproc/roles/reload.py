@@ -38,6 +38,9 @@ class Reloader:
         self._use = use
         self._mark: _Mark = _mark(settings)
         self._source = source
+        self._wanted = ""
+        """The fingerprint of what another process has taken."""
+        self._following = asyncio.Lock()
         self._asked_at = SystemClock.monotonic()
 
     def demand(self) -> None:
@@ -58,8 +61,9 @@ class Reloader:
         self.problem = ""
         if loaded.fingerprint == self.settings.fingerprint:
             return
-        for section in ("gateway", "store"):
-            if getattr(loaded, section) != getattr(self.settings, section):
+        at_start = {"gateway": {"scrape_s"}, "store": set[str]()}
+        for section, but in at_start.items():
+            if getattr(loaded, section).model_dump(exclude=but) != getattr(self.settings, section).model_dump(exclude=but):
                 _log.warning("`%s` has changed: it takes effect at the next start", section)
         if self.settings.gateway.xds is not None:
             if loaded.envoy != self.settings.envoy:
@@ -71,6 +75,30 @@ class Reloader:
         await self._use(loaded)
         self.settings = loaded
         _log.info("configuration %s is in use", loaded.fingerprint)
+
+    async def follow(self, fingerprint: str = "") -> None:
+        """Take over what another process of this sidecar has taken over and has said everything about.
+
+        Args:
+            fingerprint: Of that configuration; "": of the one named last, if it could not be had then.
+        """
+        self._wanted = fingerprint or self._wanted
+        async with self._following:
+            mark = _mark(self.settings)
+            if self._wanted in {"", self.settings.fingerprint} or not (fingerprint or mark != self._mark):
+                return
+            self._mark = mark
+            loaded = await asyncio.get_running_loop().run_in_executor(None, self._read_again)
+            if isinstance(loaded, Rejected) or loaded.fingerprint != self._wanted:
+                _log.warning("configuration %s is not in the files any more: %s stays", self._wanted, self.settings.fingerprint)
+                return
+            await self._use(loaded)
+            self.settings = loaded
+
+    def _read_again(self) -> Settings | Rejected:
+        if self.settings.catalog_url is not None:
+            self._source.changed(self.settings.catalog_url)
+        return load(Path(self.settings.file), os.environ, self._source)
 
     async def _pulled(self) -> bool:
         """Whether it was time to ask for the catalogue again, and there is another one."""

@@ -13,6 +13,8 @@ from packaging.version import Version
 
 LONGEST = 128
 """Characters of a constraint: clients write them."""
+_LONGEST_COMBINED = 4 * LONGEST
+"""What client and configuration ask together is never cut."""
 
 _PART = re.compile(r"\s*(>=|<=|==|!=|~=|>|<|=|~|\^)?\s*([^\s,<>=!~^]+)\s*").fullmatch
 
@@ -43,10 +45,19 @@ def parse_constraint(text: str) -> Constraint | None:
     Returns:
         None when a part is none of these, or the text is longer than `LONGEST`.
     """
+    return None if len(text) > LONGEST else _parsed(text)
+
+
+@lru_cache(maxsize=4096)
+def combine(*texts: str) -> Constraint | None:
+    """The constraint that meets all of them; None when one can't be read."""
+    text = ",".join(text for text in texts if text and not text.isspace())
+    return None if len(text) > _LONGEST_COMBINED else _parsed(text)
+
+
+def _parsed(text: str) -> Constraint | None:
     if not text or text.isspace():
         return ANY
-    if len(text) > LONGEST:
-        return None
     try:
         specifiers = SpecifierSet(",".join(filter(None, map(_specifier, text.split(",")))), prereleases=True)
     except ValueError:
@@ -54,12 +65,6 @@ def parse_constraint(text: str) -> Constraint | None:
     if not len(specifiers):
         return Constraint(text, _everything)
     return Constraint(text, lru_cache(maxsize=256)(_predicate(specifiers)))
-
-
-@lru_cache(maxsize=4096)
-def combine(*texts: str) -> Constraint | None:
-    """The constraint that meets all of them; None when one can't be read."""
-    return parse_constraint(",".join(text for text in texts if text and not text.isspace()))
 
 
 def is_version(text: str) -> bool:

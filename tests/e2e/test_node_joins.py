@@ -35,10 +35,13 @@ def fronted(engine):
 
 @pytest.fixture(scope="module")
 def sidecar(engine, registry, fronted):
+    newer = node("front-2", fronted.address, version="2026.1.0")
     config = {
+        "aliases": {"newest": {"model": "new", "version": ">=2026"}},
         "pools": {
             "joined": {"model": "sim-model", "engine": "vllm", "dtype": "bf16"},
             "listed": {"model": "sim-model", "engine": "vllm", "nodes": [node("listed-1", engine.address)]},
+            "lying": {"model": "new", "served_model": "sim-model", "engine": "vllm", "nodes": [newer]},
             "fronted": {"model": "front", "served_model": "sim-model", "engine": "vllm", "nodes": [node("front-1", fronted.address)]},
         },
         "tenants": [tenant("acme")],
@@ -94,3 +97,12 @@ def test_a_request_passes_the_gateways_envoy_and_the_nodes(sidecar, engine):
     assert (reply.headers["x-din-node-id"], reply.headers["x-din-trace-id"]) == ("front-1", "trace-through-both")
     headers = dict(engine.seen(1)[1][0]["headers"])
     assert (headers["x-din-trace-id"], headers["x-din-model-version"]) == ("trace-through-both", ">=2025.3")
+
+
+@pytest.mark.parametrize("model", ["newest", "new@>=2026"])
+def test_a_node_that_is_not_what_the_gateway_takes_it_for_refuses_by_the_constraint_of_alias_and_model_name(sidecar, engine, model):
+    engine.forget()
+    reply = sidecar.chat(model=model)
+    assert (reply.status_code, reply.json()["code"]) == (409, "version_mismatch"), reply.text
+    assert "serves version 2025.3.1, which does not meet '>=2026'" in reply.json()["detail"]
+    assert engine.seen()[0]["requests"] == 0

@@ -195,6 +195,25 @@ def test_a_new_pool_is_known_to_envoy_before_its_first_request_and_leaves_after_
     assert in_sync(settled)
 
 
+def test_no_worker_uses_a_new_pool_before_envoy_knows_it_and_the_change_is_said_once(engines):
+    xds = {"address": f"127.0.0.1:{free_port()}"}
+    with Stack(config(engines), gateway={"xds": xds, "workers": 2}) as stack:
+        wider = config(engines)
+        for name in ("q", "r"):
+            wider["pools"][name] = {
+                "model": name,
+                "engine": "vllm",
+                "served_model": "n",
+                "nodes": [node(f"node-{name}", engines[1].address)],
+            }
+            with Asking(stack, model=name) as asking:
+                change(stack, wider)
+                stack.eventually(lambda asking=asking: {status for status, _ in asking.replies[-20:]} == {200}, "both workers use it")
+            assert {status for status, _ in asking.replies} == {404, 200}
+            used = stack.status()["configuration"]["fingerprint"]
+            assert stack.log("sidecar").count(f"configuration {used} is in use") == 1
+
+
 def test_a_pool_that_is_treated_otherwise_gets_its_nodes_again(settled, engines):
     with Asking(settled) as asking:
         change(settled, config(engines, envoy={"health_check": {"interval_ms": 700}, "retry": {"jitter_ms": 30}}))

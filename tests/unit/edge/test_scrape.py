@@ -55,9 +55,9 @@ def test_a_nodes_page_is_where_its_engine_usually_has_it(engine, host, url):
 
 async def test_a_page_becomes_a_reading_again_and_again(engine):
     heard = Heard()
-    scraper = Scraper(0.02, heard)
+    scraper = Scraper(heard)
     engine.waiting, engine.running = 4, 2
-    scraper.use([Target.of(node_at(engine.port), "vllm")])
+    scraper.use([Target.of(node_at(engine.port), "vllm")], 0.02)
     await heard.until(lambda: heard.count >= 2)
     beat = heard.readings["gpu-1"].beat
     assert (beat.waiting, beat.running, beat.state) == (4, 2, "ready")
@@ -68,9 +68,9 @@ async def test_a_page_becomes_a_reading_again_and_again(engine):
 
 async def test_a_node_that_is_gone_says_nothing_and_is_asked_again(engine):
     heard = Heard()
-    scraper = Scraper(0.02, heard)
+    scraper = Scraper(heard)
     await engine.stop()
-    scraper.use([Target.of(node_at(engine.port), "vllm")])
+    scraper.use([Target.of(node_at(engine.port), "vllm")], 0.02)
     await asyncio.sleep(0.05)
     assert heard.count == 0
     await engine.start()
@@ -80,8 +80,8 @@ async def test_a_node_that_is_gone_says_nothing_and_is_asked_again(engine):
 
 async def test_an_engine_that_does_not_tell_is_no_reading(engine):
     heard = Heard()
-    scraper = Scraper(0.01, heard)
-    scraper.use([Target.of(node_at(engine.port), "llamacpp"), Target.of(node_at(engine.port), "ollama")])
+    scraper = Scraper(heard)
+    scraper.use([Target.of(node_at(engine.port), "llamacpp"), Target.of(node_at(engine.port), "ollama")], 0.02)
     await asyncio.sleep(0.1)
     await scraper.stop()
     assert heard.count == 0
@@ -89,15 +89,26 @@ async def test_an_engine_that_does_not_tell_is_no_reading(engine):
 
 async def test_a_node_that_left_the_configuration_is_not_asked_any_more(engine):
     heard = Heard()
-    scraper = Scraper(0.01, heard)
+    scraper = Scraper(heard)
     target = Target.of(node_at(engine.port), "vllm")
-    scraper.use([target])
+    scraper.use([target], 0.02)
     await heard.until(lambda: heard.count)
-    scraper.use([target])
+    scraper.use([target], 0.02)
     await heard.until(lambda: heard.count >= 2)
-    scraper.use([])
+    scraper.use([], 0.02)
     await asyncio.sleep(0)
     before = heard.count
     await asyncio.sleep(0.1)
     assert heard.count == before
+    await scraper.stop()
+
+
+async def test_nobody_is_asked_any_more_once_the_interval_is_0(engine):
+    heard = Heard()
+    scraper = Scraper(heard)
+    target = Target.of(node_at(engine.port), "vllm")
+    scraper.use([target], 0.02)
+    await heard.until(lambda: heard.readings)
+    scraper.use([target], 0)
+    assert scraper.latest == {}
     await scraper.stop()

@@ -42,7 +42,7 @@ class HeldLedger(LocalLedger):
 
 CONFIG = {
     "version": 1,
-    "aliases": {"m": {"model": "physical"}},
+    "aliases": {"m": {"model": "physical"}, "bound": {"model": "physical", "version": ">=2025.3,<2026"}},
     "pools": {
         "main": {"model": "physical", "engine": "vllm", "nodes": [node("a", "10.0.0.1:8000", max_seq_len=1000)]},
         "spare": {"model": "lighter", "engine": "vllm", "nodes": [node("b", "10.0.0.2:8000", max_seq_len=50_000)]},
@@ -82,6 +82,24 @@ async def decide(plane, body=BODY, **options):
 def code(verdict) -> str:
     assert isinstance(verdict, Answer), verdict
     return json.loads(verdict.body)["code"]
+
+
+@pytest.mark.parametrize(
+    ("model", "header", "told"),
+    [
+        ("m", "", None),
+        ("m", ">=2025", None),
+        ("bound", "", ">=2025.3,<2026"),
+        ("bound", "!=2025.4", ">=2025.3,<2026,!=2025.4"),
+        ("m@~2025.3", "", "~2025.3"),
+        ("m@~2025.3", ">=2025", "~2025.3,>=2025"),
+        ("bound", "!=2025.4" + ",!=2024.1" * 12, ">=2025.3,<2026,!=2025.4" + ",!=2024.1" * 12),
+    ],
+)
+async def test_the_node_is_told_the_whole_version_constraint_when_the_clients_header_is_not_all_of_it(plane, model, header, told):
+    _, verdict = await decide(plane, {**BODY, "model": model}, **({"x-din-model-version": header} if header else {}))
+    assert isinstance(verdict, Send), verdict
+    assert dict(verdict.request_headers).get("x-din-model-version") == told
 
 
 async def test_a_verdict_names_pool_nodes_body_and_what_settlement_needs(plane):
