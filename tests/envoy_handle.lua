@@ -32,7 +32,11 @@ function play(chunks, metadata, headers, ending, clock)
   for key, value in pairs(metadata) do known.din[key] = value end
   local handle = {}
   function handle:headers()
-    return { get = function(_, name) return headers[name] end, remove = function(_, name) headers[name] = nil end }
+    return {
+      get = function(_, name) return headers[name] end,
+      remove = function(_, name) headers[name] = nil end,
+      replace = function(_, name, value) headers[name] = value end,
+    }
   end
   function handle:timestampString(resolution)
     assert(resolution == EnvoyTimestampResolution.MICROSECOND)

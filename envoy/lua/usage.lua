@@ -1,10 +1,11 @@
 --[[
 usage.lua: count what a node answers, inside Envoy, while the answer streams past.
 
-Rule: the client's bytes are the node's bytes, with three exceptions: the usage-only event that the client did not ask for
-is taken out, an in-band error that is a bare string gets the shape that clients can read, and a stream that ends without end
-mark and finish reason is closed with an error event (`upstream_truncated`), because it would look complete. An event is
-passed on when it is whole; a fault in here ends the counting, never the stream.
+Rule: the client's bytes are the node's bytes, with four exceptions: the usage-only event that the client did not ask for
+is taken out, an in-band error that is a bare string gets the shape that clients can read, a stream that ends without end
+mark and finish reason is closed with an error event (`upstream_truncated`), because it would look complete, and a web page
+that calls itself a good answer is a 502. An event is passed on when it is whole; a fault in here ends the counting, never
+the stream.
 
 IN    dynamic metadata, namespace `din`, set by ext_proc before the answer begins
         request_id     without it (or with `refusal`) nothing is looked at: the answer is not a node's
@@ -40,6 +41,11 @@ local WHITE = { [9] = true, [10] = true, [13] = true, [32] = true } -- between t
 
 local ERROR = '{"error":{"message":%s,"type":"server_error","param":null,"code":"%s"}}'
 local TRUNCATED = "data: " .. string.format(ERROR, '"The node ended the stream before the answer was complete."', "upstream_truncated") .. "\n\n"
+
+local PAGE = '{"type":"urn:din-extproc:error:upstream_error","title":"The node answered with an error","status":502,'
+  .. '"detail":%s,"instance":"","code":"upstream_error","trace_id":"%s",'
+  .. '"error":{"message":%s,"type":"server_error","param":null,"code":"upstream_error"}}'
+local NO_ANSWER = '"The node answered with a web page."'
 
 -- Keys whose string values are output of the model.
 local CHANNELS = {
@@ -467,18 +473,36 @@ local function close(state)
   return rest
 end
 
+-- Put the error body in a web page's place, while the page passes unread.
+local function instead_of_page(handle, headers)
+  handle:streamInfo():dynamicMetadata():set(NAMESPACE, "error", "upstream_error")
+  headers:replace(":status", "502")
+  headers:replace("content-type", "application/json")
+  headers:remove("content-length")
+  headers:remove("content-encoding")
+  local text = string.format(PAGE, NO_ANSWER, headers:get("x-din-trace-id") or "", NO_ANSWER)
+  for chunk in handle:bodyChunks() do
+    chunk:setBytes(text)
+    text = ""
+  end
+end
+
 function envoy_on_response(handle)
   local known = handle:streamInfo():dynamicMetadata():get(NAMESPACE)
   if not known or not known.request_id or known.refusal then
     return
   end
   local headers = handle:headers()
+  local content_type = string.lower(headers:get("content-type") or "")
+  if find(content_type, "text/html", 1, true) and headers:get(":status") == "200" then
+    return instead_of_page(handle, headers)
+  end
   local encoding = headers:get("content-encoding")
   if encoding and encoding ~= "" and encoding ~= "identity" then
     handle:streamInfo():dynamicMetadata():set(NAMESPACE, "encoded", true)
     return
   end
-  local state = open_state(handle, string.lower(headers:get("content-type") or ""), known.strip_usage == true)
+  local state = open_state(handle, content_type, known.strip_usage == true)
   if not state then
     return
   end

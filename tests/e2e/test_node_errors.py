@@ -184,6 +184,20 @@ def test_b95_whatever_a_node_writes_its_class_is_kept_and_nothing_else_of_it_sho
         assert client.post(PATH, json=ask()).json()["detail"] == "no such field", "the next one on the same connection"
 
 
+@pytest.mark.parametrize("chunked", [True, False])
+def test_b95_a_web_page_that_calls_itself_a_good_answer_is_a_502_that_costs_nothing(stack, parrot, chunked):
+    parrot.answers(200, PAGE, content_type="text/html", chunked=chunked)
+    with accounted(stack, 2) as told, stack.client() as client:
+        answer = client.post(PATH, json=ask(stream=chunked))
+        body = answer.json()
+        assert (answer.status_code, body["status"], body["code"]) == (502, 502, "upstream_error")
+        assert body["trace_id"] == answer.headers["x-din-trace-id"]
+        assert answer.headers["content-type"] == "application/json"
+        parrot.answers(400, DETAIL)
+        assert client.post(PATH, json=ask()).json()["detail"] == "no such field", "the next one on the same connection"
+    assert (told.outcomes.get("upstream_error"), told.tokens) == (1, 0)
+
+
 def test_b86_a_nodes_429_is_not_tried_elsewhere_costs_nothing_and_is_no_limit_of_the_tenant(stack, parrot):
     parrot.answers(429, b'{"error":{"message":"quota"}}', content_type="application/json", retry_after="7")
     with accounted(stack) as told:

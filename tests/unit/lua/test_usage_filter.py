@@ -97,6 +97,19 @@ def test_an_error_body_of_ours_tells_its_code(usage: UsageFilter, body: bytes) -
     assert usage.play([body], headers=JSON).facts["error"] == "upstream_busy"
 
 
+@pytest.mark.parametrize("ending", ["data", "empty", "trailers"])
+def test_b95_a_web_page_that_calls_itself_a_good_answer_is_told_as_an_error(usage: UsageFilter, ending: str) -> None:
+    headers = {":status": "200", "content-type": "text/html; charset=utf-8", "x-din-trace-id": "t-1", "content-length": "9"}
+    played = usage.play([b"<html>", b"10.1.2.3", b"</html>"], headers=headers, ending=ending)
+    body = json.loads(played.out)
+    assert (body["status"], body["code"], body["trace_id"]) == (502, "upstream_error", "t-1")
+    assert played.facts == {"error": "upstream_error"}
+
+
+def test_b95_a_page_that_says_that_it_is_an_error_passes_here(usage: UsageFilter) -> None:
+    assert usage.play([b"<html>"], headers={":status": "404", "content-type": "text/html"}).out == b"<html>"
+
+
 def test_usage_in_front_of_a_large_json_body_is_found_and_nothing_is_held_back(usage: UsageFilter) -> None:
     rows = ",".join(f"0.{number}" for number in range(100_000))
     body = b'{"usage":{"prompt_tokens":9,"total_tokens":9},"data":[' + rows.encode() + b"]}"
