@@ -1,0 +1,45 @@
+"""Stands in for programs that need a cluster, a container engine or root: checks what they were asked to do, as far as that goes here.
+
+Run: python -m tests.deploy.standins PROGRAM ARGUMENT ...
+"""
+
+import sys
+from pathlib import Path
+
+import helm_python
+import yaml
+
+from tests.deploy.shipped import ROOT
+
+_TRIAL = {"redis": {"bundled": {"enabled": True}}}
+
+
+def docker(arguments: list[str]) -> None:
+    """`docker compose -f FILE up`: the file is there and has services."""
+    assert arguments[0] == "compose"
+    file = ROOT / arguments[arguments.index("-f") + 1]
+    assert yaml.safe_load(file.read_text())["services"]
+    assert "up" in arguments
+
+
+def helm(arguments: list[str]) -> None:
+    """`helm install NAME CHART ...`: the chart renders."""
+    verb, name, chart = arguments[:3]
+    assert verb == "install"
+    with helm_python.Chart.load(str(ROOT / chart)) as loaded:
+        assert loaded.render(_TRIAL, name=name, namespace=arguments[arguments.index("-n") + 1])
+
+
+def sudo(arguments: list[str]) -> None:
+    """`sudo cp FILE ... FOLDER` and `sudo systemctl enable --now UNIT ...`: files and units are there."""
+    units = ROOT / "deploy" / "systemd"
+    if arguments[0] == "cp":
+        files = [path for pattern in arguments[1:-1] for path in ROOT.glob(pattern)]
+        assert files, arguments
+    else:
+        assert arguments[:3] == ["systemctl", "enable", "--now"]
+        assert all((units / f"{unit}.service").is_file() for unit in arguments[3:])
+
+
+if __name__ == "__main__":
+    {"docker": docker, "helm": helm, "sudo": sudo}[Path(sys.argv[1]).name](sys.argv[2:])

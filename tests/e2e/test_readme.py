@@ -1,0 +1,150 @@
+"""Every command of the README, executed. Those that would reach outside this machine run in a form that stays on it."""
+
+import contextlib
+import hashlib
+import json
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from din_extproc.cli import app
+from tests.node_stack import RegistryThread
+from tests.readme import ROOT, Console, blocks
+from tests.servers import EngineSim, RedisServer, free_port
+from tests.stack import Stack, events, tenant
+
+pytestmark = pytest.mark.e2e
+
+BLOCKS = blocks()
+FINANCE = "din_fin-2026-11_HkQ67137dVaKBtXmnsUsVYdaeIAKHTDHsgnj2kNqFcy"
+RUN_HERE = {"Try it", "Use it", "Nodes that register", "A node's agent", "Deploy"}
+
+
+def answers(url: str) -> bool:
+    with contextlib.suppress(urllib.error.URLError, OSError), urllib.request.urlopen(url, timeout=2) as reply:
+        return reply.status == 200
+    return False
+
+
+def test_no_block_of_commands_is_left_out():
+    assert set(BLOCKS) == RUN_HERE
+
+
+def test_every_command_of_the_program_that_the_readme_names_is_there():
+    named = set(re.findall(r"^\| `([a-z-]+)", (ROOT / "README.md").read_text(), re.MULTILINE))
+    ours = {command.name or command.callback.__name__ for command in app.registered_commands} | {
+        group.name for group in app.registered_groups
+    }
+    assert {name.replace("_", "-") for name in ours} <= named | {"keys"}
+
+
+def test_try_it():
+    with Console({}) as console:
+        for command in BLOCKS["Try it"][0]:
+            console.run(command)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[EngineSim]:
+    with EngineSim(model="qwen2.5-14b-instruct", decode_rate=5000.0) as running:
+        yield running
+
+
+def test_use_it_from_the_example_to_the_first_streamed_answer(engine):
+    ports = {name: free_port() for name in ("10000", "9901", "50052", "9090")}
+    instead = {"http://localhost:10000": f"http://localhost:{ports['10000']}"}
+    [prepare, [ask]] = BLOCKS["Use it"]
+    with RedisServer() as redis, Console(instead, DIN_REDIS_URL=redis.url, KEY=FINANCE) as console:
+        (console.folder / "envoy").mkdir()
+        example = (
+            (ROOT / "envoy" / "din.yaml").read_text().replace("/run/din", str(console.folder)).replace("10.0.0.7:8000", engine.address)
+        )
+        for standard, free in ports.items():
+            example = re.sub(rf"(0\.0\.0\.0|127\.0\.0\.1):{standard}\b", f"127.0.0.1:{free}", example)
+        (console.folder / "envoy" / "din.yaml").write_text(example)
+        (console.folder / "envoy" / "models.json").write_text((ROOT / "envoy" / "models.json").read_text())
+        told = {command.split("#")[0].strip(): console.run(command) for command in prepare}
+        assert "shown once" in told["din-extproc keys new team-a-2026"]
+        assert "sound" in told["din-extproc check din.yaml"]
+        console.eventually(
+            lambda: answers(f"http://127.0.0.1:{ports['9901']}/ready") and answers(f"http://127.0.0.1:{ports['9090']}/readyz")
+        )
+        answer = console.run(ask)
+        assert answer.rstrip().endswith("data: [DONE]"), answer
+        assert len(events(answer)) > 2
+
+
+def test_nodes_that_register_with_curl(tmp_path):
+    [commands] = BLOCKS["Nodes that register"]
+    with Console({}) as console:
+        made = console.run(commands[0])
+    token, line = re.findall(r"(din\w*_\S+)|^(gpu-7: .*)$", made, re.MULTILINE)
+    tokens = tmp_path / "node-tokens.yaml"
+    tokens.write_text(line[1] + "\n")
+    digest = hashlib.sha256(b"weights").hexdigest()
+    entry = {"model_name": "qwen2.5-14b-instruct", "model_version": "2025.3.1", "dtype": "bf16", "max_seq_len": 32768, "sha256": digest}
+    (tmp_path / "models.json").write_text(json.dumps({"models": [entry]}))
+    registry = {"address": f"127.0.0.1:{free_port()}", "http_address": f"127.0.0.1:{free_port()}", "node_tokens_file": str(tokens)}
+    config = {
+        "catalog": {"source": str(tmp_path / "models.json")},
+        "pools": {"p": {"model": "qwen2.5-14b-instruct", "engine": "vllm", "dtype": "bf16"}},
+        "tenants": [tenant("acme")],
+    }
+    stack = Stack(config, gateway={"registry": registry})
+    try:
+        stack.redis.start()
+        stack.start_sidecar()
+        instead = {"http://gateway:50061": f"http://{registry['http_address']}", "9f86d0...": digest, "curl": "curl -sS --fail-with-body"}
+        with Console(instead, TOKEN=token[0]) as console:
+            lease = json.loads(console.run(commands[1]))["lease"]
+            said = [json.loads(console.run(command.replace("5c1d...", lease)) or "{}") for command in commands[2:]]
+        assert len(said) == 3
+        assert stack.log("sidecar").count("gpu-7") >= 2
+    finally:
+        stack.stop()
+
+
+def test_a_node_s_agent_and_the_sum_of_its_weights(engine, tmp_path):
+    [agent, [make_sums, sum_of_sums]] = BLOCKS["A node's agent"]
+    health, listener, admin = free_port(), free_port(), free_port()
+    with RegistryThread() as registry, Console({}) as console:
+        example = yaml.safe_load((ROOT / "envoy" / "node.din.yaml").read_text())
+        example["engine"]["address"] = engine.address
+        example["registry"] = {"addresses": [registry.url], "heartbeat_s": 1}
+        example["health"]["address"] = f"127.0.0.1:{health}"
+        example["node"]["address"] = f"127.0.0.1:{listener}"
+        socket = str(console.folder / "node.sock")
+        example["proxy"] |= {"listener": f"127.0.0.1:{listener}", "admin": f"127.0.0.1:{admin}", "ext_proc": {"socket": socket}}
+        (console.folder / "envoy").mkdir()
+        (console.folder / "envoy" / "node.din.yaml").write_text(yaml.safe_dump(example))
+        (console.folder / "models.json").write_text((ROOT / "envoy" / "models.json").read_text())
+        for command in agent:
+            for part in command.split("#")[0].split("&& "):
+                console.run(part)
+        console.eventually(lambda: answers(f"http://127.0.0.1:{health}/health") and answers(f"http://127.0.0.1:{admin}/ready"))
+        console.eventually(lambda: bool(registry.registrations))
+    assert registry.registrations[0]["id"] == "gpu-07"
+    assert folder_sum(tmp_path, make_sums, sum_of_sums) == hashlib.sha256((tmp_path / "SHA256SUMS").read_bytes()).hexdigest()
+
+
+def folder_sum(folder: Path, make_sums: str, sum_of_sums: str) -> str:
+    (folder / "sub").mkdir()
+    for name in ("b.bin", "a b.json", "sub/c", ".hidden"):
+        (folder / name).write_text(name)
+    with Console({}) as console:
+        for name in (each.name for each in folder.iterdir()):
+            (console.folder / name).symlink_to(folder / name)
+        console.run(f"cd {folder}; {make_sums}")
+        return console.run(f"cd {folder}; {sum_of_sums}").split()[0]
+
+
+def test_deploy():
+    with Console({}) as console:
+        (console.folder / "deploy").symlink_to(ROOT / "deploy")
+        for command in BLOCKS["Deploy"][0]:
+            console.run(command)
