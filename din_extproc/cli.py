@@ -237,6 +237,7 @@ def engine_sim(
     served_model: Annotated[list[str] | None, typer.Option(help="A name that requests may use; repeatable.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes a free one.")] = 0,
+    api: Annotated[Literal["vllm", "ollama", "tgi", "triton", "tensorrt_llm"], typer.Option(help="Whose paths and words.")] = "vllm",
     runner: Annotated[Literal["generate", "pooling"], typer.Option(help="A chat model, or one for embeddings and rerank.")] = "generate",
     max_model_len: Annotated[int, typer.Option(help="Tokens, prompt and output together.")] = 8192,
     max_num_seqs: Annotated[int, typer.Option(help="Sequences that run at once.")] = 64,
@@ -247,7 +248,7 @@ def engine_sim(
     faults: Annotated[str, typer.Option(help="`KIND:name=value,...; KIND...`, such as `reset:after=3,count=2; latency:ms=200`.")] = "",
     seed: Annotated[int, typer.Option(help="Of the draws of faults with a probability.")] = 0,
 ) -> None:
-    """A modelled engine that answers as vLLM does under load, with fault switches."""
+    """A modelled engine that answers as vLLM (or another one) does under load, with fault switches."""
     from din_extproc.roles.engine_sim import EngineSimOptions, run  # noqa: PLC0415 - the other commands start without it
 
     try:
@@ -257,6 +258,7 @@ def engine_sim(
                 served_model=tuple(served_model or ()),
                 host=host,
                 port=port,
+                api=api,
                 runner=runner,
                 max_model_len=max_model_len,
                 max_num_seqs=max_num_seqs,

@@ -46,7 +46,7 @@ EXPOSED = [
     "retry-after",
     "retry-after-ms",
     *(f"x-ratelimit-{kind}-{what}" for kind in ("limit", "remaining", "reset") for what in ("requests", "tokens")),
-    *(f"x-din-{name}" for name in ("node-id", "model-version", "exec-time-ms", "trace-id", "degraded-reason")),
+    *(f"x-din-{name}" for name in ("node-id", "model-version", "exec-time-ms", "trace-id", "degraded-reason", "dropped-parameters")),
     "x-bxagent-degraded",
 ]
 ALLOWED = ["authorization", "content-type", "x-api-key", "traceparent", "tracestate", "x-task-tier", *CLIENT_MAY_SEND]

@@ -103,6 +103,10 @@ class Pool(Struct, frozen=True):
     """None: every operation."""
     stream_usage: bool = True
     """The engine honours `stream_options.include_usage`."""
+    api: str = "openai"
+    """What the engine is spoken to in: `openai`, or `native` for its own interface."""
+    unmappable: str = "refuse"
+    """Requests with a parameter that the engine can't be told: `refuse` them, or `drop` it and say so."""
     dtype: str = ""
     """Of every node, those that register too; "": of any."""
     tp_world_size: int = 0

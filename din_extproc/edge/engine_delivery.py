@@ -4,23 +4,25 @@ Rule: whatever goes wrong on purpose in a stream goes wrong here.
 """
 
 import asyncio
+import re
 import socket
 import struct
 from collections.abc import Mapping
 from typing import Final
 
-from din_extproc.sim.answers import DONE, EventStream, error_event
 from din_extproc.sim.engine import Emission
 from din_extproc.sim.errors import ENGINE_DIED
 from din_extproc.sim.faults import Fault
+from din_extproc.sim.surface import Stream
 
+_event_ends = re.compile(rb"(?<=\n\n)").split
 _STRIKES: Final = ("reset", "stall", "error_event", "truncate", "insert")
 
 
 class Delivery:
     """One stream on its way out. `done` tells how it ended: `completed`, `faulted` or `silent` (nothing more will come)."""
 
-    def __init__(self, transport: asyncio.Transport, events: EventStream, choices: int, faults: Mapping[str, Fault]) -> None:
+    def __init__(self, transport: asyncio.Transport, events: Stream, choices: int, faults: Mapping[str, Fault]) -> None:
         self.done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._transport = transport
         self._events = events
@@ -61,7 +63,7 @@ class Delivery:
             return
         for index in self._open:
             self._write(self._events.token(index, max(0, self._positions[index] - 1), finish="abort"))
-        self._write(DONE)
+        self._write(self._events.aborted())
         self._end("faulted")
 
     async def drained(self) -> None:
@@ -81,8 +83,7 @@ class Delivery:
                 case "stall":
                     self._end("silent")
                 case "error_event":
-                    self._write(error_event(fault.message or ENGINE_DIED, as_text=fault.text))
-                    self._write(DONE)
+                    self._write_chunks(self._events.failed(fault.message or ENGINE_DIED, as_text=fault.text))
                     self._end("faulted")
                 case "truncate":
                     self._end("faulted")
@@ -96,8 +97,8 @@ class Delivery:
 
     def _write_chunks(self, events: bytes) -> None:
         """Each event in an HTTP chunk of its own, all in one write."""
-        parts = events.split(b"\n\n")
-        self._put(b"".join(b"%x\r\n%s\n\n\r\n" % (len(part) + 2, part) for part in parts if part))
+        parts = _event_ends(events)
+        self._put(b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts if part))
 
     def _write(self, event: bytes) -> None:
         if event:

@@ -16,14 +16,15 @@ from din_extproc.edge.engine_delivery import Delivery, reset
 from din_extproc.edge.engine_loop import EngineLoop
 from din_extproc.edge.engine_pages import HEADERS, EnginePages, answer_failure
 from din_extproc.edge.engine_seen import Record, Seen
-from din_extproc.sim.answers import EventStream, Identity, Reporting, chat_body, completion_body
+from din_extproc.sim.answers import Identity, Reporting
 from din_extproc.sim.engine import Emission, EngineSpec, Sequence
 from din_extproc.sim.errors import NOT_FOUND, OUT_OF_MEMORY, UNAUTHORIZED, Failure, refuse
+from din_extproc.sim.faces import FACES
 from din_extproc.sim.faults import Fault, FaultBoard
 from din_extproc.sim.metrics import EngineMetrics
 from din_extproc.sim.model import ModelSpec
-from din_extproc.sim.pooling import PoolAsk, PoolReader, pool_body
-from din_extproc.sim.requests import Ask, Reader
+from din_extproc.sim.requests import Ask
+from din_extproc.sim.surface import PoolSurface, Stream, Surface
 from din_extproc.sim.tokens import Tokenizer
 
 _BODY_LIMIT = 256 * 2**20
@@ -42,8 +43,7 @@ class EngineServer:
         self._model = model
         self._tokenizer = tokenizer
         self._metrics = EngineMetrics(model.name, time.time())
-        self._reader = Reader(model, tokenizer)
-        self._pool_reader = PoolReader(model, tokenizer)
+        self._face = FACES[model.api](model, tokenizer)
         self._numbers = count(1)
         self._open: set[Delivery] = set()
         self._loop: EngineLoop
@@ -73,13 +73,11 @@ class EngineServer:
 
     def _routes(self) -> list[web.RouteDef]:
         pages = EnginePages(self._model, self._tokenizer, self.faults, self.seen, self._loop).routes()
+        face = self._face
+        made = pages + [web.get(path, _page(content)) for path, content in face.pages.items()]
         if self._model.runner == "generate":
-            chat, completion = self._generating(self._reader.chat, chat=True), self._generating(self._reader.completion, chat=False)
-            return [*pages, web.post("/v1/chat/completions", self._served(chat)), web.post("/v1/completions", self._served(completion))]
-        reader = self._pool_reader
-        paths = {"/v1/embeddings": reader.embeddings, "/v1/rerank": reader.rerank, "/score": reader.score}
-        paths |= {"/rerank": reader.rerank, "/v2/rerank": reader.rerank, "/v1/score": reader.score}
-        return [*pages, *(web.post(path, self._served(self._pooling(read))) for path, read in paths.items())]
+            return made + [web.post(path, self._served(self._generating(surface))) for path, surface in face.generating.items()]
+        return made + [web.post(path, self._served(self._pooling(surface))) for path, surface in face.pooling.items()]
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -110,7 +108,7 @@ class EngineServer:
             self.seen.in_flight += 1
             try:
                 struck = self.faults.draw(request.path)
-                response = await _strike(request, struck) or await work(request, record, struck)
+                response = await _strike(request, struck, self._face.reword) or await work(request, record, struck)
             except asyncio.CancelledError:
                 record.finish("aborted", None, time.time())
                 raise
@@ -123,16 +121,16 @@ class EngineServer:
 
         return handle
 
-    def _generating(self, read: Callable[[bytes, str], Ask | Failure], *, chat: bool) -> Work:
+    def _generating(self, surface: Surface) -> Work:
         async def work(request: web.Request, record: Record, struck: Mapping[str, Fault]) -> web.StreamResponse:
-            ask = read(record.body, request.headers.get("content-type", ""))
-            return await self._generate(request, record, struck, ask, chat=chat)
+            ask = surface.read(record.body, request.headers.get("content-type", ""))
+            return await self._generate(request, record, struck, ask, surface)
 
         return work
 
-    def _pooling(self, read: Callable[[bytes, str], PoolAsk | Failure]) -> Work:
+    def _pooling(self, surface: PoolSurface) -> Work:
         async def work(request: web.Request, record: Record, _struck: Mapping[str, Fault]) -> web.StreamResponse:
-            ask = read(record.body, request.headers.get("content-type", ""))
+            ask = surface.read(record.body, request.headers.get("content-type", ""))
             if isinstance(ask, Failure):
                 return answer_failure(ask)
             record.prompt_tokens = sum(ask.prompts)
@@ -141,13 +139,13 @@ class EngineServer:
                 await self._run(record, ["stop"] * len(record.sequences))
             finally:
                 self._abort_rest(record)
-            body = pool_body(ask, answer_id=self._number(request), created=int(time.time()), model=self._model.name)
+            body = surface.whole(ask, self._number(request), int(time.time()), self._model.name)
             return web.Response(body=body, content_type="application/json", headers=HEADERS)
 
         return work
 
     async def _generate(
-        self, request: web.Request, record: Record, struck: Mapping[str, Fault], ask: Ask | Failure, *, chat: bool
+        self, request: web.Request, record: Record, struck: Mapping[str, Fault], ask: Ask | Failure, surface: Surface
     ) -> web.StreamResponse:
         """Run the scripts of a request through the engine and answer."""
         if isinstance(ask, Failure):
@@ -155,25 +153,24 @@ class EngineServer:
         self._metrics.accepted(ask.n, ask.max_tokens)
         record.prompt_tokens = ask.prompt_tokens
         record.sequences = [Sequence(tokens, len(script.pieces)) for tokens, script in zip(ask.prompts, ask.scripts, strict=True)]
-        number = self._number(request)
-        identity = Identity(f"{'chatcmpl' if chat else 'cmpl'}-{number}", int(time.time()), self._model.name)
+        identity = Identity(f"{surface.prefix}{self._number(request)}", int(time.time()), self._model.name)
         factor = struck["usage"].factor if "usage" in struck else 1.0
         reporting = Reporting(factor=factor, omit="no_usage" in struck)
         try:
             if ask.stream:
-                events = EventStream(identity, ask, reporting, chat=chat)
-                return await self._stream(request, record, struck, ask, events)
+                events = surface.stream(identity, ask, reporting)
+                return await self._stream(request, record, struck, ask, surface.content_type, events)
             await self._run(record, [script.finish_reason for script in ask.scripts])
-            body = chat_body(identity, ask, reporting) if chat else completion_body(identity, ask, reporting)
-            return web.Response(body=body, content_type="application/json", headers=HEADERS)
+            body = surface.whole(identity, ask, reporting)
+            return web.Response(body=body, content_type="application/json", headers={**HEADERS, **surface.headers(ask)})
         finally:
             self._abort_rest(record)
 
     async def _stream(
-        self, request: web.Request, record: Record, struck: Mapping[str, Fault], ask: Ask, events: EventStream
+        self, request: web.Request, record: Record, struck: Mapping[str, Fault], ask: Ask, content_type: str, events: Stream
     ) -> web.StreamResponse:
         """Answer with events. The tick writes them; this task only begins and ends the response."""
-        response = web.StreamResponse(headers={**HEADERS, "content-type": "text/event-stream; charset=utf-8"})
+        response = web.StreamResponse(headers={**HEADERS, "content-type": content_type})
         response.enable_chunked_encoding()
         await response.prepare(request)
         assert request.transport is not None  # noqa: S101 - prepare has just written to it
@@ -235,7 +232,14 @@ def _deliver(record: Record, delivery: Delivery, index: int, emission: Emission)
     delivery.token(index, emission)
 
 
-async def _strike(request: web.Request, struck: Mapping[str, Fault]) -> web.StreamResponse | None:
+def _page(content: object) -> Handler:
+    async def page(_request: web.Request) -> web.StreamResponse:
+        return web.json_response(content, headers=HEADERS)
+
+    return page
+
+
+async def _strike(request: web.Request, struck: Mapping[str, Fault], reword: Callable[[Failure], Failure]) -> web.StreamResponse | None:
     """Faults that come before the engine is asked: waits, and answers in its stead. None: go on."""
     if "latency" in struck:
         await asyncio.sleep(struck["latency"].ms / 1000)
@@ -246,7 +250,8 @@ async def _strike(request: web.Request, struck: Mapping[str, Fault]) -> web.Stre
         return web.Response()
     for kind in ("reply", "throttle", "oom", "unavailable"):
         if kind in struck:
-            return answer_failure(_broken(struck[kind]))
+            broken = _broken(struck[kind])
+            return answer_failure(broken if kind == "reply" else reword(broken))
     return None
 
 

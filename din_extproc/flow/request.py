@@ -4,6 +4,7 @@ Rule: what a request takes (slots, tokens of a node) it takes through `_Held`, a
 """
 
 from collections.abc import Callable, Coroutine, Mapping
+from http import HTTPStatus
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -25,10 +26,12 @@ from din_extproc.flow.audited import admission
 from din_extproc.flow.dispatch import Granted, dispatch
 from din_extproc.flow.gauges import Gauges
 from din_extproc.flow.members import Members
+from din_extproc.flow.order import NodeOrder, order
 from din_extproc.flow.place import Placer, Size, Target
 from din_extproc.flow.screening import screened
 from din_extproc.flow.timeouts import remaining
 from din_extproc.flow.trace import TraceIds, kept
+from din_extproc.flow.treat import Translation
 from din_extproc.flow.view import Purse, View, facts, purse
 from din_extproc.flow.waiting import Full, Waiting
 from din_extproc.intent.boundary import needs_exact
@@ -39,6 +42,7 @@ from din_extproc.intent.read import Reading, read
 from din_extproc.route.table import Routed
 from din_extproc.schedule.ask import Ask
 from din_extproc.schedule.load import Taken
+from din_extproc.southbound.dialect import Asked
 
 _HOUR_S = 3600
 _NO_HEAD = Head(method="", path="", headers={})
@@ -125,12 +129,13 @@ class _Held(Struct, frozen=True, gc=False):
 class RequestFlow:
     """One HTTP exchange, from its first byte to its last."""
 
-    __slots__ = ("_desk", "_head", "_held", "_request_id", "_trace_id", "_who")
+    __slots__ = ("_desk", "_head", "_held", "_order", "_request_id", "_trace_id", "_who")
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._head = _NO_HEAD
         self._held: _Held | None = None
+        self._order: NodeOrder | None = None
         self._request_id = ""
         self._trace_id = ""
         self._who: Authenticated | None = None
@@ -157,10 +162,14 @@ class RequestFlow:
         return answers.internal_error(self._head, self._trace_id)
 
     def answered(self, head: ResponseHead) -> Treatment:
-        """A node's error is told in the gateway's words; any other answer goes on as it is."""
-        if self._held is None:
+        """A node's error is told in the gateway's words, an answer in its engine's own words in OpenAI's; any other goes on as it is."""
+        if self._held is None or self._order is None:
             return PASS
-        return failures.treatment(self._held.engine, head, self._head, self._trace_id, self._desk.clock.wall())
+        asked, wall = self._order, self._desk.clock.wall()
+        if asked.dialect is None or head.status >= HTTPStatus.BAD_REQUEST:
+            return failures.treatment(self._held.engine, head, self._head, self._trace_id, wall)
+        named = Asked(asked.operation, self._request_id, int(wall), asked.model, asked.fields)
+        return Translation(asked.dialect, named, asked.stream, self._head, self._trace_id).treat(head)
 
     def mistreated(self, error: Exception) -> None:
         """The answer goes on as it is, for a fault of ours."""
@@ -205,28 +214,31 @@ class RequestFlow:
         routed = view.table.route(intent, who.tenant, head, int(wall) // _HOUR_S % 24, desk.placer.members.versions)
         if isinstance(routed, Refusal):
             return routed
-        target = desk.placer.target(routed, self._size(intent, routed.model), began)
-        if isinstance(target, Refusal):
-            return target
-        intent = self._reweighed(intent, reading, target.pool.model)
+        aimed = self._aimed(routed, intent, reading, began)
+        if isinstance(aimed, Refusal):
+            return aimed
+        target, intent, asked = aimed
         claim = self._claim(intent, who, target.pool.model)
         members = desk.placer.members
         admitted = await self._admitted(claim, intent, who.tenant)
         if isinstance(admitted, Refusal):
             return admitted
         if intent.timeout_ms is not None or desk.placer.members is not members:
-            left = self._left(intent, routed, target, began)
+            left = self._left(intent, reading, routed, target, asked, began)
             if isinstance(left, Refusal):
                 desk.start(self._refund(who.tenant.id))
                 return left
-            intent, target = left
+            intent, target, asked = left
         picked = desk.placer.pick(target, self._ask(intent, reading, claim.tokens, began))
         if isinstance(picked, Refusal):
             desk.start(self._refund(who.tenant.id))
             return picked
         self._held = _Held(who.tenant.id, picked.taken, target.pool.engine)
         desk.live[self._request_id] = who.tenant.id
-        granted = Granted(self._trace_id, who.key.id, reading, intent, routed, target, picked, claim, admitted.standing, _missed(admitted))
+        self._order = asked
+        granted = Granted(
+            self._trace_id, who.key.id, reading, intent, asked, routed, target, picked, claim, admitted.standing, _missed(admitted)
+        )
         return self._sent(granted, wall, head)
 
     def _sent(self, granted: Granted, wall: float, head: Head) -> Send:
@@ -243,7 +255,9 @@ class RequestFlow:
             return reading
         return screened(reading, screening, head, desk.gauges.named)
 
-    def _left(self, intent: Intent, routed: Routed, target: Target, began: float) -> tuple[Intent, Target] | Refusal:
+    def _left(
+        self, intent: Intent, reading: Reading, routed: Routed, target: Target, asked: NodeOrder, began: float
+    ) -> tuple[Intent, Target, NodeOrder] | Refusal:
         """What is left, after the limits were asked, of the client's patience and of the nodes."""
         desk = self._desk
         now = desk.clock.monotonic()
@@ -253,7 +267,21 @@ class RequestFlow:
         left = remaining(intent, now - began)
         if isinstance(left, Refusal):
             return left
-        return left, again if again.pool.model == target.pool.model else target
+        if again.pool.model != target.pool.model:
+            return left, target, asked
+        if again.pool is not target.pool:
+            other = order(reading, intent, again.pool)
+            return other if isinstance(other, Refusal) else (left, again, other)
+        return left, again, asked
+
+    def _aimed(self, routed: Routed, intent: Intent, reading: Reading, began: float) -> tuple[Target, Intent, NodeOrder] | Refusal:
+        """Where it can go, the intent by the measure of the model there, and what the node will be asked."""
+        target = self._desk.placer.target(routed, self._size(intent, routed.model), began)
+        if isinstance(target, Refusal):
+            return target
+        intent = self._reweighed(intent, reading, target.pool.model)
+        asked = order(reading, intent, target.pool)
+        return asked if isinstance(asked, Refusal) else (target, intent, asked)
 
     async def _counted(self, reading: Reading) -> Intent:
         """The intent, with an exact count of its prompt where the estimate could decide wrongly and the tokenizer is at hand."""

@@ -3,7 +3,7 @@
 Rule: nothing is serialised again. Big integers, number spellings, white space and unknown fields survive.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from din_extproc.domain.verdict import Refusal
 from din_extproc.intent.outline import Outline, outline
@@ -11,14 +11,17 @@ from din_extproc.intent.outline import Outline, outline
 _USAGE_ONLY = b'{"include_usage":true}'
 
 
-def with_values(body: bytes, at: Outline, values: Mapping[str, bytes]) -> bytes:
+def with_values(body: bytes, at: Outline, values: Mapping[str, bytes], removed: Collection[str] = ()) -> bytes:
     """The object with these values: in the place of the old one, or in front of all keys where there was none.
 
     Args:
         body: A JSON object.
         at: Its outline.
         values: JSON by top-level key. Keys are plain names that JSON writes without escapes.
+        removed: Keys that go, with their values and one comma. None of them has a new value.
     """
+    if removed:
+        return _without(body, at, values, removed)
     edits = sorted((at.spans[key], value) for key, value in values.items() if key in at.spans)
     inserted = [b'"%b":%b' % (key.encode(), value) for key, value in values.items() if key not in at.spans]
     parts = [body[: at.start], b",".join(inserted)]
@@ -27,6 +30,21 @@ def with_values(body: bytes, at: Outline, values: Mapping[str, bytes]) -> bytes:
     position = at.start
     for (start, end), value in edits:
         parts += (body[position:start], value)
+        position = end
+    parts.append(body[position:])
+    return b"".join(parts)
+
+
+def _without(body: bytes, at: Outline, values: Mapping[str, bytes], removed: Collection[str]) -> bytes:
+    """The same, member by member: from its comma to the end of its value."""
+    parts = [body[: at.start], b",".join([b'"%b":%b' % (key.encode(), value) for key, value in values.items() if key not in at.spans])]
+    follows, position = bool(parts[1]), at.start
+    for index, (key, (start, end)) in enumerate(at.spans.items()):
+        if key not in removed:
+            lead = body[position:start]
+            bare = lead[lead.index(b",") + 1 :] if index else lead
+            parts += (b"," if follows else b"", bare, values.get(key) or body[start:end])
+            follows = True
         position = end
     parts.append(body[position:])
     return b"".join(parts)

@@ -25,6 +25,8 @@ class EngineSimOptions(Struct, frozen=True, kw_only=True):
     model: str = "sim-model"
     served_model: tuple[str, ...] = ()
     """Names that requests may use; () is the model's own."""
+    api: Literal["vllm", "ollama", "tgi", "triton", "tensorrt_llm"] = "vllm"
+    """Whose paths and words."""
     runner: Literal["generate", "pooling"] = "generate"
     max_model_len: int = 8192
     max_num_seqs: int = 64
@@ -65,6 +67,7 @@ def build(options: EngineSimOptions) -> EngineServer:
         root=options.model,
         served_names=options.served_model,
         max_model_len=options.max_model_len,
+        api=options.api,
         runner=options.runner,
         auto_tool_choice=options.auto_tool_choice,
         media_tokens=options.media_tokens,

@@ -17,7 +17,7 @@ from din_extproc.route.table import RouteTable
 from din_extproc.screen.kinds import BUILT_IN
 from din_extproc.settings.catalog import Catalog
 from din_extproc.settings.document import Document
-from din_extproc.settings.pools import make_kind, make_nodes
+from din_extproc.settings.pools import make_kind, make_nodes, make_operations
 from din_extproc.settings.problems import Place
 from din_extproc.settings.sensitive import SensitiveDataSection
 from din_extproc.settings.shape import Shaped
@@ -88,7 +88,9 @@ def _pools(shaped: Shaped, catalog: Catalog | None, document: Document) -> Itera
             long_tail=None if pool.long_tail is None else pool.long_tail.long_tail(shaped.config.gateway.workers),
             timeouts=pool.timeouts.timeouts(),
             nodes=nodes,
-            operations=None if pool.operations is None else frozenset(pool.operations),
+            operations=make_operations(name, pool, document),
+            api=pool.api,
+            unmappable=pool.unmappable,
             stream_usage=pool.stream_usage,
             dtype=kind.dtype,
             tp_world_size=kind.tp_world_size,

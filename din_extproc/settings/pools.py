@@ -16,9 +16,9 @@ from din_extproc.settings.catalog import Catalog, VersionText
 from din_extproc.settings.document import Document
 from din_extproc.settings.problems import Place
 from din_extproc.settings.section import AsTuple, ModelName, Name, NodeAddress, Positive, Section, Text, one_or_many
+from din_extproc.southbound.engines import native_operations
 
 Engine = Literal["vllm", "sglang", "tgi", "ollama", "llamacpp", "tensorrt_llm", "triton"]
-"""Spoken to through its OpenAI-compatible interface."""
 _UNROUTED = {Operation.MODELS.value}
 
 
@@ -118,6 +118,10 @@ class PoolSection(Section):
     timeouts: PoolTimeoutsSection = PoolTimeoutsSection()
     operations: Operations | None = None
     """None: every one."""
+    api: Literal["openai", "native"] = "openai"
+    """What the engine is spoken to in: OpenAI's words, or its own (Ollama, TGI, Triton)."""
+    unmappable: Literal["refuse", "drop"] = "refuse"
+    """What becomes of a parameter that the engine can't be told."""
     stream_usage: bool = True
     """The engine honours `stream_options.include_usage`."""
     dtype: Name | None = None
@@ -145,6 +149,21 @@ def make_nodes(name: str, pool: PoolSection, catalog: Catalog | None, document: 
     if len(made) == len(pool.nodes):
         _report_mixture(name, made, document)
     return made
+
+
+def make_operations(name: str, pool: PoolSection, document: Document) -> frozenset[Operation] | None:
+    """What the pool can be asked: what it says, and no more than its engine's own interface has."""
+    given = None if pool.operations is None else frozenset(pool.operations)
+    if pool.api == "openai":
+        return given
+    served = native_operations(pool.engine)
+    if served is None:
+        document.report(("pools", name, "api"), f"{pool.engine} has no interface of its own", "leave `api` out: it speaks OpenAI's words")
+        return given
+    for operation in sorted((given or frozenset()) - served):
+        listed = ", ".join(sorted(served))
+        document.report(("pools", name, "operations"), f"{operation.value} is nothing that {pool.engine} has natively", f"it has {listed}")
+    return served if given is None else given
 
 
 class Kind(Struct, frozen=True):

@@ -148,6 +148,14 @@ class EventStream:
         tail = {"usage": usage, "system_fingerprint": self._identity.fingerprint}
         return self._head + b"]," + _encode(tail)[1:] + b"\n\n" + DONE
 
+    def failed(self, message: str, *, as_text: bool) -> bytes:
+        """An error inside the stream, and the end marker. `as_text`: as a bare string, as other engines send it."""
+        return error_event(message, as_text=as_text) + DONE
+
+    def aborted(self) -> bytes:
+        """The end marker."""
+        return DONE
+
     def _tool_token(self, script: Script, index: int, position: int, finish: str | None) -> bytes:
         """A tool call's first event carries the call, the others its arguments."""
         assert script.tool is not None  # noqa: S101 - the caller looked

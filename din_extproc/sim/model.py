@@ -13,6 +13,8 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     served_names: tuple[str, ...] = ()
     """The names that requests may use, the first is the one it answers with; () is the root alone."""
     max_model_len: int = 8192
+    api: Literal["vllm", "ollama", "tgi", "triton", "tensorrt_llm"] = "vllm"
+    """Whose paths it has beside the pages."""
     runner: Literal["generate", "pooling"] = "generate"
     """`generate`: chat and completions. `pooling`: embeddings and rerank."""
     auto_tool_choice: bool = False

@@ -95,7 +95,7 @@ class PoolReader:
         return prompt_too_long(self._model.max_model_len) if max(ask.prompts, default=0) > self._model.max_model_len else ask
 
 
-def pool_body(ask: PoolAsk, *, answer_id: str, created: int, model: str) -> bytes:
+def pool_body(ask: PoolAsk, answer_id: str, created: int, model: str) -> bytes:
     """The answer. `answer_id` is the bare id, without its prefix; `created` seconds since the epoch."""
     tokens = sum(ask.prompts)
     usage: dict[str, Any] = {"prompt_tokens": tokens, "total_tokens": tokens}

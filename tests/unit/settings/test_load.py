@@ -300,3 +300,25 @@ def test_envoys_elsewhere_reach_the_sidecar_under_the_host_that_is_given(written
 )
 def test_a_host_that_no_envoy_could_use_is_refused(written, host, listens, complaint):
     assert complaint in str(written(SMALL + ELSEWHERE % (host, listens)))
+
+
+def test_a_pool_is_spoken_to_in_openais_words_unless_it_says_otherwise(written):
+    (pool,) = written().pools
+    assert (pool.api, pool.unmappable, pool.operations) == ("openai", "refuse", None)
+    native = SMALL.replace("engine: vllm", "engine: ollama\n    api: native\n    unmappable: drop")
+    (pool,) = written(native).pools
+    assert (pool.api, pool.unmappable) == ("native", "drop")
+    assert pool.operations == {Operation.CHAT, Operation.COMPLETIONS, Operation.EMBEDDINGS}
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("engine: vllm\n    api: native", "vllm has no interface of its own"),
+        ("engine: triton\n    api: native\n    operations: /v1/chat/completions", "is nothing that triton has natively"),
+    ],
+)
+def test_a_native_interface_that_an_engine_has_not_is_a_problem(written, line, complaint):
+    rejected = written(SMALL.replace("engine: vllm", line))
+    assert isinstance(rejected, Rejected)
+    assert complaint in str(rejected)

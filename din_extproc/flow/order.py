@@ -1,0 +1,115 @@
+"""From a request to what its node is asked: OpenAI's bytes with a few of them spliced, or the same in the engine's own words.
+
+Rule: for an engine that speaks OpenAI's words the body changes by splices only; every byte that no splice names is the client's.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from din_extproc.domain.node import Pool
+from din_extproc.domain.request import Intent, Operation
+from din_extproc.domain.verdict import Headers, Refusal
+from din_extproc.intent.outline import without_lone_surrogates
+from din_extproc.intent.read import Reading
+from din_extproc.intent.splice import asking_for_usage, with_values
+from din_extproc.southbound.dialect import Dialect, Question
+from din_extproc.southbound.engines import engine
+from din_extproc.southbound.parameters import Table, renamed
+
+_REPORTING = frozenset({Operation.CHAT, Operation.COMPLETIONS})
+"""Operations whose streams report usage when `stream_options` asks for it."""
+_STREAM_OPTIONS: Table = {"stream_options": None}
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+_NOTHING: Mapping[str, Any] = {}
+
+
+class NodeOrder(Struct, frozen=True, gc=False):
+    """What goes to the node, whichever of the pool's it will be."""
+
+    operation: Operation
+    stream: bool
+    path: str
+    body: bytes
+    strips_usage: bool
+    """The stream reports usage because we ask: the client is not to see it."""
+    headers: Headers = ()
+    """For the answer: what was left out."""
+    dialect: Dialect | None = None
+    """The answer's; None: OpenAI's own."""
+    model: str = ""
+    """What the engine calls the model, for its dialect."""
+    fields: Mapping[str, Any] = _NOTHING
+    """The decoded request, for its dialect."""
+
+
+def order(reading: Reading, intent: Intent, pool: Pool) -> NodeOrder | Refusal:
+    """The order for a node of this pool, or why its engine can't be asked."""
+    dialect = engine(pool.engine).native if pool.api == "native" else None
+    if dialect is None or intent.operation in dialect.passed:
+        return _openai(reading, intent, pool)
+    return _native(reading, intent, pool, dialect)
+
+
+def _openai(reading: Reading, intent: Intent, pool: Pool) -> NodeOrder | Refusal:
+    """The client's bytes, with the name that the engine answers to, its words for parameters, and asking for usage."""
+    edits: dict[str, bytes] = {}
+    removed: tuple[str, ...] = ()
+    headers: Headers = ()
+    ours = intent.stream and not intent.wants_usage and pool.stream_usage and intent.operation in _REPORTING
+    if intent.model != pool.served_model:
+        edits["model"] = _quoted(pool.served_model)
+    if ours:
+        edits["stream_options"] = asking_for_usage(reading.outline.value(reading.body, "stream_options"))
+    table = engine(pool.engine).openai if pool.stream_usage else {**engine(pool.engine).openai, **_STREAM_OPTIONS}
+    named = table.keys() & reading.outline.spans.keys()
+    if named:
+        changed = _renamed(reading, named, table, pool)
+        if isinstance(changed, Refusal):
+            return changed
+        values, removed, headers = changed
+        edits |= values
+    body = with_values(reading.body, reading.outline, edits, removed) if edits or removed else reading.body
+    return NodeOrder(intent.operation, intent.stream, intent.operation.value, body, ours, headers)
+
+
+def _renamed(reading: Reading, named: set[str], table: Table, pool: Pool) -> tuple[dict[str, bytes], tuple[str, ...], Headers] | Refusal:
+    """New values, keys that go, and a header that names what is lost."""
+    given = {name: _decoded(reading.outline.value(reading.body, name)) for name in reading.outline.spans if name in named}
+    changed = renamed(given, table, drop=pool.unmappable == "drop")
+    if isinstance(changed, Refusal):
+        return changed
+    return {name: _encode(value) for name, value in changed.values.items()}, changed.removed, _dropped(changed.dropped)
+
+
+def _native(reading: Reading, intent: Intent, pool: Pool, dialect: Dialect) -> NodeOrder | Refusal:
+    fields = _decoded(reading.body)
+    made = dialect.order(Question(intent.operation, fields, pool.served_model, intent.stream, drop=pool.unmappable == "drop"))
+    if isinstance(made, Refusal):
+        return made
+    strips = intent.stream and not intent.wants_usage
+    return NodeOrder(
+        intent.operation, intent.stream, made.path, made.body, strips, _dropped(made.dropped), dialect, pool.served_model, fields
+    )
+
+
+def _decoded(raw: bytes) -> Any:
+    """Valid JSON as Python has it; halves of surrogate pairs as the replacement character, for they can't be written again."""
+    try:
+        return _decode(raw)
+    except msgspec.DecodeError:
+        return _decode(without_lone_surrogates(raw))
+
+
+def _dropped(names: tuple[str, ...]) -> Headers:
+    return (("x-din-dropped-parameters", ", ".join(names)),) if names else ()
+
+
+@lru_cache(maxsize=1024)
+def _quoted(text: str) -> bytes:
+    """A text as JSON writes it."""
+    return _encode(text)

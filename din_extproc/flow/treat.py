@@ -1,0 +1,42 @@
+"""What is done with a node's good answer: nothing, unless its engine was spoken to in its own words.
+
+Rule: whatever an engine answers, the client gets OpenAI's answer or the gateway's error body, never the engine's own words.
+"""
+
+from http import HTTPStatus
+
+from msgspec import Struct
+
+from din_extproc.domain.request import Head
+from din_extproc.domain.response import Pieces, Replacement, ResponseHead, Treatment, Whole
+from din_extproc.domain.verdict import Code, Headers, Refusal
+from din_extproc.flow import answers
+from din_extproc.southbound.dialect import Asked, Dialect
+
+_STREAM: Headers = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
+_JSON: Headers = (("content-type", "application/json"),)
+_UNREADABLE = Refusal(Code.UPSTREAM_ERROR, "The node's answer could not be read.")
+
+
+class Translation(Struct, frozen=True):
+    """How the answer to one request becomes OpenAI's."""
+
+    dialect: Dialect
+    asked: Asked
+    stream: bool
+    head: Head
+    """The request's, for what an error names."""
+    trace_id: str
+
+    def treat(self, head: ResponseHead) -> Treatment:
+        """What is done with a good answer that begins so."""
+        if self.stream:
+            return Pieces(self.dialect.pieces(self.asked), _STREAM)
+        return Whole(lambda body: self._whole(head, body))
+
+    def _whole(self, head: ResponseHead, body: bytes) -> Replacement:
+        made = self.dialect.whole(self.asked, head, body)
+        if made is not None:
+            return Replacement(HTTPStatus.OK, _JSON, made)
+        error = answers.refusal(_UNREADABLE, self.head, self.trace_id)
+        return Replacement(error.status, error.headers, error.body)

@@ -1,0 +1,184 @@
+"""Ollama's own paths: `/api/chat`, `/api/generate`, `/api/embed`; streams are NDJSON, and streaming is the default.
+
+By the documentation of its API (`/api/chat` with `options`, `format`, `truncate`; `done_reason`, `prompt_eval_count`, `eval_count`).
+Not compared with a running Ollama.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from din_extproc.sim.answers import Identity, Reporting
+from din_extproc.sim.errors import Failure
+from din_extproc.sim.fields import decode_body
+from din_extproc.sim.model import ModelSpec
+from din_extproc.sim.pooling import PoolAsk, PoolReader, vector
+from din_extproc.sim.requests import Ask, Reader
+from din_extproc.sim.script import Script
+from din_extproc.sim.surface import Face, PoolSurface, Surface, openai
+from din_extproc.sim.tokens import Tokenizer
+
+_encode = msgspec.json.encode
+_AT = "2026-11-29T12:00:00.000000Z"
+_JSON = "application/json"
+_OPTIONS = {"num_predict": "max_tokens", "temperature": "temperature", "top_p": "top_p", "seed": "seed", "stop": "stop"}
+
+
+def ollama(model: ModelSpec, tokenizer: Tokenizer) -> Face:
+    """Its own paths beside OpenAI's."""
+    reader, pooled = Reader(model, tokenizer), PoolReader(model, tokenizer)
+    chat = Surface(_reading(reader.chat, _chat), _whole_chat, _ChatStream, content_type="application/x-ndjson")
+    text = Surface(_reading(reader.completion, _generate), _whole_text, _TextStream, content_type="application/x-ndjson")
+    base = openai(model, tokenizer)
+    pages = {"/api/tags": {"models": [{"name": name, "model": name} for name in model.names]}, "/api/version": {"version": "0.40.12"}}
+    return Face(
+        {**base.generating, "/api/chat": chat, "/api/generate": text},
+        {**base.pooling, "/api/embed": PoolSurface(_embedding(pooled), _embedded)},
+        reword,
+        pages,
+    )
+
+
+def reword(failure: Failure) -> Failure:
+    """Ollama's errors are one string."""
+    decoded = msgspec.json.decode(failure.body)
+    error = decoded.get("error", decoded.get("detail")) if isinstance(decoded, dict) else None
+    message = error.get("message") if isinstance(error, dict) else error
+    if isinstance(error, dict) and error.get("param") == "input_tokens":
+        message = "the input length exceeds the context length"
+    if isinstance(error, dict) and error.get("type") == "NotFoundError":
+        message = "model not found, try pulling it first"
+    return Failure(failure.status, _encode({"error": message}), failure.headers)
+
+
+def _reading(read: Callable[[bytes, str], Ask | Failure], into: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., Ask | Failure]:
+    """Its requests are read as OpenAI's that mean the same."""
+
+    def wrapped(body: bytes, _content_type: str) -> Ask | Failure:
+        given = decode_body(body, _JSON)
+        if isinstance(given, Failure):
+            return reword(given)
+        options = given.get("options") or {}
+        meant = {name: options[mine] for mine, name in _OPTIONS.items() if mine in options}
+        meant |= {"model": given.get("model"), "stream": given.get("stream", True), "max_tokens": meant.get("max_tokens", 128)}
+        found = read(_encode({**meant, **into(given)}), _JSON)
+        return reword(found) if isinstance(found, Failure) else found
+
+    return wrapped
+
+
+def _chat(given: dict[str, Any]) -> dict[str, Any]:
+    messages = [_message(message) for message in given.get("messages") or ()]
+    tools = given.get("tools")
+    return {"messages": messages, "tools": tools} if tools else {"messages": messages}
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    """Images stand beside the text here, and arguments are objects."""
+    parts: list[Any] = [{"type": "text", "text": message.get("content") or ""}]
+    parts += [{"type": "image_url", "image_url": {"url": image}} for image in message.get("images") or ()]
+    return {"role": message.get("role"), "content": parts}
+
+
+def _generate(given: dict[str, Any]) -> dict[str, Any]:
+    return {"prompt": given.get("prompt") or ""}
+
+
+def _counts(ask: Ask, reporting: Reporting) -> dict[str, Any]:
+    usage = reporting.of(ask.prompt_tokens, sum(len(script.pieces) for script in ask.scripts)) or {}
+    told = {"total_duration": 5_000_000, "load_duration": 1_000_000, "prompt_eval_duration": 1_000_000, "eval_duration": 3_000_000}
+    if usage:
+        told |= {"prompt_eval_count": usage["prompt_tokens"], "eval_count": usage["completion_tokens"]}
+    return told
+
+
+def _reason(script: Script) -> str:
+    return "length" if script.finish_reason == "length" else "stop"
+
+
+def _calls(script: Script) -> list[dict[str, Any]]:
+    assert script.tool is not None  # noqa: S101 - the caller looked
+    return [{"function": {"name": script.tool.name, "arguments": msgspec.json.decode(script.tool.arguments)}}]
+
+
+def _whole_chat(identity: Identity, ask: Ask, reporting: Reporting) -> bytes:
+    script = ask.scripts[0]
+    message: dict[str, Any] = {"role": "assistant", "content": "" if script.tool else script.text}
+    if script.tool:
+        message["tool_calls"] = _calls(script)
+    done = {"done": True, "done_reason": _reason(script), **_counts(ask, reporting)}
+    return _encode({"model": identity.model, "created_at": _AT, "message": message, **done})
+
+
+def _whole_text(identity: Identity, ask: Ask, reporting: Reporting) -> bytes:
+    script = ask.scripts[0]
+    done = {"done": True, "done_reason": _reason(script), **_counts(ask, reporting)}
+    return _encode({"model": identity.model, "created_at": _AT, "response": script.text, **done})
+
+
+class _Stream:
+    """Lines of NDJSON."""
+
+    def __init__(self, identity: Identity, ask: Ask, reporting: Reporting) -> None:
+        self._model = identity.model
+        self._ask = ask
+        self._reporting = reporting
+
+    def said(self, text: str) -> dict[str, Any]:
+        """What a line holds of the answer."""
+        raise NotImplementedError
+
+    def opening(self) -> bytes:
+        return b""
+
+    def token(self, index: int, position: int, *, finish: str | None = None) -> bytes:
+        """A tool call comes whole, with the last of its tokens."""
+        script = self._ask.scripts[index]
+        if script.tool is not None:
+            if position < len(script.pieces) - 1 or finish is not None:
+                return b""
+            return self._line({"message": {"role": "assistant", "content": "", "tool_calls": _calls(script)}, "done": False})
+        piece = script.pieces[position]
+        return self._line({**self.said(piece), "done": False}) if piece else b""
+
+    def closing(self) -> bytes:
+        script = self._ask.scripts[0]
+        done = {"done": True, "done_reason": _reason(script), **_counts(self._ask, self._reporting)}
+        return self._line({**self.said(""), **done})
+
+    def failed(self, message: str, *, as_text: bool) -> bytes:  # noqa: ARG002 - it has one way
+        return _encode({"error": message}) + b"\n"
+
+    def aborted(self) -> bytes:
+        return b""
+
+    def _line(self, fields: dict[str, Any]) -> bytes:
+        return _encode({"model": self._model, "created_at": _AT, **fields}) + b"\n"
+
+
+class _ChatStream(_Stream):
+    def said(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text}}
+
+
+class _TextStream(_Stream):
+    def said(self, text: str) -> dict[str, Any]:
+        return {"response": text}
+
+
+def _embedding(reader: PoolReader) -> Callable[[bytes, str], PoolAsk | Failure]:
+    def read(body: bytes, _content_type: str) -> PoolAsk | Failure:
+        given = decode_body(body, _JSON)
+        if isinstance(given, Failure):
+            return reword(given)
+        found = reader.embeddings(_encode({name: given.get(name) for name in ("model", "input", "dimensions")}), _JSON)
+        return reword(found) if isinstance(found, Failure) else found
+
+    return read
+
+
+def _embedded(ask: PoolAsk, _answer_id: str, _created: int, model: str) -> bytes:
+    vectors = [vector(text, ask.dimensions) for text in ask.texts]
+    counted = {"total_duration": 1, "load_duration": 1, "prompt_eval_count": sum(ask.prompts)}
+    return _encode({"model": model, "embeddings": vectors, **counted})

@@ -1,0 +1,39 @@
+"""Every engine that can stand behind a pool: what its OpenAI interface calls otherwise, and its own interface where it has one."""
+
+from msgspec import Struct
+
+from din_extproc.domain.request import Operation
+from din_extproc.southbound import llamacpp, ollama, sglang, tensorrt_llm, tgi, triton, vllm
+from din_extproc.southbound.dialect import Dialect
+from din_extproc.southbound.parameters import Table
+
+
+class Engine(Struct, frozen=True):
+    """What is known of an engine."""
+
+    openai: Table
+    """Parameters that its OpenAI interface calls otherwise, or doesn't have."""
+    native: Dialect | None = None
+
+
+ENGINES: dict[str, Engine] = {
+    "vllm": Engine(vllm.OPENAI),
+    "sglang": Engine(sglang.OPENAI),
+    "tensorrt_llm": Engine(tensorrt_llm.OPENAI),
+    "llamacpp": Engine(llamacpp.OPENAI),
+    "tgi": Engine(tgi.OPENAI, tgi.TGI),
+    "ollama": Engine(ollama.OPENAI, ollama.OLLAMA),
+    "triton": Engine(triton.OPENAI, triton.TRITON),
+}
+_UNKNOWN = Engine({})
+
+
+def engine(name: str) -> Engine:
+    """What is known of this engine; of one that nobody knows, nothing."""
+    return ENGINES.get(name, _UNKNOWN)
+
+
+def native_operations(name: str) -> frozenset[Operation] | None:
+    """What the engine's own interface serves, with what the same server answers in OpenAI's words; None: it has no such interface."""
+    dialect = engine(name).native
+    return None if dialect is None else dialect.operations | dialect.passed

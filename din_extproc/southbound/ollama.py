@@ -1,0 +1,354 @@
+"""Ollama's own interface: `/api/chat`, `/api/generate` and `/api/embed`, streams as NDJSON.
+
+| OpenAI | Ollama |
+|---|---|
+| `max_tokens`, `max_completion_tokens` | `options.num_predict` |
+| `temperature`, `top_p`, `top_k`, `min_p`, `seed`, `stop`, `presence_penalty`, `frequency_penalty` | `options`, same names |
+| `repetition_penalty` | `options.repeat_penalty` |
+| `response_format`, `guided_json` | `format`: `"json"` or the schema |
+| `reasoning_effort` | `think` |
+| `logprobs`, `top_logprobs`, `tools`, `dimensions` | same names |
+| `tool_choice: none` | no `tools` |
+| `n` > 1, `logit_bias`, forced tools, `parallel_tool_calls: false`, `min_tokens`, `guided_regex`, ... | unmappable |
+
+Its OpenAI path knows OpenAI's core only: `max_completion_tokens` is `max_tokens` there, `guided_json` is `response_format`, and `n`,
+`logit_bias`, forced tools, `top_k`, `min_p`, `repetition_penalty` and the like are unmappable.
+
+Ollama cuts prompts that are too long without a word; `truncate` and `shift` tell it not to. Images must be in the request (`data:` URLs).
+Written by the documentation of its API; the bytes of streams were not checked against a running Ollama.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from din_extproc.domain.request import Operation
+from din_extproc.domain.response import ResponseHead
+from din_extproc.domain.verdict import Refusal
+from din_extproc.southbound import events
+from din_extproc.southbound.dialect import Asked, Dialect, Order, Question, refused
+from din_extproc.southbound.events import DONE, Chunks
+from din_extproc.southbound.framing import Lines
+from din_extproc.southbound.parameters import UNMAPPABLE, Table, translated
+
+_encode = msgspec.json.Encoder().encode
+_PATHS = {Operation.CHAT: "/api/chat", Operation.COMPLETIONS: "/api/generate", Operation.EMBEDDINGS: "/api/embed"}
+_TAKEN = frozenset({"model", "messages", "prompt", "input", "stream", "encoding_format", "tools"})
+_BESIDE = frozenset({"format", "think", "logprobs", "top_logprobs", "suffix", "dimensions"})
+"""What stands beside `options`, not in them."""
+_REASONS = {"length": "length"}
+_data_url = re.compile(r"data:[\w.+-]+/[\w.+-]+;base64,([A-Za-z0-9+/=]+)").fullmatch
+_decode_arguments = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class _Function(Struct, frozen=True):
+    name: str = ""
+    arguments: Any = None
+
+
+class _Call(Struct, frozen=True):
+    function: _Function = _Function()
+    id: str = ""
+
+
+class _Message(Struct, frozen=True):
+    content: str = ""
+    thinking: str = ""
+    tool_calls: list[_Call] | None = None
+
+
+class _Answer(Struct, frozen=True):
+    """One line of a stream, or a whole answer, of chat or generate."""
+
+    message: _Message | None = None
+    response: str = ""
+    thinking: str = ""
+    logprobs: list[dict[str, Any]] | None = None
+    done: bool = False
+    done_reason: str = ""
+    prompt_eval_count: int | None = None
+    eval_count: int | None = None
+    error: Any = None
+
+
+class _Embedded(Struct, frozen=True):
+    embeddings: list[list[float]]
+    prompt_eval_count: int | None = None
+
+
+_decode = msgspec.json.Decoder(_Answer).decode
+_decode_embedded = msgspec.json.Decoder(_Embedded).decode
+
+
+def _format(value: Any) -> tuple[str, Any] | None:
+    """`response_format`; a schema is one in `json_schema.schema`."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "json_object":
+        return "format", "json"
+    outer = value.get("json_schema") if kind == "json_schema" else None
+    schema = outer.get("schema") if isinstance(outer, dict) else None
+    return ("format", schema) if isinstance(schema, dict) else None
+
+
+def _stop(value: Any) -> tuple[str, Any] | None:
+    return ("stop", [value]) if isinstance(value, str) else ("stop", value) if isinstance(value, list) else None
+
+
+def _logprobs(value: Any) -> tuple[str, Any] | None:
+    """A chat says yes or no; a completion says how many."""
+    return ("logprobs", value) if isinstance(value, bool) else None
+
+
+def _think(value: Any) -> tuple[str, Any] | None:
+    return ("think", False if value == "none" else value) if value in ("none", "low", "medium", "high") else None
+
+
+def _choice(value: Any) -> tuple[str, Any] | None:
+    return ("tools", None) if value == "none" else None
+
+
+TABLE: Table = {
+    "max_tokens": "num_predict",
+    "max_completion_tokens": "num_predict",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "seed": "seed",
+    "stop": _stop,
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "repetition_penalty": "repeat_penalty",
+    "response_format": _format,
+    "guided_json": lambda value: ("format", value) if isinstance(value, dict) else None,
+    "reasoning_effort": _think,
+    "logprobs": _logprobs,
+    "top_logprobs": "top_logprobs",
+    "tool_choice": _choice,
+    "suffix": "suffix",
+    "dimensions": "dimensions",
+    "n": UNMAPPABLE,
+}
+
+
+def _order(question: Question) -> Order | Refusal:
+    mapped = translated(question.fields, TABLE, _TAKEN, drop=question.drop)
+    if isinstance(mapped, Refusal):
+        return mapped
+    body: dict[str, Any] = {"model": question.model}
+    prompt = _prompt(question)
+    if isinstance(prompt, Refusal):
+        return prompt
+    body |= prompt
+    values = mapped.values
+    if "tools" in values:
+        values.pop("tools")
+        body.pop("tools", None)
+    if question.operation is not Operation.EMBEDDINGS:
+        body |= {"stream": question.stream, "shift": False}
+        options = {name: value for name, value in values.items() if name not in _BESIDE}
+        if options:
+            body["options"] = options
+    body["truncate"] = False
+    body |= {name: value for name, value in values.items() if name in _BESIDE}
+    return Order(_PATHS[question.operation], _encode(body), mapped.dropped)
+
+
+def _prompt(question: Question) -> dict[str, Any] | Refusal:
+    fields = question.fields
+    if question.operation is Operation.EMBEDDINGS:
+        given = fields.get("input")
+        if not isinstance(given, str) and not (isinstance(given, list) and all(isinstance(each, str) for each in given)):
+            return refused("The engine that serves this model takes texts, not token ids.", "input")
+        return {"input": given}
+    if question.operation is Operation.COMPLETIONS:
+        prompt = fields.get("prompt")
+        if isinstance(prompt, list) and len(prompt) == 1:
+            prompt = prompt[0]
+        if not isinstance(prompt, str):
+            return refused("The engine that serves this model takes one prompt, as text.", "prompt")
+        return {"prompt": prompt, "raw": True}
+    messages: list[dict[str, Any]] = []
+    for message in fields.get("messages") or ():
+        made = _message(message, messages)
+        if isinstance(made, Refusal):
+            return made
+        messages.append(made)
+    tools = fields.get("tools")
+    return {"messages": messages, "tools": tools} if tools else {"messages": messages}
+
+
+def _message(message: Any, before: Sequence[dict[str, Any]]) -> dict[str, Any] | Refusal:
+    if not isinstance(message, dict):
+        return refused("A message is an object.", "messages")
+    role = message.get("role")
+    content = _content(message.get("content"))
+    if isinstance(content, Refusal):
+        return content
+    made: dict[str, Any] = {"role": "system" if role == "developer" else role, **content}
+    calls = message.get("tool_calls")
+    if calls:
+        asked = [_asked_call(call) for call in calls]
+        if None in asked:
+            return refused("The arguments of a tool call are a JSON object.", "messages")
+        made["tool_calls"] = asked
+    if role == "tool":
+        made["tool_name"] = _tool_name(message, before)
+        made["tool_call_id"] = message.get("tool_call_id") or ""
+    return made
+
+
+def _content(content: Any) -> dict[str, Any] | Refusal:
+    """Text, and images beside it."""
+    if content is None or isinstance(content, str):
+        return {"content": content or ""}
+    texts: list[str] = []
+    images: list[str] = []
+    for part in content if isinstance(content, list) else ():
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in ("text", "input_text") and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+            continue
+        url = part.get("image_url") if kind == "image_url" else None
+        found = _data_url(url.get("url") or "") if isinstance(url, dict) and isinstance(url.get("url"), str) else None
+        if found is None:
+            return refused("The engine that serves this model takes text, and images as base64 `data:` URLs.", "messages")
+        images.append(found[1])
+    made: dict[str, Any] = {"content": "".join(texts)}
+    return {**made, "images": images} if images else made
+
+
+def _asked_call(call: Any) -> dict[str, Any] | None:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return None
+    try:
+        arguments = _decode_arguments(function.get("arguments") or "{}")
+    except (msgspec.DecodeError, TypeError):
+        return None
+    return {"id": call.get("id") or "", "function": {"name": function.get("name"), "arguments": arguments}}
+
+
+def _tool_name(message: Mapping[str, Any], before: Sequence[dict[str, Any]]) -> str:
+    """Of the call that this message answers."""
+    wanted = message.get("tool_call_id")
+    for earlier in reversed(before):
+        for call in earlier.get("tool_calls", ()):
+            if call["id"] == wanted:
+                return str(call["function"]["name"])
+    return str(message.get("name") or "")
+
+
+def _whole(asked: Asked, _head: ResponseHead, body: bytes) -> bytes | None:
+    try:
+        if asked.operation is Operation.EMBEDDINGS:
+            embedded = _decode_embedded(body)
+            return events.embeddings(asked, embedded.embeddings, embedded.prompt_eval_count)
+        answer = _decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    if not answer.done or answer.error is not None:
+        return None
+    message = answer.message
+    reason = _REASONS.get(answer.done_reason, "stop")
+    if message is None:
+        choice: dict[str, Any] = {"text": answer.response, "logprobs": None, "finish_reason": reason}
+        return events.generated(asked, choice, _usage(answer))
+    said: dict[str, Any] = {"role": "assistant", "content": message.content, "refusal": None}
+    if message.thinking:
+        said["reasoning_content"] = message.thinking
+    if message.tool_calls:
+        said |= {
+            "content": message.content or None,
+            "tool_calls": [_made_call(asked, at, call) for at, call in enumerate(message.tool_calls)],
+        }
+        reason = "tool_calls"
+    choice = {"message": said, "logprobs": _told(answer.logprobs), "finish_reason": reason}
+    return events.generated(asked, choice, _usage(answer))
+
+
+def _made_call(asked: Asked, index: int, call: _Call) -> dict[str, Any]:
+    """Ollama gives arguments as an object, and ids only lately."""
+    function = {"name": call.function.name, "arguments": _encode(call.function.arguments or {}).decode()}
+    return {"id": call.id or f"call_{asked.id}_{index}", "type": "function", "function": function}
+
+
+def _told(logprobs: list[dict[str, Any]] | None) -> Any:
+    return None if logprobs is None else {"content": logprobs, "refusal": None}
+
+
+def _usage(answer: _Answer) -> dict[str, int] | None:
+    if answer.prompt_eval_count is None and answer.eval_count is None:
+        return None
+    return events.usage(answer.prompt_eval_count or 0, answer.eval_count or 0)
+
+
+class Pieces:
+    """A stream of NDJSON -> OpenAI's events."""
+
+    __slots__ = ("_asked", "_calls", "_chunks", "_lines", "_over")
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked = asked
+        self._chunks = Chunks(asked)
+        self._lines = Lines()
+        self._calls = 0
+        self._over = False
+
+    def feed(self, data: bytes) -> bytes:
+        """The events for the lines that are complete."""
+        return b"".join(map(self._line, self._lines.feed(data)))
+
+    def end(self) -> bytes:
+        """What a last line without an end says."""
+        return b"".join(map(self._line, self._lines.end()))
+
+    def _line(self, line: bytes) -> bytes:
+        if self._over:
+            return b""
+        try:
+            answer = _decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return self._failed("The node sent something that can't be read.")
+        if answer.error is not None:
+            return self._failed(answer.error if isinstance(answer.error, str) else "The node failed.")
+        parts = [self._chunks.opening(), *self._said(answer)]
+        if answer.done:
+            self._over = True
+            reason = "tool_calls" if self._calls else _REASONS.get(answer.done_reason, "stop")
+            parts.append(self._chunks.finish(reason))
+            if (usage := _usage(answer)) is not None:
+                parts.append(self._chunks.usage(usage["prompt_tokens"], usage["completion_tokens"]))
+            parts.append(DONE)
+        return b"".join(parts)
+
+    def _said(self, answer: _Answer) -> list[bytes]:
+        message = answer.message
+        if message is None:
+            return [self._chunks.text(answer.response)] if answer.response else []
+        parts = []
+        if message.thinking:
+            parts.append(self._chunks.delta({"reasoning_content": message.thinking}))
+        if message.content:
+            parts.append(self._chunks.text(message.content, _told(answer.logprobs)))
+        for call in message.tool_calls or ():
+            parts.append(self._chunks.delta({"tool_calls": [{"index": self._calls, **_made_call(self._asked, self._calls, call)}]}))
+            self._calls += 1
+        return parts
+
+    def _failed(self, message: str) -> bytes:
+        self._over = True
+        return events.error_event(message) + DONE
+
+
+OLLAMA = Dialect(operations=frozenset(_PATHS), order=_order, whole=_whole, pieces=Pieces)
+
+OPENAI: Table = {
+    "max_completion_tokens": "max_tokens",
+    "guided_json": lambda value: ("response_format", {"type": "json_schema", "json_schema": {"name": "answer", "schema": value}}),
+    **dict.fromkeys(("n", "best_of", "logit_bias", "parallel_tool_calls", "echo", "top_k", "min_p", "repetition_penalty"), UNMAPPABLE),
+    **dict.fromkeys(("min_tokens", "ignore_eos", "length_penalty", "guided_grammar", "guided_regex", "guided_choice"), UNMAPPABLE),
+}

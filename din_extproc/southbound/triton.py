@@ -1,0 +1,202 @@
+"""Triton's own interface: its generate extension for text, and KServe v2 `infer` for embeddings and rerank.
+
+| OpenAI | Triton (the TensorRT-LLM backend's words) |
+|---|---|
+| `prompt` | `text_input` |
+| `max_tokens`, `max_completion_tokens` | `max_tokens` |
+| `temperature`, `top_p`, `top_k`, `repetition_penalty`, `presence_penalty`, `frequency_penalty`, `length_penalty` | same names |
+| `seed` | `random_seed` |
+| `min_tokens` | `min_length` |
+| `stop` | `stop_words`, always a list |
+| `n`, `best_of` > 1, `logprobs`, `logit_bias`, `min_p`, `response_format`, `echo`, `suffix`, ... | unmappable |
+
+`infer` has no fixed names of tensors; these are used: `text` (BYTES, [n, 1]) in and the first floating-point output out for embeddings,
+`query` and `document` (BYTES, [n, 1]) in and the first floating-point output out for rerank. A model with others needs an ensemble.
+A chat needs a template, which Triton does not have: its OpenAI frontend serves chats (`api: openai`).
+
+Its OpenAI frontend has no `best_of`, `logprobs` and `logit_bias`, and one choice only.
+
+Triton tells neither usage nor why it stopped: tokens are counted as estimates, and a stream that ends in good order ends with `stop`,
+or with `length` when as many tokens as allowed have come. Written by its documentation; not checked against a running Triton.
+"""
+
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Struct
+
+from din_extproc.domain.request import Operation
+from din_extproc.domain.response import ResponseHead
+from din_extproc.domain.verdict import Refusal
+from din_extproc.southbound import events
+from din_extproc.southbound.dialect import Asked, Dialect, Order, Question, refused
+from din_extproc.southbound.events import DONE, Chunks
+from din_extproc.southbound.framing import Events
+from din_extproc.southbound.parameters import UNMAPPABLE, Table, translated
+
+_encode = msgspec.json.Encoder().encode
+_TAKEN = frozenset({"model", "prompt", "stream", "input", "query", "documents", "encoding_format", "top_n", "return_documents"})
+_FLOATS = ("FP16", "FP32", "FP64", "BF16")
+
+
+class _Text(Struct, frozen=True):
+    text_output: str | list[str] | None = None
+    error: Any = None
+
+
+class _Tensor(Struct, frozen=True):
+    datatype: str
+    shape: list[int]
+    data: list[Any]
+
+
+class _Inferred(Struct, frozen=True):
+    outputs: list[_Tensor]
+
+
+_decode_text = msgspec.json.Decoder(_Text).decode
+_decode_inferred = msgspec.json.Decoder(_Inferred).decode
+
+
+def _stop(value: Any) -> tuple[str, Any] | None:
+    return ("stop_words", [value]) if isinstance(value, str) else ("stop_words", value) if isinstance(value, list) else None
+
+
+TABLE: Table = {
+    "max_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "length_penalty": "length_penalty",
+    "seed": "random_seed",
+    "min_tokens": "min_length",
+    "stop": _stop,
+}
+
+
+def _order(question: Question) -> Order | Refusal:
+    mapped = translated(question.fields, TABLE, _TAKEN, drop=question.drop)
+    if isinstance(mapped, Refusal):
+        return mapped
+    model = f"/v2/models/{quote(question.model, safe='')}"
+    if question.operation is not Operation.COMPLETIONS:
+        tensors = _tensors(question)
+        if isinstance(tensors, Refusal):
+            return tensors
+        return Order(f"{model}/infer", _encode({"inputs": tensors}), mapped.dropped)
+    prompt = question.fields.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1:
+        prompt = prompt[0]
+    if not isinstance(prompt, str):
+        return refused("The engine that serves this model takes one prompt, as text.", "prompt")
+    body = {"text_input": prompt, "stream": question.stream, "exclude_input_in_output": True, **mapped.values}
+    return Order(f"{model}/{'generate_stream' if question.stream else 'generate'}", _encode(body), mapped.dropped)
+
+
+def _tensors(question: Question) -> list[dict[str, Any]] | Refusal:
+    fields = question.fields
+    if question.operation is Operation.EMBEDDINGS:
+        texts = _texts(fields.get("input"))
+        return (
+            refused("The engine that serves this model takes texts, not token ids.", "input") if texts is None else [_bytes("text", texts)]
+        )
+    query, documents = fields.get("query"), _texts(fields.get("documents"))
+    if not isinstance(query, str):
+        return refused("The query is a text.", "query")
+    if documents is None:
+        return refused("The documents are a list of texts.", "documents")
+    return [_bytes("query", [query] * len(documents)), _bytes("document", documents)]
+
+
+def _texts(value: Any) -> list[str] | None:
+    """One text or several, as strings or as objects with a text."""
+    items = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+    found = [item.get("text") if isinstance(item, dict) else item for item in items]
+    texts = [text for text in found if isinstance(text, str)]
+    return texts if texts and len(texts) == len(found) else None
+
+
+def _bytes(name: str, texts: list[str]) -> dict[str, Any]:
+    return {"name": name, "shape": [len(texts), 1], "datatype": "BYTES", "data": texts}
+
+
+def _whole(asked: Asked, _head: ResponseHead, body: bytes) -> bytes | None:
+    try:
+        if asked.operation is not Operation.COMPLETIONS:
+            return _inferred(asked, _decode_inferred(body))
+        answer = _decode_text(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    text = answer.text_output[0] if isinstance(answer.text_output, list) and answer.text_output else answer.text_output
+    if not isinstance(text, str) or answer.error is not None:
+        return None
+    return events.generated(asked, {"text": text, "logprobs": None, "finish_reason": "stop"}, None)
+
+
+def _inferred(asked: Asked, inferred: _Inferred) -> bytes | None:
+    tensor = next((each for each in inferred.outputs if each.datatype in _FLOATS), None)
+    if tensor is None or not tensor.shape or not all(isinstance(each, int | float) for each in tensor.data):
+        return None
+    rows = tensor.shape[0]
+    if rows < 1 or len(tensor.data) % rows:
+        return None
+    if asked.operation is Operation.RERANK:
+        return events.ranking(asked, tensor.data[:: len(tensor.data) // rows], None)
+    width = len(tensor.data) // rows
+    return events.embeddings(asked, [tensor.data[at * width : (at + 1) * width] for at in range(rows)], None)
+
+
+class Pieces:
+    """Triton's events -> OpenAI's. Nothing says which event is the last: the end of the body does."""
+
+    __slots__ = ("_chunks", "_count", "_events", "_limit", "_over")
+
+    def __init__(self, asked: Asked) -> None:
+        self._chunks = Chunks(asked)
+        self._events = Events()
+        limit = asked.fields.get("max_completion_tokens") or asked.fields.get("max_tokens")
+        self._limit = limit if isinstance(limit, int) else None
+        self._count = 0
+        self._over = False
+
+    def feed(self, data: bytes) -> bytes:
+        """The events for those that are complete."""
+        return b"".join(map(self._event, self._events.feed(data)))
+
+    def end(self) -> bytes:
+        """The body ended in good order, so the answer is complete."""
+        said = b"".join(map(self._event, self._events.end()))
+        if self._over or not self._count:
+            return said
+        self._over = True
+        reason = "length" if self._limit is not None and self._count >= self._limit else "stop"
+        return said + self._chunks.finish(reason) + DONE
+
+    def _event(self, data: bytes) -> bytes:
+        if self._over:
+            return b""
+        try:
+            piece = _decode_text(data)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return self._failed("The node sent something that can't be read.")
+        if piece.error is not None:
+            return self._failed(piece.error if isinstance(piece.error, str) else "The node failed.")
+        text = "".join(piece.text_output) if isinstance(piece.text_output, list) else piece.text_output or ""
+        self._count += 1
+        return self._chunks.text(text) if text else b""
+
+    def _failed(self, message: str) -> bytes:
+        self._over = True
+        return events.error_event(message) + DONE
+
+
+TRITON = Dialect(
+    operations=frozenset({Operation.COMPLETIONS, Operation.EMBEDDINGS, Operation.RERANK}), order=_order, whole=_whole, pieces=Pieces
+)
+
+OPENAI: Table = dict.fromkeys(("n", "best_of", "logprobs", "top_logprobs", "logit_bias"), UNMAPPABLE)

@@ -1,0 +1,88 @@
+"""What a node is asked: the client's bytes, or the same in the engine's own words."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from din_extproc.domain.node import Pool
+from din_extproc.domain.request import Head
+from din_extproc.domain.verdict import Refusal
+from din_extproc.flow.order import NodeOrder, order
+from din_extproc.intent.estimate import Gauge
+from din_extproc.intent.read import Reading, read
+from din_extproc.southbound.engines import ENGINES
+
+CHAT = "/v1/chat/completions"
+
+
+def asked(body: bytes, *, path: str = CHAT, **pool):
+    reading = read(Head("POST", path, {}), body, lambda _name: Gauge(), 1 << 20)
+    assert isinstance(reading, Reading), reading
+    settings = {"engine": "vllm", "scheduler": "round_robin", "nodes": (), **pool}
+    return order(reading, reading.intent, Pool("p", "physical", "physical", **settings))
+
+
+@given(
+    extra=st.dictionaries(
+        st.sampled_from(["x_vendor", "seed", "top_p", "user", "metadata"]), st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    ),
+    engine=st.sampled_from(sorted(ENGINES)),
+    stream=st.booleans(),
+    pad=st.sampled_from([b"", b" ", b"\n\t"]),
+)
+def test_for_engines_that_speak_openais_words_every_byte_but_the_splices_is_the_clients(extra, engine, stream, pad):
+    members = [b'"model":' + pad + b'"alias"', b'"messages":[ {"role":"user","content":"caf\\u00e9 \xe4\xbd\xa0"} ]']
+    members += [json.dumps(name).encode() + pad + b":" + json.dumps(value).encode() for name, value in extra.items()]
+    if stream:
+        members.append(b'"stream":true')
+    body = b"{" + pad + (b"," + pad).join(members) + pad + b"}"
+    made = asked(body, engine=engine)
+    expected = body.replace(b'"alias"', b'"physical"')
+    if stream:
+        expected = expected.replace(b"{", b'{"stream_options":{"include_usage":true},', 1)
+    assert isinstance(made, NodeOrder)
+    assert (made.body, made.path, made.dialect, made.headers, made.strips_usage) == (expected, CHAT, None, (), stream)
+
+
+def test_a_parameter_with_another_name_is_moved_and_all_else_stays():
+    body = b'{"repetition_penalty": 1.1 , "model":"physical", "messages":[], "min_tokens":2}'
+    made = asked(body, engine="llamacpp", unmappable="drop")
+    assert made.body == b'{"repeat_penalty":1.1, "model":"physical", "messages":[]}'
+    assert made.headers == (("x-din-dropped-parameters", "min_tokens"),)
+    refused = asked(body, engine="llamacpp")
+    assert isinstance(refused, Refusal)
+    assert refused.param == "min_tokens"
+
+
+@pytest.mark.parametrize(
+    ("body", "left"),
+    [
+        (b'{"n":2,"model":"physical","messages":[]}', b'{"model":"physical","messages":[]}'),
+        (b'{"model":"physical","messages":[],"n":2}', b'{"model":"physical","messages":[]}'),
+        (b'{ "n" : 2 , "top_k" : 4,\n"model":"physical","messages":[]}', b'{\n"model":"physical","messages":[]}'),
+        (b'{"model":"physical", "n":2 ,"messages":[] }', b'{"model":"physical","messages":[] }'),
+        (b'{"model":"physical","n":1,"messages":[]}', b'{"model":"physical","n":1,"messages":[]}'),
+    ],
+)
+def test_what_is_dropped_goes_with_its_comma_and_what_asks_for_nothing_stays(body, left):
+    assert asked(body, engine="ollama", unmappable="drop").body == left
+
+
+def test_a_pool_that_refuses_stream_options_is_not_sent_any():
+    body = b'{"model":"physical","messages":[],"stream":true,"stream_options":{"include_usage":true}}'
+    made = asked(body, stream_usage=False, unmappable="drop")
+    assert (made.body, made.headers) == (
+        b'{"model":"physical","messages":[],"stream":true}',
+        (("x-din-dropped-parameters", "stream_options"),),
+    )
+    assert asked(body, stream_usage=False).param == "stream_options"
+
+
+def test_a_native_pool_is_asked_in_its_engines_words():
+    body = b'{"model":"alias","messages":[{"role":"user","content":"half \\ud83d"}],"stream":true,"max_tokens":3}'
+    made = asked(body, engine="ollama", api="native")
+    assert (made.path, made.strips_usage, made.dialect) == ("/api/chat", True, ENGINES["ollama"].native)
+    assert json.loads(made.body)["messages"] == [{"role": "user", "content": "half \ufffd"}]
+    assert asked(body, engine="tgi", api="native").path == CHAT
