@@ -8,6 +8,7 @@ One request, read along the folders:
     screen     sensitive data in prompts: found, masked
     admit      may the tenant spend this now? keys, budgets, the port to the counters
     schedule   which node of the pool: filter -> score -> pick
+    health     who is left out, and who gets a part: breakers, ramps
     southbound what each engine calls things, its load among them
       ... the node answers; Envoy streams it to the client, Python does not see the tokens ...
     observe    Envoy's access-log entry -> what it cost and how it ended

@@ -3,8 +3,22 @@
 Rule: no header that can hold a key or a prompt is logged.
 """
 
-from envoy_data_plane.envoy.config.accesslog.v3 import AccessLog
-from envoy_data_plane.envoy.config.core.v3 import ApiVersion, GrpcService, GrpcServiceEnvoyGrpc, SubstitutionFormatString
+from envoy_data_plane.envoy.config.accesslog.v3 import (
+    AccessLog,
+    AccessLogFilter,
+    ComparisonFilter,
+    ComparisonFilterOp,
+    OrFilter,
+    ResponseFlagFilter,
+    StatusCodeFilter,
+)
+from envoy_data_plane.envoy.config.core.v3 import (
+    ApiVersion,
+    GrpcService,
+    GrpcServiceEnvoyGrpc,
+    RuntimeUInt32,
+    SubstitutionFormatString,
+)
 from envoy_data_plane.envoy.extensions.access_loggers.grpc.v3 import CommonGrpcAccessLogConfig, HttpGrpcAccessLogConfig
 from envoy_data_plane.envoy.extensions.access_loggers.stream.v3 import StdoutAccessLog
 from envoy_data_plane.google.protobuf import Struct as ProtoStruct
@@ -13,6 +27,9 @@ from din_extproc.control.packing import extension, milliseconds
 from din_extproc.control.topology import ACCESS_LOG_CLUSTER, Topology
 
 LOG_NAME = "din"
+ATTEMPTS_NAME = "din_attempts"
+_NODE_FLAGS = ["UF", "UR", "UC", "UT", "SI", "UPE"]
+"""What the failure of a node looks like besides a status: connection, resets, silence."""
 _HELD_BYTES = 8 << 20
 """Entries that Envoy holds at most while the sidecar is slow, about 8,000. Past that it drops them, and their tokens are not settled;
 Envoy's own default of 16 KiB drops some whenever a burst comes before the connection has opened its window."""
@@ -36,20 +53,41 @@ def access_log(topology: Topology) -> AccessLog:
     """The logger of the listener."""
     if topology.access_log is None:
         return _lines()
-    common = CommonGrpcAccessLogConfig(
-        log_name=LOG_NAME,
-        transport_api_version=ApiVersion.V3,
-        grpc_service=GrpcService(envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=ACCESS_LOG_CLUSTER)),
-        buffer_flush_interval=milliseconds(topology.access_log_flush_ms),
-        buffer_size_bytes=_HELD_BYTES,
-    )
     config = HttpGrpcAccessLogConfig(
-        common_config=common,
+        common_config=_told(LOG_NAME, topology),
         additional_request_headers_to_log=REQUEST_HEADERS,
         additional_response_headers_to_log=RESPONSE_HEADERS,
     )
     logger = extension("envoy.access_loggers.http_grpc", config)
     return AccessLog(name=logger.name, typed_config=logger.typed_config)
+
+
+def failed_attempts(topology: Topology) -> list[AccessLog]:
+    """The router's logger of attempts that failed, each when it did: an exchange that another node then answers tells nothing of them.
+
+    Attempts that went well are not told: they would double what every exchange costs.
+    """
+    if topology.access_log is None:
+        return []
+    at_least = ComparisonFilter(op=ComparisonFilterOp.GE, value=RuntimeUInt32(default_value=500, runtime_key="din.failed_attempts"))
+    bad = OrFilter(
+        filters=[
+            AccessLogFilter(status_code_filter=StatusCodeFilter(comparison=at_least)),
+            AccessLogFilter(response_flag_filter=ResponseFlagFilter(flags=_NODE_FLAGS)),
+        ]
+    )
+    logger = extension("envoy.access_loggers.http_grpc", HttpGrpcAccessLogConfig(common_config=_told(ATTEMPTS_NAME, topology)))
+    return [AccessLog(name=logger.name, filter=AccessLogFilter(or_filter=bad), typed_config=logger.typed_config)]
+
+
+def _told(name: str, topology: Topology) -> CommonGrpcAccessLogConfig:
+    return CommonGrpcAccessLogConfig(
+        log_name=name,
+        transport_api_version=ApiVersion.V3,
+        grpc_service=GrpcService(envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=ACCESS_LOG_CLUSTER)),
+        buffer_flush_interval=milliseconds(topology.access_log_flush_ms),
+        buffer_size_bytes=_HELD_BYTES,
+    )
 
 
 def _lines() -> AccessLog:

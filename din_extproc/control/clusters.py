@@ -35,6 +35,7 @@ from envoy_data_plane.envoy.config.endpoint.v3 import ClusterLoadAssignment, End
 from envoy_data_plane.envoy.extensions.filters.http.header_mutation.v3 import HeaderMutation, Mutations
 from envoy_data_plane.envoy.extensions.filters.http.upstream_codec.v3 import UpstreamCodec
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import HttpFilter
+from envoy_data_plane.envoy.extensions.load_balancing_policies.common.v3 import SlowStartConfig
 from envoy_data_plane.envoy.extensions.load_balancing_policies.least_request.v3 import LeastRequest
 from envoy_data_plane.envoy.extensions.load_balancing_policies.override_host.v3 import OverrideHost, OverrideHostOverrideHostSource
 from envoy_data_plane.envoy.extensions.transport_sockets.tls.v3 import (
@@ -62,6 +63,7 @@ from din_extproc.control.topology import (
     Address,
     HealthCheck,
     Outlier,
+    SlowStart,
     SocketAddress,
     Topology,
 )
@@ -128,7 +130,7 @@ def _pool(pool: Pool, topology: Topology) -> Cluster:
     return Cluster(
         name=pool.name,
         connect_timeout=milliseconds(topology.timeouts.connect_ms),
-        load_balancing_policy=_override_host(),
+        load_balancing_policy=_override_host(topology.slow_start),
         common_lb_config=_only_healthy(),
         circuit_breakers=_no_brake(),
         health_checks=[_health_check(topology.health_check, pool)] if topology.health_check else [],
@@ -156,19 +158,24 @@ def _node(node: Node, pool: Pool, *, fail_open: bool) -> LbEndpoint:
     )
 
 
-def _override_host() -> LoadBalancingPolicy:
-    """The node that the header names, else the one with the fewest requests."""
+def _override_host(slow_start: SlowStart) -> LoadBalancingPolicy:
+    """The node that the header names, else the one with the fewest requests; a new one comes to its weight slowly."""
     policy = OverrideHost(
         override_host_sources=[OverrideHostOverrideHostSource(header=ENDPOINT_HEADER)],
-        fallback_policy=_least_request(),
+        fallback_policy=_least_request(slow_start),
     )
     return LoadBalancingPolicy(
         policies=[LoadBalancingPolicyPolicy(typed_extension_config=extension("envoy.load_balancing_policies.override_host", policy))]
     )
 
 
-def _least_request() -> LoadBalancingPolicy:
-    policy = extension("envoy.load_balancing_policies.least_request", LeastRequest())
+def _least_request(slow_start: SlowStart | None = None) -> LoadBalancingPolicy:
+    config = LeastRequest()
+    if slow_start is not None:
+        config.slow_start_config = SlowStartConfig(
+            slow_start_window=milliseconds(slow_start.window_ms), min_weight_percent=Percent(value=slow_start.least_percent)
+        )
+    policy = extension("envoy.load_balancing_policies.least_request", config)
     return LoadBalancingPolicy(policies=[LoadBalancingPolicyPolicy(typed_extension_config=policy)])
 
 

@@ -26,6 +26,7 @@ from envoy_data_plane.envoy.extensions.filters.http.router.v3 import Router
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import HttpFilter
 from envoy_data_plane.envoy.type.v3 import HttpStatus, StatusCode
 
+from din_extproc.control.access_log import failed_attempts
 from din_extproc.control.packing import extension, milliseconds
 from din_extproc.control.topology import EXT_PROC_CLUSTER, Topology
 
@@ -40,7 +41,7 @@ def http_filters(topology: Topology) -> list[HttpFilter]:
     if topology.usage_lua:
         chain.append(extension("envoy.filters.http.lua", Lua(default_source_code=DataSource(inline_string=topology.usage_lua))))
     chain.append(_ext_proc(topology))
-    chain.append(extension("envoy.filters.http.router", Router(suppress_envoy_headers=True)))
+    chain.append(extension("envoy.filters.http.router", Router(suppress_envoy_headers=True, upstream_log=failed_attempts(topology))))
     return [HttpFilter(name=each.name, typed_config=each.typed_config) for each in chain]
 
 

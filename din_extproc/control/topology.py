@@ -152,6 +152,21 @@ class Outlier(Struct, frozen=True):
             raise ValueError("outlier.max_ejection_percent is a number from 0 to 100")
 
 
+class SlowStart(Struct, frozen=True):
+    """How Envoy's own choice treats a node that is new, or well again."""
+
+    window_ms: int = 60_000
+    """It has its full weight after so long."""
+    least_percent: float = 10.0
+    """What it has at first."""
+
+    def __post_init__(self) -> None:
+        if self.window_ms < 1:
+            raise ValueError("slow_start.window_ms is at least 1")
+        if not 0 < self.least_percent <= 100:  # noqa: PLR2004 - a share in percent
+            raise ValueError("slow_start.least_percent is a number above 0, up to 100")
+
+
 class HealthCheck(Struct, frozen=True):
     """How Envoy asks the nodes of a pool whether they live."""
 
@@ -204,6 +219,7 @@ class Topology(Struct, frozen=True, kw_only=True):
     retry: Retry = Retry()
     outlier: Outlier | None = Outlier()
     """None: no node is taken out."""
+    slow_start: SlowStart = SlowStart()
     health_check: HealthCheck | None = HealthCheck()
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that may call: exact, with `*` inside, or `*` alone. Empty: none."""

@@ -1,6 +1,7 @@
 """A GPU node and the pool it belongs to: what the catalogue and the registration say, never how busy it is."""
 
 from collections.abc import Mapping
+from enum import StrEnum
 from ipaddress import IPv6Address, ip_address
 
 from msgspec import Struct
@@ -87,6 +88,14 @@ class PoolTimeouts(Struct, frozen=True, gc=False):
     """The whole answer, of requests that are not of the long tail."""
 
 
+class Traffic(StrEnum):
+    """What the requests of a pool are like: how soon a node of it counts as failed (R23)."""
+
+    REALTIME = "realtime"
+    STANDARD = "standard"
+    BATCH = "batch"
+
+
 class Pool(Struct, frozen=True):
     """Nodes that may stand in for each other: one model, one engine, one strategy."""
 
@@ -116,6 +125,7 @@ class Pool(Struct, frozen=True):
     min_seq_len: int = 0
     """Nodes that register take at least so many tokens."""
     scheduler_options: Mapping[str, float] = {}
+    traffic: Traffic = Traffic.STANDARD
     long_tail: LongTail | None = None
     """None: every request is like the others."""
     timeouts: PoolTimeouts = PoolTimeouts()

@@ -121,6 +121,8 @@ class ExchangeRecord(Struct, frozen=True, gc=False):
     """From the request's first byte to the first that went to the node that answered."""
     would_refuse: str = ""
     """The limit that would have refused it, were it enforced."""
+    out_of_time: bool = False
+    """The time for the whole request ran out, be it the client's: that says nothing of the node."""
 
     @property
     def to_node_ms(self) -> float | None:
@@ -131,6 +133,15 @@ class ExchangeRecord(Struct, frozen=True, gc=False):
 
     sensitive: Sensitive | None = None
     """What the prompt held; None: nothing was found, or nobody looked."""
+
+
+class FailedAttempt(Struct, frozen=True, gc=False):
+    """One try of a request at one node that failed, whether or not another node then answered."""
+
+    node_id: str
+    reason: str
+    """A status or Envoy's own short code."""
+    duration_ms: float = 0.0
 
 
 class Pace(Struct, frozen=True, gc=False):

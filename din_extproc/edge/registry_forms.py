@@ -8,6 +8,7 @@ from typing import Self
 
 from msgspec import Struct
 
+from din_extproc.domain.health import BreakerState, Standing
 from din_extproc.domain.membership import Beat, Member, NodeState, Registration
 from din_extproc.domain.node import Endpoint, Node
 from din_extproc.route.versions import is_version
@@ -125,6 +126,52 @@ class LeaveForm(Struct, frozen=True, forbid_unknown_fields=True):
     """"": whichever is in force."""
 
 
+class HealthForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a breaker says of a node or pool, and what the last probe of a node was like."""
+
+    state: BreakerState
+    for_s: float = 0.0
+    """How long it has been so."""
+    again_in_s: float | None = None
+    """Until an open one is tried again, or a ramping one has everything."""
+    share: float = 1.0
+    """What it gets of its requests, 0 to 1."""
+    reason: str = ""
+    ttft_ms: float | None = None
+    """Time to the first token of the last probe that had one."""
+    probe: str = ""
+    """Why the last probe failed, "" when it did not."""
+    probe_age_s: float | None = None
+
+    @classmethod
+    def of(cls, standing: Standing, now: float) -> Self:
+        """A standing at a time of the monotonic clock."""
+        return cls(
+            state=standing.state,
+            for_s=round(now - standing.since, 3),
+            again_in_s=None if standing.until is None else round(max(0.0, standing.until - now), 3),
+            share=round(standing.share(now), 3),
+            reason=standing.reason,
+        )
+
+    @property
+    def said(self) -> str:
+        """For people."""
+        if self.state is BreakerState.CLOSED:
+            return ""
+        again = (
+            ""
+            if self.again_in_s is None
+            else f", {'tried again' if self.state is BreakerState.OPEN else 'all of it'} in {self.again_in_s:.0f} s"
+        )
+        share = "" if self.state is BreakerState.OPEN else f", gets {self.share:.0%} of its requests"
+        return f"breaker {self.state.value.replace('_', ' ')} since {self.for_s:.0f} s{share}{again}: {self.reason}"
+
+    def standing(self) -> Standing:
+        """The same at the time 0."""
+        return Standing(self.state, 0.0, self.again_in_s, self.share, self.reason)
+
+
 class MemberForm(Struct, frozen=True, kw_only=True):
     """One row as people and machines see it."""
 
@@ -138,6 +185,8 @@ class MemberForm(Struct, frozen=True, kw_only=True):
     stale: bool
     pools: tuple[str, ...]
     """Those that route to it now."""
+    health: HealthForm | None = None
+    """None: nothing was heard of it yet."""
 
     @classmethod
     def of(cls, member: Member, pools: tuple[str, ...], now: float) -> Self:

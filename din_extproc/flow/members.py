@@ -83,6 +83,11 @@ class Members:
         return found
 
     @property
+    def pools(self) -> tuple[str, ...]:
+        """The names of all of them."""
+        return tuple(self._nodes)
+
+    @property
     def ids(self) -> set[str]:
         """Every node's."""
         return {node.id for own in self._nodes.values() for node in own}

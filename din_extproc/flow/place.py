@@ -1,27 +1,34 @@
 """From a pool to a node: the pool or its fallback, the nodes that fit, and the strategy that ranks them.
 
-Rule: what depends on nodes alone is kept in the route cache; what depends on this moment's load is asked each time.
+Rule: what depends on nodes alone is kept in the route cache; what depends on this moment's load is asked each time. Nodes whose breaker
+is open are as if they were not there, but for the reason that a client is told.
 """
 
 from collections.abc import Iterable
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from din_extproc.domain.health import Standings
 from din_extproc.domain.membership import Reading
 from din_extproc.domain.node import Node, Pool
 from din_extproc.domain.request import Estimate
 from din_extproc.domain.usage import Pace
-from din_extproc.domain.verdict import Refusal
+from din_extproc.domain.verdict import Code, Refusal
 from din_extproc.flow.members import Members
+from din_extproc.flow.shares import Shares, shut
 from din_extproc.route.cache import SEGMENT_TOKENS, RouteCache
 from din_extproc.route.table import Routed
 from din_extproc.route.versions import Constraint
 from din_extproc.schedule.ask import Ask
 from din_extproc.schedule.load import Load, Taken
-from din_extproc.schedule.pick import Demand, Fleet, Ranking, Shape, fitting, fleet, ranking
+from din_extproc.schedule.pick import Demand, Fleet, Picker, Ranking, Shape, fitting, fleet, ranking
 
 _TRIED_NODES = 3
 """Named to Envoy: the chosen one and those that retries may try, in order."""
+_ANOTHER_CHANCE = 0x5DEECE66D5DEECE6
+_LOOKED_AT = 8
+"""Nodes that a strategy names while some get only a part of their requests."""
 
 
 class Size(Struct, frozen=True, gc=False):
@@ -66,7 +73,7 @@ class Placer:
         members: The nodes of every pool.
     """
 
-    __slots__ = ("_fleets", "_load", "_ranked", "cache", "members")
+    __slots__ = ("_fleets", "_load", "_ranked", "_whole", "cache", "members", "shares")
 
     def __init__(self, load: Load, members: Members) -> None:
         self._load = load
@@ -74,6 +81,9 @@ class Placer:
         self.cache: RouteCache[Ranking | Refusal] = RouteCache()
         self._fleets: dict[str, Fleet] = {}
         """By pool name."""
+        self._whole: dict[str, Fleet] = {}
+        """Likewise, with the nodes that are left out: worked out when a request is refused."""
+        self.shares = Shares()
         self._ranked: dict[tuple[str, tuple[Shape, ...]], Ranking] = {}
         """By pool name and shapes. Rankings outlive the cache's entries, so that a turn that was taken stays taken."""
 
@@ -85,26 +95,34 @@ class Placer:
             size: How long the request is.
             now: Seconds, any monotonic clock.
         """
+        gate = self.shares.gate(routed.pool.name)
         first = self._ranking(routed.pool, routed.versions, size, now)
-        if not isinstance(first, Refusal):
+        if isinstance(first, Refusal):
+            why, refusal = first.code.code, first
+            if gate is not None and gate.shut_until is not None and first.code is Code.NO_HEALTHY_NODE:
+                refusal = shut(gate, now)
+        elif gate is None or not (why := self.shares.holds_back(routed.pool.name, gate, now)):
             return Target(routed.pool, first)
-        if routed.fallback is not None:
-            second = self._ranking(routed.fallback, routed.fallback_versions, size, now)
-            if not isinstance(second, Refusal):
-                return Target(routed.fallback, second, first.code.code)
-        return first
+        else:
+            refusal = shut(None, now)
+        second = self._fallback(routed, size, now)
+        if second is not None:
+            return Target(second[0], second[1], why)
+        if isinstance(first, Refusal) or (gate is not None and gate.on_trial is not None):
+            return refusal
+        return Target(routed.pool, first)
 
     def pick(self, target: Target, ask: Ask) -> Picked | Refusal:
         """Choose a node, which has the request from now on. Refused: it is a long one, and no node has a slot for it."""
         tail = target.ranking.tail
-        if tail is None or not tail.is_long(ask):
-            nodes = target.ranking.strategy.pick(_TRIED_NODES, ask)
-            picked = Picked(nodes, Taken(nodes[0].id, ask.prompt_tokens, ask.output_tokens))
-        else:
-            found = tail.pick(_TRIED_NODES, ask)
-            if isinstance(found, Refusal):
-                return found
-            picked = Picked(found, Taken(found[0].id, ask.prompt_tokens, ask.output_tokens, long=True), tail.timeout_ms)
+        picker: Picker = target.ranking.strategy
+        timeout_ms, long = None, False
+        if tail is not None and tail.is_long(ask):
+            picker, timeout_ms, long = tail, tail.timeout_ms, True
+        nodes = picker.pick(_TRIED_NODES, ask) if not self.shares.partial else self._shared_out(target.pool.name, picker, ask)
+        if isinstance(nodes, Refusal):
+            return nodes
+        picked = Picked(nodes, Taken(nodes[0].id, ask.prompt_tokens, ask.output_tokens, long=long), timeout_ms)
         self._load.take(picked.taken, ask.now)
         return picked
 
@@ -125,6 +143,17 @@ class Placer:
         """Tokens in flight by node id, of nodes that have any."""
         return self._load.in_use()
 
+    def judge(self, standings: Standings) -> None:
+        """Breakers opened or closed: no decision from here on names a node that is left out."""
+        touched = self.shares.take(standings)
+        everyone = {pool: self.members.nodes(pool) for pool in self.members.pools}
+        pools = {pool: nodes for pool, nodes in everyone.items() if any(node.id in touched for node in nodes)}
+        for pool in pools:
+            self._fleets.pop(pool, None)
+        self._ranked = {key: ranked for key, ranked in self._ranked.items() if key[0] not in pools}
+        self.cache.clear()
+        self.shares.look_at(pools | {pool: everyone[pool] for pool in standings.pools if pool in everyone})
+
     def change(self, members: Members) -> None:
         """Nodes came, went or changed: the cache is empty at once (R04), and only the pools they concern are ranked anew."""
         before, self.members = self.members, members
@@ -132,6 +161,7 @@ class Placer:
         self.cache.clear()
         self._fleets = {pool: fleet for pool, fleet in self._fleets.items() if members.nodes(pool) is before.nodes(pool)}
         self._ranked = {key: ranked for key, ranked in self._ranked.items() if key[0] in self._fleets}
+        self._look_again()
 
     def forget(self, members: Members) -> None:
         """The pools themselves may have changed."""
@@ -140,6 +170,40 @@ class Placer:
         self.cache.clear()
         self._fleets.clear()
         self._ranked.clear()
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """There are other nodes than before."""
+        self._whole.clear()
+        self.shares.keep(self.members.ids)
+        self.shares.look_at({pool: self.members.nodes(pool) for pool in self.members.pools})
+
+    def _fallback(self, routed: Routed, size: Size, now: float) -> tuple[Pool, Ranking] | None:
+        """The rule's other pool, when it can take the request now."""
+        if routed.fallback is None:
+            return None
+        second = self._ranking(routed.fallback, routed.fallback_versions, size, now)
+        if isinstance(second, Refusal):
+            return None
+        gate = self.shares.gate(routed.fallback.name)
+        if gate is not None and self.shares.holds_back(routed.fallback.name, gate, now):
+            return None
+        return routed.fallback, second
+
+    def _shared_out(self, pool: str, picker: Picker, ask: Ask) -> tuple[Node, ...] | Refusal:
+        """Choose while some nodes get only a part. Whose turn it was and who had to pass has had it: the next one is asked for again."""
+        shares, among = self.shares, max(1, len(self.members.nodes(pool)))
+        shares.turn(pool)
+        nodes = picker.pick(_LOOKED_AT, ask)
+        if isinstance(nodes, Refusal):
+            return nodes
+        first = shares.first(pool, nodes[:1], among, ask.now)
+        if first is None and not shares.all_partial(nodes):
+            again = picker.pick(_LOOKED_AT, replace(ask, chance=ask.chance ^ _ANOTHER_CHANCE))
+            nodes = nodes if isinstance(again, Refusal) else again
+        if first is None:
+            first = shares.first(pool, nodes, among, ask.now) or shares.largest(nodes, ask.now)
+        return shares.in_line(first, nodes, _TRIED_NODES)
 
     def _ranking(self, pool: Pool, versions: Constraint, size: Size, now: float) -> Ranking | Refusal:
         segment = size.tokens // SEGMENT_TOKENS
@@ -155,13 +219,25 @@ class Placer:
     def _rank(self, pool: Pool, versions: Constraint, tokens: int, at_least: int) -> Ranking | Refusal:
         nodes = self._fleets.get(pool.name)
         if nodes is None:
-            nodes = self._fleets[pool.name] = fleet(self.members.nodes(pool.name))
-        shapes = fitting(nodes, Demand(tokens, at_least, versions.text, versions.allows))
+            nodes = self._fleets[pool.name] = fleet(self.shares.left(self.members.nodes(pool.name)))
+        demand = Demand(tokens, at_least, versions.text, versions.allows)
+        shapes = fitting(nodes, demand)
         if isinstance(shapes, Refusal):
-            return shapes
+            return self._refused(pool, demand, shapes)
         key = (pool.name, shapes)
         ranked = self._ranked.get(key)
         if ranked is None:
             chosen = tuple(node for shape in shapes for node in nodes[shape])
             ranked = self._ranked[key] = ranking(pool, chosen, self._load)
         return ranked
+
+    def _refused(self, pool: Pool, demand: Demand, refusal: Refusal) -> Refusal:
+        """The reason. Where a node that is left out could take the request, that is the reason, not what the others lack."""
+        everyone = self.members.nodes(pool.name)
+        if self.shares.left(everyone) is everyone:
+            return refusal
+        whole = self._whole.get(pool.name)
+        if whole is None:
+            whole = self._whole[pool.name] = fleet(everyone)
+        reason = fitting(whole, demand)
+        return reason if isinstance(reason, Refusal) else shut(None, 0.0)

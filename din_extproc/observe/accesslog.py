@@ -1,4 +1,4 @@
-"""Envoy's access log, read: one record per exchange that the gateway decided about.
+"""Envoy's access log, read: one record per exchange that the gateway decided about, and one per attempt that failed at a node.
 
 Rule: a record is made from whatever is there. What is missing or has the wrong type counts as not told, never as an error.
 
@@ -15,10 +15,10 @@ from google.protobuf.message import DecodeError
 from google.protobuf.struct_pb2 import Value
 
 from din_extproc._proto.envoy.config.core.v3.address_pb2 import Address
-from din_extproc._proto.envoy.data.accesslog.v3.accesslog_pb2 import AccessLogCommon, HTTPAccessLogEntry, ResponseFlags
+from din_extproc._proto.envoy.data.accesslog.v3.accesslog_pb2 import AccessLogCommon, HTTPAccessLogEntry, ResponseFlags, UpstreamEnd
 from din_extproc._proto.envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
 from din_extproc.domain.node import Endpoint
-from din_extproc.domain.usage import ExchangeRecord, Labels, Sensitive
+from din_extproc.domain.usage import ExchangeRecord, FailedAttempt, Labels, Sensitive
 from din_extproc.observe.outcome import Ending, outcome, usage
 
 NAMESPACE = "din"
@@ -52,6 +52,8 @@ _FLAGS = {
     "dns_resolution_failure": "DF",
     "downstream_remote_reset": "DR",
 }
+_TOTAL_TIMEOUT = "response_timeout"
+"""Envoy's word for the end of the whole request's time; that of one attempt is another."""
 _NO_FLAGS: tuple[str, ...] = ()
 _decode = msgspec.json.Decoder(Labels).decode
 _decode_sensitive = msgspec.json.Decoder(Sensitive).decode
@@ -64,7 +66,7 @@ _Fields = Mapping[str, Value]
 """The namespace's fields, those that are there."""
 
 
-def records(message: bytes, nodes: Mapping[str, str]) -> Iterator[ExchangeRecord]:
+def records(message: bytes, nodes: Mapping[str, str]) -> Iterator[ExchangeRecord | FailedAttempt]:
     """Read one `StreamAccessLogsMessage`, record by record as they are asked for.
 
     Args:
@@ -73,7 +75,7 @@ def records(message: bytes, nodes: Mapping[str, str]) -> Iterator[ExchangeRecord
 
     Returns:
         Finished exchanges that the gateway decided about, in the log's order. Others, such as Envoy's own answer to a broken
-        request, leave no record.
+        request, leave no record. Between them, attempts at nodes that failed; of an exchange that failed for good, too.
 
     Raises:
         ValueError: These bytes are no such message.
@@ -85,11 +87,20 @@ def records(message: bytes, nodes: Mapping[str, str]) -> Iterator[ExchangeRecord
     return _each(entries, nodes)
 
 
-def _each(entries: Iterable[HTTPAccessLogEntry], nodes: Mapping[str, str]) -> Iterator[ExchangeRecord]:
+def _each(entries: Iterable[HTTPAccessLogEntry], nodes: Mapping[str, str]) -> Iterator[ExchangeRecord | FailedAttempt]:
     for entry in entries:
         common = entry.common_properties
-        if NAMESPACE in common.metadata.filter_metadata and not common.intermediate_log_entry:
+        if common.access_log_type == UpstreamEnd:
+            yield _attempt(entry, common, nodes)
+        elif NAMESPACE in common.metadata.filter_metadata and not common.intermediate_log_entry:
             yield _record(entry, common, nodes)
+
+
+def _attempt(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[str, str]) -> FailedAttempt:
+    endpoint = _endpoint(common.upstream_remote_address) if common.HasField("upstream_remote_address") else ""
+    flags = _flags(common.response_flags) if common.HasField("response_flags") else _NO_FLAGS
+    duration_ms = common.duration.seconds * 1e3 + common.duration.nanos / 1e6
+    return FailedAttempt(nodes.get(endpoint, endpoint), ",".join(flags) or str(entry.response.response_code.value), duration_ms)
 
 
 def _record(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[str, str]) -> ExchangeRecord:
@@ -137,6 +148,7 @@ def _record(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[s
         sent_ms=_ms(common.time_to_first_upstream_tx_byte) if common.HasField("time_to_first_upstream_tx_byte") else None,
         would_refuse=labels.would_refuse,
         sensitive=labels.sensitive or (_sensitive(told["sensitive"].string_value) if "sensitive" in told else None),
+        out_of_time=entry.response.response_code_details == _TOTAL_TIMEOUT,
     )
 
 

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from din_extproc.domain.health import BreakerState, Standings
 from din_extproc.domain.membership import NodeState, Reading
 from din_extproc.domain.node import Node
 from din_extproc.domain.request import Head, Intent
@@ -82,6 +83,7 @@ def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None =
     if isinstance(routed, Refusal):
         return refused(routed, wish, tried)
     placer = Placer(Load(), members)
+    placer.judge(Standings({row.node.id: row.health.standing() for row in rows or () if row.health is not None}))
     for row in rows or ():
         if row.beat is not None:
             placer.hear(row.node.id, Reading(row.beat, 0.0))
@@ -105,11 +107,11 @@ def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None =
 def _placed(known: Explained, placer: Placer, routed: Routed, size: Size, intent: Intent, ask: Ask, rows: Rows) -> Explained:
     """The rest of the way: pool or fallback, node by node."""
     target = placer.target(routed, size, 0.0)
-    own = _dropped(routed.pool.name, placer.members, routed.versions, size, rows)
+    own = _dropped(routed.pool.name, placer, routed.versions, size, rows)
     if isinstance(target, Refusal):
         return _answered(known, target, own)
     if target.degraded:
-        own += _dropped(target.pool.name, placer.members, routed.fallback_versions, size, rows)
+        own += _dropped(target.pool.name, placer, routed.fallback_versions, size, rows)
     tail = target.ranking.tail
     found = replace(known, degraded=target.degraded or None, scheduler=target.pool.scheduler, long=tail is not None and tail.is_long(ask))
     dropped = {each.node for each in own}
@@ -136,9 +138,11 @@ def _answered(known: Explained, refusal: Refusal, candidates: tuple[Candidate, .
     return replace(known, candidates=candidates, refusal=code.code, status=code.status, message=refusal.message)
 
 
-def _dropped(pool: str, members: Members, versions: Constraint, size: Size, rows: Rows) -> tuple[Candidate, ...]:
+def _dropped(pool: str, placer: Placer, versions: Constraint, size: Size, rows: Rows) -> tuple[Candidate, ...]:
     """The nodes of a pool that can't take the request, and those that would belong to it but take nothing now."""
-    nodes = members.nodes(pool)
+    everyone = placer.members.nodes(pool)
+    nodes = placer.shares.left(everyone)
+    said = {row.node.id: row.health.said for row in rows if row.health is not None}
     shapes = fitting(fleet(nodes), Demand(size.tokens, size.at_least, versions.text, versions.allows))
     fit = () if isinstance(shapes, Refusal) else shapes
     found = [
@@ -146,7 +150,12 @@ def _dropped(pool: str, members: Members, versions: Constraint, size: Size, rows
         for node in nodes
         if Shape(node.version, node.max_seq_len) not in fit
     ]
-    models = {node.model for node in nodes} or {row.node.model for row in rows if pool == row.node.pool}
+    found += [
+        Candidate(node=node.id, pool=pool, why=f"left out: {said.get(node.id, '')}")
+        for node in everyone
+        if (standing := placer.shares.standing(node.id)) is not None and standing.state is BreakerState.OPEN
+    ]
+    models = {node.model for node in everyone} or {row.node.model for row in rows if pool == row.node.pool}
     found += [
         Candidate(node=row.node.id, pool=pool, why=f"{row.state.value}: {row.reasons[-1] if row.reasons else 'no reason given'}")
         for row in rows

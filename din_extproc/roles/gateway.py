@@ -39,9 +39,11 @@ from din_extproc.observe.exposition import slices
 from din_extproc.observe.families import Family
 from din_extproc.roles.accounts import Accounts
 from din_extproc.roles.discovery import Discovery
+from din_extproc.roles.health import Health
 from din_extproc.roles.ledger import ledger
 from din_extproc.roles.membership import Membership, configured
 from din_extproc.roles.planes import AccountingPlane, News, RequestPlane
+from din_extproc.roles.probes import make_health
 from din_extproc.roles.reload import Reloader
 from din_extproc.roles.serve_options import ServeOptions
 from din_extproc.roles.standing import added, kept_of, node_families, request_families, state_families
@@ -85,6 +87,7 @@ class Gateway:
         self._membership: Membership | None = None
         self._discovery: Discovery | None = None
         self._scraper: Scraper | None = None
+        self._breakers: Health | None = None
         gauges, outputs = Gauges(settings.routes.preferred), OutputHistory()
         services: list[Service] = []
         if options.worker is not None or settings.gateway.workers == 1:
@@ -97,7 +100,8 @@ class Gateway:
             self._workers = Workers(count, self._worker_command, dict[str, Any], drain_s, self._greeting, self._remember, self._take)
         if options.worker is None:
             self._accounts = Accounts(settings, self._counters, self._standing, self._close_or_open)
-            self._accounting = AccountingPlane(settings, self._ledger, self._background, self._accounts, gauges, outputs)
+            self._breakers = make_health(settings, lambda standings: self._tell(News(standings=standings)), self._link, self._background)
+            self._accounting = AccountingPlane(settings, self._ledger, self._background, self._accounts, gauges, outputs, self._breakers)
             services.append(AccessLogService(self._accounting.received))
             self._scraper = Scraper(lambda readings: self._tell(News(readings=readings)))
             if settings.gateway.registry is not None:
@@ -149,6 +153,9 @@ class Gateway:
             self._background.every(_TELL_S, "telling what was learned", self._teach)
         look = self._reloader.look if self._channel is None else self._reloader.follow
         self._background.every(_LOOK_S, "looking at the configuration", look)
+        if self._breakers is not None:
+            await self._breakers.start(self._background)
+        self._background.every(_LOOK_S, "looking at the configuration", self._reloader.look)
         addresses = self._addresses(settings)
         await self._server.start(*addresses)
         _log.info("listening on %s", ", ".join(map(str, addresses)))
@@ -189,6 +196,8 @@ class Gateway:
             await self._accounts.stop()
         if self._scraper is not None:
             await self._scraper.stop()
+        if self._breakers is not None:
+            await self._breakers.stop()
         if self._channel is not None:
             await self._report()
             self._channel.close()
@@ -224,6 +233,8 @@ class Gateway:
             self._accounting.use(settings)
         if self._accounts is not None:
             self._accounts.use(settings)
+        if self._breakers is not None:
+            self._breakers.use(settings)
         if self._membership is not None:
             self._membership.use(settings)
         if self._scraper is not None:
@@ -278,14 +289,15 @@ class Gateway:
 
     def _greeting(self) -> News:
         """What a worker has to know before it serves."""
-        return News(turnover=None if self._membership is None else self._membership.joined(), shut=self._shut)
+        standings = None if self._breakers is None else self._breakers.all()
+        return News(turnover=None if self._membership is None else self._membership.joined(), standings=standings, shut=self._shut)
 
     def _tell(self, news: News) -> None:
         """Whoever decides about requests hears it, and who settles them hears of nodes."""
-        if self._accounting is not None and news.turnover is not None:
-            self._accounting.turn(news.turnover)
-        if self._discovery is not None and news.turnover is not None:
-            self._discovery.turn(news.turnover)
+        if news.turnover is not None:
+            for part in (self._accounting, self._discovery, self._breakers):
+                if part is not None:
+                    part.turn(news.turnover)
         if self._workers is not None:
             self._workers.tell(news)
         else:
@@ -296,6 +308,8 @@ class Gateway:
             return
         if news.turnover is not None:
             self._requests.turn(news.turnover)
+        if news.standings is not None:
+            self._requests.judge(news.standings)
         if news.readings:
             self._requests.hear(news.readings)
         if news.lessons is not None:
@@ -340,13 +354,13 @@ class Gateway:
 
     def _nodes(self) -> dict[str, Any]:
         readings = {} if self._scraper is None else self._scraper.latest
-        if self._membership is not None:
-            return self._membership.shown(readings)
         settings = self._reloader.settings
-        return {"network": settings.network, "stale": False, "nodes": configured(settings, readings)}
+        shown: dict[str, Any] = {"network": settings.network, "stale": False, "nodes": configured(settings, readings)}
+        if self._membership is not None:
+            shown = self._membership.shown(readings)
+        return shown if self._breakers is None else shown | {"nodes": self._breakers.beside(shown["nodes"])}
 
-    def _remember(self, report: dict[str, Any]) -> None:
-        """A worker is gone."""
+    def _remember(self, report: dict[str, Any]) -> None:  # a worker is gone
         self._former = added(self._former, kept_of(report))
 
     def _metrics(self) -> Iterator[bytes]:
@@ -374,6 +388,7 @@ class Gateway:
             "configuration": {"file": settings.file, "fingerprint": settings.fingerprint, "rejected_successor": self._reloader.problem},
             "limits": self._ledger.state,
             "redis": self._link.state,
+            "breakers": {} if self._breakers is None else self._breakers.shown(),
             **({} if self._discovery is None else self._discovery.shown()),
             **({} if self._accounts is None else self._accounts.shown()),
             **workers,

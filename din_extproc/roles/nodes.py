@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from din_extproc.domain.health import BreakerState
 from din_extproc.domain.node import Endpoint
-from din_extproc.edge.registry_forms import MemberForm
+from din_extproc.edge.registry_forms import HealthForm, MemberForm
 from din_extproc.edge.tls import Unusable, pinned_context
 from din_extproc.settings.gateway import as_reached
 from din_extproc.settings.settings import Settings
@@ -71,15 +72,18 @@ def _table(shown: dict[str, Any]) -> Table:
     states = ", ".join(f"{count} {state}" for state, count in _counted(nodes)) or "none"
     title = f"nodes{' of ' + shown['network'] if shown['network'] else ''}: {states}"
     table = Table(title=title + (" - stale: redis can't be asked" if shown["stale"] else ""), title_justify="left", title_style="bold")
-    for name in ("node", "state", "trust", "pools", "model", "address", "waiting", "running", "kv", "heard", "why"):
-        table.add_column(name, justify="right" if name in {"trust", "waiting", "running", "kv", "heard"} else "left")
+    for name in ("node", "state", "trust", "breaker", "ttft", "pools", "model", "address", "waiting", "running", "kv", "heard", "why"):
+        table.add_column(name, justify="right" if name in {"trust", "ttft", "waiting", "running", "kv", "heard"} else "left")
     for row in nodes:
         node, beat = row["node"], row["beat"] or {}
+        health = None if row.get("health") is None else msgspec.convert(row["health"], HealthForm)
         usage, age = beat.get("kv_cache_usage"), row["beat_age_s"]
         table.add_row(
             node["id"],
             f"[{_COLOURS[row['state']]}]{row['state']}[/]",
             f"{row['trust']:.2f}",
+            _breaker(health),
+            "-" if health is None or health.ttft_ms is None else f"{health.ttft_ms:.0f} ms",
             ", ".join(row["pools"]) or "-",
             f"{node['model']} {node['version']} {node['dtype']}",
             node["address"],
@@ -87,7 +91,7 @@ def _table(shown: dict[str, Any]) -> Table:
             _shown(beat.get("running")),
             "-" if usage is None else f"{usage:.0%}",
             "-" if age is None else f"{age:.1f} s",
-            row["reasons"][-1] if row["reasons"] else "",
+            (health.said if health is not None else "") or (row["reasons"][-1] if row["reasons"] else ""),
         )
     return table
 
@@ -97,6 +101,14 @@ def _counted(nodes: list[dict[str, Any]]) -> Iterator[tuple[str, int]]:
         count = sum(row["state"] == state for row in nodes)
         if count:
             yield state, count
+
+
+def _breaker(health: HealthForm | None) -> str:
+    if health is None:
+        return "closed"
+    colour = "green" if health.state is BreakerState.CLOSED else "red" if health.state is BreakerState.OPEN else "yellow"
+    share = "" if health.state in {BreakerState.CLOSED, BreakerState.OPEN} else f" {health.share:.0%}"
+    return f"[{colour}]{health.state.value}{share}[/]"
 
 
 def _shown(number: int | None) -> str:

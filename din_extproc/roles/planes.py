@@ -15,8 +15,9 @@ from din_extproc.admit.ledger import Ledger
 from din_extproc.admit.queue import Queue
 from din_extproc.admit.reservation import Mark, OutputHistory
 from din_extproc.audit.records import Admitted
+from din_extproc.domain.health import Standings
 from din_extproc.domain.membership import Reading, Turnover
-from din_extproc.domain.usage import ExchangeRecord, Outcome, Pace
+from din_extproc.domain.usage import ExchangeRecord, FailedAttempt, Outcome, Pace
 from din_extproc.edge.audit_gate import AuditGate
 from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
@@ -33,6 +34,7 @@ from din_extproc.flow.view import NO_COMMONS, TokenCounter
 from din_extproc.intent.calibration import Calibration
 from din_extproc.observe.accesslog import records
 from din_extproc.observe.mixture import Mixture
+from din_extproc.roles.health import Health
 from din_extproc.roles.view import half_lives_s, make_view, node_names, node_number
 from din_extproc.schedule.load import Load
 from din_extproc.schedule.pace import Paces
@@ -76,6 +78,8 @@ class News(Struct, frozen=True):
     """Requests may (False) or may not be taken, for the audit log's sake; None: as before."""
     configuration: str = ""
     """The fingerprint of the one that is in use now: Envoys know its pools."""
+    standings: Standings | None = None
+    """Of breakers that changed."""
 
 
 class _Silence:
@@ -139,6 +143,10 @@ class RequestPlane:
         for node_id, reading in readings.items():
             self.desk.placer.hear(node_id, reading)
 
+    def judge(self, standings: Standings) -> None:
+        """Breakers opened or closed."""
+        self.desk.placer.judge(standings)
+
     def adopt(self, lessons: Lessons) -> None:
         """Know what was learned elsewhere."""
         self.gauges.adopt(lessons.prompts)
@@ -191,11 +199,20 @@ class AccountingPlane:
         observer: Told of every exchange.
         gauges: What prompts teach.
         outputs: What answers teach.
+        health: Told what becomes of requests.
     """
 
     def __init__(
-        self, settings: Settings, ledger: Ledger, background: Background, observer: Observer, gauges: Gauges, outputs: OutputHistory
+        self,
+        settings: Settings,
+        ledger: Ledger,
+        background: Background,
+        observer: Observer,
+        gauges: Gauges,
+        outputs: OutputHistory,
+        health: Health,
     ) -> None:
+        self._health = health
         self._nodes = node_names(settings)
         self._dtypes = {node.id: node.dtype for pool in settings.pools for node in pool.nodes}
         self._background = background
@@ -263,8 +280,13 @@ class AccountingPlane:
             "mixed_dtype_share": self.mixture.shares(),
         }
 
-    def _finished(self, record: ExchangeRecord) -> None:
-        self._paces.learn(record, SystemClock.monotonic())
+    def _finished(self, record: ExchangeRecord | FailedAttempt) -> None:
+        now = SystemClock.monotonic()
+        if isinstance(record, FailedAttempt):
+            self._health.attempt_failed(record, now)
+            return
+        self._health.finished(record, now)
+        self._paces.learn(record, now)
         self._tally(record)
         self._background.start(self.settler.settle(record))
 

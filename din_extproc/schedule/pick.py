@@ -27,6 +27,13 @@ class Strategy(Protocol):
         """What one node of the set is ranked by, least first, and the same in words. For people: it may look at all nodes."""
 
 
+class Picker(Protocol):
+    """A strategy, or what stands before one."""
+
+    def pick(self, count: int, ask: Ask) -> tuple[Node, ...] | Refusal:
+        """The best node first; refused: none may have the request."""
+
+
 class Kind(Struct, frozen=True):
     """A strategy as settings name it."""
 

@@ -87,6 +87,7 @@ def _pools(shaped: Shaped, catalog: Catalog | None, document: Document) -> Itera
             scheduler_options=pool.scheduler.options,
             long_tail=None if pool.long_tail is None else pool.long_tail.long_tail(shaped.config.gateway.workers),
             timeouts=pool.timeouts.timeouts(),
+            traffic=pool.traffic,
             nodes=nodes,
             operations=make_operations(name, pool, document),
             api=pool.api,

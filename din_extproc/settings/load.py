@@ -71,6 +71,7 @@ def load(path: Path, env: Mapping[str, str], source: CatalogSource | None = None
         sensitive_patterns=config.sensitive_data.patterns,
         routes=assembled.routes,
         token_thresholds=thresholds(rule.rule().when for rule in config.rules),
+        health=config.health,
         envoy=config.envoy,
         audit=audit,
         audit_key_files=key_files,

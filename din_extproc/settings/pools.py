@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 from pydantic import BeforeValidator, Field
 
-from din_extproc.domain.node import LongTail, Node, PoolTimeouts
+from din_extproc.domain.node import LongTail, Node, PoolTimeouts, Traffic
 from din_extproc.domain.request import Operation
 from din_extproc.schedule.pick import STRATEGIES
 from din_extproc.settings.catalog import Catalog, VersionText
@@ -105,6 +105,14 @@ class PoolTimeoutsSection(Section):
         return PoolTimeouts(*(None if limit is None else round(limit * 1000) for limit in (self.first_byte_s, self.total_s)))
 
 
+def _traffic(text: object) -> object:
+    """A kind of traffic by its name."""
+    known = [kind.value for kind in Traffic]
+    if not isinstance(text, str) or text not in known:
+        raise ValueError(f"{text!r} is no kind of traffic: {', '.join(known)}")
+    return Traffic(text)
+
+
 class PoolSection(Section):
     """One pool, which is also one Envoy cluster."""
 
@@ -116,6 +124,8 @@ class PoolSection(Section):
     long_tail: LongTailSection | None = None
     """None: every request is like the others."""
     timeouts: PoolTimeoutsSection = PoolTimeoutsSection()
+    traffic: Annotated[Traffic, BeforeValidator(_traffic)] = Traffic.STANDARD
+    """How soon a node counts as failed: see `health.failover_threshold`."""
     operations: Operations | None = None
     """None: every one."""
     api: Literal["openai", "native"] = "openai"

@@ -11,6 +11,7 @@ from din_extproc.settings.audit import AuditSection
 from din_extproc.settings.catalog import CatalogSection
 from din_extproc.settings.envoy import EnvoySection, off_is_none
 from din_extproc.settings.gateway import FailOpen, Gateway, Store
+from din_extproc.settings.health import HealthSection
 from din_extproc.settings.pools import PoolSection
 from din_extproc.settings.routes import AliasSection, RuleSection
 from din_extproc.settings.section import AsTuple, ModelName, Name, Section, Text
@@ -36,6 +37,7 @@ class DinYaml(Section):
     defaults: Defaults = Defaults()
     limits: CommonsSection = CommonsSection()
     sensitive_data: SensitivePatterns = SensitivePatterns()
+    health: HealthSection = HealthSection()
     envoy: EnvoySection = EnvoySection()
     audit: AuditSection | None = None
     """None: nothing is recorded."""

@@ -16,6 +16,7 @@ from din_extproc.settings.audit import Audit
 from din_extproc.settings.catalog import Catalog
 from din_extproc.settings.envoy import EnvoySection
 from din_extproc.settings.gateway import Gateway, Store, as_reached
+from din_extproc.settings.health import HealthSection
 from din_extproc.settings.problems import Problem
 from din_extproc.settings.registry import Tokens
 from din_extproc.settings.tls import ServerTls
@@ -53,6 +54,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     routes: RouteTable
     token_thresholds: frozenset[int]
     """Prompt sizes at which a rule turns."""
+    health: HealthSection
     envoy: EnvoySection
     audit: Audit | None
     """None: nothing is recorded."""
@@ -114,6 +116,7 @@ class Settings(Struct, frozen=True, kw_only=True):
             timeouts=envoy.timeouts.timeouts(),
             retry=Retry(**envoy.retry.model_dump()),
             outlier=Outlier(**envoy.outlier.model_dump()),
+            slow_start=self.health.slow_start(),
             health_check=None if envoy.health_check is None else envoy.health_check.health_check(),
             cors_origins=envoy.cors.allow_origins,
             fail_open_pool=self.fail_open_pool,

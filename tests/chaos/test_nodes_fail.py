@@ -96,6 +96,7 @@ def stack(sims) -> Iterator[Gateway]:
                 "health_check": False,
                 "outlier": {"consecutive_5xx": 1000, "consecutive_gateway_failures": 1000},
             },
+            "health": {"breaker": False},
         }
         with Gateway(config) as running:
             yield running

@@ -41,6 +41,7 @@ def stack(sims) -> Iterator[Stack]:
             "health_check": False,
             "outlier": {"consecutive_5xx": 1000, "consecutive_gateway_failures": 1000},
         },
+        "health": {"breaker": False},
     }
     with Stack(config) as running:
         yield running

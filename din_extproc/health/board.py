@@ -1,0 +1,115 @@
+"""All breakers of one replica: of every node and every pool that something happened to.
+
+Rule: what was never heard of is closed and costs nothing; what has changed since it was last asked comes out once, newest state only.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from din_extproc.domain.health import BreakerState, Standing, Standings
+from din_extproc.health.breaker import Breaker, Event, Heard
+from din_extproc.health.policy import Policy
+
+
+class Breakers:
+    """Breakers by name. Names that have no policy are not kept.
+
+    Args:
+        policies: By name.
+    """
+
+    __slots__ = ("_awake", "_breakers", "_changed", "_policies")
+
+    def __init__(self, policies: Mapping[str, Policy]) -> None:
+        self._policies = dict(policies)
+        self._breakers: dict[str, Breaker] = {}
+        self._awake: set[str] = set()
+        """Those that are not closed."""
+        self._changed: set[str] = set()
+
+    def use(self, policies: Mapping[str, Policy]) -> None:
+        """Other policies; what is open stays so, and who has none any more is forgotten."""
+        self._policies = dict(policies)
+        for name in self._breakers.keys() - policies.keys():
+            self._forget(name)
+        for name, breaker in self._breakers.items():
+            breaker.policy = policies[name]
+
+    def add(self, name: str, policy: Policy) -> None:
+        """One more."""
+        self._policies[name] = policy
+        if name in self._breakers:
+            self._breakers[name].policy = policy
+
+    def hear(self, name: str, heard: Heard) -> bool:
+        """Something happened to one of them. True: it stands otherwise now."""
+        breaker = self._breakers.get(name)
+        if breaker is None:
+            policy = self._policies.get(name)
+            if policy is None:
+                return False
+            breaker = self._breakers[name] = Breaker(name, policy, heard.now)
+        if not breaker.hear(heard):
+            return False
+        self._changed.add(name)
+        if breaker.standing.state is BreakerState.CLOSED:
+            self._awake.discard(name)
+        else:
+            self._awake.add(name)
+        return True
+
+    def pass_time(self, now: float) -> None:
+        """Look whether pauses and ramps have ended."""
+        for name in list(self._awake):
+            self.hear(name, Heard(Event.TIME, now))
+
+    def standing(self, name: str) -> Standing | None:
+        """How one stands; None: nothing was ever heard of it."""
+        breaker = self._breakers.get(name)
+        return None if breaker is None else breaker.standing
+
+    def row(self, name: str) -> int:
+        """Failures since its last success."""
+        breaker = self._breakers.get(name)
+        return 0 if breaker is None else breaker.row
+
+    def all(self) -> dict[str, Standing]:
+        """Those that are not closed."""
+        return {name: self._breakers[name].standing for name in sorted(self._awake)}
+
+    def changed(self) -> dict[str, Standing]:
+        """How those stand that changed since this was last asked."""
+        changed, self._changed = self._changed, set()
+        return {name: self._breakers[name].standing for name in changed if name in self._breakers}
+
+    def _forget(self, name: str) -> None:
+        if self._breakers.pop(name).standing.state is not BreakerState.CLOSED:
+            self._awake.discard(name)
+            self._changed.discard(name)
+
+
+class Board:
+    """The breakers of nodes and pools, and what every outcome means to them."""
+
+    __slots__ = ("nodes", "pools")
+
+    def __init__(self) -> None:
+        self.nodes = Breakers({})
+        self.pools = Breakers({})
+
+    def pass_time(self, now: float) -> None:
+        """Look whether pauses and ramps have ended."""
+        self.nodes.pass_time(now)
+        self.pools.pass_time(now)
+
+    def changed(self) -> Standings:
+        """What stands otherwise since this was last asked."""
+        return Standings(self.nodes.changed(), self.pools.changed())
+
+    def all(self) -> Standings:
+        """Everything that is not closed."""
+        return Standings(self.nodes.all(), self.pools.all())
+
+
+def strictest(policies: Iterable[Policy]) -> Policy:
+    """Of a node that stands in several pools: the policy that opens first."""
+    return min(policies, key=lambda policy: float("inf") if policy.row is None else policy.row)

@@ -1,0 +1,204 @@
+"""One circuit breaker: what each event means in each state. No clock, no names of nodes: only the table and the step (R23, R26).
+
+Rule: every pair of state and event stands in the table, and only the table changes a state.
+
+    closed ──failures in a row, or too large a share──▶ open ──its pause is over──▶ half open ──trials went well──▶ ramping ──▶ closed
+                                                         ▲                            │ one failure                  │ as if closed
+                                                         └────────────────────────────┴──────────────────────────────┘
+"""
+
+from collections.abc import Callable
+from enum import Enum
+
+from msgspec import Struct
+
+from din_extproc.domain.health import BreakerState, Standing
+from din_extproc.health.policy import Policy
+from din_extproc.health.window import Window
+
+_CLOSED, _OPEN, _HALF_OPEN, _RAMPING = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN, BreakerState.RAMPING
+
+
+class Event(Enum):
+    """What a breaker hears."""
+
+    ANSWERED = "answered"
+    """A request ran to its end."""
+    FAILED = "failed"
+    """A request failed through the fault of the node."""
+    PROBE_ANSWERED = "probe answered"
+    PROBE_FAILED = "probe failed"
+    TIME = "time"
+    """Nothing happened but that time went by."""
+    TOLD = "told"
+    """Another replica's breaker has opened."""
+    RETURNED = "returned"
+    """The node is a member again after it was none."""
+
+
+class Heard(Struct, frozen=True, gc=False):
+    """One event."""
+
+    event: Event
+    now: float
+    began: float | None = None
+    """When the request began that ended; what began before the state did says nothing of the state. None: now."""
+    reason: str = ""
+
+
+class Breaker:
+    """A breaker of one node or pool.
+
+    Args:
+        name: Whose it is.
+        policy: Its parameters; they may be replaced at any time.
+        now: Seconds, the monotonic clock.
+    """
+
+    __slots__ = ("_failed_at", "_name", "_row", "_trials", "_trips", "_window", "policy", "standing")
+
+    def __init__(self, name: str, policy: Policy, now: float) -> None:
+        self.policy = policy
+        self.standing = Standing(_CLOSED, now)
+        self._name = name
+        self._window = Window(policy.window_s)
+        self._row = 0
+        self._failed_at: float | None = None
+        self._trials = 0
+        self._trips = 0
+
+    @property
+    def row(self) -> int:
+        """Failures since the last success."""
+        return self._row
+
+    @property
+    def trips(self) -> int:
+        """How often it opened, without a whole pause of peace between."""
+        return self._trips
+
+    def counts(self, now: float) -> tuple[int, int]:
+        """Answers in the window that went well, and those that did not."""
+        return self._window.counts(now)
+
+    def hear(self, heard: Heard) -> bool:
+        """Take an event. True: the standing is another one now."""
+        before = self.standing
+        TABLE[before.state, heard.event](self, heard)
+        return self.standing is not before
+
+    # -- what the table does ---------------------------------------------------------------------------------------------------------
+
+    def _stay(self, heard: Heard) -> None:
+        """It says nothing here."""
+
+    def _good(self, heard: Heard) -> None:
+        self._window.good(heard.now)
+        self._row = 0
+
+    def _bad(self, heard: Heard) -> None:
+        """A failed request: one more in the window, and in the row unless it belongs to the last incident."""
+        if self._is_echo(heard):
+            return
+        self._window.bad(heard.now)
+        if self._failed_at is None or heard.now - self._failed_at >= self.policy.incident_s or not self._row:
+            self._failed_at = heard.now
+            self._row += 1
+        self._judge(heard)
+
+    def _probe_good(self, _heard: Heard) -> None:
+        self._row = 0
+
+    def _probe_bad(self, heard: Heard) -> None:
+        self._row += 1
+        self._judge(heard)
+
+    def _try(self, heard: Heard) -> None:
+        """The pause may be over."""
+        until = self.standing.until
+        if until is not None and heard.now >= until:
+            self._trials = 0
+            self.standing = Standing(_HALF_OPEN, heard.now, None, self.policy.trial_share, self.standing.reason)
+
+    def _trial_good(self, heard: Heard) -> None:
+        if self._is_echo(heard):
+            return
+        self._trials += 1
+        if self._trials >= self.policy.trials:
+            self._ramp(heard)
+
+    def _trial_bad(self, heard: Heard) -> None:
+        if not self._is_echo(heard):
+            self._open(heard)
+
+    def _ramp(self, heard: Heard) -> None:
+        self._row, self._failed_at = 0, None
+        self._window.clear()
+        reason = heard.reason if heard.event is Event.RETURNED else self.standing.reason
+        self.standing = Standing(_RAMPING, heard.now, heard.now + self.policy.ramp_s, self.policy.ramp_from, reason)
+
+    def _arrive(self, heard: Heard) -> None:
+        """The ramp may be at its end."""
+        until = self.standing.until
+        if until is not None and heard.now >= until:
+            self.standing = Standing(_CLOSED, heard.now)
+
+    def _open(self, heard: Heard) -> None:
+        policy, before = self.policy, self.standing
+        peace_s = heard.now - before.since if before.state is _CLOSED else 0.0
+        if self._trips and peace_s >= policy.pause_s(self._trips, self._name):
+            self._trips = 0
+        self._trips += 1
+        self._row, self._failed_at = 0, None
+        self._window.clear()
+        until = heard.now + policy.pause_s(self._trips, self._name)
+        self.standing = Standing(_OPEN, heard.now, until, 0.0, heard.reason)
+
+    def _judge(self, heard: Heard) -> None:
+        policy = self.policy
+        if policy.row is not None and self._row >= policy.row:
+            said = f"{self._row} failures in a row" if self._row > 1 else "a failure"
+        else:
+            good, bad = self._window.counts(heard.now)
+            if good + bad < policy.least or bad <= policy.share * (good + bad):
+                return
+            said = f"{bad} of {good + bad} answers failed within {policy.window_s:g} s"
+        self._open(Heard(heard.event, heard.now, None, f"{said}{f', the last: {heard.reason}' if heard.reason else ''}"))
+
+    def _is_echo(self, heard: Heard) -> bool:
+        """Whether the request began before the state did, which is then not spoken of."""
+        return heard.began is not None and heard.began < self.standing.since and self.standing.state is not _CLOSED
+
+
+Step = Callable[[Breaker, Heard], None]
+TABLE: dict[tuple[BreakerState, Event], Step] = {
+    (_CLOSED, Event.ANSWERED): Breaker._good,  # noqa: SLF001 - the table is the class's own
+    (_CLOSED, Event.FAILED): Breaker._bad,  # noqa: SLF001
+    (_CLOSED, Event.PROBE_ANSWERED): Breaker._probe_good,  # noqa: SLF001
+    (_CLOSED, Event.PROBE_FAILED): Breaker._probe_bad,  # noqa: SLF001
+    (_CLOSED, Event.TIME): Breaker._stay,  # noqa: SLF001
+    (_CLOSED, Event.TOLD): Breaker._open,  # noqa: SLF001
+    (_CLOSED, Event.RETURNED): Breaker._ramp,  # noqa: SLF001
+    (_OPEN, Event.ANSWERED): Breaker._stay,  # noqa: SLF001
+    (_OPEN, Event.FAILED): Breaker._stay,  # noqa: SLF001
+    (_OPEN, Event.PROBE_ANSWERED): Breaker._stay,  # noqa: SLF001
+    (_OPEN, Event.PROBE_FAILED): Breaker._stay,  # noqa: SLF001
+    (_OPEN, Event.TIME): Breaker._try,  # noqa: SLF001
+    (_OPEN, Event.TOLD): Breaker._stay,  # noqa: SLF001
+    (_OPEN, Event.RETURNED): Breaker._ramp,  # noqa: SLF001
+    (_HALF_OPEN, Event.ANSWERED): Breaker._trial_good,  # noqa: SLF001
+    (_HALF_OPEN, Event.FAILED): Breaker._trial_bad,  # noqa: SLF001
+    (_HALF_OPEN, Event.PROBE_ANSWERED): Breaker._trial_good,  # noqa: SLF001
+    (_HALF_OPEN, Event.PROBE_FAILED): Breaker._trial_bad,  # noqa: SLF001
+    (_HALF_OPEN, Event.TIME): Breaker._stay,  # noqa: SLF001
+    (_HALF_OPEN, Event.TOLD): Breaker._open,  # noqa: SLF001
+    (_HALF_OPEN, Event.RETURNED): Breaker._ramp,  # noqa: SLF001
+    (_RAMPING, Event.ANSWERED): Breaker._good,  # noqa: SLF001
+    (_RAMPING, Event.FAILED): Breaker._bad,  # noqa: SLF001
+    (_RAMPING, Event.PROBE_ANSWERED): Breaker._probe_good,  # noqa: SLF001
+    (_RAMPING, Event.PROBE_FAILED): Breaker._probe_bad,  # noqa: SLF001
+    (_RAMPING, Event.TIME): Breaker._arrive,  # noqa: SLF001
+    (_RAMPING, Event.TOLD): Breaker._open,  # noqa: SLF001
+    (_RAMPING, Event.RETURNED): Breaker._stay,  # noqa: SLF001
+}
+"""What each event does in each state."""

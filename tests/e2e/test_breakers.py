@@ -1,0 +1,155 @@
+"""Nodes that fail, through a real Envoy: left out by the sidecar, tried again, and what clients see meanwhile (R23, R26, R27)."""
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+from typer.testing import CliRunner
+
+from din_extproc.cli import app
+from tests.servers import EngineSim
+from tests.stack import Stack, node, tenant
+
+pytestmark = pytest.mark.e2e
+
+NAMES = ("a-1", "a-2", "b-1")
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[dict[str, EngineSim]]:
+    sims = {name: EngineSim(model=f"model-{name[0]}", decode_rate=2000.0, prefill_rate=1e6) for name in NAMES}
+    try:
+        yield {name: sim.start() for name, sim in sims.items()}
+    finally:
+        for sim in sims.values():
+            sim.stop()
+
+
+@pytest.fixture(scope="module")
+def stack(engines) -> Iterator[Stack]:
+    def at(*names: str) -> list[dict]:
+        return [node(name, engines[name].address) for name in names]
+
+    config = {
+        "aliases": {"m": {"model": "model-a"}},
+        "pools": {
+            "primary": {"model": "model-a", "engine": "vllm", "scheduler": "round_robin", "nodes": at("a-1", "a-2")},
+            "light": {"model": "model-b", "engine": "vllm", "nodes": at("b-1")},
+        },
+        "rules": [{"id": "all", "when": "always", "pool": "primary", "fallback": "light"}],
+        "tenants": [tenant("acme"), tenant("narrow", models=("m",))],
+        "health": {"open_s": 1, "backoff_factor": 1, "trial_share": 0.25, "trials": 2, "ramp": {"from": 0.5, "over_s": 1}},
+        "envoy": {"timeouts": {"connect_ms": 500, "node_idle_ms": 2000}, "health_check": False},
+    }
+    with Stack(config) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def well(stack, engines):
+    """Every test begins and ends with engines and breakers that are well."""
+    yield
+    for engine in engines.values():
+        engine.fail("")
+    deadline = time.monotonic() + 30
+    while breakers(stack):
+        assert time.monotonic() < deadline, breakers(stack)
+        for tenant_name in ("acme", "narrow"):
+            stack.chat(tenant_name=tenant_name)
+        time.sleep(0.01)
+
+
+def breakers(stack: Stack) -> dict[str, str]:
+    """States that are not closed, by name of node or pool."""
+    shown = stack.status()["breakers"]
+    return {name: each["state"] for kind in ("nodes", "pools") for name, each in shown[kind].items()}
+
+
+def until_open(stack: Stack, *names: str) -> list[int]:
+    """Send until they are open. Returns what clients saw."""
+    seen: list[int] = []
+    deadline = time.monotonic() + 15
+    while {name for name, state in breakers(stack).items() if state == "open"} < set(names):
+        assert time.monotonic() < deadline, breakers(stack)
+        seen.append(stack.chat().status_code)
+        time.sleep(0.04)
+    return seen
+
+
+def test_b82_b84_a_node_that_refuses_connections_is_left_out_and_clients_see_nothing_of_it(stack, engines):
+    engines["a-1"].end()
+    try:
+        assert set(until_open(stack, "a-1")) <= {200}
+        before = stack.envoy_stats("cluster.primary.upstream_rq_retry:")
+        answers = [stack.chat() for _ in range(10)]
+        assert {(reply.status_code, reply.headers["x-din-node-id"]) for reply in answers} == {(200, "a-2")}
+        assert stack.envoy_stats("cluster.primary.upstream_rq_retry:") == before, "nobody tries it any more"
+    finally:
+        engines["a-1"].start()
+
+
+def test_r26_it_is_tried_again_after_its_pause_and_comes_back(stack, engines):
+    engines["a-1"].fail("unavailable")
+    until_open(stack, "a-1")
+    engines["a-1"].fail("")
+    engines["a-1"].forget()
+    stack.eventually(lambda: breakers(stack).get("a-1") == "half_open", "half open", 5)
+    first = [stack.chat().headers["x-din-node-id"] for _ in range(7)]
+    assert first.count("a-1") <= 1, "a part of its half"
+    deadline = time.monotonic() + 20
+    while breakers(stack):
+        assert stack.chat().status_code == 200
+        assert time.monotonic() < deadline
+    assert {stack.chat().headers["x-din-node-id"] for _ in range(4)} == {"a-1", "a-2"}
+
+
+def test_r27_a_pool_that_is_dead_answers_by_its_fallback_and_says_so(stack, engines):
+    engines["a-1"].fail("reset")
+    engines["a-2"].fail("reset")
+    until_open(stack, "a-1", "a-2")
+    reply = stack.chat()
+    assert reply.status_code == 200
+    assert reply.headers["x-bxagent-degraded"] == "true"
+    assert reply.headers["x-din-degraded-reason"] in {"no_healthy_node", "breaker_open"}
+    assert reply.headers["x-din-node-id"] == "b-1"
+    assert reply.json()["model"] == "model-b"
+    refused = stack.chat(tenant_name="narrow")
+    assert refused.status_code == 503
+    assert refused.json()["code"] == "no_healthy_node"
+    assert int(refused.headers["retry-after"]) >= 1
+
+
+def test_what_is_left_out_is_said_wherever_one_asks(stack, engines, tmp_path):
+    engines["a-1"].fail("unavailable")
+    until_open(stack, "a-1")
+    shown = stack.status()["breakers"]["nodes"]["a-1"]
+    assert (shown["state"], shown["share"]) == ("open", 0.0)
+    assert "failures in a row, the last: 503" in shown["reason"]
+    request = tmp_path / "request.json"
+    request.write_text(json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}]}))
+    said = CliRunner().invoke(app, ["explain", str(request), "--tenant", "acme", "--live", "-c", str(stack.config_file)])
+    assert "a-1: left out: breaker open since" in said.output, said
+    listed = CliRunner().invoke(app, ["nodes", "-c", str(stack.config_file), "--json"])
+    (row,) = [row for row in json.loads(listed.output)["nodes"] if row["node"]["id"] == "a-1"]
+    assert row["health"]["state"] == "open"
+
+
+def test_a_client_s_short_patience_speaks_against_nobody(stack, engines):
+    for engine in engines.values():
+        engine.fail("latency:ms=300")
+    codes = {stack.chat(headers={"x-din-timeout-ms": "60"}).status_code for _ in range(12)}
+    assert codes == {504}
+    time.sleep(0.3)
+    assert breakers(stack) == {}
+
+
+def test_errors_that_clients_cause_and_back_pressure_speak_against_nobody(stack, engines):
+    engines["a-1"].fail("throttle")
+    engines["a-2"].fail("throttle")
+    assert {stack.chat().status_code for _ in range(12)} == {429}
+    engines["a-1"].fail("")
+    engines["a-2"].fail("")
+    assert {stack.chat(temperature="hot").status_code for _ in range(12)} == {400}
+    time.sleep(0.3)
+    assert breakers(stack) == {}
