@@ -196,6 +196,32 @@ def audit_verify(
 
 
 @app.command()
+def verify(
+    url: Annotated[str, typer.Option(help="Envoy, as clients reach it.")],
+    key: Annotated[str, typer.Option(envvar="DIN_KEY", help="An API key: its tenant's view of the table is walked.")],
+    config: Config = DEFAULT_CONFIG,
+    longest: Annotated[int, typer.Option(help="The most prompt tokens to ask with.")] = 20_000,
+    live: Annotated[bool, typer.Option("--live", help="Also over nodes that registered, as the sidecar knows them.")] = False,  # noqa: FBT002
+    json: Json = False,  # noqa: FBT002 - a flag
+) -> None:
+    """Ask a deployment through every entry of its route table, and say where the answers came from."""
+    from din_extproc.roles.nodes import Unanswered, rows  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.verify import Unverifiable, VerifyOptions  # noqa: PLC0415
+    from din_extproc.roles.verify import verify as walk  # noqa: PLC0415
+
+    settings = settings_of(config)
+    try:
+        verified = walk(settings, VerifyOptions(url, key, longest), rows(settings) if live else ())
+    except (Unverifiable, Unanswered) as error:
+        fail(str(error))
+    if json:
+        print_json(verified)
+    else:
+        typer.echo("\n".join(verified.lines()))
+    raise typer.Exit(0 if verified.sound else 1)
+
+
+@app.command()
 def nodes(
     config: Config = DEFAULT_CONFIG,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep it up to date until Ctrl-C.")] = False,  # noqa: FBT002

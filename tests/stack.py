@@ -146,12 +146,13 @@ class Stack:
         if ready:
             self._await("sidecar", self.sidecar, lambda: self._answers(f"{self.admin_url}/readyz"))
 
-    def start_envoy(self) -> None:
-        """Envoy with what `din-extproc render envoy` writes: rendered in this process, which imports Envoy's vocabulary once."""
+    def start_envoy(self, configuration: str = "") -> None:
+        """Envoy with what `din-extproc render envoy` writes (rendered in this process, which imports Envoy's vocabulary once), or this."""
         rendered = self.folder / "envoy.yaml"
         settings = load(self.config_file, {})
         assert isinstance(settings, Settings), str(settings)
-        rendered.write_text(render_envoy(settings, xds=settings.gateway.xds is not None, node_id="envoy-of-this-test"))
+        xds = settings.gateway.xds is not None
+        rendered.write_text(configuration or render_envoy(settings, xds=xds, node_id="envoy-of-this-test"))
         binary = find_envoy()
         command = [binary, "--config-path", rendered, "--concurrency", "1", "--use-dynamic-base-id", "--log-level", "warning"]
         self.envoy = self._child("envoy", command)

@@ -77,7 +77,7 @@ def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None =
         if isinstance(reading, Refusal):
             return refused(reading)
     wish = Wish.of(reading.intent, prefix(reading.prompt))
-    members = Members.of(settings.pools) if rows is None else _members(rows)
+    members = Members.of(settings.pools) if rows is None else members_of(rows)
     asked = (reading.intent, tenant, head, datetime.now(UTC).hour, members.versions)
     routed, tried = view.table.route(*asked), view.table.tried(*asked)
     if isinstance(routed, Refusal):
@@ -170,7 +170,7 @@ def _why(node: Node, versions: Constraint, size: Size) -> str:
     return f"it takes {node.max_seq_len} tokens; prompt and output need about {size.tokens}"
 
 
-def _members(rows: Rows) -> Members:
+def members_of(rows: Rows) -> Members:
     """The nodes that requests may go to, as a running sidecar sees them."""
     nodes: dict[str, tuple[Node, ...]] = {}
     for row in rows:

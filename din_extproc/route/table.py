@@ -149,6 +149,11 @@ class RouteTable:
         )
         return tuple(sorted(listed, key=lambda entry: (not entry.alias, entry.name)))
 
+    def rules_of(self, name: str) -> tuple[CompiledRule, ...]:
+        """The rules that may take a request for an alias or physical model, in order, then each of its pools; none for another name."""
+        target = self._targets.get(name)
+        return () if target is None else target.rules
+
     def preferred(self, asked_for: str) -> str | None:
         """The physical model that the name stands for first; None when it stands for nothing."""
         target, _ = self._target(asked_for)

@@ -1,0 +1,73 @@
+"""Requests as any client of the gateway sends them, with what came back and when. For the commands that look at a deployment from outside.
+
+Rule: whatever happens to a request, an `Outcome` says so; only the caller judges it.
+"""
+
+import time
+from collections.abc import Mapping
+from ssl import SSLContext
+from types import TracebackType
+from typing import Self
+
+from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
+from msgspec import Struct
+
+_LONGEST_BODY = 1 << 20
+_READ = 1 << 16
+
+
+class Outcome(Struct, frozen=True):
+    """What became of one request."""
+
+    status: int
+    """0: no answer came."""
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    body: bytes
+    """At most a mebibyte of it."""
+    failure: str = ""
+    """Why no answer came, or why it broke off."""
+    head_s: float = 0.0
+    """From the sending to the answer's head, in seconds."""
+    total_s: float = 0.0
+    """To the answer's end."""
+
+
+class Client:
+    """One client of one gateway. An async context manager.
+
+    Args:
+        url: The gateway's, without a path.
+        key: The API key.
+        timeout_s: For a whole answer.
+        tls: How an `https` gateway is trusted; None: as the machine trusts.
+    """
+
+    def __init__(self, url: str, key: str, timeout_s: float, tls: SSLContext | None = None) -> None:
+        self._url = url.rstrip("/")
+        self._key = key
+        self._timeout = ClientTimeout(total=timeout_s)
+        self._tls: SSLContext | bool = True if tls is None else tls
+        self._session: ClientSession
+
+    async def __aenter__(self) -> Self:
+        self._session = ClientSession(timeout=self._timeout, connector=TCPConnector(ssl=self._tls, limit=0))
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self._session.close()
+
+    async def ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Outcome:
+        """Send one request and read its answer to the end."""
+        began = time.perf_counter()
+        sent = {"authorization": f"Bearer {self._key}", **headers}
+        status, came, parts, head_s = 0, {}, bytearray(), 0.0
+        try:
+            async with self._session.request(method, self._url + path, headers=sent, data=body or None) as answer:
+                head_s = time.perf_counter() - began
+                status, came = answer.status, {name.lower(): value for name, value in answer.headers.items()}
+                async for piece in answer.content.iter_chunked(_READ):
+                    parts += piece[: _LONGEST_BODY - len(parts)]
+        except (TimeoutError, ClientError, OSError) as error:
+            return Outcome(status, came, bytes(parts), str(error) or type(error).__name__, head_s, time.perf_counter() - began)
+        return Outcome(status, came, bytes(parts), "", head_s, time.perf_counter() - began)
