@@ -119,18 +119,10 @@ class Walk:
 
     def _made(self, name: str, rule: CompiledRule, wish: Wish, operation: Operation, size: tuple[int, int, int | None]) -> Entry | str:
         """The entry with its request; or what else happens to the request."""
-        first, tokens, last = size
         head = Head("POST", operation.value, {"content-type": "application/json", **wish.headers, **_priority(wish)})
-        words = max(1, tokens)
-        for _ in range(_ATTEMPTS):
-            body = _body(operation, name, words, stream=bool(wish.stream))
-            reading = read(head, body, self._gauges.named, self._view.body_limit)
-            if isinstance(reading, Refusal):
-                return reading.message
-            estimated = reading.intent.estimate.tokens
-            if first <= estimated and (last is None or estimated <= last) and estimated <= 2 * tokens:
-                break
-            words = max(1, round(words * tokens / max(1, estimated)))
+        body, reading = self._sized(name, head, operation, size, stream=bool(wish.stream))
+        if isinstance(reading, Refusal):
+            return reading.message
         routed = self._view.table.route(reading.intent, self._tenant, head, self._hour_utc, self._members.versions)
         if isinstance(routed, Refusal):
             return routed.message
@@ -139,6 +131,23 @@ class Walk:
             return f"{taker} takes its requests"
         nodes, why = self._nodes(routed, reading)
         return Entry(name, rule.id, rule.pool, operation, reading.intent.estimate.tokens, head, body, nodes, why)
+
+    def _sized(
+        self, name: str, head: Head, operation: Operation, size: tuple[int, int, int | None], *, stream: bool
+    ) -> tuple[bytes, Reading | Refusal]:
+        """A body whose prompt is estimated to be about as long as wanted, and within the bounds; and how it reads."""
+        first, wanted, last = size
+        words = max(1, wanted)
+        for _ in range(_ATTEMPTS):
+            body = _body(operation, name, words, stream=stream)
+            reading = read(head, body, self._gauges.named, self._view.body_limit)
+            if isinstance(reading, Refusal):
+                break
+            estimated = reading.intent.prompt_tokens
+            if first <= estimated <= (2 * wanted if last is None else min(last, 2 * wanted)):
+                break
+            words = max(1, round(words * wanted / max(1, estimated)))
+        return body, reading
 
     def _nodes(self, routed: Routed, reading: Reading) -> tuple[tuple[Node, ...], str]:
         """The nodes that take the request for certain: those that would get it only in case the estimate is too high are out."""

@@ -54,7 +54,7 @@ def wishes(condition: Condition) -> Iterator[Wish]:
         operations=condition.path,
         lowest=0 if condition.estimated_tokens is None else condition.estimated_tokens.lowest,
         highest=None if condition.estimated_tokens is None else condition.estimated_tokens.highest,
-        headers={name: _SOME_VALUE if wanted is True else wanted[0] for name, wanted in condition.header.items() if wanted},
+        headers={name: _SOME_VALUE if wanted is True else wanted[0] for name, wanted in condition.header.items() if wanted is not False},
         stream=condition.stream,
         priority=condition.priority[0] if condition.priority else None,
     )
