@@ -9,7 +9,10 @@ from din_extproc.domain.verdict import Code, Refusal
 
 _RETRY_MS = 1000
 _SHUT = Refusal(
-    Code.AUDIT_UNAVAILABLE, "The audit log can't be written at the moment; no request is taken meanwhile.", retry_after_ms=_RETRY_MS
+    Code.AUDIT_UNAVAILABLE,
+    "The audit log can't be written at the moment; no request is taken meanwhile.",
+    retry_after_ms=_RETRY_MS,
+    headers=(("retry-after", "1"), ("retry-after-ms", str(_RETRY_MS))),
 )
 
 
