@@ -18,7 +18,7 @@ from din_extproc.admit.ledger import LimitsUnavailable
 from din_extproc.domain.membership import Beat, Member, Reading, Registration
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.redis.nodes import Change, NodeStore, Outrun, Put, Taken, heard
-from din_extproc.registry.row import Denial, Denied, Row, babbled, beaten, caught, drained, observed, registered
+from din_extproc.registry.row import Denial, Denied, Row, babbled, beaten, caught, compared, drained, observed, registered
 from din_extproc.registry.table import Event, Table
 
 _log = logging.getLogger(__name__)
@@ -127,6 +127,27 @@ class Registrar:
             await self._write(
                 node_id,
                 lambda before, _: _known(before, "", lambda known: observed(known, answers=answers, failures=failures, now=self.now())),
+            )
+
+    async def compare(self, node_id: str, *, agreements: int = 0, disagreements: int = 0, reason: str = "") -> None:
+        """So many answers of the node were what another of the same model, version and dtype gives too, and so many were not.
+
+        Once told here, every replica knows: trust falls, and from the third disagreement within minutes on the node is quarantined.
+
+        Args:
+            node_id: A node that registered; nothing happens for others.
+            agreements: Answers that others give too.
+            disagreements: Answers that differ by more than chance explains.
+            reason: Of the latest disagreement, for people: no prompt and no answer.
+        """
+        if node_id in self.table.rows:
+            await self._write(
+                node_id,
+                lambda before, _: _known(
+                    before,
+                    "",
+                    lambda known: compared(known, agreements=agreements, disagreements=disagreements, reason=reason, now=self.now()),
+                ),
             )
 
     # -- what keeps the view true ----------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from din_extproc.registry.claims import Catalogue, impossible, untrue
 from din_extproc.registry.trust import Evidence
 
 _MOST_REASONS = 6
-_MISMATCHES_ENDURED = 3.0
 
 
 class Denial(Enum):
@@ -50,7 +49,9 @@ class Row(Struct, frozen=True, kw_only=True):
     draining: bool = False
     """Asked to drain by somebody else than its own beats."""
     quarantine: str = ""
-    """Why it is kept out."""
+    """Why it is kept out until it registers soundly."""
+    distrust: str = ""
+    """Why it is kept out until that has faded, however it registers."""
     reasons: tuple[str, ...] = ()
     revision: int = 0
     """Of the row in the shared table: what a successor replaces. 0: it is in none."""
@@ -68,7 +69,7 @@ class Row(Struct, frozen=True, kw_only=True):
     @property
     def state(self) -> NodeState:
         """As the node's own messages have it, as long as it lives."""
-        if self.quarantine:
+        if self.quarantine or self.distrust:
             return NodeState.QUARANTINED
         if self.draining:
             return NodeState.DRAINING
@@ -112,20 +113,29 @@ def registered(
     if lie:
         return Denied(Denial.UNTRUE, lie)
     evidence = Evidence(at=now) if before is None else before.evidence.plus(now)
-    if evidence.mismatches >= _MISMATCHES_ENDURED:
-        return Denied(Denial.UNTRUE, f"{evidence.mismatches:.1f} claims of this node did not hold lately; trust comes back with time")
-    return Row(
-        registration=registration,
-        lease=lease,
-        evidence=evidence,
-        registered_at=now,
-        revision=0 if before is None else before.revision,
-    )
+    row = Row(registration=registration, lease=lease, evidence=evidence, registered_at=now)
+    if before is None:
+        return row
+    return replace(row, revision=before.revision, distrust="" if evidence.rehabilitated else before.distrust)
 
 
 def caught(row: Row, reason: str, now: float) -> Row:
-    """A claim of the node did not hold: it is kept out until it registers soundly."""
-    return replace(row, quarantine=reason, evidence=row.evidence.plus(now, mismatches=1)).because(f"quarantined: {reason}")
+    """A claim of the node did not hold: it is kept out until it registers soundly. The same claim once more is not held against it anew."""
+    mismatches = 0 if row.quarantine == reason else 1
+    return replace(row, quarantine=reason, evidence=row.evidence.plus(now, mismatches=mismatches)).because(f"quarantined: {reason}")
+
+
+def compared(row: Row, *, agreements: int, disagreements: int, reason: str, now: float) -> Row:
+    """Answers of the node were held against those of others of its kind (R41).
+
+    When they differ again and again, it is kept out until that has faded.
+    """
+    after = replace(row, evidence=row.evidence.plus(now, agreements=agreements, disagreements=disagreements))
+    if not disagreements:
+        return after
+    if not after.evidence.contradicted or after.distrust:
+        return after.because(f"answers differ: {reason}")
+    return replace(after, distrust=reason).because(f"quarantined, answers differ: {reason}")
 
 
 def beaten(row: Row | None, lease: str, beat: Beat, *, interval_s: float, now: float) -> Row | Denied:
@@ -140,7 +150,9 @@ def beaten(row: Row | None, lease: str, beat: Beat, *, interval_s: float, now: f
         return Denied(Denial.IMPOSSIBLE, reason)
     since = now - (row.registered_at if row.beat_at is None else row.beat_at)
     missed = max(0, round(min(since, 3600.0) / interval_s) - 1)
-    after = replace(row, beat=beat, beat_at=now, evidence=row.evidence.plus(now, beats=1, missed=missed))
+    evidence = row.evidence.plus(now, beats=1, missed=missed)
+    distrust = "" if evidence.rehabilitated else row.distrust
+    after = replace(row, beat=beat, beat_at=now, evidence=evidence, distrust=distrust)
     after = after.because(f"{missed} heartbeats missed") if missed else after
     said_before = "" if row.beat is None else row.beat.reason
     return after.because(f"{beat.state.value}: {beat.reason}") if beat.reason and beat.reason != said_before else after

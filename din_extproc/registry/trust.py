@@ -2,13 +2,15 @@
 
 Rule: everything counted fades with a half-life of ten minutes, so that a node earns trust back by behaving, and nothing is held for ever.
 
-    trust = kept * served * honest
-    kept   = (beats + 4) / (beats + missed + 4)
-    served = (answers + 8) / (answers + failures + 8)
-    honest = 0.5 ** mismatches
+    trust = kept * served * honest * agreeing
+    kept     = (beats + 4) / (beats + missed + 4)
+    served   = (answers + 8) / (answers + failures + 8)
+    honest   = 0.5 ** mismatches
+    agreeing = (agreements + 2) / (agreements + 2 * disagreements + 2)
 
 A new node has 1. Twelve missed heartbeats in a row make a quarter out of a new node's `kept`, and next to nothing out of that of a node
 that has beaten for an hour; a node that fails every second request falls to about a half; each claim that did not hold halves.
+The first answer that is not what another node of its kind gives halves the trust of a node that was never checked before.
 """
 
 from msgspec import Struct
@@ -16,6 +18,11 @@ from msgspec import Struct
 _HALF_LIFE_S = 600.0
 _BEATS_GIVEN = 4.0
 _ANSWERS_GIVEN = 8.0
+_CHECKS_GIVEN = 2.0
+_ENDURED = 2.5
+"""Disagreements: the third within some minutes is one too many."""
+_SHARE_ENDURED = 0.1
+_FORGIVEN = 1.0
 
 
 class Evidence(Struct, frozen=True, gc=False, array_like=True):
@@ -28,9 +35,31 @@ class Evidence(Struct, frozen=True, gc=False, array_like=True):
     answers: float = 0.0
     failures: float = 0.0
     mismatches: float = 0.0
+    agreements: float = 0.0
+    """Answers that another node of the same model, version and dtype gives too."""
+    disagreements: float = 0.0
+
+    @property
+    def contradicted(self) -> bool:
+        """Answers differed from those of others again and again: one may be chance (batches change what is computed)."""
+        return self.disagreements >= _ENDURED and self.disagreements > _SHARE_ENDURED * (self.agreements + self.disagreements)
+
+    @property
+    def rehabilitated(self) -> bool:
+        """Next to nothing is left of that."""
+        return self.disagreements < _FORGIVEN
 
     def plus(
-        self, now: float, *, beats: float = 0, missed: float = 0, answers: float = 0, failures: float = 0, mismatches: float = 0
+        self,
+        now: float,
+        *,
+        beats: float = 0,
+        missed: float = 0,
+        answers: float = 0,
+        failures: float = 0,
+        mismatches: float = 0,
+        agreements: float = 0,
+        disagreements: float = 0,
     ) -> "Evidence":
         """With this added now."""
         fade = 0.5 ** (max(0.0, now - self.at) / _HALF_LIFE_S)
@@ -41,6 +70,8 @@ class Evidence(Struct, frozen=True, gc=False, array_like=True):
             answers=self.answers * fade + answers,
             failures=self.failures * fade + failures,
             mismatches=self.mismatches * fade + mismatches,
+            agreements=self.agreements * fade + agreements,
+            disagreements=self.disagreements * fade + disagreements,
         )
 
     def trust(self, now: float) -> float:
@@ -48,4 +79,5 @@ class Evidence(Struct, frozen=True, gc=False, array_like=True):
         faded = self.plus(now)
         kept = (faded.beats + _BEATS_GIVEN) / (faded.beats + faded.missed + _BEATS_GIVEN)
         served = (faded.answers + _ANSWERS_GIVEN) / (faded.answers + faded.failures + _ANSWERS_GIVEN)
-        return float(kept * served * 0.5**faded.mismatches)
+        agreeing = (faded.agreements + _CHECKS_GIVEN) / (faded.agreements + 2 * faded.disagreements + _CHECKS_GIVEN)
+        return float(kept * served * 0.5**faded.mismatches * agreeing)

@@ -247,3 +247,34 @@ async def test_garbage_on_the_channel_or_in_beats_harms_nobody(server, request):
         assert isinstance(await one.beat("a", lease, ready(3)), Row)
         assert (await one.beat("a", "other", ready(4))).kind is Denial.UNKNOWN
         assert (await one.beat("nobody", lease, ready(4))).kind is Denial.UNKNOWN
+
+
+async def test_b98_answers_that_differ_at_one_replica_quarantine_the_node_at_all_of_them(server, listens):
+    network = f"compared-{listens}"
+    async with replica(server, network) as one, replica(server, network, listens=listens) as other:
+        joined = await one.register(registration())
+        assert isinstance(joined, Registered)
+
+        async def beats() -> None:
+            for sequence in range(1, 10_000):
+                await one.beat("a", joined.lease, ready(sequence))
+                await asyncio.sleep(0.1)
+
+        beating = asyncio.create_task(beats())
+        try:
+            await until(lambda: other.table.pools_of("a") == ("chat",), "it is ready at both")
+            await other.compare("a", agreements=3)
+            await one.compare("a", disagreements=1, reason="other tokens")
+            await until(lambda: other.table.rows["a"].evidence.disagreements > 0.9, "the other knows")
+            assert other.table.rows["a"].state is NodeState.READY, "once may be chance"
+            for each in (other, one):
+                await each.compare("a", disagreements=1, reason="other tokens")
+            await until(lambda: {each.members()[0].state for each in (one, other)} == {NodeState.QUARANTINED}, "it is out at both")
+            for each in (one, other):
+                [member] = each.members()
+                assert "quarantined, answers differ: other tokens" in member.reasons
+                assert member.trust < 0.5
+                assert each.table.pools_of("a") == ()
+            await one.compare("nobody", disagreements=1, reason="x")
+        finally:
+            beating.cancel()

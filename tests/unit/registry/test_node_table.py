@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from din_extproc.domain.membership import Beat, NodeState, Registration
 from din_extproc.domain.node import Endpoint, Node, Pool
 from din_extproc.registry.claims import Described
-from din_extproc.registry.row import Denial, Denied, Row, babbled, beaten, caught, drained, observed, registered
+from din_extproc.registry.row import Denial, Denied, Row, babbled, beaten, caught, compared, drained, observed, registered
 from din_extproc.registry.table import EventKind, Table
 
 SHA, OTHER_SHA = "a" * 64, "b" * 64
@@ -266,11 +266,44 @@ def test_b98_one_mismatch_halves_trust_and_time_gives_it_back():
     assert row.evidence.trust(0.0) == pytest.approx(0.5)
     assert row.evidence.trust(600.0) == pytest.approx(0.5**0.5)
     assert row.evidence.trust(36_000.0) > 0.99
-    for _ in range(2):
-        row = caught(row, "other weights", 0.0)
-    again = registered(registration(epoch=2), "l", row, alive=True, catalogue=CATALOGUE, now=0.0)
-    assert again.kind is Denial.UNTRUE
-    assert isinstance(registered(registration(epoch=2), "l", row, alive=True, catalogue=CATALOGUE, now=600.0), Row)
+
+
+def test_a_node_that_mends_its_claim_is_admitted_at_once_however_often_it_repeated_the_wrong_one():
+    row = registered(registration(), "l", None, alive=False, catalogue=CATALOGUE, now=0.0)
+    for second in range(20):
+        row = caught(row, "other weights", float(second))
+    assert row.evidence.trust(20.0) == pytest.approx(0.5, abs=0.02)
+    again = registered(registration(epoch=2), "l", row, alive=True, catalogue=CATALOGUE, now=20.0)
+    assert isinstance(again, Row)
+    assert again.state is LOADING
+
+
+def differing(row, times, now, agreements=0):
+    for _ in range(times):
+        row = compared(row, agreements=agreements, disagreements=1, reason="other tokens from the third on", now=now)
+    return row
+
+
+def test_b98_answers_that_differ_cost_trust_and_only_again_and_again_the_place():
+    row = registered(registration(), "l", None, alive=False, catalogue=CATALOGUE, now=0.0)
+    once = differing(row, 1, 0.0)
+    assert (once.evidence.trust(0.0), once.state) == (pytest.approx(0.5), LOADING)
+    assert once.reasons == ("answers differ: other tokens from the third on",)
+    thrice = differing(row, 3, 0.0)
+    assert thrice.state is NodeState.QUARANTINED
+    assert "quarantined, answers differ: other tokens from the third on" in thrice.reasons
+    seldom = differing(row, 3, 0.0, agreements=40)
+    assert seldom.state is LOADING, "three of a hundred and more are chance"
+    assert seldom.evidence.trust(0.0) > 0.9
+
+
+def test_b98_a_quarantine_for_answers_is_lifted_by_time_and_not_by_registering():
+    row = differing(registered(registration(), "l", None, alive=False, catalogue=CATALOGUE, now=0.0), 3, 0.0)
+    again = registered(registration(epoch=2), "l2", row, alive=True, catalogue=CATALOGUE, now=10.0)
+    assert again.state is NodeState.QUARANTINED
+    beat = Beat(state=READY, sequence=1)
+    assert beaten(again, "l2", beat, interval_s=3.0, now=12.0).state is NodeState.QUARANTINED
+    assert beaten(again, "l2", beat, interval_s=3.0, now=1200.0).state is READY
 
 
 def test_missed_heartbeats_and_failures_cost_trust():
