@@ -75,6 +75,9 @@ class NodeRegistryService:
             registration = _form(request.node).registration()
         except ValueError as error:
             return No(Code.INVALID, str(error))
+        stopped = self._door.keeps_out(registration.node)
+        if stopped is not None:
+            return stopped
         registrar = self._door.registrar
         outcome = await registrar.register(registration)
         if isinstance(outcome, Denied):

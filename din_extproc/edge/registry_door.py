@@ -3,12 +3,15 @@
 Rule: a node speaks for itself only; who has any node's token may see all of them.
 """
 
+from collections.abc import Mapping
 from enum import Enum
 
 from msgspec import Struct
 
 from din_extproc.admit.keys import NodeTokens
+from din_extproc.domain.node import Node
 from din_extproc.edge.registrar import Registrar
+from din_extproc.registry.claims import Reach
 from din_extproc.registry.row import Denial, Denied
 
 
@@ -57,13 +60,22 @@ class Door:
     Args:
         registrar: Takes what is let in.
         tokens: Of all nodes; replaced when their file changes.
+        reaches: Where nodes may be, by node id; likewise. A node that is missing may be anywhere.
         bound: A node's certificate must carry its id.
     """
 
-    def __init__(self, registrar: Registrar, tokens: NodeTokens, *, bound: bool = False) -> None:
+    def __init__(self, registrar: Registrar, tokens: NodeTokens, reaches: Mapping[str, Reach], *, bound: bool = False) -> None:
         self.registrar = registrar
         self.tokens = tokens
+        self.reaches = reaches
         self._bound = bound
+
+    def keeps_out(self, node: Node) -> No | None:
+        """Why the node may not be where it says it is. None: it may."""
+        reach = self.reaches.get(node.id)
+        if reach is None or reach.allows(node.endpoint):
+            return None
+        return No(Code.FORBIDDEN, f"the token of node {node.id!r} does not hold for the address {node.endpoint}")
 
     def stops(self, authorization: str, names: frozenset[str], node_id: str | None = None) -> No | None:
         """Why the caller may not speak for this node. None: it may.

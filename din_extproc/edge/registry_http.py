@@ -74,6 +74,9 @@ class RegistryHttp:
             registration = form.registration()
         except ValueError as error:
             return No(Code.INVALID, str(error))
+        stopped = self._door.keeps_out(registration.node)
+        if stopped is not None:
+            return stopped
         registrar = self._door.registrar
         outcome = await registrar.register(registration)
         if isinstance(outcome, Denied):

@@ -4,11 +4,13 @@ Rule: the answer is the reason, for people; "" when there is nothing against it.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 from msgspec import Struct
 
 from din_extproc.domain.membership import Beat, NodeState, Registration
+from din_extproc.domain.node import Endpoint
 
 _SAYABLE = frozenset({NodeState.LOADING, NodeState.READY, NodeState.DRAINING})
 _MOST = 1 << 40
@@ -26,6 +28,33 @@ class Described(Struct, frozen=True):
     max_seq_len: int
     sha256: str | None = None
     """Of the weights; None: it says nothing of them."""
+
+
+class Reach(Struct, frozen=True):
+    """Where a node's token lets it register."""
+
+    networks: tuple[IPv4Network | IPv6Network, ...] = ()
+    endpoints: frozenset[Endpoint] = frozenset()
+
+    @classmethod
+    def parse(cls, texts: Iterable[str]) -> "Reach":
+        """Read networks (`10.0.0.0/24`, `fd00::/64`), addresses, and addresses with a port (`10.0.0.7:8000`, `[fd00::7]:8000`).
+
+        Raises:
+            ValueError: a text is none of these.
+        """
+        networks, endpoints = [], set()
+        for text in texts:
+            try:
+                networks.append(ip_network(text))
+            except ValueError:
+                endpoints.add(Endpoint.parse(text))
+        return cls(tuple(networks), frozenset(endpoints))
+
+    def allows(self, endpoint: Endpoint) -> bool:
+        """Whether a node may be there."""
+        host = ip_address(endpoint.host)
+        return endpoint in self.endpoints or any(host.version == network.version and host in network for network in self.networks)
 
 
 Catalogue = Mapping[str, Mapping[str, Described]]

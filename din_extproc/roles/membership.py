@@ -80,7 +80,7 @@ class Membership:
             dead_after_s=section.dead_after_s,
         )
         self.registrar.watchers.add(self._changed)
-        self._door = Door(self.registrar, NodeTokens(settings.node_tokens), bound=section.bind_certificates)
+        self._door = Door(self.registrar, NodeTokens(settings.node_tokens), settings.node_reaches, bound=section.bind_certificates)
         self._subscription = Subscription(
             locator(settings.store.url.get_secret_value()), store.channel, self.registrar.heard, self.registrar.began
         )
@@ -116,7 +116,7 @@ class Membership:
     def use(self, settings: Settings) -> None:
         """Other pools, another catalogue, other tokens."""
         self._settings = settings
-        self._door.tokens = NodeTokens(settings.node_tokens)
+        self._door.tokens, self._door.reaches = NodeTokens(settings.node_tokens), settings.node_reaches
         registrar = self.registrar
         self._changed(registrar.table.use(settings.pools, _catalogue(settings), registrar.now()))
 

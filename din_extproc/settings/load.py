@@ -15,7 +15,7 @@ from din_extproc.settings.catalog import Catalog, CatalogFile, CatalogModel, Cat
 from din_extproc.settings.document import Document, read_json, read_yaml
 from din_extproc.settings.keys_file import Stored, read_keys
 from din_extproc.settings.problems import Problem, Rejected, in_order
-from din_extproc.settings.registry import Registry, Tokens, read_tokens
+from din_extproc.settings.registry import Reaches, Registry, Tokens, read_tokens
 from din_extproc.settings.schema import DinYaml
 from din_extproc.settings.settings import Settings
 from din_extproc.settings.shape import shape, validated
@@ -47,7 +47,7 @@ def load(path: Path, env: Mapping[str, str], source: CatalogSource | None = None
     keys = stored.joined(assembled.keys)
     _report_tls(shaped.config, document, path)
     audit, key_files = read_audit(shaped.config.audit, document, path)
-    tokens_file, secrets, tokens, unread = _tokens(shaped.config.gateway.registry, document, path)
+    tokens_file, secrets, tokens, reaches, unread = _tokens(shaped.config.gateway.registry, document, path)
     found = in_order([*document.problems, *problems, *unread, *stored.problems])
     if assembled.routes is None or catalog is None or not all(problem.warning for problem in found):
         return Rejected(found)
@@ -61,6 +61,7 @@ def load(path: Path, env: Mapping[str, str], source: CatalogSource | None = None
         fingerprint=_fingerprint(text, described, secrets + hashes, audit),
         network=config.network,
         node_tokens=tokens,
+        node_reaches=reaches,
         gateway=config.gateway,
         store=config.store,
         catalog=catalog,
@@ -104,15 +105,15 @@ def _fingerprint(text: str, described: str, secrets: str, audit: Audit | None) -
     return hashlib.sha256(f"{text}\0{described}\0{secrets}\0".encode() + keys).hexdigest()[:_FINGERPRINT]
 
 
-def _tokens(section: Registry | None, document: Document, path: Path) -> tuple[str | None, str, Tokens, list[Problem]]:
-    """The file of the nodes' tokens, its text, the tokens, and what is wrong with them."""
+def _tokens(section: Registry | None, document: Document, path: Path) -> tuple[str | None, str, Tokens, Reaches, list[Problem]]:
+    """The file of the nodes' tokens, its text, the tokens, where they hold, and what is wrong with them."""
     if section is None:
-        return None, "", {}, []
+        return None, "", {}, {}, []
     file = path.parent / section.node_tokens_file
     text = read_text(file)
     if isinstance(text, Problem):
         document.report(("gateway", "registry", "node_tokens_file"), f"{file}: {text.message}")
-        return str(file), "", {}, []
+        return str(file), "", {}, {}, []
     return str(file), text, *read_tokens(file, text)
 
 

@@ -9,13 +9,16 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from din_extproc.admit.keys import is_node_id, parse_hash
-from din_extproc.settings.document import read_yaml
+from din_extproc.registry.claims import Reach
+from din_extproc.settings.document import Document, read_yaml
 from din_extproc.settings.problems import Problem
 from din_extproc.settings.section import ListenAddress, Section, Text
 from din_extproc.settings.tls import ServerTls
 
 Tokens = dict[str, tuple[bytes, bytes]]
 """Salt and digest by node id."""
+Reaches = dict[str, Reach]
+"""Where a node may be, by node id; nodes that are missing may be anywhere."""
 
 
 class Registry(Section):
@@ -46,15 +49,20 @@ class Registry(Section):
         return self
 
 
-def read_tokens(file: Path, text: str) -> tuple[Tokens, list[Problem]]:
-    """The tokens in the file's text, and what is wrong with it."""
+def read_tokens(file: Path, text: str) -> tuple[Tokens, Reaches, list[Problem]]:
+    """The tokens in the file's text, where each lets its node register, and what is wrong with it.
+
+    A line is `node-id: sha256$...`, or `node-id: {hash: sha256$..., addresses: [10.0.0.0/24]}`.
+    """
     document = read_yaml(text, str(file), {})
     entries = document.data if document.data is not None else {}
     if not isinstance(entries, dict):
         document.report((), "lines `node-id: sha256$...` are expected")
-        return {}, document.problems
+        return {}, {}, document.problems
     tokens: Tokens = {}
-    for node_id, written in entries.items():
+    reaches: Reaches = {}
+    for node_id, entry in entries.items():
+        written = entry.get("hash") if isinstance(entry, dict) else entry
         hashed = parse_hash(written) if isinstance(written, str) else None
         if not is_node_id(node_id):
             document.report((node_id,), f"{node_id!r} is no node's id", at_key=True)
@@ -62,4 +70,21 @@ def read_tokens(file: Path, text: str) -> tuple[Tokens, list[Problem]]:
             document.report((node_id,), "not a token's hash: sha256$<salt, hex>$<digest, hex>", "make one with `din-extproc keys node`")
         else:
             tokens[node_id] = hashed
-    return tokens, document.problems
+            if isinstance(entry, dict):
+                reaches[node_id] = _reach(node_id, entry, document)
+    return tokens, reaches, document.problems
+
+
+def _reach(node_id: str, entry: dict[str, object], document: Document) -> Reach:
+    unknown = sorted(set(entry) - {"hash", "addresses"})
+    if unknown:
+        document.report((node_id, unknown[0]), "unknown field", "known here: addresses, hash", at_key=True)
+    listed = entry.get("addresses")
+    if not isinstance(listed, list) or not listed or not all(isinstance(each, str) for each in listed):
+        document.report((node_id, "addresses"), "a list of texts such as 10.0.0.0/24 or 10.0.0.7:8000 is expected")
+        return Reach()
+    try:
+        return Reach.parse(listed)
+    except ValueError as error:
+        document.report((node_id, "addresses"), str(error), "a network such as 10.0.0.0/24, or an address and a port")
+        return Reach()

@@ -18,7 +18,7 @@ from din_extproc.settings.envoy import EnvoySection
 from din_extproc.settings.gateway import Gateway, Store, as_reached
 from din_extproc.settings.health import HealthSection
 from din_extproc.settings.problems import Problem
-from din_extproc.settings.registry import Tokens
+from din_extproc.settings.registry import Reaches, Tokens
 from din_extproc.settings.tls import ServerTls
 
 _MIB = 1 << 20
@@ -40,6 +40,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     """12 hex digits that change with the text of the configuration or its catalogue."""
     network: str
     node_tokens: Tokens
+    node_reaches: Reaches
     gateway: Gateway
     store: Store
     catalog: Catalog

@@ -118,7 +118,7 @@ class _Crowd:
         membership = Membership(settings, section, link, H2Server, background, turned=self._plane.turn, said=self._plane.hear)
         await membership.start()
         self._exits.push_async_callback(membership.stop)
-        self._methods = NodeRegistryService(Door(membership.registrar, NodeTokens(settings.node_tokens)), background.start).methods()
+        self._methods = NodeRegistryService(Door(membership.registrar, NodeTokens(settings.node_tokens), {}), background.start).methods()
         for start in range(0, len(self._names), _JOINING):
             await asyncio.gather(*(self._join(at) for at in range(start, min(start + _JOINING, len(self._names)))))
         while len(self._plane.desk.placer.members.nodes("p")) < len(self._names):  # noqa: ASYNC110 - told in differences, no event

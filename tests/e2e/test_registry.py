@@ -17,7 +17,7 @@ from din_extproc._proto.envoy.service.ext_proc.v3.external_processor_pb2 import 
 from din_extproc.admit.keys import ENTROPY_BYTES, make_node_token
 from tests import peer
 from tests.servers import RedisServer, free_port
-from tests.stack import Stack, key_of, tenant
+from tests.stack import Stack, key_of, raw_request, tenant
 
 pytestmark = pytest.mark.e2e
 
@@ -62,7 +62,8 @@ class Replica(Stack):
         }
         super().__init__({**config, **sections}, server=redis, gateway={"registry": registry, "workers": workers, **(gateway or {})})
         (self.folder / "models.json").write_text(json.dumps(CATALOGUE))
-        (self.folder / "tokens.yaml").write_text("".join(f'{name}: "{token(name).hash}"\n' for name in NODES))
+        held = "".join(f'{name}: {{ hash: "{token(name).hash}", addresses: [10.0.0.0/8, "127.0.0.0/8"] }}\n' for name in NODES)
+        (self.folder / "tokens.yaml").write_text(held)
 
     def say(self, method: str, path: str, body: dict | None = None, name: str = "gpu-1", bearer: str | None = None):
         """Status and JSON of one message to the registry's HTTP port."""
@@ -223,6 +224,7 @@ def beating(replica: Replica, name: str, lease: str) -> subprocess.Popen[bytes]:
         ({"max_seq_len": "many"}, 400, "invalid_request", "max_seq_len"),
         ({"shoe_size": 43}, 400, "invalid_request", "shoe_size"),
         ({"id": "gpu-2"}, 403, "forbidden", "gpu-1"),
+        ({"address": "192.0.2.1:8000"}, 403, "forbidden", "does not hold for the address 192.0.2.1:8000"),
     ],
 )
 def test_b92_a_registration_that_is_not_true_or_not_sound_is_refused_with_the_reason(pair, fields, status, code, told):
@@ -240,6 +242,22 @@ def test_without_a_sound_token_nobody_gets_in_or_sees_anything(pair):
     assert one.say("GET", "/v1/nodes") == (200, {"nodes": [], "stale": False})
 
 
+def test_what_is_refused_before_anybody_reads_it_is_refused_in_json_too(pair):
+    one, _ = pair
+    for method, path, body, status, code in (
+        ("POST", "/v1/nodes", b"x" * 70_000, 413, "request_too_large"),
+        ("GET", "/nowhere", None, 404, "path_not_found"),
+        ("PUT", "/v1/nodes", b"", 405, "method_not_allowed"),
+        ("GET", f"/v1/nodes?{'x' * 9000}", None, 400, "invalid_request"),
+    ):
+        answered, said = one.say(method, path, body)
+        assert (answered, said["code"], said["status"]) == (status, code, status), said
+        assert said["type"] == f"urn:din-extproc:http:{code}"
+    headers = raw_request(one.http_port, b"GET /v1/nodes HTTP/1.1\r\nx: " + b"y" * 20_000 + b"\r\n\r\n")
+    assert b" 400 " in headers[:20]
+    assert b"application/problem+json" in headers
+
+
 def test_garbage_in_heartbeats_is_refused_and_harms_nobody(pair):
     one, two = pair
     lease = one.join("gpu-1")
@@ -251,6 +269,8 @@ def test_garbage_in_heartbeats_is_refused_and_harms_nobody(pair):
         ({**beat, "waiting": -1}, 400),
         ({**beat, "waiting": 10**30}, 400),
         ({**beat, "state": "dead"}, 400),
+        ({**beat, "decode_rate": 0.0}, 400),
+        ({**beat, "sequence": 1 << 60}, 400),
         ({**beat, "sequence": 1}, 409),
         ({**beat, "lease": "another"}, 404),
     ]:

@@ -197,7 +197,11 @@ def test_a_catalogue_that_changes_judges_those_who_are_in():
         {"prefill_rate": math.inf},
         {"decode_rate": math.nan},
         {"free_memory_bytes": 1 << 60},
-        {"sequence": 1 << 63},
+        {"sequence": 1 << 53},
+        {"prefill_rate": 0.0},
+        {"decode_rate": 0.0},
+        {"reason": "x" * 501},
+        {"reason": "two\nlines"},
         {"state": NodeState.DEAD},
     ],
 )

@@ -3,6 +3,7 @@
 import pytest
 
 from din_extproc.admit.keys import ENTROPY_BYTES, NodeTokens, make_node_token, parse_hash
+from din_extproc.domain.node import Endpoint
 from din_extproc.settings.load import load
 from din_extproc.settings.problems import Rejected
 from tests.stack import tenant
@@ -73,3 +74,28 @@ def test_a_token_is_its_own_nodes_and_nothing_else_is_one():
     assert tokens.owner(f"Bearer {OTHER.text}") is None
     for text in ("", "Bearer", "Bearer din_", f"Basic {TOKEN.text}", "Bearer " + "x" * 10_000, "Bearer din_gpu_7_", TOKEN.text):
         assert tokens.owner(text) is None
+
+
+def test_a_token_can_hold_for_some_addresses_only(tmp_path):
+    text = f'gpu_7: {{ hash: "{TOKEN.hash}", addresses: ["10.0.0.0/24", "fd00::/64", "10.9.9.9:8000"] }}\ngpu-8: "{OTHER.hash}"\n'
+    settings = loaded(tmp_path, SECTION, tokens=text)
+    assert not isinstance(settings, Rejected), settings
+    assert NodeTokens(settings.node_tokens).owner(f"Bearer {TOKEN.text}") == "gpu_7"
+    reach = settings.node_reaches["gpu_7"]
+    for address, allowed in (
+        ("10.0.0.7:1", True),
+        ("10.0.1.7:1", False),
+        ("[fd00::7]:1", True),
+        ("[fd01::7]:1", False),
+        ("10.9.9.9:8000", True),
+        ("10.9.9.9:8001", False),
+    ):
+        assert reach.allows(Endpoint.parse(address)) is allowed, address
+    assert "gpu-8" not in settings.node_reaches
+
+
+@pytest.mark.parametrize("addresses", ["[]", "10.0.0.0/24", '["10.0.0.0/33"]', '["host:8000"]', "[7]"])
+def test_addresses_of_a_token_that_are_none_are_refused(tmp_path, addresses):
+    text = f'gpu_7: {{ hash: "{TOKEN.hash}", addresses: {addresses} }}\n'
+    [(place, _)] = problems(loaded(tmp_path, SECTION, tokens=text))
+    assert place == "gpu_7.addresses"
