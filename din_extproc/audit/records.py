@@ -27,7 +27,25 @@ class Admitted(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="admitt
     reserved_tokens: int
 
 
-class Refused(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="refused"):
+class Tagged(Entry, frozen=True, kw_only=True, omit_defaults=True):
+    """What a request asked for: with its sizes, enough to decide about it again under another configuration."""
+
+    asked_for: str = ""
+    """The model's name, as the client wrote it."""
+    operation: str = ""
+    """The canonical path."""
+    stream: bool = False
+    prompt_estimate: int = 0
+    output_asked: int | None = None
+    """The largest output that the client allowed; None: it did not say."""
+    version_asked: str = ""
+    task_tier: str = ""
+    priority: str = ""
+    duration_ms: float | None = None
+    """From the first byte to the end, which is `at`."""
+
+
+class Refused(Tagged, frozen=True, kw_only=True, omit_defaults=True, tag="refused"):
     """A request was answered with an error by the gateway. Tenant and key as far as they were known."""
 
     trace_id: str
@@ -39,7 +57,7 @@ class Refused(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="refused
     """What the filter for sensitive data found and did."""
 
 
-class Settled(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="settled"):
+class Settled(Tagged, frozen=True, kw_only=True, omit_defaults=True, tag="settled"):
     """An exchange is over; this is what was charged for it."""
 
     request_id: str
@@ -63,7 +81,6 @@ class Settled(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="settled
     attempts: int = 0
     degraded: bool = False
     error: str = ""
-    duration_ms: float | None = None
     screening: str = ""
     """What the filter for sensitive data found and did."""
 

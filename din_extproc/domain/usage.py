@@ -45,8 +45,23 @@ class Sensitive(Struct, frozen=True, gc=False):
     """False: there were too many to look at them all."""
 
 
+class Tags(Struct, frozen=True, gc=False, omit_defaults=True):
+    """What a request asked for besides its length: with its sizes, enough to decide about it again without its text."""
+
+    model: str = ""
+    """As the client wrote it."""
+    output_tokens: int | None = None
+    """None: it did not say."""
+    version: str = ""
+    task_tier: str = ""
+    priority: str = ""
+
+
 class Labels(Struct, frozen=True, gc=False, omit_defaults=True):
-    """What was decided about a request that was sent on, as the access log brings it back: JSON in one field of the metadata."""
+    """What was decided about a request, as the access log brings it back: JSON in one field of the metadata.
+
+    Of one that was refused: whose it is and what it asked for, as far as that was known.
+    """
 
     request_id: str = ""
     trace_id: str = ""
@@ -70,6 +85,7 @@ class Labels(Struct, frozen=True, gc=False, omit_defaults=True):
     """The limit that would have refused it, were it enforced: `rpm`, `tpm`, `max_streams` or `oversize`."""
     sensitive: Sensitive | None = None
     """None: nothing was found, or nobody looked."""
+    tags: Tags | None = None
 
 
 class ExchangeRecord(Struct, frozen=True, gc=False):
@@ -123,6 +139,8 @@ class ExchangeRecord(Struct, frozen=True, gc=False):
     """The limit that would have refused it, were it enforced."""
     out_of_time: bool = False
     """The time for the whole request ran out, be it the client's: that says nothing of the node."""
+    tags: Tags | None = None
+    """None: it was refused before it was read."""
 
     @property
     def to_node_ms(self) -> float | None:

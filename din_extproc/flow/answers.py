@@ -22,7 +22,7 @@ _NO_RETRY: Headers = (("x-should-retry", "false"),)
 def refusal(refused: Refusal, head: Head, trace_id: str, headers: Headers = (), whose: Mapping[str, str] | None = None) -> Answer:
     """The error answer. The body is OpenAI's and RFC 9457's at once; `accept` decides which of the two media types it is called.
 
-    `whose`: metadata that names tenant and key, for the access log only.
+    `whose`: metadata that says whose it is and what was asked, for the access log only.
     """
     code = refused.code
     no_use = refused.retry_after_ms is None and code.status < HTTPStatus.INTERNAL_SERVER_ERROR

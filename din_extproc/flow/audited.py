@@ -3,9 +3,13 @@
 Rule: names, numbers and codes only; see `audit/records.py`.
 """
 
+from typing import Any
+
 from din_extproc.audit.records import Admitted, Refused, Settled
-from din_extproc.domain.usage import ExchangeRecord, Outcome
+from din_extproc.domain.usage import ExchangeRecord, Outcome, Tags
 from din_extproc.flow.dispatch import Granted
+
+_NO_TAGS = Tags()
 
 
 def admission(granted: Granted, at: float) -> Admitted:
@@ -29,7 +33,13 @@ def ending(record: ExchangeRecord) -> Refused | Settled:
     at = round(record.started_at + (record.duration_ms or 0.0) / 1000, 6)
     if record.outcome is Outcome.REFUSED and not record.request_id:
         return Refused(
-            at=at, trace_id=record.trace_id, code=record.refusal, status=record.status, tenant=record.tenant, key_id=record.key_id
+            at=at,
+            trace_id=record.trace_id,
+            code=record.refusal,
+            status=record.status,
+            tenant=record.tenant,
+            key_id=record.key_id,
+            **_tags(record),
         )
     usage = record.usage
     return Settled(
@@ -54,5 +64,21 @@ def ending(record: ExchangeRecord) -> Refused | Settled:
         attempts=record.attempts,
         degraded=record.degraded,
         error=record.error,
-        duration_ms=record.duration_ms,
+        **_tags(record),
     )
+
+
+def _tags(record: ExchangeRecord) -> dict[str, Any]:
+    """The fields of `Tagged`."""
+    tags = record.tags or _NO_TAGS
+    return {
+        "asked_for": tags.model,
+        "operation": record.operation,
+        "stream": record.stream,
+        "prompt_estimate": record.prompt_estimate,
+        "output_asked": tags.output_tokens,
+        "version_asked": tags.version,
+        "task_tier": tags.task_tier,
+        "priority": tags.priority,
+        "duration_ms": record.duration_ms,
+    }

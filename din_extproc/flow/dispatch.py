@@ -5,12 +5,14 @@ Rule: the body changes by splices only, and every label that settlement needs is
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from din_extproc.admit.headers import standing_headers
+from din_extproc.admit.keys import Authenticated
 from din_extproc.admit.ledger import Claim, Standing
 from din_extproc.domain.node import Pool
 from din_extproc.domain.request import Head, Intent
-from din_extproc.domain.usage import Labels
+from din_extproc.domain.usage import Labels, Tags
 from din_extproc.domain.verdict import Headers, Send
 from din_extproc.flow.order import NodeOrder
 from din_extproc.flow.place import Picked, Target
@@ -67,6 +69,26 @@ def _version(routed: Routed, pool: Pool, intent: Intent) -> Headers:
     return () if wanted == intent.version else (("x-din-model-version", wanted),)
 
 
+def tags(intent: Intent) -> Tags:
+    """What the request asked for, for whoever decides about it again."""
+    priority = "" if intent.priority is None else intent.priority.value
+    return Tags(intent.model, intent.output_tokens, intent.version, intent.task_tier, priority)
+
+
+def refused_metadata(who: Authenticated, intent: Intent | None) -> dict[str, str]:
+    """What the access log brings back of a request that was refused after its key was proven. `intent`: None when it was not read."""
+    labels = Labels(tenant=who.tenant.id, key_id=who.key.id)
+    if intent is not None:
+        labels = replace(
+            labels,
+            prompt_estimate=intent.prompt_tokens,
+            stream=intent.stream,
+            operation=intent.operation.value,
+            tags=tags(intent),
+        )
+    return {"labels": _as_json(labels).decode()}
+
+
 def _metadata(granted: Granted) -> dict[str, str | float | bool]:
     """One field for settlement, because every field costs both Envoy and us; two more for the filter that reads the answer."""
     intent, target, claim = granted.intent, granted.target, granted.claim
@@ -89,6 +111,7 @@ def _metadata(granted: Granted) -> dict[str, str | float | bool]:
         intent.operation.value,
         granted.would_refuse,
         granted.reading.sensitive,
+        tags(intent),
     )
     metadata: dict[str, str | float | bool] = {"request_id": claim.request_id, "labels": _as_json(labels).decode()}
     if granted.order.strips_usage:

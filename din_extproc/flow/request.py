@@ -23,7 +23,7 @@ from din_extproc.domain.tenant import Tenant
 from din_extproc.domain.verdict import Answer, Refusal, Send, Verdict
 from din_extproc.flow import answers, failures
 from din_extproc.flow.audited import admission
-from din_extproc.flow.dispatch import Granted, dispatch
+from din_extproc.flow.dispatch import Granted, dispatch, refused_metadata
 from din_extproc.flow.gauges import Gauges
 from din_extproc.flow.members import Members
 from din_extproc.flow.order import NodeOrder, order
@@ -129,12 +129,13 @@ class _Held(Struct, frozen=True, gc=False):
 class RequestFlow:
     """One HTTP exchange, from its first byte to its last."""
 
-    __slots__ = ("_desk", "_head", "_held", "_order", "_request_id", "_trace_id", "_who")
+    __slots__ = ("_desk", "_head", "_held", "_intent", "_order", "_request_id", "_trace_id", "_who")
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._head = _NO_HEAD
         self._held: _Held | None = None
+        self._intent: Intent | None = None
         self._order: NodeOrder | None = None
         self._request_id = ""
         self._trace_id = ""
@@ -189,9 +190,8 @@ class RequestFlow:
         self._trace_id = given if kept(given) else self._request_id
 
     def _whose(self) -> Mapping[str, str]:
-        """What the accounts are told of a refusal's owner, as far as that is known."""
-        who = self._who
-        return {} if who is None else {"tenant": who.tenant.id, "key_id": who.key.id}
+        """What the accounts are told of a refused request, as far as that is known."""
+        return {} if self._who is None else refused_metadata(self._who, self._intent)
 
     async def _verdict(self, head: Head, body: bytes, began: float) -> Verdict | Refusal:
         desk, view = self._desk, self._desk.view
@@ -210,7 +210,7 @@ class RequestFlow:
         reading = self._read(head, body, who)
         if isinstance(reading, Refusal):
             return reading
-        intent = await self._counted(reading)
+        intent = self._intent = await self._counted(reading)
         routed = view.table.route(intent, who.tenant, head, int(wall) // _HOUR_S % 24, desk.placer.members.versions)
         if isinstance(routed, Refusal):
             return routed

@@ -2,9 +2,9 @@
 
 Rule: a record is made from whatever is there. What is missing or has the wrong type counts as not told, never as an error.
 
-Dynamic metadata, namespace `din`: of a request that was sent on, the gateway leaves `labels` (`domain.usage.Labels` as JSON: one field,
-because every field costs both sides); of one that it answered itself, `trace_id` and `refusal`, `tenant` and `key_id` as far as they were
-known, and `sensitive` (`Sensitive` as JSON) where that is why. What the node's answer cost comes from `envoy/lua/usage.lua`, see its head.
+Dynamic metadata, namespace `din`: of a request that it has read, the gateway leaves `labels` (`domain.usage.Labels` as JSON: one field,
+because every field costs both sides); of one that it answered itself, `trace_id` and `refusal`,
+and `sensitive` (`Sensitive` as JSON) where that is why. What the node's answer cost comes from `envoy/lua/usage.lua`, see its head.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -117,8 +117,8 @@ def _record(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[s
     return ExchangeRecord(
         request_id=labels.request_id,
         trace_id=labels.trace_id or _text(told, "trace_id"),
-        tenant=labels.tenant or _text(told, "tenant"),
-        key_id=labels.key_id or _text(told, "key_id"),
+        tenant=labels.tenant,
+        key_id=labels.key_id,
         model=labels.model,
         alias=labels.alias,
         pool=labels.pool,
@@ -147,6 +147,7 @@ def _record(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[s
         received_ms=_ms(common.time_to_last_rx_byte) if common.HasField("time_to_last_rx_byte") else None,
         sent_ms=_ms(common.time_to_first_upstream_tx_byte) if common.HasField("time_to_first_upstream_tx_byte") else None,
         would_refuse=labels.would_refuse,
+        tags=labels.tags,
         sensitive=labels.sensitive or (_sensitive(told["sensitive"].string_value) if "sensitive" in told else None),
         out_of_time=entry.response.response_code_details == _TOTAL_TIMEOUT,
     )

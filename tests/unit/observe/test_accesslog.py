@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from din_extproc._proto.envoy.data.accesslog.v3.accesslog_pb2 import HTTPAccessLogEntry
 from din_extproc._proto.envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
-from din_extproc.domain.usage import Labels, Outcome, Usage
+from din_extproc.domain.usage import Labels, Outcome, Tags, Usage
 from din_extproc.observe import accesslog
 from din_extproc.observe.accesslog import records
 
@@ -105,6 +105,15 @@ def test_a_refusal_has_no_node_and_costs_nothing() -> None:
     refused.response.response_code.value = 401
     [record] = records(message(refused), {})
     assert (record.outcome, record.refusal, record.node_id, record.usage) == (Outcome.REFUSED, "invalid_api_key", "", Usage(0, 0))
+
+
+def test_a_refusal_brings_back_whose_it_is_and_what_was_asked() -> None:
+    told = Labels(tenant="finance", key_id="k", operation="/v1/chat/completions", prompt_estimate=7, tags=Tags("bx", 64, ">=1", "light"))
+    refused = entry({"trace_id": "t-1", "refusal": "rate_limit_exceeded", "labels": msgspec.json.encode(told).decode()})
+    refused.response.response_code.value = 429
+    [record] = records(message(refused), {})
+    assert (record.tenant, record.key_id, record.outcome, record.usage) == ("finance", "k", Outcome.REFUSED, Usage(0, 0))
+    assert (record.tags, record.prompt_estimate, record.operation) == (told.tags, 7, "/v1/chat/completions")
 
 
 def test_flags_come_back_as_envoys_short_codes() -> None:
