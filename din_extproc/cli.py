@@ -14,6 +14,7 @@ from din_extproc import __version__
 from din_extproc.cli_keys import keys_app
 from din_extproc.cli_options import DEFAULT_CONFIG, Config, Json, fail, print_json, settings_of
 from din_extproc.cli_render import render_app
+from din_extproc.cli_tenants import tenants, usage
 from din_extproc.edge.logs import configure
 from din_extproc.settings.check import check as check_file
 
@@ -25,6 +26,8 @@ app = typer.Typer(
 )
 app.add_typer(render_app, name="render")
 app.add_typer(keys_app, name="keys")
+app.command()(tenants)
+app.command()(usage)
 audit_app = typer.Typer(no_args_is_help=True, help="The audit log.")
 app.add_typer(audit_app, name="audit")
 

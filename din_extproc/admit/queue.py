@@ -99,6 +99,10 @@ class Queue:
     def __len__(self) -> int:
         return self._count
 
+    def by_tenant(self) -> dict[str, int]:
+        """How many of each."""
+        return {tenant: len(line) for tenant, line in self._lines.items()}
+
     def is_behind(self, claim: Claim, priority: Priority) -> bool:
         """Whether somebody waits whom a newcomer must not overtake."""
         rank = RANK[priority]

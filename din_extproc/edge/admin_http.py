@@ -4,7 +4,7 @@ Rule: liveness never depends on Redis or nodes; readiness says each reason it ha
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 import msgspec
 from aiohttp import web
@@ -14,22 +14,25 @@ from din_extproc.observe.exposition import CONTENT_TYPE
 
 Status = Callable[[], Mapping[str, object]]
 Reasons = Callable[[], list[str]]
+Tenants = Callable[[str], Awaitable[Mapping[str, object]]]
 
 
 class AdminPages:
-    """`GET /healthz`, `/readyz`, `/status`, `/nodes` and `/metrics`.
+    """`GET /healthz`, `/readyz`, `/status`, `/nodes`, `/tenants` and `/metrics`.
 
     Args:
         status: What `/status` shows, as plain values.
         reasons: Why the process is not ready; empty when it is.
         nodes: What `/nodes` shows, likewise.
+        tenants: What `/tenants` shows, of all tenants ("") or of one.
         metrics: What `/metrics` shows, slice by slice: others go first between two of them.
     """
 
-    def __init__(self, status: Status, reasons: Reasons, nodes: Status, metrics: Callable[[], Iterator[bytes]]) -> None:
+    def __init__(self, status: Status, reasons: Reasons, nodes: Status, tenants: Tenants, metrics: Callable[[], Iterator[bytes]]) -> None:
         self._status = status
         self._reasons = reasons
         self._nodes = nodes
+        self._tenants = tenants
         self._metrics = metrics
         self.port = HttpPort(
             [
@@ -37,6 +40,7 @@ class AdminPages:
                 web.get("/readyz", self._ready),
                 web.get("/status", self._show),
                 web.get("/nodes", self._show_nodes),
+                web.get("/tenants", self._show_tenants),
                 web.get("/metrics", self._show_metrics),
             ]
         )
@@ -54,6 +58,9 @@ class AdminPages:
 
     async def _show_nodes(self, _: web.Request) -> web.Response:
         return _json(self._nodes())
+
+    async def _show_tenants(self, request: web.Request) -> web.Response:
+        return _json(await self._tenants(request.query.get("tenant", "")))
 
     async def _show_metrics(self, request: web.Request) -> web.StreamResponse:
         reply = web.StreamResponse(headers={"content-type": CONTENT_TYPE})

@@ -121,9 +121,9 @@ class WaitingRoom:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
-    def shown(self) -> dict[str, int]:
+    def shown(self) -> dict[str, object]:
         """For the admin page."""
-        return {"waiting": len(self._queue), **self.counts}
+        return {"waiting": len(self._queue), "by_tenant": self._queue.by_tenant(), **self.counts}
 
     def _want(self, tenant: str, now_ms: int, patience_ms: int) -> None:
         """What is asked for after this sees whatever was freed before, and the bell rings for what is freed later."""

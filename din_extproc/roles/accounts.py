@@ -1,4 +1,4 @@
-"""Who hears of requests in the process that keeps the accounts, and what it makes of them: metrics and the audit log.
+"""Who hears of requests in the process that keeps the accounts, and what it makes of them: metrics, the usage by day and the audit log.
 
 Rule: hearing costs microseconds and never fails; whatever takes longer, or touches a file or the network, is done later, in slices.
 """
@@ -10,12 +10,16 @@ from din_extproc.audit.records import Event
 from din_extproc.domain.usage import ExchangeRecord
 from din_extproc.edge.background import Background
 from din_extproc.edge.counters import Counters
+from din_extproc.edge.redis.ledger import Runner
 from din_extproc.observe.exchange_metrics import ExchangeMetrics
 from din_extproc.observe.families import Family
 from din_extproc.registry.table import Event as NodeEvent
 from din_extproc.roles.auditor import Auditor
 from din_extproc.roles.standing import audit_families
+from din_extproc.roles.usage import UsageKeeper
 from din_extproc.settings.settings import Settings
+
+_SAY_S = 1.0
 
 
 class Accounts:
@@ -23,17 +27,19 @@ class Accounts:
 
     Args:
         settings: The configuration.
+        link: What carries commands to Redis.
         counters: The numbers of the admin page.
         standing: How everything else stands, as families.
         shut: Told when requests may not be taken because they can't be recorded (True), and when they may again (False).
     """
 
     def __init__(
-        self, settings: Settings, counters: Counters, standing: Callable[[], Iterator[Family]], shut: Callable[[bool], None]
+        self, settings: Settings, link: Runner, counters: Counters, standing: Callable[[], Iterator[Family]], shut: Callable[[bool], None]
     ) -> None:
         self._counters = counters
         self._standing = standing
         self._metrics = ExchangeMetrics()
+        self._usage = UsageKeeper(link, settings.network)
         self._auditor = None if settings.audit is None else Auditor(settings.audit, settings.network, shut)
 
     def start(self, background: Background) -> None:
@@ -42,11 +48,13 @@ class Accounts:
         Raises:
             OSError: the audit log's folder can't be used.
         """
+        background.every(_SAY_S, "telling what tenants used", self._usage.say)
         if self._auditor is not None:
             self._auditor.start(background)
 
     async def stop(self) -> None:
         """Write the rest."""
+        await self._usage.say()
         if self._auditor is not None:
             await self._auditor.stop()
 
@@ -64,6 +72,7 @@ class Accounts:
         """An exchange is over."""
         self._counters.finished(record)
         self._metrics.finished(record)
+        self._usage.finished(record)
         if self._auditor is not None:
             self._auditor.finished(record)
 

@@ -47,6 +47,7 @@ from din_extproc.roles.probes import make_health
 from din_extproc.roles.reload import Reloader
 from din_extproc.roles.serve_options import ServeOptions
 from din_extproc.roles.standing import added, kept_of, node_families, request_families, state_families
+from din_extproc.roles.tenants import TenantsPage
 from din_extproc.roles.view import load_tokenizers
 from din_extproc.roles.waits import Waits
 from din_extproc.settings.registry import Registry
@@ -99,7 +100,7 @@ class Gateway:
             count, drain_s = settings.gateway.workers, options.drain_s
             self._workers = Workers(count, self._worker_command, dict[str, Any], drain_s, self._greeting, self._remember, self._take)
         if options.worker is None:
-            self._accounts = Accounts(settings, self._counters, self._standing, self._close_or_open)
+            self._accounts = Accounts(settings, self._link, self._counters, self._standing, self._close_or_open)
             self._breakers = make_health(settings, lambda standings: self._tell(News(standings=standings)), self._link, self._background)
             self._accounting = AccountingPlane(settings, self._ledger, self._background, self._accounts, gauges, outputs, self._breakers)
             services.append(AccessLogService(self._accounting.received))
@@ -111,7 +112,8 @@ class Gateway:
                 self._discovery = Discovery(_TRANSPORTS[options.transport], self._background)
         self._health = HealthService(*(service.name for service in services))
         self._server = _TRANSPORTS[options.transport]((*services, self._health), max_body_bytes=settings.body_limit)
-        self._admin = AdminPages(self._status, self._unready, self._nodes, self._metrics).port
+        self._admin = AdminPages(self._status, self._unready, self._nodes, self._tenants, self._metrics).port
+        self._tenants_page = TenantsPage(settings, self._link)
 
     async def run(self) -> None:
         """Serve until a signal.
@@ -359,6 +361,10 @@ class Gateway:
         if self._membership is not None:
             shown = self._membership.shown(readings)
         return shown if self._breakers is None else shown | {"nodes": self._breakers.beside(shown["nodes"])}
+
+    async def _tenants(self, tenant: str) -> dict[str, Any]:
+        waiting = self._shown().get("queue", {}).get("by_tenant", {})
+        return await self._tenants_page.shown(self._reloader.settings, tenant, waiting)
 
     def _remember(self, report: dict[str, Any]) -> None:  # a worker is gone
         self._former = added(self._former, kept_of(report))

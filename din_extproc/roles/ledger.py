@@ -15,6 +15,7 @@ from din_extproc.edge.redis.link import Link
 from din_extproc.edge.redis.nodes import SCRIPTS as NODE_SCRIPTS
 from din_extproc.edge.redis.prober import PROBER
 from din_extproc.edge.redis.topology import carrier
+from din_extproc.edge.redis.usage import USAGE
 from din_extproc.settings.settings import Settings
 
 
@@ -26,6 +27,6 @@ def replica_name() -> str:
 def ledger(settings: Settings) -> tuple[Link | ClusterLinks, GuardedLedger]:
     """The counters in Redis, guarded by the outage policy."""
     store = settings.store
-    link = carrier(store.url.get_secret_value(), (*SCRIPTS, PRESENCE, PROBER, *NODE_SCRIPTS), timeout_ms=store.timeout_ms)
+    link = carrier(store.url.get_secret_value(), (*SCRIPTS, PRESENCE, PROBER, USAGE, *NODE_SCRIPTS), timeout_ms=store.timeout_ms)
     shared, local = RedisLedger(link, names=Names(settings.network, store.one_slot)), LocalLedger(SystemClock.monotonic_ms)
     return link, GuardedLedger(link, shared, local, OnError(store.on_error), replica_name(), settings.network)

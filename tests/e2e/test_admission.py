@@ -5,11 +5,13 @@ import json
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+import redis
 
 from tests.servers import EngineSim
 from tests.stack import Stack, key_of, node, tenant
@@ -26,6 +28,8 @@ CONFIG = {
         tenant("single", max_streams=1) | {"queue": QUEUE},
         tenant("tokens", tpm=60_000) | {"queue": QUEUE},
         tenant("shadow", rpm=1, tpm=50, max_streams=1, enforce=False),
+        tenant("payer", rpm=3),
+        tenant("seen", max_streams=1) | {"queue": QUEUE},
         tenant("batch", per_priority={"batch": {"rpm": 1}}),
     ],
     "limits": {"per_model": {"small": {"max_streams": 2, "reserved_for_critical": 0.5}}},
@@ -165,14 +169,58 @@ def test_b70_limits_change_while_it_runs(stack, config):
         assert stack.status()["configuration"]["rejected_successor"] == ""
 
 
+def command(stack: Stack, *words: str) -> str:
+    """`din-extproc ...` as an operator calls it, and what it prints."""
+    whole = [sys.executable, "-m", "din_extproc", *words, "-c", stack.config_file]
+    return subprocess.run(whole, check=True, capture_output=True, text=True).stdout
+
+
+# What tenants use
+
+
+def test_tenants_are_shown_as_they_stand_and_what_they_used_is_exported_by_day_and_model(stack):
+    for _ in range(3):
+        assert stack.chat(ask(), tenant_name="payer").status_code == 200
+    assert stack.chat(ask(), tenant_name="payer").status_code == 429
+
+    def in_redis() -> int:
+        with redis.Redis(port=stack.redis.port) as connection:
+            days = [key for key in connection.scan_iter("din:{usage}:*") if b"portions" not in key]
+            return sum(int(connection.hget(day, f"payer\t{name}") or 0) for day in days for name in ("m\trequests", "\trefused"))
+
+    stack.eventually(lambda: in_redis() >= 4, "it is in Redis")
+    chat = next(row for row in json.loads(command(stack, "usage", "--tenant", "payer", "--format", "json")) if row["model"] == "m")
+    assert (chat["requests"], chat["completion_tokens"], chat["failed"]) == (3, 6, 0)
+    assert chat["prompt_tokens"] > 0
+    assert command(stack, "usage", "--tenant", "payer").startswith("day,tenant,model,requests,failed,refused")
+    shown = json.loads(command(stack, "tenants", "--tenant", "payer", "--json"))["tenants"]
+    assert [(row["tenant"], row["requests"], row["rpm"], row["streams"], row["today"]["requests"]) for row in shown] == [
+        ("payer", 3, 3, 0, 3)
+    ]
+    assert 0 <= shown[0]["tokens"] <= 500
+    assert "payer" in command(stack, "tenants")
+
+
+def test_who_waits_and_who_runs_is_seen_while_it_does(stack):
+    def row() -> dict:
+        with urllib.request.urlopen(f"http://127.0.0.1:{stack.admin_port}/tenants?tenant=seen", timeout=5) as reply:
+            return json.loads(reply.read())["tenants"][0]
+
+    with Busy(stack, "seen", 3000), ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(stack.chat, ask(), tenant_name="seen")
+        stack.eventually(lambda: queue(stack)["waiting"] == 1, "one waits")
+        seen = row()
+        assert (seen["streams"], seen["max_streams"], seen["waiting"]) == (1, 1, 1)
+        waiting.result()
+
+
 # Keys
 
 
 def keys(stack: Stack, *words: str) -> dict:
-    """`din-extproc keys ...` as an operator calls it."""
-    command = [sys.executable, "-m", "din_extproc", "keys", *words, "-c", stack.config_file]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return json.loads(done.stdout) if "--json" in words else {"said": done.stdout}
+    """`din-extproc keys ...`, and what it says."""
+    said = command(stack, "keys", *words)
+    return json.loads(said) if "--json" in words else {"said": said}
 
 
 def status_with(stack: Stack, key: str) -> int:

@@ -84,7 +84,7 @@ async def test_a_slot_that_comes_back_is_taken_by_whoever_waits_first(place):
     assert not second.done()
     await place.ledger.release("t", "first")
     assert isinstance(await second, Granted)
-    assert place.room.shown() == {"waiting": 0, "granted": 2, "expired": 0, "full": 0, "left": 0}
+    assert place.room.shown() == {"waiting": 0, "by_tenant": {}, "granted": 2, "expired": 0, "full": 0, "left": 0}
 
 
 async def test_at_the_end_of_its_patience_a_request_is_told_what_is_short(place):

@@ -1,0 +1,88 @@
+"""Usage by day, in Redis: added up over all replicas, read by whoever charges for it.
+
+Rule: a portion is added once, even when its answer was lost. It is as durable as this Redis: persistence is its operator's.
+"""
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from din_extproc.edge.redis.connection import bulks
+from din_extproc.edge.redis.ledger import Runner, load, namespace
+from din_extproc.observe.usage_book import Line, Used
+
+USAGE: Final = load("usage")
+_KEPT_S: Final = 400 * 86_400
+"""A year and a month to charge for it."""
+_LINES: Final = 200
+"""In one portion."""
+_PAGE: Final = 2000
+_FIELDS: Final = Used.__struct_fields__
+
+
+class Portion(Struct, frozen=True):
+    """What one replica has counted of one day, numbered so that it counts once."""
+
+    day: str
+    number: int
+    amounts: tuple[tuple[str, int], ...]
+
+
+def portions(used: Mapping[Line, Used], first: int) -> Iterator[Portion]:
+    """What was counted, cut to size. `first`: the number of the first portion."""
+    by_day: dict[str, list[tuple[str, int]]] = {}
+    for line, sums in used.items():
+        name = f"{line.tenant}\t{line.model}\t"
+        by_day.setdefault(line.day, []).extend([(name + field, getattr(sums, field)) for field in _FIELDS if getattr(sums, field)])
+    number = first
+    for day, amounts in by_day.items():
+        for start in range(0, len(amounts), _LINES):
+            yield Portion(day, number, tuple(amounts[start : start + _LINES]))
+            number += 1
+
+
+class UsageStore:
+    """The usage of one network. Every verb may raise `LimitsUnavailable`.
+
+    Args:
+        runner: the link.
+        network: whose usage.
+    """
+
+    def __init__(self, runner: Runner, network: str) -> None:
+        self._runner = runner
+        self._prefix = f"{namespace(network)}{{usage}}:"
+
+    async def add(self, replica: str, portion: Portion) -> None:
+        """Add it, unless it was added before."""
+        key = f"{self._prefix}{portion.day}"
+        flat = [part for amount in portion.amounts for part in amount]
+        await self._runner.run(USAGE, *bulks(2, key, f"{key}:portions", replica, portion.number, _KEPT_S, *flat))
+
+    async def day(self, day: str) -> dict[Line, Used]:
+        """Everything of one day, page by page."""
+        found: dict[Line, Used] = {}
+        async for name, amount in self._fields(day):
+            tenant, model, field = name.decode().split("\t")
+            if field in _FIELDS:
+                used = found.setdefault(Line(day, tenant, model), Used())
+                setattr(used, field, int(amount))
+        return found
+
+    async def _fields(self, day: str) -> AsyncIterator[tuple[bytes, bytes]]:
+        seen: dict[bytes, bytes] = {}
+        cursor: Any = 0
+        while True:
+            cursor, page = await self._runner.call("HSCAN", f"{self._prefix}{day}", cursor, "COUNT", _PAGE)
+            seen |= dict(zip(page[::2], page[1::2], strict=True))  # a field may be told twice
+            if int(cursor) == 0:
+                break
+        for name, amount in seen.items():
+            yield name, amount
+
+
+def as_dict(line: Line, used: Used) -> dict[str, Any]:
+    """One row for people and machines."""
+    return {**msgspec.structs.asdict(line), **msgspec.structs.asdict(used)}

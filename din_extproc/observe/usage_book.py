@@ -1,0 +1,81 @@
+"""What tenants have used, by day and model: what charge-back is made from.
+
+Rule: an exchange counts once, on the UTC day on which it began; what the engine did not count itself is told apart.
+"""
+
+from datetime import UTC, date, datetime
+
+from msgspec import Struct
+
+from din_extproc.domain.usage import ExchangeRecord, Outcome
+
+_SECONDS_A_DAY = 86_400
+
+
+class Used(Struct, gc=False):
+    """Sums over exchanges of one tenant, model and day."""
+
+    requests: int = 0
+    """Sent on to a node."""
+    failed: int = 0
+    """Of these, how many did not end with a whole answer."""
+    refused: int = 0
+    would_refuse: int = 0
+    """Sent on, though a limit in shadow mode says no."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    """Part of the prompt tokens."""
+    estimated_tokens: int = 0
+    """Part of prompt and completion tokens: the engine did not count them."""
+
+
+class Line(Struct, frozen=True, gc=False):
+    """Whose usage it is. `model` is the physical one, "" of what was refused before one was chosen."""
+
+    day: str
+    tenant: str
+    model: str
+
+
+class UsageBook:
+    """What was counted since it was last taken."""
+
+    def __init__(self) -> None:
+        self._used: dict[Line, Used] = {}
+        self._day = (0, "")
+
+    def finished(self, record: ExchangeRecord) -> None:
+        """An exchange is over."""
+        if not record.tenant:
+            return
+        line = Line(self._name(int(record.started_at) // _SECONDS_A_DAY), record.tenant, record.model)
+        used = self._used.get(line)
+        if used is None:
+            used = self._used[line] = Used()
+        if record.refusal:
+            used.refused += 1
+            return
+        usage = record.usage
+        used.requests += 1
+        used.failed += record.outcome is not Outcome.COMPLETED
+        used.would_refuse += bool(record.would_refuse)
+        used.prompt_tokens += usage.prompt_tokens
+        used.completion_tokens += usage.completion_tokens
+        used.cached_tokens += usage.cached_tokens
+        used.estimated_tokens += usage.total_tokens if usage.estimated else 0
+
+    def take(self) -> dict[Line, Used]:
+        """What was counted since it was last taken."""
+        used, self._used = self._used, {}
+        return used
+
+    def _name(self, day: int) -> str:
+        if self._day[0] != day:
+            self._day = day, day_of(day * _SECONDS_A_DAY).isoformat()
+        return self._day[1]
+
+
+def day_of(seconds: float) -> date:
+    """The UTC day of a moment in seconds since the epoch."""
+    return datetime.fromtimestamp(seconds, UTC).date()

@@ -1,0 +1,95 @@
+"""Usage by day: counted from finished exchanges, added once on real Redis servers, read back whole."""
+
+import asyncio
+
+import pytest
+from msgspec.structs import replace
+
+from din_extproc.admit.ledger import LimitsUnavailable
+from din_extproc.domain.usage import ExchangeRecord, Outcome, Usage
+from din_extproc.edge.redis.usage import USAGE, UsageStore, portions
+from din_extproc.observe.usage_book import Line, UsageBook, Used
+from din_extproc.roles.usage import UsageKeeper
+from tests.ledgers import linked
+from tests.servers import FLAVOURS, RedisServer
+
+MIDNIGHT = 1_798_761_600.0
+"""2027-01-01T00:00:00Z."""
+
+
+def record(**fields) -> ExchangeRecord:
+    """A chat of ten tokens that ended well just before midnight."""
+    plain = ExchangeRecord(
+        request_id="r", trace_id="t", tenant="finance", key_id="k", model="m", alias="a", pool="p", rule="", node_id="n", status=200,
+        outcome=Outcome.COMPLETED, stream=False, usage=Usage(7, 3, 2), reserved_tokens=20, prompt_estimate=7, features=(), fixed=0,
+        attempts=1, degraded=False, started_at=MIDNIGHT - 1,
+    )  # fmt: skip
+    return replace(plain, **fields)
+
+
+def test_an_exchange_counts_on_the_day_on_which_it_began_for_its_tenant_and_model():
+    book = UsageBook()
+    for each in (
+        record(),
+        record(outcome=Outcome.CLIENT_CANCELLED, usage=Usage(5, 1, estimated=True), would_refuse="rpm"),
+        record(started_at=MIDNIGHT),
+        record(refusal="rate_limit_exceeded", model="", usage=Usage(0, 0)),
+        record(tenant=""),
+    ):
+        book.finished(each)
+    assert book.take() == {
+        Line("2026-12-31", "finance", "m"): Used(2, 1, 0, 1, 12, 4, 2, 6),
+        Line("2027-01-01", "finance", "m"): Used(1, 0, 0, 0, 7, 3, 2, 0),
+        Line("2026-12-31", "finance", ""): Used(refused=1),
+    }
+    assert book.take() == {}
+
+
+@pytest.fixture(params=FLAVOURS)
+async def link(request, redis_servers):
+    async with linked(redis_servers[request.param].url) as connected:
+        await connected.call("FLUSHALL")
+        yield connected
+
+
+async def test_what_is_said_twice_is_added_once_and_replicas_add_up(link):
+    store = UsageStore(link, "")
+    many = {Line("2026-12-31", f"tenant-{n}", "m"): Used(1, 0, 0, 0, n, 1) for n in range(300)}
+    first = list(portions(many, 1))
+    assert len(first) > 1
+    for portion in (*first, *first, *portions({Line("2027-01-01", "x", "m"): Used(5)}, len(first) + 1)):
+        await store.add("one", portion)
+    await store.add("two", first[0])
+    await link.call("SCRIPT", "FLUSH")
+    found = await store.day("2026-12-31")
+    assert len(found) == 300
+    assert (found[Line("2026-12-31", "tenant-250", "m")].requests, found[Line("2026-12-31", "tenant-1", "m")].requests) == (1, 2)
+    assert await store.day("2027-01-01") == {Line("2027-01-01", "x", "m"): Used(5)}
+    assert await UsageStore(link, "other").day("2026-12-31") == {}
+    assert await link.call("TTL", "din:{usage}:2026-12-31") > 86_400 * 366
+
+
+async def test_usage_that_could_not_be_said_is_said_when_redis_is_back():
+    with RedisServer() as server:
+        async with linked(server.url, timeout_ms=100) as link:
+            await link.call("SCRIPT", "LOAD", USAGE.source)
+            keeper = UsageKeeper(link, "")
+            keeper.finished(record())
+            await keeper.say()
+            with server.paused():
+                for _ in range(3):
+                    keeper.finished(record())
+                    await keeper.say()
+            async with asyncio.timeout(10):
+                while not link.state.up:  # noqa: ASYNC110 - what is waited for is another process's state
+                    await asyncio.sleep(0.02)
+            for _ in range(2):
+                await keeper.say()
+            (used,) = (await UsageStore(link, "").day("2026-12-31")).values()
+            assert (used.requests, used.completion_tokens) == (4, 12), "be it counted or not before the pause, each counts once"
+
+
+async def test_without_redis_the_store_says_so(link):
+    await link.close()
+    with pytest.raises(LimitsUnavailable):
+        await UsageStore(link, "").day("2026-12-31")
