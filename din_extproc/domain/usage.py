@@ -44,6 +44,12 @@ class Sensitive(Struct, frozen=True, gc=False):
     whole: bool = True
     """False: there were too many to look at them all."""
 
+    @property
+    def said(self) -> str:
+        """On one line: `mask bank_card=1 email=2`."""
+        kinds = [f"{kind}={number}" for kind, number in sorted(self.kinds.items())]
+        return " ".join([self.policy, *kinds, *(() if self.whole else ("and more",))])
+
 
 class Tags(Struct, frozen=True, gc=False, omit_defaults=True):
     """What a request asked for besides its length: with its sizes, enough to decide about it again without its text."""
@@ -141,6 +147,8 @@ class ExchangeRecord(Struct, frozen=True, gc=False):
     """The time for the whole request ran out, be it the client's: that says nothing of the node."""
     tags: Tags | None = None
     """None: it was refused before it was read."""
+    sensitive: Sensitive | None = None
+    """What the prompt held; None: nothing was found, or nobody looked."""
 
     @property
     def to_node_ms(self) -> float | None:
@@ -148,9 +156,6 @@ class ExchangeRecord(Struct, frozen=True, gc=False):
         if self.sent_ms is None or self.received_ms is None:
             return None
         return max(0.0, self.sent_ms - self.received_ms)
-
-    sensitive: Sensitive | None = None
-    """What the prompt held; None: nothing was found, or nobody looked."""
 
 
 class FailedAttempt(Struct, frozen=True, gc=False):

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 import msgspec
 from aiohttp import web
 
+from din_extproc.edge.dashboard_http import DashboardPages
 from din_extproc.edge.http_port import HttpPort
 from din_extproc.observe.exposition import CONTENT_TYPE
 
@@ -26,9 +27,18 @@ class AdminPages:
         nodes: What `/nodes` shows, likewise.
         tenants: What `/tenants` shows, of all tenants ("") or of one.
         metrics: What `/metrics` shows, slice by slice: others go first between two of them.
+        dashboard: Its pages, if there is one.
     """
 
-    def __init__(self, status: Status, reasons: Reasons, nodes: Status, tenants: Tenants, metrics: Callable[[], Iterator[bytes]]) -> None:
+    def __init__(
+        self,
+        status: Status,
+        reasons: Reasons,
+        nodes: Status,
+        tenants: Tenants,
+        metrics: Callable[[], Iterator[bytes]],
+        dashboard: DashboardPages | None = None,
+    ) -> None:
         self._status = status
         self._reasons = reasons
         self._nodes = nodes
@@ -42,6 +52,7 @@ class AdminPages:
                 web.get("/nodes", self._show_nodes),
                 web.get("/tenants", self._show_tenants),
                 web.get("/metrics", self._show_metrics),
+                *(() if dashboard is None else dashboard.routes),
             ]
         )
 

@@ -30,6 +30,7 @@ def admission(granted: Granted, at: float) -> Admitted:
 
 def ending(record: ExchangeRecord) -> Refused | Settled:
     """An exchange is over."""
+    screening = "" if record.sensitive is None else record.sensitive.said
     at = round(record.started_at + (record.duration_ms or 0.0) / 1000, 6)
     if record.outcome is Outcome.REFUSED and not record.request_id:
         return Refused(
@@ -40,6 +41,7 @@ def ending(record: ExchangeRecord) -> Refused | Settled:
             tenant=record.tenant,
             key_id=record.key_id,
             **_tags(record),
+            screening=screening,
         )
     usage = record.usage
     return Settled(
@@ -65,6 +67,7 @@ def ending(record: ExchangeRecord) -> Refused | Settled:
         degraded=record.degraded,
         error=record.error,
         **_tags(record),
+        screening=screening,
     )
 
 

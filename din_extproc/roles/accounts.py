@@ -9,10 +9,12 @@ from typing import Any
 from din_extproc.audit.records import Event
 from din_extproc.domain.usage import ExchangeRecord
 from din_extproc.edge.background import Background
+from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.counters import Counters
 from din_extproc.edge.redis.ledger import Runner
 from din_extproc.observe.exchange_metrics import ExchangeMetrics
 from din_extproc.observe.families import Family
+from din_extproc.observe.recent import Recent
 from din_extproc.registry.table import Event as NodeEvent
 from din_extproc.roles.auditor import Auditor
 from din_extproc.roles.standing import audit_families
@@ -40,6 +42,8 @@ class Accounts:
         self._standing = standing
         self._metrics = ExchangeMetrics()
         self._usage = UsageKeeper(link, settings.network)
+        self.recent = Recent()
+        """The last minutes, for who watches."""
         self._auditor = None if settings.audit is None else Auditor(settings.audit, settings.network, shut)
 
     def start(self, background: Background) -> None:
@@ -73,6 +77,7 @@ class Accounts:
         self._counters.finished(record)
         self._metrics.finished(record)
         self._usage.finished(record)
+        self.recent.finished(record, SystemClock.monotonic())
         if self._auditor is not None:
             self._auditor.finished(record)
 

@@ -12,7 +12,6 @@ import gc
 import logging
 import signal
 import socket
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +25,7 @@ from din_extproc.edge.background import Background
 from din_extproc.edge.catalog_source import CatalogSource
 from din_extproc.edge.channel import Channel
 from din_extproc.edge.counters import Counters
+from din_extproc.edge.dashboard_http import DashboardPages
 from din_extproc.edge.grpcio_server import GrpcioServer
 from din_extproc.edge.h2_server import H2Server
 from din_extproc.edge.redis.guard import OnError
@@ -38,6 +38,7 @@ from din_extproc.flow.gauges import Gauges
 from din_extproc.observe.exposition import slices
 from din_extproc.observe.families import Family
 from din_extproc.roles.accounts import Accounts
+from din_extproc.roles.dashboard import Dashboard
 from din_extproc.roles.discovery import Discovery
 from din_extproc.roles.health import Health
 from din_extproc.roles.ledger import ledger
@@ -89,6 +90,7 @@ class Gateway:
         self._discovery: Discovery | None = None
         self._scraper: Scraper | None = None
         self._breakers: Health | None = None
+        self._dashboard: DashboardPages | None = None
         gauges, outputs = Gauges(settings.routes.preferred), OutputHistory()
         services: list[Service] = []
         if options.worker is not None or settings.gateway.workers == 1:
@@ -98,13 +100,15 @@ class Gateway:
             services.append(ExtProcService(self._requests.desk))
         else:
             count, drain_s = settings.gateway.workers, options.drain_s
-            self._workers = Workers(count, self._worker_command, dict[str, Any], drain_s, self._greeting, self._remember, self._take)
+            self._workers = Workers(count, options.worker_command, dict[str, Any], drain_s, self._greeting, self._remember, self._take)
         if options.worker is None:
             self._accounts = Accounts(settings, self._link, self._counters, self._standing, self._close_or_open)
             self._breakers = make_health(settings, lambda standings: self._tell(News(standings=standings)), self._link, self._background)
             self._accounting = AccountingPlane(settings, self._ledger, self._background, self._accounts, gauges, outputs, self._breakers)
             services.append(AccessLogService(self._accounting.received))
             self._scraper = Scraper(lambda readings: self._tell(News(readings=readings)))
+            if settings.gateway.dashboard is not None:
+                self._dashboard = Dashboard(self._reloader, self._shown, self._nodes, self._unready, self._accounts.recent).pages
             if settings.gateway.registry is not None:
                 self._membership = self._make_membership(settings, settings.gateway.registry)
                 self._membership.registrar.watchers.add(self._accounts.nodes)
@@ -112,7 +116,7 @@ class Gateway:
                 self._discovery = Discovery(_TRANSPORTS[options.transport], self._background)
         self._health = HealthService(*(service.name for service in services))
         self._server = _TRANSPORTS[options.transport]((*services, self._health), max_body_bytes=settings.body_limit)
-        self._admin = AdminPages(self._status, self._unready, self._nodes, self._tenants, self._metrics).port
+        self._admin = AdminPages(self._status, self._unready, self._nodes, self._tenants, self._metrics, self._dashboard).port
         self._tenants_page = TenantsPage(settings, self._link)
 
     async def run(self) -> None:
@@ -206,6 +210,8 @@ class Gateway:
         await self._background.close()
         if self._waits is not None:
             await self._waits.room.close()
+        if self._dashboard is not None:
+            self._dashboard.close()
         await self._admin.stop()
         await self._ledger.close()
         await self._link.close()
@@ -244,12 +250,6 @@ class Gateway:
             self._scraper.use(targets, settings.gateway.scrape_s)
         if self._workers is not None:
             self._workers.tell(News(configuration=settings.fingerprint))
-
-    def _worker_command(self, number: int, channel: int) -> list[str]:
-        options = self._options
-        command = [sys.executable, "-m", "din_extproc", "serve", "--config", str(options.config), "--log-level", options.log_level]
-        command += ["--drain-s", str(options.drain_s), "--transport", options.transport]
-        return [*command, "--worker", str(number), "--channel", str(channel)]
 
     def _replace_workers(self) -> None:
         if self._workers is not None:

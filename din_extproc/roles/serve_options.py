@@ -1,5 +1,6 @@
 """What `din-extproc serve` is told on its command line."""
 
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -19,3 +20,9 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
     """Which worker this process is; None: the one that is started by hand."""
     channel: int | None = None
     """A worker's end of the channel to the process that started it."""
+
+    def worker_command(self, number: int, channel: int) -> list[str]:
+        """The command line of one worker. `channel`: its end, a file descriptor."""
+        command = [sys.executable, "-m", "din_extproc", "serve", "--config", str(self.config), "--log-level", self.log_level]
+        command += ["--drain-s", str(self.drain_s), "--transport", self.transport]
+        return [*command, "--worker", str(number), "--channel", str(channel)]

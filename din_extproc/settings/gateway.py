@@ -9,11 +9,13 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
+from din_extproc.admit.keys import parse_hash
 from din_extproc.control.topology import Address, SocketAddress, Trust, UnixSocket
 from din_extproc.domain.node import Endpoint
 from din_extproc.edge.redis.topology import carrier
+from din_extproc.settings.keys import KeyHash, KeyId
 from din_extproc.settings.registry import Registry
-from din_extproc.settings.section import ListenAddress, Section
+from din_extproc.settings.section import AsTuple, ListenAddress, Section
 from din_extproc.settings.tls import ServerTls
 
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:]*:[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*").fullmatch
@@ -53,6 +55,25 @@ class Listen(Section):
     tls: ServerTls | None = None
 
 
+class DashboardKey(Section):
+    """A key that opens the dashboard, by its hash."""
+
+    id: KeyId
+    hash: KeyHash
+
+
+class Dashboard(Section):
+    """The page for people at the admin port."""
+
+    keys: Annotated[tuple[DashboardKey, ...], AsTuple, Field(min_length=1)]
+    """As `din-extproc keys new` prints them."""
+
+    @property
+    def hashes(self) -> dict[str, tuple[bytes, bytes]]:
+        """Salt and digest by the key's id."""
+        return {key.id: parse_hash(key.hash) or (b"", b"") for key in self.keys}
+
+
 class Xds(Section):
     """Where running Envoys are told their pools, nodes and routes."""
 
@@ -76,6 +97,8 @@ class Gateway(Section):
     ext_proc: ExtProc = ExtProc(socket="/run/din/ext_proc.sock")
     access_log: Listen = Listen(address=Endpoint("127.0.0.1", 50052))
     admin: Listen = Listen(address=Endpoint("127.0.0.1", 9090))
+    dashboard: Dashboard | None = None
+    """None: there is none."""
     xds: Xds | None = None
     """None: Envoys know what their rendered files say."""
     workers: Annotated[int, Field(ge=1, le=64)] = 1

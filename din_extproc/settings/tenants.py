@@ -6,11 +6,12 @@ Rule: a limit that a tenant does not mention is the default's; `null` lifts it.
 from datetime import UTC, date, datetime
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
-from din_extproc.admit.keys import is_key_id, parse_hash
+from din_extproc.admit.keys import parse_hash
 from din_extproc.domain.request import Priority
 from din_extproc.domain.tenant import ApiKey, Ceilings, Commons, Limits, OnSensitive, Queueing, Tenant
+from din_extproc.settings.keys import KeyHash, KeyId
 from din_extproc.settings.routes import PriorityName
 from din_extproc.settings.section import AsTuple, Name, Positive, Section, Text
 from din_extproc.settings.sensitive import SensitiveDataPolicy, SensitiveDataSection
@@ -89,23 +90,11 @@ def _moment(value: Any) -> Any:
     return value if value.tzinfo else value.replace(tzinfo=UTC)
 
 
-def _key_id(text: str) -> str:
-    if not is_key_id(text):
-        raise ValueError(f"{text!r}: a key id is 1-64 letters, digits, '-' and '.', a letter or digit first")
-    return text
-
-
-def _hash(text: str) -> str:
-    if parse_hash(text) is None:
-        raise ValueError("not a key's hash: sha256$<salt, hex>$<digest, 64 hex digits>, as `din-extproc keys new` prints it")
-    return text
-
-
 class KeySection(Section):
     """One API key, by its hash."""
 
-    id: Annotated[str, AfterValidator(_key_id)]
-    hash: Annotated[str, AfterValidator(_hash)]
+    id: KeyId
+    hash: KeyHash
     expires: Annotated[datetime, BeforeValidator(_moment)] | None = None
     limits: LimitsSection | None = None
     """Narrower ceilings for this key, besides the tenant's."""

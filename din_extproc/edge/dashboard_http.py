@@ -1,0 +1,118 @@
+"""The dashboard at the admin port: a page that holds no data, and its data for whoever has a key, once or as a stream of events.
+
+Rule: read only. Everything is put together once per turn, however many watch; who does not read fast enough misses turns, nobody waits.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+
+import msgspec
+from aiohttp import web
+
+from din_extproc.edge.http_port import Problem
+from din_extproc.observe.board import Board, change
+
+TURN_S = 2.0
+_VIEWERS = 16
+_FOLDER = files("din_extproc.edge").joinpath("dashboard")
+_FILES = {
+    "/dashboard": ("index.html", "text/html"),
+    "/dashboard/dashboard.js": ("dashboard.js", "text/javascript"),
+    "/dashboard/dashboard.css": ("dashboard.css", "text/css"),
+}
+_SAFE = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
+_encode = msgspec.json.encode
+
+
+class DashboardPages:
+    """`GET /dashboard`, its files, `/dashboard/data` and `/dashboard/events`.
+
+    Args:
+        owner: Whose key an `authorization` header holds; None: nobody's.
+        shown: Puts everything together.
+    """
+
+    def __init__(self, owner: Callable[[str], str | None], shown: Callable[[], Awaitable[Board]]) -> None:
+        self.owner = owner
+        self._shown = shown
+        self._viewers = 0
+        self._closing = asyncio.Event()
+        self._latest: Board | None = None
+        self._made_at = -TURN_S
+        self._making = asyncio.Lock()
+
+    @property
+    def routes(self) -> list[web.RouteDef]:
+        """For the admin port."""
+        pages = [web.get(path, self._file) for path in _FILES]
+        return [*pages, web.get("/dashboard/data", self._data), web.get("/dashboard/events", self._events)]
+
+    def close(self) -> None:
+        """End the streams."""
+        self._closing.set()
+
+    @staticmethod
+    async def _file(request: web.Request) -> web.Response:
+        name, media = _FILES[request.path]
+        return web.Response(body=_FOLDER.joinpath(name).read_bytes(), content_type=media, charset="utf-8", headers=_SAFE)
+
+    async def _data(self, request: web.Request) -> web.Response:
+        if self.owner(request.headers.get("authorization", "")) is None:
+            return _refused()
+        return web.Response(body=_encode(await self._board()), content_type="application/json", headers=_SAFE)
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        """Server-sent events: `board` with everything, then `change` every two seconds."""
+        if self.owner(request.headers.get("authorization", "")) is None:
+            return _refused()
+        if self._viewers >= _VIEWERS:
+            return _problem("too_many_viewers", 503, f"{_VIEWERS} watch already")
+        reply = web.StreamResponse(headers={**_SAFE, "content-type": "text/event-stream"})
+        self._viewers += 1
+        try:
+            await reply.prepare(request)
+            before = await self._board()
+            await reply.write(b"event: board\ndata: %b\n\n" % _encode(before))
+            while not await self._closed_within(TURN_S):
+                board = await self._board()
+                await reply.write(b"event: change\ndata: %b\n\n" % _encode(change(before, board)))
+                before = board
+            await reply.write_eof()
+        except ConnectionError:  # the viewer has gone
+            return reply
+        finally:
+            self._viewers -= 1
+        return reply
+
+    async def _closed_within(self, seconds: float) -> bool:
+        try:
+            await asyncio.wait_for(self._closing.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _board(self) -> Board:
+        """At most a little old: everybody who watches sees the same."""
+        loop = asyncio.get_running_loop()
+        async with self._making:
+            if self._latest is None or loop.time() - self._made_at >= TURN_S / 2:
+                self._latest = await self._shown()
+                self._made_at = loop.time()
+            return self._latest
+
+
+def _refused() -> web.Response:
+    refused = _problem("invalid_api_key", 401, "`authorization: Bearer` with a key of gateway.dashboard is expected")
+    refused.headers["www-authenticate"] = "Bearer"
+    return refused
+
+
+def _problem(code: str, status: int, detail: str) -> web.Response:
+    return Problem(type=f"urn:din-extproc:http:{code}", title=detail, status=status, detail=detail, code=code).response()

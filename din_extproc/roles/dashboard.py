@@ -1,0 +1,148 @@
+"""What the dashboard shows: pools and nodes, traffic, tenants, what was refused lately; put together for everybody who watches.
+
+Rule: read only, bounded, without secrets; a thousand nodes are put together in slices, so that requests go first.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from din_extproc.admit.keys import NodeTokens
+from din_extproc.domain.tenant import Tenant
+from din_extproc.edge.clock import SystemClock
+from din_extproc.edge.dashboard_http import DashboardPages
+from din_extproc.edge.registry_forms import HealthForm, MemberForm
+from din_extproc.observe.board import Board, Breaker, NodeRow, PoolRow, TenantRow
+from din_extproc.observe.recent import STEP_S, WINDOW_S, Recent, Traffic
+from din_extproc.roles.reload import Reloader
+
+_SLICE = 50
+_OLD_S = 5
+"""Silence of a node that is worth saying."""
+_TENANTS = 200
+
+
+class Dashboard:
+    """Puts it together.
+
+    Args:
+        reloader: Knows the configuration in use.
+        status: What `/status` shows but for the nodes.
+        nodes: What `/nodes` shows.
+        unready: Why the sidecar is not ready.
+        recent: What finished lately.
+    """
+
+    def __init__(
+        self,
+        reloader: Reloader,
+        status: Callable[[], dict[str, Any]],
+        nodes: Callable[[], dict[str, Any]],
+        unready: Callable[[], list[str]],
+        recent: Recent,
+    ) -> None:
+        self._reloader = reloader
+        self._status = status
+        self._nodes = nodes
+        self._unready = unready
+        self._recent = recent
+        self.pages = DashboardPages(self._owner, self.shown)
+
+    def _owner(self, authorization: str) -> str | None:
+        """Whose key it is. A key that was taken out of the configuration opens nothing any more."""
+        section = self._reloader.settings.gateway.dashboard
+        return None if section is None else NodeTokens(section.hashes).owner(authorization)
+
+    async def shown(self) -> Board:
+        """How everything is now."""
+        settings, status, members = self._reloader.settings, self._status(), self._nodes()
+        now = SystemClock.monotonic()
+        traffic = self._recent.traffic(now)
+        breakers = status["breakers"].get("pools", {})
+        rows: list[NodeRow] = []
+        for at, member in enumerate(members["nodes"]):
+            if at % _SLICE == 0:
+                await asyncio.sleep(0)
+            rows.append(_row(member, self._recent.first_tokens(member.node.id, now)))
+        return Board(
+            at=SystemClock().wall(),
+            step_s=STEP_S,
+            window_s=WINDOW_S,
+            network=members["network"],
+            configuration=settings.fingerprint,
+            problems=tuple(_problems(status, self._unready(), stale=members["stale"])),
+            open=status["exchanges"].get("open", 0),
+            decisions={"sent": status["counts"]["sent"], "refused": sum(status["counts"]["refused"].values())},
+            pools=tuple(
+                PoolRow(pool.name, pool.model, pool.engine, pool.scheduler, _breaker(breakers.get(pool.name))) for pool in settings.pools
+            ),
+            nodes=tuple(rows),
+            rules=traffic["rules"],
+            aliases=traffic["aliases"],
+            tenants=_tenants(settings.tenants, traffic["tenants"], status.get("open_by_tenant", {})),
+            events=tuple(reversed(self._recent.events)),
+        )
+
+
+def _row(member: MemberForm, ttft: tuple[int | None, ...]) -> NodeRow:
+    node, beat = member.node, member.beat
+    silence = 0 if member.beat_age_s is None or member.beat_age_s < _OLD_S else int(member.beat_age_s)
+    row = NodeRow(
+        node.id,
+        member.pools or ((node.pool,) if node.pool else ()),
+        member.state.value,
+        round(member.trust, 2),
+        node.model,
+        node.version,
+        node.dtype,
+        node.engine,
+        node.max_concurrency,
+        silence_s=silence,
+        reason=member.reasons[-1] if member.reasons else "",
+        ttft=ttft,
+        breaker=_breaker(member.health),
+    )
+    if beat is None:
+        return row
+    kv = None if beat.kv_cache_usage is None else round(beat.kv_cache_usage, 2)
+    return replace(row, waiting=beat.waiting, running=beat.running, kv=kv)
+
+
+def _breaker(health: HealthForm | None) -> Breaker | None:
+    if health is None:
+        return None
+    ttft_ms = None if health.ttft_ms is None else round(health.ttft_ms)
+    return Breaker(health.state.value, round(health.share, 2), health.reason, health.probe, ttft_ms)
+
+
+def _problems(status: Mapping[str, Any], unready: list[str], *, stale: bool) -> list[str]:
+    """What somebody should look at, in words."""
+    said = [f"not ready: {reason}" for reason in unready]
+    if not status["redis"].up:
+        said.append("Redis is away: limits follow `on_error`")
+    if stale:
+        said.append("the node table is old: Redis can't be asked")
+    if status["configuration"]["rejected_successor"]:
+        said.append("a changed configuration was refused: see /status")
+    dropped = status["access_logs"]["dropped"]
+    if dropped:
+        said.append(f"Envoy has dropped {dropped} access log entries")
+    return said
+
+
+def _tenants(tenants: tuple[Tenant, ...], used: Mapping[str, Traffic], streams: Mapping[str, int]) -> tuple[TenantRow, ...]:
+    """Those that use most come first."""
+    ranked = sorted(tenants, key=lambda tenant: -used[tenant.id].requests if tenant.id in used else 0)
+    return tuple(
+        TenantRow(
+            tenant.id,
+            used.get(tenant.id, Traffic()),
+            streams.get(tenant.id, 0),
+            tenant.limits.rpm,
+            tenant.limits.tpm,
+            tenant.limits.max_streams,
+        )
+        for tenant in ranked[:_TENANTS]
+    )
