@@ -7,7 +7,6 @@ worker process per socket for the request plane; it tells them what answers have
 """
 
 import asyncio
-import contextlib
 import gc
 import logging
 import signal
@@ -15,7 +14,6 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from din_extproc.admit.ledger import LimitsUnavailable
 from din_extproc.admit.reservation import OutputHistory
 from din_extproc.control.topology import Address as ListenAddress
 from din_extproc.control.topology import UnixSocket
@@ -29,7 +27,6 @@ from din_extproc.edge.dashboard_http import DashboardPages
 from din_extproc.edge.grpcio_server import GrpcioServer
 from din_extproc.edge.h2_server import H2Server
 from din_extproc.edge.redis.guard import OnError
-from din_extproc.edge.redis.revocations import Revocations
 from din_extproc.edge.scrape import Scraper, Target
 from din_extproc.edge.services import AccessLogService, ExtProcService, HealthService, Service
 from din_extproc.edge.tls import Secured
@@ -46,6 +43,7 @@ from din_extproc.roles.membership import Membership, configured
 from din_extproc.roles.planes import AccountingPlane, News, RequestPlane
 from din_extproc.roles.probes import make_health
 from din_extproc.roles.reload import Reloader
+from din_extproc.roles.revoked import RevokedKeys
 from din_extproc.roles.serve_options import ServeOptions
 from din_extproc.roles.standing import added, kept_of, node_families, request_families, state_families
 from din_extproc.roles.tenants import TenantsPage
@@ -59,7 +57,6 @@ _log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
 _TELL_S = 0.5
-_REVOKED_S = 0.4
 _OBSERVE_S = 5.0
 _LAST_WORDS_S = 2.0
 _GOODBYE_S = 1.0
@@ -81,7 +78,6 @@ class Gateway:
         self._link, self._ledger = ledger(settings)
         self._requests: RequestPlane | None = None
         self._waits: Waits | None = None
-        self._revocations: Revocations | None = None
         self._accounting: AccountingPlane | None = None
         self._accounts: Accounts | None = None
         self._workers: Workers[dict[str, Any]] | None = None
@@ -151,9 +147,7 @@ class Gateway:
             self._heed(await self._channel.receive() or News())
         if self._requests is not None:
             self._requests.start()
-            self._revocations = Revocations(self._link, settings.network)
-            await self._look_for_revocations()
-            self._background.every(_REVOKED_S, "looking for revoked keys", self._look_for_revocations)
+            await RevokedKeys(self._link, settings.network, self._requests.desk).start(self._background)
         if self._accounting is not None:
             self._accounting.start()
             self._background.every(_TELL_S, "telling what was learned", self._teach)
@@ -326,12 +320,6 @@ class Gateway:
             for node_id, (answers, failures) in self._accounting.tallies().items():
                 await self._membership.registrar.observe(node_id, answers, failures)
 
-    async def _look_for_revocations(self) -> None:
-        """While Redis is away, what is known of them stays."""
-        if self._requests is not None and self._revocations is not None and self._link.state.up:
-            with contextlib.suppress(LimitsUnavailable):
-                self._requests.desk.revoked |= await self._revocations.known()
-
     async def _hear(self, channel: Channel[News], stop: asyncio.Event) -> None:
         """Heed what the accounting process tells; without that process there is no reason to go on."""
         while (news := await channel.receive()) is not None:
@@ -363,8 +351,7 @@ class Gateway:
         return shown if self._breakers is None else shown | {"nodes": self._breakers.beside(shown["nodes"])}
 
     async def _tenants(self, tenant: str) -> dict[str, Any]:
-        waiting = self._shown().get("queue", {}).get("by_tenant", {})
-        return await self._tenants_page.shown(self._reloader.settings, tenant, waiting)
+        return await self._tenants_page.shown(self._reloader.settings, tenant, self._shown().get("queue", {}).get("by_tenant", {}))
 
     def _remember(self, report: dict[str, Any]) -> None:  # a worker is gone
         self._former = added(self._former, kept_of(report))
