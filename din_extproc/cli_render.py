@@ -85,6 +85,18 @@ def render_envoy_gateway(
     write(text, output)
 
 
+@render_app.command("monitoring")
+def render_monitoring(folder: Annotated[Path, typer.Argument(help="Written here: grafana/*.json, prometheus/rules/*.yml.")]) -> None:
+    """Grafana's dashboards and Prometheus' alert rules for the metrics of this version."""
+    from din_extproc.roles.monitoring import write as write_files  # noqa: PLC0415 - the other commands start without it
+
+    try:
+        for path in write_files(folder):
+            typer.echo(path)
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}")
+
+
 @render_app.command("node")
 def render_node(
     config: Config = Path("node.yaml"),

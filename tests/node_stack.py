@@ -135,6 +135,7 @@ class NodeStack:
         rendered = self.folder / "envoy.yaml"
         rendered.write_text(render_node(settings))
         command = [find_envoy(), "--config-path", rendered, "--concurrency", "1", "--use-dynamic-base-id", "--log-level", "warning"]
+        command += ["--file-flush-interval-msec", "100"]
         self.envoy = self._child("envoy", command)
 
     def health(self, port: int | None = None) -> tuple[int, dict[str, Any]]:

@@ -92,6 +92,8 @@ class Labels(Struct, frozen=True, gc=False, omit_defaults=True):
     sensitive: Sensitive | None = None
     """None: nothing was found, or nobody looked."""
     tags: Tags | None = None
+    span: str = ""
+    """Trace, span and parent of an exchange that leaves spans, with hyphens between."""
 
 
 class ExchangeRecord(Struct, frozen=True, gc=False):
@@ -135,6 +137,8 @@ class ExchangeRecord(Struct, frozen=True, gc=False):
     """How long the node asked to be left alone."""
     operation: str = ""
     """The canonical path."""
+    span: str = ""
+    """Trace, span and parent of an exchange that leaves spans, with hyphens between."""
     version: str = ""
     """Of the model, as the node that answered has it."""
     received_ms: float | None = None

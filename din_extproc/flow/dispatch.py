@@ -17,6 +17,7 @@ from din_extproc.domain.verdict import Headers, Send
 from din_extproc.flow.order import NodeOrder
 from din_extproc.flow.place import Picked, Target
 from din_extproc.flow.timeouts import limits
+from din_extproc.flow.trace import SpanContext
 from din_extproc.intent.read import Reading
 from din_extproc.route.table import Routed
 
@@ -38,6 +39,8 @@ class Granted(Struct, frozen=True, gc=False):
     standing: Standing
     would_refuse: str = ""
     """The limit that would have refused it, were it enforced."""
+    span: SpanContext | None = None
+    """None: it leaves no spans."""
 
 
 def dispatch(granted: Granted, head: Head) -> Send:
@@ -50,7 +53,7 @@ def dispatch(granted: Granted, head: Head) -> Send:
         cluster=target.pool.name,
         endpoints=tuple([str(node.endpoint) for node in granted.picked.nodes]),
         request_headers=(
-            ("x-din-trace-id", granted.trace_id),
+            *_trace(granted),
             *_version(granted.routed, target.pool, granted.intent),
             *limits(granted.intent, target.pool, granted.picked).headers(),
         ),
@@ -89,6 +92,12 @@ def refused_metadata(who: Authenticated, intent: Intent | None) -> dict[str, str
     return {"labels": _as_json(labels).decode()}
 
 
+def _trace(granted: Granted) -> Headers:
+    """The client's own `traceparent` goes on untouched when the exchange leaves no spans."""
+    named = ("x-din-trace-id", granted.trace_id)
+    return (named,) if granted.span is None else (named, ("traceparent", granted.span.traceparent))
+
+
 def _metadata(granted: Granted) -> dict[str, str | float | bool]:
     """One field for settlement, because every field costs both Envoy and us; two more for the filter that reads the answer."""
     intent, target, claim = granted.intent, granted.target, granted.claim
@@ -112,6 +121,7 @@ def _metadata(granted: Granted) -> dict[str, str | float | bool]:
         granted.would_refuse,
         granted.reading.sensitive,
         tags(intent),
+        "" if granted.span is None else granted.span.text,
     )
     metadata: dict[str, str | float | bool] = {"request_id": claim.request_id, "labels": _as_json(labels).decode()}
     if granted.order.strips_usage:

@@ -30,7 +30,7 @@ from din_extproc.flow.order import NodeOrder, order
 from din_extproc.flow.place import Placer, Size, Target
 from din_extproc.flow.screening import screened
 from din_extproc.flow.timeouts import remaining
-from din_extproc.flow.trace import TraceIds, kept
+from din_extproc.flow.trace import Sampler, SpanContext, TraceIds, kept
 from din_extproc.flow.treat import Translation
 from din_extproc.flow.view import Purse, View, facts, purse
 from din_extproc.flow.waiting import Full, Waiting
@@ -98,6 +98,8 @@ class Desk(Struct):
     """Request id -> tenant, of the requests that hold slots: to be renewed while they run."""
     gate: Gate | None = None
     """None: open."""
+    sampler: Sampler | None = None
+    """None: no exchange leaves spans."""
     admissions: list[Admission] | None = None
     """Requests that were sent on since this was last emptied; None: nobody records them."""
 
@@ -129,7 +131,7 @@ class _Held(Struct, frozen=True, gc=False):
 class RequestFlow:
     """One HTTP exchange, from its first byte to its last."""
 
-    __slots__ = ("_desk", "_head", "_held", "_intent", "_order", "_request_id", "_trace_id", "_who")
+    __slots__ = ("_desk", "_head", "_held", "_intent", "_order", "_request_id", "_span", "_trace_id", "_who")
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
@@ -140,6 +142,7 @@ class RequestFlow:
         self._request_id = ""
         self._trace_id = ""
         self._who: Authenticated | None = None
+        self._span: SpanContext | None = None
 
     async def decide(self, head: Head, body: bytes) -> Verdict:
         """The verdict on a whole request."""
@@ -188,10 +191,13 @@ class RequestFlow:
         self._request_id = self._desk.ids.make(self._desk.clock.wall())
         given = head.header("x-din-trace-id")
         self._trace_id = given if kept(given) else self._request_id
+        if self._desk.sampler is not None:
+            self._span = self._desk.sampler.context(self._request_id, self._trace_id, head.header("traceparent"))
 
     def _whose(self) -> Mapping[str, str]:
         """What the accounts are told of a refused request, as far as that is known."""
-        return {} if self._who is None else refused_metadata(self._who, self._intent)
+        known = {} if self._who is None else refused_metadata(self._who, self._intent)
+        return known if self._span is None else {**known, "span": self._span.text}
 
     async def _verdict(self, head: Head, body: bytes, began: float) -> Verdict | Refusal:
         desk, view = self._desk, self._desk.view
@@ -236,9 +242,8 @@ class RequestFlow:
         self._held = _Held(who.tenant.id, picked.taken, target.pool.engine)
         desk.live[self._request_id] = who.tenant.id
         self._order = asked
-        granted = Granted(
-            self._trace_id, who.key.id, reading, intent, asked, routed, target, picked, claim, admitted.standing, _missed(admitted)
-        )
+        trace, key, standing, missed = self._trace_id, who.key.id, admitted.standing, _missed(admitted)
+        granted = Granted(trace, key, reading, intent, asked, routed, target, picked, claim, standing, missed, self._span)
         return self._sent(granted, wall, head)
 
     def _sent(self, granted: Granted, wall: float, head: Head) -> Send:

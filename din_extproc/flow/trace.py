@@ -1,8 +1,20 @@
-"""The trace id (R38): made at the first hop, with the time and the gateway's number inside, and the same at every later hop."""
+"""The trace id (R38): made at the first hop, with the time and the gateway's number inside, and the same at every later hop.
+
+W3C's context is kept and passed on beside it.
+"""
 
 import re
+from zlib import crc32
+
+from msgspec import Struct
+
+from din_extproc.observe.spans import span_to_node
 
 _KEPT = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.:-]{7,127}").fullmatch
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?").fullmatch
+_W3C_ID = re.compile(r"[0-9a-f]{32}").fullmatch
+_NO_TRACE, _NO_SPAN = "0" * 32, "0" * 16
+_SPAN_DIGITS = 16
 _NODE_BITS = 16
 _SEQUENCE_BITS = 64
 
@@ -32,3 +44,52 @@ class TraceIds:
 def kept(text: str) -> bool:
     """Whether a client's own trace id is passed on: 8 to 128 letters, digits and `_.:-`."""
     return _KEPT(text) is not None
+
+
+class SpanContext(Struct, frozen=True, gc=False):
+    """Where the spans of one exchange belong. Ids in lower-case hex, as W3C writes them."""
+
+    trace_id: str
+    span_id: str
+    """The gateway's."""
+    parent_id: str = ""
+    """The client's; "": the trace begins here."""
+
+    @property
+    def text(self) -> str:
+        """As the access log brings it back."""
+        return f"{self.trace_id}-{self.span_id}-{self.parent_id}"
+
+    @property
+    def traceparent(self) -> str:
+        """What the node is told: its parent is the span of the way to it."""
+        return f"00-{self.trace_id}-{span_to_node(self.span_id)}-01"
+
+
+class Sampler:
+    """Chooses the exchanges that leave spans: those whose client's trace is sampled, and a share of those that come without a trace.
+
+    Args:
+        share: 0 to 1.
+    """
+
+    __slots__ = ("_below",)
+
+    def __init__(self, share: float) -> None:
+        self._below = share * (1 << 32)
+
+    def context(self, request_id: str, trace_id: str, traceparent: str) -> SpanContext | None:
+        """Where the spans belong; None: there are none.
+
+        Args:
+            request_id: The exchange's own.
+            trace_id: That of `x-din-trace-id`; the spans' as well, where it can be.
+            traceparent: The client's header, "" without one. What is not sound counts as not there.
+        """
+        span_id = request_id[-_SPAN_DIGITS:]
+        given = _TRACEPARENT(traceparent) if traceparent else None
+        if given is not None and given[1] != _NO_TRACE and given[2] != _NO_SPAN:
+            return SpanContext(given[1], span_id, given[2]) if int(given[3], 16) & 1 else None
+        if crc32(request_id.encode()) >= self._below:
+            return None
+        return SpanContext(trace_id if _W3C_ID(trace_id) and trace_id != _NO_TRACE else request_id, span_id)

@@ -143,6 +143,7 @@ def _record(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[s
         bad_events=_count(told, "bad_events"),
         retry_after_s=_seconds(headers.get("retry-after", "")),
         operation=labels.operation,
+        span=labels.span or _text(told, "span"),
         version=headers.get("x-din-model-version", ""),
         received_ms=_ms(common.time_to_last_rx_byte) if common.HasField("time_to_last_rx_byte") else None,
         sent_ms=_ms(common.time_to_first_upstream_tx_byte) if common.HasField("time_to_first_upstream_tx_byte") else None,

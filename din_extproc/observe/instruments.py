@@ -162,6 +162,8 @@ AUDIT_RECORDS = Instrument("din.audit.records", Kind.COUNTER, "{record}", "Recor
 AUDIT_WAITING = Instrument("din.audit.waiting", Kind.GAUGE, "{event}", "Events that are not in the audit log yet.")
 AUDIT_DROPPED = Instrument("din.audit.dropped", Kind.COUNTER, "{event}", "Events that the audit log lost; it says so itself.")
 AUDIT_FAILING = Instrument("din.audit.failing", Kind.GAUGE, "{state}", "1: the audit log can't be written.")
+SPANS = Instrument("din.spans.exported", Kind.COUNTER, "{span}", "Spans that the collector took.")
+SPANS_DROPPED = Instrument("din.spans.dropped", Kind.COUNTER, "{request}", "Exchanges whose spans the collector did not take.")
 SERIES_FOLDED = Instrument("din.metrics.folded", Kind.COUNTER, "{measurement}", "Measurements counted as `other`: a family was full.")
 
 ALL: tuple[Instrument, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Instrument))

@@ -1,25 +1,37 @@
-"""Who hears of requests in the process that keeps the accounts, and what it makes of them: metrics, the usage by day and the audit log.
+"""Who hears of requests in the process that keeps the accounts, and what it makes of them: metrics, usage by day, audit, log, spans.
 
 Rule: hearing costs microseconds and never fails; whatever takes longer, or touches a file or the network, is done later, in slices.
 """
 
+import socket
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from din_extproc import __version__
 from din_extproc.audit.records import Event
 from din_extproc.domain.usage import ExchangeRecord
 from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.counters import Counters
+from din_extproc.edge.exchange_log import ExchangeLog
 from din_extproc.edge.redis.ledger import Runner
+from din_extproc.observe import instruments as of
 from din_extproc.observe.exchange_metrics import ExchangeMetrics
-from din_extproc.observe.families import Family
+from din_extproc.observe.families import Family, one
 from din_extproc.observe.recent import Recent
 from din_extproc.registry.table import Event as NodeEvent
 from din_extproc.roles.auditor import Auditor
 from din_extproc.roles.standing import audit_families
 from din_extproc.roles.usage import UsageKeeper
+from din_extproc.roles.view import node_number
 from din_extproc.settings.settings import Settings
+from din_extproc.settings.telemetry import Telemetry
+
+_LOG_S = 0.2
+
+if TYPE_CHECKING:
+    from din_extproc.edge.otlp import OtlpExporter
 
 _SAY_S = 1.0
 
@@ -45,6 +57,9 @@ class Accounts:
         self.recent = Recent()
         """The last minutes, for who watches."""
         self._auditor = None if settings.audit is None else Auditor(settings.audit, settings.network, shut)
+        self._log = ExchangeLog(settings.gateway.log_exchanges, sys.stderr.buffer.write)
+        self._telemetry = settings.telemetry
+        self._exporter = None if settings.telemetry is None else _exporter(settings, settings.telemetry, self.families)
 
     def start(self, background: Background) -> None:
         """Begin to write.
@@ -53,14 +68,22 @@ class Accounts:
             OSError: the audit log's folder can't be used.
         """
         background.every(_SAY_S, "telling what tenants used", self._usage.say)
+        background.every(_LOG_S, "writing the log of exchanges", self._log.flush)
         if self._auditor is not None:
             self._auditor.start(background)
+        if self._exporter is not None and self._telemetry is not None:
+            background.every(self._telemetry.flush_s, "pushing spans", self._exporter.push_spans)
+            if self._telemetry.metrics_every_s:
+                background.every(self._telemetry.metrics_every_s, "pushing metrics", self._exporter.push_metrics)
 
     async def stop(self) -> None:
         """Write the rest."""
         await self._usage.say()
+        await self._log.flush()
         if self._auditor is not None:
             await self._auditor.stop()
+        if self._exporter is not None:
+            await self._exporter.push_spans()
 
     def use(self, settings: Settings) -> None:
         """Another configuration is in use."""
@@ -78,8 +101,11 @@ class Accounts:
         self._metrics.finished(record)
         self._usage.finished(record)
         self.recent.finished(record, SystemClock.monotonic())
+        self._log.finished(record)
         if self._auditor is not None:
             self._auditor.finished(record)
+        if self._exporter is not None:
+            self._exporter.finished(record)
 
     def nodes(self, events: list[NodeEvent]) -> None:
         """Nodes came, changed or went."""
@@ -97,7 +123,21 @@ class Accounts:
         yield from self._metrics.families()
         if self._auditor is not None:
             yield from audit_families(self._auditor.shown())
+        if self._exporter is not None:
+            yield one(of.SPANS, self._exporter.exported)
+            yield one(of.SPANS_DROPPED, self._exporter.dropped)
 
     def shown(self) -> dict[str, object]:
         """For the admin page."""
         return {} if self._auditor is None else {"audit": self._auditor.shown()}
+
+
+def _exporter(settings: Settings, telemetry: Telemetry, families: Callable[[], Iterator[Family]]) -> "OtlpExporter":
+    from din_extproc.edge.otlp import OtlpExporter  # noqa: PLC0415 - half a second, and only where something is pushed
+
+    service = {"service.name": telemetry.service_name, "service.version": __version__, "host.name": socket.gethostname()}
+    service["service.instance.id"] = f"{socket.gethostname()}-{node_number(settings)}"
+    if settings.network:
+        service["service.namespace"] = settings.network
+    headers = {name: value.get_secret_value() for name, value in telemetry.headers.items()}
+    return OtlpExporter(telemetry.endpoint, headers, service, telemetry.timeout_s, families)

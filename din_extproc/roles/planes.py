@@ -30,7 +30,7 @@ from din_extproc.flow.members import Members
 from din_extproc.flow.place import Placer
 from din_extproc.flow.request import Desk
 from din_extproc.flow.settle import Observer, Settler
-from din_extproc.flow.trace import TraceIds
+from din_extproc.flow.trace import Sampler, TraceIds
 from din_extproc.flow.view import NO_COMMONS, TokenCounter
 from din_extproc.intent.calibration import Calibration
 from din_extproc.observe.accesslog import records
@@ -114,6 +114,7 @@ class RequestPlane:
             start=background.start,
             lease_ms=settings.store.lease_ms,
             waiting=waiting,
+            sampler=None if settings.telemetry is None else Sampler(settings.telemetry.sample),
             admissions=None if settings.audit is None else [],
         )
         self._waiting = waiting

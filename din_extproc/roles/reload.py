@@ -65,6 +65,8 @@ class Reloader:
         for section, but in at_start.items():
             if getattr(loaded, section).model_dump(exclude=but) != getattr(self.settings, section).model_dump(exclude=but):
                 _log.warning("`%s` has changed: it takes effect at the next start", section)
+        if loaded.telemetry != self.settings.telemetry or _recording(loaded) != _recording(self.settings):
+            _log.warning("`telemetry`, or `audit` in more than its keys, has changed: it takes effect at the next start")
         if self.settings.gateway.xds is not None:
             if loaded.envoy != self.settings.envoy:
                 _log.warning("`envoy` has changed: what it says of the listener takes effect when Envoy's configuration is rendered again")
@@ -108,6 +110,11 @@ class Reloader:
             return False
         self._asked_at = now
         return await asyncio.get_running_loop().run_in_executor(None, self._source.changed, url)
+
+
+def _recording(settings: Settings) -> object:
+    """How the audit log is kept, but for its keys."""
+    return None if settings.audit is None else settings.audit.section.model_copy(update={"keys": {}})
 
 
 def _mark(settings: Settings) -> _Mark:

@@ -102,6 +102,8 @@ class Gateway(Section):
     xds: Xds | None = None
     """None: Envoys know what their rendered files say."""
     workers: Annotated[int, Field(ge=1, le=64)] = 1
+    log_exchanges: Literal["all", "failed", "none"] = "all"
+    """Which finished exchanges have a line in the log, with the trace id."""
     scrape_s: Annotated[float, Field(strict=False, ge=0, le=60)] = 3.0
     """How often the metrics page of each listed node is read; 0: never."""
     registry: Registry | None = None

@@ -74,6 +74,7 @@ def load(path: Path, env: Mapping[str, str], source: CatalogSource | None = None
         token_thresholds=thresholds(rule.rule().when for rule in config.rules),
         health=config.health,
         envoy=config.envoy,
+        telemetry=config.telemetry,
         audit=audit,
         audit_key_files=key_files,
         fail_open_pool=None if config.fail_open is None else config.fail_open.pool,

@@ -16,6 +16,7 @@ from din_extproc.settings.pools import PoolSection
 from din_extproc.settings.routes import AliasSection, RuleSection
 from din_extproc.settings.section import AsTuple, ModelName, Name, Section, Text
 from din_extproc.settings.sensitive import SensitivePatterns
+from din_extproc.settings.telemetry import Telemetry
 from din_extproc.settings.tenants import CommonsSection, Defaults, TenantSection
 
 
@@ -39,6 +40,8 @@ class DinYaml(Section):
     sensitive_data: SensitivePatterns = SensitivePatterns()
     health: HealthSection = HealthSection()
     envoy: EnvoySection = EnvoySection()
+    telemetry: Telemetry | None = None
+    """None: traces and metrics are not pushed."""
     audit: AuditSection | None = None
     """None: nothing is recorded."""
     fail_open: Annotated[FailOpen | None, BeforeValidator(off_is_none)] = None

@@ -19,6 +19,7 @@ from din_extproc.settings.gateway import Gateway, Store, as_reached
 from din_extproc.settings.health import HealthSection
 from din_extproc.settings.problems import Problem
 from din_extproc.settings.registry import Reaches, Tokens
+from din_extproc.settings.telemetry import Telemetry
 from din_extproc.settings.tls import ServerTls
 
 _MIB = 1 << 20
@@ -57,6 +58,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Prompt sizes at which a rule turns."""
     health: HealthSection
     envoy: EnvoySection
+    telemetry: Telemetry | None
+    """None: traces and metrics are not pushed."""
     audit: Audit | None
     """None: nothing is recorded."""
     audit_key_files: tuple[str, ...]

@@ -13,6 +13,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from din_extproc.observe import instruments as of
+from tests.collector import Collector
+from tests.node_stack import NodeStack, RegistryThread
 from tests.servers import EngineSim
 from tests.stack import Stack, key_of, node, tenant
 
@@ -98,22 +100,36 @@ def test_what_a_worker_counted_outlives_it(stack):
 
 
 KEY_TEXT = "an audit key of these tests"
+STREAM = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 40, "stream": True, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def audited(engine) -> Iterator[Stack]:
+def collector() -> Iterator[Collector]:
+    with Collector() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def node_stack(engine) -> Iterator[NodeStack]:
+    with RegistryThread() as registry, NodeStack(engine.address, registry.url, model="m", envoy=True) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def audited(node_stack, collector) -> Iterator[Stack]:
     stack = Stack({}, gateway={"workers": 2})
     (stack.folder / "audit.key").write_text(KEY_TEXT + "\n")
-    stack.write(audited_config(engine))
+    stack.write(audited_config(node_stack, collector))
     with stack as running:
         yield running
 
 
-def audited_config(engine, *tenants) -> dict:
+def audited_config(node_stack, collector, *tenants) -> dict:
     return {
-        "pools": {"p": {"model": "m", "engine": "vllm", "nodes": [node("a", engine.address)]}},
+        "pools": {"p": {"model": "m", "engine": "vllm", "nodes": [node("a", node_stack.address)]}},
         "tenants": [tenant("acme"), tenant("trial", rpm=1), *tenants],
         "audit": {"folder": "audit", "replica": "gw-1", "keys": {"k1": {"file": "audit.key"}}, "flush_ms": 20},
+        "telemetry": {"endpoint": collector.endpoint, "sample": 1, "flush_s": 0.1, "metrics_every_s": 0.5},
     }
 
 
@@ -157,9 +173,9 @@ def test_r40_every_request_leaves_its_admission_and_its_end_in_the_audit_log(aud
     assert KEY_TEXT not in everything
 
 
-def test_r40_a_change_of_configuration_and_keys_is_recorded(audited, engine):
+def test_r40_a_change_of_configuration_and_keys_is_recorded(audited, node_stack, collector):
     before = len(of_kind(audited, "configured"))
-    audited.write(audited_config(engine, tenant("newcomer")))
+    audited.write(audited_config(node_stack, collector, tenant("newcomer")))
     audited.eventually(lambda: len(of_kind(audited, "configured")) == before + 1, "the change is recorded")
     first, change = of_kind(audited, "configured")[0], of_kind(audited, "configured")[-1]
     assert first["keys_added"] == ["acme/acme", "trial/trial"]
@@ -190,3 +206,41 @@ def test_r40_audit_verify_proves_a_log_that_is_being_written_and_names_what_was_
     nothing = audit_verify(audited, str(audited.folder / "nowhere"))
     assert nothing.returncode in {1, 2}
     assert len(nothing.stderr.splitlines()) == 1
+
+
+def test_r38_one_trace_id_finds_gateway_log_node_log_audit_record_and_spans(audited, node_stack, collector, engine):
+    trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    name = "the-trace-of-this-test"
+    headers = {"x-din-trace-id": name, "traceparent": f"00-{trace}-{parent}-01", "tracestate": "vendor=1"}
+    with audited.client() as client, client.stream("POST", "/v1/chat/completions", json=STREAM, headers=headers) as reply:
+        assert reply.headers["x-din-trace-id"] == name
+        reply.read()
+    audited.eventually(lambda: "chat m" in collector.of_trace(name), "its spans")
+    spans = collector.of_trace(name)
+    assert set(spans) == {"chat m", "din.admission", "din.node", "din.stream"}
+    assert {span["trace_id"] for span in spans.values()} == {trace}
+    root, way = spans["chat m"], spans["din.node"]
+    assert root["parent_id"] == parent
+    assert root["start_ns"] <= spans["din.admission"]["start_ns"] <= way["start_ns"] <= spans["din.stream"]["start_ns"] <= root["end_ns"]
+    (seen,) = [request for request in engine.seen()[1] if name in str(request["headers"])]
+    sent = {header.lower(): value for header, value in dict(seen["headers"]).items()}
+    assert sent["traceparent"] == f"00-{trace}-{way['span_id']}-01"
+    assert sent["tracestate"] == "vendor=1"
+    audited.eventually(lambda: name in audited.log("sidecar"), "its line in the gateway's log")
+    (line,) = [json.loads(text) for text in audited.log("sidecar").splitlines() if name in text]
+    assert (line["logger"], line["outcome"], line["node_id"]) == ("din_extproc.exchange", "completed", "a")
+    audited.eventually(lambda: name in node_stack.log("envoy"), "its line in the node's log", 20)
+    assert json.loads(next(text for text in node_stack.log("envoy").splitlines() if name in text))["trace_id"] == name
+    audited.eventually(lambda: any(record["trace_id"] == name for record in of_kind(audited, "settled")), "its record")
+    (record,) = [record for record in of_kind(audited, "settled") if record["trace_id"] == name]
+    assert record["request_id"] == line["request_id"] == root["attributes"]["din.request_id"]
+    assert record["completion_tokens"] == line["completion_tokens"] == root["attributes"]["gen_ai.usage.output_tokens"] == 40
+
+
+def test_a_request_without_a_trace_begins_one_with_its_own_id(audited, collector):
+    made = audited.chat().headers["x-din-trace-id"]
+    refused = audited.chat(model="nobody").headers["x-din-trace-id"]
+    audited.eventually(lambda: collector.of_trace(made) and collector.of_trace(refused), "both spans")
+    assert collector.of_trace(made)["chat m"]["trace_id"] == made
+    assert collector.of_trace(refused)["refused"]["error"] == "model_not_found"
+    audited.eventually(lambda: "din.tokens" in collector.metrics, "metrics are pushed")

@@ -1,0 +1,197 @@
+"""Spans and metrics to a collector: OpenTelemetry's protocol (OTLP) over HTTP, with OpenTelemetry's own types and encoders.
+
+Rule: nobody waits for the collector. What it does not take in time is dropped and counted; encoding lets requests go first every few
+spans or points.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+
+import aiohttp
+from google.protobuf.message import Message
+from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Gauge,
+    Histogram,
+    HistogramDataPoint,
+    Metric,
+    MetricsData,
+    NumberDataPoint,
+    ResourceMetrics,
+    ScopeMetrics,
+    Sum,
+)
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+from din_extproc import __version__
+from din_extproc.domain.usage import ExchangeRecord
+from din_extproc.edge.clock import SystemClock
+from din_extproc.observe.families import Distribution, Family, Labels, Value
+from din_extproc.observe.instruments import SEMCONV, Instrument, Kind
+from din_extproc.observe.spans import Span, spans
+
+_log = logging.getLogger(__name__)
+
+_MOST_WAITING = 4096
+"""Exchanges whose spans were not pushed yet; past that the oldest go."""
+_AT_ONCE = 512
+_SLICE_SPANS = 8
+_SLICE_POINTS = 50
+_NS = 1000
+_NS_PER_S = 1_000_000_000
+_GOOD = range(200, 300)
+_SCOPE = InstrumentationScope("din_extproc", __version__, SEMCONV)
+_KINDS = {"server": SpanKind.SERVER, "client": SpanKind.CLIENT, "internal": SpanKind.INTERNAL}
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+
+
+class OtlpExporter:
+    """Pushes to one collector.
+
+    Args:
+        endpoint: `http://host:4318`.
+        headers: Of every request, such as a token.
+        service: `service.name` and whatever else tells this sidecar from others.
+        timeout_s: For one request.
+        families: The metrics as they are.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        headers: Mapping[str, str],
+        service: Mapping[str, str],
+        timeout_s: float,
+        families: Callable[[], Iterable[Family]],
+    ) -> None:
+        self._endpoint = endpoint
+        self._headers = {**headers, "content-type": "application/x-protobuf"}
+        self._resource = Resource(dict(service))
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._families = families
+        self._began_ns = int(SystemClock.wall() * _NS_PER_S)
+        self._records: deque[ExchangeRecord] = deque()
+        self._down = False
+        self.exported = 0
+        """Spans that the collector took, since the start."""
+        self.dropped = 0
+        """Exchanges whose spans it did not take."""
+
+    def finished(self, record: ExchangeRecord) -> None:
+        """An exchange is over."""
+        if not record.span:
+            return
+        if len(self._records) >= _MOST_WAITING:
+            self._records.popleft()
+            self.dropped += 1
+        self._records.append(record)
+
+    async def push_spans(self) -> None:
+        """Push the spans of everything that ended."""
+        while self._records:
+            records = [self._records.popleft() for _ in range(min(_AT_ONCE, len(self._records)))]
+            found = [_readable(span, self._resource) for record in records for span in spans(record)]
+            parts = []
+            for start in range(0, len(found), _SLICE_SPANS):
+                parts.append(encode_spans(found[start : start + _SLICE_SPANS]).SerializeToString())
+                await asyncio.sleep(0)
+            if await self._post("/v1/traces", b"".join(parts)):  # protobuf: messages one after the other are one message
+                self.exported += len(found)
+            else:
+                self.dropped += len(records)
+                return
+
+    async def push_metrics(self) -> None:
+        """Push every metric as it is now."""
+        now_ns = int(SystemClock.wall() * _NS_PER_S)
+        parts = []
+        for family in self._families():
+            points = iter(family.points)
+            while chunk := list(islice(points, _SLICE_POINTS)):
+                parts.append(self._encoded(family.instrument, chunk, now_ns).SerializeToString())
+                await asyncio.sleep(0)
+        await self._post("/v1/metrics", b"".join(parts))
+
+    def _encoded(self, instrument: Instrument, points: list[tuple[Labels, Value]], now_ns: int) -> Message:
+        metric = Metric(instrument.name, instrument.about, instrument.unit, _data(instrument, points, self._began_ns, now_ns))
+        scope = ScopeMetrics(_SCOPE, [metric], SEMCONV)
+        encoded: Message = encode_metrics(MetricsData([ResourceMetrics(self._resource, [scope], SEMCONV)]))
+        return encoded
+
+    async def _post(self, path: str, body: bytes) -> bool:
+        reason = ""
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=self._timeout) as session,
+                session.post(self._endpoint + path, data=body, headers=self._headers) as reply,
+            ):
+                if reply.status not in _GOOD:
+                    reason = f"status {reply.status}"
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            reason = str(error) or type(error).__name__
+        if bool(reason) != self._down:
+            self._down = bool(reason)
+            if reason:
+                _log.warning("the collector at %s takes nothing: %s", self._endpoint, reason)
+            else:
+                _log.info("the collector at %s takes spans and metrics again", self._endpoint)
+        return not reason
+
+
+def _readable(span: Span, resource: Resource) -> ReadableSpan:
+    trace_id = int(span.trace_id, 16)
+    parent = SpanContext(trace_id, int(span.parent_id, 16), is_remote=True, trace_flags=_SAMPLED) if span.parent_id else None
+    return ReadableSpan(
+        name=span.name,
+        context=SpanContext(trace_id, int(span.span_id, 16), is_remote=False, trace_flags=_SAMPLED),
+        parent=parent,
+        resource=resource,
+        attributes=dict(span.attributes),
+        events=[Event(name, timestamp=at_us * _NS) for name, at_us in span.events],
+        kind=_KINDS[span.kind],
+        status=Status(StatusCode.ERROR, span.error) if span.error else Status(),
+        start_time=span.start_us * _NS,
+        end_time=span.end_us * _NS,
+        instrumentation_scope=_SCOPE,
+    )
+
+
+def _data(instrument: Instrument, points: list[tuple[Labels, Value]], began_ns: int, now_ns: int) -> Sum | Gauge | Histogram:
+    if instrument.kind is Kind.HISTOGRAM:
+        return Histogram(list(_distributions(instrument, points, began_ns, now_ns)), AggregationTemporality.CUMULATIVE)
+    numbers = [
+        NumberDataPoint(_attributes(instrument, labels), began_ns, now_ns, value)
+        for labels, value in points
+        if not isinstance(value, Distribution)
+    ]
+    if instrument.kind is Kind.GAUGE:
+        return Gauge(numbers)
+    return Sum(numbers, AggregationTemporality.CUMULATIVE, is_monotonic=True)
+
+
+def _distributions(instrument: Instrument, points: list[tuple[Labels, Value]], began_ns: int, now_ns: int) -> Iterator[HistogramDataPoint]:
+    for labels, value in points:
+        if isinstance(value, Distribution):
+            yield HistogramDataPoint(
+                attributes=_attributes(instrument, labels),
+                start_time_unix_nano=began_ns,
+                time_unix_nano=now_ns,
+                count=sum(value.counts),
+                sum=value.total,
+                bucket_counts=tuple(value.counts),
+                explicit_bounds=instrument.bounds,
+                min=float("inf"),
+                max=float("-inf"),
+            )
+
+
+def _attributes(instrument: Instrument, labels: Labels) -> dict[str, str]:
+    return {name: text for name, text in zip(instrument.labels, labels, strict=True) if text}

@@ -1,0 +1,95 @@
+"""From a finished exchange to its spans: the gateway's, the wait before the node, the way to the node, the stream.
+
+Rule: nothing of the prompt or the answer is an attribute; ids of spans are made from the gateway's, so that both planes know them.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from msgspec import Struct
+
+from din_extproc.domain.usage import ExchangeRecord, Outcome
+from din_extproc.observe import instruments as of
+from din_extproc.observe.exchange_metrics import operation_name
+
+_TO_NODE, _ADMISSION, _STREAM = 1 << 63, 1 << 62, 3 << 62
+Attribute = str | int | float | bool
+
+
+class Span(Struct, frozen=True, gc=False):
+    """One span. Times in microseconds since the epoch."""
+
+    name: str
+    kind: str
+    """`server`, `client` or `internal`."""
+    trace_id: str
+    span_id: str
+    parent_id: str
+    start_us: int
+    end_us: int
+    attributes: Mapping[str, Attribute]
+    events: tuple[tuple[str, int], ...] = ()
+    """Names, and when."""
+    error: str = ""
+
+
+def span_to_node(span_id: str) -> str:
+    """The id of the span of the way to the node, from the gateway's."""
+    return _derived(span_id, _TO_NODE)
+
+
+def spans(record: ExchangeRecord) -> Iterator[Span]:
+    """The spans of an exchange that was chosen for it; none of another."""
+    trace_id, _, rest = record.span.partition("-")
+    span_id, _, parent_id = rest.partition("-")
+    if not span_id:
+        return
+    start, end = round(record.started_at * 1e6), _after(record, record.duration_ms or 0.0)
+    error = "" if record.outcome is Outcome.COMPLETED else record.refusal or record.outcome.value
+    operation = operation_name(record.operation)
+    name = f"{operation} {record.model}".strip() or "refused"
+    yield Span(name, "server", trace_id, span_id, parent_id, start, end, _attributes(record, operation, error), error=error)
+    if record.sent_ms is None:
+        return
+    sent = _after(record, record.sent_ms)
+    admission = _after(record, record.received_ms or 0.0), sent
+    yield Span("din.admission", "internal", trace_id, _derived(span_id, _ADMISSION), span_id, *admission, {of.POOL: record.pool})
+    way = span_to_node(span_id)
+    first = None if record.first_token_ms is None else _after(record, record.first_token_ms)
+    events = () if first is None else (("first_token", first),)
+    told: dict[str, Attribute] = {of.NODE: record.node_id, "din.attempts": record.attempts, of.MODEL: record.model}
+    yield Span("din.node", "client", trace_id, way, span_id, sent, max(sent, end), told, events, error if record.node_id else "")
+    if first is not None:
+        tokens: dict[str, Attribute] = {"gen_ai.usage.output_tokens": record.usage.completion_tokens}
+        yield Span("din.stream", "internal", trace_id, _derived(span_id, _STREAM), way, first, max(first, end), tokens)
+
+
+def _attributes(record: ExchangeRecord, operation: str, error: str) -> dict[str, Attribute]:
+    found: dict[str, Attribute] = {
+        "din.trace_id": record.trace_id,
+        "din.request_id": record.request_id,
+        of.OUTCOME: record.outcome.value,
+        of.TENANT: record.tenant,
+        "din.key.id": record.key_id,
+        of.POOL: record.pool,
+        of.RULE: record.rule,
+        of.NODE: record.node_id,
+        of.OPERATION: operation,
+        of.MODEL: record.model,
+        "din.model.version": record.version,
+        "http.response.status_code": record.status,
+        "gen_ai.usage.input_tokens": record.usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": record.usage.completion_tokens,
+        of.ESTIMATED: record.usage.estimated,
+        "din.degraded": record.degraded,
+        "din.response_flags": ",".join(record.response_flags),
+        of.ERROR_TYPE: error,
+    }
+    return {name: value for name, value in found.items() if value != ""}
+
+
+def _after(record: ExchangeRecord, ms: float) -> int:
+    return round(record.started_at * 1e6 + ms * 1000)
+
+
+def _derived(span_id: str, mask: int) -> str:
+    return f"{int(span_id, 16) ^ mask:016x}"

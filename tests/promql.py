@@ -1,0 +1,18 @@
+"""As much of Prometheus' language as tells which metrics a query asks for."""
+
+import re
+
+_WORD = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_KEYWORDS = {
+    *("sum", "max", "min", "avg", "count", "by", "without", "rate", "increase", "histogram_quantile", "abs"),
+    *("and", "or", "unless", "on", "ignoring", "group_left", "group_right", "bool", "offset"),
+}
+
+
+def metrics_of(query: str) -> set[str]:
+    """The names of metrics in the query."""
+    bare = re.sub(r'"[^"]*"', "", query)
+    bare = re.sub(r"\{[^}]*\}", "", bare)
+    bare = re.sub(r"\[[^\]]*\]", "", bare)
+    bare = re.sub(r"\b(by|without|on|ignoring) \([^)]*\)", "", bare)
+    return {word for word in _WORD.findall(bare) if word not in _KEYWORDS}
