@@ -10,12 +10,16 @@ from msgspec import Struct
 
 
 class BreakerState(StrEnum):
-    """The states of a circuit breaker (R26); `RAMPING` is `CLOSED` on its way back to everything (R23)."""
+    """The states of a circuit breaker (R26).
+
+    `RAMPING` is `CLOSED` on its way back to everything (R23), `COOLING` is `CLOSED` for one that is busy and has asked for time.
+    """
 
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half_open"
     RAMPING = "ramping"
+    COOLING = "cooling"
 
 
 class Standing(Struct, frozen=True, gc=False):
@@ -24,10 +28,15 @@ class Standing(Struct, frozen=True, gc=False):
     state: BreakerState
     since: float
     until: float | None = None
-    """When something changes by itself: an open one is tried again, a ramping one gets everything. None: nothing does."""
+    """When something changes by itself: an open one is tried again, a ramping or cooling one gets everything. None: nothing does."""
     least: float = 1.0
     """The share of its requests that it gets at `since`; it grows evenly to all of them at `until` when it is ramping."""
     reason: str = ""
+
+    @property
+    def left_out(self) -> bool:
+        """Whether it gets no request at all."""
+        return self.state is BreakerState.OPEN or self.state is BreakerState.COOLING
 
     def share(self, now: float) -> float:
         """What it gets of the requests that would be its own, 0 to 1."""

@@ -159,12 +159,8 @@ class HealthForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """For people."""
         if self.state is BreakerState.CLOSED:
             return ""
-        again = (
-            ""
-            if self.again_in_s is None
-            else f", {'tried again' if self.state is BreakerState.OPEN else 'all of it'} in {self.again_in_s:.0f} s"
-        )
-        share = "" if self.state is BreakerState.OPEN else f", gets {self.share:.0%} of its requests"
+        again = "" if self.again_in_s is None else f", {'tried again' if self.share == 0.0 else 'all of it'} in {self.again_in_s:.0f} s"
+        share = "" if self.share == 0.0 else f", gets {self.share:.0%} of its requests"
         return f"breaker {self.state.value.replace('_', ' ')} since {self.for_s:.0f} s{share}{again}: {self.reason}"
 
     def standing(self) -> Standing:

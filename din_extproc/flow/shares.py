@@ -12,7 +12,6 @@ from din_extproc.domain.health import BreakerState, Standing, Standings
 from din_extproc.domain.node import Node
 from din_extproc.domain.verdict import Code, Headers, Refusal
 
-_OPEN = BreakerState.OPEN
 _TRIAL_RETRY_S = 1.0
 _ONE = 1.0 - 1e-9
 _MOST_CREDIT = 2.0
@@ -43,7 +42,7 @@ class Gate(Struct, frozen=True):
     """A pool of which something is known."""
 
     shut_until: float | None = None
-    """Every node is open; until when at least. None: not so."""
+    """Every node is open or cooling; until when at least. None: not so."""
     on_trial: Meter | None = None
     """None of its nodes may have more than trial requests."""
     breaker: Meter | None = None
@@ -76,7 +75,7 @@ class Shares:
         for node_id, standing in standings.nodes.items():
             self._open.pop(node_id, None)
             self._partial.pop(node_id, None)
-            if standing.state is _OPEN:
+            if standing.left_out:
                 self._open[node_id] = standing
             elif standing.state is not BreakerState.CLOSED:
                 self._partial[node_id] = standing
@@ -172,7 +171,7 @@ class Shares:
         return 0 if standing is None else 1 if standing.state is BreakerState.RAMPING else 2
 
     def _of_nodes(self, nodes: tuple[Node, ...], asked: int) -> tuple[float | None, Meter | None]:
-        """Until when all of them are open, or the trial that all of them are on at most."""
+        """Until when all of them are left out, or the trial that all of them are on at most."""
         found = []
         for node in nodes:
             standing = self.standing(node.id)
@@ -189,5 +188,5 @@ def shut(gate: Gate | None, now: float) -> Refusal:
     """The answer while every node that could take the request is left out, with the time until one is tried again."""
     wait_s = _TRIAL_RETRY_S if gate is None or gate.shut_until is None else max(_TRIAL_RETRY_S, gate.shut_until - now)
     headers: Headers = (("retry-after", str(-int(-wait_s // 1))), ("retry-after-ms", str(round(wait_s * 1000))))
-    message = "Every node that could answer has failed lately and is left alone for a while."
+    message = "Every node that could answer has failed lately, or is busy, and is left alone for a while."
     return Refusal(Code.NO_HEALTHY_NODE, message, retry_after_ms=round(wait_s * 1000), headers=headers)

@@ -5,6 +5,7 @@ Rule: every pair of state and event stands in the table, and only the table chan
     closed ──failures in a row, or too large a share──▶ open ──its pause is over──▶ half open ──trials went well──▶ ramping ──▶ closed
                                                          ▲                            │ one failure                  │ as if closed
                                                          └────────────────────────────┴──────────────────────────────┘
+    closed or ramping ──busy, and asks for time──▶ cooling ──it is over──▶ as it was; failures meanwhile count as if closed
 """
 
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from din_extproc.health.policy import Policy
 from din_extproc.health.window import Window
 
 _CLOSED, _OPEN, _HALF_OPEN, _RAMPING = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN, BreakerState.RAMPING
+_COOLING = BreakerState.COOLING
 
 
 class Event(Enum):
@@ -26,6 +28,8 @@ class Event(Enum):
     """A request ran to its end."""
     FAILED = "failed"
     """A request failed through the fault of the node."""
+    BUSY = "busy"
+    """The node has too much to do and asks to be left alone for a while: it is well."""
     PROBE_ANSWERED = "probe answered"
     PROBE_FAILED = "probe failed"
     TIME = "time"
@@ -44,6 +48,8 @@ class Heard(Struct, frozen=True, gc=False):
     began: float | None = None
     """When the request began that ended; what began before the state did says nothing of the state. None: now."""
     reason: str = ""
+    rest_s: float = 0.0
+    """For how long a busy one asks to be left alone."""
 
 
 class Breaker:
@@ -55,7 +61,7 @@ class Breaker:
         now: Seconds, the monotonic clock.
     """
 
-    __slots__ = ("_failed_at", "_name", "_row", "_trials", "_trips", "_window", "policy", "standing")
+    __slots__ = ("_failed_at", "_name", "_ramps", "_row", "_trials", "_trips", "_window", "policy", "standing")
 
     def __init__(self, name: str, policy: Policy, now: float) -> None:
         self.policy = policy
@@ -66,6 +72,8 @@ class Breaker:
         self._failed_at: float | None = None
         self._trials = 0
         self._trips = 0
+        self._ramps = False
+        """While cooling: it was ramping before."""
 
     @property
     def row(self) -> int:
@@ -137,6 +145,25 @@ class Breaker:
         reason = heard.reason if heard.event is Event.RETURNED else self.standing.reason
         self.standing = Standing(_RAMPING, heard.now, heard.now + self.policy.ramp_s, self.policy.ramp_from, reason)
 
+    def _cool(self, heard: Heard) -> None:
+        """It is left alone for as long as it asks, never for less than it asked before."""
+        until = heard.now + heard.rest_s
+        if self.standing.state is _COOLING and until <= (self.standing.until or 0.0):
+            return
+        if self.standing.state is not _COOLING:
+            self._ramps = self.standing.state is _RAMPING
+        self.standing = Standing(_COOLING, heard.now, until, 0.0, heard.reason)
+
+    def _warm(self, heard: Heard) -> None:
+        """The time that it asked for may be over."""
+        until = self.standing.until
+        if until is None or heard.now < until:
+            return
+        if self._ramps:
+            self._ramp(heard)
+        else:
+            self.standing = Standing(_CLOSED, heard.now)
+
     def _arrive(self, heard: Heard) -> None:
         """The ramp may be at its end."""
         until = self.standing.until
@@ -167,13 +194,14 @@ class Breaker:
 
     def _is_echo(self, heard: Heard) -> bool:
         """Whether the request began before the state did, which is then not spoken of."""
-        return heard.began is not None and heard.began < self.standing.since and self.standing.state is not _CLOSED
+        return heard.began is not None and heard.began < self.standing.since and self.standing.state not in {_CLOSED, _COOLING}
 
 
 Step = Callable[[Breaker, Heard], None]
 TABLE: dict[tuple[BreakerState, Event], Step] = {
     (_CLOSED, Event.ANSWERED): Breaker._good,  # noqa: SLF001 - the table is the class's own
     (_CLOSED, Event.FAILED): Breaker._bad,  # noqa: SLF001
+    (_CLOSED, Event.BUSY): Breaker._cool,  # noqa: SLF001
     (_CLOSED, Event.PROBE_ANSWERED): Breaker._probe_good,  # noqa: SLF001
     (_CLOSED, Event.PROBE_FAILED): Breaker._probe_bad,  # noqa: SLF001
     (_CLOSED, Event.TIME): Breaker._stay,  # noqa: SLF001
@@ -181,6 +209,7 @@ TABLE: dict[tuple[BreakerState, Event], Step] = {
     (_CLOSED, Event.RETURNED): Breaker._ramp,  # noqa: SLF001
     (_OPEN, Event.ANSWERED): Breaker._stay,  # noqa: SLF001
     (_OPEN, Event.FAILED): Breaker._stay,  # noqa: SLF001
+    (_OPEN, Event.BUSY): Breaker._stay,  # noqa: SLF001
     (_OPEN, Event.PROBE_ANSWERED): Breaker._stay,  # noqa: SLF001
     (_OPEN, Event.PROBE_FAILED): Breaker._stay,  # noqa: SLF001
     (_OPEN, Event.TIME): Breaker._try,  # noqa: SLF001
@@ -188,6 +217,7 @@ TABLE: dict[tuple[BreakerState, Event], Step] = {
     (_OPEN, Event.RETURNED): Breaker._ramp,  # noqa: SLF001
     (_HALF_OPEN, Event.ANSWERED): Breaker._trial_good,  # noqa: SLF001
     (_HALF_OPEN, Event.FAILED): Breaker._trial_bad,  # noqa: SLF001
+    (_HALF_OPEN, Event.BUSY): Breaker._stay,  # noqa: SLF001
     (_HALF_OPEN, Event.PROBE_ANSWERED): Breaker._trial_good,  # noqa: SLF001
     (_HALF_OPEN, Event.PROBE_FAILED): Breaker._trial_bad,  # noqa: SLF001
     (_HALF_OPEN, Event.TIME): Breaker._stay,  # noqa: SLF001
@@ -195,10 +225,19 @@ TABLE: dict[tuple[BreakerState, Event], Step] = {
     (_HALF_OPEN, Event.RETURNED): Breaker._ramp,  # noqa: SLF001
     (_RAMPING, Event.ANSWERED): Breaker._good,  # noqa: SLF001
     (_RAMPING, Event.FAILED): Breaker._bad,  # noqa: SLF001
+    (_RAMPING, Event.BUSY): Breaker._cool,  # noqa: SLF001
     (_RAMPING, Event.PROBE_ANSWERED): Breaker._probe_good,  # noqa: SLF001
     (_RAMPING, Event.PROBE_FAILED): Breaker._probe_bad,  # noqa: SLF001
     (_RAMPING, Event.TIME): Breaker._arrive,  # noqa: SLF001
     (_RAMPING, Event.TOLD): Breaker._open,  # noqa: SLF001
     (_RAMPING, Event.RETURNED): Breaker._stay,  # noqa: SLF001
+    (_COOLING, Event.ANSWERED): Breaker._good,  # noqa: SLF001
+    (_COOLING, Event.FAILED): Breaker._bad,  # noqa: SLF001
+    (_COOLING, Event.BUSY): Breaker._cool,  # noqa: SLF001
+    (_COOLING, Event.PROBE_ANSWERED): Breaker._probe_good,  # noqa: SLF001
+    (_COOLING, Event.PROBE_FAILED): Breaker._probe_bad,  # noqa: SLF001
+    (_COOLING, Event.TIME): Breaker._warm,  # noqa: SLF001
+    (_COOLING, Event.TOLD): Breaker._open,  # noqa: SLF001
+    (_COOLING, Event.RETURNED): Breaker._ramp,  # noqa: SLF001
 }
 """What each event does in each state."""

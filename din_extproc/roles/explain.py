@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from din_extproc.domain.health import BreakerState, Standings
+from din_extproc.domain.health import Standings
 from din_extproc.domain.membership import NodeState, Reading
 from din_extproc.domain.node import Node
 from din_extproc.domain.request import Head, Intent
@@ -153,7 +153,7 @@ def _dropped(pool: str, placer: Placer, versions: Constraint, size: Size, rows: 
     found += [
         Candidate(node=node.id, pool=pool, why=f"left out: {said.get(node.id, '')}")
         for node in everyone
-        if (standing := placer.shares.standing(node.id)) is not None and standing.state is BreakerState.OPEN
+        if (standing := placer.shares.standing(node.id)) is not None and standing.left_out
     ]
     models = {node.model for node in everyone} or {row.node.model for row in rows if pool == row.node.pool}
     found += [

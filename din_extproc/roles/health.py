@@ -30,6 +30,8 @@ _EVERY_S = 10.0
 _FAULTS = frozenset({Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT, Outcome.UPSTREAM_TRUNCATED})
 _ATTEMPT_FLAGS = frozenset({"UF", "UR", "UC", "UT", "SI", "UPE"})
 _SERVER_ERROR = 500
+_REST_S = 1.0
+"""For a node that answers 429 and does not say for how long."""
 _NO_HOST = "UH"
 _REMEMBERED = 50_000
 
@@ -164,6 +166,11 @@ class Health:
                 changed = self.board.nodes.hear(record.node_id, good)
                 if self.board.pools.hear(record.pool, good) or changed:
                     self.tell()
+            return
+        if outcome is Outcome.UPSTREAM_BUSY and record.node_id:
+            rest_s = min(self.settings.health.longest_open_s, record.retry_after_s or _REST_S)
+            if self.board.nodes.hear(record.node_id, Heard(Event.BUSY, now, began, "it is busy and asks for time", rest_s)):
+                self.tell()
             return
         unreached = outcome is Outcome.NOT_DISPATCHED and _NO_HOST in record.response_flags
         if not (outcome in _FAULTS or unreached) or record.out_of_time:

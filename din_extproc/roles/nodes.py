@@ -107,7 +107,7 @@ def _breaker(health: HealthForm | None) -> str:
     if health is None:
         return "closed"
     colour = "green" if health.state is BreakerState.CLOSED else "red" if health.state is BreakerState.OPEN else "yellow"
-    share = "" if health.state in {BreakerState.CLOSED, BreakerState.OPEN} else f" {health.share:.0%}"
+    share = "" if health.state is BreakerState.CLOSED or health.share == 0.0 else f" {health.share:.0%}"
     return f"[{colour}]{health.state.value}{share}[/]"
 
 

@@ -153,3 +153,26 @@ def test_errors_that_clients_cause_and_back_pressure_speak_against_nobody(stack,
     assert {stack.chat(temperature="hot").status_code for _ in range(12)} == {400}
     time.sleep(0.3)
     assert breakers(stack) == {}
+
+
+def test_b86_b87_busy_nodes_are_left_alone_for_as_long_as_they_ask_and_are_not_taken_for_dead(stack, engines):
+    engines["a-1"].fail("throttle:count=1,retry_after_s=2")
+    first = [stack.chat() for _ in range(2)]
+    assert sorted(reply.status_code for reply in first) == [200, 429]
+    busy = next(reply for reply in first if reply.status_code == 429)
+    assert (busy.json()["code"], busy.headers["retry-after"]) == ("upstream_busy", "2")
+    stack.eventually(lambda: breakers(stack) == {"a-1": "cooling"}, "it is left alone")
+    assert {stack.chat().headers["x-din-node-id"] for _ in range(6)} == {"a-2"}
+    engines["a-2"].fail("throttle:count=1,retry_after_s=9")
+    assert stack.chat().status_code == 429
+    stack.eventually(lambda: breakers(stack).get("a-2") == "cooling", "so is the other")
+    for engine in engines.values():
+        engine.forget()
+    elsewhere = stack.chat()
+    assert (elsewhere.status_code, elsewhere.headers.get("x-din-node-id"), elsewhere.headers["x-bxagent-degraded"]) == (200, "b-1", "true")
+    nowhere = stack.chat(tenant_name="narrow")  # it may not use the fallback's model
+    assert (nowhere.status_code, nowhere.json()["code"]) == (503, "no_healthy_node")
+    assert 1 <= int(nowhere.headers["retry-after"]) <= 2
+    assert engines["a-1"].seen()[0]["requests"] + engines["a-2"].seen()[0]["requests"] == 0, "nobody is asked in vain"
+    stack.eventually(lambda: stack.chat().headers.get("x-din-node-id") == "a-1", "it has had its time, and gets everything at once")
+    assert "a-1" not in breakers(stack)

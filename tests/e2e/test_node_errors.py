@@ -88,6 +88,7 @@ def stack(parrot, sim) -> Iterator[Stack]:
             for model, address in addresses.items()
         },
         "tenants": [tenant("acme"), tenant("trial", tpm=10_000, rpm=1000), tenant("single", rpm=1)],
+        "health": {"breaker": False},
         "envoy": {
             "retry": {"attempts": 1},
             "health_check": False,

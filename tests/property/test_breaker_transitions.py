@@ -12,11 +12,13 @@ from din_extproc.health.policy import Policy
 from din_extproc.health.window import Window
 
 CLOSED, OPEN, HALF_OPEN, RAMPING = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN, BreakerState.RAMPING
+COOLING = BreakerState.COOLING
 MAY = {
-    CLOSED: {OPEN, RAMPING},
+    CLOSED: {OPEN, RAMPING, COOLING},
     OPEN: {HALF_OPEN, RAMPING},
     HALF_OPEN: {OPEN, RAMPING},
-    RAMPING: {OPEN, CLOSED},
+    RAMPING: {OPEN, CLOSED, COOLING},
+    COOLING: {OPEN, CLOSED, RAMPING, COOLING},
 }
 """The only changes there are."""
 
@@ -44,7 +46,7 @@ def history(policy: Policy, events, name: str = "gpu-1"):
     breaker, now = Breaker(name, policy, 0.0), 0.0
     for event, later, age in events:
         now += later
-        heard = Heard(event, now, None if age is None else now - age)
+        heard = Heard(event, now, None if age is None else now - age, rest_s=age or 7.0)
         before = breaker.standing
         changed = breaker.hear(heard)
         assert changed is (breaker.standing is not before)
@@ -92,10 +94,13 @@ def test_pauses_grow_by_the_factor_up_to_the_longest_while_there_is_no_peace(pol
 
 @given(policies, steps)
 def test_it_comes_back_by_the_ramp_only_and_the_ramp_never_falls(policy, events):
+    ramping = False
     for _, before, _, after in history(policy, events):
         if after.state is CLOSED and before is not after:
-            assert before.state is RAMPING
+            assert before.state in {RAMPING, COOLING}
             assert after.since >= before.until
+            assert before.state is RAMPING or not ramping, "what was ramping goes on with its ramp"
+        ramping = after.state is RAMPING or (ramping and after.state is COOLING)
         if after.state is RAMPING:
             shares = [after.share(after.since + policy.ramp_s * part / 10) for part in range(11)]
             assert shares[0] == pytest.approx(policy.ramp_from)
@@ -106,9 +111,21 @@ def test_it_comes_back_by_the_ramp_only_and_the_ramp_never_falls(policy, events)
 
 
 @given(policies, steps)
+def test_a_busy_one_is_left_alone_for_as_long_as_it_asks_and_is_no_failure(policy, events):
+    for heard, before, breaker, after in history(policy, events):
+        if heard.event is Event.BUSY and before.state in {CLOSED, RAMPING, COOLING}:
+            assert after.state is COOLING
+            assert after.until >= heard.now + heard.rest_s
+            assert after.share(heard.now) == 0.0
+            assert breaker.row == 0 or before.state is not CLOSED or breaker.row < (policy.row or 1 << 30)
+        if before.state is COOLING and after.state in {CLOSED, RAMPING}:
+            assert heard.event is Event.RETURNED or heard.now >= before.until
+
+
+@given(policies, steps)
 def test_no_answer_from_before_a_pause_ends_or_prolongs_it(policy, events):
     for heard, before, _, after in history(policy, events):
-        old = heard.began is not None and heard.began < before.since and before.state is not CLOSED
+        old = heard.began is not None and heard.began < before.since and before.state not in {CLOSED, COOLING}
         if old and heard.event in {Event.ANSWERED, Event.FAILED} and before.state in {OPEN, HALF_OPEN}:
             assert after is before
 

@@ -34,6 +34,34 @@ def test_r26_after_thirty_seconds_it_is_half_open_with_a_twentieth():
     assert breaker.standing.share(34.0) == 0.05
 
 
+def test_b86_a_busy_node_is_left_alone_for_as_long_as_it_asks_and_gets_everything_again_at_once():
+    breaker = Breaker("n", POLICY, 0.0)
+    assert breaker.hear(Heard(Event.BUSY, 1.0, reason="busy", rest_s=7.0))
+    assert (breaker.standing.state, breaker.standing.left_out, breaker.row) == (BreakerState.COOLING, True, 0)
+    assert not breaker.hear(Heard(Event.BUSY, 2.0, rest_s=1.0)), "one that asks for less shortens nothing"
+    breaker.hear(Heard(Event.BUSY, 3.0, rest_s=7.0))
+    breaker.hear(Heard(Event.TIME, 9.9))
+    assert breaker.standing.state is BreakerState.COOLING
+    breaker.hear(Heard(Event.TIME, 10.0))
+    assert (breaker.standing.state, breaker.trips) == (BreakerState.CLOSED, 0)
+
+
+def test_b86_a_node_that_is_busy_on_its_way_back_goes_on_with_its_ramp_afterwards():
+    breaker = Breaker("n", POLICY, 0.0)
+    breaker.hear(Heard(Event.RETURNED, 0.0))
+    breaker.hear(Heard(Event.BUSY, 10.0, rest_s=5.0))
+    breaker.hear(Heard(Event.TIME, 15.0))
+    assert (breaker.standing.state, breaker.standing.share(15.0)) == (BreakerState.RAMPING, 0.1)
+
+
+def test_a_node_that_fails_while_it_cools_is_opened_all_the_same():
+    breaker = Breaker("n", POLICY, 0.0)
+    breaker.hear(Heard(Event.BUSY, 1.0, rest_s=60.0))
+    for at in (2.0, 3.0, 4.0):
+        breaker.hear(Heard(Event.FAILED, at, 0.5))
+    assert breaker.standing.state is BreakerState.OPEN
+
+
 def test_r25_three_failed_probes_in_a_row_open_it_and_two_with_a_good_one_between_do_not():
     breaker = Breaker("n", POLICY, 0.0)
     for event in (Event.PROBE_FAILED, Event.PROBE_FAILED, Event.PROBE_ANSWERED, Event.PROBE_FAILED, Event.PROBE_FAILED):
