@@ -1,6 +1,7 @@
 """Which interface a request addresses, from its method and `:path`.
 
-Rule: one spelling per operation. A query string and one trailing slash are tolerated, every other spelling is unknown.
+Rule: one spelling per operation, but for Cohere's `/v2/rerank`. A query string and one trailing slash are tolerated, every other spelling
+is unknown.
 """
 
 from urllib.parse import unquote
@@ -13,7 +14,7 @@ from din_extproc.domain.verdict import Code, Refusal
 MAX_NAME = 256
 """Characters of a model name, as a client may write it."""
 
-_OPERATIONS = {operation.value: operation for operation in Operation}
+_OPERATIONS = {operation.value: operation for operation in Operation} | {"/v2/rerank": Operation.RERANK}
 _MODELS = Operation.MODELS.value + "/"
 _READS = ("GET", "HEAD")
 

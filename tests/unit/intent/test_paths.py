@@ -40,6 +40,10 @@ def test_b30_every_other_spelling_is_unknown(path):
         assert found.code is Code.PATH_NOT_FOUND
 
 
+def test_cohere_s_path_of_rerank_is_the_same_as_jina_s():
+    assert locate("POST", "/v2/rerank/?x=1") == Place(Operation.RERANK)
+
+
 def test_a_known_path_with_another_method_says_which_one_it_takes():
     for method in ("GET", "PUT", "DELETE", "PATCH", "post", ""):
         found = locate(method, "/v1/embeddings")
