@@ -12,7 +12,19 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import bodies, discovery, estimate_error, growth, heartbeats, open_streams, report, screening, side_by_side, strategies
+from tests.bench import (
+    bodies,
+    discovery,
+    estimate_error,
+    growth,
+    heartbeats,
+    open_streams,
+    report,
+    screening,
+    side_by_side,
+    strategies,
+    translation,
+)
 from tests.bench.field import SMOKE, Effort, Field, Figures
 from tests.bench.vocabularies import NAMES
 
@@ -30,6 +42,7 @@ BENCHMARKS: dict[str, tuple[Callable[[Field], Figures], tuple[str, ...]]] = {
     "half_load": (side_by_side.half_load, ("added_p99_ms_half_load", "decision_p99_ms_half_load")),
     "bodies": (bodies.bodies, ("body_1mb_sidecar_ms", "body_1kb_sidecar_ms")),
     "streams": (bodies.streams, ("chunk_envoy_cpu_lua_vs_none",)),
+    "translation": (translation.translation, ("chunk_cpu_translated_vs_passed", "chunk_translated_added_ms")),
     "nodes": (growth.nodes, ("decision_10k_nodes_vs_10",)),
     "rules": (growth.rules, ("decision_1k_rules_vs_10",)),
     "tenants": (growth.tenants, ("admit_100k_tenants_vs_10",)),

@@ -123,7 +123,19 @@ def configuration(ports: tuple[int, int], **sections: Any) -> dict[str, Any]:
 
 
 def everything_on(exits: ExitStack, ports: tuple[int, int], _folder: Path) -> Contender:
-    stack = exits.enter_context(Stack(configuration(ports)))
+    return _whole(exits, configuration(ports))
+
+
+def translating(exits: ExitStack, ports: tuple[int, int], _folder: Path) -> Contender:
+    """The same in front of engines that are spoken to in their own words, Ollama's."""
+    made = configuration(ports)
+    for pool in made["pools"].values():
+        pool |= {"engine": "ollama", "api": "native"}
+    return _whole(exits, made)
+
+
+def _whole(exits: ExitStack, made: dict[str, Any]) -> Contender:
+    stack = exits.enter_context(Stack(made))
     assert stack.envoy is not None
     assert stack.sidecar is not None
     parts = {"envoy": stack.envoy.pid, "server": stack.sidecar.pid, "redis": stack.redis.pid}

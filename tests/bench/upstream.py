@@ -1,6 +1,7 @@
 """A node that costs as little as Python allows: fixed answers in the shape of vLLM's, at once or as a stream of paced events.
 
-Rule: it never looks into a body. `accept: text/event-stream` gets a stream of `CHUNKS` events, everything else one JSON answer.
+Rule: it never looks into a body. `accept: text/event-stream` gets a stream of `CHUNKS` events (as Ollama's lines at `/api/chat`),
+everything else one JSON answer.
 Run: python -m tests.bench.upstream PORT PORT
 """
 
@@ -46,6 +47,14 @@ _TOKEN = _chunk(_EVENT % (b'{"content":" fox"}', b"null"))
 _END = _chunk(_EVENT % (b'{"content":""}', b'"stop"')) + _chunk(_USAGE) + _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 
+_LINES_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n"
+_LINE = b'{"model":"physical","created_at":"2026-01-01T00:00:00.000000Z","message":{"role":"assistant","content":"%s"},%s}\n'
+_LINE_TOKEN = _chunk(_LINE % (b" fox", b'"done":false'))
+_LINE_END = _chunk(_LINE % (b"", b'"done":true,"done_reason":"stop","prompt_eval_count":300,"eval_count":100')) + b"0\r\n\r\n"
+_WIRES = {False: (_STREAM_HEAD, _TOKEN, _END), True: (_LINES_HEAD, _LINE_TOKEN, _LINE_END)}
+"""Head, event and end of a stream: OpenAI's, and Ollama's."""
+
+
 class _Pace:
     """Writes one event to each open stream every `PACE_S`."""
 
@@ -83,6 +92,7 @@ class _Node(asyncio.Protocol):
         self._missing = 0
         self._left = 0
         self._streams = False
+        self._wire = _WIRES[False]
 
     def connection_made(self, transport):
         self._transport = transport
@@ -102,6 +112,7 @@ class _Node(asyncio.Protocol):
             self._head = b""
             lower = data[:end].lower()
             self._streams = b"text/event-stream" in lower
+            self._wire = _WIRES[lower.startswith(b"post /api/chat ")]
             at = lower.find(b"\r\ncontent-length:")
             length = int(lower[at + 17 :].partition(b"\r")[0]) if at >= 0 else 0
             self._missing = length - (len(data) - end - 4)
@@ -113,7 +124,7 @@ class _Node(asyncio.Protocol):
         if not self._streams:
             self._transport.write(ANSWER)
             return
-        self._transport.write(_STREAM_HEAD)
+        self._transport.write(self._wire[0])
         self._left = CHUNKS
         self._pace.join(self)
 
@@ -122,7 +133,8 @@ class _Node(asyncio.Protocol):
         if not self._left:
             return False
         self._left -= 1
-        self._transport.write(_TOKEN if self._left else _TOKEN + _END)
+        _, token, end = self._wire
+        self._transport.write(token if self._left else token + end)
         return self._left > 0
 
 
