@@ -27,16 +27,18 @@ def render_envoy(
             "--xds/--static", help="Whether the sidecar tells that Envoy its nodes while it runs. [default: if gateway.xds is set]"
         ),
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Forget what was changed by hand in the file.")] = False,  # noqa: FBT002
     node_id: Annotated[str, typer.Option(help="With --xds, the name by which that Envoy asks; this host's by default.")] = "",
 ) -> None:
-    """Envoy's own configuration (envoy.yaml) for this din.yaml."""
-    from din_extproc.roles.render import Unrenderable  # noqa: PLC0415 - the other commands start without it
+    """Envoy's own configuration (envoy.yaml) for this din.yaml. What was changed by hand in the file is kept."""
+    from din_extproc.roles.render import Unrenderable, written_over  # noqa: PLC0415 - the other commands start without it
     from din_extproc.roles.render import render_envoy as render  # noqa: PLC0415
 
     try:
         settings = settings_of(config)
         told = settings.gateway.xds is not None if xds is None else xds
         text = render(settings, validate=validate, xds=told, node_id=node_id)
+        text = text if output is None else written_over(output, text, force=force)
     except Unrenderable as error:
         fail(str(error))
     write(text, output)

@@ -5,11 +5,16 @@ Rule: what is printed was accepted by an Envoy of this machine, where there is o
 
 import socket
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, Literal
 
+from din_extproc.control.hand_edits import Contradiction, merged
 from din_extproc.edge.envoy_binary import complaint, find_envoy
 from din_extproc.settings.node import NodeSettings
 from din_extproc.settings.settings import Settings
+
+KEPT = ".rendered"
+"""Stands behind the name of a rendered file: the rendering as it was, so that hand edits are known."""
 
 
 class Unrenderable(Exception):  # noqa: N818 - it says what the configuration is
@@ -87,6 +92,29 @@ def render_envoy_gateway(settings: Settings, **placed: Any) -> str:
         return documents(envoy_gateway(settings.topology(usage_lua()), Placement(**placed)), "envoy-gateway")
     except ValueError as error:
         raise Unrenderable(str(error)) from error
+
+
+def written_over(output: Path, rendered: str, *, force: bool) -> str:
+    """What is to be written where an earlier rendering lies, which somebody may have changed by hand. It keeps the rendering beside it.
+
+    Args:
+        output: The file.
+        rendered: What it is to say.
+        force: Forget what was changed by hand.
+
+    Raises:
+        Unrenderable: both changed the same lines, or it is not known what was changed by hand.
+    """
+    kept = output.with_name(output.name + KEPT)
+    text: str | tuple[Contradiction, ...] = rendered
+    if output.exists() and not force and (found := output.read_text()) != rendered:
+        if not kept.exists():
+            raise Unrenderable(f"{output} is there, and {kept.name} is not: nobody knows what was changed by hand; --force overwrites it")
+        text = merged(kept.read_text(), found, rendered)
+    if not isinstance(text, str):
+        raise Unrenderable(f"{output} was changed by hand where it changes: {'; '.join(map(str, text))}")
+    kept.write_text(rendered)
+    return text
 
 
 def _accepted(text: str, *, validate: bool) -> str:
