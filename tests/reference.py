@@ -20,8 +20,8 @@ from din_extproc.settings.schema import DinYaml
 
 _HEAD = """# Reference of din.yaml
 
-Made from the classes that read the file (`make golden`); the commented example is [din.yaml](din.yaml). A key that does not stand here is an
-error. A value may be `${NAME}` or `${NAME:-default}`, a variable of the environment.
+Made from the classes that read the file (`make golden`); the commented example is [din.yaml](din.yaml). A key that does not stand here is
+an error. A value may be `${NAME}` or `${NAME:-default}`, a variable of the environment.
 """
 _WORDS = {int: "integer", float: "number", str: "text", bool: "true or false", SecretStr: "text, kept secret", Endpoint: "address:port"}
 

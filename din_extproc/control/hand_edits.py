@@ -35,7 +35,7 @@ def merged(before: str, by_hand: str, rendered: str) -> str | tuple[Contradictio
     at_base = at_mine = at_new = 0
     for start, in_mine, in_new, length in _unchanged(base, mine, new):
         was, kept, now = base[at_base:start], mine[at_mine:in_mine], new[at_new:in_new]
-        if was == now or kept == now:
+        if now in (was, kept):
             lines += kept
         elif was == kept:
             lines += now

@@ -197,5 +197,5 @@ def test_values_that_make_no_sense_are_refused_by_name(values, complaint_of_helm
 def test_engines_scale_by_how_long_requests_wait():
     [scaler] = [each for name, each in of_kind(rendered(EVERYTHING), "HorizontalPodAutoscaler").items() if name == "din-chat"]
     [metric] = scaler["spec"]["metrics"]
-    assert metric["external"]["metric"] == {"name": "din_queue_time_seconds", "selector": {"matchLabels": {"pool": "chat"}}}
+    assert metric["external"]["metric"] == {"name": "din_queue_seconds", "selector": {"matchLabels": {"model": "sim-chat"}}}
     assert scaler["spec"]["scaleTargetRef"]["name"] == "vllm"
