@@ -199,6 +199,31 @@ def audit_verify(
 
 
 @app.command()
+def replay(
+    folders: Annotated[list[Path], typer.Argument(help="Folders with audit logs of one or more replicas.")],
+    config: Config = DEFAULT_CONFIG,
+    before: Annotated[
+        Path | None, typer.Option(help="The configuration that was in use: both are run. Without it the record is compared with.")
+    ] = None,
+    json: Json = False,  # noqa: FBT002 - a flag
+) -> None:
+    """Decide recorded requests again under another configuration, and say what would be different. Exit code 1: something would."""
+    from din_extproc.roles.replay import Unreplayable  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.replay import replay as rerun  # noqa: PLC0415
+
+    after = settings_of(config)
+    try:
+        replayed = rerun(tuple(folders), after, None if before is None else settings_of(before))
+    except Unreplayable as error:
+        fail(str(error))
+    if json:
+        print_json(replayed)
+    else:
+        typer.echo("\n".join(replayed.lines()))
+    raise typer.Exit(1 if replayed.changes else 0)
+
+
+@app.command()
 def verify(
     url: Annotated[str, typer.Option(help="Envoy, as clients reach it.")],
     key: Annotated[str, typer.Option(envvar="DIN_KEY", help="An API key: its tenant's view of the table is walked.")],

@@ -1,0 +1,196 @@
+"""Recorded requests, decided again: where they would go under another configuration, which would be refused, which would wait.
+
+Rule: deterministic, and only the configuration differs. Every node is well, every request comes when it came, every answer takes the time
+and the tokens that it took; one that was refused then and is let in now takes what those of its tenant took on average.
+
+What a record does not hold is assumed as little as can be: headers other than the task tier are those that the rule asks for which took
+the request.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from heapq import heappop, heappush
+
+from msgspec import Struct
+
+from din_extproc.admit.keys import Authenticated
+from din_extproc.admit.ledger import Claim, Denied
+from din_extproc.admit.queue import worth_waiting
+from din_extproc.admit.reservation import reservation
+from din_extproc.admit.twin import Twin
+from din_extproc.domain.request import Estimate, Head, Intent, Operation, Priority
+from din_extproc.domain.verdict import Code, Refusal
+from din_extproc.flow.members import Members
+from din_extproc.flow.place import Placer, Size
+from din_extproc.flow.view import View, facts, purse
+from din_extproc.intent.estimate import Gauge
+from din_extproc.route.table import Routed
+from din_extproc.route.wish import wishes
+from din_extproc.schedule.load import Load
+
+_BAND = Gauge().calibration.band
+_HOUR_MS = 3_600_000
+_LEASE_MS = 1 << 40
+_NO_LIMIT = "oversize"
+_LOOK_AGAIN_MS = 50
+"""How often a request that waits tries again; in service it is woken."""
+
+
+class Fate(Struct, frozen=True, omit_defaults=True):
+    """What becomes of a request."""
+
+    pool: str = ""
+    model: str = ""
+    rule: str = ""
+    degraded: bool = False
+    """The fallback takes it."""
+    waits: bool = False
+    """It stands in the tenant's queue first."""
+    refusal: str = ""
+    """The code, when it is refused."""
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        if self.refusal:
+            return f"refused: {self.refusal}"
+        notes = [note for note, so in (("degraded", self.degraded), ("after a wait", self.waits)) if so]
+        return f"{self.rule or '(no rule)'} -> {self.pool} ({self.model})" + (f", {', '.join(notes)}" if notes else "")
+
+
+class Past(Struct, frozen=True):
+    """One recorded request."""
+
+    trace_id: str
+    tenant: str
+    key_id: str
+    began_ms: int
+    """Milliseconds since the epoch."""
+    took_ms: int | None
+    """None: it was not answered by a node."""
+    charged: int
+    """Tokens."""
+    reserved: int
+    """Tokens; 0: nothing was."""
+    intent: Intent | None
+    """None: it was refused before it was read."""
+    fate: Fate
+    """As it was."""
+
+
+class Rerun:
+    """One configuration's decisions about a record.
+
+    Args:
+        view: The configuration.
+        members: Its nodes.
+        owners: Tenant and key by key id.
+    """
+
+    def __init__(self, view: View, members: Members, owners: Mapping[str, Authenticated]) -> None:
+        self._view = view
+        self._owners = owners
+        self._placer = Placer(Load(), members)
+        self._twin = Twin()
+        self._fates: dict[int, Fate] = {}
+        self._events: list[tuple[int, int, int, bool]] = []
+        """When (ms), a running number, which request, and whether it ends or comes (again)."""
+        self._count = 0
+        self._usual: Mapping[str, tuple[int, int]] = {}
+
+    def fates(self, record: Sequence[Past]) -> list[Fate]:
+        """What becomes of each of them, in their order."""
+        self._usual = dict(_usual(record))
+        for at, past in enumerate(record):
+            self._schedule(past.began_ms, at, ends=False)
+        while self._events:
+            now_ms, _, at, ends = heappop(self._events)
+            past = record[at]
+            if ends:
+                self._twin.settle(past.tenant, str(at), past.charged or self._usual.get(past.tenant, (0, 0))[1], now_ms)
+            else:
+                self._fates[at] = self._comes(at, past, now_ms)
+        return [self._fates[at] for at in range(len(record))]
+
+    def _schedule(self, when_ms: int, at: int, *, ends: bool) -> None:
+        self._count += 1
+        heappush(self._events, (when_ms, self._count, at, ends))
+
+    def _comes(self, at: int, past: Past, now_ms: int) -> Fate:
+        who = self._owners.get(past.key_id)
+        if past.intent is None:
+            return past.fate
+        if who is None or who.tenant.id != past.tenant:
+            return Fate(refusal=Code.INVALID_API_KEY.code)
+        routed = self._routed(past, past.intent, who)
+        if isinstance(routed, Refusal):
+            return Fate(refusal=routed.code.code)
+        target = self._placer.target(routed, Size.of(past.intent.estimate, past.intent.output_tokens, _BAND), now_ms / 1000)
+        if isinstance(target, Refusal):
+            return Fate(refusal=target.code.code)
+        reply = self._twin.reserve(self._claim(at, past, past.intent, who, target.pool.model), now_ms)
+        waited = now_ms - past.began_ms
+        if isinstance(reply, Denied):
+            if worth_waiting(reply) and waited + _LOOK_AGAIN_MS <= who.tenant.queueing.max_wait_ms:
+                self._schedule(now_ms + _LOOK_AGAIN_MS, at, ends=False)
+                return Fate(waits=True)
+            return Fate(refusal=_refusal(reply))
+        took_ms = self._usual.get(past.tenant, (0, 0))[0] if past.took_ms is None else past.took_ms
+        self._schedule(now_ms + took_ms, at, ends=True)
+        return Fate(target.pool.name, target.pool.model, routed.rule, degraded=bool(target.degraded), waits=waited > 0)
+
+    def _routed(self, past: Past, intent: Intent, who: Authenticated) -> Routed | Refusal:
+        """By the headers that the rule asks for which took it, where that rule still takes it; else without."""
+        table, hour, versions = self._view.table, past.began_ms // _HOUR_MS % 24, self._placer.members.versions
+        tier = {"x-task-tier": intent.task_tier} if intent.task_tier else {}
+        plain = Head("POST", intent.operation.value, tier)
+        for rule in table.rules_of(intent.model.rpartition("@")[0] or intent.model):
+            if past.fate.rule and rule.id == past.fate.rule:
+                for wish in wishes(rule.condition):
+                    head = Head("POST", intent.operation.value, {**wish.headers, **tier})
+                    routed = table.route(intent, who.tenant, head, hour, versions)
+                    if isinstance(routed, Routed) and routed.rule == rule.id:
+                        return routed
+        return table.route(intent, who.tenant, plain, hour, versions)
+
+    def _claim(self, at: int, past: Past, intent: Intent, who: Authenticated, model: str) -> Claim:
+        charged = purse(who, model, who.tenant.priority_of(intent.priority), self._view.commons)
+        expected = past.reserved - intent.prompt_tokens if past.reserved else None
+        default = facts(self._view, model).output_tokens_default
+        tokens = reservation(intent.prompt_tokens, intent.output_tokens, expected, default, charged.bucket)
+        return Claim(str(at), past.tenant, charged.budgets, tokens, _LEASE_MS)
+
+
+def intent_of(
+    model: str, operation: str, prompt_tokens: int, output_tokens: int | None, version: str, tier: str, priority: str, *, stream: bool
+) -> Intent | None:
+    """The intent that a record's tags speak of; None: they name no operation."""
+    if not model or operation not in set(Operation):
+        return None
+    wanted = Priority(priority) if priority in set(Priority) else None
+    return Intent(
+        operation=Operation(operation),
+        model=model,
+        estimate=Estimate(prompt_tokens),
+        output_tokens=output_tokens,
+        stream=stream,
+        task_tier=tier,
+        version=version,
+        priority=wanted,
+    )
+
+
+def _usual(record: Sequence[Past]) -> Iterator[tuple[str, tuple[int, int]]]:
+    """How long answers to a tenant took on average, in ms, and what they cost, in tokens."""
+    sums: dict[str, tuple[int, int, int]] = {}
+    for past in record:
+        if past.took_ms is not None:
+            count, took_ms, tokens = sums.get(past.tenant, (0, 0, 0))
+            sums[past.tenant] = count + 1, took_ms + past.took_ms, tokens + past.charged
+    for tenant, (count, took_ms, tokens) in sums.items():
+        yield tenant, (took_ms // count, tokens // count)
+
+
+def _refusal(denied: Denied) -> str:
+    if denied.dimension == _NO_LIMIT:
+        return Code.REQUEST_EXCEEDS_LIMIT.code
+    return (Code.CONCURRENCY_LIMIT_EXCEEDED if denied.dimension == "max_streams" else Code.RATE_LIMIT_EXCEEDED).code

@@ -1,0 +1,155 @@
+"""The role `replay`: recorded requests under another configuration, and what would be different.
+
+Rule: with the configuration of then at hand (`before`), both are run and compared, so that nothing but the two configurations can make a
+difference. Without it the record itself is compared with, of those requests whose fate a configuration decides.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from din_extproc.admit.keys import Authenticated
+from din_extproc.audit.chain import read, take_apart
+from din_extproc.audit.records import Refused, Settled
+from din_extproc.audit.verify import lines_of
+from din_extproc.domain.verdict import Code
+from din_extproc.edge.audit_files import read_log, replicas
+from din_extproc.flow.members import Members
+from din_extproc.flow.replay import Fate, Past, Rerun, intent_of
+from din_extproc.roles.view import make_view
+from din_extproc.settings.settings import Settings
+
+_EXAMPLES = 3
+_BY_CONFIGURATION = frozenset(
+    code.code
+    for code in (
+        Code.MODEL_NOT_FOUND,
+        Code.MODEL_NOT_ALLOWED,
+        Code.INVALID_API_KEY,
+        Code.CONTEXT_LENGTH_EXCEEDED,
+        Code.REQUEST_EXCEEDS_LIMIT,
+        Code.RATE_LIMIT_EXCEEDED,
+        Code.CONCURRENCY_LIMIT_EXCEEDED,
+        Code.VERSION_MISMATCH,
+    )
+)
+"""Refusals that follow from the configuration and the requests; the others depend on the moment."""
+
+
+class Unreplayable(Exception):  # noqa: N818 - it says what the record is
+    """There is no record to read."""
+
+
+class Change(Struct, frozen=True):
+    """Requests of one tenant that would fare otherwise, all in the same way."""
+
+    tenant: str
+    before: str
+    after: str
+    requests: int
+    tokens: int
+    """What they were charged."""
+    examples: tuple[str, ...]
+    """Trace ids."""
+
+
+class Replayed(Struct, frozen=True):
+    """A record under two configurations."""
+
+    requests: int
+    """Those that were decided again."""
+    skipped: int
+    """Those that were refused before they were read, or whose fate no configuration decides."""
+    changes: tuple[Change, ...]
+
+    def lines(self) -> list[str]:
+        """A table in Markdown, for a terminal and a pull request."""
+        moved = sum(change.requests for change in self.changes)
+        told = f"{self.requests} requests decided again, {moved} fare otherwise" + (f"; {self.skipped} skipped" if self.skipped else "")
+        if not self.changes:
+            return [told]
+        rows = [
+            f"| {change.tenant} | {change.before} | {change.after} | {change.requests} | {change.tokens} | {', '.join(change.examples)} |"
+            for change in self.changes
+        ]
+        return [told, "", "| tenant | before | after | requests | tokens | for example |", "|---|---|---|---|---|---|", *rows]
+
+
+def replay(folders: tuple[Path, ...], after: Settings, before: Settings | None) -> Replayed:
+    """Decide again.
+
+    Args:
+        folders: With audit logs of one or more replicas.
+        after: The configuration to try.
+        before: The one that was in use; None: the record is compared with.
+
+    Raises:
+        Unreplayable: a folder can't be read or holds no audit log.
+    """
+    record = sorted(_pasts(folders), key=lambda past: (past.began_ms, past.trace_id))
+    decided = [past for past in record if past.intent is not None and (before is not None or _by_configuration(past.fate))]
+    then = [past.fate for past in decided] if before is None else _rerun(before).fates(decided)
+    now = _rerun(after).fates(decided)
+    if before is None:  # a wait is not recorded
+        now = [msgspec.structs.replace(fate, waits=False) for fate in now]
+    return Replayed(len(decided), len(record) - len(decided), tuple(_changes(decided, then, now)))
+
+
+def _rerun(settings: Settings) -> Rerun:
+    owners = {key.id: Authenticated(tenant, key) for tenant, keys in settings.keys for key in keys}
+    return Rerun(make_view(settings, {}), Members.of(settings.pools), owners)
+
+
+def _by_configuration(fate: Fate) -> bool:
+    return fate.refusal in _BY_CONFIGURATION if fate.refusal else not fate.degraded
+
+
+def _changes(record: list[Past], then: list[Fate], now: list[Fate]) -> Iterator[Change]:
+    found: dict[tuple[str, str, str], list[Past]] = {}
+    for past, before, after in zip(record, then, now, strict=True):
+        if before != after:
+            found.setdefault((past.tenant, before.text, after.text), []).append(past)
+    for (tenant, before_text, after_text), pasts in sorted(found.items(), key=lambda item: -len(item[1])):
+        examples = tuple(past.trace_id for past in pasts[:_EXAMPLES])
+        yield Change(tenant, before_text, after_text, len(pasts), sum(past.charged for past in pasts), examples)
+
+
+def _pasts(folders: Iterable[Path]) -> Iterator[Past]:
+    found = False
+    for folder in folders:
+        try:
+            for replica in replicas(folder):
+                found = True
+                for _, content in read_log(folder, replica).segments:
+                    yield from filter(None, map(_past, lines_of(content)))
+        except OSError as error:
+            raise Unreplayable(f"{folder}: {error.strerror or error}") from error
+    if not found:
+        raise Unreplayable(f"no audit log lies in {', '.join(map(str, folders))}")
+
+
+def _past(text: bytes) -> Past | None:
+    """What a line says of a request; None: it speaks of something else, or is none."""
+    line = take_apart(text)
+    event = None if line is None else read(line, Settled) or read(line, Refused)
+    if event is None:
+        return None
+    intent = intent_of(
+        event.asked_for,
+        event.operation,
+        event.prompt_estimate,
+        event.output_asked,
+        event.version_asked,
+        event.task_tier,
+        event.priority,
+        stream=event.stream,
+    )
+    took_ms = round(event.duration_ms or 0.0)
+    began_ms = round(event.at * 1000) - took_ms
+    if isinstance(event, Refused):
+        return Past(event.trace_id, event.tenant, event.key_id, began_ms, None, 0, 0, intent, Fate(refusal=event.code))
+    charged = event.prompt_tokens + event.completion_tokens
+    fate = Fate(event.pool, event.model, event.rule, degraded=event.degraded)
+    return Past(event.trace_id, event.tenant, event.key_id, began_ms, took_ms, charged, event.reserved_tokens, intent, fate)
