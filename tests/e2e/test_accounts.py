@@ -10,9 +10,12 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from din_extproc.observe import instruments as of
+from din_extproc.roles.replay import replay
+from din_extproc.settings.load import load
 from tests.collector import Collector
 from tests.node_stack import NodeStack, RegistryThread
 from tests.servers import EngineSim
@@ -244,3 +247,20 @@ def test_a_request_without_a_trace_begins_one_with_its_own_id(audited, collector
     assert collector.of_trace(made)["chat m"]["trace_id"] == made
     assert collector.of_trace(refused)["refused"]["error"] == "model_not_found"
     audited.eventually(lambda: "din.tokens" in collector.metrics, "metrics are pushed")
+
+
+def test_a_record_replayed_under_its_own_configuration_shows_no_difference_and_under_another_the_expected_one(audited, tmp_path):
+    assert audited.chat(max_tokens=3).status_code == 200
+    audited.eventually(lambda: any(record.get("output_asked") == 3 for record in of_kind(audited, "settled")), "the request is recorded")
+    folder = (audited.folder / "audit",)
+    settings = load(audited.config_file, {})
+    assert replay(folder, settings, None).changes == ()
+    narrow = yaml.safe_load(audited.config_file.read_text())
+    narrow["tenants"][0]["models"] = ["another"]
+    (tmp_path / "narrow.yaml").write_text(yaml.safe_dump(narrow, sort_keys=False).replace("folder: audit", f"folder: {tmp_path}"))
+    for key in audited.folder.glob("*.key"):
+        shutil.copy(key, tmp_path)
+    after = load(tmp_path / "narrow.yaml", {})
+    [change] = replay(folder, after, settings).changes
+    assert (change.tenant, change.after) == ("acme", "refused: model_not_allowed")
+    assert change.requests == sum(record["tenant"] == "acme" for record in of_kind(audited, "settled"))
