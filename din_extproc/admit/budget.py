@@ -33,8 +33,14 @@ class Counters(Struct, frozen=True, gc=False):
         return sum(count for _, count in self.requests)
 
     def turned(self, now_ms: int) -> "Counters":
-        """The window at `now_ms`: what fell out of it is gone."""
-        oldest = now_ms // 1000 - SLOTS
+        """The window at `now_ms`: what fell out of it is gone.
+
+        Requests from a whole window ahead were counted before the clock was set back: they no longer count, or they would for hours.
+        """
+        second = now_ms // 1000
+        if self.requests and self.requests[-1][0] - second >= SLOTS:
+            return Counters(self.used, self.at_ms)
+        oldest = second - SLOTS
         return Counters(self.used, self.at_ms, tuple(pair for pair in self.requests if pair[0] > oldest))
 
     def drained(self, tpm: int, now_ms: int) -> "Counters":

@@ -420,3 +420,25 @@ async def test_an_enforced_limit_refuses_beside_one_that_is_not(limits):
     third = await limits.ledger.reserve(of("finance", "c", shadow, enforced))
     assert isinstance(third, Denied)
     assert (third.scope, third.dimension, third.standing.remaining_requests) == ("key:k", "rpm", 0)
+
+
+@pytest.mark.parametrize("back_s", [1, 30, 60])
+async def test_a_clock_that_is_set_back_by_less_than_a_window_opens_no_limit_and_adds_no_more_than_that_to_a_wait(limits, back_s):
+    ceiling = Limits(rpm=5, tpm=1000)
+    assert await limits.granted(5, ceiling, tokens=100) == 5
+    limits.now_ms -= back_s * 1000
+    refused = await limits.ask(ceiling, tokens=100)
+    assert isinstance(refused, Denied), "what was counted still counts"
+    assert refused.retry_after_ms <= (61 + back_s) * 1000
+    limits.now_ms += refused.retry_after_ms
+    assert await limits.granted(6, ceiling, tokens=100) == 5
+
+
+@pytest.mark.parametrize("back_s", [61, 7200, 86_400])
+async def test_a_clock_that_is_set_back_by_hours_keeps_nobody_waiting_for_hours(limits, back_s):
+    ceiling = Limits(rpm=5, tpm=1000)
+    assert await limits.granted(6, ceiling, tokens=100) == 5
+    limits.now_ms -= back_s * 1000
+    assert await limits.granted(6, ceiling, tokens=100) == 5, "one window begins anew"
+    limits.now_ms += 61_000
+    assert await limits.granted(6, ceiling, tokens=100) == 5

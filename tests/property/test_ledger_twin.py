@@ -31,7 +31,7 @@ numbers = st.builds(
 )
 ceilings = st.tuples(numbers, st.sampled_from([True, True, True, False]))
 """Limits, and whether they are enforced."""
-waits = st.sampled_from([0, 1, 999, 1000, 5000, 59_999, 60_000, 61_000, 120_000, 86_400_000, -3000]) | st.integers(0, 70_000)
+waits = st.sampled_from([0, 1, 999, 1000, 5000, 59_999, 60_000, 61_000, 120_000, 86_400_000, -3000, -7_200_000]) | st.integers(0, 70_000)
 ids = st.sampled_from(["a", "b", "c", "d", "e", "f"])
 tokens = st.sampled_from([0, 1, 500, 1000]) | st.integers(0, 2000) | st.integers(0, 2 * 10**9)
 leases = st.sampled_from([1000, 30_000, 300_000])

@@ -87,6 +87,8 @@ for i = 1, budgets do
     elseif second > head then
       ring, total = turn(ring, total, head, second)
       if total == 0 then head = second end
+    elseif head - second >= SLOTS then -- the clock was set back: what was counted before no longer counts
+      ring, head, total = rep(SLOT, SLOTS), second, 0
     end
     if total >= rpm then
       local excess, old = total + 1 - rpm, max(head, second) - SLOTS
