@@ -41,7 +41,8 @@ EVERYTHING: dict[str, Any] = {
         "gateway": {"enabled": True},
         "engines": [
             {
-                "pool": "chat",
+                "name": "chat",
+                "model": "sim-chat",
                 "target": ENGINES,
                 "min": 1,
                 "max": 8,
