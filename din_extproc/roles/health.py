@@ -30,6 +30,7 @@ _EVERY_S = 10.0
 _FAULTS = frozenset({Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT, Outcome.UPSTREAM_TRUNCATED})
 _ATTEMPT_FLAGS = frozenset({"UF", "UR", "UC", "UT", "SI", "UPE"})
 _SERVER_ERROR = 500
+_BUSY = "it is busy and asks for time"
 _REST_S = 1.0
 """For a node that answers 429 and does not say for how long."""
 _NO_HOST = "UH"
@@ -71,6 +72,8 @@ class Health:
         """Nodes that were in and went, oldest first."""
         self._probed: dict[str, tuple[Probed, float | None, float]] = {}
         """The last probe of each node, the last time to a first token, and when."""
+        self.busy: dict[str, float] = {}
+        """Nodes that asked here for so many seconds of rest since other replicas were told."""
         self.opened: dict[str, str] = {}
         """Nodes whose breaker opened here since other replicas were told, with the reason."""
         self._attempts_told = False
@@ -145,6 +148,11 @@ class Health:
         self.board.nodes.hear(node_id, Heard(Event.TOLD, SystemClock.monotonic(), None, reason))
         self.tell(ours=False)
 
+    def told_busy(self, node_id: str, rest_s: float) -> None:
+        """A node has asked another replica to be left alone."""
+        self.board.nodes.hear(node_id, Heard(Event.BUSY, SystemClock.monotonic(), None, _BUSY, rest_s))
+        self.tell(ours=False)
+
     def target(self, node_id: str) -> ProbeTarget | None:
         """How to ask a node for a token; None: it is no member."""
         members = self._joined.get(node_id) or self._listed.get(node_id)
@@ -169,7 +177,8 @@ class Health:
             return
         if outcome is Outcome.UPSTREAM_BUSY and record.node_id:
             rest_s = min(self.settings.health.longest_open_s, record.retry_after_s or _REST_S)
-            if self.board.nodes.hear(record.node_id, Heard(Event.BUSY, now, began, "it is busy and asks for time", rest_s)):
+            if self.board.nodes.hear(record.node_id, Heard(Event.BUSY, now, began, _BUSY, rest_s)):
+                self.busy[record.node_id] = rest_s
                 self.tell()
             return
         unreached = outcome is Outcome.NOT_DISPATCHED and _NO_HOST in record.response_flags

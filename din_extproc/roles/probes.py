@@ -98,10 +98,11 @@ class Probes:
     async def _step(self) -> None:
         section, session = self._health.settings.health.probe, self._session
         opened, self._health.opened = self._health.opened, {}
+        busy, self._health.busy = self._health.busy, {}
         said, self._said = tuple(self._said), []
-        if said or opened:
+        if said or opened or busy:
             with contextlib.suppress(LimitsUnavailable):
-                await self._lease.say(said, opened)
+                await self._lease.say(said, opened, busy)
         if section is None or session is None or self._stopped:
             return
         due = self._health.probing.due(SystemClock.monotonic())
@@ -131,3 +132,5 @@ class Probes:
             self._health.probed(probed)
         for node_id, reason in said.opened.items():
             self._health.told_open(node_id, f"{reason} (told by {said.replica})")
+        for node_id, rest_s in said.busy.items():
+            self._health.told_busy(node_id, rest_s)

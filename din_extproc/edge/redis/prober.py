@@ -24,6 +24,8 @@ class Said(Struct, frozen=True):
     probes: tuple[Probed, ...] = ()
     opened: dict[str, str] = {}
     """Nodes whose breaker it has opened, with the reason."""
+    busy: dict[str, float] = {}
+    """Nodes that have asked it to be left alone, and for how many seconds."""
 
 
 _DECODER: Final = msgspec.msgpack.Decoder(Said)
@@ -48,9 +50,9 @@ class ProberLease:
         """Be the one that asks, for so long from now on; 0: no longer. Raises `LimitsUnavailable` when Redis can't be asked."""
         return bool(await self._run(lasts_ms, b""))
 
-    async def say(self, probes: tuple[Probed, ...] = (), opened: dict[str, str] | None = None) -> None:
+    async def say(self, probes: tuple[Probed, ...], opened: dict[str, str], busy: dict[str, float]) -> None:
         """Tell the others. Raises as `take` does."""
-        await self._run(_NOT_THE_QUESTION, _ENCODER.encode(Said(self._replica, probes, opened or {})))
+        await self._run(_NOT_THE_QUESTION, _ENCODER.encode(Said(self._replica, probes, opened, busy)))
 
     def heard(self, message: bytes) -> Said | None:
         """A message of the channel; None: it is this replica's own, or none that can be read."""

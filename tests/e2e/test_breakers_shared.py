@@ -1,0 +1,60 @@
+"""What one replica finds out about a node, the others keep to as well: two gateways over one Redis."""
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from tests.servers import EngineSim, RedisServer
+from tests.stack import Stack, node, tenant
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[dict[str, EngineSim]]:
+    sims = {name: EngineSim(model="m", decode_rate=2000.0, prefill_rate=1e6) for name in ("a", "b")}
+    try:
+        yield {name: sim.start() for name, sim in sims.items()}
+    finally:
+        for sim in sims.values():
+            sim.stop()
+
+
+@pytest.fixture(scope="module")
+def pair(engines) -> Iterator[tuple[Stack, Stack]]:
+    nodes = [node(name, sim.address) for name, sim in engines.items()]
+    config = {
+        "pools": {"p": {"model": "m", "engine": "vllm", "scheduler": "round_robin", "nodes": nodes}},
+        "tenants": [tenant("acme")],
+        "health": {"probe": {"every_s": 3600}, "open_s": 60},
+        "envoy": {"health_check": False},
+    }
+    with contextlib.ExitStack() as stack:
+        redis = stack.enter_context(RedisServer())
+        yield stack.enter_context(Stack(config, server=redis)), stack.enter_context(Stack(config, server=redis))
+
+
+def breaker(stack: Stack, name: str) -> dict:
+    return stack.status()["breakers"]["nodes"].get(name, {})
+
+
+def test_b86_a_node_that_asks_one_replica_for_time_is_left_alone_by_all(pair, engines):
+    one, two = pair
+    engines["a"].fail("throttle:count=1,retry_after_s=20")
+    while one.chat().status_code == 200:
+        pass
+    two.eventually(lambda: breaker(two, "a").get("state") == "cooling", "it is told")
+    assert breaker(two, "a")["again_in_s"] > 10, "for as long as it asked"
+    assert {two.chat().headers["x-din-node-id"] for _ in range(6)} == {"b"}
+
+
+def test_a_node_whose_breaker_opens_at_one_replica_is_left_alone_by_all(pair, engines):
+    one, two = pair
+    engines["b"].fail("reset")
+    for _ in range(12):
+        one.chat()
+        if breaker(one, "b"):
+            break
+    two.eventually(lambda: breaker(two, "b").get("state") == "open", "it is told")
+    assert "told by" in breaker(two, "b")["reason"]
