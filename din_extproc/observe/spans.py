@@ -46,7 +46,7 @@ def spans(record: ExchangeRecord) -> Iterator[Span]:
     start, end = round(record.started_at * 1e6), _after(record, record.duration_ms or 0.0)
     error = "" if record.outcome is Outcome.COMPLETED else record.refusal or record.outcome.value
     operation = operation_name(record.operation)
-    name = f"{operation} {record.model}".strip() or "refused"
+    name = f"{operation} {record.model}" if record.model else "refused"
     yield Span(name, "server", trace_id, span_id, parent_id, start, end, _attributes(record, operation, error), error=error)
     if record.sent_ms is None:
         return
