@@ -99,6 +99,24 @@ def render_monitoring(folder: Annotated[Path, typer.Argument(help="Written here:
         fail(f"{error.filename}: {error.strerror}")
 
 
+@render_app.command("ext-authz")
+def render_ext_authz(
+    node: Annotated[str, typer.Option(help="host:port of where that Envoy sends requests.")] = "127.0.0.1:8000",
+    config: Config = DEFAULT_CONFIG,
+    output: Output = None,
+    validate: Annotated[bool, typer.Option(help="Ask the Envoy of this machine, if there is one.")] = True,  # noqa: FBT002
+) -> None:
+    """An Envoy of your own that only asks whether requests may pass (`gateway.ext_authz`): an example that starts."""
+    from din_extproc.roles.render import Unrenderable  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.render_ext_authz import render_ext_authz as render  # noqa: PLC0415
+
+    try:
+        text = render(settings_of(config), node, validate=validate)
+    except Unrenderable as error:
+        fail(str(error))
+    write(text, output)
+
+
 @render_app.command("node")
 def render_node(
     config: Config = Path("node.yaml"),

@@ -64,8 +64,8 @@ class Ledger(Protocol):
     async def reserve(self, claim: Claim) -> Granted | Denied:
         """Check every budget, then charge every budget."""
 
-    async def renew(self, tenant: str, request_id: str, lease_ms: int) -> None:
-        """Keep the slots of a request that still runs."""
+    async def renew(self, tenant: str, request_id: str, lease_ms: int) -> bool:
+        """Keep the slots of a request that still runs. False: it is unknown, or has ended."""
 
     async def release(self, tenant: str, request_id: str) -> None:
         """Give the slots back: the request has ended. Its settlement is to come."""

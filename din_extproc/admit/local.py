@@ -36,9 +36,9 @@ class LocalLedger:
         """Check every budget, then charge every budget."""
         return self._twin.reserve(claim, self._now_ms())
 
-    async def renew(self, tenant: str, request_id: str, lease_ms: int) -> None:
-        """Keep the slots of a request that still runs."""
-        self._twin.renew(tenant, request_id, lease_ms, self._now_ms())
+    async def renew(self, tenant: str, request_id: str, lease_ms: int) -> bool:
+        """Keep the slots of a request that still runs. False: it is unknown, or has ended."""
+        return self._twin.renew(tenant, request_id, lease_ms, self._now_ms())
 
     async def release(self, tenant: str, request_id: str) -> None:
         """Give the slots back: the request has ended."""

@@ -57,15 +57,16 @@ class Twin:
         self._write(claim, states, answer, now_ms)
         return answer
 
-    def renew(self, tenant: str, request_id: str, lease_ms: int, now_ms: int) -> None:
-        """Keep the slots and the record of a request that still runs, even if its lease has run out meanwhile."""
+    def renew(self, tenant: str, request_id: str, lease_ms: int, now_ms: int) -> bool:
+        """Keep the slots and the record of a request that still runs, even if its lease has run out meanwhile. False: it does not run."""
         record = self._record(tenant, request_id, now_ms)
         if record is None or record.released:
-            return
+            return False
         for budget in record.budgets:
             if budget.limits.max_streams is not None:
                 self.leases.setdefault((_owner(tenant, budget), budget.scope), {})[request_id] = now_ms + lease_ms
         record.expires_ms = max(record.expires_ms, now_ms + max(KEEP_MS, lease_ms))
+        return True
 
     def release(self, tenant: str, request_id: str, now_ms: int) -> None:
         """Give the slots back."""

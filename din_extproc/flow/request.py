@@ -242,8 +242,8 @@ class RequestFlow:
         self._held = _Held(who.tenant.id, picked.taken, target.pool.engine)
         desk.live[self._request_id] = who.tenant.id
         self._order = asked
-        trace, key, standing, missed = self._trace_id, who.key.id, admitted.standing, _missed(admitted)
-        granted = Granted(trace, key, reading, intent, asked, routed, target, picked, claim, standing, missed, self._span)
+        trace, key, standing, over = self._trace_id, who.key.id, admitted.standing, missed(admitted)
+        granted = Granted(trace, key, reading, intent, asked, routed, target, picked, claim, standing, over, self._span)
         return self._sent(granted, wall, head)
 
     def _sent(self, granted: Granted, wall: float, head: Head) -> Send:
@@ -371,6 +371,6 @@ class RequestFlow:
             return  # lease and bucket recover by themselves
 
 
-def _missed(admitted: Admitted) -> str:
+def missed(admitted: Admitted) -> str:
     """The limit that would have refused it, were it enforced."""
     return "" if admitted.overlooked is None else admitted.overlooked.dimension

@@ -22,6 +22,8 @@ from din_extproc.domain.usage import ExchangeRecord, FailedAttempt, Labels, Sens
 from din_extproc.observe.outcome import Ending, outcome, usage
 
 NAMESPACE = "din"
+_PERMITS = "envoy.filters.http.ext_authz"
+"""Where Envoy keeps what the gateway leaves when it is only asked whether a request may pass."""
 _FLAGS = {
     "failed_local_healthcheck": "LH",
     "no_healthy_upstream": "UH",
@@ -55,6 +57,7 @@ _FLAGS = {
 _TOTAL_TIMEOUT = "response_timeout"
 """Envoy's word for the end of the whole request's time; that of one attempt is another."""
 _NO_FLAGS: tuple[str, ...] = ()
+_OURS = frozenset({NAMESPACE, _PERMITS})
 _decode = msgspec.json.Decoder(Labels).decode
 _decode_sensitive = msgspec.json.Decoder(Sensitive).decode
 _UNLABELLED = Labels()
@@ -92,7 +95,7 @@ def _each(entries: Iterable[HTTPAccessLogEntry], nodes: Mapping[str, str]) -> It
         common = entry.common_properties
         if common.access_log_type == UpstreamEnd:
             yield _attempt(entry, common, nodes)
-        elif NAMESPACE in common.metadata.filter_metadata and not common.intermediate_log_entry:
+        elif not _OURS.isdisjoint(common.metadata.filter_metadata) and not common.intermediate_log_entry:
             yield _record(entry, common, nodes)
 
 
@@ -104,8 +107,9 @@ def _attempt(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[
 
 
 def _record(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[str, str]) -> ExchangeRecord:
-    fields = common.metadata.filter_metadata[NAMESPACE].fields
-    told = {name: fields[name] for name in fields}
+    told = {
+        name: value for space in common.metadata.filter_metadata.items() if space[0] in _OURS for name, value in space[1].fields.items()
+    }
     labels = _labels(told)
     flags = _flags(common.response_flags) if common.HasField("response_flags") else _NO_FLAGS
     endpoint = _endpoint(common.upstream_remote_address) if common.HasField("upstream_remote_address") else ""

@@ -19,6 +19,7 @@ from din_extproc.control.topology import Address as ListenAddress
 from din_extproc.control.topology import UnixSocket
 from din_extproc.domain.node import Endpoint
 from din_extproc.edge.admin_http import AdminPages
+from din_extproc.edge.authorization import AuthorizationService
 from din_extproc.edge.background import Background
 from din_extproc.edge.catalog_source import CatalogSource
 from din_extproc.edge.channel import Channel
@@ -94,6 +95,8 @@ class Gateway:
             self._requests = RequestPlane(settings, self._ledger, self._background, self._counters, self._waits.room)
             gauges, outputs = self._requests.gauges, self._requests.outputs
             services.append(ExtProcService(self._requests.desk))
+            if self._requests.permits is not None:
+                services.append(AuthorizationService(self._requests.permits.conductor))
         else:
             count, drain_s = settings.gateway.workers, options.drain_s
             self._workers = Workers(count, options.worker_command, dict[str, Any], drain_s, self._greeting, self._remember, self._take)

@@ -36,6 +36,7 @@ from din_extproc.intent.calibration import Calibration
 from din_extproc.observe.accesslog import records
 from din_extproc.observe.mixture import Mixture
 from din_extproc.roles.health import Health
+from din_extproc.roles.permits import Permits
 from din_extproc.roles.view import half_lives_s, make_view, node_names, node_number
 from din_extproc.schedule.load import Load
 from din_extproc.schedule.pace import Paces
@@ -117,6 +118,9 @@ class RequestPlane:
             sampler=None if settings.telemetry is None else Sampler(settings.telemetry.sample),
             admissions=None if settings.audit is None else [],
         )
+        authz = settings.gateway.ext_authz
+        self.permits = None if authz is None else Permits(self.desk, authz.longest_s)
+        """For Envoys that only ask whether a request may pass."""
         self._waiting = waiting
         self._patience_s = 0.0
         if settings.audit is not None and settings.audit.section.on_full == "block":
@@ -126,6 +130,8 @@ class RequestPlane:
 
     def start(self) -> None:
         """Renew the leases of what runs, from now on."""
+        if self.permits is not None:
+            self.permits.start(self._background)
         self._background.every(self.desk.lease_ms / 1000 / _RENEWALS_PER_LEASE, "renewing leases", self._renew)
 
     def use(self, settings: Settings, tokenizers: Mapping[str, TokenCounter]) -> None:

@@ -39,7 +39,7 @@ def render_envoy(settings: Settings, *, validate: bool = False, xds: bool = Fals
     if xds and discovery is None:
         raise Unrenderable("`gateway.xds` is not configured: nothing would tell that Envoy its nodes")
     text = as_yaml(settings.topology(usage_lua(), discovery))
-    return _accepted(text, validate=validate)
+    return accepted(text, validate=validate)
 
 
 def render_node(settings: NodeSettings, *, validate: bool = False) -> str:
@@ -56,7 +56,7 @@ def render_node(settings: NodeSettings, *, validate: bool = False) -> str:
 
     if settings.proxy is None:
         raise Unrenderable(f"{settings.file} has no section `proxy`: no Envoy stands in front of the engine")
-    return _accepted(as_yaml(settings.topology(), "node"), validate=validate)
+    return accepted(as_yaml(settings.topology(), "node"), validate=validate)
 
 
 def render_istio(settings: Settings, *, mode: Literal["gateway", "sidecar"], **placed: Any) -> str:
@@ -117,7 +117,12 @@ def written_over(output: Path, rendered: str, *, force: bool) -> str:
     return text
 
 
-def _accepted(text: str, *, validate: bool) -> str:
+def accepted(text: str, *, validate: bool) -> str:
+    """The configuration, if Envoy takes it, or need not be asked.
+
+    Raises:
+        Unrenderable: it does not.
+    """
     binary = find_envoy() if validate else None
     refused = None if binary is None else complaint(text, binary)
     if refused is not None:

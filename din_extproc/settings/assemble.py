@@ -143,7 +143,10 @@ def _report_twins(shaped: Shaped, document: Document) -> None:
 
 def _report_unused(shaped: Shaped, document: Document, keyed: frozenset[str]) -> None:
     data = document.data
-    for section, message in (("pools", "no pool: there is nowhere to send a request"), ("tenants", "no tenant: nobody can send a request")):
+    needed = [("tenants", "no tenant: nobody can send a request")]
+    if shaped.config.gateway.ext_authz is None:
+        needed.insert(0, ("pools", "no pool: there is nowhere to send a request"))
+    for section, message in needed:
         if section not in shaped.broken and not data.get(section):
             document.report((section,), message)
     for at, tenant in zip(shaped.tenants, shaped.config.tenants, strict=True):
@@ -162,7 +165,7 @@ def _report_models(shaped: Shaped, pools: tuple[Pool, ...], document: Document) 
         name = str(place[-1])
         if name in shaped.config.aliases:
             document.report(place, f"{name!r} is an alias", f"limits count per physical model: {', '.join(models)}", at_key=True)
-        elif name not in models:
+        elif models and name not in models:
             document.report(place, f"no pool serves a model {name!r}", _close(name, models), at_key=True)
 
 

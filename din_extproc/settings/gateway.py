@@ -74,6 +74,13 @@ class Dashboard(Section):
         return {key.id: parse_hash(key.hash) or (b"", b"") for key in self.keys}
 
 
+class ExtAuthz(Section):
+    """Answers to Envoys that only ask whether a request may pass, at the address of `ext_proc`."""
+
+    longest_s: Annotated[float, Field(strict=False, ge=1, le=86_400)] = 3600.0
+    """After this a request whose end was never told gives its slot back."""
+
+
 class Xds(Section):
     """Where running Envoys are told their pools, nodes and routes."""
 
@@ -101,6 +108,8 @@ class Gateway(Section):
     """None: there is none."""
     xds: Xds | None = None
     """None: Envoys know what their rendered files say."""
+    ext_authz: ExtAuthz | None = None
+    """None: nobody is answered who only asks whether a request may pass."""
     workers: Annotated[int, Field(ge=1, le=64)] = 1
     log_exchanges: Literal["all", "failed", "none"] = "all"
     """Which finished exchanges have a line in the log, with the trace id."""

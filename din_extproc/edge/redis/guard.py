@@ -111,13 +111,14 @@ class GuardedLedger:
                 return _UNMETERED
             return await self._local.reserve(share(claim, self.state.replicas))
 
-    async def renew(self, tenant: str, request_id: str, lease_ms: int) -> None:
-        """Keep the slots of a request that still runs. Missed once, the next renewal takes them again."""
+    async def renew(self, tenant: str, request_id: str, lease_ms: int) -> bool:
+        """Keep the slots of a request that still runs. Missed once, the next renewal takes them again. False: it has ended, as is known."""
         if self._local.knows(tenant, request_id):
-            await self._local.renew(tenant, request_id, lease_ms)
-            return
-        with contextlib.suppress(LimitsUnavailable):
-            await self._shared.renew(tenant, request_id, lease_ms)
+            return await self._local.renew(tenant, request_id, lease_ms)
+        try:
+            return await self._shared.renew(tenant, request_id, lease_ms)
+        except LimitsUnavailable:
+            return True
 
     async def release(self, tenant: str, request_id: str) -> None:
         """Give the slots back, in Redis as soon as it is there."""

@@ -272,12 +272,13 @@ class RedisLedger:
             self._held[claim.tenant, claim.request_id] = request, plan.end
         return Granted(_standing(reply), None if reply[0] == 1 else _denied(plan, reply))
 
-    async def renew(self, tenant: str, request_id: str, lease_ms: int) -> None:
-        """Keep the slots of a request that still runs."""
+    async def renew(self, tenant: str, request_id: str, lease_ms: int) -> bool:
+        """Keep the slots of a request that still runs. False: it is unknown, or has ended."""
         held = self._held.get((tenant, request_id)) or await self._look_up(tenant, request_id)
-        if held is not None:
-            request, end = held
-            await self._runner.run(RENEW, *end.renewal(request, self._now, bulk(b"%d" % lease_ms)))
+        if held is None:
+            return False
+        request, end = held
+        return bool(await self._runner.run(RENEW, *end.renewal(request, self._now, bulk(b"%d" % lease_ms))))
 
     async def release(self, tenant: str, request_id: str) -> None:
         """Give the slots back: the request has ended."""

@@ -1,0 +1,105 @@
+"""`envoy.service.auth.v3.Authorization`: one question, one answer, whichever transport carries them."""
+
+import asyncio
+from collections.abc import Mapping
+
+from din_extproc.domain.verdict import Verdict
+from din_extproc.edge.drive import Drive
+from din_extproc.edge.services import Answers, Take, Taker
+from din_extproc.edge.session import INTERNAL, INVALID_ARGUMENT, Conductor
+from din_extproc.wire.check import decode_check, encode_check
+from din_extproc.wire.events import ProtocolError
+
+
+class AuthorizationService:
+    """`Authorization`: each call is a flow of its own.
+
+    Args:
+        conductor: Makes the flows.
+    """
+
+    name = "envoy.service.auth.v3.Authorization"
+
+    def __init__(self, conductor: Conductor) -> None:
+        self.conductor = conductor
+        self.calls = 0
+        self.idle = asyncio.Event()
+
+    def methods(self) -> Mapping[str, Take]:
+        """The one method."""
+        return {"Check": self._check}
+
+    async def drain(self) -> None:
+        """Wait for the last answer."""
+        while self.calls:
+            self.idle.clear()
+            await self.idle.wait()
+
+    def _check(self, answers: Answers) -> Taker:
+        return _Check(answers, self)
+
+
+class _Check:
+    """One call."""
+
+    __slots__ = ("_answers", "_deciding", "_flow", "_over", "_service")
+
+    def __init__(self, answers: Answers, service: AuthorizationService) -> None:
+        self._answers = answers
+        self._service = service
+        self._flow = service.conductor.begin()
+        self._deciding: Drive[Verdict] | None = None
+        self._over = False
+        service.calls += 1
+
+    def message(self, data: bytes) -> None:
+        if self._over or self._deciding is not None:
+            return
+        try:
+            head, body = decode_check(data)
+        except ProtocolError as error:
+            self._answers.fail(INVALID_ARGUMENT, str(error))
+            self._end(cancelled=True)
+            return
+        self._deciding = Drive(self._flow.decide(head, body), self._decided, self._failed)
+
+    def ended(self, *, cancelled: bool) -> None:
+        """The client has asked (False), or does not wait for the answer any more (True)."""
+        if not cancelled or self._over:
+            return
+        deciding = self._deciding
+        self._end(cancelled=True)
+        if deciding is not None:
+            deciding.cancel()
+
+    def _decided(self, verdict: Verdict) -> None:
+        if self._over:
+            return
+        try:
+            answer = encode_check(verdict)
+        except ValueError as error:
+            self._failed(error)
+            return
+        self._answers.send(answer)
+        self._answers.finish()
+        self._end(cancelled=False)
+
+    def _failed(self, error: BaseException) -> None:
+        if self._over:
+            return
+        try:
+            answer = encode_check(self._flow.failed(error))
+        except Exception as second:  # noqa: BLE001 - the last guard: a gRPC status is all that is left to say
+            self._answers.fail(INTERNAL, f"no answer could be made: {type(second).__name__}")
+        else:
+            self._answers.send(answer)
+            self._answers.finish()
+        self._end(cancelled=False)
+
+    def _end(self, *, cancelled: bool) -> None:
+        self._over = True
+        self._deciding = None
+        self._flow.ended(cancelled=cancelled)
+        self._service.calls -= 1
+        if not self._service.calls:
+            self._service.idle.set()

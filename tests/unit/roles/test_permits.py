@@ -1,0 +1,61 @@
+"""Requests that other proxies were permitted to send on: renewed until they are settled, or have lasted too long."""
+
+import json
+
+import pytest
+import yaml
+
+from din_extproc.admit.local import LocalLedger
+from din_extproc.domain.request import Head
+from din_extproc.domain.verdict import Answer, Send
+from din_extproc.edge.background import Background
+from din_extproc.edge.counters import Counters
+from din_extproc.roles.permits import Permits
+from din_extproc.roles.planes import RequestPlane
+from din_extproc.settings.load import load
+from tests.stack import key_of, tenant
+
+CONFIG = {"version": 1, "gateway": {"ext_authz": {}}, "tenants": [tenant("acme", max_streams=1)]}
+HEAD = Head("POST", "/v1/chat/completions", {"authorization": f"Bearer {key_of('acme')}"})
+BODY = json.dumps({"model": "anything", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}).encode()
+
+
+class Clocked(LocalLedger):
+    """Counters by a clock that the test moves."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: self.now_ms)
+        self.now_ms = 0
+
+
+@pytest.fixture
+def plane(tmp_path):
+    (tmp_path / "din.yaml").write_text(yaml.safe_dump(CONFIG))
+    return RequestPlane(load(tmp_path / "din.yaml", {}), Clocked(), Background(), Counters())
+
+
+async def check(permits: Permits):
+    return await permits.conductor.begin().decide(HEAD, BODY)
+
+
+async def test_a_permitted_request_keeps_its_slot_until_it_is_settled(plane):
+    permits, ledger = Permits(plane.desk, 1e6), plane.desk.ledger
+    verdict = await check(permits)
+    assert isinstance(verdict, Send)
+    for _ in range(5):
+        ledger.now_ms += plane.desk.lease_ms - 1
+        await permits.renew()
+        assert isinstance(await check(permits), Answer)
+    assert await ledger.settle("acme", verdict.metadata["request_id"], 10)
+    await permits.renew()
+    assert permits.conductor.permits == {}
+    assert isinstance(await check(permits), Send)
+
+
+async def test_what_is_never_heard_of_again_is_renewed_no_longer(plane):
+    permits = Permits(plane.desk, 0.0)
+    await check(permits)
+    await permits.renew()
+    assert permits.conductor.permits == {}
+    plane.desk.ledger.now_ms += plane.desk.lease_ms
+    assert isinstance(await check(permits), Send)
