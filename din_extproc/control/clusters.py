@@ -19,6 +19,7 @@ from envoy_data_plane.envoy.config.cluster.v3 import (
     UpstreamConnectionOptions,
 )
 from envoy_data_plane.envoy.config.common.mutation_rules.v3 import HeaderMutation as RuleMutation
+from envoy_data_plane.envoy.config.common.mutation_rules.v3 import HeaderMutationRemoveOnMatch
 from envoy_data_plane.envoy.config.core.v3 import (
     DataSource,
     HealthCheckHttpHealthCheck,
@@ -70,6 +71,8 @@ from din_extproc.control.topology import (
 from din_extproc.domain.node import Node, Pool
 
 ENDPOINT_HEADER = "x-din-endpoint"
+_ONLY_OURS = ("x-din-", "x-bxagent-", "x-ratelimit-", "x-envoy-")
+"""Families of answers' headers that a client takes for the gateway's own word, or Envoy for a wish of the node."""
 _PROTOCOL_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _NO_LIMIT = 1 << 20
 """Connections, requests and retries at once: admission is the sidecar's, Envoy's own brake would only surprise."""
@@ -143,8 +146,14 @@ def _pool(pool: Pool, topology: Topology) -> Cluster:
 
 
 def _toward_node() -> list[HttpFilter]:
-    """The endpoint header is read when a host is picked, so it can be taken off only after that: in the chain of the chosen host."""
-    removal = HeaderMutation(mutations=Mutations(request_mutations=[RuleMutation(remove=ENDPOINT_HEADER)]))
+    """What is taken off on the way to the chosen host and back from it.
+
+    The endpoint header is read when a host is picked, so it can be taken off only after that. Of an answer's head, what only the gateway
+    itself says is taken off before the gateway says it.
+    """
+    ours = [HeaderMutationRemoveOnMatch(key_matcher=StringMatcher(prefix=family)) for family in _ONLY_OURS]
+    answer = [*(RuleMutation(remove_on_match=each) for each in ours), RuleMutation(remove="set-cookie")]
+    removal = HeaderMutation(mutations=Mutations(request_mutations=[RuleMutation(remove=ENDPOINT_HEADER)], response_mutations=answer))
     chain = [extension("envoy.filters.http.header_mutation", removal), extension("envoy.filters.http.upstream_codec", UpstreamCodec())]
     return [HttpFilter(name=each.name, typed_config=each.typed_config) for each in chain]
 

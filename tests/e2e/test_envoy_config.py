@@ -501,6 +501,31 @@ async def test_a_node_does_not_open_the_gateway_to_web_pages():
 # Streams and accounts
 
 
+async def test_a_node_can_not_speak_in_the_gateways_name_nor_set_cookies():
+    forged = {
+        "x-din-tenant": "admin",
+        "x-din-trace-id": "forged",
+        "x-din-node-id": "another",
+        "x-bxagent-degraded": "true",
+        "x-ratelimit-remaining-tokens": "0",
+        "x-envoy-overloaded": "true",
+        "x-envoy-immediate-health-check-fail": "true",
+        "set-cookie": "session=1",
+    }
+
+    async def forging(_request):
+        return web.json_response({"kept": True}, headers={**forged, "x-engine-own": "kept"})
+
+    async with rig(1) as gateway:
+        gateway.nodes[0].behaviour = forging
+        gateway.sidecar.decide = lambda _headers, _body: gateway.toward(gateway.nodes[0])
+        for _ in range(2):
+            reply = await gateway.chat({})
+            assert reply.status == 200
+            assert [each for each in reply.headers if each in forged.items()] == []
+            assert reply["x-engine-own"] == "kept"
+
+
 async def test_a_stream_passes_as_it_comes_and_the_sidecars_stream_lasts_as_long():
     release = asyncio.Event()
 
