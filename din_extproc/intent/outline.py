@@ -37,6 +37,10 @@ _COLON = b'":'
 _SUSPICIOUS = 16 * MAX_KEYS
 """Keys in the whole body, at any depth, from which on it is first looked whether the object itself has too many: the decoder would make
 an object of each before anybody could count them."""
+_MOST_TEXTS = 1 << 18
+"""Keys and texts of a whole body, at any depth."""
+_MOST_LISTS = 1 << 20
+"""Arrays in arrays, likewise."""
 _ENOUGH = MAX_DEPTH + 1
 _STEPS = bytes(1 if byte in b"[{" else 255 for byte in range(256))
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
@@ -45,6 +49,7 @@ TOO_DEEP = Refusal(Code.INVALID_REQUEST, f"The JSON is nested more than {MAX_DEP
 _NOT_UTF8 = Refusal(Code.INVALID_REQUEST, "The body is not UTF-8")
 _BOM = Refusal(Code.INVALID_REQUEST, "The body begins with a byte order mark; JSON is sent as UTF-8 without one")
 _NOT_AN_OBJECT = Refusal(Code.INVALID_REQUEST, "The body is not a JSON object")
+_TOO_MANY_VALUES = Refusal(Code.INVALID_REQUEST, f"The JSON holds more than {_MOST_TEXTS} keys and texts, or {_MOST_LISTS} arrays")
 _TOO_MANY_KEYS = Refusal(Code.INVALID_REQUEST, f"The JSON object has more than {MAX_KEYS} keys")
 
 
@@ -76,6 +81,8 @@ def outline(body: bytes) -> Outline | Refusal:
     try:
         if not body.isascii():
             body.decode()
+        if len(body) > 2 * _MOST_TEXTS and _is_sprawling(body):
+            return _TOO_MANY_VALUES
         if body.count(_COLON) > _SUSPICIOUS and _is_crowded(body.decode()):
             return _TOO_MANY_KEYS
         fields = _decode(body)
@@ -90,6 +97,19 @@ def outline(body: bytes) -> Outline | Refusal:
     if len(fields) > MAX_KEYS:
         return _TOO_MANY_KEYS
     return _walk(body, fields)
+
+
+def _is_sprawling(body: bytes) -> bool:
+    """Whether the body holds so many small values that looking at each would hold up everybody else.
+
+    Inside of a text a quote follows a backslash, so that a long prompt, of JSON or code too, counts as the one text it is.
+    """
+    if max(body.count(b'"'), body.count(b"[") + body.count(b"{")) <= _MOST_TEXTS:
+        return False
+    dense = body.translate(None, b" \t\r\n")
+    if dense.count(b',"') + dense.count(b'{"') + dense.count(b'["') > _MOST_TEXTS:
+        return True
+    return dense.count(b"[[") + dense.count(b"[{") + dense.count(b"],[") + dense.count(b"[]") + dense.count(b"{}") > _MOST_LISTS
 
 
 def _is_crowded(text: str) -> bool:

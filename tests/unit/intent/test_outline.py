@@ -134,3 +134,36 @@ def test_an_object_of_a_million_keys_is_refused_before_anybody_makes_them():
 def test_a_broken_body_full_of_keys_is_told_so_as_a_broken_body():
     broken = b'{"model":"m",' + b",".join(b'"k%d":1' % number for number in range(500)) + b',"x":{' + b'"a":1,' * 20_000 + b"!}"
     assert "not valid JSON" in outline(broken).message
+
+
+_MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        b"[" * 500 + b"]" * 500,
+        b'["x"]',
+        b'""',
+        b'{"a":' * 500 + b"1" + b"}" * 500,
+        b'{ "a" : 1 }',
+        b"[ [ ] ]",
+    ],
+)
+def test_a_body_of_millions_of_small_values_is_refused_before_they_are_looked_at(unit):
+    body = b'{"model":"m","x":[' + b",".join([unit] * (16 * _MIB // (len(unit) + 1))) + b"]}"
+    plain = b'{"model":"m","x":"' + b"a" * len(body) + b'"}'
+    began = time.process_time()
+    refused = outline(body)
+    spent = time.process_time() - began
+    assert isinstance(refused, Refusal)
+    assert "The JSON holds more than" in refused.message
+    began = time.process_time()
+    assert isinstance(outline(plain), Outline)
+    assert spent < 30 * (time.process_time() - began) + 0.3
+
+
+def test_a_long_prompt_of_json_is_one_text():
+    text = json.dumps([{"a": [1, 2, "x"], "b": {"c": []}}] * 150_000)
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode()
+    assert isinstance(outline(body), Outline)
