@@ -17,6 +17,7 @@ from din_extproc.cli_render import render_app
 from din_extproc.cli_tenants import tenants, usage
 from din_extproc.edge.logs import configure
 from din_extproc.settings.check import check as check_file
+from din_extproc.sim.faults import KINDS
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -299,7 +300,10 @@ def engine_sim(
     decode_rate: Annotated[float, typer.Option(help="Output tokens per second of one stream alone.")] = 60.0,
     kv_tokens: Annotated[int, typer.Option(help="Tokens that fit into memory.")] = 131072,
     tokenizer: Annotated[str, typer.Option(help="A folder with tokenizer.json instead of the built-in one.")] = "",
-    faults: Annotated[str, typer.Option(help="`KIND:name=value,...; KIND...`, such as `reset:after=3,count=2; latency:ms=200`.")] = "",
+    faults: Annotated[
+        str,
+        typer.Option(help=f"`KIND:name=value,...; KIND...`, such as `reset:after=3,count=2; latency:ms=200`. Kinds: {', '.join(KINDS)}."),
+    ] = "",
     seed: Annotated[int, typer.Option(help="Of the draws of faults with a probability.")] = 0,
 ) -> None:
     """A modelled engine that answers as vLLM (or another one) does under load, with fault switches."""

@@ -4,12 +4,13 @@ Rule: as in `cli.py`: parse, call a role, print. A key is printed once and kept 
 """
 
 import secrets
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from din_extproc.admit.keys import ENTROPY_BYTES, make_key, make_node_token
+from din_extproc.admit.keys import ENTROPY_BYTES, NewKey, make_key, make_node_token
 from din_extproc.cli_options import DEFAULT_CONFIG, Config, Json, fail, print_json, settings_of
 
 if TYPE_CHECKING:
@@ -40,10 +41,7 @@ def new(
         return
     if key_id is None:
         fail("an id for the key is needed, or --tenant")
-    try:
-        made = make_key(key_id, secrets.token_bytes(ENTROPY_BYTES))
-    except ValueError as error:
-        fail(str(error))
+    made = _made(make_key, key_id)
     if json:
         print_json({"id": key_id, "key": made.text, "hash": made.hash})
     else:
@@ -103,14 +101,19 @@ def node(
     json: Json = False,  # noqa: FBT002 - a flag
 ) -> None:
     """Make a node's token. It is shown once; its hash goes into the file that `gateway.registry.node_tokens_file` names."""
-    try:
-        made = make_node_token(node_id, secrets.token_bytes(ENTROPY_BYTES))
-    except ValueError as error:
-        fail(str(error))
+    made = _made(make_node_token, node_id)
     if json:
         print_json({"id": node_id, "token": made.text, "hash": made.hash})
     else:
         typer.echo(f'for the node, shown once:\n  {made.text}\nfor the file of node tokens:\n{node_id}: "{made.hash}"')
+
+
+def _made(make: Callable[[str, bytes], NewKey], name: str) -> NewKey:
+    """A new key or token of this name; a name that can't be one is a wrong call."""
+    try:
+        return make(name, secrets.token_bytes(ENTROPY_BYTES))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def _show(made: "Made", *, json: bool) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import cast
 
 from din_extproc.edge.services import Service, Take, Taker
@@ -42,6 +43,8 @@ class H2Server:
         self.connections: set[_Connection] = set()
         self._services = services
         self._servers: list[asyncio.Server] = []
+        self._sockets: dict[str, tuple[int, int] | None] = {}
+        """Unix sockets of ours, by path."""
         self._ticking: asyncio.TimerHandle | None = None
 
     @property
@@ -52,7 +55,7 @@ class H2Server:
     async def start(self, *addresses: str | Secured) -> list[int]:
         """Listen on `host:port` (port 0: a free one) and `unix:/path`. Returns the ports, in order; 1 stands for a Unix socket.
 
-        A socket that is at the path already is replaced, and ours stays there after `stop`: it may be a successor's by then.
+        A socket that is at the path already is replaced. `stop` removes ours, not what a successor has put there by then.
 
         Raises:
             OSError: an address is taken or is none.
@@ -65,6 +68,7 @@ class H2Server:
     async def stop(self, grace_s: float) -> None:
         """Take nothing new, drain the services, and cut off what still runs after `grace_s` seconds."""
         latest = asyncio.get_running_loop().time() + grace_s
+        _remove(self._sockets)
         for server in self._servers:
             server.close()
         for connection in list(self.connections):
@@ -90,6 +94,7 @@ class H2Server:
         if address.startswith("unix:"):
             path = address.removeprefix("unix:")
             self._servers.append(await loop.create_unix_server(lambda: _Connection(self), path, backlog=_BACKLOG))
+            self._sockets[path] = _seen(path)
             return 1
         host, _, port = address.rpartition(":")
         if not port.isdigit():
@@ -116,6 +121,22 @@ class H2Server:
         now = loop.time()
         for connection in list(self.connections):
             connection.tick(now)
+
+
+def _remove(sockets: dict[str, tuple[int, int] | None]) -> None:
+    """Remove those that are still the ones that were made."""
+    for path, seen in sockets.items():
+        if seen is not None and _seen(path) == seen:
+            Path(path).unlink(missing_ok=True)
+
+
+def _seen(path: str) -> tuple[int, int] | None:
+    """Which file is at the path."""
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 class _Answers:

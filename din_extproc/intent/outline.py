@@ -37,7 +37,7 @@ _COLON = b'":'
 _SUSPICIOUS = 16 * MAX_KEYS
 """Keys in the whole body, at any depth, from which on it is first looked whether the object itself has too many: the decoder would make
 an object of each before anybody could count them."""
-_MOST_TEXTS = 1 << 18
+_MOST_TEXTS = 1 << 19
 """Keys and texts of a whole body, at any depth."""
 _MOST_LISTS = 1 << 20
 """Arrays in arrays, likewise."""

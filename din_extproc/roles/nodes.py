@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from din_extproc.domain.health import BreakerState
@@ -23,6 +24,23 @@ from din_extproc.settings.settings import Settings
 
 _TIMEOUT_S = 3.0
 _COLOURS = {"ready": "green", "loading": "yellow", "draining": "yellow", "quarantined": "red", "dead": "red"}
+_NUMBERS = frozenset({"trust", "ttft", "waiting", "running", "kv", "heard"})
+_COLUMNS = {
+    "node": 0,
+    "state": 0,
+    "trust": 0,
+    "breaker": 100,
+    "ttft": 140,
+    "pools": 0,
+    "model": 160,
+    "address": 120,
+    "waiting": 100,
+    "running": 80,
+    "kv": 140,
+    "heard": 140,
+    "why": 0,
+}
+"""In order, each with the width of the terminal from which on there is room for it."""
 
 
 class Unanswered(Exception):  # noqa: N818 - it says what the sidecar is
@@ -53,47 +71,58 @@ def rows(settings: Settings) -> tuple[MemberForm, ...]:
 
 def show(settings: Settings) -> None:
     """Print the table once. Raises as `ask` does."""
-    Console().print(_table(ask(settings)))
+    console = Console()
+    console.print(_table(ask(settings), console.width))
 
 
 def watch(settings: Settings, every_s: float) -> None:
     """Keep the table up to date until Ctrl-C. Raises as `ask` does, the first time only."""
-    with Live(_table(ask(settings)), console=Console(), auto_refresh=False) as live:
+    console = Console()
+    with Live(_table(ask(settings), console.width), console=console, auto_refresh=False) as live:
         while True:
             time.sleep(every_s)
             try:
-                live.update(_table(ask(settings)), refresh=True)
+                live.update(_table(ask(settings), console.width), refresh=True)
             except Unanswered as error:
                 live.update(f"[red]{error}[/red]", refresh=True)
 
 
-def _table(shown: dict[str, Any]) -> Table:
+def _table(shown: dict[str, Any], width: int) -> Table:
+    """As much as so many columns hold: reasons are folded, never cut."""
     nodes = shown["nodes"]
     states = ", ".join(f"{count} {state}" for state, count in _counted(nodes)) or "none"
     title = f"nodes{' of ' + shown['network'] if shown['network'] else ''}: {states}"
     table = Table(title=title + (" - stale: redis can't be asked" if shown["stale"] else ""), title_justify="left", title_style="bold")
-    for name in ("node", "state", "trust", "breaker", "ttft", "pools", "model", "address", "waiting", "running", "kv", "heard", "why"):
-        table.add_column(name, justify="right" if name in {"trust", "ttft", "waiting", "running", "kv", "heard"} else "left")
+    names = [name for name, fits in _COLUMNS.items() if width >= fits]
+    for name in names:
+        right = name in _NUMBERS
+        table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=right or name == "state")
     for row in nodes:
-        node, beat = row["node"], row["beat"] or {}
-        health = None if row.get("health") is None else msgspec.convert(row["health"], HealthForm)
-        usage, age = beat.get("kv_cache_usage"), row["beat_age_s"]
-        table.add_row(
-            node["id"],
-            f"[{_COLOURS[row['state']]}]{row['state']}[/]",
-            f"{row['trust']:.2f}",
-            _breaker(health),
-            "-" if health is None or health.ttft_ms is None else f"{health.ttft_ms:.0f} ms",
-            ", ".join(row["pools"]) or "-",
-            f"{node['model']} {node['version']} {node['dtype']}",
-            node["address"],
-            _shown(beat.get("waiting")),
-            _shown(beat.get("running")),
-            "-" if usage is None else f"{usage:.0%}",
-            "-" if age is None else f"{age:.1f} s",
-            (health.said if health is not None else "") or (row["reasons"][-1] if row["reasons"] else ""),
-        )
+        cells = _cells(row)
+        table.add_row(*(cells[name] for name in names))
     return table
+
+
+def _cells(row: dict[str, Any]) -> dict[str, str]:
+    """One node, by the column's name."""
+    node, beat = row["node"], row["beat"] or {}
+    health = None if row.get("health") is None else msgspec.convert(row["health"], HealthForm)
+    usage, age = beat.get("kv_cache_usage"), row["beat_age_s"]
+    return {
+        "node": escape(node["id"]),
+        "state": f"[{_COLOURS[row['state']]}]{row['state']}[/]",
+        "trust": f"{row['trust']:.2f}",
+        "breaker": _breaker(health),
+        "ttft": "-" if health is None or health.ttft_ms is None else f"{health.ttft_ms:.0f} ms",
+        "pools": ", ".join(row["pools"]) or "-",
+        "model": escape(f"{node['model']} {node['version']} {node['dtype']}"),
+        "address": escape(node["address"]),
+        "waiting": _shown(beat.get("waiting")),
+        "running": _shown(beat.get("running")),
+        "kv": "-" if usage is None else f"{usage:.0%}",
+        "heard": "-" if age is None else f"{age:.1f} s",
+        "why": escape((health.said if health is not None else "") or (row["reasons"][-1] if row["reasons"] else "")),
+    }
 
 
 def _counted(nodes: list[dict[str, Any]]) -> Iterator[tuple[str, int]]:

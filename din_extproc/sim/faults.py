@@ -27,6 +27,10 @@ Kind = Literal[
 ]
 
 
+KINDS: tuple[str, ...] = get_args(Kind)
+"""What `--faults` may name."""
+
+
 class Fault(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One thing that goes wrong.
 

@@ -259,3 +259,14 @@ async def test_b112_calls_that_end_in_any_way_leave_nothing_for_the_garbage_coll
         finally:
             gc.enable()
         assert (server.calls, service.streams, left) == (0, 0, [])
+
+
+async def test_its_unix_socket_is_gone_after_the_stop_and_that_of_a_successor_stays(tmp_path):
+    path = tmp_path / "own.sock"
+    first, second = (H2Server((), max_body_bytes=1024) for _ in range(2))
+    await first.start(f"unix:{path}")
+    await second.start(f"unix:{path}")
+    await first.stop(0.1)
+    assert path.exists()
+    await second.stop(0.1)
+    assert not path.exists()
