@@ -4,7 +4,7 @@ Rule: the same topology gives the same bytes. Importing this module takes second
 vocabulary) and a cluster takes about a millisecond: neither belongs on an event loop.
 """
 
-from din_extproc.control.clusters import discovered_pool
+from din_extproc.control.clusters import discovered_pool, moving_clusters
 from din_extproc.control.routes import route_configuration
 from din_extproc.control.snapshot import CLUSTER, ROUTES, Blueprint, Resource
 from din_extproc.control.topology import Topology
@@ -14,4 +14,5 @@ def blueprint(topology: Topology) -> Blueprint:
     """The clusters of all pools, and the routes."""
     clusters = tuple(Resource.of(pool.name, CLUSTER, bytes(discovered_pool(pool, topology))) for pool in topology.pools)
     routes = route_configuration(topology)
-    return Blueprint(clusters, Resource.of(routes.name, ROUTES, bytes(routes)), topology.fail_open_pool)
+    moving = tuple(Resource.of(cluster.name, CLUSTER, bytes(cluster)) for cluster in moving_clusters(topology))
+    return Blueprint(clusters, Resource.of(routes.name, ROUTES, bytes(routes)), topology.fail_open_pool, moving)

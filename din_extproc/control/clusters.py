@@ -55,6 +55,7 @@ from envoy_data_plane.google.protobuf import Any as PackedAny
 from envoy_data_plane.google.protobuf import Struct as ProtoStruct
 
 from din_extproc.control.facts import NAMESPACE, endpoint_facts
+from din_extproc.control.moving import moving
 from din_extproc.control.packing import by_ads, envoy_address, extension, milliseconds
 from din_extproc.control.topology import (
     ACCESS_LOG_CLUSTER,
@@ -99,7 +100,19 @@ def clusters(topology: Topology) -> list[Cluster]:
 
 def pool_clusters(topology: Topology) -> list[Cluster]:
     """The pools with the nodes that are listed."""
-    return [_static_pool(pool, topology) for pool in topology.pools]
+    return [*(_static_pool(pool, topology) for pool in topology.pools), *moving_clusters(topology)]
+
+
+def moving_clusters(topology: Topology) -> list[Cluster]:
+    """The pairs of pools between which requests move in flight."""
+    connect_ms, pools = topology.timeouts.connect_ms, {pool.name: pool for pool in topology.pools}
+    made = [
+        moving(pool, pools[fallback], connect_ms=connect_ms, idle_ms=_NODE_KEEPALIVE_MS, endpoint_header=ENDPOINT_HEADER)
+        for pool, fallback in topology.moves
+    ]
+    for cluster in made:
+        cluster.circuit_breakers = _no_brake()  # Envoy's own would let three requests at once be tried again
+    return made
 
 
 def discovered_pool(pool: Pool, topology: Topology) -> Cluster:

@@ -75,6 +75,8 @@ def _check(topology: Topology) -> None:
             raise ValueError(
                 "set `gateway.reached_at`, the host under which the cluster reaches this sidecar, and `gateway.ext_proc.address`"
             )
+    if topology.moves:
+        raise ValueError("set `envoy.retry.to_fallback: false`: Envoy Gateway has no cluster of clusters, so no request moves in flight")
     if topology.fail_open_pool is not None:
         raise ValueError("`fail_open`: routes of Envoy Gateway can't tell a request that nobody decided about from one that was refused")
     for pool in topology.pools:

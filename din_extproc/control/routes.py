@@ -13,6 +13,7 @@ from envoy_data_plane.envoy.config.route.v3 import (
     RetryPolicy,
     RetryPolicyRetryBackOff,
     RetryPolicyRetryHostPredicate,
+    RetryPolicyRetryPriority,
     Route,
     RouteAction,
     RouteConfiguration,
@@ -21,6 +22,7 @@ from envoy_data_plane.envoy.config.route.v3 import (
 )
 from envoy_data_plane.envoy.extensions.filters.http.cors.v3 import CorsPolicy
 from envoy_data_plane.envoy.extensions.retry.host.previous_hosts.v3 import PreviousHostsPredicate
+from envoy_data_plane.envoy.extensions.retry.priority.previous_priorities.v3 import PreviousPrioritiesConfig
 from envoy_data_plane.envoy.type.matcher.v3 import RegexMatcher, StringMatcher
 from envoy_data_plane.google.protobuf import Any as PackedAny
 
@@ -29,6 +31,7 @@ from din_extproc.control.facts import FAIL_OPEN
 from din_extproc.control.filters import CORS, EXT_PROC
 from din_extproc.control.packing import extension, milliseconds, overwrite
 from din_extproc.control.topology import AGENT_CLUSTER, Topology
+from din_extproc.domain.node import MOVES
 from din_extproc.domain.request import Operation
 
 CLUSTER_HEADER = "x-din-cluster"
@@ -58,7 +61,8 @@ _OTHER_NODE_DRAWS = 32
 
 def route_configuration(topology: Topology) -> RouteConfiguration:
     """The one virtual host."""
-    routes = [*(_preflight(origin) for origin in topology.cors_origins), _chosen_pool(topology)]
+    moving = [_chosen_pair(topology)] if topology.moves else []
+    routes = [*(_preflight(origin) for origin in topology.cors_origins), *moving, _chosen_pool(topology)]
     if topology.agent is not None:
         routes.insert(0, _health())
     if topology.fail_open_pool is not None:
@@ -102,6 +106,20 @@ def _chosen_pool(topology: Topology) -> Route:
         response_headers_to_add=who_answered(),
         response_headers_to_remove=_NODE_CORS,
     )
+
+
+def _chosen_pair(topology: Topology) -> Route:
+    """Where a request may move to another pool: once all its tries in the first one have failed, and for one more."""
+    route = _chosen_pool(topology)
+    route.name = "moving"
+    route.match = RouteMatch(prefix="/", headers=[HeaderMatcher(name=CLUSTER_HEADER, string_match=StringMatcher(contains=MOVES))])
+    policy = None if route.route is None else route.route.retry_policy
+    if policy is not None:
+        tries = topology.retry.attempts + 1
+        policy.num_retries = tries
+        priority = extension("envoy.retry_priorities.previous_priorities", PreviousPrioritiesConfig(update_frequency=tries))
+        policy.retry_priority = RetryPolicyRetryPriority(name=priority.name, typed_config=priority.typed_config)
+    return route
 
 
 def _health() -> Route:

@@ -43,12 +43,16 @@ class Blueprint(Struct, frozen=True):
     """One per pool, under its name."""
     routes: Resource
     fail_open_pool: str | None = None
+    moving: tuple[Resource, ...] = ()
+    """Clusters of clusters, which have no nodes of their own."""
 
     def keeping(self, former: "Blueprint") -> "Blueprint":
         """This one, with the clusters that the former had and this one has not: somebody may still be on the way to them."""
         names = {cluster.name for cluster in self.clusters}
         kept = tuple(cluster for cluster in former.clusters if cluster.name not in names)
-        return Blueprint((*self.clusters, *kept), self.routes, self.fail_open_pool)
+        moved = {cluster.name for cluster in self.moving}
+        moving = (*self.moving, *(cluster for cluster in former.moving if cluster.name not in moved))
+        return Blueprint((*self.clusters, *kept), self.routes, self.fail_open_pool, moving)
 
 
 class Snapshot(Struct, frozen=True):
@@ -73,7 +77,7 @@ class Assigner:
             name = cluster.name
             self._pools[name] = _assigned(before.get(name), name, nodes.get(name, ()), fail_open=name == blueprint.fail_open_pool)
         resources = {
-            CLUSTER: {cluster.name: cluster for cluster in blueprint.clusters},
+            CLUSTER: {cluster.name: cluster for cluster in (*blueprint.clusters, *blueprint.moving)},
             ASSIGNMENT: {name: assigned.resource for name, assigned in self._pools.items()},
             ROUTES: {blueprint.routes.name: blueprint.routes},
         }

@@ -121,6 +121,8 @@ class Retry(Struct, frozen=True):
     attempts: int = 1
     jitter_ms: int = 25
     """A try starts after a random time below this."""
+    to_fallback: bool = True
+    """When these have failed, one more try in the rule's other pool, where a request can move there as it is."""
     statuses: tuple[int, ...] = (502, 503, 504)
     """What a node may answer to be passed over. Not 500: a request that breaks one engine breaks the next."""
 
@@ -220,6 +222,8 @@ class Topology(Struct, frozen=True, kw_only=True):
     outlier: Outlier | None = Outlier()
     """None: no node is taken out."""
     slow_start: SlowStart = SlowStart()
+    moves: tuple[tuple[str, str], ...] = ()
+    """Pools, each with the one that takes over its requests in flight."""
     health_check: HealthCheck | None = HealthCheck()
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that may call: exact, with `*` inside, or `*` alone. Empty: none."""
@@ -249,5 +253,8 @@ class Topology(Struct, frozen=True, kw_only=True):
         for name, count in names.items():
             if count > 1 or name in RESERVED_CLUSTERS or not name:
                 raise ValueError(f"pools: {name!r} is empty, taken twice, or a name that the gateway uses itself")
+        for pair in self.moves:
+            if len(set(pair)) == 1 or not set(pair) <= names.keys():
+                raise ValueError(f"moves: {pair[0]!r} and {pair[1]!r} are not two pools")
         if self.fail_open_pool is not None and self.fail_open_pool not in names:
             raise ValueError(f"fail_open_pool: there is no pool {self.fail_open_pool!r}")

@@ -96,6 +96,15 @@ class Traffic(StrEnum):
     BATCH = "batch"
 
 
+MOVES = "+"
+"""Stands between the two pools in the name of a cluster whose requests may move from one to the other. No pool's name has it."""
+
+
+def moving_cluster(pool: str, fallback: str) -> str:
+    """The Envoy cluster of a pool with another that takes over in flight."""
+    return f"{pool}{MOVES}{fallback}"
+
+
 class Pool(Struct, frozen=True):
     """Nodes that may stand in for each other: one model, one engine, one strategy."""
 
@@ -129,3 +138,8 @@ class Pool(Struct, frozen=True):
     long_tail: LongTail | None = None
     """None: every request is like the others."""
     timeouts: PoolTimeouts = PoolTimeouts()
+
+    def hands_over_to(self, other: "Pool") -> bool:
+        """Whether a request for this pool is one for the other but for the model's name, so that it can move there in flight."""
+        own = (self.engine, self.api, self.stream_usage, self.unmappable)
+        return self.api == "openai" and own == (other.engine, other.api, other.stream_usage, other.unmappable)

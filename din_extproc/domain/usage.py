@@ -147,6 +147,8 @@ class ExchangeRecord(Struct, frozen=True, gc=False):
     """From the request's first byte to the first that went to the node that answered."""
     would_refuse: str = ""
     """The limit that would have refused it, were it enforced."""
+    moved_from: str = ""
+    """The pool that could not answer and whose request moved in flight, "" when it did not."""
     out_of_time: bool = False
     """The time for the whole request ran out, be it the client's: that says nothing of the node."""
     tags: Tags | None = None

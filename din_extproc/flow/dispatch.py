@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from din_extproc.admit.headers import standing_headers
 from din_extproc.admit.keys import Authenticated
 from din_extproc.admit.ledger import Claim, Standing
-from din_extproc.domain.node import Pool
+from din_extproc.domain.node import Pool, moving_cluster
 from din_extproc.domain.request import Head, Intent
 from din_extproc.domain.usage import Labels, Tags
 from din_extproc.domain.verdict import Headers, Send
@@ -19,6 +19,7 @@ from din_extproc.flow.place import Picked, Target
 from din_extproc.flow.timeouts import limits
 from din_extproc.flow.trace import SpanContext
 from din_extproc.intent.read import Reading
+from din_extproc.intent.splice import place_after
 from din_extproc.route.table import Routed
 
 _as_json = msgspec.json.Encoder().encode
@@ -49,21 +50,41 @@ def dispatch(granted: Granted, head: Head) -> Send:
     answer_headers: Headers = (("x-din-trace-id", granted.trace_id), *standing_headers(granted.standing), *order.headers)
     if target.degraded:
         answer_headers = (*answer_headers, ("x-bxagent-degraded", "true"), ("x-din-degraded-reason", target.degraded))
+    endpoints = [str(node.endpoint) for node in granted.picked.nodes]
+    cluster, metadata = target.pool.name, _metadata(granted)
+    move = _move(granted)
+    if move is not None and target.spare is not None:
+        cluster = moving_cluster(cluster, target.spare[0].name)
+        endpoints.append(move[0])
+        metadata["move"] = move[1]
     return Send(
-        cluster=target.pool.name,
-        endpoints=tuple([str(node.endpoint) for node in granted.picked.nodes]),
+        cluster=cluster,
+        endpoints=tuple(endpoints),
         request_headers=(
             *_trace(granted),
             *_version(granted.routed, target.pool, granted.intent),
             *limits(granted.intent, target.pool, granted.picked).headers(),
         ),
         response_headers=answer_headers,
-        metadata=_metadata(granted),
+        metadata=metadata,
         body=order.body if order.body is not reading.body or reading.decoded else None,
         path=_path(head.path, order.path),
         remove_headers=("content-encoding",) if reading.decoded else (),
         translated=order.dialect is not None,
     )
+
+
+def _move(granted: Granted) -> tuple[str, str] | None:
+    """The node of the pool that takes over, and what changes for it: where the model's name stands, the constraint on its version.
+
+    None: the request can't move.
+    """
+    spare, order, at = granted.picked.spare, granted.order, granted.reading.outline
+    if spare is None or order.edits is None or "model" not in at.spans:
+        return None
+    length = len(order.edits["model"]) if "model" in order.edits else at.spans["model"][1] - at.spans["model"][0]
+    place = place_after(at, order.edits, "model")
+    return str(spare.endpoint), f"{place} {length} {granted.routed.fallback_versions.text}"
 
 
 def _version(routed: Routed, pool: Pool, intent: Intent) -> Headers:

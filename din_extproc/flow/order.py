@@ -39,6 +39,8 @@ class NodeOrder(Struct, frozen=True, gc=False):
     """The stream reports usage because we ask: the client is not to see it."""
     headers: Headers = ()
     """For the answer: what was left out."""
+    edits: Mapping[str, bytes] | None = None
+    """The values that were spliced in; None: more than values has changed."""
     dialect: Dialect | None = None
     """The answer's; None: OpenAI's own."""
     model: str = ""
@@ -74,7 +76,7 @@ def _openai(reading: Reading, intent: Intent, pool: Pool) -> NodeOrder | Refusal
         values, removed, headers = changed
         edits |= values
     body = with_values(reading.body, reading.outline, edits, removed) if edits or removed else reading.body
-    return NodeOrder(intent.operation, intent.stream, intent.operation.value, body, ours, headers)
+    return NodeOrder(intent.operation, intent.stream, intent.operation.value, body, ours, headers, None if removed else edits)
 
 
 def _renamed(reading: Reading, named: set[str], table: Table, pool: Pool) -> tuple[dict[str, bytes], tuple[str, ...], Headers] | Refusal:
@@ -93,7 +95,7 @@ def _native(reading: Reading, intent: Intent, pool: Pool, dialect: Dialect) -> N
         return made
     strips = intent.stream and not intent.wants_usage
     return NodeOrder(
-        intent.operation, intent.stream, made.path, made.body, strips, _dropped(made.dropped), dialect, pool.served_model, fields
+        intent.operation, intent.stream, made.path, made.body, strips, _dropped(made.dropped), None, dialect, pool.served_model, fields
     )
 
 

@@ -52,6 +52,8 @@ class Target(Struct, frozen=True, gc=False):
     ranking: Ranking
     degraded: str = ""
     """Why it is not the pool that the rule names first, "" when it is."""
+    spare: tuple[Pool, Ranking] | None = None
+    """The pool that takes over in flight when this one's nodes fail."""
 
 
 class Picked(Struct, frozen=True, gc=False):
@@ -63,6 +65,8 @@ class Picked(Struct, frozen=True, gc=False):
     """The chosen one's until `free`."""
     timeout_ms: int | None = None
     """How long the answer may take; None: as long as any."""
+    spare: Node | None = None
+    """The last one to try, of the pool that takes over."""
 
 
 class Placer:
@@ -73,7 +77,7 @@ class Placer:
         members: The nodes of every pool.
     """
 
-    __slots__ = ("_fleets", "_load", "_ranked", "_whole", "cache", "members", "shares")
+    __slots__ = ("_fleets", "_load", "_ranked", "_whole", "cache", "members", "moves", "shares")
 
     def __init__(self, load: Load, members: Members) -> None:
         self._load = load
@@ -84,6 +88,8 @@ class Placer:
         self._whole: dict[str, Fleet] = {}
         """Likewise, with the nodes that are left out: worked out when a request is refused."""
         self.shares = Shares()
+        self.moves: frozenset[tuple[str, str]] = frozenset()
+        """Pools, each with one to which Envoy can move a request in flight."""
         self._ranked: dict[tuple[str, tuple[Shape, ...]], Ranking] = {}
         """By pool name and shapes. Rankings outlive the cache's entries, so that a turn that was taken stays taken."""
 
@@ -102,7 +108,7 @@ class Placer:
             if gate is not None and gate.shut_until is not None and first.code is Code.NO_HEALTHY_NODE:
                 refusal = shut(gate, now)
         elif gate is None or not (why := self.shares.holds_back(routed.pool.name, gate, now)):
-            return Target(routed.pool, first)
+            return Target(routed.pool, first, spare=self._spare(routed, size, now))
         else:
             refusal = shut(None, now)
         second = self._fallback(routed, size, now)
@@ -122,7 +128,8 @@ class Placer:
         nodes = picker.pick(_TRIED_NODES, ask) if not self.shares.partial else self._shared_out(target.pool.name, picker, ask)
         if isinstance(nodes, Refusal):
             return nodes
-        picked = Picked(nodes, Taken(nodes[0].id, ask.prompt_tokens, ask.output_tokens, long=long), timeout_ms)
+        spare = None if target.spare is None else target.spare[1].strategy.pick(1, ask)[0]
+        picked = Picked(nodes, Taken(nodes[0].id, ask.prompt_tokens, ask.output_tokens, long=long), timeout_ms, spare)
         self._load.take(picked.taken, ask.now)
         return picked
 
@@ -189,6 +196,16 @@ class Placer:
         if gate is not None and self.shares.holds_back(routed.fallback.name, gate, now):
             return None
         return routed.fallback, second
+
+    def _spare(self, routed: Routed, size: Size, now: float) -> tuple[Pool, Ranking] | None:
+        """The pool that takes over in flight. Every node of it must do: when all that are named have failed, Envoy takes any."""
+        fallback = routed.fallback
+        if fallback is None or (routed.pool.name, fallback.name) not in self.moves or self.shares.gate(fallback.name) is not None:
+            return None
+        found = self._ranking(fallback, routed.fallback_versions, size, now)
+        if isinstance(found, Refusal) or found.among < len(self.members.nodes(fallback.name)):
+            return None
+        return fallback, found
 
     def _shared_out(self, pool: str, picker: Picker, ask: Ask) -> tuple[Node, ...] | Refusal:
         """Choose while some nodes get only a part. Whose turn it was and who had to pass has had it: the next one is asked for again."""

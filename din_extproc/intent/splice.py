@@ -35,6 +35,18 @@ def with_values(body: bytes, at: Outline, values: Mapping[str, bytes], removed: 
     return b"".join(parts)
 
 
+def place_after(at: Outline, values: Mapping[str, bytes], key: str) -> int:
+    """Where a value that the object has begins in what `with_values` makes of it, when nothing is removed."""
+    inserted = [len(name) + 3 + len(value) for name, value in values.items() if name not in at.spans]
+    start = at.spans[key][0]
+    shift = sum(inserted) + len(inserted)
+    for name, value in values.items():
+        span = at.spans.get(name)
+        if span is not None and span[0] < start:
+            shift += len(value) - (span[1] - span[0])
+    return start + shift
+
+
 def _without(body: bytes, at: Outline, values: Mapping[str, bytes], removed: Collection[str]) -> bytes:
     """The same, member by member: from its comma to the end of its value."""
     parts = [body[: at.start], b",".join([b'"%b":%b' % (key.encode(), value) for key, value in values.items() if key not in at.spans])]

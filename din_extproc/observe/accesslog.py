@@ -118,14 +118,15 @@ def _record(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[s
     ended_as = outcome(ending)
     start = common.start_time
     started_us = start.seconds * 1_000_000 + start.nanos // 1000
+    moved = _text(told, "moved_to")
     return ExchangeRecord(
         request_id=labels.request_id,
         trace_id=labels.trace_id or _text(told, "trace_id"),
         tenant=labels.tenant,
         key_id=labels.key_id,
-        model=labels.model,
+        model=_text(told, "moved_model") or labels.model,
         alias=labels.alias,
-        pool=labels.pool,
+        pool=moved or labels.pool,
         rule=labels.rule,
         node_id=nodes.get(endpoint, endpoint),
         status=ending.status,
@@ -154,6 +155,7 @@ def _record(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[s
         would_refuse=labels.would_refuse,
         tags=labels.tags,
         sensitive=labels.sensitive or (_sensitive(told["sensitive"].string_value) if "sensitive" in told else None),
+        moved_from=labels.pool if moved else "",
         out_of_time=entry.response.response_code_details == _TOTAL_TIMEOUT,
     )
 

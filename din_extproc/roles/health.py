@@ -166,6 +166,8 @@ class Health:
         if not self.settings.health.breaker:
             return
         began = now - (record.duration_ms or 0.0) / 1000
+        if record.moved_from:
+            self.board.pools.hear(record.moved_from, Heard(Event.FAILED, now, began, "moved in flight"))
         outcome = record.outcome
         if outcome is Outcome.COMPLETED:
             if record.node_id:

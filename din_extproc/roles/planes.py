@@ -127,6 +127,8 @@ class RequestPlane:
             self._patience_s = settings.audit.section.block_ms / _MS
         self._gate: AuditGate | None = None
         self._background = background
+        self._moves = frozenset(settings.moves)
+        self.desk.placer.moves = self._moves
 
     def start(self) -> None:
         """Renew the leases of what runs, from now on."""
@@ -141,6 +143,8 @@ class RequestPlane:
             _log.warning("`limits` of all tenants together are not counted before the next start, for `store.one_slot` is read only then")
             view = replace(view, commons=NO_COMMONS)
         self.desk.change(view, self.desk.placer.members.under(settings.pools))
+        moves = frozenset(settings.moves)
+        self.desk.placer.moves = moves if settings.gateway.xds is not None else moves & self._moves  # else Envoy knows what it began with
 
     def turn(self, turnover: Turnover) -> None:
         """Registered nodes came or went."""

@@ -33,6 +33,7 @@ def compile_routes(pools: Sequence[Pool], aliases: Sequence[Alias], rules: Seque
     reaches, flaws = resolve(aliases, models)
     compiled, found = _rules(rules, by_name, Known(frozenset(tenant.id for tenant in tenants), (*models, *reaches)))
     flaws += found
+    flaws += _circles(rules)
     flaws += _shadowed(rules, by_name)
     allowed, found = _allowed(tenants, models, reaches)
     flaws += found
@@ -77,6 +78,38 @@ def _rules(rules: Sequence[Rule], pools: Mapping[str, Pool], known: Known) -> tu
         if pool is not None:
             compiled.append(CompiledRule(rule.id, matches, pool, pools.get(rule.fallback), rule.when))
     return compiled, flaws
+
+
+def _circles(rules: Sequence[Rule]) -> list[Flaw]:
+    """Fallbacks that lead back to where they began: while all of their pools fail, each would be the other's way out."""
+    ways: dict[str, list[tuple[str, int]]] = {}
+    for index, rule in enumerate(rules):
+        if rule.fallback and rule.fallback != rule.pool:
+            ways.setdefault(rule.pool, []).append((rule.fallback, index))
+    flaws: list[Flaw] = []
+    named: set[frozenset[str]] = set()
+    settled: set[str] = set()
+    for start, first in ways.items():
+        path: list[str] = [start]
+        branches = [iter(first)]
+        while branches:
+            step = next(branches[-1], None)
+            if step is None:
+                branches.pop()
+                settled.add(path.pop())
+                continue
+            pool, index = step
+            if pool in path:
+                circle = path[path.index(pool) :]
+                if frozenset(circle) not in named:
+                    named.add(frozenset(circle))
+                    shown = " -> ".join((*circle, pool))
+                    hint = "let one of them fall back to a pool that needs none"
+                    flaws.append(Flaw(("rules", index, "fallback"), f"the fallbacks run in a circle: {shown}", hint))
+            elif pool not in settled and pool in ways:
+                path.append(pool)
+                branches.append(iter(ways[pool]))
+    return flaws
 
 
 def _no_pool(place: Place, name: str, pools: Mapping[str, Pool]) -> Flaw:

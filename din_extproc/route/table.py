@@ -98,6 +98,12 @@ class RouteTable:
         self._targets = dict(targets)
         self._allowed = dict(allowed)
 
+    @property
+    def fallbacks(self) -> tuple[tuple[Pool, Pool], ...]:
+        """Every pair of a pool and a fallback that a rule names, once."""
+        pairs = {(rule.pool.name, rule.fallback.name): (rule.pool, rule.fallback) for rule in self._rules if rule.fallback is not None}
+        return tuple(pairs.values())
+
     def route(self, intent: Intent, tenant: Tenant, head: Head, hour_utc: int, versions_of: VersionsOf) -> Routed | Refusal:
         """The pool for one request.
 

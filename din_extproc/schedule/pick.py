@@ -56,13 +56,15 @@ class Ranking(Struct, frozen=True, gc=False):
     strategy: Strategy
     tail: TailGate | None = None
     """None: the pool knows no long tail."""
+    among: int = 0
+    """How many nodes they are."""
 
 
 def ranking(pool: Pool, nodes: tuple[Node, ...], load: Load) -> Ranking:
     """Rank these nodes, at least one, as the pool's settings say."""
     kind = STRATEGIES[pool.scheduler]
     strategy = kind.make(nodes, load, msgspec.convert(pool.scheduler_options, kind.options))
-    return Ranking(strategy, None if pool.long_tail is None else TailGate(nodes, load, pool.long_tail))
+    return Ranking(strategy, None if pool.long_tail is None else TailGate(nodes, load, pool.long_tail), len(nodes))
 
 
 class Shape(Struct, frozen=True, gc=False, order=True):

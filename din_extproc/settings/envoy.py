@@ -43,6 +43,7 @@ class RetrySection(Section):
 
     attempts: Annotated[int, Field(ge=0, le=5)] = _RETRY.attempts
     jitter_ms: Milliseconds = _RETRY.jitter_ms
+    to_fallback: bool = _RETRY.to_fallback
     statuses: Annotated[tuple[Annotated[int, Field(ge=400, le=599)], ...], AsTuple] = _RETRY.statuses
 
 

@@ -89,6 +89,13 @@ class Settings(Struct, frozen=True, kw_only=True):
         """The largest request body, in bytes."""
         return self.envoy.body_limit_mib * _MIB
 
+    @property
+    def moves(self) -> tuple[tuple[str, str], ...]:
+        """Pools, each with the one that takes over its requests in flight: of rules, those of which a request can move as it is."""
+        if not self.envoy.retry.to_fallback:
+            return ()
+        return tuple((pool.name, fallback.name) for pool, fallback in self.routes.fallbacks if pool.hands_over_to(fallback))
+
     def discovery(self, node_id: str) -> Discovery | None:
         """How an Envoy of this name is told its pools, nodes and routes. None: it is not."""
         xds = self.gateway.xds
@@ -121,6 +128,7 @@ class Settings(Struct, frozen=True, kw_only=True):
             retry=Retry(**envoy.retry.model_dump()),
             outlier=Outlier(**envoy.outlier.model_dump()),
             slow_start=self.health.slow_start(),
+            moves=self.moves,
             health_check=None if envoy.health_check is None else envoy.health_check.health_check(),
             cors_origins=envoy.cors.allow_origins,
             fail_open_pool=self.fail_open_pool,

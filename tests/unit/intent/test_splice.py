@@ -3,7 +3,7 @@ import json
 import pytest
 
 from din_extproc.intent.outline import Outline, outline
-from din_extproc.intent.splice import asking_for_usage, with_values
+from din_extproc.intent.splice import asking_for_usage, place_after, with_values
 
 B15 = (
     b'{"model":"alias","chat_template_kwargs":{"enable_thinking":false},"stream":true,'
@@ -62,3 +62,24 @@ def test_a_key_written_with_escapes_is_the_same_key():
 )
 def test_usage_is_asked_for_and_the_other_options_stay(options, expected):
     assert asking_for_usage(options) == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "values"),
+    [
+        (b'{"model":"a","stream":true}', {"model": b'"long-name"'}),
+        (
+            b'{"stream_options":null,"x":{"model":"no"}, "model" : "a" ,"n":1}',
+            {"stream_options": b'{"include_usage":true}', "model": b'"b"'},
+        ),
+        (b'{ "n":1,"model":"a","stream_options":{}}', {"stream_options": b'{"include_usage":true}'}),
+        (b'{"model":"\xc3\xa9","messages":[]}', {"stream_options": b"{}", "model": b'"served"', "user": b'"u"'}),
+    ],
+)
+def test_the_place_of_a_value_after_the_edits_is_where_it_stands(body, values):
+    at = outline(body)
+    edited = with_values(body, at, values)
+    value = values.get("model", at.value(body, "model"))
+    place = place_after(at, values, "model")
+    assert edited[place : place + len(value)] == value
+    assert outline(edited).spans["model"][0] == place

@@ -92,9 +92,21 @@ def test_every_flaw_is_told_at_once_and_at_its_place():
     }
 
 
-def test_b81_two_rules_may_be_each_others_fallback():
-    rules = [Rule("a", Condition(stream=True), "p", "q"), Rule("b", Condition(stream=False), "q", "p")]
-    assert compile_routes([pool("p", "m"), pool("q", "n")], [], rules, [tenant("t", "*")]).flaws == ()
+@pytest.mark.parametrize("length", [2, 3, 30])
+def test_b81_fallbacks_that_run_in_a_circle_are_refused_once_and_named(length):
+    names = [f"p{number}" for number in range(length)]
+    rules = [Rule(f"r{at}", Condition(model=(name,)), name, names[(at + 1) % length]) for at, name in enumerate(names)]
+    compiled = compile_routes([pool(name, name) for name in names], [], rules, [tenant("t", "*")])
+    assert compiled.table is None
+    (flaw,) = compiled.flaws
+    assert flaw.message == f"the fallbacks run in a circle: {' -> '.join([*names, 'p0'])}"
+    assert flaw.place == ("rules", length - 1, "fallback")
+
+
+def test_b81_fallbacks_that_meet_or_follow_one_another_are_no_circle():
+    pairs = [("p", "q"), ("q", "s"), ("r", "s"), ("p", "s")]
+    rules = [Rule(f"r{at}", Condition(stream=bool(at % 2)), *pair) for at, pair in enumerate(pairs)]
+    assert compile_routes([pool(name, name) for name in "pqrs"], [], rules, [tenant("t", "*")]).flaws == ()
 
 
 def test_a_rule_behind_one_that_takes_everything_is_a_warning_only_when_it_could_never_match():

@@ -1,0 +1,176 @@
+"""Requests that move to the rule's other pool in flight: their own pool's nodes fail after they were sent (R27)."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests.servers import EngineSim
+from tests.stack import Stack, events, node, tenant
+
+pytestmark = pytest.mark.e2e
+
+OPTIONS = {"decode_rate": 40.0, "batch_slowdown": 0.0, "prefill_rate": 1e6, "max_num_seqs": 256, "kv_tokens": 10_000_000}
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[dict[str, EngineSim]]:
+    names = {"big-1": "big", "big-2": "big", "lone": "lone", "small": "small", "tiny": "tiny"}
+    sims = {name: EngineSim(model=model, served_model=(f"{model}-served",), **OPTIONS) for name, model in names.items()}
+    try:
+        yield {name: sim.start() for name, sim in sims.items()}
+    finally:
+        for sim in sims.values():
+            sim.stop()
+
+
+def pool(engines, model: str, *names: str, **fields) -> dict:
+    nodes = [node(name, engines[name].address, **fields) for name in names]
+    return {"model": model, "served_model": f"{model}-served", "engine": "vllm", "scheduler": "round_robin", "nodes": nodes}
+
+
+@pytest.fixture(scope="module")
+def stack(engines) -> Iterator[Stack]:
+    config = {
+        "pools": {
+            "big": pool(engines, "big", "big-1", "big-2"),
+            "lone": pool(engines, "lone", "lone"),
+            "small": pool(engines, "small", "small"),
+            "tiny": pool(engines, "tiny", "tiny", max_seq_len=64),
+        },
+        "rules": [
+            {"id": "short", "when": {"header": {"x-task-tier": "tiny"}}, "pool": "big", "fallback": "tiny"},
+            {"id": "big", "when": {"model": "big"}, "pool": "big", "fallback": "small"},
+            {"id": "lone", "when": {"model": "lone"}, "pool": "lone", "fallback": "small"},
+        ],
+        "tenants": [tenant("acme", max_streams=150), tenant("narrow", models=("big",))],
+        "health": {"breaker": False},
+        "envoy": {
+            "health_check": False,
+            "timeouts": {"connect_ms": 500, "node_idle_ms": 3000},
+            "outlier": {"consecutive_5xx": 1000, "consecutive_gateway_failures": 1000},
+        },
+    }
+    with Stack(config) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def well(engines) -> Iterator[None]:
+    for engine in engines.values():
+        engine.forget()
+    yield
+    for engine in engines.values():
+        engine.fail("")
+
+
+def fail(engines, fault: str, *names: str) -> None:
+    for name in names:
+        engines[name].fail(fault)
+
+
+@pytest.mark.parametrize("fault", ["unavailable", "reset", "stall"])
+def test_r27_a_request_that_its_pool_can_t_answer_moves_to_the_fallback_in_flight(stack, engines, fault):
+    fail(engines, fault, "big-1", "big-2")
+    reply = stack.chat(model="big", user="é\u2028 model", metadata={"model": "big-served"})
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["x-din-node-id"] == "small"
+    assert reply.headers["x-bxagent-degraded"] == "true"
+    assert reply.headers["x-din-degraded-reason"] == "upstream_failed"
+    assert reply.json()["model"] == "small-served"
+    tried = [engines[name].seen()[0]["requests"] for name in ("big-1", "big-2", "small")]
+    assert tried == [1, 1, 1], "one quick retry on the other node, then the other pool"
+    (first,) = engines["big-1"].seen()[1]
+    (moved,) = engines["small"].seen()[1]
+    assert moved["body"] == first["body"].replace(b'"model":"big-served"', b'"model":"small-served"', 1)
+
+
+def test_a_pool_of_one_node_gives_up_after_it_has_been_asked_twice(stack, engines):
+    fail(engines, "unavailable", "lone")
+    reply = stack.chat(model="lone")
+    assert (reply.status_code, reply.headers["x-din-node-id"]) == (200, "small")
+    assert engines["lone"].seen()[0]["requests"] == 2
+    assert engines["small"].seen()[0]["requests"] == 1
+
+
+def test_what_its_own_pool_answers_is_not_marked(stack, engines):
+    reply = stack.chat(model="big")
+    assert reply.headers["x-din-node-id"] in {"big-1", "big-2"}
+    assert "x-bxagent-degraded" not in reply.headers
+    fail(engines, "unavailable", "big-1")
+    replies = [stack.chat(model="big") for _ in range(4)]
+    assert {each.headers["x-din-node-id"] for each in replies} == {"big-2"}
+    assert not any("x-bxagent-degraded" in each.headers for each in replies)
+
+
+def test_b79_a_request_does_not_move_where_it_does_not_fit(stack, engines):
+    fail(engines, "unavailable", "big-1", "big-2")
+    short = {"headers": {"x-task-tier": "tiny"}, "model": "big"}
+    assert stack.chat(**short).headers["x-din-node-id"] == "tiny"
+    long = stack.chat(**short, messages=[{"role": "user", "content": "word " * 400}])
+    assert long.status_code == 503, long.text
+    assert long.json()["error"]["code"] != "context_length_exceeded"
+    assert engines["tiny"].seen()[0]["requests"] == 1
+
+
+def test_b74_a_tenant_s_request_does_not_move_to_a_model_that_it_may_not_use(stack, engines):
+    fail(engines, "unavailable", "big-1", "big-2")
+    reply = stack.chat(model="big", tenant_name="narrow")
+    assert reply.status_code == 503
+    assert engines["small"].seen()[0]["requests"] == 0
+
+
+def test_a_stream_moves_whole_and_its_usage_is_the_fallback_s(stack, engines):
+    fail(engines, "reset", "big-1", "big-2")
+    with stack.client() as client:
+        reply = client.post(
+            "/v1/chat/completions",
+            json={"model": "big", "stream": True, "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]},
+        )
+    assert reply.headers["x-bxagent-degraded"] == "true"
+    chunks = events(reply.text)
+    assert {chunk["model"] for chunk in chunks} == {"small-served"}
+    assert not any(chunk.get("usage") for chunk in chunks), "it was asked for by the gateway, not by the client"
+    assert engines["small"].seen()[0]["completion_tokens"] == 5
+
+
+def test_a_pool_dies_under_a_hundred_streams(stack, engines):
+    """Those before their first byte move and are whole; those after it end in an error or a reset; nothing stays behind."""
+    before = sum(stack.status()["counts"]["outcomes"].values())
+    body = {"model": "big", "messages": [{"role": "user", "content": "hello"}], "stream": True, "max_tokens": 500}
+
+    def stream(number: int) -> tuple[str, str]:
+        with stack.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as reply:
+            text = ""
+            try:
+                for part in reply.iter_text():
+                    text += part
+            except httpx.HTTPError as error:
+                return reply.headers.get("x-din-node-id", ""), text + f"\n[{type(error).__name__}]"
+            return reply.headers.get("x-din-node-id", ""), text if reply.status_code == 200 else f"[{reply.status_code}]"
+
+    with ThreadPoolExecutor(100) as many:
+        early = [many.submit(stream, number) for number in range(50)]
+        stack.eventually(
+            lambda: engines["big-1"].gauge("num_requests_running") + engines["big-2"].gauge("num_requests_running") >= 50, "50 streams", 30
+        )
+        engines["big-1"].fail("stall")  # the next ones are accepted and never answered
+        engines["big-2"].fail("stall")
+        late = [many.submit(stream, number) for number in range(50)]
+        stack.eventually(lambda: stack.status()["exchanges"]["open"] >= 100, "100 streams", 30)
+        engines["big-1"].end()
+        engines["big-2"].end()
+        cut, moved = [each.result(60) for each in early], [each.result(60) for each in late]
+    try:
+        assert all(name == "small" and text.rstrip().endswith("[DONE]") for name, text in moved), moved[0]
+        assert all(text.count("[DONE]") == 1 for _, text in moved)
+        assert all(name in {"big-1", "big-2"} for name, _ in cut)
+        assert not any("[DONE]" in text for _, text in cut)
+        assert all("small-served" not in text for _, text in cut), "never two answers mixed"
+        status = stack.settled(before + 100)
+        assert status["exchanges"]["unsettled"] == 0
+        assert stack.chat(model="small").headers["x-ratelimit-remaining-requests"]
+    finally:
+        engines["big-1"].start()
+        engines["big-2"].start()
