@@ -6,7 +6,7 @@ PY     := $(BIN)/python
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-check test test-fast test-e2e test-envoy-matrix test-chaos bench bench-peers bench-smoke lint type arch proto proto-check golden check lock clean
+.PHONY: help setup demo demo-check test test-fast test-e2e test-envoy-matrix test-sdks test-engines test-chaos bench bench-peers bench-smoke lint type arch proto proto-check golden check lock clean
 
 help: ## show every target
 	@grep -hE '^[a-z][a-z0-9-]*:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
@@ -40,6 +40,12 @@ test-e2e: setup ## tests through a real Envoy
 
 test-envoy-matrix: setup ## tests through each Envoy from 1.36 to 1.40 (five times test-e2e); TESTS=tests/e2e/test_wire_envoy.py for a part
 	@$(PY) -m tests.envoy_matrix $(TESTS)
+
+test-sdks: setup ## OpenAI's Python and Node clients, LangChain and LlamaIndex against every engine (fetches them; Node needs npm)
+	@$(PY) -m tests.sdk_matrix
+
+test-engines: setup ## real engines behind the gateway: llama.cpp, and a vLLM that runs: VLLM=127.0.0.1:8000=MODEL
+	@$(PY) -m tests.real_engines $(if $(VLLM),--vllm $(VLLM))
 
 test-chaos: setup ## tests that kill, pause and delay things
 	@$(PY) -m pytest -m chaos
@@ -79,4 +85,4 @@ lock: setup ## what the container image installs, by hash (deploy/docker/*.lock)
 	@$(PY) -m pip install --quiet uv && $(PY) deploy/docker/lock.py
 
 clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) .venv-peers .venv-envoy build dist *.egg-info .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-peers .venv-envoy .venv-sdks build dist *.egg-info .mypy_cache .ruff_cache .hypothesis .import_linter_cache

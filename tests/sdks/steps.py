@@ -1,0 +1,31 @@
+"""What the Python clients' scripts share: which steps are played, and one line for each."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import openai
+
+
+def play(steps: Mapping[str, Callable[[], None]], told: Mapping[str, Any]) -> None:
+    """Play them in order, whatever fails, but for those that this engine can't be asked."""
+    for name, step in steps.items():
+        if name in told["skip"]:
+            continue
+        why = ""
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 - it is what the line says
+            why = f"{type(error).__name__}: {error}"[:300]
+        print(json.dumps([name, why]), flush=True)
+
+
+def refused(ask: Callable[[], object]) -> None:
+    """Asking for a model that is not there ends with the client's own error for that."""
+    caught = None
+    try:
+        ask()
+    except openai.NotFoundError as error:
+        caught = error
+    assert caught is not None, "no error"
+    assert caught.code == "model_not_found", caught
