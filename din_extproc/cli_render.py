@@ -28,6 +28,7 @@ def render_envoy(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Forget what was changed by hand in the file.")] = False,  # noqa: FBT002
+    envoy_version: Annotated[str | None, typer.Option(help="Of the Envoy that it is for, such as 1.38; 1.36 is the oldest.")] = None,
     node_id: Annotated[str, typer.Option(help="With --xds, the name by which that Envoy asks; this host's by default.")] = "",
 ) -> None:
     """Envoy's own configuration (envoy.yaml) for this din.yaml. What was changed by hand in the file is kept."""
@@ -37,7 +38,7 @@ def render_envoy(
     try:
         settings = settings_of(config)
         told = settings.gateway.xds is not None if xds is None else xds
-        text = render(settings, validate=validate, xds=told, node_id=node_id)
+        text = render(settings, validate=validate, xds=told, node_id=node_id, envoy_version=envoy_version)
         text = text if output is None else written_over(output, text, force=force)
     except Unrenderable as error:
         fail(str(error))

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from din_extproc.control.supported import NEWEST_TESTED, OLDEST, minor, unsupported
 from din_extproc.control.topology import EXT_PROC_CLUSTER
 from din_extproc.settings.settings import Settings
 
-OLDEST_ENVOY = (1, 36)
 OLDEST_REDIS = (6, 2)
 _SKEW_S = 1.0
 _EDIT_ROOM = 1 << 16
@@ -55,8 +55,11 @@ def of_envoy(info: Mapping[str, Any], dump: Mapping[str, Any], settings: Setting
     """From what Envoy says of itself and of its configuration."""
     version = str(info.get("version", "")).split("/")[1:2]
     told = version[0] if version else "?"
-    if _numbers(told) < OLDEST_ENVOY:
-        yield Finding("envoy version", "wrong", told, "run 1.36 or newer")
+    refused = unsupported(told)
+    if refused is not None:
+        yield Finding("envoy version", "wrong", told, refused)
+    elif (minor(told) or OLDEST) > NEWEST_TESTED:
+        yield Finding("envoy version", "doubtful", told, "newer than what was tested (1.40): watch ext_proc's counters")
     else:
         yield Finding("envoy version", "fine", told)
     if info.get("state") != "LIVE":

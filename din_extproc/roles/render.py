@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from din_extproc.control.hand_edits import Contradiction, merged
+from din_extproc.control.supported import minor, unsupported
 from din_extproc.edge.envoy_binary import complaint, find_envoy
+from din_extproc.edge.envoy_binary import envoy_version as envoy_version_of
 from din_extproc.settings.node import NodeSettings
 from din_extproc.settings.settings import Settings
 
@@ -21,7 +23,9 @@ class Unrenderable(Exception):  # noqa: N818 - it says what the configuration is
     """Envoy refuses what the configuration asks for, or it can't be asked for; the message names the field."""
 
 
-def render_envoy(settings: Settings, *, validate: bool = False, xds: bool = False, node_id: str = "") -> str:
+def render_envoy(
+    settings: Settings, *, validate: bool = False, xds: bool = False, node_id: str = "", envoy_version: str | None = None
+) -> str:
     """Envoy's bootstrap as YAML.
 
     Args:
@@ -29,17 +33,21 @@ def render_envoy(settings: Settings, *, validate: bool = False, xds: bool = Fals
         validate: Ask the Envoy of this machine, when there is one, whether it would start with it.
         xds: For an Envoy that is told its pools, nodes and routes while it runs.
         node_id: By which name it asks then; "" is this host's.
+        envoy_version: Of the Envoy that it is for; an Envoy of this machine of another version is then not asked.
 
     Raises:
         Unrenderable: Envoy would not start, or nothing tells it anything while it runs.
     """
     from din_extproc.control.bootstrap import as_yaml  # noqa: PLC0415 - three seconds, for those who render only
 
+    refused = None if envoy_version is None else unsupported(envoy_version)
+    if refused is not None:
+        raise Unrenderable(refused)
     discovery = settings.discovery(node_id or socket.gethostname()) if xds else None
     if xds and discovery is None:
         raise Unrenderable("`gateway.xds` is not configured: nothing would tell that Envoy its nodes")
     text = as_yaml(settings.topology(usage_lua(), discovery))
-    return accepted(text, validate=validate)
+    return accepted(text, validate=validate, envoy_version=envoy_version)
 
 
 def render_node(settings: NodeSettings, *, validate: bool = False) -> str:
@@ -117,13 +125,15 @@ def written_over(output: Path, rendered: str, *, force: bool) -> str:
     return text
 
 
-def accepted(text: str, *, validate: bool) -> str:
-    """The configuration, if Envoy takes it, or need not be asked.
+def accepted(text: str, *, validate: bool, envoy_version: str | None = None) -> str:
+    """The configuration, if Envoy takes it, or need not be asked: there is none here, or one of another version.
 
     Raises:
         Unrenderable: it does not.
     """
     binary = find_envoy() if validate else None
+    if binary is not None and envoy_version is not None and minor(envoy_version_of(binary)) != minor(envoy_version):
+        binary = None
     refused = None if binary is None else complaint(text, binary)
     if refused is not None:
         raise Unrenderable(f"Envoy refuses the rendered configuration: {refused}")

@@ -106,3 +106,12 @@ def test_json_and_yaml_say_the_same():
         == yaml.safe_load(bootstrap.as_json(everything()))
         == bootstrap.as_dict(everything())
     )
+
+
+def test_one_rendering_is_for_every_supported_envoy_and_older_ones_are_refused():
+    settings = load(SHIPPED / "din.yaml", {})
+    assert not isinstance(settings, Rejected), settings
+    renderings = {render_envoy(settings, validate=True, envoy_version=version) for version in ("1.36", "1.37.0", "1.38", "1.39", "1.40")}
+    assert renderings == {(SHIPPED / "gateway.yaml").read_text()}
+    with pytest.raises(Unrenderable, match="too old"):
+        render_envoy(settings, envoy_version="1.35")
