@@ -32,10 +32,15 @@ def treatment(engine: str, response: ResponseHead, request: Head, trace_id: str,
     if response.status < HTTPStatus.BAD_REQUEST:
         return PASS
     retold = partial(_retold, engine, response, request, trace_id, wall)
-    length = response.header("content-length")
-    if length.isdigit() and int(length) > READ_BYTES:
+    if not _is_read(response):
         return retold(Said())
     return Whole(lambda body: _unless_ours(retold, said(_plain(body, response.header("content-encoding")))))
+
+
+def _is_read(response: ResponseHead) -> bool:
+    """Whether the body is waited for: what is too long is not, nor what may never end and is no JSON either."""
+    length = response.header("content-length")
+    return int(length) <= READ_BYTES if length.isdigit() else "json" in response.header("content-type").lower()
 
 
 def _unless_ours(retold: "partial[Replacement]", found: Said) -> Replacement | None:

@@ -165,9 +165,9 @@ class Exchange:
             case Pass():
                 message = encode.response_headers((*self._given, *treatment.headers)) if treatment.headers else self._answer.message
                 self.state = State.ANSWERING
-            case Replacement():
-                message = self._replaced(treatment)
-                self.state = State.ANSWERING
+            case Replacement():  # as an answer of our own: a body that is replaced would be waited for all the same
+                message = encode.answer(Answer(treatment.status, (*self._given, *treatment.headers), treatment.body))
+                self.state = State.ANSWERED
             case Whole() if self._ends_at_head:
                 message = self._replaced(treatment.rewrite(b""))
                 self.state = State.ANSWERING
@@ -184,7 +184,7 @@ class Exchange:
         return message
 
     def _replaced(self, given: Replacement | None) -> bytes:
-        """The head of an answer, replaced, and its body, if there is one, with it."""
+        """The head of an answer without a body, replaced."""
         if given is None:
             return self._answer.message
         return encode.replacement_at_headers(replace(given, headers=(*self._given, *given.headers)))

@@ -38,9 +38,12 @@ class Parrot:
                 parrot.asked += 1
                 with contextlib.suppress(OSError):
                     self.wfile.write(parrot.says)
+                    while parrot.is_endless:
+                        self.wfile.write(b"4\r\nmore\r\n" * 1000)
 
         self.says = b""
         self.asked = 0
+        self.is_endless = False
         self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Cage)
         self.address = f"127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever)
@@ -197,6 +200,18 @@ def test_b95_a_web_page_that_calls_itself_a_good_answer_is_a_502_that_costs_noth
         parrot.answers(400, DETAIL)
         assert client.post(PATH, json=ask()).json()["detail"] == "no such field", "the next one on the same connection"
     assert (told.outcomes.get("upstream_error"), told.tokens) == (1, 0)
+
+
+def test_an_error_that_never_ends_is_not_waited_for(stack, parrot):
+    parrot.answers(500, b"", chunked=True, content_type="text/plain")
+    parrot.says = parrot.says.removesuffix(b"0\r\n\r\n")
+    parrot.is_endless = True
+    try:
+        with accounted(stack) as told:
+            ours(stack.chat(ask()), 502, "upstream_error")
+    finally:
+        parrot.is_endless = False
+    assert (told.outcomes, told.tokens) == ({"upstream_error": 1}, 0)
 
 
 def test_b86_a_nodes_429_is_not_tried_elsewhere_costs_nothing_and_is_no_limit_of_the_tenant(stack, parrot):

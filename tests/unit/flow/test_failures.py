@@ -42,8 +42,13 @@ def test_a_body_that_says_how_long_it_is_and_is_too_long_is_not_waited_for():
     assert json.loads(told.body)["code"] == "upstream_error"
 
 
+@pytest.mark.parametrize(("content_type", "read"), [("text/html", False), ("", False), ("application/problem+json", True)])
+def test_a_body_that_does_not_say_how_long_it_is_is_waited_for_only_when_it_is_json(content_type, read):
+    assert isinstance(treated(500, content_type=content_type), Whole if read else Replacement)
+
+
 def test_times_are_told_in_both_headers_and_problem_json_by_its_name():
-    told = treated(429, accept="application/problem+json", retry_after="Thu, 01 Jan 1970 00:16:47 GMT").rewrite(b"")
+    told = treated(429, accept="application/problem+json", retry_after="Thu, 01 Jan 1970 00:16:47 GMT")
     assert dict(told.headers) == {
         "content-type": "application/problem+json",
         "x-din-trace-id": "trace",
@@ -65,8 +70,8 @@ def test_times_are_told_in_both_headers_and_problem_json_by_its_name():
     ],
 )
 def test_a_compressed_error_is_read_within_bounds(encoding, body, detail):
-    assert json.loads(treated(400, content_encoding=encoding).rewrite(body).body)["detail"] == detail
+    assert json.loads(treated(400, content_encoding=encoding, content_length=str(len(body))).rewrite(body).body)["detail"] == detail
 
 
 def test_an_error_body_of_ours_stays_as_it_is():
-    assert treated(409).rewrite(b'{"type":"urn:din-extproc:error:version_mismatch"}') is None
+    assert treated(409, content_length="50").rewrite(b'{"type":"urn:din-extproc:error:version_mismatch"}') is None
