@@ -15,12 +15,6 @@ _OPERATIONS = {
     "/v1/embeddings": "embeddings",
     "/v1/rerank": "rerank",
 }
-_COUNTED = (of.TOKENS, of.REQUESTS, of.DEGRADED, of.RETRIES, of.RESERVED, of.NODE_REQUESTS, of.NODE_TOKENS, of.BAD_EVENTS)
-_SPREAD = (
-    of.REQUEST_DURATION, of.TIME_TO_FIRST_TOKEN, of.TIME_PER_OUTPUT_TOKEN, of.TOKEN_USAGE, of.TO_NODE, of.ESTIMATE_ERROR,
-    of.NODE_FIRST_TOKEN, of.NODE_DURATION,
-)  # fmt: skip
-_TYPES = (("input", "prompt_tokens"), ("output", "completion_tokens"), ("cached", "cached_tokens"))
 
 
 def operation_name(operation: str) -> str:
@@ -40,13 +34,19 @@ class ExchangeMetrics:
     """The measurements of one process, since its start. `cap`: label sets of one family."""
 
     def __init__(self, cap: int = CAP) -> None:
-        self._counts = {each: Counts(each, cap) for each in _COUNTED}
-        self._spread = {each: Distributions(each, cap) for each in _SPREAD}
+        # Names, not a table: looking a family up by its instrument would cost more than counting.
+        self._requests, self._tokens, self._reserved = Counts(of.REQUESTS, cap), Counts(of.TOKENS, cap), Counts(of.RESERVED, cap)
+        self._degraded, self._retries, self._bad_events = Counts(of.DEGRADED, cap), Counts(of.RETRIES, cap), Counts(of.BAD_EVENTS, cap)
+        self._node_requests, self._node_tokens = Counts(of.NODE_REQUESTS, cap), Counts(of.NODE_TOKENS, cap)
+        self._duration, self._to_node = Distributions(of.REQUEST_DURATION, cap), Distributions(of.TO_NODE, cap)
+        self._first_token, self._each_token = Distributions(of.TIME_TO_FIRST_TOKEN, cap), Distributions(of.TIME_PER_OUTPUT_TOKEN, cap)
+        self._usage, self._estimate_error = Distributions(of.TOKEN_USAGE, cap), Distributions(of.ESTIMATE_ERROR, cap)
+        self._node_first_token, self._node_duration = Distributions(of.NODE_FIRST_TOKEN, cap), Distributions(of.NODE_DURATION, cap)
 
     def finished(self, record: ExchangeRecord) -> None:
         """An exchange is over."""
         if record.outcome is Outcome.REFUSED and not record.model:
-            self._counts[of.REQUESTS].add((record.tenant, "", "", record.outcome))
+            self._requests.add((record.tenant, "", "", record.outcome))
             return
         self._count(record)
         self._measure(record)
@@ -55,61 +55,67 @@ class ExchangeMetrics:
 
     def families(self) -> Iterator[Family]:
         """Everything, family by family."""
-        kept: tuple[Counts | Distributions, ...] = (*self._counts.values(), *self._spread.values())
+        kept: tuple[Counts | Distributions, ...] = (
+            self._tokens, self._requests, self._degraded, self._retries, self._reserved, self._node_requests, self._node_tokens,
+            self._bad_events, self._duration, self._first_token, self._each_token, self._usage, self._to_node, self._estimate_error,
+            self._node_first_token, self._node_duration,
+        )  # fmt: skip
         for each in kept:
             yield each.family()
         yield one(of.SERIES_FOLDED, sum(each.folded for each in kept))
 
     def _count(self, record: ExchangeRecord) -> None:
-        counts, usage = self._counts, record.usage
-        tenant, model, pool = record.tenant, record.model, record.pool
-        counts[of.REQUESTS].add((tenant, model, pool, record.outcome))
+        usage, tenant, model, pool = record.usage, record.tenant, record.model, record.pool
+        self._requests.add((tenant, model, pool, record.outcome))
         estimated = "true" if usage.estimated else "false"
-        tokens = counts[of.TOKENS]
-        for kind, field in _TYPES:
-            amount = getattr(usage, field)
-            if amount:
-                tokens.add((tenant, model, kind, estimated), amount)
+        if usage.prompt_tokens:
+            self._tokens.add((tenant, model, "input", estimated), usage.prompt_tokens)
+        if usage.completion_tokens:
+            self._tokens.add((tenant, model, "output", estimated), usage.completion_tokens)
+        if usage.cached_tokens:
+            self._tokens.add((tenant, model, "cached", estimated), usage.cached_tokens)
         if record.reserved_tokens:
-            counts[of.RESERVED].add((tenant, model), record.reserved_tokens)
+            self._reserved.add((tenant, model), record.reserved_tokens)
         if record.degraded:
-            counts[of.DEGRADED].add((tenant, model, record.rule))
+            self._degraded.add((tenant, model, record.rule))
         if record.attempts > 1:
-            counts[of.RETRIES].add((model, pool), record.attempts - 1)
+            self._retries.add((model, pool), record.attempts - 1)
 
     def _measure(self, record: ExchangeRecord) -> None:
-        spread, usage, model = self._spread, record.usage, record.model
-        labels = (operation_name(record.operation), model, record.tenant)
+        usage, model, tenant = record.usage, record.model, record.tenant
+        operation = operation_name(record.operation)
+        labels = (operation, model, tenant)
         if record.duration_ms is not None:
             failed = "" if record.outcome is Outcome.COMPLETED else record.refusal or record.outcome
-            spread[of.REQUEST_DURATION].record((*labels, failed), record.duration_ms / 1000)
+            self._duration.record((operation, model, tenant, failed), record.duration_ms / 1000)
         if record.first_token_ms is not None:
-            spread[of.TIME_TO_FIRST_TOKEN].record(labels, record.first_token_ms / 1000)
+            self._first_token.record(labels, record.first_token_ms / 1000)
             each = time_per_output_token_s(record)
             if each is not None:
-                spread[of.TIME_PER_OUTPUT_TOKEN].record(labels, each)
-        if record.to_node_ms is not None:
-            spread[of.TO_NODE].record((model, record.tenant), record.to_node_ms / 1000)
+                self._each_token.record(labels, each)
+        to_node_ms = record.to_node_ms
+        if to_node_ms is not None:
+            self._to_node.record((model, tenant), to_node_ms / 1000)
         if usage.prompt_tokens:
-            spread[of.TOKEN_USAGE].record((*labels, "input"), usage.prompt_tokens)
+            self._usage.record((operation, model, tenant, "input"), usage.prompt_tokens)
             if usage.completion_tokens:
-                spread[of.TOKEN_USAGE].record((*labels, "output"), usage.completion_tokens)
+                self._usage.record((operation, model, tenant, "output"), usage.completion_tokens)
             if not usage.estimated and record.prompt_estimate:
-                spread[of.ESTIMATE_ERROR].record((model,), record.prompt_estimate / usage.prompt_tokens - 1)
+                self._estimate_error.record((model,), record.prompt_estimate / usage.prompt_tokens - 1)
 
     def _count_node(self, record: ExchangeRecord) -> None:
         node, model, usage = record.node_id, record.model, record.usage
-        self._counts[of.NODE_REQUESTS].add((node, model, record.outcome))
+        self._node_requests.add((node, model, record.outcome))
         if usage.prompt_tokens:
-            self._counts[of.NODE_TOKENS].add((node, model, "input"), usage.prompt_tokens)
+            self._node_tokens.add((node, model, "input"), usage.prompt_tokens)
         if usage.completion_tokens:
-            self._counts[of.NODE_TOKENS].add((node, model, "output"), usage.completion_tokens)
+            self._node_tokens.add((node, model, "output"), usage.completion_tokens)
         if record.bad_events:
-            self._counts[of.BAD_EVENTS].add((node,), record.bad_events)
+            self._bad_events.add((node,), record.bad_events)
         sent = record.sent_ms
         if sent is None:
             return
         if record.first_token_ms is not None:
-            self._spread[of.NODE_FIRST_TOKEN].record((node, model), max(0.0, record.first_token_ms - sent) / 1000)
+            self._node_first_token.record((node, model), max(0.0, record.first_token_ms - sent) / 1000)
         if record.duration_ms is not None:
-            self._spread[of.NODE_DURATION].record((node, model), max(0.0, record.duration_ms - sent) / 1000)
+            self._node_duration.record((node, model), max(0.0, record.duration_ms - sent) / 1000)
