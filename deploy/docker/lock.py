@@ -15,7 +15,10 @@ _WHAT = {"runtime": "What the image installs", "build": "What builds the wheel i
 def main() -> None:
     """Ask uv, which resolves for the image's Python, not for the one that runs this."""
     project = tomllib.loads((HERE.parent.parent / "pyproject.toml").read_text())
-    wanted = {"runtime": project["project"]["dependencies"], "build": project["build-system"]["requires"]}
+    wanted = {
+        "runtime": [*project["project"]["dependencies"], *project["project"]["optional-dependencies"]["exact"]],
+        "build": project["build-system"]["requires"],
+    }
     for name, requirements in wanted.items():
         command = [sys.executable, "-m", "uv", "pip", "compile", "--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_28"]
         command += ["--generate-hashes", "--no-header", "--no-annotate", "--quiet", "-"]

@@ -7,6 +7,7 @@ the first request; long texts are counted in a thread; nothing is ever fetched.
 import asyncio
 import logging
 from concurrent.futures import Executor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,11 @@ from din_extproc.intent.openai import Prompt
 
 _INLINE_BYTES = 2048
 """A text up to this is counted at once: about 1 ms at most."""
+
+
+def missing() -> str:
+    """What has to be installed before any tokenizer can be loaded; "" when nothing has."""
+    return "" if find_spec("transformers") else "din-extproc[exact]"
 
 
 class TokenizerUnavailable(Exception):  # noqa: N818 - the name says what is the matter
@@ -104,6 +110,8 @@ class Tokenizer:
 
 
 def _load(folder: Path) -> _Loaded:
+    if missing():
+        raise TokenizerUnavailable(f"{folder}: exact counts need transformers: pip install '{missing()}'")
     logging.getLogger("transformers").setLevel(logging.ERROR)
     try:
         from transformers import AutoTokenizer  # noqa: PLC0415 - takes seconds, and only those who name a folder need it

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from din_extproc.edge.catalog_source import CatalogSource, Unfetched, is_url
+from din_extproc.edge.tokenizers import missing
 from din_extproc.route.rules import thresholds
 from din_extproc.settings.assemble import assemble
 from din_extproc.settings.audit import Audit, read_audit
@@ -188,3 +189,6 @@ def _report_tokenizers(file: CatalogFile, document: Document, folder: Path) -> N
     for index, model in enumerate(file.models):
         if model.tokenizer is not None and not (folder / model.tokenizer).is_dir():
             document.report(("models", index, "tokenizer"), f"{folder / model.tokenizer} is not a folder")
+        elif model.tokenizer is not None and missing():
+            message = "transformers is not installed: prompts of this model are estimated, never counted"
+            document.report(("models", index, "tokenizer"), message, f"pip install '{missing()}'", warning=True)

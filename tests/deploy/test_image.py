@@ -66,7 +66,10 @@ def test_the_stages_share_one_base_that_can_be_pinned(steps):
 
 @pytest.mark.parametrize(
     ("lock", "wanted"),
-    [("runtime.lock", PROJECT["project"]["dependencies"]), ("build.lock", PROJECT["build-system"]["requires"])],
+    [
+        ("runtime.lock", PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"]["exact"]),
+        ("build.lock", PROJECT["build-system"]["requires"]),
+    ],
 )
 def test_the_locks_meet_what_the_project_asks_for_and_hash_everything(lock, wanted):
     entries = re.split(r"\n(?=\S)", "\n".join((HERE / lock).read_text().splitlines()[1:]))

@@ -1,4 +1,5 @@
 import asyncio
+import json
 import subprocess
 import sys
 import warnings
@@ -14,6 +15,7 @@ from din_extproc.intent.estimate import Gauge, estimate
 from din_extproc.intent.openai import prompt
 from din_extproc.intent.outline import outline
 from tests.bench.vocabularies import package_folder, smollm2_folder, tokenizer
+from tests.stack import node, tenant
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 """Foreign code warns while it is imported."""
@@ -93,6 +95,44 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path):
 def test_importing_the_module_does_not_import_transformers():
     code = "import sys, din_extproc.edge.tokenizers; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+WITHOUT = """
+import asyncio, sys
+from importlib.abc import MetaPathFinder
+
+class Absent(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "transformers":
+            raise ModuleNotFoundError(name)
+
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name == "transformers" else found(name, package)
+sys.meta_path.insert(0, Absent())
+from pathlib import Path
+from din_extproc.roles.gateway import Gateway
+from din_extproc.roles.view import load_tokenizers
+from din_extproc.settings.load import load
+settings = load(Path(sys.argv[1]), {})
+print(settings.warnings[0] if hasattr(settings, "warnings") else settings)
+asyncio.run(load_tokenizers(settings))
+"""
+
+
+def test_without_transformers_everything_runs_but_exact_counts_and_says_what_to_install(tmp_path):
+    (tmp_path / "vocabulary").mkdir()
+    entry = {"model_name": "m", "model_version": "1", "dtype": "bf16", "max_seq_len": 4096, "tokenizer": "vocabulary"}
+    (tmp_path / "models.json").write_text(json.dumps({"models": [entry]}))
+    pools = {"p": {"model": "m", "engine": "vllm", "nodes": [node("n", "10.0.0.1:8000", version="1", max_seq_len=4096)]}}
+    config = {"version": 1, "catalog": {"source": "models.json"}, "pools": pools, "tenants": [tenant("acme")]}
+    (tmp_path / "din.yaml").write_text(json.dumps(config))
+    command = [sys.executable, "-c", WITHOUT, tmp_path / "din.yaml"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert "warning: models[0].tokenizer: transformers is not installed" in ended.stdout
+    assert "pip install 'din-extproc[exact]'" in ended.stdout
+    assert "exact counts need transformers" in ended.stderr
 
 
 def test_texts_given_to_the_tokenizer_are_what_the_client_wrote(tmp_path):
