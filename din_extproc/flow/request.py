@@ -24,6 +24,7 @@ from din_extproc.domain.verdict import Answer, Refusal, Send, Verdict
 from din_extproc.flow import answers, failures
 from din_extproc.flow.audited import admission
 from din_extproc.flow.dispatch import Granted, dispatch, refused_metadata
+from din_extproc.flow.double_check import CheckSampler
 from din_extproc.flow.gauges import Gauges
 from din_extproc.flow.members import Members
 from din_extproc.flow.order import NodeOrder, order
@@ -98,8 +99,10 @@ class Desk(Struct):
     """Request id -> tenant, of the requests that hold slots: to be renewed while they run."""
     gate: Gate | None = None
     """None: open."""
-    sampler: Sampler | None = None
+    checks: CheckSampler | None = None
     """None: no exchange leaves spans."""
+    sampler: Sampler | None = None
+    """Takes some requests to be asked once more of nodes that should agree; None: none."""
     admissions: list[Admission] | None = None
     """Requests that were sent on since this was last emptied; None: nobody records them."""
 
@@ -249,6 +252,8 @@ class RequestFlow:
     def _sent(self, granted: Granted, wall: float, head: Head) -> Send:
         if self._desk.admissions is not None:
             self._desk.admissions.append(admission(granted, wall))
+        if self._desk.checks is not None:
+            self._desk.checks.offer(granted, wall)
         return dispatch(granted, head)
 
     def _read(self, head: Head, body: bytes, who: Authenticated) -> Reading | Refusal:

@@ -65,6 +65,10 @@ ALERTS = (
         "DinNodeQuarantined", f"{selected(of.NODES, **{label(of.STATE): 'quarantined'})} > 0", "1m", "ticket",
         "A node is kept out because of what it said or did.", "din-extproc nodes: the reason",
     ),
+    Alert(
+        "DinNodesDisagree", f"increase({selected(of.DOUBLE_CHECKS, **{label(of.AGREEMENT): 'differ'})}[10m]) > 0", "0m", "page",
+        "Nodes that should give the same answer do not.", "the log, level error; the audit log, mismatch",
+    ),
     Alert("DinNodeUntrusted", f"{of.NODE_TRUST.prometheus} < 0.5", "5m", "ticket", "A node is trusted by less than half.", "its reasons"),
     Alert("DinNodeTableStale", f"{of.TABLE_STALE.prometheus} == 1", "2m", "ticket", "The node table can't be shared.", "Redis"),
     Alert("DinEnvoyRefused", f"{of.XDS_REFUSED.prometheus} > 0", "1m", "page", "An Envoy refused its configuration.", "/status, xds"),

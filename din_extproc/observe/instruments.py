@@ -27,6 +27,9 @@ ESTIMATED = "din.usage.estimated"
 STATE = "din.state"
 XDS_TYPE = "din.xds.type"
 VERDICT = "din.verdict"
+POLICY = "din.policy"
+SENSITIVE_KIND = "din.sensitive.kind"
+AGREEMENT = "din.agreement"
 
 OTHER = "other"
 """Stands for every label value past a cap."""
@@ -129,8 +132,15 @@ DECISION = Instrument(
 DECISIONS = Instrument("din.decisions", Kind.COUNTER, "{request}", "Verdicts: sent or refused.", (VERDICT,))
 REFUSALS = Instrument("din.refusals", Kind.COUNTER, "{request}", "Refused requests by error code.", (CODE,))
 FAULTS = Instrument("din.faults", Kind.COUNTER, "{fault}", "Faults of the gateway itself; the log has each.")
+SENSITIVE = Instrument(
+    "din.sensitive.findings", Kind.COUNTER, "{finding}", "Sensitive data found in prompts, by what was done.", (POLICY, SENSITIVE_KIND)
+)
 CACHE_HITS = Instrument("din.route_cache.hits", Kind.COUNTER, "{decision}", "Rankings found in the route cache.")
 CACHE_MISSES = Instrument("din.route_cache.misses", Kind.COUNTER, "{decision}", "Rankings that had to be made.")
+
+DOUBLE_CHECKS = Instrument(
+    "din.double_checks", Kind.COUNTER, "{check}", "Requests asked once more of nodes that should agree, by what came of it.", (AGREEMENT,)
+)
 
 # -- how things stand --------------------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ Rule: hearing costs microseconds and never fails; whatever takes longer, or touc
 
 import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from din_extproc import __version__
@@ -18,10 +18,11 @@ from din_extproc.edge.exchange_log import ExchangeLog
 from din_extproc.edge.redis.ledger import Runner
 from din_extproc.observe import instruments as of
 from din_extproc.observe.exchange_metrics import ExchangeMetrics
-from din_extproc.observe.families import Family, one
+from din_extproc.observe.families import Family, labelled, one
 from din_extproc.observe.recent import Recent
 from din_extproc.registry.table import Event as NodeEvent
 from din_extproc.roles.auditor import Auditor
+from din_extproc.roles.double_checks import DoubleChecks
 from din_extproc.roles.standing import audit_families
 from din_extproc.roles.usage import UsageKeeper
 from din_extproc.roles.view import node_number
@@ -54,6 +55,8 @@ class Accounts:
         self._standing = standing
         self._metrics = ExchangeMetrics()
         self._usage = UsageKeeper(link, settings.network)
+        self._background: Background | None = None
+        self.checks = DoubleChecks(self.note)
         self.recent = Recent()
         """The last minutes, for who watches."""
         self._auditor = None if settings.audit is None else Auditor(settings.audit, settings.network, shut)
@@ -67,6 +70,7 @@ class Accounts:
         Raises:
             OSError: the audit log's folder can't be used.
         """
+        self._background = background
         background.every(_SAY_S, "telling what tenants used", self._usage.say)
         background.every(_LOG_S, "writing the log of exchanges", self._log.flush)
         if self._auditor is not None:
@@ -90,10 +94,13 @@ class Accounts:
         if self._auditor is not None:
             self._auditor.use(settings)
 
-    def admitted(self, records: Iterable[Any]) -> None:
-        """Requests were sent on."""
+    def take(self, report: dict[str, Any]) -> None:
+        """A request plane, of this process or another one, tells what it sent on and which nodes it compared: taken out of the report."""
+        admitted, compared = report.pop("admitted", ()), report.pop("compared", ())
         if self._auditor is not None:
-            self._auditor.admitted(records)
+            self._auditor.admitted(admitted)
+        if compared and self._background is not None:
+            self._background.start(self.checks.heard(compared))
 
     def finished(self, record: ExchangeRecord) -> None:
         """An exchange is over."""
@@ -121,6 +128,7 @@ class Accounts:
         """All metrics, as they are now."""
         yield from self._standing()
         yield from self._metrics.families()
+        yield labelled(of.DOUBLE_CHECKS, self.checks.counts.items())
         if self._auditor is not None:
             yield from audit_families(self._auditor.shown())
         if self._exporter is not None:
@@ -129,7 +137,8 @@ class Accounts:
 
     def shown(self) -> dict[str, object]:
         """For the admin page."""
-        return {} if self._auditor is None else {"audit": self._auditor.shown()}
+        shown: dict[str, object] = {"double_checks": self.checks.counts}
+        return shown if self._auditor is None else {**shown, "audit": self._auditor.shown()}
 
 
 def _exporter(settings: Settings, telemetry: Telemetry, families: Callable[[], Iterator[Family]]) -> "OtlpExporter":

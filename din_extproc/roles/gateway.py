@@ -111,6 +111,7 @@ class Gateway:
             if settings.gateway.registry is not None:
                 self._membership = self._make_membership(settings, settings.gateway.registry)
                 self._membership.registrar.watchers.add(self._accounts.nodes)
+                self._accounts.checks.registrar = self._membership.registrar
             if settings.gateway.xds is not None:
                 self._discovery = Discovery(_TRANSPORTS[options.transport], self._background)
         self._health = HealthService(*(service.name for service in services))
@@ -263,13 +264,12 @@ class Gateway:
     def _pass_on(self) -> None:
         """What the request plane of this process has admitted is recorded."""
         if self._requests is not None and self._accounts is not None:
-            self._accounts.admitted(self._requests.admissions())
+            self._accounts.take(self._requests.to_record())
 
     def _take(self, report: dict[str, Any]) -> None:
         """A worker reports: what it admitted is recorded, its numbers are added up when somebody asks."""
-        admitted = report.pop("admitted", ())
         if self._accounts is not None:
-            self._accounts.admitted(admitted)
+            self._accounts.take(report)
 
     def _close_or_open(self, shut: bool) -> None:  # noqa: FBT001 - the shape of who is told
         self._shut = shut
@@ -331,7 +331,7 @@ class Gateway:
 
     async def _report(self) -> None:
         if self._channel is not None and self._requests is not None:
-            self._channel.send({**self._own_numbers(), "admitted": self._requests.admissions()})
+            self._channel.send({**self._own_numbers(), **self._requests.to_record()})
 
     def _own_numbers(self) -> dict[str, Any]:
         planes = [plane.shown() for plane in (self._requests, self._accounting) if plane is not None]

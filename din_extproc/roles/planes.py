@@ -8,6 +8,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,13 +19,16 @@ from din_extproc.admit.reservation import Mark, OutputHistory
 from din_extproc.audit.records import Admitted
 from din_extproc.domain.health import Standings
 from din_extproc.domain.membership import Reading, Turnover
+from din_extproc.domain.node import Node
 from din_extproc.domain.usage import ExchangeRecord, FailedAttempt, Outcome, Pace
 from din_extproc.edge.audit_gate import AuditGate
 from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.counters import Counters
+from din_extproc.edge.double_check import Checker
 from din_extproc.edge.envoy_admin import DroppedLogs
 from din_extproc.edge.waiting_room import WaitingRoom
+from din_extproc.flow.double_check import CheckSampler
 from din_extproc.flow.gauges import Gauges
 from din_extproc.flow.members import Members
 from din_extproc.flow.place import Placer
@@ -48,6 +52,7 @@ _SEED_BITS = 64
 _MS = 1000
 _RETRY_S = 0.5
 _LOOK_S = 1.0
+_CHECK_S = 0.5
 _ASK_S = 5.0
 _REMEMBERED_NODES = 50_000
 _FAULTS = frozenset({Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT, Outcome.UPSTREAM_TRUNCATED})
@@ -121,6 +126,10 @@ class RequestPlane:
         authz = settings.gateway.ext_authz
         self.permits = None if authz is None else Permits(self.desk, authz.longest_s)
         """For Envoys that only ask whether a request may pass."""
+        self._checker: Checker | None = None
+        if settings.verification is not None:
+            self.desk.checks = CheckSampler(settings.verification.policy(settings.gateway.workers))
+            self._checker = Checker(self.desk.checks, self._nodes, self._trace_id)
         self._waiting = waiting
         self._patience_s = 0.0
         if settings.audit is not None and settings.audit.section.on_full == "block":
@@ -135,6 +144,8 @@ class RequestPlane:
         if self.permits is not None:
             self.permits.start(self._background)
         self._background.every(self.desk.lease_ms / 1000 / _RENEWALS_PER_LEASE, "renewing leases", self._renew)
+        if self._checker is not None:
+            self._background.every(_CHECK_S, "asking nodes once more", self._checker.work)
 
     def use(self, settings: Settings, tokenizers: Mapping[str, TokenCounter]) -> None:
         """Decide by this configuration from the next request on."""
@@ -179,6 +190,17 @@ class RequestPlane:
             return []
         self.desk.admissions = []
         return taken
+
+    def to_record(self) -> dict[str, list[Any]]:
+        """What the accounts have to hear, since this was last asked: requests that were sent on, and double checks."""
+        return {"admitted": self.admissions(), "compared": [] if self._checker is None else self._checker.found()}
+
+    def _nodes(self, pool: str) -> tuple[Node, ...]:
+        """The pool's nodes now: `members` is another one after each change."""
+        return self.desk.placer.members.nodes(pool)
+
+    def _trace_id(self) -> str:
+        return self.desk.ids.make(self.desk.clock.wall())
 
     def shown(self) -> dict[str, object]:
         """For the admin page: nested numbers, which add up over processes."""

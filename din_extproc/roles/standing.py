@@ -43,6 +43,9 @@ def request_families(numbers: Mapping[str, Any]) -> Iterator[Family]:
     yield Family(of.DECISION, (((), _decisions(counts)),))
     yield labelled(of.DECISIONS, (("sent", counts["sent"]), ("refused", sum(refused.values()))))
     yield labelled(of.REFUSALS, refused.items())
+    yield Family(
+        of.SENSITIVE, [((policy, kind), number) for policy, kinds in counts["sensitive"].items() for kind, number in kinds.items()]
+    )
     yield one(of.FAULTS, counts["faults"])
     yield one(of.CACHE_HITS, cache.get("hits", 0))
     yield one(of.CACHE_MISSES, cache.get("misses", 0))

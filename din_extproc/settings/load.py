@@ -76,6 +76,7 @@ def load(path: Path, env: Mapping[str, str], source: CatalogSource | None = None
         health=config.health,
         envoy=config.envoy,
         telemetry=config.telemetry,
+        verification=config.verification,
         audit=audit,
         audit_key_files=key_files,
         fail_open_pool=None if config.fail_open is None else config.fail_open.pool,

@@ -18,6 +18,7 @@ from din_extproc.settings.section import AsTuple, ModelName, Name, Section, Text
 from din_extproc.settings.sensitive import SensitivePatterns
 from din_extproc.settings.telemetry import Telemetry
 from din_extproc.settings.tenants import CommonsSection, Defaults, TenantSection
+from din_extproc.settings.verification import Verification
 
 
 class DinYaml(Section):
@@ -43,5 +44,6 @@ class DinYaml(Section):
     telemetry: Telemetry | None = None
     """None: traces and metrics are not pushed."""
     audit: AuditSection | None = None
+    verification: Verification | None = None
     """None: nothing is recorded."""
     fail_open: Annotated[FailOpen | None, BeforeValidator(off_is_none)] = None

@@ -21,6 +21,7 @@ from din_extproc.settings.problems import Problem
 from din_extproc.settings.registry import Reaches, Tokens
 from din_extproc.settings.telemetry import Telemetry
 from din_extproc.settings.tls import ServerTls
+from din_extproc.settings.verification import Verification
 
 _MIB = 1 << 20
 
@@ -60,6 +61,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     envoy: EnvoySection
     telemetry: Telemetry | None
     """None: traces and metrics are not pushed."""
+    verification: Verification | None
+    """None: nodes are not compared."""
     audit: Audit | None
     """None: nothing is recorded."""
     audit_key_files: tuple[str, ...]

@@ -1,0 +1,93 @@
+"""Asks nodes the same question and compares what they say: the double checks of one worker, off every client's path.
+
+Rule: one check at a time; what a node does to it decides nothing but this check.
+"""
+
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+
+import aiohttp
+from msgspec.structs import replace
+
+from din_extproc.domain.agreement import Agreement, Compared
+from din_extproc.domain.node import Node
+from din_extproc.flow.double_check import Check, CheckSampler
+from din_extproc.observe.agreement import Spoken, compare, spoken
+
+_TIMEOUT_S = 30.0
+_LONGEST_ANSWER = 4 << 20
+
+
+class Checker:
+    """Works through what the sampler has taken.
+
+    Args:
+        sampler: Has the checks.
+        nodes: The nodes of a pool that take requests now.
+        trace_id: Makes an id for each question; a node's own Envoy wants one.
+    """
+
+    def __init__(self, sampler: CheckSampler, nodes: Callable[[str], Iterable[Node]], trace_id: Callable[[], str]) -> None:
+        self._sampler = sampler
+        self._nodes = nodes
+        self._trace_id = trace_id
+        self._found: list[Compared] = []
+
+    def found(self) -> list[Compared]:
+        """What was found since this was last asked."""
+        found, self._found = self._found, []
+        return found
+
+    async def work(self) -> None:
+        """Do what waits. Never raises for what nodes do."""
+        waiting, self._sampler.waiting = self._sampler.waiting, []
+        if not waiting:
+            return
+        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+        async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session:
+            for check in waiting:
+                answers, compared = await self._compared(session, check)
+                self._sampler.spent(check, answers)
+                if compared is not None:
+                    self._found.append(compared)
+
+    async def _compared(self, session: aiohttp.ClientSession, check: Check) -> tuple[int, Compared | None]:
+        """How many nodes were asked, and what came of it; None: there was nobody to compare with."""
+        peers = check.peers(self._nodes(check.pool))
+        if not peers:
+            return 0, None
+        first, second = await self._ask(session, check, check.node), await self._ask(session, check, peers[0])
+        if first is None or second is None:
+            return 2, _compared(check, peers[0], Agreement.UNANSWERED)
+        agreement, at = compare(first, second)
+        compared = _compared(check, peers[0], agreement, at, max(len(first.tokens), len(second.tokens)))
+        if agreement is not Agreement.DIFFER:
+            return 2, compared
+        blamed = [check.node.id, peers[0].id]
+        third = await self._ask(session, check, peers[1]) if len(peers) > 1 else None
+        if third is not None:
+            said = zip(blamed, (first, second), strict=True)
+            odd = [node_id for node_id, words in said if compare(words, third)[0] is Agreement.DIFFER]
+            blamed = odd if len(odd) == 1 else blamed
+        return 2 + (len(peers) > 1), replace(compared, blamed=tuple(blamed))
+
+    async def _ask(self, session: aiohttp.ClientSession, check: Check, node: Node) -> Spoken | None:
+        headers = {"content-type": "application/json", "x-din-trace-id": self._trace_id()}
+        try:
+            url = f"http://{node.endpoint}{check.path}"
+            async with session.post(url, data=check.body, headers=headers, allow_redirects=False) as reply:
+                if reply.status != HTTPStatus.OK:
+                    return None
+                body = await reply.content.read(_LONGEST_ANSWER)
+                while part := await reply.content.read(_LONGEST_ANSWER):
+                    body += part
+                    if len(body) > _LONGEST_ANSWER:
+                        return None
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return None
+        return spoken(body)
+
+
+def _compared(check: Check, second: Node, agreement: Agreement, at: int = 0, tokens: int = 0) -> Compared:
+    node = check.node
+    return Compared(check.trace_id, node.model, node.version, node.dtype, node.id, second.id, agreement, at, tokens)

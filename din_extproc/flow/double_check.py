@@ -1,0 +1,121 @@
+"""Which requests are asked once more of two nodes that should agree, and what those are asked (R41).
+
+Rule: the client's request is never touched, delayed or billed for it; a check is a question of its own, forced to be deterministic. What
+can't be compared is not asked, and what it may cost is bounded.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+from msgspec import Struct
+
+from din_extproc.domain.node import Node
+from din_extproc.domain.request import Operation
+from din_extproc.flow.dispatch import Granted
+from din_extproc.intent.outline import Outline
+from din_extproc.intent.splice import with_values
+
+ASKED = 3
+"""Nodes at most: two, and a third when they differ."""
+_ENGINES = frozenset({"vllm", "sglang", "llamacpp", "tensorrt_llm"})
+"""Whose pools speak OpenAI's API and take `logprobs`."""
+_INCOMPARABLE = ("tools", "functions", "response_format", "best_of", "echo")
+_WAITING = 32
+_FORCED = {"temperature": b"0", "top_p": b"1", "seed": b"1", "stream": b"false", "n": b"1"}
+
+
+class Policy(Struct, frozen=True):
+    """How much is checked by one worker."""
+
+    share: float
+    """Of comparable requests, 0 to 1."""
+    tokens_per_minute: int
+    """Prompts and answers of all nodes asked."""
+    max_tokens: int
+    """Of each answer."""
+
+
+class Check(Struct, frozen=True):
+    """One question for two or three nodes."""
+
+    trace_id: str
+    pool: str
+    path: str
+    body: bytes
+    node: Node
+    """The one that the request went to."""
+    tokens: int
+    """What one answer to it may cost, prompt included."""
+
+    def peers(self, nodes: Iterable[Node]) -> list[Node]:
+        """Those of the pool that should say the same, the request's own left out; not more than are needed."""
+        own = self.node
+        same = [
+            node for node in nodes if node.id != own.id and (node.model, node.version, node.dtype) == (own.model, own.version, own.dtype)
+        ]
+        start = sum(self.trace_id.encode()) % len(same) if same else 0
+        return (same[start:] + same[:start])[: ASKED - 1]
+
+
+class CheckSampler:
+    """Takes every so many-th request, as long as the budget lasts. Time is an argument, in seconds."""
+
+    __slots__ = ("_budget", "_due", "_since", "policy", "waiting")
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.waiting: list[Check] = []
+        self._due = 0.0
+        self._budget = float(policy.tokens_per_minute)
+        self._since: float | None = None
+
+    def offer(self, granted: Granted, now: float) -> None:
+        """A request was sent on."""
+        self._due += self.policy.share
+        if self._due < 1.0:
+            return
+        check = _check(granted, self.policy.max_tokens)
+        if check is None or len(self.waiting) >= _WAITING:
+            self._due = 1.0  # the next one, then
+            return
+        self._due -= 1.0
+        if self._affords(ASKED * check.tokens, now):
+            self.waiting.append(check)
+
+    def spent(self, check: Check, answers: int) -> None:
+        """So many nodes were asked: what was set aside for the others is free again."""
+        self._budget += (ASKED - answers) * check.tokens
+
+    def _affords(self, tokens: int, now: float) -> bool:
+        full = self.policy.tokens_per_minute
+        if self._since is not None:
+            self._budget = min(full, self._budget + max(0.0, now - self._since) * full / 60)
+        self._since = now
+        if tokens > self._budget:
+            return False
+        self._budget -= tokens
+        return True
+
+
+def _check(granted: Granted, max_tokens: int) -> Check | None:
+    """The question; None: answers to this request can't be compared."""
+    reading, intent, pool = granted.reading, granted.intent, granted.target.pool
+    outline, body = reading.outline, reading.body
+    if intent.operation not in {Operation.CHAT, Operation.COMPLETIONS} or pool.engine not in _ENGINES or reading.prompt.media:
+        return None
+    if any(key in outline.spans for key in _INCOMPARABLE) or outline.value(body, "n") not in {b"", b"1", b"null"}:
+        return None
+    if intent.operation is Operation.COMPLETIONS and not outline.value(body, "prompt").startswith(b'"'):
+        return None
+    output = min(max_tokens, intent.output_tokens or max_tokens)
+    edits = _edits(outline, intent.operation, output) | {"model": msgspec.json.encode(pool.served_model)}
+    question = with_values(body, outline, edits)
+    tokens = intent.prompt_tokens + output
+    return Check(granted.trace_id, pool.name, intent.operation.value, question, granted.picked.nodes[0], tokens)
+
+
+def _edits(outline: Outline, operation: Operation, output: int) -> dict[str, bytes]:
+    chat = operation is Operation.CHAT
+    edits = {**_FORCED, "max_tokens": b"%d" % output, **({"logprobs": b"true", "top_logprobs": b"3"} if chat else {"logprobs": b"3"})}
+    replaced = {"max_completion_tokens": b"%d" % output, "stream_options": b"null", "min_tokens": b"0", "logit_bias": b"null"}
+    return edits | {key: value for key, value in replaced.items() if key in outline.spans}

@@ -1,0 +1,78 @@
+"""Two answers compared token by token, with the engine's own log probabilities as the measure of what chance explains (R41).
+
+Rule: greedy answers of honest nodes part where two tokens are all but equally likely, for batches round differently; anywhere else,
+parting is a difference. Where an engine gives no probabilities, only answers that have hardly a word in common differ.
+"""
+
+from difflib import SequenceMatcher
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from din_extproc.domain.agreement import Agreement
+
+NEAR = 1.0
+"""Nats between two tokens that rounding may swap: one is at most e times as likely as the other."""
+_ALIKE = 0.3
+"""Share of words in common from which on answers without probabilities are not called different."""
+_decode = msgspec.json.decode
+
+
+class Spoken(Struct, frozen=True):
+    """An answer."""
+
+    tokens: tuple[str, ...]
+    chances: tuple[dict[str, float], ...] = ()
+    """By token: the log probabilities of it and of what stood beside it. (): not told."""
+
+
+def spoken(body: bytes) -> Spoken | None:
+    """The first choice of an answer of chat or text completions; None: there is none that can be compared."""
+    try:
+        choice = _decode(body)["choices"][0]
+        told = choice.get("logprobs") or {}
+        if "content" in told:
+            return _of_chat(told["content"])
+        if "tokens" in told:
+            return _of_text(told)
+        text = choice["message"]["content"] if "message" in choice else choice["text"]
+        return Spoken(tuple(text.split())) if text.strip() else None
+    except (msgspec.DecodeError, LookupError, TypeError, AttributeError, ValueError):
+        return None
+
+
+def compare(one: Spoken, other: Spoken) -> tuple[Agreement, int]:
+    """How they compare, and the first token that differs."""
+    pairs = zip(one.tokens, other.tokens, strict=False)
+    at = next((at for at, (mine, yours) in enumerate(pairs) if mine != yours), min(len(one.tokens), len(other.tokens)))
+    if at == max(len(one.tokens), len(other.tokens)):
+        return Agreement.AGREE, at
+    if at == min(len(one.tokens), len(other.tokens)):
+        return Agreement.CLOSE, at  # one ends where the other goes on: the chance of an end is not told
+    if one.chances and other.chances:
+        near = _near(one.chances[at], other.tokens[at]) or _near(other.chances[at], one.tokens[at])
+        return (Agreement.CLOSE if near else Agreement.DIFFER), at
+    alike = SequenceMatcher(None, one.tokens, other.tokens, autojunk=False).ratio() >= _ALIKE
+    return (Agreement.CLOSE if alike else Agreement.DIFFER), at
+
+
+def _near(chances: dict[str, float], token: str) -> bool:
+    """Whether the token was almost chosen there."""
+    return token in chances and max(chances.values()) - chances[token] <= NEAR
+
+
+def _of_chat(content: list[dict[str, Any]]) -> Spoken | None:
+    tokens = tuple(str(each["token"]) for each in content)
+    chances = tuple({str(top["token"]): float(top["logprob"]) for top in (each, *(each.get("top_logprobs") or ()))} for each in content)
+    return Spoken(tokens, chances) if tokens else None
+
+
+def _of_text(told: dict[str, Any]) -> Spoken | None:
+    tokens = tuple(map(str, told["tokens"]))
+    tops: Any = told.get("top_logprobs") or [{}] * len(tokens)
+    own = zip(tokens, told["token_logprobs"], tops, strict=True)
+    chances = tuple(
+        {**{str(token): float(chance) for token, chance in (top or {}).items()}, token: float(chance)} for token, chance, top in own
+    )
+    return Spoken(tokens, chances) if tokens else None
