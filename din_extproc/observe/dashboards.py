@@ -78,6 +78,7 @@ _NODES = (
     Panel("Not heard of for", "s", ((_each(of.NODE), f"min by ({label(of.NODE)}) ({of.NODE_SILENCE.prometheus})"),)),
     Panel("Tokens in flight", "short", ((_each(of.NODE), total(of.NODE_TAKEN, of.NODE)),)),
     Panel("Broken events", "short", ((_each(of.NODE), rate(of.BAD_EVENTS, of.NODE)),)),
+    Panel("Double checks", "short", ((_each(of.AGREEMENT), rate(of.DOUBLE_CHECKS, of.AGREEMENT)),)),
 )
 _GATEWAY = (
     _quantiles("Decision", of.DECISION),
@@ -99,6 +100,7 @@ _GATEWAY = (
     )),
     Panel("Spans", "short", (("exported", rate(of.SPANS)), ("dropped", rate(of.SPANS_DROPPED)))),
     Panel("Measurements without room for their labels", "short", (("folded", rate(of.SERIES_FOLDED)),)),
+    Panel("Sensitive data in prompts", "short", ((_each(of.SENSITIVE_KIND), rate(of.SENSITIVE, of.SENSITIVE_KIND)),)),
     Panel("Node table", "short", (("stale", total(of.TABLE_STALE)),)),
 )  # fmt: skip
 
