@@ -135,7 +135,7 @@ def test_r41_b98_the_odd_one_is_found_written_down_and_kept_out_and_clients_noti
 
     def written() -> list[dict]:
         lines = [line for file in (stack.folder / "audit").glob("gw-*.jsonl") for line in file.read_text().splitlines()]
-        return [record for record in map(json.loads, lines) if record.get("event") == "mismatch"]
+        return [record for record in map(json.loads, lines) if record["kind"] == "mismatch"]
 
     stack.eventually(lambda: len(written()) >= 3, "mismatches are in the audit log")
     assert {(record["at_token"], record["tokens"]) for record in written()} == {(0, 2)}
