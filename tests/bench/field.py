@@ -33,11 +33,13 @@ class Effort(Struct, frozen=True):
     """Of a simulation, which takes a fraction of it."""
     others: bool = True
     """Whether gateways of others take part."""
+    limit_seconds: float = 30.0
+    """Of tenants that ask for more than they may."""
     tokenizers: tuple[str, ...] = ()
     """Those that the estimate is compared with; empty: all."""
 
 
-SMOKE = Effort(1, 0.3, 300, 300, 100, 300, 20.0, others=False, tokenizers=("minilm",))
+SMOKE = Effort(1, 0.3, 300, 300, 100, 300, 20.0, others=False, limit_seconds=3.0, tokenizers=("minilm",))
 
 Figures = dict[str, float]
 

@@ -95,11 +95,13 @@ def rules(field: Field) -> Figures:
 def tenants(field: Field) -> Figures:
     """Key, reservation, release and settlement for tenants drawn at random, CPU of this process and of Redis."""
     many = field.effort.many_tenants
-    spent = uvloop.run(_tenants((_FEW, many), field.effort))
-    return {
-        "admit_100k_tenants_vs_10": _ratio(spent[many], spent[_FEW]),
-        **{f"admit_us_{size}_tenants": median(times) for size, times in spent.items()},
-    }
+    spent = uvloop.run(_tenants((1, _FEW, 100, many), field.effort))
+    whole = {size: [here + there for here, there in times] for size, times in spent.items()}
+    figures = {"admit_100k_tenants_vs_10": _ratio(whole[many], whole[_FEW])}
+    for name, size in (("1", 1), ("100", 100), ("100k", many)):
+        figures[f"admit_sidecar_us_{name}_tenants"] = median(here for here, _ in spent[size])
+        figures[f"admit_redis_us_{name}_tenants"] = median(there for _, there in spent[size])
+    return figures
 
 
 def _ratio(over: list[float], under: list[float]) -> float:
@@ -166,8 +168,9 @@ def _at_once(coroutine: Coroutine[Any, Any, Any]) -> Any:
     raise RuntimeError("a decision waited for something")
 
 
-async def _tenants(sizes: Iterable[int], effort: Effort) -> dict[int, list[float]]:
-    spent: dict[int, list[float]] = {size: [] for size in sizes}
+async def _tenants(sizes: Iterable[int], effort: Effort) -> dict[int, list[tuple[float, float]]]:
+    """CPU per admission, here and in Redis, in microseconds: round by round."""
+    spent: dict[int, list[tuple[float, float]]] = {size: [] for size in sizes}
     with RedisServer() as server:
 
         async def located() -> Address:
@@ -183,9 +186,10 @@ async def _tenants(sizes: Iterable[int], effort: Effort) -> dict[int, list[float
             for size, crowd in crowds.items():
                 chosen = random.Random(turn).choices(range(size), k=_ADMISSIONS)
                 gc.collect()
-                before = time.process_time() + cpu_s(server.pid)
+                here, there = time.process_time(), cpu_s(server.pid)
                 await _admit(ledger, crowd, chosen)
-                spent[size].append((time.process_time() + cpu_s(server.pid) - before) / _ADMISSIONS * 1e6)
+                here, there = time.process_time() - here, cpu_s(server.pid) - there
+                spent[size].append((here / _ADMISSIONS * 1e6, there / _ADMISSIONS * 1e6))
         await link.close()
     return spent
 

@@ -47,6 +47,11 @@ BARS = (
     Bar("heartbeat_cpu_10k_nodes_vs_100", "CPU per heartbeat at 1,000 a second, 10,000 nodes ÷ 100", 1.3, 1.1),
     Bar("decision_beside_10k_beating_nodes_vs_100", "decision time beside these heartbeats, 10,000 nodes ÷ 100", 1.5, 1.1),
     Bar("admit_100k_tenants_vs_10", "admission cost with 100,000 tenants ÷ with 10", 1.3, 1.1),
+    Bar("limits_held_requests", "requests admitted in 30 s at three times the limits, two replicas ÷ limit", 1.0, 1.0),
+    Bar("limits_held_tokens", "tokens likewise ÷ bucket and refill", 1.05, 1.0),
+    Bar("limits_held_peak", "requests in flight likewise ÷ limit", 1.0, 1.0),
+    Bar("limits_leaked", "slots still taken afterwards", 0, 0),
+    Bar("limits_noise_p99", "P99 of a tenant beside one at ten times its limit ÷ alone", 1.3, 1.05),
     Bar("chunk_envoy_cpu_lua_vs_none", "Envoy CPU per stream chunk, with the usage filter ÷ without", 1.6, 1.3),
     Bar("sidecar_bytes_per_open_stream", "memory per open stream in the sidecar, bytes", 20_000, 6_000),
     Bar("estimate_32k_time_vs_tokenizer", "token estimate of a 32 k-token prompt ÷ exact tokenizer, time", 0.05, 0.01),
@@ -62,6 +67,16 @@ SHOWN = {
     "screen_1kb_us": "looking for sensitive data in 1 kB, µs",
     "screen_1mb_ms": "looking for sensitive data in 1 MB, ms",
     "screen_1mb_dearest_ms": "the same where it is fullest of what looks so, ms",
+    **{
+        f"limits_redis_{fault}_{what}": f"Redis {fault.replace('_', ' ')} under load: {means}"
+        for fault in ("restarted", "flushed", "paused", "failed_over")
+        for what, means in (("errors", "errors that clients saw"), ("admitted", "requests admitted ÷ limit"))
+    },
+    **{
+        f"admit_{where}_us_{size}_tenants": f"CPU per admission, release and settlement with {size} tenants, {where}, µs"
+        for size in ("1", "100", "100k")
+        for where in ("sidecar", "redis")
+    },
     "decision_1k_rules_vs_10": "decision time behind 1,000 rules that don't hold ÷ behind 10",
 }
 
