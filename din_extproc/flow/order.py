@@ -20,6 +20,7 @@ from din_extproc.southbound.dialect import Dialect, Question
 from din_extproc.southbound.engines import engine
 from din_extproc.southbound.parameters import Table, renamed
 
+DROPPED = "x-din-dropped-parameters"
 _REPORTING = frozenset({Operation.CHAT, Operation.COMPLETIONS})
 """Operations whose streams report usage when `stream_options` asks for it."""
 _STREAM_OPTIONS: Table = {"stream_options": None}
@@ -108,7 +109,7 @@ def _decoded(raw: bytes) -> Any:
 
 
 def _dropped(names: tuple[str, ...]) -> Headers:
-    return (("x-din-dropped-parameters", ", ".join(names)),) if names else ()
+    return ((DROPPED, ", ".join(names)),) if names else ()
 
 
 @lru_cache(maxsize=1024)

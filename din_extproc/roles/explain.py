@@ -13,16 +13,18 @@ from msgspec.structs import replace
 from din_extproc.domain.health import Standings
 from din_extproc.domain.membership import NodeState, Reading
 from din_extproc.domain.node import Node
-from din_extproc.domain.request import Head, Intent
+from din_extproc.domain.request import Head
 from din_extproc.domain.verdict import Refusal
 from din_extproc.edge.registry_forms import MemberForm
 from din_extproc.flow.gauges import Gauges
 from din_extproc.flow.members import Members
+from din_extproc.flow.order import DROPPED, order
 from din_extproc.flow.place import Placer, Size, Target
 from din_extproc.flow.screening import screened
 from din_extproc.flow.timeouts import limits
 from din_extproc.flow.view import facts
 from din_extproc.intent.prefix import prefix
+from din_extproc.intent.read import Reading as Understood
 from din_extproc.intent.read import read
 from din_extproc.roles.explained import Candidate, Explained, Wish, refused
 from din_extproc.roles.view import make_view
@@ -101,10 +103,10 @@ def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None =
     if output is None:
         output = facts(view, routed.model).output_tokens_default
     ask = Ask(reading.intent.prompt_tokens, output, 0.0, prefix=prefix(reading.prompt))
-    return _placed(known, placer, routed, size, reading.intent, ask, rows or ())
+    return _placed(known, placer, routed, size, reading, ask, rows or ())
 
 
-def _placed(known: Explained, placer: Placer, routed: Routed, size: Size, intent: Intent, ask: Ask, rows: Rows) -> Explained:
+def _placed(known: Explained, placer: Placer, routed: Routed, size: Size, reading: Understood, ask: Ask, rows: Rows) -> Explained:
     """The rest of the way: pool or fallback, node by node."""
     target = placer.target(routed, size, 0.0)
     own = _dropped(routed.pool.name, placer, routed.versions, size, rows)
@@ -114,6 +116,11 @@ def _placed(known: Explained, placer: Placer, routed: Routed, size: Size, intent
         own += _dropped(target.pool.name, placer, routed.fallback_versions, size, rows)
     tail = target.ranking.tail
     found = replace(known, degraded=target.degraded or None, scheduler=target.pool.scheduler, long=tail is not None and tail.is_long(ask))
+    asked = order(reading, reading.intent, target.pool)
+    if isinstance(asked, Refusal):
+        return _answered(found, asked, own)
+    left_out = next((value for name, value in asked.headers if name == DROPPED), None)
+    found = replace(found, node_path=None if asked.dialect is None else asked.path, left_out=left_out)
     dropped = {each.node for each in own}
     nodes = [node for node in placer.members.nodes(target.pool.name) if node.id not in dropped]
     scores = {node.id: target.ranking.strategy.score(node, ask) for node in nodes}
@@ -123,7 +130,7 @@ def _placed(known: Explained, placer: Placer, routed: Routed, size: Size, intent
     names = tuple(node.id for node in picked.nodes)
     ranked = [_ranked(node_id, target, names, score) for node_id, score in scores.items()]
     ranked.sort(key=lambda each: (each.place or len(ranked) + 1, each.score))
-    wait = limits(intent, target.pool, picked)
+    wait = limits(reading.intent, target.pool, picked)
     candidates = (*ranked, *own)
     return replace(found, sent=True, nodes=names, candidates=candidates, timeout_ms=wait.total_ms, first_byte_ms=wait.first_byte_ms)
 

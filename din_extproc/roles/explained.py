@@ -68,6 +68,10 @@ class Explained(Struct, frozen=True, omit_defaults=True):
     degraded: str | None = None
     """Why it is the fallback that takes it."""
     scheduler: str | None = None
+    node_path: str | None = None
+    """Where the engine is asked in its own words; None: in OpenAI's."""
+    left_out: str | None = None
+    """Parameters that the engine can't be told."""
     long: bool = False
     """It belongs to the pool's long tail."""
     timeout_ms: int | None = None
@@ -94,6 +98,10 @@ class Explained(Struct, frozen=True, omit_defaults=True):
             shown.append(f"pool      {self.pool}" + (f", fallback {self.fallback}" if self.fallback else ""))
         if self.degraded:
             shown.append(f"degraded  the fallback takes it: {self.degraded}")
+        if self.node_path:
+            shown.append(f"engine    asked in its own words: {self.node_path}")
+        if self.left_out:
+            shown.append(f"left out  {self.left_out}: the engine can't be told")
         if self.scheduler:
             shown.append(f"scheduler {self.scheduler}" + (", for a request of the long tail" if self.long else ""))
         for each in self.candidates:

@@ -131,3 +131,18 @@ def test_a_refusal_is_explained_as_far_as_it_came(settings):
     assert not any(trial.took for trial in told.rules)
     with pytest.raises(Unexplained, match="there are: t"):
         explain(settings, "nobody", request())
+
+
+def test_an_engine_that_is_asked_in_its_own_words_is_shown_with_what_it_cant_be_told(tmp_path):
+    native = {"model": "m", "engine": "ollama", "api": "native", "nodes": NODES[1:2]}
+
+    def told(unmappable):
+        file = tmp_path / f"{unmappable}.json"
+        pools = {"own": {**native, "unmappable": unmappable}}
+        file.write_bytes(msgspec.json.encode({**DOCUMENT, "pools": pools, "rules": []}))
+        return explain(load(file, {}), "t", request(min_tokens=3))
+
+    sent, refused = told("drop"), told("refuse")
+    assert (sent.sent, sent.node_path, sent.left_out) == (True, "/api/chat", "min_tokens")
+    assert "left out  min_tokens: the engine can't be told" in sent.lines()
+    assert (refused.sent, refused.status, refused.refusal) == (False, 400, "invalid_request")
