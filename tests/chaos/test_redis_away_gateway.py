@@ -169,3 +169,20 @@ def test_b64_forgotten_scripts_and_a_restart_are_seen_by_no_client(sim, server):
         assert {reply.status_code for reply in replies} == {200}
         assert stack.status()["counts"]["faults"] == 0
         assert "NOSCRIPT" not in stack.log("sidecar")
+
+
+def test_a_redis_that_forgets_everything_under_load_is_seen_by_no_client_and_leaves_nothing_behind(sim, server):
+    server.start()
+    with gateway(sim, server, "local_share") as stack, redis.Redis(port=server.port) as connection:
+        with Load(stack) as replies:
+            for _ in range(5):
+                here = len(replies)
+                stack.eventually(lambda here=here: len(replies) > here + 20, "requests go on")
+                connection.flushall()
+        assert {reply.status_code for reply in replies} == {200}
+        assert sorted(reply.status_code for reply in several(stack)) == [200] + [429] * 9, "what counts from now on counts"
+        status = stack.settled(len(replies) + 10)
+        assert status["limits"]["shared"]
+        assert status["counts"]["faults"] == 0
+        assert all(each["tokens_in_use"] == 0 for each in status["nodes"].values())
+        stack.eventually(lambda: stack.redis_keys(":lease:") == [], "no lease of the forgotten is left or came back")
