@@ -1,6 +1,9 @@
 """As much of Prometheus' language as tells which metrics a query asks for."""
 
+import json
 import re
+
+import yaml
 
 _WORD = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _KEYWORDS = {
@@ -16,3 +19,11 @@ def metrics_of(query: str) -> set[str]:
     bare = re.sub(r"\[[^\]]*\]", "", bare)
     bare = re.sub(r"\b(by|without|on|ignoring) \([^)]*\)", "", bare)
     return {word for word in _WORD.findall(bare) if word not in _KEYWORDS}
+
+
+def queries_in(name: str, text: str) -> dict[str, str]:
+    """The queries of a dashboard (`.json`) or a file of rules, by where they stand."""
+    if name.endswith(".json"):
+        panels = json.loads(text)["panels"]
+        return {f"{name} {panel['title']} {target['refId']}": target["expr"] for panel in panels for target in panel["targets"]}
+    return {rule["alert"]: rule["expr"] for group in yaml.safe_load(text)["groups"] for rule in group["rules"]}

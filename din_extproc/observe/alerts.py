@@ -30,6 +30,12 @@ def _grew(instrument: of.Instrument, window: str = "10m") -> str:
     return f"increase({instrument.prometheus}[{window}]) > 0"
 
 
+def _without_state(samples: str) -> str:
+    return f"sum without ({label(of.STATE)}) ({samples})"
+
+
+_OPEN = selected(of.BREAKERS, **{label(of.STATE): "open"})
+_MOST_OPEN = f"{_without_state(_OPEN)} > 0.5 * {_without_state(of.NODES.prometheus)}"
 ALERTS = (
     Alert("DinNotReady", f"{of.READY.prometheus} == 0", "1m", "page", "The sidecar takes no requests.", "/readyz of its admin port"),
     Alert("DinFailures", f"{failures(_WINDOW)} > 0.05", "5m", "page", "More than 5 % of the requests fail at nodes.", "dashboard nodes"),
@@ -68,6 +74,10 @@ ALERTS = (
     Alert(
         "DinNodesDisagree", f"increase({selected(of.DOUBLE_CHECKS, **{label(of.AGREEMENT): 'differ'})}[10m]) > 0", "0m", "page",
         "Nodes that should give the same answer do not.", "the log, level error; the audit log, mismatch",
+    ),
+    Alert(
+        "DinBreakersOpen", _MOST_OPEN,
+        "2m", "page", "The breakers of more than half of the nodes are open.", "din-extproc nodes: the reasons",
     ),
     Alert("DinNodeUntrusted", f"{of.NODE_TRUST.prometheus} < 0.5", "5m", "ticket", "A node is trusted by less than half.", "its reasons"),
     Alert("DinNodeTableStale", f"{of.TABLE_STALE.prometheus} == 1", "2m", "ticket", "The node table can't be shared.", "Redis"),

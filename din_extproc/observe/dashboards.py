@@ -43,6 +43,8 @@ _TRAFFIC = (
     _quantiles("Time per output token", of.TIME_PER_OUTPUT_TOKEN, of.MODEL),
     _quantiles("Whole exchange", of.REQUEST_DURATION, of.MODEL),
     _quantiles("From the whole request to the node", of.TO_NODE, of.MODEL),
+    Panel("Waiting for limits", "short", (("waiting", total(of.WAITING)),)),
+    Panel("Limits in shadow mode would refuse", "reqps", ((_each(of.LIMIT), rate(of.WOULD_REFUSE, of.LIMIT)),)),
     Panel("Answered by a fallback", "reqps", ((_each(of.RULE), rate(of.DEGRADED, of.RULE)),)),
     Panel("Attempts after the first", "reqps", ((_each(of.POOL), rate(of.RETRIES, of.POOL)),)),
     Panel("Answers outside the commonest dtype", "percentunit", ((_each(of.MODEL), total(of.MIXED_DTYPE, of.MODEL)),)),
@@ -76,10 +78,16 @@ _NODES = (
     Panel("KV cache", "percentunit", ((_each(of.NODE), f"max by ({label(of.NODE)}) ({of.NODE_KV.prometheus})"),)),
     Panel("Trust", "percentunit", ((_each(of.NODE), f"min by ({label(of.NODE)}) ({of.NODE_TRUST.prometheus})"),)),
     Panel("Not heard of for", "s", ((_each(of.NODE), f"min by ({label(of.NODE)}) ({of.NODE_SILENCE.prometheus})"),)),
+    Panel("Breakers by state", "short", ((_each(of.STATE), f"max by ({label(of.STATE)}) ({of.BREAKERS.prometheus})"),)),
+    Panel("Share of its requests", "percentunit", (
+        (_each(of.NODE), f"min by ({label(of.NODE)}) ({of.NODE_SHARE.prometheus})"),
+        (f"pool {_each(of.POOL)}", f"min by ({label(of.POOL)}) ({of.POOL_SHARE.prometheus})"),
+    )),
+    Panel("First token of the last probe", "s", ((_each(of.NODE), f"max by ({label(of.NODE)}) ({of.NODE_PROBE.prometheus})"),)),
     Panel("Tokens in flight", "short", ((_each(of.NODE), total(of.NODE_TAKEN, of.NODE)),)),
     Panel("Broken events", "short", ((_each(of.NODE), rate(of.BAD_EVENTS, of.NODE)),)),
     Panel("Double checks", "short", ((_each(of.AGREEMENT), rate(of.DOUBLE_CHECKS, of.AGREEMENT)),)),
-)
+)  # fmt: skip
 _GATEWAY = (
     _quantiles("Decision", of.DECISION),
     Panel("Decisions", "reqps", ((_each(of.VERDICT), rate(of.DECISIONS, of.VERDICT)),)),

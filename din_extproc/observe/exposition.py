@@ -16,17 +16,15 @@ _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
 def slices(families: Iterable[Family]) -> Iterator[bytes]:
-    """The page, a slice at a time. Families without values are left out."""
+    """The page, a slice at a time. Of families without values only the name and the kind are there."""
     lines: list[str] = []
     for family in families:
         instrument = family.instrument
-        name, head = instrument.prometheus, True
+        name = instrument.prometheus
         names = [label(attribute) for attribute in instrument.labels]
         bounds = [_number(bound) for bound in instrument.bounds]
+        lines += (f"# HELP {name} {instrument.about}", f"# TYPE {name} {instrument.kind.value}")
         for labels, value in family.points:
-            if head:
-                lines += (f"# HELP {name} {instrument.about}", f"# TYPE {name} {instrument.kind.value}")
-                head = False
             inner = _inner(names, labels)
             if isinstance(value, Distribution):
                 _histogram(lines, name, inner, bounds, value)

@@ -30,6 +30,7 @@ VERDICT = "din.verdict"
 POLICY = "din.policy"
 SENSITIVE_KIND = "din.sensitive.kind"
 AGREEMENT = "din.agreement"
+LIMIT = "din.limit"
 
 OTHER = "other"
 """Stands for every label value past a cap."""
@@ -166,6 +167,12 @@ NODE_RUNNING = Instrument("din.node.running", Kind.GAUGE, "{request}", "Requests
 NODE_KV = Instrument("din.node.kv_cache.usage", Kind.GAUGE, "1", "Share of the engine's KV cache in use.", (NODE,))
 NODE_SILENCE = Instrument("din.node.silence", Kind.GAUGE, "s", "Time since the node was last heard of.", (NODE,))
 NODE_TAKEN = Instrument("din.node.tokens_in_use", Kind.GAUGE, "{token}", "Tokens of this sidecar's requests in flight there.", (NODE,))
+NODE_SHARE = Instrument("din.node.share", Kind.GAUGE, "1", "Share of its requests that a node gets: 0 when its breaker is open.", (NODE,))
+NODE_PROBE = Instrument("din.node.probe.time_to_first_token", Kind.GAUGE, "s", "Of the last probe that had a token.", (NODE,))
+BREAKERS = Instrument("din.breakers", Kind.GAUGE, "{breaker}", "Breakers of nodes by state.", (STATE,))
+POOL_SHARE = Instrument("din.pool.share", Kind.GAUGE, "1", "Share of its requests that a pool gets, when it is not all.", (POOL,))
+WAITING = Instrument("din.queue.waiting", Kind.GAUGE, "{request}", "Requests that wait for tokens or slots of their tenants.")
+WOULD_REFUSE = Instrument("din.would_refuse", Kind.COUNTER, "{request}", "Requests that only limits in shadow mode refuse.", (LIMIT,))
 XDS_ENVOYS = Instrument("din.xds.envoys", Kind.GAUGE, "{envoy}", "Envoys that are told their configuration.")
 XDS_REFUSED = Instrument("din.xds.refused", Kind.GAUGE, "{envoy}", "Envoys that refused the newest resources of a type.", (XDS_TYPE,))
 AUDIT_RECORDS = Instrument("din.audit.records", Kind.COUNTER, "{record}", "Records of the audit log, written since the start.")

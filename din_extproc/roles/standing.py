@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from din_extproc.domain.health import BreakerState
 from din_extproc.domain.membership import NodeState
 from din_extproc.edge.registry_forms import MemberForm
 from din_extproc.observe import instruments as of
@@ -46,6 +47,8 @@ def request_families(numbers: Mapping[str, Any]) -> Iterator[Family]:
     yield Family(
         of.SENSITIVE, [((policy, kind), number) for policy, kinds in counts["sensitive"].items() for kind, number in kinds.items()]
     )
+    yield labelled(of.WOULD_REFUSE, counts.get("would_refuse", {}).items())
+    yield one(of.WAITING, numbers.get("queue", {}).get("waiting", 0))
     yield one(of.FAULTS, counts["faults"])
     yield one(of.CACHE_HITS, cache.get("hits", 0))
     yield one(of.CACHE_MISSES, cache.get("misses", 0))
@@ -70,11 +73,12 @@ def state_families(status: Mapping[str, Any], *, ready: bool) -> Iterator[Family
     workers = status.get("workers", {"configured": 1, "restarts": 0})
     yield one(of.WORKERS, workers["configured"])
     yield one(of.WORKER_RESTARTS, workers["restarts"])
-    if "xds" in status:
-        envoys = status["xds"]["envoys"]
-        refused = Counter(name for envoy in envoys for name, each in envoy.types.items() if each.refusal)
-        yield one(of.XDS_ENVOYS, len(envoys))
-        yield labelled(of.XDS_REFUSED, ((name, refused[name]) for name in status["xds"]["served"]))
+    pools = status.get("breakers", {}).get("pools", {})
+    yield labelled(of.POOL_SHARE, ((name, form.share) for name, form in pools.items()))
+    xds = status.get("xds", {"envoys": (), "served": ()})
+    refused = Counter(name for envoy in xds["envoys"] for name, each in envoy.types.items() if each.refusal)
+    yield one(of.XDS_ENVOYS, len(xds["envoys"]))
+    yield labelled(of.XDS_REFUSED, ((name, refused[name]) for name in xds["served"]))
 
 
 def node_families(rows: Iterable[MemberForm], *, stale: bool) -> Iterator[Family]:
@@ -85,6 +89,11 @@ def node_families(rows: Iterable[MemberForm], *, stale: bool) -> Iterator[Family
     yield labelled(of.NODES, ((state.value, states[state]) for state in NodeState))
     yield labelled(of.NODE_TRUST, ((row.node.id, row.trust) for row in kept))
     yield labelled(of.NODE_SILENCE, ((row.node.id, row.beat_age_s) for row in kept))
+    forms = [(row.node.id, row.health) for row in kept if row.health is not None]
+    breakers = Counter(form.state for _, form in forms)
+    yield labelled(of.BREAKERS, ((state.value, breakers[state]) for state in BreakerState))
+    yield labelled(of.NODE_SHARE, ((node, form.share) for node, form in forms))
+    yield labelled(of.NODE_PROBE, ((node, None if form.ttft_ms is None else form.ttft_ms / 1000) for node, form in forms))
     beats = [(row.node.id, row.beat) for row in kept if row.beat is not None]
     yield labelled(of.NODE_WAITING, ((node, beat.waiting) for node, beat in beats))
     yield labelled(of.NODE_RUNNING, ((node, beat.running) for node, beat in beats))

@@ -1,6 +1,7 @@
 """What is told of requests afterwards, through a real Envoy and several workers: metrics and the audit log."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -14,10 +15,12 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from din_extproc.observe import instruments as of
+from din_extproc.roles.monitoring import monitoring
 from din_extproc.roles.replay import replay
 from din_extproc.settings.load import load
 from tests.collector import Collector
 from tests.node_stack import NodeStack, RegistryThread
+from tests.promql import metrics_of, queries_in
 from tests.servers import EngineSim
 from tests.stack import Stack, key_of, node, tenant
 
@@ -264,3 +267,12 @@ def test_a_record_replayed_under_its_own_configuration_shows_no_difference_and_u
     [change] = replay(folder, after, settings).changes
     assert (change.tenant, change.after) == ("acme", "refused: model_not_allowed")
     assert change.requests == sum(record["tenant"] == "acme" for record in of_kind(audited, "settled"))
+
+
+def test_every_metric_that_dashboards_and_alerts_ask_for_is_on_the_page_of_a_running_sidecar(audited):
+    with urllib.request.urlopen(f"http://127.0.0.1:{audited.admin_port}/metrics", timeout=10) as reply:
+        kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", reply.read().decode(), re.MULTILINE))
+    there = {name + suffix for name, kind in kinds.items() for suffix in (("_bucket", "_sum", "_count") if kind == "histogram" else ("",))}
+    for name, text in monitoring().items():
+        for where, query in queries_in(name, text).items():
+            assert metrics_of(query) <= there, where

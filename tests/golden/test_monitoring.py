@@ -10,7 +10,7 @@ import yaml
 from din_extproc.observe import instruments as of
 from din_extproc.observe.exposition import samples
 from din_extproc.roles.monitoring import monitoring, write
-from tests.promql import metrics_of
+from tests.promql import metrics_of, queries_in
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 KNOWN = {name for each in of.ALL for name in samples(each)}
@@ -18,15 +18,7 @@ KNOWN = {name for each in of.ALL for name in samples(each)}
 
 def queries() -> dict[str, str]:
     """Every query of every file, by where it stands."""
-    found = {}
-    for name, text in monitoring().items():
-        if name.endswith(".json"):
-            for panel in json.loads(text)["panels"]:
-                found |= {f"{name} {panel['title']} {target['refId']}": target["expr"] for target in panel["targets"]}
-        else:
-            for group in yaml.safe_load(text)["groups"]:
-                found |= {rule["alert"]: rule["expr"] for rule in group["rules"]}
-    return found
+    return {where: query for name, text in monitoring().items() for where, query in queries_in(name, text).items()}
 
 
 def test_the_files_in_deploy_are_what_the_code_says():
