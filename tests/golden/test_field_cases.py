@@ -1,4 +1,7 @@
-"""The map of field cases is whole, and what it names exists. `make golden` writes the names of the tests anew; the cases stand in the map."""
+"""The map of field cases is whole, and what it names exists. `make golden` writes the names of the tests anew.
+
+Rule: which cases there are stands in the map.
+"""
 
 import ast
 import os
@@ -11,7 +14,7 @@ SHOWN = 4
 """Tests of one case that are named; there may be more."""
 
 
-def tests_by_case() -> dict[str, list[str]]:
+def named_by_case() -> dict[str, list[str]]:
     """By the case's id, the tests whose names carry it."""
     found: dict[str, list[str]] = {}
     for file in sorted(TESTS.rglob("test_*.py")):
@@ -23,7 +26,7 @@ def tests_by_case() -> dict[str, list[str]]:
 
 
 def test_all_78_cases_are_there_each_with_tests_that_exist():
-    found = tests_by_case()
+    found = named_by_case()
     text = MAP.read_text()
     cases = re.findall(r"^- \*\*(B\d+)\*\* ", text, re.MULTILINE)
     assert len(cases) == len(set(cases)) == 78
