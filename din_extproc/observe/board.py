@@ -58,14 +58,18 @@ class PoolRow(Struct, frozen=True, omit_defaults=True):
 
 
 class TenantRow(Struct, frozen=True, omit_defaults=True):
-    """One tenant's last minute through this sidecar, beside its limits."""
+    """One tenant: what all replicas have counted against its limits, and its last minute through this sidecar."""
 
     id: str
-    used: Traffic
-    streams: int
+    here: Traffic
+    requests: int | None = None
+    """In the limits' window; None: the counters can't be asked."""
     rpm: int | None = None
+    tokens: int | None = None
     tpm: int | None = None
+    streams: int | None = None
     max_streams: int | None = None
+    waiting: int = 0
 
 
 class Board(Struct, frozen=True):

@@ -4,13 +4,12 @@ Rule: read only, bounded, without secrets; a thousand nodes are put together in 
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from msgspec.structs import replace
 
 from din_extproc.admit.keys import NodeTokens
-from din_extproc.domain.tenant import Tenant
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.dashboard_http import DashboardPages
 from din_extproc.edge.registry_forms import HealthForm, MemberForm
@@ -21,7 +20,6 @@ from din_extproc.roles.reload import Reloader
 _SLICE = 50
 _OLD_S = 5
 """Silence of a node that is worth saying."""
-_TENANTS = 200
 
 
 class Dashboard:
@@ -32,6 +30,7 @@ class Dashboard:
         status: What `/status` shows but for the nodes.
         nodes: What `/nodes` shows.
         unready: Why the sidecar is not ready.
+        tenants: What `/tenants` shows, of all tenants ("").
         recent: What finished lately.
     """
 
@@ -41,12 +40,14 @@ class Dashboard:
         status: Callable[[], dict[str, Any]],
         nodes: Callable[[], dict[str, Any]],
         unready: Callable[[], list[str]],
+        tenants: Callable[[str], Awaitable[dict[str, Any]]],
         recent: Recent,
     ) -> None:
         self._reloader = reloader
         self._status = status
         self._nodes = nodes
         self._unready = unready
+        self._tenants = tenants
         self._recent = recent
         self.pages = DashboardPages(self._owner, self.shown)
 
@@ -60,6 +61,7 @@ class Dashboard:
         settings, status, members = self._reloader.settings, self._status(), self._nodes()
         now = SystemClock.monotonic()
         traffic = self._recent.traffic(now)
+        tenants = (await self._tenants(""))["tenants"]
         breakers = status["breakers"].get("pools", {})
         rows: list[NodeRow] = []
         for at, member in enumerate(members["nodes"]):
@@ -81,7 +83,7 @@ class Dashboard:
             nodes=tuple(rows),
             rules=traffic["rules"],
             aliases=traffic["aliases"],
-            tenants=_tenants(settings.tenants, traffic["tenants"], status.get("open_by_tenant", {})),
+            tenants=tuple(_tenant(row, traffic["tenants"]) for row in tenants),
             events=tuple(reversed(self._recent.events)),
         )
 
@@ -132,17 +134,6 @@ def _problems(status: Mapping[str, Any], unready: list[str], *, stale: bool) -> 
     return said
 
 
-def _tenants(tenants: tuple[Tenant, ...], used: Mapping[str, Traffic], streams: Mapping[str, int]) -> tuple[TenantRow, ...]:
-    """Those that use most come first."""
-    ranked = sorted(tenants, key=lambda tenant: -used[tenant.id].requests if tenant.id in used else 0)
-    return tuple(
-        TenantRow(
-            tenant.id,
-            used.get(tenant.id, Traffic()),
-            streams.get(tenant.id, 0),
-            tenant.limits.rpm,
-            tenant.limits.tpm,
-            tenant.limits.max_streams,
-        )
-        for tenant in ranked[:_TENANTS]
-    )
+def _tenant(row: Mapping[str, Any], here: Mapping[str, Traffic]) -> TenantRow:
+    counted = {name: row[name] for name in ("requests", "rpm", "tokens", "tpm", "streams", "max_streams", "waiting")}
+    return TenantRow(row["tenant"], here.get(row["tenant"], Traffic()), **counted)

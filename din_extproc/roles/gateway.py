@@ -107,7 +107,9 @@ class Gateway:
             services.append(AccessLogService(self._accounting.received))
             self._scraper = Scraper(lambda readings: self._tell(News(readings=readings)))
             if settings.gateway.dashboard is not None:
-                self._dashboard = Dashboard(self._reloader, self._shown, self._nodes, self._unready, self._accounts.recent).pages
+                self._dashboard = Dashboard(
+                    self._reloader, self._shown, self._nodes, self._unready, self._tenants, self._accounts.recent
+                ).pages
             if settings.gateway.registry is not None:
                 self._membership = self._make_membership(settings, settings.gateway.registry)
                 self._membership.registrar.watchers.add(self._accounts.nodes)

@@ -6,7 +6,6 @@ Rule: either can run alone. What they share crosses processes: the counters in R
 import asyncio
 import logging
 import secrets
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -208,7 +207,6 @@ class RequestPlane:
         return {
             "exchanges": {"open": len(self.desk.live)},
             "queue": self._waiting.shown(),
-            "open_by_tenant": Counter(self.desk.live.values()),
             "route_cache": {"hits": placer.cache.hits, "misses": placer.cache.misses},
             "nodes": {node: {"tokens_in_use": tokens} for node, tokens in placer.in_use().items()},
         }

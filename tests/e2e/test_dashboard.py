@@ -57,8 +57,8 @@ def test_what_happened_stands_there(stack, viewer):
     assert (row["id"], row["state"], row["pools"]) == ("a", "ready", ["p"])
     assert row["running"] == 0
     tenants = {each["id"]: each for each in shown["tenants"]}
-    assert (tenants["acme"]["used"]["requests"], tenants["acme"]["rpm"]) == (1, 50)
-    assert tenants["trial"]["used"]["refused"] == 1
+    assert (tenants["acme"]["here"]["requests"], tenants["acme"]["requests"], tenants["acme"]["rpm"]) == (1, 1, 50)
+    assert tenants["trial"]["here"]["refused"] == 1
     event = shown["events"][0]
     assert (event["what"], event["code"], event["trace_id"]) == ("refused", "rate_limit_exceeded", refused.headers["x-din-trace-id"])
     assert event["tenant"] == "trial"

@@ -226,6 +226,7 @@ function traffic(into, kind, by) {
 const nothing = (text, columns) => el("tr", {}, el("td", { class: "empty", colspan: columns, text }));
 
 function against(used, limit) {
+  if (used === undefined) return el("td", { class: "empty", text: "?" });
   if (limit === undefined) return el("td", { text: used ? count(used) : "" });
   return el("td", {}, bar(used / limit), count(used) + "/" + count(limit));
 }
@@ -234,10 +235,9 @@ function drawSide(board) {
   traffic("rules", "rule", board.rules);
   traffic("aliases", "alias", board.aliases);
   const tenants = board.tenants.slice(0, 20).map((tenant) => {
-    const used = tenant.used;
-    const passed = (used.requests || 0) - (used.refused || 0);
-    const refused = el("td", { class: "n", text: used.refused ? count(used.refused) : "" });
-    return el("tr", {}, el("td", { class: "wrap", text: tenant.id }), against(passed, tenant.rpm), against(used.tokens || 0, tenant.tpm), against(tenant.streams, tenant.max_streams), refused);
+    const refused = el("td", { class: "n", text: tenant.here.refused ? count(tenant.here.refused) : "" });
+    const name = tenant.id + (tenant.waiting ? " (" + tenant.waiting + " waiting)" : "");
+    return el("tr", {}, el("td", { class: "wrap", text: name }), against(tenant.requests, tenant.rpm), against(tenant.tokens, tenant.tpm), against(tenant.streams, tenant.max_streams), refused);
   });
   fill($("tenants"), tenants);
   const focused = document.activeElement && document.activeElement.dataset ? document.activeElement.dataset.trace : undefined;
@@ -262,7 +262,7 @@ function draw() {
   if (!board) return;
   const nodes = [...state.nodes.values()];
   $("network").textContent = board.network;
-  const minute = Object.values(board.tenants).reduce((sum, tenant) => sum + (tenant.used.requests || 0), 0);
+  const minute = Object.values(board.tenants).reduce((sum, tenant) => sum + (tenant.here.requests || 0), 0);
   const ready = nodes.filter((node) => node.state === "ready").length;
   const facts = [["nodes ready", ready + " / " + nodes.length], ["open", board.open], ["requests/min", count(minute)], ["refused", count(board.decisions.refused)], ["configuration", board.configuration]];
   fill($("summary"), facts.map(([term, text]) => el("div", {}, el("dt", { text: term }), el("dd", { text }))));
