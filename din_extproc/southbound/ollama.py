@@ -9,7 +9,8 @@
 | `reasoning_effort` | `think` |
 | `logprobs`, `top_logprobs`, `tools`, `dimensions` | same names |
 | `tool_choice: none` | no `tools` |
-| `n` > 1, `logit_bias`, forced tools, `parallel_tool_calls: false`, `min_tokens`, `guided_regex`, ... | unmappable |
+| `n` > 1, `logit_bias`, forced tools, `min_tokens`, `guided_regex`, ... | unmappable |
+| `parallel_tool_calls: false` | a wish: dropped and named |
 
 Its OpenAI path knows OpenAI's core only: `max_completion_tokens` is `max_tokens` there, `guided_json` is `response_format`, and `n`,
 `logit_bias`, forced tools, `top_k`, `min_p`, `repetition_penalty` and the like are unmappable.

@@ -22,6 +22,8 @@ Table = Mapping[str, "str | Shape | None"]
 
 BOOKKEEPING = frozenset({"user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier", "stream_options"})
 """Parameters that change nothing about an answer; `stream_options` only says what is told of it."""
+WISHES = frozenset({"parallel_tool_calls"})
+"""What clients say unasked (LlamaIndex does) and no answer depends on: dropped and named even where other parameters are refused."""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -83,7 +85,7 @@ def translated(given: Mapping[str, Any], table: Table, taken: frozenset[str], *,
             values[made[0]] = made[1]
         elif neutral(name, value):
             continue
-        elif drop:
+        elif drop or name in WISHES:
             dropped.append(name)
         else:
             return _cant_say(name)
@@ -117,7 +119,7 @@ def renamed(given: Mapping[str, Any], table: Table, *, drop: bool) -> Renamed | 
         made = _made(table[name], value)
         if made is not None:
             values[made[0]] = made[1]
-        elif drop:
+        elif drop or name in WISHES:
             dropped.append(name)
         else:
             return _cant_say(name)

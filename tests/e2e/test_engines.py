@@ -203,6 +203,15 @@ def test_what_an_engine_cant_be_told_is_refused_by_name(stack, name):
     assert (reply.status_code, reply.json()["error"]["code"], reply.json()["error"]["param"]) == (400, "invalid_request", "logit_bias")
 
 
+@pytest.mark.parametrize("name", ["tgi", "ollama", "ollama-native"])
+def test_a_wish_that_an_engine_has_not_is_left_out_and_named(stack, engines, name):
+    body = {**text_of(name)[1], "tools": [TOOL], "parallel_tool_calls": False}
+    with stack.client() as client:
+        reply = client.post("/v1/chat/completions", json=body)
+    assert (reply.status_code, reply.headers["x-din-dropped-parameters"]) == (200, "parallel_tool_calls")
+    assert b"parallel" not in engines[name].seen()[1][-1]["body"]
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_a_value_that_no_engine_takes_is_refused_with_one_code(stack, name):
     path, body = text_of(name)
