@@ -81,6 +81,8 @@ class Explained(Struct, frozen=True, omit_defaults=True):
     candidates: tuple[Candidate, ...] = ()
     nodes: tuple[str, ...] = ()
     """In the order in which they would be tried."""
+    moves_to: str | None = None
+    """The node of the fallback that is tried in flight when these have failed."""
     refusal: str | None = None
     status: int | None = None
     message: str | None = None
@@ -108,7 +110,7 @@ class Explained(Struct, frozen=True, omit_defaults=True):
             mark = "-" if each.score is None else str(each.place or " ")
             shown.append(f"node      {mark} {each.node}: {each.why}")
         if self.nodes:
-            shown.append(f"nodes     {', '.join(self.nodes)}")
+            shown.append(f"nodes     {', '.join(self.nodes)}" + (f", then in flight {self.moves_to}" if self.moves_to else ""))
         if self.timeout_ms is not None:
             shown.append(f"timeout   {self.timeout_ms} ms")
         if self.first_byte_ms is not None:

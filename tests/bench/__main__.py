@@ -23,6 +23,7 @@ from tests.bench import (
     report,
     screening,
     side_by_side,
+    stall,
     strategies,
     translation,
 )
@@ -62,6 +63,8 @@ BENCHMARKS: dict[str, tuple[Callable[[Field], Figures], tuple[str, ...]]] = {
     "heartbeats": (heartbeats.heartbeats, ("heartbeat_cpu_10k_nodes_vs_100", "decision_beside_10k_beating_nodes_vs_100")),
     "open_streams": (open_streams.open_streams, ("sidecar_bytes_per_open_stream",)),
     "screening": (screening.screening, ("screen_1kb_us", "screen_1mb_ms", "screen_1mb_dearest_ms")),
+    "stall": (stall.stall, ("stall_errors_probes_2", "stall_errors_breaker_2")),
+    "ramp": (stall.ramp, ("ramp_worst_deviation",)),
     "strategies": (strategies.strategies, ("token_available_vs_round_robin", "best_strategy_vs_round_robin")),
     "estimate": (estimate, ("estimate_32k_time_vs_tokenizer", "estimate_error_p95")),
 }
@@ -91,6 +94,9 @@ def main() -> int:
         given.json.write_text(json.dumps({"machine": on, "versions": of, "figures": figures, "missing": missing}, indent=2) + "\n")
     if not (given.smoke or given.names or failed) and report.rewrite_readme(report.BENCH, tables):
         print("the README's table is up to date")
+    if not given.smoke and "stall" in names and "stall" not in failed:
+        print(stall.table(figures))
+        report.rewrite_readme(report.STALL, stall.table(figures))
     if not given.smoke and "strategies" in names and "strategies" not in failed:
         print(strategies.table(figures))
         report.rewrite_readme(report.STRATEGIES, strategies.table(figures))

@@ -31,6 +31,9 @@ class Effort(Struct, frozen=True):
     many_streams: int = 10_000
     virtual_seconds: float = 240.0
     """Of a simulation, which takes a fraction of it."""
+    thresholds: tuple[int, ...] = (1, 2, 3, 5)
+    """Failures in a row after which a node that stalls is left out."""
+    stall_s: float = 30.0
     others: bool = True
     """Whether gateways of others take part."""
     limit_seconds: float = 30.0
@@ -39,7 +42,7 @@ class Effort(Struct, frozen=True):
     """Those that the estimate is compared with; empty: all."""
 
 
-SMOKE = Effort(1, 0.3, 300, 300, 100, 300, 20.0, others=False, limit_seconds=3.0, tokenizers=("minilm",))
+SMOKE = Effort(1, 0.3, 300, 300, 100, 300, 20.0, thresholds=(2,), stall_s=3.0, others=False, limit_seconds=3.0, tokenizers=("minilm",))
 
 Figures = dict[str, float]
 

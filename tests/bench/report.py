@@ -17,7 +17,7 @@ from tests.bench.contenders import LITELLM, ROOT, TITLES, VLLM_ROUTER, python_ve
 from tests.bench.field import Figures
 from tests.servers import redis_binary
 
-BENCH, STRATEGIES = "bench", "strategies"
+BENCH, STRATEGIES, STALL = "bench", "strategies", "stall"
 """What the README's markers are called."""
 README = ROOT / "README.md"
 

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from din_extproc._proto.envoy.data.accesslog.v3.accesslog_pb2 import HTTPAccessLogEntry
+from din_extproc._proto.envoy.data.accesslog.v3.accesslog_pb2 import HTTPAccessLogEntry, UpstreamEnd
 from din_extproc._proto.envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
-from din_extproc.domain.usage import Labels, Outcome, Tags, Usage
+from din_extproc.domain.usage import FailedAttempt, Labels, Outcome, Tags, Usage
 from din_extproc.observe import accesslog
 from din_extproc.observe.accesslog import records
 
@@ -168,3 +168,26 @@ def test_bytes_that_are_no_log_are_refused() -> None:
     assert list(records(b"", {})) == []
     with pytest.raises(ValueError, match="not an access log message"):
         records(b"\xff\xff\xff", {})
+
+
+def test_attempts_that_failed_come_between_with_node_and_reason() -> None:
+    refused, broken = entry({}, "upstream_connection_failure"), entry({}, port=9)
+    for each in (refused, broken):
+        del each.common_properties.metadata.filter_metadata["din"]
+        each.common_properties.access_log_type = UpstreamEnd
+    broken.response.response_code.value = 503
+    first, second, record = records(message(refused, broken, entry(LABELS)), {"10.0.0.7:8000": "gpu-07"})
+    assert first == FailedAttempt("gpu-07", "UF", 912.345)
+    assert second == FailedAttempt("10.0.0.7:9", "503", 912.345)
+    assert record.request_id == "r-1"
+
+
+def test_a_request_that_moved_in_flight_is_the_other_pools() -> None:
+    [record] = records(message(entry({**LABELS, "moved_to": "light", "moved_model": "small"})), {})
+    assert (record.pool, record.model, record.moved_from) == ("light", "small", "p")
+
+
+def test_the_end_of_the_whole_requests_time_is_told_from_that_of_one_attempt() -> None:
+    late, silent = entry(LABELS, "upstream_request_timeout"), entry(LABELS, "upstream_request_timeout")
+    late.response.response_code_details, silent.response.response_code_details = "response_timeout", "upstream_per_try_timeout"
+    assert [record.out_of_time for record in records(message(late, silent), {})] == [True, False]

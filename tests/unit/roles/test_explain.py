@@ -146,3 +146,12 @@ def test_an_engine_that_is_asked_in_its_own_words_is_shown_with_what_it_cant_be_
     assert (sent.sent, sent.node_path, sent.left_out) == (True, "/api/chat", "min_tokens")
     assert "left out  min_tokens: the engine can't be told" in sent.lines()
     assert (refused.sent, refused.status, refused.refusal) == (False, 400, "invalid_request")
+
+
+def test_the_node_that_takes_over_in_flight_is_named_after_the_pools_own(settings):
+    asked = request({"x-task-tier": "x"}, messages=[{"role": "user", "content": "hi"}], max_tokens=10)
+    told = explain(settings, "t", asked)
+    assert (told.pool, told.nodes) == ("quick", ("q",))
+    assert told.moves_to in {"a", "b", "c"}
+    assert any(line.endswith(f"then in flight {told.moves_to}") for line in told.lines())
+    assert explain(settings, "t", request()).moves_to is None, "the rule has no fallback"

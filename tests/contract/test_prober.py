@@ -1,0 +1,59 @@
+"""Who asks the nodes, and what replicas tell each other of them, on a real Redis."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from din_extproc.domain.health import Probed
+from din_extproc.edge.redis.prober import PROBER, ProberLease
+from din_extproc.edge.redis.subscription import Subscription
+from din_extproc.edge.redis.topology import carrier, locator
+from tests.servers import FLAVOURS, RedisServer
+
+
+@pytest.fixture(scope="module", params=FLAVOURS)
+def server(request) -> Iterator[RedisServer]:
+    with RedisServer(flavour=request.param) as running:
+        yield running
+
+
+@pytest.fixture
+async def link(server):
+    made = carrier(server.url, (PROBER,), timeout_ms=2000)
+    assert await made.start(5)
+    yield made
+    await made.close()
+
+
+async def test_r25_one_replica_of_all_asks_until_it_goes_or_falls_silent(link):
+    one, two, stranger = ProberLease(link, "n1", "one"), ProberLease(link, "n1", "two"), ProberLease(link, "n2", "one")
+    assert await one.take(60_000)
+    assert not await two.take(60_000)
+    assert await stranger.take(60_000), "another network has its own"
+    assert await one.take(60_000), "it keeps the right by asking for it again"
+    assert not await two.take(0), "nobody gives away what another has"
+    assert not await two.take(60_000)
+    await one.take(0)
+    assert await two.take(50)
+    await asyncio.sleep(0.2)
+    assert await one.take(60_000)
+    await one.take(0)
+
+
+async def test_what_one_says_the_others_hear_and_not_itself(link, server):
+    one, two = ProberLease(link, "n3", "one"), ProberLease(link, "n3", "two")
+    heard, listening = asyncio.Queue(), asyncio.Event()
+    task = asyncio.create_task(Subscription(locator(server.url), two.channel, heard.put_nowait, listening.set).run())
+    try:
+        await asyncio.wait_for(listening.wait(), 10)
+        probes = (Probed("a", ok=True, ttft_ms=12.5), Probed("b", ok=False, reason="no token within 5 s"))
+        await one.say(probes, {"c": "3 failures in a row"}, {})
+        message = await asyncio.wait_for(heard.get(), 10)
+        said = two.heard(message)
+        assert (said.replica, said.probes, said.opened) == ("one", probes, {"c": "3 failures in a row"})
+        assert one.heard(message) is None
+        assert two.heard(b"nonsense") is None
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
