@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.bench import (
+    accounting,
     bodies,
     discovery,
     estimate_error,
@@ -61,6 +62,7 @@ BENCHMARKS: dict[str, tuple[Callable[[Field], Figures], tuple[str, ...]]] = {
     ),
     "discovery": (discovery.discovery, ("xds_change_10k_nodes_ms", "xds_change_10k_nodes_built_ms")),
     "heartbeats": (heartbeats.heartbeats, ("heartbeat_cpu_10k_nodes_vs_100", "decision_beside_10k_beating_nodes_vs_100")),
+    "accounting": (accounting.accounting, ("account_us", "decision_p99_beside_a_scrape_vs_alone")),
     "open_streams": (open_streams.open_streams, ("sidecar_bytes_per_open_stream",)),
     "screening": (screening.screening, ("screen_1kb_us", "screen_1mb_ms", "screen_1mb_dearest_ms")),
     "stall": (stall.stall, ("stall_errors_probes_2", "stall_errors_breaker_2")),

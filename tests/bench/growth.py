@@ -75,7 +75,7 @@ def nodes(field: Field) -> Figures:
     """Decisions over many nodes of unequal load."""
     rounds, many = field.effort.rounds, field.effort.many_nodes
     sizes = sorted({_FEW, min(1_000, many), many})
-    spent = _decisions({size: _desk(pools=_pool(size)) for size in sizes}, rounds)
+    spent = _decisions({size: desk_of(pools=_pool(size)) for size in sizes}, rounds)
     return {
         "decision_10k_nodes_vs_10": _ratio(spent[many], spent[_FEW]),
         **{f"decision_us_{size}_nodes": median(times) for size, times in spent.items()},
@@ -85,7 +85,7 @@ def nodes(field: Field) -> Figures:
 def rules(field: Field) -> Figures:
     """Decisions behind many rules of which only the last one holds."""
     rounds, many = field.effort.rounds, field.effort.many_rules
-    spent = _decisions({size: _desk(rules=_rules(size)) for size in (_FEW, many)}, rounds)
+    spent = _decisions({size: desk_of(rules=_rules(size)) for size in (_FEW, many)}, rounds)
     return {
         "decision_1k_rules_vs_10": _ratio(spent[many], spent[_FEW]),
         **{f"decision_us_{size}_rules": median(times) for size, times in spent.items()},
@@ -118,7 +118,7 @@ def _rules(size: int) -> list[dict[str, Any]]:
     return [*never, {"id": "rest", "when": "always", "pool": "fast"}]
 
 
-def _desk(**sections: Any) -> Desk:
+def desk_of(**sections: Any) -> Desk:
     own = {
         "version": 1,
         "gateway": {"ext_proc": {"socket": "/unused.sock"}, "access_log": {"address": "127.0.0.1:1"}, "admin": {"address": "127.0.0.1:2"}},

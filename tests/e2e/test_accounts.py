@@ -276,3 +276,47 @@ def test_every_metric_that_dashboards_and_alerts_ask_for_is_on_the_page_of_a_run
     for name, text in monitoring().items():
         for where, query in queries_in(name, text).items():
             assert metrics_of(query) <= there, where
+
+
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {"q": {"type": "string"}}}}}
+STARTS = {
+    "role only": {},
+    "tool call": {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look_up"}}},
+    "reasoning": {"include_reasoning": True},
+}
+
+
+def measured(stack: Stack, trace: str, **fields) -> tuple[float, float, int]:
+    """Time to the first token and of each one after it, in milliseconds, as the client has them; and tokens."""
+    body = {**STREAM, "max_tokens": 60, "stream_options": {"include_usage": True}, **fields}
+    first = last = tokens = 0.0
+    with stack.client() as client:
+        began = time.perf_counter()
+        with client.stream("POST", "/v1/chat/completions", json=body, headers={"x-din-trace-id": trace}) as reply:
+            for line in reply.iter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                event = json.loads(line[6:])
+                deltas = [choice["delta"] for choice in event["choices"]]
+                if any(delta.get("content") or delta.get("reasoning") or delta.get("tool_calls") for delta in deltas):
+                    last = time.perf_counter()
+                    first = first or last
+                tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+    return (first - began) * 1000, (last - first) * 1000 / max(1, tokens - 1), tokens
+
+
+def test_times_to_first_and_per_token_are_the_client_s_own_on_every_kind_of_start(audited, engine):
+    engine.fail("latency:ms=400")
+    try:
+        for start, fields in STARTS.items():
+            trace = f"ttft-{start.replace(' ', '-')}"
+            first, each, tokens = measured(audited, trace, **fields)
+            audited.eventually(lambda name=trace: f'"{name}"' in audited.log("sidecar"), "its line")
+            line = next(json.loads(text) for text in audited.log("sidecar").splitlines() if f'"{trace}"' in text)
+            ours = (line["duration_ms"] - line["first_token_ms"]) / (line["completion_tokens"] - 1)
+            print(f"{start}: first token {line['first_token_ms']:.1f} ms here, {first:.1f} at the client; each {ours:.3f}, {each:.3f} ms")
+            assert line["completion_tokens"] == tokens > 1
+            assert line["first_token_ms"] == pytest.approx(first, rel=0.25)
+            assert ours == pytest.approx(each, rel=0.5)
+    finally:
+        engine.fail("")
