@@ -17,10 +17,13 @@ from din_extproc.flow.trace import TraceIds, kept
 from din_extproc.intent.estimate import Gauge
 from din_extproc.intent.read import read
 from din_extproc.route.versions import combine
+from din_extproc.southbound.engines import native_path
 
 ENGINE = "engine"
 """The Envoy cluster of the node's own engine."""
 _GAUGE = Gauge()
+_BYTES_PER_TOKEN = 4
+"""Of a request in the engine's own words, which the gateway has written: nothing of it is refused here."""
 
 
 class Gate(Protocol):
@@ -127,5 +130,7 @@ class NodeFlow:
         if not constraint.allows(desk.node.version):
             message = f"The node serves version {desk.node.version}, which does not meet {constraint.text!r}."
             return Refusal(Code.VERSION_MISMATCH, message, param="x-din-model-version")
+        if head.method == "POST" and native_path(head.path):
+            return len(body) // _BYTES_PER_TOKEN
         reading = read(head, body, lambda _: _GAUGE, desk.body_limit)
         return reading if isinstance(reading, Refusal) else reading.intent.prompt_tokens

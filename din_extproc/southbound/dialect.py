@@ -59,6 +59,8 @@ class Dialect(Struct, frozen=True):
     """A whole good answer as OpenAI writes it; None: it is none that the dialect knows."""
     pieces: Callable[[Asked], Translator]
     """The same for a stream, as OpenAI's events."""
+    has_path: Callable[[str], bool]
+    """Whether this is one of its paths."""
     passed: frozenset[Operation] = frozenset()
     """Operations that the same server answers in OpenAI's words."""
 

@@ -37,3 +37,8 @@ def native_operations(name: str) -> frozenset[Operation] | None:
     """What the engine's own interface serves, with what the same server answers in OpenAI's words; None: it has no such interface."""
     dialect = engine(name).native
     return None if dialect is None else dialect.operations | dialect.passed
+
+
+def native_path(path: str) -> bool:
+    """Whether this is a path of some engine's own interface."""
+    return any(known.native.has_path(path) for known in ENGINES.values() if known.native is not None)

@@ -345,7 +345,7 @@ class Pieces:
         return events.error_event(message) + DONE
 
 
-OLLAMA = Dialect(operations=frozenset(_PATHS), order=_order, whole=_whole, pieces=Pieces)
+OLLAMA = Dialect(operations=frozenset(_PATHS), order=_order, whole=_whole, pieces=Pieces, has_path=frozenset(_PATHS.values()).__contains__)
 
 OPENAI: Table = {
     "max_completion_tokens": "max_tokens",

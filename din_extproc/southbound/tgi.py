@@ -201,7 +201,14 @@ class Pieces:
         return events.error_event(message) + DONE
 
 
-TGI = Dialect(operations=frozenset({Operation.COMPLETIONS}), order=_order, whole=_whole, pieces=Pieces, passed=frozenset({Operation.CHAT}))
+TGI = Dialect(
+    operations=frozenset({Operation.COMPLETIONS}),
+    order=_order,
+    whole=_whole,
+    pieces=Pieces,
+    has_path=frozenset({"/generate", "/generate_stream"}).__contains__,
+    passed=frozenset({Operation.CHAT}),
+)
 
 OPENAI: Table = {
     "max_completion_tokens": "max_tokens",

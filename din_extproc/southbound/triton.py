@@ -20,6 +20,7 @@ Triton tells neither usage nor why it stopped: tokens are counted as estimates, 
 or with `length` when as many tokens as allowed have come. Written by its documentation; not checked against a running Triton.
 """
 
+import re
 from typing import Any
 from urllib.parse import quote
 
@@ -55,6 +56,7 @@ class _Inferred(Struct, frozen=True):
     outputs: list[_Tensor]
 
 
+_path = re.compile(r"/v2/models/[^/?#]+/(?:generate|generate_stream|infer)").fullmatch
 _decode_text = msgspec.json.Decoder(_Text).decode
 _decode_inferred = msgspec.json.Decoder(_Inferred).decode
 
@@ -196,7 +198,11 @@ class Pieces:
 
 
 TRITON = Dialect(
-    operations=frozenset({Operation.COMPLETIONS, Operation.EMBEDDINGS, Operation.RERANK}), order=_order, whole=_whole, pieces=Pieces
+    operations=frozenset({Operation.COMPLETIONS, Operation.EMBEDDINGS, Operation.RERANK}),
+    order=_order,
+    whole=_whole,
+    pieces=Pieces,
+    has_path=lambda path: _path(path) is not None,
 )
 
 OPENAI: Table = dict.fromkeys(("n", "best_of", "logprobs", "top_logprobs", "logit_bias"), UNMAPPABLE)

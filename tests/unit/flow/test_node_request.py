@@ -143,3 +143,11 @@ async def test_a_fault_of_ours_has_an_answer_and_ends_the_request_once():
     flow.ended(cancelled=False)
     assert (answer.status, desk.in_flight) == (500, 0)
     assert desk.watcher.heard[-1][1] == TRACE
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/generate_stream", "/v2/models/m/infer"])
+async def test_a_request_in_the_engines_own_words_goes_to_it_as_the_gateway_wrote_it(path):
+    _, verdict = await decide(desk_of(), b'{"any":1}', path=path, x_din_trace_id=TRACE)
+    assert isinstance(verdict, Send)
+    _, answer = await decide(desk_of(), b"", path=path + "/../x", x_din_trace_id=TRACE)
+    assert error(answer)["code"] == "path_not_found"
