@@ -144,7 +144,8 @@ class Witness(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="witness
     """How far another replica's log had come: whoever takes records from its end has to change this log, too."""
 
     replica: str
-    seq: int
+    record: int
+    """The number of its last record then. (`seq` and `mac` are the line's own.)"""
     chain: str
 
 

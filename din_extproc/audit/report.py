@@ -70,11 +70,11 @@ def contradictions(reports: Iterable[Report]) -> Iterator[Finding]:
     for report in known.values():
         for witness in report.witnesses:
             seen, (seq, _) = known.get(witness.replica), newest.get(witness.replica, (0, ""))
-            if witness.seq > seq:
-                newest[witness.replica] = witness.seq, report.replica
-            if seen is not None and seen.macs.get(witness.seq, witness.chain) != witness.chain:
-                what = f"record {witness.seq} is not the one that {report.replica} saw"
-                yield Finding(head_file(seen.replica), what, seq=witness.seq)
+            if witness.record > seq:
+                newest[witness.replica] = witness.record, report.replica
+            if seen is not None and seen.macs.get(witness.record, witness.chain) != witness.chain:
+                what = f"record {witness.record} is not the one that {report.replica} saw"
+                yield Finding(head_file(seen.replica), what, seq=witness.record)
     for replica, (seq, witness_of) in newest.items():
         seen = known.get(replica)
         if seen is None:

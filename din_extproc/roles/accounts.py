@@ -59,7 +59,7 @@ class Accounts:
         self.checks = DoubleChecks(self.note)
         self.recent = Recent()
         """The last minutes, for who watches."""
-        self._auditor = None if settings.audit is None else Auditor(settings.audit, settings.network, shut)
+        self._auditor = None if settings.audit is None else Auditor(settings.audit, settings.network, link, shut)
         self._log = ExchangeLog(settings.gateway.log_exchanges, sys.stderr.buffer.write)
         self._telemetry = settings.telemetry
         self._exporter = None if settings.telemetry is None else _exporter(settings, settings.telemetry, self.families)

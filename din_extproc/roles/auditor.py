@@ -9,11 +9,14 @@ from typing import Any
 
 import msgspec
 
-from din_extproc.audit.records import Admitted, Configured, Event, NodeChanged
+from din_extproc.admit.ledger import LimitsUnavailable
+from din_extproc.audit.records import Admitted, Configured, Event, NodeChanged, Witness
 from din_extproc.domain.usage import ExchangeRecord
 from din_extproc.edge.audit_log import AuditLog, AuditOptions
 from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
+from din_extproc.edge.redis.audit_heads import AuditHeads
+from din_extproc.edge.redis.ledger import Runner
 from din_extproc.flow.audited import ending
 from din_extproc.registry.table import Event as NodeEvent
 from din_extproc.settings.audit import Audit
@@ -23,6 +26,7 @@ _log = logging.getLogger(__name__)
 
 _SECTIONS = ("gateway", "store", "pools", "tenants", "keys", "envoy", "fail_open_pool", "node_tokens", "audit")
 _MS = 1000
+_WITNESS_S = 10.0
 
 
 class Auditor:
@@ -31,10 +35,11 @@ class Auditor:
     Args:
         audit: Where and how.
         network: Whose log it is.
+        link: What carries commands to Redis, where replicas tell each other how far their logs have come.
         turned: Told when the disk takes no more (True), and when it does again (False).
     """
 
-    def __init__(self, audit: Audit, network: str, turned: Callable[[bool], None]) -> None:
+    def __init__(self, audit: Audit, network: str, link: Runner, turned: Callable[[bool], None]) -> None:
         section = audit.section
         options = AuditOptions(
             folder=audit.folder,
@@ -49,6 +54,10 @@ class Auditor:
         self._flush_s = section.flush_ms / _MS
         self._log = AuditLog(options, audit.keys, turned if section.on_full != "drop_with_alarm" else _nobody)
         self._settings: Settings | None = None
+        self._replica = audit.replica
+        self._heads = AuditHeads(link, network)
+        self._witnessed: dict[str, int] = {}
+        """The last record of each other replica that this log speaks of."""
 
     def start(self, background: Background) -> None:
         """Go on with the log.
@@ -58,6 +67,7 @@ class Auditor:
         """
         self._log.start()
         background.every(self._flush_s, "writing the audit log", self._log.flush)
+        background.every(_WITNESS_S, "witnessing the audit logs of other replicas", self.witness)
 
     async def stop(self) -> None:
         """Write the rest."""
@@ -70,6 +80,18 @@ class Auditor:
             self._log.use(settings.audit.keys)
         if before is None or before.fingerprint != settings.fingerprint:
             self.note(_configured(before, settings))
+
+    async def witness(self) -> None:
+        """Record how far the logs of other replicas have come, when that is more than they have to say of each other."""
+        seq, chain = self._log.head
+        try:
+            heads = await self._heads.exchange(self._replica, seq, chain)
+        except LimitsUnavailable:
+            return
+        for replica, (other, mac) in sorted(heads.items()):
+            if other - self._witnessed.get(replica, 0) > len(heads):
+                self._witnessed[replica] = other
+                self.note(Witness(at=SystemClock.wall(), replica=replica, record=other, chain=mac))
 
     def note(self, event: Event) -> None:
         """Record an event."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from din_extproc.audit.chain import LOG, Key, sign
-from din_extproc.audit.records import Configured
+from din_extproc.audit.records import Configured, Event
 from din_extproc.edge import audit_log
 from tests.audit_logs import KEY, check, log_files, log_in, settled, written
 
@@ -168,3 +168,8 @@ def test_a_record_leaves_out_what_says_nothing(tmp_path):
     line, _ = sign(KEY.secret, LOG, 1, Configured(at=1.5, fingerprint="abc"))
     assert line.startswith(b'{"seq":1,"kind":"configured","at":1.5,"fingerprint":"abc","mac":"')
     assert log_files(Path(tmp_path)) == []
+
+
+def test_no_record_has_a_field_that_is_the_line_s_own():
+    kinds = Event.__args__
+    assert [kind for kind in kinds if {"seq", "mac"} & set(kind.__struct_fields__)] == []

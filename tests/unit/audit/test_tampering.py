@@ -137,12 +137,12 @@ def test_all_files_of_the_end_together_are_missed_by_nobody_but_another_replica(
     seq, mac = 30, report.macs[30]
     write(folder, 40, replica="gw-2")
     other = check(folder, "gw-2")
-    other.witnesses.append(Witness(at=1.0, replica="gw-1", seq=seq, chain=mac))
+    other.witnesses.append(Witness(at=1.0, replica="gw-1", record=seq, chain=mac))
     assert list(contradictions([report, other])) == []
-    other.witnesses.append(Witness(at=1.0, replica="gw-1", seq=report.last + 5, chain=mac))
+    other.witnesses.append(Witness(at=1.0, replica="gw-1", record=report.last + 5, chain=mac))
     (finding,) = contradictions([report, other])
     assert (finding.seq, finding.last) == (report.last + 1, report.last + 5)
-    other.witnesses[-1:] = [Witness(at=1.0, replica="gw-1", seq=seq, chain="0" * 64)]
+    other.witnesses[-1:] = [Witness(at=1.0, replica="gw-1", record=seq, chain="0" * 64)]
     (finding,) = contradictions([report, other])
     assert "record 30 is not the one that gw-2 saw" in str(finding)
     (finding,) = contradictions([other])
