@@ -13,6 +13,8 @@ from din_extproc.domain.node import Node
 
 _CLUSTER_NAME = 1
 _ENDPOINTS = 2
+_POLICY = field(4, field(3, bytes((0x08, 0xA0, 0x8D, 0x06))))
+"""`policy.overprovisioning_factor`, `WHOLE_WITH_ONE` percent."""
 
 
 def node_part(node: Node, pool: str, *, fail_open: bool) -> bytes:
@@ -27,4 +29,4 @@ def node_part(node: Node, pool: str, *, fail_open: bool) -> bytes:
 
 def assignment(cluster: str, parts: Sequence[bytes]) -> bytes:
     """A serialised `ClusterLoadAssignment` of nodes' parts, which share one locality."""
-    return field(_CLUSTER_NAME, cluster.encode()) + field(_ENDPOINTS, b"".join(parts))
+    return field(_CLUSTER_NAME, cluster.encode()) + field(_ENDPOINTS, b"".join(parts)) + _POLICY

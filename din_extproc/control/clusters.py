@@ -32,7 +32,13 @@ from envoy_data_plane.envoy.config.core.v3 import (
     TransportSocket,
 )
 from envoy_data_plane.envoy.config.core.v3 import HealthCheck as EnvoyHealthCheck
-from envoy_data_plane.envoy.config.endpoint.v3 import ClusterLoadAssignment, Endpoint, LbEndpoint, LocalityLbEndpoints
+from envoy_data_plane.envoy.config.endpoint.v3 import (
+    ClusterLoadAssignment,
+    ClusterLoadAssignmentPolicy,
+    Endpoint,
+    LbEndpoint,
+    LocalityLbEndpoints,
+)
 from envoy_data_plane.envoy.extensions.filters.http.header_mutation.v3 import HeaderMutation, Mutations
 from envoy_data_plane.envoy.extensions.filters.http.upstream_codec.v3 import UpstreamCodec
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import HttpFilter
@@ -54,7 +60,7 @@ from envoy_data_plane.envoy.type.v3 import Percent
 from envoy_data_plane.google.protobuf import Any as PackedAny
 from envoy_data_plane.google.protobuf import Struct as ProtoStruct
 
-from din_extproc.control.facts import NAMESPACE, endpoint_facts
+from din_extproc.control.facts import NAMESPACE, WHOLE_WITH_ONE, endpoint_facts
 from din_extproc.control.moving import moving
 from din_extproc.control.packing import by_ads, envoy_address, extension, milliseconds
 from din_extproc.control.topology import (
@@ -133,6 +139,7 @@ def _static_pool(pool: Pool, topology: Topology) -> Cluster:
     fail_open = pool.name == topology.fail_open_pool
     cluster.type = ClusterDiscoveryType.STATIC
     cluster.load_assignment = _assignment(pool.name, [_node(node, pool, fail_open=fail_open) for node in pool.nodes])
+    cluster.load_assignment.policy = ClusterLoadAssignmentPolicy(overprovisioning_factor=WHOLE_WITH_ONE)
     return cluster
 
 

@@ -9,6 +9,10 @@ NAMESPACE = "din"
 FAIL_OPEN = "fail_open"
 """Under this name stands what an answer is marked with that nobody admitted."""
 
+WHOLE_WITH_ONE = 100_000
+"""Percent by which Envoy takes a pool for larger than it has to be: while one node is well, none of its requests goes to the pool that
+could take over. By Envoy's own 140 % a part of them would, as soon as three of ten nodes are not."""
+
 Facts = dict[str, str | dict[str, str]]
 
 

@@ -1,9 +1,12 @@
 """What Envoys are served: assignments out of nodes, versions out of content."""
 
+from envoy_data_plane.envoy.config.endpoint.v3 import ClusterLoadAssignment as AsEnvoyReadsIt
 from google.protobuf import any_pb2
 from google.protobuf.json_format import MessageToDict
 
 from din_extproc._proto.envoy.config.endpoint.v3.endpoint_pb2 import ClusterLoadAssignment
+from din_extproc.control.assignment import assignment
+from din_extproc.control.facts import WHOLE_WITH_ONE
 from din_extproc.control.snapshot import ASSIGNMENT, CLUSTER, ROUTES, Assigner, Blueprint, Resource
 from din_extproc.domain.node import Endpoint, Node
 
@@ -81,3 +84,9 @@ def test_a_blueprint_keeps_the_clusters_of_its_predecessor_that_it_has_not_itsel
     kept = later.keeping(former)
     assert [cluster.name for cluster in kept.clusters] == ["p", "new", "old"]
     assert (kept.routes, kept.fail_open_pool) == (later.routes, "new")
+
+
+def test_one_node_that_is_well_keeps_all_requests_of_its_pool() -> None:
+    told = AsEnvoyReadsIt.parse(assignment("p", []))
+    assert told.policy is not None
+    assert told.policy.overprovisioning_factor == WHOLE_WITH_ONE
