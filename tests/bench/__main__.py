@@ -56,8 +56,6 @@ BENCHMARKS: dict[str, tuple[Callable[[Field], Figures], tuple[str, ...]]] = {
             "limits_held_tokens",
             "limits_held_peak",
             "limits_leaked",
-            "limits_noise_p99",
-            "limits_redis_paused_errors",
         ),
     ),
     "discovery": (discovery.discovery, ("xds_change_10k_nodes_ms", "xds_change_10k_nodes_built_ms")),
