@@ -129,13 +129,15 @@ def test_requests_of_like_length_reach_the_engine_together(engine):
         assert rest[1].result().status_code == 200
 
 
-def test_b90_a_node_whose_engine_serves_another_model_is_never_registered(engine):
+def test_b90_a_node_whose_engine_serves_another_model_stays_loading_and_says_why(engine):
     with RegistryThread() as registry:
         node = NodeStack(engine.address, registry.url, model="another").start(ready=False)
         try:
             node.eventually(lambda: "lists sim-model, not another" in node.health()[1].get("reason", ""), "a reason")
             assert node.health()[0] == 503
-            assert registry.registrations == []
+            node.eventually(lambda: len(registry.beats) > 1, "heartbeats")
+            assert {beat["state"] for beat in registry.beats} == {"loading"}
+            assert "lists sim-model, not another" in registry.beats[-1]["reason"]
         finally:
             node.stop()
 
