@@ -161,7 +161,6 @@ class Gateway:
         self._background.every(_LOOK_S, "looking at the configuration", look)
         if self._breakers is not None:
             await self._breakers.start(self._background)
-        self._background.every(_LOOK_S, "looking at the configuration", self._reloader.look)
         addresses = self._addresses(settings)
         await self._server.start(*addresses)
         _log.info("listening on %s", ", ".join(map(str, addresses)))
