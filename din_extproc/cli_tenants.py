@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from din_extproc.cli_options import DEFAULT_CONFIG, Config, Json, fail, print_json, settings_of
+from din_extproc.cli.options import DEFAULT_CONFIG, Config, Json, fail, print_json, settings_of
 
 Tenant = Annotated[str, typer.Option(help="Only this one.")]
 

@@ -12,8 +12,8 @@ from din_extproc.audit.chain import Key
 from din_extproc.audit.records import Event, Settled
 from din_extproc.audit.report import Report
 from din_extproc.audit.verify import verify
-from din_extproc.edge.audit_files import read_log
-from din_extproc.edge.audit_log import AuditLog, AuditOptions
+from din_extproc.edge.audit.files import read_log
+from din_extproc.edge.audit.log import AuditLog, AuditOptions
 
 KEY = Key("k1", b"a key of a test, long enough")
 KEYS = {KEY.id: KEY.secret}

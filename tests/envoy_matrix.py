@@ -15,7 +15,7 @@ from xml.etree import ElementTree as ET
 
 from msgspec import Struct
 
-from din_extproc.edge.envoy_binary import envoy_version
+from din_extproc.edge.process.envoy_binary import envoy_version
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / ".venv-envoy"

@@ -24,7 +24,7 @@ from typing import Any, Self
 import httpx
 import yaml
 
-from din_extproc.edge.envoy_binary import find_envoy
+from din_extproc.edge.process.envoy_binary import find_envoy
 from din_extproc.roles.render import render_node
 from din_extproc.settings.node import NodeSettings, load_node
 from tests.fakes import FakeRegistry

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from din_extproc.edge.envoy_binary import find_envoy
+from din_extproc.edge.process.envoy_binary import find_envoy
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text()

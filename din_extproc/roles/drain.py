@@ -6,7 +6,7 @@ Rule: it is over when nothing is in flight, not when a time is over; the time on
 import time
 
 from din_extproc.domain.node import Endpoint
-from din_extproc.edge.envoy_admin import EnvoyAdmin
+from din_extproc.edge.probe.envoy_admin import EnvoyAdmin
 
 IN_FLIGHT = r"^http\.din\.downstream_rq_active$"
 _LOOK_S = 0.25

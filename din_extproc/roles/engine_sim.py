@@ -8,8 +8,8 @@ from typing import Literal
 import uvloop
 from msgspec import Struct
 
-from din_extproc.edge.engine_http import EngineServer
-from din_extproc.edge.tokenizer_folder import FolderTokenizer
+from din_extproc.edge.engine_sim.server import EngineServer
+from din_extproc.edge.engine_sim.tokenizer_folder import FolderTokenizer
 from din_extproc.sim.engine import EngineSpec
 from din_extproc.sim.faults import FaultBoard, parse_faults
 from din_extproc.sim.model import ModelSpec

@@ -16,8 +16,8 @@ from msgspec import Struct
 
 from din_extproc.domain.node import Endpoint
 from din_extproc.edge.clock import SystemClock
-from din_extproc.edge.envoy_admin import EnvoyAdmin, Silent
-from din_extproc.edge.envoy_binary import complaint, find_envoy
+from din_extproc.edge.probe.envoy_admin import EnvoyAdmin, Silent
+from din_extproc.edge.process.envoy_binary import complaint, find_envoy
 from din_extproc.roles.drain import drain
 
 _log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from din_extproc.domain.membership import NodeState, Reading
 from din_extproc.domain.node import Node
 from din_extproc.domain.request import Head
 from din_extproc.domain.verdict import Refusal
-from din_extproc.edge.registry_forms import MemberForm
+from din_extproc.edge.registry.forms import MemberForm
 from din_extproc.flow.gauges import Gauges
 from din_extproc.flow.members import Members
 from din_extproc.flow.order import DROPPED, order

@@ -18,20 +18,20 @@ from din_extproc.admit.reservation import OutputHistory
 from din_extproc.control.topology import Address as ListenAddress
 from din_extproc.control.topology import UnixSocket
 from din_extproc.domain.node import Endpoint
-from din_extproc.edge.admin_http import AdminPages
-from din_extproc.edge.authorization import AuthorizationService
 from din_extproc.edge.background import Background
-from din_extproc.edge.catalog_source import CatalogSource
-from din_extproc.edge.channel import Channel
-from din_extproc.edge.counters import Counters
-from din_extproc.edge.dashboard_http import DashboardPages
-from din_extproc.edge.grpcio_server import GrpcioServer
-from din_extproc.edge.h2_server import H2Server
+from din_extproc.edge.grpc.authorization import AuthorizationService
+from din_extproc.edge.grpc.grpcio_server import GrpcioServer
+from din_extproc.edge.grpc.h2_server import H2Server
+from din_extproc.edge.grpc.services import AccessLogService, ExtProcService, HealthService, Service
+from din_extproc.edge.http.admin import AdminPages
+from din_extproc.edge.http.dashboard import DashboardPages
+from din_extproc.edge.probe.scrape import Scraper, Target
+from din_extproc.edge.process.channel import Channel
+from din_extproc.edge.process.workers import Workers
 from din_extproc.edge.redis.guard import OnError
-from din_extproc.edge.scrape import Scraper, Target
-from din_extproc.edge.services import AccessLogService, ExtProcService, HealthService, Service
+from din_extproc.edge.registry.catalog_source import CatalogSource
+from din_extproc.edge.telemetry.counters import Counters
 from din_extproc.edge.tls import Secured
-from din_extproc.edge.workers import Workers
 from din_extproc.flow.gauges import Gauges
 from din_extproc.observe.exposition import slices
 from din_extproc.observe.families import Family

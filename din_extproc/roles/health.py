@@ -15,8 +15,8 @@ from din_extproc.domain.node import Node, Pool
 from din_extproc.domain.usage import ExchangeRecord, FailedAttempt, Outcome
 from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
-from din_extproc.edge.micro_probe import ProbeTarget
-from din_extproc.edge.registry_forms import HealthForm, MemberForm
+from din_extproc.edge.probe.micro_probe import ProbeTarget
+from din_extproc.edge.registry.forms import HealthForm, MemberForm
 from din_extproc.health.board import Board, strictest
 from din_extproc.health.breaker import Event, Heard
 from din_extproc.health.policy import Policy

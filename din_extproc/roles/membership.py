@@ -12,17 +12,17 @@ from din_extproc.admit.keys import NodeTokens
 from din_extproc.domain.membership import NodeState, Reading, Registration, Turnover
 from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
-from din_extproc.edge.grpcio_server import GrpcioServer
-from din_extproc.edge.h2_server import H2Server
-from din_extproc.edge.node_registry import NodeRegistryService
+from din_extproc.edge.grpc.grpcio_server import GrpcioServer
+from din_extproc.edge.grpc.h2_server import H2Server
+from din_extproc.edge.grpc.registry_service import NodeRegistryService
+from din_extproc.edge.http.registry import RegistryHttp
 from din_extproc.edge.redis.ledger import Runner
 from din_extproc.edge.redis.nodes import NodeStore
 from din_extproc.edge.redis.subscription import Subscription
 from din_extproc.edge.redis.topology import locator
-from din_extproc.edge.registrar import Registrar
-from din_extproc.edge.registry_door import Door
-from din_extproc.edge.registry_forms import MemberForm, NodeForm
-from din_extproc.edge.registry_http import RegistryHttp
+from din_extproc.edge.registry.door import Door
+from din_extproc.edge.registry.forms import MemberForm, NodeForm
+from din_extproc.edge.registry.registrar import Registrar
 from din_extproc.registry.claims import Catalogue, Described
 from din_extproc.registry.table import Event, Table
 from din_extproc.settings.registry import Registry

@@ -21,17 +21,17 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from din_extproc.domain.membership import Registration
 from din_extproc.edge.background import Background
-from din_extproc.edge.batch_gate import BatchGate
 from din_extproc.edge.clock import SystemClock
-from din_extproc.edge.counters import Counters
-from din_extproc.edge.engine_probe import EngineProbe
-from din_extproc.edge.h2_server import H2Server
-from din_extproc.edge.node_agent import Agent, Held
-from din_extproc.edge.node_http import health_port
-from din_extproc.edge.registry_client import RegistryClient
-from din_extproc.edge.services import ExtProcService, HealthService
+from din_extproc.edge.grpc.h2_server import H2Server
+from din_extproc.edge.grpc.services import ExtProcService, HealthService
+from din_extproc.edge.http.node_health import health_port
+from din_extproc.edge.node.agent import Agent, Held
+from din_extproc.edge.node.batch_gate import BatchGate
+from din_extproc.edge.node.engine_probe import EngineProbe
+from din_extproc.edge.node.weights import Mismatch, Unreadable, verify
+from din_extproc.edge.registry.client import RegistryClient
+from din_extproc.edge.telemetry.counters import Counters
 from din_extproc.edge.tls import Unusable
-from din_extproc.edge.weights import Mismatch, Unreadable, verify
 from din_extproc.flow.node_request import NodeDesk
 from din_extproc.flow.trace import TraceIds
 from din_extproc.settings.gateway import ExtProc

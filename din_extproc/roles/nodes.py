@@ -17,7 +17,7 @@ from rich.table import Table
 
 from din_extproc.domain.health import BreakerState
 from din_extproc.domain.node import Endpoint
-from din_extproc.edge.registry_forms import HealthForm, MemberForm
+from din_extproc.edge.registry.forms import HealthForm, MemberForm
 from din_extproc.edge.tls import Unusable, pinned_context
 from din_extproc.settings.gateway import as_reached
 from din_extproc.settings.settings import Settings

@@ -20,12 +20,12 @@ from din_extproc.domain.health import Standings
 from din_extproc.domain.membership import Reading, Turnover
 from din_extproc.domain.node import Node
 from din_extproc.domain.usage import ExchangeRecord, FailedAttempt, Outcome, Pace
-from din_extproc.edge.audit_gate import AuditGate
+from din_extproc.edge.audit.gate import AuditGate
 from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
-from din_extproc.edge.counters import Counters
 from din_extproc.edge.double_check import Checker
-from din_extproc.edge.envoy_admin import DroppedLogs
+from din_extproc.edge.probe.envoy_admin import DroppedLogs
+from din_extproc.edge.telemetry.counters import Counters
 from din_extproc.edge.waiting_room import WaitingRoom
 from din_extproc.flow.double_check import CheckSampler
 from din_extproc.flow.gauges import Gauges

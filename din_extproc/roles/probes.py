@@ -14,7 +14,7 @@ from din_extproc.admit.ledger import LimitsUnavailable
 from din_extproc.domain.health import Probed, Standings
 from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
-from din_extproc.edge.micro_probe import MicroProbe, ProbeTarget
+from din_extproc.edge.probe.micro_probe import MicroProbe, ProbeTarget
 from din_extproc.edge.redis.ledger import Runner
 from din_extproc.edge.redis.prober import ProberLease
 from din_extproc.edge.redis.subscription import Subscription

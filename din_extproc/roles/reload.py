@@ -10,8 +10,8 @@ import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from din_extproc.edge.catalog_source import CatalogSource
 from din_extproc.edge.clock import SystemClock
+from din_extproc.edge.registry.catalog_source import CatalogSource
 from din_extproc.settings.load import load
 from din_extproc.settings.problems import Rejected
 from din_extproc.settings.settings import Settings

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from din_extproc.control.hand_edits import Contradiction, merged
 from din_extproc.control.supported import minor, unsupported
-from din_extproc.edge.envoy_binary import complaint, find_envoy
-from din_extproc.edge.envoy_binary import envoy_version as envoy_version_of
+from din_extproc.edge.process.envoy_binary import complaint, find_envoy
+from din_extproc.edge.process.envoy_binary import envoy_version as envoy_version_of
 from din_extproc.settings.node import NodeSettings
 from din_extproc.settings.settings import Settings
 

@@ -15,7 +15,7 @@ from din_extproc.audit.chain import read, take_apart
 from din_extproc.audit.records import Refused, Settled
 from din_extproc.audit.verify import lines_of
 from din_extproc.domain.verdict import Code
-from din_extproc.edge.audit_files import read_log, replicas
+from din_extproc.edge.audit.files import read_log, replicas
 from din_extproc.flow.members import Members
 from din_extproc.flow.replay import Fate, Past, Rerun, intent_of
 from din_extproc.roles.view import make_view

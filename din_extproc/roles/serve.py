@@ -9,9 +9,9 @@ import sys
 
 import uvloop
 
-from din_extproc.edge.catalog_source import CatalogSource
+from din_extproc.edge.process.workers import WorkerFailed
+from din_extproc.edge.registry.catalog_source import CatalogSource
 from din_extproc.edge.tls import Unusable
-from din_extproc.edge.workers import WorkerFailed
 from din_extproc.roles.gateway import Gateway
 from din_extproc.roles.serve_options import ServeOptions
 from din_extproc.settings.load import load

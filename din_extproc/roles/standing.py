@@ -9,7 +9,7 @@ from typing import Any
 
 from din_extproc.domain.health import BreakerState
 from din_extproc.domain.membership import NodeState
-from din_extproc.edge.registry_forms import MemberForm
+from din_extproc.edge.registry.forms import MemberForm
 from din_extproc.observe import instruments as of
 from din_extproc.observe.families import Distribution, Family, labelled, one
 

@@ -20,8 +20,8 @@ from msgspec.structs import replace
 from din_extproc.admit.keys import KeyRing
 from din_extproc.domain.node import Node
 from din_extproc.domain.verdict import Refusal
-from din_extproc.edge.outside import Client, Outcome
-from din_extproc.edge.registry_forms import MemberForm
+from din_extproc.edge.probe.outside import Client, Outcome
+from din_extproc.edge.registry.forms import MemberForm
 from din_extproc.flow.members import Members
 from din_extproc.flow.walk import Entry, Walk
 from din_extproc.roles.explain import members_of

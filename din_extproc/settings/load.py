@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from din_extproc.edge.catalog_source import CatalogSource, Unfetched, is_url
+from din_extproc.edge.registry.catalog_source import CatalogSource, Unfetched, is_url
 from din_extproc.edge.tokenizers import missing
 from din_extproc.route.rules import thresholds
 from din_extproc.settings.assemble import assemble

@@ -10,7 +10,7 @@ from msgspec import Struct
 from din_extproc.control.topology import Discovery, Outlier, Retry, SocketAddress, Topology
 from din_extproc.domain.node import Endpoint, Pool
 from din_extproc.domain.tenant import ApiKey, Commons, Tenant
-from din_extproc.edge.catalog_source import is_url
+from din_extproc.edge.registry.catalog_source import is_url
 from din_extproc.route.table import RouteTable
 from din_extproc.settings.audit import Audit
 from din_extproc.settings.catalog import Catalog

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from din_extproc.audit.chain import Key
 from din_extproc.domain.usage import ExchangeRecord, Outcome, Usage
-from din_extproc.edge.audit_log import AuditLog, AuditOptions
-from din_extproc.edge.exchange_log import ExchangeLog
-from din_extproc.edge.otlp import OtlpExporter
+from din_extproc.edge.audit.log import AuditLog, AuditOptions
+from din_extproc.edge.telemetry.exchange_log import ExchangeLog
+from din_extproc.edge.telemetry.otlp import OtlpExporter
 from din_extproc.flow.audited import ending
 from din_extproc.observe import instruments as of
 from din_extproc.observe.exchange_metrics import ExchangeMetrics

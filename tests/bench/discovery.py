@@ -11,8 +11,8 @@ import uvloop
 from din_extproc._proto.envoy.service.discovery.v3.discovery_pb2 import DeltaDiscoveryRequest, DeltaDiscoveryResponse
 from din_extproc.control.snapshot import ASSIGNMENT, CLUSTER, ROUTES, Assigner, Blueprint, Resource
 from din_extproc.domain.node import Endpoint, Node
-from din_extproc.edge.h2_server import H2Server
-from din_extproc.edge.xds_service import DiscoveryService
+from din_extproc.edge.grpc.h2_server import H2Server
+from din_extproc.edge.grpc.xds_service import DiscoveryService
 from tests.bench.field import Field, Figures
 from tests.bench.harness import median
 from tests.xds_client import SERVICE

@@ -22,10 +22,10 @@ from din_extproc.domain.request import Head, Priority
 from din_extproc.domain.tenant import ApiKey, Budget, Limits, Tenant
 from din_extproc.domain.verdict import Send
 from din_extproc.edge.background import Background
-from din_extproc.edge.counters import Counters
 from din_extproc.edge.redis.address import Address
 from din_extproc.edge.redis.ledger import SCRIPTS, RedisLedger
 from din_extproc.edge.redis.link import Link
+from din_extproc.edge.telemetry.counters import Counters
 from din_extproc.flow.request import Desk, RequestFlow
 from din_extproc.roles.planes import RequestPlane
 from din_extproc.settings.load import load

@@ -21,12 +21,12 @@ from google.protobuf.message import Message
 from din_extproc._proto.din.v1 import registry_pb2 as pb
 from din_extproc.admit.keys import ENTROPY_BYTES, NewKey, NodeTokens, make_node_token
 from din_extproc.edge.background import Background
-from din_extproc.edge.counters import Counters
-from din_extproc.edge.h2_server import H2Server
-from din_extproc.edge.node_registry import NodeRegistryService
+from din_extproc.edge.grpc.h2_server import H2Server
+from din_extproc.edge.grpc.registry_service import NodeRegistryService
 from din_extproc.edge.redis.nodes import SCRIPTS
 from din_extproc.edge.redis.topology import carrier
-from din_extproc.edge.registry_door import Door
+from din_extproc.edge.registry.door import Door
+from din_extproc.edge.telemetry.counters import Counters
 from din_extproc.roles.membership import Membership
 from din_extproc.roles.planes import RequestPlane
 from din_extproc.settings.load import load

@@ -12,8 +12,8 @@ import uvloop
 from din_extproc.domain.request import Head
 from din_extproc.domain.response import PASS, ResponseHead, Treatment
 from din_extproc.domain.verdict import Answer, Send, Verdict
-from din_extproc.edge.h2_server import H2Server
-from din_extproc.edge.services import ExtProcService
+from din_extproc.edge.grpc.h2_server import H2Server
+from din_extproc.edge.grpc.services import ExtProcService
 from tests.bench.harness import pin_self
 
 _BODY_LIMIT = 32 << 20

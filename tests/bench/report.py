@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from din_extproc.edge.envoy_binary import envoy_version, find_envoy
+from din_extproc.edge.process.envoy_binary import envoy_version, find_envoy
 from tests.bench.contenders import LITELLM, ROOT, TITLES, VLLM_ROUTER, python_version_of
 from tests.bench.field import Figures
 from tests.servers import redis_binary

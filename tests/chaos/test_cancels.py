@@ -11,11 +11,11 @@ from din_extproc.admit.local import LocalLedger
 from din_extproc.domain.request import Head
 from din_extproc.domain.verdict import Send
 from din_extproc.edge.background import Background
-from din_extproc.edge.counters import Counters
 from din_extproc.edge.drive import Drive
 from din_extproc.edge.redis.guard import PRESENCE, GuardedLedger, OnError
 from din_extproc.edge.redis.ledger import SCRIPTS, Names, RedisLedger
 from din_extproc.edge.redis.topology import carrier
+from din_extproc.edge.telemetry.counters import Counters
 from din_extproc.roles.planes import RequestPlane
 from din_extproc.roles.waits import Waits
 from din_extproc.settings.load import load

@@ -12,7 +12,7 @@ from din_extproc.domain.node import Endpoint, Node, Pool
 from din_extproc.edge.redis.nodes import SCRIPTS, NodeStore
 from din_extproc.edge.redis.subscription import Subscription
 from din_extproc.edge.redis.topology import carrier, locator
-from din_extproc.edge.registrar import Registered, Registrar
+from din_extproc.edge.registry.registrar import Registered, Registrar
 from din_extproc.registry.claims import Described
 from din_extproc.registry.row import Denial, Denied, Row
 from din_extproc.registry.table import EventKind, Table

@@ -12,7 +12,7 @@ import pytest
 from din_extproc._proto.envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
 from din_extproc._proto.grpc.health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from din_extproc.domain.verdict import Send
-from din_extproc.edge import grpcio_server, h2_server, services
+from din_extproc.edge.grpc import grpcio_server, h2_server, services
 from tests.fakes import FakeConductor, send_on
 from tests.peer import PROCESS, EnvoyPeer, message, play
 

@@ -6,8 +6,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from din_extproc.edge import grpcio_server, h2_server
-from din_extproc.edge.xds_service import DiscoveryService
+from din_extproc.edge.grpc import grpcio_server, h2_server
+from din_extproc.edge.grpc.xds_service import DiscoveryService
 from tests.unit.control.test_discovery import Names, content, moment
 from tests.xds_client import SERVICE, XdsClient
 

@@ -10,7 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from din_extproc.edge.envoy_binary import complaint, find_envoy
+from din_extproc.edge.process.envoy_binary import complaint, find_envoy
 from din_extproc.roles.render import render_envoy
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings

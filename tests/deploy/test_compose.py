@@ -9,8 +9,8 @@ import yaml
 from check_jsonschema.builtin_schemas import get_builtin_schema
 from jsonschema import Draft7Validator
 
-from din_extproc.cli import app
-from din_extproc.edge.envoy_binary import complaint, find_envoy
+from din_extproc.cli.app import app
+from din_extproc.edge.process.envoy_binary import complaint, find_envoy
 from din_extproc.roles.render import render_envoy
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings

@@ -9,7 +9,7 @@ import click
 import pytest
 import typer
 
-from din_extproc.cli import app
+from din_extproc.cli.app import app
 from tests.deploy.shipped import DEPLOY
 
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from typer.testing import CliRunner
 
-from din_extproc.cli import app
+from din_extproc.cli.app import app
 from tests.servers import EngineSim
 from tests.stack import Stack, node, tenant
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from din_extproc.edge.envoy_binary import find_envoy
+from din_extproc.edge.process.envoy_binary import find_envoy
 from din_extproc.roles.render_ext_authz import render_ext_authz
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings

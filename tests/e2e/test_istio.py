@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
-from din_extproc.edge.envoy_binary import find_envoy
+from din_extproc.edge.process.envoy_binary import find_envoy
 from din_extproc.roles.render import render_istio
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings

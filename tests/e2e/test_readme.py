@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from din_extproc.cli import app
+from din_extproc.cli.app import app
 from tests.node_stack import RegistryThread
 from tests.readme import ROOT, Console, blocks
 from tests.servers import EngineSim, RedisServer, free_port

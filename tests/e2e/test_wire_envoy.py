@@ -11,8 +11,8 @@ import pytest
 from aiohttp import ClientSession, ClientTimeout
 
 from din_extproc.edge.drive import Drive
-from din_extproc.edge.h2_server import _Answers
-from din_extproc.edge.services import _Stream
+from din_extproc.edge.grpc.h2_server import _Answers
+from din_extproc.edge.grpc.services import _Stream
 from din_extproc.wire.exchange import Exchange
 from din_extproc.wire.grpc import Call
 from tests.clients import Http1, Http2, connected

@@ -21,9 +21,9 @@ from din_extproc.control.clusters import discovered_pool
 from din_extproc.control.snapshot import CLUSTER, Assigner, Resource
 from din_extproc.control.topology import Discovery, SocketAddress, Topology
 from din_extproc.domain.node import Endpoint, Node, Pool
-from din_extproc.edge.envoy_binary import find_envoy
-from din_extproc.edge.h2_server import H2Server
-from din_extproc.edge.xds_service import DiscoveryService
+from din_extproc.edge.grpc.h2_server import H2Server
+from din_extproc.edge.grpc.xds_service import DiscoveryService
+from din_extproc.edge.process.envoy_binary import find_envoy
 from tests.e2e.test_registry import Replica
 from tests.servers import EngineSim, RedisServer, free_port
 from tests.stack import Stack, node, tenant

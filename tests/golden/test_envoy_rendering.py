@@ -10,7 +10,7 @@ from msgspec import structs
 from din_extproc.control import bootstrap
 from din_extproc.control.topology import Discovery, Topology, parse_address
 from din_extproc.domain.node import Endpoint, Node, Pool
-from din_extproc.edge.envoy_binary import complaint, find_envoy
+from din_extproc.edge.process.envoy_binary import complaint, find_envoy
 from din_extproc.roles.render import Unrenderable, render_envoy
 from din_extproc.settings.load import load
 from din_extproc.settings.problems import Rejected

@@ -14,7 +14,7 @@ import yaml
 from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
-from din_extproc.cli import app
+from din_extproc.cli.app import app
 from din_extproc.roles.render import Unrenderable, render_envoy_gateway, render_istio
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings

@@ -9,7 +9,7 @@ import pytest
 
 from din_extproc.audit.chain import LOG, Key, sign
 from din_extproc.audit.records import Configured, Event
-from din_extproc.edge import audit_log
+from din_extproc.edge.audit import log as audit_log
 from tests.audit_logs import KEY, check, log_files, log_in, settled, written
 
 

@@ -11,7 +11,7 @@ from din_extproc.audit.chain import Key
 from din_extproc.audit.records import Witness
 from din_extproc.audit.report import contradictions
 from din_extproc.audit.verify import verify
-from din_extproc.edge.audit_files import read_log
+from din_extproc.edge.audit.files import read_log
 from tests.audit_logs import KEY, KEYS, check, log_files, settled, tamper, write
 
 _TAMPERINGS = 1000

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import uvloop
 
-from din_extproc.edge.batch_gate import BatchGate
+from din_extproc.edge.node.batch_gate import BatchGate
 from din_extproc.schedule.batch import Window
 
 LONG = 3600.0

@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from din_extproc.edge.catalog_source import CatalogSource, Unfetched
+from din_extproc.edge.registry.catalog_source import CatalogSource, Unfetched
 from din_extproc.settings.load import load
 from din_extproc.settings.problems import Rejected
 from tests.stack import tenant

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from din_extproc.edge.counters import BOUNDS_US, Counters
+from din_extproc.edge.telemetry.counters import BOUNDS_US, Counters
 
 
 def test_a_decision_is_counted_in_the_bucket_of_its_time():

@@ -8,12 +8,12 @@ from importlib.resources import files
 import httpx
 import pytest
 
-from din_extproc.edge.dashboard_http import DashboardPages
-from din_extproc.edge.http_port import HttpPort
+from din_extproc.edge.http.dashboard import DashboardPages
+from din_extproc.edge.http.port import HttpPort
 from din_extproc.observe.board import Board, NodeRow
 from tests.servers import free_port
 
-FOLDER = files("din_extproc.edge").joinpath("dashboard")
+FOLDER = files("din_extproc.edge.http").joinpath("pages")
 KEY = {"authorization": "Bearer right"}
 
 

@@ -8,7 +8,7 @@ from aiohttp import web
 from din_extproc.domain.agreement import Agreement
 from din_extproc.domain.node import Endpoint, Node
 from din_extproc.edge.double_check import Checker
-from din_extproc.edge.http_port import HttpPort
+from din_extproc.edge.http.port import HttpPort
 from din_extproc.flow.double_check import Check, CheckSampler, Policy
 from tests.servers import free_port
 

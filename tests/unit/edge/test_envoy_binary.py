@@ -2,7 +2,7 @@ import stat
 
 import pytest
 
-from din_extproc.edge.envoy_binary import complaint, envoy_version, find_envoy
+from din_extproc.edge.process.envoy_binary import complaint, envoy_version, find_envoy
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from din_extproc.edge.h2_server import H2Server
-from din_extproc.edge.services import ExtProcService
+from din_extproc.edge.grpc.h2_server import H2Server
+from din_extproc.edge.grpc.services import ExtProcService
 from din_extproc.wire import frames
 from din_extproc.wire.frames import ErrorCode, frame
 from din_extproc.wire.grpc import Call

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from din_extproc.edge.logs import JsonLines, Sparing
+from din_extproc.edge.telemetry.logs import JsonLines, Sparing
 
 HOSTILE = [
     'a\r\n{"level":"ERROR","message":"forged"}',

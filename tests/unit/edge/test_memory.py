@@ -2,7 +2,7 @@
 
 import pytest
 
-from din_extproc.edge.memory import free_memory_bytes
+from din_extproc.edge.node.memory import free_memory_bytes
 
 MIB = 1 << 20
 

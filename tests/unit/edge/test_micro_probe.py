@@ -10,8 +10,8 @@ from din_extproc.domain.health import ProbeKind
 from din_extproc.domain.node import Endpoint, Node, Pool
 from din_extproc.domain.request import Operation
 from din_extproc.edge.clock import SystemClock
-from din_extproc.edge.engine_http import EngineServer
-from din_extproc.edge.micro_probe import MicroProbe, ProbeTarget
+from din_extproc.edge.engine_sim.server import EngineServer
+from din_extproc.edge.probe.micro_probe import MicroProbe, ProbeTarget
 from din_extproc.roles.engine_sim import EngineSimOptions, build
 from din_extproc.sim.faults import parse_faults
 

@@ -8,11 +8,11 @@ import pytest
 
 from din_extproc.domain.membership import NodeState, Registration
 from din_extproc.domain.node import Endpoint, Node
-from din_extproc.edge import engine_probe, node_agent
 from din_extproc.edge.clock import SystemClock
-from din_extproc.edge.engine_probe import EngineProbe
-from din_extproc.edge.node_agent import Agent, Held
-from din_extproc.edge.registry_client import RegistryClient
+from din_extproc.edge.node import engine_probe, node_agent
+from din_extproc.edge.node.agent import Agent, Held
+from din_extproc.edge.node.engine_probe import EngineProbe
+from din_extproc.edge.registry.client import RegistryClient
 from tests.fakes import FakeEngine, FakeRegistry
 
 NODE = Node(

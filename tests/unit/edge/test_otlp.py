@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from din_extproc.domain.usage import ExchangeRecord, Outcome, Usage
-from din_extproc.edge.otlp import OtlpExporter
+from din_extproc.edge.telemetry.otlp import OtlpExporter
 from din_extproc.observe.exchange_metrics import ExchangeMetrics
 from din_extproc.observe.spans import span_to_node, spans
 from tests.collector import Collector

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from din_extproc.edge.processes import ChildFailed, Children, accepts, accepts_unix, free_ports, serves
+from din_extproc.edge.process.processes import ChildFailed, Children, accepts, accepts_unix, free_ports, serves
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 DEAF = [
@@ -120,7 +120,7 @@ def test_children_end_when_we_are_killed(tmp_path):
     program = f"""
 import asyncio, sys
 from pathlib import Path
-from din_extproc.edge.processes import Children
+from din_extproc.edge.process.processes import Children
 async def ready(): return True
 async def main():
     async with Children(Path({str(tmp_path)!r})) as children:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from din_extproc.domain.node import Endpoint, Node
-from din_extproc.edge.scrape import Scraper, Target
+from din_extproc.edge.probe.scrape import Scraper, Target
 from tests.fakes import FakeEngine
 
 

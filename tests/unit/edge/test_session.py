@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from din_extproc._proto.envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingResponse
 from din_extproc.domain.response import Pass, Whole
 from din_extproc.domain.verdict import Answer, Send
-from din_extproc.edge.session import INTERNAL, INVALID_ARGUMENT, Session
+from din_extproc.edge.grpc.session import INTERNAL, INVALID_ARGUMENT, Session
 from tests.fakes import FakeConductor, FakeSink, send_on
 from tests.peer import EnvoyPeer, message
 

@@ -7,7 +7,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from din_extproc.edge import tls
-from din_extproc.edge.h2_server import H2Server
+from din_extproc.edge.grpc.h2_server import H2Server
 from tests.certificates import Authority
 
 

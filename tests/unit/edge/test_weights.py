@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from din_extproc.edge import weights
-from din_extproc.edge.weights import Digest, Mismatch, Unreadable, digest, verify
+from din_extproc.edge.node import weights
+from din_extproc.edge.node.weights import Digest, Mismatch, Unreadable, digest, verify
 
 RECIPE = "find -L . -type f -not -path '*/.*' -not -name SHA256SUMS -printf '%P\\0' | LC_ALL=C sort -z | xargs -0 sha256sum"
 

@@ -12,7 +12,7 @@ from din_extproc.domain.request import Head
 from din_extproc.domain.usage import Labels, Sensitive
 from din_extproc.domain.verdict import Answer, Send
 from din_extproc.edge.background import Background
-from din_extproc.edge.counters import Counters
+from din_extproc.edge.telemetry.counters import Counters
 from din_extproc.roles.planes import RequestPlane
 from din_extproc.settings.load import load
 from tests.stack import key_of, node, tenant

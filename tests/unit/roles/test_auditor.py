@@ -8,7 +8,7 @@ from din_extproc.admit.ledger import LimitsUnavailable
 from din_extproc.audit.chain import Key
 from din_extproc.audit.report import contradictions
 from din_extproc.audit.verify import verify
-from din_extproc.edge.audit_files import read_log
+from din_extproc.edge.audit.files import read_log
 from din_extproc.edge.background import Background
 from din_extproc.roles.auditor import Auditor
 from din_extproc.settings.audit import Audit, AuditKey, AuditSection

@@ -7,7 +7,7 @@ import pytest
 
 from din_extproc.domain.membership import Beat, Member, NodeState, Registration
 from din_extproc.domain.node import Endpoint, Node
-from din_extproc.edge.registry_forms import MemberForm
+from din_extproc.edge.registry.forms import MemberForm
 from din_extproc.roles.explain import Unexplained, explain
 from din_extproc.settings.load import load
 

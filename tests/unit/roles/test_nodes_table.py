@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from din_extproc.cli import app
+from din_extproc.cli.app import app
 from din_extproc.roles.nodes import _table
 from din_extproc.sim.faults import KINDS
 

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from din_extproc.edge.background import Background
-from din_extproc.edge.counters import Counters
+from din_extproc.edge.telemetry.counters import Counters
 from din_extproc.roles.planes import RequestPlane
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings

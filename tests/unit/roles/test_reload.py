@@ -2,7 +2,7 @@
 
 import yaml
 
-from din_extproc.edge.catalog_source import CatalogSource
+from din_extproc.edge.registry.catalog_source import CatalogSource
 from din_extproc.roles.reload import Reloader
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from din_extproc.admit.keys import NodeTokens
 from din_extproc.domain.node import Node
-from din_extproc.edge.registrar import Registrar
+from din_extproc.edge.registry.registrar import Registrar
 from din_extproc.registry.claims import Reach
 from din_extproc.registry.row import Denial, Denied
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 from din_extproc.domain.membership import Beat, NodeState, Reading
 from din_extproc.domain.node import Endpoint, Node
 from din_extproc.edge.clock import SystemClock
-from din_extproc.edge.engine_probe import EngineProbe
+from din_extproc.edge.node.engine_probe import EngineProbe
 from din_extproc.southbound.load import SOURCES, Load, told
 
 _AT_ONCE = 32

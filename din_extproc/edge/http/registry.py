@@ -16,9 +16,9 @@ import msgspec
 from aiohttp import web
 from msgspec import Struct
 
-from din_extproc.edge.http_port import HttpPort, Problem
-from din_extproc.edge.registry_door import Code, Door, No, said_no
-from din_extproc.edge.registry_forms import BeatForm, LeaveForm, MemberForm, NodeForm
+from din_extproc.edge.http.port import HttpPort, Problem
+from din_extproc.edge.registry.door import Code, Door, No, said_no
+from din_extproc.edge.registry.forms import BeatForm, LeaveForm, MemberForm, NodeForm
 from din_extproc.edge.tls import names_of
 from din_extproc.registry.row import Denied
 

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from din_extproc.domain.membership import Beat, NodeState, Registration
 from din_extproc.edge.clock import SystemClock
-from din_extproc.edge.engine_probe import EngineProbe, Look
-from din_extproc.edge.memory import free_memory_bytes
-from din_extproc.edge.registry_client import Lease, Refused, RegistryClient, Unreachable
+from din_extproc.edge.node.engine_probe import EngineProbe, Look
+from din_extproc.edge.node.memory import free_memory_bytes
+from din_extproc.edge.registry.client import Lease, Refused, RegistryClient, Unreachable
 from din_extproc.flow.node_condition import Condition
 from din_extproc.southbound.load import told
 

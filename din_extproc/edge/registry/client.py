@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from din_extproc.domain.membership import Beat, Registration
-from din_extproc.edge.registry_forms import BeatForm, LeaveForm, NodeForm
+from din_extproc.edge.registry.forms import BeatForm, LeaveForm, NodeForm
 from din_extproc.edge.tls import ClientFiles, Watched, client_context
 
 _TIMEOUT = aiohttp.ClientTimeout(total=3.0)

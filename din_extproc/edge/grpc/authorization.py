@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 from din_extproc.domain.verdict import Verdict
 from din_extproc.edge.drive import Drive
-from din_extproc.edge.services import Answers, Take, Taker
-from din_extproc.edge.session import INTERNAL, INVALID_ARGUMENT, Conductor
+from din_extproc.edge.grpc.services import Answers, Take, Taker
+from din_extproc.edge.grpc.session import INTERNAL, INVALID_ARGUMENT, Conductor
 from din_extproc.wire.check import decode_check, encode_check
 from din_extproc.wire.events import ProtocolError
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from din_extproc.control.discovery import LABELS, DiscoveryStream
 from din_extproc.control.snapshot import Snapshot
-from din_extproc.edge.services import Answers, Take, Taker
-from din_extproc.edge.session import INVALID_ARGUMENT
+from din_extproc.edge.grpc.services import Answers, Take, Taker
+from din_extproc.edge.grpc.session import INVALID_ARGUMENT
 
 
 class DiscoveryService:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import grpc
 import grpc.aio
 
-from din_extproc.edge.services import Service, Take
+from din_extproc.edge.grpc.services import Service, Take
 from din_extproc.edge.tls import Secured, ServerFiles, Watched, server_context
 from din_extproc.wire.limits import MESSAGE_OVERHEAD_BYTES
 

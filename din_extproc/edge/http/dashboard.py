@@ -10,12 +10,12 @@ from importlib.resources import files
 import msgspec
 from aiohttp import web
 
-from din_extproc.edge.http_port import Problem
+from din_extproc.edge.http.port import Problem
 from din_extproc.observe.board import Board, change
 
 TURN_S = 2.0
 _VIEWERS = 16
-_FOLDER = files("din_extproc.edge").joinpath("dashboard")
+_FOLDER = files("din_extproc.edge.http").joinpath("pages")
 _FILES = {
     "/dashboard": ("index.html", "text/html"),
     "/dashboard/dashboard.js": ("dashboard.js", "text/javascript"),

@@ -1,4 +1,4 @@
-"""llama.cpp's own HTTP server, from the wheel `xllamacpp`, as a process: `python -m din_extproc.edge.llamacpp MODEL --port 8000`.
+"""llama.cpp's own HTTP server, from the wheel `xllamacpp`, as a process: `python -m din_extproc.edge.process.llamacpp MODEL --port 8000`.
 
 Rule: one model per process. Prints `LISTENING http://host:port` when it serves; SIGTERM and SIGINT end it.
 """
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m din_extproc.edge.llamacpp", description="Serve one GGUF model with llama.cpp")
+    parser = argparse.ArgumentParser(prog="python -m din_extproc.edge.process.llamacpp", description="Serve one GGUF model with llama.cpp")
     parser.add_argument("model", help="the GGUF file")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one")

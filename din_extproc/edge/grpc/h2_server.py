@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
-from din_extproc.edge.services import Service, Take, Taker
+from din_extproc.edge.grpc.services import Service, Take, Taker
 from din_extproc.edge.tls import HANDSHAKE_S, Secured, names_of, server_context
 from din_extproc.wire.grpc import INTERNAL, OK, UNIMPLEMENTED, Call, Cut, GrpcConnection, Message, Opened, read_head
 from din_extproc.wire.header_block import Memo

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 import msgspec
 from aiohttp import web
 
-from din_extproc.edge.dashboard_http import DashboardPages
-from din_extproc.edge.http_port import HttpPort
+from din_extproc.edge.http.dashboard import DashboardPages
+from din_extproc.edge.http.port import HttpPort
 from din_extproc.observe.exposition import CONTENT_TYPE
 
 Status = Callable[[], Mapping[str, object]]

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import msgspec
 from aiohttp import web
 
-from din_extproc.edge.http_port import HttpPort
+from din_extproc.edge.http.port import HttpPort
 
 Health = Callable[[], Awaitable[tuple[bool, Mapping[str, object]]]]
 

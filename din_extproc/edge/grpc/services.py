@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from din_extproc._proto.envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsResponse
 from din_extproc._proto.grpc.health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
-from din_extproc.edge.session import INVALID_ARGUMENT, Conductor, Session, Sink
+from din_extproc.edge.grpc.session import INVALID_ARGUMENT, Conductor, Session, Sink
 
 NOT_FOUND = 5
 

@@ -26,7 +26,7 @@ from din_extproc.audit.chain import Head, Key, Keys, Sealed, Segment
 from din_extproc.audit.records import Event, Gap
 from din_extproc.audit.recovery import Resumption, resumption, whole_bytes
 from din_extproc.audit.report import head_file, manifest_file, segment_file
-from din_extproc.edge.audit_files import read_log, segments
+from din_extproc.edge.audit.files import read_log, segments
 from din_extproc.edge.clock import SystemClock
 
 _log = logging.getLogger(__name__)

@@ -11,11 +11,11 @@ from typing import Annotated, Literal
 import typer
 
 from din_extproc import __version__
-from din_extproc.cli_keys import keys_app
-from din_extproc.cli_options import DEFAULT_CONFIG, Config, Json, fail, print_json, settings_of
-from din_extproc.cli_render import render_app
+from din_extproc.cli.keys import keys_app
+from din_extproc.cli.options import DEFAULT_CONFIG, Config, Json, fail, print_json, settings_of
+from din_extproc.cli.render import render_app
 from din_extproc.cli_tenants import tenants, usage
-from din_extproc.edge.logs import configure
+from din_extproc.edge.telemetry.logs import configure
 from din_extproc.settings.check import check as check_file
 from din_extproc.sim.faults import KINDS
 
@@ -120,7 +120,7 @@ def drain(
     at_most_s: Annotated[float, typer.Option(help="Seconds after which it ends, whatever is in flight.")] = 60.0,
 ) -> None:
     """Let this machine's Envoy take no more connections, and wait until it has ended what it has."""
-    from din_extproc.edge.envoy_admin import Silent  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.edge.probe.envoy_admin import Silent  # noqa: PLC0415 - the other commands start without it
     from din_extproc.roles.drain import drain as drain_envoy  # noqa: PLC0415
 
     try:

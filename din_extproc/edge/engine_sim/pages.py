@@ -10,8 +10,8 @@ from zlib import crc32
 import msgspec
 from aiohttp import web
 
-from din_extproc.edge.engine_loop import EngineLoop
-from din_extproc.edge.engine_seen import Seen
+from din_extproc.edge.engine_sim.loop import EngineLoop
+from din_extproc.edge.engine_sim.seen import Seen
 from din_extproc.sim.errors import Failure, refuse
 from din_extproc.sim.faults import Fault, FaultBoard, parse_faults
 from din_extproc.sim.fields import check_fields, decode_body

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from din_extproc.admit.keys import ENTROPY_BYTES, NewKey, make_key, make_node_token
-from din_extproc.cli_options import DEFAULT_CONFIG, Config, Json, fail, print_json, settings_of
+from din_extproc.cli.options import DEFAULT_CONFIG, Config, Json, fail, print_json, settings_of
 
 if TYPE_CHECKING:
     from din_extproc.roles.keys import Made

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from din_extproc.cli_options import DEFAULT_CONFIG, Config, Output, fail, settings_of, write
+from din_extproc.cli.options import DEFAULT_CONFIG, Config, Output, fail, settings_of, write
 from din_extproc.settings.node import load_node
 from din_extproc.settings.problems import Rejected
 

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from din_extproc.edge.channel import Channel
+from din_extproc.edge.process.channel import Channel
 
 _log = logging.getLogger(__name__)
 

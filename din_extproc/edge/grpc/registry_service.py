@@ -10,10 +10,10 @@ from google.protobuf.message import DecodeError, Message
 
 from din_extproc._proto.din.v1 import registry_pb2 as pb
 from din_extproc.domain.membership import Beat, Member, NodeState
-from din_extproc.edge.registrar import Registrar
-from din_extproc.edge.registry_door import Code, Door, No, said_no
-from din_extproc.edge.registry_forms import NodeForm
-from din_extproc.edge.services import Answers, Take, Taker
+from din_extproc.edge.grpc.services import Answers, Take, Taker
+from din_extproc.edge.registry.door import Code, Door, No, said_no
+from din_extproc.edge.registry.forms import NodeForm
+from din_extproc.edge.registry.registrar import Registrar
 from din_extproc.registry.row import Denied
 from din_extproc.registry.table import Event
 

@@ -12,10 +12,10 @@ from zlib import crc32
 
 from aiohttp import web
 
-from din_extproc.edge.engine_delivery import Delivery, reset
-from din_extproc.edge.engine_loop import EngineLoop
-from din_extproc.edge.engine_pages import HEADERS, EnginePages, answer_failure
-from din_extproc.edge.engine_seen import Record, Seen
+from din_extproc.edge.engine_sim.delivery import Delivery, reset
+from din_extproc.edge.engine_sim.loop import EngineLoop
+from din_extproc.edge.engine_sim.pages import HEADERS, EnginePages, answer_failure
+from din_extproc.edge.engine_sim.seen import Record, Seen
 from din_extproc.sim.answers import Identity, Reporting
 from din_extproc.sim.engine import Emission, EngineSpec, Sequence
 from din_extproc.sim.errors import NOT_FOUND, OUT_OF_MEMORY, UNAUTHORIZED, Failure, refuse

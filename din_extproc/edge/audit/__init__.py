@@ -1,0 +1,1 @@
+"""The audit log on disk (see `audit`)."""

@@ -1,0 +1,1 @@
+"""The modelled engine as a server (see `sim`)."""

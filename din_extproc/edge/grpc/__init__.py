@@ -1,0 +1,1 @@
+"""The gRPC ports: two transports, and the services that either carries."""

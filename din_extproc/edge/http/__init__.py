@@ -1,0 +1,1 @@
+"""The HTTP ports: admin pages, dashboard, registry, the agent's health."""

@@ -1,0 +1,1 @@
+"""What the agent beside an engine touches: weights, memory, metrics pages, the batch window."""

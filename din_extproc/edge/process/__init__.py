@@ -1,0 +1,1 @@
+"""Processes: workers, children, the binaries that a demo runs."""
