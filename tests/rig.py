@@ -21,6 +21,7 @@ import grpc
 from aiohttp import web
 from google.protobuf import json_format
 
+from din_extproc._proto.envoy.data.accesslog.v3.accesslog_pb2 import UpstreamEnd
 from din_extproc._proto.envoy.service.accesslog.v3 import als_pb2
 from din_extproc._proto.envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from din_extproc.control import bootstrap
@@ -190,7 +191,8 @@ class Sidecar:
     async def _entries(self, messages, _context):
         async for message in messages:
             for entry in message.http_logs.log_entry:
-                self.log.append(json_format.MessageToDict(entry, preserving_proto_field_name=True))
+                if entry.common_properties.access_log_type != UpstreamEnd:  # attempts at nodes have a log of their own
+                    self.log.append(json_format.MessageToDict(entry, preserving_proto_field_name=True))
         return als_pb2.StreamAccessLogsResponse()
 
 

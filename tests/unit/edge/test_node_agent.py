@@ -9,7 +9,8 @@ import pytest
 from din_extproc.domain.membership import NodeState, Registration
 from din_extproc.domain.node import Endpoint, Node
 from din_extproc.edge.clock import SystemClock
-from din_extproc.edge.node import engine_probe, node_agent
+from din_extproc.edge.node import agent as node_agent
+from din_extproc.edge.node import engine_probe
 from din_extproc.edge.node.agent import Agent, Held
 from din_extproc.edge.node.engine_probe import EngineProbe
 from din_extproc.edge.registry.client import RegistryClient
