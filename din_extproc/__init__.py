@@ -16,10 +16,11 @@ One request, read along the folders:
     flow       the conductors: the only place where the order of all this is written
     registry   nodes, liveness, trust, catalogue
     control    topology -> Envoy's own configuration
-    edge       everything that touches a socket, a file or a clock (Redis, gRPC, processes)
+    edge       everything that touches a socket, a file or a clock, in folders by what is touched (Redis, gRPC, processes, ...)
     settings   din.yaml -> one frozen tree, all errors at once
     sim        the modelled engine behind `engine-sim`
-    roles      composition roots: gateway, node, demo, engine simulator; only these construct things
+    roles      composition roots: gateway, node, demo, and the commands that look at them; only these construct things
+    cli        the command line: parse, call a role, print
     domain     the frozen nouns that they all hand to each other
 
 Imports go down only: cli -> roles -> settings -> edge -> flow -> {rooms} -> domain -> _proto. Rooms never import each other.
