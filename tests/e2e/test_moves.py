@@ -50,6 +50,7 @@ def stack(engines) -> Iterator[Stack]:
             "health_check": False,
             "timeouts": {"connect_ms": 500, "node_idle_ms": 3000},
             "outlier": {"consecutive_5xx": 1000, "consecutive_gateway_failures": 1000},
+            "retry": {"to_fallback": True},
         },
     }
     with Stack(config) as running:

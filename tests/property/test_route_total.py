@@ -43,7 +43,7 @@ TABLE = compile_routes(
     [
         Rule("long", Condition(estimated_tokens=TokenRange(gt=1000)), "b", "s"),
         Rule("tier", Condition(cel='headers["x-task-tier"] == "x" || int(task_tier) > 0'), "s2", "b"),
-        Rule("rest", Condition(header={"x-a": False}), "s", "b"),
+        Rule("rest", Condition(header={"x-a": False}), "s"),
     ],
     TENANTS,
 ).table
