@@ -155,7 +155,9 @@ class Twin:
             if budget.limits.rpm is not None or budget.limits.tpm is not None:
                 self.counters[key] = state
             if budget.limits.max_streams is not None:
-                held = {request: expiry for request, expiry in self.leases.get(key, {}).items() if expiry > now_ms}
+                held = self.leases.get(key, {})
+                if len(held) >= budget.limits.max_streams:  # only then; a clock that is set back finds the others still there
+                    held = {request: expiry for request, expiry in held.items() if expiry > now_ms}
                 self.leases[key] = {**held, claim.request_id: now_ms + claim.lease_ms}
         expires_ms = now_ms + max(KEEP_MS, claim.lease_ms)
         self.records[claim.tenant, claim.request_id] = Record(expires_ms, claim.tokens, answer, claim.budgets)
