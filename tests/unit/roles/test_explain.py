@@ -148,8 +148,12 @@ def test_an_engine_that_is_asked_in_its_own_words_is_shown_with_what_it_cant_be_
     assert (refused.sent, refused.status, refused.refusal) == (False, 400, "invalid_request")
 
 
-def test_the_node_that_takes_over_in_flight_is_named_after_the_pools_own(settings):
+def test_the_node_that_takes_over_in_flight_is_named_after_the_pools_own(settings, tmp_path):
     asked = request({"x-task-tier": "x"}, messages=[{"role": "user", "content": "hi"}], max_tokens=10)
+    assert explain(settings, "t", asked).moves_to is None, "nobody has asked for it"
+    file = tmp_path / "moving.json"
+    file.write_bytes(msgspec.json.encode({**DOCUMENT, "envoy": {**DOCUMENT.get("envoy", {}), "retry": {"to_fallback": True}}}))
+    settings = load(file, {})
     told = explain(settings, "t", asked)
     assert (told.pool, told.nodes) == ("quick", ("q",))
     assert told.moves_to in {"a", "b", "c"}
