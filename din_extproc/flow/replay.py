@@ -143,7 +143,7 @@ class Rerun:
         table, hour, versions = self._view.table, past.began_ms // _HOUR_MS % 24, self._placer.members.versions
         tier = {"x-task-tier": intent.task_tier} if intent.task_tier else {}
         plain = Head("POST", intent.operation.value, tier)
-        for rule in table.rules_of(intent.model.rpartition("@")[0] or intent.model):
+        for rule in table.rules_of(intent.model):
             if past.fate.rule and rule.id == past.fate.rule:
                 for wish in wishes(rule.condition):
                     head = Head("POST", intent.operation.value, {**wish.headers, **tier})

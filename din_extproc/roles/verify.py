@@ -10,9 +10,7 @@ has answered or the scheduler clearly prefers others.
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -49,13 +47,6 @@ class VerifyOptions(Struct, frozen=True):
     timeout_s: float = 60.0
 
 
-class Asking(Protocol):
-    """Sends one request."""
-
-    async def ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Outcome:
-        """What became of it."""
-
-
 def verify(settings: Settings, options: VerifyOptions, rows: tuple[MemberForm, ...] = ()) -> Verified:
     """Walk the table.
 
@@ -86,7 +77,7 @@ def _members(settings: Settings, rows: tuple[MemberForm, ...]) -> Members:
     return Members({pool.name: pool.nodes or registered.nodes(pool.name) for pool in settings.pools}, {}, {})
 
 
-async def _verified(entry: Entry, client: Asking, longest: int) -> VerifiedEntry:
+async def _verified(entry: Entry, client: Client, longest: int) -> VerifiedEntry:
     why = entry.why or (f"its prompt of {entry.tokens} tokens is longer than the {longest} to ask with" if entry.tokens > longest else "")
     found = VerifiedEntry(NOT_ASKED, entry.name, entry.rule, entry.pool.name, entry.operation.value, entry.tokens, why=why)
     if why:
@@ -105,7 +96,7 @@ async def _verified(entry: Entry, client: Asking, longest: int) -> VerifiedEntry
     return _judged(found, expected, answers, failures)
 
 
-async def _wave(entry: Entry, client: Asking, count: int) -> list[tuple[str, Outcome]]:
+async def _wave(entry: Entry, client: Client, count: int) -> list[tuple[str, Outcome]]:
     """So many requests at once, each with its trace id."""
     ids = [f"verify-{secrets.token_hex(8)}" for _ in range(count)]
     requests = [

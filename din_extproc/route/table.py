@@ -155,9 +155,9 @@ class RouteTable:
         )
         return tuple(sorted(listed, key=lambda entry: (not entry.alias, entry.name)))
 
-    def rules_of(self, name: str) -> tuple[CompiledRule, ...]:
-        """The rules that may take a request for an alias or physical model, in order, then each of its pools; none for another name."""
-        target = self._targets.get(name)
+    def rules_of(self, asked_for: str) -> tuple[CompiledRule, ...]:
+        """The rules that may take a request for the name, in order, then each of its pools; none when the name stands for nothing."""
+        target, _ = self._target(asked_for)
         return () if target is None else target.rules
 
     def preferred(self, asked_for: str) -> str | None:

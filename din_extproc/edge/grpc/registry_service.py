@@ -71,17 +71,10 @@ class NodeRegistryService:
         stopped = self._door.stops(authorization, names, request.node.id)
         if stopped is not None:
             return stopped
-        try:
-            registration = _form(request.node).registration()
-        except ValueError as error:
-            return No(Code.INVALID, str(error))
-        stopped = self._door.keeps_out(registration.node)
-        if stopped is not None:
-            return stopped
+        outcome = await self._door.register(_form(request.node))
+        if isinstance(outcome, No):
+            return outcome
         registrar = self._door.registrar
-        outcome = await registrar.register(registration)
-        if isinstance(outcome, Denied):
-            return said_no(outcome)
         response = pb.RegisterResponse(lease=outcome.lease, warnings=outcome.warnings)
         response.heartbeat_interval.FromMilliseconds(round(registrar.heartbeat_s * 1000))
         response.dead_after.FromMilliseconds(round(registrar.dead_after_s * 1000))

@@ -70,17 +70,10 @@ class RegistryHttp:
         stopped = self._stops(request, form.id)
         if stopped is not None:
             return stopped
-        try:
-            registration = form.registration()
-        except ValueError as error:
-            return No(Code.INVALID, str(error))
-        stopped = self._door.keeps_out(registration.node)
-        if stopped is not None:
-            return stopped
+        outcome = await self._door.register(form)
+        if isinstance(outcome, No):
+            return outcome
         registrar = self._door.registrar
-        outcome = await registrar.register(registration)
-        if isinstance(outcome, Denied):
-            return said_no(outcome)
         return _Lease(outcome.lease, registrar.heartbeat_s, registrar.dead_after_s, outcome.warnings)
 
     async def _beat(self, request: web.Request) -> object:

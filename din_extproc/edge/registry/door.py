@@ -10,7 +10,8 @@ from msgspec import Struct
 
 from din_extproc.admit.keys import NodeTokens
 from din_extproc.domain.node import Node
-from din_extproc.edge.registry.registrar import Registrar
+from din_extproc.edge.registry.forms import NodeForm
+from din_extproc.edge.registry.registrar import Registered, Registrar
 from din_extproc.registry.claims import Reach
 from din_extproc.registry.row import Denial, Denied
 
@@ -70,7 +71,19 @@ class Door:
         self.reaches = reaches
         self._bound = bound
 
-    def keeps_out(self, node: Node) -> No | None:
+    async def register(self, form: NodeForm) -> Registered | No:
+        """Let a node in for whom its caller may speak, unless what it says is wrong or it may not be where it is."""
+        try:
+            registration = form.registration()
+        except ValueError as error:
+            return No(Code.INVALID, str(error))
+        kept_out = self._keeps_out(registration.node)
+        if kept_out is not None:
+            return kept_out
+        outcome = await self.registrar.register(registration)
+        return said_no(outcome) if isinstance(outcome, Denied) else outcome
+
+    def _keeps_out(self, node: Node) -> No | None:
         """Why the node may not be where it says it is. None: it may."""
         reach = self.reaches.get(node.id)
         if reach is None or reach.allows(node.endpoint):
