@@ -14,7 +14,7 @@ from din_extproc import __version__
 from din_extproc.cli.keys import keys_app
 from din_extproc.cli.options import DEFAULT_CONFIG, Config, Json, fail, print_json, settings_of
 from din_extproc.cli.render import render_app
-from din_extproc.cli_tenants import tenants, usage
+from din_extproc.cli.tenants import tenants, usage
 from din_extproc.edge.telemetry.logs import configure
 from din_extproc.settings.check import check as check_file
 from din_extproc.sim.faults import KINDS

@@ -1,6 +1,6 @@
 """The commands `keys ...`: keys of tenants and tokens of nodes.
 
-Rule: as in `cli.py`: parse, call a role, print. A key is printed once and kept nowhere.
+Rule: as in `app.py`: parse, call a role, print. A key is printed once and kept nowhere.
 """
 
 import secrets

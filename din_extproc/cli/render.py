@@ -1,6 +1,6 @@
 """The commands under `render`: configuration for the proxies in front, out of one file.
 
-Rule: as in `cli`: parse, call a role, print.
+Rule: as in `app.py`: parse, call a role, print.
 """
 
 import os

@@ -6,7 +6,7 @@ Rule: nothing is serialised again. Big integers, number spellings, white space a
 from collections.abc import Collection, Mapping
 
 from din_extproc.domain.verdict import Refusal
-from din_extproc.intent.outline import Outline, outline
+from din_extproc.intent.outline import Outline, outline, without_lone_surrogates
 
 _USAGE_ONLY = b'{"include_usage":true}'
 
@@ -70,7 +70,7 @@ def asking_for_usage(options: bytes) -> bytes:
     """
     if options in (b"", b"null"):
         return _USAGE_ONLY
-    inner = outline(options)
+    inner = outline(without_lone_surrogates(options) if b"\\u" in options else options)
     if isinstance(inner, Refusal) or inner.value(options, "include_usage") == b"true":
         return options
     return with_values(options, inner, {"include_usage": b"true"})

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import random
 
 import pytest
 from hypothesis import example, given, settings
@@ -14,87 +13,10 @@ from din_extproc.intent.estimate import Gauge
 from din_extproc.intent.outline import outline
 from din_extproc.intent.read import Reading, read
 from din_extproc.intent.splice import asking_for_usage, with_values
+from tests.odd_json import KEYS, Speller
 
 GAUGE = Gauge()
 LIMIT = 1 << 20
-KEYS = (
-    "model",
-    "messages",
-    "stream",
-    "stream_options",
-    "max_tokens",
-    "max_completion_tokens",
-    "n",
-    "tools",
-    "input",
-    "prompt",
-    "query",
-    "documents",
-)
-
-GAPS = ("", "", "", " ", "\t", "\r\n", "  ")
-NUMBERS = ("0", "-0", "7", "1.50", "1E5", "2e-7", "9007199254740993", "1e999", "-1.0e+400", "3.0", "12345678901234567890123")
-PIECES = (
-    "a",
-    "model",
-    "stream",
-    "{",
-    "]",
-    ",",
-    ":",
-    "中",
-    "é",
-    "😀",
-    "\x7f",
-    "\\n",
-    '\\"',
-    "\\\\",
-    "\\/",
-    "\\u00e9",
-    "\\ud83d\\ude00",
-    "\\u0065",
-)
-LONE = ("\\ud83d", "\\ude00", "\\ud83d\\ud83d")
-
-
-class Speller:
-    """Writes JSON in odd but legal spellings. Lone halves of surrogate pairs only on request."""
-
-    def __init__(self, seed, *, lone=False):
-        self.random = random.Random(seed)
-        self.pieces = PIECES + LONE if lone else PIECES
-
-    def gap(self):
-        return self.random.choice(GAPS)
-
-    def string(self):
-        return f'"{"".join(self.random.choices(self.pieces, k=self.random.randrange(6)))}"'
-
-    def key(self):
-        return f'"{self.random.choice(KEYS)}"' if self.random.random() < 0.7 else self.string()
-
-    def value(self, depth=0):
-        kind = self.random.randrange(7 if depth < 4 else 4)
-        if kind < 2:
-            return self.string()
-        if kind < 4:
-            return self.random.choice((*NUMBERS, "null", "true", "false"))
-        if kind == 4:
-            items = [self.value(depth + 1) for _ in range(self.random.randrange(4))]
-            return f"[{self.gap()}{f'{self.gap()},{self.gap()}'.join(items)}{self.gap()}]"
-        return self.object(depth + 1)
-
-    def object(self, depth=0):
-        members = {}
-        for _ in range(self.random.randrange(6)):
-            key = self.key()
-            members[json.loads(key)] = f"{key}{self.gap()}:{self.gap()}{self.value(depth)}"
-        return f"{{{self.gap()}{f'{self.gap()},{self.gap()}'.join(members.values())}{self.gap()}}}"
-
-    def chat(self):
-        return f'{{"model":{self.string()},{self.gap()}"messages":[{self.object()}],"x":{self.object()}}}'
-
-
 seeds = st.integers(0, 2**64)
 values = seeds.map(lambda seed: Speller(seed).value())
 bodies = seeds.map(lambda seed: f"{Speller(seed).gap()}{Speller(seed).object()}".encode())

@@ -3,13 +3,11 @@
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from din_extproc.domain.node import Pool
 from din_extproc.domain.request import Head
 from din_extproc.domain.verdict import Refusal
-from din_extproc.flow.order import NodeOrder, order
+from din_extproc.flow.order import order
 from din_extproc.intent.estimate import Gauge
 from din_extproc.intent.read import Reading, read
 from din_extproc.southbound.engines import ENGINES
@@ -22,28 +20,6 @@ def asked(body: bytes, *, path: str = CHAT, **pool):
     assert isinstance(reading, Reading), reading
     settings = {"engine": "vllm", "scheduler": "round_robin", "nodes": (), **pool}
     return order(reading, reading.intent, Pool("p", "physical", "physical", **settings))
-
-
-@given(
-    extra=st.dictionaries(
-        st.sampled_from(["x_vendor", "seed", "top_p", "user", "metadata"]), st.integers() | st.floats(allow_nan=False, allow_infinity=False)
-    ),
-    engine=st.sampled_from(sorted(ENGINES)),
-    stream=st.booleans(),
-    pad=st.sampled_from([b"", b" ", b"\n\t"]),
-)
-def test_for_engines_that_speak_openais_words_every_byte_but_the_splices_is_the_clients(extra, engine, stream, pad):
-    members = [b'"model":' + pad + b'"alias"', b'"messages":[ {"role":"user","content":"caf\\u00e9 \xe4\xbd\xa0"} ]']
-    members += [json.dumps(name).encode() + pad + b":" + json.dumps(value).encode() for name, value in extra.items()]
-    if stream:
-        members.append(b'"stream":true')
-    body = b"{" + pad + (b"," + pad).join(members) + pad + b"}"
-    made = asked(body, engine=engine)
-    expected = body.replace(b'"alias"', b'"physical"')
-    if stream:
-        expected = expected.replace(b"{", b'{"stream_options":{"include_usage":true},', 1)
-    assert isinstance(made, NodeOrder)
-    assert (made.body, made.path, made.dialect, made.headers, made.strips_usage) == (expected, CHAT, None, (), stream)
 
 
 def test_a_parameter_with_another_name_is_moved_and_all_else_stays():

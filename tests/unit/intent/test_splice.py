@@ -56,6 +56,7 @@ def test_a_key_written_with_escapes_is_the_same_key():
         (b'{"include_usage": false}', b'{"include_usage": true}'),
         (b'{"include_usage":null,"x":1}', b'{"include_usage":true,"x":1}'),
         (b'{"x":{"include_usage":false}}', b'{"include_usage":true,"x":{"include_usage":false}}'),
+        (b'{"x":"\\ud83d"}', b'{"include_usage":true,"x":"\\ud83d"}'),
         (b'"yes"', b'"yes"'),
         (b"[1]", b"[1]"),
     ],

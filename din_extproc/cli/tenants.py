@@ -1,6 +1,6 @@
 """The commands `tenants` and `usage`: what tenants use now, and what they have used by day.
 
-Rule: as in `cli.py`: parse, call a role, print.
+Rule: as in `app.py`: parse, call a role, print.
 """
 
 import csv
