@@ -13,6 +13,7 @@ One request, read along the folders:
       ... the node answers; Envoy streams it to the client, Python does not see the tokens ...
     observe    Envoy's access-log entry -> what it cost and how it ended
     audit      what is recorded for good, chained and signed, and how a reader proves it whole
+    measure    what requests took, seen from outside: two ways of asking compared, one request taken apart
     flow       the conductors: the only place where the order of all this is written
     registry   nodes, liveness, trust, catalogue
     control    topology -> Envoy's own configuration

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from din_extproc import __version__
+from din_extproc.cli.bench import bench_app
 from din_extproc.cli.keys import keys_app
 from din_extproc.cli.options import DEFAULT_CONFIG, Config, Json, fail, print_json, settings_of
 from din_extproc.cli.render import render_app
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 app.add_typer(render_app, name="render")
 app.add_typer(keys_app, name="keys")
+app.add_typer(bench_app, name="bench")
 app.command()(tenants)
 app.command()(usage)
 audit_app = typer.Typer(no_args_is_help=True, help="The audit log.")

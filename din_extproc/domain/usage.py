@@ -94,6 +94,10 @@ class Labels(Struct, frozen=True, gc=False, omit_defaults=True):
     tags: Tags | None = None
     span: str = ""
     """Trace, span and parent of an exchange that leaves spans, with hyphens between."""
+    decided_us: int = 0
+    """From the whole request to its verdict, `waited_us` included."""
+    waited_us: int = 0
+    """In line for tokens or slots."""
 
 
 class ExchangeRecord(Struct, frozen=True, gc=False):
@@ -145,6 +149,12 @@ class ExchangeRecord(Struct, frozen=True, gc=False):
     """From the request's first byte to its last."""
     sent_ms: float | None = None
     """From the request's first byte to the first that went to the node that answered."""
+    node_ended_ms: float | None = None
+    """From the request's first byte to the last that came from the node."""
+    decided_ms: float | None = None
+    """From the whole request to the gateway's verdict, `waited_ms` included."""
+    waited_ms: float = 0.0
+    """In line for tokens or slots."""
     would_refuse: str = ""
     """The limit that would have refused it, were it enforced."""
     moved_from: str = ""

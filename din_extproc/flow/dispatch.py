@@ -42,6 +42,10 @@ class Granted(Struct, frozen=True, gc=False):
     """The limit that would have refused it, were it enforced."""
     span: SpanContext | None = None
     """None: it leaves no spans."""
+    decided_s: float = 0.0
+    """How long all of that took, `waited_s` included."""
+    waited_s: float = 0.0
+    """In line for tokens or slots."""
 
 
 def dispatch(granted: Granted, head: Head) -> Send:
@@ -143,6 +147,8 @@ def _metadata(granted: Granted) -> dict[str, str | float | bool]:
         granted.reading.sensitive,
         tags(intent),
         "" if granted.span is None else granted.span.text,
+        round(granted.decided_s * 1e6),
+        round(granted.waited_s * 1e6),
     )
     metadata: dict[str, str | float | bool] = {"request_id": claim.request_id, "labels": _as_json(labels).decode()}
     if granted.order.strips_usage:

@@ -50,7 +50,7 @@ _NO_HEAD = Head(method="", path="", headers={})
 
 
 class Clock(Protocol):
-    """Both are read once per request."""
+    """Both are read once or twice per request."""
 
     def wall(self) -> float:
         """Seconds since the epoch."""
@@ -134,7 +134,7 @@ class _Held(Struct, frozen=True, gc=False):
 class RequestFlow:
     """One HTTP exchange, from its first byte to its last."""
 
-    __slots__ = ("_desk", "_head", "_held", "_intent", "_order", "_request_id", "_span", "_trace_id", "_who")
+    __slots__ = ("_desk", "_head", "_held", "_intent", "_order", "_request_id", "_span", "_trace_id", "_waited_s", "_who")
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
@@ -146,6 +146,7 @@ class RequestFlow:
         self._trace_id = ""
         self._who: Authenticated | None = None
         self._span: SpanContext | None = None
+        self._waited_s = 0.0
 
     async def decide(self, head: Head, body: bytes) -> Verdict:
         """The verdict on a whole request."""
@@ -246,7 +247,8 @@ class RequestFlow:
         desk.live[self._request_id] = who.tenant.id
         self._order = asked
         trace, key, standing, over = self._trace_id, who.key.id, admitted.standing, missed(admitted)
-        granted = Granted(trace, key, reading, intent, asked, routed, target, picked, claim, standing, over, self._span)
+        took = desk.clock.monotonic() - began, self._waited_s
+        granted = Granted(trace, key, reading, intent, asked, routed, target, picked, claim, standing, over, self._span, *took)
         return self._sent(granted, wall, head)
 
     def _sent(self, granted: Granted, wall: float, head: Head) -> Send:
@@ -353,7 +355,10 @@ class RequestFlow:
     async def _waited(self, claim: Claim, intent: Intent, tenant: Tenant) -> Admitted | Denied | Full:
         """The answer after a wait, no longer than tenant and client allow."""
         patience_ms = tenant.queueing.max_wait_ms if intent.timeout_ms is None else min(tenant.queueing.max_wait_ms, intent.timeout_ms)
-        return await self._desk.waiting.wait(claim, tenant.priority_of(intent.priority), tenant.queueing, patience_ms)
+        joined = self._desk.clock.monotonic()
+        reply = await self._desk.waiting.wait(claim, tenant.priority_of(intent.priority), tenant.queueing, patience_ms)
+        self._waited_s = self._desk.clock.monotonic() - joined
+        return reply
 
     def _let_go(self) -> _Held | None:
         """Give back what was taken here; who holds it still has to tell the ledger."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from din_extproc.domain.timing import GatewayTimes
 from din_extproc.domain.usage import ExchangeRecord, Outcome
 
 STEP_S = 10
@@ -17,6 +18,7 @@ WINDOW_S = 60
 _REMEMBERED_NODES = 20_000
 _NAMES = 1_000
 _EVENTS = 60
+_EXCHANGES = 2_048
 _OTHER = "other"
 
 
@@ -123,9 +125,11 @@ class Recent:
         self._lines: dict[str, _Line] = {}
         self._by = {"rules": _Minute(), "aliases": _Minute(), "tenants": _Minute()}
         self.events: deque[Event] = deque(maxlen=_EVENTS)
+        self._records: deque[ExchangeRecord] = deque(maxlen=_EXCHANGES)
 
     def finished(self, record: ExchangeRecord, now: float) -> None:
         """An exchange is over."""
+        self._records.append(record)
         step = int(now) // STEP_S
         self._by["tenants"].add(record.tenant, record, step)
         if record.model:
@@ -139,6 +143,10 @@ class Recent:
             at = round(record.started_at + (record.duration_ms or 0) / 1000, 3)
             asked = record.alias or record.model
             self.events.append(Event(at, what, code, record.trace_id, record.tenant, asked, record.rule, record.node_id))
+
+    def times(self, trace: str) -> list[GatewayTimes]:
+        """The exchanges among the last two thousand whose trace id begins so, oldest first."""
+        return [GatewayTimes.of(record) for record in self._records if record.trace_id.startswith(trace)]
 
     def traffic(self, now: float) -> Mapping[str, Mapping[str, Traffic]]:
         """The last minute by rule, alias and tenant."""

@@ -10,7 +10,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from aiohttp import ClientError
 from msgspec import Struct
 from rich.console import Console
 
@@ -215,7 +214,7 @@ async def _check(plan: DemoPlan, children: Children, nodes: dict[str, Child], co
             try:
                 with console.status(title):
                     told = await check()
-            except (Mismatch, ClientError, TimeoutError, LookupError, TypeError) as error:
+            except (Mismatch, LookupError, TypeError) as error:
                 failed += 1
                 console.print(f"[red]✗[/] {title}:", end=" ")
                 console.print(f"{type(error).__name__}: {error}", markup=False)

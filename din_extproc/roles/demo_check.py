@@ -2,35 +2,20 @@
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
 from typing import Any, Self
 
-from aiohttp import ClientSession, ClientTimeout
-from msgspec import Struct
-
+from din_extproc.edge.probe.outside import Client, Outcome
 from din_extproc.roles.demo_plan import CHAT_ALIAS, EMBEDDING_MODEL, TRIAL_RPM, DemoPlan
 
 _TRIES = 6
+_TIMEOUT_S = 60.0
+_JSON = {"content-type": "application/json"}
 _LIMIT_HEADERS = tuple(f"x-ratelimit-{part}-{kind}" for part in ("limit", "remaining", "reset") for kind in ("requests", "tokens"))
 
 
 class Mismatch(Exception):  # noqa: N818 - it is a finding
     """The demo did not do what it should; the message says what came instead."""
-
-
-class Reply(Struct, frozen=True):
-    """An HTTP answer."""
-
-    status: int
-    headers: Mapping[str, str]
-    """Names in lower case."""
-    body: bytes
-
-    def json(self) -> Any:
-        """The decoded body."""
-        try:
-            return json.loads(self.body)
-        except ValueError:
-            raise Mismatch(f"{self.status}, and no JSON: {self.body[:200]!r}") from None
 
 
 class Player:
@@ -40,14 +25,14 @@ class Player:
         """`end_node` ends the node with that id, as a crash does."""
         self._plan = plan
         self._end_node = end_node
-        self._session: ClientSession
+        self._client = Client(plan.url, plan.key.text, _TIMEOUT_S)
 
     async def __aenter__(self) -> Self:
-        self._session = ClientSession(timeout=ClientTimeout(total=60))
+        await self._client.__aenter__()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self._session.close()
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self._client.__aexit__(kind, error, trace)
 
     def checks(self) -> tuple[tuple[str, Callable[[], Awaitable[str]]], ...]:
         """Title and check, in the order to play them: the last one ends a node."""
@@ -66,7 +51,7 @@ class Player:
         """A whole answer."""
         reply = await self._chat()
         _expect(reply, 200)
-        answer = reply.json()
+        answer = _json(reply)
         text = answer["choices"][0]["message"]["content"]
         _need(bool(text), "the answer is empty")
         _need(answer["usage"]["completion_tokens"] > 0, "no completion tokens in usage")
@@ -100,7 +85,7 @@ class Player:
         """A vector for each text."""
         reply = await self._post("/v1/embeddings", {"model": EMBEDDING_MODEL, "input": ["a node", "a gateway"]})
         _expect(reply, 200)
-        vectors = [item["embedding"] for item in reply.json()["data"]]
+        vectors = [item["embedding"] for item in _json(reply)["data"]]
         _need(len(vectors) == 2 and len(vectors[0]) > 0, "not two vectors")  # noqa: PLR2004 - two texts
         return f"{len(vectors[0])} dimensions from {reply.headers.get('x-din-node-id')}"
 
@@ -138,7 +123,7 @@ class Player:
         _need(answered == chat_nodes - {first}, f"answers came from {answered}")
         return f"{first} is gone, {_TRIES} of {_TRIES} answers came from {', '.join(sorted(chat_nodes - {first}))}"
 
-    async def _chat(self, *, model: str = CHAT_ALIAS, key: str = "", max_tokens: int = 24) -> Reply:
+    async def _chat(self, *, model: str = CHAT_ALIAS, key: str = "", max_tokens: int = 24) -> Outcome:
         body = {"model": model, "messages": [{"role": "user", "content": "Say hello to the world."}], "max_tokens": max_tokens}
         return await self._post("/v1/chat/completions", body, key)
 
@@ -151,11 +136,18 @@ class Player:
         _need(reply.headers.get("content-type", "").startswith("text/event-stream"), "the answer is no event stream")
         return [event.removeprefix("data:").strip() for event in reply.body.decode().split("\n\n") if event.startswith("data:")]
 
-    async def _post(self, path: str, body: Mapping[str, Any], key: str = "") -> Reply:
-        headers = {"authorization": f"Bearer {key or self._plan.key.text}"}
-        async with self._session.post(self._plan.url + path, json=body, headers=headers) as response:
-            received = {name.lower(): value for name, value in response.headers.items()}
-            return Reply(response.status, received, await response.read())
+    async def _post(self, path: str, body: Mapping[str, Any], key: str = "") -> Outcome:
+        asked = {**_JSON, **({"authorization": f"Bearer {key}"} if key else {})}
+        reply = await self._client.ask("POST", path, asked, json.dumps(body).encode())
+        _need(not reply.failure, reply.failure)
+        return reply
+
+
+def _json(reply: Outcome) -> Any:
+    try:
+        return json.loads(reply.body)
+    except ValueError:
+        raise Mismatch(f"{reply.status}, and no JSON: {reply.body[:200]!r}") from None
 
 
 def _need(condition: bool, otherwise: str) -> None:  # noqa: FBT001 - reads as a sentence where it is called
@@ -163,12 +155,12 @@ def _need(condition: bool, otherwise: str) -> None:  # noqa: FBT001 - reads as a
         raise Mismatch(otherwise)
 
 
-def _expect(reply: Reply, status: int) -> None:
+def _expect(reply: Outcome, status: int) -> None:
     _need(reply.status == status, f"{reply.status} instead of {status}: {reply.body[:300].decode(errors='replace')}")
 
 
-def _refused(reply: Reply, status: int, code: str) -> str:
+def _refused(reply: Outcome, status: int, code: str) -> str:
     _expect(reply, status)
-    error = reply.json()["error"]
+    error = _json(reply)["error"]
     _need(error["code"] == code, f"the code {error['code']!r} instead of {code!r}")
     return f"{status} {code}"

@@ -69,10 +69,9 @@ class Gateway:
 
     def __init__(self, settings: Settings, options: ServeOptions, source: CatalogSource) -> None:
         self._options = options
-        self._serving = False
+        self._serving = self._shut = False
         self._background = Background()
         self._counters = Counters()
-        self._shut = False
         self._former: dict[str, Any] = {}
         """What workers that are gone have counted."""
         self._reloader = Reloader(settings, self._use, source)
@@ -118,7 +117,8 @@ class Gateway:
                 self._discovery = Discovery(_TRANSPORTS[options.transport], self._background)
         self._health = HealthService(*(service.name for service in services))
         self._server = _TRANSPORTS[options.transport]((*services, self._health), max_body_bytes=settings.body_limit)
-        self._admin = AdminPages(self._status, self._unready, self._nodes, self._tenants, self._metrics, self._dashboard).port
+        times = (lambda _: ()) if self._accounts is None else self._accounts.recent.times
+        self._admin = AdminPages(self._status, self._unready, self._nodes, self._tenants, self._metrics, times, self._dashboard).port
         self._tenants_page = TenantsPage(settings, self._link)
 
     async def run(self) -> None:

@@ -30,7 +30,6 @@ from din_extproc.settings.settings import Settings
 _LIE = "verify-says-so"
 _LIES = {"x-din-node-id": _LIE, "x-din-cluster": _LIE, "x-din-endpoint": "127.0.0.1:1", "x-din-model": _LIE, "x-din-tenant": _LIE}
 _WAVES = 3
-_GOOD = range(200, 300)
 
 
 class Unverifiable(Exception):  # noqa: N818 - it says what the deployment is
@@ -87,8 +86,8 @@ async def _verified(entry: Entry, client: Client, longest: int) -> VerifiedEntry
     failures: list[str] = []
     for _ in range(_WAVES):
         for trace_id, outcome in await _wave(entry, client, 2 * len(expected)):
-            if outcome.failure or outcome.status not in _GOOD:
-                failures.append(outcome.failure or f"{outcome.status}: {outcome.body[:200].decode(errors='replace')}")
+            if not outcome.good:
+                failures.append(outcome.trouble)
             else:
                 answers.setdefault(outcome.headers.get("x-din-node-id", ""), []).append(_problems(outcome, trace_id, expected))
         if expected.keys() <= answers.keys() or failures:

@@ -4,22 +4,26 @@ Rule: liveness never depends on Redis or nodes; readiness says each reason it ha
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 import msgspec
 from aiohttp import web
 
+from din_extproc.domain.timing import GatewayTimes
 from din_extproc.edge.http.dashboard import DashboardPages
-from din_extproc.edge.http.port import HttpPort
+from din_extproc.edge.http.port import HttpPort, Problem
 from din_extproc.observe.exposition import CONTENT_TYPE
 
 Status = Callable[[], Mapping[str, object]]
 Reasons = Callable[[], list[str]]
 Tenants = Callable[[str], Awaitable[Mapping[str, object]]]
+Times = Callable[[str], Sequence[GatewayTimes]]
+_SHORTEST_TRACE = 8
+"""As short as a client's trace id may be: whoever asks knows the ids, nobody leafs through them."""
 
 
 class AdminPages:
-    """`GET /healthz`, `/readyz`, `/status`, `/nodes`, `/tenants` and `/metrics`.
+    """`GET /healthz`, `/readyz`, `/status`, `/nodes`, `/tenants`, `/exchanges` and `/metrics`.
 
     Args:
         status: What `/status` shows, as plain values.
@@ -27,6 +31,7 @@ class AdminPages:
         nodes: What `/nodes` shows, likewise.
         tenants: What `/tenants` shows, of all tenants ("") or of one.
         metrics: What `/metrics` shows, slice by slice: others go first between two of them.
+        times: What `/exchanges?trace=` shows: the latest exchanges whose trace id begins so.
         dashboard: Its pages, if there is one.
     """
 
@@ -37,6 +42,7 @@ class AdminPages:
         nodes: Status,
         tenants: Tenants,
         metrics: Callable[[], Iterator[bytes]],
+        times: Times,
         dashboard: DashboardPages | None = None,
     ) -> None:
         self._status = status
@@ -44,6 +50,7 @@ class AdminPages:
         self._nodes = nodes
         self._tenants = tenants
         self._metrics = metrics
+        self._times = times
         self.port = HttpPort(
             [
                 web.get("/healthz", self._alive),
@@ -51,6 +58,7 @@ class AdminPages:
                 web.get("/status", self._show),
                 web.get("/nodes", self._show_nodes),
                 web.get("/tenants", self._show_tenants),
+                web.get("/exchanges", self._show_exchanges),
                 web.get("/metrics", self._show_metrics),
                 *(() if dashboard is None else dashboard.routes),
             ]
@@ -72,6 +80,15 @@ class AdminPages:
 
     async def _show_tenants(self, request: web.Request) -> web.Response:
         return _json(await self._tenants(request.query.get("tenant", "")))
+
+    async def _show_exchanges(self, request: web.Request) -> web.Response:
+        trace = request.query.get("trace", "")
+        if len(trace) < _SHORTEST_TRACE:
+            detail = f"`trace` is the beginning of a trace id, {_SHORTEST_TRACE} characters or more"
+            return Problem(
+                type="urn:din-extproc:http:trace_missing", title="Which exchanges?", status=400, detail=detail, code="trace_missing"
+            ).response()
+        return _json({"exchanges": self._times(trace)})
 
     async def _show_metrics(self, request: web.Request) -> web.StreamResponse:
         reply = web.StreamResponse(headers={"content-type": CONTENT_TYPE})

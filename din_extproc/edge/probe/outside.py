@@ -13,7 +13,8 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 from msgspec import Struct
 
 _LONGEST_BODY = 1 << 20
-_READ = 1 << 16
+_KEPT_S = 2.0
+"""Connections that rest longer are not used again: engines close theirs after five seconds, and a request that meets that is lost."""
 
 
 class Outcome(Struct, frozen=True):
@@ -31,14 +32,28 @@ class Outcome(Struct, frozen=True):
     """From the sending to the answer's head, in seconds."""
     total_s: float = 0.0
     """To the answer's end."""
+    began_at: float = 0.0
+    """When it was sent: seconds since the epoch, by this machine's clock."""
+    arrivals: tuple[tuple[float, int], ...] = ()
+    """When how much of the body was here: seconds after the sending, bytes."""
+
+    @property
+    def good(self) -> bool:
+        """The whole answer came, and it is one."""
+        return not self.failure and self.status in range(200, 300)
+
+    @property
+    def trouble(self) -> str:
+        """What is the matter with one that is not good."""
+        return self.failure or f"{self.status}: {self.body[:200].decode(errors='replace')}"
 
 
 class Client:
-    """One client of one gateway. An async context manager.
+    """One client of one gateway, or of a node behind it. An async context manager.
 
     Args:
         url: The gateway's, without a path.
-        key: The API key.
+        key: The API key; "" for a node, which must not see one.
         timeout_s: For a whole answer.
         tls: How an `https` gateway is trusted; None: as the machine trusts.
     """
@@ -51,7 +66,7 @@ class Client:
         self._session: ClientSession
 
     async def __aenter__(self) -> Self:
-        self._session = ClientSession(timeout=self._timeout, connector=TCPConnector(ssl=self._tls, limit=0))
+        self._session = ClientSession(timeout=self._timeout, connector=TCPConnector(ssl=self._tls, limit=0, keepalive_timeout=_KEPT_S))
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -59,15 +74,17 @@ class Client:
 
     async def ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Outcome:
         """Send one request and read its answer to the end."""
-        began = time.perf_counter()
-        sent = {"authorization": f"Bearer {self._key}", **headers}
-        status, came, parts, head_s = 0, {}, bytearray(), 0.0
+        began_at, began = time.time(), time.perf_counter()
+        sent = {**({"authorization": f"Bearer {self._key}"} if self._key else {}), **headers}
+        status, came, parts, head_s, failure = 0, {}, bytearray(), 0.0, ""
+        arrivals: list[tuple[float, int]] = []
         try:
             async with self._session.request(method, self._url + path, headers=sent, data=body or None) as answer:
                 head_s = time.perf_counter() - began
                 status, came = answer.status, {name.lower(): value for name, value in answer.headers.items()}
-                async for piece in answer.content.iter_chunked(_READ):
+                async for piece in answer.content.iter_any():
                     parts += piece[: _LONGEST_BODY - len(parts)]
+                    arrivals.append((time.perf_counter() - began, len(parts)))
         except (TimeoutError, ClientError, OSError) as error:
-            return Outcome(status, came, bytes(parts), str(error) or type(error).__name__, head_s, time.perf_counter() - began)
-        return Outcome(status, came, bytes(parts), "", head_s, time.perf_counter() - began)
+            failure = str(error) or type(error).__name__
+        return Outcome(status, came, bytes(parts), failure, head_s, time.perf_counter() - began, began_at, tuple(arrivals))

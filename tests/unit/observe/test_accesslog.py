@@ -26,6 +26,8 @@ SENT = Labels(
     features=(1.0, 2.5, 0.0),
     fixed=3,
     stream=True,
+    decided_us=2500,
+    waited_us=2000,
 )
 
 
@@ -55,6 +57,7 @@ def entry(metadata: dict[str, Any], *flags: str, port: int = 8000) -> HTTPAccess
     common.start_time.FromMicroseconds(1_700_000_000_000_500)
     common.duration.FromMicroseconds(912_345)
     common.time_to_first_upstream_rx_byte.FromMicroseconds(3_000)
+    common.time_to_last_upstream_rx_byte.FromMicroseconds(912_000)
     common.upstream_remote_address.socket_address.address = "10.0.0.7"
     common.upstream_remote_address.socket_address.port_value = port
     common.upstream_request_attempt_count = 2
@@ -80,6 +83,7 @@ def test_everything_that_was_left_for_it_comes_back_in_the_record() -> None:
     assert record.usage == Usage(40, 10, 8)
     assert (record.reserved_tokens, record.prompt_estimate, record.features, record.fixed) == (300, 44, (1.0, 2.5, 0.0), 3)
     assert (record.duration_ms, record.first_token_ms) == (912.345, 250.0)
+    assert (record.decided_ms, record.waited_ms, record.node_ended_ms) == (2.5, 2.0, 912.0)
     assert record.started_at == pytest.approx(1_700_000_000.0005, abs=1e-6)
     assert (record.response_flags, record.degraded, record.refusal, record.error, record.bad_events) == ((), False, "", "", 1)
 

@@ -76,3 +76,15 @@ def test_a_change_holds_what_is_new_other_or_gone():
     assert [row.id for row in found.nodes] == ["b", "d"]
     assert found.gone == ("c",)
     assert found.board.nodes == ()
+
+
+def test_an_exchange_is_found_by_the_beginning_of_its_trace_id_until_two_thousand_others_came():
+    recent = Recent()
+    for number in range(3):
+        recent.finished(replace(DONE, trace_id=f"bench-1-{number}", sent_ms=3.0, node_ended_ms=499.0, decided_ms=0.5), 0.0)
+    found = recent.times("bench-1-")
+    assert [times.trace_id for times in found] == ["bench-1-0", "bench-1-1", "bench-1-2"]
+    assert (found[0].sent_ms, found[0].first_token_ms, found[0].node_ended_ms, found[0].ended_ms) == (3.0, 80.0, 499.0, 500.0)
+    for _ in range(2046):
+        recent.finished(DONE, 0.0)
+    assert [times.trace_id for times in recent.times("bench-1-")] == ["bench-1-1", "bench-1-2"]

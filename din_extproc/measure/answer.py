@@ -1,0 +1,148 @@
+"""A streamed answer as its client saw it arrive: when the first token came, how many, and what the engine says of itself.
+
+Rule: an event that can't be read counts for nothing; only what is missing at the end is an error.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from din_extproc.domain.usage import Outcome
+from din_extproc.domain.verdict import Code
+
+_DONE = b"[DONE]"
+
+
+class Answer(Struct, frozen=True, omit_defaults=True):
+    """One answer by the client's stopwatch. Milliseconds since the request was sent."""
+
+    total_ms: float
+    first_token_ms: float | None = None
+    """In any channel; None: there was none."""
+    last_token_ms: float | None = None
+    tokens: int = 0
+    """As the engine counted, else as many as came."""
+    executed_ms: float | None = None
+    """How long the engine says it worked, prompt and output; None: it does not say."""
+    created: tuple[tuple[float, float], ...] = ()
+    """Each second of the engine's own clock that it wrote, with the moment its first event arrived."""
+    trouble: str = ""
+    """Why it is no good answer: a code where there is one."""
+
+    @property
+    def per_token_ms(self) -> float | None:
+        """TPOT: the mean time of each token after the first."""
+        if self.first_token_ms is None or self.last_token_ms is None or self.tokens < 2:  # noqa: PLR2004 - a gap needs two
+            return None
+        return (self.last_token_ms - self.first_token_ms) / (self.tokens - 1)
+
+
+class _Delta(Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[Any] | None = None
+
+    @property
+    def has_token(self) -> bool:
+        return bool(self.content or self.reasoning_content or self.reasoning or self.tool_calls)
+
+
+class _Choice(Struct):
+    delta: _Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+    @property
+    def has_token(self) -> bool:
+        return bool(self.text) or (self.delta is not None and self.delta.has_token)
+
+
+class _Usage(Struct):
+    completion_tokens: int = 0
+
+
+class _Timings(Struct):
+    """llama.cpp's own stopwatch."""
+
+    prompt_ms: float = 0.0
+    predicted_ms: float = 0.0
+
+
+class _Chunk(Struct):
+    choices: list[_Choice] = []
+    created: float | None = None
+    usage: _Usage | None = None
+    timings: _Timings | None = None
+    error: Any = None
+
+
+class _Code(Struct):
+    code: str | int | None = None
+    type: str | None = None
+
+
+class _Refusal(Struct):
+    error: _Code
+
+
+_chunk = msgspec.json.Decoder(_Chunk).decode
+_refusal = msgspec.json.Decoder(_Refusal).decode
+
+
+def streamed(events: Iterable[tuple[float, bytes]], total_ms: float) -> Answer:
+    """A stream that was read to its end.
+
+    Args:
+        events: The data of each event, with the millisecond in which it arrived.
+        total_ms: When the stream was over.
+    """
+    arrivals: list[float] = []
+    created: dict[float, float] = {}
+    told: int | None = None
+    executed_ms, trouble, ended = None, "", False
+    for at_ms, data in events:
+        if data == _DONE:
+            ended = True
+            continue
+        try:
+            chunk = _chunk(data)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
+        if chunk.created is not None:
+            created.setdefault(chunk.created, at_ms)
+        arrivals += [at_ms for choice in chunk.choices if choice.has_token]
+        ended = ended or any(choice.finish_reason for choice in chunk.choices)
+        if chunk.usage is not None:
+            told = chunk.usage.completion_tokens
+        if chunk.timings is not None:
+            executed_ms = chunk.timings.prompt_ms + chunk.timings.predicted_ms
+        if chunk.error is not None:
+            trouble = trouble or _named(chunk.error)
+    return Answer(
+        total_ms,
+        first_token_ms=arrivals[0] if arrivals else None,
+        last_token_ms=arrivals[-1] if arrivals else None,
+        tokens=len(arrivals) if told is None else told,
+        executed_ms=executed_ms,
+        created=tuple(created.items()),
+        trouble=trouble or ("" if ended else Outcome.UPSTREAM_TRUNCATED.value),
+    )
+
+
+def refused(status: int, body: bytes, total_ms: float) -> Answer:
+    """An answer with another status than a good one."""
+    try:
+        error = _refusal(body).error
+        said = str(error.code or error.type or "")
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        said = ""
+    return Answer(total_ms, trouble=said or str(status))
+
+
+def _named(error: Any) -> str:
+    """The code of an error inside a stream."""
+    found = error if isinstance(error, dict) else {}
+    return str(found.get("code") or found.get("type") or Code.UPSTREAM_ERROR.code)

@@ -1,0 +1,93 @@
+"""How the commands that measure ask: streamed chats over an outside client, some at once, each known by its trace id.
+
+Rule: whatever becomes of a request, an `Answer` says so.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+
+from din_extproc.edge.probe.outside import Client, Outcome
+from din_extproc.measure.answer import Answer, refused, streamed
+from din_extproc.southbound.framing import Events
+
+_PATH = "/v1/chat/completions"
+_JSON = {"content-type": "application/json"}
+
+
+class Question(Struct, frozen=True):
+    """One request."""
+
+    trace_id: str
+    text: str
+    tokens: int
+    """Of output, at most."""
+
+
+class Asker:
+    """Asks one gateway, or one node.
+
+    Args:
+        client: Reaches it.
+        model: The name that it knows.
+    """
+
+    def __init__(self, client: Client, model: str) -> None:
+        self._client = client
+        self._model = model
+
+    async def ask(self, question: Question) -> tuple[Outcome, Answer]:
+        """One question."""
+        headers = {**_JSON, "x-din-trace-id": question.trace_id}
+        outcome = await self._client.ask("POST", _PATH, headers, chat(self._model, question.text, question.tokens))
+        return outcome, answer_of(outcome)
+
+    async def ask_all(self, questions: Iterable[Question], at_once: int) -> tuple[float, dict[str, Answer]]:
+        """All of them, so many at once. Returns the seconds that took, and the answers by trace id."""
+        left = iter(questions)
+        answers: dict[str, Answer] = {}
+
+        async def lane() -> None:
+            for question in left:
+                answers[question.trace_id] = (await self.ask(question))[1]
+
+        began = time.perf_counter()
+        await asyncio.gather(*(lane() for _ in range(at_once)))
+        return time.perf_counter() - began, answers
+
+
+def chat(model: str, text: str, tokens: int) -> bytes:
+    """A streamed chat, the same answer each time as far as the engine can."""
+    body: Mapping[str, object] = {
+        "model": model,
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    return json.dumps(body).encode()
+
+
+def answer_of(outcome: Outcome) -> Answer:
+    """What came back, by the client's stopwatch."""
+    total_ms = outcome.total_s * 1e3
+    if outcome.status and not outcome.good and not outcome.failure:
+        return refused(outcome.status, outcome.body, total_ms)
+    if outcome.failure:
+        return Answer(total_ms, trouble=outcome.failure)
+    return streamed(_events(outcome), total_ms)
+
+
+def _events(outcome: Outcome) -> Iterable[tuple[float, bytes]]:
+    """The data of each event, with the millisecond in which its last byte arrived."""
+    framing, start = Events(), 0
+    for at_s, end in outcome.arrivals:
+        for data in framing.feed(outcome.body[start:end]):
+            yield at_s * 1e3, data
+        start = end
+    for data in framing.end():
+        yield outcome.total_s * 1e3, data

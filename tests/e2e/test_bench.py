@@ -1,0 +1,187 @@
+"""`din-extproc bench` against real deployments: one that costs little, and some that are slow for one reason each."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from din_extproc.cli.app import app
+from din_extproc.measure.baseline import Load, Unmeasurable
+from din_extproc.measure.history import Compared
+from din_extproc.roles.baseline import BaselineOptions, compare
+from din_extproc.settings.load import load
+from din_extproc.settings.settings import Settings
+from tests.servers import EngineSim
+from tests.stack import Stack, key_of, node, tenant
+
+pytestmark = pytest.mark.e2e
+QUICK = Load(prompts=8, at_once=4, tokens=16, rounds=2)
+NOBODY = "127.0.0.1:9"
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[dict[str, EngineSim]]:
+    """The slow one takes five times as long for each token."""
+    rates = {"quick": 400.0, "slow": 40.0}
+    sims = {name: EngineSim(model="m", decode_rate=rate, prefill_rate=1e6) for name, rate in rates.items()}
+    try:
+        yield {name: sim.start() for name, sim in sims.items()}
+    finally:
+        for sim in sims.values():
+            sim.stop()
+
+
+@pytest.fixture(scope="module")
+def stack(engines: dict[str, EngineSim]) -> Iterator[Stack]:
+    quick, slow = engines["quick"].address, engines["slow"].address
+    config = {
+        "pools": {
+            "fast": {"model": "m", "served_model": "m", "engine": "vllm", "nodes": [node("quick", quick)]},
+            "mixed": {
+                "model": "other", "served_model": "m", "engine": "vllm", "scheduler": "round_robin",
+                "nodes": [node("quick-too", quick), node("slow", slow)],
+            },
+            "gone": {"model": "away", "engine": "vllm", "nodes": [node("nobody", NOBODY)]},
+            "native": {"model": "lama", "engine": "ollama", "api": "native", "nodes": [node("lama-1", NOBODY)]},
+        },
+        "tenants": [tenant("acme"), {**tenant("trial", max_streams=1), "queue": {"max_wait_ms": 4000}}, tenant("other", rpm=1)],
+    }  # fmt: skip
+    with Stack(config) as running:
+        yield running
+
+
+def settings_of(stack: Stack) -> Settings:
+    settings = load(stack.config_file, {})
+    assert isinstance(settings, Settings), str(settings)
+    return settings
+
+
+def compared(stack: Stack, model: str, key: str = "acme", node_id: str = "") -> Compared:
+    return compare(settings_of(stack), BaselineOptions(url=stack.url, key=key_of(key), model=model, node=node_id, load=QUICK))
+
+
+def bench(stack: Stack, *arguments: str | Path) -> Result:
+    environment = {"DIN_KEY": key_of("acme"), "DIN_CONFIG": str(stack.config_file)}
+    return CliRunner().invoke(app, ["bench", *map(str, arguments)], env=environment)
+
+
+def test_a_gateway_that_costs_little_is_no_bottleneck(stack: Stack, engines: dict[str, EngineSim]):
+    engines["quick"].forget()
+    found = compared(stack, "m")
+    assert found.sound, found.lines()
+    assert found.reason is None
+    assert (found.node, found.pool) == ("quick", "fast")
+    assert found.direct.failed == found.through.failed == 0
+    assert found.direct.requests == found.through.requests == 16
+    assert found.shares is not None
+    assert found.shares.requests == 16
+    assert found.shares.node_ms > found.shares.decided_ms > 0
+    assert found.configuration == settings_of(stack).fingerprint
+    assert not found.notes
+    _, requests = engines["quick"].seen()
+    asked = [(dict(each["headers"]), each["body"]) for each in requests if each["path"] == "/v1/chat/completions"]
+    directly = [body for headers, body in asked if headers["x-din-trace-id"].startswith("direct-")]
+    through = [body for headers, body in asked if headers["x-din-trace-id"].startswith("bench-")]
+    assert sorted(directly) == sorted(through)
+    assert key_of("acme") not in str([headers for headers, _ in asked])
+
+
+def test_slow_nodes_are_named_as_the_reason(stack: Stack):
+    found = compared(stack, "other", node_id="quick-too")
+    assert not found.sound, found.lines()
+    assert found.reason is not None
+    assert found.reason.part == "node", found.lines()
+
+
+def test_a_queue_is_named_as_the_reason(stack: Stack):
+    found = compared(stack, "m", key="trial")
+    assert not found.sound, found.lines()
+    assert found.reason is not None
+    assert found.reason.part == "queue", found.lines()
+    assert found.shares is not None
+    assert found.shares.waited_ms > found.shares.node_ms
+
+
+def test_limits_that_refuse_are_named_as_the_reason(stack: Stack):
+    found = compared(stack, "m", key="other")
+    assert not found.sound
+    assert found.reason is not None
+    assert found.reason.part == "errors"
+    assert "rate_limit_exceeded" in found.reason.said
+
+
+@pytest.mark.parametrize(
+    ("model", "node_id", "words"),
+    [
+        ("away", "", "node nobody at 127.0.0.1:9 gives no answer: "),
+        ("m", "slow", "slow is no node of pool fast, where m goes: quick"),
+        ("lama", "", "spoken to in their engine's own words"),
+        ("nothing", "", "a chat with nothing would be refused: "),
+    ],
+)
+def test_what_can_not_be_measured_says_why(stack: Stack, model: str, node_id: str, words: str):
+    with pytest.raises(Unmeasurable, match=words):
+        compared(stack, model, node_id=node_id)
+
+
+def test_without_an_admin_port_the_ratio_stands_alone(stack: Stack, tmp_path: Path):
+    file = tmp_path / "din.yaml"
+    file.write_text(stack.config_file.read_text().replace(f"address: 127.0.0.1:{stack.admin_port}", f"address: {NOBODY}"))
+    settings = load(file, {})
+    assert isinstance(settings, Settings), str(settings)
+    found = compare(settings, BaselineOptions(url=stack.url, key=key_of("acme"), model="m", load=QUICK))
+    assert found.sound
+    assert found.shares is None
+    assert "the admin port does not tell where the time goes" in found.notes[0]
+
+
+def test_results_are_kept_and_compared_over_time(stack: Stack, tmp_path: Path):
+    file = tmp_path / "kept.jsonl"
+    quick = ("--url", stack.url, "--model", "m", "--prompts", "4", "--tokens", "8", "--rounds", "1", "--history", file)
+    first = bench(stack, "baseline", *quick)
+    assert first.exit_code == 0, first.stderr
+    assert "the network gives" in first.stdout
+    second = bench(stack, "baseline", *quick, "--json")
+    assert json.loads(second.stdout)["node"] == "quick"
+    shown = bench(stack, "history", "--history", file, "--tolerance", "0.99")
+    assert shown.exit_code == 0, shown.stderr
+    assert len(shown.stdout.splitlines()) == 3
+    assert "throughput " in shown.stdout.splitlines()[-1]
+    kept = [json.loads(line) for line in file.read_text().splitlines()]
+    kept[-1]["through"]["tokens_per_s"] = kept[0]["through"]["tokens_per_s"] / 2
+    file.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    assert bench(stack, "history", "--history", file).exit_code == 1
+
+
+def test_a_gateway_that_is_not_there_is_one_line_and_exit_code_1(stack: Stack, tmp_path: Path):
+    done = bench(stack, "baseline", "--url", f"http://{NOBODY}", "--model", "m", "--history", tmp_path / "kept.jsonl")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("error: http://127.0.0.1:9 gives no answer: ")
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "kept.jsonl").exists()
+    assert bench(stack, "history", "--history", tmp_path / "none").exit_code == 1
+    assert bench(stack, "baseline", "--url", "x", "--rounds", "0").exit_code == 2
+
+
+def test_the_admin_port_shows_exchanges_to_who_knows_their_trace_id(stack: Stack):
+    reply: dict[str, Any] = {}
+
+    def told() -> bool:
+        with stack.client() as client:
+            reply.update(client.get(f"{stack.admin_url}/exchanges?trace=client-named-1").json())
+        return bool(reply["exchanges"])
+
+    assert stack.chat(stream=True, headers={"x-din-trace-id": "client-named-1"}).status_code == 200
+    stack.eventually(told, "the exchange is shown")
+    (shown,) = reply["exchanges"]
+    assert (shown["pool"], shown["outcome"], shown["status"]) == ("fast", "completed", 200)
+    assert 0 <= shown["received_ms"] <= shown["sent_ms"] <= shown["first_token_ms"] <= shown["node_ended_ms"] <= shown["ended_ms"]
+    assert 0 < shown["decided_ms"] < shown["sent_ms"] + 1
+    with stack.client() as client:
+        refused = client.get(f"{stack.admin_url}/exchanges?trace=short")
+    assert refused.status_code == 400
+    assert refused.json()["code"] == "trace_missing"
