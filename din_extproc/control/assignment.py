@@ -13,6 +13,8 @@ from din_extproc.domain.node import Node
 
 _CLUSTER_NAME = 1
 _ENDPOINTS = 2
+_PRIORITY = bytes((0x28,))
+"""`endpoints.priority`, before a number below 128."""
 _POLICY = field(4, field(3, bytes((0x08, 0xA0, 0x8D, 0x06))))
 """`policy.overprovisioning_factor`, `WHOLE_WITH_ONE` percent."""
 
@@ -27,6 +29,7 @@ def node_part(node: Node, pool: str, *, fail_open: bool) -> bytes:
     return part.SerializeToString()
 
 
-def assignment(cluster: str, parts: Sequence[bytes]) -> bytes:
-    """A serialised `ClusterLoadAssignment` of nodes' parts, which share one locality."""
-    return field(_CLUSTER_NAME, cluster.encode()) + field(_ENDPOINTS, b"".join(parts)) + _POLICY
+def assignment(cluster: str, *parts: Sequence[bytes]) -> bytes:
+    """A serialised `ClusterLoadAssignment` of nodes' parts, by priority; those of one priority share a locality."""
+    groups = (b"".join(each) + _PRIORITY + bytes((priority,)) for priority, each in enumerate(parts))
+    return field(_CLUSTER_NAME, cluster.encode()) + b"".join(field(_ENDPOINTS, each) for each in groups) + _POLICY

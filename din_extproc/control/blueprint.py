@@ -4,15 +4,24 @@ Rule: the same topology gives the same bytes. Importing this module takes second
 vocabulary) and a cluster takes about a millisecond: neither belongs on an event loop.
 """
 
-from din_extproc.control.clusters import discovered_pool, moving_clusters
+from din_extproc.control.clusters import discovered_pair, discovered_pool
 from din_extproc.control.routes import route_configuration
-from din_extproc.control.snapshot import CLUSTER, ROUTES, Blueprint, Resource
+from din_extproc.control.snapshot import CLUSTER, ROUTES, Blueprint, Pair, Resource
 from din_extproc.control.topology import Topology
+from din_extproc.domain.node import moving_cluster
 
 
 def blueprint(topology: Topology) -> Blueprint:
-    """The clusters of all pools, and the routes."""
-    clusters = tuple(Resource.of(pool.name, CLUSTER, bytes(discovered_pool(pool, topology))) for pool in topology.pools)
+    """The clusters of all pools and pairs, and the routes."""
+    pools = {pool.name: pool for pool in topology.pools}
+    clusters = tuple(Resource.of(name, CLUSTER, bytes(discovered_pool(pool, topology))) for name, pool in pools.items())
+    pairs = tuple(
+        Pair(
+            Resource.of(moving_cluster(pool, fallback), CLUSTER, bytes(discovered_pair(pools[pool], pools[fallback], topology))),
+            pool,
+            fallback,
+        )
+        for pool, fallback in topology.moves
+    )
     routes = route_configuration(topology)
-    moving = tuple(Resource.of(cluster.name, CLUSTER, bytes(cluster)) for cluster in moving_clusters(topology))
-    return Blueprint(clusters, Resource.of(routes.name, ROUTES, bytes(routes)), topology.fail_open_pool, moving)
+    return Blueprint(clusters, Resource.of(routes.name, ROUTES, bytes(routes)), topology.fail_open_pool, pairs)

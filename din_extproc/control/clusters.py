@@ -1,10 +1,10 @@
-"""Where Envoy connects to: one cluster per pool, one for the sidecar's workers, one for the access log, one for discovery.
+"""Where Envoy connects to: a cluster for each pool and each pair of pools between which requests move, and those of the sidecar's services.
 
 Rule: a request goes to the node that the sidecar named, and to another of the same pool only when that one can't answer. Envoy does
 not ask whether a named node is healthy: health checks and ejection here decide only who else may answer.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from envoy_data_plane.envoy.config.cluster.v3 import (
     CircuitBreakers,
@@ -61,7 +61,7 @@ from envoy_data_plane.google.protobuf import Any as PackedAny
 from envoy_data_plane.google.protobuf import Struct as ProtoStruct
 
 from din_extproc.control.facts import NAMESPACE, WHOLE_WITH_ONE, endpoint_facts
-from din_extproc.control.moving import moving
+from din_extproc.control.moving import moving_filters
 from din_extproc.control.packing import by_ads, envoy_address, extension, milliseconds
 from din_extproc.control.topology import (
     ACCESS_LOG_CLUSTER,
@@ -75,7 +75,7 @@ from din_extproc.control.topology import (
     SocketAddress,
     Topology,
 )
-from din_extproc.domain.node import Node, Pool
+from din_extproc.domain.node import Node, Pool, moving_cluster
 
 ENDPOINT_HEADER = "x-din-endpoint"
 _ONLY_OURS = ("x-din-", "x-bxagent-", "x-ratelimit-", "x-envoy-")
@@ -105,58 +105,58 @@ def clusters(topology: Topology) -> list[Cluster]:
 
 
 def pool_clusters(topology: Topology) -> list[Cluster]:
-    """The pools with the nodes that are listed."""
-    return [*(_static_pool(pool, topology) for pool in topology.pools), *moving_clusters(topology)]
-
-
-def moving_clusters(topology: Topology) -> list[Cluster]:
-    """The pairs of pools between which requests move in flight."""
-    connect_ms, pools = topology.timeouts.connect_ms, {pool.name: pool for pool in topology.pools}
-    made = [
-        moving(pool, pools[fallback], connect_ms=connect_ms, idle_ms=_NODE_KEEPALIVE_MS, endpoint_header=ENDPOINT_HEADER)
-        for pool, fallback in topology.moves
-    ]
-    for cluster in made:
-        cluster.circuit_breakers = _no_brake()  # Envoy's own would let three requests at once be tried again
-    return made
+    """The pools with the nodes that are listed, and the pairs between which requests move in flight."""
+    pools = {pool.name: pool for pool in topology.pools}
+    pairs = [_static(moving_cluster(*pair), [pools[name] for name in pair], topology) for pair in topology.moves]
+    return [*(_static(pool.name, [pool], topology) for pool in topology.pools), *pairs]
 
 
 def discovered_pool(pool: Pool, topology: Topology) -> Cluster:
-    """A pool whose nodes come by discovery.
+    """A pool whose nodes come by discovery."""
+    return _discovered(_cluster(pool.name, [pool], topology))
 
-    A node that is taken away is gone at once: by default Envoy keeps it for as long as its health checks succeed.
-    """
-    cluster = _pool(pool, topology)
+
+def discovered_pair(pool: Pool, fallback: Pool, topology: Topology) -> Cluster:
+    """A pool and the one that takes over, whose nodes come by discovery."""
+    return _discovered(_cluster(moving_cluster(pool.name, fallback.name), [pool, fallback], topology))
+
+
+def _discovered(cluster: Cluster) -> Cluster:
+    """A node that is taken away is gone at once: by default Envoy keeps it for as long as its health checks succeed."""
     cluster.type = ClusterDiscoveryType.EDS
     cluster.eds_cluster_config = ClusterEdsClusterConfig(eds_config=by_ads(patience_ms=_NODES_MS))
     cluster.ignore_health_on_host_removal = True
     return cluster
 
 
-def _static_pool(pool: Pool, topology: Topology) -> Cluster:
-    """A pool with its nodes."""
-    cluster = _pool(pool, topology)
-    fail_open = pool.name == topology.fail_open_pool
+def _static(name: str, pools: Sequence[Pool], topology: Topology) -> Cluster:
+    """With the nodes that are listed; those of the pool that takes over have the next priority."""
+    cluster = _cluster(name, pools, topology)
     cluster.type = ClusterDiscoveryType.STATIC
-    cluster.load_assignment = _assignment(pool.name, [_node(node, pool, fail_open=fail_open) for node in pool.nodes])
+    nodes = [[_node(node, pool, fail_open=pool.name == topology.fail_open_pool) for node in pool.nodes] for pool in pools]
+    cluster.load_assignment = _assignment(name, *nodes)
     cluster.load_assignment.policy = ClusterLoadAssignmentPolicy(overprovisioning_factor=WHOLE_WITH_ONE)
     return cluster
 
 
-def _pool(pool: Pool, topology: Topology) -> Cluster:
-    """How Envoy treats the nodes of a pool, wherever it knows them from."""
+def _cluster(name: str, pools: Sequence[Pool], topology: Topology) -> Cluster:
+    """How Envoy treats the nodes of a pool, wherever it knows them from: or of a pool and the one that takes over.
+
+    Health is asked once per node, by the pool's own cluster: a pair's requests name their nodes, and what does not matter is not asked.
+    """
+    [pool, *others] = pools
     protocol = UpstreamProtocolOptions(
         common_http_protocol_options=HttpProtocolOptions(idle_timeout=milliseconds(_NODE_KEEPALIVE_MS)),
         explicit_http_config=HttpProtocolOptionsExplicitHttpConfig(http_protocol_options=Http1ProtocolOptions()),
-        http_filters=_toward_node(),
+        http_filters=[*(each for other in others for each in moving_filters(other)), *_toward_node()],
     )
     return Cluster(
-        name=pool.name,
+        name=name,
         connect_timeout=milliseconds(topology.timeouts.connect_ms),
         load_balancing_policy=_override_host(topology.slow_start),
         common_lb_config=_only_healthy(),
         circuit_breakers=_no_brake(),
-        health_checks=[_health_check(topology.health_check, pool)] if topology.health_check else [],
+        health_checks=[_health_check(topology.health_check, pool)] if topology.health_check and not others else [],
         outlier_detection=_outlier_detection(topology.outlier) if topology.outlier else None,
         upstream_connection_options=UpstreamConnectionOptions(
             tcp_keepalive=TcpKeepalive(keepalive_probes=3, keepalive_time=30, keepalive_interval=10)
@@ -311,5 +311,7 @@ def _tls(addresses: Iterable[Address], alpn: str) -> TransportSocket | None:
     return TransportSocket(name="envoy.transport_sockets.tls", typed_config=PackedAny.pack(context))
 
 
-def _assignment(name: str, endpoints: list[LbEndpoint]) -> ClusterLoadAssignment:
-    return ClusterLoadAssignment(cluster_name=name, endpoints=[LocalityLbEndpoints(lb_endpoints=endpoints)])
+def _assignment(name: str, *endpoints: list[LbEndpoint]) -> ClusterLoadAssignment:
+    """The hosts of a cluster, by priority."""
+    groups = [LocalityLbEndpoints(lb_endpoints=each, priority=priority) for priority, each in enumerate(endpoints)]
+    return ClusterLoadAssignment(cluster_name=name, endpoints=groups)

@@ -13,7 +13,6 @@ from envoy_data_plane.envoy.config.route.v3 import (
     RetryPolicy,
     RetryPolicyRetryBackOff,
     RetryPolicyRetryHostPredicate,
-    RetryPolicyRetryPriority,
     Route,
     RouteAction,
     RouteConfiguration,
@@ -22,7 +21,6 @@ from envoy_data_plane.envoy.config.route.v3 import (
 )
 from envoy_data_plane.envoy.extensions.filters.http.cors.v3 import CorsPolicy
 from envoy_data_plane.envoy.extensions.retry.host.previous_hosts.v3 import PreviousHostsPredicate
-from envoy_data_plane.envoy.extensions.retry.priority.previous_priorities.v3 import PreviousPrioritiesConfig
 from envoy_data_plane.envoy.type.matcher.v3 import RegexMatcher, StringMatcher
 from envoy_data_plane.google.protobuf import Any as PackedAny
 
@@ -109,16 +107,12 @@ def _chosen_pool(topology: Topology) -> Route:
 
 
 def _chosen_pair(topology: Topology) -> Route:
-    """Where a request may move to another pool: once all its tries in the first one have failed, and for one more."""
+    """Where a request may move to another pool: it names a node of that one behind all those that are tried before."""
     route = _chosen_pool(topology)
     route.name = "moving"
     route.match = RouteMatch(prefix="/", headers=[HeaderMatcher(name=CLUSTER_HEADER, string_match=StringMatcher(contains=MOVES))])
-    policy = None if route.route is None else route.route.retry_policy
-    if policy is not None:
-        tries = topology.retry.attempts + 1
-        policy.num_retries = tries
-        priority = extension("envoy.retry_priorities.previous_priorities", PreviousPrioritiesConfig(update_frequency=tries))
-        policy.retry_priority = RetryPolicyRetryPriority(name=priority.name, typed_config=priority.typed_config)
+    if route.route is not None and route.route.retry_policy is not None:
+        route.route.retry_policy.num_retries = topology.retry.tries
     return route
 
 

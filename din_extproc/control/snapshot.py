@@ -36,6 +36,15 @@ class Resource(Struct, frozen=True, gc=False):
         return cls(name, _digest(message), field(1, type_url.encode()) + field(2, message))
 
 
+class Pair(Struct, frozen=True):
+    """The cluster of two pools, whose nodes are theirs."""
+
+    cluster: Resource
+    pool: str
+    """Its nodes are asked first."""
+    fallback: str
+
+
 class Blueprint(Struct, frozen=True):
     """What changes only with the configuration: all but which nodes there are."""
 
@@ -43,16 +52,16 @@ class Blueprint(Struct, frozen=True):
     """One per pool, under its name."""
     routes: Resource
     fail_open_pool: str | None = None
-    moving: tuple[Resource, ...] = ()
-    """Clusters of clusters, which have no nodes of their own."""
+    pairs: tuple[Pair, ...] = ()
+    """Pools, each with the one that takes over its requests in flight."""
 
     def keeping(self, former: "Blueprint") -> "Blueprint":
         """This one, with the clusters that the former had and this one has not: somebody may still be on the way to them."""
         names = {cluster.name for cluster in self.clusters}
         kept = tuple(cluster for cluster in former.clusters if cluster.name not in names)
-        moved = {cluster.name for cluster in self.moving}
-        moving = (*self.moving, *(cluster for cluster in former.moving if cluster.name not in moved))
-        return Blueprint((*self.clusters, *kept), self.routes, self.fail_open_pool, moving)
+        paired = {pair.cluster.name for pair in self.pairs}
+        pairs = (*self.pairs, *(pair for pair in former.pairs if pair.cluster.name not in paired))
+        return Blueprint((*self.clusters, *kept), self.routes, self.fail_open_pool, pairs)
 
 
 class Snapshot(Struct, frozen=True):
@@ -65,10 +74,12 @@ class Snapshot(Struct, frozen=True):
 
 
 class Assigner:
-    """Makes assignments, and makes anew only what changed: a node's part once per node, an assignment once per change of its pool."""
+    """Makes assignments, and makes anew only what changed: a node's part once per node, an assignment once per change of its pools."""
 
     def __init__(self) -> None:
         self._pools: dict[str, _Assigned] = {}
+        self._pairs: dict[str, _Paired] = {}
+        """By the cluster's name."""
 
     def snapshot(self, blueprint: Blueprint, nodes: Mapping[str, tuple[Node, ...]]) -> Snapshot:
         """The moment at which pools have these nodes, by the pool's name."""
@@ -76,12 +87,22 @@ class Assigner:
         for cluster in blueprint.clusters:
             name = cluster.name
             self._pools[name] = _assigned(before.get(name), name, nodes.get(name, ()), fail_open=name == blueprint.fail_open_pool)
+        self._pairs = {pair.cluster.name: self._paired(pair) for pair in blueprint.pairs}
+        assigned: Mapping[str, _Assigned | _Paired] = {**self._pools, **self._pairs}
         resources = {
-            CLUSTER: {cluster.name: cluster for cluster in (*blueprint.clusters, *blueprint.moving)},
-            ASSIGNMENT: {name: assigned.resource for name, assigned in self._pools.items()},
+            CLUSTER: {cluster.name: cluster for cluster in (*blueprint.clusters, *(pair.cluster for pair in blueprint.pairs))},
+            ASSIGNMENT: {name: each.resource for name, each in assigned.items()},
             ROUTES: {blueprint.routes.name: blueprint.routes},
         }
         return Snapshot(resources, {type_url: _version(each.values()) for type_url, each in resources.items()})
+
+    def _paired(self, pair: Pair) -> "_Paired":
+        """The nodes of both pools, which are there: their parts are put together anew when one of them has changed."""
+        first, second, name = self._pools[pair.pool], self._pools[pair.fallback], pair.cluster.name
+        before = self._pairs.get(name)
+        if before is not None and before.first is first and before.second is second:
+            return before
+        return _Paired(first, second, Resource.of(name, ASSIGNMENT, assignment(name, first.parts, second.parts)))
 
 
 class _Assigned(Struct, frozen=True):
@@ -91,6 +112,14 @@ class _Assigned(Struct, frozen=True):
     fail_open: bool
     parts: list[bytes]
     """Each node's part of the message."""
+    resource: Resource
+
+
+class _Paired(Struct, frozen=True):
+    """The assignment of two pools' cluster, and what it was made from."""
+
+    first: _Assigned
+    second: _Assigned
     resource: Resource
 
 

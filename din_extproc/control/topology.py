@@ -121,9 +121,8 @@ class Retry(Struct, frozen=True):
     attempts: int = 1
     jitter_ms: int = 25
     """A try starts after a random time below this."""
-    to_fallback: bool = False
-    """When these have failed, one more try in the rule's other pool, where a request can move there as it is. Of such rules Envoy chooses
-    the node by itself, by fewest requests: its cluster of clusters does not hear which one is named."""
+    to_fallback: bool = True
+    """When these have failed, one more try in the rule's other pool, where a request can move there as it is."""
     statuses: tuple[int, ...] = (502, 503, 504)
     """What a node may answer to be passed over. Not 500: a request that breaks one engine breaks the next."""
 
@@ -135,6 +134,11 @@ class Retry(Struct, frozen=True):
         for status in self.statuses:
             if not 400 <= status <= 599:  # noqa: PLR2004 - the range of HTTP error statuses
                 raise ValueError(f"retry.statuses: {status} is not an error status")
+
+    @property
+    def tries(self) -> int:
+        """How often nodes of the pool itself are asked, at most."""
+        return self.attempts + 1
 
 
 class Outlier(Struct, frozen=True):

@@ -58,9 +58,11 @@ def dispatch(granted: Granted, head: Head) -> Send:
     cluster, metadata = target.pool.name, _metadata(granted)
     move = _move(granted)
     if move is not None and target.spare is not None:
-        cluster = moving_cluster(cluster, target.spare[0].name)
-        endpoints.append(move[0])
-        metadata["move"] = move[1]
+        spares = [endpoint for node in granted.picked.spares if (endpoint := str(node.endpoint)) not in endpoints]
+        if spares:  # one engine can serve both pools: asked once more by address, it would be asked for the first one's model
+            cluster = moving_cluster(cluster, target.spare[0].name)
+            endpoints += spares
+            metadata["move"] = move
     return Send(
         cluster=cluster,
         endpoints=tuple(endpoints),
@@ -78,17 +80,13 @@ def dispatch(granted: Granted, head: Head) -> Send:
     )
 
 
-def _move(granted: Granted) -> tuple[str, str] | None:
-    """The node of the pool that takes over, and what changes for it: where the model's name stands, the constraint on its version.
-
-    None: the request can't move.
-    """
-    spare, order, at = granted.picked.spare, granted.order, granted.reading.outline
-    if spare is None or order.edits is None or "model" not in at.spans:
+def _move(granted: Granted) -> str | None:
+    """What changes for the pool that takes over: where the model's name stands, the constraint on its version. None: it can't move."""
+    order, at = granted.order, granted.reading.outline
+    if not granted.picked.spares or order.edits is None or "model" not in at.spans:
         return None
     length = len(order.edits["model"]) if "model" in order.edits else at.spans["model"][1] - at.spans["model"][0]
-    place = place_after(at, order.edits, "model")
-    return str(spare.endpoint), f"{place} {length} {granted.routed.fallback_versions.text}"
+    return f"{place_after(at, order.edits, 'model')} {length} {granted.routed.fallback_versions.text}"
 
 
 def _version(routed: Routed, pool: Pool, intent: Intent) -> Headers:

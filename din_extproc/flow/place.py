@@ -26,6 +26,8 @@ from din_extproc.schedule.pick import Demand, Fleet, Picker, Ranking, Shape, fit
 
 _TRIED_NODES = 3
 """Named to Envoy: the chosen one and those that retries may try, in order."""
+_SPARE_NODES = 2
+"""Of the pool that takes over, likewise: the second one in case that a node goes before Envoy is asked for it."""
 _ANOTHER_CHANCE = 0x5DEECE66D5DEECE6
 _LOOKED_AT = 8
 """Nodes that a strategy names while some get only a part of their requests."""
@@ -65,8 +67,21 @@ class Picked(Struct, frozen=True, gc=False):
     """The chosen one's until `free`."""
     timeout_ms: int | None = None
     """How long the answer may take; None: as long as any."""
-    spare: Node | None = None
-    """The last one to try, of the pool that takes over."""
+    spares: tuple[Node, ...] = ()
+    """Of the pool that takes over: the one that is tried last, and who stands in for it. Before them `nodes` has one for every try."""
+
+
+class Moves(Struct, frozen=True, gc=False):
+    """What Envoy can do with a request that is on its way."""
+
+    pairs: frozenset[tuple[str, str]] = frozenset()
+    """Pools, each with one to which requests can be moved."""
+    tries: int = 1
+    """In the first of the two, before that."""
+
+    def among(self, known: "Moves") -> "Moves":
+        """Those that are known already, as they are."""
+        return Moves(self.pairs & known.pairs, known.tries)
 
 
 class Placer:
@@ -88,8 +103,7 @@ class Placer:
         self._whole: dict[str, Fleet] = {}
         """Likewise, with the nodes that are left out: worked out when a request is refused."""
         self.shares = Shares()
-        self.moves: frozenset[tuple[str, str]] = frozenset()
-        """Pools, each with one to which Envoy can move a request in flight."""
+        self.moves = Moves()
         self._ranked: dict[tuple[str, tuple[Shape, ...]], Ranking] = {}
         """By pool name and shapes. Rankings outlive the cache's entries, so that a turn that was taken stays taken."""
 
@@ -125,11 +139,14 @@ class Placer:
         timeout_ms, long = None, False
         if tail is not None and tail.is_long(ask):
             picker, timeout_ms, long = tail, tail.timeout_ms, True
-        nodes = picker.pick(_TRIED_NODES, ask) if not self.shares.partial else self._shared_out(target.pool.name, picker, ask)
+        tries = _TRIED_NODES if target.spare is None else self.moves.tries
+        nodes = picker.pick(tries, ask) if not self.shares.partial else self._shared_out(target.pool.name, picker, tries, ask)
         if isinstance(nodes, Refusal):
             return nodes
-        spare = None if target.spare is None else target.spare[1].strategy.pick(1, ask)[0]
-        picked = Picked(nodes, Taken(nodes[0].id, ask.prompt_tokens, ask.output_tokens, long=long), timeout_ms, spare)
+        spares: tuple[Node, ...] = ()
+        if target.spare is not None and (spares := self._spares(target.spare[1], ask)) and len(nodes) < tries:
+            nodes = (nodes * tries)[:tries]
+        picked = Picked(nodes, Taken(nodes[0].id, ask.prompt_tokens, ask.output_tokens, long=long), timeout_ms, spares)
         self._load.take(picked.taken, ask.now)
         return picked
 
@@ -198,16 +215,20 @@ class Placer:
         return routed.fallback, second
 
     def _spare(self, routed: Routed, size: Size, now: float) -> tuple[Pool, Ranking] | None:
-        """The pool that takes over in flight. Every node of it must do: when all that are named have failed, Envoy takes any."""
+        """The pool that takes over in flight, of those nodes that can take the request."""
         fallback = routed.fallback
-        if fallback is None or (routed.pool.name, fallback.name) not in self.moves or self.shares.gate(fallback.name) is not None:
+        if fallback is None or (routed.pool.name, fallback.name) not in self.moves.pairs or self.shares.gate(fallback.name) is not None:
             return None
         found = self._ranking(fallback, routed.fallback_versions, size, now)
-        if isinstance(found, Refusal) or found.among < len(self.members.nodes(fallback.name)):
-            return None
-        return fallback, found
+        return None if isinstance(found, Refusal) else (fallback, found)
 
-    def _shared_out(self, pool: str, picker: Picker, ask: Ask) -> tuple[Node, ...] | Refusal:
+    def _spares(self, ranking: Ranking, ask: Ask) -> tuple[Node, ...]:
+        """Nodes of the pool that takes over. What counts is who serves now: whom to try is found out by requests of that pool."""
+        if not self.shares.partial:
+            return ranking.strategy.pick(_SPARE_NODES, ask)
+        return self.shares.beyond_trial(ranking.strategy.pick(_LOOKED_AT, ask), _SPARE_NODES)
+
+    def _shared_out(self, pool: str, picker: Picker, tries: int, ask: Ask) -> tuple[Node, ...] | Refusal:
         """Choose while some nodes get only a part. Whose turn it was and who had to pass has had it: the next one is asked for again."""
         shares, among = self.shares, max(1, len(self.members.nodes(pool)))
         shares.turn(pool)
@@ -220,7 +241,7 @@ class Placer:
             nodes = nodes if isinstance(again, Refusal) else again
         if first is None:
             first = shares.first(pool, nodes, among, ask.now) or shares.largest(nodes, ask.now)
-        return shares.in_line(first, nodes, _TRIED_NODES)
+        return shares.in_line(first, nodes, tries)
 
     def _ranking(self, pool: Pool, versions: Constraint, size: Size, now: float) -> Ranking | Refusal:
         segment = size.tokens // SEGMENT_TOKENS

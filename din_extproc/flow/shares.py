@@ -162,6 +162,10 @@ class Shares:
             rest.pop()
         return (first, *rest[: count - 1])
 
+    def beyond_trial(self, nodes: tuple[Node, ...], count: int) -> tuple[Node, ...]:
+        """Of these, whole ones, then those that ramp up; none on trial."""
+        return tuple(sorted((node for node in nodes if self._rank(node.id) <= 1), key=lambda node: self._rank(node.id)))[:count]
+
     def standing(self, node_id: str) -> Standing | None:
         """How a node stands; None: closed."""
         return self._open.get(node_id) or self._partial.get(node_id)

@@ -85,7 +85,7 @@ def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None =
     if isinstance(routed, Refusal):
         return refused(routed, wish, tried)
     placer = Placer(Load(), members)
-    placer.moves = frozenset(settings.moves)
+    placer.moves = settings.in_flight
     placer.judge(Standings({row.node.id: row.health.standing() for row in rows or () if row.health is not None}))
     for row in rows or ():
         if row.beat is not None:
@@ -133,7 +133,7 @@ def _placed(known: Explained, placer: Placer, routed: Routed, size: Size, readin
     ranked.sort(key=lambda each: (each.place or len(ranked) + 1, each.score))
     wait = limits(reading.intent, target.pool, picked)
     found = replace(found, nodes=names, candidates=(*ranked, *own), timeout_ms=wait.total_ms, first_byte_ms=wait.first_byte_ms)
-    return replace(found, sent=True, moves_to=None if picked.spare is None else picked.spare.id)
+    return replace(found, sent=True, moves_to=picked.spares[0].id if picked.spares else None)
 
 
 def _ranked(node_id: str, target: Target, names: tuple[str, ...], score: tuple[float, str]) -> Candidate:

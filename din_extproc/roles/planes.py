@@ -135,8 +135,7 @@ class RequestPlane:
             self._patience_s = settings.audit.section.block_ms / _MS
         self._gate: AuditGate | None = None
         self._background = background
-        self._moves = frozenset(settings.moves)
-        self.desk.placer.moves = self._moves
+        self._moves = self.desk.placer.moves = settings.in_flight
 
     def start(self) -> None:
         """Renew the leases of what runs, from now on."""
@@ -153,8 +152,8 @@ class RequestPlane:
             _log.warning("`limits` of all tenants together are not counted before the next start, for `store.one_slot` is read only then")
             view = replace(view, commons=NO_COMMONS)
         self.desk.change(view, self.desk.placer.members.under(settings.pools))
-        moves = frozenset(settings.moves)
-        self.desk.placer.moves = moves if settings.gateway.xds is not None else moves & self._moves  # else Envoy knows what it began with
+        moves = settings.in_flight
+        self.desk.placer.moves = moves if settings.gateway.xds is not None else moves.among(self._moves)  # Envoy knows what it began with
 
     def turn(self, turnover: Turnover) -> None:
         """Registered nodes came or went."""

@@ -11,6 +11,7 @@ from din_extproc.control.topology import Discovery, Outlier, Retry, SocketAddres
 from din_extproc.domain.node import Endpoint, Pool
 from din_extproc.domain.tenant import ApiKey, Commons, Tenant
 from din_extproc.edge.registry.catalog_source import is_url
+from din_extproc.flow.place import Moves
 from din_extproc.route.table import RouteTable
 from din_extproc.settings.audit import Audit
 from din_extproc.settings.catalog import Catalog
@@ -98,6 +99,11 @@ class Settings(Struct, frozen=True, kw_only=True):
         if not self.envoy.retry.to_fallback:
             return ()
         return tuple((pool.name, fallback.name) for pool, fallback in self.routes.fallbacks if pool.hands_over_to(fallback))
+
+    @property
+    def in_flight(self) -> Moves:
+        """The same for who decides, with how often Envoy asks the first pool before."""
+        return Moves(frozenset(self.moves), Retry(**self.envoy.retry.model_dump()).tries)
 
     def discovery(self, node_id: str) -> Discovery | None:
         """How an Envoy of this name is told its pools, nodes and routes. None: it is not."""

@@ -50,7 +50,6 @@ def stack(engines) -> Iterator[Stack]:
             "health_check": False,
             "timeouts": {"connect_ms": 500, "node_idle_ms": 3000},
             "outlier": {"consecutive_5xx": 1000, "consecutive_gateway_failures": 1000},
-            "retry": {"to_fallback": True},
         },
     }
     with Stack(config) as running:
@@ -85,6 +84,17 @@ def test_r27_a_request_that_its_pool_can_t_answer_moves_to_the_fallback_in_fligh
     (first,) = engines["big-1"].seen()[1]
     (moved,) = engines["small"].seen()[1]
     assert moved["body"] == first["body"].replace(b'"model":"big-served"', b'"model":"small-served"', 1)
+
+
+def test_the_nodes_of_a_rule_whose_requests_can_move_are_chosen_by_the_scheduler(stack, engines):
+    before = stack.envoy_stats("cluster.big.small.upstream_rq_completed")
+    names = [stack.chat(model="big").headers["x-din-node-id"] for _ in range(12)]
+    assert names[:2] in (["big-1", "big-2"], ["big-2", "big-1"])
+    assert names == names[:2] * 6, "in turn, every one"
+    after = stack.envoy_stats("cluster.big.small.upstream_rq_completed")
+    assert sum(after.values()) - sum(before.values()) == 12, "they went where requests can move"
+    fail(engines, "unavailable", "big-1", "big-2")
+    assert {stack.chat(model="big").headers["x-din-node-id"] for _ in range(3)} == {"small"}
 
 
 def test_a_pool_of_one_node_gives_up_after_it_has_been_asked_twice(stack, engines):

@@ -214,6 +214,32 @@ def test_no_worker_uses_a_new_pool_before_envoy_knows_it_and_the_change_is_said_
             assert stack.log("sidecar").count(f"configuration {used} is in use") == 1
 
 
+def test_a_pair_of_pools_between_which_requests_move_has_the_nodes_of_both_as_they_come_and_go(settled, engines):
+    first, second = (engine.address for engine in engines)
+
+    def moving(where: str) -> dict[str, Any]:
+        made = config(engines, "a", rules=[{"id": "r", "when": "always", "pool": "p", "fallback": "q"}], health={"breaker": False})
+        made["pools"]["q"] = {"model": "n", "engine": "vllm", "nodes": [node("c", where)]}
+        return made
+
+    change(settled, moving(second))
+    settled.eventually(lambda: hosts(settled, "p+q") == {first, second}, "both pools' nodes")
+    try:
+        engines[0].fail("unavailable")
+        settled.eventually(lambda: settled.chat().status_code == 200, "the worker uses it, too")
+        reply = settled.chat()
+        assert (reply.status_code, reply.headers["x-din-node-id"], reply.headers["x-bxagent-degraded"]) == (200, "c", "true")
+        with EngineSim(model="n") as other:
+            change(settled, moving(other.address))
+            settled.eventually(lambda: hosts(settled, "p+q") == {first, other.address}, "the other node")
+            settled.eventually(lambda: (reply := settled.chat()).status_code == 200 and reply.json()["model"] == "n", "it takes over")
+            assert other.seen()[0]["requests"] >= 1
+            engines[0].fail("")
+            settled.eventually(lambda: settled.chat().headers.get("x-din-node-id") == "a", "the first one answers again")
+    finally:
+        engines[0].fail("")
+
+
 def test_a_pool_that_is_treated_otherwise_gets_its_nodes_again(settled, engines):
     with Asking(settled) as asking:
         change(settled, config(engines, envoy={"health_check": {"interval_ms": 700}, "retry": {"jitter_ms": 30}}))

@@ -35,7 +35,7 @@ def node(name: str, address: str, version: str) -> Node:
 
 
 def everything() -> Topology:
-    """Every branch of the renderer: two workers, a named host, IPv6, an engine with its own health path, CORS, fail-open."""
+    """Every branch of the renderer: two workers, a named host, IPv6, an engine with its own health path, CORS, fail-open, moves."""
     nodes = (node("gpu-1", "10.0.0.1:8000", "2025.3.1"), node("gpu-2", "[fd00::10]:8000", "2025.3.2"))
     return Topology(
         ext_proc=(parse_address("unix:/run/din/ext_proc.sock.0"), parse_address("/run/din/ext_proc.sock.1")),
@@ -44,6 +44,7 @@ def everything() -> Topology:
         usage_lua="function envoy_on_response(handle)\n  handle:headers()\nend\n",
         cors_origins=("https://app.example", "https://*.team.example", "*"),
         fail_open_pool="big",
+        moves=(("big", "other"), ("other", "big")),
     )
 
 

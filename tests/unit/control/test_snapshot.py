@@ -7,7 +7,7 @@ from google.protobuf.json_format import MessageToDict
 from din_extproc._proto.envoy.config.endpoint.v3.endpoint_pb2 import ClusterLoadAssignment
 from din_extproc.control.assignment import assignment
 from din_extproc.control.facts import WHOLE_WITH_ONE
-from din_extproc.control.snapshot import ASSIGNMENT, CLUSTER, ROUTES, Assigner, Blueprint, Resource
+from din_extproc.control.snapshot import ASSIGNMENT, CLUSTER, ROUTES, Assigner, Blueprint, Pair, Resource
 from din_extproc.domain.node import Endpoint, Node
 
 
@@ -21,6 +21,13 @@ def node(name: str, address: str = "10.0.0.1:8000", version: str = "2025.3.1") -
 def plan(*pools: str, fail_open: str | None = None) -> Blueprint:
     clusters = tuple(Resource.of(pool, CLUSTER, pool.encode()) for pool in pools)
     return Blueprint(clusters, Resource.of("din", ROUTES, b"routes"), fail_open)
+
+
+def paired(*pairs: tuple[str, str], pools: str = "pqr") -> Blueprint:
+    """A plan of these pools and pairs."""
+    made = tuple(Pair(Resource.of("+".join(pair), CLUSTER, b"pair"), *pair) for pair in pairs)
+    plain = plan(*pools)
+    return Blueprint(plain.clusters, plain.routes, None, made)
 
 
 def read(resource: Resource) -> ClusterLoadAssignment:
@@ -84,6 +91,34 @@ def test_a_blueprint_keeps_the_clusters_of_its_predecessor_that_it_has_not_itsel
     kept = later.keeping(former)
     assert [cluster.name for cluster in kept.clusters] == ["p", "new", "old"]
     assert (kept.routes, kept.fail_open_pool) == (later.routes, "new")
+
+
+def test_a_pair_s_cluster_has_the_nodes_of_both_pools_each_with_its_own_marks_and_the_second_ones_next_in_line():
+    nodes = {"p": (node("a"),), "q": (node("b", "10.0.0.2:1"), node("c", "10.0.0.3:1"))}
+    made = read(Assigner().snapshot(paired(("p", "q")), nodes).resources[ASSIGNMENT]["p+q"])
+    assert made.cluster_name == "p+q"
+    facts = [[each.metadata.filter_metadata["din"] for each in group.lb_endpoints] for group in made.endpoints]
+    assert [[(each["node_id"], each["pool"]) for each in group] for group in facts] == [[("a", "p")], [("b", "q"), ("c", "q")]]
+    assert [group.priority for group in AsEnvoyReadsIt.parse(made.SerializeToString()).endpoints] == [0, 1]
+
+
+def test_a_pair_is_made_anew_when_one_of_its_pools_changes_and_only_then():
+    assigner, plans = Assigner(), paired(("p", "q"), ("q", "r"), ("r", "q"))
+    nodes = {"p": (node("a"),), "q": (node("b", "10.0.0.2:1"),), "r": ()}
+    before = assigner.snapshot(plans, nodes).resources[ASSIGNMENT]
+    assert read(before["q+r"]).endpoints[1].lb_endpoints == []
+    after = assigner.snapshot(plans, {**nodes, "r": (node("d", "10.0.0.4:1"),)}).resources[ASSIGNMENT]
+    assert after["p+q"] is before["p+q"]
+    assert {name for name in after if after[name] is not before[name]} == {"r", "q+r", "r+q"}
+    assert after["q+r"] == Assigner().snapshot(plans, {**nodes, "r": (node("d", "10.0.0.4:1"),)}).resources[ASSIGNMENT]["q+r"]
+
+
+def test_a_pair_that_is_no_more_is_kept_as_long_as_its_pools():
+    former, later = paired(("p", "q")), paired(("p", "r"), pools="pr")
+    kept = later.keeping(former)
+    assert [pair.cluster.name for pair in kept.pairs] == ["p+r", "p+q"]
+    snapshot = Assigner().snapshot(kept, {"p": (node("a"),), "q": (node("b", "10.0.0.2:1"),)})
+    assert snapshot.resources[ASSIGNMENT].keys() == snapshot.resources[CLUSTER].keys() == {"p", "r", "q", "p+r", "p+q"}
 
 
 def test_one_node_that_is_well_keeps_all_requests_of_its_pool() -> None:

@@ -105,8 +105,10 @@ async def test_the_node_is_told_the_whole_version_constraint_when_the_clients_he
 async def test_a_verdict_names_pool_nodes_body_and_what_settlement_needs(plane):
     _, verdict = await decide(plane)
     assert isinstance(verdict, Send)
-    assert (verdict.cluster, verdict.endpoints) == ("main", ("10.0.0.1:8000",))
+    assert (verdict.cluster, verdict.endpoints) == ("main+spare", ("10.0.0.1:8000", "10.0.0.1:8000", "10.0.0.2:8000"))
     assert json.loads(verdict.body)["model"] == "physical"
+    start, length, version = verdict.metadata["move"].split(" ", 2)
+    assert (verdict.body[int(start) : int(start) + int(length)], version) == (b'"physical"', "")
     assert dict(verdict.response_headers)["x-ratelimit-remaining-requests"] == "9"
     assert verdict.metadata
 

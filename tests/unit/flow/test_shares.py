@@ -8,7 +8,7 @@ from din_extproc.domain.health import BreakerState, Standing, Standings
 from din_extproc.domain.node import Endpoint, Node, Pool
 from din_extproc.domain.verdict import Code, Refusal
 from din_extproc.flow.members import Members
-from din_extproc.flow.place import Placer, Size
+from din_extproc.flow.place import Moves, Placer, Size
 from din_extproc.route.table import Routed
 from din_extproc.route.versions import ANY
 from din_extproc.schedule.ask import Ask
@@ -178,3 +178,49 @@ def test_other_nodes_do_not_change_what_is_known_of_those_that_stay():
     worker.placer.forget(Members.of([pool("p", node("n1"))]))
     worker.placer.forget(Members.of([p]))
     assert set(worker.send()[1:]) == {"n0", "n1"}, "a node that went is a new one when it comes"
+
+
+class Moving(Worker):
+    """One whose requests can be moved to the fallback, after so many tries."""
+
+    def __init__(self, first, fallback, tries=2):
+        super().__init__(first, fallback)
+        self.placer.moves = Moves(frozenset({(first.name, fallback.name)}), tries)
+
+    def names(self, size=SIZE):
+        """Of the nodes of its own pool, and of the other's."""
+        target = self.placer.target(self.routed, size, 1.0)
+        picked = self.placer.pick(target, Ask(100, 10, 1.0, chance=7))
+        self.placer.free(picked.taken)
+        return tuple("".join(each.id for each in nodes) for nodes in (picked.nodes, picked.spares))
+
+
+@pytest.mark.parametrize(("tries", "own"), [(1, "n0"), (2, "n0n0"), (3, "n0n0n0")])
+def test_a_request_that_can_move_names_a_node_for_every_try_before_those_of_the_other_pool(tries, own):
+    assert Moving(pool("p", node("n0")), pool("q", node("n8"), node("n9")), tries).names() == (own, "n8n9")
+
+
+def test_those_of_the_other_pool_are_chosen_by_its_own_scheduler():
+    moving = Moving(pool("p", node("n0"), node("n1")), pool("q", *(node(f"n{index}") for index in (7, 8, 9))))
+    assert [moving.names() for _ in range(4)] == [("n0n1", "n7n8"), ("n1n0", "n8n9"), ("n0n1", "n9n7"), ("n1n0", "n7n8")]
+
+
+def test_no_node_that_is_left_out_or_on_trial_takes_over():
+    moving = Moving(pool("p", node("n0")), pool("q", node("n7"), node("n8"), node("n9")))
+    moving.judge({"n8": OPEN})
+    assert {moving.names()[1] for _ in range(6)} == {"n7n9", "n9n7"}
+    moving.judge({"n7": HALF_OPEN})
+    assert {moving.names()[1] for _ in range(40)} == {"n9"}
+    moving.judge({"n9": OPEN})
+    assert {moving.names()[1] for _ in range(40)} == {""}, "nobody"
+
+
+def test_b79_only_a_node_with_room_for_it_takes_over():
+    moving = Moving(pool("p", node("n0")), pool("q", node("n8", 4096), node("n9", 8192)))
+    assert moving.names()[1] in {"n8n9", "n9n8"}
+    assert moving.names(Size(5000, 5000)) == ("n0n0", "n9")
+
+
+def test_without_one_that_can_take_over_a_pool_names_its_own_as_ever():
+    moving = Moving(pool("p", node("n0"), node("n1"), node("n2")), pool("q", node("n9", 64)))
+    assert moving.names() == ("n0n1n2", "")

@@ -150,12 +150,11 @@ def test_an_engine_that_is_asked_in_its_own_words_is_shown_with_what_it_cant_be_
 
 def test_the_node_that_takes_over_in_flight_is_named_after_the_pools_own(settings, tmp_path):
     asked = request({"x-task-tier": "x"}, messages=[{"role": "user", "content": "hi"}], max_tokens=10)
-    assert explain(settings, "t", asked).moves_to is None, "nobody has asked for it"
-    file = tmp_path / "moving.json"
-    file.write_bytes(msgspec.json.encode({**DOCUMENT, "envoy": {**DOCUMENT.get("envoy", {}), "retry": {"to_fallback": True}}}))
-    settings = load(file, {})
     told = explain(settings, "t", asked)
-    assert (told.pool, told.nodes) == ("quick", ("q",))
+    assert (told.pool, told.nodes) == ("quick", ("q", "q")), "as often as it would be asked before"
     assert told.moves_to in {"a", "b", "c"}
     assert any(line.endswith(f"then in flight {told.moves_to}") for line in told.lines())
     assert explain(settings, "t", request()).moves_to is None, "the rule has no fallback"
+    file = tmp_path / "staying.json"
+    file.write_bytes(msgspec.json.encode({**DOCUMENT, "envoy": {**DOCUMENT.get("envoy", {}), "retry": {"to_fallback": False}}}))
+    assert explain(load(file, {}), "t", asked).moves_to is None, "it is switched off"
