@@ -6,7 +6,7 @@ PY     := $(BIN)/python
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-check test test-fast test-e2e test-envoy-matrix test-sdks test-engines test-chaos bench bench-peers bench-smoke lint type arch proto proto-check golden check lock clean
+.PHONY: help setup demo demo-check test test-fast test-e2e test-envoy-matrix test-sdks test-engines test-dashboard test-chaos bench bench-peers bench-smoke lint type arch proto proto-check golden check lock clean
 
 help: ## show every target
 	@grep -hE '^[a-z][a-z0-9-]*:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
@@ -48,6 +48,9 @@ test-sdks: setup ## OpenAI's Python and Node clients, LangChain and LlamaIndex a
 
 test-engines: setup ## real engines behind the gateway: llama.cpp, and a vLLM that runs: VLLM=127.0.0.1:8000=MODEL
 	@$(PY) -m tests.real_engines $(if $(VLLM),--vllm $(VLLM))
+
+test-dashboard: setup ## the dashboard in a headless Chromium (one that is installed; CHROMIUM=FILE names it), photographs in build/dashboard
+	@$(PY) -m tests.dashboard_pages
 
 test-chaos: setup ## tests that kill, pause and delay things
 	@$(PY) -m pytest -m chaos

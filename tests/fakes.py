@@ -9,7 +9,7 @@ from aiohttp import web
 from din_extproc.admit.ledger import Claim, Denied, Granted, LimitsUnavailable, Standing
 from din_extproc.domain.request import Head
 from din_extproc.domain.response import PASS, ResponseHead, Treatment
-from din_extproc.domain.usage import ExchangeRecord
+from din_extproc.domain.usage import ExchangeRecord, FailedAttempt
 from din_extproc.domain.verdict import Answer, Code, Send, Verdict, error_body
 
 Decision = Callable[[Head, bytes], Awaitable[Verdict]]
@@ -120,6 +120,9 @@ class FakeSchool:
 
     def finished(self, record: ExchangeRecord) -> None:
         self.finished_ids.append(record.request_id)
+
+    def attempt_failed(self, attempt: FailedAttempt) -> None:
+        """Nothing is learned from it."""
 
 
 class FakeRegistry:

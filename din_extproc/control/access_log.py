@@ -34,6 +34,8 @@ _HELD_BYTES = 8 << 20
 """Entries that Envoy holds at most while the sidecar is slow, about 8,000. Past that it drops them, and their tokens are not settled;
 Envoy's own default of 16 KiB drops some whenever a burst comes before the connection has opened its window."""
 REQUEST_HEADERS = ["x-din-trace-id"]
+ATTEMPT_HEADERS = ["traceparent"]
+"""Where the span of a failed attempt belongs."""
 _LINE = {
     "time": "%START_TIME%",
     "trace_id": "%REQ(X-DIN-TRACE-ID)%",
@@ -76,7 +78,8 @@ def failed_attempts(topology: Topology) -> list[AccessLog]:
             AccessLogFilter(response_flag_filter=ResponseFlagFilter(flags=_NODE_FLAGS)),
         ]
     )
-    logger = extension("envoy.access_loggers.http_grpc", HttpGrpcAccessLogConfig(common_config=_told(ATTEMPTS_NAME, topology)))
+    config = HttpGrpcAccessLogConfig(common_config=_told(ATTEMPTS_NAME, topology), additional_request_headers_to_log=ATTEMPT_HEADERS)
+    logger = extension("envoy.access_loggers.http_grpc", config)
     return [AccessLog(name=logger.name, filter=AccessLogFilter(or_filter=bad), typed_config=logger.typed_config)]
 
 

@@ -129,6 +129,8 @@ class ExchangeRecord(Struct, frozen=True, gc=False):
     duration_ms: float | None = None
     first_token_ms: float | None = None
     """From the request's first byte to the first token in any channel."""
+    last_token_ms: float | None = None
+    """Likewise to the last one, of a stream that came to its end."""
     response_flags: tuple[str, ...] = ()
     """Envoy's own short codes: `UF`, `DC`, ..."""
     refusal: str = ""
@@ -181,6 +183,10 @@ class FailedAttempt(Struct, frozen=True, gc=False):
     reason: str
     """A status or Envoy's own short code."""
     duration_ms: float = 0.0
+    started_at: float = 0.0
+    """Seconds since the epoch, by Envoy's clock."""
+    traceparent: str = ""
+    """W3C's header, as the node was sent it."""
 
 
 class Pace(Struct, frozen=True, gc=False):

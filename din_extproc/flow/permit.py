@@ -7,12 +7,12 @@ import msgspec
 
 from din_extproc.admit.headers import standing_headers
 from din_extproc.domain.request import Head, Intent, Operation
-from din_extproc.domain.tenant import Tenant
+from din_extproc.domain.tenant import OnSensitive, Tenant
 from din_extproc.domain.usage import Labels
 from din_extproc.domain.verdict import Code, Headers, Refusal, Send, Verdict
 from din_extproc.flow.request import Desk, RequestFlow, missed
+from din_extproc.flow.view import Screening
 from din_extproc.intent.paths import locate
-from din_extproc.intent.read import read
 
 _SECRETS = ("authorization", "x-api-key")
 _as_json = msgspec.json.Encoder().encode
@@ -58,7 +58,7 @@ class PermitFlow(RequestFlow):
         self._who = who
         if place.operation is Operation.MODELS:
             return self._passed((), {})
-        reading = read(head, body, desk.gauges.named, view.body_limit)
+        reading = self._read(head, body, who)
         if isinstance(reading, Refusal):
             return reading
         intent = self._intent = reading.intent
@@ -84,8 +84,16 @@ class PermitFlow(RequestFlow):
             stream=intent.stream,
             would_refuse=missed(admitted),
             operation=intent.operation.value,
+            sensitive=reading.sensitive,
         )
         return self._passed(standing_headers(admitted.standing), {"request_id": self._request_id, "labels": _as_json(labels).decode()})
+
+    def _screening(self, tenant: str) -> Screening | None:
+        """A body can't be changed by whoever is only asked: what would be masked is refused."""
+        screening = super()._screening(tenant)
+        if screening is None or screening.policy is not OnSensitive.MASK:
+            return screening
+        return Screening(OnSensitive.BLOCK, screening.screen)
 
     def _model(self, intent: Intent, tenant: Tenant) -> str | Refusal:
         """The physical model; where no pool serves it, the name that was asked for."""

@@ -33,7 +33,7 @@ from din_extproc.flow.screening import screened
 from din_extproc.flow.timeouts import remaining
 from din_extproc.flow.trace import Sampler, SpanContext, TraceIds, kept
 from din_extproc.flow.treat import Translation
-from din_extproc.flow.view import Purse, View, facts, purse
+from din_extproc.flow.view import Purse, Screening, View, facts, purse
 from din_extproc.flow.waiting import Full, Waiting
 from din_extproc.intent.boundary import needs_exact
 from din_extproc.intent.estimate import estimate
@@ -262,10 +262,14 @@ class RequestFlow:
         """The request, and its prompt held against the tenant's policy for sensitive data, if it has one."""
         desk = self._desk
         reading = read(head, body, desk.gauges.named, desk.view.body_limit)
-        screening = desk.view.screenings.get(who.tenant.id)
+        screening = self._screening(who.tenant.id)
         if screening is None or isinstance(reading, Refusal):
             return reading
         return screened(reading, screening, head, desk.gauges.named)
+
+    def _screening(self, tenant: str) -> Screening | None:
+        """What is done about sensitive data; None: nobody looks."""
+        return self._desk.view.screenings.get(tenant)
 
     def _left(
         self, intent: Intent, reading: Reading, routed: Routed, target: Target, asked: NodeOrder, began: float

@@ -7,7 +7,7 @@ from collections import deque
 from typing import Protocol
 
 from din_extproc.admit.ledger import Ledger, LimitsUnavailable
-from din_extproc.domain.usage import ExchangeRecord, Outcome
+from din_extproc.domain.usage import ExchangeRecord, FailedAttempt, Outcome
 
 _LESSONS_A_SECOND = 20
 
@@ -31,6 +31,9 @@ class Observer(Protocol):
 
     def finished(self, record: ExchangeRecord) -> None:
         """The exchange is over; the record is final."""
+
+    def attempt_failed(self, attempt: FailedAttempt) -> None:
+        """A try at one node failed; its exchange may go on."""
 
 
 class Settler:

@@ -102,8 +102,13 @@ def _each(entries: Iterable[HTTPAccessLogEntry], nodes: Mapping[str, str]) -> It
 def _attempt(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[str, str]) -> FailedAttempt:
     endpoint = _endpoint(common.upstream_remote_address) if common.HasField("upstream_remote_address") else ""
     flags = _flags(common.response_flags) if common.HasField("response_flags") else _NO_FLAGS
-    duration_ms = common.duration.seconds * 1e3 + common.duration.nanos / 1e6
-    return FailedAttempt(nodes.get(endpoint, endpoint), ",".join(flags) or str(entry.response.response_code.value), duration_ms)
+    return FailedAttempt(
+        node_id=nodes.get(endpoint, endpoint),
+        reason=",".join(flags) or str(entry.response.response_code.value),
+        duration_ms=_ms(common.duration),
+        started_at=common.start_time.seconds + common.start_time.nanos / 1e9,
+        traceparent=entry.request.request_headers.get("traceparent", ""),
+    )
 
 
 def _record(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[str, str]) -> ExchangeRecord:
@@ -141,7 +146,8 @@ def _record(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[s
         degraded=labels.degraded or headers.get("x-bxagent-degraded") == "true",
         started_at=started_us / 1e6,
         duration_ms=_ms(common.duration) if common.HasField("duration") else None,
-        first_token_ms=max(0.0, (_count(told, "first_token_us") - started_us) / 1e3) if "first_token_us" in told else None,
+        first_token_ms=_since(started_us, told, "first_token_us"),
+        last_token_ms=_since(started_us, told, "last_token_us"),
         response_flags=flags,
         refusal=ending.refusal,
         error=ending.error,
@@ -161,6 +167,11 @@ def _record(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[s
         moved_from=labels.pool if moved else "",
         out_of_time=entry.response.response_code_details == _TOTAL_TIMEOUT,
     )
+
+
+def _since(started_us: int, told: _Fields, name: str) -> float | None:
+    """Milliseconds from the start to a moment that was told."""
+    return max(0.0, (_count(told, name) - started_us) / 1e3) if name in told else None
 
 
 def _ms(duration: Duration) -> float:

@@ -23,11 +23,14 @@ def operation_name(operation: str) -> str:
 
 
 def time_per_output_token_s(record: ExchangeRecord) -> float | None:
-    """Mean time of each token after the first, of a stream that ran to its end."""
-    tokens, first, duration = record.usage.completion_tokens, record.first_token_ms, record.duration_ms
-    if record.outcome is not Outcome.COMPLETED or first is None or duration is None or tokens < 2 or duration <= first:  # noqa: PLR2004
+    """(last token - first token) / (tokens - 1), of a stream that ran to its end: each by when it passed, in whatever channel.
+
+    What an engine still sends or holds back after the last token (a finish reason, usage) is no token's time.
+    """
+    tokens, first, last = record.usage.completion_tokens, record.first_token_ms, record.last_token_ms
+    if record.outcome is not Outcome.COMPLETED or first is None or last is None or tokens < 2 or last <= first:  # noqa: PLR2004
         return None
-    return (duration - first) / 1000 / (tokens - 1)
+    return (last - first) / 1000 / (tokens - 1)
 
 
 class ExchangeMetrics:

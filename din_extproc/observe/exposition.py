@@ -10,29 +10,35 @@ from din_extproc.observe.families import Distribution, Family, Labels
 from din_extproc.observe.instruments import Instrument, label
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_SLICE = 20
-"""Lines: one histogram or so, a tenth of a millisecond."""
+_SLICE = 120
+"""Lines: seven histograms or so, less than a tenth of a millisecond."""
+_LABELS = "\0"
+"""Stands in a histogram's form for the labels."""
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
 def slices(families: Iterable[Family]) -> Iterator[bytes]:
     """The page, a slice at a time. Of families without values only the name and the kind are there."""
     lines: list[str] = []
+    size = 0
     for family in families:
         instrument = family.instrument
         name = instrument.prometheus
         names = [label(attribute) for attribute in instrument.labels]
-        bounds = [_number(bound) for bound in instrument.bounds]
+        form = _form(name, [_number(bound) for bound in instrument.bounds])
         lines += (f"# HELP {name} {instrument.about}", f"# TYPE {name} {instrument.kind.value}")
+        size += 2
         for labels, value in family.points:
             inner = _inner(names, labels)
             if isinstance(value, Distribution):
-                _histogram(lines, name, inner, bounds, value)
+                lines.append(_histogram(form, inner, value))
+                size += len(value.counts) + 2
             else:
                 lines.append(f"{name}{{{inner}}} {_number(value)}" if inner else f"{name} {_number(value)}")
-            if len(lines) >= _SLICE:
+                size += 1
+            if size >= _SLICE:
                 yield _page(lines)
-                lines = []
+                lines, size = [], 0
     if lines:
         yield _page(lines)
 
@@ -43,14 +49,16 @@ def samples(instrument: Instrument) -> tuple[str, ...]:
     return (f"{name}_bucket", f"{name}_sum", f"{name}_count") if instrument.bounds else (name,)
 
 
-def _histogram(lines: list[str], name: str, inner: str, bounds: list[str], value: Distribution) -> None:
-    before = f"{inner}," if inner else ""
+def _form(name: str, bounds: list[str]) -> str:
+    """All lines of one histogram, to be filled in at one go."""
+    buckets = [f'{name}_bucket{{{_LABELS}le="{bound}"}} %d' for bound in (*bounds, "+Inf")]
+    return "\n".join([*buckets, f"{name}_sum%s %s", f"{name}_count%s %d"])
+
+
+def _histogram(form: str, inner: str, value: Distribution) -> str:
     counts = list(accumulate(value.counts))
-    lines.extend([f'{name}_bucket{{{before}le="{bound}"}} {count}' for bound, count in zip(bounds, counts, strict=False)])
-    lines.append(f'{name}_bucket{{{before}le="+Inf"}} {counts[-1]}')
-    braced = f"{{{inner}}}" if inner else ""
-    lines.append(f"{name}_sum{braced} {_number(value.total)}")
-    lines.append(f"{name}_count{braced} {counts[-1]}")
+    before, braced = (f"{inner},".replace("%", "%%"), f"{{{inner}}}") if inner else ("", "")
+    return form.replace(_LABELS, before) % (*counts, braced, _number(value.total), braced, counts[-1])
 
 
 def _inner(names: list[str], labels: Labels) -> str:

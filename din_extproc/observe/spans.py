@@ -1,17 +1,21 @@
-"""From a finished exchange to its spans: the gateway's, the wait before the node, the way to the node, the stream.
+"""From a finished exchange to its spans: the gateway's, the wait before the node, the way to the node, the stream; from a failed try, one.
 
 Rule: nothing of the prompt or the answer is an attribute; ids of spans are made from the gateway's, so that both planes know them.
 """
 
+import re
 from collections.abc import Iterator, Mapping
+from hashlib import blake2b
 
 from msgspec import Struct
 
-from din_extproc.domain.usage import ExchangeRecord, Outcome
+from din_extproc.domain.usage import ExchangeRecord, FailedAttempt, Outcome
 from din_extproc.observe import instruments as of
 from din_extproc.observe.exchange_metrics import operation_name
 
 _TO_NODE, _ADMISSION, _STREAM = 1 << 63, 1 << 62, 3 << 62
+_SAMPLED = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-01").fullmatch
+_ID_BYTES = 8
 Attribute = str | int | float | bool
 
 
@@ -35,6 +39,19 @@ class Span(Struct, frozen=True, gc=False):
 def span_to_node(span_id: str) -> str:
     """The id of the span of the way to the node, from the gateway's."""
     return _derived(span_id, _TO_NODE)
+
+
+def attempt_span(attempt: FailedAttempt) -> Span | None:
+    """The span of one try at a node that failed, beside that of the way to the node that answered; None: the exchange leaves none."""
+    context = _SAMPLED(attempt.traceparent)
+    if context is None:
+        return None
+    trace_id, way = context.groups()
+    own = blake2b(f"{way} {attempt.started_at} {attempt.node_id}".encode(), digest_size=_ID_BYTES).hexdigest()
+    start = round(attempt.started_at * 1e6)
+    told: dict[str, Attribute] = {of.NODE: attempt.node_id, of.ERROR_TYPE: attempt.reason}
+    end = start + round(attempt.duration_ms * 1000)
+    return Span("din.attempt", "client", trace_id, own, _derived(way, _TO_NODE), start, end, told, error=attempt.reason)
 
 
 def spans(record: ExchangeRecord) -> Iterator[Span]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from din_extproc import __version__
 from din_extproc.audit.records import Event
-from din_extproc.domain.usage import ExchangeRecord
+from din_extproc.domain.usage import ExchangeRecord, FailedAttempt
 from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.redis.ledger import Runner
@@ -113,6 +113,11 @@ class Accounts:
             self._auditor.finished(record)
         if self._exporter is not None:
             self._exporter.finished(record)
+
+    def attempt_failed(self, attempt: FailedAttempt) -> None:
+        """A try at one node failed."""
+        if self._exporter is not None:
+            self._exporter.attempt_failed(attempt)
 
     def nodes(self, events: list[NodeEvent]) -> None:
         """Nodes came, changed or went."""

@@ -44,6 +44,8 @@ class EngineSimOptions(Struct, frozen=True, kw_only=True):
     """Of the draws of faults with a probability."""
     api_key: str = ""
     auto_tool_choice: bool = False
+    reasoning: Literal["", "reasoning", "reasoning_content"] = ""
+    """The key of the thoughts that a chat begins with; "": the model does not think."""
     media_tokens: int = 0
     """What an image costs; 0 is a text model."""
     dimensions: int = 384
@@ -70,6 +72,7 @@ def build(options: EngineSimOptions) -> EngineServer:
         api=options.api,
         runner=options.runner,
         auto_tool_choice=options.auto_tool_choice,
+        reasoning=options.reasoning,
         media_tokens=options.media_tokens,
         dimensions=options.dimensions,
         api_key=options.api_key,

@@ -228,7 +228,7 @@ class AccountingPlane:
         settings: The configuration.
         ledger: The counters.
         background: Runs the settling.
-        observer: Told of every exchange.
+        observer: Told of every exchange and of attempts that failed.
         gauges: What prompts teach.
         outputs: What answers teach.
         health: Told what becomes of requests.
@@ -245,6 +245,7 @@ class AccountingPlane:
         health: Health,
     ) -> None:
         self._health = health
+        self._observer = observer
         self._nodes = node_names(settings)
         self._dtypes = {node.id: node.dtype for pool in settings.pools for node in pool.nodes}
         self._background = background
@@ -316,6 +317,7 @@ class AccountingPlane:
         now = SystemClock.monotonic()
         if isinstance(record, FailedAttempt):
             self._health.attempt_failed(record, now)
+            self._observer.attempt_failed(record)
             return
         self._health.finished(record, now)
         self._paces.learn(record, now)

@@ -56,7 +56,7 @@ def chat_body(identity: Identity, ask: Ask, reporting: Reporting) -> bytes:
     choices = [
         {
             "index": index,
-            "message": _message(script, identity.id, index),
+            "message": _message(script, identity.id, index, ask.reasoning or "reasoning"),
             "logprobs": None if ask.logprobs is None else _chat_logprobs(script.pieces, ask.logprobs),
             "finish_reason": script.finish_reason,
             "stop_reason": script.stop_reason,
@@ -102,6 +102,7 @@ class EventStream:
         names = {"id": identity.id, "object": kind, "created": identity.created, "model": identity.model}
         self._head = b"data: " + _encode(names)[:-1] + b',"choices":['
         self._content = b',"delta":{"content":' if chat else b',"text":'
+        self._thought = b',"delta":{"%s":' % ask.reasoning.encode()
         self._close = b',"token_ids":null}]' if chat else b',"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]'
 
     def opening(self) -> bytes:
@@ -129,7 +130,8 @@ class EventStream:
             return self._tool_token(script, index, position, finish if is_last else None)
         piece = script.pieces[position]
         if self._chat:
-            delta = self._content + _encode(piece) + b"}" if piece or not is_last else b',"delta":{}'
+            key = self._thought if position < script.thoughts else self._content
+            delta = key + _encode(piece) + b"}" if piece or not is_last else b',"delta":{}'
         else:
             delta = self._content + _encode(piece)
         logprobs = self._logprobs(piece)
@@ -215,13 +217,13 @@ def _body(identity: Identity, kind: str, choices: Sequence[Any], ask: Ask, repor
     }
 
 
-def _message(script: Script, answer_id: str, index: int) -> dict[str, Any]:
+def _message(script: Script, answer_id: str, index: int, reasoning: str) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": script.text if script.tool is None else None}
     message.update(dict.fromkeys(("refusal", "annotations", "audio", "function_call")))
     if script.tool is not None:
         function = {"name": script.tool.name, "arguments": script.tool.arguments}
         message["tool_calls"] = [{"id": _tool_id(answer_id, index), "type": "function", "function": function}]
-    message["reasoning"] = None
+    message[reasoning] = script.thought or None
     return message
 
 

@@ -19,6 +19,8 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     """`generate`: chat and completions. `pooling`: embeddings and rerank."""
     auto_tool_choice: bool = False
     """Started with --enable-auto-tool-choice: `tool_choice: auto` calls the first tool."""
+    reasoning: Literal["", "reasoning", "reasoning_content"] = ""
+    """Started with --reasoning-parser: chats begin with thoughts, under this key (newer and older releases differ); "": none."""
     media_tokens: int = 0
     """Tokens of an image, audio or file part; 0: a text model that refuses them."""
     dimensions: int = 384

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from din_extproc.sim.errors import Failure, output_too_long, prompt_too_long, refuse, refuse_value, unknown_model
 from din_extproc.sim.fields import check_fields, decode_body
@@ -35,6 +36,7 @@ _CHAT = {
     "top_logprobs": "int",
     "tools": "list",
     "tool_choice": "any",
+    "chat_template_kwargs": "dict",
     **_SAMPLING,
 }
 _COMPLETION = {"prompt": "any", "logprobs": "int", "echo": "bool", **_SAMPLING}
@@ -57,6 +59,8 @@ class Ask(Struct, frozen=True):
     continuous_usage: bool = False
     logprobs: int | None = None
     """Alternatives per token; None: no log probabilities asked for."""
+    reasoning: str = ""
+    """The key of thoughts."""
 
 
 class Reader:
@@ -86,7 +90,9 @@ class Reader:
         counted = [(prompt, self._tokenizer.count(prompt) + media)]
         logprobs = (fields["top_logprobs"] or 0) if fields["logprobs"] else None
         wanted = fields["max_completion_tokens"] if fields["max_completion_tokens"] is not None else fields["max_tokens"]
-        return self._ask(fields, counted, wanted, logprobs, tool)
+        ask = self._ask(fields, counted, wanted, logprobs, tool)
+        thinks = self._model.reasoning and (fields["chat_template_kwargs"] or {}).get("enable_thinking", True)
+        return ask if isinstance(ask, Failure) or not thinks else _thinking(ask, self._model.reasoning)
 
     def completion(self, body: bytes, content_type: str) -> Ask | Failure:
         """Read a body of /v1/completions."""
@@ -163,6 +169,12 @@ class Reader:
         if tool is None:
             return write_script(self._tokenizer, text, seed, bounds)
         return write_tool_call(self._tokenizer, tool, bounds)
+
+
+def _thinking(ask: Ask, key: str) -> Ask:
+    """The first half of each answer in words is thought."""
+    scripts = [script if script.tool else replace(script, thoughts=(len(script.pieces) + 1) // 2) for script in ask.scripts]
+    return replace(ask, scripts=tuple(scripts), reasoning=key)
 
 
 def refuse_model(model: ModelSpec, name: str | None) -> Failure | None:

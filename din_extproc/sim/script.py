@@ -42,11 +42,18 @@ class Script(Struct, frozen=True):
     """The stop string that ended it."""
     tool: ToolCall | None = None
     """The call that the pieces spell out, when they are its arguments."""
+    thoughts: int = 0
+    """So many of the pieces come first and are thoughts, not text."""
 
     @property
     def text(self) -> str:
         """The answer's text."""
-        return "".join(self.pieces)
+        return "".join(self.pieces[self.thoughts :])
+
+    @property
+    def thought(self) -> str:
+        """What was thought before."""
+        return "".join(self.pieces[: self.thoughts])
 
 
 class Bounds(Struct, frozen=True):

@@ -15,6 +15,7 @@ OUT   dynamic metadata, namespace `din`; absent when not seen
         deltas         events that carried a token in any channel; 0 or more for every event stream that was read
         delta_bytes    bytes of those tokens as JSON text
         first_token_us microseconds since the epoch when the first of them passed
+        last_token_us  likewise the last one, of an answer that has come to its end
         finish_reason  the last one that was not null
         done           true: `[DONE]` (or the dialect's own end) passed, or a JSON body ended
         error          code or type of an in-band error, never its text
@@ -62,13 +63,16 @@ end
 local ENDINGS = { ["message_stop"] = true, ["response.completed"] = true, ["response.incomplete"] = true }
 
 local FACTS = {
-  "prompt_tokens", "completion_tokens", "cached_tokens", "deltas", "delta_bytes", "first_token_us",
+  "prompt_tokens", "completion_tokens", "cached_tokens", "deltas", "delta_bytes", "first_token_us", "last_token_us",
   "finish_reason", "done", "error", "bad_events", "encoded",
 }
 
 -- Write the facts that changed.
 local function write(state)
   local metadata, written = nil, state.written
+  if state.passed and (state.done or state.finish_reason) then
+    state.last_token_us = tonumber(state.passed)
+  end
   for i = 1, #FACTS do
     local name = FACTS[i]
     local value = state[name]
@@ -164,9 +168,6 @@ end
 local function count(state, size)
   state.deltas = state.deltas + 1
   state.delta_bytes = state.delta_bytes + size
-  if not state.first_token_us then
-    state.first_token_us = tonumber(state.handle:timestampString(EnvoyTimestampResolution.MICROSECOND))
-  end
 end
 
 -- Whether the event is the template with another token; then it is counted.
@@ -457,9 +458,19 @@ local function open_state(handle, content_type, strip)
   return state
 end
 
+-- Look at the clock if tokens have come since there were so many deltas: once for all that came together.
+local function note_time(state, before)
+  if state.deltas ~= before then
+    state.passed = state.handle:timestampString(EnvoyTimestampResolution.MICROSECOND)
+    state.first_token_us = state.first_token_us or tonumber(state.passed)
+  end
+end
+
 -- Read one chunk, and write what must not wait. Returns the bytes for the client.
 local function step(state, bytes)
+  local before = state.deltas
   local out = state.feed(state, bytes)
+  note_time(state, before)
   if state.urgent or (state.deltas and state.deltas >= state.next_write) then
     write(state)
   end
@@ -468,7 +479,9 @@ end
 
 -- Read what is left, and write all that was counted. Returns the last bytes for the client.
 local function close(state)
+  local before = state.deltas
   local rest = state.finish(state)
+  note_time(state, before)
   write(state)
   return rest
 end

@@ -1,6 +1,6 @@
 """What accounting costs per request, part by part, and what a scrape of 100,000 series does to decisions beside it.
 
-Rule: the parts are those that the sidecar runs; the scrape goes first for one slice at a time, as the admin port lets it.
+Rule: the parts are those that the sidecar runs; the page is made at the pace of the admin port.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from din_extproc.audit.chain import Key
 from din_extproc.domain.usage import ExchangeRecord, Outcome, Usage
 from din_extproc.edge.audit.log import AuditLog, AuditOptions
+from din_extproc.edge.http.paced import paced
 from din_extproc.edge.telemetry.exchange_log import ExchangeLog
 from din_extproc.edge.telemetry.otlp import OtlpExporter
 from din_extproc.flow.audited import ending
@@ -120,8 +121,8 @@ async def _beside_a_scrape(rounds: int, many: int) -> tuple[list[float], list[fl
 async def _scrape(spread: Distributions, pages: list[float]) -> None:
     while True:
         began = time.perf_counter()
-        for _ in slices([spread.family()]):
-            await asyncio.sleep(0)
+        async for _ in paced(slices([spread.family()])):
+            pass
         pages.append(time.perf_counter() - began)
 
 

@@ -9,6 +9,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 
+import httpx
 import psutil
 import pytest
 import yaml
@@ -29,7 +30,19 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[EngineSim]:
-    with EngineSim(model="m", decode_rate=500.0, max_num_seqs=256, kv_tokens=1_000_000, auto_tool_choice=True) as running:
+    with EngineSim(model="m", decode_rate=500.0, max_num_seqs=256, kv_tokens=1_000_000, reasoning="reasoning_content") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def second() -> Iterator[EngineSim]:
+    with EngineSim(model="m2", decode_rate=500.0) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def third() -> Iterator[EngineSim]:
+    with EngineSim(model="m2", decode_rate=500.0) as running:
         yield running
 
 
@@ -122,17 +135,26 @@ def node_stack(engine) -> Iterator[NodeStack]:
 
 
 @pytest.fixture(scope="module")
-def audited(node_stack, collector) -> Iterator[Stack]:
+def pools(node_stack, second, third) -> dict:
+    twins = [node("second", second.address), node("third", third.address)]
+    return {
+        "p": {"model": "m", "engine": "vllm", "nodes": [node("a", node_stack.address)]},
+        "twins": {"model": "m2", "engine": "vllm", "scheduler": "round_robin", "nodes": twins},
+    }
+
+
+@pytest.fixture(scope="module")
+def audited(pools, collector) -> Iterator[Stack]:
     stack = Stack({}, gateway={"workers": 2})
     (stack.folder / "audit.key").write_text(KEY_TEXT + "\n")
-    stack.write(audited_config(node_stack, collector))
+    stack.write(audited_config(pools, collector))
     with stack as running:
         yield running
 
 
-def audited_config(node_stack, collector, *tenants) -> dict:
+def audited_config(pools, collector, *tenants) -> dict:
     return {
-        "pools": {"p": {"model": "m", "engine": "vllm", "nodes": [node("a", node_stack.address)]}},
+        "pools": pools,
         "tenants": [tenant("acme"), tenant("trial", rpm=1), *tenants],
         "audit": {"folder": "audit", "replica": "gw-1", "keys": {"k1": {"file": "audit.key"}}, "flush_ms": 20},
         "telemetry": {"endpoint": collector.endpoint, "sample": 1, "flush_s": 0.1, "metrics_every_s": 0.5},
@@ -179,9 +201,9 @@ def test_r40_every_request_leaves_its_admission_and_its_end_in_the_audit_log(aud
     assert KEY_TEXT not in everything
 
 
-def test_r40_a_change_of_configuration_and_keys_is_recorded(audited, node_stack, collector):
+def test_r40_a_change_of_configuration_and_keys_is_recorded(audited, pools, collector):
     before = len(of_kind(audited, "configured"))
-    audited.write(audited_config(node_stack, collector, tenant("newcomer")))
+    audited.write(audited_config(pools, collector, tenant("newcomer")))
     audited.eventually(lambda: len(of_kind(audited, "configured")) == before + 1, "the change is recorded")
     first, change = of_kind(audited, "configured")[0], of_kind(audited, "configured")[-1]
     assert first["keys_added"] == ["acme/acme", "trial/trial"]
@@ -278,44 +300,74 @@ def test_every_metric_that_dashboards_and_alerts_ask_for_is_on_the_page_of_a_run
             assert metrics_of(query) <= there, where
 
 
-TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {"q": {"type": "string"}}}}}
+PARAMETERS = {f"parameter_{number}": {"type": "string"} for number in range(30)}
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": PARAMETERS}}}
 STARTS = {
-    "role only": {},
-    "tool call": {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look_up"}}},
+    "role-only": {"chat_template_kwargs": {"enable_thinking": False}},
+    "reasoning": {},
+    "tool-call": {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look_up"}}},
 }
+CHANNEL = {"role-only": "content", "reasoning": "reasoning_content", "tool-call": "tool_calls"}
 
 
-def measured(stack: Stack, trace: str, **fields) -> tuple[float, float, int]:
-    """Time to the first token and of each one after it, in milliseconds, as the client has them; and tokens."""
-    body = {**STREAM, "max_tokens": 60, "stream_options": {"include_usage": True}, **fields}
-    first = last = tokens = 0.0
-    with stack.client() as client:
-        began = time.perf_counter()
-        with client.stream("POST", "/v1/chat/completions", json=body, headers={"x-din-trace-id": trace}) as reply:
-            for line in reply.iter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                event = json.loads(line[6:])
-                deltas = [choice["delta"] for choice in event["choices"]]
-                if any(delta.get("content") or delta.get("tool_calls") for delta in deltas):
-                    last = time.perf_counter()
-                    first = first or last
-                tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
-    return (first - began) * 1000, (last - first) * 1000 / max(1, tokens - 1), tokens
+def measured(client: httpx.Client, trace: str, **fields) -> tuple[float, float, str]:
+    """Time to the first token and of each one after it, in milliseconds, as the client has them; and the channel of the first."""
+    body = {**STREAM, "max_tokens": 400, "stream_options": {"include_usage": True}, **fields}
+    came: list[tuple[float, bytes]] = []
+    began = time.perf_counter()
+    with client.stream("POST", "/v1/chat/completions", json=body, headers={"x-din-trace-id": trace}) as reply:
+        came = [(time.perf_counter(), chunk) for chunk in reply.iter_raw()]
+    tokens, moments, channels, held = 0, [], [], b""
+    for at, chunk in came:
+        *whole, held = (held + chunk).split(b"\n\n")
+        for event in (json.loads(each[6:]) for each in whole if each.startswith(b"data: {")):
+            tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+            told = [channel for choice in event["choices"] for channel in CHANNEL.values() if choice["delta"].get(channel)]
+            moments += [at] * bool(told)
+            channels += told
+    return (moments[0] - began) * 1000, (moments[-1] - moments[0]) * 1000 / (tokens - 1), channels[0]
 
 
-def test_times_to_first_and_per_token_are_the_client_s_own_on_streams_that_start_with_a_role_or_a_tool_call(audited, engine):
-    engine.fail("latency:ms=400")
+@pytest.mark.parametrize("start", STARTS)
+def test_times_to_first_and_per_token_are_the_client_s_own(audited, engine, start):
+    """The nearest of five: what a busy machine does between Envoy and the client is neither's."""
+    off: list[tuple[float, float]] = []
+    engine.fail("latency:ms=300")
     try:
-        for start, fields in STARTS.items():
-            trace = f"ttft-{start.replace(' ', '-')}"
-            first, each, tokens = measured(audited, trace, **fields)
-            audited.eventually(lambda name=trace: f'"{name}"' in audited.log("sidecar"), "its line")
-            line = next(json.loads(text) for text in audited.log("sidecar").splitlines() if f'"{trace}"' in text)
-            ours = (line["duration_ms"] - line["first_token_ms"]) / (line["completion_tokens"] - 1)
-            print(f"{start}: first token {line['first_token_ms']:.1f} ms here, {first:.1f} at the client; each {ours:.3f}, {each:.3f} ms")
-            assert line["completion_tokens"] == tokens > 1
-            assert line["first_token_ms"] == pytest.approx(first, rel=0.25)
-            assert ours == pytest.approx(each, rel=0.5)
+        with audited.client() as client:
+            client.get("/v1/models")  # the connection is there
+            for turn in range(5):
+                trace = f"times-{start}-{turn}"
+                first, each, channel = measured(client, trace, **STARTS[start])
+                assert channel == CHANNEL[start]
+                audited.eventually(lambda name=trace: f'"{name}"' in audited.log("sidecar"), "its line")
+                line = next(json.loads(text) for text in audited.log("sidecar").splitlines() if f'"{trace}"' in text)
+                assert line["completion_tokens"] > 200
+                ours = (line["last_token_ms"] - line["first_token_ms"]) / (line["completion_tokens"] - 1)
+                print(f"{start}: first {line['first_token_ms']:.1f} ms, client {first:.1f}; each {ours:.3f} ms, client {each:.3f}")
+                off.append((abs(line["first_token_ms"] - first), abs(ours / each - 1)))
+                if off[-1][0] <= 5 and off[-1][1] <= 0.05:
+                    break
     finally:
         engine.fail("")
+    assert min(first for first, _ in off) <= 5
+    assert min(each for _, each in off) <= 0.05
+
+
+def test_each_attempt_that_fails_has_a_span_in_the_trace_of_its_request(audited, collector, second):
+    second.fail("unavailable:count=1")
+    for turn in range(4):
+        trace = f"tried-twice-{turn}"
+        assert audited.chat(model="m2", headers={"x-din-trace-id": trace}).status_code == 200
+    audited.eventually(lambda: any(span["name"] == "din.attempt" for span in collector.spans), "the span of the attempt")
+    (attempt,) = (span for span in collector.spans if span["name"] == "din.attempt")
+    assert (attempt["attributes"]["din.node.id"], attempt["error"]) == ("second", "503")
+
+    def whole() -> dict:
+        return {span["name"]: span for span in collector.spans if span["trace_id"] == attempt["trace_id"]}
+
+    audited.eventually(lambda: "din.node" in whole(), "the spans of its exchange")
+    spans = whole()
+    assert attempt["parent_id"] == spans["chat m2"]["span_id"] == spans["din.node"]["parent_id"]
+    assert (spans["din.node"]["attributes"]["din.attempts"], spans["din.node"]["attributes"]["din.node.id"]) == (2, "third")
+    assert attempt["start_ns"] <= attempt["end_ns"] <= spans["din.node"]["end_ns"]

@@ -47,6 +47,8 @@ def stack(request, sim) -> Iterator[AskingStack]:
             tenant("acme"),
             tenant("other", models=("m",), rpm=2, tpm=5000),
             tenant("single", max_streams=1) | {"queue": {"max_wait_ms": 2000}},
+            tenant("careful") | {"sensitive_data": "mask"},
+            tenant("watched") | {"sensitive_data": "flag"},
         ],
         "store": {"lease_ms": LEASE_MS},
     }
@@ -96,3 +98,17 @@ def test_a_silent_stream_keeps_its_slot_beyond_its_lease_and_gives_it_back_with_
         held.close()
         assert waiting.result().status_code == 200, "it took the slot of the client that left"
     stack.eventually(lambda: stack.redis_keys("single}:lease:") == [], "nothing stays taken")
+
+
+def test_r45_sensitive_data_is_flagged_or_kept_from_the_node_and_what_would_be_masked_is_refused(stack, sim):
+    sim.forget()
+    prompt = {"messages": [{"role": "user", "content": "write to alice@example.com"}]}
+    refused = stack.chat(ask(**prompt), tenant_name="careful")
+    assert (refused.status_code, refused.json()["code"]) == (400, "sensitive_data_blocked")
+    assert "email" in refused.json()["detail"]
+    assert sim.seen()[1] == []
+    assert stack.chat(ask(), tenant_name="careful").status_code == 200
+    assert stack.chat(ask(**prompt), tenant_name="watched").status_code == 200
+    counted = {"block": {"email": 1}, "flag": {"email": 1}}
+    stack.eventually(lambda: stack.status()["counts"]["sensitive"] == counted, "both findings are counted")
+    assert "alice" not in stack.log("sidecar")

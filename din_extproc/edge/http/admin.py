@@ -3,7 +3,6 @@
 Rule: liveness never depends on Redis or nodes; readiness says each reason it has.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -11,6 +10,7 @@ from aiohttp import web
 
 from din_extproc.domain.timing import GatewayTimes
 from din_extproc.edge.http.dashboard import DashboardPages
+from din_extproc.edge.http.paced import paced
 from din_extproc.edge.http.port import HttpPort, Problem
 from din_extproc.observe.exposition import CONTENT_TYPE
 
@@ -93,9 +93,8 @@ class AdminPages:
     async def _show_metrics(self, request: web.Request) -> web.StreamResponse:
         reply = web.StreamResponse(headers={"content-type": CONTENT_TYPE})
         await reply.prepare(request)
-        for part in self._metrics():
-            await reply.write(part)
-            await asyncio.sleep(0)
+        async for piece in paced(self._metrics()):
+            await reply.write(piece)
         await reply.write_eof()
         return reply
 

@@ -43,6 +43,7 @@ class _Line(Struct, frozen=True, omit_defaults=True):
     degraded: bool = False
     duration_ms: float | None = None
     first_token_ms: float | None = None
+    last_token_ms: float | None = None
     to_node_ms: float | None = None
     flags: tuple[str, ...] = ()
 
@@ -104,6 +105,7 @@ def _line(record: ExchangeRecord) -> _Line:
         degraded=record.degraded,
         duration_ms=record.duration_ms,
         first_token_ms=record.first_token_ms,
+        last_token_ms=record.last_token_ms,
         to_node_ms=record.to_node_ms,
         flags=record.response_flags,
     )

@@ -32,11 +32,11 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from din_extproc import __version__
-from din_extproc.domain.usage import ExchangeRecord
+from din_extproc.domain.usage import ExchangeRecord, FailedAttempt
 from din_extproc.edge.clock import SystemClock
 from din_extproc.observe.families import Distribution, Family, Labels, Value
 from din_extproc.observe.instruments import SEMCONV, Instrument, Kind
-from din_extproc.observe.spans import Span, spans
+from din_extproc.observe.spans import Span, attempt_span, spans
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class OtlpExporter:
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._families = families
         self._began_ns = int(SystemClock.wall() * _NS_PER_S)
-        self._records: deque[ExchangeRecord] = deque()
+        self._records: deque[ExchangeRecord | FailedAttempt] = deque()
         self._down = False
         self.exported = 0
         """Spans that the collector took, since the start."""
@@ -87,8 +87,15 @@ class OtlpExporter:
 
     def finished(self, record: ExchangeRecord) -> None:
         """An exchange is over."""
-        if not record.span:
-            return
+        if record.span:
+            self._keep(record)
+
+    def attempt_failed(self, attempt: FailedAttempt) -> None:
+        """A try at one node failed."""
+        if attempt.traceparent:
+            self._keep(attempt)
+
+    def _keep(self, record: ExchangeRecord | FailedAttempt) -> None:
         if len(self._records) >= _MOST_WAITING:
             self._records.popleft()
             self.dropped += 1
@@ -98,7 +105,7 @@ class OtlpExporter:
         """Push the spans of everything that ended."""
         while self._records:
             records = [self._records.popleft() for _ in range(min(_AT_ONCE, len(self._records)))]
-            found = [_readable(span, self._resource) for record in records for span in spans(record)]
+            found = [_readable(span, self._resource) for record in records for span in _spans(record)]
             parts = []
             for start in range(0, len(found), _SLICE_SPANS):
                 parts.append(encode_spans(found[start : start + _SLICE_SPANS]).SerializeToString())
@@ -144,6 +151,13 @@ class OtlpExporter:
             else:
                 _log.info("the collector at %s takes spans and metrics again", self._endpoint)
         return not reason
+
+
+def _spans(record: ExchangeRecord | FailedAttempt) -> Iterable[Span]:
+    if isinstance(record, ExchangeRecord):
+        return spans(record)
+    span = attempt_span(record)
+    return () if span is None else (span,)
 
 
 def _readable(span: Span, resource: Resource) -> ReadableSpan:

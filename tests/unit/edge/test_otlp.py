@@ -3,10 +3,10 @@
 import pytest
 from msgspec.structs import replace
 
-from din_extproc.domain.usage import ExchangeRecord, Outcome, Usage
+from din_extproc.domain.usage import ExchangeRecord, FailedAttempt, Outcome, Usage
 from din_extproc.edge.telemetry.otlp import OtlpExporter
 from din_extproc.observe.exchange_metrics import ExchangeMetrics
-from din_extproc.observe.spans import span_to_node, spans
+from din_extproc.observe.spans import attempt_span, span_to_node, spans
 from tests.collector import Collector
 
 TRACE, SPAN, PARENT = "0af7651916cd43dd8448eb211c80319c", "00000000000000a1", "b7ad6b7169203331"
@@ -52,6 +52,28 @@ async def test_an_exchange_becomes_four_spans_that_hang_together(collector):
     assert collector.resource["service.name"] == "din"
     assert collector.headers[0]["authorization"] == "Bearer t"
     assert exports.exported == 4
+
+
+async def test_attempts_that_failed_are_spans_of_their_own_in_the_exchange_s_trace(collector):
+    exports = exporter(collector)
+    sent = f"00-{TRACE}-{span_to_node(SPAN)}-01"
+    exports.attempt_failed(FailedAttempt("gpu-1", "UF", 20.0, 1_700_000_000.02, sent))
+    exports.attempt_failed(FailedAttempt("gpu-2", "503", 30.0, 1_700_000_000.05, sent))
+    exports.finished(replace(RECORD, sent_ms=80.0, attempts=3))
+    exports.attempt_failed(FailedAttempt("gpu-1", "UF", 20.0, 1_700_000_000.02))
+    await exports.push_spans()
+    first, second = (span for span in collector.spans if span["name"] == "din.attempt")
+    assert {span["trace_id"] for span in collector.spans} == {TRACE}
+    assert len({span["span_id"] for span in collector.spans}) == 6
+    assert (first["parent_id"], first["kind"], first["error"], first["attributes"]["din.node.id"]) == (SPAN, 3, "UF", "gpu-1")
+    assert (second["error"], second["end_ns"] - second["start_ns"]) == ("503", 30_000_000)
+    (way,) = (span for span in collector.spans if span["name"] == "din.node")
+    assert first["end_ns"] <= second["start_ns"] < second["end_ns"] <= way["start_ns"]
+
+
+@pytest.mark.parametrize("given", ["", "x", f"00-{TRACE}-{PARENT}-00", f"00-{'0' * 32}-{PARENT}-01", f"00-{TRACE}-{'0' * 16}-01"])
+def test_an_attempt_of_an_exchange_without_spans_has_none(given):
+    assert attempt_span(FailedAttempt("gpu-1", "UF", 1.0, 1.0, given)) is None
 
 
 def test_a_refusal_is_one_span_with_its_code():

@@ -37,7 +37,7 @@ def delta(**fields: Any) -> bytes:
 def counted(played: Played) -> dict[str, Any]:
     """The facts that the oracle knows too."""
     assert played.log == ""
-    return {key: value for key, value in played.facts.items() if key not in {"first_token_us", "delta_bytes"}}
+    return {key: value for key, value in played.facts.items() if key not in {"first_token_us", "last_token_us", "delta_bytes"}}
 
 
 @pytest.mark.parametrize("path", STREAMS, ids=name)
@@ -188,7 +188,7 @@ def test_b36_keepalives_and_empty_events_pass_and_do_not_count(usage: UsageFilte
     body = b"".join(part for pair in zip(idle, tokens, strict=True) for part in pair) + b": bye\n\n" + DONE
     played = usage.play([*idle, body], clock=[*range(1, 8)])
     assert played.out == b"".join(idle) + body
-    assert played.facts == {"deltas": 6, "delta_bytes": 12, "first_token_us": 7, "done": True}
+    assert played.facts == {"deltas": 6, "delta_bytes": 12, "first_token_us": 7, "last_token_us": 7, "done": True}
     assert usage.first_bad_split(body) == 0
 
 
@@ -295,6 +295,17 @@ def test_b44_the_first_token_may_come_in_any_channel(usage: UsageFilter, field: 
     clock = [0, 500_000, *range(1_000_000, 1_000_020), 6_000_000]
     facts = usage.play(chunks, clock=clock).facts
     assert (facts["first_token_us"], facts["deltas"]) == (1_000_000, 21)
+    assert "last_token_us" not in facts, "it has not come to its end"
+
+
+@pytest.mark.parametrize("ending", ["data", "cut"])
+def test_the_last_token_is_the_last_one_whatever_comes_after_it_and_in_whatever_channel(usage: UsageFilter, ending: str) -> None:
+    finish = event({"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]})
+    call = {"index": 0, "id": "c", "function": {"name": "look_up", "arguments": ""}}
+    chunks = [delta(role="assistant", content=""), delta(reasoning_content="a") * 3, delta(tool_calls=[call]), finish, b": wait\n\n"]
+    clock = [1, 2_000, 3_000, 4_000, 5_000, 6_000, 7_000]
+    facts = usage.play([*chunks, event(json.loads(USAGE)), DONE], clock=clock, ending=ending).facts
+    assert (facts["first_token_us"], facts["last_token_us"], facts["deltas"]) == (2_000, 3_000, 4)
 
 
 def test_b44_a_tool_call_and_a_text_completion_are_tokens_too(usage: UsageFilter) -> None:

@@ -45,6 +45,7 @@ COUNTS: dict[str, Any] = {
     "deltas": 10,
     "delta_bytes": 40,
     "first_token_us": 1_700_000_000_250_500,
+    "last_token_us": 1_700_000_000_850_500,
     "finish_reason": "stop",
     "done": True,
     "bad_events": 1,
@@ -82,7 +83,7 @@ def test_everything_that_was_left_for_it_comes_back_in_the_record() -> None:
     assert (record.outcome, record.status, record.stream, record.attempts) == (Outcome.COMPLETED, 200, True, 2)
     assert record.usage == Usage(40, 10, 8)
     assert (record.reserved_tokens, record.prompt_estimate, record.features, record.fixed) == (300, 44, (1.0, 2.5, 0.0), 3)
-    assert (record.duration_ms, record.first_token_ms) == (912.345, 250.0)
+    assert (record.duration_ms, record.first_token_ms, record.last_token_ms) == (912.345, 250.0, 850.0)
     assert (record.decided_ms, record.waited_ms, record.node_ended_ms) == (2.5, 2.0, 912.0)
     assert record.started_at == pytest.approx(1_700_000_000.0005, abs=1e-6)
     assert (record.response_flags, record.degraded, record.refusal, record.error, record.bad_events) == ((), False, "", "", 1)
@@ -177,12 +178,14 @@ def test_bytes_that_are_no_log_are_refused() -> None:
 def test_attempts_that_failed_come_between_with_node_and_reason() -> None:
     refused, broken = entry({}, "upstream_connection_failure"), entry({}, port=9)
     for each in (refused, broken):
+        each.request.request_headers["traceparent"] = "00-a-b-01"
         del each.common_properties.metadata.filter_metadata["din"]
         each.common_properties.access_log_type = UpstreamEnd
     broken.response.response_code.value = 503
     first, second, record = records(message(refused, broken, entry(LABELS)), {"10.0.0.7:8000": "gpu-07"})
-    assert first == FailedAttempt("gpu-07", "UF", 912.345)
-    assert second == FailedAttempt("10.0.0.7:9", "503", 912.345)
+    assert first == FailedAttempt("gpu-07", "UF", 912.345, first.started_at, "00-a-b-01")
+    assert first.started_at == pytest.approx(1_700_000_000.0005, abs=1e-6)
+    assert second == FailedAttempt("10.0.0.7:9", "503", 912.345, first.started_at, "00-a-b-01")
     assert record.request_id == "r-1"
 
 

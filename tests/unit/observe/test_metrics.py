@@ -18,7 +18,7 @@ def record(**fields: Any) -> ExchangeRecord:
         "request_id": "r", "trace_id": "t", "tenant": "acme", "key_id": "k", "model": "m", "alias": "a", "pool": "p", "rule": "r1",
         "node_id": "n", "status": 200, "outcome": Outcome.COMPLETED, "stream": True, "usage": Usage(100, 11, 40), "reserved_tokens": 300,
         "prompt_estimate": 110, "features": (), "fixed": 0, "attempts": 1, "degraded": False, "started_at": 1.0, "duration_ms": 1300.0,
-        "first_token_ms": 300.0, "operation": "/v1/chat/completions", "received_ms": 2.0, "sent_ms": 10.0,
+        "first_token_ms": 300.0, "last_token_ms": 1300.0, "operation": "/v1/chat/completions", "received_ms": 2.0, "sent_ms": 10.0,
     }  # fmt: skip
     return ExchangeRecord(**{**told, **fields})
 
@@ -75,7 +75,7 @@ def test_a_refusal_counts_for_its_tenant_and_has_neither_tokens_nor_times():
 def test_only_completed_streams_have_a_time_per_token():
     assert time_per_output_token_s(record()) == pytest.approx(0.1)
     for other in (
-        record(outcome=Outcome.CLIENT_CANCELLED), record(first_token_ms=None), record(duration_ms=None), record(usage=Usage(9, 1)),
+        record(outcome=Outcome.CLIENT_CANCELLED), record(first_token_ms=None), record(last_token_ms=None), record(usage=Usage(9, 1)),
     ):  # fmt: skip
         assert time_per_output_token_s(other) is None
 

@@ -59,3 +59,19 @@ async def test_what_is_never_heard_of_again_is_renewed_no_longer(plane):
     assert permits.conductor.permits == {}
     plane.desk.ledger.now_ms += plane.desk.lease_ms
     assert isinstance(await check(permits), Send)
+
+
+@pytest.mark.parametrize(("policy", "passes"), [("off", True), ("flag", True), ("mask", False), ("block", False)])
+async def test_r45_sensitive_data_is_flagged_or_blocked_and_what_would_be_masked_is_blocked(tmp_path, policy, passes):
+    config = CONFIG | {"tenants": [tenant("acme") | {"sensitive_data": policy}]}
+    (tmp_path / "din.yaml").write_text(yaml.safe_dump(config))
+    desk = RequestPlane(load(tmp_path / "din.yaml", {}), Clocked(), Background(), Counters()).desk
+    asked = {"model": "anything", "messages": [{"role": "user", "content": "to alice@example.com"}]}
+    verdict = await Permits(desk, 1e6).conductor.begin().decide(HEAD, json.dumps(asked).encode())
+    assert isinstance(verdict, Send) == passes
+    if passes:
+        found = json.loads(verdict.metadata["labels"]).get("sensitive")
+        assert found == (None if policy == "off" else {"policy": "flag", "kinds": {"email": 1}, "whole": True})
+    else:
+        assert (verdict.status, json.loads(verdict.body)["code"]) == (400, "sensitive_data_blocked")
+        assert b"alice" not in verdict.body
