@@ -85,6 +85,7 @@ class Chromium:
         feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         await page.say("Emulation.setEmulatedMedia", features=[feature])
         await page.say("Page.navigate", url=url)
+        await page.until("location.href !== 'about:blank' && document.readyState === 'complete'")
         return page
 
     async def _read(self) -> None:
