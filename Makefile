@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PY     := $(BIN)/python
+JOBS   ?= 4
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
@@ -31,8 +32,8 @@ demo: setup ## Envoy, Redis, the sidecar and real small models on loopback; Ctrl
 demo-check: setup ## start the demo, play a client against it, stop it
 	@$(BIN)/din-extproc demo --check
 
-test: setup ## every test
-	@$(PY) -m pytest
+test: setup ## every test, as many files at once as there are cores (JOBS=4: at most so many)
+	@$(PY) -m pytest -n logical --maxprocesses $(JOBS) --dist loadfile
 
 test-fast: setup ## tests that start no Envoy
 	@$(PY) -m pytest -m 'not e2e and not chaos'

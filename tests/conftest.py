@@ -3,8 +3,12 @@
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.servers import FLAVOURS, RedisServer
+
+settings.register_profile("din", deadline=None)  # how long an example takes says more about the machine than about the code
+settings.load_profile("din")
 
 
 @pytest.fixture(scope="session")

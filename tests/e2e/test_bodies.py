@@ -97,7 +97,7 @@ def test_b12_a_compressed_body_arrives_plain_with_its_own_length_and_without_the
         ("br", body_of(200), 415, "unsupported_media"),
         ("gzip, gzip", gzip.compress(gzip.compress(body_of(200))), 415, "unsupported_media"),
         ("gzip", body_of(200), 400, "invalid_request"),
-        ("gzip", gzip.compress(body_of(200))[:-9], 400, "invalid_request"),
+        ("gzip", gzip.compress(body_of(200), mtime=0)[:-9], 400, "invalid_request"),
         ("gzip", zlib.compress(body_of(200)), 400, "invalid_request"),
         ("gzip", b"", 400, "invalid_request"),
         ("gzip", gzip.compress(b"x" * (CAP + 1)), 413, "request_too_large"),

@@ -168,7 +168,7 @@ DETAIL = json.dumps({"detail": "no such field"}).encode()
         (500, b'{"error":"\xff\xfe"', {"content_type": "application/json"}, (502, "upstream_error")),
         (504, b"upstream request timeout", {"content_type": "text/plain"}, (504, "upstream_timeout")),
         (429, PAGE, {"content_type": "text/html", "retry_after": "Thu, 01 Jan 2099 00:00:00 GMT"}, (429, "upstream_busy")),
-        (400, gzip.compress(DETAIL), {"content_type": "application/json", "content_encoding": "gzip"}, (400, "invalid_request")),
+        (400, gzip.compress(DETAIL, mtime=0), {"content_type": "application/json", "content_encoding": "gzip"}, (400, "invalid_request")),
         (400, DETAIL, {"content_type": "application/json", "content_encoding": "br"}, (400, "invalid_request")),
         (400, DETAIL, {"content_type": "application/json", "chunked": True}, (400, "invalid_request")),
     ],

@@ -66,7 +66,7 @@ class Traffic(RuleBasedStateMachine):
 
 
 def test_any_traffic_keeps_the_windows_promises():
-    run_state_machine_as_test(Traffic, settings=settings(max_examples=40, stateful_step_count=30, deadline=None))
+    run_state_machine_as_test(Traffic, settings=settings(max_examples=40, stateful_step_count=30))
 
 
 @given(sizes=st.lists(st.integers(0, 511), min_size=1, max_size=50))

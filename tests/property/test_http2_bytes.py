@@ -90,7 +90,7 @@ def test_a_cut_at_any_place_changes_no_event_and_no_byte_of_any_stream():
 
 
 @given(st.lists(st.integers(0, len(CONVERSATION)), max_size=30))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_cuts_at_many_places_change_nothing_either(cuts):
     places = [0, *sorted(cuts), len(CONVERSATION)]
     told, written, _ = drive(connection(), [CONVERSATION[a:b] for a, b in itertools.pairwise(places)])
@@ -132,7 +132,7 @@ def bounded(grpc, held):
 
 
 @given(st.lists(any_frame, max_size=40))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_frames_raise_and_what_they_leave_behind_is_bounded(parts):
     grpc = connection(limits=SMALL)
     told, written, held = drive(grpc, [HELLO, *parts])
@@ -151,7 +151,7 @@ def test_no_frames_raise_and_what_they_leave_behind_is_bounded(parts):
 
 
 @given(st.lists(st.tuples(st.integers(0, len(CONVERSATION) - 1), st.integers(0, 255)), min_size=1, max_size=8), st.integers(1, 500))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_mutated_bytes_raise_nothing_and_leave_nothing_unbounded(changes, step):
     mutated = bytearray(CONVERSATION)
     for at, byte in changes:

@@ -38,7 +38,7 @@ def checked(head, body):
     found.prompt.texts()
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     body=st.one_of(st.binary(max_size=200), wild, chatty, bodies, wild.map(gzip.compress), chatty.map(lambda body: body[:-1])), path=posted
 )
@@ -47,7 +47,7 @@ def test_any_body_is_read_or_refused(body, path):
     checked(Head("POST", path, {"content-encoding": "gzip"}), body)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     method=st.one_of(st.sampled_from(["POST", "GET", "HEAD", "OPTIONS"]), st.text()),
     path=st.one_of(posted, st.text(), st.text().map("/v1/models/".__add__), st.sampled_from(["/v1/models/%ff", "/v1/models/%ED%A0%80"])),
@@ -73,7 +73,7 @@ def test_nasty_repetitions_are_read_or_refused(path, opening, place):
     checked(Head("POST", path, {}), place.replace(b"%b", many))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(body=bodies, value=values, keys=st.lists(st.sampled_from([*KEYS, "new", "other"]), min_size=1, max_size=3, unique=True))
 @example(body=b"{}", value="1", keys=["new", "other"])
 def test_a_splice_changes_these_values_and_no_other_byte(body, value, keys):
@@ -95,14 +95,14 @@ def test_a_splice_changes_these_values_and_no_other_byte(body, value, keys):
     assert back == body
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(options=bodies)
 def test_usage_is_asked_for_with_every_other_option_kept(options):
     result = asking_for_usage(options)
     assert json.loads(result) == {**json.loads(options), "include_usage": True}
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(body=bodies)
 def test_spans_are_the_values(body):
     found = outline(body)
@@ -112,7 +112,7 @@ def test_spans_are_the_values(body):
         assert json.loads(body[start:end]) == whole[key]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(body=bodies, data=st.data())
 def test_a_key_said_twice_is_refused(body, data):
     spans = outline(body).spans

@@ -150,7 +150,7 @@ def play(request, redis_servers) -> Iterator[Callable]:
         runner.run(connected.__aexit__(None, None, None))
 
 
-PROFILE = settings(max_examples=120, deadline=None)
+PROFILE = settings(max_examples=120)
 
 
 @PROFILE

@@ -46,7 +46,7 @@ def spoilt(edits):
     return "\n".join(lines)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(replaced, min_size=1, max_size=4).map(spoilt) | st.text(max_size=60))
 def test_any_text_loads_or_is_rejected_with_reasons(text):
     with TemporaryDirectory() as folder:

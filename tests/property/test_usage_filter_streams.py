@@ -41,7 +41,7 @@ def usage() -> UsageFilter:
     return UsageFilter()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(stream=streams(), sizes=st.lists(st.integers(1, 40), min_size=1, max_size=20), ending=st.sampled_from(["data", "empty"]))
 def test_any_stream_in_any_pieces_is_counted_like_the_grammar_says(
     usage: UsageFilter, stream: bytes, sizes: list[int], ending: str

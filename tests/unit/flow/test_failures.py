@@ -60,8 +60,8 @@ def test_times_are_told_in_both_headers_and_problem_json_by_its_name():
 @pytest.mark.parametrize(
     ("encoding", "body", "detail"),
     [
-        ("gzip", gzip.compress(SAID), "no such field"),
-        (" GZIP ", gzip.compress(SAID), "no such field"),
+        ("gzip", gzip.compress(SAID, mtime=0), "no such field"),
+        (" GZIP ", gzip.compress(SAID, mtime=0), "no such field"),
         ("deflate", zlib.compress(SAID), "no such field"),
         ("identity", SAID, "no such field"),
         ("br", SAID, "The request is malformed"),

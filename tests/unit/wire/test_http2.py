@@ -278,7 +278,7 @@ def test_a_flood_is_told_to_calm_down_and_why(name):
     assert peer.grpc.calls == 0
 
 
-@pytest.mark.parametrize("name", set(FLOODS) - {"empty continuations", "long continuations", "header bomb"})
+@pytest.mark.parametrize("name", sorted(set(FLOODS) - {"empty continuations", "long continuations", "header bomb"}))
 def test_what_is_a_flood_in_one_second_is_traffic_in_an_hour(name):
     count, make = FLOODS[name]
     peer = Peer(limits=Limits(max_streams=100))
