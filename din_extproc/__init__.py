@@ -20,11 +20,12 @@ One request, read along the folders:
     edge       everything that touches a socket, a file or a clock, in folders by what is touched (Redis, gRPC, processes, ...)
     settings   din.yaml -> one frozen tree, all errors at once
     sim        the modelled engine behind `engine-sim`
+    simulate   the whole network in virtual time: modelled nodes and clients around the product's own decisions
     roles      composition roots: gateway, node, demo, and the commands that look at them; only these construct things
     cli        the command line: parse, call a role, print
     domain     the frozen nouns that they all hand to each other
 
-Imports go down only: cli -> roles -> settings -> edge -> flow -> {rooms} -> domain -> _proto. Rooms never import each other.
+Imports go down only: cli -> roles -> settings -> {edge, simulate} -> flow -> {rooms} -> domain -> _proto. Rooms never import each other.
 Time, randomness and I/O enter as arguments; a refusal is a value, an exception is a fault.
 """
 

@@ -41,6 +41,8 @@ class Counters(Struct, frozen=True, gc=False):
         if self.requests and self.requests[-1][0] - second >= SLOTS:
             return Counters(self.used, self.at_ms)
         oldest = second - SLOTS
+        if not self.requests or self.requests[0][0] > oldest:
+            return self
         return Counters(self.used, self.at_ms, tuple(pair for pair in self.requests if pair[0] > oldest))
 
     def drained(self, tpm: int, now_ms: int) -> "Counters":

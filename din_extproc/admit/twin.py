@@ -50,7 +50,8 @@ class Twin:
         denied = self._refusal(claim, states, now_ms, enforced=True)
         if denied is not None:
             return denied
-        overlooked = self._refusal(claim, states, now_ms, enforced=False)
+        shadow = not all(budget.enforced for budget in claim.budgets)
+        overlooked = self._refusal(claim, states, now_ms, enforced=False) if shadow else None
         states = [_charge(budget.limits, state, claim.tokens, now_ms) for budget, state in zip(claim.budgets, states, strict=True)]
         after = _standing(claim.budgets, states, now_ms)
         answer = Granted(after, None if overlooked is None else msgspec.structs.replace(overlooked, standing=after))
@@ -145,8 +146,11 @@ class Twin:
 
     def _lease_wait_ms(self, owner: str, budget: Budget, now_ms: int) -> int:
         """How long until enough leases have expired for one request more, if nobody releases or renews; 0: there is room."""
-        held = sorted(expiry for expiry in self.leases.get((owner, budget.scope), {}).values() if expiry > now_ms)
-        excess = len(held) - (budget.limits.max_streams or 0)
+        leases, limit = self.leases.get((owner, budget.scope), {}), budget.limits.max_streams or 0
+        if len(leases) < limit:
+            return 0
+        held = sorted(expiry for expiry in leases.values() if expiry > now_ms)
+        excess = len(held) - limit
         return held[excess] - now_ms if excess >= 0 else 0
 
     def _write(self, claim: Claim, states: list[Counters], answer: Granted, now_ms: int) -> None:
@@ -155,10 +159,10 @@ class Twin:
             if budget.limits.rpm is not None or budget.limits.tpm is not None:
                 self.counters[key] = state
             if budget.limits.max_streams is not None:
-                held = self.leases.get(key, {})
+                held = self.leases.setdefault(key, {})
                 if len(held) >= budget.limits.max_streams:  # only then; a clock that is set back finds the others still there
-                    held = {request: expiry for request, expiry in held.items() if expiry > now_ms}
-                self.leases[key] = {**held, claim.request_id: now_ms + claim.lease_ms}
+                    held = self.leases[key] = {request: expiry for request, expiry in held.items() if expiry > now_ms}
+                held[claim.request_id] = now_ms + claim.lease_ms
         expires_ms = now_ms + max(KEEP_MS, claim.lease_ms)
         self.records[claim.tenant, claim.request_id] = Record(expires_ms, claim.tokens, answer, claim.budgets)
 

@@ -15,6 +15,7 @@ from din_extproc.cli.bench import bench_app
 from din_extproc.cli.keys import keys_app
 from din_extproc.cli.options import DEFAULT_CONFIG, Config, Json, fail, print_json, settings_of
 from din_extproc.cli.render import render_app
+from din_extproc.cli.simulate import simulate
 from din_extproc.cli.tenants import tenants, usage
 from din_extproc.edge.telemetry.logs import configure
 from din_extproc.settings.check import check as check_file
@@ -31,6 +32,7 @@ app.add_typer(keys_app, name="keys")
 app.add_typer(bench_app, name="bench")
 app.command()(tenants)
 app.command()(usage)
+app.command()(simulate)
 audit_app = typer.Typer(no_args_is_help=True, help="The audit log.")
 app.add_typer(audit_app, name="audit")
 

@@ -7,29 +7,30 @@ What a record does not hold is assumed as little as can be: headers other than t
 the request.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 
 from msgspec import Struct
 
 from din_extproc.admit.keys import Authenticated
-from din_extproc.admit.ledger import Claim, Denied
+from din_extproc.admit.ledger import Denied
 from din_extproc.admit.queue import worth_waiting
-from din_extproc.admit.reservation import reservation
 from din_extproc.admit.twin import Twin
 from din_extproc.domain.request import Estimate, Head, Intent, Operation, Priority
 from din_extproc.domain.verdict import Code, Refusal
 from din_extproc.flow.members import Members
 from din_extproc.flow.place import Placer, Size
-from din_extproc.flow.view import View, facts, purse
+from din_extproc.flow.view import View, claim_for
 from din_extproc.intent.estimate import Gauge
-from din_extproc.route.table import Routed
+from din_extproc.route.table import Routed, RouteTable, VersionsOf
 from din_extproc.route.wish import wishes
 from din_extproc.schedule.load import Load
 
 _BAND = Gauge().calibration.band
 _HOUR_MS = 3_600_000
-_LEASE_MS = 1 << 40
+LEASE_MS = 1 << 40
+"""Nobody renews leases in virtual time."""
+_NEVER = (0, 0, 0)
 _NO_LIMIT = "oversize"
 _LOOK_AGAIN_MS = 50
 """How often a request that waits tries again; in service it is woken."""
@@ -69,6 +70,8 @@ class Past(Struct, frozen=True):
     """None: it was not answered by a node."""
     charged: int
     """Tokens."""
+    answered: int
+    """Those of the answer among them."""
     reserved: int
     """Tokens; 0: nothing was."""
     intent: Intent | None
@@ -95,18 +98,18 @@ class Rerun:
         self._events: list[tuple[int, int, int, bool]] = []
         """When (ms), a running number, which request, and whether it ends or comes (again)."""
         self._count = 0
-        self._usual: Mapping[str, tuple[int, int]] = {}
+        self._usual: Mapping[str, tuple[int, int, int]] = {}
 
     def fates(self, record: Sequence[Past]) -> list[Fate]:
         """What becomes of each of them, in their order."""
-        self._usual = dict(_usual(record))
+        self._usual = usual(record)
         for at, past in enumerate(record):
             self._schedule(past.began_ms, at, ends=False)
         while self._events:
             now_ms, _, at, ends = heappop(self._events)
             past = record[at]
             if ends:
-                self._twin.settle(past.tenant, str(at), past.charged or self._usual.get(past.tenant, (0, 0))[1], now_ms)
+                self._twin.settle(past.tenant, str(at), past.charged or self._usual.get(past.tenant, _NEVER)[1], now_ms)
             else:
                 self._fates[at] = self._comes(at, past, now_ms)
         return [self._fates[at] for at in range(len(record))]
@@ -127,37 +130,36 @@ class Rerun:
         target = self._placer.target(routed, Size.of(past.intent.estimate, past.intent.output_tokens, _BAND), now_ms / 1000)
         if isinstance(target, Refusal):
             return Fate(refusal=target.code.code)
-        reply = self._twin.reserve(self._claim(at, past, past.intent, who, target.pool.model), now_ms)
+        expected = past.reserved - past.intent.prompt_tokens if past.reserved else None
+        reply = self._twin.reserve(claim_for(self._view, str(at), past.intent, who, target.pool.model, expected, LEASE_MS), now_ms)
         waited = now_ms - past.began_ms
         if isinstance(reply, Denied):
             if worth_waiting(reply) and waited + _LOOK_AGAIN_MS <= who.tenant.queueing.max_wait_ms:
                 self._schedule(now_ms + _LOOK_AGAIN_MS, at, ends=False)
                 return Fate(waits=True)
             return Fate(refusal=_refusal(reply))
-        took_ms = self._usual.get(past.tenant, (0, 0))[0] if past.took_ms is None else past.took_ms
+        took_ms = self._usual.get(past.tenant, _NEVER)[0] if past.took_ms is None else past.took_ms
         self._schedule(now_ms + took_ms, at, ends=True)
         return Fate(target.pool.name, target.pool.model, routed.rule, degraded=bool(target.degraded), waits=waited > 0)
 
     def _routed(self, past: Past, intent: Intent, who: Authenticated) -> Routed | Refusal:
         """By the headers that the rule asks for which took it, where that rule still takes it; else without."""
         table, hour, versions = self._view.table, past.began_ms // _HOUR_MS % 24, self._placer.members.versions
-        tier = {"x-task-tier": intent.task_tier} if intent.task_tier else {}
-        plain = Head("POST", intent.operation.value, tier)
-        for rule in table.rules_of(intent.model):
-            if past.fate.rule and rule.id == past.fate.rule:
-                for wish in wishes(rule.condition):
-                    head = Head("POST", intent.operation.value, {**wish.headers, **tier})
-                    routed = table.route(intent, who.tenant, head, hour, versions)
-                    if isinstance(routed, Routed) and routed.rule == rule.id:
-                        return routed
-        return table.route(intent, who.tenant, plain, hour, versions)
+        return table.route(intent, who.tenant, head_of(past, intent, who, table, versions), hour, versions)
 
-    def _claim(self, at: int, past: Past, intent: Intent, who: Authenticated, model: str) -> Claim:
-        charged = purse(who, model, who.tenant.priority_of(intent.priority), self._view.commons)
-        expected = past.reserved - intent.prompt_tokens if past.reserved else None
-        default = facts(self._view, model).output_tokens_default
-        tokens = reservation(intent.prompt_tokens, intent.output_tokens, expected, default, charged.bucket)
-        return Claim(str(at), past.tenant, charged.budgets, tokens, _LEASE_MS)
+
+def head_of(past: Past, intent: Intent, who: Authenticated, table: RouteTable, versions: VersionsOf) -> Head:
+    """The head of a recorded request, as far as it is known: the task tier, and what the rule asks for which took it and still does."""
+    hour = past.began_ms // _HOUR_MS % 24
+    tier = {"x-task-tier": intent.task_tier} if intent.task_tier else {}
+    for rule in table.rules_of(intent.model):
+        if past.fate.rule and rule.id == past.fate.rule:
+            for wish in wishes(rule.condition):
+                head = Head("POST", intent.operation.value, {**wish.headers, **tier})
+                routed = table.route(intent, who.tenant, head, hour, versions)
+                if isinstance(routed, Routed) and routed.rule == rule.id:
+                    return head
+    return Head("POST", intent.operation.value, tier)
 
 
 def intent_of(
@@ -179,15 +181,14 @@ def intent_of(
     )
 
 
-def _usual(record: Sequence[Past]) -> Iterator[tuple[str, tuple[int, int]]]:
-    """How long answers to a tenant took on average, in ms, and what they cost, in tokens."""
-    sums: dict[str, tuple[int, int, int]] = {}
+def usual(record: Sequence[Past]) -> dict[str, tuple[int, int, int]]:
+    """How long answers to a tenant took on average, in ms, what they cost, and how long they were, in tokens."""
+    sums: dict[str, tuple[int, int, int, int]] = {}
     for past in record:
         if past.took_ms is not None:
-            count, took_ms, tokens = sums.get(past.tenant, (0, 0, 0))
-            sums[past.tenant] = count + 1, took_ms + past.took_ms, tokens + past.charged
-    for tenant, (count, took_ms, tokens) in sums.items():
-        yield tenant, (took_ms // count, tokens // count)
+            count, took_ms, tokens, answered = sums.get(past.tenant, (0, 0, 0, 0))
+            sums[past.tenant] = count + 1, took_ms + past.took_ms, tokens + past.charged, answered + past.answered
+    return {tenant: (took_ms // count, tokens // count, answered // count) for tenant, (count, took_ms, tokens, answered) in sums.items()}
 
 
 def _refusal(denied: Denied) -> str:

@@ -15,7 +15,7 @@ from din_extproc.admit.keys import Authenticated
 from din_extproc.admit.ledger import Claim, Denied, Ledger, LimitsUnavailable
 from din_extproc.admit.ledger import Granted as Admitted
 from din_extproc.admit.queue import worth_waiting
-from din_extproc.admit.reservation import OutputHistory, reservation
+from din_extproc.admit.reservation import OutputHistory
 from din_extproc.audit.records import Admitted as Admission
 from din_extproc.domain.request import Head, Intent, Operation
 from din_extproc.domain.response import PASS, ResponseHead, Treatment
@@ -33,7 +33,7 @@ from din_extproc.flow.screening import screened
 from din_extproc.flow.timeouts import remaining
 from din_extproc.flow.trace import Sampler, SpanContext, TraceIds, kept
 from din_extproc.flow.treat import Translation
-from din_extproc.flow.view import Purse, Screening, View, facts, purse
+from din_extproc.flow.view import Screening, View, claim_for, facts
 from din_extproc.flow.waiting import Full, Waiting
 from din_extproc.intent.boundary import needs_exact
 from din_extproc.intent.estimate import estimate
@@ -326,15 +326,7 @@ class RequestFlow:
 
     def _claim(self, intent: Intent, who: Authenticated, model: str) -> Claim:
         desk = self._desk
-        charged: Purse = purse(who, model, who.tenant.priority_of(intent.priority), desk.view.commons)
-        tokens = reservation(
-            intent.prompt_tokens,
-            intent.output_tokens,
-            desk.outputs.expected(who.tenant.id, model),
-            facts(desk.view, model).output_tokens_default,
-            charged.bucket,
-        )
-        return Claim(self._request_id, who.tenant.id, charged.budgets, tokens, desk.lease_ms)
+        return claim_for(desk.view, self._request_id, intent, who, model, desk.outputs.expected(who.tenant.id, model), desk.lease_ms)
 
     def _ask(self, intent: Intent, reading: Reading, tokens: int, now: float) -> Ask:
         """What is asked of a node. `tokens`: prompt and likely output."""

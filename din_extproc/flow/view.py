@@ -9,7 +9,9 @@ from typing import Protocol
 from msgspec import Struct
 
 from din_extproc.admit.keys import Authenticated, KeyRing
-from din_extproc.domain.request import Estimate, Priority
+from din_extproc.admit.ledger import Claim
+from din_extproc.admit.reservation import reservation
+from din_extproc.domain.request import Estimate, Intent, Priority
 from din_extproc.domain.tenant import Budget, Ceilings, Commons, Limits, OnSensitive
 from din_extproc.intent.estimate import Gauge
 from din_extproc.intent.openai import Prompt
@@ -93,6 +95,24 @@ def purse(who: Authenticated, model: str, priority: Priority, commons: Commons) 
             budgets += _common(f"network:model:{model}", commons.per_model[model], priority, enforced=commons.enforce)
     sizes = [budget.limits.tpm for budget in budgets if budget.limits.tpm is not None and budget.enforced]
     return Purse(tuple(budgets), min(sizes, default=None))
+
+
+def claim_for(view: View, request_id: str, intent: Intent, who: Authenticated, model: str, expected: int | None, lease_ms: int) -> Claim:
+    """What a request asks of the budgets that it is charged to.
+
+    Args:
+        view: The configuration.
+        request_id: Names the claim.
+        intent: What it wants.
+        who: Who asks.
+        model: The physical model that it goes to.
+        expected: Tokens that answers to this tenant usually stay under; None: not known.
+        lease_ms: How long its slots stay taken if nobody is heard of it.
+    """
+    charged = purse(who, model, who.tenant.priority_of(intent.priority), view.commons)
+    default = facts(view, model).output_tokens_default
+    tokens = reservation(intent.prompt_tokens, intent.output_tokens, expected, default, charged.bucket)
+    return Claim(request_id, who.tenant.id, charged.budgets, tokens, lease_ms)
 
 
 def _common(scope: str, ceilings: Ceilings, priority: Priority, *, enforced: bool) -> list[Budget]:

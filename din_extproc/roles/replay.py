@@ -88,7 +88,7 @@ def replay(folders: tuple[Path, ...], after: Settings, before: Settings | None) 
     Raises:
         Unreplayable: a folder can't be read or holds no audit log.
     """
-    record = sorted(_pasts(folders), key=lambda past: (past.began_ms, past.trace_id))
+    record = recorded(folders)
     decided = [past for past in record if past.intent is not None and (before is not None or _by_configuration(past.fate))]
     then = [past.fate for past in decided] if before is None else _rerun(before).fates(decided)
     now = _rerun(after).fates(decided)
@@ -98,8 +98,7 @@ def replay(folders: tuple[Path, ...], after: Settings, before: Settings | None) 
 
 
 def _rerun(settings: Settings) -> Rerun:
-    owners = {key.id: Authenticated(tenant, key) for tenant, keys in settings.keys for key in keys}
-    return Rerun(make_view(settings, {}), Members.of(settings.pools), owners)
+    return Rerun(make_view(settings, {}), Members.of(settings.pools), owners_of(settings))
 
 
 def _by_configuration(fate: Fate) -> bool:
@@ -114,6 +113,20 @@ def _changes(record: list[Past], then: list[Fate], now: list[Fate]) -> Iterator[
     for (tenant, before_text, after_text), pasts in sorted(found.items(), key=lambda item: -len(item[1])):
         examples = tuple(past.trace_id for past in pasts[:_EXAMPLES])
         yield Change(tenant, before_text, after_text, len(pasts), sum(past.charged for past in pasts), examples)
+
+
+def recorded(folders: Iterable[Path]) -> list[Past]:
+    """The requests of audit logs, in the order in which they came.
+
+    Raises:
+        Unreplayable: a folder can't be read or holds no audit log.
+    """
+    return sorted(_pasts(folders), key=lambda past: (past.began_ms, past.trace_id))
+
+
+def owners_of(settings: Settings) -> dict[str, Authenticated]:
+    """Tenant and key by key id."""
+    return {key.id: Authenticated(tenant, key) for tenant, keys in settings.keys for key in keys}
 
 
 def _pasts(folders: Iterable[Path]) -> Iterator[Past]:
@@ -149,7 +162,7 @@ def _past(text: bytes) -> Past | None:
     took_ms = round(event.duration_ms or 0.0)
     began_ms = round(event.at * 1000) - took_ms
     if isinstance(event, Refused):
-        return Past(event.trace_id, event.tenant, event.key_id, began_ms, None, 0, 0, intent, Fate(refusal=event.code))
-    charged = event.prompt_tokens + event.completion_tokens
+        return Past(event.trace_id, event.tenant, event.key_id, began_ms, None, 0, 0, 0, intent, Fate(refusal=event.code))
+    charged, answered = event.prompt_tokens + event.completion_tokens, event.completion_tokens
     fate = Fate(event.pool, event.model, event.rule, degraded=event.degraded)
-    return Past(event.trace_id, event.tenant, event.key_id, began_ms, took_ms, charged, event.reserved_tokens, intent, fate)
+    return Past(event.trace_id, event.tenant, event.key_id, began_ms, took_ms, charged, answered, event.reserved_tokens, intent, fate)

@@ -13,6 +13,7 @@ from din_extproc.route.rules import thresholds
 from din_extproc.settings.assemble import assemble
 from din_extproc.settings.audit import Audit, read_audit
 from din_extproc.settings.catalog import Catalog, CatalogFile, CatalogModel, CatalogSection
+from din_extproc.settings.changes import UNCHANGED, Changes, put_all
 from din_extproc.settings.document import Document, read_json, read_yaml
 from din_extproc.settings.keys_file import Stored, read_keys
 from din_extproc.settings.problems import Problem, Rejected, in_order
@@ -25,13 +26,14 @@ from din_extproc.settings.tls import report_files, report_unmatched
 _FINGERPRINT = 12
 
 
-def load(path: Path, env: Mapping[str, str], source: CatalogSource | None = None) -> Settings | Rejected:
+def load(path: Path, env: Mapping[str, str], source: CatalogSource | None = None, changes: Changes = UNCHANGED) -> Settings | Rejected:
     """Read `din.yaml`. Files that it names are relative to its folder.
 
     Args:
         path: The file.
         env: What `${NAME}` inside it stands for.
         source: Knows what catalogues behind URLs were like; None: they are pulled.
+        changes: What is put in the place of what it says.
     """
     text = read_text(path)
     if isinstance(text, Problem):
@@ -39,6 +41,7 @@ def load(path: Path, env: Mapping[str, str], source: CatalogSource | None = None
     document = read_yaml(text, str(path), env)
     if document.data is None:
         return Rejected(in_order(document.problems) or (Problem(file=str(path), message="the file is empty"),))
+    put_all(document, changes)
     shaped = shape(document)
     if shaped is None:
         return Rejected(in_order(document.problems))

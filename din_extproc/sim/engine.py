@@ -3,6 +3,8 @@
 An iteration lasts as long as its work: the prefill tokens at the prefill rate, plus one decode pass that grows with the batch. Prompts are
 prefilled in chunks beside the decoding sequences; key-value memory is taken in blocks; when it runs out, the youngest running sequence is
 preempted and computed anew later. This is vLLM's scheduler (first come, first served, chunked prefill, recompute) without its kernels.
+
+Who asks for no single tokens (`every_token=False`) gets iterations that are alike in one step: the times are the same, the steps are few.
 """
 
 from collections import deque
@@ -77,20 +79,33 @@ class Emission(Struct, frozen=True, gc=False):
 
 
 class Engine:
-    """The batch, the queue and the memory of one engine. Not thread safe; owns no clock."""
+    """The batch, the queue and the memory of one engine. Not thread safe; owns no clock.
 
-    def __init__(self, spec: EngineSpec) -> None:
+    Args:
+        spec: How large and how quick it is.
+        every_token: `step` tells of every token; False: of first and last ones, and takes iterations that are alike together.
+    """
+
+    def __init__(self, spec: EngineSpec, *, every_token: bool = True) -> None:
         self.spec = spec
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
         self.preemptions = 0
         self.iterations = 0
+        self.tokens = 0
+        """Output tokens so far."""
         self.next_at: float | None = None
-        """When the iteration under way ends; None: idle."""
+        """When the iterations under way end; None: idle."""
         self._total_blocks = spec.kv_tokens // spec.block_size
         self._free_blocks = self._total_blocks
         self._chunks: list[tuple[Sequence, int]] = []
         """What the iteration under way computes: sequence and tokens."""
+        self._every_token = every_token
+        self._alike = 1
+        """So many iterations like it come in a row."""
+        self._decodes_only = False
+        self._began = 0.0
+        self._iteration_s = 0.0
 
     @property
     def kv_usage(self) -> float:
@@ -114,9 +129,13 @@ class Engine:
         self.waiting.append(sequence)
         if self.next_at is None:
             self._begin(now)
+        elif self._alike > 1:
+            self._part(now)
 
     def abort(self, sequence: Sequence, now: float) -> bool:
         """Drop a sequence wherever it is and free its memory at once. False: it was not here any more."""
+        if self._alike > 1:
+            self._part(now)
         if sequence in self.running:
             self.running.remove(sequence)
             self._release(sequence)
@@ -139,6 +158,17 @@ class Engine:
             self._begin(at)
         return emissions
 
+    def use(self, spec: EngineSpec, now: float) -> None:
+        """Be another kind of engine, from the next iteration on. Its memory stays as large as it was."""
+        if self._alike > 1:
+            self._part(now)
+        self.spec = spec
+
+    def catch_up(self, now: float) -> None:
+        """Book those of the iterations under way that have ended by now, so that memory and tokens tell the truth."""
+        if self._alike > 1:
+            self._book(min(int((now - self._began) / self._iteration_s), self._alike - 1))
+
     def _begin(self, now: float) -> None:
         """Plan an iteration: running sequences first, then as many of the queue as batch, budget and memory allow."""
         budget = self.spec.max_num_batched_tokens
@@ -155,7 +185,42 @@ class Engine:
             if sequence.scheduled is None:
                 sequence.scheduled = now
             budget -= self._schedule(sequence, budget)
-        self.next_at = now + self._duration() if self._chunks else None
+        if not self._chunks:
+            self.next_at = None
+            return
+        self._began, self._iteration_s = now, self._duration()
+        self._alike = 1 if self._every_token else self._how_many_alike()
+        self.next_at = now + self._alike * self._iteration_s
+
+    def _how_many_alike(self) -> int:
+        """Iterations that will do the same: while all decode, none ends and the memory is enough for sure."""
+        if not self._decodes_only:
+            return 1
+        number = min([sequence.output_tokens - sequence.produced for sequence, _ in self._chunks])
+        return min(number, 1 + self._free_blocks // len(self._chunks) * self.spec.block_size)
+
+    def _part(self, now: float) -> None:
+        """Something changes: only the iteration that runs now is like those before."""
+        self.catch_up(now)
+        self._alike = 1
+        self.next_at = self._began + self._iteration_s
+
+    def _book(self, number: int) -> None:
+        """So many of the iterations under way, none of them the last, have ended."""
+        if number <= 0:
+            return
+        self._began += number * self._iteration_s
+        self._alike -= number
+        self.iterations += number
+        for sequence, _ in self._chunks:
+            if sequence.finished is None:
+                sequence.computed += number
+                sequence.produced += number
+                sequence.last_token = self._began
+                self.tokens += number
+                blocks = self._blocks_for(sequence.computed + 1)
+                self._free_blocks -= blocks - sequence.blocks
+                sequence.blocks = blocks
 
     def _schedule(self, sequence: Sequence, budget: int) -> int:
         """Give a sequence its tokens of this iteration and the memory for them. Returns the tokens: 0 when it was preempted itself."""
@@ -182,15 +247,19 @@ class Engine:
         self.waiting.appendleft(victim)
 
     def _duration(self) -> float:
-        decoding = sum(1 for sequence, _ in self._chunks if sequence.is_decoding)
-        prefilled = self.iteration_tokens - decoding
-        seconds = prefilled / self.spec.prefill_rate
+        decoding = tokens = 0
+        for sequence, chunk in self._chunks:
+            tokens += chunk
+            decoding += sequence.is_decoding
+        self._decodes_only = decoding == len(self._chunks)
+        seconds = (tokens - decoding) / self.spec.prefill_rate
         if decoding:
             seconds += (1.0 + self.spec.batch_slowdown * (decoding - 1)) / self.spec.decode_rate
         return seconds
 
     def _complete(self, at: float, emissions: list[Emission]) -> None:
-        """Book the iteration under way: every sequence that is computed up to its end has a new token."""
+        """Book the iterations under way: every sequence that is computed up to its end has a new token."""
+        self._book(self._alike - 1)
         self.iterations += 1
         for sequence, tokens in self._chunks:
             if sequence.finished is not None:
@@ -198,12 +267,18 @@ class Engine:
             sequence.computed += tokens
             if sequence.computed < sequence.prompt_tokens + sequence.produced:
                 continue
-            emissions.append(self._emit(sequence, at))
+            if self._every_token or not sequence.produced or sequence.produced + 1 >= sequence.output_tokens:
+                emissions.append(self._emit(sequence, at))
+            else:
+                sequence.produced += 1
+                sequence.last_token = at
+                self.tokens += 1
 
     def _emit(self, sequence: Sequence, at: float) -> Emission:
         gap = None if sequence.last_token is None else at - sequence.last_token
         if sequence.output_tokens:
             sequence.produced += 1
+            self.tokens += 1
             sequence.last_token = at
             if sequence.first_token is None:
                 sequence.first_token = at

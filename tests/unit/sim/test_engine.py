@@ -163,3 +163,54 @@ def test_whatever_comes_and_goes_every_token_is_made_once_and_all_memory_comes_b
         if what == "submit":
             assert sequence.finished is not None
             assert sequence.produced == (counts.get(sequence, 0) if sequence.output_tokens else 0)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.integers(0, 40), st.floats(0, 2), st.none() | st.floats(0, 2)), max_size=12),
+    st.integers(100, 400),
+)
+def test_iterations_taken_together_give_every_sequence_the_times_that_single_ones_give(load, kv_tokens):
+    spec = EngineSpec(max_model_len=100, max_num_seqs=3, max_num_batched_tokens=32, kv_tokens=kv_tokens + 100, block_size=16)
+    moments = sorted(
+        (at, number, what)
+        for number, (_, _, arrives, leaves) in enumerate(load)
+        for at, what in ((arrives, "submit"), *([] if leaves is None else [(arrives + leaves, "withdraw")]))
+    )
+
+    def played(*, every_token: bool) -> tuple[Engine, list[Sequence]]:
+        engine = Engine(spec, every_token=every_token)
+        sequences = [Sequence(prompt, output) for prompt, output, _, _ in load]
+        for at, number, what in moments:
+            run(engine, until=at)
+            (engine.submit if what == "submit" else engine.abort)(sequences[number], at)
+        run(engine)
+        return engine, sequences
+
+    (single, slow), (together, quick) = played(every_token=True), played(every_token=False)
+    for one, other in zip(slow, quick, strict=True):
+        assert (one.produced, one.preemptions) == (other.produced, other.preemptions)
+        assert other.first_token == (None if one.first_token is None else pytest.approx(one.first_token, abs=1e-6))
+        assert other.finished == (None if one.finished is None else pytest.approx(one.finished, abs=1e-6))
+    assert (single.tokens, single.iterations, single.kv_usage) == (together.tokens, together.iterations, together.kv_usage)
+
+
+def test_iterations_taken_together_are_few_and_can_be_looked_into():
+    engine = Engine(SPEC, every_token=False)
+    engine.submit(Sequence(100, 101), 0.0)
+    steps = 0
+    while engine.next_at is not None and engine.next_at < 1.0:
+        engine.step(engine.next_at)
+        steps += 1
+    engine.catch_up(0.605)
+    assert (steps, engine.tokens) == (1, 51)
+    assert engine.kv_usage == pytest.approx(10 * 16 / 4000)
+
+
+def test_an_engine_that_becomes_slower_does_so_at_its_next_token():
+    engine = Engine(SPEC, every_token=False)
+    sequence = Sequence(100, 101)
+    engine.submit(sequence, 0.0)
+    engine.step(0.1)
+    engine.use(EngineSpec(max_model_len=1000, max_num_seqs=4, prefill_rate=1000, decode_rate=50, batch_slowdown=0.1, kv_tokens=4000), 0.595)
+    run(engine)
+    assert sequence.finished == pytest.approx(0.6 + 50 * 0.02)

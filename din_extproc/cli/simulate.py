@@ -1,0 +1,111 @@
+"""The command `simulate`: a configuration over modelled nodes and clients, in virtual time.
+
+Rule: as in `cli.py`: parse, call a role, print.
+"""
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import yaml
+
+from din_extproc.cli.options import DEFAULT_CONFIG, Config, Json, fail, print_json
+
+if TYPE_CHECKING:
+    from din_extproc.roles.simulate import SimulateOptions
+
+
+def simulate(
+    workload: Annotated[
+        Path | None, typer.Argument(help="What clients send, how quick nodes are, what befalls them: a YAML file (see README).")
+    ] = None,
+    config: Config = DEFAULT_CONFIG,
+    record: Annotated[
+        list[Path] | None, typer.Option(help="A folder with an audit log whose requests are sent again, instead of the workload's.")
+    ] = None,
+    speed: Annotated[float, typer.Option(help="So many times as fast as they were recorded.", min=0.001)] = 1.0,
+    rate: Annotated[float | None, typer.Option(help="Requests per second, of one sort, instead of the workload's.")] = None,
+    prompt: Annotated[int, typer.Option(help="With --rate: the usual prompt, in tokens.")] = 500,
+    output: Annotated[int, typer.Option(help="With --rate: the usual answer, in tokens.")] = 200,
+    model: Annotated[str, typer.Option(help="With --rate: the name that clients ask for. [default: the tenant's first]")] = "",
+    tenant: Annotated[str, typer.Option(help="With --rate: who asks. [default: the first]")] = "",
+    seconds: Annotated[float | None, typer.Option(help="Of virtual time.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Another one draws other arrivals.")] = None,
+    nodes: Annotated[list[str] | None, typer.Option(help="POOL=N: so many nodes; repeatable.")] = None,
+    slo: Annotated[
+        list[str] | None, typer.Option(help="NAME=BOUND: first_token_p99_s, per_token_p99_s, p99_s or errors; repeatable.")
+    ] = None,
+    tries: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--try",
+            help="PATH=VALUE,VALUE...: run with each of these in place of what din.yaml says there, such as "
+            "pools.fast.scheduler=round_robin,token_available; `workload.` before a path of the workload; repeatable: all combinations.",
+        ),
+    ] = None,
+    size: Annotated[str, typer.Option(help="Look for the fewest nodes of this pool that keep what is promised (--slo).")] = "",
+    most: Annotated[int, typer.Option(help="With --size: no more than these.", min=1, max=10_000)] = 256,
+    json: Json = False,  # noqa: FBT002 - a flag
+) -> None:
+    """Try a configuration over modelled nodes and clients: hours in seconds. Exit code 1: what is promised is not kept."""
+    given: dict[str, Any] = {f"nodes.{pool}.count": count for pool, count in _pairs("--nodes", nodes)}
+    given |= {f"slo.{name}": bound for name, bound in _pairs("--slo", slo)}
+    given |= {name: value for name, value in (("seconds", seconds), ("seed", seed)) if value is not None}
+    if rate is not None:
+        lengths = {"prompt_tokens": {"median": prompt, "spread": 0.5}, "output_tokens": {"median": output, "spread": 0.5}}
+        named = {name: value for name, value in (("model", model), ("tenant", tenant)) if value}
+        given["requests"] = [{"rate": rate, **lengths, **named}]
+    from din_extproc.roles.simulate import SimulateOptions  # noqa: PLC0415 - the other commands start without it
+
+    _run(
+        SimulateOptions(
+            config=config,
+            workload=workload,
+            given=given,
+            record=tuple(record or ()),
+            speed=speed,
+            tries=tuple((path, tuple(values)) for path, values in _pairs("--try", tries, several=True)),
+            size=size,
+            most=most,
+        ),
+        json=json,
+    )
+
+
+def _run(options: "SimulateOptions", *, json: bool) -> None:
+    from din_extproc.roles.simulate import Unreplayable, Unsimulable  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.simulate import simulate as run  # noqa: PLC0415
+    from din_extproc.roles.simulated import lines  # noqa: PLC0415
+    from din_extproc.settings.problems import Rejected  # noqa: PLC0415
+
+    began = time.monotonic()
+    try:
+        simulated = run(options, os.environ)
+    except (Unsimulable, Unreplayable) as error:
+        fail(str(error))
+    if isinstance(simulated, Rejected):
+        typer.echo(str(simulated), err=True)
+        raise typer.Exit(1)
+    if json:
+        print_json(simulated)
+    else:
+        typer.echo("\n".join(lines(simulated)))
+        typer.echo(f"({time.monotonic() - began:.1f} s)", err=True)
+    raise typer.Exit(0 if simulated.kept else 1)
+
+
+def _pairs(option: str, texts: list[str] | None, *, several: bool = False) -> list[tuple[str, Any]]:
+    """`NAME=VALUE` as YAML reads the value; `several`: values with commas between."""
+    found = []
+    for text in texts or ():
+        name, separator, value = text.rpartition("=")
+        try:
+            read = yaml.safe_load(f"[{value}]")
+        except yaml.YAMLError:
+            read = None
+        if not (separator and name and read) or (len(read) > 1 and not several):
+            raise typer.BadParameter(f"{text!r} is not NAME=VALUE" + (",VALUE..." if several else ""), param_hint=option)
+        found.append((name, read if several else read[0]))
+    return found
