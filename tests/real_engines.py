@@ -15,9 +15,12 @@ from typing import Any
 import httpx
 from msgspec import Struct
 
+from din_extproc.roles.split import SplitOptions, split
+from din_extproc.settings.load import load
+from din_extproc.settings.settings import Settings
 from tests.sdk_matrix import TOOLS
 from tests.servers import LlamaServer
-from tests.stack import Stack, events, node, tenant
+from tests.stack import Stack, events, key_of, node, tenant
 
 HELLO = [{"role": "user", "content": "Count from one to ten, please."}]
 
@@ -85,6 +88,14 @@ class Asker:
         reply = self.ask(temperature="warm")
         return f"{reply.status_code} {reply.json()['error']['code']}"
 
+    def split(self) -> str:
+        settings = load(self._stack.config_file, {})
+        assert isinstance(settings, Settings), str(settings)
+        options = SplitOptions(url=self._stack.url, key=key_of("acme"), model=self._subject.chat, tokens=(1, 20, 100, 500), repeats=1)
+        found = split(settings, options)
+        print("\n".join(found.lines()), file=sys.stderr)
+        return "ok" if found.sound and [each.tokens for each in found.splits] == [1, 20, 100, 500] else found.verdict
+
     def cancel(self) -> str:
         body = {"model": self._subject.chat, "messages": HELLO, "max_tokens": 500, "stream": True}
         with self._stack.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as reply:
@@ -116,6 +127,7 @@ STEPS: dict[str, tuple[Callable[[Asker], str], tuple[str, ...]]] = {
     "rerank": (Asker.rerank, ("ok", "no model")),
     "over-long context": (Asker.context, ("400 context_length_exceeded",)),
     "bad parameter": (Asker.parameter, ("400 invalid_request",)),
+    "split of 1 to 500 tokens": (Asker.split, ("ok",)),
     "cancel": (Asker.cancel, ("ok",)),
     "killed mid-stream": (Asker.killed, ("ok", "not ours to kill")),
 }

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec.structs import replace
 
 from din_extproc.cli.options import DEFAULT_CONFIG, Config, Json, fail, print_json, settings_of
 
@@ -50,6 +51,40 @@ def baseline(
     else:
         typer.echo("\n".join(compared.lines()))
     raise typer.Exit(0 if compared.sound else 1)
+
+
+@bench_app.command()
+def split(
+    url: Url,
+    key: Key,
+    config: Config = DEFAULT_CONFIG,
+    model: Model = "",
+    tokens: Annotated[list[int] | None, typer.Option(help="A length of streams; repeatable. [default: 1, 10, 50, 200, 500]", min=1)] = None,
+    repeats: Annotated[int, typer.Option(help="Streams of each length.", min=1)] = 2,
+    clock_requests: Annotated[int, typer.Option(help="One-token streams that find out how far clocks are apart.", min=0)] = 24,
+    tolerance_ms: Annotated[float, typer.Option(help="How large a gap may be.", min=0.0)] = 50.0,
+    svg: Annotated[Path | None, typer.Option(help="Write a picture here.")] = None,
+    json: Json = False,  # noqa: FBT002 - a flag
+) -> None:
+    """Take streams apart by the clocks of client, gateway and nodes. Exit code 1: the parts do not add up, or a clock is off."""
+    from din_extproc.measure.baseline import Unmeasurable  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.measure.plot import svg as drawn  # noqa: PLC0415
+    from din_extproc.roles import split as role  # noqa: PLC0415
+    from din_extproc.roles.nodes import Unanswered  # noqa: PLC0415
+
+    asked = role.SplitOptions(url=url, key=key, model=model, repeats=repeats, clock_requests=clock_requests, tolerance_ms=tolerance_ms)
+    options = replace(asked, tokens=tuple(tokens)) if tokens else asked
+    try:
+        apart = role.split(settings_of(config), options)
+        if svg is not None:
+            svg.write_text(drawn(apart))
+    except (Unmeasurable, Unanswered, OSError) as error:
+        fail(str(error))
+    if json:
+        print_json(apart)
+    else:
+        typer.echo("\n".join(apart.lines()))
+    raise typer.Exit(0 if apart.sound else 1)
 
 
 @bench_app.command("history")

@@ -33,16 +33,18 @@ class Asker:
     Args:
         client: Reaches it.
         model: The name that it knows.
+        more: Further fields of each body.
     """
 
-    def __init__(self, client: Client, model: str) -> None:
+    def __init__(self, client: Client, model: str, more: Mapping[str, object] | None = None) -> None:
         self._client = client
         self._model = model
+        self._more = more or {}
 
     async def ask(self, question: Question) -> tuple[Outcome, Answer]:
         """One question."""
         headers = {**_JSON, "x-din-trace-id": question.trace_id}
-        outcome = await self._client.ask("POST", _PATH, headers, chat(self._model, question.text, question.tokens))
+        outcome = await self._client.ask("POST", _PATH, headers, chat(self._model, question.text, question.tokens, self._more))
         return outcome, answer_of(outcome)
 
     async def ask_all(self, questions: Iterable[Question], at_once: int) -> tuple[float, dict[str, Answer]]:
@@ -59,7 +61,7 @@ class Asker:
         return time.perf_counter() - began, answers
 
 
-def chat(model: str, text: str, tokens: int) -> bytes:
+def chat(model: str, text: str, tokens: int, more: Mapping[str, object] | None = None) -> bytes:
     """A streamed chat, the same answer each time as far as the engine can."""
     body: Mapping[str, object] = {
         "model": model,
@@ -68,6 +70,7 @@ def chat(model: str, text: str, tokens: int) -> bytes:
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
+        **(more or {}),
     }
     return json.dumps(body).encode()
 

@@ -105,10 +105,6 @@ def aim_at(settings: Settings, key: str, model: str, node: str) -> Aim:
         known = None
     name, explained = _explained(settings, who.tenant, model, known)
     pool = next(pool for pool in settings.pools if pool.name == explained.pool)
-    if pool.api != "openai":
-        raise Unmeasurable(
-            f"the nodes of pool {pool.name} are spoken to in their engine's own words (api: {pool.api}): no client could ask"
-        )
     endpoints = {each.id: each.endpoint for each in pool.nodes}
     endpoints |= {row.node.id: row.node.registration().node.endpoint for row in known or () if pool.name in row.pools}
     chosen = node or explained.nodes[0]
@@ -172,6 +168,10 @@ class _Measured(Struct, frozen=True):
 
 async def _compare(settings: Settings, options: BaselineOptions) -> Compared:
     aim = await asyncio.to_thread(aim_at, settings, options.key, options.model, options.node)
+    if aim.pool.api != "openai":
+        raise Unmeasurable(
+            f"the nodes of pool {aim.pool.name} are spoken to in their engine's own words: no client could ask them directly"
+        )
     load, trace = options.load, f"bench-{secrets.token_hex(6)}-"
     node = Client(f"http://{aim.endpoint}", "", options.timeout_s)
     async with node as to_node, Client(options.url, options.key, options.timeout_s) as to_all:

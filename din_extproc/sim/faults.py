@@ -23,6 +23,7 @@ Kind = Literal[
     "drip",
     "usage",
     "no_usage",
+    "clock",
     "health",
 ]
 
@@ -39,6 +40,7 @@ class Fault(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     hard, before the first byte or after `after` tokens · `error_event` an error inside the stream after `after` tokens (`text`: a bare
     string), then the end marker · `insert` puts `body` into the stream after `after` tokens · `truncate` ends the stream after `after`
     tokens without the end marker · `drip` sends `bytes` bytes every `ms` · `usage` reports usage times `factor` · `no_usage` reports none ·
+    `clock` sets the engine's clock `ms` ahead in what it writes (`created`) ·
     `health` makes /health answer `status` whatever the engine does.
     """
 

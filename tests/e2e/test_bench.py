@@ -1,18 +1,22 @@
 """`din-extproc bench` against real deployments: one that costs little, and some that are slow for one reason each."""
 
+import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import Result
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from din_extproc.cli.app import app
 from din_extproc.measure.baseline import Load, Unmeasurable
 from din_extproc.measure.history import Compared
 from din_extproc.roles.baseline import BaselineOptions, compare
+from din_extproc.roles.split import Asked, SplitOptions, apart, ask
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
 from tests.servers import EngineSim
@@ -185,3 +189,78 @@ def test_the_admin_port_shows_exchanges_to_who_knows_their_trace_id(stack: Stack
         refused = client.get(f"{stack.admin_url}/exchanges?trace=short")
     assert refused.status_code == 400
     assert refused.json()["code"] == "trace_missing"
+
+
+SPLIT = SplitOptions(url="", key=key_of("acme"), model="m", tokens=(1, 8, 40), repeats=1, clock_requests=16)
+
+
+def asked(stack: Stack, **changed: Any) -> tuple[Asked, SplitOptions]:
+    options = replace(SPLIT, url=stack.url, **changed)
+    return asyncio.run(ask(settings_of(stack), options)), options
+
+
+def test_the_parts_of_streams_add_up_to_what_the_client_saw(stack: Stack):
+    found = apart(*asked(stack))
+    assert found.sound, found.lines()
+    assert [split.tokens for split in found.splits] == [1, 8, 40]
+    for split in found.splits:
+        assert sum(split.parts.values()) == pytest.approx(split.total_ms + split.gap_ms, abs=1.0)
+        assert 0 < split.parts["decision"] < split.total_ms
+        assert split.parts["node"] > split.total_ms / 4
+        assert split.ttft_ms is not None
+    assert found.splits[2].tpot_ms == pytest.approx(25.0, rel=0.5)
+    assert found.clocks[0].whose == "gateway"
+    assert found.clocks[1].whose in {"quick", "quick-too"}
+
+
+def test_a_node_s_clock_that_is_300_ms_off_is_found_and_named(stack: Stack, engines: dict[str, EngineSim]):
+    engines["quick"].fail("clock:ms=300")
+    try:
+        found = apart(*asked(stack, tokens=(1,)))
+    finally:
+        engines["quick"].fail("")
+    assert not found.sound
+    (off,) = [clock for clock in found.clocks if clock.off]
+    assert off.whose.startswith("quick")
+    assert (off.low_ms or 0) <= 300 <= (off.high_ms or 0)
+
+
+def test_a_client_s_clock_that_is_300_ms_off_is_found_and_named(stack: Stack):
+    told, options = asked(stack, tokens=(1, 8))
+    early = [tuple(replace(each, began_at=each.began_at - 0.3) for each in some) for some in (told.exchanges, told.others)]
+    found = apart(replace(told, exchanges=early[0], others=early[1]), options)
+    assert [clock.whose for clock in found.clocks if clock.off] == ["client"]
+    assert not found.adds_up
+    assert all(split.gap_ms > 200 for split in found.splits)
+    assert all(sum(split.parts.values()) == pytest.approx(split.total_ms, abs=50) for split in found.splits)
+
+
+def test_a_wait_in_the_queue_is_a_part_of_its_own(stack: Stack):
+    over = threading.Event()
+
+    def keep_busy() -> None:
+        while not over.is_set():
+            stack.chat(tenant_name="trial", max_tokens=6)
+
+    others = [threading.Thread(target=keep_busy) for _ in range(2)]
+    for other in others:
+        other.start()
+    try:
+        found = apart(*asked(stack, key=key_of("trial"), tokens=(1,), repeats=3, clock_requests=0))
+    finally:
+        over.set()
+        for other in others:
+            other.join()
+    assert max(split.parts["queue"] for split in found.splits) > 25, found.lines()
+
+
+def test_on_the_command_line_the_split_is_a_table_and_a_picture(stack: Stack, tmp_path: Path):
+    quick = ("--url", stack.url, "--model", "m", "--tokens", "2", "--repeats", "1", "--clock-requests", "8")
+    done = bench(stack, "split", *quick, "--svg", tmp_path / "split.svg")
+    assert done.exit_code == 0, done.output
+    assert "the parts add up within 50 ms" in done.stdout.splitlines()[-1]
+    assert (tmp_path / "split.svg").read_text().startswith("<svg ")
+    told = json.loads(bench(stack, "split", *quick, "--json").stdout)
+    assert told["splits"][0]["node_says"] is False
+    assert bench(stack, "split", "--url", f"http://{NOBODY}", "--model", "m").exit_code == 1
+    assert bench(stack, "split", "--url", stack.url, "--model", "nothing").exit_code == 1

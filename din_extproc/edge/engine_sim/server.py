@@ -28,7 +28,7 @@ from din_extproc.sim.surface import PoolSurface, Stream, Surface
 from din_extproc.sim.tokens import Tokenizer
 
 _BODY_LIMIT = 256 * 2**20
-_BLAMELESS = ("latency", "usage", "no_usage", "drip", "insert")
+_BLAMELESS = ("latency", "usage", "no_usage", "drip", "insert", "clock")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Work = Callable[[web.Request, Record, Mapping[str, Fault]], Awaitable[web.StreamResponse]]
 
@@ -153,7 +153,8 @@ class EngineServer:
         self._metrics.accepted(ask.n, ask.max_tokens)
         record.prompt_tokens = ask.prompt_tokens
         record.sequences = [Sequence(tokens, len(script.pieces)) for tokens, script in zip(ask.prompts, ask.scripts, strict=True)]
-        identity = Identity(f"{surface.prefix}{self._number(request)}", int(time.time()), self._model.name)
+        ahead_s = struck["clock"].ms / 1000 if "clock" in struck else 0.0
+        identity = Identity(f"{surface.prefix}{self._number(request)}", int(time.time() + ahead_s), self._model.name)
         factor = struck["usage"].factor if "usage" in struck else 1.0
         reporting = Reporting(factor=factor, omit="no_usage" in struck)
         try:

@@ -1,0 +1,135 @@
+"""The role `bench split`: requests through the network, taken apart by the clocks of client, gateway and nodes (R43).
+
+Rule: one request at a time is measured; before that, short ones at many moments of a second find out how far the clocks are apart.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from din_extproc.edge.probe.outside import Client
+from din_extproc.measure.answer import Answer
+from din_extproc.measure.clocks import TOLERANCE_MS, Exchange, gateway_offset, judged, node_offsets
+from din_extproc.measure.prompts import prompt
+from din_extproc.measure.split import Apart, Split
+from din_extproc.measure.split import split as taken_apart
+from din_extproc.roles.asking import Asker, Question
+from din_extproc.roles.baseline import aim_at, told
+from din_extproc.settings.settings import Settings
+
+_STEP_S = 10**0.5 - 3
+"""Between two short requests: whole steps fall on moments of a second that lie far from each other, every second or third step, too."""
+_SHORT = "Say OK."
+"""The quicker the answer, the closer it bounds the clocks."""
+_EXACT = frozenset({"vllm", "sglang", "llamacpp"})
+"""Engines that can be told to go on to the last token."""
+
+
+class SplitOptions(Struct, frozen=True, kw_only=True):
+    """What to ask, and whom."""
+
+    url: str
+    """Envoy, as clients reach it."""
+    key: str
+    """A tenant's."""
+    model: str = ""
+    """A name that the tenant may use; "": the first whose pool chats."""
+    tokens: tuple[int, ...] = (1, 10, 50, 200, 500)
+    """Of output: the lengths of the streams."""
+    repeats: int = 2
+    """Of each length."""
+    clock_requests: int = 24
+    """One token each, for the clocks; a pool of many nodes needs more."""
+    tolerance_ms: float = TOLERANCE_MS
+    timeout_s: float = 300.0
+    """Of one answer."""
+
+
+class Asked(Struct, frozen=True):
+    """Everything that was asked and told."""
+
+    exchanges: tuple[Exchange, ...]
+    """Those that are to be taken apart."""
+    others: tuple[Exchange, ...]
+    """Those that only tell of clocks."""
+    untold: tuple[Answer, ...]
+    """Answers of which the gateway knows nothing."""
+    model: str
+
+
+def split(settings: Settings, options: SplitOptions) -> Apart:
+    """Ask, and take apart.
+
+    Args:
+        settings: What the deployment runs with.
+        options: What to ask, and whom.
+
+    Raises:
+        Unmeasurable: the tenant can't ask.
+        Unanswered: the admin port does not tell the gateway's times.
+    """
+    return apart(asyncio.run(ask(settings, options)), options)
+
+
+def apart(asked: Asked, options: SplitOptions) -> Apart:
+    """What was asked, taken apart."""
+    known = [*asked.exchanges, *asked.others]
+    gateway = gateway_offset(known)
+    found: list[Split] = []
+    failed: dict[str, int] = {}
+    for each in asked.exchanges:
+        one = taken_apart(each, gateway, options.tolerance_ms)
+        if isinstance(one, Split):
+            found.append(one)
+        else:
+            failed[one] = failed.get(one, 0) + 1
+    for answer in asked.untold:
+        why = answer.trouble or "the sidecar that was asked knows nothing of it"
+        failed[why] = failed.get(why, 0) + 1
+    return Apart(
+        at=datetime.now(UTC).isoformat(timespec="seconds"),
+        url=options.url,
+        model=asked.model,
+        tolerance_ms=options.tolerance_ms,
+        splits=tuple(found),
+        clocks=tuple(judged(gateway, node_offsets(known), options.tolerance_ms)),
+        failed=failed,
+    )
+
+
+async def ask(settings: Settings, options: SplitOptions) -> Asked:
+    """Ask everything. Raises as `split` does."""
+    aim = await asyncio.to_thread(aim_at, settings, options.key, options.model, "")
+    trace = f"split-{secrets.token_hex(6)}-"
+    more = {"ignore_eos": True} if aim.pool.engine in _EXACT else {}
+    async with Client(options.url, options.key, options.timeout_s) as client:
+        asker = Asker(client, aim.model, more)
+        await asker.ask(Question(f"{trace}warm", _SHORT, 1))
+        short = [Question(f"{trace}clock-{number}", _SHORT, 1) for number in range(options.clock_requests)]
+        others = await asyncio.gather(*(_asked_at(asker, each, number * _STEP_S) for number, each in enumerate(short)))
+        lengths = [tokens for tokens in options.tokens for _ in range(options.repeats)]
+        measured = [
+            await _asked_at(asker, Question(f"{trace}{number}", prompt(number), tokens), 0.0) for number, tokens in enumerate(lengths)
+        ]
+    times = {each.trace_id: each for each in await asyncio.to_thread(told, settings, trace, 1 + len(others) + len(measured))}
+
+    native = aim.pool.api != "openai"
+
+    def known(asked: Iterable[tuple[str, float, Answer]]) -> tuple[Exchange, ...]:
+        """Of an answer that was translated, `created` is the gateway's own."""
+        found = ((began_at, replace(answer, created=()) if native else answer, trace_id) for trace_id, began_at, answer in asked)
+        return tuple(Exchange(began_at, answer, times[trace_id]) for began_at, answer, trace_id in found if trace_id in times)
+
+    untold = tuple(answer for trace_id, _, answer in measured if trace_id not in times)
+    return Asked(known(measured), known(others), untold, aim.model)
+
+
+async def _asked_at(asker: Asker, question: Question, after_s: float) -> tuple[str, float, Answer]:
+    """After a while: trace id, when it was sent by the client's clock, what came."""
+    await asyncio.sleep(after_s)
+    outcome, answer = await asker.ask(question)
+    return question.trace_id, outcome.began_at, answer
