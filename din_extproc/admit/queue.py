@@ -19,6 +19,10 @@ LOOK_AGAIN_MS = 500
 _WAITED_FOR = frozenset({"tpm", "max_streams"})
 """What comes back by itself or with the end of requests. A request per minute does so too slowly."""
 _REMEMBERED = 1024
+_CREDIT = 16
+"""Requests by which a tenant that begins to wait here may be behind the others: it waited elsewhere all the time."""
+_LATELY = 64
+"""Grants ago. Who was granted nothing anywhere since then was away, and is owed nothing."""
 _RANKS = len(RANK)
 
 
@@ -38,6 +42,11 @@ class Ticket(Struct, eq=False):
     def shared(self) -> frozenset[str]:
         """The scopes of its budgets that all tenants share."""
         return frozenset(budget.scope for budget in self.claim.budgets if budget.shared)
+
+    @property
+    def cost(self) -> float:
+        """Tokens by weight."""
+        return self.claim.tokens / self.queueing.weight
 
 
 def worth_waiting(denied: Denied) -> bool:
@@ -88,8 +97,9 @@ class Queue:
         self._capacity = capacity
         self._reserved = reserved
         self._lines: dict[str, _Line] = {}
-        self._served: dict[str, float] = {}
-        """Of tenants without a line, as long as it is ahead of `_clock`."""
+        self._served: dict[str, tuple[float, int]] = {}
+        """Of tenants without a line, the latest last: what they were served, and how many grants there had been by then."""
+        self._grants = 0
         self._clock = 0.0
         self._count = 0
         self._joined = 0
@@ -119,8 +129,7 @@ class Queue:
         if self._count >= places or (line is not None and len(line) >= ticket.queueing.size):
             return False
         if line is None:
-            served = max(self._clock, self._served.pop(ticket.claim.tenant, 0.0))
-            line = self._lines[ticket.claim.tenant] = _Line(served)
+            line = self._lines[ticket.claim.tenant] = _Line(self._start(ticket))
         line.classes[RANK[ticket.priority]].append(ticket)
         self._joined += 1
         heappush(self._deadlines, (ticket.deadline_ms, self._joined, ticket))
@@ -138,13 +147,23 @@ class Queue:
         line.classes[RANK[ticket.priority]].remove(ticket)
         self._count -= 1
         if granted:
+            self._grants += 1
             self._clock = max(self._clock, line.served)
-            line.served += ticket.claim.tokens / ticket.queueing.weight
+            line.served += ticket.cost
         if was_first:
             line.asks_at_ms, line.short = 0, ""
         if not len(line):
             del self._lines[tenant]
             self._remember(tenant, line.served)
+
+    def granted_elsewhere(self, tenant: str, cost: float) -> None:
+        """Another process has granted the tenant so much, tokens by weight, of what tenants share."""
+        self._grants += 1
+        line = self._lines.get(tenant)
+        if line is not None:
+            line.served += cost
+        else:
+            self._remember(tenant, self._known(tenant) + cost)
 
     def turn(self, now_ms: int) -> Ticket | None:
         """Who asks now; None: nobody yet."""
@@ -202,11 +221,19 @@ class Queue:
         tickets = line if line is not None else (ticket for each in self._lines.values() for ticket in each)
         return max(1, min((ticket.deadline_ms for ticket in tickets), default=now_ms) - now_ms)
 
+    def _start(self, ticket: Ticket) -> float:
+        """Where a tenant stands that begins to wait."""
+        return max(self._known(ticket.claim.tenant), self._clock - _CREDIT * ticket.cost)
+
+    def _known(self, tenant: str) -> float:
+        served, grants = self._served.pop(tenant, (self._clock, 0))
+        return served if self._grants - grants <= _LATELY else max(served, self._clock)
+
     def _remember(self, tenant: str, served: float) -> None:
-        if len(self._served) >= _REMEMBERED:
-            self._served = {name: each for name, each in self._served.items() if each > self._clock}
-        if served > self._clock and len(self._served) < _REMEMBERED:
-            self._served[tenant] = served
+        self._served.pop(tenant, None)
+        while len(self._served) >= _REMEMBERED:
+            del self._served[next(iter(self._served))]
+        self._served[tenant] = served, self._grants
 
 
 def _order(line: _Line) -> tuple[int, float]:

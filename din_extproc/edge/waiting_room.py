@@ -23,6 +23,9 @@ class Bell(Protocol):
     def want(self, tenant: str, lasting_ms: int) -> None:
         """From now on, for so long, it has to ring for this tenant and for what all share."""
 
+    def granted(self, tenant: str, cost: float) -> None:
+        """Tell other processes that the tenant has got so much, tokens by weight, of what tenants share."""
+
 
 class WaitingRoom:
     """All requests of one process that wait.
@@ -108,6 +111,10 @@ class WaitingRoom:
             self._queue.freed(tenant)
         self._rung.set()
 
+    def granted_elsewhere(self, tenant: str, cost: float) -> None:
+        """Another process has granted the tenant so much of what tenants share."""
+        self._queue.granted_elsewhere(tenant, cost)
+
     def ring_for_everybody(self) -> None:
         """Nobody knows what came back meanwhile."""
         if self._queue:
@@ -170,6 +177,8 @@ class WaitingRoom:
             await self._give_back(ticket.claim)
             return
         self.counts["granted"] += 1
+        if ticket.shared:
+            self._bell.granted(ticket.claim.tenant, ticket.cost)
         self._queue.leave(ticket, granted=True)
         self._futures[ticket].set_result(granted)
 

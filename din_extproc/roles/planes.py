@@ -94,6 +94,9 @@ class _Silence:
     def want(self, tenant: str, lasting_ms: int) -> None:
         """Nothing is to be heard."""
 
+    def granted(self, tenant: str, cost: float) -> None:
+        """Nobody else is to be told."""
+
 
 class RequestPlane:
     """Decides about requests. Its `desk` is the conductor of ext_proc streams."""

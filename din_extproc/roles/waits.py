@@ -30,7 +30,8 @@ class Waits:
         bell = RedisBell(link, names)
         self.room = WaitingRoom(ledger, bell, lambda: ledger.state.shared, SystemClock.monotonic_ms, background.start, Queue())
         locate = locator(settings.store.url.get_secret_value())
-        self._subscription = Subscription(locate, names.channel, bell.heard(self.room.ring), self.room.ring_for_everybody)
+        heard = bell.heard(self.room.ring, self.room.granted_elsewhere)
+        self._subscription = Subscription(locate, names.channel, heard, self.room.ring_for_everybody)
         self._background = background
         self._listening = False
 

@@ -34,7 +34,9 @@ class Replica:
         bell = RedisBell(link, Names())
         self.room = WaitingRoom(self.ledger, bell, lambda: True, SystemClock.monotonic_ms, Background().start, Queue())
         self.listening = asyncio.Event()
-        self._subscription = Subscription(locator(url), Names().channel, bell.heard(self.room.ring), self.listening.set)
+        self.granted: list[tuple[str, float]] = []
+        heard = bell.heard(self.room.ring, lambda *told: self.granted.append(told))
+        self._subscription = Subscription(locator(url), Names().channel, heard, self.listening.set)
         self._task = asyncio.create_task(self._subscription.run())
 
     def wait(self, name: str, tenant: str, *budgets: Budget):
@@ -92,6 +94,9 @@ async def test_what_one_tenant_gives_back_of_what_all_share_wakes_another_tenant
     await here.ledger.settle("support", "busy", 10)
     async with asyncio.timeout(10):
         assert isinstance(await waiting, Granted)
+        while not here.granted:  # noqa: ASYNC110 - told over Redis
+            await asyncio.sleep(0.005)
+    assert (here.granted, there.granted) == ([("finance", 10.0)], []), "the others hear of it, for the sake of weights"
 
 
 async def test_where_nobody_waits_nothing_is_told(replicas):

@@ -80,6 +80,37 @@ def test_a_tenant_that_was_away_gets_no_credit_for_it():
     assert 4 <= served.count("late") <= 6
 
 
+def test_what_a_tenant_is_granted_elsewhere_counts_against_its_weight_here():
+    room = Room()
+    for _ in range(40):
+        room.come("here", tokens=10)
+        room.come("both", tokens=10)
+    served = []
+    for _ in range(30):
+        served.append(room.serve())
+        room.granted_elsewhere("both", 5)
+    assert 8 <= served.count("both") <= 10, "half of what it is owed it gets elsewhere"
+
+
+def after_so_many_grants_to_others(grants: int) -> list[str]:
+    """Who is served when a tenant that was served once waits here again."""
+    room = Room()
+    room.come("returns", tokens=10)
+    room.serve()
+    for _ in range(grants):
+        room.come("stays", tokens=10)
+        room.serve()
+    for _ in range(30):
+        room.come("stays", tokens=10)
+        room.come("returns", tokens=10)
+    return [room.serve() for _ in range(16)]
+
+
+def test_who_waited_elsewhere_a_moment_ago_is_owed_what_others_got_and_who_was_away_is_not():
+    assert set(after_so_many_grants_to_others(10)[:9]) == {"returns"}
+    assert 7 <= after_so_many_grants_to_others(200).count("returns") <= 9
+
+
 def test_who_waits_for_what_all_share_holds_up_whoever_comes_behind_however_small():
     room = Room()
     large = room.come("large", tokens=900)

@@ -32,6 +32,9 @@ class Ringing(LocalLedger):
     def want(self, tenant, lasting_ms):
         self.wanted.append(tenant)
 
+    def granted(self, tenant, cost):
+        """Nobody else waits."""
+
     async def reserve(self, claim):
         self.asked.append(claim.request_id)
         if self.gone:
