@@ -16,7 +16,7 @@ from din_extproc.sim.model import ModelSpec
 from din_extproc.sim.pooling import PoolAsk, PoolReader, vector
 from din_extproc.sim.requests import Ask, Reader
 from din_extproc.sim.script import Script
-from din_extproc.sim.surface import Face, PoolSurface, Surface, openai
+from din_extproc.sim.surface import Face, PoolSurface, Surface, embedding_only, openai
 from din_extproc.sim.tokens import Tokenizer
 
 _encode = msgspec.json.encode
@@ -34,7 +34,7 @@ def ollama(model: ModelSpec, tokenizer: Tokenizer) -> Face:
     pages = {"/api/tags": {"models": [{"name": name, "model": name} for name in model.names]}, "/api/version": {"version": "0.40.12"}}
     return Face(
         {**base.generating, "/api/chat": chat, "/api/generate": text},
-        {**base.pooling, "/api/embed": PoolSurface(_embedding(pooled), _embedded)},
+        {**embedding_only(base), "/api/embed": PoolSurface(_embedding(pooled), _embedded)},
         reword,
         pages,
     )

@@ -85,3 +85,8 @@ def openai(model: ModelSpec, tokenizer: Tokenizer) -> Face:
             **dict.fromkeys(("/score", "/v1/score"), score),
         },
     )
+
+
+def embedding_only(face: Face) -> dict[str, PoolSurface]:
+    """What pools there, of an engine whose OpenAI interface ranks nothing."""
+    return {path: surface for path, surface in face.pooling.items() if path == "/v1/embeddings"}

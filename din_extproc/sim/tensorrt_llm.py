@@ -7,14 +7,14 @@ import msgspec
 
 from din_extproc.sim.errors import Failure
 from din_extproc.sim.model import ModelSpec
-from din_extproc.sim.surface import Face, openai
+from din_extproc.sim.surface import Face, embedding_only, openai
 from din_extproc.sim.tokens import Tokenizer
 
 
 def tensorrt_llm(model: ModelSpec, tokenizer: Tokenizer) -> Face:
     """OpenAI's paths."""
     base = openai(model, tokenizer)
-    return Face(base.generating, base.pooling, reword)
+    return Face(base.generating, embedding_only(base), reword)
 
 
 def reword(failure: Failure) -> Failure:

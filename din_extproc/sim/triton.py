@@ -15,7 +15,7 @@ from din_extproc.sim.fields import decode_body
 from din_extproc.sim.model import ModelSpec
 from din_extproc.sim.pooling import PoolAsk, PoolReader, likeness, vector
 from din_extproc.sim.requests import Ask, Reader
-from din_extproc.sim.surface import Face, PoolSurface, Surface, openai
+from din_extproc.sim.surface import Face, PoolSurface, Surface, embedding_only, openai
 from din_extproc.sim.tokens import Tokenizer
 
 _encode = msgspec.json.encode
@@ -27,7 +27,7 @@ def triton(model: ModelSpec, tokenizer: Tokenizer) -> Face:
     """Its own paths beside OpenAI's, which its frontend has."""
     reader, pooled = Reader(model, tokenizer), PoolReader(model, tokenizer)
     base = openai(model, tokenizer)
-    generating, pooling = dict(base.generating), dict(base.pooling)
+    generating, pooling = dict(base.generating), embedding_only(base)
     for name in model.names:
         path = f"/v2/models/{quote(name, safe='')}"
         generating[f"{path}/generate"] = Surface(_reading(reader, stream=False), _whole, _Stream)

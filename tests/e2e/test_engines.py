@@ -11,6 +11,8 @@ import httpx
 import pytest
 
 from tests.engine_fleet import EngineFleet
+from tests.engine_steps import STEPS, Asker, Subject, outcome
+from tests.readme import TEXT
 from tests.servers import EngineSim
 from tests.stack import Stack, events, node, tenant
 
@@ -30,12 +32,14 @@ FACES = {
 """Pool -> engine, face of the modelled engine, api."""
 ALL = sorted(FACES)
 CHATTY = [name for name in ALL if name != "triton-native"]
-POOLED = {"vllm", "ollama-native", "triton-native"}
+POOLED = {"vllm", "sglang", "ollama", "ollama-native", "triton", "triton-native"}
 DIFFERENCES = {
     ("triton-native", "chat"): "no chat template: its OpenAI frontend serves chats",
     ("triton-native", "usage"): "Triton tells none",
     ("triton-native", "finish_reason"): "a whole answer never says that it was cut by its length",
     ("ollama-native", "rerank"): "Ollama has none",
+    ("ollama", "rerank"): "Ollama has none, and says so itself",
+    ("triton", "rerank"): "its OpenAI frontend has none, and says so itself",
 }
 OPTIONS = {"max_model_len": 1024, "decode_rate": 1000.0, "prefill_rate": 1e6, "auto_tool_choice": True}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}
@@ -82,6 +86,16 @@ def at_rest(stack: Stack) -> dict:
 
 def generated(choice: dict) -> str:
     return choice["message"]["content"] if "message" in choice else choice["text"]
+
+
+def test_what_a_client_sees_of_every_engine_is_the_table_in_the_readme(stack, engines):
+    table = [["engine", *STEPS], ["---"] * (1 + len(STEPS))]
+    for name in FACES:
+        pooled = f"{name}-pooled" if name in POOLED else ""
+        subject = Subject(name, name, pooled, pooled, faults=engines[name].fail, chats=name in CHATTY, tool_choice="auto")
+        table.append([name, *(outcome(step, Asker(stack, subject)) for step, _ in STEPS.values())])
+    text = "\n".join(f"| {' | '.join(row)} |" for row in table)
+    assert text in TEXT, f"\n{text}"
 
 
 @pytest.mark.parametrize("name", CHATTY)
@@ -173,7 +187,8 @@ def test_documents_are_ranked_alike_or_the_model_has_no_such_path(stack, name):
         body = {"model": f"{name}-pooled", "query": "big cat", "documents": ["a dog", "the big cat", "a cat"], "top_n": 2}
         reply = client.post("/v1/rerank", json=body)
     if (name, "rerank") in DIFFERENCES:
-        assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
+        known_here = FACES[name][2] == "native"
+        assert (reply.status_code, reply.json()["code"]) == ((400, "invalid_request") if known_here else (404, "path_not_found"))
         return
     results = reply.json()["results"]
     assert [(result["index"], round(result["relevance_score"], 2), result["document"]["text"]) for result in results] == [
