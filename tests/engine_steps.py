@@ -97,7 +97,8 @@ class Asker:
         return "ok" if len(answer["results"]) == 2 and "relevance_score" in answer["results"][0] else str(answer)
 
     def context(self) -> str:
-        return refused(self.ask(messages=[{"role": "user", "content": "word " * 6000}]))
+        reply = self.ask(messages=[{"role": "user", "content": "word " * 6000}])
+        return "it fits" if reply.status_code == 200 else refused(reply)
 
     def parameter(self) -> str:
         return refused(self.ask(temperature="warm"))
@@ -167,7 +168,7 @@ STEPS: dict[str, tuple[Callable[[Asker], str], tuple[str, ...]]] = {
     "tools": (Asker.tools, ("ok", "no call")),
     "embeddings": (Asker.embeddings, ("ok", "no model")),
     "rerank": (Asker.rerank, ("ok", "no model")),
-    "over-long context": (Asker.context, ("400 context_length_exceeded",)),
+    "over-long context": (Asker.context, ("400 context_length_exceeded", "it fits")),
     "bad parameter": (Asker.parameter, ("400 invalid_request",)),
     "cancel": (Asker.cancel, ("ok",)),
     "killed mid-stream": (Asker.killed, ("ok", "not ours to kill")),

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.e2e
 
 
 def test_an_engine_that_somebody_else_runs_is_asked_beside_the_real_ones(capsys):
-    options = {"decode_rate": 200.0, "auto_tool_choice": True}
+    options = {"decode_rate": 200.0, "max_model_len": 4096, "auto_tool_choice": True}
     engines = {"chat": {"model": "org/theirs", **options}, "pooled": {"model": "org/vectors", "runner": "pooling"}}
     with EngineFleet(engines) as fleet:
         theirs = f"{fleet.members['chat'].address}=org/theirs"
