@@ -23,6 +23,7 @@ One request, read along the folders:
     simulate   the whole network in virtual time: modelled nodes and clients around the product's own decisions
     roles      composition roots: gateway, node, demo, and the commands that look at them; only these construct things
     cli        the command line: parse, call a role, print
+    client     apart from all of these: for programs that ask the network, over OpenAI's own client
     domain     the frozen nouns that they all hand to each other
 
 Imports go down only: cli -> roles -> settings -> {edge, simulate} -> flow -> {rooms} -> domain -> _proto. Rooms never import each other.

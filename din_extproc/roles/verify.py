@@ -22,6 +22,7 @@ from din_extproc.edge.probe.outside import Client, Outcome
 from din_extproc.edge.registry.forms import MemberForm
 from din_extproc.flow.members import Members
 from din_extproc.flow.walk import Entry, Walk
+from din_extproc.measure.provenance import TRACE, Provenance
 from din_extproc.roles.explain import members_of
 from din_extproc.roles.verified import NOT_ASKED, OK, PARTLY, UNREACHABLE, WRONG, Answered, Verified, VerifiedEntry
 from din_extproc.roles.view import make_view
@@ -106,27 +107,19 @@ async def _wave(entry: Entry, client: Client, count: int) -> list[tuple[str, Out
 
 def _problems(outcome: Outcome, trace_id: str, expected: dict[str, Node]) -> tuple[str, ...]:
     """What is wrong with a good answer."""
-    headers = outcome.headers
-    node_id = headers.get("x-din-node-id", "")
-    node = expected.get(node_id)
-    found = []
-    if not node_id:
-        found.append("the answer has no x-din-node-id")
-    elif node_id == _LIE:
+    told = Provenance.of(outcome.headers)
+    node = expected.get(told.node_id)
+    found = [f"the answer has no {name}" for name in told.missing if name != TRACE]
+    if told.node_id == _LIE:
         found.append("a client's own x-din-node-id came through")
-    elif node is None:
-        found.append(f"{node_id} answered, which is no node of the pool that can take it: {', '.join(expected)}")
-    version = headers.get("x-din-model-version", "")
-    if not version:
-        found.append("the answer has no x-din-model-version")
-    elif node is not None and version != node.version:
-        found.append(f"{node_id} answered as version {version}, configured is {node.version}")
-    if not headers.get("x-din-exec-time-ms", "").isdigit():
-        found.append("the answer has no x-din-exec-time-ms")
-    if headers.get("x-din-trace-id") != trace_id:
-        found.append(f"the trace id {trace_id} came back as {headers.get('x-din-trace-id', 'nothing')}")
-    if headers.get("x-bxagent-degraded") == "true":
-        found.append(f"a fallback answered: {headers.get('x-din-degraded-reason', 'no reason given')}")
+    elif told.node_id and node is None:
+        found.append(f"{told.node_id} answered, which is no node of the pool that can take it: {', '.join(expected)}")
+    if told.model_version and node is not None and told.model_version != node.version:
+        found.append(f"{told.node_id} answered as version {told.model_version}, configured is {node.version}")
+    if told.trace_id != trace_id:
+        found.append(f"the trace id {trace_id} came back as {told.trace_id or 'nothing'}")
+    if told.degraded:
+        found.append(f"a fallback answered: {told.degraded_reason or 'no reason given'}")
     return tuple(found)
 
 

@@ -9,6 +9,8 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
+from din_extproc.client import Client as NetworkClient
+from din_extproc.client import LimitReached, RequestRefused, Unavailable, Unproven, VersionMismatch
 from tests.servers import EngineSim, LlamaServer
 from tests.stack import Stack, key_of, node, tenant
 
@@ -240,3 +242,75 @@ def test_a_client_that_waits_as_told_gets_through(stack, sim):
         sim.fail("")
     assert len(answers) == 4
     assert stack.status()["counts"]["refused"]["concurrency_limit_exceeded"] > 0
+
+
+# The network's own client: the same, with proof and times
+
+
+@pytest.fixture(scope="module")
+def network(stack) -> Iterator[NetworkClient]:
+    with NetworkClient(stack.url, key_of("acme"), max_retries=0) as made:
+        yield made
+
+
+def test_an_answer_says_where_it_comes_from_and_how_long_it_took(network):
+    answer = network.chat(
+        model="modelled", messages=QUESTION, max_tokens=8, version=">=2025", trace_id="my-own-trace-1", patience_ms=20_000
+    )
+    assert answer.content.choices[0].message.content
+    assert (answer.provenance.node_id, answer.provenance.model_version, answer.provenance.trace_id) == ("sim", "2025.3.1", "my-own-trace-1")
+    assert (answer.provenance.degraded, answer.provenance.dropped_parameters) == (False, ())
+    assert 0 <= answer.times.transfer_ms <= answer.times.head_ms <= answer.times.total_ms
+    assert answer.times.ttft_ms is None
+
+
+def test_a_stream_has_its_times_when_it_is_over(network):
+    with network.stream(model="modelled", messages=QUESTION, max_tokens=20) as stream:
+        with pytest.raises(RuntimeError, match="not over"):
+            _ = stream.times
+        said = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+    assert said
+    assert stream.provenance.node_id == "sim"
+    assert 0 < stream.times.head_ms <= stream.times.ttft_ms <= stream.times.total_ms
+    assert 0 <= stream.times.tpot_ms < stream.times.total_ms
+
+
+@pytest.mark.parametrize(
+    ("key", "asked", "kind", "code"),
+    [
+        ("acme", {"model": "modelled", "version": ">=2099"}, VersionMismatch, "version_mismatch"),
+        ("acme", {"model": "nothing"}, RequestRefused, "model_not_found"),
+        ("other", {"model": "modelled"}, RequestRefused, "model_not_allowed"),
+        ("trial", {"model": "modelled", "max_tokens": 2000}, RequestRefused, "request_exceeds_limit"),
+    ],
+)
+def test_what_the_gateway_refuses_has_a_type_and_a_trace_id(stack, key, asked, kind, code):
+    messages = [{"role": "user", "content": "word " * (1500 if key == "trial" else 1)}]
+    with NetworkClient(stack.url, key_of(key), max_retries=0) as made:
+        with pytest.raises(kind) as raised:
+            made.chat(messages=messages, **asked)
+        with pytest.raises(kind), made.stream(messages=messages, **asked):
+            pass
+    assert (raised.value.code, bool(raised.value.trace_id)) == (code, True)
+
+
+def test_a_node_that_fails_and_a_limit_that_is_reached_have_types_of_their_own(stack, sim, network):
+    sim.fail("error_event:after=2,count=1")
+    with pytest.raises(Unavailable) as failed, network.stream(model="modelled", messages=QUESTION, max_tokens=9) as stream:
+        list(stream)
+    assert failed.value.trace_id == stream.provenance.trace_id
+    with NetworkClient("http://127.0.0.1:9", "none", max_retries=0) as nobody, pytest.raises(Unavailable) as away:
+        nobody.chat(model="modelled", messages=QUESTION)
+    assert away.value.code == "unreachable"
+    sim.fail("throttle:count=2,retry_after_s=1")
+    with pytest.raises(LimitReached) as busy:
+        network.chat(model="modelled", messages=QUESTION, max_tokens=1)
+    assert (busy.value.code, busy.value.status, busy.value.retry_after_s) == ("upstream_busy", 429, 1.0)
+    sim.fail("")
+    body = {"model": "modelled", "messages": QUESTION, "max_tokens": 1}
+    stack.eventually(lambda: stack.chat(body).status_code == 200, "the node is asked again")
+
+
+def test_an_answer_without_proof_is_none(sim):
+    with NetworkClient(sim.url, "none", max_retries=0) as straight, pytest.raises(Unproven, match="no x-din-node-id, x-din-model-version"):
+        straight.chat(model="modelled", messages=QUESTION, max_tokens=1)
