@@ -2,7 +2,7 @@
 A stand-in for the stream handle that Envoy gives to a Lua filter, as far as usage.lua uses it, with Envoy's own rules: a
 chunk is dead after the step that brought it, a dynamic-metadata object too, and a stream that is cut never resumes the script.
 
-play(chunks, metadata, headers, ending, clock) -> bytes to the client, metadata, number of writes, log
+play(chunks, metadata, headers, ending, clock) -> bytes to the client, metadata, log
   ending: "data" the last chunk ends the stream, "empty" an empty chunk does, "trailers" trailers do, "cut" nothing does
 every_split(body, metadata, headers) -> 0, or the first cut that changes the bytes or the facts
 --]]
@@ -26,7 +26,7 @@ local function make_chunk(data, step, now)
 end
 
 function play(chunks, metadata, headers, ending, clock)
-  local step, ended, writes, log = 0, false, 0, {}
+  local step, ended, log = 0, false, {}
   local now = function() return step end
   local known = { din = {} }
   for key, value in pairs(metadata) do known.din[key] = value end
@@ -52,7 +52,6 @@ function play(chunks, metadata, headers, ending, clock)
           get = function(_, space) alive(born, now, "metadata"); return known[space] end,
           set = function(_, space, key, value)
             alive(born, now, "metadata")
-            writes = writes + 1
             known[space][key] = value
           end,
         }
@@ -83,7 +82,7 @@ function play(chunks, metadata, headers, ending, clock)
   for index = 1, #chunks do pass(chunks[index], ending == "data" and index == #chunks) end
   if ending == "empty" then pass("", true) end
   if ending == "trailers" then step = step + 1; resume(nil) end
-  return table.concat(out), known.din, writes, table.concat(log, "\n")
+  return table.concat(out), known.din, table.concat(log, "\n")
 end
 
 local function same(one, other)

@@ -24,7 +24,6 @@ class Played(Struct, frozen=True):
 
     out: bytes
     facts: dict[str, Any]
-    writes: int
     log: str
 
 
@@ -50,13 +49,13 @@ class UsageFilter:
     ) -> Played:
         """Play one answer. `ending`: see `envoy_handle.lua`; `clock`: microseconds at each chunk; `metadata`: instead of ext_proc's."""
         known = self._known(strip=strip) if metadata is None else self._table(metadata)
-        out, facts, writes, log = self._play(
+        out, facts, log = self._play(
             self._lua.table(*chunks), known, self._table(headers), ending.encode(), clock and self._lua.table(*clock)
         )
         told = {key.decode(): value.decode() if isinstance(value, bytes) else value for key, value in facts.items()}
         for key in ("request_id", "strip_usage"):
             told.pop(key, None)
-        return Played(out=out, facts=told, writes=writes, log=log.decode())
+        return Played(out=out, facts=told, log=log.decode())
 
     def first_bad_split(self, body: bytes, *, headers: dict[str, str] = SSE, strip: bool = False) -> int:
         """Play the body cut in two at every place, and byte by byte (-1). Returns 0, or the first cut that changes bytes or facts."""

@@ -42,7 +42,8 @@ _CLIENT_GONE = frozenset({"DC", "DR", "DPE"})
 _RESETS = frozenset({"UF", "UR", "UC", "LR", "UPE", "DF"})
 _UNCHARGED = frozenset({Outcome.UPSTREAM_BUSY, Outcome.UPSTREAM_ERROR, Outcome.CLIENT_ERROR})
 _DELTA_BYTES_PER_TOKEN = 6
-"""More bytes than this per delta: the engine puts several tokens into one event."""
+_DELTAS_OF_ONE_TOKEN = (7, 64)
+"""Bytes per delta, and beyond that: no more, and every event has one token. More: the engine puts several into one."""
 _BODY_BYTES_PER_TOKEN = 4
 _ENVELOPE_BYTES = 350
 """What surrounds the text of a JSON answer."""
@@ -128,6 +129,9 @@ def usage(ending: Ending, ended_as: Outcome) -> Usage:
 def _counted(ending: Ending) -> int:
     """Output tokens as far as events or bytes tell; by bytes never more than what was reserved for the output."""
     if ending.deltas is not None:
+        each, beyond = _DELTAS_OF_ONE_TOKEN
+        if ending.delta_bytes <= each * ending.deltas + beyond:
+            return ending.deltas
         return max(ending.deltas, math.ceil(ending.delta_bytes / _DELTA_BYTES_PER_TOKEN))
     if not ending.answered or ending.status >= HTTPStatus.BAD_REQUEST:
         return 0

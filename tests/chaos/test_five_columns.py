@@ -3,22 +3,18 @@ audit log says, what metrics say, what Redis counted, what the engines counted t
 
 import contextlib
 import json
-import re
 import signal
 import socket
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
-from datetime import UTC, datetime
 
 import httpx
 import psutil
 import pytest
 
-from din_extproc.roles.usage import used
-from din_extproc.settings.load import load
 from tests.audit_logs import check
+from tests.columns import audited, in_redis, made, metrics
 from tests.servers import EngineSim
 from tests.stack import Stack, key_of, node, tenant
 
@@ -126,36 +122,8 @@ def serves(path: str) -> bool:
 
 
 def audit(stack: Stack) -> dict[str, tuple[str, int, int]]:
-    """Outcome and tokens by trace id, as the log's files have them."""
-    lines = [line for path in sorted((stack.folder / "audit").glob("gw-1-*.jsonl")) for line in path.read_text().splitlines()]
-    settled = [record for line in lines if (record := json.loads(line))["kind"] == "settled"]
-    assert len({record["request_id"] for record in settled}) == len(settled)
-    return {record["trace_id"]: (record["outcome"], record["prompt_tokens"], record["completion_tokens"]) for record in settled}
-
-
-def metrics(stack: Stack) -> tuple[int, int]:
-    """Input and output tokens of all tenants."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{stack.admin_port}/metrics", timeout=10) as reply:
-        found = re.findall(r'^din_tokens_total\{[^}]*gen_ai_token_type="(input|output)"[^}]*\} (\d+)$', reply.read().decode(), re.MULTILINE)
-    return tuple(sum(int(value) for kind, value in found if kind == wanted) for wanted in ("input", "output"))
-
-
-def in_redis(stack: Stack) -> tuple[int, int]:
-    """What Redis has counted for charge-back."""
-    today = datetime.now(UTC).date()
-    rows = used(load(stack.config_file, {}), today, today, "")
-    return sum(row["prompt_tokens"] for row in rows), sum(row["completion_tokens"] for row in rows)
-
-
-def seen(engines: list[EngineSim]) -> dict[str, tuple[str, int, int]]:
-    """Outcome and real tokens by trace id, as the engines counted them."""
-    found = {}
-    for sim in engines:
-        for request in sim.seen(2000)[1]:
-            headers = {name.lower(): value for name, value in request["headers"]}
-            if "x-din-trace-id" in headers:
-                found[headers["x-din-trace-id"]] = request["outcome"], request["prompt_tokens"], request["completion_tokens"]
-    return found
+    """Outcome and tokens by trace id."""
+    return {trace: (record["outcome"], record["prompt_tokens"], record["completion_tokens"]) for trace, record in audited(stack).items()}
 
 
 def test_five_columns_agree_to_the_token_under_load_with_kills(stack, engines):
@@ -174,12 +142,12 @@ def test_five_columns_agree_to_the_token_under_load_with_kills(stack, engines):
     assert len(got) > CLIENTS * EACH / 3, "most requests come through"
     stack.eventually(lambda: got.keys() <= audit(stack).keys(), "every answer is in the audit log", 30)
     stack.eventually(lambda: in_redis(stack) == metrics(stack), f"Redis is told {in_redis(stack)} {metrics(stack)}", 30)
-    recorded, made, whole = audit(stack), seen(engines), sorted(got)
+    recorded, seen, whole = audit(stack), made(engines), sorted(got)
     told = [trace for trace in whole if got[trace][0] >= 0]
     columns = {
         "client": (sum(got[trace][0] for trace in told), sum(got[trace][1] for trace in whole)),
         "audit": (sum(recorded[trace][1] for trace in told), sum(recorded[trace][2] for trace in whole)),
-        "engine": (sum(made[trace][1] for trace in told), sum(made[trace][2] for trace in whole)),
+        "engine": (sum(seen[trace][1] for trace in told), sum(seen[trace][2] for trace in whole)),
     }
     every = {
         "audit": (sum(tokens[1] for tokens in recorded.values()), sum(tokens[2] for tokens in recorded.values())),
@@ -194,16 +162,16 @@ def test_five_columns_agree_to_the_token_under_load_with_kills(stack, engines):
     print(f"\n{'':22} {'client':>14} {'audit':>14} {'metrics':>14} {'redis':>14} {'engine':>14}")
     for at, kind in enumerate(("prompt", "completion")):
         whole_of = {name: every[name][at] - rest["cut"][at] for name in ("metrics", "redis")}
-        engine = sum(made[trace][at + 1] for trace in whole)
-        client = columns["client"][at] + (0 if at else sum(made[trace][1] for trace in whole if got[trace][0] < 0))
+        engine = sum(seen[trace][at + 1] for trace in whole)
+        client = columns["client"][at] + (0 if at else sum(seen[trace][1] for trace in whole if got[trace][0] < 0))
         row = (client, rest["audit"][at], whole_of["metrics"], whole_of["redis"], engine)
         print(f"{len(whole)} whole, {kind:11} " + " ".join(f"{value:>14}" for value in row))
         assert len(set(row)) == 1, row
-    print(f"{len(cut)} cut or failed: charged {rest['cut']}, the engines made {[made[trace] for trace in cut if trace in made]}")
+    print(f"{len(cut)} cut or failed: charged {rest['cut']}, the engines made {[seen[trace] for trace in cut if trace in seen]}")
     assert columns["client"] == columns["audit"] == columns["engine"]
     assert every["audit"] == every["metrics"] == every["redis"]
     for trace in cut:
         outcome, _, completion = recorded[trace]
-        assert completion <= made.get(trace, (outcome, 0, 0))[2], (trace, recorded[trace], made.get(trace))
+        assert completion <= seen.get(trace, (outcome, 0, 0))[2], (trace, recorded[trace], seen.get(trace))
     assert stack.status()["workers"]["restarts"] >= 1
     assert check(stack.folder / "audit", keys={"k1": KEY}).findings == []

@@ -74,6 +74,7 @@ def guess(prompt: int, completion: int) -> Usage:
         ({**BODY, "body_bytes": 100}, Outcome.COMPLETED, guess(40, 0)),
         ({**BODY, "body_bytes": 9000, "reserved_tokens": 40}, Outcome.COMPLETED, guess(40, 0)),
         ({"delta_bytes": 600}, Outcome.COMPLETED, guess(40, 100)),
+        ({"delta_bytes": 12 * 7 + 64}, Outcome.COMPLETED, guess(40, 12)),
     ],
 )
 def test_an_exchange_ends_and_costs_as_the_tables_say(changes: dict[str, Any], ended_as: Outcome, cost: Usage) -> None:
