@@ -60,7 +60,7 @@ class Asker:
         if not said(answer["choices"][0]):
             return str(answer)
         told = answer.get("usage", {}).get("completion_tokens")
-        return "ok" if told == 12 else f"ok, {told or 'no'} tokens told"
+        return ("ok" if 0 < told <= 12 else str(answer)) if told is not None else "ok, no tokens told"
 
     def stream(self) -> str:
         reply = self.ask(stream=True)
