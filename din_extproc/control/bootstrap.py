@@ -87,6 +87,10 @@ def documents(values: Sequence[dict[str, Any]], command: str) -> str:
     return _NOTE.format(command, _WHOSE.get(command, "gateway")) + "---\n".join(texts)
 
 
+_READ_AS_BOOL = frozenset("ynYN")
+"""A pool may be called so. PyYAML writes these as they are, Envoy takes them for yes and no."""
+
+
 class _BlockDumper(yaml.SafeDumper):
     """Writes texts of several lines the way people read them, and what stands twice in full."""
 
@@ -96,7 +100,8 @@ class _BlockDumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    style = "|" if "\n" in text else '"' if text in _READ_AS_BOOL else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _BlockDumper.add_representer(str, _text)

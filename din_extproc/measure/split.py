@@ -118,7 +118,7 @@ def split(exchange: Exchange, gateway: Offset, tolerance_ms: float = TOLERANCE_M
         return "the gateway does not say how long it decided"
     ahead_ms = (times.started_at - exchange.began_at) * 1e3
     raw = _parts(answer, times, ahead_ms)
-    gap_ms = sum(max(0.0, part) for part in raw.values()) - answer.total_ms
+    gap_ms = max(0.0, sum(max(0.0, part) for part in raw.values()) - answer.total_ms)
     right = _parts(answer, times, ahead_ms - gateway.middle_ms) if gateway.is_off(tolerance_ms) else raw
     return Split(
         trace_id=times.trace_id,

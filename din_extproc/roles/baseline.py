@@ -204,7 +204,8 @@ def _judged(settings: Settings, options: BaselineOptions, found: _Measured) -> C
     aim, before = found.aim, found.before
     direct, network = figures(found.direct), figures(found.through)
     if min(each.tokens_per_s for each in found.direct) == 0:
-        raise Unmeasurable(f"node {aim.node} has failed in a whole round: {direct.errors}")
+        why = ", ".join(f"{count} x {code}" for code, count in direct.errors.items())
+        raise Unmeasurable(f"node {aim.node} gave no token in a whole round: {why or 'its answers are empty'}")
     times, notes = _told(settings, found)
     after = _status(settings)
     if after is not None and after.configuration != settings.fingerprint:

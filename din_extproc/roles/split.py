@@ -108,14 +108,15 @@ async def ask(settings: Settings, options: SplitOptions) -> Asked:
     more = {"ignore_eos": True} if aim.pool.engine in _EXACT else {}
     async with Client(options.url, options.key, options.timeout_s) as client:
         asker = Asker(client, aim.model, more)
-        await asker.ask(Question(f"{trace}warm", _SHORT, 1))
+        await asker.ask(Question(f"warm-{trace}", _SHORT, 1))
         short = [Question(f"{trace}clock-{number}", _SHORT, 1) for number in range(options.clock_requests)]
         others = await asyncio.gather(*(_asked_at(asker, each, number * _STEP_S) for number, each in enumerate(short)))
         lengths = [tokens for tokens in options.tokens for _ in range(options.repeats)]
         measured = [
             await _asked_at(asker, Question(f"{trace}{number}", prompt(number), tokens), 0.0) for number, tokens in enumerate(lengths)
         ]
-    times = {each.trace_id: each for each in await asyncio.to_thread(told, settings, trace, 1 + len(others) + len(measured))}
+    good = sum(not answer.trouble for _, _, answer in (*others, *measured))
+    times = {each.trace_id: each for each in await asyncio.to_thread(told, settings, trace, good)}
 
     native = aim.pool.api != "openai"
 

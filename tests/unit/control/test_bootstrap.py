@@ -65,3 +65,9 @@ def test_a_sidecar_with_a_name_is_looked_up_and_one_with_an_address_is_not():
 def test_a_topology_costs_nobody_the_import_of_envoys_vocabulary():
     code = "import sys, din_extproc.control.topology; sys.exit('envoy_data_plane' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["y", "n", "Y", "N"])
+def test_a_pool_whose_name_envoy_would_take_for_yes_or_no_is_quoted(name):
+    text = bootstrap.documents([{"name": name, "lua": "a\nb\n"}], "envoy")
+    assert text.endswith(f'name: "{name}"\nlua: |\n  a\n  b\n')
