@@ -49,7 +49,12 @@ class Accounts:
     """
 
     def __init__(
-        self, settings: Settings, link: Runner, counters: Counters, standing: Callable[[], Iterator[Family]], shut: Callable[[bool], None]
+        self,
+        settings: Settings,
+        link: Runner,
+        counters: Counters,
+        standing: Callable[[], Iterator[Family | None]],
+        shut: Callable[[bool], None],
     ) -> None:
         self._counters = counters
         self._standing = standing
@@ -129,8 +134,8 @@ class Accounts:
         if self._auditor is not None:
             self._auditor.note(event)
 
-    def families(self) -> Iterator[Family]:
-        """All metrics, as they are now."""
+    def families(self) -> Iterator[Family | None]:
+        """All metrics, as they are now; None: others may go first."""
         yield from self._standing()
         yield from self._metrics.families()
         yield labelled(of.DOUBLE_CHECKS, self.checks.counts.items())
@@ -146,7 +151,7 @@ class Accounts:
         return shown if self._auditor is None else {**shown, "audit": self._auditor.shown()}
 
 
-def _exporter(settings: Settings, telemetry: Telemetry, families: Callable[[], Iterator[Family]]) -> "OtlpExporter":
+def _exporter(settings: Settings, telemetry: Telemetry, families: Callable[[], Iterator[Family | None]]) -> "OtlpExporter":
     from din_extproc.edge.telemetry.otlp import OtlpExporter  # noqa: PLC0415 - half a second, and only where something is pushed
 
     service = {"service.name": telemetry.service_name, "service.version": __version__, "host.name": socket.gethostname()}

@@ -12,6 +12,7 @@ import logging
 import signal
 import socket
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 from din_extproc.admit.reservation import OutputHistory
@@ -30,6 +31,7 @@ from din_extproc.edge.process.channel import Channel
 from din_extproc.edge.process.workers import Workers
 from din_extproc.edge.redis.guard import OnError
 from din_extproc.edge.registry.catalog_source import CatalogSource
+from din_extproc.edge.registry.forms import MemberForm
 from din_extproc.edge.telemetry.counters import Counters
 from din_extproc.edge.tls import Secured
 from din_extproc.flow.gauges import Gauges
@@ -339,20 +341,20 @@ class Gateway:
         return added(*planes, {"counts": self._counters.shown()})
 
     def _unready(self) -> list[str]:
-        reasons = []
-        if not self._serving:
-            reasons.append("starting or stopping")
+        reasons = [] if self._serving else ["starting or stopping"]
         if not self._link.state.up and OnError(self._reloader.settings.store.on_error) is OnError.CLOSED:
             reasons.append(f"redis is not reachable: {self._link.state.reason}")
         return reasons
 
+    def _rows(self) -> Iterator[MemberForm]:
+        """The nodes: those of the configuration, and those that registered."""
+        listed = configured(self._reloader.settings, {} if self._scraper is None else self._scraper.latest)
+        rows = listed if self._membership is None else chain(listed, self._membership.rows())
+        return rows if self._breakers is None else self._breakers.beside(rows)
+
     def _nodes(self) -> dict[str, Any]:
-        readings = {} if self._scraper is None else self._scraper.latest
-        settings = self._reloader.settings
-        shown: dict[str, Any] = {"network": settings.network, "stale": False, "nodes": configured(settings, readings)}
-        if self._membership is not None:
-            shown = self._membership.shown(readings)
-        return shown if self._breakers is None else shown | {"nodes": self._breakers.beside(shown["nodes"])}
+        stale = self._membership is not None and self._membership.stale
+        return {"network": self._reloader.settings.network, "stale": stale, "nodes": list(self._rows())}
 
     async def _tenants(self, tenant: str) -> dict[str, Any]:
         return await self._tenants_page.shown(self._reloader.settings, tenant, self._shown().get("queue", {}).get("by_tenant", {}))
@@ -363,12 +365,12 @@ class Gateway:
     def _metrics(self) -> Iterator[bytes]:
         return iter(()) if self._accounts is None else slices(self._accounts.families())
 
-    def _standing(self) -> Iterator[Family]:
-        """How everything stands, as metrics."""
-        shown, nodes = self._shown(), self._nodes()
+    def _standing(self) -> Iterator[Family | None]:
+        """How everything stands, as metrics; None: others may go first."""
+        shown = self._shown()
         yield from request_families(shown)
         yield from state_families(shown, ready=not self._unready())
-        yield from node_families(nodes["nodes"], stale=nodes["stale"])
+        yield from node_families(self._rows(), stale=self._membership is not None and self._membership.stale)
 
     def _status(self) -> dict[str, object]:
         return {**self._shown(), "membership": self._nodes()}

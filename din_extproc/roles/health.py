@@ -4,7 +4,7 @@ Rule: what opens is told in the same turn of the loop; what a client causes (its
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -216,9 +216,10 @@ class Health:
         said = "" if probed.ok else probed.reason
         return replace(form or HealthForm(state=BreakerState.CLOSED), ttft_ms=ttft_ms, probe=said, probe_age_s=round(now - at, 3))
 
-    def beside(self, rows: Iterable[MemberForm]) -> list[MemberForm]:
+    def beside(self, rows: Iterable[MemberForm]) -> Iterator[MemberForm]:
         """The nodes of the admin page with how they do."""
-        return [replace(row, health=self.form(row.node.id)) for row in rows]
+        for row in rows:
+            yield replace(row, health=self.form(row.node.id))
 
     def shown(self) -> dict[str, object]:
         """For the admin page: every breaker that is not closed."""

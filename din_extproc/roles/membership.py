@@ -5,8 +5,7 @@ Rule: who comes and who goes is told at once, what nodes say of their load sever
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 from din_extproc.admit.keys import NodeTokens
 from din_extproc.domain.membership import NodeState, Reading, Registration, Turnover
@@ -124,12 +123,17 @@ class Membership:
         """Every registered node that takes requests, by pool."""
         return self.registrar.table.joined()
 
-    def shown(self, readings: Mapping[str, Reading]) -> dict[str, Any]:
-        """For the admin page: every row, those of the configuration too. `readings`: what was read from those."""
+    @property
+    def stale(self) -> bool:
+        """The table can't be shared: it is the last view."""
+        return self.registrar.table.stale
+
+    def rows(self) -> Iterator[MemberForm]:
+        """For the admin page: every node that registered."""
         registrar = self.registrar
         now = registrar.now()
-        rows = [MemberForm.of(member, registrar.table.pools_of(member.registration.node.id), now) for member in registrar.members()]
-        return {"network": self._settings.network, "stale": registrar.table.stale, "nodes": configured(self._settings, readings) + rows}
+        for member in registrar.members():
+            yield MemberForm.of(member, registrar.table.pools_of(member.registration.node.id), now)
 
     def _changed(self, _events: list[Event]) -> None:
         """Pass it on at the end of this turn of the loop, many changes at once as one; in a storm of them, now and then."""
@@ -157,14 +161,13 @@ class Membership:
             await asyncio.sleep(_BETWEEN_DOUBTS_S)
 
 
-def configured(settings: Settings, readings: Mapping[str, Reading]) -> list[MemberForm]:
+def configured(settings: Settings, readings: Mapping[str, Reading]) -> Iterator[MemberForm]:
     """The nodes that the configuration lists, with what their metrics pages said, by node id."""
     now = SystemClock.monotonic()
-    rows = []
     for pool in settings.pools:
         for node in pool.nodes:
             reading = readings.get(node.id)
-            row = MemberForm(
+            yield MemberForm(
                 node=NodeForm.of(Registration(node=node, engine=pool.engine, network=settings.network, pool=pool.name)),
                 state=NodeState.READY,
                 trust=1.0,
@@ -174,8 +177,6 @@ def configured(settings: Settings, readings: Mapping[str, Reading]) -> list[Memb
                 stale=False,
                 pools=(pool.name,),
             )
-            rows.append(row)
-    return rows
 
 
 def _catalogue(settings: Settings) -> Catalogue:

@@ -8,11 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from din_extproc.domain.health import BreakerState
-from din_extproc.domain.membership import NodeState
-from din_extproc.edge.registry.forms import MemberForm
+from din_extproc.domain.membership import Beat, NodeState
+from din_extproc.edge.registry.forms import HealthForm, MemberForm
 from din_extproc.observe import instruments as of
 from din_extproc.observe.families import Distribution, Family, labelled, one
 
+_ROWS = 16
+"""Nodes that are looked at at one go: a tenth of a millisecond."""
 _MONOTONIC = ("counts", "route_cache")
 """Parts of a worker's report that only grow: they outlive the worker."""
 
@@ -81,20 +83,34 @@ def state_families(status: Mapping[str, Any], *, ready: bool) -> Iterator[Family
     yield labelled(of.XDS_REFUSED, ((name, refused[name]) for name in xds["served"]))
 
 
-def node_families(rows: Iterable[MemberForm], *, stale: bool) -> Iterator[Family]:
-    """What `/nodes` says."""
-    kept = list(rows)
-    states = Counter(row.state for row in kept)
+def node_families(rows: Iterable[MemberForm], *, stale: bool) -> Iterator[Family | None]:
+    """What `/nodes` says; None: others may go first. `rows`: each is made when it is asked for."""
+    trusted: list[tuple[str, float]] = []
+    silent: list[tuple[str, float]] = []
+    forms: list[tuple[str, HealthForm]] = []
+    beats: list[tuple[str, Beat]] = []
+    states: Counter[NodeState] = Counter()
+    breakers: Counter[BreakerState] = Counter()
+    for at, row in enumerate(rows):
+        name = row.node.id
+        states[row.state] += 1
+        trusted.append((name, row.trust))
+        if row.beat_age_s is not None:
+            silent.append((name, row.beat_age_s))
+        if row.health is not None:
+            forms.append((name, row.health))
+            breakers[row.health.state] += 1
+        if row.beat is not None:
+            beats.append((name, row.beat))
+        if at % _ROWS == 0:
+            yield None
     yield one(of.TABLE_STALE, float(stale))
     yield labelled(of.NODES, ((state.value, states[state]) for state in NodeState))
-    yield labelled(of.NODE_TRUST, ((row.node.id, row.trust) for row in kept))
-    yield labelled(of.NODE_SILENCE, ((row.node.id, row.beat_age_s) for row in kept))
-    forms = [(row.node.id, row.health) for row in kept if row.health is not None]
-    breakers = Counter(form.state for _, form in forms)
+    yield labelled(of.NODE_TRUST, trusted)
+    yield labelled(of.NODE_SILENCE, silent)
     yield labelled(of.BREAKERS, ((state.value, breakers[state]) for state in BreakerState))
     yield labelled(of.NODE_SHARE, ((node, form.share) for node, form in forms))
     yield labelled(of.NODE_PROBE, ((node, None if form.ttft_ms is None else form.ttft_ms / 1000) for node, form in forms))
-    beats = [(row.node.id, row.beat) for row in kept if row.beat is not None]
     yield labelled(of.NODE_WAITING, ((node, beat.waiting) for node, beat in beats))
     yield labelled(of.NODE_RUNNING, ((node, beat.running) for node, beat in beats))
     yield labelled(of.NODE_KV, ((node, beat.kv_cache_usage) for node, beat in beats))
