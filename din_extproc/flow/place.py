@@ -28,6 +28,8 @@ _TRIED_NODES = 3
 """Named to Envoy: the chosen one and those that retries may try, in order."""
 _SPARE_NODES = 2
 """Of the pool that takes over, likewise: the second one in case that a node goes before Envoy is asked for it."""
+_SPARES_ASKED, _SPARES_S = 8, 0.1
+"""So many requests, within so long, are given the same ones: few need them, and choosing costs each of them."""
 _ANOTHER_CHANCE = 0x5DEECE66D5DEECE6
 _LOOKED_AT = 8
 """Nodes that a strategy names while some get only a part of their requests."""
@@ -84,6 +86,18 @@ class Moves(Struct, frozen=True, gc=False):
         return Moves(self.pairs & known.pairs, known.tries)
 
 
+class _Spares:
+    """Nodes of a pool that takes over, chosen a moment ago."""
+
+    __slots__ = ("left", "nodes", "ranking", "until")
+
+    def __init__(self, ranking: Ranking, nodes: tuple[Node, ...], until: float) -> None:
+        self.ranking = ranking
+        self.nodes = nodes
+        self.until = until
+        self.left = _SPARES_ASKED
+
+
 class Placer:
     """One worker's view of its nodes.
 
@@ -92,7 +106,7 @@ class Placer:
         members: The nodes of every pool.
     """
 
-    __slots__ = ("_fleets", "_load", "_ranked", "_whole", "cache", "members", "moves", "shares")
+    __slots__ = ("_fleets", "_load", "_ranked", "_spares", "_whole", "cache", "members", "moves", "shares")
 
     def __init__(self, load: Load, members: Members) -> None:
         self._load = load
@@ -104,6 +118,8 @@ class Placer:
         """Likewise, with the nodes that are left out: worked out when a request is refused."""
         self.shares = Shares()
         self.moves = Moves()
+        self._spares: dict[str, _Spares] = {}
+        """By pool name."""
         self._ranked: dict[tuple[str, tuple[Shape, ...]], Ranking] = {}
         """By pool name and shapes. Rankings outlive the cache's entries, so that a turn that was taken stays taken."""
 
@@ -144,7 +160,7 @@ class Placer:
         if isinstance(nodes, Refusal):
             return nodes
         spares: tuple[Node, ...] = ()
-        if target.spare is not None and (spares := self._spares(target.spare[1], ask)) and len(nodes) < tries:
+        if target.spare is not None and (spares := self._spare_nodes(target.spare[0].name, target.spare[1], ask)) and len(nodes) < tries:
             nodes = (nodes * tries)[:tries]
         picked = Picked(nodes, Taken(nodes[0].id, ask.prompt_tokens, ask.output_tokens, long=long), timeout_ms, spares)
         self._load.take(picked.taken, ask.now)
@@ -194,6 +210,7 @@ class Placer:
         self.cache.clear()
         self._fleets.clear()
         self._ranked.clear()
+        self._spares.clear()
         self._look_again()
 
     def _look_again(self) -> None:
@@ -222,11 +239,17 @@ class Placer:
         found = self._ranking(fallback, routed.fallback_versions, size, now)
         return None if isinstance(found, Refusal) else (fallback, found)
 
-    def _spares(self, ranking: Ranking, ask: Ask) -> tuple[Node, ...]:
-        """Nodes of the pool that takes over. What counts is who serves now: whom to try is found out by requests of that pool."""
-        if not self.shares.partial:
-            return ranking.strategy.pick(_SPARE_NODES, ask)
-        return self.shares.beyond_trial(ranking.strategy.pick(_LOOKED_AT, ask), _SPARE_NODES)
+    def _spare_nodes(self, pool: str, ranking: Ranking, ask: Ask) -> tuple[Node, ...]:
+        """Of the pool that takes over. What counts is who serves now: whom to try is found out by requests of that pool."""
+        known = self._spares.get(pool)
+        if known is None or known.ranking is not ranking or not known.left or ask.now > known.until:
+            if self.shares.partial:
+                nodes = self.shares.beyond_trial(ranking.strategy.pick(_LOOKED_AT, ask), _SPARE_NODES)
+            else:
+                nodes = ranking.strategy.pick(_SPARE_NODES, ask)
+            known = self._spares[pool] = _Spares(ranking, nodes, ask.now + _SPARES_S)
+        known.left -= 1
+        return known.nodes
 
     def _shared_out(self, pool: str, picker: Picker, tries: int, ask: Ask) -> tuple[Node, ...] | Refusal:
         """Choose while some nodes get only a part. Whose turn it was and who had to pass has had it: the next one is asked for again."""
