@@ -12,14 +12,14 @@ from typing import Any
 from msgspec import Struct
 
 from din_extproc.control.access_log import LOG_NAME, REQUEST_HEADERS, RESPONSE_HEADERS
-from din_extproc.control.clusters import ENDPOINT_HEADER
+from din_extproc.control.clusters import ENDPOINT_HEADER, discovered_pair
 from din_extproc.control.facts import NAMESPACE, endpoint_facts
 from din_extproc.control.filters import EXT_PROC, METADATA_NAMESPACE, http_filters
 from din_extproc.control.listener import connection_manager, held_bytes
 from din_extproc.control.packing import as_plain
 from din_extproc.control.routes import ALLOWED, CLUSTER_HEADER, EXPOSED, INSIDE, METHODS, SECRETS, who_answered
 from din_extproc.control.topology import Address, HealthCheck, Outlier, SocketAddress, Topology
-from din_extproc.domain.node import Pool
+from din_extproc.domain.node import Pool, moving_cluster
 
 _OWN, _STANDARD = "gateway.envoyproxy.io", "gateway.networking.k8s.io"
 _LABELS = {"app.kubernetes.io/name": "din-extproc"}
@@ -58,8 +58,8 @@ def envoy_gateway(topology: Topology, placement: Placement) -> list[dict[str, An
     """
     _check(topology)
     manifests = [*_proxy(topology), _clients(topology, placement), *_sidecar(topology)]
-    for pool in topology.pools:
-        manifests += [_backend(pool), _route(_name(pool), placement, pool), _traffic(pool, topology)]
+    for way in _ways(topology):
+        manifests += [*way.backends(), _route(way.name, placement, way), _traffic(way, topology)]
     manifests.append(_route("din-closed", placement))
     if topology.cors_origins:
         manifests.append(_browsers(topology))
@@ -75,8 +75,6 @@ def _check(topology: Topology) -> None:
             raise ValueError(
                 "set `gateway.reached_at`, the host under which the cluster reaches this sidecar, and `gateway.ext_proc.address`"
             )
-    if topology.moves:
-        raise ValueError("set `envoy.retry.to_fallback: false`: Envoy Gateway has no cluster of clusters, so no request moves in flight")
     if topology.fail_open_pool is not None:
         raise ValueError("`fail_open`: routes of Envoy Gateway can't tell a request that nobody decided about from one that was refused")
     for pool in topology.pools:
@@ -84,10 +82,47 @@ def _check(topology: Topology) -> None:
             raise ValueError(f"pool {pool.name}: only nodes that din.yaml lists are rendered; those that register need `gateway.xds`")
         if _NAME(pool.name) is None:
             raise ValueError(f"pool {pool.name}: Kubernetes takes names of lower-case letters, digits, '-' and '.' only")
+    ways = [way.name for way in _ways(topology)]
+    if len(set(ways)) < len(ways):
+        raise ValueError("pools: the names of two that requests move between run into those of two others; take the dots out of them")
 
 
-def _name(pool: Pool) -> str:
-    return f"din-{pool.name}"
+class _Way(Struct, frozen=True):
+    """Where a request can be sent: to a pool, or to one with another that takes over."""
+
+    pool: Pool
+    fallback: Pool | None = None
+
+    @property
+    def name(self) -> str:
+        """Of its resources. Those of a pool alone have no dot behind `din`."""
+        return f"din-{self.pool.name}" if self.fallback is None else f"din.{self.pool.name}.{self.fallback.name}"
+
+    @property
+    def cluster(self) -> str:
+        """As the sidecar says it."""
+        return self.pool.name if self.fallback is None else moving_cluster(self.pool.name, self.fallback.name)
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        """In the order in which they are asked."""
+        return (self.pool,) if self.fallback is None else (self.pool, self.fallback)
+
+    def backends(self) -> Iterator[dict[str, Any]]:
+        """Its own: the second one of a pair is marked as what takes over, which gives its nodes the next priority."""
+        pool = self.pools[-1]
+        endpoints = [_at(SocketAddress(node.endpoint.host, node.endpoint.port)) for node in pool.nodes]
+        spec: dict[str, Any] = {"endpoints": endpoints}
+        yield _resource(_OWN, "Backend", self.name, spec if self.fallback is None else {**spec, "fallback": True})
+
+    def backend_refs(self) -> list[dict[str, Any]]:
+        """In the order in which they are asked."""
+        return [_backend_ref(name) for name in dict.fromkeys((_Way(self.pool).name, self.name))]
+
+
+def _ways(topology: Topology) -> list[_Way]:
+    pools = {pool.name: pool for pool in topology.pools}
+    return [*map(_Way, topology.pools), *(_Way(pools[pool], pools[fallback]) for pool, fallback in topology.moves)]
 
 
 def _resource(group: str, kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
@@ -155,34 +190,30 @@ def _clients(topology: Topology, placement: Placement) -> dict[str, Any]:
     return _resource(_OWN, "ClientTrafficPolicy", "din", spec)
 
 
-def _backend(pool: Pool) -> dict[str, Any]:
-    endpoints = [_at(SocketAddress(node.endpoint.host, node.endpoint.port)) for node in pool.nodes]
-    return _resource(_OWN, "Backend", _name(pool), {"endpoints": endpoints})
+def _route(name: str, placement: Placement, way: _Way | None = None) -> dict[str, Any]:
+    """To nodes, for a request that the sidecar sent there; without one, where a request stands until then.
 
-
-def _route(name: str, placement: Placement, pool: Pool | None = None) -> dict[str, Any]:
-    """To a pool, for a request that the sidecar sent there; without one, where a request stands until then.
-
-    The endpoint's header stays on: it is read when a node is picked, after a route's own removals.
+    The endpoint's header stays on: it is read when a node is picked, after a route's own removals. (A pair's cluster takes it off.)
     """
     match: dict[str, Any] = {"path": {"type": "PathPrefix", "value": "/"}}
     rule: dict[str, Any] = {"matches": [match]}
-    if pool is not None:
-        match["headers"] = [{"type": "Exact", "name": CLUSTER_HEADER, "value": pool.name}]
+    if way is not None:
+        match["headers"] = [{"type": "Exact", "name": CLUSTER_HEADER, "value": way.cluster}]
         rule["filters"] = [{"type": "RequestHeaderModifier", "requestHeaderModifier": {"remove": [*SECRETS, *INSIDE]}}]
-        rule["backendRefs"] = [_backend_ref(_name(pool))]
+        rule["backendRefs"] = way.backend_refs()
     parent = {"name": placement.gateway, "sectionName": placement.listener}
     return _resource(_STANDARD, "HTTPRoute", name, {"parentRefs": [parent], "hostnames": [placement.host], "rules": [rule]})
 
 
-def _traffic(pool: Pool, topology: Topology) -> dict[str, Any]:
-    retry = topology.retry
+def _traffic(way: _Way, topology: Topology) -> dict[str, Any]:
+    """A pair's requests name their nodes, so that its health is asked in the pools' own clusters alone."""
+    retry, check = topology.retry, topology.health_check if way.fallback is None else None
     jitter = _duration(retry.jitter_ms)
     spec: dict[str, Any] = {
-        "targetRefs": [{"group": _STANDARD, "kind": "HTTPRoute", "name": _name(pool)}],
+        "targetRefs": [{"group": _STANDARD, "kind": "HTTPRoute", "name": way.name}],
         "loadBalancer": {"type": "LeastRequest", "endpointOverride": {"extractFrom": [{"header": ENDPOINT_HEADER}]}},
         "retry": {
-            "numRetries": retry.attempts,
+            "numRetries": retry.attempts if way.fallback is None else retry.tries,
             "retryOn": {
                 "triggers": ["connect-failure", "refused-stream", "reset", "retriable-status-codes"],
                 "httpStatusCodes": list(retry.statuses),
@@ -196,11 +227,11 @@ def _traffic(pool: Pool, topology: Topology) -> dict[str, Any]:
         "circuitBreaker": dict.fromkeys(("maxConnections", "maxPendingRequests", "maxParallelRequests", "maxParallelRetries"), 1 << 20),
         "healthCheck": {
             "panicThreshold": 0,
-            **({} if topology.health_check is None else {"active": _asked(topology.health_check, pool)}),
+            **({} if check is None else {"active": _asked(check, way.pool)}),
             **({} if topology.outlier is None else {"passive": _watched(topology.outlier)}),
         },
     }
-    return _resource(_OWN, "BackendTrafficPolicy", _name(pool), spec)
+    return _resource(_OWN, "BackendTrafficPolicy", way.name, spec)
 
 
 def _asked(check: HealthCheck, pool: Pool) -> dict[str, Any]:
@@ -260,7 +291,7 @@ def _patches(topology: Topology, placement: Placement) -> dict[str, Any]:
 
 
 def _patch(kind: str, name: str, place: str, path: str, value: Any) -> dict[str, Any]:
-    operation = {"op": "add", "jsonPath": place, "path": path, "value": value}
+    operation = {"op": "add", **({"jsonPath": place} if place else {}), "path": path, "value": value}
     return {"type": f"type.googleapis.com/envoy.config.{kind}", "name": name, "operation": operation}
 
 
@@ -286,9 +317,12 @@ def _of_routes(placement: Placement) -> Iterator[dict[str, Any]]:
 
 
 def _of_nodes(topology: Topology, placement: Placement) -> Iterator[dict[str, Any]]:
-    for pool in topology.pools:
-        cluster = f"httproute/{placement.namespace}/{_name(pool)}/rule/0"
-        for node in pool.nodes:
+    for way in _ways(topology):
+        cluster = f"httproute/{placement.namespace}/{way.name}/rule/0"
+        if way.fallback is not None:
+            moved = as_plain(discovered_pair(way.pool, way.fallback, topology))["typed_extension_protocol_options"]
+            yield _patch("cluster.v3.Cluster", cluster, "", "/typed_extension_protocol_options", moved)
+        for pool, node in ((each, node) for each in way.pools for node in each.nodes):
             address = "@.endpoint.address.socket_address"
             this = f"{address}.address=='{node.endpoint.host}' && {address}.port_value=={node.endpoint.port}"
             facts = {"filter_metadata": {NAMESPACE: endpoint_facts(node, pool.name, fail_open=False)}}

@@ -15,6 +15,10 @@ from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
 from din_extproc.cli.app import app
+from din_extproc.control.envoy_gateway import Placement
+from din_extproc.control.envoy_gateway import envoy_gateway as envoy_gateway_of
+from din_extproc.control.topology import SocketAddress, Topology
+from din_extproc.domain.node import Endpoint, Node, Pool
 from din_extproc.roles.render import Unrenderable, render_envoy_gateway, render_istio
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
@@ -117,6 +121,15 @@ def test_what_a_mesh_could_not_reach_is_said_with_what_to_change():
         render_istio(shipped, mode="gateway", host="h", namespace="n")
     with pytest.raises(Unrenderable, match="reached_at"):
         render_envoy_gateway(shipped, host="h", namespace="n", gateway="g")
+
+
+def test_pairs_whose_names_run_together_are_refused():
+    gpu = Node("n", Endpoint("10.0.0.1", 8000), "m", "1.0", "bf16", "", 1, 8192, 4)
+    pools = tuple(Pool(name, "m", "m", "vllm", "round_robin", (gpu,)) for name in ("a", "b.c", "a.b", "c"))
+    outside = SocketAddress("sidecar.internal", 50051)
+    topology = Topology(ext_proc=(outside,), access_log=outside, pools=pools, moves=(("a", "b.c"), ("a.b", "c")))
+    with pytest.raises(ValueError, match="dots"):
+        envoy_gateway_of(topology, Placement(namespace="n", host="h", gateway="g"))
 
 
 def test_the_command_line_renders_both(tmp_path):
