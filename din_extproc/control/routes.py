@@ -101,7 +101,7 @@ def _chosen_pool(topology: Topology) -> Route:
         match=RouteMatch(prefix="/", headers=[HeaderMatcher(name=CLUSTER_HEADER, present_match=True)]),
         route=_toward_node(topology, RouteAction(cluster_header=CLUSTER_HEADER)),
         request_headers_to_remove=[*SECRETS, *INSIDE],
-        response_headers_to_add=who_answered(),
+        response_headers_to_add=who_answered() if topology.agent is None else [*who_answered(), _node_times()],
         response_headers_to_remove=_NODE_CORS,
     )
 
@@ -182,6 +182,11 @@ def who_answered() -> list[HeaderValueOption]:
         overwrite("x-din-model-version", "%UPSTREAM_METADATA(din:version)%"),
         overwrite("x-din-exec-time-ms", "%RESPONSE_DURATION%"),
     ]
+
+
+def _node_times() -> HeaderValueOption:
+    """Of a node's own Envoy: when the request came by the node's clock, and how long the engine took to begin. Gateways pass it on."""
+    return overwrite("server-timing", 'node;dur=%RESPONSE_DURATION%;desc="%START_TIME(%s.%6f)%"')
 
 
 def _cors_policy(origins: tuple[str, ...]) -> CorsPolicy:

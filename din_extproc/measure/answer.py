@@ -3,7 +3,8 @@
 Rule: an event that can't be read counts for nothing; only what is missing at the end is an error.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -11,8 +12,30 @@ from msgspec import Struct
 
 from din_extproc.domain.usage import Outcome
 from din_extproc.domain.verdict import Code
+from din_extproc.measure.provenance import Provenance
 
 _DONE = b"[DONE]"
+_NODE_TIMES = re.compile(r'node;dur=(\d{1,9});desc="(\d{1,12}\.\d{1,9})"').fullmatch
+
+
+class NodeTimes(Struct, frozen=True):
+    """What the Envoy in front of an engine says in an answer's head, and when others saw that head."""
+
+    received_at: float
+    """The request came: seconds since the epoch, by the node's clock."""
+    answered_ms: float
+    """From then to the first byte of the engine's answer."""
+    seen_ms: float
+    """That byte at the gateway: milliseconds since the request's first byte there."""
+    head_ms: float
+    """That byte at the client: milliseconds since the request was sent."""
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str], head_ms: float) -> "NodeTimes | None":
+        """From an answer's headers, names in lower case; None when they do not tell."""
+        told = _NODE_TIMES(headers.get("server-timing", ""))
+        seen_ms = Provenance.of(headers).exec_time_ms
+        return None if told is None or seen_ms is None else cls(float(told[2]), float(told[1]), float(seen_ms), head_ms)
 
 
 class Answer(Struct, frozen=True, omit_defaults=True):
@@ -28,6 +51,8 @@ class Answer(Struct, frozen=True, omit_defaults=True):
     """How long the engine says it worked, prompt and output; None: it does not say."""
     created: tuple[tuple[float, float], ...] = ()
     """Each second of the engine's own clock that it wrote, with the moment its first event arrived."""
+    node: NodeTimes | None = None
+    """None: the node has no Envoy of its own in front."""
     trouble: str = ""
     """Why it is no good answer: a code where there is one."""
 

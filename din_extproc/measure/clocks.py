@@ -4,6 +4,7 @@ Rule: only causes and effects count: what was sent before it arrived bounds the 
 is kept until a tighter one comes; nothing is averaged.
 
 An engine writes whole seconds (`created`): one request bounds its clock by a second, many at different moments of the second by little.
+An Envoy in front of it says when the request came: one is enough.
 """
 
 from collections.abc import Iterable, Mapping
@@ -103,6 +104,10 @@ def node_offsets(exchanges: Iterable[Exchange]) -> dict[str, Offset]:
         began_ms = each.began_at * _SECOND_MS
         earliest_ms = began_ms + (each.gateway.sent_ms or 0.0)
         offset = found.get(each.gateway.node_id, Offset())
+        node = each.answer.node
+        if node is not None:
+            came_ms = node.received_at * _SECOND_MS
+            offset = offset.within(came_ms + node.answered_ms - (began_ms + node.head_ms), came_ms - earliest_ms)
         for second, arrived_ms in each.answer.created:
             written_ms = second * _SECOND_MS
             offset = offset.within(written_ms - (began_ms + arrived_ms), written_ms + _SECOND_MS - earliest_ms)

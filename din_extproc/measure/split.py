@@ -138,7 +138,7 @@ def _parts(answer: Answer, times: GatewayTimes, ahead_ms: float) -> dict[str, fl
     """As the clocks have them, below zero where they must. `ahead_ms`: from the client's sending to the request's first byte here."""
     received, sent, node_ended = times.received_ms or 0.0, times.sent_ms or 0.0, times.node_ended_ms or 0.0
     decided, busy = times.decided_ms or 0.0, node_ended - sent
-    works = busy if answer.executed_ms is None else answer.executed_ms
+    works = _works(answer, sent, busy)
     after = answer.total_ms - ahead_ms - node_ended
     forward = min((times.ended_ms or node_ended) - node_ended, max(0.0, after))  # Envoy's last note may come after the client has read all
     return {
@@ -151,6 +151,15 @@ def _parts(answer: Answer, times: GatewayTimes, ahead_ms: float) -> dict[str, fl
         "forward": forward,
         "back": after - forward,
     }
+
+
+def _works(answer: Answer, sent_ms: float, busy_ms: float) -> float:
+    """What the engine says of itself; else all that the gateway waited for it, less the ways as far as the node's own Envoy tells."""
+    if answer.executed_ms is not None:
+        return answer.executed_ms
+    if answer.node is None:
+        return busy_ms
+    return busy_ms - min(busy_ms, max(0.0, answer.node.seen_ms - sent_ms - answer.node.answered_ms))
 
 
 def typical(splits: Sequence[Split]) -> dict[str, float]:

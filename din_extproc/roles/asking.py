@@ -9,9 +9,10 @@ import time
 from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from din_extproc.edge.probe.outside import Client, Outcome
-from din_extproc.measure.answer import Answer, refused, streamed
+from din_extproc.measure.answer import Answer, NodeTimes, refused, streamed
 from din_extproc.southbound.framing import Events
 
 _PATH = "/v1/chat/completions"
@@ -82,7 +83,7 @@ def answer_of(outcome: Outcome) -> Answer:
         return refused(outcome.status, outcome.body, total_ms)
     if outcome.failure:
         return Answer(total_ms, trouble=outcome.failure)
-    return streamed(_events(outcome), total_ms)
+    return replace(streamed(_events(outcome), total_ms), node=NodeTimes.of(outcome.headers, outcome.head_s * 1e3))
 
 
 def _events(outcome: Outcome) -> Iterable[tuple[float, bytes]]:

@@ -1,14 +1,20 @@
 """A node's agent and a real sidecar's registry; and a node without an agent, which the sidecar asks itself."""
 
+import asyncio
 import json
 import urllib.request
 
 import pytest
 
 from din_extproc.admit.keys import ENTROPY_BYTES, make_node_token
+from din_extproc.measure.baseline import Load
+from din_extproc.roles.baseline import BaselineOptions, compare
+from din_extproc.roles.split import SplitOptions, apart, ask
+from din_extproc.settings.load import load
+from din_extproc.settings.settings import Settings
 from tests.node_stack import NodeStack
 from tests.servers import EngineSim, free_port
-from tests.stack import Stack, node, tenant
+from tests.stack import Stack, key_of, node, tenant
 
 pytestmark = pytest.mark.e2e
 TOKEN = make_node_token("gpu-1", bytes(ENTROPY_BYTES))
@@ -106,3 +112,19 @@ def test_a_node_that_is_not_what_the_gateway_takes_it_for_refuses_by_the_constra
     assert (reply.status_code, reply.json()["code"]) == (409, "version_mismatch"), reply.text
     assert "serves version 2025.3.1, which does not meet '>=2026'" in reply.json()["detail"]
     assert engine.seen()[0]["requests"] == 0
+
+
+def test_the_envoy_in_front_of_an_engine_tells_the_node_s_clock_and_what_the_way_takes(sidecar):
+    settings = load(sidecar.config_file, {})
+    assert isinstance(settings, Settings), str(settings)
+    options = SplitOptions(url=sidecar.url, key=key_of("acme"), model="front", tokens=(1, 8), repeats=1, clock_requests=2)
+    asked = asyncio.run(ask(settings, options))
+    assert all(each.answer.node is not None for each in asked.exchanges)
+    found = apart(asked, options)
+    assert found.adds_up, found.lines()
+    node_clock = found.clocks[1]
+    assert node_clock.whose.startswith("front-")
+    assert node_clock.high_ms - node_clock.low_ms < 300  # whole seconds alone, from four requests, would leave more
+    load_ = Load(prompts=4, at_once=2, tokens=4, rounds=1)
+    compared = compare(settings, BaselineOptions(url=sidecar.url, key=key_of("acme"), model="front", load=load_))
+    assert compared.direct.failed == compared.through.failed == 0

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from din_extproc.edge.probe.outside import Outcome
-from din_extproc.measure.answer import Answer, streamed
+from din_extproc.measure.answer import Answer, NodeTimes, streamed
 from din_extproc.roles.asking import answer_of
 
 
@@ -67,3 +67,17 @@ def test_an_event_arrives_with_its_last_byte_however_it_is_cut(step):
     assert answer.tokens == 2
     assert answer.first_token_ms == next(end for end in ends if end >= len(first))
     assert answer.last_token_ms == len(body)
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        ('node;dur=35;desc="1795981340.250000"', NodeTimes(1795981340.25, 35.0, 40.0, 41.0)),
+        ('node;dur=;desc="1"', None),
+        ("cache;dur=3", None),
+        ("", None),
+    ],
+)
+def test_the_node_s_own_envoy_is_heard_when_it_tells(told, found):
+    assert NodeTimes.of({"server-timing": told, "x-din-exec-time-ms": "40"}, 41.0) == found
+    assert NodeTimes.of({"server-timing": told}, 41.0) is None

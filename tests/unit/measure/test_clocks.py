@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from din_extproc.domain.timing import GatewayTimes
-from din_extproc.measure.answer import Answer
+from din_extproc.measure.answer import Answer, NodeTimes
 from din_extproc.measure.clocks import Exchange, Offset, gateway_offset, judged, node_offsets
 
 START = 1_800_000_000.0
@@ -100,3 +100,13 @@ def test_the_truth_lies_within_the_bounds_whatever_the_ways_take(moments, gatewa
     found, node = gateway_offset(asked), node_offsets(asked)["n"]
     assert found.low_ms - 0.01 <= gateway_ms <= found.high_ms + 0.01
     assert node.low_ms - 0.01 <= node_ms <= node.high_ms + 0.01
+
+
+@given(st.floats(-5000.0, 5000.0), st.floats(0.0, 40.0))
+def test_a_node_s_own_envoy_bounds_its_clock_with_one_request(node_ms, way_ms):
+    one = exchange(0.0, node_ms=node_ms, way_ms=way_ms)
+    came = START + (way_ms + 6.0 + node_ms) / 1000
+    told = NodeTimes(came, answered_ms=7.0, seen_ms=14.0, head_ms=2 * way_ms + 14.0)
+    offset = node_offsets([Exchange(one.began_at, Answer(99.0, node=told), one.gateway)])["n"]
+    assert offset.low_ms - 0.01 <= node_ms <= offset.high_ms + 0.01
+    assert offset.high_ms - offset.low_ms == pytest.approx(2 * way_ms + 14.0 - 5.0 - 7.0, abs=0.01)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from din_extproc.domain.timing import GatewayTimes
-from din_extproc.measure.answer import Answer
+from din_extproc.measure.answer import Answer, NodeTimes
 from din_extproc.measure.clocks import Clock, Exchange, Offset
 from din_extproc.measure.plot import svg
 from din_extproc.measure.split import PARTS, Apart, Split, split
@@ -73,6 +73,15 @@ def test_an_engine_that_says_it_worked_longer_than_it_was_waited_for_is_named():
     found = taken(exchange({**SPANS, "node": 1000.0}, works=1.5))
     assert found.gap_ms == pytest.approx(450.0)
     assert found.suspect == "way takes -450 ms: n says that it worked longer than the gateway waited for it"
+
+
+@pytest.mark.parametrize(("seen_ms", "way_ms"), [(110.0, 10.0), (95.0, 0.0), (9000.0, 110.0)])
+def test_what_the_way_to_a_node_takes_is_known_when_its_own_envoy_tells(seen_ms, way_ms):
+    one = exchange(SPANS, node_says=False)  # the request goes to the node after 90 ms and comes back 110 ms later
+    answer = Answer(one.answer.total_ms, 1.0, 2.0, 10, node=NodeTimes(START, answered_ms=10.0, seen_ms=seen_ms, head_ms=1.0))
+    found = taken(Exchange(START, answer, one.gateway))
+    assert (found.parts["way"], found.parts["node"]) == (way_ms, 110.0 - way_ms)
+    assert found.gap_ms == 0.0
 
 
 def test_a_stopwatch_of_the_sidecar_that_runs_wild_is_named():
