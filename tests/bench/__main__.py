@@ -69,6 +69,8 @@ BENCHMARKS: dict[str, tuple[Callable[[Field], Figures], tuple[str, ...]]] = {
     "estimate": (estimate, ("estimate_32k_time_vs_tokenizer", "estimate_error_p95")),
 }
 """Each with the figures that it owes."""
+_COSTS = {"tenants", "accounting", "screening"}
+"""Together they say what a request costs part by part."""
 
 
 def main() -> int:
@@ -100,6 +102,9 @@ def main() -> int:
     if not given.smoke and "strategies" in names and "strategies" not in failed:
         print(strategies.table(figures))
         report.rewrite_readme(report.STRATEGIES, strategies.table(figures))
+    if not given.smoke and set(names) - set(failed) >= _COSTS:
+        print(report.costs(figures))
+        report.rewrite_readme(report.COSTS, report.costs(figures))
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0

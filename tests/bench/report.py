@@ -17,7 +17,7 @@ from tests.bench.contenders import LITELLM, ROOT, TITLES, VLLM_ROUTER, python_ve
 from tests.bench.field import Figures
 from tests.servers import redis_binary
 
-BENCH, STRATEGIES, STALL = "bench", "strategies", "stall"
+BENCH, STRATEGIES, STALL, COSTS = "bench", "strategies", "stall", "costs"
 """What the README's markers are called."""
 README = ROOT / "README.md"
 
@@ -65,21 +65,11 @@ SHOWN = {
     "chunk_cpu_translated_vs_passed": "Envoy + sidecar CPU per stream chunk, translated (Ollama natively) ÷ passed on",
     "chunk_translated_sidecar_us": "the sidecar's part of it, µs per chunk",
     "chunk_translated_added_ms": "by how much a translated chunk comes later, ms",
-    "screen_1kb_us": "looking for sensitive data in 1 kB, µs",
-    "screen_1mb_ms": "looking for sensitive data in 1 MB, ms",
-    "screen_1mb_dearest_ms": "the same where it is fullest of what looks so, ms",
     **{
         f"limits_redis_{fault}_{what}": f"Redis {fault.replace('_', ' ')} under load: {means}"
         for fault in ("restarted", "flushed", "paused", "failed_over")
         for what, means in (("errors", "errors that clients saw"), ("admitted", "requests admitted ÷ limit"))
     },
-    **{
-        f"admit_{where}_us_{size}_tenants": f"CPU per admission, release and settlement with {size} tenants, {where}, µs"
-        for size in ("1", "100", "100k")
-        for where in ("sidecar", "redis")
-    },
-    "account_us": "metrics, audit record and log line of a finished exchange, µs",
-    "account_span_us": "spans of one that leaves any, µs",
     "scrape_s": "a scrape of 100,000 series beside decisions, s",
     "decision_1k_rules_vs_10": "decision time behind 1,000 rules that don't hold ÷ behind 10",
 }
@@ -131,6 +121,26 @@ def markdown(figures: Figures, missing: dict[str, str], on: dict[str, object], o
         *(_row(bar, figures) for bar in BARS),
         *(f"| {means} | {_number(figures[name])} | | |" for name, means in SHOWN.items() if name in figures),
     ]
+    return "\n".join(lines)
+
+
+def costs(figures: Figures) -> str:
+    """What a request costs besides the way through Envoy, part by part: of the benchmarks `tenants`, `accounting` and `screening`."""
+    admission = [
+        (f"reserved, released and settled, with {many}", f"admit_sidecar_us_{size}_tenants", f"admit_redis_us_{size}_tenants", 1.0)
+        for size, many in (("1", "1 tenant"), ("100", "100 tenants"), ("100k", "100,000 tenants"))
+    ]
+    rows = (
+        *admission,
+        ("accounts of a finished exchange: metrics, audit record, log line", "account_us", "", 1.0),
+        ("spans, of one that leaves any", "account_span_us", "", 1.0),
+        ("looking for sensitive data in a clean prompt of 1 kB", "screen_1kb_us", "", 1.0),
+        ("the same, 1 MB", "screen_1mb_ms", "", 1e3),
+        ("the same, 1 MB that is full of what looks so", "screen_1mb_dearest_ms", "", 1e3),
+    )
+    lines = ["| CPU per request, µs | sidecar | Redis |", "|---|---|---|"]
+    for means, here, there, scale in rows:
+        lines.append(f"| {means} | {_number(figures[here] * scale)} | {_number(figures[there]) if there else ''} |")
     return "\n".join(lines)
 
 
