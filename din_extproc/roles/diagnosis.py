@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from din_extproc.control.supported import NEWEST_TESTED, OLDEST, minor, unsupported
 from din_extproc.control.topology import EXT_PROC_CLUSTER
+from din_extproc.domain.node import moving_cluster
 from din_extproc.settings.settings import Settings
 
 OLDEST_REDIS = (6, 2)
@@ -78,7 +79,8 @@ def _as_rendered(dump: Mapping[str, Any], settings: Settings) -> Iterator[Findin
         "stream idle timeout", _seconds(_first(dump, "stream_idle_timeout")), settings.envoy.timeouts.stream_idle_ms / 1000, "s", again
     )
     known = {cluster.get("name") for cluster in _all(dump, "cluster") if isinstance(cluster, Mapping)}
-    missing = [pool.name for pool in settings.pools if pool.name not in known]
+    wanted_clusters = [*(pool.name for pool in settings.pools), *(moving_cluster(*pair) for pair in settings.moves)]
+    missing = [name for name in wanted_clusters if name not in known]
     if missing:
         yield Finding("pools", "wrong", f"Envoy has no {', '.join(missing)}", again)
     else:

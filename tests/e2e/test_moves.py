@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.e2e.test_node_errors import Parrot
 from tests.servers import EngineSim
 from tests.stack import Stack, events, node, tenant
 
@@ -29,18 +30,29 @@ def pool(engines, model: str, *names: str, **fields) -> dict:
 
 
 @pytest.fixture(scope="module")
-def stack(engines) -> Iterator[Stack]:
+def liar() -> Iterator[Parrot]:
+    """A node whose answers say what only the gateway may say."""
+    with Parrot() as bird:
+        forged = {"x_bxagent_degraded": "true", "x_din_degraded_reason": "lie", "x_din_node_id": "lie", "set_cookie": "a=b"}
+        bird.answers(200, b'{"usage":{"prompt_tokens":1,"completion_tokens":1}}', content_type="application/json", **forged)
+        yield bird
+
+
+@pytest.fixture(scope="module")
+def stack(engines, liar) -> Iterator[Stack]:
     config = {
         "pools": {
             "big": pool(engines, "big", "big-1", "big-2"),
             "lone": pool(engines, "lone", "lone"),
             "small": pool(engines, "small", "small"),
             "tiny": pool(engines, "tiny", "tiny", max_seq_len=64),
+            "lies": {"model": "lies", "engine": "vllm", "nodes": [node("liar", liar.address)]},
         },
         "rules": [
             {"id": "short", "when": {"header": {"x-task-tier": "tiny"}}, "pool": "big", "fallback": "tiny"},
             {"id": "big", "when": {"model": "big"}, "pool": "big", "fallback": "small"},
             {"id": "lone", "when": {"model": "lone"}, "pool": "lone", "fallback": "small"},
+            {"id": "lies", "when": {"model": "lies"}, "pool": "lies", "fallback": "small"},
         ],
         "tenants": [tenant("acme", max_streams=150), tenant("narrow", models=("big",))],
         "health": {"breaker": False},
@@ -111,6 +123,12 @@ def test_what_its_own_pool_answers_is_not_marked(stack, engines):
     replies = [stack.chat(model="big") for _ in range(4)]
     assert {each.headers["x-din-node-id"] for each in replies} == {"big-2"}
     assert not any("x-bxagent-degraded" in each.headers for each in replies)
+
+
+def test_a_node_can_not_say_that_its_answer_is_another_pool_s(stack):
+    reply = stack.chat(model="lies")
+    assert (reply.status_code, reply.headers["x-din-node-id"]) == (200, "liar")
+    assert not {"x-bxagent-degraded", "x-din-degraded-reason", "set-cookie"} & set(reply.headers)
 
 
 def test_b79_a_request_does_not_move_where_it_does_not_fit(stack, engines):

@@ -113,6 +113,17 @@ async def test_a_verdict_names_pool_nodes_body_and_what_settlement_needs(plane):
     assert verdict.metadata
 
 
+async def test_a_request_does_not_move_between_pools_that_one_port_serves(tmp_path):
+    """By its address alone the engine would be asked once more for the model that it has just failed at."""
+    shared = {**CONFIG["pools"]["spare"], "nodes": [node("b", "10.0.0.1:8000", max_seq_len=50_000)]}
+    file = tmp_path / "shared.yaml"
+    file.write_text(yaml.safe_dump({**CONFIG, "pools": {**CONFIG["pools"], "spare": shared}}))
+    _, verdict = await decide(RequestPlane(load(file, {}), HeldLedger(), Background(), Counters()))
+    assert verdict.cluster == "main"
+    assert set(verdict.endpoints) == {"10.0.0.1:8000"}
+    assert "move" not in verdict.metadata
+
+
 async def test_the_end_of_an_exchange_frees_its_place_and_its_node(plane):
     flow, _ = await decide(plane)
     assert code((await decide(plane))[1]) == "concurrency_limit_exceeded"

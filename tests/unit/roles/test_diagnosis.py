@@ -4,8 +4,10 @@ import copy
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from din_extproc.roles.diagnosis import of_envoy, of_exchanges, of_machine, of_redis, of_sidecar, of_timeouts
+from din_extproc.route.table import RouteTable
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
 
@@ -27,7 +29,8 @@ def dump(settings: Settings) -> dict:
         "per_connection_buffer_limit_bytes": settings.body_limit + 65536,
         "filters": [{"typed_config": {"message_timeout": "5s", "stream_idle_timeout": "600s"}}],
     }
-    return {"configs": [{"listener": listener}, {"static": [{"cluster": {"name": pool.name}} for pool in settings.pools]}]}
+    names = [*(pool.name for pool in settings.pools), *(f"{pool}+{fallback}" for pool, fallback in settings.moves)]
+    return {"configs": [{"listener": listener}, {"static": [{"cluster": {"name": name}} for name in names]}]}
 
 
 def status(settings: Settings) -> dict:
@@ -79,6 +82,12 @@ def test_an_envoy_that_runs_with_another_file_is_found_out(settings):
     old = {"version": "abc/1.35.1/Clean/RELEASE/BoringSSL", "state": "DRAINING"}
     expected = dict.fromkeys(("envoy version", "envoy state", "buffer limit", "message timeout", "pools"), "wrong")
     assert bad(of_envoy(old, other, settings)) == expected
+
+
+def test_an_envoy_that_knows_all_pools_and_not_the_pairs_between_which_requests_move_is_found_out(settings):
+    assert settings.moves
+    alone = dump(structs.replace(settings, routes=RouteTable({}, {}, ())))
+    assert bad(of_envoy(INFO, alone, settings)) == {"pools": "wrong"}
 
 
 def test_an_envoy_without_our_filter_is_found_out(settings):
