@@ -114,12 +114,10 @@ class Machine:
 
     def beat(self, sequence: int, now: float) -> Beat | None:
         """What an agent beside it says; None: it is idle and said so before, or nobody is there to say anything."""
-        if self.down or self.stalled:
+        engine, idle = self.engine, self.engine.next_at is None
+        if (idle and self._was_idle) or self.down or self.stalled:
             return None
-        engine, own = self.engine, self._own(now)
-        idle = engine.next_at is None
-        if idle and self._was_idle:
-            return None
+        own = self._own(now)
         self._was_idle = idle
         self._look(own)
         engine.catch_up(own)

@@ -292,7 +292,7 @@ class Network:
     def _ticks(self, tick: int, now: float) -> None:
         """Breakers look at the time, nodes say how they do, lessons are learned."""
         for replica in self._replicas:
-            replica.board.pass_time(now)
+            replica.pass_time(now)
             self._adopt(replica, now)
             if tick % _TICKS_PER_LESSON == 0:
                 replica.learn()

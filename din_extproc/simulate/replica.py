@@ -21,7 +21,7 @@ from din_extproc.flow.members import Members
 from din_extproc.flow.place import Picked, Placer, Size, Target
 from din_extproc.flow.replay import LEASE_MS
 from din_extproc.flow.view import claim_for
-from din_extproc.health.board import Board
+from din_extproc.health.board import Board, Breakers
 from din_extproc.health.breaker import Event, Heard
 from din_extproc.intent.estimate import Gauge
 from din_extproc.schedule.ask import Ask
@@ -78,6 +78,8 @@ class Replica:
         """When those that wait are looked at next."""
         self._doubts: set[str] = set()
         """Nodes that failed and have not answered since."""
+        self._stirred = False
+        """A breaker may stand otherwise."""
 
     # -- one request -----------------------------------------------------------------------------------------------------------------
 
@@ -166,21 +168,30 @@ class Replica:
         """A try at one node failed."""
         self._doubts.add(node.id)
         if self._plan.breaker:
-            self.board.nodes.hear(node.id, Heard(Event.FAILED, now, began, reason))
+            self._hear(self.board.nodes, node.id, Heard(Event.FAILED, now, began, reason))
 
     def probed(self, node_id: str, now: float, *, ok: bool) -> None:
         """A node was asked for a token."""
         if ok:
             self._doubts.discard(node_id)
-        self.board.nodes.hear(node_id, Heard(Event.PROBE_ANSWERED if ok else Event.PROBE_FAILED, now, None, "" if ok else "no token"))
+        event, reason = (Event.PROBE_ANSWERED, "") if ok else (Event.PROBE_FAILED, "no token")
+        self._hear(self.board.nodes, node_id, Heard(event, now, None, reason))
 
     def told_open(self, node_id: str, now: float) -> None:
         """Another replica leaves the node alone."""
-        self.board.nodes.hear(node_id, Heard(Event.TOLD, now))
+        self._hear(self.board.nodes, node_id, Heard(Event.TOLD, now))
         self.adopt()
+
+    def pass_time(self, now: float) -> None:
+        """Breakers look whether pauses and ramps have ended."""
+        self.board.pass_time(now)
+        self._stirred = True
 
     def adopt(self) -> list[str]:
         """Decide by what breakers say now. Returns the nodes that are left alone from now on."""
+        if not self._stirred:
+            return []
+        self._stirred = False
         changed = self.board.changed()
         if not changed:
             return []
@@ -200,17 +211,20 @@ class Replica:
         trials = [name for name, standing in self.board.nodes.all().items() if standing.state is BreakerState.HALF_OPEN]
         return sorted({*self._doubts, *trials})
 
+    def _hear(self, breakers: Breakers, name: str, heard: Heard) -> None:
+        self._stirred |= breakers.hear(name, heard)
+
     def _judge(self, record: ExchangeRecord, now: float) -> None:
         began = record.started_at
         if record.outcome is Outcome.COMPLETED:
             good = Heard(Event.ANSWERED, now, began)
             self._doubts.discard(record.node_id)
-            self.board.nodes.hear(record.node_id, good)
-            self.board.pools.hear(record.pool, good)
+            self._hear(self.board.nodes, record.node_id, good)
+            self._hear(self.board.pools, record.pool, good)
         elif record.outcome in _FAULTS:
-            self.board.pools.hear(record.pool, Heard(Event.FAILED, now, began, record.outcome.value))
+            self._hear(self.board.pools, record.pool, Heard(Event.FAILED, now, began, record.outcome.value))
         if record.moved_from:
-            self.board.pools.hear(record.moved_from, Heard(Event.FAILED, now, began, "moved in flight"))
+            self._hear(self.board.pools, record.moved_from, Heard(Event.FAILED, now, began, "moved in flight"))
 
     def _ms(self, now: float) -> int:
         return self._plan.start_ms + int(now * 1000)

@@ -1,4 +1,4 @@
-"""Measure everything, side by side. `python -m tests.bench [--json FILE] [--smoke] [NAME...]`
+"""Measure everything, side by side. `python -m tests.bench [--json FILE] [--smoke] [NAME...]`; `claims`: what the papers' page is made of.
 
 Rule: a benchmark that fails is named, the others go on, and the exit code is 1.
 """
@@ -15,6 +15,8 @@ from pathlib import Path
 from tests.bench import (
     accounting,
     bodies,
+    calibrate,
+    claims,
     discovery,
     estimate_error,
     growth,
@@ -27,6 +29,7 @@ from tests.bench import (
     stall,
     strategies,
     translation,
+    virtual,
 )
 from tests.bench.field import SMOKE, Effort, Field, Figures
 from tests.bench.vocabularies import NAMES
@@ -66,25 +69,38 @@ BENCHMARKS: dict[str, tuple[Callable[[Field], Figures], tuple[str, ...]]] = {
     "stall": (stall.stall, ("stall_errors_probes_2", "stall_errors_breaker_2")),
     "ramp": (stall.ramp, ("ramp_worst_deviation",)),
     "strategies": (strategies.strategies, ("token_available_vs_round_robin", "best_strategy_vs_round_robin")),
+    "baseline": (claims.baseline, ("baseline_ratio",)),
+    "shipped_rules": (claims.shipped_rules, ("shipped_light_off_big", "shipped_utilisation")),
+    "virtual": (virtual.virtual, ("simulate_1k_nodes_hour_s", "simulated_requests_per_s")),
+    "calibrate": (calibrate.calibrate, ("calibrate_worst_error",)),
     "estimate": (estimate, ("estimate_32k_time_vs_tokenizer", "estimate_error_p95")),
 }
 """Each with the figures that it owes."""
-_COSTS = {"tenants", "accounting", "screening"}
-"""Together they say what a request costs part by part."""
+CLAIMS = "claims"
+"""Stands for the benchmarks of the papers' claims."""
+PAGES: tuple[tuple[str, tuple[str, ...], Callable[[Figures], str]], ...] = (
+    (report.STALL, ("stall",), stall.table),
+    (report.STRATEGIES, ("strategies",), strategies.table),
+    (report.CALIBRATE, ("calibrate",), calibrate.table),
+    (report.COSTS, ("tenants", "accounting", "screening"), report.costs),
+    (report.CLAIMS, claims.PARTS, claims.table),
+)
+"""Tables of the README: their marker, and the benchmarks that they need."""
 
 
 def main() -> int:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Measure everything, side by side.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of: {', '.join(BENCHMARKS)} (all)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of: {', '.join(BENCHMARKS)}, {CLAIMS} (all)")
     parser.add_argument("--json", type=Path, help="write machine, versions and figures to this file")
     parser.add_argument("--smoke", action="store_true", help="every benchmark once, briefly: do they still run?")
     given = parser.parse_args()
-    unknown = set(given.names) - set(BENCHMARKS)
+    asked = [name for each in given.names for name in (claims.PARTS if each == CLAIMS else (each,))]
+    unknown = set(asked) - set(BENCHMARKS)
     if unknown:
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}")
     os.environ["PYTHONPATH"] = str(report.ROOT)  # for the children
-    names = given.names or list(BENCHMARKS)
+    names = list(dict.fromkeys(asked)) or list(BENCHMARKS)
     figures: Figures = {}
     on, of = report.machine(), report.versions()
     with Field(SMOKE if given.smoke else Effort()) as field:
@@ -96,15 +112,11 @@ def main() -> int:
         given.json.write_text(json.dumps({"machine": on, "versions": of, "figures": figures, "missing": missing}, indent=2) + "\n")
     if not (given.smoke or given.names or failed) and report.rewrite_readme(report.BENCH, tables):
         print("the README's table is up to date")
-    if not given.smoke and "stall" in names and "stall" not in failed:
-        print(stall.table(figures))
-        report.rewrite_readme(report.STALL, stall.table(figures))
-    if not given.smoke and "strategies" in names and "strategies" not in failed:
-        print(strategies.table(figures))
-        report.rewrite_readme(report.STRATEGIES, strategies.table(figures))
-    if not given.smoke and set(names) - set(failed) >= _COSTS:
-        print(report.costs(figures))
-        report.rewrite_readme(report.COSTS, report.costs(figures))
+    for marker, parts, table in PAGES:
+        if set(parts) <= set(names) and not set(parts) & set(failed):
+            print(f"\n{table(figures)}")
+            if not given.smoke:
+                report.rewrite_readme(marker, table(figures))
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0

@@ -31,6 +31,8 @@ class Effort(Struct, frozen=True):
     many_streams: int = 10_000
     virtual_seconds: float = 240.0
     """Of a simulation, which takes a fraction of it."""
+    simulated_s: float = 3600.0
+    """Likewise, of a thousand nodes."""
     thresholds: tuple[int, ...] = (1, 2, 3, 5)
     """Failures in a row after which a node that stalls is left out."""
     stall_s: float = 30.0
@@ -40,9 +42,29 @@ class Effort(Struct, frozen=True):
     """Of tenants that ask for more than they may."""
     tokenizers: tuple[str, ...] = ()
     """Those that the estimate is compared with; empty: all."""
+    calibration_s: float = 60.0
+    """Of each real run that the simulation is compared with."""
+    calibration_loads: int = 3
+    """All of them: a real model is measured, too."""
 
 
-SMOKE = Effort(1, 0.3, 300, 300, 100, 300, 20.0, thresholds=(2,), stall_s=3.0, others=False, limit_seconds=3.0, tokenizers=("minilm",))
+SMOKE = Effort(
+    1,
+    0.3,
+    300,
+    300,
+    100,
+    300,
+    20.0,
+    simulated_s=20.0,
+    thresholds=(2, 5),
+    stall_s=3.0,
+    others=False,
+    limit_seconds=3.0,
+    tokenizers=("minilm",),
+    calibration_s=5.0,
+    calibration_loads=1,
+)
 
 Figures = dict[str, float]
 
