@@ -70,7 +70,7 @@ async def lane(port, number, count):
 
 @pytest.mark.timeout(300)
 async def test_10000_streams_leave_no_part_of_a_call_and_no_memory_behind():
-    left, resident = [], []
+    left, resident, before = [], [], alive()[0]  # what other tests of this process have left is not looked at
     async with wired(BareNode()) as made:
         envoy = psutil.Process(made.parts.envoy.process.pid)
         for _ in range(ROUNDS):
@@ -83,7 +83,7 @@ async def test_10000_streams_leave_no_part_of_a_call_and_no_memory_behind():
             left.append(alive())
             resident.append((psutil.Process().memory_info().rss, envoy.memory_info().rss))
     print("parts and blocks after each round:", left, "resident, ours and Envoy's:", resident)
-    assert all(parts <= 1 for parts, _ in left)  # the access log's call stays open
+    assert all(parts <= before + 1 for parts, _ in left)  # the access log's call stays open
     assert left[-1][1] - left[0][1] < STREAMS // 4
     assert all(last < 1.25 * first for first, last in zip(resident[0], resident[-1], strict=True))
 
