@@ -51,7 +51,20 @@ def run(version: str, tests: list[str]) -> Outcome:
         told = Path(folder) / "told.xml"
         print(f"== Envoy {version}", flush=True)
         began = time.monotonic()
-        command = [sys.executable, "-m", "pytest", "-q", "-n", "logical", "--dist", "loadfile", "--reruns", "2", f"--junit-xml={told}", *tests]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-n",
+            "logical",
+            "--dist",
+            "loadfile",
+            "--reruns",
+            "2",
+            f"--junit-xml={told}",
+            *tests,
+        ]
         status = subprocess.run(command, cwd=ROOT, env={**os.environ, "PATH": path}, check=False).returncode
         cases = list(ET.parse(told).iter("testcase")) if told.exists() else []
     failed = tuple(f"{case.get('classname')}::{case.get('name')}" for case in cases if {each.tag for each in case} & {"failure", "error"})
