@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from din_extproc.audit.chain import sign
+from din_extproc.audit.records import Settled
+from din_extproc.audit.report import segment_file
 from din_extproc.cli.app import app
 from tests.node_stack import RegistryThread
 from tests.readme import ROOT, Console, blocks
@@ -22,7 +25,7 @@ pytestmark = pytest.mark.e2e
 
 BLOCKS = blocks()
 FINANCE = "din_fin-2026-11_HkQ67137dVaKBtXmnsUsVYdaeIAKHTDHsgnj2kNqFcy"
-RUN_HERE = {"Try it", "Use it", "Nodes that register", "A node's agent", "Deploy"}
+RUN_HERE = {"Try it", "Use it", "Nodes that register", "A node's agent", "Simulate", "Deploy"}
 
 
 def answers(url: str) -> bool:
@@ -141,6 +144,28 @@ def folder_sum(folder: Path, make_sums: str, sum_of_sums: str) -> str:
             (console.folder / name).symlink_to(folder / name)
         console.run(f"cd {folder}; {make_sums}")
         return console.run(f"cd {folder}; {sum_of_sums}").split()[0]
+
+
+def test_simulate():
+    [example] = re.findall(r"```yaml\n(seconds: .*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    small = yaml.safe_load(example) | {"seconds": 30, "failures": [], "slo": {}}
+    small["requests"][0]["rate"] = 1
+    asked = {"asked_for": "bx-auto", "operation": "/v1/chat/completions", "prompt_estimate": 100, "duration_ms": 500.0}
+    known = {"tenant": "finance", "key_id": "fin-2026-11", "outcome": "completed", "status": 200, "model": "m", "alias": "bx-auto"}
+    settled = Settled(
+        at=1_800_000_000.0, request_id="r", trace_id="t", prompt_tokens=100, completion_tokens=20, pool="p", rule="", **known, **asked
+    )
+    with Console({"/var/lib/din/audit": "audit"}) as console:
+        for name in ("din.yaml", "new.yaml"):
+            (console.folder / name).write_text((ROOT / "envoy" / "din.yaml").read_text())
+        (console.folder / "models.json").write_text((ROOT / "envoy" / "models.json").read_text())
+        (console.folder / "workload.yaml").write_text(yaml.safe_dump(small))
+        (console.folder / "audit").mkdir()
+        (console.folder / "audit" / segment_file("gw", 1)).write_bytes(sign(b"s" * 32, b"\0" * 32, 1, settled)[0])
+        told = [console.run(command) for command in BLOCKS["Simulate"][0]]
+    assert "| cluster-fast-throughput-14b | 4 |" in told[0]
+    assert all("requests/s" in each for each in told)
+    assert "nodes of cluster-fast-throughput-14b are enough" in told[4]
 
 
 def test_deploy():

@@ -1,5 +1,6 @@
 """Workload files: what is wrong is said at once, with its line and what to do."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,14 @@ def test_a_workload_is_read_with_its_defaults(tmp_path, settings):
     assert (second.who.tenant.id, second.asked, second.prompt.spread) == ("support", 500, 0.5)
     assert (workload.seconds, workload.warm_up_s, workload.seed, workload.gateways) == (60, 6, 1, 1)
     assert workload.slo.first_token_p99_s == 2
+
+
+def test_the_example_of_the_readme_is_sound(tmp_path, settings):
+    readme = (DIN.parents[1] / "README.md").read_text()
+    [example] = re.findall(r"```yaml\n(seconds: .*?)```", readme, re.DOTALL)
+    workload = read(tmp_path, settings, example)
+    assert isinstance(workload, Workload), str(workload)
+    assert [source.name for source in workload.sources] == ["chat", "reports"]
 
 
 def test_what_the_command_line_gives_stands_before_what_the_file_says(tmp_path, settings):
