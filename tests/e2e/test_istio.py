@@ -40,7 +40,7 @@ class MeshedStack(Stack):
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[dict[str, EngineSim]]:
-    made = {name: EngineSim(model="m", decode_rate=5000.0) for name in ("a", "b")}
+    made = {name: EngineSim(model=model, decode_rate=5000.0) for name, model in (("a", "m"), ("b", "m"), ("light", "n"))}
     try:
         yield {name: engine.start() for name, engine in made.items()}
     finally:
@@ -50,8 +50,15 @@ def engines() -> Iterator[dict[str, EngineSim]]:
 
 @pytest.fixture(scope="module")
 def stack(engines) -> Iterator[Stack]:
-    nodes = [node(name, engine.address) for name, engine in engines.items()]
-    config = {"pools": {"p": {"model": "m", "engine": "vllm", "nodes": nodes}}, "tenants": [tenant("acme"), tenant("trial", rpm=1)]}
+    nodes = {name: node(name, engine.address) for name, engine in engines.items()}
+    config = {
+        "pools": {
+            "p": {"model": "m", "engine": "vllm", "nodes": [nodes["a"], nodes["b"]]},
+            "q": {"model": "n", "engine": "vllm", "nodes": [nodes["light"]]},
+        },
+        "rules": [{"id": "all", "when": {"model": "m"}, "pool": "p", "fallback": "q"}],
+        "tenants": [tenant("acme"), tenant("trial", rpm=1)],
+    }
     gateway = {"ext_proc": {"address": f"127.0.0.1:{free_port()}"}, "reached_at": SIDECAR}
     with MeshedStack(config, gateway=gateway) as running:
         yield running
@@ -82,6 +89,18 @@ def test_a_node_that_is_dead_is_passed_over(stack, engines):
         assert {stack.chat(max_tokens=1).headers["x-din-node-id"] for _ in range(4)} == {"b"}
     finally:
         engines["a"].start()
+
+
+def test_r27_a_request_moves_to_the_other_pool_in_flight(stack, engines):
+    for name in "ab":
+        engines[name].fail("reset")
+    try:
+        reply = stack.chat(max_tokens=1)
+    finally:
+        for name in "ab":
+            engines[name].fail("")
+    assert (reply.status_code, reply.headers["x-din-node-id"], reply.json()["model"]) == (200, "light", "n")
+    assert (reply.headers["x-bxagent-degraded"], reply.headers["x-din-degraded-reason"]) == ("true", "upstream_failed")
 
 
 def test_without_the_sidecar_nothing_passes_and_the_body_is_ours(stack):
