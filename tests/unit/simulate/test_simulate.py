@@ -122,6 +122,16 @@ def test_a_pool_whose_every_node_is_gone_is_answered_for_by_the_fallback_and_com
     assert found.errors < 0.05
 
 
+def test_requests_whose_pool_answers_with_errors_move_in_flight_where_envoy_may_move_them(desk: Desk) -> None:
+    failures = [{"node": each, "kind": "errors", "at_s": 30, "for_s": 60} for each in ("s1", "s2")]
+    config = {"health": {"breaker": False, "probe": False}}
+    moved, stayed = desk.simulate(config, {"failures": failures}, tries=(("envoy.retry.to_fallback", (True, False)),)).rows
+    assert moved.outcomes.errors == 0
+    assert moved.outcomes.sources["light"].pools["big"] > 0.3
+    assert moved.outcomes.degraded > 0.3
+    assert stayed.outcomes.failed["upstream_error"] > 0.3 * stayed.outcomes.sources["light"].requests
+
+
 def test_probes_let_a_node_come_back_that_no_request_asks(desk: Desk) -> None:
     failures = [{"node": "s1", "kind": "errors", "at_s": 10, "for_s": 20}]
     for probe, opened in (({"every_s": 1, "timeout_s": 1}, True), (False, True)):
