@@ -153,7 +153,7 @@ async def look(browser: Chromium, site: Site, folder: Path, checks: Checks, *, d
     wide = await page.value("document.documentElement.scrollWidth - innerWidth")
     checks.say(f"{name}: nothing stands out to the side", wide <= 0, f"{wide} px")
     spent = await page.value("(() => { const began = performance.now(); draw(); return performance.now() - began; })()")
-    checks.say(f"{name}: a turn is drawn at once", spent < 250, f"{spent:.0f} ms")
+    checks.say(f"{name}: a turn is drawn at once", spent < 500, f"{spent:.0f} ms")
     own = site.url.rpartition("/")[0]
     foreign = [url for url in page.asked if not url.startswith((own, "data:"))]
     checks.say(f"{name}: nothing comes from elsewhere", not foreign and len(page.asked) >= 4, foreign or f"{len(page.asked)} requests")
