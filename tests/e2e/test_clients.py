@@ -11,6 +11,9 @@ from openai import AsyncOpenAI, OpenAI
 
 from din_extproc.client import Client as NetworkClient
 from din_extproc.client import LimitReached, RequestRefused, Unavailable, Unproven, VersionMismatch
+from din_extproc.roles.split import SplitOptions, split
+from din_extproc.settings.load import load
+from din_extproc.settings.settings import Settings
 from tests.servers import EngineSim, LlamaServer
 from tests.stack import Stack, key_of, node, tenant
 
@@ -314,3 +317,17 @@ def test_a_node_that_fails_and_a_limit_that_is_reached_have_types_of_their_own(s
 def test_an_answer_without_proof_is_none(sim):
     with NetworkClient(sim.url, "none", max_retries=0) as straight, pytest.raises(Unproven, match="no x-din-node-id, x-din-model-version"):
         straight.chat(model="modelled", messages=QUESTION, max_tokens=1)
+
+
+# Where the time goes
+
+
+@pytest.mark.parametrize(("model", "tokens"), [("modelled", (1, 10, 100, 500)), ("bx-fast-chat", (1, 40))])
+def test_the_parts_of_short_and_long_streams_add_up(stack, model, tokens):
+    settings = load(stack.config_file, {})
+    assert isinstance(settings, Settings), str(settings)
+    found = split(settings, SplitOptions(url=stack.url, key=key_of("acme"), model=model, tokens=tokens, repeats=1, clock_requests=4))
+    assert found.sound, found.lines()
+    assert tuple(each.tokens for each in found.splits) == tokens
+    assert {each.node_says for each in found.splits} == {model == "bx-fast-chat"}  # llama.cpp has a stopwatch of its own
+    assert all(each.parts["node"] > each.total_ms / 4 for each in found.splits[1:])
