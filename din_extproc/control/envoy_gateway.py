@@ -17,7 +17,7 @@ from din_extproc.control.facts import NAMESPACE, endpoint_facts
 from din_extproc.control.filters import EXT_PROC, METADATA_NAMESPACE, http_filters
 from din_extproc.control.listener import connection_manager, held_bytes
 from din_extproc.control.packing import as_plain
-from din_extproc.control.routes import ALLOWED, CLUSTER_HEADER, EXPOSED, INSIDE, METHODS, SECRETS, who_answered
+from din_extproc.control.routes import ALLOWED, CLUSTER_HEADER, EXPOSED, INSIDE, METHODS, SECRETS, UNDECIDED, who_answered
 from din_extproc.control.topology import Address, HealthCheck, Outlier, SocketAddress, Topology
 from din_extproc.domain.node import Pool, moving_cluster
 
@@ -29,7 +29,6 @@ _FROM_STANDALONE = ("early_header_mutation_extensions", "local_reply_config")
 """Parts of the connection manager that its own kinds can't say."""
 _PROCESSING = ("processing_mode", "mutation_rules", "max_message_timeout")
 _HTTP2 = "gateway.envoyproxy.io/h2c"
-_UNAVAILABLE = 503
 
 
 class Placement(Struct, frozen=True, kw_only=True):
@@ -197,7 +196,9 @@ def _route(name: str, placement: Placement, way: _Way | None = None) -> dict[str
     """
     match: dict[str, Any] = {"path": {"type": "PathPrefix", "value": "/"}}
     rule: dict[str, Any] = {"matches": [match]}
-    if way is not None:
+    if way is None:
+        rule["backendRefs"] = [_backend_ref("din-extproc")]  # never asked: a patch makes a way that leads nowhere of it
+    else:
         match["headers"] = [{"type": "Exact", "name": CLUSTER_HEADER, "value": way.cluster}]
         rule["filters"] = [{"type": "RequestHeaderModifier", "requestHeaderModifier": {"remove": [*SECRETS, *INSIDE]}}]
         rule["backendRefs"] = way.backend_refs()
@@ -307,13 +308,17 @@ def _of_listener(topology: Topology, placement: Placement) -> Iterator[dict[str,
 
 
 def _of_routes(placement: Placement) -> Iterator[dict[str, Any]]:
-    """Who answered, told by Envoy, which alone knows it after a retry; and that a request that nobody decided about may be tried again."""
+    """Who answered, told by Envoy, which alone knows it after a retry; and a way that leads nowhere while nobody has decided.
+
+    It is a way and no answer of Envoy's own, because CORS holds for ways only.
+    """
     host = placement.host.replace(".", "_")
     virtual_host = f"..virtual_hosts[?(@.name=='{placement.listener_path}/{host}')]"
     told = [as_plain(each) for each in who_answered()]
     yield _patch("route.v3.RouteConfiguration", placement.listener_path, virtual_host, "/response_headers_to_add", told)
-    closed = f"..routes[?(@.name=='httproute/{placement.namespace}/din-closed/rule/0/match/0/{host}')].direct_response"
-    yield _patch("route.v3.RouteConfiguration", placement.listener_path, closed, "/status", _UNAVAILABLE)
+    closed = f"..routes[?(@.name=='httproute/{placement.namespace}/din-closed/rule/0/match/0/{host}')]"
+    yield _patch("route.v3.RouteConfiguration", placement.listener_path, closed, "/route", {"cluster_header": CLUSTER_HEADER})
+    yield _patch("route.v3.RouteConfiguration", placement.listener_path, closed, "/name", UNDECIDED)
 
 
 def _of_nodes(topology: Topology, placement: Placement) -> Iterator[dict[str, Any]]:
