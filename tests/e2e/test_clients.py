@@ -311,6 +311,7 @@ def test_a_node_that_fails_and_a_limit_that_is_reached_have_types_of_their_own(s
     assert (busy.value.code, busy.value.status, busy.value.retry_after_s) == ("upstream_busy", 429, 1.0)
     sim.fail("")
     body = {"model": "modelled", "messages": QUESTION, "max_tokens": 1}
+    stack.eventually(lambda: stack.chat(body).status_code == 503, "the node is left alone for as long as it asked")
     stack.eventually(lambda: stack.chat(body).status_code == 200, "the node is asked again")
 
 

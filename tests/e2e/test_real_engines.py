@@ -18,7 +18,7 @@ def test_an_engine_that_somebody_else_runs_is_asked_beside_the_real_ones(capsys)
     engines = {"chat": {"model": "org/theirs", **options}, "pooled": {"model": "org/vectors", "runner": "pooling"}}
     with EngineFleet(engines) as fleet:
         theirs = f"{fleet.members['chat'].address}=org/theirs"
-        asked = [shutil.which("make"), "--dry-run", "test-engines", f"VLLM={theirs}"]
+        asked = [shutil.which("make"), "--no-print-directory", "--dry-run", "test-engines", f"VLLM={theirs}"]
         line = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
         words = shlex.split(line)
         arguments = words[words.index("tests.real_engines") + 1 :]
