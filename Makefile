@@ -7,7 +7,7 @@ JOBS   ?= 4
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-check test test-fast test-e2e test-envoy-matrix test-sdks test-engines test-dashboard test-chaos bench bench-peers bench-smoke lint type arch proto proto-check golden check lock clean
+.PHONY: help setup demo demo-check test test-fast test-e2e test-envoy-matrix test-sdks test-engines test-dashboard test-chaos bench bench-all bench-peers bench-smoke lint type arch proto proto-check golden check lock clean
 
 help: ## show every target
 	@grep -hE '^[a-z][a-z0-9-]*:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
@@ -56,8 +56,11 @@ test-dashboard: setup ## the dashboard in a headless Chromium (one that is insta
 test-chaos: setup ## tests that kill, pause and delay things
 	@$(PY) -m pytest -m chaos
 
-bench: setup ## measure everything, side by side; JSON=FILE keeps the figures
+bench: setup ## measure side by side, within ten minutes; JSON=FILE keeps the figures
 	@$(PY) -m tests.bench $(if $(JSON),--json $(JSON))
+
+bench-all: setup ## with the long ones: limits, failures, simulations and claims (half an hour)
+	@$(PY) -m tests.bench --all $(if $(JSON),--json $(JSON))
 
 # Each into an environment of its own: their dependencies are not ours. Pinned: LiteLLM's 1.107.0 was compromised and withdrawn.
 bench-peers: setup ## LiteLLM and vllm-router, for `make bench` to compare with (a minute or two)

@@ -76,6 +76,8 @@ BENCHMARKS: dict[str, tuple[Callable[[Field], Figures], tuple[str, ...]]] = {
     "estimate": (estimate, ("estimate_32k_time_vs_tokenizer", "estimate_error_p95")),
 }
 """Each with the figures that it owes."""
+LONG = ("limits", "stall", "ramp", "baseline", "shipped_rules", "virtual", "calibrate")
+"""Those that are run when they are asked for, by name or with the rest: together they take as long again as all others."""
 CLAIMS = "claims"
 """Stands for the benchmarks of the papers' claims."""
 PAGES: tuple[tuple[str, tuple[str, ...], Callable[[Figures], str]], ...] = (
@@ -91,7 +93,8 @@ PAGES: tuple[tuple[str, tuple[str, ...], Callable[[Figures], str]], ...] = (
 def main() -> int:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Measure everything, side by side.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of: {', '.join(BENCHMARKS)}, {CLAIMS} (all)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of: {', '.join(BENCHMARKS)}, {CLAIMS} (all but the long ones)")
+    parser.add_argument("--all", action="store_true", help=f"the long ones, too: {', '.join(each for each in BENCHMARKS if each in LONG)}")
     parser.add_argument("--json", type=Path, help="write machine, versions and figures to this file")
     parser.add_argument("--smoke", action="store_true", help="every benchmark once, briefly: do they still run?")
     given = parser.parse_args()
@@ -100,7 +103,7 @@ def main() -> int:
     if unknown:
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}")
     os.environ["PYTHONPATH"] = str(report.ROOT)  # for the children
-    names = list(dict.fromkeys(asked)) or list(BENCHMARKS)
+    names = list(dict.fromkeys(asked)) or [each for each in BENCHMARKS if given.all or given.smoke or each not in LONG]
     figures: Figures = {}
     on, of = report.machine(), report.versions()
     with Field(SMOKE if given.smoke else Effort()) as field:
