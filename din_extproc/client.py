@@ -23,6 +23,7 @@ from msgspec import Struct
 from openai import APIError, APIStatusError, OpenAI, Stream
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from din_extproc.measure import answer as measured
 from din_extproc.measure.provenance import Provenance
 
 
@@ -107,9 +108,9 @@ class Streamed:
                     self._arrivals.append(_since(self._began))
                 yield chunk
         seen = self._arrivals
-        gaps = (len(seen) if tokens is None else tokens) - 1
-        per_token = (seen[-1] - seen[0]) / gaps if seen and gaps > 0 else None
-        self._times = _times(self._head_ms, _since(self._began), self.provenance, seen[0] if seen else None, per_token)
+        first, last = (seen[0], seen[-1]) if seen else (None, None)
+        told = measured.Answer(_since(self._began), first, last, len(seen) if tokens is None else tokens)
+        self._times = _times(self._head_ms, told.total_ms, self.provenance, first, told.per_token_ms)
 
     @property
     def times(self) -> Times:
@@ -219,7 +220,7 @@ def _times(head_ms: float, total_ms: float, proof: Provenance, ttft_ms: float | 
 
 
 def _has_token(delta: Mapping[str, Any]) -> bool:
-    return any(delta.get(channel) for channel in ("content", "reasoning_content", "reasoning", "tool_calls"))
+    return any(delta.get(channel) for channel in measured.CHANNELS)
 
 
 def _since(began: float) -> float:

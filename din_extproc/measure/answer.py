@@ -72,7 +72,11 @@ class _Delta(Struct):
 
     @property
     def has_token(self) -> bool:
-        return bool(self.content or self.reasoning_content or self.reasoning or self.tool_calls)
+        return any(getattr(self, channel) for channel in CHANNELS)
+
+
+CHANNELS = _Delta.__struct_fields__
+"""Of a stream's delta: whatever stands in one of them is a token."""
 
 
 class _Choice(Struct):

@@ -79,10 +79,10 @@ def chat(model: str, text: str, tokens: int, more: Mapping[str, object] | None =
 def answer_of(outcome: Outcome) -> Answer:
     """What came back, by the client's stopwatch."""
     total_ms = outcome.total_s * 1e3
-    if outcome.status and not outcome.good and not outcome.failure:
-        return refused(outcome.status, outcome.body, total_ms)
     if outcome.failure:
         return Answer(total_ms, trouble=outcome.failure)
+    if not outcome.good:
+        return refused(outcome.status, outcome.body, total_ms)
     return replace(streamed(_events(outcome), total_ms), node=NodeTimes.of(outcome.headers, outcome.head_s * 1e3))
 
 

@@ -101,22 +101,21 @@ def simulate(options: SimulateOptions, env: Mapping[str, str]) -> Simulated | Re
         Unsimulable: the options contradict each other, or a node can't be.
     """
     record = recorded(options.record) if options.record else None
-    rows, first, skipped = [], None, 0
+    rows, first, last = [], None, None
     for values in product(*(values for _, values in options.tries)):
         variant = dict(zip((path for path, _ in options.tries), values, strict=True))
         scene = _scene(options, variant, env, record)
         if isinstance(scene, Rejected):
             return scene
-        first = first or scene
-        skipped = scene.skipped
+        first, last = first or scene, scene
         row = _sized(options, variant, env, record) if options.size else _row(variant, scene)
         if isinstance(row, Rejected):
             return row
         rows.append(row)
-    if first is None:
+    if first is None or last is None:
         raise Unsimulable("there is nothing to try")
-    slo = {name: bound for name in first.workload.slo.__struct_fields__ if (bound := getattr(first.workload.slo, name)) is not None}
-    return Simulated(first.workload.seconds, first.workload.seed, skipped, slo, options.size, tuple(rows))
+    workload = first.workload
+    return Simulated(workload.seconds, workload.seed, last.skipped, workload.slo.promised, options.size, tuple(rows))
 
 
 class _Scene(Struct, frozen=True):
@@ -212,7 +211,7 @@ def _sized(options: SimulateOptions, variant: dict[str, Any], env: Mapping[str, 
         scene = _scene(options, variant, env, record, nodes)
         if isinstance(scene, Rejected):
             raise _Unsound(scene)
-        if not any(getattr(scene.workload.slo, name) is not None for name in scene.workload.slo.__struct_fields__):
+        if not scene.workload.slo.promised:
             raise Unsimulable("--size looks for the fewest nodes that keep a promise: give one under `slo` in the workload file, or --slo")
         runs[nodes] = _row(variant, scene)
         return not runs[nodes].slo_broken

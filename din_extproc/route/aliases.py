@@ -4,11 +4,10 @@ Rule: a chain that comes back to itself or grows long is refused here, so that n
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from difflib import get_close_matches
 
 from msgspec import Struct
 
-from din_extproc.route.flaw import Flaw, Place
+from din_extproc.route.flaw import Flaw, Place, did_you_mean
 from din_extproc.route.versions import parse_constraint
 
 LONGEST_CHAIN = 8
@@ -125,6 +124,5 @@ def _bad_version(place: Place, text: str) -> Flaw:
 
 
 def _unknown(place: Place, name: str, known: Collection[str]) -> Flaw:
-    close = get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else "a model is known when a pool serves it"
+    hint = did_you_mean(name, known) or "a model is known when a pool serves it"
     return Flaw(place, f"{name!r} is neither a model that a pool serves nor an alias", hint, missing=("models", name))

@@ -5,7 +5,6 @@ Rule: whatever can be known before a request comes is worked out here: who may u
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from msgspec import Struct
@@ -13,7 +12,7 @@ from msgspec import Struct
 from din_extproc.domain.node import Pool
 from din_extproc.domain.tenant import Tenant
 from din_extproc.route.aliases import Alias, Reach, resolve
-from din_extproc.route.flaw import Flaw, Place
+from din_extproc.route.flaw import Flaw, Place, did_you_mean
 from din_extproc.route.rules import Known, Rule, always, compile_condition, dead_patterns
 from din_extproc.route.table import CompiledRule, RouteTable, Target
 from din_extproc.route.versions import ANY, parse_constraint
@@ -113,9 +112,7 @@ def _circles(rules: Sequence[Rule]) -> list[Flaw]:
 
 
 def _no_pool(place: Place, name: str, pools: Mapping[str, Pool]) -> Flaw:
-    close = get_close_matches(name, pools, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else ""
-    return Flaw(place, f"no pool is called {name!r}", hint, missing=("pools", name))
+    return Flaw(place, f"no pool is called {name!r}", did_you_mean(name, pools), missing=("pools", name))
 
 
 def _shadowed(rules: Sequence[Rule], pools: Mapping[str, Pool]) -> list[Flaw]:

@@ -3,6 +3,9 @@
 Rule: a place is the path of keys and indexes from the top (`("rules", 2, "when", "cel")`); which file and line that is, others know.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 from msgspec import Struct
 
 Place = tuple[str | int, ...]
@@ -18,3 +21,9 @@ class Flaw(Struct, frozen=True, gc=False):
     """What the place refers to but nothing declares: (`pools`, `aliases`, `tenants` or `models`; its name)."""
     warning: bool = False
     """Routing works without it being mended."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint at the known name that is closest; "" when none is close."""
+    close = get_close_matches(name, list(known), n=1)
+    return f"did you mean {close[0]!r}?" if close else ""

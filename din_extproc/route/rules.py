@@ -4,7 +4,6 @@ Rule: all fields of one condition must hold; an empty condition is no condition 
 """
 
 from collections.abc import Collection, Iterable
-from difflib import get_close_matches
 from fnmatch import fnmatchcase, translate
 from re import compile as compile_pattern
 
@@ -12,7 +11,7 @@ from msgspec import Struct
 
 from din_extproc.domain.request import Operation, Priority
 from din_extproc.route.expression import FUNCTIONS, VARIABLES, BadExpression, Facts, Matches, compile_expression
-from din_extproc.route.flaw import Flaw, Place
+from din_extproc.route.flaw import Flaw, Place, did_you_mean
 
 
 class TokenRange(Struct, frozen=True, gc=False):
@@ -136,7 +135,7 @@ def _on_request(condition: Condition, place: Place, known: Known, flaws: list[Fl
     if condition.tenant:
         ids = frozenset(condition.tenant)
         flaws += [
-            Flaw((*place, "tenant"), f"no tenant is called {name!r}", _close(name, known.tenants), missing=("tenants", name))
+            Flaw((*place, "tenant"), f"no tenant is called {name!r}", did_you_mean(name, known.tenants), missing=("tenants", name))
             for name in condition.tenant
             if name not in known.tenants
         ]
@@ -201,15 +200,10 @@ def _known_names(expression: BadExpression) -> str:
     return f"variables: {', '.join(VARIABLES)}; functions: {', '.join(FUNCTIONS)}" if expression.unknown else ""
 
 
-def _close(name: str, known: Collection[str]) -> str:
-    close = get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else ""
-
-
 def dead_patterns(patterns: tuple[str, ...], place: Place, names: Collection[str]) -> list[Flaw]:
     """A warning for each pattern that matches neither an alias nor a model."""
     return [
-        Flaw(place, f"{pattern!r} matches no model and no alias", _close(pattern, names), missing=("models", pattern), warning=True)
+        Flaw(place, f"{pattern!r} matches no model and no alias", did_you_mean(pattern, names), missing=("models", pattern), warning=True)
         for pattern in patterns
         if not any(fnmatchcase(name, pattern) for name in names)
     ]

@@ -4,7 +4,6 @@ Rule: a reference to something that is declared but broken is not reported: its 
 """
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 from msgspec import Struct
 
@@ -12,7 +11,7 @@ from din_extproc.control.topology import RESERVED_CLUSTERS
 from din_extproc.domain.node import Pool
 from din_extproc.domain.tenant import ApiKey, Tenant
 from din_extproc.route.compile import compile_routes
-from din_extproc.route.flaw import Flaw
+from din_extproc.route.flaw import Flaw, did_you_mean
 from din_extproc.route.table import RouteTable
 from din_extproc.screen.kinds import BUILT_IN
 from din_extproc.settings.catalog import Catalog
@@ -64,7 +63,7 @@ def assemble(shaped: Shaped, catalog: Catalog | None, document: Document, keyed:
             document.report(("limits",), "in a Redis Cluster, limits of all tenants together can't be counted with each tenant's", hint)
         if config.fail_open is not None and config.fail_open.pool not in config.pools:
             document.report(
-                ("fail_open", "pool"), f"no pool is called {config.fail_open.pool!r}", _close(config.fail_open.pool, config.pools)
+                ("fail_open", "pool"), f"no pool is called {config.fail_open.pool!r}", did_you_mean(config.fail_open.pool, config.pools)
             )
     return Assembled(pools, tenants, keys, compiled.table)
 
@@ -166,7 +165,7 @@ def _report_models(shaped: Shaped, pools: tuple[Pool, ...], document: Document) 
         if name in shaped.config.aliases:
             document.report(place, f"{name!r} is an alias", f"limits count per physical model: {', '.join(models)}", at_key=True)
         elif models and name not in models:
-            document.report(place, f"no pool serves a model {name!r}", _close(name, models), at_key=True)
+            document.report(place, f"no pool serves a model {name!r}", did_you_mean(name, models), at_key=True)
 
 
 def _report_kinds(shaped: Shaped, document: Document) -> None:
@@ -178,7 +177,7 @@ def _report_kinds(shaped: Shaped, document: Document) -> None:
     for place, policy in policies if "sensitive_data" not in shaped.broken else ():
         for index, kind in enumerate(() if policy is None else policy.kinds or ()):
             if kind not in known:
-                hint = _close(kind, known) or f"there are: {', '.join(known)}"
+                hint = did_you_mean(kind, known) or f"there are: {', '.join(known)}"
                 document.report((*place, "sensitive_data", "kinds", index), f"no kind of sensitive data is called {kind!r}", hint)
 
 
@@ -193,8 +192,3 @@ def _report_waits(shaped: Shaped, document: Document) -> None:
         if max_wait_ms > max(0, longest):
             hint = f"at most {max(0, longest)}, or a longer `envoy.timeouts.message_ms`"
             document.report(place, f"Envoy gives up after {config.envoy.timeouts.message_ms} ms, a second before at the latest", hint)
-
-
-def _close(name: str, known: Iterable[str]) -> str:
-    close = get_close_matches(name, list(known), n=1)
-    return f"did you mean {close[0]!r}?" if close else ""

@@ -35,12 +35,10 @@ def load(path: Path, env: Mapping[str, str], source: CatalogSource | None = None
         source: Knows what catalogues behind URLs were like; None: they are pulled.
         changes: What is put in the place of what it says.
     """
-    text = read_text(path)
-    if isinstance(text, Problem):
-        return Rejected((text,))
-    document = read_yaml(text, str(path), env)
-    if document.data is None:
-        return Rejected(in_order(document.problems) or (Problem(file=str(path), message="the file is empty"),))
+    opened = read_document(path, env)
+    if isinstance(opened, Rejected):
+        return opened
+    text, document = opened
     put_all(document, changes)
     shaped = shape(document)
     if shaped is None:
@@ -94,6 +92,17 @@ def _report_tls(config: DinYaml, document: Document, path: Path) -> None:
     if gateway.xds is not None:
         ports["gateway.xds"] = gateway.xds.tls
     report_unmatched(ports, config.envoy.sidecar_tls, document, ("envoy", "sidecar_tls"))
+
+
+def read_document(path: Path, env: Mapping[str, str]) -> tuple[str, Document] | Rejected:
+    """A YAML file's text and its data. Rejected: it can't be read, or holds nothing."""
+    text = read_text(path)
+    if isinstance(text, Problem):
+        return Rejected((text,))
+    document = read_yaml(text, str(path), env)
+    if document.data is None:
+        return Rejected(in_order(document.problems) or (Problem(file=str(path), message="the file is empty"),))
+    return text, document
 
 
 def read_text(path: Path) -> str | Problem:

@@ -18,10 +18,10 @@ from din_extproc.edge.tls import ClientFiles
 from din_extproc.flow.node_request import ENGINE
 from din_extproc.schedule.batch import Window
 from din_extproc.settings.catalog import Catalog, CatalogSection, VersionText
-from din_extproc.settings.document import Document, read_yaml
+from din_extproc.settings.document import Document
 from din_extproc.settings.envoy import LoopbackAddress, off_is_none
 from din_extproc.settings.gateway import ExtProc, Listen, as_reached
-from din_extproc.settings.load import read_catalog, read_text
+from din_extproc.settings.load import read_catalog, read_document
 from din_extproc.settings.pools import Engine
 from din_extproc.settings.problems import Problem, Rejected, in_order
 from din_extproc.settings.section import AsTuple, ListenAddress, ModelName, Name, NodeAddress, Positive, Section, Text
@@ -220,12 +220,10 @@ def load_node(path: Path, env: Mapping[str, str]) -> NodeSettings | Rejected:
         path: The file.
         env: What `${NAME}` inside it stands for.
     """
-    text = read_text(path)
-    if isinstance(text, Problem):
-        return Rejected((text,))
-    document = read_yaml(text, str(path), env)
-    if document.data is None:
-        return Rejected(in_order(document.problems) or (Problem(file=str(path), message="the file is empty"),))
+    opened = read_document(path, env)
+    if isinstance(opened, Rejected):
+        return opened
+    _, document = opened
     config = validated(NodeYaml, document)
     if config is None:
         return Rejected(in_order(document.problems))

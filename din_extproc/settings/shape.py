@@ -4,7 +4,6 @@ Rule: what is broken is left out, not guessed; `Shaped.broken` says what, so tha
 """
 
 from collections.abc import Iterator
-from difflib import get_close_matches
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin
 
@@ -12,6 +11,7 @@ from msgspec import Struct
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from din_extproc.route.flaw import did_you_mean
 from din_extproc.settings.document import Document
 from din_extproc.settings.problems import Place
 from din_extproc.settings.schema import DinYaml
@@ -94,8 +94,7 @@ def _told(finding: ErrorDetails, place: Place, model: type[BaseModel]) -> tuple[
     kind, given = finding["type"], finding.get("input")
     if kind == "extra_forbidden":
         known = sorted(_fields(model, place[:-1]))
-        close = get_close_matches(str(place[-1]), known, n=1)
-        return "unknown field", f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
+        return "unknown field", did_you_mean(str(place[-1]), known) or f"known here: {', '.join(known)}"
     if kind == "missing":
         return "is missing", ""
     if kind == "literal_error":
@@ -110,9 +109,8 @@ def _told(finding: ErrorDetails, place: Place, model: type[BaseModel]) -> tuple[
 
 def _no_choice(given: Any, expected: str) -> tuple[str, str]:
     choices = [choice.strip().strip("'") for choice in expected.replace(" or ", ", ").split(",")]
-    close = get_close_matches(str(given), choices, n=1)
     shown = _SAID.get(type(given), "this") if isinstance(given, dict | list | None) else repr(given)
-    return f"{shown} is not among {', '.join(choices)}", f"did you mean {close[0]!r}?" if close else ""
+    return f"{shown} is not among {', '.join(choices)}", did_you_mean(str(given), choices)
 
 
 def _other_kind(expected: str, given: Any) -> tuple[str, str]:

@@ -4,7 +4,6 @@ Rule: as with the configuration: everything that is wrong is said at once, with 
 """
 
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,10 +14,11 @@ from din_extproc.admit.keys import Authenticated
 from din_extproc.domain.node import Pool
 from din_extproc.domain.request import Operation, Priority
 from din_extproc.domain.tenant import ApiKey
+from din_extproc.route.flaw import did_you_mean
 from din_extproc.settings.changes import put_all
-from din_extproc.settings.document import Document, read_yaml
-from din_extproc.settings.load import read_text
-from din_extproc.settings.problems import Problem, Rejected, in_order
+from din_extproc.settings.document import Document
+from din_extproc.settings.load import read_document
+from din_extproc.settings.problems import Rejected, in_order
 from din_extproc.settings.section import AsTuple, Name, Positive, Section, Text
 from din_extproc.settings.settings import Settings
 from din_extproc.settings.shape import validated
@@ -214,12 +214,10 @@ def load_workload(
     document = Document("the command line")
     document.data = {}
     if path is not None:
-        text = read_text(path)
-        if isinstance(text, Problem):
-            return Rejected((text,))
-        document = read_yaml(text, str(path), env)
-        if document.data is None:
-            return Rejected(in_order(document.problems) or (Problem(file=str(path), message="the file is empty"),))
+        opened = read_document(path, env)
+        if isinstance(opened, Rejected):
+            return opened
+        _, document = opened
     put_all(document, given)
     config = validated(WorkloadYaml, document)
     if config is None or document.problems:
@@ -319,5 +317,4 @@ def _pooled(operation: Operation) -> bool:
 
 def _like(name: str, known: Iterable[str]) -> str:
     listed = list(known)
-    close = get_close_matches(name, listed, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(listed[:10])}" if listed else ""
+    return did_you_mean(name, listed) or (f"there are: {', '.join(listed[:10])}" if listed else "")

@@ -151,10 +151,8 @@ class Network:
             machine = self.machines[call.tries.pop().id]
             call.attempts += 1
             call.sent, call.machine = now, machine
-            trouble = machine.trouble
-            if machine.down or (trouble is not None and trouble.kind is Trouble.ERRORS and self._chance.random() < trouble.share):
-                call.replica.failed(machine.node, now, now, "503" if not machine.down else "UF")
-                self._adopt(call.replica, now)
+            if machine.down or self._errs(machine):
+                self._attempt_failed(machine, call, now, "503" if not machine.down else "UF")
                 continue
             room = machine.kind.spec.max_model_len - arrival.prompt_tokens
             if room < 1 or (arrival.intent.output_tokens or 1) > room:
@@ -169,6 +167,16 @@ class Network:
                 self._at(now + first_byte_ms / 1000, self._is_silent, (call, call.attempts))
             return
         self._ends(call, Outcome.UPSTREAM_ERROR, 0, now)
+
+    def _errs(self, machine: Machine) -> bool:
+        """Whether a node that fails sometimes does so now."""
+        trouble = machine.trouble
+        return trouble is not None and trouble.kind is Trouble.ERRORS and self._chance.random() < trouble.share
+
+    def _attempt_failed(self, machine: Machine, call: Call, now: float, reason: str) -> None:
+        """The latest attempt failed; its gateway hears of it."""
+        call.replica.failed(machine.node, call.sent, now, reason)
+        self._adopt(call.replica, now)
 
     # -- nodes compute ---------------------------------------------------------------------------------------------------------------
 
@@ -237,8 +245,7 @@ class Network:
             return
         machine = call.machine
         self._leave(call, now)
-        call.replica.failed(machine.node, call.sent, now, "first byte")
-        self._adopt(call.replica, now)
+        self._attempt_failed(machine, call, now, "first byte")
         if call.tries:
             self._try(call, now)
         else:
@@ -322,9 +329,7 @@ class Network:
             return
         for node_id in sorted({node_id for replica in self._replicas for node_id in replica.doubted()}):
             machine = self.machines[node_id]
-            errors = (
-                machine.trouble is not None and machine.trouble.kind is Trouble.ERRORS and self._chance.random() < machine.trouble.share
-            )
+            errors = self._errs(machine)
             if machine.stalled:
                 self._at(now + probes.timeout_s, self._probed, (node_id, False))
             else:
@@ -348,8 +353,7 @@ class Network:
         if failure.kind is Trouble.DOWN:
             for running, call in [pair for pair in self._calls.items() if pair[1].machine is machine]:
                 del self._calls[running]
-                call.replica.failed(machine.node, call.sent, now, "UC")
-                self._adopt(call.replica, now)
+                self._attempt_failed(machine, call, now, "UC")
                 if running.first_token is None and call.tries:
                     self._try(call, now)
                 else:

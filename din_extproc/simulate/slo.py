@@ -20,6 +20,11 @@ class Slo(Struct, frozen=True):
     errors: float | None = None
     """Share of requests that are refused, fail or are given up."""
 
+    @property
+    def promised(self) -> dict[str, float]:
+        """What is promised."""
+        return {name: bound for name in self.__struct_fields__ if (bound := getattr(self, name)) is not None}
+
     def broken(self, outcomes: Outcomes) -> tuple[str, ...]:
         """What was promised and not kept; empty: all of it was."""
         measured = {
@@ -28,8 +33,7 @@ class Slo(Struct, frozen=True):
             "p99_s": outcomes.seconds.p99,
             "errors": outcomes.errors,
         }
-        bounds = {name: getattr(self, name) for name in measured}
-        return tuple(name for name, bound in bounds.items() if bound is not None and ((found := measured[name]) is None or found > bound))
+        return tuple(name for name, bound in self.promised.items() if (found := measured[name]) is None or found > bound)
 
 
 def fewest(keeps: Callable[[int], bool], most: int) -> int | None:
