@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -280,6 +280,16 @@ class EngineSim(_PythonServer):
         found = re.search(rb"^vllm:%s\{[^}]*\} (\S+)$" % name.encode(), self.ask("GET", "/metrics"), re.MULTILINE)
         assert found is not None, name
         return float(found[1])
+
+
+@contextlib.contextmanager
+def together(sims: Mapping[str, EngineSim]) -> Iterator[dict[str, EngineSim]]:
+    """They run, and are ended however it goes on."""
+    try:
+        yield {name: sim.start() for name, sim in sims.items()}
+    finally:
+        for sim in sims.values():
+            sim.stop()
 
 
 class LlamaServer(_PythonServer):

@@ -12,7 +12,7 @@ from typing import Self
 import httpx
 import pytest
 
-from tests.servers import EngineSim, free_port
+from tests.servers import EngineSim, free_port, together
 from tests.stack import Stack, events, node, tenant
 
 pytestmark = pytest.mark.chaos
@@ -63,11 +63,8 @@ def sims() -> Iterator[dict[str, EngineSim]]:
     # Their tokens are 10 ms apart: a reset throws away what Envoy has not read, and with it the first byte that forbids a retry.
     made = {name: EngineSim(model="m", decode_rate=100.0, batch_slowdown=0.0, prefill_rate=1e6) for name in ("first", "second", "lonely")}
     made["lonely"].options["model"] = "lonely"
-    try:
-        yield {name: sim.start() for name, sim in made.items()}
-    finally:
-        for sim in made.values():
-            sim.stop()
+    with together(made) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.audit_logs import check
 from tests.columns import audited, in_redis, made, metrics
-from tests.servers import EngineSim
+from tests.servers import EngineSim, together
 from tests.stack import Stack, node, tenant
 
 pytestmark = pytest.mark.chaos
@@ -26,11 +26,8 @@ LONG, SHORT = 4000, 40
 def engines() -> Iterator[dict[str, EngineSim]]:
     rates = {"big-1": 30.0, "big-2": 30.0, "small-1": 1000.0, "small-2": 1000.0}
     sims = {name: EngineSim(model=name[:-2], served_model=(f"{name[:-2]}-served",), decode_rate=rates[name], **SHARED) for name in rates}
-    try:
-        yield {name: sim.start() for name, sim in sims.items()}
-    finally:
-        for sim in sims.values():
-            sim.stop()
+    with together(sims) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typing import Self
 import httpx
 import pytest
 
-from tests.servers import EngineSim, RedisServer
+from tests.servers import EngineSim, RedisServer, together
 from tests.stack import Stack, key_of, node, tenant
 
 pytestmark = pytest.mark.chaos
@@ -31,11 +31,8 @@ FORGED = {
 @pytest.fixture(scope="module")
 def sims() -> Iterator[dict[str, EngineSim]]:
     made = {name: EngineSim(model="m", decode_rate=5000.0, prefill_rate=1e6) for name in ("safe", "other")}
-    try:
-        yield {name: sim.start() for name, sim in made.items()}
-    finally:
-        for sim in made.values():
-            sim.stop()
+    with together(made) as running:
+        yield running
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from tests.rig import Answer, Rig, Sidecar, rig
-from tests.servers import EngineSim
+from tests.servers import EngineSim, together
 from tests.stack import Stack, events, node, tenant
 
 pytestmark = pytest.mark.chaos
@@ -25,11 +25,8 @@ DONE = "data: [DONE]\n\n"
 @pytest.fixture(scope="module")
 def sims() -> Iterator[dict[str, EngineSim]]:
     made = {name: EngineSim(model="m", decode_rate=50.0, batch_slowdown=0.0, prefill_rate=1e6) for name in ("safe", "other")}
-    try:
-        yield {name: sim.start() for name, sim in made.items()}
-    finally:
-        for sim in made.values():
-            sim.stop()
+    with together(made) as running:
+        yield running
 
 
 @pytest.fixture(scope="module", params=["closed", "open"])

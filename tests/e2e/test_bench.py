@@ -19,7 +19,7 @@ from din_extproc.roles.baseline import BaselineOptions, compare
 from din_extproc.roles.split import Asked, SplitOptions, apart, ask
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
-from tests.servers import EngineSim
+from tests.servers import EngineSim, together
 from tests.stack import Stack, key_of, node, tenant
 
 pytestmark = pytest.mark.e2e
@@ -32,11 +32,8 @@ def engines() -> Iterator[dict[str, EngineSim]]:
     """The slow one takes eight times as long for each token; both take far longer than a gateway on a busy machine."""
     rates = {"quick": 40.0, "slow": 5.0}
     sims = {name: EngineSim(model="m", decode_rate=rate, prefill_rate=1e6) for name, rate in rates.items()}
-    try:
-        yield {name: sim.start() for name, sim in sims.items()}
-    finally:
-        for sim in sims.values():
-            sim.stop()
+    with together(sims) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from din_extproc.cli.app import app
-from tests.servers import EngineSim
+from tests.servers import EngineSim, together
 from tests.stack import Stack, node, tenant
 
 pytestmark = pytest.mark.e2e
@@ -19,11 +19,8 @@ NAMES = ("a-1", "a-2", "b-1")
 @pytest.fixture(scope="module")
 def engines() -> Iterator[dict[str, EngineSim]]:
     sims = {name: EngineSim(model=f"model-{name[0]}", decode_rate=2000.0, prefill_rate=1e6) for name in NAMES}
-    try:
-        yield {name: sim.start() for name, sim in sims.items()}
-    finally:
-        for sim in sims.values():
-            sim.stop()
+    with together(sims) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.servers import EngineSim, RedisServer
+from tests.servers import EngineSim, RedisServer, together
 from tests.stack import Stack, node, tenant
 
 pytestmark = pytest.mark.e2e
@@ -14,11 +14,8 @@ pytestmark = pytest.mark.e2e
 @pytest.fixture(scope="module")
 def engines() -> Iterator[dict[str, EngineSim]]:
     sims = {name: EngineSim(model="m", decode_rate=2000.0, prefill_rate=1e6) for name in ("a", "b")}
-    try:
-        yield {name: sim.start() for name, sim in sims.items()}
-    finally:
-        for sim in sims.values():
-            sim.stop()
+    with together(sims) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.servers import EngineSim
+from tests.servers import EngineSim, together
 from tests.stack import Stack, key_of, node, raw_request, tenant
 
 pytestmark = pytest.mark.e2e
@@ -34,11 +34,8 @@ INSIDE = {
 @pytest.fixture(scope="module")
 def sims() -> Iterator[dict[str, EngineSim]]:
     made = {name: EngineSim(model=name, decode_rate=5000.0, prefill_rate=1e6) for name in ("first", "second")}
-    try:
-        yield {name: sim.start() for name, sim in made.items()}
-    finally:
-        for sim in made.values():
-            sim.stop()
+    with together(made) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.servers import EngineSim
+from tests.servers import EngineSim, together
 from tests.stack import Stack, events, key_of, node, tenant
 
 pytestmark = pytest.mark.e2e
@@ -19,11 +19,8 @@ def engines() -> Iterator[dict[str, EngineSim]]:
     names = {"fast-a": "physical-fast", "fast-b": "physical-fast", "long": "physical-fast", "deep": "physical-deep"}
     sims = {name: EngineSim(model=model, auto_tool_choice=True, **options) for name, model in names.items()}
     sims["embed"] = EngineSim(model="embedder", runner="pooling", dimensions=32)
-    try:
-        yield {name: sim.start() for name, sim in sims.items()}
-    finally:
-        for sim in sims.values():
-            sim.stop()
+    with together(sims) as running:
+        yield running
 
 
 def config(engines: dict[str, EngineSim], **sections) -> dict:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.test_node_errors import Parrot
-from tests.servers import EngineSim
+from tests.servers import EngineSim, together
 from tests.stack import Stack, events, node, tenant
 
 pytestmark = pytest.mark.e2e
@@ -17,11 +17,8 @@ OPTIONS = {"decode_rate": 40.0, "batch_slowdown": 0.0, "prefill_rate": 1e6, "max
 def engines() -> Iterator[dict[str, EngineSim]]:
     names = {"big-1": "big", "big-2": "big", "lone": "lone", "small": "small", "tiny": "tiny"}
     sims = {name: EngineSim(model=model, served_model=(f"{model}-served",), **OPTIONS) for name, model in names.items()}
-    try:
-        yield {name: sim.start() for name, sim in sims.items()}
-    finally:
-        for sim in sims.values():
-            sim.stop()
+    with together(sims) as running:
+        yield running
 
 
 def pool(engines, model: str, *names: str, **fields) -> dict:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.servers import EngineSim
+from tests.servers import EngineSim, together
 from tests.stack import Stack, node, tenant
 
 pytestmark = pytest.mark.e2e
@@ -17,11 +17,8 @@ pytestmark = pytest.mark.e2e
 @pytest.fixture(scope="module")
 def sims() -> Iterator[dict[str, EngineSim]]:
     made = {name: EngineSim(model=name, decode_rate=5000.0, prefill_rate=1e6) for name in ("first", "second")}
-    try:
-        yield {name: sim.start() for name, sim in made.items()}
-    finally:
-        for sim in made.values():
-            sim.stop()
+    with together(made) as running:
+        yield running
 
 
 def config(sims: dict[str, EngineSim], **sections: Any) -> dict[str, Any]:

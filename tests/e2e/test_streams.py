@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from tests.rig import Backend
-from tests.servers import EngineSim
+from tests.servers import EngineSim, together
 from tests.stack import Stack, events, key_of, node, tenant
 
 pytestmark = pytest.mark.e2e
@@ -35,11 +35,8 @@ def sims() -> Iterator[dict[str, EngineSim]]:
         "pair": EngineSim(model="pair", decode_rate=100.0, prefill_rate=1e6),
         "spare": EngineSim(model="pair", decode_rate=100.0, prefill_rate=1e6),
     }
-    try:
-        yield {name: sim.start() for name, sim in made.items()}
-    finally:
-        for sim in made.values():
-            sim.stop()
+    with together(made) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from din_extproc.roles.verify import Unverifiable, VerifyOptions
 from din_extproc.roles.verify import verify as walk
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
-from tests.servers import EngineSim
+from tests.servers import EngineSim, together
 from tests.stack import Stack, key_of, node, tenant
 
 pytestmark = pytest.mark.e2e
@@ -27,11 +27,8 @@ def engines() -> Iterator[dict[str, EngineSim]]:
     options = {"max_model_len": 32768, "decode_rate": 2000.0, "prefill_rate": 1e6, "max_num_seqs": 256, "kv_tokens": 10_000_000}
     sims = {name: EngineSim(model=model, **options) for name, model in {"fast-a": "small", "fast-b": "small", "deep": "large"}.items()}
     sims["embed"] = EngineSim(model="embedder", runner="pooling", dimensions=8)
-    try:
-        yield {name: sim.start() for name, sim in sims.items()}
-    finally:
-        for sim in sims.values():
-            sim.stop()
+    with together(sims) as running:
+        yield running
 
 
 def config(engines: dict[str, EngineSim]) -> dict[str, Any]:
