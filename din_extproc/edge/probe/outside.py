@@ -7,14 +7,14 @@ import time
 from collections.abc import Mapping
 from ssl import SSLContext
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 from msgspec import Struct
 
 _LONGEST_BODY = 1 << 20
 _KEPT_S = 2.0
-"""Connections that rest longer are not used again: engines close theirs after five seconds, and a request that meets that is lost."""
+"""Connections to a gateway that rest longer are not used again: a request that meets the end of one is lost."""
 
 
 class Outcome(Struct, frozen=True):
@@ -66,7 +66,9 @@ class Client:
         self._session: ClientSession
 
     async def __aenter__(self) -> Self:
-        self._session = ClientSession(timeout=self._timeout, connector=TCPConnector(ssl=self._tls, limit=0, keepalive_timeout=_KEPT_S))
+        # Engines end kept connections after so many requests or seconds, each as it likes: nodes get a connection for each request.
+        kept: dict[str, Any] = {"keepalive_timeout": _KEPT_S} if self._key else {"force_close": True}
+        self._session = ClientSession(timeout=self._timeout, connector=TCPConnector(ssl=self._tls, limit=0, **kept))
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
