@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from jsonschema import Draft202012Validator
 
 from tests.engine_fleet import EngineFleet
 from tests.servers import EngineSim, LlamaServer
@@ -14,12 +15,24 @@ pytestmark = pytest.mark.e2e
 
 OPTIONS = {"decode_rate": 1000.0, "prefill_rate": 1e6, "auto_tool_choice": True}
 HELLO = [{"role": "user", "content": "hello"}]
-IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+SCHEMA = {
+    "type": "object",
+    "properties": {"answer": {"enum": ["yes", "no"]}, "sure": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["answer", "sure"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": SCHEMA}}
+MEDIA = {
+    "image": {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}},
+    "audio": {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
+    "video": {"type": "video_url", "video_url": {"url": "https://example.org/a.mp4"}},
+}
 
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[dict[str, EngineSim]]:
     fleet = {"org/seer": {"model": "org/seer", "media_tokens": 100, **OPTIONS}, "pooled": {"model": "pooled", "runner": "pooling"}}
+    fleet["thinker"] = {"model": "thinker", "reasoning": "reasoning_content", **OPTIONS}
     with EngineFleet(fleet) as running:
         yield dict(running.members)
 
@@ -30,6 +43,7 @@ def stack(engines) -> Iterator[Stack]:
         pools = {
             "seer": {"model": "org/seer", "engine": "vllm", "nodes": [node("seer", engines["org/seer"].address)]},
             "pooled": {"model": "pooled", "engine": "vllm", "nodes": [node("pooled", engines["pooled"].address)]},
+            "thinker": {"model": "thinker", "engine": "vllm", "nodes": [node("thinker", engines["thinker"].address)]},
             "llama": {"model": "smollm2", "engine": "llamacpp", "nodes": [node("llama", llama.address, max_seq_len=1024)]},
         }
         aliases = {"short": {"model": "org/seer"}}
@@ -66,11 +80,55 @@ def test_log_probabilities_pass_in_either_form(client):
     assert len(reply.json()["choices"][0]["logprobs"]["tokens"]) == 2
 
 
-def test_images_are_passed_on_and_cost_what_the_model_says(client, engines):
-    message = {"role": "user", "content": [{"type": "text", "text": "what is it?"}, IMAGE]}
+@pytest.mark.parametrize("kind", MEDIA)
+def test_media_are_passed_on_and_cost_what_the_model_says(client, engines, kind):
+    message = {"role": "user", "content": [{"type": "text", "text": "what is it?"}, MEDIA[kind]]}
     answer = chat(client, messages=[message]).json()
     assert answer["usage"]["prompt_tokens"] > 100
     assert json.loads(engines["org/seer"].seen()[1][-1]["body"])["messages"] == [message]
+
+
+def test_reasoning_comes_apart_from_the_answer_whole_and_in_deltas(client):
+    message = chat(client, model="thinker", max_tokens=60).json()["choices"][0]["message"]
+    assert message["reasoning_content"]
+    assert message["content"]
+    said = dict.fromkeys(("reasoning_content", "content"), "")
+    order = []
+    for event in events(chat(client, model="thinker", max_tokens=60, stream=True).text):
+        for channel in said:
+            piece = event["choices"][0]["delta"].get(channel) or ""
+            said[channel] += piece
+            order += [channel] * bool(piece)
+    assert said == {channel: message[channel] for channel in said}
+    assert order == sorted(order, reverse=True), "all of the one, then all of the other"
+
+
+def test_the_wished_for_form_of_an_answer_reaches_the_engine_byte_for_byte(client, engines):
+    wish = (
+        '"response_format" :{ "type":"json_schema","json_schema":{"name":"v","schema":{"type":"object","x":1.50,"pattern":"\\u0041/\\/"}}}'
+    )
+    body = f'{{"model":"org/seer","messages":[{{"role":"user","content":"hi"}}],"max_tokens":2, {wish} }}'
+    reply = client.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+    assert reply.status_code == 200, reply.text
+    assert engines["org/seer"].seen()[1][-1]["body"] == body.encode()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_real_engine_answers_in_json_of_the_schema_that_was_asked_for(client, stream):
+    asked = {"model": "smollm2", "max_tokens": 60, "temperature": 0, "seed": 1, "response_format": FORMAT, "stream": stream}
+    reply = chat(client, messages=[{"role": "user", "content": "Is the sky blue?"}], **asked)
+    if stream:
+        text = "".join(choice["delta"].get("content") or "" for event in events(reply.text) for choice in event["choices"])
+    else:
+        text = reply.json()["choices"][0]["message"]["content"]
+    Draft202012Validator(SCHEMA).validate(json.loads(text))
+
+
+def test_a_real_engine_answers_with_json_when_any_will_do(client):
+    asked = {"model": "smollm2", "max_tokens": 120, "temperature": 0, "response_format": {"type": "json_object"}}
+    choice = chat(client, messages=[{"role": "user", "content": 'Answer {"a": 1}'}], **asked).json()["choices"][0]
+    assert choice["message"]["content"].lstrip().startswith("{")
+    assert choice["finish_reason"] == "length" or isinstance(json.loads(choice["message"]["content"]), dict)
 
 
 @pytest.mark.parametrize("prompt", ["one", ["one", "two"], [5, 6, 7], [[5, 6], [7]]])
@@ -96,7 +154,7 @@ def test_documents_are_ranked_under_jinas_path_and_coheres(client, path):
 
 def test_models_are_listed_and_found_with_their_slashes_and_only_what_may_be_used(stack, client):
     listed = {model["id"]: model for model in client.get("/v1/models").json()["data"]}
-    assert listed.keys() == {"org/seer", "pooled", "smollm2", "short"}
+    assert listed.keys() == {"org/seer", "pooled", "smollm2", "short", "thinker"}
     assert listed["short"]["alias_for"] == ["org/seer"]
     assert client.get("/v1/models/org/seer").json() == client.get("/v1/models/org%2Fseer").json() == listed["org/seer"]
     with stack.client("other") as limited:
