@@ -115,6 +115,24 @@ def test_odd_names_are_shortened_and_escaped_and_the_page_still_parses():
     assert value == 2
 
 
+def test_names_with_percent_signs_and_other_alphabets_stand_in_histograms_as_they_are():
+    spread = Distributions(of.NODE_FIRST_TOKEN)
+    for name in ("100%d %s", "узел-7", 'a"b\\c'):
+        spread.record((name, ""), 0.3)
+    read = page([spread.family()])["din_node_time_to_first_token_seconds_count"]
+    assert read == {labels(din_node_id=name): 1 for name in ("100%d %s", "узел-7", 'a"b\\c')}
+
+
+def test_a_family_that_grows_while_it_is_shown_is_shown_as_it_was():
+    counts = Counts(of.BAD_EVENTS)
+    counts.add(("a",))
+    counts.add(("b",))
+    shown = iter(counts.family().points)
+    assert next(shown) == (("a",), 1)
+    counts.add(("c",))
+    assert list(shown) == [(("b",), 1)]
+
+
 def test_what_is_not_told_or_no_number_is_left_out():
     told = labelled(of.NODE_KV, (("a", 0.5), ("b", None), ("c", math.nan), ("d", math.inf)))
     assert page([told]) == {"din_node_kv_cache_usage_ratio": {labels(din_node_id="a"): 0.5}}
