@@ -145,9 +145,11 @@ def of_sidecar(status: Mapping[str, Any], settings: Settings) -> Iterator[Findin
         yield Finding("nodes", "fine", f"{len(status['membership']['nodes'])} ready")
 
 
-def of_machine(open_files: int) -> Iterator[Finding]:
-    """From the limits under which this process runs, as the sidecar started by the same user does."""
-    if open_files < _FEWEST_FILES:
+def of_machine(open_files: int | None) -> Iterator[Finding]:
+    """From the limits under which this process runs, as the sidecar started by the same user does. None: there is no limit."""
+    if open_files is None:
+        yield Finding("open files", "fine", "no limit")
+    elif open_files < _FEWEST_FILES:
         yield Finding("open files", "doubtful", str(open_files), "raise the limit (LimitNOFILE): each client and node takes one or two")
     else:
         yield Finding("open files", "fine", str(open_files))

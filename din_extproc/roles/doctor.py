@@ -77,4 +77,5 @@ async def _redis(settings: Settings) -> list[Finding]:
 
 
 def _machine() -> Iterator[Finding]:
-    yield from of_machine(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # the sidecar takes as many as it is allowed
+    yield from of_machine(None if files == resource.RLIM_INFINITY else files)

@@ -9,6 +9,7 @@ import sys
 
 import uvloop
 
+from din_extproc.edge.crowd import open_as_many_files_as_allowed
 from din_extproc.edge.process.workers import WorkerFailed
 from din_extproc.edge.registry.catalog_source import CatalogSource
 from din_extproc.edge.tls import Unusable
@@ -28,6 +29,7 @@ def run(options: ServeOptions) -> int:
     if isinstance(settings, Rejected):
         print(settings, file=sys.stderr)  # noqa: T201 - for the person who starts it; nothing runs yet
         return 1
+    open_as_many_files_as_allowed()
     if options.worker is None:
         for warning in settings.warnings:
             _log.warning("%s", warning)

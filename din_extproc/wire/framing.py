@@ -31,7 +31,7 @@ class Framer:
         max_block_bytes: a longer header block ends the connection.
     """
 
-    __slots__ = ("_begun", "_block", "_block_bytes", "_max_block_bytes", "_need", "_rest")
+    __slots__ = ("_begun", "_block", "_block_bytes", "_blocks", "_max_block_bytes", "_need", "_rest", "_rests")
 
     def __init__(self, max_block_bytes: int) -> None:
         self._rest = bytearray()
@@ -40,6 +40,14 @@ class Framer:
         self._block_bytes = 0
         self._max_block_bytes = max_block_bytes
         self._begun = False
+        self._blocks = self._rests = 0
+
+    @property
+    def unfinished(self) -> int:
+        """Names the frame or header block that waits for its rest, as long as it is the same one. 0: none does."""
+        if self._block is not None:
+            return -self._blocks
+        return self._rests if self._rest else 0
 
     @property
     def held(self) -> int:
@@ -82,6 +90,7 @@ class Framer:
                 if block is not None:
                     yield block
         if pos < end:
+            self._rests += 1
             rest += memoryview(data)[pos:]
 
     def _greet(self, data: bytes) -> int:
@@ -104,6 +113,7 @@ class Framer:
             if flags & frames.END_HEADERS:
                 return frames.HEADERS, flags, stream_id, piece, 0, len(piece)
             self._block, self._block_bytes = _Block(stream_id, flags, [piece]), len(piece)
+            self._blocks += 1
             return None
         if kind != frames.CONTINUATION or stream_id != block.stream_id:
             raise GoAwayError(ErrorCode.PROTOCOL_ERROR, "a header block was interrupted")

@@ -30,6 +30,7 @@ _OPENING = response_block((_CONTENT_TYPE,))
 _TRAILERS_OK = literal(b"grpc-status", b"0")
 _SECONDS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _MAX_TIMEOUT_DIGITS = 8
+_LOOK_S = 5.0
 _MAX_DETAIL = 1024
 _PLAIN = " !\"#$&'()*+,/:;<=>?@[\\]^`{|}~"
 """What `grpc-message` carries unescaped besides letters and digits: printable ASCII without the percent sign."""
@@ -48,7 +49,7 @@ class CallHead(Struct, frozen=True, gc=False):
 class Call(Stream):
     """One call. `owner` belongs to whoever serves the calls."""
 
-    __slots__ = ("deadline", "head", "need", "owner", "partial")
+    __slots__ = ("deadline", "head", "need", "owner", "partial", "partials")
 
     def __init__(self, stream_id: int, window: int, head: CallHead, deadline: float | None) -> None:
         super().__init__(stream_id, window)
@@ -58,6 +59,8 @@ class Call(Stream):
         """The beginning of a message, with its prefix."""
         self.need = 0
         """How long `partial` must grow before it is looked at again."""
+        self.partials = 0
+        """How many there were."""
         self.owner: Any = None
 
 
@@ -124,12 +127,13 @@ class GrpcConnection:
         self._outbox = self._connection.outbox
         self._events: list[Event] = []
         self._held = 0
+        self._awaited: dict[int, tuple[int, float]] = {}
+        """Calls whose message is not whole: which it is, and when it was first seen so."""
+        self._looked = now
         self.next_deadline: float | None = None
         """When `expire` has something to do, at the earliest."""
         self.receive: Callable[[bytes, float], None] = self._connection.receive
         """Take the peer's bytes, at a time in seconds. Never raises."""
-        self.tick = self._connection.tick
-        """Let time pass, at least once a second: keepalive."""
         self.drain = self._connection.drain
         """Ask the peer to open no more calls."""
         self.lost = self._connection.lost
@@ -145,6 +149,11 @@ class GrpcConnection:
     def calls(self) -> int:
         """How many are open."""
         return len(self._connection.streams)
+
+    @property
+    def busy(self) -> bool:
+        """A call is open that has said something, as far as the last look tells."""
+        return len(self._connection.streams) > len(self._awaited)
 
     @property
     def over(self) -> bool:
@@ -205,6 +214,26 @@ class GrpcConnection:
                 soonest = call.deadline
         self.next_deadline = soonest
 
+    def tick(self, now: float) -> None:
+        """Let time pass, at least once a second: keepalive, and an end to calls that say nothing or drip."""
+        self._connection.tick(now)
+        if now - self._looked >= _LOOK_S:
+            self._looked = now
+            self._look(now)
+
+    def _look(self, now: float) -> None:
+        before, self._awaited = self._awaited, {}
+        for call in list(self._connection.streams.values()):
+            if (call.need and call.partial is None) or call.half_closed or call.finishing:
+                continue
+            which, since = before.get(call.id, (call.partials, now))
+            if which != call.partials:
+                since = now
+            if now - since > self._limits.message_s:
+                self._refuse(call, DEADLINE_EXCEEDED, "no whole message in time")
+            else:
+                self._awaited[call.id] = (call.partials, since)
+
     # -- what the connection below tells (http2.Receiver) --------------------------------------------------------------------------
 
     def stream(self, stream_id: int, window: int, meaning: CallHead, now: float) -> Call:
@@ -225,13 +254,14 @@ class GrpcConnection:
 
     def data(self, stream: Call, buffer: bytes, start: int, stop: int) -> None:
         """A piece of the call's messages."""
-        if stream.finishing:
+        if stream.finishing or start == stop:
             return
         partial = stream.partial
         if partial is None:
             done = self._messages(stream, buffer, start, stop)
             if done < stop and not stream.finishing:
                 stream.partial = bytearray(memoryview(buffer)[done:stop])
+                stream.partials += 1
                 self._hold(stream, stop - done)
             return
         partial += memoryview(buffer)[start:stop]
@@ -244,6 +274,7 @@ class GrpcConnection:
             if done and not stream.finishing:
                 self._held -= done
                 stream.partial = bytearray(view[done:]) if done < length else None
+                stream.partials += 1
 
     def half_closed(self, stream: Call) -> None:
         """The client's half is complete."""

@@ -60,8 +60,7 @@ class Connection(Generic[H, S]):
         """The open streams by id."""
         self.outbox: Outbox[S] = Outbox(self._answered, limits.max_unsent_bytes_per_stream, limits.max_unsent_bytes)
         self._framer = Framer(limits.max_header_bytes)
-        self._settled = False
-        self._acknowledged = False
+        self._settled = self._acknowledged = self._draining = False
         self._half_window = limits.connection_window // 2
         self._half_stream_window = limits.stream_window // 2
         self._received = 0
@@ -69,9 +68,9 @@ class Connection(Generic[H, S]):
         self._refuse_above = frames.LARGEST_STREAM_ID
         self._gone: dict[int, bool] = {}
         self._gone_before: dict[int, bool] = {}
-        self._draining = False
         self._since = self._heard = now
         self._asked: float | None = None
+        self._unfinished, self._unfinished_since = 0, now
         self.fault: GoAwayError | None = None
         self._now = now
         self._announce()
@@ -342,19 +341,28 @@ class Connection(Generic[H, S]):
         return stream_id % 2 == 0 or self._last_id < stream_id <= self._refuse_above
 
     def tick(self, now: float) -> None:
-        """Let time pass: ask a silent peer whether it lives, and end a connection that never began or no longer answers."""
+        """Let time pass: ask a silent peer whether it lives, and end a connection that never began, drips or no longer answers."""
         if self.fault is not None:
             return
         limits = self._limits
         if not self._settled:
             if now - self._since > limits.handshake_s:
                 self._end(GoAwayError(ErrorCode.SETTINGS_TIMEOUT, "no SETTINGS in time"))
+        elif self._drips(now):
+            self._end(GoAwayError(ErrorCode.ENHANCE_YOUR_CALM, "a frame did not arrive in time"))
         elif self._asked is None or self._asked < self._heard:
             if now - self._heard > limits.keepalive_s:
                 self._asked = now
                 self.outbox.control(frames.frame(frames.PING, 0, 0, _ALIVE_PING))
         elif now - self._asked > limits.keepalive_timeout_s:
             self._end(GoAwayError(ErrorCode.NO_ERROR, "keepalive timeout"))
+
+    def _drips(self, now: float) -> bool:
+        """Whether a frame or header block has been on its way for too long, however much of it still comes."""
+        unfinished = self._framer.unfinished
+        if not unfinished or unfinished != self._unfinished:
+            self._unfinished, self._unfinished_since = unfinished, now
+        return now - self._unfinished_since > self._limits.frame_s
 
     def drain(self) -> None:
         """Ask the peer to open no more streams. Those it opens before it can know are still served; `over` tells when all are done."""

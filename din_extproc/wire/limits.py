@@ -31,6 +31,10 @@ class Limits(Struct, frozen=True):
     """Replies that wait for the peer's window, of all streams together."""
     handshake_s: float = 10.0
     """A peer that has not sent preface and SETTINGS by then is cut off."""
+    frame_s: float = 30.0
+    """A frame or a header block that has begun is whole by then, or the connection is cut off."""
+    message_s: float = 30.0
+    """A call's first message, and each that has begun, is whole by then, or the call is ended."""
     keepalive_s: float = 30.0
     """Silence after which the peer is asked whether it lives."""
     keepalive_timeout_s: float = 10.0

@@ -13,8 +13,9 @@ from urllib.parse import urlsplit
 import grpc
 import grpc.aio
 
+from din_extproc.edge.crowd import most_connections
 from din_extproc.edge.grpc.services import Service, Take
-from din_extproc.edge.tls import Secured, ServerFiles, Watched, server_context
+from din_extproc.edge.tls import HANDSHAKE_S, Secured, ServerFiles, Watched, server_context
 from din_extproc.wire.limits import MESSAGE_OVERHEAD_BYTES
 
 _STATUSES = {code.value[0]: code for code in grpc.StatusCode}
@@ -44,6 +45,8 @@ class GrpcioServer:
                 ("grpc.max_receive_message_length", limit),
                 ("grpc.max_send_message_length", limit),
                 ("grpc.so_reuseport", 0),
+                ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_S * 1000)),
+                ("grpc.max_allowed_incoming_connections", most_connections()),
                 *_KEEPALIVE,
             )
         )

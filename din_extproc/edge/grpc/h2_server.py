@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
+from din_extproc.edge.crowd import Crowd
 from din_extproc.edge.grpc.services import Service, Take, Taker
 from din_extproc.edge.tls import HANDSHAKE_S, Secured, names_of, server_context
 from din_extproc.wire.grpc import INTERNAL, OK, UNIMPLEMENTED, Call, Cut, GrpcConnection, Message, Opened, read_head
@@ -32,15 +33,17 @@ class H2Server:
         services: what is served.
         max_body_bytes: the largest body that a message must be able to carry.
         limits: what one connection may use, when it is not what `max_body_bytes` calls for.
+        most: connections at once; None: what the process's open files allow.
     """
 
-    def __init__(self, services: Sequence[Service], *, max_body_bytes: int, limits: Limits | None = None) -> None:
+    def __init__(self, services: Sequence[Service], *, max_body_bytes: int, limits: Limits | None = None, most: int | None = None) -> None:
         self.limits = limits or limits_for(max_body_bytes)
         self.memo = Memo(read_head)
         self.methods: dict[str, Take] = {
             f"/{service.name}/{method}": take for service in services for method, take in service.methods().items()
         }
         self.connections: set[_Connection] = set()
+        self.crowd = Crowd(most)
         self._services = services
         self._servers: list[asyncio.Server] = []
         self._sockets: dict[str, tuple[int, int] | None] = {}
@@ -186,6 +189,8 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._deadline: asyncio.TimerHandle | None = None
         self._said_goodbye: float | None = None
+        self._served = False
+        self._busy_at = self._time()
         self.grpc = GrpcConnection(server.memo, server.limits, self._time())
         self.flushing = False
 
@@ -197,6 +202,7 @@ class _Connection(asyncio.Protocol):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._server.connections.add(self)
         self.flush_soon()
+        self._server.crowd.enter(self)
 
     def data_received(self, data: bytes) -> None:
         # What is said while this is handled leaves at its end. Not one turn later: that would cost the loop a turn of its own.
@@ -218,6 +224,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self._server.connections.discard(self)
+        self._server.crowd.leave(self)
         self.grpc.lost()
         self._handle()
         if self._deadline is not None:
@@ -227,6 +234,11 @@ class _Connection(asyncio.Protocol):
     def names(self) -> frozenset[str]:
         """Those of the client's certificate."""
         return names_of(self._transport.get_extra_info("peercert"))
+
+    @property
+    def idle(self) -> tuple[bool, float] | None:
+        """As a `Guest` of the port."""
+        return None if self.grpc.busy else (self._served, self._busy_at)
 
     def drain(self) -> None:
         """Ask the client to open no more calls; closes by itself when the open ones are done."""
@@ -243,6 +255,8 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
             return
         self.grpc.tick(now)
+        if self.grpc.busy:
+            self._busy_at = now
         self.flush_soon()
 
     def flush_soon(self) -> None:
@@ -278,6 +292,7 @@ class _Connection(asyncio.Protocol):
             self.grpc.finish(call, UNIMPLEMENTED, "unknown method")
             return
         call.owner = answers = _Answers(self, call)
+        self._served, self._busy_at = True, self._time()
         try:
             answers.taker = take(answers)
         except Exception as error:  # noqa: BLE001 - a top-level guard: the call fails, its neighbours go on

@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from din_extproc.domain.timing import GatewayTimes
-from din_extproc.edge.http.dashboard import DashboardPages
+from din_extproc.edge.http.dashboard import EVENTS, DashboardPages
 from din_extproc.edge.http.paced import paced
 from din_extproc.edge.http.port import HttpPort, Problem
 from din_extproc.observe.exposition import CONTENT_TYPE
@@ -61,7 +61,8 @@ class AdminPages:
                 web.get("/exchanges", self._show_exchanges),
                 web.get("/metrics", self._show_metrics),
                 *(() if dashboard is None else dashboard.routes),
-            ]
+            ],
+            lasting=frozenset({EVENTS}),
         )
 
     @staticmethod

@@ -15,6 +15,9 @@ from din_extproc.observe.board import Board, change
 
 TURN_S = 2.0
 _VIEWERS = 16
+_READ_S = 10.0
+"""Who does not take an event for so long is a viewer no longer."""
+EVENTS = "/dashboard/events"
 _FOLDER = files("din_extproc.edge.http").joinpath("pages")
 _FILES = {
     "/dashboard": ("index.html", "text/html"),
@@ -52,7 +55,7 @@ class DashboardPages:
     def routes(self) -> list[web.RouteDef]:
         """For the admin port."""
         pages = [web.get(path, self._file) for path in _FILES]
-        return [*pages, web.get("/dashboard/data", self._data), web.get("/dashboard/events", self._events)]
+        return [*pages, web.get("/dashboard/data", self._data), web.get(EVENTS, self._events)]
 
     def close(self) -> None:
         """End the streams."""
@@ -79,13 +82,15 @@ class DashboardPages:
         try:
             await reply.prepare(request)
             before = await self._board()
-            await reply.write(b"event: board\ndata: %b\n\n" % _encode(before))
+            await _told(reply, b"event: board\ndata: %b\n\n" % _encode(before))
             while not await self._closed_within(TURN_S):
                 board = await self._board()
-                await reply.write(b"event: change\ndata: %b\n\n" % _encode(change(before, board)))
+                await _told(reply, b"event: change\ndata: %b\n\n" % _encode(change(before, board)))
                 before = board
             await reply.write_eof()
-        except ConnectionError:  # the viewer has gone
+        except (ConnectionError, TimeoutError):  # the viewer has gone, or does not read
+            if request.transport is not None:
+                request.transport.abort()
             return reply
         finally:
             self._viewers -= 1
@@ -106,6 +111,11 @@ class DashboardPages:
                 self._latest = await self._shown()
                 self._made_at = loop.time()
             return self._latest
+
+
+async def _told(reply: web.StreamResponse, event: bytes) -> None:
+    async with asyncio.timeout(_READ_S):
+        await reply.write(event)
 
 
 def _refused() -> web.Response:

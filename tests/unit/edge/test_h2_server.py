@@ -270,3 +270,24 @@ async def test_its_unix_socket_is_gone_after_the_stop_and_that_of_a_successor_st
     assert path.exists()
     await second.stop(0.1)
     assert not path.exists()
+
+
+async def test_however_many_hold_a_connection_a_newcomer_finds_a_place_and_who_is_at_work_keeps_it():
+    server = H2Server((EchoService(),), max_body_bytes=1 << 20, most=10)
+    (port,) = await server.start("127.0.0.1:0")
+    at_work = RawClient(*await asyncio.open_connection("127.0.0.1", port))
+    at_work.say(HELLO, call(1), data(1, message(b"\x01")))
+    assert (await at_work.hear(5))[-1].payload == message(b"\x01")
+    held = [RawClient(*await asyncio.open_connection("127.0.0.1", port)) for _ in range(30)]
+    for each in held[::2]:
+        each.say(HELLO)
+    newcomer = RawClient(*await asyncio.open_connection("127.0.0.1", port))
+    newcomer.say(HELLO, call(1), data(1, message(b"\x01")))
+    assert (await newcomer.hear(5))[-1].payload == message(b"\x01")
+    at_work.say(data(1, message(b"\x02")))
+    assert [seen.payload for seen in await at_work.hear(2)] == [message(b"\x02")] * 2
+    assert len(server.connections) <= 11
+    assert server.crowd.sent_away >= 20
+    for each in (*held, at_work, newcomer):
+        each.writer.close()
+    await server.stop(0)

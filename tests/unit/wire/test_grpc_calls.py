@@ -273,3 +273,38 @@ def test_a_cancelled_call_is_cut_once_and_what_waited_is_forgotten():
     peer.say(frame(frames.RST_STREAM, 0, 1, frames.WORD.pack(ErrorCode.CANCEL)))
     assert [type(event) for event in peer.events].count(Cut) == 1
     assert peer.grpc.held == peer.grpc.calls == 0
+
+
+@pytest.mark.parametrize("said", [b"", message(b"x" * 100)[:50]], ids=["nothing", "half a message"])
+def test_a_call_that_says_nothing_whole_is_ended_and_one_that_has_spoken_may_be_silent(said):
+    peer = Peer(limits=Limits(message_s=30, keepalive_s=1000))
+    peer.say(opening(1), opening(3))
+    peer.say(data(3, message(b"hello")))
+    peer.say(data(1, said))
+    for at in range(0, 60, 5):
+        peer.grpc.tick(at)
+    peer.hear()
+    assert peer.fields(1)[-1]["grpc-status"] == "4"
+    assert peer.grpc.calls == 1
+    assert peer.grpc.busy
+
+
+def test_a_call_that_only_waits_for_its_first_message_keeps_nobody_busy():
+    peer = Peer(limits=Limits(keepalive_s=1000))
+    peer.say(opening(1))
+    peer.grpc.tick(5)
+    assert not peer.grpc.busy
+    peer.say(data(1, message(b"hello")))
+    peer.grpc.tick(10)
+    assert peer.grpc.busy
+
+
+def test_a_call_whose_messages_are_cut_each_time_it_is_looked_at_goes_on():
+    peer = Peer(limits=Limits(message_s=30, keepalive_s=1000))
+    whole = message(b"x" * 100)
+    peer.say(opening(1))
+    peer.say(data(1, whole[:50]))
+    for at in range(0, 200, 5):
+        peer.grpc.tick(at)
+        peer.say(data(1, whole[50:] + whole[:50]))
+    assert peer.grpc.calls == 1

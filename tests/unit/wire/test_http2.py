@@ -353,3 +353,33 @@ def test_a_lost_transport_cuts_every_call():
     peer.hear()
     assert peer.told(1) == peer.told(3) == ["Opened", "Cut"]
     assert peer.grpc.calls == 0
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [frame(frames.PING, 0, 0, bytes(8))[:9], frame(frames.HEADERS, 0, 1, b""), frame(frames.DATA, 0, 1, bytes(100))[:50]],
+    ids=["frame", "header block", "data"],
+)
+def test_what_has_begun_and_does_not_become_whole_costs_the_connection_however_much_it_drips(begun):
+    peer = Peer(limits=Limits(frame_s=30, keepalive_s=1000))
+    peer.say(begun)
+    for at in range(1, 31):
+        peer.now = at
+        peer.grpc.tick(at)
+        if begun[3] == frames.HEADERS and at % 10 == 0:
+            peer.say(frame(frames.CONTINUATION, 0, 1, b""))
+        assert peer.goodbye() is None
+    peer.grpc.tick(40)
+    peer.hear()
+    assert peer.goodbye().reason == "a frame did not arrive in time"
+
+
+def test_a_frame_that_is_cut_each_time_it_is_looked_at_is_not_one_that_drips():
+    peer = Peer(limits=Limits(frame_s=30, keepalive_s=1000))
+    ping = frame(frames.PING, 0, 0, bytes(8))
+    peer.say(ping[:5])
+    for at in range(1, 200, 5):
+        peer.now = at
+        peer.grpc.tick(at)
+        peer.say(ping[5:] + ping[:5])
+    assert peer.goodbye() is None
