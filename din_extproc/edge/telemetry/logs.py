@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
+_OURS = "din_extproc"
 _AT_MOST = 20
 _WINDOW_S = 10.0
 _LONGEST = 8_000
@@ -57,8 +58,13 @@ class Sparing(logging.Filter):
 
 
 def configure(level: str) -> None:
-    """Log to standard error from now on. `level`: debug, info, warning or error."""
+    """Log to standard error from now on. `level`: debug, info, warning or error.
+
+    Libraries are not heard at `debug`: an HPACK decoder tells every header there, keys and tokens among them.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     handler.addFilter(Sparing())
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    own = logging.getLevelNamesMapping()[level.upper()]
+    logging.basicConfig(level=max(own, logging.INFO), handlers=[handler], force=True)
+    logging.getLogger(_OURS).setLevel(own)
