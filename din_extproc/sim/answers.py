@@ -93,16 +93,23 @@ def completion_body(identity: Identity, ask: Ask, reporting: Reporting) -> bytes
 class EventStream:
     """The events of one streamed answer, chat or completion, in the order vLLM sends them."""
 
-    def __init__(self, identity: Identity, ask: Ask, reporting: Reporting, *, chat: bool) -> None:
+    def __init__(self, identity: Identity, ask: Ask, reporting: Reporting, *, chat: bool, repeats: bool = False) -> None:
+        """`repeats`: every event names fingerprint and role, as TGI's do; with vLLM the last names the one, the first the other."""
         kind = "chat.completion.chunk" if chat else "text_completion"
         self._identity = identity
         self._ask = ask
         self._reporting = reporting
         self._chat = chat
         names = {"id": identity.id, "object": kind, "created": identity.created, "model": identity.model}
+        self._signed = {"system_fingerprint": identity.fingerprint}
+        self._signs_last = not repeats
+        if repeats:
+            names |= self._signed
         self._head = b"data: " + _encode(names)[:-1] + b',"choices":['
-        self._content = b',"delta":{"content":' if chat else b',"text":'
-        self._thought = b',"delta":{"%s":' % ask.reasoning.encode()
+        self._delta = b',"delta":{"role":"assistant",' if repeats else b',"delta":{'
+        self._no_delta = self._delta + b'"content":""}' if repeats else b',"delta":{}'
+        self._content = self._delta + b'"content":' if chat else b',"text":'
+        self._thought = self._delta + b'"%s":' % ask.reasoning.encode()
         self._close = b',"token_ids":null}]' if chat else b',"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]'
 
     def opening(self) -> bytes:
@@ -131,7 +138,7 @@ class EventStream:
         piece = script.pieces[position]
         if self._chat:
             key = self._thought if position < script.thoughts else self._content
-            delta = key + _encode(piece) + b"}" if piece or not is_last else b',"delta":{}'
+            delta = key + _encode(piece) + b"}" if piece or not is_last else self._no_delta
         else:
             delta = self._content + _encode(piece)
         logprobs = self._logprobs(piece)
@@ -147,7 +154,7 @@ class EventStream:
         usage = self._reporting.of(self._ask.prompt_tokens, sum(len(script.pieces) for script in self._ask.scripts))
         if not self._ask.include_usage or usage is None:
             return DONE
-        tail = {"usage": usage, "system_fingerprint": self._identity.fingerprint}
+        tail = {"usage": usage} | (self._signed if self._signs_last else {})
         return self._head + b"]," + _encode(tail)[1:] + b"\n\n" + DONE
 
     def failed(self, message: str, *, as_text: bool) -> bytes:
@@ -166,18 +173,19 @@ class EventStream:
         events = b""
         if position == 0:
             name = _encode(script.tool.name)
-            opening = b',"delta":{"content":null,"tool_calls":[{"id":"%s","type":"function","index":0,"function":{"name":%s}}]}'
-            delta = opening % (_tool_id(self._identity.id, index).encode(), name)
+            opening = b'"content":null,"tool_calls":[{"id":"%s","type":"function","index":0,"function":{"name":%s}}]}'
+            delta = self._delta + opening % (_tool_id(self._identity.id, index).encode(), name)
             events = self._event(index, delta + b',"logprobs":null,"finish_reason":null' + self._close, position)
         if is_last:
             ending = b',"logprobs":null' + self._ending(finish or script.finish_reason, script)
-            return events + self._event(index, b',"delta":{}' + ending, position, last=True)
-        delta = b',"delta":{"tool_calls":[{"index":0,"function":{"arguments":%s}}]}' % piece
+            return events + self._event(index, self._no_delta + ending, position, last=True)
+        delta = self._delta + b'"tool_calls":[{"index":0,"function":{"arguments":%s}}]}' % piece
         return events + self._event(index, delta + b',"logprobs":null,"finish_reason":null' + self._close, position)
 
     def _event(self, index: int, rest: bytes, position: int, *, last: bool = False) -> bytes:
         usage = self._continuous(index, position + 1)
-        fingerprint = b',"system_fingerprint":"%s"' % self._identity.fingerprint.encode() if last and not self._ask.include_usage else b""
+        signs = last and self._signs_last and not self._ask.include_usage
+        fingerprint = b"," + _encode(self._signed)[1:-1] if signs else b""
         return b'%s{"index":%d%s%s%s}\n\n' % (self._head, index, rest, usage, fingerprint)
 
     def _ending(self, reason: str, script: Script) -> bytes:

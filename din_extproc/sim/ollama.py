@@ -1,7 +1,7 @@
 """Ollama's own paths: `/api/chat`, `/api/generate`, `/api/embed`; streams are NDJSON, and streaming is the default.
 
 By the documentation of its API (`/api/chat` with `options`, `format`, `truncate`; `done_reason`, `prompt_eval_count`, `eval_count`).
-Not compared with a running Ollama.
+Checked against `ollama` 0.6, its own Python client: chats, completions, tools, embeddings, lists, refusals; not against a running Ollama.
 """
 
 from collections.abc import Callable
@@ -21,6 +21,15 @@ from din_extproc.sim.tokens import Tokenizer
 
 _encode = msgspec.json.encode
 _AT = "2026-11-29T12:00:00.000000Z"
+_DIGEST = "0" * 64
+_DETAILS = {
+    "parent_model": "",
+    "format": "gguf",
+    "family": "llama",
+    "families": ["llama"],
+    "parameter_size": "1B",
+    "quantization_level": "Q4_0",
+}
 _JSON = "application/json"
 _OPTIONS = {"num_predict": "max_tokens", "temperature": "temperature", "top_p": "top_p", "seed": "seed", "stop": "stop"}
 
@@ -31,7 +40,12 @@ def ollama(model: ModelSpec, tokenizer: Tokenizer) -> Face:
     chat = Surface(_reading(reader.chat, _chat), _whole_chat, _ChatStream, content_type="application/x-ndjson")
     text = Surface(_reading(reader.completion, _generate), _whole_text, _TextStream, content_type="application/x-ndjson")
     base = openai(model, tokenizer)
-    pages = {"/api/tags": {"models": [{"name": name, "model": name} for name in model.names]}, "/api/version": {"version": "0.40.12"}}
+    models = [{"name": name, "model": name, "digest": _DIGEST, "size": 1_000_000_000, "details": _DETAILS} for name in model.names]
+    pages = {
+        "/api/tags": {"models": [{**each, "modified_at": _AT} for each in models]},
+        "/api/ps": {"models": [{**each, "expires_at": _AT, "size_vram": 0, "context_length": model.max_model_len} for each in models]},
+        "/api/version": {"version": "0.40.12"},
+    }
     return Face(
         {**base.generating, "/api/chat": chat, "/api/generate": text},
         {**embedding_only(base), "/api/embed": PoolSurface(_embedding(pooled), _embedded)},

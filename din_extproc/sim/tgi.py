@@ -1,7 +1,7 @@
 """TGI's own paths, `/generate` and `/generate_stream`, beside its messages API.
 
-By its OpenAPI document (`inputs`, `parameters`; `details`, `token`, `generated_text`; errors with `error_type`). Not compared with a
-running TGI.
+By its OpenAPI document (`inputs`, `parameters`; `details`, `token`, `generated_text`; errors with `error_type`). Checked against the types
+that `huggingface_hub` 2.4 generates from that document, each required field there, streams included; not against a running TGI.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from din_extproc.sim.answers import Identity, Reporting
+from din_extproc.sim.answers import EventStream, Identity, Reporting, chat_body
 from din_extproc.sim.errors import Failure
 from din_extproc.sim.fields import decode_body
 from din_extproc.sim.model import ModelSpec
@@ -30,8 +30,10 @@ def tgi(model: ModelSpec, tokenizer: Tokenizer) -> Face:
     base = openai(model, tokenizer)
     whole = Surface(_reading(reader, stream=False), _whole, _Stream, headers=_counted)
     stream = Surface(_reading(reader, stream=True), _whole, _Stream, content_type="text/event-stream")
+    chat = Surface(reader.chat, chat_body, lambda *about: EventStream(*about, chat=True, repeats=True))
     pages = {"/info": {"model_id": model.root, "max_total_tokens": model.max_model_len, "version": "3.3.7"}}
-    return Face({**base.generating, "/generate": whole, "/generate_stream": stream}, {}, reword, pages)
+    own = {"/generate": whole, "/generate_stream": stream, "/v1/chat/completions": chat}
+    return Face({**base.generating, **own}, {}, reword, pages)
 
 
 def reword(failure: Failure) -> Failure:

@@ -1,6 +1,7 @@
 """Triton's own paths for one model: `/v2/models/NAME/generate`, `/generate_stream` and `/infer`, as the TensorRT-LLM backend answers there.
 
-By its documentation (the generate extension, KServe v2). Not compared with a running Triton.
+By its documentation (the generate extension, KServe v2). Checked against `tritonclient` 2.73, which takes pages, tensors and refusals for
+Triton's; not against a running Triton.
 """
 
 from collections.abc import Callable
@@ -20,6 +21,11 @@ from din_extproc.sim.tokens import Tokenizer
 
 _encode = msgspec.json.encode
 _JSON = "application/json"
+_SERVER = {"name": "triton", "version": "2.60.0", "extensions": ["classification", "model_repository", "generate"]}
+_TENSORS = {
+    "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1, 1]}],
+    "outputs": [{"name": "output", "datatype": "FP32", "shape": [-1, -1]}],
+}
 _NAMES = {"max_tokens": "max_tokens", "temperature": "temperature", "top_p": "top_p", "random_seed": "seed", "stop_words": "stop"}
 
 
@@ -28,12 +34,14 @@ def triton(model: ModelSpec, tokenizer: Tokenizer) -> Face:
     reader, pooled = Reader(model, tokenizer), PoolReader(model, tokenizer)
     base = openai(model, tokenizer)
     generating, pooling = dict(base.generating), embedding_only(base)
+    pages: dict[str, object] = {"/v2": _SERVER, "/v2/health/live": {}, "/v2/health/ready": {}}
     for name in model.names:
         path = f"/v2/models/{quote(name, safe='')}"
         generating[f"{path}/generate"] = Surface(_reading(reader, stream=False), _whole, _Stream)
         generating[f"{path}/generate_stream"] = Surface(_reading(reader, stream=True), _whole, _Stream)
         pooling[f"{path}/infer"] = PoolSurface(_inferring(pooled), _inferred)
-    return Face(generating, pooling, reword, {"/v2/health/ready": {}, "/v2": {"name": "triton", "version": "2.60.0"}})
+        pages |= {f"{path}/ready": {}, path: {"name": name, "versions": ["1"], "platform": "python", **_TENSORS}}
+    return Face(generating, pooling, reword, pages)
 
 
 def reword(failure: Failure) -> Failure:

@@ -5,7 +5,7 @@ from msgspec import Struct
 from din_extproc.domain.request import Operation
 from din_extproc.southbound import llamacpp, ollama, sglang, tensorrt_llm, tgi, triton, vllm
 from din_extproc.southbound.dialect import Dialect
-from din_extproc.southbound.parameters import Table
+from din_extproc.southbound.parameters import Table, unfolding
 
 
 class Engine(Struct, frozen=True):
@@ -18,12 +18,12 @@ class Engine(Struct, frozen=True):
 
 ENGINES: dict[str, Engine] = {
     "vllm": Engine(vllm.OPENAI),
-    "sglang": Engine(sglang.OPENAI),
-    "tensorrt_llm": Engine(tensorrt_llm.OPENAI),
-    "llamacpp": Engine(llamacpp.OPENAI),
-    "tgi": Engine(tgi.OPENAI, tgi.TGI),
-    "ollama": Engine(ollama.OPENAI, ollama.OLLAMA),
-    "triton": Engine(triton.OPENAI, triton.TRITON),
+    "sglang": Engine(unfolding(sglang.OPENAI)),
+    "tensorrt_llm": Engine(unfolding(tensorrt_llm.OPENAI)),
+    "llamacpp": Engine(unfolding(llamacpp.OPENAI)),
+    "tgi": Engine(unfolding(tgi.OPENAI), tgi.TGI),
+    "ollama": Engine(unfolding(ollama.OPENAI), ollama.OLLAMA),
+    "triton": Engine(unfolding(triton.OPENAI), triton.TRITON),
 }
 _UNKNOWN = Engine({})
 

@@ -24,6 +24,8 @@ BOOKKEEPING = frozenset({"user", "metadata", "store", "service_tier", "prompt_ca
 """Parameters that change nothing about an answer; `stream_options` only says what is told of it."""
 WISHES = frozenset({"parallel_tool_calls"})
 """What clients say unasked (LlamaIndex does) and no answer depends on: dropped and named even where other parameters are refused."""
+GUIDANCE = {kind: f"guided_{kind}" for kind in ("json", "regex", "choice", "grammar")}
+"""What vLLM's `structured_outputs` can hold, and the parameter of the same meaning that it had before."""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -45,6 +47,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "top_p": (1,),
     "ignore_eos": (False,),
     "length_penalty": (1,),
+    "structured_outputs": ({},),
     "encoding_format": ("float",),
     "stop": ([],),
 }
@@ -92,6 +95,18 @@ def translated(given: Mapping[str, Any], table: Table, taken: frozenset[str], *,
     return Mapped(values, tuple(dropped))
 
 
+def unfolding(table: Table) -> Table:
+    """The table, and `structured_outputs` by its words for the one kind of guidance that stands in there."""
+
+    def unfolded(value: Any) -> tuple[str, Any] | None:
+        if not isinstance(value, dict) or len(value) != 1:
+            return None
+        [(kind, wanted)] = value.items()
+        return _made(table.get(GUIDANCE.get(kind, kind), UNMAPPABLE), wanted)
+
+    return {**table, "structured_outputs": unfolded}
+
+
 class Renamed(Struct, frozen=True):
     """How the parameters of a body change for an engine that speaks OpenAI's words, but for some."""
 
@@ -117,6 +132,8 @@ def renamed(given: Mapping[str, Any], table: Table, *, drop: bool) -> Renamed | 
         if neutral(name, value):
             continue
         made = _made(table[name], value)
+        if made is not None and made[0] in values:
+            return refused(f"{name!r} and another parameter ask for the same in two ways.", name)
         if made is not None:
             values[made[0]] = made[1]
         elif drop or name in WISHES:

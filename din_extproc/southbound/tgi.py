@@ -16,7 +16,7 @@ Its messages API knows OpenAI's core only: `max_completion_tokens` is `max_token
 reads and ignores (`n`, `logit_bias`) or does not have (`top_k`, `min_p`, `repetition_penalty`, ...) is unmappable. Its `presence_penalty`
 is a repetition penalty in disguise, so that is unmappable as well.
 
-Written by its OpenAPI document; the bytes of streams were not checked against a running TGI.
+Written by its OpenAPI document, and checked with the types made of it; not checked against a running TGI.
 """
 
 from typing import Any

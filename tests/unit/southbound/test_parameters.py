@@ -13,11 +13,19 @@ def test_every_engine_that_a_pool_can_have_is_known():
     assert native_operations("vllm") is None
 
 
+AS_SCHEMA = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"a": 1}}}
+
+
 @pytest.mark.parametrize(
     ("engine", "given", "made"),
     [
         ("llamacpp", {"repetition_penalty": 1.2}, {"repeat_penalty": 1.2}),
-        ("sglang", {"guided_json": {"a": 1}}, {"json_schema": '{"a":1}'}),
+        ("vllm", {"guided_choice": ["a", "b"]}, {"structured_outputs": {"choice": ["a", "b"]}}),
+        ("vllm", {"guided_json": {"a": 1}}, {"structured_outputs": {"json": {"a": 1}}}),
+        ("sglang", {"guided_json": {"a": 1}}, {"response_format": AS_SCHEMA}),
+        ("sglang", {"guided_json": '{"a":1}'}, {"response_format": AS_SCHEMA}),
+        ("sglang", {"structured_outputs": {"json": {"a": 1}}}, {"response_format": AS_SCHEMA}),
+        ("llamacpp", {"structured_outputs": {"grammar": "g"}}, {"grammar": "g"}),
         ("tensorrt_llm", {"guided_regex": "a"}, {"response_format": {"type": "regex", "regex": "a"}}),
         ("tgi", {"max_completion_tokens": 4}, {"max_tokens": 4}),
         ("ollama", {"max_completion_tokens": 4}, {"max_tokens": 4}),
@@ -26,6 +34,21 @@ def test_every_engine_that_a_pool_can_have_is_known():
 def test_a_parameter_keeps_its_meaning_under_another_name(engine, given, made):
     found = renamed(given, ENGINES[engine].openai, drop=False)
     assert (found.values, found.removed, found.dropped) == (made, tuple(given), ())
+
+
+@pytest.mark.parametrize("asked", [{"choice": ["a"]}, {"json_object": True}, {"json": {}, "regex": "a"}, 7])
+def test_guidance_that_an_engine_has_not_is_refused_however_it_is_asked_for(asked):
+    refused = renamed({"structured_outputs": asked}, ENGINES["sglang"].openai, drop=False)
+    assert isinstance(refused, Refusal)
+    assert refused.param == "structured_outputs"
+    assert renamed({"structured_outputs": {}}, ENGINES["sglang"].openai, drop=False).removed == ()
+
+
+@pytest.mark.parametrize("engine", ["vllm", "tensorrt_llm"])
+def test_two_kinds_of_guidance_at_once_are_refused(engine):
+    refused = renamed({"guided_json": {"a": 1}, "guided_regex": "a"}, ENGINES[engine].openai, drop=False)
+    assert isinstance(refused, Refusal)
+    assert refused.param == "guided_regex"
 
 
 @pytest.mark.parametrize("engine", sorted(ENGINES))
