@@ -102,7 +102,7 @@ def unfolding(table: Table) -> Table:
         if not isinstance(value, dict) or len(value) != 1:
             return None
         [(kind, wanted)] = value.items()
-        return _made(table.get(GUIDANCE.get(kind, kind), UNMAPPABLE), wanted)
+        return _made(table.get(GUIDANCE.get(kind, ""), UNMAPPABLE), wanted)
 
     return {**table, "structured_outputs": unfolded}
 
