@@ -15,6 +15,7 @@ from din_extproc.settings.settings import Settings
 
 OLDEST_REDIS = (6, 2)
 _SKEW_S = 1.0
+_FAR_S = 5.0
 _EDIT_ROOM = 1 << 16
 _FEWEST_FILES = 4096
 
@@ -44,7 +45,7 @@ def of_redis(info: Mapping[str, str], took_ms: float, skew_s: float, settings: S
         yield Finding("redis latency", "fine", f"{took_ms:.1f} ms of {limit}")
     if abs(skew_s) > _SKEW_S:
         change = "synchronise the clocks: keys expire and heartbeats are told by ours, limits by Redis'"
-        yield Finding("clock", "doubtful", f"Redis is {skew_s:+.1f} s from this machine", change)
+        yield Finding("clock", "wrong" if abs(skew_s) > _FAR_S else "doubtful", f"Redis is {skew_s:+.1f} s from this machine", change)
     else:
         yield Finding("clock", "fine", f"Redis is {skew_s:+.3f} s from this machine")
     policy = info.get("maxmemory_policy", "noeviction")

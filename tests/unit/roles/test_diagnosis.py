@@ -67,6 +67,7 @@ def test_a_gateway_in_good_health_has_nothing_to_change(settings):
         ({}, 30.0, 0.0, {"redis latency": "doubtful"}),
         ({}, 80.0, 0.0, {"redis latency": "wrong"}),
         ({}, 1.0, -3.0, {"clock": "doubtful"}),
+        ({}, 1.0, 8.0, {"clock": "wrong"}),
         ({"maxmemory": "1000", "maxmemory_policy": "allkeys-lru"}, 1.0, 0.0, {"redis memory": "wrong"}),
     ],
 )
@@ -125,3 +126,4 @@ def test_of_a_sidecar_that_struggles(settings):
 
 def test_of_a_machine_with_few_files():
     assert bad(of_machine(1024)) == {"open files": "doubtful"}
+    assert bad(of_machine(None)) == {}
