@@ -4,6 +4,7 @@ import gzip
 import json
 import socket
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -143,6 +144,20 @@ def test_a_body_that_grows_is_refused_before_it_has_grown(stack, engine, bomb):
     assert resident_mib(stack) < before + 8 * LIMIT_MIB
     assert took < 20
     assert len(engine.seen()[1]) == 1
+
+
+@pytest.mark.parametrize(
+    "encoding", ["br", "zstd", "deflate", "compress", "zip", "gzip, gzip", "gzip, br", "identity, gzip", "x", "gzip\tx"]
+)
+def test_a_body_that_is_packed_in_another_way_is_refused_unopened(stack, engine, encoding):
+    engine.forget()
+    packed = gzip.compress(gzip.compress(b" " * (200 << 20), 9), 9) if "gzip" in encoding else zlib.compress(b" " * (200 << 20), 9)
+    before = resident_mib(stack)
+    with stack.client() as client:
+        reply = client.post(PATH, content=packed, headers={"content-type": "application/json", "content-encoding": encoding})
+    assert reply.status_code in {400, 413, 415}, reply.text
+    assert resident_mib(stack) < before + 8 * LIMIT_MIB
+    assert engine.seen()[1] == []
 
 
 # Clients that drip

@@ -94,7 +94,9 @@ def test_b30_a_slash_or_a_query_is_the_same_path_and_metered(client, sims):
 @pytest.mark.parametrize(
     "path",
     ["//v1/chat/completions", "/v1/chat%2Fcompletions", "/V1/chat/completions", "/v1/chat/completions#x", "/v1/chat/completions//",
-     "/v1/../v1/chat/completions", "/v1/chat/completions;x", "/v1/%63hat/completions", "/", "/v1", "/metrics", "/_seen", "/tokenize"],
+     "/v1/../v1/chat/completions", "/v1/chat/completions;x", "/v1/%63hat/completions", "/v1/chat/completions.", "/v1/chat/completions..",
+     "/./v1/chat/completions", "/v1/chat/..%2fchat/completions", "/v1%5cchat/completions", "/v1/chat\\completions",
+     "/", "/v1", "/metrics", "/_seen", "/tokenize"],
 )  # fmt: skip
 def test_b30_any_other_spelling_is_a_404_and_reaches_no_node(stack, sims, path):
     body = json.dumps(ask())
@@ -102,6 +104,18 @@ def test_b30_any_other_spelling_is_a_404_and_reaches_no_node(stack, sims, path):
     assert reply.startswith(b"HTTP/1.1 404 "), reply
     assert json.loads(reply.partition(b"\r\n\r\n")[2])["error"]["code"] == "path_not_found"
     assert seen(sims) == []
+
+
+@pytest.mark.parametrize("host", ["gateway", "10.0.0.5:22", "user:pass@gateway", "gateway:99999"])
+def test_a_whole_url_as_target_is_its_path_and_goes_nowhere_else(stack, sims, host):
+    body = json.dumps(ask())
+    lines = ("content-type: application/json", f"content-length: {len(body)}")
+    reply = raw(stack, f"POST http://{host}{PATH} HTTP/1.1", *lines, body=body)
+    assert not reply or reply.startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 400 ")), reply
+    assert [request["path"] for request in seen(sims)] == [PATH] * reply.startswith(b"HTTP/1.1 200 ")
+    assert host == "gateway" or host.encode() not in reply
+    elsewhere = raw(stack, f"POST http://{host}/_seen HTTP/1.1", *lines, body=body)
+    assert not elsewhere or elsewhere.startswith((b"HTTP/1.1 404 ", b"HTTP/1.1 400 ")), elsewhere
 
 
 def test_b23_models_whose_names_have_slashes_are_found_one_by_one(client):
