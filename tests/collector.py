@@ -1,5 +1,6 @@
 """A collector of OpenTelemetry's protocol on loopback that keeps what it is told and can be told to refuse it."""
 
+import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
@@ -9,20 +10,23 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 
 class Collector:
-    """A context manager. `status`: what it answers."""
+    """A context manager. `status`: what it answers. `tls`: how it proves itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.status = 200
         self.headers: list[dict[str, str]] = []
         self.spans: list[dict[str, Any]] = []
         self.metrics: dict[str, Any] = {}
         self.resource: dict[str, str] = {}
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._scheme = "http" if tls is None else "https"
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
+        return f"{self._scheme}://127.0.0.1:{self._server.server_port}"
 
     def of_trace(self, trace_id: str) -> dict[str, dict[str, Any]]:
         """The spans of an exchange by name, found by `x-din-trace-id`."""

@@ -159,4 +159,5 @@ def _exporter(settings: Settings, telemetry: Telemetry, families: Callable[[], I
     if settings.network:
         service["service.namespace"] = settings.network
     headers = {name: value.get_secret_value() for name, value in telemetry.headers.items()}
-    return OtlpExporter(telemetry.endpoint, headers, service, telemetry.timeout_s, families)
+    tls = None if telemetry.tls is None else telemetry.tls.files(settings.folder)
+    return OtlpExporter(telemetry.endpoint, headers, service, telemetry.timeout_s, families, tls)

@@ -6,9 +6,10 @@ Rule: without the section nothing is pushed and no request leaves a span; `/metr
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from din_extproc.settings.section import Section, Text
+from din_extproc.settings.tls import ClientTls
 
 
 def _endpoint(text: str) -> str:
@@ -27,6 +28,8 @@ class Telemetry(Section):
     endpoint: Annotated[Text, AfterValidator(_endpoint)]
     """OTLP over HTTP; `/v1/traces` and `/v1/metrics` are put behind it."""
     headers: dict[Text, Annotated[SecretStr, Field(strict=False)]] = Field(default_factory=dict)
+    tls: ClientTls | None = None
+    """Whom it believes behind `https`, and what it shows there. None: as the system does."""
     sample: Share = 0.05
     """The share of requests without a trace of their own that leave spans; a client's sampled trace always does."""
     metrics_every_s: Annotated[float, Field(strict=False, ge=0, le=3600)] = 60.0
@@ -35,3 +38,9 @@ class Telemetry(Section):
     """How often spans are pushed."""
     timeout_s: Annotated[float, Field(strict=False, ge=0.1, le=60)] = 5.0
     service_name: Text = "din-extproc"
+
+    @model_validator(mode="after")
+    def _secured(self) -> "Telemetry":
+        if self.tls is not None and not self.endpoint.startswith("https:"):
+            raise ValueError("`tls` is for an endpoint that begins with https:")
+        return self

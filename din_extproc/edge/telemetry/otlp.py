@@ -34,6 +34,7 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 from din_extproc import __version__
 from din_extproc.domain.usage import ExchangeRecord, FailedAttempt
 from din_extproc.edge.clock import SystemClock
+from din_extproc.edge.tls import ClientFiles, Watched, client_context
 from din_extproc.observe.families import Distribution, Family, Labels, Value
 from din_extproc.observe.instruments import SEMCONV, Instrument, Kind
 from din_extproc.observe.spans import Span, attempt_span, spans
@@ -62,6 +63,7 @@ class OtlpExporter:
         service: `service.name` and whatever else tells this sidecar from others.
         timeout_s: For one request.
         families: The metrics as they are; None: others may go first.
+        tls: Whom it believes, and what it shows. None: as the system does.
     """
 
     def __init__(
@@ -71,12 +73,15 @@ class OtlpExporter:
         service: Mapping[str, str],
         timeout_s: float,
         families: Callable[[], Iterable[Family | None]],
+        tls: ClientFiles | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._headers = {**headers, "content-type": "application/x-protobuf"}
         self._resource = Resource(dict(service))
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._families = families
+        self._server_name = None if tls is None else tls.server_name
+        self._tls = None if tls is None else Watched(tls.files, lambda: client_context(tls))
         self._began_ns = int(SystemClock.wall() * _NS_PER_S)
         self._records: deque[ExchangeRecord | FailedAttempt] = deque()
         self._down = False
@@ -141,7 +146,14 @@ class OtlpExporter:
         try:
             async with (
                 aiohttp.ClientSession(timeout=self._timeout) as session,
-                session.post(self._endpoint + path, data=body, headers=self._headers) as reply,
+                session.post(
+                    self._endpoint + path,
+                    data=body,
+                    headers=self._headers,
+                    allow_redirects=False,  # the headers hold a secret for this one
+                    ssl=True if self._tls is None else self._tls.now(),
+                    server_hostname=self._server_name,
+                ) as reply,
             ):
                 if reply.status not in _GOOD:
                     reason = f"status {reply.status}"

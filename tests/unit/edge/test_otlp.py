@@ -1,12 +1,16 @@
 """Spans and metrics as a collector gets them."""
 
+import ssl
+
 import pytest
 from msgspec.structs import replace
 
 from din_extproc.domain.usage import ExchangeRecord, FailedAttempt, Outcome, Usage
 from din_extproc.edge.telemetry.otlp import OtlpExporter
+from din_extproc.edge.tls import ClientFiles
 from din_extproc.observe.exchange_metrics import ExchangeMetrics
 from din_extproc.observe.spans import attempt_span, span_to_node, spans
+from tests.certificates import Authority
 from tests.collector import Collector
 
 TRACE, SPAN, PARENT = "0af7651916cd43dd8448eb211c80319c", "00000000000000a1", "b7ad6b7169203331"
@@ -101,6 +105,29 @@ async def test_a_collector_that_takes_nothing_costs_spans_and_nothing_else(colle
     await gone.push_spans()
     await gone.push_metrics()
     assert gone.dropped == 1
+
+
+async def test_a_collector_behind_mutual_tls_is_reached_with_the_right_files_only(tmp_path):
+    authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
+    port = authority.issue("collector", "127.0.0.1")
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(port["cert"], port["key"])
+    server.load_verify_locations(str(authority.file))
+    server.verify_mode = ssl.CERT_REQUIRED
+    own = authority.issue("din", "din")
+    with Collector(server) as behind:
+        for files, taken in (
+            (None, 0),
+            (ClientFiles(str(authority.file)), 0),
+            (ClientFiles(str(stranger.file), **own), 0),
+            (ClientFiles(str(authority.file), **own, server_name="another"), 0),
+            (ClientFiles(str(authority.file), **own), 4),
+        ):
+            exports = OtlpExporter(behind.endpoint, {}, {"service.name": "din"}, 5.0, ExchangeMetrics().families, files)
+            exports.finished(RECORD)
+            await exports.push_spans()
+            assert exports.exported == taken, files
+    assert len(behind.spans) == 4
 
 
 async def test_metrics_are_pushed_under_their_names_with_units_and_buckets(collector):
