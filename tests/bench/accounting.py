@@ -1,12 +1,11 @@
 """What accounting costs per request, part by part, and what a scrape of 100,000 series does to decisions beside it.
 
-Rule: the parts are those that the sidecar runs; the page is made at the pace of the admin port.
+Rule: the parts are those that the sidecar runs.
 """
 
 import asyncio
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,22 +14,15 @@ from msgspec.structs import replace
 from din_extproc.audit.chain import Key
 from din_extproc.domain.usage import ExchangeRecord, Outcome, Usage
 from din_extproc.edge.audit.log import AuditLog, AuditOptions
-from din_extproc.edge.http.paced import paced
 from din_extproc.edge.telemetry.exchange_log import ExchangeLog
 from din_extproc.edge.telemetry.otlp import OtlpExporter
 from din_extproc.flow.audited import ending
-from din_extproc.observe import instruments as of
 from din_extproc.observe.exchange_metrics import ExchangeMetrics
-from din_extproc.observe.exposition import slices
-from din_extproc.observe.families import Distributions
-from tests.bench.contenders import chat_body
-from tests.bench.field import BODY_BYTES, Field, Figures
-from tests.bench.growth import decide, desk_of
+from tests.bench.beside_a_scrape import beside_a_scrape
+from tests.bench.field import Field, Figures
 from tests.bench.harness import median
 
 _RECORDS = 4000
-_DECISIONS = 1000
-_SERIES = 100_000
 RECORD = ExchangeRecord(
     request_id="0192f0c1d2e300010000000000000abc", trace_id="0192f0c1d2e300010000000000000abc", tenant="acme", key_id="k", model="m",
     alias="a", pool="p", rule="r1", node_id="gpu-7", status=200, outcome=Outcome.COMPLETED, stream=True, usage=Usage(900, 200, 400),
@@ -40,16 +32,13 @@ RECORD = ExchangeRecord(
 
 
 def accounting(field: Field) -> Figures:
-    """CPU of each part per finished exchange, and the wait of decisions without and with a large scrape."""
+    """CPU of each part per finished exchange, and the wait for decisions without and with a large scrape."""
     rounds = max(3, field.effort.rounds)
-    alone, beside, pages = asyncio.run(_beside_a_scrape(rounds, field.effort.many_tenants))
     parts = {name: median(asyncio.run(part()) for _ in range(rounds)) for name, part in _PARTS.items()}
     return {
         **{f"account_{name}_us": spent for name, spent in parts.items()},
         "account_us": parts["metrics"] + parts["audit"] + parts["log"],
-        "decision_p99_beside_a_scrape_vs_alone": median(one / other for one, other in zip(beside, alone, strict=True)),
-        "scrape_series": _SERIES * field.effort.many_tenants // 100_000,
-        "scrape_s": median(pages),
+        **beside_a_scrape(field),
     }
 
 
@@ -100,40 +89,3 @@ def _us(work: Callable[[], object]) -> float:
     began = time.process_time()
     work()
     return (time.process_time() - began) / _RECORDS * 1e6
-
-
-async def _beside_a_scrape(rounds: int, many: int) -> tuple[list[float], list[float], list[float]]:
-    """P99 of decisions, each from its turn to its verdict, alone and beside scrapes that follow each other; and seconds of a page."""
-    per_set = len(of.NODE_DURATION.bounds) + 3
-    spread = Distributions(of.NODE_DURATION, cap=1 << 30)
-    for at in range(_SERIES * many // 100_000 // per_set):
-        spread.record((f"node-{at}", "m"), at % 90)
-    alone, beside, pages = [], [], []
-    for _ in range(rounds):
-        alone.append(await _p99())
-        scraping = asyncio.get_running_loop().create_task(_scrape(spread, pages))
-        beside.append(await _p99())
-        scraping.cancel()
-        await asyncio.gather(scraping, return_exceptions=True)
-    return alone, beside, pages
-
-
-async def _scrape(spread: Distributions, pages: list[float]) -> None:
-    while True:
-        began = time.perf_counter()
-        async for _ in paced(slices([spread.family()])):
-            pass
-        pages.append(time.perf_counter() - began)
-
-
-async def _p99() -> float:
-    """Decisions at half load: as long a pause as a decision takes."""
-    desk, body, running, waits = desk_of(), chat_body(BODY_BYTES), deque(), []
-    loop = asyncio.get_running_loop()
-    for _ in range(_DECISIONS):
-        due = loop.time() + 0.0005
-        await asyncio.sleep(0.0005)
-        decide(desk, body, running)
-        waits.append(loop.time() - due)
-    waits.sort()
-    return waits[int(len(waits) * 0.99)]

@@ -165,8 +165,14 @@ def _cell(figures: Figures, name: str, *parts: str) -> str:
 def _row(bar: Bar, figures: Figures) -> str:
     sign = "≤" if bar.at_most else "≥"
     figure = figures.get(bar.name)
-    measured = "not measured" if figure is None else _number(figure) + _mark(bar, figure)
+    measured = "not measured" if figure is None else _number(figure) + _spread(bar.name, figures) + _mark(bar, figure)
     return f"| {bar.means} | {measured} | {sign} {bar.bar:g} | {sign} {bar.dream:g} |"
+
+
+def _spread(name: str, figures: Figures) -> str:
+    """The lowest and the highest that it may be, where that was measured."""
+    bounds = [figures[f"{name}_{end}"] for end in ("lowest", "highest") if f"{name}_{end}" in figures]
+    return f" ({' to '.join(map(_number, bounds))})" if bounds else ""
 
 
 def _mark(bar: Bar, figure: float) -> str:
