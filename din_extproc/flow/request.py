@@ -129,19 +129,20 @@ class _Held(Struct, frozen=True, gc=False):
     taken: Taken
     engine: str
     """Of the pool that it goes to."""
+    translated: NodeOrder | None
+    """What the node was asked, when its answer is to be translated; without the body, which went with the verdict."""
 
 
 class RequestFlow:
     """One HTTP exchange, from its first byte to its last."""
 
-    __slots__ = ("_desk", "_head", "_held", "_intent", "_order", "_request_id", "_span", "_trace_id", "_waited_s", "_who")
+    __slots__ = ("_desk", "_head", "_held", "_intent", "_request_id", "_span", "_trace_id", "_waited_s", "_who")
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._head = _NO_HEAD
         self._held: _Held | None = None
         self._intent: Intent | None = None
-        self._order: NodeOrder | None = None
         self._request_id = ""
         self._trace_id = ""
         self._who: Authenticated | None = None
@@ -171,10 +172,10 @@ class RequestFlow:
 
     def answered(self, head: ResponseHead) -> Treatment:
         """A node's error is told in the gateway's words, an answer in its engine's own words in OpenAI's; any other goes on as it is."""
-        if self._held is None or self._order is None:
+        if self._held is None:
             return PASS
-        asked, wall = self._order, self._desk.clock.wall()
-        if asked.dialect is None or head.status >= HTTPStatus.BAD_REQUEST:
+        asked, wall = self._held.translated, self._desk.clock.wall()
+        if asked is None or asked.dialect is None or head.status >= HTTPStatus.BAD_REQUEST:
             return failures.treatment(self._held.engine, head, self._head, self._trace_id, wall)
         named = Asked(asked.operation, self._request_id, int(wall), asked.model, asked.fields)
         return Translation(asked.dialect, named, asked.stream, self._head, self._trace_id).treat(head)
@@ -243,9 +244,10 @@ class RequestFlow:
         if isinstance(picked, Refusal):
             desk.start(self._refund(who.tenant.id))
             return picked
-        self._held = _Held(who.tenant.id, picked.taken, target.pool.engine)
+        translated = None if asked.dialect is None else replace(asked, body=b"")
+        self._held = _Held(who.tenant.id, picked.taken, target.pool.engine, translated)
         desk.live[self._request_id] = who.tenant.id
-        self._order = asked
+        self._who = self._intent = None  # what is open for minutes keeps no more than it needs
         trace, key, standing, over = self._trace_id, who.key.id, admitted.standing, missed(admitted)
         took = desk.clock.monotonic() - began, self._waited_s
         granted = Granted(trace, key, reading, intent, asked, routed, target, picked, claim, standing, over, self._span, *took)

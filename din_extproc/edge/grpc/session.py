@@ -105,6 +105,7 @@ class Session:
     def _decided(self, verdict: Verdict) -> None:
         if self._over:
             return
+        self._deciding = None
         try:
             messages = self._exchange.verdict(verdict)
         except ValueError as error:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import tracemalloc
 
 import pytest
 import yaml
@@ -148,6 +149,22 @@ async def test_a_client_that_leaves_while_the_counters_are_asked_leaves_nothing_
     assert plane.desk.placer.in_use() == {}
     _, verdict = await decide(plane)
     assert tokens_left(verdict) == tokens_left((await decide(fresh()))[1])
+
+
+async def test_an_open_request_does_not_keep_its_body(plane):
+    """Answers stream for minutes, and bodies may be megabytes."""
+    body = {**BODY, "messages": [{"role": "user", "content": "x" * 1_000_000}], "model": "bound"}
+    raw = json.dumps(body).encode()
+    flow = plane.desk.begin()
+    tracemalloc.start()
+    try:
+        verdict = await flow.decide(head(), raw)
+        assert isinstance(verdict, Send)
+        assert verdict.body is not raw
+        del verdict
+        assert tracemalloc.get_traced_memory()[0] < 100_000
+    finally:
+        tracemalloc.stop()
 
 
 async def test_b28_a_verdict_that_can_not_be_sent_gives_everything_back(plane):
