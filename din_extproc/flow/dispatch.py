@@ -109,7 +109,7 @@ def refused_metadata(who: Authenticated, intent: Intent | None) -> dict[str, str
             labels,
             prompt_estimate=intent.prompt_tokens,
             stream=intent.stream,
-            operation=intent.operation.value,
+            operation=intent.operation,
             tags=tags(intent),
         )
     return {"labels": _as_json(labels).decode()}
@@ -140,7 +140,7 @@ def _metadata(granted: Granted) -> dict[str, str | float | bool]:
         estimate.fixed,
         intent.stream,
         bool(target.degraded),
-        intent.operation.value,
+        intent.operation,
         granted.would_refuse,
         granted.reading.sensitive,
         tags(intent),

@@ -77,7 +77,7 @@ def _openai(reading: Reading, intent: Intent, pool: Pool) -> NodeOrder | Refusal
         values, removed, headers = changed
         edits |= values
     body = with_values(reading.body, reading.outline, edits, removed) if edits or removed else reading.body
-    return NodeOrder(intent.operation, intent.stream, intent.operation.value, body, ours, headers, None if removed else edits)
+    return NodeOrder(intent.operation, intent.stream, intent.operation, body, ours, headers, None if removed else edits)
 
 
 def _renamed(reading: Reading, named: set[str], table: Table, pool: Pool) -> tuple[dict[str, bytes], tuple[str, ...], Headers] | Refusal:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
-from google.protobuf.struct_pb2 import Value
+from google.protobuf.struct_pb2 import Struct, Value
 
 from din_extproc._proto.envoy.config.core.v3.address_pb2 import Address
 from din_extproc._proto.envoy.data.accesslog.v3.accesslog_pb2 import AccessLogCommon, HTTPAccessLogEntry, ResponseFlags, UpstreamEnd
@@ -112,9 +112,7 @@ def _attempt(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[
 
 
 def _record(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[str, str]) -> ExchangeRecord:
-    told = {
-        name: value for space in common.metadata.filter_metadata.items() if space[0] in _OURS for name, value in space[1].fields.items()
-    }
+    told = _told(common.metadata.filter_metadata)
     labels = _labels(told)
     flags = _flags(common.response_flags) if common.HasField("response_flags") else _NO_FLAGS
     endpoint = _endpoint(common.upstream_remote_address) if common.HasField("upstream_remote_address") else ""
@@ -167,6 +165,14 @@ def _record(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[s
         moved_from=labels.pool if moved else "",
         out_of_time=entry.response.response_code_details == _TOTAL_TIMEOUT,
     )
+
+
+def _told(spaces: Mapping[str, Struct]) -> _Fields:
+    """What the gateway left: in one namespace as a rule, and then its fields as they are."""
+    names = [name for name in (NAMESPACE, _PERMITS) if name in spaces]
+    if len(names) == 1:
+        return spaces[names[0]].fields
+    return {name: value for space in names for name, value in spaces[space].fields.items()}
 
 
 def _since(started_us: int, told: _Fields, name: str) -> float | None:

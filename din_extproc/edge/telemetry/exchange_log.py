@@ -95,7 +95,7 @@ def _line(record: ExchangeRecord) -> _Line:
         pool=record.pool,
         rule=record.rule,
         node_id=record.node_id,
-        outcome=record.outcome.value,
+        outcome=record.outcome,
         status=record.status,
         code=record.refusal or record.error,
         prompt_tokens=record.usage.prompt_tokens,
