@@ -160,10 +160,11 @@ class _Measured(Struct, frozen=True):
     before: Told | None
     direct: list[Round]
     through: list[Round]
-    trace: str
-    """What the trace ids begin with, through the network."""
     answers: dict[str, Answer]
     """Through the network, by trace id."""
+    times: list[GatewayTimes]
+    """What the gateway says of these."""
+    notes: list[str]
 
 
 async def _compare(settings: Settings, options: BaselineOptions) -> Compared:
@@ -177,7 +178,7 @@ async def _compare(settings: Settings, options: BaselineOptions) -> Compared:
     async with node as to_node, Client(options.url, options.key, options.timeout_s) as to_all:
         askers = Asker(to_node, aim.pool.served_model), Asker(to_all, aim.model)
         await _warm(askers, load, (f"node {aim.node} at {aim.endpoint}", options.url))
-        found = _Measured(aim, await asyncio.to_thread(_status, settings), [], [], trace, {})
+        found = _Measured(aim, await asyncio.to_thread(_status, settings), [], [], {}, [], [])
         for number in range(load.rounds):
             for through in (False, True) if number % 2 == 0 else (True, False):
                 questions = _questions(load, trace if through else f"direct-{trace}", number)
@@ -185,6 +186,7 @@ async def _compare(settings: Settings, options: BaselineOptions) -> Compared:
                 (found.through if through else found.direct).append(Round(seconds, tuple(answers.values())))
                 if through:
                     found.answers.update(answers)
+                    await asyncio.to_thread(_hear, settings, f"{trace}{number}-", found)
     return await asyncio.to_thread(_judged, settings, options, found)
 
 
@@ -206,13 +208,15 @@ def _judged(settings: Settings, options: BaselineOptions, found: _Measured) -> C
     if min(each.tokens_per_s for each in found.direct) == 0:
         why = ", ".join(f"{count} x {code}" for code, count in direct.errors.items())
         raise Unmeasurable(f"node {aim.node} gave no token in a whole round: {why or 'its answers are empty'}")
-    times, notes = _told(settings, found)
+    notes = list(dict.fromkeys(found.notes))
+    if not notes and len(found.times) < len(found.answers):
+        notes.append(f"the sidecar that was asked knows {len(found.times)} of {len(found.answers)} requests")
     after = _status(settings)
     if after is not None and after.configuration != settings.fingerprint:
         notes.append(f"the sidecar runs with configuration {after.configuration[:12]}, the one given is {settings.fingerprint[:12]}")
     hits = None if before is None or after is None else _share(after.hits - before.hits, after.misses - before.misses)
     ratio = network.tokens_per_s / direct.tokens_per_s
-    split = shares(found.answers, times)
+    split = shares(found.answers, found.times)
     return Compared(
         at=datetime.now(UTC).isoformat(timespec="seconds"),
         release=__version__,
@@ -233,15 +237,13 @@ def _judged(settings: Settings, options: BaselineOptions, found: _Measured) -> C
     )
 
 
-def _told(settings: Settings, found: _Measured) -> tuple[list[GatewayTimes], list[str]]:
-    """What the gateway says of the requests, and what is to be said about that."""
+def _hear(settings: Settings, trace: str, found: _Measured) -> None:
+    """What the gateway says of one round, asked at once: it forgets, and other requests pass as well."""
+    good = sum(not answer.trouble for trace_id, answer in found.answers.items() if trace_id.startswith(trace))
     try:
-        times = told(settings, found.trace, len(found.answers))
+        found.times.extend(told(settings, trace, good))
     except Unanswered as error:
-        return [], [f"the admin port does not tell where the time goes: {error}"]
-    if len(times) < len(found.answers):
-        return times, [f"the sidecar that was asked knows {len(times)} of {len(found.answers)} requests"]
-    return times, []
+        found.notes.append(f"the admin port does not tell where the time goes: {getattr(error.__cause__, 'reason', error)}")
 
 
 def _status(settings: Settings) -> Told | None:

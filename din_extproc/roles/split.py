@@ -5,12 +5,13 @@ Rule: one request at a time is measured; before that, short ones at many moments
 
 import asyncio
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from din_extproc.domain.timing import GatewayTimes
 from din_extproc.edge.probe.outside import Client
 from din_extproc.measure.answer import Answer
 from din_extproc.measure.clocks import TOLERANCE_MS, Exchange, gateway_offset, judged, node_offsets
@@ -111,13 +112,12 @@ async def ask(settings: Settings, options: SplitOptions) -> Asked:
         await asker.ask(Question(f"warm-{trace}", _SHORT, 1))
         short = [Question(f"{trace}clock-{number}", _SHORT, 1) for number in range(options.clock_requests)]
         others = await asyncio.gather(*(_asked_at(asker, each, number * _STEP_S) for number, each in enumerate(short)))
-        lengths = [tokens for tokens in options.tokens for _ in range(options.repeats)]
-        measured = [
-            await _asked_at(asker, Question(f"{trace}{number}", prompt(number), tokens), 0.0) for number, tokens in enumerate(lengths)
-        ]
-    good = sum(not answer.trouble for _, _, answer in (*others, *measured))
-    times = {each.trace_id: each for each in await asyncio.to_thread(told, settings, trace, good)}
-
+        telling = [_telling(settings, f"{trace}clock-", others)]
+        measured = []
+        for number, tokens in enumerate(tokens for tokens in options.tokens for _ in range(options.repeats)):
+            measured.append(await _asked_at(asker, Question(f"{trace}{number}.", prompt(number), tokens), 0.0))
+            telling.append(_telling(settings, f"{trace}{number}.", measured[-1:]))
+        times = {each.trace_id: each for told_of in await asyncio.gather(*telling) for each in told_of}
     native = aim.pool.api != "openai"
 
     def known(asked: Iterable[tuple[str, float, Answer]]) -> tuple[Exchange, ...]:
@@ -127,6 +127,12 @@ async def ask(settings: Settings, options: SplitOptions) -> Asked:
 
     untold = tuple(answer for trace_id, _, answer in measured if trace_id not in times)
     return Asked(known(measured), known(others), untold, aim.model)
+
+
+def _telling(settings: Settings, trace: str, asked: Sequence[tuple[str, float, Answer]]) -> "asyncio.Task[list[GatewayTimes]]":
+    """What the gateway says of them, asked at once: it forgets, and other requests pass as well."""
+    good = sum(not answer.trouble for _, _, answer in asked)
+    return asyncio.create_task(asyncio.to_thread(told, settings, trace, good))
 
 
 async def _asked_at(asker: Asker, question: Question, after_s: float) -> tuple[str, float, Answer]:
