@@ -203,8 +203,9 @@ def test_the_parts_of_streams_add_up_to_what_the_client_saw(stack: Stack):
     for split in found.splits:
         assert sum(split.parts.values()) == pytest.approx(split.total_ms + split.gap_ms, abs=1.0)
         assert 0 < split.parts["decision"] < split.total_ms
-        assert split.parts["node"] > split.total_ms / 4
+        assert split.parts["node"] > 0
         assert split.ttft_ms is not None
+    assert found.splits[2].parts["node"] > found.splits[2].total_ms / 2  # a second of forty tokens
     assert found.splits[2].tpot_ms == pytest.approx(25.0, rel=0.5)
     assert found.clocks[0].whose == "gateway"
     assert found.clocks[1].whose in {"quick", "quick-too"}
