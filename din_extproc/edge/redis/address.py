@@ -67,12 +67,19 @@ def parse(url: str) -> Address:
 
 
 def _tls(options: Mapping[str, Any]) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
     check = options.get("ssl_cert_reqs", "required")
     if check not in _CERTIFICATE_CHECKS:
         raise ValueError(f"ssl_cert_reqs is one of {', '.join(_CERTIFICATE_CHECKS)}")
+    authority, shown, key = (options.get(f"ssl_{name}") for name in ("ca_certs", "certfile", "keyfile"))
+    try:
+        context = ssl.create_default_context(cafile=authority)
+    except OSError as error:
+        raise ValueError(f"ssl_ca_certs={authority} can't be used: {error.strerror or error}") from error
     context.check_hostname = check == "required" and str(options.get("ssl_check_hostname", "true")).lower() != "false"
     context.verify_mode = _CERTIFICATE_CHECKS[check]
-    if options.get("ssl_certfile"):
-        context.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"))
+    if shown:
+        try:
+            context.load_cert_chain(shown, key, password="")  # empty: never asked for at the terminal
+        except OSError as error:
+            raise ValueError(f"ssl_certfile={shown} and ssl_keyfile={key} can't be used: {error.strerror or error}") from error
     return context

@@ -53,7 +53,17 @@ def test_rediss_means_tls_that_checks_the_certificate():
     assert not lax.check_hostname
 
 
-@pytest.mark.parametrize("url", ["http://h", "redis://u:secret@h?foo=1", "redis://u:secret@h/abc", "rediss://u:secret@h?ssl_cert_reqs=no"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://h",
+        "redis://u:secret@h?foo=1",
+        "redis://u:secret@h/abc",
+        "rediss://u:secret@h?ssl_cert_reqs=no",
+        "rediss://u:secret@h?ssl_ca_certs=/none",
+        "rediss://u:secret@h?ssl_certfile=/none",
+    ],
+)
 def test_a_wrong_url_is_refused_without_showing_its_password(url):
     with pytest.raises(ValueError, match=r"\w") as caught:
         address.parse(url)

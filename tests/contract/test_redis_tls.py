@@ -1,0 +1,67 @@
+"""Redis behind TLS: who believes it and shows what it asks for counts there, nobody else does, and the reason is said."""
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator
+
+from din_extproc.edge.redis.link import Link
+from din_extproc.edge.redis.topology import locator
+from tests.certificates import Authority
+
+
+async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+@contextlib.asynccontextmanager
+async def behind_tls(port: int, context: ssl.SSLContext) -> AsyncIterator[int]:
+    """A port that speaks TLS for the server at that one."""
+
+    async def both(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(_carry(reader, far_writer), _carry(far_reader, writer))
+
+    server = await asyncio.start_server(both, "127.0.0.1", 0, ssl=context)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+async def answers(url: str) -> tuple[bool, str]:
+    link = Link(locator(url), (), timeout_ms=5000)
+    try:
+        good = await link.start()
+        return good and await link.call(b"PING") == b"PONG", link.state.reason
+    finally:
+        await link.close()
+
+
+async def test_redis_behind_mutual_tls_is_reached_with_the_right_files_only(redis_servers, tmp_path):
+    authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
+    port = authority.issue("redis", "localhost")
+    own, odd = authority.issue("din", "din"), stranger.issue("odd", "din")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(port["cert"], port["key"])
+    context.load_verify_locations(str(authority.file))
+    context.verify_mode = ssl.CERT_REQUIRED
+    async with behind_tls(redis_servers["valkey8"].port, context) as number:
+        shown = f"ssl_certfile={own['cert']}&ssl_keyfile={own['key']}"
+        base = f"rediss://localhost:{number}/0?ssl_ca_certs={authority.file}"
+        assert await answers(f"{base}&{shown}") == (True, "")
+        for url in (
+            base,
+            f"{base}&ssl_certfile={odd['cert']}&ssl_keyfile={odd['key']}",
+            f"rediss://localhost:{number}/0?{shown}",
+            f"rediss://localhost:{number}/0?ssl_ca_certs={stranger.file}&{shown}",
+            f"rediss://127.0.0.1:{number}/0?ssl_ca_certs={authority.file}&{shown}",
+            f"redis://localhost:{number}/0",
+        ):
+            good, reason = await answers(url)
+            assert not good
+            assert reason
