@@ -1,10 +1,10 @@
 """Mutual TLS on every port of a sidecar: a real Envoy that is told its nodes, a real agent that registers, and those who come without."""
 
+import contextlib
 import socket
+import ssl
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import grpc
@@ -13,6 +13,7 @@ import pytest
 from din_extproc._proto.din.v1 import registry_pb2 as pb
 from din_extproc.admit.keys import ENTROPY_BYTES, make_node_token
 from tests.certificates import Authority
+from tests.frame_peer import HELLO
 from tests.node_stack import NodeStack
 from tests.servers import EngineSim, free_port
 from tests.stack import Stack, tenant
@@ -20,6 +21,8 @@ from tests.stack import Stack, tenant
 pytestmark = pytest.mark.e2e
 TOKENS = {name: make_node_token(name, bytes([number]) * ENTROPY_BYTES) for number, name in enumerate(("gpu-1", "gpu-2"))}
 REGISTER = "/din.v1.NodeRegistry/Register"
+_ALERT = 0x15
+"""What TLS answers when it is not spoken to as it wants."""
 
 
 class Secure(Stack):
@@ -121,14 +124,37 @@ def test_over_grpc_too_a_certificate_speaks_for_its_own_node_only(secure):
     assert "the certificate is not that of node 'gpu-2'; it carries these names: gpu-1" in refused.details()
 
 
-def test_who_shows_no_certificate_or_speaks_no_tls_gets_no_answer(secure):
-    for url in (
-        f"https://127.0.0.1:{secure.http_port}/v1/nodes",
-        f"{secure.admin_url}/status",
-        f"http://127.0.0.1:{secure.admin_port}/status",
-    ):
-        with pytest.raises((urllib.error.URLError, ConnectionError, OSError)):
-            urllib.request.urlopen(url, timeout=5, context=secure.authority.client() if url.startswith("https") else None)
+def spoken(port: int, context: ssl.SSLContext | None, hello: bytes) -> bytes:
+    """What the port says in plain words, or inside TLS, to this hello."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as plain:
+        if context is None:
+            plain.sendall(hello)
+            return plain.recv(100)
+        with context.wrap_socket(plain, server_hostname="localhost") as secured:
+            secured.sendall(hello)
+            return secured.recv(100)
+    return b""
+
+
+def test_who_shows_no_certificate_or_a_stranger_s_or_speaks_no_tls_gets_no_answer_at_any_port(secure, tmp_path):
+    stranger = Authority(tmp_path, "stranger")
+    odd = stranger.issue("odd", "gpu-1")
+    believing = ssl.create_default_context(cafile=str(secure.authority.file))
+    believing.load_cert_chain(odd["cert"], odd["key"])
+    old = secure.authority.client(secure.authority.issue("old", "old"))
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    right = secure.authority.client(secure.authority.issue("right", "right"))
+    for context in (old, right):
+        context.set_alpn_protocols(["h2", "http/1.1"])
+    ports = {name: int(secure._gateway[name]["address"].rpartition(":")[2]) for name in ("ext_proc", "access_log", "xds", "admin")}
+    ports |= {"registry": secure.grpc_port, "registry_http": secure.http_port}
+    for name, port in ports.items():
+        hello = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n" if name in {"admin", "registry_http"} else HELLO
+        for context in (None, secure.authority.client(), believing):
+            said = spoken(port, context, hello)
+            assert said == b"" or said[0] == _ALERT, (name, said)
+        assert len(spoken(port, right, hello)) > 1, f"{name} answers to who shows the right one"
+        assert len(spoken(port, old, hello)) > 1, f"{name} speaks TLS 1.2 too"
 
 
 def test_the_table_of_nodes_is_asked_for_over_the_secured_admin_port(secure):
@@ -136,3 +162,22 @@ def test_the_table_of_nodes_is_asked_for_over_the_secured_admin_port(secure):
     asked_nodes = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert asked_nodes.returncode == 0, asked_nodes.stderr
     assert '"nodes"' in asked_nodes.stdout
+
+
+def test_a_node_s_envoy_reaches_its_agent_over_mutual_tls_and_nobody_else_does(engine, tmp_path):
+    authority = Authority(tmp_path)
+    mutual = {**authority.issue("agent", "127.0.0.1", "localhost"), "client_ca": str(authority.file)}
+    shown = {"ca": str(authority.file), **authority.issue("envoy", "envoy"), "server_name": "localhost"}
+    ext_proc, health = free_port(), free_port()
+    proxy = {"ext_proc": {"address": f"127.0.0.1:{ext_proc}", "tls": mutual}, "sidecar_tls": shown}
+    nobody = f"http://127.0.0.1:{free_port()}"
+    own = {"address": f"127.0.0.1:{health}", "tls": mutual}
+    with NodeStack(engine.address, nobody, envoy=True, proxy=proxy, health=own) as node:
+        body = {"model": "sim-model", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+        with node.client() as client:
+            assert client.post("/v1/chat/completions", json=body).status_code == 200
+        for port, hello in ((ext_proc, HELLO), (health, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")):
+            for context in (None, authority.client()):
+                said = spoken(port, context, hello)
+                assert said == b"" or said[0] == _ALERT, said
+            assert len(spoken(port, authority.client(authority.issue("one", "one")), hello)) > 1
