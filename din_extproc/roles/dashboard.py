@@ -9,7 +9,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from din_extproc.admit.keys import NodeTokens
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.http.dashboard import DashboardPages
 from din_extproc.edge.registry.forms import HealthForm, MemberForm
@@ -54,7 +53,7 @@ class Dashboard:
     def _owner(self, authorization: str) -> str | None:
         """Whose key it is. A key that was taken out of the configuration opens nothing any more."""
         section = self._reloader.settings.gateway.dashboard
-        return None if section is None else NodeTokens(section.hashes).owner(authorization)
+        return None if section is None else section.owner(authorization)
 
     async def shown(self) -> Board:
         """How everything is now."""

@@ -119,8 +119,8 @@ class Gateway:
                 self._discovery = Discovery(_TRANSPORTS[options.transport], self._background)
         self._health = HealthService(*(service.name for service in services))
         self._server = _TRANSPORTS[options.transport]((*services, self._health), max_body_bytes=settings.body_limit)
-        times = (lambda _: ()) if self._accounts is None else self._accounts.recent.times
-        self._admin = AdminPages(self._status, self._unready, self._nodes, self._tenants, self._metrics, times, self._dashboard).port
+        times, may = (lambda _: ()) if self._accounts is None else self._accounts.recent.times, self._reloader.opens
+        self._admin = AdminPages(self._status, self._unready, self._nodes, self._tenants, self._metrics, times, may, self._dashboard).port
         self._tenants_page = TenantsPage(settings, self._link)
 
     async def run(self) -> None:

@@ -3,10 +3,12 @@
 Rule: only the admin port is asked; nothing is decided here.
 """
 
+import os
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -23,6 +25,7 @@ from din_extproc.settings.gateway import as_reached
 from din_extproc.settings.settings import Settings
 
 _TIMEOUT_S = 3.0
+_KEY = "DIN_ADMIN_KEY"
 _COLOURS = {"ready": "green", "loading": "yellow", "draining": "yellow", "quarantined": "red", "dead": "red"}
 _NUMBERS = frozenset({"trust", "ttft", "waiting", "running", "kv", "heard"})
 _COLUMNS = {
@@ -55,11 +58,16 @@ def ask(settings: Settings, page: str = "nodes") -> dict[str, Any]:
     """
     section = settings.gateway.admin
     reached = as_reached(section.address)
+    key = os.environ.get(_KEY, "")
     url = f"{'http' if section.tls is None else 'https'}://{Endpoint(reached.host, reached.port)}/{page}"
     try:
         tls = None if section.tls is None else pinned_context(section.tls.files(settings.folder))
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S, context=tls) as reply:  # noqa: S310 - the scheme stands above
+        request = urllib.request.Request(url, headers={"authorization": f"Bearer {key}"} if key else {})  # noqa: S310 - the scheme stands above
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=tls) as reply:  # noqa: S310 - likewise
             return msgspec.json.decode(reply.read(), type=dict[str, Any])
+    except urllib.error.HTTPError as error:
+        hint = f"; the environment's {_KEY} is to hold a key of gateway.admin.keys" if error.code == HTTPStatus.UNAUTHORIZED else ""
+        raise Unanswered(f"{url}: {error.reason}{hint}") from error
     except (OSError, Unusable, msgspec.DecodeError) as error:
         raise Unanswered(f"{url}: {getattr(error, 'reason', error)}") from error
 

@@ -43,6 +43,10 @@ class Reloader:
         self._following = asyncio.Lock()
         self._asked_at = SystemClock.monotonic()
 
+    def opens(self, authorization: str) -> bool:
+        """Whether who sends this may see the admin port's pages, by the configuration in use."""
+        return self.settings.gateway.admin.opens(authorization)
+
     def demand(self) -> None:
         """Take the files over at the next look, even if they seem unchanged."""
         self._mark = ()

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
-from din_extproc.admit.keys import parse_hash
+from din_extproc.admit.keys import NodeTokens, parse_hash
 from din_extproc.control.topology import Address, SocketAddress, Trust, UnixSocket
 from din_extproc.domain.node import Endpoint
 from din_extproc.edge.redis.topology import carrier
@@ -55,23 +55,37 @@ class Listen(Section):
     tls: ServerTls | None = None
 
 
-class DashboardKey(Section):
-    """A key that opens the dashboard, by its hash."""
+class ReaderKey(Section):
+    """A key that opens pages of the admin port, by its hash."""
 
     id: KeyId
     hash: KeyHash
 
 
+def _tokens(keys: tuple[ReaderKey, ...]) -> NodeTokens:
+    return NodeTokens({key.id: parse_hash(key.hash) or (b"", b"") for key in keys})
+
+
+class Admin(Listen):
+    """Health, metrics, state."""
+
+    keys: Annotated[tuple[ReaderKey, ...], AsTuple] = ()
+    """As `din-extproc keys new` prints them. With any, only their holders see more than whether it lives and is ready."""
+
+    def opens(self, authorization: str) -> bool:
+        """Whether who sends this may see everything."""
+        return not self.keys or _tokens(self.keys).owner(authorization) is not None
+
+
 class Dashboard(Section):
     """The page for people at the admin port."""
 
-    keys: Annotated[tuple[DashboardKey, ...], AsTuple, Field(min_length=1)]
+    keys: Annotated[tuple[ReaderKey, ...], AsTuple, Field(min_length=1)]
     """As `din-extproc keys new` prints them."""
 
-    @property
-    def hashes(self) -> dict[str, tuple[bytes, bytes]]:
-        """Salt and digest by the key's id."""
-        return {key.id: parse_hash(key.hash) or (b"", b"") for key in self.keys}
+    def owner(self, authorization: str) -> str | None:
+        """Whose key it is; None: nobody's."""
+        return _tokens(self.keys).owner(authorization)
 
 
 class ExtAuthz(Section):
@@ -103,7 +117,7 @@ class Gateway(Section):
     """Inside every trace id. None: derived from the host's name."""
     ext_proc: ExtProc = ExtProc(socket="/run/din/ext_proc.sock")
     access_log: Listen = Listen(address=Endpoint("127.0.0.1", 50052))
-    admin: Listen = Listen(address=Endpoint("127.0.0.1", 9090))
+    admin: Admin = Admin(address=Endpoint("127.0.0.1", 9090))
     dashboard: Dashboard | None = None
     """None: there is none."""
     xds: Xds | None = None

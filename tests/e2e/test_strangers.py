@@ -1,8 +1,11 @@
 """A gateway with every port open and everything logged: who has no key learns nothing at any of them, and no secret is written anywhere."""
 
 import json
+import os
 import re
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -56,10 +59,9 @@ class Open(Stack):
         self.ports["admin"] = self.admin_port
         (self.folder / "tokens.yaml").write_text(f'gpu-1: "{TOKEN.hash}"\n')
 
-    def write(self, config) -> None:
+    def write(self, config, admin_keys=()) -> None:
+        self._gateway["admin"] = {"address": f"127.0.0.1:{self.admin_port}", "keys": list(admin_keys)}
         super().write(config)
-        text = self.config_file.read_text()
-        self.config_file.write_text(text.replace(self.redis.url, config["store"]["url"]))
 
     def written(self) -> str:
         """Everything that the gateway has written down or shows."""
@@ -158,6 +160,29 @@ def test_the_dashboard_s_data_is_for_holders_of_its_keys_only(stack):
         for headers in ({}, {"authorization": f"Bearer {key_of('acme')}"}, {"authorization": f"Bearer {TOKEN.text}"}):
             reply = httpx.get(f"{stack.admin_url}/dashboard/{page}", headers=headers, timeout=10)
             assert (reply.status_code, "secret-" in reply.text) == (401, False)
+
+
+def test_with_keys_of_its_own_the_admin_port_tells_a_stranger_no_more_than_whether_it_lives(stack):
+    stack.write(stack.sections, admin_keys=[{"id": "watcher", "hash": WATCHER.hash}])
+    pages = ("status", "nodes", "tenants", "metrics", "exchanges?trace=" + "0" * 8)
+    try:
+        stack.eventually(lambda: httpx.get(f"{stack.admin_url}/status", timeout=10).status_code == 401, "keys are wanted")
+        for page in pages:
+            for headers in ({}, {"authorization": f"Bearer {key_of('acme')}"}, {"authorization": f"Bearer {TOKEN.text}"}):
+                reply = httpx.get(f"{stack.admin_url}/{page}", headers=headers, timeout=10)
+                assert (reply.status_code, reply.json()["code"]) == (401, "invalid_api_key")
+            reply = httpx.get(f"{stack.admin_url}/{page}", headers={"authorization": f"Bearer {WATCHER.text}"}, timeout=10)
+            assert reply.status_code == 200
+        assert httpx.get(f"{stack.admin_url}/healthz", timeout=10).text == "alive\n"
+        command = [sys.executable, "-m", "din_extproc", "nodes", "--config", stack.config_file, "--json"]
+        for key, code in ((WATCHER.text, 0), ("", 1)):
+            environment = os.environ | {"DIN_ADMIN_KEY": key}
+            asked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+            assert asked.returncode == code, asked.stderr
+        assert "DIN_ADMIN_KEY" in asked.stderr
+    finally:
+        stack.write(stack.sections)
+        stack.eventually(lambda: httpx.get(f"{stack.admin_url}/status", timeout=10).status_code == 200, "none are wanted")
 
 
 # What is written down

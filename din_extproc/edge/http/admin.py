@@ -1,6 +1,7 @@
 """The admin port: is it alive, is it ready and why not, what is it doing. Read-only, without secrets.
 
-Rule: liveness never depends on Redis or nodes; readiness says each reason it has.
+Rule: liveness never depends on Redis or nodes; readiness says each reason it has. Who has no key, where one is wanted, is told nothing but
+whether it lives and is ready.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -11,13 +12,14 @@ from aiohttp import web
 from din_extproc.domain.timing import GatewayTimes
 from din_extproc.edge.http.dashboard import EVENTS, DashboardPages
 from din_extproc.edge.http.paced import paced
-from din_extproc.edge.http.port import HttpPort, Problem
+from din_extproc.edge.http.port import HttpPort, Problem, refused
 from din_extproc.observe.exposition import CONTENT_TYPE
 
 Status = Callable[[], Mapping[str, object]]
 Reasons = Callable[[], list[str]]
 Tenants = Callable[[str], Awaitable[Mapping[str, object]]]
 Times = Callable[[str], Sequence[GatewayTimes]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _SHORTEST_TRACE = 8
 """As short as a client's trace id may be: whoever asks knows the ids, nobody leafs through them."""
 
@@ -32,6 +34,7 @@ class AdminPages:
         tenants: What `/tenants` shows, of all tenants ("") or of one.
         metrics: What `/metrics` shows, slice by slice: others go first between two of them.
         times: What `/exchanges?trace=` shows: the latest exchanges whose trace id begins so.
+        opens: Whether an `authorization` header opens more than life and readiness.
         dashboard: Its pages, if there is one.
     """
 
@@ -43,6 +46,7 @@ class AdminPages:
         tenants: Tenants,
         metrics: Callable[[], Iterator[bytes]],
         times: Times,
+        opens: Callable[[str], bool],
         dashboard: DashboardPages | None = None,
     ) -> None:
         self._status = status
@@ -51,26 +55,38 @@ class AdminPages:
         self._tenants = tenants
         self._metrics = metrics
         self._times = times
+        self._opens = opens
         self.port = HttpPort(
             [
                 web.get("/healthz", self._alive),
                 web.get("/readyz", self._ready),
-                web.get("/status", self._show),
-                web.get("/nodes", self._show_nodes),
-                web.get("/tenants", self._show_tenants),
-                web.get("/exchanges", self._show_exchanges),
-                web.get("/metrics", self._show_metrics),
+                web.get("/status", self._guarded(self._show)),
+                web.get("/nodes", self._guarded(self._show_nodes)),
+                web.get("/tenants", self._guarded(self._show_tenants)),
+                web.get("/exchanges", self._guarded(self._show_exchanges)),
+                web.get("/metrics", self._guarded(self._show_metrics)),
                 *(() if dashboard is None else dashboard.routes),
             ],
             lasting=frozenset({EVENTS}),
         )
 
+    def _guarded(self, show: Handler) -> Handler:
+        async def shown(request: web.Request) -> web.StreamResponse:
+            return await show(request) if self._may_look(request) else refused("gateway.admin.keys")
+
+        return shown
+
+    def _may_look(self, request: web.Request) -> bool:
+        return self._opens(request.headers.get("authorization", ""))
+
     @staticmethod
     async def _alive(_: web.Request) -> web.Response:
         return web.Response(text="alive\n")
 
-    async def _ready(self, _: web.Request) -> web.Response:
+    async def _ready(self, request: web.Request) -> web.Response:
         reasons = self._reasons()
+        if reasons and not self._may_look(request):
+            reasons = ["not ready"]
         return web.Response(text="ready\n" if not reasons else "".join(f"{reason}\n" for reason in reasons), status=503 if reasons else 200)
 
     async def _show(self, _: web.Request) -> web.Response:

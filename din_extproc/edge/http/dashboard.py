@@ -10,7 +10,7 @@ from importlib.resources import files
 import msgspec
 from aiohttp import web
 
-from din_extproc.edge.http.port import Problem
+from din_extproc.edge.http.port import Problem, refused
 from din_extproc.observe.board import Board, change
 
 TURN_S = 2.0
@@ -68,13 +68,13 @@ class DashboardPages:
 
     async def _data(self, request: web.Request) -> web.Response:
         if self.owner(request.headers.get("authorization", "")) is None:
-            return _refused()
+            return refused("gateway.dashboard")
         return web.Response(body=_encode(await self._board()), content_type="application/json", headers=_SAFE)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         """Server-sent events: `board` with everything, then `change` every two seconds."""
         if self.owner(request.headers.get("authorization", "")) is None:
-            return _refused()
+            return refused("gateway.dashboard")
         if self._viewers >= _VIEWERS:
             return _problem("too_many_viewers", 503, f"{_VIEWERS} watch already")
         reply = web.StreamResponse(headers={**_SAFE, "content-type": "text/event-stream"})
@@ -116,12 +116,6 @@ class DashboardPages:
 async def _told(reply: web.StreamResponse, event: bytes) -> None:
     async with asyncio.timeout(_READ_S):
         await reply.write(event)
-
-
-def _refused() -> web.Response:
-    refused = _problem("invalid_api_key", 401, "`authorization: Bearer` with a key of gateway.dashboard is expected")
-    refused.headers["www-authenticate"] = "Bearer"
-    return refused
 
 
 def _problem(code: str, status: int, detail: str) -> web.Response:

@@ -53,6 +53,16 @@ class Problem(Struct, frozen=True, kw_only=True):
         return web.Response(body=body, status=self.status, content_type="application/problem+json", headers=headers)
 
 
+def refused(section: str) -> web.Response:
+    """What is said to who has no key of this section."""
+    detail = f"`authorization: Bearer` with a key of {section} is expected"
+    answer = Problem(
+        type="urn:din-extproc:http:invalid_api_key", title=detail, status=401, detail=detail, code="invalid_api_key"
+    ).response()
+    answer.headers["www-authenticate"] = "Bearer"
+    return answer
+
+
 class HttpPort:
     """One port.
 
