@@ -2,12 +2,12 @@
 
 import re
 
-import click
 import pytest
 import typer
 import yaml
 from check_jsonschema.builtin_schemas import get_builtin_schema
 from jsonschema import Draft7Validator
+from typer.core import TyperGroup
 
 from din_extproc.cli.app import app
 from din_extproc.edge.process.envoy_binary import complaint, find_envoy
@@ -47,8 +47,8 @@ def test_the_published_key_opens_it():
 @pytest.mark.parametrize("service", OURS)
 def test_each_of_our_commands_is_one_that_the_program_takes(service):
     arguments = list(OURS[service]["command"])
-    command: click.Command = typer.main.get_command(app)
-    while isinstance(command, click.Group):
+    command = typer.main.get_command(app)
+    while isinstance(command, TyperGroup):
         command = command.commands[arguments.pop(0)]
     command.make_context(service, arguments)
 

@@ -5,9 +5,9 @@ import shlex
 import shutil
 import subprocess
 
-import click
 import pytest
 import typer
+from typer.core import TyperGroup
 
 from din_extproc.cli.app import app
 from tests.deploy.shipped import DEPLOY
@@ -44,8 +44,8 @@ def test_each_command_is_one_that_the_program_takes(unit):
     ours = [words[1:] for words in commands(unit) if words[0] == PROGRAM]
     assert ours
     for arguments in ours:
-        command: click.Command = typer.main.get_command(app)
-        while isinstance(command, click.Group):
+        command = typer.main.get_command(app)
+        while isinstance(command, TyperGroup):
             command = command.commands[arguments.pop(0)]
         command.make_context(unit.stem, arguments)
 

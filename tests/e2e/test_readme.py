@@ -10,16 +10,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
+from typer.core import TyperGroup
 
 from din_extproc.audit.chain import sign
 from din_extproc.audit.records import Settled
 from din_extproc.audit.report import segment_file
 from din_extproc.cli.app import app
+from din_extproc.settings.load import load
+from din_extproc.settings.settings import Settings
+from tests.bench.__main__ import BENCHMARKS
+from tests.certificates import Authority
 from tests.node_stack import RegistryThread
-from tests.readme import ROOT, Console, blocks
+from tests.readme import ROOT, TEXT, Console, blocks
 from tests.servers import EngineSim, RedisServer, free_port
-from tests.stack import Stack, events, tenant
+from tests.stack import Stack, events, key_of, node, tenant
 
 pytestmark = pytest.mark.e2e
 
@@ -44,6 +50,98 @@ def test_every_command_of_the_program_that_the_readme_names_is_there():
         group.name for group in app.registered_groups
     }
     assert {name.replace("_", "-") for name in ours} <= named | {"keys"}
+
+
+PATHS = {
+    "keys new",
+    "keys rotate",
+    "keys revoke",
+    "keys list",
+    "keys node",
+    "render envoy",
+    "render istio",
+    "render envoy-gateway",
+    "render ext-authz",
+    "render monitoring",
+    "render node",
+    "bench baseline",
+    "bench split",
+    "bench history",
+    "audit verify",
+}
+"""Commands of two words that the text also names without the program's own name."""
+
+
+def named_in_the_text() -> list[list[str]]:
+    """Every command that stands in running text or in a table, as its words."""
+    running = re.sub(r"^```.*?^```$", "", TEXT, flags=re.MULTILINE | re.DOTALL)
+    spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", running)]
+    spans += [f"{before} {after}" for before, after in re.findall(r"`([a-z-]+ [^`]+)`[^`|]*\(`(--[a-z-]+)`", running)]
+    return [words for span in spans for words in [span.split()] if words[0] in KINDS or " ".join(words[:2]) in PATHS]
+
+
+def of_the_program(words: list[str]) -> str:
+    command = typer.main.get_command(app)
+    rest = words[1:] if words[0] == "din-extproc" else words
+    while isinstance(command, TyperGroup) and rest:
+        if rest[0] not in command.commands:
+            return f"no command {rest[0]}"
+        command, rest = command.commands[rest[0]], rest[1:]
+    options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
+    return ", ".join(f"no option {word}" for word in rest if word.startswith("-") and word not in options)
+
+
+def of_make(words: list[str]) -> str:
+    known = re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    return "" if words[1] in known else f"no target {words[1]}"
+
+
+def of_python(words: list[str]) -> str:
+    if words[2] == "tests.bench":
+        return ", ".join(f"no benchmark {name}" for name in words[3:] if name not in {*BENCHMARKS, "claims"})
+    return "" if (ROOT / f"{words[2].replace('.', '/')}.py").exists() else f"no module {words[2]}"
+
+
+KINDS = {"din-extproc": of_the_program, "make": of_make, "python": of_python}
+
+
+def test_every_command_in_the_running_text_is_there_with_its_options():
+    named = named_in_the_text()
+    assert len(named) > 40
+    wrong = {" ".join(words): KINDS.get(words[0], of_the_program)(words) for words in named}
+    assert {command: why for command, why in wrong.items() if why} == {}
+
+
+def test_the_example_of_the_client(engine):
+    [example] = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    pools = {"p": {"model": "qwen2.5-14b-instruct", "engine": "vllm", "nodes": [node("gpu-07", engine.address)]}}
+    aliases = {"bx-fast-chat": {"model": "qwen2.5-14b-instruct"}}
+    told: list[tuple[object, ...]] = []
+    with Stack({"aliases": aliases, "pools": pools, "tenants": [tenant("acme")]}) as stack:
+        example = example.replace('"http://localhost:10000"', repr(stack.url)).replace("[...]", '[{"role": "user", "content": "hello"}]')
+        names = {"key": key_of("acme"), "print": lambda *words: told.append(words)}
+        exec(compile(example, "README.md", "exec"), names)
+    [(node_id, trace, *times)] = told
+    assert (node_id, len(trace)) == ("gpu-07", 32)
+    assert names["text"]
+    assert all(time_ms is not None for time_ms in times)
+
+
+def test_the_example_of_tls_is_sound(tmp_path):
+    [example] = re.findall(r"^```yaml\n(gateway:.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    authority = Authority(tmp_path, "nodes-ca")
+    for name in ("din", "envoy"):
+        authority.issue(name, "din.internal")
+    (tmp_path / "din-ca.pem").write_bytes(authority.file.read_bytes())
+    (tmp_path / "node-tokens.yaml").write_text("{}\n")
+    config = yaml.safe_load((ROOT / "envoy" / "din.yaml").read_text())
+    for section, fields in yaml.safe_load(example).items():
+        config[section] = {**config[section], **fields}
+    (tmp_path / "din.yaml").write_text(yaml.safe_dump(config))
+    (tmp_path / "models.json").write_text((ROOT / "envoy" / "models.json").read_text())
+    settings = load(tmp_path / "din.yaml", {})
+    assert isinstance(settings, Settings), str(settings)
+    assert settings.gateway.registry.bind_certificates
 
 
 def test_try_it():
