@@ -165,7 +165,7 @@ def outcome(step: Callable[[Asker], str], asker: Asker) -> str:
 STEPS: dict[str, tuple[Callable[[Asker], str], tuple[str, ...]]] = {
     "chat": (Asker.chat, ("ok",)),
     "stream": (Asker.stream, ("ok",)),
-    "tools": (Asker.tools, ("ok", "no call")),
+    "tools": (Asker.tools, ("ok", "no call", "400 invalid_request")),
     "embeddings": (Asker.embeddings, ("ok", "no model")),
     "rerank": (Asker.rerank, ("ok", "no model")),
     "over-long context": (Asker.context, ("400 context_length_exceeded", "it fits")),
@@ -173,4 +173,4 @@ STEPS: dict[str, tuple[Callable[[Asker], str], tuple[str, ...]]] = {
     "cancel": (Asker.cancel, ("ok",)),
     "killed mid-stream": (Asker.killed, ("ok", "not ours to kill")),
 }
-"""Each with the outcomes that are right. Small models have no template for tools, so they call none."""
+"""Each with the outcomes that are right. Small models have no template for tools, so they call none, or Ollama says so."""

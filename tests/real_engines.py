@@ -1,7 +1,7 @@
-"""Real engines behind a real Envoy: llama.cpp with package-shipped weights, and any vLLM that is running. What a client sees, as a table.
+"""Real engines behind a real Envoy: llama.cpp with package-shipped weights, and a vLLM and an Ollama that run. What a client sees.
 
 Rule: the outcome of every step is the same as over the modelled engines (`tests/e2e/test_engines.py`), or the exit code is 1.
-Run: python -m tests.real_engines [--vllm 127.0.0.1:8000=MODEL] [--vllm-pooling 127.0.0.1:8001=MODEL] [--quick]
+Run: python -m tests.real_engines [--vllm 127.0.0.1:8000=MODEL] [--vllm-pooling ...] [--ollama 127.0.0.1:11434=MODEL] [--quick]
 """
 
 import argparse
@@ -36,6 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Ask real engines through the gateway.")
     parser.add_argument("--vllm", default="", metavar="ADDRESS=MODEL", help="a vLLM that runs")
     parser.add_argument("--vllm-pooling", default="", metavar="ADDRESS=MODEL", help="a vLLM that runs with --runner pooling")
+    parser.add_argument("--ollama", default="", metavar="ADDRESS=MODEL", help="an Ollama that runs: asked in OpenAI's words, and natively")
     parser.add_argument("--quick", action="store_true", help="nothing that measures times")
     given = parser.parse_args(arguments)
     steps = STEPS if given.quick else MEASURED | STEPS
@@ -45,8 +46,11 @@ def main(arguments: list[str] | None = None) -> int:
         pools: dict[str, Any] = {}
         subjects = [_llamacpp(exits, pools)]
         if given.vllm:
-            chat, pooled = _vllm(given.vllm, pools), _vllm(given.vllm_pooling, pools)
+            chat, pooled = _theirs(given.vllm, "vllm", pools), _theirs(given.vllm_pooling, "vllm", pools)
             subjects.append(Subject("vLLM", chat, pooled, pooled))
+        for api in ("openai", "native") if given.ollama else ():
+            model = _theirs(given.ollama, "ollama", pools, api)
+            subjects.append(Subject(f"Ollama, {api}", model, model, "", tool_choice="auto"))
         stack = exits.enter_context(Stack({"pools": pools, "tenants": [tenant("acme")]}))
         rows = [["step", *(subject.title for subject in subjects)], ["---"] * (1 + len(subjects))]
         for step, (ask, right) in steps.items():
@@ -69,12 +73,14 @@ def _llamacpp(exits: ExitStack, pools: dict[str, Any]) -> Subject:
     return Subject("llama.cpp", "chat", "vectors", "ranks", servers["chat"].end)
 
 
-def _vllm(told: str, pools: dict[str, Any]) -> str:
+def _theirs(told: str, engine: str, pools: dict[str, Any], api: str = "openai") -> str:
+    """A pool of what somebody else runs; returns the name of its model here."""
     address, _, model = told.partition("=")
-    if model:
-        name = f"vllm-{len(pools)}"
-        pools[name] = {"model": model, "engine": "vllm", "nodes": [node(name, address, max_seq_len=100_000)]}
-    return model
+    if not model:
+        return ""
+    name = f"{engine}-{len(pools)}"
+    pools[name] = {"model": name, "served_model": model, "engine": engine, "api": api, "nodes": [node(name, address, max_seq_len=100_000)]}
+    return name
 
 
 if __name__ == "__main__":

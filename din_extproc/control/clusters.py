@@ -234,7 +234,10 @@ def _outlier_detection(outlier: Outlier) -> OutlierDetection:
 
 
 def _health_check(check: HealthCheck, pool: Pool) -> EnvoyHealthCheck:
-    """Asked as often without traffic as with it: a pool that nobody used for a while is known all the same."""
+    """Asked as often without traffic as with it: a pool that nobody used for a while is known all the same.
+
+    An Ollama that listens on loopback answers 403 to whoever calls it by another name than such a host has.
+    """
     every = milliseconds(check.interval_ms)
     return EnvoyHealthCheck(
         timeout=milliseconds(check.timeout_ms),
@@ -243,7 +246,7 @@ def _health_check(check: HealthCheck, pool: Pool) -> EnvoyHealthCheck:
         interval_jitter_percent=10,
         unhealthy_threshold=check.unhealthy_after,
         healthy_threshold=check.healthy_after,
-        http_health_check=HealthCheckHttpHealthCheck(path=check.engine_paths.get(pool.engine, check.path)),
+        http_health_check=HealthCheckHttpHealthCheck(host="localhost", path=check.engine_paths.get(pool.engine, check.path)),
     )
 
 

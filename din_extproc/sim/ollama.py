@@ -1,7 +1,8 @@
 """Ollama's own paths: `/api/chat`, `/api/generate`, `/api/embed`; streams are NDJSON, and streaming is the default.
 
 By the documentation of its API (`/api/chat` with `options`, `format`, `truncate`; `done_reason`, `prompt_eval_count`, `eval_count`).
-Checked against `ollama` 0.6, its own Python client: chats, completions, tools, embeddings, lists, refusals; not against a running Ollama.
+Checked against `ollama` 0.6, its own Python client: chats, completions, tools, embeddings, lists, refusals;
+and against captured exchanges of Ollama 0.17.
 """
 
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from din_extproc.sim.answers import Identity, Reporting
+from din_extproc.sim.answers import EventStream, Identity, Reporting, chat_body
 from din_extproc.sim.errors import Failure
 from din_extproc.sim.fields import decode_body
 from din_extproc.sim.model import ModelSpec
@@ -40,6 +41,7 @@ def ollama(model: ModelSpec, tokenizer: Tokenizer) -> Face:
     chat = Surface(_reading(reader.chat, _chat), _whole_chat, _ChatStream, content_type="application/x-ndjson")
     text = Surface(_reading(reader.completion, _generate), _whole_text, _TextStream, content_type="application/x-ndjson")
     base = openai(model, tokenizer)
+    said = Surface(reader.chat, chat_body, lambda *about: EventStream(*about, chat=True, repeats=True), "chatcmpl-")
     models = [{"name": name, "model": name, "digest": _DIGEST, "size": 1_000_000_000, "details": _DETAILS} for name in model.names]
     pages = {
         "/api/tags": {"models": [{**each, "modified_at": _AT} for each in models]},
@@ -47,7 +49,7 @@ def ollama(model: ModelSpec, tokenizer: Tokenizer) -> Face:
         "/api/version": {"version": "0.40.12"},
     }
     return Face(
-        {**base.generating, "/api/chat": chat, "/api/generate": text},
+        {**base.generating, "/v1/chat/completions": said, "/api/chat": chat, "/api/generate": text},
         {**embedding_only(base), "/api/embed": PoolSurface(_embedding(pooled), _embedded)},
         reword,
         pages,
@@ -62,7 +64,7 @@ def reword(failure: Failure) -> Failure:
     if isinstance(error, dict) and error.get("param") == "input_tokens":
         message = "the input length exceeds the context length"
     if isinstance(error, dict) and error.get("type") == "NotFoundError":
-        message = "model not found, try pulling it first"
+        message = f"model '{str(message).partition('`')[2].partition('`')[0]}' not found"
     return Failure(failure.status, _encode({"error": message}), failure.headers)
 
 

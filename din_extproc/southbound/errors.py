@@ -115,7 +115,8 @@ def _code(engine: str, status: int, said: Said) -> Code:
 def _status(code: Code, status: int) -> int:
     if code is Code.UPSTREAM_ERROR:
         return status if status in _KEPT else 503 if status in _UNAVAILABLE else code.status
-    return status if code is Code.INVALID_REQUEST and status not in _BY_STATUS else code.status
+    kept = code is Code.INVALID_REQUEST and status < _FAULT and status not in _BY_STATUS
+    return status if kept else code.status
 
 
 def _upstream(status: int) -> str:

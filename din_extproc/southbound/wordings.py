@@ -83,6 +83,7 @@ WORDINGS: dict[str, tuple[Wording, ...]] = {
             r"prompt too long; exceeded max context length by \d+ tokens",
         ),
         *_words(Code.UPSTREAM_BUSY, r"server busy, please try again"),
+        *_words(Code.INVALID_REQUEST, r'option "[^"]{1,200}" must be of type '),  # with status 500
         *_words(Code.MODEL_NOT_FOUND, r"model '[^']{1,200}' not found", r'model "[^"]{1,200}" not found'),
         *_words(Code.PATH_NOT_FOUND, r'"[^"]{1,200}" does not support (?:chat|generate|embeddings|completion)'),
     ),

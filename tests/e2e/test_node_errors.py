@@ -84,10 +84,11 @@ def sim() -> Iterator[EngineSim]:
 
 @pytest.fixture(scope="module")
 def stack(parrot, sim) -> Iterator[Stack]:
-    addresses = {"vllm": parrot.address, "llamacpp": parrot.address, "m": sim.address, "nobody": f"127.0.0.1:{free_port()}"}
+    captured = dict.fromkeys(("vllm", "llamacpp", "ollama"), parrot.address)
+    addresses = {**captured, "m": sim.address, "nobody": f"127.0.0.1:{free_port()}"}
     config = {
         "pools": {
-            model: {"model": model, "engine": model if model == "llamacpp" else "vllm", "nodes": [node(f"node-{model}", address)]}
+            model: {"model": model, "engine": model if model in captured else "vllm", "nodes": [node(f"node-{model}", address)]}
             for model, address in addresses.items()
         },
         "tenants": [tenant("acme"), tenant("trial", tpm=10_000, rpm=1000), tenant("single", rpm=1)],

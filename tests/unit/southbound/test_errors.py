@@ -32,6 +32,15 @@ CAPTURED = {
     "llamacpp/err-n-too-many": (*INVALID, None),
     "llamacpp/err-rerank-off": (*NOT_SERVED, None),
     "llamacpp/err-unauthorized": (*REFUSED, None),
+    "ollama/err-404": (*NOT_SERVED, None),
+    "ollama/err-bad-json": (*INVALID, None),
+    "ollama/err-context": (*TOO_LONG, None),
+    "ollama/err-messages-type": (*INVALID, None),
+    "ollama/err-openai-option-type": (*INVALID, None),
+    "ollama/err-openai-unknown-model": ("model_not_found", 404, None),
+    "ollama/err-option-type": (*INVALID, None),
+    "ollama/err-tools": (*INVALID, None),
+    "ollama/err-unknown-model": ("model_not_found", 404, None),
     "vllm/err-404": (*NOT_SERVED, None),
     "vllm/err-405": (*NOT_SERVED, None),
     "vllm/err-bad-json": (*INVALID, "9"),
@@ -141,6 +150,10 @@ IN_TRITON = (
 def test_b80_a_context_that_is_too_short_is_told_in_one_code_whoever_says_it(engine, status, body):
     assert code(engine, status, body) == TOO_LONG
     assert code("llamacpp", status, body) == TOO_LONG, "behind a pool that says another engine, too"
+
+
+def test_a_parameter_of_the_wrong_type_is_the_client_s_fault_with_ollama_too():
+    assert code("ollama", 500, {"error": 'option "temperature" must be of type float32'}) == ("invalid_request", 400)
 
 
 @pytest.mark.parametrize(
