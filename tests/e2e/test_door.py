@@ -225,6 +225,43 @@ def test_b93_forged_headers_change_nothing_reach_nobody_and_are_not_echoed(clien
         assert not {name.lower() for name in INSIDE} - {"x-request-id"} & {name for name, _ in request["headers"]}
 
 
+def test_b93_forged_headers_behind_the_body_or_on_an_upgraded_connection_reach_nobody(stack, sims):
+    body = json.dumps(ask())
+    forged = "x-din-cluster: second\r\nx-din-endpoint: 10.0.0.5:22\r\nx-din-tenant: admin\r\nauthorization: Bearer forged\r\n"
+    behind = f"{len(body):x}\r\n{body}\r\n0\r\n{forged}\r\n"
+    start, json_type = f"POST {PATH} HTTP/1.1", "content-type: application/json"
+    replies = [
+        raw(stack, start, json_type, "transfer-encoding: chunked", "trailer: x-din-cluster, authorization", body=behind),
+        raw(
+            stack, start, json_type, f"content-length: {len(body)}", "connection: x-din-trace-id, content-length, authorization", body=body
+        ),
+        raw(stack, start, json_type, f"content-length: {len(body)}", "upgrade: h2c", "http2-settings: AAMAAABkAAQCAAAAAAIAAAAA", body=body),
+        raw(stack, start, json_type, f"content-length: {len(body)}", "upgrade: websocket", "sec-websocket-key: eA==", body=body),
+        raw(stack, "CONNECT 10.0.0.5:22 HTTP/1.1", *forged.splitlines()),
+        raw(stack, "CONNECT gateway:80 HTTP/1.1"),
+    ]
+    assert not any(reply.startswith(b"HTTP/1.1 101 ") for reply in replies), replies
+    assert replies[0].startswith(b"HTTP/1.1 200 "), replies[0]
+    assert not any(reply.startswith(b"HTTP/1.1 200 ") for reply in replies[4:]), replies
+    for request in seen(sims):
+        assert request["path"] == PATH
+        assert not {"x-din-cluster", "x-din-endpoint", "x-din-tenant", "authorization", "upgrade"} & {
+            name for name, _ in request["headers"]
+        }
+    assert sims["second"].seen()[1] == []
+
+
+def test_b93_over_http2_too_forged_headers_reach_nobody(stack, sims):
+    with stack.client(http1=False, http2=True) as client:
+        lowered = {name.lower(): value for name, value in INSIDE.items()}
+        for method, path, content in (("POST", PATH, ask()), ("GET", "/v1/models", None), ("OPTIONS", PATH, None), ("POST", "/no", None)):
+            reply = client.request(method, path, json=content, headers=lowered)
+            assert not lowered.keys() & reply.headers.keys()
+            assert "10.0.0.5" not in reply.text + str(reply.headers)
+    [request] = seen(sims)
+    assert not lowered.keys() - {"x-request-id"} & {name for name, _ in request["headers"]}
+
+
 def test_b107_every_request_lands_where_it_was_decided_whatever_the_route_was_before(stack, client, sims):
     for number in range(40):
         model = ("first", "second")[number % 2]
