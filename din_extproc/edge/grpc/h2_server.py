@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import cast
 
 from din_extproc.edge.crowd import Crowd
+from din_extproc.edge.doorway import Doorway
 from din_extproc.edge.grpc.services import Service, Take, Taker
-from din_extproc.edge.tls import HANDSHAKE_S, Secured, names_of, server_context
+from din_extproc.edge.tls import Secured, names_of, server_context
 from din_extproc.wire.grpc import INTERNAL, OK, UNIMPLEMENTED, Call, Cut, GrpcConnection, Message, Opened, read_head
 from din_extproc.wire.header_block import Memo
 from din_extproc.wire.limits import Limits, limits_for
@@ -45,7 +46,7 @@ class H2Server:
         self.connections: set[_Connection] = set()
         self.crowd = Crowd(most)
         self._services = services
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[asyncio.Server | Doorway] = []
         self._sockets: dict[str, tuple[int, int] | None] = {}
         """Unix sockets of ours, by path."""
         self._ticking: asyncio.TimerHandle | None = None
@@ -102,14 +103,11 @@ class H2Server:
         host, _, port = address.rpartition(":")
         if not port.isdigit():
             raise OSError(f"can't listen on {address}")
-        server = await loop.create_server(
-            lambda: _Connection(self),
-            host.strip("[]") or None,
-            int(port),
-            backlog=_BACKLOG,
-            ssl=tls,
-            ssl_handshake_timeout=None if tls is None else HANDSHAKE_S,
-        )
+        if tls is not None:
+            door = Doorway(lambda: _Connection(self), tls)
+            self._servers.append(door)
+            return await door.open(host.strip("[]"), int(port))
+        server = await loop.create_server(lambda: _Connection(self), host.strip("[]") or None, int(port), backlog=_BACKLOG)
         self._servers.append(server)
         return int(server.sockets[0].getsockname()[1])
 

@@ -15,7 +15,8 @@ from aiohttp import web
 from msgspec import Struct
 
 from din_extproc.edge.crowd import Crowd
-from din_extproc.edge.tls import HANDSHAKE_S, Secured, server_context
+from din_extproc.edge.doorway import Doorway
+from din_extproc.edge.tls import Secured, server_context
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ class HttpPort:
         app.router.add_routes(routes)
         app.on_response_prepare.append(_signed)
         self._runner = _Runner(app, lasting, patience or Patience(), Crowd(most))
-        self._listening: asyncio.Server | None = None
+        self._listening: asyncio.Server | Doorway | None = None
 
     async def start(self, where: str | Secured) -> None:
         """Serve at `host:port`.
@@ -99,14 +100,12 @@ class HttpPort:
         await self._runner.setup()
         address, tls = (where, None) if isinstance(where, str) else (where.address, server_context(where.files, ("http/1.1",)))
         host, _, port = address.rpartition(":")
-        self._listening = await asyncio.get_running_loop().create_server(
-            cast("web.Server", self._runner.server),
-            host.strip("[]"),
-            int(port),
-            backlog=_BACKLOG,
-            ssl=tls,
-            ssl_handshake_timeout=None if tls is None else HANDSHAKE_S,
-        )
+        server = cast("web.Server", self._runner.server)
+        if tls is not None:
+            self._listening = door = Doorway(server, tls)
+            await door.open(host.strip("[]"), int(port))
+        else:
+            self._listening = await asyncio.get_running_loop().create_server(server, host.strip("[]"), int(port), backlog=_BACKLOG)
 
     async def stop(self) -> None:
         """Serve no longer."""
