@@ -7,7 +7,7 @@ JOBS   ?= 4
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-check test test-fast test-e2e test-envoy-matrix test-sdks test-engines test-dashboard test-chaos bench bench-all bench-peers bench-smoke lint type arch proto proto-check golden check lock clean
+.PHONY: help setup demo demo-check test test-fast test-e2e test-envoy-matrix test-sdks test-engines test-manifests test-dashboard test-chaos bench bench-all bench-peers bench-smoke lint type arch proto proto-check golden check lock clean
 
 help: ## show every target
 	@grep -hE '^[a-z][a-z0-9-]*:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
@@ -49,6 +49,9 @@ test-sdks: setup ## OpenAI's Python and Node clients, LangChain and LlamaIndex a
 
 test-engines: setup ## real engines behind the gateway: llama.cpp, and a vLLM that runs: VLLM=127.0.0.1:8000=MODEL
 	@$(PY) -m tests.real_engines $(if $(VLLM),--vllm $(VLLM))
+
+test-manifests: setup ## chart, mesh resources and compose file by helm, kubeconform and Compose's loader (builds them; needs Go)
+	@$(PY) -m tests.manifest_tools
 
 test-dashboard: setup ## the dashboard in a headless Chromium (one that is installed; CHROMIUM=FILE names it), photographs in build/dashboard
 	@$(PY) -m tests.dashboard_pages
