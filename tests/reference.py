@@ -89,7 +89,7 @@ def _type(annotation: object) -> str:
 def _range(field: FieldInfo) -> str:
     bounds = {name: getattr(each, name) for each in field.metadata for name in ("ge", "gt", "le", "lt") if hasattr(each, name)}
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-    return "".join(f", {signs[name]} {value:g}" for name, value in bounds.items())
+    return "".join(f", {signs[name]} {value if isinstance(value, int) else format(value, 'g')}" for name, value in bounds.items())
 
 
 def _default(field: FieldInfo) -> str:

@@ -80,11 +80,11 @@ def _option(message: str) -> str:
 class LongTailSection(Section):
     """What is different for requests that would take far longer than the rest."""
 
-    over_s: Annotated[float, Field(gt=0)]
+    over_s: Annotated[float, Field(gt=0, le=86_400)]
     """They would take longer than this at a usual node that is not busy."""
     share: Annotated[float, Field(gt=0, le=1)] = 0.25
     """Of each node's `max_concurrency`: so many slots they may hold."""
-    timeout_s: Annotated[float, Field(ge=0.001)]
+    timeout_s: Annotated[float, Field(ge=0.001, le=86_400)]
     """How long their answers may take."""
 
     def long_tail(self, workers: int) -> LongTail:
@@ -95,9 +95,9 @@ class LongTailSection(Section):
 class PoolTimeoutsSection(Section):
     """How long the answers of a pool's nodes may take."""
 
-    first_byte_s: Annotated[float, Field(ge=0.001)] | None = None
+    first_byte_s: Annotated[float, Field(ge=0.001, le=86_400)] | None = None
     """Until a stream, or an answer that is not generated, begins; then another node is asked."""
-    total_s: Annotated[float, Field(ge=0.001)] | None = None
+    total_s: Annotated[float, Field(ge=0.001, le=86_400)] | None = None
     """The whole answer, of requests that are not of the long tail."""
 
     def timeouts(self) -> PoolTimeouts:

@@ -24,7 +24,7 @@ def read_priority(text: object) -> object:
 
 PriorityName = Annotated[Priority, BeforeValidator(read_priority)]
 Texts = Annotated[tuple[Text, ...], OneOrMany, Field(min_length=1)]
-Tokens = Annotated[int, Field(ge=0)]
+Tokens = Annotated[int, Field(ge=0, le=10**9)]
 
 
 class AliasSection(Section):

@@ -76,7 +76,10 @@ def _listed(value: Any) -> Any:
 Name = Annotated[str, AfterValidator(_name)]
 ModelName = Annotated[str, AfterValidator(_model)]
 Text = Annotated[str, Field(min_length=1)]
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, le=10**9)]
+"""Up to what fits every number of Envoy's and of a node's own."""
+Ceiling = Annotated[int, Field(ge=1, le=10**10)]
+"""Of a budget. Redis counts in doubles and tokens in 1/60000: what two minutes may hold of them is exact up to here."""
 NodeAddress = Annotated[Endpoint, _read_with(Endpoint.parse)]
 ListenAddress = Annotated[Endpoint, _read_with(parse_listen)]
 AsTuple = BeforeValidator(_listed)

@@ -13,7 +13,7 @@ from din_extproc.domain.request import Priority
 from din_extproc.domain.tenant import ApiKey, Ceilings, Commons, Limits, OnSensitive, Queueing, Tenant
 from din_extproc.settings.keys import KeyHash, KeyId
 from din_extproc.settings.routes import PriorityName
-from din_extproc.settings.section import AsTuple, Name, Positive, Section, Text
+from din_extproc.settings.section import AsTuple, Ceiling, Name, Section, Text
 from din_extproc.settings.sensitive import SensitiveDataPolicy, SensitiveDataSection
 
 _DIMENSIONS = ("rpm", "tpm", "max_streams")
@@ -22,11 +22,11 @@ _DIMENSIONS = ("rpm", "tpm", "max_streams")
 class LimitsSection(Section):
     """Ceilings of one budget."""
 
-    rpm: Positive | None = None
+    rpm: Ceiling | None = None
     """Requests in any 60 seconds."""
-    tpm: Positive | None = None
+    tpm: Ceiling | None = None
     """Tokens per minute; also the most that one request may need."""
-    max_streams: Positive | None = None
+    max_streams: Ceiling | None = None
     """Requests in flight."""
 
     def limits(self, default: Limits | None = None) -> Limits:

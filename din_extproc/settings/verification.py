@@ -16,7 +16,7 @@ class Verification(Section):
 
     share: Annotated[float, Field(strict=False, gt=0, le=1)] = 0.01
     """Of comparable requests."""
-    tokens_per_minute: Annotated[int, Field(ge=100)] = 20_000
+    tokens_per_minute: Annotated[int, Field(ge=100, le=10**9)] = 20_000
     """Prompts and answers, of all workers of this sidecar together."""
     max_tokens: Annotated[int, Field(ge=1, le=4096)] = 32
     """Of each answer that is compared."""

@@ -442,3 +442,15 @@ async def test_a_clock_that_is_set_back_by_hours_keeps_nobody_waiting_for_hours(
     assert await limits.granted(6, ceiling, tokens=100) == 5, "one window begins anew"
     limits.now_ms += 61_000
     assert await limits.granted(6, ceiling, tokens=100) == 5
+
+
+async def test_the_largest_ceilings_of_a_configuration_are_counted_to_the_token(limits):
+    largest = 10**10
+    ceilings = Limits(rpm=largest, tpm=largest, max_streams=largest)
+    for tokens, left in ((largest - 2, 2), (1, 1)):
+        answer = await limits.ask(ceilings, tokens=tokens)
+        assert isinstance(answer, Granted)
+        assert answer.standing.remaining_tokens == left
+    answer = await limits.ask(ceilings, tokens=2)
+    assert isinstance(answer, Denied)
+    assert answer.dimension == "tpm"

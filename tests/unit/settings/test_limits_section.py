@@ -73,3 +73,22 @@ def test_nobody_waits_longer_than_envoy_does(written, message_ms, sound):
     settings = written(SMALL % ", queue: { max_wait_ms: 4000 }" + envoy)
     assert isinstance(settings, Settings) == sound
     assert sound or "at most 3999" in str(settings)
+
+
+@pytest.mark.parametrize("field", ["rpm", "tpm", "max_streams"])
+def test_a_ceiling_is_refused_beyond_what_redis_counts_exactly(written, field):
+    for section in ("limits: { %s }", "defaults: { limits: { %s } }"):
+        assert isinstance(written(SMALL % "" + section % f"{field}: 10000000000"), Settings)
+        for number in (10**10 + 1, 2**63, 10**30):
+            refused = written(SMALL % "" + section % f"{field}: {number}")
+            assert isinstance(refused, Rejected)
+            assert f"{field}, at most 10000000000 is expected".replace(",", ":") in str(refused)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["max_seq_len: 4294967296", "max_concurrency: 1000000001", "max_seq_len: 100000000000000000000000000000000"]
+)
+def test_a_node_s_numbers_are_refused_beyond_what_envoy_takes(written, wrong):
+    refused = written(SMALL.replace("max_seq_len: 4096", wrong if "seq" in wrong else f"max_seq_len: 4096, {wrong}") % "")
+    assert isinstance(refused, Rejected)
+    assert "at most 1000000000 is expected" in str(refused)
