@@ -16,6 +16,7 @@ from din_extproc.route.table import RouteTable
 from din_extproc.screen.kinds import BUILT_IN
 from din_extproc.settings.catalog import Catalog
 from din_extproc.settings.document import Document
+from din_extproc.settings.keys import OWN_KEY
 from din_extproc.settings.pools import make_kind, make_nodes, make_operations
 from din_extproc.settings.problems import Place
 from din_extproc.settings.sensitive import SensitiveDataSection
@@ -138,6 +139,19 @@ def _report_twins(shaped: Shaped, document: Document) -> None:
             if first.setdefault(name, place) != place:
                 line = document.values[first[name]].line
                 document.report(place, f"a second {kind} is called {name!r}, the first on line {line}", "give each its own id")
+    _report_shared_keys(shaped, document)
+
+
+def _report_shared_keys(shaped: Shaped, document: Document) -> None:
+    """A hash that stands twice is one secret with two owners: whose its requests are would depend on the order of the file."""
+    first: dict[str, tuple[str, str, Place]] = {}
+    for at, tenant in zip(shaped.tenants, shaped.config.tenants, strict=True):
+        for index, key in enumerate(tenant.keys):
+            place = ("tenants", at, "keys", index, "hash")
+            owner, name, before = first.setdefault(key.hash, (tenant.id, key.id, place))
+            if before != place:
+                line = document.values[before].line
+                document.report(place, f"it is also the hash of key {name!r} of tenant {owner!r}, on line {line}", OWN_KEY)
 
 
 def _report_unused(shaped: Shaped, document: Document, keyed: frozenset[str]) -> None:

@@ -9,6 +9,8 @@ from pydantic import AfterValidator
 
 from din_extproc.admit.keys import is_key_id, parse_hash
 
+OWN_KEY = "make each its own key: `din-extproc keys new`"
+
 
 def _key_id(text: str) -> str:
     if not is_key_id(text):

@@ -9,8 +9,10 @@ from typing import Annotated
 
 from msgspec import Struct
 
+from din_extproc.admit.keys import parse_hash
 from din_extproc.domain.tenant import ApiKey, Tenant
 from din_extproc.settings.document import Document, read_yaml
+from din_extproc.settings.keys import OWN_KEY
 from din_extproc.settings.problems import Problem
 from din_extproc.settings.section import AsTuple, Name, Section
 from din_extproc.settings.shape import validated
@@ -48,16 +50,24 @@ class Stored(Struct, frozen=True):
         return self.document.problems
 
     def joined(self, own: Keys) -> Keys:
-        """The keys of the configuration and those of the file, by tenant; reports those that belong to nobody or have another's id."""
+        """All keys by tenant, the configuration's and the file's; reports those that belong to nobody or have another's id or hash."""
         known = {tenant.id for tenant, _ in own}
-        taken = {key.id for _, keys in own for key in keys}
+        ids = {key.id: _told(key.id, tenant.id) for tenant, keys in own for key in keys}
+        hashes = {(key.salt, key.digest): ids[key.id] for _, keys in own for key in keys}
         for at, key in enumerate(self.keys):
             if key.tenant not in known:
                 self.document.report(("keys", at, "tenant"), f"no tenant is called {key.tenant!r}")
-            if key.id in taken:
-                self.document.report(("keys", at, "id"), f"a second key is called {key.id!r}", "give each its own id")
-            taken.add(key.id)
+            here = f"{_told(key.id, key.tenant)} on line {self.document.values['keys', at].line}"
+            if (first := ids.setdefault(key.id, here)) != here:
+                self.document.report(("keys", at, "id"), f"a second key is called {key.id!r}, the first is {first}", "give each its own id")
+            secret = parse_hash(key.hash) or (b"", b"")
+            if (first := hashes.setdefault(secret, here)) != here:
+                self.document.report(("keys", at, "hash"), f"it is also the hash of {first}", OWN_KEY)
         return tuple((tenant, (*keys, *_of(tenant.id, self.keys))) for tenant, keys in own)
+
+
+def _told(key_id: str, tenant: str) -> str:
+    return f"key {key_id!r} of tenant {tenant!r}"
 
 
 def _of(tenant: str, keys: Iterable[StoredKey]) -> Iterable[ApiKey]:

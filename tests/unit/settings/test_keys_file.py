@@ -89,7 +89,33 @@ def test_keys_of_nobody_and_second_keys_of_one_name_are_refused(file):
     refused = load(file, {})
     assert isinstance(refused, Rejected)
     assert "no tenant is called 'c'" in str(refused)
-    assert "a second key is called 'k'" in str(refused)
+    assert "a second key is called 'k', the first is key 'k' of tenant 'a' on line" in str(refused)
+
+
+@pytest.mark.parametrize(("one", "other"), [("a", "a"), ("a", "b_b")])
+def test_a_hash_that_stands_twice_is_refused_with_both_places(file, one, other):
+    with changed(file.parent / "keys.yaml") as entries:
+        entries += [{"tenant": owner, "id": key_id, "hash": HASH} for owner, key_id in ((one, "k1"), (other, "k2"))]
+    refused = load(file, {})
+    assert isinstance(refused, Rejected)
+    [problem] = [each for each in refused.problems if not each.warning]
+    assert problem.path == "keys[1].hash"
+    assert f"it is also the hash of key 'k1' of tenant '{one}' on line " in str(problem)
+    (file.parent / "keys.yaml").unlink()
+    keys = [f'{{ id: k{at}, hash: "{HASH}" }}' for at in (1, 2)]
+    listed = [", ".join(keys), ""] if one == other else keys
+    text = SMALL
+    for tenant, own in zip(("a", "b_b"), listed, strict=True):
+        text = text.replace(f"id: {tenant},", f"id: {tenant}, keys: [{own}],")
+    file.write_text(text)
+    refused = load(file, {})
+    assert isinstance(refused, Rejected)
+    [problem] = [each for each in refused.problems if not each.warning]
+    assert f"it is also the hash of key 'k1' of tenant '{one}', on line 10" in str(problem)
+    file.write_text(SMALL.replace("id: a,", f"id: a, keys: [{keys[0]}],"))
+    with changed(file.parent / "keys.yaml") as entries:
+        entries += [{"tenant": other, "id": "k2", "hash": HASH}]
+    assert "it is also the hash of key 'k1' of tenant 'a'" in str(load(file, {}))
 
 
 def test_a_failed_change_leaves_the_file_as_it_was(file):
