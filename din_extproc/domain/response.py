@@ -4,11 +4,15 @@ Rule: the treatment is chosen when the answer's head has come, and nothing of th
 """
 
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Protocol
 
 from msgspec import Struct
 
 from din_extproc.domain.verdict import Headers
+
+GOOD = range(HTTPStatus.OK, HTTPStatus.MULTIPLE_CHOICES)
+"""Statuses of answers that may go on as they are. A redirection may not: a client that follows it takes its prompt along."""
 
 
 class ResponseHead(Struct, frozen=True, gc=False):

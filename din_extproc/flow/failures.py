@@ -1,6 +1,7 @@
 """What a client sees of a node's error answer: the one error body, whatever the engine wrote.
 
-Rule: only answers of 400 and more are looked at; what is an error body of ours already, a node agent's or Envoy's, passes as it is.
+Rule: only answers that are not good are looked at, redirections among them; what is an error body of ours already, a node agent's or
+Envoy's, passes as it is.
 Errors inside a stream that began well are not here: the status has left, and `usage.lua` sees to their shape.
 """
 
@@ -9,7 +10,7 @@ from functools import partial
 from http import HTTPStatus
 
 from din_extproc.domain.request import Head
-from din_extproc.domain.response import PASS, Replacement, ResponseHead, Treatment, Whole
+from din_extproc.domain.response import GOOD, PASS, Replacement, ResponseHead, Treatment, Whole
 from din_extproc.domain.verdict import Headers, error_body
 from din_extproc.flow import answers
 from din_extproc.southbound.error_body import READ_BYTES, Said, said
@@ -29,10 +30,10 @@ def treatment(engine: str, response: ResponseHead, request: Head, trace_id: str,
         trace_id: Of the exchange.
         wall: Now, seconds since the epoch.
     """
-    if response.status < HTTPStatus.BAD_REQUEST:
+    if response.status in GOOD:
         return PASS
     retold = partial(_retold, engine, response, request, trace_id, wall)
-    if not _is_read(response):
+    if response.status < HTTPStatus.BAD_REQUEST or not _is_read(response):
         return retold(Said())
     return Whole(lambda body: _unless_ours(retold, said(_plain(body, response.header("content-encoding")))))
 

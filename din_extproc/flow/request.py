@@ -4,7 +4,6 @@ Rule: what a request takes (slots, tokens of a node) it takes through `_Held`, a
 """
 
 from collections.abc import Callable, Coroutine, Mapping
-from http import HTTPStatus
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -18,7 +17,7 @@ from din_extproc.admit.queue import worth_waiting
 from din_extproc.admit.reservation import OutputHistory
 from din_extproc.audit.records import Admitted as Admission
 from din_extproc.domain.request import Head, Intent, Operation
-from din_extproc.domain.response import PASS, ResponseHead, Treatment
+from din_extproc.domain.response import GOOD, PASS, ResponseHead, Treatment
 from din_extproc.domain.tenant import Tenant
 from din_extproc.domain.verdict import Answer, Refusal, Send, Verdict
 from din_extproc.flow import answers, failures
@@ -175,7 +174,7 @@ class RequestFlow:
         if self._held is None:
             return PASS
         asked, wall = self._held.translated, self._desk.clock.wall()
-        if asked is None or asked.dialect is None or head.status >= HTTPStatus.BAD_REQUEST:
+        if asked is None or asked.dialect is None or head.status not in GOOD:
             return failures.treatment(self._held.engine, head, self._head, self._trace_id, wall)
         named = Asked(asked.operation, self._request_id, int(wall), asked.model, asked.fields)
         return Translation(asked.dialect, named, asked.stream, self._head, self._trace_id).treat(head)

@@ -18,6 +18,7 @@ from din_extproc._proto.envoy.config.core.v3.address_pb2 import Address
 from din_extproc._proto.envoy.data.accesslog.v3.accesslog_pb2 import AccessLogCommon, HTTPAccessLogEntry, ResponseFlags, UpstreamEnd
 from din_extproc._proto.envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
 from din_extproc.domain.node import Endpoint
+from din_extproc.domain.request import Operation
 from din_extproc.domain.usage import ExchangeRecord, FailedAttempt, Labels, Sensitive
 from din_extproc.observe.outcome import Ending, outcome, usage
 
@@ -65,16 +66,20 @@ _ABSENT = Value()
 _EXACT = 2.0**53
 """Larger numbers are not whole tokens any more."""
 _SECONDS_DIGITS = 10
+_NO_CONTEXTS: Mapping[str, int] = {}
 _Fields = Mapping[str, Value]
 """The namespace's fields, those that are there."""
 
 
-def records(message: bytes, nodes: Mapping[str, str]) -> Iterator[ExchangeRecord | FailedAttempt]:
+def records(
+    message: bytes, nodes: Mapping[str, str], contexts: Mapping[str, int] = _NO_CONTEXTS
+) -> Iterator[ExchangeRecord | FailedAttempt]:
     """Read one `StreamAccessLogsMessage`, record by record as they are asked for.
 
     Args:
         message: As it came over gRPC.
         nodes: Node ids by endpoint, as `10.0.0.7:8000` or `[fd00::10]:8000`. An endpoint that is not there stands for itself.
+        contexts: Tokens of the nodes' contexts by node id, as far as they are known.
 
     Returns:
         Finished exchanges that the gateway decided about, in the log's order. Others, such as Envoy's own answer to a broken
@@ -87,16 +92,18 @@ def records(message: bytes, nodes: Mapping[str, str]) -> Iterator[ExchangeRecord
         entries = StreamAccessLogsMessage.FromString(message).http_logs.log_entry
     except DecodeError as error:
         raise ValueError("not an access log message") from error
-    return _each(entries, nodes)
+    return _each(entries, nodes, contexts)
 
 
-def _each(entries: Iterable[HTTPAccessLogEntry], nodes: Mapping[str, str]) -> Iterator[ExchangeRecord | FailedAttempt]:
+def _each(
+    entries: Iterable[HTTPAccessLogEntry], nodes: Mapping[str, str], contexts: Mapping[str, int]
+) -> Iterator[ExchangeRecord | FailedAttempt]:
     for entry in entries:
         common = entry.common_properties
         if common.access_log_type == UpstreamEnd:
             yield _attempt(entry, common, nodes)
         elif not _OURS.isdisjoint(common.metadata.filter_metadata) and not common.intermediate_log_entry:
-            yield _record(entry, common, nodes)
+            yield _record(entry, common, nodes, contexts)
 
 
 def _attempt(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[str, str]) -> FailedAttempt:
@@ -111,13 +118,14 @@ def _attempt(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[
     )
 
 
-def _record(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[str, str]) -> ExchangeRecord:
+def _record(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[str, str], contexts: Mapping[str, int]) -> ExchangeRecord:
     told = _told(common.metadata.filter_metadata)
     labels = _labels(told)
     flags = _flags(common.response_flags) if common.HasField("response_flags") else _NO_FLAGS
     endpoint = _endpoint(common.upstream_remote_address) if common.HasField("upstream_remote_address") else ""
+    node_id = nodes.get(endpoint, endpoint)
     headers = entry.response.response_headers
-    ending = _ending(entry, told, labels, flags, endpoint)
+    ending = _ending(entry, told, labels, flags, contexts.get(node_id, 0) if endpoint else None)
     ended_as = outcome(ending)
     start = common.start_time
     started_us = start.seconds * 1_000_000 + start.nanos // 1000
@@ -131,7 +139,7 @@ def _record(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[s
         alias=labels.alias,
         pool=moved or labels.pool,
         rule=labels.rule,
-        node_id=nodes.get(endpoint, endpoint),
+        node_id=node_id,
         status=ending.status,
         outcome=ended_as,
         stream=labels.stream,
@@ -184,12 +192,13 @@ def _ms(duration: Duration) -> float:
     return duration.seconds * 1e3 + duration.nanos / 1e6
 
 
-def _ending(entry: HTTPAccessLogEntry, told: _Fields, labels: Labels, flags: tuple[str, ...], endpoint: str) -> Ending:
+def _ending(entry: HTTPAccessLogEntry, told: _Fields, labels: Labels, flags: tuple[str, ...], context: int | None) -> Ending:
+    """`context`: of the node, 0 when it is not known; None: no node was reached."""
     response = entry.response
     return Ending(
         status=response.response_code.value,
         flags=frozenset(flags),
-        reached=bool(endpoint),
+        reached=context is not None,
         answered=entry.common_properties.HasField("time_to_first_upstream_rx_byte"),
         refusal=_text(told, "refusal"),
         error=_text(told, "error"),
@@ -203,6 +212,9 @@ def _ending(entry: HTTPAccessLogEntry, told: _Fields, labels: Labels, flags: tup
         cached_tokens=_count(told, "cached_tokens"),
         prompt_estimate=labels.prompt_estimate,
         reserved_tokens=labels.reserved_tokens,
+        context=context or 0,
+        output_asked=0 if labels.tags is None else labels.tags.output_tokens or 0,
+        one_prompt=labels.operation == Operation.CHAT,
     )
 
 

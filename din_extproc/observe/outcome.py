@@ -25,9 +25,9 @@ What it costs (`Usage`):
 | case                                                             | charge                                                       |
 |------------------------------------------------------------------|--------------------------------------------------------------|
 | refused, or no node reached                                      | 0: the whole reservation goes back                           |
-| the engine told its usage                                        | that; of a cut stream at least what was counted              |
+| the engine told a usage that can be                              | that; of a cut stream at least what was counted              |
 | the node failed or refused (4xx, 429, 5xx, reset) with no token  | 0: a client can't cause this and gain by it                  |
-| anything else: cut, left, timed out, or an engine without usage  | prompt estimate + tokens counted (`estimated`)               |
+| anything else: cut, left, timed out, no usage or an absurd one   | prompt estimate + tokens counted (`estimated`)               |
 """
 
 import math
@@ -44,6 +44,10 @@ _UNCHARGED = frozenset({Outcome.UPSTREAM_BUSY, Outcome.UPSTREAM_ERROR, Outcome.C
 _DELTA_BYTES_PER_TOKEN = 6
 _DELTAS_OF_ONE_TOKEN = (7, 64)
 """Bytes per delta, and beyond that: no more, and every event has one token. More: the engine puts several into one."""
+_CONTEXTS, _CONTEXTS_OF_MANY = 2, 128
+"""More tokens than fill so many contexts are no usage, of one prompt or of a list of them."""
+_ESTIMATES = 4
+"""A prompt of more tokens than this many estimates, which fills contexts as well, is none."""
 _BODY_BYTES_PER_TOKEN = 4
 _ENVELOPE_BYTES = 350
 """What surrounds the text of a JSON answer."""
@@ -72,6 +76,12 @@ class Ending(Struct, frozen=True, gc=False):
     cached_tokens: int
     prompt_estimate: int
     reserved_tokens: int
+    context: int = 0
+    """Tokens of the node's context; 0: not known."""
+    output_asked: int = 0
+    """The most output that the client asked for, all choices together; 0: it did not say."""
+    one_prompt: bool = True
+    """Not a list of them, each with an answer."""
 
     @property
     def ended(self) -> bool:
@@ -116,7 +126,7 @@ def usage(ending: Ending, ended_as: Outcome) -> Usage:
     if not ending.reached or ended_as in (Outcome.REFUSED, Outcome.NOT_DISPATCHED):
         return Usage(0, 0)
     prompt, completion = ending.prompt_tokens, ending.completion_tokens
-    if prompt or completion:
+    if (prompt or completion) and _can_be(ending, prompt or 0, completion or 0):
         counted = 0 if ending.ended else _counted(ending)
         told = completion or 0
         guessed = prompt is None or counted > told
@@ -124,6 +134,15 @@ def usage(ending: Ending, ended_as: Outcome) -> Usage:
     if ended_as in _UNCHARGED and not ending.deltas:
         return Usage(0, 0)
     return Usage(ending.prompt_estimate, _counted(ending), estimated=True)
+
+
+def _can_be(ending: Ending, prompt: int, completion: int) -> bool:
+    """Whether an engine can have used that much: one that lies, or counts wrongly, does not empty a tenant's bucket."""
+    if ending.context and prompt > max(_CONTEXTS * ending.context, _ESTIMATES * ending.prompt_estimate):
+        return False
+    contexts = _CONTEXTS if ending.one_prompt else _CONTEXTS_OF_MANY
+    most = (ending.output_asked if ending.one_prompt else 0) or contexts * ending.context
+    return not most or completion <= most
 
 
 def _counted(ending: Ending) -> int:

@@ -251,6 +251,7 @@ class AccountingPlane:
         self._observer = observer
         self._nodes = node_names(settings)
         self._dtypes = {node.id: node.dtype for pool in settings.pools for node in pool.nodes}
+        self._contexts = {node.id: node.max_seq_len for pool in settings.pools for node in pool.nodes}
         self._background = background
         self._gauges = gauges
         self._outputs = outputs
@@ -273,6 +274,7 @@ class AccountingPlane:
         """Know the nodes of this configuration."""
         self._nodes = self._registered | node_names(settings)
         self._dtypes |= {node.id: node.dtype for pool in settings.pools for node in pool.nodes}
+        self._contexts |= {node.id: node.max_seq_len for pool in settings.pools for node in pool.nodes}
         self._paces.half_lives_s = half_lives_s(settings)
 
     def turn(self, turnover: Turnover) -> None:
@@ -283,10 +285,13 @@ class AccountingPlane:
                 self._registered[str(node.endpoint)] = node.id
                 self._nodes[str(node.endpoint)] = node.id
                 self._dtypes[node.id] = node.dtype
+                self._contexts[node.id] = node.max_seq_len
         while len(self._registered) > _REMEMBERED_NODES:
             endpoint = next(iter(self._registered))
             self._nodes.pop(endpoint, None)
-            self._dtypes.pop(self._registered.pop(endpoint), None)
+            gone = self._registered.pop(endpoint)
+            self._dtypes.pop(gone, None)
+            self._contexts.pop(gone, None)
 
     def tallies(self) -> dict[str, tuple[int, int]]:
         """Requests that nodes answered and that failed at them, since this was last asked."""
@@ -296,7 +301,7 @@ class AccountingPlane:
     def received(self, message: bytes) -> None:
         """Take one message of Envoy's access log."""
         try:
-            finished = records(message, self._nodes)
+            finished = records(message, self._nodes, self._contexts)
         except ValueError:
             self._unreadable += 1
             _log.warning("an access log message of %d bytes could not be read", len(message))

@@ -78,7 +78,7 @@ def normalise(engine: str, status: int, said: Said, asked_s: int | None = None) 
 
     Args:
         engine: The pool's.
-        status: Of the node's answer, 400 or more.
+        status: Of the node's answer, none of the good ones.
         said: What its body says.
         asked_s: For how long the node asks to be left alone, see `retry_after_s`.
     """
@@ -109,7 +109,9 @@ def retry_after_s(text: str, wall: float) -> int | None:
 def _code(engine: str, status: int, said: Said) -> Code:
     if (status >= _FAULT or status == _FAILED_DEPENDENCY) and no_memory(said):
         return Code.INSUFFICIENT_GPU_CAPACITY
-    return worded(engine, said) or _BY_STATUS.get(status) or (Code.INVALID_REQUEST if status < _FAULT else Code.UPSTREAM_ERROR)
+    return (
+        worded(engine, said) or _BY_STATUS.get(status) or (Code.INVALID_REQUEST if _BAD_REQUEST <= status < _FAULT else Code.UPSTREAM_ERROR)
+    )
 
 
 def _status(code: Code, status: int) -> int:
@@ -122,4 +124,6 @@ def _status(code: Code, status: int) -> int:
 def _upstream(status: int) -> str:
     if status in _KEPT:
         return f"The node refused the gateway ({status})."
+    if status < _BAD_REQUEST:
+        return f"The node sent the request elsewhere ({status}), which is not done."
     return f"The node answered with an error ({status})."

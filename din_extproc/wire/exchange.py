@@ -10,14 +10,13 @@ twice, Envoy's own answers at any point.
 
 from collections.abc import Callable
 from enum import IntEnum
-from http import HTTPStatus
 from typing import Any, ClassVar, assert_never
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from din_extproc.domain.request import Head
-from din_extproc.domain.response import Pass, Pieces, Replacement, ResponseHead, Translator, Treatment, Whole
+from din_extproc.domain.response import GOOD, Pass, Pieces, Replacement, ResponseHead, Translator, Treatment, Whole
 from din_extproc.domain.verdict import Answer, Headers, Send, Verdict
 from din_extproc.wire import encode
 from din_extproc.wire.decode import response_head
@@ -58,7 +57,6 @@ class Ignore(Struct, frozen=True, gc=False):
 
 Command = Reply | Decide | Treat | Ignore
 
-_FIRST_ERROR = int(HTTPStatus.BAD_REQUEST)
 _IGNORE = Ignore()
 _HEADERS_GO_ON = Reply(encode.CONTINUE_REQUEST_HEADERS)
 _BODY_GOES_ON = Reply(encode.CONTINUE_REQUEST_BODY)
@@ -229,7 +227,7 @@ class Exchange:
 
     def _node_answers(self, event: ResponseHeaders) -> Command:
         """A node's answer after `Send`; or Envoy's, when it reached none."""
-        if event.status < _FIRST_ERROR and not self._asked:
+        if event.status in GOOD and not self._asked:
             self.state = State.ANSWERING
             return self._answer
         self._ends_at_head = event.end_of_stream

@@ -156,9 +156,11 @@ def test_b57_when_envoy_dies_every_place_is_free_at_once(stack, sim):
     with Crowd(stack) as crowd:
         stack.envoy.kill()
         stack.envoy.wait()
-    assert all(isinstance(client.exception(), httpx.TransportError) for client in crowd.clients)
-    stack.eventually(lambda: not stack.status()["exchanges"]["open"], "the sidecar has seen its streams end")
-    stack.eventually(lambda: stack.redis_keys(":lease:") == [], "no place is taken")
-    stack.eventually(lambda: sim.seen()[0]["aborted"] == STREAMS, "no node works on")
-    stack.start_envoy()
+    try:
+        assert all(isinstance(client.exception(), httpx.TransportError) for client in crowd.clients)
+        stack.eventually(lambda: not stack.status()["exchanges"]["open"], "the sidecar has seen its streams end")
+        stack.eventually(lambda: stack.redis_keys(":lease:") == [], "no place is taken")
+        stack.eventually(lambda: sim.seen()[0]["aborted"] == STREAMS, "no node works on")
+    finally:
+        stack.start_envoy()
     assert stack.chat(ask(1)).status_code == 200

@@ -143,6 +143,27 @@ def accounted(stack: Stack, exchanges: int = 1) -> Iterator[SimpleNamespace]:
     stack.eventually(lambda: stack.redis_keys(":lease:") == [], "every slot is free")
 
 
+@pytest.mark.parametrize("status", [101, 301, 302, 304, 307, 308])
+def test_a_node_sends_no_client_elsewhere(stack, parrot, status):
+    """A client that follows a redirection takes the prompt along."""
+    parrot.answers(status, b"", location="http://127.0.0.1:1/steal")
+    with accounted(stack) as told:
+        reply = stack.chat(ask())
+    ours(reply, 502, "upstream_error")
+    assert "location" not in reply.headers
+    assert told.outcomes == {"upstream_error": 1}
+
+
+def test_a_node_that_claims_more_tokens_than_can_be_is_not_believed(stack, parrot):
+    usage = {"prompt_tokens": 1_000_000_000, "completion_tokens": 1_000_000_000_000}
+    answer = {"object": "chat.completion", "choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}], "usage": usage}
+    parrot.answers(200, json.dumps(answer).encode(), content_type="application/json")
+    with accounted(stack) as told:
+        assert stack.chat(ask()).json()["usage"] == usage
+    assert told.outcomes == {"completed": 1}
+    assert 0 < told.tokens < 100
+
+
 def test_r28_b99_every_captured_error_is_retold_and_the_connection_goes_on(stack, parrot):
     with accounted(stack, len(CAPTURED)) as told, stack.client() as client:
         for name, (code, status, param) in CAPTURED.items():

@@ -20,9 +20,17 @@ def treated(status, accept="", **headers):
     return treatment("vllm", ResponseHead(status, named), request, "trace", 1000.0)
 
 
-@pytest.mark.parametrize("status", [200, 204, 302, 399])
+@pytest.mark.parametrize("status", [200, 204, 299])
 def test_what_is_no_error_is_not_looked_at(status):
     assert treated(status) is PASS
+
+
+@pytest.mark.parametrize("status", [101, 302, 399])
+def test_what_sends_a_client_elsewhere_is_an_error_whatever_it_says(status):
+    given = treated(status, content_type="application/json", location="http://elsewhere")
+    assert isinstance(given, Replacement)
+    assert given.status == 502
+    assert "elsewhere" not in dict(given.headers).values()
 
 
 def test_an_error_waits_for_its_body_and_is_told_anew():

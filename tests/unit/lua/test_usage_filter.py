@@ -12,7 +12,7 @@ from tests.lua_filter import JSON, SSE, TRUNCATED, Played, UsageFilter, capture
 CAPTURES = Path(__file__).parents[2] / "captures"
 ALL = sorted(CAPTURES.rglob("*.txt"))
 STREAMS = [path for path in ALL if "event-stream" in capture(path)[0].get("content-type", "")]
-BODIES = [path for path in ALL if "json" in capture(path)[0].get("content-type", "")]
+BODIES = [path for path in ALL if capture(path)[0].get("content-type", "").startswith("application/json")]
 USAGE = b'{"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":7,"total_tokens":12}}'
 DONE = b"data: [DONE]\n\n"
 

@@ -95,3 +95,26 @@ def test_b43_cached_tokens_are_a_part_and_not_an_addition() -> None:
     told = replace(STREAM, prompt_tokens=3604, completion_tokens=878, cached_tokens=3604)
     cost = usage(told, outcome(told))
     assert (cost.total_tokens, cost.cached_tokens) == (4482, 3604)
+
+
+ASKED: dict[str, Any] = {"context": 8192, "prompt_tokens": 40}
+
+
+@pytest.mark.parametrize(
+    ("changes", "cost"),
+    [
+        ({**ASKED, "completion_tokens": 10, "output_asked": 10}, Usage(40, 10)),
+        ({**ASKED, "completion_tokens": 11, "output_asked": 10}, guess(40, 12)),
+        ({**ASKED, "completion_tokens": 16_384}, Usage(40, 16_384)),
+        ({**ASKED, "completion_tokens": 16_385}, guess(40, 12)),
+        ({**ASKED, "completion_tokens": 1_000_000, "output_asked": 10, "one_prompt": False}, Usage(40, 1_000_000)),
+        ({**ASKED, "completion_tokens": 10**12, "one_prompt": False}, guess(40, 12)),
+        ({**ASKED, "prompt_tokens": 10**9, "completion_tokens": 1}, guess(40, 12)),
+        ({**ASKED, "prompt_tokens": 16_384}, Usage(16_384, 0)),
+        ({**ASKED, "prompt_tokens": 100_000, "prompt_estimate": 30_000}, Usage(100_000, 0)),
+        ({"prompt_tokens": 10**9, "completion_tokens": 13}, Usage(10**9, 13)),
+    ],
+)
+def test_a_usage_that_can_not_be_is_none(changes, cost):
+    """A list of prompts fills a context each; of a node whose context nobody knows everything is believed."""
+    assert usage(replace(STREAM, **changes), Outcome.COMPLETED) == cost
