@@ -4,6 +4,7 @@ Rule: only the command line and the ports are used; what a test can see, a user 
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -33,7 +34,6 @@ from din_extproc.settings.settings import Settings
 from tests.servers import RedisServer, free_port
 
 _BOOT_SECONDS = 60.0
-_ENTROPY = {"acme": 1, "trial": 2, "other": 3}
 
 
 def key_of(tenant: str) -> str:
@@ -42,7 +42,7 @@ def key_of(tenant: str) -> str:
 
 
 def _made(tenant: str):
-    return make_key(tenant, bytes([_ENTROPY.get(tenant, 9)]) * ENTROPY_BYTES)
+    return make_key(tenant, hashlib.shake_256(tenant.encode()).digest(ENTROPY_BYTES))
 
 
 def tenant(name: str, *, models: tuple[str, ...] = ("*",), **limits: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from din_extproc.settings.settings import Settings
 
 def plan(folder, *, simulated: bool = False) -> DemoPlan:
     nodes = [DemoNode("node-a", 8001), DemoNode("node-b", 8002), DemoNode("node-c", 8003, embeds=True)]
-    keys = {name: make_key(name, bytes(range(ENTROPY_BYTES))) for name in ("demo", "trial")}
+    keys = {name: make_key(name, bytes(range(first, first + ENTROPY_BYTES))) for first, name in enumerate(("demo", "trial"))}
     return DemoPlan(
         folder=folder,
         listener_port=10000,
