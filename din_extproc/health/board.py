@@ -34,6 +34,16 @@ class Breakers:
         for name, breaker in self._breakers.items():
             breaker.policy = policies[name]
 
+    def release(self, causes: frozenset[Event], now: float) -> None:
+        """Such events speak for nothing any more: whoever stands as it does for one of them, and whoever is closed, begins anew."""
+        for name, breaker in self._breakers.items():
+            if name in self._awake and breaker.cause not in causes:
+                continue
+            self._breakers[name] = Breaker(name, self._policies[name], now)
+            if name in self._awake:
+                self._awake.discard(name)
+                self._changed.add(name)
+
     def add(self, name: str, policy: Policy) -> None:
         """One more."""
         self._policies[name] = policy
@@ -95,6 +105,11 @@ class Board:
     def __init__(self) -> None:
         self.nodes = Breakers({})
         self.pools = Breakers({})
+
+    def release(self, causes: frozenset[Event], now: float) -> None:
+        """Such events speak for nothing any more, and what they have caused ends."""
+        self.nodes.release(causes, now)
+        self.pools.release(causes, now)
 
     def pass_time(self, now: float) -> None:
         """Look whether pauses and ramps have ended."""

@@ -21,12 +21,15 @@ from din_extproc.health.board import Board, strictest
 from din_extproc.health.breaker import Event, Heard
 from din_extproc.health.policy import Policy
 from din_extproc.health.probing import Probing
+from din_extproc.settings.health import HealthSection
 from din_extproc.settings.settings import Settings
 
 _log = logging.getLogger(__name__)
 
 _LOOK_S = 0.25
 _EVERY_S = 10.0
+_OF_REQUESTS = frozenset({Event.FAILED, Event.BUSY, Event.TOLD})
+_OF_PROBES = frozenset({Event.PROBE_FAILED})
 _FAULTS = frozenset({Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT, Outcome.UPSTREAM_TRUNCATED})
 _ATTEMPT_FLAGS = frozenset({"UF", "UR", "UC", "UT", "SI", "UPE"})
 _SERVER_ERROR = 500
@@ -62,6 +65,7 @@ class Health:
         self.board = Board()
         self.prober: Prober | None = None
         """None: nobody asks nodes, and other replicas are not heard."""
+        self.settings = settings
         self._told = told
         self._pools: dict[str, Pool] = {}
         self._joined: dict[str, dict[str, Node]] = {}
@@ -93,8 +97,8 @@ class Health:
             await self.prober.stop()
 
     def use(self, settings: Settings) -> None:
-        """Other pools, or other parameters."""
-        self.settings = settings
+        """Other pools, or other parameters. What is switched off releases whom it has left out."""
+        before, self.settings = self.settings, settings
         self._pools = {pool.name: pool for pool in settings.pools}
         self.board.pools.use({pool.name: settings.health.pool_policy(pool) for pool in settings.pools})
         self._listed = {}
@@ -105,6 +109,19 @@ class Health:
         if settings.health.probe is not None:
             self.probing.every_s = settings.health.probe.every_s
         self._plan()
+        self._release(before.health, settings.health)
+
+    def _release(self, before: HealthSection, after: HealthSection) -> None:
+        causes: frozenset[Event] = frozenset()
+        if before.breaker and not after.breaker:
+            causes |= _OF_REQUESTS
+            self.busy.clear()
+        if before.probe is not None and after.probe is None:
+            causes |= _OF_PROBES
+        if causes:
+            self.board.release(causes, SystemClock.monotonic())
+            self.opened = {name: reason for name, reason in self.opened.items() if name in self.board.nodes.all()}
+            self.tell()
 
     def turn(self, turnover: Turnover) -> None:
         """Registered nodes came or went. Who comes back begins with a part of its requests."""
@@ -130,10 +147,10 @@ class Health:
         self.tell()
 
     def probed(self, probed: Probed) -> None:
-        """A node was asked for a token, here or by another replica."""
+        """A node was asked for a token, here or by another replica. Once nobody is to be asked, what others still hear says nothing."""
         now = SystemClock.monotonic()
         before = self._probed.get(probed.node_id, (None, None, 0.0))[1]
-        if self.target(probed.node_id) is None:
+        if self.target(probed.node_id) is None or self.settings.health.probe is None:
             return
         self._probed[probed.node_id] = (probed, before if probed.ttft_ms is None else probed.ttft_ms, now)
         if probed.ok is None:
@@ -144,12 +161,16 @@ class Health:
         self.tell()
 
     def told_open(self, node_id: str, reason: str) -> None:
-        """Another replica leaves the node alone."""
+        """Another replica leaves the node alone. Of probes that failed everybody has heard; without a breaker nothing else counts."""
+        if not self.settings.health.breaker:
+            return
         self.board.nodes.hear(node_id, Heard(Event.TOLD, SystemClock.monotonic(), None, reason))
         self.tell(ours=False)
 
     def told_busy(self, node_id: str, rest_s: float) -> None:
         """A node has asked another replica to be left alone."""
+        if not self.settings.health.breaker:
+            return
         self.board.nodes.hear(node_id, Heard(Event.BUSY, SystemClock.monotonic(), None, _BUSY, rest_s))
         self.tell(ours=False)
 

@@ -48,7 +48,8 @@ class HealthSection(Section):
     """`health:`."""
 
     breaker: bool = True
-    """False: only probes speak for or against a node, not what becomes of requests."""
+    """False: only probes speak for or against a node, not what becomes of requests. Switching it off, or `probe`,
+    lets go of whom it has left out."""
     failover_threshold: ThresholdSection = ThresholdSection()
     failure_share: _Share = _POLICY.share
     least_answers: Annotated[int, Field(ge=1, le=1_000_000)] = _POLICY.least

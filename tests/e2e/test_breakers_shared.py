@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -19,14 +20,18 @@ def engines() -> Iterator[dict[str, EngineSim]]:
 
 
 @pytest.fixture(scope="module")
-def pair(engines) -> Iterator[tuple[Stack, Stack]]:
+def config(engines) -> dict[str, Any]:
     nodes = [node(name, sim.address) for name, sim in engines.items()]
-    config = {
+    return {
         "pools": {"p": {"model": "m", "engine": "vllm", "scheduler": "round_robin", "nodes": nodes}},
         "tenants": [tenant("acme")],
         "health": {"probe": {"every_s": 3600}, "open_s": 60},
         "envoy": {"health_check": False},
     }
+
+
+@pytest.fixture(scope="module")
+def pair(config) -> Iterator[tuple[Stack, Stack]]:
     with contextlib.ExitStack() as stack:
         redis = stack.enter_context(RedisServer())
         yield stack.enter_context(Stack(config, server=redis)), stack.enter_context(Stack(config, server=redis))
@@ -55,3 +60,21 @@ def test_a_node_whose_breaker_opens_at_one_replica_is_left_alone_by_all(pair, en
             break
     two.eventually(lambda: breaker(two, "b").get("state") == "open", "it is told")
     assert "told by" in breaker(two, "b")["reason"]
+
+
+def test_a_breaker_that_is_switched_off_lets_go_of_what_is_open_at_once_at_every_replica(pair, engines, config):
+    one, two = pair
+    engines["b"].fail("reset")
+    while breaker(one, "b").get("state") != "open":
+        one.chat()
+    two.eventually(lambda: breaker(two, "b").get("state") == "open", "it is told")
+    engines["b"].fail("")
+    try:
+        for each in pair:
+            each.write({**config, "health": {**config["health"], "breaker": False}})
+        for each in pair:
+            each.eventually(lambda each=each: not any(each.status()["breakers"][kind] for kind in ("nodes", "pools")), "all are let go")
+            assert {each.chat().headers["x-din-node-id"] for _ in range(6)} == {"a", "b"}
+    finally:
+        for each in pair:
+            each.write(config)

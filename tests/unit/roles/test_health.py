@@ -12,6 +12,7 @@ from din_extproc.domain.usage import ExchangeRecord, FailedAttempt, Outcome, Usa
 from din_extproc.edge.clock import SystemClock
 from din_extproc.roles.health import Health
 from din_extproc.settings.load import load
+from din_extproc.settings.settings import Settings
 from tests.stack import node, tenant
 
 CONFIG: dict[str, Any] = {
@@ -31,11 +32,17 @@ class Watched:
 
     def __init__(self, folder, **health: Any) -> None:
         (folder / "tokens.yaml").write_text("{}")
-        file = folder / "din.yaml"
-        file.write_text(yaml.safe_dump(CONFIG | {"health": CONFIG["health"] | health}))
+        self._file = folder / "din.yaml"
         self.told: list[Standings] = []
-        self.health = Health(load(file, {}), self.told.append)
+        self.health = Health(self._settings(health), self.told.append)
         self.now = SystemClock.monotonic()
+
+    def reload(self, **health: Any) -> None:
+        self.health.use(self._settings(health))
+
+    def _settings(self, health: dict[str, Any]) -> Settings:
+        self._file.write_text(yaml.safe_dump(CONFIG | {"health": CONFIG["health"] | health}))
+        return load(self._file, {})
 
     def record(self, outcome: Outcome, node_id: str = "a", **fields: Any) -> None:
         self.now += 0.2
@@ -155,3 +162,50 @@ def test_r23_a_node_that_registers_again_after_it_was_gone_begins_with_a_tenth(t
     watched.health.turn(Turnover({"chat": (new,)}, {}))
     standing = watched.told[-1].nodes["g"]
     assert (standing.state, standing.share(standing.since)) == (BreakerState.RAMPING, 0.1)
+
+
+def test_switching_the_breaker_off_releases_nodes_and_pools_that_requests_had_opened(tmp_path):
+    watched = Watched(tmp_path)
+    for _ in range(5):
+        watched.record(Outcome.UPSTREAM_ERROR, status=503)
+    watched.health.told_open("b", "told by r2")
+    watched.record(Outcome.UPSTREAM_BUSY, node_id="z", pool="night", status=429)
+    for _ in range(3):
+        watched.health.probed(Probed("z", ok=False, reason="no token within 5 s"))
+    assert (watched.state("a"), watched.state("b"), watched.pool()) == (BreakerState.OPEN,) * 3
+    assert watched.state("z") is BreakerState.COOLING
+    watched.reload(breaker=False)
+    assert [watched.state(each) for each in "abz"] == [BreakerState.CLOSED] * 3
+    assert watched.pool() is BreakerState.CLOSED
+    assert {name: each.state for name, each in watched.told[-1].nodes.items()} == dict.fromkeys("abz", BreakerState.CLOSED)
+    assert watched.told[-1].pools["chat"].state is BreakerState.CLOSED
+    assert (watched.health.opened, watched.health.busy) == ({}, {}), "other replicas are not told any more"
+    assert watched.health.shown()["nodes"] == {}
+    watched.health.told_open("b", "told by r2, which has the old configuration still")
+    watched.health.told_busy("b", 5.0)
+    assert watched.state("b") is BreakerState.CLOSED
+
+
+def test_switching_probes_off_releases_whom_they_had_left_out_and_nobody_else(tmp_path):
+    watched = Watched(tmp_path)
+    watched.attempt("a")
+    watched.attempt("a")
+    for _ in range(2):
+        watched.health.probed(Probed("b", ok=False, reason="no token within 5 s"))
+    assert (watched.state("a"), watched.state("b")) == (BreakerState.OPEN, BreakerState.OPEN)
+    watched.reload(probe=False)
+    assert (watched.state("a"), watched.state("b")) == (BreakerState.OPEN, BreakerState.CLOSED)
+    for _ in range(9):
+        watched.health.probed(Probed("b", ok=False, reason="another replica asks still"))
+    assert watched.state("b") is BreakerState.CLOSED
+
+
+def test_without_the_breaker_whom_probes_left_out_stays_so_until_they_are_switched_off_too(tmp_path):
+    watched = Watched(tmp_path)
+    for _ in range(2):
+        watched.health.probed(Probed("b", ok=False, reason="no token within 5 s"))
+    watched.reload(breaker=False)
+    assert watched.state("b") is BreakerState.OPEN
+    watched.reload(breaker=False, probe=False)
+    assert watched.state("b") is BreakerState.CLOSED
+    assert watched.told[-1].nodes["b"].state is BreakerState.CLOSED
