@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from din_extproc.control.topology import RESERVED_CLUSTERS
+from din_extproc.control.topology import RESERVED_CLUSTERS, SocketAddress
 from din_extproc.domain.node import Pool
 from din_extproc.domain.tenant import ApiKey, Tenant
 from din_extproc.route.compile import compile_routes
@@ -56,6 +56,7 @@ def assemble(shaped: Shaped, catalog: Catalog | None, document: Document, keyed:
     _report_twins(shaped, document)
     _report_unused(shaped, document, keyed)
     _report_kinds(shaped, document)
+    _report_circles(shaped, document)
     _report_waits(shaped, document)
     if "pools" not in shaped.broken:
         _report_models(shaped, pools, document)
@@ -193,6 +194,20 @@ def _report_kinds(shaped: Shaped, document: Document) -> None:
             if kind not in known:
                 hint = did_you_mean(kind, known) or f"there are: {', '.join(known)}"
                 document.report((*place, "sensitive_data", "kinds", index), f"no kind of sensitive data is called {kind!r}", hint)
+
+
+def _report_circles(shaped: Shaped, document: Document) -> None:
+    """A node at Envoy's own listener: each of its requests would be one more."""
+    config, listener = shaped.config, shaped.config.envoy.listener
+    if "envoy" in shaped.broken:
+        return
+    for name, pool in config.pools.items():
+        for index, node in enumerate(pool.nodes):
+            host, port = node.address.host, node.address.port
+            here = host == listener.host or (listener.host in {"0.0.0.0", "::"} and SocketAddress(host, port).is_loopback)
+            if here and port == listener.port:
+                place = ("pools", name, "nodes", index, "address")
+                document.report(place, "here Envoy itself listens (`envoy.listener`)", "give the engine's address, or Envoy another port")
 
 
 def _report_waits(shaped: Shaped, document: Document) -> None:

@@ -322,3 +322,19 @@ def test_a_native_interface_that_an_engine_has_not_is_a_problem(written, line, c
     rejected = written(SMALL.replace("engine: vllm", line))
     assert isinstance(rejected, Rejected)
     assert complaint in str(rejected)
+
+
+@pytest.mark.parametrize(
+    ("node", "listener", "sound"),
+    [
+        ("10.0.0.1:8000", "10.0.0.1:8000", False),
+        ("127.0.0.1:8000", "0.0.0.0:8000", False),
+        ("[::1]:8000", "[::]:8000", False),
+        ("10.0.0.1:8000", "0.0.0.0:8000", True),
+        ("10.0.0.1:8000", "10.0.0.1:8001", True),
+    ],
+)
+def test_a_node_is_not_where_envoy_itself_listens(written, node, listener, sound):
+    loaded = written(SMALL.replace("10.0.0.1:8000", node) + f'envoy: {{ listener: "{listener}" }}\n')
+    assert isinstance(loaded, Settings) == sound
+    assert sound or "pools.p.nodes[0].address: here Envoy itself listens" in str(loaded)
