@@ -84,17 +84,22 @@ class Console:
         self._running: list[subprocess.Popen[bytes]] = []
 
     def run(self, command: str) -> str:
-        """Run it; returns what it says. One that ends with `&`, and an Envoy, go on until the end."""
+        """Run it; returns what it says. One that ends with `&`, and an Envoy, go on until the end; a variable that it exports stays."""
         for text, other in self._instead.items():
             command = command.replace(text, other)
         words = shlex.split(command, comments=True)
         if words[-1] == "&" or words[0] == "envoy":
             self._start([word for word in words if word != "&"])
             return ""
+        exported = words[1].partition("=")[0] if words[0] == "export" else ""
+        if exported:
+            command = f'{command}\nprintf %s "${exported}"'
         told = subprocess.run(
             ["bash", "-ec", command], cwd=self.folder, env=self._environment, capture_output=True, text=True, timeout=60, check=False
         )
         assert told.returncode == 0, f"{command}\n{told.stdout}{told.stderr}"
+        if exported:
+            self._environment[exported] = told.stdout
         return told.stdout
 
     def _start(self, words: list[str]) -> None:

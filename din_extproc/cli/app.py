@@ -153,7 +153,9 @@ def doctor(
 
 @app.command()
 def explain(
-    request: Annotated[Path, typer.Argument(help="A request: a JSON body, or {path, headers, body}. `-` reads standard input.")],
+    request: Annotated[
+        Path, typer.Argument(metavar="FILE", help="With a request: a JSON body, or {path, headers, body}. `-` reads standard input.")
+    ],
     tenant: Annotated[str, typer.Option(help="Who asks.")],
     config: Config = DEFAULT_CONFIG,
     json: Json = False,  # noqa: FBT002 - a flag
@@ -165,6 +167,8 @@ def explain(
     from din_extproc.roles.nodes import Unanswered, rows  # noqa: PLC0415
 
     settings = settings_of(config)
+    if str(request) != "-" and not request.exists():
+        fail(f"{request} is no file; give a file with the request's JSON, or - for standard input")
     try:
         text = sys.stdin.buffer.read() if str(request) == "-" else request.read_bytes()
         explained = explain_request(settings, tenant, text, rows(settings) if live else None)

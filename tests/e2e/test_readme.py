@@ -158,9 +158,9 @@ def engine() -> Iterator[EngineSim]:
 
 def test_use_it_from_the_example_to_the_first_streamed_answer(engine):
     ports = {name: free_port() for name in ("10000", "9901", "50052", "9090")}
-    instead = {"http://localhost:10000": f"http://localhost:{ports['10000']}"}
+    instead = {"http://localhost:10000": f"http://localhost:{ports['10000']}", "din_team-a-2026_...": FINANCE}
     [prepare, [ask]] = BLOCKS["Use it"]
-    with RedisServer() as redis, Console(instead, DIN_REDIS_URL=redis.url, KEY=FINANCE) as console:
+    with RedisServer() as redis, Console(instead, DIN_REDIS_URL=redis.url) as console:
         (console.folder / "envoy").mkdir()
         example = (
             (ROOT / "envoy" / "din.yaml").read_text().replace("/run/din", str(console.folder)).replace("10.0.0.7:8000", engine.address)

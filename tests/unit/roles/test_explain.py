@@ -1,10 +1,13 @@
 """What `explain` says: every rule, every node, and why."""
 
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
+from din_extproc.cli.app import app
 from din_extproc.domain.membership import Beat, Member, NodeState, Registration
 from din_extproc.domain.node import Endpoint, Node
 from din_extproc.edge.registry.forms import MemberForm
@@ -158,3 +161,16 @@ def test_the_node_that_takes_over_in_flight_is_named_after_the_pools_own(setting
     file = tmp_path / "staying.json"
     file.write_bytes(msgspec.json.encode({**DOCUMENT, "envoy": {**DOCUMENT.get("envoy", {}), "retry": {"to_fallback": False}}}))
     assert explain(load(file, {}), "t", asked).moves_to is None, "it is switched off"
+
+
+def test_a_request_is_read_from_a_file_or_from_standard_input_and_what_is_neither_is_said(settings, tmp_path):
+    def told(file, text=None):
+        return CliRunner().invoke(app, ["explain", file, "--tenant", "t", "-c", settings.file], input=text)
+
+    file = tmp_path / "request.json"
+    file.write_bytes(request())
+    assert told(str(file)).output == told("-", request()).output != ""
+    wrong = told('{"model": "m"}')
+    assert wrong.exit_code == 1
+    assert """{"model": "m"} is no file; give a file with the request's JSON, or - for standard input""" in wrong.output
+    assert re.search(r"explain \[OPTIONS\] \{?FILE\b", CliRunner().invoke(app, ["explain", "--help"]).output)
