@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from din_extproc.edge.process.binaries import find_redis
 from din_extproc.edge.process.envoy_binary import find_envoy
 
 ROOT = Path(__file__).parent.parent
@@ -79,6 +80,7 @@ class Console:
             (programs / name).write_text(f"#!/bin/sh\n{script}\n")
             (programs / name).chmod(stat.S_IRWXU)
         (programs / "envoy").symlink_to(find_envoy())
+        (programs / "redis-server").symlink_to(find_redis())
         path = f"{programs}:{os.environ['PATH']}"
         self._environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "", **environment}
         self._running: list[subprocess.Popen[bytes]] = []
@@ -101,6 +103,12 @@ class Console:
         if exported:
             self._environment[exported] = told.stdout
         return told.stdout
+
+    def end(self, *words: str) -> None:
+        """End what runs with these words."""
+        program = next(each for each in self._running if set(words) <= set(each.args))
+        program.terminate()
+        program.wait(15)
 
     def _start(self, words: list[str]) -> None:
         if words[0] == "envoy":

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.e2e
 
 BLOCKS = blocks()
 FINANCE = "din_fin-2026-11_HkQ67137dVaKBtXmnsUsVYdaeIAKHTDHsgnj2kNqFcy"
-RUN_HERE = {"Try it", "Use it", "Nodes that register", "A node's agent", "Simulate", "Deploy"}
+RUN_HERE = {"Try it", "Use it", "Two nodes on this machine", "Nodes that register", "A node's agent", "Simulate", "Deploy"}
 
 
 def answers(url: str) -> bool:
@@ -178,6 +178,33 @@ def test_use_it_from_the_example_to_the_first_streamed_answer(engine):
         answer = console.run(ask)
         assert answer.rstrip().endswith("data: [DONE]"), answer
         assert len(events(answer)) > 2
+
+
+def test_two_nodes_on_this_machine_and_the_one_that_is_left():
+    [example] = re.findall(r"^```yaml\n(version: 1.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    [commands] = BLOCKS["Two nodes on this machine"]
+    ports = {name: str(free_port()) for name in ("6379", "8001", "8002", "50051", "10000")}
+    config = yaml.safe_load(example)
+    config["gateway"] |= {name: {"address": f"127.0.0.1:{free_port()}"} for name in ("access_log", "admin")}
+    config["envoy"] = {"listener": f"127.0.0.1:{ports['10000']}", "admin": f"127.0.0.1:{free_port()}"}
+    config["store"] = {"url": f"redis://127.0.0.1:{ports['6379']}"}
+    config["gateway"]["ext_proc"] = {"address": f"127.0.0.1:{ports['50051']}"}
+    for pool in config["pools"].values():
+        for each in pool["nodes"]:
+            each["address"] = f"127.0.0.1:{ports[each['address'].rpartition(':')[2]]}"
+    with Console({f"{before}{port}": f"{before}{free}" for port, free in ports.items() for before in ("--port ", "127.0.0.1:")}) as console:
+        (console.folder / "din.yaml").write_text(yaml.safe_dump(config))
+        *prepare, ask = commands
+        for command in prepare:
+            for part in command.split(" && "):
+                console.run(part)
+        console.eventually(lambda: answers(f"http://{config['envoy']['admin']}/ready"))
+        console.eventually(lambda: answers(f"http://{config['gateway']['admin']['address']}/readyz"))
+        console.eventually(lambda: "x-din-node-id: one" in console.run(ask))
+        console.end("engine-sim", ports["8001"])
+        answer = console.run(ask)
+    assert "x-din-node-id: two" in answer
+    assert "x-bxagent-degraded: true" in answer
 
 
 def test_nodes_that_register_with_curl(tmp_path):
