@@ -12,12 +12,15 @@ from msgspec import Struct
 from din_extproc.domain.request import Estimate
 from din_extproc.intent.calibration import CLASSES, Calibration
 from din_extproc.intent.openai import Prompt
+from din_extproc.intent.outline import holds_more
 
 _WINDOWS = 64
 _WINDOW = 512
 """Bytes of one window."""
 _WHOLE = _WINDOWS * _WINDOW
 """Bytes up to which a text is looked at as a whole."""
+_MOST_VALUES = 1 << 16
+"""Values of a prompt's objects up to which their escapes are decoded."""
 
 
 def _shapes() -> bytes:
@@ -92,7 +95,12 @@ def _sample(text: bytes) -> bytes:
 
 
 def _in_utf8(text: bytes) -> bytes:
-    r"""The same values with UTF-8 for `\uXXXX`: some clients write every other script so."""
+    r"""The same values with UTF-8 for `\uXXXX`: some clients write every other script so. Objects of very many values stay as they are."""
+    try:
+        return msgspec.json.encode(_strings(b"[%b]" % text))[1:-1]
+    except msgspec.DecodeError:
+        if holds_more(text, _MOST_VALUES):
+            return text
     try:
         return msgspec.json.encode(msgspec.json.decode(b"[%b]" % text))[1:-1]
     except msgspec.DecodeError:

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from din_extproc.domain.request import Operation
-from din_extproc.intent.outline import Outline
+from din_extproc.intent.outline import Outline, holds_more
 
 _T = TypeVar("_T")
 _ABSENT = Raw(b"null")
@@ -23,6 +23,10 @@ _MAX_NESTING = 4
 """Levels of parts inside parts that are looked into: a tool's result holds parts of its own, nothing nests deeper."""
 _MAX_ELEMENTS = 4096
 """Elements of one list that are looked at one by one. A longer list counts by its bytes, so that no body costs more than its size."""
+_MOST_ELEMENTS = 1 << 15
+"""Elements of all lists of a body, likewise."""
+_MOST_VALUES = 1 << 16
+"""Values in a list, at any depth, from which on its elements are not even told apart."""
 
 
 class Prompt(Struct, frozen=True, gc=False):
@@ -86,7 +90,7 @@ _items = _decoder(list[Raw])
 class _Draft:
     """What is gathered while a body is read."""
 
-    __slots__ = ("media", "messages", "objects", "strings", "templated", "token_ids")
+    __slots__ = ("left", "media", "messages", "objects", "strings", "templated", "token_ids")
 
     def __init__(self) -> None:
         self.strings: list[bytes] = []
@@ -95,6 +99,7 @@ class _Draft:
         self.token_ids = 0
         self.media = 0
         self.templated = False
+        self.left = _MOST_ELEMENTS
 
     def prompt(self) -> Prompt:
         return Prompt(b",".join(self.strings), b",".join(self.objects), self.messages, self.token_ids, self.media, self.templated)
@@ -127,8 +132,8 @@ class _Draft:
         if raw.startswith(b'"'):
             self.strings.append(raw)
         elif raw.startswith(b"["):
-            items = _items(raw) if nesting < _MAX_NESTING else None
-            if items is None or len(items) > _MAX_ELEMENTS:
+            items = self.elements(raw) if nesting < _MAX_NESTING else None
+            if items is None:
                 self.object(raw)
                 return
             for item in items:
@@ -140,6 +145,16 @@ class _Draft:
                     self.content(element, nesting + 1)
         elif raw.startswith(b"{"):
             self.object(raw)
+
+    def elements(self, raw: bytes) -> list[Raw] | None:
+        """A list's elements; None: there are too many to look at each."""
+        if self.left <= 0 or holds_more(raw, _MOST_VALUES):
+            return None
+        items = _items(raw)
+        if items is None:
+            return None
+        self.left -= len(items)
+        return items if len(items) <= _MAX_ELEMENTS else None
 
     def part(self, part: _Part, nesting: int) -> None:
         """Text counts by its length; what is neither text nor a tool's doing counts as one medium."""
@@ -177,8 +192,8 @@ class _Draft:
 
     def mixed(self, raw: bytes) -> None:
         """A list of texts, token ids, lists of token ids and objects with texts (Jina's `{"text": ...}`)."""
-        items = _items(raw)
-        if items is None or len(items) > _MAX_ELEMENTS:
+        items = self.elements(raw)
+        if items is None:
             self.object(raw)
             return
         self.messages += len(items)

@@ -4,7 +4,6 @@ Rule: an outline is exact or there is none. The C decoder says what the values a
 the keys finds each of them again at the place where it must be. Where the walk and the decoder disagree, a key occurs twice.
 """
 
-import json
 import re
 from array import array
 from itertools import accumulate
@@ -23,15 +22,10 @@ _decode = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_key = msgspec.json.Decoder(str).decode
 _next_key = re.compile(rb'[ \t\r\n]*[{,][ \t\r\n]*"([^"\\]*+(?:\\.[^"\\]*+)*+)"[ \t\r\n]*:[ \t\r\n]*').match
 _end = re.compile(rb"[ \t\r\n]*\}").match
-_brace = re.compile(r"[ \t\r\n]*\{").match
-_key = re.compile(r'[ \t\r\n]*"[^"\\]*+(?:\\.[^"\\]*+)*+"[ \t\r\n]*:[ \t\r\n]*').match
-_comma = re.compile(r"[ \t\r\n]*,").match
-_any_value = json.JSONDecoder().raw_decode
-_without_strings = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"').sub
 _HIGH = rb"\\u[dD][89abAB][0-9a-fA-F]{2}"
 _LOW = rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-_lone_high = re.compile(rb"((?<!\\)(?:\\\\)*)%b(?!%b)" % (_HIGH, _LOW))
-_lone_low = re.compile(rb"((?<!\\)(?<!%b)(?:\\\\)*)%b" % (_HIGH, _LOW))
+_lone = re.compile(rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!%b)|[c-fC-F][0-9a-fA-F]{2}(?<!%b%b))" % (_LOW, _HIGH, _LOW)).sub
+_BACKSLASH, _NO_BYTE = rb"\\", b"\0\0"
 
 _COLON = b'":'
 _SUSPICIOUS = 16 * MAX_KEYS
@@ -39,17 +33,23 @@ _SUSPICIOUS = 16 * MAX_KEYS
 an object of each before anybody could count them."""
 _MOST_TEXTS = 1 << 19
 """Keys and texts of a whole body, at any depth."""
-_MOST_LISTS = 1 << 20
-"""Arrays in arrays, likewise."""
+_MOST_LISTS = 1 << 18
+"""Arrays and objects, likewise."""
+_MOST_HALVES = 1 << 16
+"""Halves of surrogate pairs that are replaced; a body with more of them is what the decoder says it is."""
 _ENOUGH = MAX_DEPTH + 1
 _STEPS = bytes(1 if byte in b"[{" else 255 for byte in range(256))
-_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_ALL_BUT_BRACKETS = bytes(byte for byte in range(256) if byte not in b'[]{}"')
+_ALL_BUT_OPENING = bytes(byte for byte in range(256) if byte not in b'[{"')
+_ALL_BUT_COMMAS = bytes(byte for byte in range(256) if byte not in b',"')
 
 TOO_DEEP = Refusal(Code.INVALID_REQUEST, f"The JSON is nested more than {MAX_DEPTH} levels deep")
 _NOT_UTF8 = Refusal(Code.INVALID_REQUEST, "The body is not UTF-8")
 _BOM = Refusal(Code.INVALID_REQUEST, "The body begins with a byte order mark; JSON is sent as UTF-8 without one")
 _NOT_AN_OBJECT = Refusal(Code.INVALID_REQUEST, "The body is not a JSON object")
-_TOO_MANY_VALUES = Refusal(Code.INVALID_REQUEST, f"The JSON holds more than {_MOST_TEXTS} keys and texts, or {_MOST_LISTS} arrays")
+_TOO_MANY_VALUES = Refusal(
+    Code.INVALID_REQUEST, f"The JSON holds more than {_MOST_TEXTS} keys and texts, or {_MOST_LISTS} arrays and objects"
+)
 _TOO_MANY_KEYS = Refusal(Code.INVALID_REQUEST, f"The JSON object has more than {MAX_KEYS} keys")
 
 
@@ -83,7 +83,7 @@ def outline(body: bytes) -> Outline | Refusal:
             body.decode()
         if len(body) > 2 * _MOST_TEXTS and _is_sprawling(body):
             return _TOO_MANY_VALUES
-        if body.count(_COLON) > _SUSPICIOUS and _is_crowded(body.decode()):
+        if body.count(_COLON) > _SUSPICIOUS and _is_crowded(body):
             return _TOO_MANY_KEYS
         fields = _decode(body)
     except msgspec.ValidationError:
@@ -104,29 +104,37 @@ def _is_sprawling(body: bytes) -> bool:
 
     Inside of a text a quote follows a backslash, so that a long prompt, of JSON or code too, counts as the one text it is.
     """
-    if max(body.count(b'"'), body.count(b"[") + body.count(b"{")) <= _MOST_TEXTS:
-        return False
-    dense = body.translate(None, b" \t\r\n")
-    if dense.count(b',"') + dense.count(b'{"') + dense.count(b'["') > _MOST_TEXTS:
+    if body.count(b'"') > _MOST_TEXTS:
+        dense = body.translate(None, b" \t\r\n")
+        if dense.count(b',"') + dense.count(b'{"') + dense.count(b'["') > _MOST_TEXTS:
+            return True
+    return body.count(b"[") + body.count(b"{") > _MOST_LISTS and len(_outside_strings(body, _ALL_BUT_OPENING)) > _MOST_LISTS
+
+
+class _Key(str):
+    """A key that is counted."""
+
+    __slots__ = ()
+
+
+class _Crowded(Exception):  # noqa: N818 - no error, but the way out of the decoder
+    pass
+
+
+def _is_crowded(body: bytes) -> bool:
+    """Whether the object has more than `MAX_KEYS` keys: the decoder is left at the first one too many."""
+    keys = iter(range(MAX_KEYS))
+
+    def counted(_: type, key: str) -> _Key:
+        if next(keys, None) is None:
+            raise _Crowded
+        return _Key(key)
+
+    try:
+        msgspec.json.decode(body, type=dict[_Key, Raw], dec_hook=counted)
+    except _Crowded:
         return True
-    return dense.count(b"[[") + dense.count(b"[{") + dense.count(b"],[") + dense.count(b"[]") + dense.count(b"{}") > _MOST_LISTS
-
-
-def _is_crowded(text: str) -> bool:
-    """Whether the object has more than `MAX_KEYS` keys. False where it is no JSON: the decoder says so better."""
-    at = _brace(text)
-    for _ in range(MAX_KEYS + 1):
-        found = _key(text, at.end()) if at else None
-        if found is None:
-            return False
-        try:
-            _, end = _any_value(text, found.end())
-        except ValueError:
-            return False
-        at = _comma(text, end)
-        if at is None:
-            return False
-    return True
+    return False
 
 
 def _walk(body: bytes, fields: dict[str, Raw]) -> Outline | Refusal:
@@ -169,13 +177,28 @@ def too_deep(body: bytes, strings: bytes = b"") -> bool:
         return False
     if body.count(b"[") + body.count(b"{") - strings.count(b"[") - strings.count(b"{") <= MAX_DEPTH:
         return False
-    brackets = _without_strings(b"", body).translate(_STEPS, _NO_BRACKETS)
+    brackets = _outside_strings(body, _ALL_BUT_BRACKETS).translate(_STEPS)
     return max(accumulate(array("b", brackets)), default=0) > MAX_DEPTH
+
+
+def holds_more(body: bytes, most: int) -> bool:
+    """Whether the valid JSON `body` holds more than `most` values in its arrays and objects, at any depth, without looking at each."""
+    return body.count(b",") > most and len(_outside_strings(body, _ALL_BUT_COMMAS)) > most
+
+
+def _outside_strings(body: bytes, dropped: bytes) -> bytes:
+    """What stands outside of the strings of `body`, but for the bytes in `dropped`. All of it is done in C."""
+    if _BACKSLASH[:1] in body:
+        body = body.replace(_BACKSLASH, b"").replace(rb"\"", b"")
+    return b"".join(body.translate(None, dropped).replace(b'""', b"").split(b'"')[::2])
 
 
 def without_lone_surrogates(body: bytes) -> bytes:
     r"""`body` with each escape of half a surrogate pair (`\\ud83d` alone) replaced by `\\ufffd`. Offsets stay the same.
 
-    Such an escape is legal JSON, but nothing that can be written as UTF-8, so decoders refuse it.
+    Such an escape is legal JSON, but nothing that can be written as UTF-8, so decoders refuse it. Escaped backslashes, which could hide
+    what is an escape and what isn't, are meanwhile a byte that no JSON holds.
     """
-    return _lone_low.sub(rb"\1\\ufffd", _lone_high.sub(rb"\1\\ufffd", body))
+    if (rb"\ud" not in body and rb"\uD" not in body) or b"\0" in body:
+        return body
+    return _lone(rb"\\ufffd", body.replace(_BACKSLASH, _NO_BYTE), _MOST_HALVES).replace(_NO_BYTE, _BACKSLASH)
