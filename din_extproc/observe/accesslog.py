@@ -17,7 +17,7 @@ from google.protobuf.struct_pb2 import Struct, Value
 from din_extproc._proto.envoy.config.core.v3.address_pb2 import Address
 from din_extproc._proto.envoy.data.accesslog.v3.accesslog_pb2 import AccessLogCommon, HTTPAccessLogEntry, ResponseFlags, UpstreamEnd
 from din_extproc._proto.envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
-from din_extproc.domain.node import Endpoint
+from din_extproc.domain.node import Endpoint, Node
 from din_extproc.domain.request import Operation
 from din_extproc.domain.usage import ExchangeRecord, FailedAttempt, Labels, Sensitive
 from din_extproc.observe.outcome import Ending, outcome, usage
@@ -58,7 +58,7 @@ _FLAGS = {
 _TOTAL_TIMEOUT = "response_timeout"
 """Envoy's word for the end of the whole request's time; that of one attempt is another."""
 _NO_FLAGS: tuple[str, ...] = ()
-_OURS = frozenset({NAMESPACE, _PERMITS})
+_OURS = NAMESPACE, _PERMITS
 _decode = msgspec.json.Decoder(Labels).decode
 _decode_sensitive = msgspec.json.Decoder(Sensitive).decode
 _UNLABELLED = Labels()
@@ -66,20 +66,18 @@ _ABSENT = Value()
 _EXACT = 2.0**53
 """Larger numbers are not whole tokens any more."""
 _SECONDS_DIGITS = 10
-_NO_CONTEXTS: Mapping[str, int] = {}
+_NOBODY: Mapping[str, Node] = {}
 _Fields = Mapping[str, Value]
 """The namespace's fields, those that are there."""
 
 
-def records(
-    message: bytes, nodes: Mapping[str, str], contexts: Mapping[str, int] = _NO_CONTEXTS
-) -> Iterator[ExchangeRecord | FailedAttempt]:
+def records(message: bytes, nodes: Mapping[str, str], described: Mapping[str, Node] = _NOBODY) -> Iterator[ExchangeRecord | FailedAttempt]:
     """Read one `StreamAccessLogsMessage`, record by record as they are asked for.
 
     Args:
         message: As it came over gRPC.
         nodes: Node ids by endpoint, as `10.0.0.7:8000` or `[fd00::10]:8000`. An endpoint that is not there stands for itself.
-        contexts: Tokens of the nodes' contexts by node id, as far as they are known.
+        described: Nodes by id, as far as they are known.
 
     Returns:
         Finished exchanges that the gateway decided about, in the log's order. Others, such as Envoy's own answer to a broken
@@ -92,18 +90,18 @@ def records(
         entries = StreamAccessLogsMessage.FromString(message).http_logs.log_entry
     except DecodeError as error:
         raise ValueError("not an access log message") from error
-    return _each(entries, nodes, contexts)
+    return _each(entries, nodes, described)
 
 
 def _each(
-    entries: Iterable[HTTPAccessLogEntry], nodes: Mapping[str, str], contexts: Mapping[str, int]
+    entries: Iterable[HTTPAccessLogEntry], nodes: Mapping[str, str], described: Mapping[str, Node]
 ) -> Iterator[ExchangeRecord | FailedAttempt]:
     for entry in entries:
         common = entry.common_properties
         if common.access_log_type == UpstreamEnd:
             yield _attempt(entry, common, nodes)
-        elif not _OURS.isdisjoint(common.metadata.filter_metadata) and not common.intermediate_log_entry:
-            yield _record(entry, common, nodes, contexts)
+        elif any(name in common.metadata.filter_metadata for name in _OURS) and not common.intermediate_log_entry:
+            yield _record(entry, common, nodes, described)
 
 
 def _attempt(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[str, str]) -> FailedAttempt:
@@ -118,14 +116,14 @@ def _attempt(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[
     )
 
 
-def _record(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[str, str], contexts: Mapping[str, int]) -> ExchangeRecord:
+def _record(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[str, str], described: Mapping[str, Node]) -> ExchangeRecord:
     told = _told(common.metadata.filter_metadata)
     labels = _labels(told)
     flags = _flags(common.response_flags) if common.HasField("response_flags") else _NO_FLAGS
     endpoint = _endpoint(common.upstream_remote_address) if common.HasField("upstream_remote_address") else ""
     node_id = nodes.get(endpoint, endpoint)
     headers = entry.response.response_headers
-    ending = _ending(entry, told, labels, flags, contexts.get(node_id, 0) if endpoint else None)
+    ending = _ending(entry, told, labels, flags, described.get(node_id), reached=bool(endpoint))
     ended_as = outcome(ending)
     start = common.start_time
     started_us = start.seconds * 1_000_000 + start.nanos // 1000
@@ -177,7 +175,7 @@ def _record(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[s
 
 def _told(spaces: Mapping[str, Struct]) -> _Fields:
     """What the gateway left: in one namespace as a rule, and then its fields as they are."""
-    names = [name for name in (NAMESPACE, _PERMITS) if name in spaces]
+    names = [name for name in _OURS if name in spaces]
     if len(names) == 1:
         return spaces[names[0]].fields
     return {name: value for space in names for name, value in spaces[space].fields.items()}
@@ -192,13 +190,14 @@ def _ms(duration: Duration) -> float:
     return duration.seconds * 1e3 + duration.nanos / 1e6
 
 
-def _ending(entry: HTTPAccessLogEntry, told: _Fields, labels: Labels, flags: tuple[str, ...], context: int | None) -> Ending:
-    """`context`: of the node, 0 when it is not known; None: no node was reached."""
+def _ending(
+    entry: HTTPAccessLogEntry, told: _Fields, labels: Labels, flags: tuple[str, ...], node: Node | None, *, reached: bool
+) -> Ending:
     response = entry.response
     return Ending(
         status=response.response_code.value,
         flags=frozenset(flags),
-        reached=context is not None,
+        reached=reached,
         answered=entry.common_properties.HasField("time_to_first_upstream_rx_byte"),
         refusal=_text(told, "refusal"),
         error=_text(told, "error"),
@@ -212,7 +211,7 @@ def _ending(entry: HTTPAccessLogEntry, told: _Fields, labels: Labels, flags: tup
         cached_tokens=_count(told, "cached_tokens"),
         prompt_estimate=labels.prompt_estimate,
         reserved_tokens=labels.reserved_tokens,
-        context=context or 0,
+        context=0 if node is None else node.max_seq_len,
         output_asked=0 if labels.tags is None else labels.tags.output_tokens or 0,
         one_prompt=labels.operation == Operation.CHAT,
     )

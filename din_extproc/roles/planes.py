@@ -250,8 +250,7 @@ class AccountingPlane:
         self._health = health
         self._observer = observer
         self._nodes = node_names(settings)
-        self._dtypes = {node.id: node.dtype for pool in settings.pools for node in pool.nodes}
-        self._contexts = {node.id: node.max_seq_len for pool in settings.pools for node in pool.nodes}
+        self._described = {node.id: node for pool in settings.pools for node in pool.nodes}
         self._background = background
         self._gauges = gauges
         self._outputs = outputs
@@ -273,8 +272,7 @@ class AccountingPlane:
     def use(self, settings: Settings) -> None:
         """Know the nodes of this configuration."""
         self._nodes = self._registered | node_names(settings)
-        self._dtypes |= {node.id: node.dtype for pool in settings.pools for node in pool.nodes}
-        self._contexts |= {node.id: node.max_seq_len for pool in settings.pools for node in pool.nodes}
+        self._described |= {node.id: node for pool in settings.pools for node in pool.nodes}
         self._paces.half_lives_s = half_lives_s(settings)
 
     def turn(self, turnover: Turnover) -> None:
@@ -284,14 +282,11 @@ class AccountingPlane:
                 self._registered.pop(str(node.endpoint), None)  # the newest stand last
                 self._registered[str(node.endpoint)] = node.id
                 self._nodes[str(node.endpoint)] = node.id
-                self._dtypes[node.id] = node.dtype
-                self._contexts[node.id] = node.max_seq_len
+                self._described[node.id] = node
         while len(self._registered) > _REMEMBERED_NODES:
             endpoint = next(iter(self._registered))
             self._nodes.pop(endpoint, None)
-            gone = self._registered.pop(endpoint)
-            self._dtypes.pop(gone, None)
-            self._contexts.pop(gone, None)
+            self._described.pop(self._registered.pop(endpoint), None)
 
     def tallies(self) -> dict[str, tuple[int, int]]:
         """Requests that nodes answered and that failed at them, since this was last asked."""
@@ -301,7 +296,7 @@ class AccountingPlane:
     def received(self, message: bytes) -> None:
         """Take one message of Envoy's access log."""
         try:
-            finished = records(message, self._nodes, self._contexts)
+            finished = records(message, self._nodes, self._described)
         except ValueError:
             self._unreadable += 1
             _log.warning("an access log message of %d bytes could not be read", len(message))
@@ -339,9 +334,9 @@ class AccountingPlane:
             return
         answers, failures = self._tallies.get(record.node_id, (0, 0))
         self._tallies[record.node_id] = (answers + (not failed), failures + failed)
-        dtype = self._dtypes.get(record.node_id)
-        if dtype is not None and not failed:
-            self.mixture.count(record.model, dtype)
+        node = self._described.get(record.node_id)
+        if node is not None and not failed:
+            self.mixture.count(record.model, node.dtype)
 
     async def _look(self) -> None:
         for alarm in self.mixture.look(SystemClock.monotonic()):
