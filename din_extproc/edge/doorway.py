@@ -17,6 +17,29 @@ _PAUSE_S = 0.1
 """After a connection could not be taken: no files are left, or it is gone already."""
 
 
+Make = Callable[[], asyncio.BaseProtocol]
+
+
+async def listen(
+    make: Make, host: str, port: int, tls: ssl.SSLContext | None, backlog: int = _BACKLOG
+) -> "tuple[asyncio.Server | Doorway, int]":
+    """Take connections in at a port, through a doorway where TLS is spoken. Returns what to close, and the port.
+
+    Raises:
+        OSError: the address is taken or is none.
+    """
+    at = host.strip("[]") or None
+    if tls is None:
+        server = await asyncio.get_running_loop().create_server(make, at, port, backlog=backlog)
+        return server, int(server.sockets[0].getsockname()[1])
+    door = Doorway(make, tls)
+    try:
+        return door, await door.open(at, port, backlog)
+    except OSError:
+        door.close()
+        raise
+
+
 class Doorway:
     """Of one port.
 
@@ -26,14 +49,14 @@ class Doorway:
         most: How many may be in their handshakes; None: what the process's open files allow.
     """
 
-    def __init__(self, make: Callable[[], asyncio.BaseProtocol], tls: ssl.SSLContext, most: int | None = None) -> None:
+    def __init__(self, make: Make, tls: ssl.SSLContext, most: int | None = None) -> None:
         self._make = make
         self._tls = tls
         self._most = most or most_connections()
         self._listening: set[asyncio.Task[None]] = set()
         self._greeting: dict[asyncio.Task[None], None] = {}
 
-    async def open(self, host: str, port: int) -> int:
+    async def open(self, host: str | None, port: int, backlog: int = _BACKLOG) -> int:
         """Listen on every address of the host. Returns the port.
 
         Raises:
@@ -41,7 +64,7 @@ class Doorway:
         """
         loop, ports = asyncio.get_running_loop(), []
         for family, _, _, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
-            listening = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+            listening = socket.create_server(address[:2], family=family, backlog=backlog)
             listening.setblocking(False)
             ports.append(int(listening.getsockname()[1]))
             self._listening.add(loop.create_task(self._take(listening)))

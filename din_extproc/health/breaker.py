@@ -61,12 +61,13 @@ class Breaker:
         now: Seconds, the monotonic clock.
     """
 
-    __slots__ = ("_cause", "_failed_at", "_name", "_ramps", "_row", "_trials", "_trips", "_window", "policy", "standing")
+    __slots__ = ("_failed_at", "_name", "_ramps", "_row", "_trials", "_trips", "_window", "cause", "policy", "standing")
 
     def __init__(self, name: str, policy: Policy, now: float) -> None:
         self.policy = policy
         self.standing = Standing(_CLOSED, now)
-        self._cause: Event | None = None
+        self.cause: Event | None = None
+        """What took it out of the closed state the last time. None: nothing ever did."""
         self._name = name
         self._window = Window(policy.window_s)
         self._row = 0
@@ -80,11 +81,6 @@ class Breaker:
     def row(self) -> int:
         """Failures since the last success."""
         return self._row
-
-    @property
-    def cause(self) -> Event | None:
-        """What took it out of the closed state the last time. None: nothing ever did."""
-        return self._cause
 
     @property
     def trips(self) -> int:
@@ -150,7 +146,7 @@ class Breaker:
         self._window.clear()
         reason = self.standing.reason
         if heard.event is Event.RETURNED:
-            self._cause, reason = heard.event, heard.reason
+            self.cause, reason = heard.event, heard.reason
         self.standing = Standing(_RAMPING, heard.now, heard.now + self.policy.ramp_s, self.policy.ramp_from, reason)
 
     def _cool(self, heard: Heard) -> None:
@@ -160,7 +156,7 @@ class Breaker:
             return
         if self.standing.state is not _COOLING:
             self._ramps = self.standing.state is _RAMPING
-        self._cause = heard.event
+        self.cause = heard.event
         self.standing = Standing(_COOLING, heard.now, until, 0.0, heard.reason)
 
     def _warm(self, heard: Heard) -> None:
@@ -185,7 +181,7 @@ class Breaker:
         if self._trips and peace_s >= policy.pause_s(self._trips, self._name):
             self._trips = 0
         self._trips += 1
-        self._cause = heard.event
+        self.cause = heard.event
         self._row, self._failed_at = 0, None
         self._window.clear()
         until = heard.now + policy.pause_s(self._trips, self._name)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import cast
 
 from din_extproc.edge.crowd import Crowd
-from din_extproc.edge.doorway import Doorway
+from din_extproc.edge.doorway import Doorway, listen
 from din_extproc.edge.grpc.services import Service, Take, Taker
 from din_extproc.edge.tls import Secured, names_of, server_context
 from din_extproc.wire.grpc import INTERNAL, OK, UNIMPLEMENTED, Call, Cut, GrpcConnection, Message, Opened, read_head
@@ -103,13 +103,9 @@ class H2Server:
         host, _, port = address.rpartition(":")
         if not port.isdigit():
             raise OSError(f"can't listen on {address}")
-        if tls is not None:
-            door = Doorway(lambda: _Connection(self), tls)
-            self._servers.append(door)
-            return await door.open(host.strip("[]"), int(port))
-        server = await loop.create_server(lambda: _Connection(self), host.strip("[]") or None, int(port), backlog=_BACKLOG)
-        self._servers.append(server)
-        return int(server.sockets[0].getsockname()[1])
+        listening, bound = await listen(lambda: _Connection(self), host, int(port), tls)
+        self._servers.append(listening)
+        return bound
 
     async def _until(self, done: Callable[["_Connection"], bool]) -> None:
         """Wait until every connection is `done` or gone."""

@@ -15,7 +15,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from din_extproc.edge.crowd import Crowd
-from din_extproc.edge.doorway import Doorway
+from din_extproc.edge.doorway import Doorway, listen
 from din_extproc.edge.tls import Secured, server_context
 
 _log = logging.getLogger(__name__)
@@ -100,12 +100,7 @@ class HttpPort:
         await self._runner.setup()
         address, tls = (where, None) if isinstance(where, str) else (where.address, server_context(where.files, ("http/1.1",)))
         host, _, port = address.rpartition(":")
-        server = cast("web.Server", self._runner.server)
-        if tls is not None:
-            self._listening = door = Doorway(server, tls)
-            await door.open(host.strip("[]"), int(port))
-        else:
-            self._listening = await asyncio.get_running_loop().create_server(server, host.strip("[]"), int(port), backlog=_BACKLOG)
+        self._listening, _ = await listen(cast("web.Server", self._runner.server), host, int(port), tls, _BACKLOG)
 
     async def stop(self) -> None:
         """Serve no longer."""
