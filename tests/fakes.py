@@ -29,7 +29,7 @@ class FakeFlow:
         self.heads: list[ResponseHead] = []
         self.asked: list[tuple[Head, bytes]] = []
         self.errors: list[BaseException] = []
-        self.ends: list[bool] = []
+        self.ends = 0
 
     async def decide(self, head: Head, body: bytes) -> Verdict:
         self.asked.append((head, body))
@@ -47,8 +47,8 @@ class FakeFlow:
     def mistreated(self, error: Exception) -> None:
         self.errors.append(error)
 
-    def ended(self, *, cancelled: bool) -> None:
-        self.ends.append(cancelled)
+    def ended(self) -> None:
+        self.ends += 1
 
 
 class FakeConductor:

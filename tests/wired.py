@@ -69,7 +69,7 @@ class Wired:
     async def at_rest(self):
         """Every exchange has ended once and no call but those of Envoy's two access logs is open; nobody keeps Envoy busy."""
         await until(lambda: self.open_streams == 0)
-        assert all(len(flow.ends) == 1 for flow in self.conductor.flows)
+        assert all(flow.ends == 1 for flow in self.conductor.flows)
         assert all(connection.grpc.held == 0 for connection in self.server.connections)
         assert all(not connection.grpc.fault for connection in self.server.connections)
         assert self.server.calls <= 2

@@ -109,7 +109,7 @@ class NodeFlow:
         """The answer went on as it is, for a fault of ours."""
         self._desk.watcher.failed(error, self._trace_id)
 
-    def ended(self, *, cancelled: bool) -> None:  # noqa: ARG002 - the request is over either way
+    def ended(self) -> None:
         """The exchange is over."""
         self._end()
 

@@ -183,8 +183,8 @@ class RequestFlow:
         """The answer goes on as it is, for a fault of ours."""
         self._desk.watcher.failed(error, self._trace_id)
 
-    def ended(self, *, cancelled: bool) -> None:  # noqa: ARG002 - the slot is free either way; the access log tells the rest
-        """The exchange is over."""
+    def ended(self) -> None:
+        """The exchange is over: the slot is free, the access log tells the rest."""
         held = self._let_go()
         if held is not None:
             self._desk.start(self._release(held.tenant))

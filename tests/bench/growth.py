@@ -156,7 +156,7 @@ def decide(desk: Desk, body: bytes, running: deque[RequestFlow]) -> None:
     assert isinstance(verdict, Send), verdict
     running.append(flow)
     if len(running) > _IN_FLIGHT:
-        running.popleft().ended(cancelled=False)
+        running.popleft().ended()
 
 
 def _at_once(coroutine: Coroutine[Any, Any, Any]) -> Any:

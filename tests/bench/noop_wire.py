@@ -46,7 +46,7 @@ class _Constant:
     def mistreated(self, error: Exception) -> None:
         raise error
 
-    def ended(self, *, cancelled: bool) -> None:
+    def ended(self) -> None:
         """Nothing was taken."""
 
 

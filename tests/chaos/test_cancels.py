@@ -59,7 +59,7 @@ class Client:
         if chance.random() < 0.7:
             await asyncio.sleep(chance.expovariate(1 / 0.05))
         self.drive.cancel()
-        self.flow.ended(cancelled=True)
+        self.flow.ended()
         if self.sent:  # Envoy's access log tells how it ended
             await plane.desk.ledger.settle(self.name, self.flow._request_id, 0)
 

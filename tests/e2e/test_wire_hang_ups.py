@@ -134,7 +134,7 @@ async def leave_on_stage(made, stage, clients, leave, state):
         leave = "half_close"  # there is no stream yet
     for client in leavers:
         await getattr(client, leave)()
-    await until(lambda: sum(len(flow.ends) for flow in made.conductor.flows) >= LEAVERS or not begun)
+    await until(lambda: sum(flow.ends for flow in made.conductor.flows) >= LEAVERS or not begun)
 
     stage.go_on()
     if begun:

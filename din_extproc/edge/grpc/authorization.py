@@ -59,7 +59,7 @@ class _Check:
             head, body = decode_check(data)
         except ProtocolError as error:
             self._answers.fail(INVALID_ARGUMENT, str(error))
-            self._end(cancelled=True)
+            self._end()
             return
         self._deciding = Drive(self._flow.decide(head, body), self._decided, self._failed)
 
@@ -68,7 +68,7 @@ class _Check:
         if not cancelled or self._over:
             return
         deciding = self._deciding
-        self._end(cancelled=True)
+        self._end()
         if deciding is not None:
             deciding.cancel()
 
@@ -82,7 +82,7 @@ class _Check:
             return
         self._answers.send(answer)
         self._answers.finish()
-        self._end(cancelled=False)
+        self._end()
 
     def _failed(self, error: BaseException) -> None:
         if self._over:
@@ -94,12 +94,12 @@ class _Check:
         else:
             self._answers.send(answer)
             self._answers.finish()
-        self._end(cancelled=False)
+        self._end()
 
-    def _end(self, *, cancelled: bool) -> None:
+    def _end(self) -> None:
         self._over = True
         self._deciding = None
-        self._flow.ended(cancelled=cancelled)
+        self._flow.ended()
         self._service.calls -= 1
         if not self._service.calls:
             self._service.idle.set()

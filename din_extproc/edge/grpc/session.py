@@ -46,11 +46,8 @@ class Flow(Protocol):
     def mistreated(self, error: Exception) -> None:
         """What `answered` said, or what it gave to do it with, raised `error`: the answer goes on as it is, as far as it is not through."""
 
-    def ended(self, *, cancelled: bool) -> None:
-        """The HTTP exchange is over. Called once, always, after `decide` returned or heard its cancellation.
-
-        `cancelled`: it was cut off, as far as the transport can tell.
-        """
+    def ended(self) -> None:
+        """The HTTP exchange is over. Called once, always, after `decide` returned or heard its cancellation."""
 
 
 class Conductor(Protocol):
@@ -92,7 +89,7 @@ class Session:
         elif type(command) is Decide:
             self._deciding = Drive(self._flow.decide(command.head, command.body), self._decided, self._failed)
 
-    def ended(self, *, cancelled: bool) -> None:
+    def ended(self, *, cancelled: bool) -> None:  # noqa: ARG002 - it is over either way
         """The stream is over: the peer closed its half (False), or reset it, or its connection is gone (True). Further calls do nothing."""
         if self._over:
             return
@@ -100,7 +97,7 @@ class Session:
         deciding, self._deciding = self._deciding, None  # they know each other: left alone, only a collection would free them
         if deciding is not None:
             deciding.cancel()
-        self._flow.ended(cancelled=cancelled)
+        self._flow.ended()
 
     def _decided(self, verdict: Verdict) -> None:
         if self._over:

@@ -69,7 +69,7 @@ async def test_a_request_goes_to_the_engine_as_it_is():
     assert (verdict.cluster, verdict.endpoints, verdict.body) == ("engine", ("127.0.0.1:8000",), None)
     assert ("x-din-trace-id", TRACE) in verdict.response_headers
     assert desk.in_flight == 1
-    flow.ended(cancelled=False)
+    flow.ended()
     assert desk.in_flight == 0
     assert desk.watcher.heard == [""]
 
@@ -132,7 +132,7 @@ async def test_a_client_that_leaves_the_batch_is_no_longer_in_flight():
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    flow.ended(cancelled=True)
+    flow.ended()
     assert desk.in_flight == 0
 
 
@@ -140,7 +140,7 @@ async def test_a_fault_of_ours_has_an_answer_and_ends_the_request_once():
     desk = desk_of()
     flow, _ = await decide(desk, x_din_trace_id=TRACE)
     answer = flow.failed(RuntimeError("boom"))
-    flow.ended(cancelled=False)
+    flow.ended()
     assert (answer.status, desk.in_flight) == (500, 0)
     assert desk.watcher.heard[-1][1] == TRACE
 

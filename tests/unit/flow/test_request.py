@@ -129,7 +129,7 @@ async def test_the_end_of_an_exchange_frees_its_place_and_its_node(plane):
     flow, _ = await decide(plane)
     assert code((await decide(plane))[1]) == "concurrency_limit_exceeded"
     assert plane.desk.placer.in_use()
-    flow.ended(cancelled=False)
+    flow.ended()
     assert plane.desk.placer.in_use() == {}
     assert plane.desk.live == {}
     assert isinstance((await decide(plane))[1], Send)
@@ -143,7 +143,7 @@ async def test_a_client_that_leaves_while_the_counters_are_asked_leaves_nothing_
     drive = Drive(flow.decide(head(), json.dumps(BODY).encode()), heard.append, heard.append)
     assert heard == []
     drive.cancel()
-    flow.ended(cancelled=True)
+    flow.ended()
     assert [type(each) for each in heard] == [asyncio.CancelledError]
     ledger.gate = None
     assert plane.desk.placer.in_use() == {}
@@ -173,7 +173,7 @@ async def test_b28_a_verdict_that_can_not_be_sent_gives_everything_back(plane):
     told = flow.failed(ValueError("a header that can't be written"))
     assert code(told) == "internal_error"
     assert "header" not in told.body.decode()
-    flow.ended(cancelled=False)
+    flow.ended()
     assert plane.desk.placer.in_use() == {}
     assert tokens_left((await decide(plane))[1]) == tokens_left(verdict)
 

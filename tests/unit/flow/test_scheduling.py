@@ -74,7 +74,7 @@ async def test_r21_without_a_slot_for_long_requests_one_is_refused_and_pays_noth
     assert isinstance(short, Send)
     left = int(dict(short.response_headers)["x-ratelimit-remaining-tokens"])
     assert left > 100_000 - 2 * 2100 - 100  # the refused one's two thousand came back
-    flows[0].ended(cancelled=False)
+    flows[0].ended()
     assert timeout((await decide(plane, 2000))[1]) == "300000"
 
 
@@ -86,4 +86,4 @@ async def test_what_exchanges_taught_decides_the_next_pick(plane):
         plane.adopt(Lessons({}, (), tuple(pace(name, 90.0 if name == quick else 30.0) for name in "ab")))
         flow, verdict = await decide(plane, 300)
         assert verdict.endpoints[0] == endpoint
-        flow.ended(cancelled=False)
+        flow.ended()
