@@ -27,7 +27,7 @@ from din_extproc.edge.redis.ledger import SCRIPTS, RedisLedger
 from din_extproc.edge.redis.link import Link
 from din_extproc.edge.telemetry.counters import Counters
 from din_extproc.flow.request import Desk, RequestFlow
-from din_extproc.roles.planes import RequestPlane
+from din_extproc.roles.request_plane import RequestPlane
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
 from tests.bench.contenders import chat_body, configuration

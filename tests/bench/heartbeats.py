@@ -28,7 +28,7 @@ from din_extproc.edge.redis.topology import carrier
 from din_extproc.edge.registry.door import Door
 from din_extproc.edge.telemetry.counters import Counters
 from din_extproc.roles.membership import Membership
-from din_extproc.roles.planes import RequestPlane
+from din_extproc.roles.request_plane import RequestPlane
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
 from tests.bench.contenders import chat_body

@@ -16,7 +16,7 @@ from din_extproc.edge.redis.guard import PRESENCE, GuardedLedger, OnError
 from din_extproc.edge.redis.ledger import SCRIPTS, Names, RedisLedger
 from din_extproc.edge.redis.topology import carrier
 from din_extproc.edge.telemetry.counters import Counters
-from din_extproc.roles.planes import RequestPlane
+from din_extproc.roles.request_plane import RequestPlane
 from din_extproc.roles.waits import Waits
 from din_extproc.settings.load import load
 from tests.servers import RedisServer

@@ -12,7 +12,8 @@ from din_extproc.domain.usage import Pace
 from din_extproc.domain.verdict import Answer, Send
 from din_extproc.edge.background import Background
 from din_extproc.edge.telemetry.counters import Counters
-from din_extproc.roles.planes import Lessons, RequestPlane
+from din_extproc.roles.news import Lessons
+from din_extproc.roles.request_plane import RequestPlane
 from din_extproc.settings.load import load
 from tests.stack import key_of, node, tenant
 

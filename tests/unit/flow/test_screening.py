@@ -13,7 +13,7 @@ from din_extproc.domain.usage import Labels, Sensitive
 from din_extproc.domain.verdict import Answer, Send
 from din_extproc.edge.background import Background
 from din_extproc.edge.telemetry.counters import Counters
-from din_extproc.roles.planes import RequestPlane
+from din_extproc.roles.request_plane import RequestPlane
 from din_extproc.settings.load import load
 from tests.stack import key_of, node, tenant
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from din_extproc.edge.background import Background
 from din_extproc.edge.telemetry.counters import Counters
-from din_extproc.roles.planes import RequestPlane
+from din_extproc.roles.request_plane import RequestPlane
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
 
