@@ -9,10 +9,11 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from din_extproc.domain.node import Pool
 from din_extproc.domain.request import Intent, Operation
-from din_extproc.domain.verdict import Headers, Refusal
+from din_extproc.domain.verdict import Code, Headers, Refusal
 from din_extproc.intent.outline import without_lone_surrogates
 from din_extproc.intent.read import Reading
 from din_extproc.intent.splice import asking_for_usage, with_values
@@ -27,6 +28,7 @@ _STREAM_OPTIONS: Table = {"stream_options": None}
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 _NOTHING: Mapping[str, Any] = {}
+_TOO_LARGE = Refusal(Code.INVALID_REQUEST, "The body holds a number that JSON readers can't hold, such as 1e400")
 
 
 class NodeOrder(Struct, frozen=True, gc=False):
@@ -82,7 +84,13 @@ def _openai(reading: Reading, intent: Intent, pool: Pool) -> NodeOrder | Refusal
 
 def _renamed(reading: Reading, named: set[str], table: Table, pool: Pool) -> tuple[dict[str, bytes], tuple[str, ...], Headers] | Refusal:
     """New values, keys that go, and a header that names what is lost."""
-    given = {name: _decoded(reading.outline.value(reading.body, name)) for name in reading.outline.spans if name in named}
+    given: dict[str, Any] = {}
+    for name in reading.outline.spans:
+        if name in named:
+            value = _decoded(reading.outline.value(reading.body, name), name)
+            if isinstance(value, Refusal):
+                return value
+            given[name] = value
     changed = renamed(given, table, drop=pool.unmappable == "drop")
     if isinstance(changed, Refusal):
         return changed
@@ -91,6 +99,8 @@ def _renamed(reading: Reading, named: set[str], table: Table, pool: Pool) -> tup
 
 def _native(reading: Reading, intent: Intent, pool: Pool, dialect: Dialect) -> NodeOrder | Refusal:
     fields = _decoded(reading.body)
+    if isinstance(fields, Refusal):
+        return fields
     made = dialect.order(Question(intent.operation, fields, pool.served_model, intent.stream, drop=pool.unmappable == "drop"))
     if isinstance(made, Refusal):
         return made
@@ -100,12 +110,24 @@ def _native(reading: Reading, intent: Intent, pool: Pool, dialect: Dialect) -> N
     )
 
 
-def _decoded(raw: bytes) -> Any:
-    """Valid JSON as Python has it; halves of surrogate pairs as the replacement character, for they can't be written again."""
+def _decoded(raw: bytes, param: str | None = None) -> Any | Refusal:
+    """Valid JSON as Python has it; halves of surrogate pairs as the replacement character, for they can't be written again.
+
+    Refused: a number that no double holds, such as 1e400. It is legal JSON, but there is no writing it again.
+    """
     try:
         return _decode(raw)
+    except msgspec.ValidationError:
+        return replace(_TOO_LARGE, param=param)
     except msgspec.DecodeError:
+        return _decoded_whole(raw, param)
+
+
+def _decoded_whole(raw: bytes, param: str | None) -> Any | Refusal:
+    try:
         return _decode(without_lone_surrogates(raw))
+    except msgspec.DecodeError:
+        return replace(_TOO_LARGE, param=param)
 
 
 def _dropped(names: tuple[str, ...]) -> Headers:

@@ -224,14 +224,26 @@ def _output_tokens(operation: Operation, body: bytes, found: Outline) -> int | R
 def _count(raw: bytes) -> int | None:
     """A positive whole number, 0 for what is none and for the engine to judge, None for one that can't be meant.
 
-    A number in quotes counts: engines read it as one.
+    A number in quotes counts, however it is spelled: engines read it as one.
     """
-    raw = raw.strip(b'" ')
     if raw.isdigit() and len(raw) < _EXACT_DIGITS:
         return int(raw)
+    if raw.startswith(b'"'):
+        raw = _unquoted(raw)
     if raw[:1] not in _DIGITS:
         return 0
-    number = float(raw) if len(raw) < _FLOAT_DIGITS else math.inf
+    try:
+        number = float(raw) if len(raw) < _FLOAT_DIGITS else math.inf
+    except ValueError:
+        return 0
     if number > MAX_TOKENS:
         return None
     return int(number) if number.is_integer() else 0
+
+
+def _unquoted(raw: bytes) -> bytes:
+    """What a string says, without the blanks, the sign and the zeros that may stand before a number."""
+    try:
+        return _decode_name(raw).strip().lstrip("+0").encode()
+    except msgspec.DecodeError:
+        return b""

@@ -48,6 +48,16 @@ def test_any_body_is_read_or_refused(body, path):
 
 
 @settings(max_examples=300)
+@given(said=st.one_of(st.text("0123456789eE+-._ \u0663infx", max_size=40), st.text()), escaped=st.booleans(), path=posted)
+@example(said="1-1", escaped=False, path=Operation.CHAT.value)
+def test_any_limit_in_quotes_is_read_or_refused(said, escaped, path):
+    quoted = "".join(f"\\u{ord(each):04x}" for each in said if ord(each) < 0xD800) if escaped else json.dumps(said)[1:-1]
+    for key in ("max_tokens", "max_completion_tokens", "max_output_tokens", "n"):
+        checked(Head("POST", path, {}), f'{{"model":"m","messages":[],"max_tokens":5,"{key}":"{quoted}"}}'.encode())
+        checked(Head("POST", path, {}), f'{{"model":"m","messages":[],"{key}":"{quoted}"}}'.encode())
+
+
+@settings(max_examples=300)
 @given(
     method=st.one_of(st.sampled_from(["POST", "GET", "HEAD", "OPTIONS"]), st.text()),
     path=st.one_of(posted, st.text(), st.text().map("/v1/models/".__add__), st.sampled_from(["/v1/models/%ff", "/v1/models/%ED%A0%80"])),

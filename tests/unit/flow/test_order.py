@@ -6,7 +6,7 @@ import pytest
 
 from din_extproc.domain.node import Pool
 from din_extproc.domain.request import Head
-from din_extproc.domain.verdict import Refusal
+from din_extproc.domain.verdict import Code, Refusal
 from din_extproc.flow.order import order
 from din_extproc.intent.estimate import Gauge
 from din_extproc.intent.read import Reading, read
@@ -62,3 +62,25 @@ def test_a_native_pool_is_asked_in_its_engines_words():
     assert (made.path, made.strips_usage, made.dialect) == ("/api/chat", True, ENGINES["ollama"].native)
     assert json.loads(made.body)["messages"] == [{"role": "user", "content": "half \ufffd"}]
     assert asked(body, engine="tgi", api="native").path == CHAT
+
+
+@pytest.mark.parametrize(
+    ("pool", "extra", "param"),
+    [
+        ({"engine": "ollama", "api": "native"}, b'"temperature":1e400', None),
+        ({"engine": "ollama", "api": "native"}, b'"foo":{"a":[-1e999]}', None),
+        ({"engine": "ollama", "api": "native"}, b'"user":"half \\ud83d","temperature":1e400', None),
+        ({"engine": "llamacpp"}, b'"repetition_penalty":1e400', "repetition_penalty"),
+        ({"engine": "vllm"}, b'"guided_json":{"type":"object","x":1e999}', "guided_json"),
+    ],
+)
+def test_b10_a_number_that_nobody_can_hold_is_refused_where_the_body_is_written_again(pool, extra, param):
+    refused = asked(b'{"model":"physical","messages":[],%b}' % extra, **pool)
+    assert isinstance(refused, Refusal), refused
+    assert (refused.code, refused.param) == (Code.INVALID_REQUEST, param)
+    assert "1e400" in refused.message
+
+
+def test_b10_a_number_that_nobody_can_hold_passes_where_the_body_stays_as_it_is():
+    body = b'{"model":"physical","messages":[],"temperature":1e400}'
+    assert asked(body, engine="vllm").body == body

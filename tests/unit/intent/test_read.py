@@ -414,3 +414,18 @@ def test_ascii_escapes_and_utf8_give_the_same_size():
 def test_b20_a_number_in_quotes_counts_as_engines_count_it():
     assert intent(chat(user("hello"), max_tokens="2", n="300")).output_tokens == 600
     assert intent(chat(user("hello"), max_tokens="many", n=2)).output_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("spelled", "output"),
+    [('"1\\u0030"', 10), ('"1_0"', 10), ('"+7"', 7), ('" 7 "', 7), ('"007"', 7), ('"1e3"', 1000)]
+    + [(text, None) for text in ('"5 tokens"', '"1abc"', '"1-1"', '"1 0"', '"1x\\ud83d"', '""', '"inf"', '"0x1"', '"1e"')],
+)
+def test_b20_a_limit_in_quotes_is_a_number_or_the_engines_business(spelled, output):
+    body = f'{{"model":"m","messages":[],"max_tokens":{spelled}}}'.encode()
+    assert intent(body).output_tokens == output
+
+
+@pytest.mark.parametrize("n", ['"2x"', '"1-1"', '"2 choices"', "1e400"])
+def test_b20_choices_that_are_no_number_are_the_engines_business(n):
+    assert intent(f'{{"model":"m","messages":[],"max_tokens":3,"n":{n}}}'.encode()).output_tokens == 3
