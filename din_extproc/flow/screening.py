@@ -1,6 +1,7 @@
 """A prompt against its tenant's policy for sensitive data: it passes as it is, passes without the data, or is refused.
 
-Rule: nobody is told what was found, only of which kinds it was; the tokens are counted of what is sent on.
+Rule: every text that is sent on is looked at, whichever field it stands in. Nobody is told what was found, only of which kinds it was; the
+tokens are counted of what is sent on.
 """
 
 from collections.abc import Callable
@@ -14,12 +15,15 @@ from din_extproc.domain.usage import Sensitive
 from din_extproc.domain.verdict import Code, Refusal
 from din_extproc.flow.view import Screening
 from din_extproc.intent.estimate import Gauge
-from din_extproc.intent.openai import PROMPT_KEYS
 from din_extproc.intent.outline import without_lone_surrogates
 from din_extproc.intent.read import Reading, read_again
 from din_extproc.intent.splice import with_values
 from din_extproc.screen.find import Found
 from din_extproc.screen.texts import Edit, decoded, edited, literals
+
+_IDS = frozenset(("model", "user", "safety_identifier", "previous_response_id", "prompt_cache_key", "cache_salt", "request_id"))
+"""Fields that are never looked at: who asks, and for what."""
+_TEXTUAL = (b'"', b"[", b"{")
 
 _as_json = msgspec.json.Encoder().encode
 
@@ -33,10 +37,9 @@ def screened(reading: Reading, screening: Screening, head: Head, gauges: Callabl
         head: For reading an edited body again.
         gauges: Likewise.
     """
-    prompt = reading.prompt
-    objects = b",".join(literals(prompt.objects)) if prompt.objects else b""
-    strings = b",".join([part for part in (prompt.strings, objects) if part])
-    found = screening.screen.find(decoded(strings))
+    values = _values(reading)
+    strings = literals(b",".join(values.values()))
+    found = screening.screen.find(decoded(b",".join(strings)))
     if not found.places and found.whole:
         return reading
     sensitive = Sensitive(screening.policy.value, found.counts(), found.whole)
@@ -44,11 +47,18 @@ def screened(reading: Reading, screening: Screening, head: Head, gauges: Callabl
         return replace(reading, sensitive=sensitive)
     if screening.policy is OnSensitive.BLOCK or not found.whole:
         return _refused(sensitive)
-    again = read_again(head, reading, _masked(reading, literals(strings), found), gauges)
+    again = read_again(head, reading, _masked(reading, values, strings, found), gauges)
     return again if isinstance(again, Refusal) else replace(again, sensitive=sensitive)
 
 
-def _masked(reading: Reading, strings: list[bytes], found: Found) -> bytes:
+def _values(reading: Reading) -> dict[str, bytes]:
+    """What holds text, by its top-level key, with nothing that a decoder refuses."""
+    body = without_lone_surrogates(reading.body)
+    values = {key: body[start:end] for key, (start, end) in reading.outline.spans.items() if key not in _IDS}
+    return {key: value for key, value in values.items() if value[:1] in _TEXTUAL}
+
+
+def _masked(reading: Reading, values: dict[str, bytes], strings: list[bytes], found: Found) -> bytes:
     """The body with a mark in the place of each finding, wherever the prompt repeats that string."""
     edits: dict[bytes, list[Edit]] = {}
     done: set[int] = set()
@@ -59,9 +69,7 @@ def _masked(reading: Reading, strings: list[bytes], found: Found) -> bytes:
         if place.text in done:
             own.append((place.start, place.end, place.kind.mark))
     body, outline = reading.body, reading.outline
-    readable = without_lone_surrogates(body)
-    values = {key: edited(outline.value(body, key), outline.value(readable, key), edits) for key in PROMPT_KEYS if key in outline.spans}
-    return with_values(body, outline, values)
+    return with_values(body, outline, {key: edited(outline.value(body, key), value, edits) for key, value in values.items()})
 
 
 def _refused(sensitive: Sensitive) -> Refusal:

@@ -14,11 +14,6 @@ from din_extproc.intent.outline import Outline, holds_more
 
 _T = TypeVar("_T")
 _ABSENT = Raw(b"null")
-PROMPT_KEYS = (
-    *("messages", "prompt", "suffix", "input", "query", "documents", "texts"),
-    *("instructions", "tools", "functions", "response_format", "system"),
-)
-"""Where in a body a prompt's parts stand, of all operations."""
 _MAX_NESTING = 4
 """Levels of parts inside parts that are looked into: a tool's result holds parts of its own, nothing nests deeper."""
 _MAX_ELEMENTS = 4096
@@ -59,6 +54,8 @@ class _Message(Struct, gc=False):
     arguments: Raw = _ABSENT
     tool_calls: Raw = _ABSENT
     function_call: Raw = _ABSENT
+    reasoning_content: Raw = _ABSENT
+    reasoning: Raw = _ABSENT
 
 
 class _Part(Struct, gc=False):
@@ -124,6 +121,10 @@ class _Draft:
                 self.object(bytes(message.function_call))
             if message.arguments is not _ABSENT:
                 self.content(bytes(message.arguments), 0)
+            if message.reasoning_content is not _ABSENT:
+                self.content(bytes(message.reasoning_content), 0)
+            elif message.reasoning is not _ABSENT:
+                self.content(bytes(message.reasoning), 0)
             if message.output is not _ABSENT:
                 self.content(bytes(message.output), 0)
 
@@ -245,7 +246,7 @@ def _response(draft: _Draft, body: bytes, outline: Outline) -> None:
 
 
 def _extras(draft: _Draft, body: bytes, outline: Outline) -> None:
-    for key in ("tools", "functions", "response_format"):
+    for key in ("tools", "functions", "response_format", "documents"):
         if key in outline.spans:
             draft.object(outline.value(body, key))
     if "system" in outline.spans:

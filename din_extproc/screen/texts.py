@@ -1,6 +1,7 @@
 r"""JSON strings as texts and back: decoded to look at, edited at byte offsets.
 
-Rule: an edit replaces what stands between two offsets of the string as it was sent; every other byte and escape stays.
+Rule: what isn't known to be no text is text: no field is overlooked because it is new. An edit replaces what stands between two offsets of
+the string as it was sent; every other byte and escape stays.
 """
 
 import re
@@ -13,7 +14,30 @@ import msgspec
 Edit = tuple[int, int, bytes]
 """Of a decoded text: from where, to where, and what stands there instead (JSON needs no escape for it)."""
 
-_literal = re.compile(rb'("[^"\\]*+(?:\\.[^"\\]*+)*+")')
+_GAP = rb"[ \t\r\n]*+"
+_IS = rb'"%b:%b' % (_GAP, _GAP)
+_FIELDS = b"|".join(
+    b"role type content text name function arguments input output messages documents tools tool_calls tool_call_id function_call index id"
+    b" call_id reasoning_content reasoning refusal parameters properties required description json_schema schema strict format image_url"
+    b" url detail source input_audio file data".split()
+)
+_BASE64 = rb"(?:[\w+/=-]|\\/)"
+_ADDRESS = rb'"https?:(?:[!#-\[\]-~]|\\/)*+"'
+_PART = rb'\{%b(?:"(?:detail|type|media_type)%b"[\w/+.-]*+"%b,%b)*+"url%b' % (_GAP, _IS, _GAP, _GAP, _IS)
+_OVERLOOKED = b"|".join(
+    (
+        rb'(?:role|type)%b"[a-z_]{0,32}"' % _IS,
+        rb'(?:id|call_id|tool_call_id|tool_use_id|item_id|file_id)%b"[\w.:|+/=-]{0,256}"' % _IS,
+        rb'data:(?:[\w+.;=/-]|\\/){0,128};base64,%b*+"' % _BASE64,
+        rb'(?:data|file_data|image|audio|video|bytes|b64_json)%b"%b{256,}+"' % (_IS, _BASE64),
+        rb"(?:image_url|video_url|audio_url|file_url|image|audio|video|source)%b(?:%b)?%b" % (_IS, _PART, _ADDRESS),
+        rb'(?:%b)"%b:' % (_FIELDS, _GAP),
+    )
+)
+"""What is no text, after the quote that it begins with."""
+_STRING = rb'[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_looked_at = re.compile(rb'"(?:%b|(%b))' % (_OVERLOOKED, _STRING)).findall
+_split = re.compile(rb'("(?:%b|%b))' % (_OVERLOOKED, _STRING)).split
 _HIGH = rb"\\u[dD][89abAB][0-9a-fA-F]{2}"
 _LOW = rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _escape = re.compile(rb"(%b%b|\\u[0-9a-fA-F]{4}|\\.)" % (_HIGH, _LOW))
@@ -23,8 +47,12 @@ _NO_CHARACTER = "\ufffd".encode()
 
 
 def literals(json: bytes) -> list[bytes]:
-    """The strings in some valid JSON, quotes and escapes as sent."""
-    return _literal.findall(json)
+    """The strings in some valid JSON that may be words, quotes and escapes as sent.
+
+    That is all of them, keys too, but for the interface's own keys, roles and types, ids (of characters that ids are made of), media in
+    base64 and the addresses of media.
+    """
+    return [b'"' + rest for rest in _looked_at(json) if rest]
 
 
 def decoded(strings: bytes) -> list[bytes]:
@@ -40,7 +68,7 @@ def edited(json: bytes, readable: bytes, edits: Mapping[bytes, Sequence[Edit]]) 
         readable: The same with the same offsets, in the form in which its strings were decoded.
         edits: By string, as `readable` has it. Each string's are in order and do not overlap.
     """
-    parts, shown = _literal.split(json), _literal.split(readable)
+    parts, shown = _split(json), _split(readable)
     return b"".join([part if seen not in edits else _spliced(part, seen, edits[seen]) for part, seen in zip(parts, shown, strict=True)])
 
 

@@ -125,19 +125,70 @@ async def test_a_policy_is_its_tenant_s_own_and_may_name_the_kinds(planes):
     ],
 )
 async def test_every_part_of_a_prompt_is_looked_at(planes, path, fields):
-    body = {"model": "m", "user": "u@b.co", "metadata": {"owner": "a@b.co"}, **fields}
+    body = {"model": "m", "user": "u@b.co", **fields}
     verdict = await decide(planes("mask"), body, path)
     masked = {name: json.loads(json.dumps(value).replace("a@b.co", "[EMAIL]")) for name, value in fields.items()}
     assert json.loads(verdict.body) == {**body, **masked}
 
 
+MESSAGES = [{"role": "user", "content": "x"}]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{"role": "assistant", "content": "x", field: "to a@b.co"}, *MESSAGES]}
+        for field in ("reasoning_content", "reasoning", "refusal", "name", "what_comes_next")
+    ]
+    + [
+        {"messages": MESSAGES, field: value}
+        for field, value in {
+            "documents": [{"title": "t", "text": "a@b.co"}],
+            "chat_template": "a@b.co",
+            "chat_template_kwargs": {"custom": ["a@b.co"]},
+            "guided_json": {"description": "a@b.co"},
+            "structured_outputs": {"json": {"properties": {"a@b.co": {"type": "string"}}}},
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"description": "a@b.co"}}},
+            "tools": [{"type": "function", "function": {"name": "f", "description": "a@b.co"}}],
+            "stop": ["x", "a@b.co"],
+            "metadata": {"owner": "a@b.co"},
+            "what_comes_next": {"id": "a@b.co", "type": "a@b.co"},
+        }.items()
+    ],
+)
+async def test_no_field_that_holds_text_is_overlooked(planes, fields):
+    body = {"model": "m", **fields}
+    masked = json.loads((await decide(planes("mask"), body)).body)
+    if "guided_json" in fields:
+        body["structured_outputs"] = {"json": body.pop("guided_json")}
+    assert masked == json.loads(json.dumps(body).replace("a@b.co", "[EMAIL]"))
+    assert json.loads((await decide(planes("block"), body)).body)["code"] == "sensitive_data_blocked"
+
+
+NO_MEDIA = ("data:image/png;base64,AA a@b.co", 'x\\";base64,"a@b.co', "https://x.org/ a@b.co", 'https://x.org/\\", a@b.co', '"id":"a@b.co"')
+
+
+@pytest.mark.parametrize("text", NO_MEDIA)
+@pytest.mark.parametrize("field", ["content", "data", "image_url", "id", "type"])
+async def test_nothing_passes_for_media_or_an_id_that_is_none(planes, field, text):
+    body = {"model": "m", "messages": [{"role": "user", "content": "x", field: text}]}
+    assert json.loads((await decide(planes("block"), body)).body)["code"] == "sensitive_data_blocked"
+
+
 async def test_ids_and_media_are_not_looked_at(planes):
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,sk-abcdefghijklmnopqrstuvwxyz"}}
+    signed = "https://bucket.example/cat.png?id=AKIAIOSFODNN7EXAMPLE&x=a@b.co"
+    parts = [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,sk-abcdefghijklmnopqrstuvwxyz"}},
+        {"type": "image_url", "image_url": {"detail": "low", "url": signed}},
+        {"type": "input_image", "image_url": signed},
+        {"type": "image", "source": {"type": "url", "url": signed}},
+        {"type": "input_audio", "input_audio": {"data": "+13800138000+" + "A" * 256, "format": "wav"}},
+    ]
     body = {
         "model": "m",
         "user": "a@b.co",
         "messages": [
-            {"role": "user", "name": "a@b.co", "content": [image]},
+            {"role": "user", "content": parts},
             {"role": "tool", "tool_call_id": "13800138000", "content": "x"},
         ],
     }

@@ -108,6 +108,20 @@ def test_b02_nulls_count_nothing_and_tool_calls_count():
     assert intent(body).prompt_tokens > some + 150
 
 
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_what_the_model_thought_before_counts_once(field):
+    def tokens(**fields) -> int:
+        return intent(chat(user("x"), {"role": "assistant", "content": "y", **fields}, user("z"))).prompt_tokens
+
+    thought = "so it is " * 100
+    assert tokens(**{field: thought}) > tokens() + 200
+    assert tokens(reasoning_content=thought, reasoning=thought) == tokens(**{field: thought})
+
+
+def test_documents_for_a_chat_count():
+    assert intent(chat(user("x"), documents=[{"text": "so it is " * 100}])).prompt_tokens > 200
+
+
 @pytest.mark.parametrize(
     "part",
     [

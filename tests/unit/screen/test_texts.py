@@ -12,6 +12,12 @@ def test_strings_are_found_and_decoded_in_order():
     assert decoded(b"") == []
 
 
+def test_the_interface_s_own_words_ids_and_media_are_no_texts():
+    value = rb'[{"role" : "user","content":"role", "id":"call_1","type":"my own","image_url":{"url":"data:image\/png;base64,AA\/="}}]'
+    assert literals(value) == [b'"role"', b'"my own"']
+    assert edited(value, value, {b'"role"': [(0, 4, b"-")]}) == value.replace(b':"role"', b':"-"')
+
+
 def test_an_edit_counts_in_decoded_bytes_and_changes_nothing_else():
     value = rb'{"t" : "\u4f60\n\ud83d\ude00ab\u0040cd\/\t", "u": 1.0}'
     text = json.loads(value)["t"].encode()
