@@ -134,6 +134,11 @@ class Accounts:
         if self._auditor is not None:
             self._auditor.note(event)
 
+    @property
+    def shut(self) -> str:
+        """Why no request may be taken, "" when requests may."""
+        return "" if self._auditor is None else self._auditor.shut
+
     def families(self) -> Iterator[Family | None]:
         """All metrics, as they are now; None: others may go first."""
         yield from self._standing()

@@ -52,7 +52,8 @@ class Auditor:
             on_full=section.on_full,
         )
         self._flush_s = section.flush_ms / _MS
-        self._log = AuditLog(options, audit.keys, turned if section.on_full != "drop_with_alarm" else _nobody)
+        self._on_full = section.on_full
+        self._log = AuditLog(options, audit.keys, _nobody if self._drops else turned)
         self._settings: Settings | None = None
         self._replica = audit.replica
         self._heads = AuditHeads(link, network)
@@ -122,9 +123,23 @@ class Auditor:
             )
             self._log.note(record)
 
+    @property
+    def shut(self) -> str:
+        """Why no request may be taken, "" when requests may."""
+        return (
+            ""
+            if self._drops or not self._log.failing
+            else f"the audit log can't be written, `on_full: {self._on_full}`: {self._log.failing}"
+        )
+
     def shown(self) -> dict[str, object]:
         """For the admin page."""
         return self._log.shown()
+
+    @property
+    def _drops(self) -> bool:
+        """What can't be recorded goes on all the same."""
+        return self._on_full == "drop_with_alarm"
 
 
 def _nobody(_shut: bool) -> None:  # noqa: FBT001 - the shape of who is told

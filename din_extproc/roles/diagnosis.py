@@ -18,6 +18,12 @@ _SKEW_S = 1.0
 _FAR_S = 5.0
 _EDIT_ROOM = 1 << 16
 _FEWEST_FILES = 4096
+_ON_FULL = {
+    "drop_with_alarm": ": requests go on, unrecorded",
+    "block": ": requests wait, and are refused with 503",
+    "refuse": ": every request is refused with 503",
+}
+"""What `audit.on_full` means for clients."""
 
 
 class Finding(Struct, frozen=True):
@@ -133,6 +139,8 @@ def of_sidecar(status: Mapping[str, Any], settings: Settings) -> Iterator[Findin
         yield Finding("configuration", "fine", f"{settings.fingerprint} is in use")
     if not status["limits"]["shared"]:
         yield Finding("limits", "wrong", status["limits"]["reason"], "bring Redis back: until then every replica counts for itself")
+    if "audit" in status:
+        yield _of_audit(status["audit"], settings)
     unsettled = status["exchanges"]["unsettled"] + status["exchanges"]["given_up"]
     if unsettled:
         yield Finding(
@@ -144,6 +152,19 @@ def of_sidecar(status: Mapping[str, Any], settings: Settings) -> Iterator[Findin
         yield Finding("nodes", "doubtful", said, "`din-extproc nodes` says why")
     else:
         yield Finding("nodes", "fine", f"{len(status['membership']['nodes'])} ready")
+
+
+def _of_audit(log: Mapping[str, Any], settings: Settings) -> Finding:
+    if log["failing"]:
+        policy = "" if settings.audit is None else _ON_FULL[settings.audit.section.on_full]
+        return Finding(
+            "audit log", "wrong", f"{log['failing']}{policy}", "make room, or let the sidecar's user write its folder: it goes on by itself"
+        )
+    if log["dropped"]:
+        return Finding(
+            "audit log", "doubtful", f"{log['dropped']} events lost since the start", "the log says where; watch the room of its disk"
+        )
+    return Finding("audit log", "fine", f"{log['records']} records")
 
 
 def of_machine(open_files: int | None) -> Iterator[Finding]:

@@ -253,6 +253,8 @@ class Gateway:
         reasons = [] if self._serving else ["starting or stopping"]
         if not self._link.state.up and OnError(self._reloader.settings.store.on_error) is OnError.CLOSED:
             reasons.append(f"redis is not reachable: {self._link.state.reason}")
+        if self._keeper is not None and self._keeper.shut:
+            reasons.append(self._keeper.shut)
         return reasons
 
 

@@ -160,6 +160,11 @@ class Keeper:
         return News(turnover=turnover, standings=self._breakers.all(), shut=self._shut)
 
     @property
+    def shut(self) -> str:
+        """Why no request may be taken, "" when requests may."""
+        return self._accounts.shut
+
+    @property
     def stale(self) -> bool:
         """The table of registered nodes can't be shared: the last view is in use."""
         return self._membership is not None and self._membership.stale

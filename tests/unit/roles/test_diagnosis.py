@@ -124,6 +124,18 @@ def test_of_a_sidecar_that_struggles(settings):
     assert bad(of_sidecar(other, settings)) == {"configuration": "doubtful"}
 
 
+@pytest.mark.parametrize(
+    ("log", "verdict"),
+    [
+        ({"records": 7, "dropped": 0, "failing": ""}, {}),
+        ({"records": 7, "dropped": 3, "failing": ""}, {"audit log": "doubtful"}),
+        ({"records": 7, "dropped": 0, "failing": "[Errno 28] No space left on device"}, {"audit log": "wrong"}),
+    ],
+)
+def test_of_the_audit_log(settings, log, verdict):
+    assert bad(of_sidecar(status(settings) | {"audit": log}, settings)) == verdict
+
+
 def test_of_a_machine_with_few_files():
     assert bad(of_machine(1024)) == {"open files": "doubtful"}
     assert bad(of_machine(None)) == {}
