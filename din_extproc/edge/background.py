@@ -11,12 +11,11 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from din_extproc.edge.drive import Drive
+from din_extproc.edge.turn import AT_ONCE
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_AT_ONCE = 4
-"""Steps of one turn of the loop: some hundred microseconds of work."""
 
 
 class Background:
@@ -64,13 +63,13 @@ class Background:
         self._open += 1
 
     def _trickle(self, items: Iterator[T], step: Callable[[T], None]) -> None:
-        few = list(islice(items, _AT_ONCE))
+        few = list(islice(items, AT_ONCE))
         for item in few:
             try:
                 step(item)
             except Exception:  # noqa: BLE001 - the last guard: the others have nothing to do with it
                 _log.exception("a background step failed")
-        if len(few) == _AT_ONCE:
+        if len(few) == AT_ONCE:
             asyncio.get_running_loop().call_soon(self._trickle, items, step)
         else:
             self._done(None)

@@ -63,18 +63,17 @@ class _Lane(asyncio.Protocol):
         self._tail = b""
         self._began = 0.0
         self._status = b""
-        self.busy = False
+        self._closing = False
 
     def connection_made(self, transport):
         self._transport = transport
         self._run.ready(self)
 
     def connection_lost(self, exc):
-        if self.busy:
-            self._run.broken(f"the connection was closed: {exc}")
+        if not self._closing:
+            self._run.broken(self, f"the connection was closed: {exc}")
 
     def ask(self) -> None:
-        self.busy = True
         self._got = 0
         self._expected = _HEAD
         self._status = b""
@@ -100,11 +99,10 @@ class _Lane(asyncio.Protocol):
             self._tail = b""
         elif self._got < self._expected:
             return
-        self.busy = False
         self._run.answered(self, self._status, time.perf_counter() - self._began, data)
 
     def close(self) -> None:
-        self.busy = False
+        self._closing = True
         self._transport.abort()
 
 
@@ -173,8 +171,11 @@ class _Run:
         else:
             self._ask(lane)
 
-    def broken(self, reason: str) -> None:
-        self._open -= 1
+    def broken(self, lane: _Lane, reason: str) -> None:
+        if lane in self._free:
+            self._free.remove(lane)
+        else:
+            self._open -= 1
         self._failed(reason)
         self._rest()
 

@@ -6,6 +6,8 @@ Rule: one write per turn of the loop and connection, however many calls have som
 import asyncio
 import contextlib
 import socket
+import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
@@ -14,7 +16,8 @@ from din_extproc.edge.crowd import Crowd
 from din_extproc.edge.doorway import Doorway, listen
 from din_extproc.edge.grpc.services import Service, Take, Taker
 from din_extproc.edge.tls import Secured, names_of, server_context
-from din_extproc.wire.grpc import INTERNAL, OK, UNIMPLEMENTED, Call, Cut, GrpcConnection, Message, Opened, read_head
+from din_extproc.edge.turn import AT_ONCE
+from din_extproc.wire.grpc import INTERNAL, OK, UNIMPLEMENTED, Call, Cut, Event, GrpcConnection, Message, Opened, read_head
 from din_extproc.wire.header_block import Memo
 from din_extproc.wire.limits import Limits, limits_for
 
@@ -23,6 +26,8 @@ _HIGH_WATER = 1 << 20
 _DEADLINE_GRAIN_S = 0.01
 _BACKLOG = 1024
 _POLL_S = 0.02
+_MOST_WAITING = 256
+"""Events that wait for their turn before the client is read no further."""
 _GOODBYE_S = 2.0
 """How long a peer may take to close after our last word."""
 
@@ -187,6 +192,9 @@ class _Connection(asyncio.Protocol):
         self._busy_at = self._time()
         self.grpc = GrpcConnection(server.memo, server.limits, self._time())
         self.flushing = False
+        self._events: deque[Event] = deque()
+        """What has come and waits for its turn."""
+        self._going_on = self._paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -199,9 +207,19 @@ class _Connection(asyncio.Protocol):
         self._server.crowd.enter(self)
 
     def data_received(self, data: bytes) -> None:
-        # What is said while this is handled leaves at its end. Not one turn later: that would cost the loop a turn of its own.
-        scheduled, self.flushing = self.flushing, True
         self.grpc.receive(data, self._time())
+        if not self._going_on:
+            self._go_on()
+            return
+        self._events.extend(self.grpc.take_events())
+        if len(self._events) > _MOST_WAITING and not self._paused:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def _go_on(self) -> None:
+        # What is said while this is handled leaves at its end. Not one turn later: that would cost the loop a turn of its own.
+        self._going_on = False
+        scheduled, self.flushing = self.flushing, True
         self._handle()
         if not scheduled:
             self._flush()
@@ -220,7 +238,7 @@ class _Connection(asyncio.Protocol):
         self._server.connections.discard(self)
         self._server.crowd.leave(self)
         self.grpc.lost()
-        self._handle()
+        self._handle(sys.maxsize)
         if self._deadline is not None:
             self._deadline.cancel()
 
@@ -259,8 +277,12 @@ class _Connection(asyncio.Protocol):
             self.flushing = True
             self._loop.call_soon(self._flush)
 
-    def _handle(self) -> None:
-        for event in self.grpc.take_events():
+    def _handle(self, most: int = AT_ONCE) -> None:
+        """The next few events. The others follow in the next turn."""
+        events = self._events
+        events.extend(self.grpc.take_events())
+        for _ in range(min(most, len(events))):
+            event = events.popleft()
             call = event.call
             if type(event) is Opened:
                 self._open(call)
@@ -279,6 +301,13 @@ class _Connection(asyncio.Protocol):
                     taker.ended(cancelled=False)
             except Exception as error:  # noqa: BLE001 - a top-level guard: the call fails, its neighbours go on
                 self._broken(answers, taker, error)
+        if events:
+            if not self._going_on:
+                self._going_on = True
+                self._loop.call_soon(self._go_on)
+        elif self._paused:
+            self._paused = False
+            self._transport.resume_reading()
 
     def _open(self, call: Call) -> None:
         take = self._server.methods.get(call.head.path)
@@ -317,7 +346,8 @@ class _Connection(asyncio.Protocol):
 
     def _flush(self) -> None:
         self.flushing = False
-        self._handle()
+        if not self._going_on:
+            self._handle()
         transport = self._transport
         data = self.grpc.take()
         if transport.is_closing() or self._said_goodbye is not None:

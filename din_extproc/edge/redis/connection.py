@@ -13,6 +13,7 @@ import hiredis
 from msgspec import Struct
 
 from din_extproc.admit.ledger import LimitsUnavailable
+from din_extproc.edge.turn import AT_ONCE
 
 _GRACE_S: Final = 0.001
 """A late loop first reads what has arrived meanwhile, before an answer is called missing."""
@@ -111,6 +112,8 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._overdue: Sent | None = None
+        self._reading = False
+        """Answers that have come wait for their turn."""
         self._lost = False
 
     def __len__(self) -> int:
@@ -136,10 +139,18 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """asyncio: bytes of answers, cut anywhere."""
+        self._reader.feed(data)
+        if not self._reading:
+            self._read()
+
+    def _read(self) -> None:
+        """Take the next few answers."""
+        self._reading = False
         reader, pending = self._reader, self._pending
         try:
-            reader.feed(data)
-            while (reply := reader.gets()) is not False:
+            for _ in range(AT_ONCE):
+                if (reply := reader.gets()) is False:
+                    return
                 sent = pending.popleft()
                 if isinstance(reply, hiredis.ReplyError):
                     if not sent[0].done():
@@ -148,9 +159,14 @@ class Connection(asyncio.Protocol):
                     sent[0].set_result(reply)
         except (hiredis.ProtocolError, IndexError) as error:
             self.drop(f"Redis speaks out of turn: {error}")
+        if not self._lost:
+            self._reading = True
+            self._loop.call_soon(self._read)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """asyncio: the other side has gone."""
+        while self._reading:
+            self._read()
         self.drop(str(exc) if exc else "Redis closed the connection")
 
     def drop(self, reason: str) -> None:
@@ -181,7 +197,7 @@ class Connection(asyncio.Protocol):
         oldest = self._pending[0]
         if self._loop.time() < oldest[1]:
             self._look_again(oldest[1])
-        elif self._overdue is not oldest:
+        elif self._reading or self._overdue is not oldest:
             self._overdue = oldest
             self._look_again(self._loop.time() + _GRACE_S)
         else:

@@ -9,6 +9,7 @@ import pytest
 
 from din_extproc.edge.grpc.h2_server import H2Server
 from din_extproc.edge.grpc.services import ExtProcService
+from din_extproc.edge.turn import AT_ONCE
 from din_extproc.wire import frames
 from din_extproc.wire.frames import ErrorCode, frame
 from din_extproc.wire.grpc import Call
@@ -79,11 +80,20 @@ class RawClient:
 
 
 class CountingTransport:
-    """A transport that counts its writes."""
+    """A transport that counts its writes, and notes when it is read no further."""
 
     def __init__(self, transport):
         self.writes = 0
+        self.pauses = []
         self._transport = transport
+
+    def pause_reading(self):
+        self.pauses.append("paused")
+        self._transport.pause_reading()
+
+    def resume_reading(self):
+        self.pauses.append("resumed")
+        self._transport.resume_reading()
 
     def write(self, data):
         self.writes += 1
@@ -184,17 +194,46 @@ async def test_a_lost_connection_cancels_its_calls():
         assert [taker.ends for taker in service.takers] == [[True], [True]]
 
 
-async def test_many_replies_of_one_turn_leave_in_one_write():
+@pytest.mark.parametrize(("messages", "writes"), [(AT_ONCE, 1), (2 * AT_ONCE + 1, 3)])
+async def test_replies_of_one_turn_leave_in_one_write_and_a_burst_is_answered_in_several_turns(messages, writes):
     service = EchoService()
     async with served(service) as (server, client):
         client.say(HELLO, call(1))
         await client.hear(3)
         (connection,) = server.connections
         connection._transport = counting = CountingTransport(connection._transport)
-        client.say(b"".join(data(1, message(b"\x03abc")) for _ in range(5)))
-        heard = await client.hear(16)
-        assert [seen.kind for seen in heard] == [frames.HEADERS, *[frames.DATA] * 15]
-        assert counting.writes == 1
+        client.say(b"".join(data(1, message(b"\x03%d" % number)) for number in range(messages)))
+        heard = await client.hear(1 + 3 * messages)
+        assert [seen.kind for seen in heard] == [frames.HEADERS, *[frames.DATA] * 3 * messages]
+        assert [seen.payload[6:] for seen in heard[1::3]] == [b"%d" % number for number in range(messages)]
+        assert counting.writes == writes
+
+
+async def test_a_client_whose_messages_wait_for_their_turn_is_read_no_further_until_they_had_it():
+    service = EchoService()
+    async with served(service) as (server, client):
+        client.say(HELLO, call(1))
+        await client.hear(3)
+        (connection,) = server.connections
+        connection._transport = transport = CountingTransport(connection._transport)
+        burst = b"".join(data(1, message(b"\x01")) for _ in range(200))
+        connection.data_received(burst)
+        assert transport.pauses == []
+        connection.data_received(burst)
+        connection.data_received(burst)
+        assert transport.pauses == ["paused"]
+        await client.hear(601)
+        assert transport.pauses == ["paused", "resumed"]
+
+
+async def test_what_waits_for_its_turn_when_the_connection_goes_still_ends_once():
+    service = EchoService()
+    async with served(service) as (server, client):
+        client.say(HELLO, *(call(stream) for stream in range(1, 41, 2)))
+        client.writer.close()
+        await until(lambda: len(service.takers) == 20 and all(taker.ends for taker in service.takers))
+        assert [taker.ends for taker in service.takers] == [[True]] * 20
+        assert server.calls == 0
 
 
 async def test_an_address_that_is_none_is_an_os_error():

@@ -9,6 +9,7 @@ from din_extproc.admit.ledger import LimitsUnavailable
 from din_extproc.edge.redis import address
 from din_extproc.edge.redis.connection import Connection, Rejected, Script, Unanswered, bulks, pack
 from din_extproc.edge.redis.link import Link
+from din_extproc.edge.turn import AT_ONCE
 from tests.ledgers import linked
 from tests.servers import RedisServer, free_port
 
@@ -78,22 +79,57 @@ async def test_answers_come_to_those_who_asked(server):
         assert answers == [f"{n}".encode() for n in [*range(500), *range(500)]]
 
 
-async def test_what_is_asked_in_one_turn_of_the_loop_leaves_in_one_write():
-    writes = []
+class Wire(asyncio.Transport):
+    """Keeps what is written."""
 
-    class Wire(asyncio.Transport):
-        def write(self, data):
-            writes.append(data)
+    def __init__(self):
+        self.writes = []
 
-        def abort(self):
-            pass
+    def write(self, data):
+        self.writes.append(data)
 
-    loop = asyncio.get_running_loop()
-    connection = Connection(loop, 1, lambda *_: None, lambda *_: None)
-    connection.connection_made(Wire())
-    answers = [loop.create_future() for _ in range(3)]
+    def abort(self):
+        pass
+
+
+def asked(count, timeout_s=1.0):
+    """A connection that waits for so many answers, what it has written, and who waits."""
+    loop, wire = asyncio.get_running_loop(), Wire()
+    connection = Connection(loop, timeout_s, lambda *_: None, lambda *_: None)
+    connection.connection_made(wire)
+    answers = [loop.create_future() for _ in range(count)]
     for answer in answers:
-        connection.send(pack(("PING",)), answer, loop.time() + 1)
+        connection.send(pack(("PING",)), answer, loop.time() + timeout_s)
+    return connection, wire.writes, answers
+
+
+async def test_answers_that_come_in_a_burst_are_told_in_several_turns_in_their_order():
+    connection, _, answers = asked(3 * AT_ONCE)
+    connection.data_received(b"".join(b":%d\r\n" % number for number in range(3 * AT_ONCE)))
+    told = []
+    while not all(answer.done() for answer in answers):
+        told.append([answer.result() for answer in answers if answer.done()])
+        await asyncio.sleep(0)
+    assert told == [[*range(AT_ONCE)], [*range(2 * AT_ONCE)]]
+    assert [answer.result() for answer in answers] == [*range(3 * AT_ONCE)]
+    connection.drop("done")
+
+
+async def test_answers_that_have_come_are_told_although_the_connection_breaks_or_their_time_runs_out_meanwhile():
+    for end in (lambda connection: connection.connection_lost(None), lambda connection: connection._check()):
+        connection, _, answers = asked(3 * AT_ONCE, timeout_s=0)
+        connection.data_received(b":1\r\n" * (3 * AT_ONCE - 1))
+        end(connection)
+        end(connection)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert [answer.result() for answer in answers[:-1]] == [1] * (3 * AT_ONCE - 1)
+        connection.drop("done")
+        assert isinstance(answers[-1].exception(), Unanswered)
+
+
+async def test_what_is_asked_in_one_turn_of_the_loop_leaves_in_one_write():
+    connection, writes, answers = asked(3)
     await asyncio.sleep(0)
     assert writes == [b"*1\r\n$4\r\nPING\r\n" * 3]
     for byte in b"+PONG\r\n:1\r\n$2\r\nab\r\n":
