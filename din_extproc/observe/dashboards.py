@@ -95,7 +95,7 @@ _GATEWAY = (
     Panel("Route cache", "percentunit", (("hits", share(rate(of.CACHE_HITS), f"{rate(of.CACHE_HITS)} + {rate(of.CACHE_MISSES)}")),)),
     Panel("Ready, Redis, shared limits, configuration", "short", (
         ("ready", total(of.READY)), ("redis", total(of.REDIS_UP)), ("limits shared", total(of.LIMITS_SHARED)),
-        ("configuration sound", total(of.CONFIG_SOUND)), ("replicas", f"max({of.REPLICAS.prometheus})"),
+        ("configuration sound", total(of.CONFIG_SOUND)), ("workers of all sidecars", f"max({of.REPLICAS.prometheus})"),
     )),
     Panel("Faults and lost accounts", "short", (
         ("faults", rate(of.FAULTS)), ("settlements given up", rate(of.GIVEN_UP)), ("settlements unknown", rate(of.UNKNOWN)),

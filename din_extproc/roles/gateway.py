@@ -58,14 +58,15 @@ class Gateway:
         self._former: dict[str, Any] = {}
         """What workers that are gone have counted."""
         self._reloader = Reloader(settings, self._use, source)
-        self._link, self._ledger = ledger(settings)
+        decides = options.worker is not None or settings.gateway.workers == 1
+        self._link, self._ledger = ledger(settings, decides=decides)
         self._channel: Channel[News] | None = None
         self._workers: Workers[dict[str, Any]] | None = None
         self._decider: Decider | None = None
         self._keeper: Keeper | None = None
         self._pages: Pages | None = None
         transport = _TRANSPORTS[options.transport]
-        if options.worker is not None or settings.gateway.workers == 1:
+        if decides:
             self._decider = Decider(settings, self._link, self._ledger, self._background, self._counters)
         if options.worker is None:
             self._keeper = self._make_keeper(settings, transport)

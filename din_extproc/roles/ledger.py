@@ -24,9 +24,10 @@ def replica_name() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def ledger(settings: Settings) -> tuple[Link | ClusterLinks, GuardedLedger]:
-    """The counters in Redis, guarded by the outage policy."""
+def ledger(settings: Settings, *, decides: bool) -> tuple[Link | ClusterLinks, GuardedLedger]:
+    """The counters in Redis, guarded by the outage policy. `decides`: whether this process takes a share of the limits."""
     store = settings.store
     link = carrier(store.url.get_secret_value(), (*SCRIPTS, PRESENCE, PROBER, USAGE, *NODE_SCRIPTS), timeout_ms=store.timeout_ms)
     shared, local = RedisLedger(link, names=Names(settings.network, store.one_slot)), LocalLedger(SystemClock.monotonic_ms)
-    return link, GuardedLedger(link, shared, local, OnError(store.on_error), replica_name(), settings.network)
+    name, workers = replica_name(), settings.gateway.workers
+    return link, GuardedLedger(link, shared, local, OnError(store.on_error), name, settings.network, workers=workers, decides=decides)

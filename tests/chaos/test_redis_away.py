@@ -5,6 +5,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 import uvloop
@@ -29,10 +30,12 @@ def server() -> Iterator[RedisServer]:
 
 
 @contextlib.asynccontextmanager
-async def guarded(url: str, on_error: OnError, name: str = "here", timeout_ms: int = 300) -> AsyncIterator[tuple[GuardedLedger, Link]]:
+async def guarded(
+    url: str, on_error: OnError, name: str = "here", timeout_ms: int = 300, **sidecar: Any
+) -> AsyncIterator[tuple[GuardedLedger, Link]]:
     async with linked(url, timeout_ms=timeout_ms) as link:
         local = LocalLedger(lambda: time.monotonic_ns() // 1_000_000)
-        guard = GuardedLedger(link, RedisLedger(link), local, on_error, name)
+        guard = GuardedLedger(link, RedisLedger(link), local, on_error, name, **sidecar)
         await guard.start()
         yield guard, link
         await guard.close()
@@ -179,7 +182,7 @@ async def test_one_line_per_transition_and_none_per_request(server, caplog):
                     await guard.reserve(claim(f"r{number}"))
             await until(lambda: link.state.up and guard.state.shared)
     assert len(caplog.records) == 1
-    assert "local_share among 1 replicas" in caplog.records[0].getMessage()
+    assert "local_share among 1 processes" in caplog.records[0].getMessage()
 
 
 async def test_a_replica_that_leaves_is_no_longer_counted(server):
@@ -189,10 +192,42 @@ async def test_a_replica_that_leaves_is_no_longer_counted(server):
         await until(lambda: guard.state.replicas == 1)
 
 
-async def test_a_gateway_that_starts_without_redis_follows_its_policy():
-    async def nowhere():
-        raise LimitsUnavailable("no such place")
+async def test_a_process_that_only_keeps_accounts_takes_no_share_but_knows_how_many_do_and_whether_limits_are_shared(server):
+    async with (
+        guarded(server.url, OnError.LOCAL_SHARE, "worker 0", workers=2) as (one, _),
+        guarded(server.url, OnError.LOCAL_SHARE, "worker 1", workers=2) as (other, _),
+        guarded(server.url, OnError.LOCAL_SHARE, "accounts", workers=2, decides=False) as (accounts, link),
+    ):
+        for _ in range(2):
+            await one._beat()
+            await accounts._beat()
+        assert [guard.state.replicas for guard in (one, other, accounts)] == [2, 2, 2]
+        with server.paused():
+            await until(lambda: not accounts.state.shared)
+        await until(lambda: link.state.up and accounts.state.shared)
 
+
+async def nowhere():
+    raise LimitsUnavailable("no such place")
+
+
+async def test_workers_that_start_without_redis_share_the_limit_among_themselves():
+    link = Link(nowhere, ())
+    await link.start(wait_s=0.05)
+    workers = [
+        GuardedLedger(link, RedisLedger(link), LocalLedger(lambda: 0), OnError.LOCAL_SHARE, f"worker {n}", workers=4) for n in range(4)
+    ]
+    for worker in workers:
+        await worker.start()
+    answers = [await worker.reserve(claim(f"{n}", Limits(rpm=8))) for worker in workers for n in range(5)]
+    assert sum(isinstance(answer, Granted) for answer in answers) == 8
+    assert {worker.state.replicas for worker in workers} == {4}
+    for worker in workers:
+        await worker.close()
+    await link.close()
+
+
+async def test_a_gateway_that_starts_without_redis_follows_its_policy():
     link = Link(nowhere, ())
     await link.start(wait_s=0.05)
     guard = GuardedLedger(link, RedisLedger(link), LocalLedger(lambda: 0), OnError.LOCAL_SHARE, "here")

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -148,12 +149,30 @@ def test_b110_sigterm_ends_what_is_in_flight_and_takes_nothing_new(engine):
             stack.chat()
 
 
-def test_draining_by_hand_says_when_nothing_is_left(engine):
+def takes_connections(stack: LinedStack) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", stack.port), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_draining_by_hand_takes_no_more_connections_and_ends_when_nothing_is_left(engine):
     config = {"pools": {"p": {"model": "m", "engine": "vllm", "nodes": [node("a", engine.address)]}}, "tenants": [tenant("acme")]}
     with LinedStack(config) as stack:
         command = [sys.executable, "-m", "din_extproc", "drain", "--config", stack.config_file, "--at-least-s", "0.1"]
-        drained = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
-        assert (drained.returncode, drained.stderr) == (0, "")
+        with stack.client() as client, client.stream("POST", PATH, json=asked(60, stream=True)) as reply:
+            lines = reply.iter_lines()
+            assert next(lines).startswith("data: ")
+            draining = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+            stack.eventually(lambda: not takes_connections(stack), "no more connections are taken")
+            assert draining.poll() is None, "a stream is in flight"
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        _, said = draining.communicate(timeout=30)
+        assert (draining.returncode, said) == (0, "")
+        assert not takes_connections(stack)
+        again = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+        assert (again.returncode, again.stderr) == (0, "")
         stack.envoy.terminate()
         stack.envoy.wait(20)
         silent = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)

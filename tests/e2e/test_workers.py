@@ -60,6 +60,7 @@ def test_every_worker_takes_requests_and_the_accounts_are_kept_in_one_place(stac
 def test_limits_are_one_for_all_workers(stack):
     statuses = [fresh_request(stack, tenant_name="trial").status_code for _ in range(8)]
     assert statuses == [200] * 5 + [429] * 3
+    assert stack.status()["limits"]["replicas"] == 2, "the process that keeps the accounts takes no share"
 
 
 def test_a_rolling_replacement_loses_no_request_and_no_stream(stack):

@@ -17,6 +17,7 @@ from din_extproc.domain.node import Endpoint
 
 _PATIENCE_S = 5.0
 _TIMEOUT = aiohttp.ClientTimeout(total=2.0)
+_LISTENERS = r"^listener_manager\.(listener_stopped|total_listeners_active)$"
 _DROPPED = re.compile(r"logs_dropped: (\d+)$", re.MULTILINE)
 
 
@@ -62,14 +63,32 @@ class EnvoyAdmin:
         dump: dict[str, Any] = msgspec.json.decode(self._said("GET", "/config_dump"))
         return dump
 
-    def drain(self) -> None:
-        """Say goodbye: health checks fail from now on, connections are asked to close, and after the drain time none is accepted.
+    def say_goodbye(self) -> None:
+        """Health checks fail from now on, and each answer asks its connection to close. New connections are still taken.
 
         Raises:
             Silent: nobody answers.
         """
         self._said("POST", "/healthcheck/fail")
-        self._said("POST", "/drain_listeners?graceful")
+
+    def close(self) -> None:
+        """Take no more connections: the ports close at once. What is open stays so, streams as long as they last.
+
+        Envoy's `?graceful` would take new ones until its drain time is over, ten minutes by default.
+
+        Raises:
+            Silent: nobody answers.
+        """
+        self._said("POST", "/drain_listeners")
+
+    def closed(self) -> bool:
+        """Whether no listener takes connections any more: each thread closes its own, a moment after `close`.
+
+        Raises:
+            Silent: nobody answers.
+        """
+        counts = self.stats(_LISTENERS)
+        return counts.get("listener_manager.listener_stopped", 0) >= counts.get("listener_manager.total_listeners_active", 0)
 
     def _said(self, method: str, path: str) -> str:
         try:

@@ -1,4 +1,4 @@
-"""What holds while Redis is away: each replica its share, everything, or nothing.
+"""What holds while Redis is away: each process that decides its share, everything, or nothing.
 
 Rule: a request is released and settled where it was granted; what could not be said to Redis is said when it is back, once.
 """
@@ -33,7 +33,7 @@ class OnError(StrEnum):
     """The policy while the counters can't be reached."""
 
     LOCAL_SHARE = "local_share"
-    """Every replica enforces limit / replicas, in memory."""
+    """Every process that decides enforces limit / such processes, in memory."""
     OPEN = "open"
     """Everything passes, unmetered."""
     CLOSED = "closed"
@@ -50,36 +50,51 @@ class GuardState(Struct, frozen=True):
     reason: str
     """Why not shared; "" when shared."""
     replicas: int
-    """Last known number of processes that share the limits, this one included."""
+    """Last known number of processes that decide by the limits: the workers of all sidecars. Never fewer than this sidecar's own."""
 
 
 class GuardedLedger:
     """A `Ledger` that always answers in time. `start` it, `close` it.
 
     Args:
-        runner: the link, for the presence of this replica.
+        runner: the link, for the presence of this process.
         shared: the ledger over that link.
         local: the counters of this process, for `local_share`.
         on_error: the policy.
         replica: this process's name among all that share the limits.
         network: whose limits they are.
+        workers: how many processes of this sidecar decide: they share the limits, even when Redis never told of any other.
+        decides: whether this process is one of them; one that only keeps accounts takes no share.
     """
 
-    def __init__(self, runner: Runner, shared: RedisLedger, local: LocalLedger, on_error: OnError, replica: str, network: str = "") -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        shared: RedisLedger,
+        local: LocalLedger,
+        on_error: OnError,
+        replica: str,
+        network: str = "",
+        *,
+        workers: int = 1,
+        decides: bool = True,
+    ) -> None:
         self._runner = runner
         self._shared = shared
         self._local = local
         self._on_error = on_error
         self._replica = replica
         self._replicas = f"{namespace(network)}replicas"
+        self._workers = workers
+        self._decides = decides
         self._owed: deque[tuple[str, str, int | None]] = deque(maxlen=_MOST_OWED)
         """Tenant, request, tokens to settle; None: to release."""
         self._failed_at = 0.0
         self._task: asyncio.Task[None] | None = None
-        self.state = GuardState(shared=True, since=time.time(), reason="", replicas=1)
+        self.state = GuardState(shared=True, since=time.time(), reason="", replicas=workers)
 
     async def start(self) -> None:
-        """Announce this replica, and keep doing so."""
+        """Announce this process, and keep doing so."""
         with contextlib.suppress(LimitsUnavailable):
             await self._beat()
         self._task = asyncio.get_running_loop().create_task(self._tend(), name="limits guard")
@@ -144,25 +159,29 @@ class GuardedLedger:
         self._failed_at = time.monotonic()
         if self.state.shared:
             self.state = GuardState(shared=False, since=time.time(), reason=reason, replicas=self.state.replicas)
-            _log.warning("limits are not shared (%s): %s among %d replicas", reason, self._on_error, self.state.replicas)
+            _log.warning("limits are not shared (%s): %s among %d processes", reason, self._on_error, self.state.replicas)
 
     async def _tend(self) -> None:
         while True:
             await asyncio.sleep(_BEAT_S)
             self._local.sweep()
-            with contextlib.suppress(LimitsUnavailable):
+            try:
                 await self._beat()
                 await self._pay()
-                if not self.state.shared and time.monotonic() - self._failed_at > _BEAT_S:
-                    self.state = GuardState(shared=True, since=time.time(), reason="", replicas=self.state.replicas)
-                    _log.info("limits are shared again among %d replicas", self.state.replicas)
+            except LimitsUnavailable as error:
+                if not self._decides:  # the others learn it from requests
+                    self._failed(str(error))
+                continue
+            if not self.state.shared and time.monotonic() - self._failed_at > _BEAT_S:
+                self.state = GuardState(shared=True, since=time.time(), reason="", replicas=self.state.replicas)
+                _log.info("limits are shared again among %d processes", self.state.replicas)
 
     async def _beat(self) -> None:
-        """Say that this replica lives, and learn how many do."""
-        replicas = await self._runner.run(PRESENCE, *bulks(1, self._replicas, self._replica, _PRESENT_MS))
-        if replicas != self.state.replicas:
-            before = self.state
-            self.state = GuardState(shared=before.shared, since=before.since, reason=before.reason, replicas=max(1, replicas))
+        """Say that this process decides, if it does, and learn how many do."""
+        present = await self._runner.run(PRESENCE, *bulks(1, self._replicas, self._replica, _PRESENT_MS if self._decides else 0))
+        replicas, before = max(self._workers, present), self.state
+        if replicas != before.replicas:
+            self.state = GuardState(shared=before.shared, since=before.since, reason=before.reason, replicas=replicas)
 
     async def _pay(self) -> None:
         """Say what could not be said. What Redis does not answer stays owed: saying it twice is harmless."""

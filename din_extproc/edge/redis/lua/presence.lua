@@ -1,9 +1,9 @@
--- Presence: a replica says that it lives, and learns how many do.
+-- Presence: a process that decides says that it lives, and learns how many do.
 --
--- KEYS[1]   the replicas, one sorted set scored by expiry
--- ARGV[1]   replica id
--- ARGV[2]   how long the word counts, in ms; 0: the replica leaves
--- RETURNS how many replicas live.
+-- KEYS[1]   these processes, one sorted set scored by expiry
+-- ARGV[1]   the process's name
+-- ARGV[2]   how long the word counts, in ms; 0: it leaves, or only asks
+-- RETURNS how many live.
 
 local time = redis.call('TIME')
 local now, lasts = time[1] * 1000 + math.floor(time[2] / 1000), tonumber(ARGV[2])
