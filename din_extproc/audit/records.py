@@ -37,7 +37,11 @@ class Tagged(Entry, frozen=True, kw_only=True, omit_defaults=True):
     stream: bool = False
     prompt_estimate: int = 0
     output_asked: int | None = None
-    """The largest output that the client allowed; None: it did not say."""
+    """The largest output that the client allowed, all answers together; None: it did not say."""
+    answers_asked: int = 1
+    """To each prompt of a list, times the choices."""
+    longest_estimate: int = 0
+    """Of a list of inputs, the longest; 0: it is one."""
     version_asked: str = ""
     task_tier: str = ""
     priority: str = ""

@@ -52,6 +52,9 @@ class Estimate(Struct, frozen=True, gc=False):
     """Tokens inside `tokens` that no class explains: per-message overhead, media parts, token ids."""
     exact: bool = False
     """Counted by the model's own tokenizer."""
+    longest: "Estimate | None" = None
+    """Of several inputs, each of which the engine reads by itself, the longest: it has to fit into a context, `tokens` is what all of them
+    cost. None: it is one."""
 
 
 class Intent(Struct, frozen=True, gc=False):
@@ -62,7 +65,7 @@ class Intent(Struct, frozen=True, gc=False):
     """As the client wrote it: an alias, a physical name, or either with `@constraint`."""
     estimate: Estimate
     output_tokens: int | None = None
-    """The largest output the client asked for, all choices together. None: it did not say."""
+    """The largest output that an engine may give, all answers together. None: the client did not say."""
     stream: bool = False
     wants_usage: bool = False
     """The client asked for `stream_options.include_usage` itself."""
@@ -71,6 +74,10 @@ class Intent(Struct, frozen=True, gc=False):
     version: str = ""
     """The client's version constraint, as written. "" allows every version."""
     priority: Priority | None = None
+    answers: int = 1
+    """How many it asks for: one to each prompt, times the choices."""
+    output_each: int | None = None
+    """The least that an engine may take for the limit of one answer: that much has to fit beside its prompt. None: it did not say."""
 
     @property
     def prompt_tokens(self) -> int:

@@ -61,6 +61,9 @@ class Tags(Struct, frozen=True, gc=False, omit_defaults=True):
     version: str = ""
     task_tier: str = ""
     priority: str = ""
+    answers: int = 1
+    longest: int = 0
+    """Estimated tokens of the longest input; 0: the prompt is one input."""
 
 
 class Labels(Struct, frozen=True, gc=False, omit_defaults=True):

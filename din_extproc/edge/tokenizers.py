@@ -106,7 +106,10 @@ class Tokenizer:
         except Exception:  # noqa: BLE001 - the tokenizer is foreign code that meets any text, and an estimate is at hand
             return estimate
         tokens += estimate.fixed + loaded.around(prompt, gauge)
-        return Estimate(tokens, estimate.features, estimate.fixed, exact=True)
+        longest = estimate.longest
+        if prompt.longest is not None and longest is not None:
+            longest = await self.count(prompt.longest, longest, gauge)
+        return Estimate(tokens, estimate.features, estimate.fixed, exact=True, longest=longest)
 
 
 def _load(folder: Path) -> _Loaded:

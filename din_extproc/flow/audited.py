@@ -80,6 +80,8 @@ def _tags(record: ExchangeRecord) -> dict[str, Any]:
         "stream": record.stream,
         "prompt_estimate": record.prompt_estimate,
         "output_asked": tags.output_tokens,
+        "answers_asked": tags.answers,
+        "longest_estimate": tags.longest,
         "version_asked": tags.version,
         "task_tier": tags.task_tier,
         "priority": tags.priority,

@@ -98,7 +98,9 @@ def _version(routed: Routed, pool: Pool, intent: Intent) -> Headers:
 def tags(intent: Intent) -> Tags:
     """What the request asked for, for whoever decides about it again."""
     priority = "" if intent.priority is None else intent.priority.value
-    return Tags(intent.model, intent.output_tokens, intent.version, intent.task_tier, priority)
+    longest = intent.estimate.longest
+    prompt = 0 if longest is None else max(1, longest.tokens)
+    return Tags(intent.model, intent.output_tokens, intent.version, intent.task_tier, priority, intent.answers, prompt)
 
 
 def refused_metadata(who: Authenticated, intent: Intent | None) -> dict[str, str]:

@@ -19,7 +19,7 @@ ASKED = 3
 """Nodes at most: two, and a third when they differ."""
 _ENGINES = frozenset({"vllm", "sglang", "llamacpp", "tensorrt_llm"})
 """Whose pools speak OpenAI's API and take `logprobs`."""
-_INCOMPARABLE = ("tools", "functions", "response_format", "best_of", "echo")
+_INCOMPARABLE = ("tools", "functions", "response_format", "best_of", "n_cmpl", "echo")
 _WAITING = 32
 _FORCED = {"temperature": b"0", "top_p": b"1", "seed": b"1", "stream": b"false", "n": b"1"}
 
@@ -117,5 +117,6 @@ def _check(granted: Granted, max_tokens: int) -> Check | None:
 def _edits(outline: Outline, operation: Operation, output: int) -> dict[str, bytes]:
     chat = operation is Operation.CHAT
     edits = {**_FORCED, "max_tokens": b"%d" % output, **({"logprobs": b"true", "top_logprobs": b"3"} if chat else {"logprobs": b"3"})}
-    replaced = {"max_completion_tokens": b"%d" % output, "stream_options": b"null", "min_tokens": b"0", "logit_bias": b"null"}
+    limits = dict.fromkeys(("max_completion_tokens", "n_predict"), b"%d" % output)
+    replaced = {**limits, "stream_options": b"null", "min_tokens": b"0", "logit_bias": b"null"}
     return edits | {key: value for key, value in replaced.items() if key in outline.spans}

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from din_extproc.domain.health import Standings
 from din_extproc.domain.membership import Reading
 from din_extproc.domain.node import Node, Pool
-from din_extproc.domain.request import Estimate
+from din_extproc.domain.request import Intent
 from din_extproc.domain.usage import Pace
 from din_extproc.domain.verdict import Code, Refusal
 from din_extproc.flow.members import Members
@@ -36,16 +36,17 @@ _LOOKED_AT = 8
 
 
 class Size(Struct, frozen=True, gc=False):
-    """How long prompt and requested output are, in tokens."""
+    """How long the longest prompt and the output of one answer are, in tokens: what a context has to hold."""
 
     tokens: int
     at_least: int
     """Where the estimate may be too high: the request is at least this long. Equal to `tokens` when it was counted."""
 
     @classmethod
-    def of(cls, estimate: Estimate, output_tokens: int | None, band: float) -> "Size":
+    def of(cls, intent: Intent, band: float) -> "Size":
         """By the estimate, and by what share of it, but for what was counted, it may be wrong; no output asked for: one token."""
-        tokens = estimate.tokens + (1 if output_tokens is None else output_tokens)
+        estimate = intent.estimate.longest or intent.estimate
+        tokens = estimate.tokens + (1 if intent.output_each is None else intent.output_each)
         return cls(tokens, tokens if estimate.exact else tokens - int(band * (estimate.tokens - estimate.fixed)))
 
 

@@ -17,6 +17,7 @@ from din_extproc.admit.ledger import Denied
 from din_extproc.admit.queue import worth_waiting
 from din_extproc.admit.twin import Twin
 from din_extproc.domain.request import Estimate, Head, Intent, Operation, Priority
+from din_extproc.domain.usage import Tags
 from din_extproc.domain.verdict import Code, Refusal
 from din_extproc.flow.members import Members
 from din_extproc.flow.place import Placer, Size
@@ -127,7 +128,7 @@ class Rerun:
         routed = self._routed(past, past.intent, who)
         if isinstance(routed, Refusal):
             return Fate(refusal=routed.code.code)
-        target = self._placer.target(routed, Size.of(past.intent.estimate, past.intent.output_tokens, _BAND), now_ms / 1000)
+        target = self._placer.target(routed, Size.of(past.intent, _BAND), now_ms / 1000)
         if isinstance(target, Refusal):
             return Fate(refusal=target.code.code)
         expected = past.reserved - past.intent.prompt_tokens if past.reserved else None
@@ -162,22 +163,21 @@ def head_of(past: Past, intent: Intent, who: Authenticated, table: RouteTable, v
     return Head("POST", intent.operation.value, tier)
 
 
-def intent_of(
-    model: str, operation: str, prompt_tokens: int, output_tokens: int | None, version: str, tier: str, priority: str, *, stream: bool
-) -> Intent | None:
-    """The intent that a record's tags speak of; None: they name no operation."""
-    if not model or operation not in set(Operation):
+def intent_of(tags: Tags, operation: str, prompt_tokens: int, *, stream: bool) -> Intent | None:
+    """The intent that a record's tags speak of; None: they name no operation. What was expected of its answers counts for all of them."""
+    if not tags.model or operation not in set(Operation):
         return None
-    wanted = Priority(priority) if priority in set(Priority) else None
+    wanted = Priority(tags.priority) if tags.priority in set(Priority) else None
     return Intent(
         operation=Operation(operation),
-        model=model,
-        estimate=Estimate(prompt_tokens),
-        output_tokens=output_tokens,
+        model=tags.model,
+        estimate=Estimate(prompt_tokens, longest=Estimate(tags.longest) if tags.longest else None),
+        output_tokens=tags.output_tokens,
         stream=stream,
-        task_tier=tier,
-        version=version,
+        task_tier=tags.task_tier,
+        version=tags.version,
         priority=wanted,
+        output_each=None if tags.output_tokens is None else tags.output_tokens // tags.answers,
     )
 
 

@@ -308,7 +308,7 @@ class RequestFlow:
         if known.counter is None or not known.boundaries:
             return intent
         gauge = self._desk.gauges.of(model or "")
-        output = intent.output_tokens or 1
+        output = intent.output_each or 1
         boundaries = (*known.boundaries, *(boundary - output for boundary in known.boundaries))
         if not needs_exact(intent.estimate, gauge.calibration.band, boundaries):
             return intent
@@ -316,7 +316,7 @@ class RequestFlow:
 
     def _size(self, intent: Intent, model: str) -> Size:
         """How long the request is, and how long at the very least."""
-        return Size.of(intent.estimate, intent.output_tokens, self._desk.gauges.of(model).calibration.band)
+        return Size.of(intent, self._desk.gauges.of(model).calibration.band)
 
     def _reweighed(self, intent: Intent, reading: Reading, model: str) -> Intent:
         """The intent by the gauge of the model that it goes to, when that is not the one it was read for."""

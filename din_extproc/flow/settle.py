@@ -113,7 +113,8 @@ class Settler:
         if record.features:
             self._prompts.learn(record.model, record.features, record.fixed, usage.prompt_tokens)
         if record.outcome is Outcome.COMPLETED:
-            self._outputs.learn(record.tenant, record.model, usage.completion_tokens)
+            answers = 1 if record.tags is None else record.tags.answers
+            self._outputs.learn(record.tenant, record.model, -(-usage.completion_tokens // answers))
 
     async def _charge(self, record: ExchangeRecord) -> bool:
         """Replace the reservation by the real cost and free the slot. Nothing was reserved: nothing to do."""

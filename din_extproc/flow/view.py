@@ -106,12 +106,13 @@ def claim_for(view: View, request_id: str, intent: Intent, who: Authenticated, m
         intent: What it wants.
         who: Who asks.
         model: The physical model that it goes to.
-        expected: Tokens that answers to this tenant usually stay under; None: not known.
+        expected: Tokens that one answer to this tenant usually stays under; None: not known.
         lease_ms: How long its slots stay taken if nobody is heard of it.
     """
     charged = purse(who, model, who.tenant.priority_of(intent.priority), view.commons)
-    default = facts(view, model).output_tokens_default
-    tokens = reservation(intent.prompt_tokens, intent.output_tokens, expected, default, charged.bucket)
+    answers, default = intent.answers, facts(view, model).output_tokens_default
+    likely = None if expected is None else expected * answers
+    tokens = reservation(intent.prompt_tokens, intent.output_tokens, likely, default * answers, charged.bucket)
     return Claim(request_id, who.tenant.id, charged.budgets, tokens, lease_ms)
 
 

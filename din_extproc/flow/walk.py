@@ -151,7 +151,7 @@ class Walk:
 
     def _nodes(self, routed: Routed, reading: Reading) -> tuple[tuple[Node, ...], str]:
         """The nodes that take the request for certain: those that would get it only in case the estimate is too high are out."""
-        tokens = Size.of(reading.intent.estimate, reading.intent.output_tokens, band=0.0).tokens
+        tokens = Size.of(reading.intent, band=0.0).tokens
         shapes = fleet(self._members.nodes(routed.pool.name))
         fit = fitting(shapes, Demand(tokens, tokens, routed.versions.text, routed.versions.allows))
         if isinstance(fit, Refusal):

@@ -9,7 +9,7 @@ from din_extproc.domain.request import Estimate
 
 
 def needs_exact(estimate: Estimate, band: float, boundaries: Sequence[int]) -> bool:
-    """Whether an exact count could put the prompt on the other side of a boundary.
+    """Whether an exact count could put the prompt, or the longest of its inputs, on the other side of a boundary.
 
     Args:
         estimate: The prompt's size.
@@ -21,4 +21,6 @@ def needs_exact(estimate: Estimate, band: float, boundaries: Sequence[int]) -> b
         return False
     slack = band * (estimate.tokens - estimate.fixed) + 1
     low, high = estimate.tokens - slack, estimate.tokens + slack
-    return any(low <= boundary <= high for boundary in boundaries)
+    if any(low <= boundary <= high for boundary in boundaries):
+        return True
+    return estimate.longest is not None and needs_exact(estimate.longest, band, boundaries)

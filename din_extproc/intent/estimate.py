@@ -56,16 +56,17 @@ class Gauge(Struct, frozen=True, gc=False):
 
 
 def estimate(prompt: Prompt, gauge: Gauge) -> Estimate:
-    """Estimate a prompt's tokens. Text is weighed, token ids are counted, media cost what the gauge says."""
+    """Estimate a prompt's tokens. Text is weighed, token ids are counted, media cost what the gauge says; the longest input likewise."""
+    longest = None if prompt.longest is None else estimate(prompt.longest, gauge)
     text = b"%b,%b" % (prompt.strings, prompt.objects) if prompt.objects else prompt.strings
     size = len(text)
     features = (*_units(text), prompt.messages, 1)
     fixed = prompt.token_ids + prompt.media * gauge.media_tokens
     if not size and not prompt.messages:
-        return Estimate(fixed, features, fixed)
+        return Estimate(fixed, features, fixed, longest=longest)
     weighed = sum(map(mul, gauge.calibration.weights, features))
     tokens = int(min(max(weighed, size / 64), size + 64 * (prompt.messages + 4)))
-    return Estimate(tokens + fixed, features, fixed)
+    return Estimate(tokens + fixed, features, fixed, longest=longest)
 
 
 def _units(text: bytes) -> tuple[int, ...]:

@@ -8,12 +8,16 @@ from typing import TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from din_extproc.domain.request import Operation
 from din_extproc.intent.outline import Outline, holds_more
 
 _T = TypeVar("_T")
 _ABSENT = Raw(b"null")
+_ALL_BUT_LISTS = bytes(byte for byte in range(256) if byte not in b"[],")
+_BYTES_PER_TOKEN = 4
+"""Where a text is held against token ids, to tell which input is the longest."""
 _MAX_NESTING = 4
 """Levels of parts inside parts that are looked into: a tool's result holds parts of its own, nothing nests deeper."""
 _MAX_ELEMENTS = 4096
@@ -39,6 +43,10 @@ class Prompt(Struct, frozen=True, gc=False):
     """Images, audio and files, however large they are as bytes."""
     templated: bool = False
     """A chat: the engine's template frames every message."""
+    inputs: int = 1
+    """Of a list, how many the engine reads each by itself."""
+    longest: "Prompt | None" = None
+    """Of several inputs the longest, as far as bytes tell; of documents, with the query that each is read with. None: it is one input."""
 
     def texts(self) -> list[str]:
         """Everything that is text, decoded: what a tokenizer is given."""
@@ -46,6 +54,10 @@ class Prompt(Struct, frozen=True, gc=False):
         if strings is None:
             strings = [self.strings.decode(errors="replace")]
         return [*strings, self.objects.decode(errors="replace")] if self.objects else strings
+
+
+_UNKNOWN = Prompt(b"")
+"""In place of the longest input, where it can't be told: the engine judges."""
 
 
 class _Message(Struct, gc=False):
@@ -82,12 +94,13 @@ _messages = _decoder(list[_Message])
 _part = _decoder(_Part)
 _strings = _decoder(list[str])
 _items = _decoder(list[Raw])
+_encode = msgspec.json.Encoder().encode
 
 
 class _Draft:
     """What is gathered while a body is read."""
 
-    __slots__ = ("left", "media", "messages", "objects", "strings", "templated", "token_ids")
+    __slots__ = ("left", "longest", "media", "messages", "number", "objects", "strings", "templated", "token_ids")
 
     def __init__(self) -> None:
         self.strings: list[bytes] = []
@@ -97,9 +110,12 @@ class _Draft:
         self.media = 0
         self.templated = False
         self.left = _MOST_ELEMENTS
+        self.number = 1
+        self.longest: Prompt | None = None
 
     def prompt(self) -> Prompt:
-        return Prompt(b",".join(self.strings), b",".join(self.objects), self.messages, self.token_ids, self.media, self.templated)
+        text, objects = b",".join(self.strings), b",".join(self.objects)
+        return Prompt(text, objects, self.messages, self.token_ids, self.media, self.templated, self.number, self.longest)
 
     def chat(self, raw: memoryview) -> None:
         """A list of messages, or a string that stands for one."""
@@ -183,11 +199,15 @@ class _Draft:
         elif raw.startswith(b"["):
             if b'"' not in raw and b"{" not in raw:
                 self.token_ids += _numbers(raw)
+                if (lists := raw.count(b"[") - 1) > 1:
+                    self.number, self.longest = lists, Prompt(b"", token_ids=_most_numbers(raw))
                 return
             strings = _strings(raw)
             if strings is not None:
                 self.messages += len(strings)
                 self.strings.append(raw.strip()[1:-1])
+                if len(strings) > 1:
+                    self.number, self.longest = len(strings), Prompt(_longest(strings, raw), messages=1)
                 return
             self.mixed(raw)
 
@@ -196,10 +216,13 @@ class _Draft:
         items = self.elements(raw)
         if items is None:
             self.object(raw)
+            self.longest = _UNKNOWN
             return
         self.messages += len(items)
+        longest, most = _UNKNOWN, 0
         for item in items:
             element = bytes(item)
+            before = len(self.strings), self.token_ids, self.media
             if element.startswith(b"{"):
                 found = _part(element)
                 if found is not None:
@@ -208,6 +231,12 @@ class _Draft:
                 self.strings.append(element)
             else:
                 self.token_ids += _numbers(element)
+            one = Prompt(b",".join(self.strings[before[0] :]), b"", 1, self.token_ids - before[1], self.media - before[2])
+            weight = len(one.strings) + _BYTES_PER_TOKEN * one.token_ids
+            if weight > most:
+                longest, most = one, weight
+        if len(items) > 1:
+            self.number, self.longest = len(items), longest
 
 
 def _numbers(raw: bytes) -> int:
@@ -215,6 +244,19 @@ def _numbers(raw: bytes) -> int:
     digits = raw.translate(None, b" \t\r\n")
     empty = digits.count(b"[]")
     return max(0, digits.count(b",") + 1 - empty) if any(map(digits.__contains__, b"0123456789")) else 0
+
+
+def _most_numbers(raw: bytes) -> int:
+    """How many numbers the longest of a JSON list's lists of numbers holds."""
+    commas = raw.translate(None, _ALL_BUT_LISTS).replace(b"],[", b"]").replace(b"[", b"")
+    return max(map(len, commas.split(b"]"))) + 1
+
+
+def _longest(strings: list[str], raw: bytes) -> bytes:
+    """The longest of a list of texts in UTF-8, whose bytes are the better measure of tokens than characters, as a JSON string."""
+    if raw.isascii() and b"\\u" not in raw:
+        return _encode(max(strings, key=len))
+    return _encode(max(map(str.encode, strings), key=len).decode())
 
 
 def _chat(draft: _Draft, body: bytes, outline: Outline) -> None:
@@ -234,9 +276,12 @@ def _embedding(draft: _Draft, body: bytes, outline: Outline) -> None:
 
 
 def _rerank(draft: _Draft, body: bytes, outline: Outline) -> None:
-    draft.inputs(outline.value(body, "query"))
+    query = outline.value(body, "query")
+    draft.inputs(query)
     for key in ("documents", "texts"):
         draft.inputs(outline.value(body, key))
+    if draft.longest is not None and draft.longest.strings and query.startswith(b'"'):
+        draft.longest = replace(draft.longest, strings=b"%b,%b" % (query, draft.longest.strings))
 
 
 def _response(draft: _Draft, body: bytes, outline: Outline) -> None:

@@ -27,13 +27,20 @@ _FLOAT_DIGITS = 32
 _DIGITS = tuple(b"%d" % digit for digit in range(1, 10))
 
 _PRIORITIES = {priority.value: priority for priority in Priority}
-_OUTPUT_KEYS = {
-    Operation.CHAT: ("max_tokens", "max_completion_tokens"),
-    Operation.COMPLETIONS: ("max_tokens", "max_completion_tokens"),
+_LIMITS = {
+    Operation.CHAT: ("max_completion_tokens", "max_tokens"),
+    Operation.COMPLETIONS: ("max_tokens",),
     Operation.MESSAGES: ("max_tokens",),
     Operation.RESPONSES: ("max_output_tokens",),
 }
-"""By operation, the one that decides last."""
+"""What limits an answer, by operation: the first of them that is a positive number, for every engine. OpenAI put the one in the other's
+place."""
+_OWN_LIMITS = ("max_completion_tokens", "n_predict", "num_predict", "max_new_tokens")
+"""What some engines take for it besides, and before it: llama.cpp the first two, wherever they stand. Others pass them over, so that the
+largest is what is reserved, the least what has to fit, and without a limit for every engine there is none."""
+_CHOICES = ("n", "best_of", "n_cmpl")
+"""Answers to each prompt. The last is llama.cpp's own word, and TGI generates `best_of`."""
+_MOST_ANSWERS = 1 << 20
 _WITH_MESSAGES = (Operation.CHAT, Operation.MESSAGES)
 _NO_PROMPT = Prompt(b"")
 _NOTHING = Outline(0, {})
@@ -63,6 +70,17 @@ class Reading(Struct, frozen=True, gc=False):
     """What the prompt held when it was looked at."""
 
 
+class _Output(Struct, frozen=True, gc=False):
+    """The three fields of the intent, see there."""
+
+    tokens: int | None
+    answers: int
+    each: int | None
+
+
+_NO_OUTPUT = _Output(0, 1, 0)
+
+
 class _Wishes(Struct, frozen=True, gc=False):
     timeout_ms: int | None
     priority: Priority | None
@@ -87,7 +105,7 @@ def read(head: Head, body: bytes, gauges: Callable[[str], Gauge], limit: int) ->
     if isinstance(wishes, Refusal):
         return wishes
     if place.operation is Operation.MODELS:
-        intent = _intent(head.headers, place.operation, place.model, wishes, estimate=Estimate(0))
+        intent = _intent(head.headers, place.operation, place.model, wishes, Estimate(0), _NO_OUTPUT)
         return Reading(intent, b"", False, _NOTHING, _NO_PROMPT)
     sent = plain(head.headers, body, limit)
     if isinstance(sent, Refusal):
@@ -121,22 +139,22 @@ def _read_json(
         return model
     if operation in _WITH_MESSAGES and not found.value(body, "messages").startswith(b"["):
         return _NO_MESSAGES
-    output = _output_tokens(operation, readable, found)
-    if isinstance(output, Refusal):
-        return output
     wants_usage = _wants_usage(found.value(readable, "stream_options"))
     if isinstance(wants_usage, Refusal):
         return wants_usage
     asked = prompt(operation, readable, found)
     if outlines.too_deep(readable, asked.strings):
         return TOO_DEEP
+    output = _output(operation, readable, found, asked.inputs)
+    if isinstance(output, Refusal):
+        return output
     intent = _intent(
         headers,
         operation,
         model,
         wishes,
-        estimate=estimate(asked, gauges(model)),
-        output_tokens=output,
+        estimate(asked, gauges(model)),
+        output,
         stream=found.value(body, "stream") == b"true",
         wants_usage=wants_usage,
     )
@@ -148,23 +166,25 @@ def _intent(
     operation: Operation,
     model: str,
     wishes: _Wishes,
+    size: Estimate,
+    output: _Output,
     *,
-    estimate: Estimate,
-    output_tokens: int | None = None,
     stream: bool = False,
     wants_usage: bool = False,
 ) -> Intent:
     return Intent(
         operation,
         model,
-        estimate,
-        output_tokens,
+        size,
+        output.tokens,
         stream,
         wants_usage,
         wishes.timeout_ms,
         headers.get("x-task-tier", "").strip(),
         headers.get("x-din-model-version", "").strip(),
         wishes.priority,
+        output.answers,
+        output.each,
     )
 
 
@@ -204,21 +224,33 @@ def _wants_usage(options: bytes) -> bool | Refusal:
     return _BAD_OPTIONS if isinstance(inner, Refusal) else inner.value(options, "include_usage") == b"true"
 
 
-def _output_tokens(operation: Operation, body: bytes, found: Outline) -> int | Refusal | None:
-    """The largest output asked for, all choices together; None: not said; 0: the operation has none."""
-    keys = _OUTPUT_KEYS.get(operation)
+def _output(operation: Operation, body: bytes, found: Outline, prompts: int) -> _Output | Refusal:
+    """How much may be answered to so many prompts."""
+    keys, spans = _LIMITS.get(operation), found.spans
     if keys is None:
-        return 0
-    largest = None
+        return _NO_OUTPUT
+    limit = 0
     for key in keys:
-        if key in found.spans:
+        if key in spans:
             tokens = _count(found.value(body, key))
             if tokens is None:
-                return Refusal(Code.INVALID_REQUEST, f"{key} is no number of tokens", param=key)
-            largest = tokens or largest
-    if largest is None or "n" not in found.spans:
-        return largest
-    return min(MAX_TOKENS, largest * (_count(found.value(body, "n")) or 1))
+                return _no_tokens(key)
+            limit = limit or tokens
+    answers = min(_MOST_ANSWERS, prompts * max([_count(found.value(body, key)) or 1 for key in _CHOICES if key in spans], default=1))
+    if not limit:
+        return _Output(None, answers, None)
+    most = least = limit
+    for key in _OWN_LIMITS:
+        if key in spans and key not in keys:
+            tokens = _count(found.value(body, key))
+            if tokens is None:
+                return _no_tokens(key)
+            most, least = max(most, tokens), min(least, tokens or least)
+    return _Output(min(MAX_TOKENS, most * answers), answers, least)
+
+
+def _no_tokens(key: str) -> Refusal:
+    return Refusal(Code.INVALID_REQUEST, f"{key} is no number of tokens", param=key)
 
 
 def _count(raw: bytes) -> int | None:

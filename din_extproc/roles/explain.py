@@ -90,7 +90,7 @@ def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None =
     for row in rows or ():
         if row.beat is not None:
             placer.hear(row.node.id, Reading(row.beat, 0.0))
-    size = Size.of(reading.intent.estimate, reading.intent.output_tokens, gauges.of(routed.model).calibration.band)
+    size = Size.of(reading.intent, gauges.of(routed.model).calibration.band)
     known = Explained(
         sent=False,
         intent=wish,
@@ -102,7 +102,7 @@ def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None =
     )
     output = reading.intent.output_tokens
     if output is None:
-        output = facts(view, routed.model).output_tokens_default
+        output = facts(view, routed.model).output_tokens_default * reading.intent.answers
     ask = Ask(reading.intent.prompt_tokens, output, 0.0, prefix=prefix(reading.prompt))
     return _placed(known, placer, routed, size, reading, ask, rows or ())
 

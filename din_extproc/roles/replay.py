@@ -14,6 +14,7 @@ from din_extproc.admit.keys import Authenticated
 from din_extproc.audit.chain import read, take_apart
 from din_extproc.audit.records import Refused, Settled
 from din_extproc.audit.verify import lines_of
+from din_extproc.domain.usage import Tags
 from din_extproc.domain.verdict import Code
 from din_extproc.edge.audit.files import read_log, replicas
 from din_extproc.flow.members import Members
@@ -149,16 +150,16 @@ def _past(text: bytes) -> Past | None:
     event = None if line is None else read(line, Settled) or read(line, Refused)
     if event is None:
         return None
-    intent = intent_of(
+    tags = Tags(
         event.asked_for,
-        event.operation,
-        event.prompt_estimate,
         event.output_asked,
         event.version_asked,
         event.task_tier,
         event.priority,
-        stream=event.stream,
+        event.answers_asked,
+        event.longest_estimate,
     )
+    intent = intent_of(tags, event.operation, event.prompt_estimate, stream=event.stream)
     took_ms = round(event.duration_ms or 0.0)
     began_ms = round(event.at * 1000) - took_ms
     if isinstance(event, Refused):

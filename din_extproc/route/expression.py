@@ -40,7 +40,8 @@ VARIABLES: dict[str, Callable[[Facts], Any]] = {
     "headers": lambda facts: dict(facts.headers),
     "hour_utc": lambda facts: facts.hour_utc,
 }
-"""`output_tokens` is 0 when the client did not say."""
+"""`estimated_tokens` are those of the whole prompt, all inputs of a list together; `output_tokens` those of all answers, 0 when the client
+did not say."""
 
 _SAMPLE: dict[str, Any] = {
     "path": "/v1/chat/completions",

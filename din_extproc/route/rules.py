@@ -15,7 +15,7 @@ from din_extproc.route.flaw import Flaw, Place, did_you_mean
 
 
 class TokenRange(Struct, frozen=True, gc=False):
-    """Bounds on the prompt's estimated tokens. None: no such bound."""
+    """Bounds on the prompt's estimated tokens; of a list of inputs or documents, on those of all together. None: no such bound."""
 
     gt: int | None = None
     ge: int | None = None

@@ -91,7 +91,7 @@ class Replica:
         routed = plan.view.table.route(intent, who.tenant, arrival.head, hour, placer.members.versions)
         if isinstance(routed, Refusal):
             return routed
-        target = placer.target(routed, Size.of(intent.estimate, intent.output_tokens, _BAND), now)
+        target = placer.target(routed, Size.of(intent, _BAND), now)
         if isinstance(target, Refusal):
             return target
         model = target.pool.model

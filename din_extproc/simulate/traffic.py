@@ -169,6 +169,7 @@ def _intent(source: Source, prompt_tokens: int) -> Intent:
         task_tier=source.task_tier,
         version=source.version,
         priority=source.priority,
+        output_each=source.asked,
     )
 
 

@@ -35,7 +35,13 @@ def stack(sims) -> Iterator[Stack]:
     config = {
         "pools": {"pool": {"model": "m", "engine": "vllm", "nodes": [node(f"n{number}", sim.address) for number, sim in enumerate(sims)]}},
         "rules": [{"id": "all", "when": "always", "pool": "pool"}],
-        "tenants": [tenant("acme"), tenant("trial", tpm=TPM), tenant("other", rpm=10, tpm=TPM), tenant("single", rpm=1)],
+        "tenants": [
+            tenant("acme"),
+            tenant("trial", tpm=TPM),
+            tenant("other", rpm=10, tpm=TPM),
+            tenant("single", rpm=1),
+            tenant("lists", tpm=TPM),
+        ],
         "envoy": {
             "retry": {"attempts": RETRIES},
             "health_check": False,
@@ -65,6 +71,19 @@ def left(reply: httpx.Response, what: str) -> int:
 
 
 # Tokens
+
+
+def test_b20_prompts_and_choices_have_a_context_each_and_are_reserved_together(stack):
+    with stack.client("acme") as client:
+        two = client.post(PATH, json=ask(n=2, max_tokens=5000))
+        four = client.post("/v1/completions", json={"model": "m", "prompt": ["word " * 3000] * 4, "max_tokens": 2})
+        both = client.post(PATH, json=ask(max_tokens=9000))
+    assert (two.status_code, len(two.json()["choices"])) == (200, 2), two.text
+    assert (four.status_code, len(four.json()["choices"])) == (200, 4), four.text
+    assert (both.status_code, both.json()["code"]) == (400, "context_length_exceeded")
+    with stack.client("lists") as client:
+        many = client.post("/v1/completions", json={"model": "m", "prompt": ["x"] * 40, "max_tokens": 400, "max_completion_tokens": 1})
+    assert (many.status_code, left(many, "tokens")) == (200, 0), "40 times 400 are more than the bucket holds"
 
 
 def test_b71_parallel_requests_do_not_pass_the_check_together(stack, sims):

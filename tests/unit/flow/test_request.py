@@ -212,3 +212,50 @@ async def test_a_refused_request_costs_nothing(plane):
         assert code((await decide(plane, {**BODY, "model": "nobody"}))[1]) == "model_not_found"
     _, verdict = await decide(plane)
     assert dict(verdict.response_headers)["x-ratelimit-remaining-requests"] == "9"
+
+
+WORDS = "hello world this is a text " * 10
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "pool"),
+    [
+        ("/v1/embeddings", {"input": [WORDS] * 200}, "main"),
+        ("/v1/embeddings", {"input": [[7] * 900] * 100}, "main"),
+        ("/v1/embeddings", {"input": ["short", WORDS * 40]}, "spare"),
+        ("/v1/embeddings", {"input": [[7], [7] * 1001]}, "spare"),
+        ("/v1/rerank", {"query": "q", "documents": [WORDS] * 200}, "main"),
+        ("/v1/completions", {"prompt": [WORDS * 5] * 8, "max_tokens": 300}, "main"),
+        ("/v1/completions", {"prompt": [WORDS * 5] * 2, "max_tokens": 900}, "spare"),
+        ("/v1/chat/completions", {"n": 8, "max_tokens": 600}, "main"),
+        ("/v1/chat/completions", {"n": 2, "max_tokens": 1100}, "spare"),
+    ],
+)
+async def test_a_context_has_to_hold_one_input_and_one_answer_not_all_of_them(fresh, path, fields, pool):
+    _, verdict = await decide(fresh(), {"model": "m", "messages": BODY["messages"], **fields}, path=path)
+    assert isinstance(verdict, Send), verdict
+    assert verdict.cluster.split("+")[0] == pool
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "output"),
+    [
+        ("/v1/completions", {"prompt": ["x"] * 40, "max_tokens": 400}, 16_000),
+        ("/v1/completions", {"prompt": "x", "max_tokens": 400, "max_completion_tokens": 1}, 400),
+        ("/v1/chat/completions", {"n": 8}, 8 * 256),
+        ("/v1/completions", {"prompt": ["x"] * 40}, 40 * 256),
+        ("/v1/chat/completions", {"max_tokens": 1, "n_predict": 120}, 120),
+    ],
+)
+async def test_b20_what_all_answers_together_may_cost_is_reserved(fresh, path, fields, output):
+    _, verdict = await decide(fresh(), {"model": "m", "messages": BODY["messages"], **fields}, path=path)
+    assert isinstance(verdict, Send), verdict
+    assert output < 100_000 - int(tokens_left(verdict)) < output + 400
+
+
+async def test_what_one_answer_usually_has_is_expected_of_each(fresh):
+    plane = fresh()
+    for _ in range(30):
+        plane.outputs.learn("acme", "physical", 10)
+    _, verdict = await decide(plane, {**BODY, "n": 50, "max_tokens": 800})
+    assert 50 * 10 < 100_000 - int(tokens_left(verdict)) < 50 * 20

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from din_extproc.admit.ledger import Claim, Granted
 from din_extproc.admit.local import LocalLedger
 from din_extproc.domain.tenant import Budget, Limits
-from din_extproc.domain.usage import ExchangeRecord, Outcome, Usage
+from din_extproc.domain.usage import ExchangeRecord, Outcome, Tags, Usage
 from din_extproc.flow.settle import Settler
 from tests.fakes import BrokenLedger, FakeSchool
 
@@ -56,6 +56,12 @@ async def test_real_usage_teaches_and_everyone_is_told_once() -> None:
     assert await Settler(BrokenLedger(mended=True), school, school, school).settle(RECORD)
     assert school.lessons == [("m", (1.0, 2.0), 3, 40), ("finance", "m", 10)]
     assert school.finished_ids == ["r-1"]
+
+
+async def test_answers_to_several_prompts_teach_how_long_one_is() -> None:
+    school = FakeSchool()
+    assert await Settler(BrokenLedger(mended=True), school, school, school).settle(replace(RECORD, tags=Tags("m", answers=4)))
+    assert school.lessons[-1] == ("finance", "m", 3)
 
 
 @pytest.mark.parametrize(

@@ -164,11 +164,25 @@ def test_b06_embedding_inputs_count_as_what_they_are(value, low, high):
     assert found.intent.output_tokens == 0
 
 
-@pytest.mark.parametrize("value", ["once upon a time", ["once", "upon"], [1, 2, 3], [[1, 2], [3]], ["a", [1]], None])
-def test_completion_prompts_come_in_four_shapes(value):
+@pytest.mark.parametrize(
+    ("value", "prompts"),
+    [
+        ("once upon a time", 1),
+        (["once", "upon"], 2),
+        ([1, 2, 3], 1),
+        ([[1, 2], [3]], 2),
+        (["a", [1]], 2),
+        ([[1, 2]], 1),
+        (["a"], 1),
+        (None, 1),
+    ],
+)
+def test_completion_prompts_come_in_four_shapes_and_each_has_an_answer(value, prompts):
     found = intent({"model": "m", "prompt": value, "max_tokens": 5}, "/v1/completions")
-    assert found.output_tokens == 5
+    assert (found.output_tokens, found.answers, found.output_each) == (5 * prompts, prompts, 5)
     assert found.prompt_tokens < 60
+    without = intent({"model": "m", "prompt": value, "n": 3}, "/v1/completions")
+    assert (without.output_tokens, without.answers, without.output_each) == (None, 3 * prompts, None)
 
 
 def test_a_rerank_counts_its_query_and_its_documents():
@@ -343,10 +357,75 @@ def test_usage_wanted_and_not_wanted_at_once_is_refused():
         ({"max_tokens": 10, "n": 0}, 10),
         ({"max_tokens": 10**12, "n": 10**12}, 10**12),
         ({"n": 4}, None),
+        ({"max_tokens": 10, "n": 2, "best_of": 5}, 50),
+        ({"max_tokens": 10, "n": 2, "best_of": 1}, 20),
+        ({"max_tokens": 10, "n_cmpl": 3}, 30),
+        ({"max_tokens": 10, "n_predict": 120}, 120),
+        ({"max_tokens": 10, "max_completion_tokens": 20, "num_predict": 15}, 20),
+        ({"max_tokens": 10, "max_new_tokens": 40, "n": 2}, 80),
+        ({"max_tokens": 10, "n_predict": "many"}, 10),
+        ({"max_tokens": -1, "n_predict": 120}, None),
+        ({"n_predict": 1}, None),
     ],
 )
 def test_b20_the_effective_output(fields, output):
     assert intent(chat(user("x"), **fields)).output_tokens == output
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "most", "least"),
+    [
+        ("/v1/chat/completions", {"max_tokens": 10, "max_completion_tokens": 400}, 400, 400),
+        ("/v1/chat/completions", {"max_tokens": 400, "max_completion_tokens": 10}, 10, 10),
+        ("/v1/chat/completions", {"max_tokens": 5000, "n": 2}, 10_000, 5000),
+        ("/v1/chat/completions", {"max_tokens": 5000, "n_predict": 7}, 5000, 7),
+        ("/v1/completions", {"prompt": "x", "max_tokens": 400, "max_completion_tokens": 1}, 400, 1),
+        ("/v1/completions", {"prompt": "x", "max_tokens": 1, "max_completion_tokens": 400}, 400, 1),
+        ("/v1/completions", {"prompt": "x", "max_completion_tokens": 1}, None, None),
+        ("/v1/completions", {"prompt": ["x"] * 40, "max_tokens": 400}, 16_000, 400),
+        ("/v1/completions", {"prompt": ["x"] * 40, "max_tokens": 400, "n": 2, "best_of": 3}, 48_000, 400),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 3, "n_predict": 9}, 9, 3),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 3, "max_completion_tokens": 9}, 9, 3),
+        ("/v1/embeddings", {"input": ["a", "b"], "max_tokens": 9, "n": 4}, 0, 0),
+    ],
+)
+def test_b20_what_any_engine_may_give_is_reserved_and_what_all_engines_need_must_fit(path, fields, most, least):
+    found = intent({"model": "m", "messages": [], **fields}, path)
+    assert (found.output_tokens, found.output_each) == (most, least)
+
+
+LONG, SHORT = "the giant panda eats bamboo " * 40, "hello"
+CHINESE = "分布式推理网络把许多显卡节点连成一个整体。" * 20
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "alone"),
+    [
+        ("/v1/embeddings", {"input": [SHORT] * 150 + [LONG] + [SHORT] * 49}, {"input": LONG}),
+        ("/v1/embeddings", {"input": ["x" * 500, CHINESE, "y" * 300]}, {"input": CHINESE}),
+        ("/v1/embeddings", {"input": [[1] * 5, [2] * 300, [], [3]]}, {"input": [2] * 300}),
+        ("/v1/embeddings", {"input": [SHORT, [7] * 9000, LONG]}, {"input": [[7] * 9000]}),
+        ("/v1/embeddings", {"input": [{"text": SHORT}, {"text": LONG}, SHORT]}, {"input": LONG}),
+        ("/v1/rerank", {"query": "which bear", "documents": [SHORT] * 200 + [LONG]}, {"query": "which bear", "documents": [LONG]}),
+        ("/v1/rerank", {"query": "q", "documents": [{"text": LONG}, {"text": SHORT}]}, {"query": "q", "documents": [{"text": LONG}]}),
+        ("/v1/completions", {"prompt": [LONG] * 4}, {"prompt": LONG}),
+        ("/v1/completions", {"prompt": [[5] * 90, [6] * 30]}, {"prompt": [5] * 90}),
+    ],
+)
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_several_inputs_cost_their_sum_and_the_longest_has_to_fit(path, body, alone, ascii_only):
+    every = intent(json.dumps({"model": "m", **body}, ensure_ascii=ascii_only).encode(), path).estimate
+    one = intent({"model": "m", **alone}, path).estimate
+    assert one.longest is None
+    assert every.tokens > one.tokens
+    assert (every.longest.tokens, every.longest.fixed) == (pytest.approx(one.tokens, abs=10), one.fixed)
+
+
+def test_among_inputs_that_can_not_be_told_apart_none_is_too_long():
+    many = {"model": "m", "input": [{"text": "word"}] * 5000}
+    assert intent(many, "/v1/embeddings").estimate.longest.tokens == 0
+    images = {"model": "m", "input": [{"image": "A" * 9000}] * 3}
+    assert intent(images, "/v1/embeddings").estimate.longest.tokens == 0
 
 
 @pytest.mark.parametrize(

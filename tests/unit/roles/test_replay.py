@@ -166,3 +166,15 @@ def test_a_folder_without_a_record_is_a_clear_no(tmp_path: Path, *, there: bool)
         folder.mkdir()
     with pytest.raises(Unreplayable, match=r"no audit log|No such file"):
         replay((folder,), settings(tmp_path, "same"), None)
+
+
+def test_a_recorded_list_fits_by_its_longest_input_and_answer(tmp_path):
+    lists = {"operation": "/v1/completions", "tokens": 12_000, "output_asked": 40_000, "answers_asked": 40}
+    folder = recorded(
+        tmp_path,
+        sent(0, **lists, longest_estimate=300, rule="long", pool="long"),
+        sent(1, operation="/v1/chat/completions", tokens=300, output_asked=10_000, answers_asked=2),
+    )
+    assert replay((folder,), settings(tmp_path, "now"), None).changes == ()
+    small = settings(tmp_path, "small", lambda content: content["pools"]["long"]["nodes"][0].update(max_seq_len=8192))
+    assert replay((folder,), small, None).changes == ()
