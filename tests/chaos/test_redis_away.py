@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -16,6 +17,8 @@ from din_extproc.domain.tenant import Budget, Limits
 from din_extproc.edge.redis.guard import GuardedLedger, OnError
 from din_extproc.edge.redis.ledger import RedisLedger
 from din_extproc.edge.redis.link import Link
+from din_extproc.edge.redis.subscription import Subscription
+from din_extproc.edge.redis.topology import locator
 from tests.ledgers import linked
 from tests.servers import RedisServer
 
@@ -181,8 +184,48 @@ async def test_one_line_per_transition_and_none_per_request(server, caplog):
                 for number in range(200):
                     await guard.reserve(claim(f"r{number}"))
             await until(lambda: link.state.up and guard.state.shared)
-    assert len(caplog.records) == 1
-    assert "local_share among 1 processes" in caplog.records[0].getMessage()
+    assert [record.name.rpartition(".")[2] for record in caplog.records] == ["link", "guard", "link"]
+    away, shares, back = [record.getMessage() for record in caplog.records]
+    assert "away: no answer" in away
+    assert "local_share among 1 processes" in shares
+    assert back.endswith(": connected")
+
+
+@pytest.mark.parametrize("how", ["ended", "paused"])
+async def test_a_channel_that_is_not_heard_is_said_once_with_a_reason_and_once_when_it_is_heard_again(server, how, caplog, monkeypatch):
+    monkeypatch.setattr("din_extproc.edge.redis.subscription._SILENCE_S", 0.2)
+    monkeypatch.setattr("din_extproc.edge.redis.subscription._CONNECT_S", 0.5)
+    tries, began = [], asyncio.Event()
+    locate = locator(server.url)
+
+    async def counted():
+        tries.append(time.monotonic())
+        return await locate()
+
+    listening = asyncio.create_task(Subscription(counted, "din:a", lambda _: None, began.set).run())
+    try:
+        with caplog.at_level(logging.INFO):
+            await asyncio.wait_for(began.wait(), 20)
+            began.clear()
+            if how == "ended":
+                await asyncio.to_thread(server.end)
+            else:
+                server.pause()
+            await until(lambda: len(tries) > 5)
+            if how == "ended":
+                await asyncio.to_thread(server.start)
+            else:
+                server.resume()
+            await asyncio.wait_for(began.wait(), 30)
+    finally:
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert said[0].startswith("redis: not listening to din:a: ")
+    assert said[0].removeprefix("redis: not listening to din:a: ")
+    assert said[1:] == ["redis: listening to din:a again"]
+    pauses = [after - before for before, after in itertools.pairwise(tries[1:6])]
+    assert sum(pauses[2:]) > 2 * pauses[0], "attempts become rare"
 
 
 async def test_a_replica_that_leaves_is_no_longer_counted(server):

@@ -242,12 +242,13 @@ class Link:
             self._change(LinkState(up=False, since=time.time(), reason=reason, address=self.state.address))
 
     def _change(self, state: LinkState) -> None:
+        level = logging.WARNING if self.state.address else logging.INFO  # what it is like at the start, whoever starts it says
         self.state = state
         if state.up:
             self._up.set()
-            _log.info("redis %s: connected", state.address)
+            _log.log(level, "redis %s: connected", state.address)
         else:
             self._up.clear()
-            _log.info("redis %s: away: %s", state.address or "at start", state.reason)
+            _log.log(level, "redis %s: away: %s", state.address or "at start", state.reason)
         if self._on_change is not None:
             self._on_change(state)

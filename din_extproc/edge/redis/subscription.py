@@ -1,10 +1,12 @@
 """A channel of Redis, listened to for as long as the process lives.
 
 Rule: what was said while nobody listened is lost, so `began` is called whenever listening begins anew: whoever cares asks again.
+The log hears of it when listening ends and when it begins again, not of attempts in between.
 """
 
 import asyncio
 import logging
+import random
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -19,7 +21,8 @@ _log = logging.getLogger(__name__)
 _CONNECT_S: Final = 1.0
 _SILENCE_S: Final = 2.0
 """After so much silence Redis is asked whether it is still there; after twice as much it is not."""
-_PAUSE_S: Final = 0.2
+_FIRST_PAUSE_S: Final = 0.2
+_LONGEST_PAUSE_S: Final = 1.6
 _CHUNK: Final = 1 << 16
 
 
@@ -40,6 +43,9 @@ class Subscription:
         self._channel = channel
         self._heard = heard
         self._began = began
+        self._pause_s = _FIRST_PAUSE_S
+        self._away = False
+        """Listening has ended, or never began."""
 
     async def run(self) -> None:
         """Listen until cancelled."""
@@ -47,16 +53,14 @@ class Subscription:
             try:
                 await self._listen()
             except (OSError, LimitsUnavailable, hiredis.HiredisError) as error:
-                _log.info("redis: not listening to %s: %s", self._channel, error or type(error).__name__)
-            await asyncio.sleep(_PAUSE_S)
+                if not self._away:
+                    _log.warning("redis: not listening to %s: %s", self._channel, str(error) or type(error).__name__)
+                self._away = True
+            await asyncio.sleep(self._pause_s * random.uniform(0.5, 1.5))  # noqa: S311 - processes should not come back in step
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
     async def _listen(self) -> None:
-        async with asyncio.timeout(_CONNECT_S):
-            address = await self._locate()
-            if address.path:
-                reader, writer = await asyncio.open_unix_connection(address.path, ssl=address.tls)
-            else:
-                reader, writer = await asyncio.open_connection(address.host, address.port, ssl=address.tls)
+        address, reader, writer = await self._connect()
         try:
             if address.password:
                 writer.write(pack(("AUTH", *filter(None, (address.username, address.password)))))
@@ -64,6 +68,16 @@ class Subscription:
             await self._hear(reader, writer)
         finally:
             writer.close()
+
+    async def _connect(self) -> tuple[Address, asyncio.StreamReader, asyncio.StreamWriter]:
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                address = await self._locate()
+                if address.path:
+                    return address, *await asyncio.open_unix_connection(address.path, ssl=address.tls)
+                return address, *await asyncio.open_connection(address.host, address.port, ssl=address.tls)
+        except TimeoutError as error:
+            raise TimeoutError(f"no connection within {_CONNECT_S:g} s") from error
 
     async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Take what is said until the other side goes or falls silent.
@@ -77,9 +91,9 @@ class Subscription:
             try:
                 async with asyncio.timeout(_SILENCE_S):
                     data = await reader.read(_CHUNK)
-            except TimeoutError:
+            except TimeoutError as error:
                 if asked:
-                    raise
+                    raise TimeoutError(f"no answer for {2 * _SILENCE_S:g} s") from error
                 asked = True
                 writer.write(pack(("PING",)))
                 continue
@@ -96,4 +110,7 @@ class Subscription:
         if isinstance(reply, list) and reply[0] == b"message":
             self._heard(reply[2])
         elif isinstance(reply, list) and reply[0] == b"subscribe":
+            if self._away:
+                _log.warning("redis: listening to %s again", self._channel)
+            self._away, self._pause_s = False, _FIRST_PAUSE_S
             self._began()
