@@ -57,6 +57,7 @@ _FLAGS = {
 }
 _TOTAL_TIMEOUT = "response_timeout"
 """Envoy's word for the end of the whole request's time; that of one attempt is another."""
+_WITHOUT_OUTPUT = frozenset({Operation.EMBEDDINGS, Operation.RERANK})
 _NO_FLAGS: tuple[str, ...] = ()
 _OURS = NAMESPACE, _PERMITS
 _decode = msgspec.json.Decoder(Labels).decode
@@ -210,10 +211,11 @@ def _ending(
         completion_tokens=_count(told, "completion_tokens") if "completion_tokens" in told else None,
         cached_tokens=_count(told, "cached_tokens"),
         prompt_estimate=labels.prompt_estimate,
-        reserved_tokens=labels.reserved_tokens,
         context=0 if node is None else node.max_seq_len,
         output_asked=0 if labels.tags is None else labels.tags.output_tokens or 0,
         one_prompt=labels.operation == Operation.CHAT,
+        generates=labels.operation not in _WITHOUT_OUTPUT,
+        unread=told.get("unread", _ABSENT).bool_value,
     )
 
 

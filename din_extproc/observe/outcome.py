@@ -17,7 +17,7 @@ How it ended (`Outcome`):
 | `upstream_busy`      | 429 from the node: back-pressure, no failure                                                      |
 | `upstream_error`     | 5xx from the node                                                                                 |
 | `client_error`       | any other 4xx from the node                                                                       |
-| `upstream_truncated` | an event stream that ended well-formed, without end mark and finish reason                        |
+| `upstream_truncated` | an event stream that ended well-formed, without end mark and finish reason, and was read whole    |
 | `completed`          | everything else                                                                                   |
 
 What it costs (`Usage`):
@@ -28,6 +28,13 @@ What it costs (`Usage`):
 | the engine told a usage that can be                              | that; of a cut stream at least what was counted              |
 | the node failed or refused (4xx, 429, 5xx, reset) with no token  | 0: a client can't cause this and gain by it                  |
 | anything else: cut, left, timed out, no usage or an absurd one   | prompt estimate + tokens counted (`estimated`)               |
+
+What can be: a prompt that the context holds, and as much output as was asked for; more than that where the bytes that passed hold so
+many tokens (engines have parameters of their own) and the context does too. Zeros alone are a usage where nothing is generated, such as
+the embedding of an empty text; elsewhere they are none: some engines send them until the end, or always.
+
+Tokens counted: events of a stream, by bytes where an event has several; of any other answer its bytes over four, whatever was reserved,
+for they have passed. An engine that pads its answers gains no more than twice its context by that. Where nothing is generated, none.
 """
 
 import math
@@ -40,6 +47,7 @@ from din_extproc.domain.usage import Outcome, Usage
 _TIMEOUTS = frozenset({"UT", "SI", "DT", "UMSDR"})
 _CLIENT_GONE = frozenset({"DC", "DR", "DPE"})
 _RESETS = frozenset({"UF", "UR", "UC", "LR", "UPE", "DF"})
+_CUT = _TIMEOUTS | _CLIENT_GONE | _RESETS
 _UNCHARGED = frozenset({Outcome.UPSTREAM_BUSY, Outcome.UPSTREAM_ERROR, Outcome.CLIENT_ERROR})
 _DELTA_BYTES_PER_TOKEN = 6
 _DELTAS_OF_ONE_TOKEN = (7, 64)
@@ -49,6 +57,8 @@ _CONTEXTS, _CONTEXTS_OF_MANY = 2, 128
 _ESTIMATES = 4
 """A prompt of more tokens than this many estimates, which fills contexts as well, is none."""
 _BODY_BYTES_PER_TOKEN = 4
+_LEAST_BYTES_PER_TOKEN = 2
+"""More tokens than that have not passed."""
 _ENVELOPE_BYTES = 350
 """What surrounds the text of a JSON answer."""
 
@@ -75,13 +85,16 @@ class Ending(Struct, frozen=True, gc=False):
     completion_tokens: int | None
     cached_tokens: int
     prompt_estimate: int
-    reserved_tokens: int
     context: int = 0
     """Tokens of the node's context; 0: not known."""
     output_asked: int = 0
     """The most output that the client asked for, all choices together; 0: it did not say."""
     one_prompt: bool = True
     """Not a list of them, each with an answer."""
+    generates: bool = True
+    """There are output tokens at all: not so of embeddings and ranks."""
+    unread: bool = False
+    """An event was too long to be read: the end may have been in it."""
 
     @property
     def ended(self) -> bool:
@@ -116,7 +129,7 @@ def _by_node(ending: Ending) -> Outcome:
         return Outcome.UPSTREAM_ERROR
     if ending.status >= HTTPStatus.BAD_REQUEST:
         return Outcome.CLIENT_ERROR
-    if ending.deltas is not None and not ending.ended:
+    if ending.deltas is not None and not (ending.ended or ending.unread):
         return Outcome.UPSTREAM_TRUNCATED
     return Outcome.COMPLETED
 
@@ -126,33 +139,54 @@ def usage(ending: Ending, ended_as: Outcome) -> Usage:
     if not ending.reached or ended_as in (Outcome.REFUSED, Outcome.NOT_DISPATCHED):
         return Usage(0, 0)
     prompt, completion = ending.prompt_tokens, ending.completion_tokens
-    if (prompt or completion) and _can_be(ending, prompt or 0, completion or 0):
-        counted = 0 if ending.ended else _counted(ending)
-        told = completion or 0
-        guessed = prompt is None or counted > told
-        return Usage(ending.prompt_estimate if prompt is None else prompt, max(told, counted), ending.cached_tokens, estimated=guessed)
+    counted = _counted(ending)
+    if (prompt is not None or completion is not None) and _can_be(ending, prompt or 0, completion or 0):
+        told, least = completion or 0, 0 if _is_final(ending) else counted
+        guessed = prompt is None or least > told
+        return Usage(ending.prompt_estimate if prompt is None else prompt, max(told, least), ending.cached_tokens, estimated=guessed)
     if ended_as in _UNCHARGED and not ending.deltas:
         return Usage(0, 0)
-    return Usage(ending.prompt_estimate, _counted(ending), estimated=True)
+    return Usage(ending.prompt_estimate, counted, estimated=True)
+
+
+def _is_final(ending: Ending) -> bool:
+    """Whether the usage that was told is the last one: of several choices one finishes first, and the stream can be cut after it."""
+    if ending.done or ending.deltas is None:
+        return True
+    return bool(ending.finish_reason) and not ending.flags & _CUT
 
 
 def _can_be(ending: Ending, prompt: int, completion: int) -> bool:
     """Whether an engine can have used that much: one that lies, or counts wrongly, does not empty a tenant's bucket."""
+    if not prompt and not completion:
+        return not ending.generates
     if ending.context and prompt > max(_CONTEXTS * ending.context, _ESTIMATES * ending.prompt_estimate):
         return False
-    contexts = _CONTEXTS if ending.one_prompt else _CONTEXTS_OF_MANY
-    most = (ending.output_asked if ending.one_prompt else 0) or contexts * ending.context
-    return not most or completion <= most
+    asked = ending.output_asked if ending.one_prompt else 0
+    if asked and completion <= asked:
+        return True
+    return completion <= _room(ending) and (not asked or completion <= _most(ending))
+
+
+def _room(ending: Ending) -> float:
+    """Tokens that the node's context has room for."""
+    return (_CONTEXTS if ending.one_prompt else _CONTEXTS_OF_MANY) * ending.context or math.inf
+
+
+def _most(ending: Ending) -> int:
+    """Tokens that can have passed."""
+    if ending.deltas is not None:
+        return max(ending.deltas, ending.delta_bytes // _LEAST_BYTES_PER_TOKEN)
+    return ending.body_bytes // _LEAST_BYTES_PER_TOKEN
 
 
 def _counted(ending: Ending) -> int:
-    """Output tokens as far as events or bytes tell; by bytes never more than what was reserved for the output."""
+    """Output tokens as far as events or bytes tell; by bytes no more than the context has room for."""
     if ending.deltas is not None:
         each, beyond = _DELTAS_OF_ONE_TOKEN
         if ending.delta_bytes <= each * ending.deltas + beyond:
             return ending.deltas
         return max(ending.deltas, math.ceil(ending.delta_bytes / _DELTA_BYTES_PER_TOKEN))
-    if not ending.answered or ending.status >= HTTPStatus.BAD_REQUEST:
+    if not ending.generates or not ending.answered or ending.status >= HTTPStatus.BAD_REQUEST:
         return 0
-    room = max(0, ending.reserved_tokens - ending.prompt_estimate)
-    return min(room, max(0, ending.body_bytes - _ENVELOPE_BYTES) // _BODY_BYTES_PER_TOKEN)
+    return int(min(_room(ending), max(0, ending.body_bytes - _ENVELOPE_BYTES) // _BODY_BYTES_PER_TOKEN))

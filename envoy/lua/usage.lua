@@ -3,8 +3,8 @@ usage.lua: count what a node answers, inside Envoy, while the answer streams pas
 
 Rule: the client's bytes are the node's bytes, with four exceptions: the usage-only event that the client did not ask for
 is taken out, an in-band error that is a bare string gets the shape that clients can read, a stream that ends without end
-mark and finish reason is closed with an error event (`upstream_truncated`), because it would look complete, and a web page
-that calls itself a good answer is a 502. An event is passed on when it is whole; a fault in here ends the counting, never
+mark and finish reason is closed with an error event (`upstream_truncated`), because it would look complete (unless an event
+passed unread), and a web page that calls itself a good answer is a 502. An event is passed on when it is whole; a fault in here ends the counting, never
 the stream.
 
 IN    dynamic metadata, namespace `din`, set by ext_proc before the answer begins
@@ -20,14 +20,19 @@ OUT   dynamic metadata, namespace `din`; absent when not seen
         done           true: `[DONE]` (or the dialect's own end) passed, or a JSON body ended
         error          code or type of an in-band error, never its text
         bad_events     events that are not JSON although they should be, or longer than MAX_EVENT
+        unread         true: an event was longer than MAX_EVENT, so the end mark may have passed unseen
         encoded        true: compressed, so nothing was read
 
 A client that leaves and a node that dies end this coroutine without a word, so the counters must already be in the metadata:
 they are written with every chunk that changed them, which costs half a microsecond.
 
 Reading costs little because the events of one stream differ only in their token: an event that was taken apart once leaves
-its text before and after the token as a template, and an event that fits it needs no second look. Inside JSON strings quotes
-are escaped, so `"usage":` is always a key.
+its text before and after the token as a template, and an event that fits it needs no second look.
+
+Nodes echo what clients wrote (`tools`, `metadata` of the Responses API), so a member means something only where the protocols
+have it, see ROOT: a `usage`, `error` or `finish_reason` deeper in an echo is text of the client's. Of a JSON body only members
+of the body itself are read. Depth is followed by plain finds, which cost next to nothing where there is no structure, over
+chunks and in no memory but a few numbers; of a body with more than MAX_STRUCTURE of it the rest is not read.
 --]]
 
 local byte, find, gmatch, gsub, match, sub = string.byte, string.find, string.gmatch, string.gsub, string.match, string.sub
@@ -35,6 +40,7 @@ local byte, find, gmatch, gsub, match, sub = string.byte, string.find, string.gm
 local NAMESPACE = "din"
 local MAX_EVENT = 1048576 -- bytes of one event that are held back at most
 local MAX_USAGE = 16384 -- bytes of a usage object in a JSON body
+local MAX_STRUCTURE = 1000000 -- strings, braces and brackets of a JSON body that are followed
 local HEAD = 1024 -- bytes of a JSON body in which an error is looked for
 local CR, LF, SPACE, QUOTE, COLON, BRACKET, BACKSLASH, BRACE = 13, 10, 32, 34, 58, 91, 92, 123
 local WHITE = { [9] = true, [10] = true, [13] = true, [32] = true } -- between the parts of a JSON text
@@ -53,17 +59,31 @@ local CHANNELS = {
   thinking = true, partial_json = true, -- Anthropic
   delta = true, -- Responses
 }
--- Keys whose string values mean something.
-local STRINGS = { finish_reason = true, type = true, error = true, object = true }
-for channel in pairs(CHANNELS) do
-  STRINGS[channel] = true
-end
+
+-- Where members of an event mean something. Of each object: keys of strings that do, beside the channels where `speaks`; keys of
+-- objects and arrays that do; what the objects under a key are, in arrays too; and what those under any other key are.
+local NOTHING = {}
+local OUTPUT = { speaks = CHANNELS, strings = NOTHING, containers = { tool_calls = true }, into = NOTHING }
+OUTPUT.others = OUTPUT
+local CHOICE = {
+  speaks = CHANNELS, strings = { finish_reason = true, error = true }, containers = { error = true },
+  into = { delta = OUTPUT, message = OUTPUT },
+}
+local MESSAGE = { speaks = CHANNELS, strings = NOTHING, containers = { usage = true }, into = NOTHING, others = OUTPUT } -- Anthropic
+local RESPONSE = { speaks = NOTHING, strings = { error = true }, containers = { usage = true, error = true }, into = NOTHING }
+local ROOT = {
+  speaks = { delta = true }, -- of Responses: what its other events have in `text`, the deltas said before
+  strings = { type = true, error = true, object = true },
+  containers = { usage = true, error = true, choices = true },
+  into = { choices = CHOICE, message = MESSAGE, response = RESPONSE, delta = OUTPUT, content_block = OUTPUT },
+}
+
 -- How dialects other than chat say that a stream is complete.
 local ENDINGS = { ["message_stop"] = true, ["response.completed"] = true, ["response.incomplete"] = true }
 
 local FACTS = {
   "prompt_tokens", "completion_tokens", "cached_tokens", "deltas", "delta_bytes", "first_token_us", "last_token_us",
-  "finish_reason", "done", "error", "bad_events", "encoded",
+  "finish_reason", "done", "error", "bad_events", "unread", "encoded",
 }
 
 -- Write the facts that changed.
@@ -119,6 +139,26 @@ local function closing_quote(text, from)
     end
     quote = find(text, '"', quote + 1, true)
   end
+end
+
+local STRUCTURE = { '"', "{", "}", "[", "]" }
+local NONE = math.huge
+
+-- The first quote, brace or bracket at or after `at`. `ahead` keeps where each comes next (0: not looked yet), so that the text is
+-- not searched twice.
+local function structural(text, at, ahead)
+  local first = NONE
+  for i = 1, 5 do
+    local place = ahead[i]
+    if place < at then
+      place = find(text, STRUCTURE[i], at, true) or NONE
+      ahead[i] = place
+    end
+    if place < first then
+      first = place
+    end
+  end
+  return first
 end
 
 -- The number that follows a key, which is given with its quotes.
@@ -188,15 +228,18 @@ local function fits(state, event)
   return true
 end
 
--- Note one member whose value is a string, its characters at `open` to `close - 1`.
+-- Note one token in a channel, its characters at `open` to `close - 1`.
+local function see_token(seen, text, open, close)
+  if close > open then
+    seen.channels, seen.size = seen.channels + 1, seen.size + close - open
+    seen.open, seen.close = open, close
+    seen.unclean = seen.unclean or not clean(sub(text, open, close - 1))
+  end
+end
+
+-- Note one other member whose value is a string.
 local function see_string(seen, text, key, open, close)
-  if CHANNELS[key] then
-    if close > open then
-      seen.channels, seen.size = seen.channels + 1, seen.size + close - open
-      seen.open, seen.close = open, close
-      seen.unclean = seen.unclean or not clean(sub(text, open, close - 1))
-    end
-  elseif key == "finish_reason" then
+  if key == "finish_reason" then
     seen.finish = sub(gsub(sub(text, open, close - 1), "[^%w_.-]", "_"), 1, 64)
   elseif key == "type" then
     seen.ending = seen.ending or ENDINGS[sub(text, open, close - 1)]
@@ -220,38 +263,73 @@ local function see_container(seen, text, key, at)
   end
 end
 
--- Walk over the strings of a JSON object, keys and values, and note the members that matter at any depth. nil: it is none.
+-- Note a member of an object that is known. Returns where to go on, and what an object is that begins there; nil: no JSON.
+local function see_member(seen, text, place, key, value)
+  local lead = byte(text, value)
+  if lead == QUOTE then
+    local stop = closing_quote(text, value + 1)
+    if stop and place.speaks[key] then
+      see_token(seen, text, value + 1, stop)
+    elseif stop and place.strings[key] then
+      see_string(seen, text, key, value + 1, stop)
+    end
+    return stop and stop + 1, false
+  end
+  if lead == BRACE or lead == BRACKET then
+    if place.containers[key] then
+      see_container(seen, text, key, value)
+    end
+    return value, place.into[key] or place.others or false
+  end
+  return value, false
+end
+
+-- The value that follows a string which ends at `stop`, if that is a key.
+local function value_of(text, stop)
+  local at = stop + 1
+  while WHITE[byte(text, at)] do
+    at = at + 1
+  end
+  if byte(text, at) ~= COLON then
+    return nil
+  end
+  repeat
+    at = at + 1
+  until not WHITE[byte(text, at)]
+  return at
+end
+
+-- Walk over the structure of a JSON object and note the members that matter. nil: it is none.
 local function look(text)
   local seen = { channels = 0, size = 0 }
-  local at = find(text, '"', 1, true)
-  while at do
-    local stop = closing_quote(text, at + 1)
-    if not stop then
-      return nil
-    end
-    local value = stop + 1
-    while WHITE[byte(text, value)] do
-      value = value + 1
-    end
-    if byte(text, value) == COLON then
-      local key = sub(text, at + 1, stop - 1)
-      repeat
-        value = value + 1
-      until not WHITE[byte(text, value)]
-      local lead = byte(text, value)
-      if lead == QUOTE then
-        stop = closing_quote(text, value + 1)
-        if not stop then
-          return nil
-        end
-        if STRINGS[key] then
-          see_string(seen, text, key, value + 1, stop)
-        end
-      elseif lead == BRACE or lead == BRACKET then
-        see_container(seen, text, key, value)
+  local ahead, outer, depth = { 0, 0, 0, 0, 0 }, {}, 0
+  local place, inner = false, ROOT -- what the object or array is that we are in, and what one is that opens now; false: nothing known
+  local at = structural(text, 1, ahead)
+  while at < NONE do
+    local lead = byte(text, at)
+    if lead == QUOTE then
+      local stop = closing_quote(text, at + 1)
+      local value = stop and place and value_of(text, stop)
+      if value then
+        at, inner = see_member(seen, text, place, sub(text, at + 1, stop - 1), value)
+      else
+        at = stop and stop + 1
       end
+      if not at then
+        return nil
+      end
+    else
+      if lead == BRACE or lead == BRACKET then
+        depth = depth + 1
+        outer[depth], place = place, inner
+        inner = lead == BRACKET and place
+      elseif depth > 0 then
+        place = outer[depth]
+        depth, inner = depth - 1, place
+      end
+      at = at + 1
     end
-    at = find(text, '"', stop + 1, true)
+    at = structural(text, at, ahead)
   end
   return seen
 end
@@ -382,6 +460,7 @@ local function feed_events(state, bytes)
   if #rest > MAX_EVENT then
     if not state.overlong then
       state.overlong, state.bad_events = true, (state.bad_events or 0) + 1
+      state.unread, state.urgent = true, true
     end
     position, rest = #text + 1, ""
   end
@@ -398,39 +477,95 @@ local function end_events(state)
     read(state, (gsub(rest, "[\r\n]+$", "")))
     state.bad_events = bad
   end
-  if state.good and not (state.done or state.finish_reason or state.error or state.overlong) then
+  if state.good and not (state.done or state.finish_reason or state.error or state.unread) then
     return TRUNCATED
   end
   return rest
 end
 
--- Read the next bytes of a JSON body: look for usage wherever it stands, keep what may be its beginning.
+-- Whether the text may go on as a member `usage` that is an object: so far nothing speaks against it.
+local function may_be_usage(text, at)
+  if #text - at >= MAX_USAGE or sub(text, at, at + 6) ~= sub('"usage"', 1, #text - at + 1) then
+    return false
+  end
+  return not find(text, '^"usage"%s*[^%s:]', at) and not find(text, '^"usage"%s*:%s*[^%s{]', at)
+end
+
+-- Note that the text ends inside a string, of which it holds what is at `from` and after it.
+local function cut_string(state, text, from)
+  local slashes = 0
+  while #text - slashes >= from and byte(text, #text - slashes) == BACKSLASH do
+    slashes = slashes + 1
+  end
+  state.quoted, state.escaped = true, slashes % 2 == 1
+end
+
+-- Pass over a string, or over what is a usage. Returns where to go on; nil: the text ends before it does.
+local function pass_string(state, text, at, depth)
+  if depth == 1 then
+    local _, last, object = find(text, '^"usage"%s*:%s*(%b{})', at)
+    if object then
+      take_usage(state, object)
+      state.urgent = true
+      return last + 1
+    end
+    if may_be_usage(text, at) then
+      state.tail = sub(text, at)
+      return nil
+    end
+  end
+  local stop = closing_quote(text, at + 1)
+  if stop then
+    return stop + 1
+  end
+  cut_string(state, text, at + 1)
+end
+
+local function pass_on(_, bytes)
+  return bytes
+end
+
+-- Read the next bytes of a JSON body: look for usage among its members, keep what may be its beginning.
 local function feed_json(state, bytes)
   if #state.head < HEAD then
     state.head = state.head .. sub(bytes, 1, HEAD - #state.head)
   end
   local text = state.tail ~= "" and state.tail .. bytes or bytes
-  local at = find(text, '"usage"', 1, true)
-  while at do
-    local object = match(text, '^"usage"%s*:%s*(%b{})', at)
-    if object then
-      take_usage(state, object)
-      state.urgent = true
-    elseif #text - at < MAX_USAGE and not find(text, '^"usage"%s*[^%s:]', at) and not find(text, '^"usage"%s*:%s*[^%s{]', at) then
-      -- so far nothing speaks against an object that goes on in the next chunk
-      state.tail = sub(text, at)
+  local at, depth, ahead, steps = 1, state.depth, { 0, 0, 0, 0, 0 }, 0
+  state.tail = ""
+  if state.quoted then
+    local from = state.escaped and 2 or 1
+    local stop = closing_quote(text, from)
+    if not stop then
+      cut_string(state, text, from)
       return bytes
     end
-    at = find(text, '"usage"', at + 7, true)
+    at, state.quoted = stop + 1, false
   end
-  state.tail = match(sub(text, -6), '"[^"]*$') or ""
+  while at do
+    at, steps = structural(text, at, ahead), steps + 1
+    if at == NONE then
+      break
+    end
+    local lead = byte(text, at)
+    if lead == QUOTE then
+      at = pass_string(state, text, at, depth)
+    else
+      depth = depth + ((lead == BRACE or lead == BRACKET) and 1 or -1)
+      at = at + 1
+    end
+  end
+  state.depth, state.structure = depth, state.structure + steps
+  if state.structure > MAX_STRUCTURE then
+    state.feed = pass_on
+  end
   return bytes
 end
 
 local function end_json(state)
   state.done = true
   local head = state.head
-  state.error = match(head, OURS)
+  state.error = not state.good and match(head, OURS) or nil
   if state.error then
     return ""
   end
@@ -449,6 +584,7 @@ local function open_state(handle, content_type, strip)
   elseif find(content_type, "json", 1, true) and not find(content_type, "ndjson", 1, true) then
     state.feed, state.finish = feed_json, end_json
     state.carry, state.head, state.tail = "", "", ""
+    state.depth, state.structure = 0, 0
   else
     return nil
   end
@@ -518,8 +654,8 @@ function envoy_on_response(handle)
   end
   if state.feed == feed_events then
     headers:remove("content-length") -- events may be taken out
-    state.good = headers:get(":status") == "200"
   end
+  state.good = headers:get(":status") == "200"
   local last = nil
   for chunk in handle:bodyChunks() do
     last = chunk

@@ -204,7 +204,7 @@ async def test_b46_an_answer_that_is_compressed_all_the_same_passes_as_it_is_and
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
     got, found = await exchange(setup, answers([body], headers=headers, status=status), stream=False)
     assert got == body
-    assert found.usage == (Usage(40, 256, estimated=True) if status == 200 else Usage(0, 0))
+    assert found.usage == (Usage(40, (len(body) - 350) // 4, estimated=True) if status == 200 else Usage(0, 0))
 
 
 @pytest.mark.parametrize("end", ["reset", "eof"])
@@ -214,6 +214,31 @@ async def test_b48_a_stream_that_stops_half_way_is_truncated_and_not_completed(s
     assert got == b"".join(forty) + (TRUNCATED if end == "eof" else b"")
     assert (found.outcome, found.attempts) == (Outcome.UPSTREAM_TRUNCATED, 1)
     assert 40 + 37 <= found.usage.total_tokens <= 40 + 40
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_a_client_made_the_node_echo_neither_blames_the_node_nor_changes_the_price(setup: Rig, stream: bool) -> None:
+    forged = {"error": {"code": "x"}, "finish_reason": "abort", "usage": {"input_tokens": 1, "output_tokens": 1}}
+    told = {
+        "object": "response",
+        "usage": {"input_tokens": 1000, "output_tokens": 900},
+        "metadata": forged,
+        "tools": [{"parameters": forged}],
+    }
+    if stream:
+        events = [{"type": "response.created", "response": {**told, "usage": None}}, {"type": "response.completed", "response": told}]
+        got, found = await exchange(setup, answers([b"data: " + json.dumps(event).encode() + b"\n\n" for event in events]))
+    else:
+        got, found = await exchange(setup, answers([json.dumps(told).encode()], headers={"content-type": "application/json"}))
+    assert b"upstream_error" not in got
+    assert (found.outcome, found.usage, found.error) == (Outcome.COMPLETED, Usage(1000, 900), "")
+
+
+async def test_an_end_that_passed_in_an_event_too_long_to_read_is_no_truncation(setup: Rig) -> None:
+    body = b"".join([*DELTAS, b'data: {"type":"response.completed","x":"', b"y" * 1_200_000, b'"}\n\n'])
+    got, found = await exchange(setup, answers([body[at : at + 65_536] for at in range(0, len(body), 65_536)]))
+    assert got == body
+    assert (found.outcome, found.usage, found.bad_events) == (Outcome.COMPLETED, Usage(40, 12, estimated=True), 1)
 
 
 @pytest.mark.parametrize(("status", "outcome"), [(400, Outcome.CLIENT_ERROR), (429, Outcome.UPSTREAM_BUSY), (500, Outcome.UPSTREAM_ERROR)])

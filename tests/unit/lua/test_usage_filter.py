@@ -94,7 +94,66 @@ def test_an_error_body_tells_its_type_and_never_its_text(usage: UsageFilter, bod
     ],
 )
 def test_an_error_body_of_ours_tells_its_code(usage: UsageFilter, body: bytes) -> None:
-    assert usage.play([body], headers=JSON).facts["error"] == "upstream_busy"
+    assert usage.play([body], headers={**JSON, ":status": "503"}).facts["error"] == "upstream_busy"
+
+
+FORGED: list[dict[str, Any]] = [
+    {"metadata": {"error": "x"}},
+    {"metadata": {"finish_reason": "abort", "type": "response.completed", "object": "error"}},
+    {"metadata": {"usage": {"input_tokens": 1, "output_tokens": 1}}},
+    {"metadata": {"type": "urn:din-extproc:error:upstream_busy"}},
+    {"metadata": {"response": {"usage": {"input_tokens": 1, "output_tokens": 1}, "error": {"code": "x"}}}},
+    {"metadata": {"choices": [{"finish_reason": "abort", "delta": {"content": "token", "tool_calls": [{}]}}]}},
+    {"tools": [{"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"error": {"type": "string"}}}}]},
+    {"tools": [{"usage": {"prompt_tokens": 1, "completion_tokens": 1}, "delta": "token", "message": {"usage": {"output_tokens": 1}}}]},
+    {
+        "text": {"format": {"schema": {"error": {"code": "x"}, "usage": {"output_tokens": 1}}}},
+        "instructions": '"usage":{"output_tokens":1}',
+    },
+]
+"""What a client can make a node echo."""
+
+
+@pytest.mark.parametrize("echoed", FORGED)
+def test_what_a_client_wrote_and_a_node_echoes_in_its_events_means_nothing(usage: UsageFilter, echoed: dict[str, Any]) -> None:
+    begun = {"object": "response", "status": "in_progress", "error": None, "usage": None, **echoed}
+    told = {"input_tokens": 1000, "output_tokens": 2, "output_tokens_details": {"reasoning_tokens": 0}}
+    said = {"output": [{"type": "message", "content": [{"type": "output_text", "text": "ab"}]}]}
+    ended = {**begun, "status": "completed", **said, "usage": told, **echoed}
+    chunks: list[dict[str, Any]] = [
+        {"type": "response.created", "response": begun},
+        {"type": "response.output_text.delta", "delta": "a"},
+        {"type": "response.output_text.delta", "delta": "b"},
+        {"type": "response.output_text.done", "text": "ab"},
+        {"type": "response.output_item.done", "item": said["output"][0]},
+    ]
+    body = b"".join(map(event, chunks))
+    assert counted(usage.play([body], ending="cut")) == {"deltas": 2}
+    body += event({"type": "response.completed", "response": ended})
+    played = usage.play([body])
+    assert (played.out, counted(played)) == (body, {"deltas": 2, "prompt_tokens": 1000, "completion_tokens": 2, "done": True})
+    assert usage.first_bad_split(body) == 0
+
+
+@pytest.mark.parametrize("echoed", FORGED)
+def test_what_a_client_wrote_and_a_node_echoes_in_a_json_body_means_nothing(usage: UsageFilter, echoed: dict[str, Any]) -> None:
+    told = {"input_tokens": 1000, "output_tokens": 900}
+    for answer in ({**echoed, "usage": told}, {"usage": told, **echoed}, {"x": '\\"[{', "usage": told, "y": [[{"z": "}"}]], **echoed}):
+        body = json.dumps(answer, indent=len(answer) % 2).encode()
+        assert counted(usage.play([body], headers=JSON)) == {"prompt_tokens": 1000, "completion_tokens": 900, "done": True}
+    assert usage.first_bad_split(body, headers=JSON) == 0
+    assert counted(usage.play([json.dumps(echoed).encode()], headers=JSON)) == {"done": True}
+
+
+def test_a_response_that_failed_is_an_error_of_the_node(usage: UsageFilter) -> None:
+    failed = {"type": "response.failed", "response": {"status": "failed", "error": {"code": "server_error", "message": "m"}}}
+    assert counted(usage.play([event(failed)])) == {"deltas": 0, "error": "server_error"}
+
+
+def test_a_json_body_that_is_all_structure_is_not_followed_for_ever(usage: UsageFilter) -> None:
+    body = b'{"x":' + b"[" * 600_000 + b"]" * 600_000 + b',"usage":{"prompt_tokens":1,"completion_tokens":2}}'
+    played = usage.play([body[at : at + 65_536] for at in range(0, len(body), 65_536)], headers=JSON)
+    assert (played.out, counted(played)) == (body, {"done": True})
 
 
 @pytest.mark.parametrize("ending", ["data", "empty", "trailers"])
@@ -456,7 +515,16 @@ def test_an_event_over_a_mebibyte_passes_unread_and_the_next_one_is_read(usage: 
     chunks = [b'data: {"choices":[{"delta":{"content":"', *[b"y" * 65_536] * 20, b'"}}]}\n\n', delta(content="x"), DONE]
     played = usage.play(chunks, strip=True)
     assert played.out == b"".join(chunks)
-    assert counted(played) == {"deltas": 1, "bad_events": 1, "done": True}
+    assert counted(played) == {"deltas": 1, "bad_events": 1, "unread": True, "done": True}
+
+
+@pytest.mark.parametrize("ending", ["data", "empty"])
+def test_an_end_that_may_have_been_in_an_event_over_a_mebibyte_is_not_missed(usage: UsageFilter, ending: str) -> None:
+    chunks = [delta(content="x"), b'data: {"type":"response.completed","x":"', *[b"y" * 65_536] * 20, b'"}\n\n']
+    for more, deltas in ((b"", 1), (b": bye\n\n", 1), (delta(content="y"), 2)):
+        played = usage.play([*chunks, more], ending=ending)
+        assert played.out == b"".join(chunks) + more
+        assert counted(played) == {"deltas": deltas, "bad_events": 1, "unread": True}
 
 
 def test_a_fault_in_the_filter_loses_the_count_and_no_byte() -> None:

@@ -24,7 +24,6 @@ STREAM = Ending(
     completion_tokens=None,
     cached_tokens=0,
     prompt_estimate=40,
-    reserved_tokens=296,
 )
 CUT: dict[str, Any] = {"done": False, "finish_reason": ""}
 NOTHING: dict[str, Any] = {**CUT, "deltas": None, "delta_bytes": 0, "body_bytes": 0}
@@ -70,9 +69,13 @@ def guess(prompt: int, completion: int) -> Usage:
         ({"prompt_tokens": 38, "completion_tokens": 1, **CUT, "flags": frozenset({"DC"})}, Outcome.CLIENT_CANCELLED, guess(38, 12)),
         ({"prompt_tokens": 38, "completion_tokens": 20, **CUT, "flags": frozenset({"DC"})}, Outcome.CLIENT_CANCELLED, Usage(38, 20)),
         ({**BODY, "body_bytes": 750}, Outcome.COMPLETED, guess(40, 100)),
-        ({**BODY, "body_bytes": 100_000}, Outcome.COMPLETED, guess(40, 256)),
+        ({**BODY, "body_bytes": 100_350, "context": 16_384}, Outcome.COMPLETED, guess(40, 25_000)),
+        ({**BODY, "body_bytes": 10**9, "context": 8192}, Outcome.COMPLETED, guess(40, 16_384)),
         ({**BODY, "body_bytes": 100}, Outcome.COMPLETED, guess(40, 0)),
-        ({**BODY, "body_bytes": 9000, "reserved_tokens": 40}, Outcome.COMPLETED, guess(40, 0)),
+        ({**BODY, "body_bytes": 9000, "generates": False}, Outcome.COMPLETED, guess(40, 0)),
+        ({**CUT, "unread": True}, Outcome.COMPLETED, guess(40, 12)),
+        ({**CUT, "unread": True, "flags": frozenset({"UR"})}, Outcome.UPSTREAM_TRUNCATED, guess(40, 12)),
+        ({**CUT, "unread": True, "flags": frozenset({"DC"})}, Outcome.CLIENT_CANCELLED, guess(40, 12)),
         ({"delta_bytes": 600}, Outcome.COMPLETED, guess(40, 100)),
         ({"delta_bytes": 12 * 7 + 64}, Outcome.COMPLETED, guess(40, 12)),
     ],
@@ -83,12 +86,15 @@ def test_an_exchange_ends_and_costs_as_the_tables_say(changes: dict[str, Any], e
     assert usage(ending, ended_as) == cost
 
 
+RESERVED = 296
+
+
 def test_b40_an_aborted_stream_is_never_free_and_never_the_whole_reservation() -> None:
     for deltas in range(1, 100):
         left = replace(STREAM, flags=frozenset({"DC"}), deltas=deltas, delta_bytes=4 * deltas, done=False, finish_reason="")
         cost = usage(left, outcome(left))
         assert (cost.total_tokens, cost.estimated) == (40 + deltas, True)
-        assert 0 < cost.total_tokens < left.reserved_tokens
+        assert 0 < cost.total_tokens < RESERVED
 
 
 def test_b43_cached_tokens_are_a_part_and_not_an_addition() -> None:
@@ -104,7 +110,13 @@ ASKED: dict[str, Any] = {"context": 8192, "prompt_tokens": 40}
     ("changes", "cost"),
     [
         ({**ASKED, "completion_tokens": 10, "output_asked": 10}, Usage(40, 10)),
-        ({**ASKED, "completion_tokens": 11, "output_asked": 10}, guess(40, 12)),
+        ({**ASKED, "completion_tokens": 12, "output_asked": 1}, Usage(40, 12)),
+        ({**ASKED, "completion_tokens": 25, "output_asked": 10}, Usage(40, 25)),
+        ({**ASKED, "completion_tokens": 26, "output_asked": 10}, guess(40, 12)),
+        ({**ASKED, **BODY, "body_bytes": 1000, "completion_tokens": 120, "output_asked": 1}, Usage(40, 120)),
+        ({**ASKED, **BODY, "body_bytes": 1000, "completion_tokens": 501, "output_asked": 1}, guess(40, 162)),
+        ({**ASKED, **BODY, "body_bytes": 10**6, "completion_tokens": 16_385, "output_asked": 1}, guess(40, 16_384)),
+        ({**ASKED, **BODY, "body_bytes": 10**6, "completion_tokens": 10**12, "output_asked": 1}, guess(40, 16_384)),
         ({**ASKED, "completion_tokens": 16_384}, Usage(40, 16_384)),
         ({**ASKED, "completion_tokens": 16_385}, guess(40, 12)),
         ({**ASKED, "completion_tokens": 1_000_000, "output_asked": 10, "one_prompt": False}, Usage(40, 1_000_000)),
@@ -118,3 +130,38 @@ ASKED: dict[str, Any] = {"context": 8192, "prompt_tokens": 40}
 def test_a_usage_that_can_not_be_is_none(changes, cost):
     """A list of prompts fills a context each; of a node whose context nobody knows everything is believed."""
     assert usage(replace(STREAM, **changes), Outcome.COMPLETED) == cost
+
+
+ZEROS: dict[str, Any] = {"prompt_tokens": 0, "completion_tokens": 0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "cost"),
+    [
+        ({**BODY, "body_bytes": 9000, "generates": False, **ZEROS}, FREE),
+        ({**BODY, "body_bytes": 9000, "generates": False}, guess(40, 0)),
+        ({**BODY, "body_bytes": 200, **ZEROS}, guess(40, 0)),
+        ({**ZEROS}, guess(40, 12)),
+        ({**CUT, "flags": frozenset({"DC"}), **ZEROS}, guess(40, 12)),
+        ({"prompt_tokens": 38, "completion_tokens": 0, "deltas": 0}, Usage(38, 0)),
+    ],
+)
+def test_nothing_is_a_usage_where_nothing_is_generated(changes, cost):
+    assert usage(replace(STREAM, **changes), Outcome.COMPLETED) == cost
+
+
+@pytest.mark.parametrize(
+    ("changes", "cost"),
+    [
+        ({"done": False}, Usage(38, 1)),
+        ({"done": False, "flags": frozenset({"DC"})}, guess(38, 12)),
+        ({"done": False, "flags": frozenset({"UR"})}, guess(38, 12)),
+        ({"done": False, "flags": frozenset({"SI"})}, guess(38, 12)),
+        ({"flags": frozenset({"DC"})}, Usage(38, 1)),
+        ({**BODY, "done": False, "flags": frozenset({"DC"})}, Usage(38, 1)),
+    ],
+)
+def test_a_finish_reason_does_not_make_a_cut_answer_free(changes, cost):
+    """Of several choices one is finished first."""
+    ending = replace(STREAM, prompt_tokens=38, completion_tokens=1, **changes)
+    assert usage(ending, outcome(ending)) == cost
