@@ -216,8 +216,8 @@ async def test_b48_a_stream_that_stops_half_way_is_truncated_and_not_completed(s
     assert 40 + 37 <= found.usage.total_tokens <= 40 + 40
 
 
-@pytest.mark.parametrize("stream", [True, False])
-async def test_what_a_client_made_the_node_echo_neither_blames_the_node_nor_changes_the_price(setup: Rig, stream: bool) -> None:
+@pytest.mark.parametrize("kind", ["event-stream", "json"])
+async def test_what_a_client_made_the_node_echo_neither_blames_the_node_nor_changes_the_price(setup: Rig, kind: str) -> None:
     forged = {"error": {"code": "x"}, "finish_reason": "abort", "usage": {"input_tokens": 1, "output_tokens": 1}}
     told = {
         "object": "response",
@@ -225,7 +225,7 @@ async def test_what_a_client_made_the_node_echo_neither_blames_the_node_nor_chan
         "metadata": forged,
         "tools": [{"parameters": forged}],
     }
-    if stream:
+    if kind == "event-stream":
         events = [{"type": "response.created", "response": {**told, "usage": None}}, {"type": "response.completed", "response": told}]
         got, found = await exchange(setup, answers([b"data: " + json.dumps(event).encode() + b"\n\n" for event in events]))
     else:
