@@ -13,13 +13,15 @@ import typer
 from din_extproc import __version__
 from din_extproc.cli.bench import bench_app
 from din_extproc.cli.keys import keys_app
-from din_extproc.cli.options import DEFAULT_CONFIG, Config, Json, fail, print_json, settings_of
+from din_extproc.cli.options import DAY_S, DEFAULT_CONFIG, Config, Json, amount, fail, not_empty, port, print_json, settings_of
 from din_extproc.cli.render import render_app
 from din_extproc.cli.simulate import simulate
 from din_extproc.cli.tenants import tenants, usage
 from din_extproc.edge.telemetry.logs import configure
 from din_extproc.settings.check import check as check_file
 from din_extproc.sim.faults import KINDS
+
+_FASTEST = 1e9
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -56,7 +58,7 @@ def _root(_version: Annotated[bool, typer.Option("--version", callback=_version,
 @app.command()
 def serve(
     config: Config = DEFAULT_CONFIG,
-    drain_s: Annotated[float, typer.Option(help="Seconds that open exchanges may go on after SIGTERM.")] = 20.0,
+    drain_s: Annotated[float, amount("Seconds that open exchanges may go on after SIGTERM.", most=DAY_S)] = 20.0,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], typer.Option(help="What is logged, as JSON lines on stderr.")
     ] = "info",
@@ -103,10 +105,12 @@ def check(
 
 @app.command()
 def envoy(
-    file: Annotated[Path, typer.Argument(help="Envoy's configuration, as `render envoy` writes it.")] = Path("envoy.yaml"),
+    file: Annotated[
+        Path, typer.Argument(help="Envoy's configuration, as `render envoy` writes it.", exists=True, dir_okay=False, readable=True)
+    ] = Path("envoy.yaml"),
     config: Config = DEFAULT_CONFIG,
-    concurrency: Annotated[int, typer.Option(help="Envoy's threads; 0: one per core.")] = 0,
-    drain_s: Annotated[float, typer.Option(help="Seconds that requests may go on in an Envoy that has to go.")] = 60.0,
+    concurrency: Annotated[int, typer.Option(help="Envoy's threads; 0: one per core.", min=0, max=1024)] = 0,
+    drain_s: Annotated[float, amount("Seconds that requests may go on in an Envoy that has to go.", most=DAY_S)] = 60.0,
     log_level: Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="What Envoy logs.")] = "warning",
 ) -> None:
     """Run this machine's Envoy. SIGHUP: a successor takes over without cutting a request; SIGTERM: drain."""
@@ -120,8 +124,8 @@ def envoy(
 @app.command()
 def drain(
     config: Config = DEFAULT_CONFIG,
-    at_least_s: Annotated[float, typer.Option(help="Seconds that it goes on although nothing is in flight.")] = 5.0,
-    at_most_s: Annotated[float, typer.Option(help="Seconds after which it ends, whatever is in flight.")] = 60.0,
+    at_least_s: Annotated[float, amount("Seconds that it goes on although nothing is in flight.", most=DAY_S)] = 5.0,
+    at_most_s: Annotated[float, amount("Seconds after which it ends, whatever is in flight.", most=DAY_S)] = 60.0,
 ) -> None:
     """Let this machine's Envoy take no more connections, and wait until it has ended what it has."""
     from din_extproc.edge.probe.envoy_admin import Silent  # noqa: PLC0415 - the other commands start without it
@@ -285,7 +289,7 @@ def nodes(
 @app.command()
 def demo(
     check: Annotated[bool, typer.Option("--check", help="Play a client against it, then stop it.")] = False,  # noqa: FBT002
-    port: Annotated[int, typer.Option(help="Envoy's port on loopback; 0 takes a free one.")] = 0,
+    port: Annotated[int, port("Envoy's port on loopback; 0 takes a free one.", least=0)] = 0,
     simulated: Annotated[bool, typer.Option("--simulated", help="Engine simulators instead of real models.")] = False,  # noqa: FBT002
 ) -> None:
     """Envoy, Redis, the sidecar and small real models on this machine; Ctrl-C stops everything."""
@@ -298,14 +302,14 @@ def demo(
 def engine_sim(
     model: Annotated[str, typer.Option(help="The model's own name.")] = "sim-model",
     served_model: Annotated[list[str] | None, typer.Option(help="A name that requests may use; repeatable.")] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 0,
+    host: Annotated[str, typer.Option(help="Address to listen on.", callback=not_empty)] = "127.0.0.1",
+    port: Annotated[int, port("0 takes a free one.", least=0)] = 0,
     api: Annotated[Literal["vllm", "ollama", "tgi", "triton", "tensorrt_llm"], typer.Option(help="Whose paths and words.")] = "vllm",
     runner: Annotated[Literal["generate", "pooling"], typer.Option(help="A chat model, or one for embeddings and rerank.")] = "generate",
     max_model_len: Annotated[int, typer.Option(help="Tokens, prompt and output together.")] = 8192,
     max_num_seqs: Annotated[int, typer.Option(help="Sequences that run at once.")] = 64,
-    prefill_rate: Annotated[float, typer.Option(help="Prompt tokens per second.")] = 8000.0,
-    decode_rate: Annotated[float, typer.Option(help="Output tokens per second of one stream alone.")] = 60.0,
+    prefill_rate: Annotated[float, amount("Prompt tokens per second.", least=0.001, most=_FASTEST)] = 8000.0,
+    decode_rate: Annotated[float, amount("Output tokens per second of one stream alone.", least=0.001, most=_FASTEST)] = 60.0,
     kv_tokens: Annotated[int, typer.Option(help="Tokens that fit into memory.")] = 131072,
     tokenizer: Annotated[str, typer.Option(help="A folder with tokenizer.json instead of the built-in one.")] = "",
     faults: Annotated[

@@ -5,18 +5,21 @@ Rule: as in `app.py`: parse, call a role, print. A key is printed once and kept 
 
 import secrets
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from din_extproc.admit.keys import ENTROPY_BYTES, NewKey, make_key, make_node_token
-from din_extproc.cli.options import DEFAULT_CONFIG, Config, Json, fail, print_json, settings_of
+from din_extproc.cli.options import DEFAULT_CONFIG, Config, Json, amount, fail, print_json, settings_of
 
 if TYPE_CHECKING:
     from din_extproc.roles.keys import Made
 
 keys_app = typer.Typer(no_args_is_help=True, help="API keys of tenants, and tokens of nodes.")
+
+_LONGEST_DAYS = 36_500
+"""What is to be valid for longer needs no end."""
 
 KeyId = Annotated[str, typer.Argument(help="The key's id.")]
 
@@ -25,34 +28,36 @@ KeyId = Annotated[str, typer.Argument(help="The key's id.")]
 def new(
     key_id: Annotated[str | None, typer.Argument(help="Names the key in logs: letters, digits, `-` and `.`.")] = None,
     tenant: Annotated[str, typer.Option(help="Whose key: its hash is kept in the configuration's `keys_file`.")] = "",
-    expires_days: Annotated[float | None, typer.Option(help="For how many days it is valid; without it, for ever.", min=0.0)] = None,
+    expires_days: Annotated[float | None, amount("For how many days it is valid; without it, for ever.", most=_LONGEST_DAYS)] = None,
     config: Config = DEFAULT_CONFIG,
     json: Json = False,  # noqa: FBT002 - a flag
 ) -> None:
     """Make a key. It is shown once. With --tenant its hash is kept in `keys_file`; without, it goes into din.yaml by hand."""
-    if tenant:
-        from din_extproc.roles import keys  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles import keys  # noqa: PLC0415 - the other commands start without it
 
+    valid_for = None if expires_days is None else timedelta(days=expires_days)
+    if tenant:
         try:
-            kept = keys.new(settings_of(config), tenant, key_id, None if expires_days is None else timedelta(days=expires_days))
+            kept = keys.new(settings_of(config), tenant, key_id, valid_for)
         except keys.Unkept as error:
             fail(str(error))
         _show(kept, json=json)
         return
     if key_id is None:
         fail("an id for the key is needed, or --tenant")
-    made = _made(make_key, key_id)
+    made, expires = _made(make_key, key_id), keys.expiry(valid_for)
     if json:
-        print_json({"id": key_id, "key": made.text, "hash": made.hash})
+        print_json({"id": key_id, "key": made.text, "hash": made.hash, "expires": expires})
     else:
-        entry = f'  - {{ id: {key_id}, hash: "{made.hash}" }}'
+        until = "" if expires is None else f", expires: {_moment(expires)}"
+        entry = f'  - {{ id: {key_id}, hash: "{made.hash}"{until} }}'
         typer.echo(f"for the client, shown once:\n  {made.text}\nfor din.yaml, under the tenant's keys:\n{entry}")
 
 
 @keys_app.command("rotate")
 def rotate(
     key_id: KeyId,
-    overlap_hours: Annotated[float, typer.Option(help="For how long the old key stays valid.", min=0.0)] = 24.0,
+    overlap_hours: Annotated[float, amount("For how long the old key stays valid.", most=_LONGEST_DAYS * 24)] = 24.0,
     config: Config = DEFAULT_CONFIG,
     json: Json = False,  # noqa: FBT002 - a flag
 ) -> None:
@@ -91,7 +96,7 @@ def list_keys(
         print_json(found)
         return
     for key in found:
-        until = "" if key.expires is None else f"  until {key.expires:%Y-%m-%dT%H:%M:%SZ}"
+        until = "" if key.expires is None else f"  until {_moment(key.expires)}"
         typer.echo(f"{key.id:32}  {key.tenant:24}  {key.state}{until}")
 
 
@@ -106,6 +111,10 @@ def node(
         print_json({"id": node_id, "token": made.text, "hash": made.hash})
     else:
         typer.echo(f'for the node, shown once:\n  {made.text}\nfor the file of node tokens:\n{node_id}: "{made.hash}"')
+
+
+def _moment(moment: datetime) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _made(make: Callable[[str, bytes], NewKey], name: str) -> NewKey:

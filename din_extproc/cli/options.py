@@ -3,9 +3,12 @@
 Rule: an answer that is no is one line on standard error and exit code 1.
 """
 
+import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 import typer
@@ -18,6 +21,32 @@ Config = Annotated[Path, typer.Option("--config", "-c", help="The configuration.
 Json = Annotated[bool, typer.Option("--json", help="For machines.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write here instead of to standard output.")]
 DEFAULT_CONFIG = Path("din.yaml")
+DAY_S = 86_400.0
+MOST_PORTS = 65_535
+
+
+def amount(told: str, *, most: float, least: float = 0.0) -> Any:
+    """An option that is a number from the least to the most, both included."""
+    return typer.Option(help=told, min=least, max=most, callback=_number)
+
+
+def port(told: str, *, least: int = 1) -> Any:
+    """An option that is a port. `least` 0: none may be named."""
+    return typer.Option(help=told, min=least, max=MOST_PORTS)
+
+
+def not_empty(text: str) -> str:
+    """An option that says something."""
+    if not text:
+        raise typer.BadParameter("it is empty")
+    return text
+
+
+def _number(value: float | None) -> float | None:
+    """`nan` lies between any two numbers, as far as a comparison can tell."""
+    if value is not None and math.isnan(value):
+        raise typer.BadParameter("nan is no number")
+    return value
 
 
 def settings_of(config: Path) -> Settings:
@@ -34,7 +63,17 @@ def write(text: str, output: Path | None) -> None:
     if output is None:
         typer.echo(text, nl=False)
     else:
-        output.write_text(text)
+        with written(output):
+            output.write_text(text)
+
+
+@contextmanager
+def written(output: Path) -> Iterator[None]:
+    """Inside, a file is written; a file that can't be is an answer that is no."""
+    try:
+        yield
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"{output}: {getattr(error, 'strerror', None) or 'what it holds is no text'}")
 
 
 def print_json(value: object) -> None:

@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from din_extproc.cli.options import DEFAULT_CONFIG, Config, Output, fail, settings_of, write
+from din_extproc.cli import kubernetes
+from din_extproc.cli.options import DEFAULT_CONFIG, Config, Output, fail, port, settings_of, write, written
 from din_extproc.settings.node import load_node
 from din_extproc.settings.problems import Rejected
 
@@ -32,35 +33,42 @@ def render_envoy(
     node_id: Annotated[str, typer.Option(help="With --xds, the name by which that Envoy asks; this host's by default.")] = "",
 ) -> None:
     """Envoy's own configuration (envoy.yaml) for this din.yaml. What was changed by hand in the file is kept."""
-    from din_extproc.roles.render import Unrenderable, written_over  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.render import Unrenderable, write_over  # noqa: PLC0415 - the other commands start without it
     from din_extproc.roles.render import render_envoy as render  # noqa: PLC0415
 
     try:
         settings = settings_of(config)
         told = settings.gateway.xds is not None if xds is None else xds
         text = render(settings, validate=validate, xds=told, node_id=node_id, envoy_version=envoy_version)
-        text = text if output is None else written_over(output, text, force=force)
+        if output is None:
+            write(text, None)
+        else:
+            with written(output):
+                write_over(output, text, force=force)
     except Unrenderable as error:
         fail(str(error))
-    write(text, output)
 
 
 @render_app.command("istio")
 def render_istio(
-    host: Annotated[str, typer.Option(help="What clients call, such as llm.example.com.")],
+    host: Annotated[str, typer.Option(help="What clients call, such as llm.example.com.", callback=kubernetes.mesh_host)],
     config: Config = DEFAULT_CONFIG,
     output: Output = None,
     mode: Annotated[Literal["gateway", "sidecar"], typer.Option(help="An ingress gateway's Envoys, or the clients' own.")] = "gateway",
-    namespace: Annotated[str, typer.Option(help="Of the resources; in mode sidecar, of the clients.")] = "default",
-    gateway: Annotated[str, typer.Option(help="The Gateway that the host joins: a name, or namespace/name.")] = "istio-ingressgateway",
+    namespace: Annotated[
+        str, typer.Option(help="Of the resources; in mode sidecar, of the clients.", callback=kubernetes.namespace)
+    ] = "default",
+    gateway: Annotated[
+        str, typer.Option(help="The Gateway that the host joins: a name, or namespace/name.", callback=kubernetes.placed_resource)
+    ] = "istio-ingressgateway",
     selector: Annotated[list[str] | None, typer.Option(help="label=value of the proxies that are patched; repeatable.")] = None,
-    port: Annotated[int, typer.Option(help="Where those proxies listen for the host.")] = 80,
+    port: Annotated[int, port("Where those proxies listen for the host.")] = 80,
 ) -> None:
     """Istio's resources for this din.yaml: EnvoyFilter, DestinationRule, VirtualService, ServiceEntry."""
     from din_extproc.roles.render import Unrenderable  # noqa: PLC0415 - the other commands start without it
     from din_extproc.roles.render import render_istio as render  # noqa: PLC0415
 
-    labels = tuple(_label(text) for text in selector or (["istio=ingressgateway"] if mode == "gateway" else []))
+    labels = tuple(kubernetes.label(text) for text in selector or (["istio=ingressgateway"] if mode == "gateway" else []))
     try:
         text = render(settings_of(config), mode=mode, host=host, namespace=namespace, gateway=gateway, selector=labels, port=port)
     except Unrenderable as error:
@@ -70,12 +78,12 @@ def render_istio(
 
 @render_app.command("envoy-gateway")
 def render_envoy_gateway(
-    host: Annotated[str, typer.Option(help="What clients call, such as llm.example.com.")],
-    gateway: Annotated[str, typer.Option(help="The Gateway that the host joins, of the same namespace.")],
+    host: Annotated[str, typer.Option(help="What clients call, such as llm.example.com.", callback=kubernetes.host)],
+    gateway: Annotated[str, typer.Option(help="The Gateway that the host joins, of the same namespace.", callback=kubernetes.resource)],
     config: Config = DEFAULT_CONFIG,
     output: Output = None,
-    namespace: Annotated[str, typer.Option(help="Of the resources.")] = "default",
-    listener: Annotated[str, typer.Option(help="The Gateway's listener.")] = "http",
+    namespace: Annotated[str, typer.Option(help="Of the resources.", callback=kubernetes.namespace)] = "default",
+    listener: Annotated[str, typer.Option(help="The Gateway's listener.", callback=kubernetes.resource)] = "http",
 ) -> None:
     """Envoy Gateway's resources for this din.yaml: HTTPRoute, Backend, EnvoyExtensionPolicy, EnvoyPatchPolicy and what they need."""
     from din_extproc.roles.render import Unrenderable  # noqa: PLC0415 - the other commands start without it
@@ -137,10 +145,3 @@ def render_node(
     except Unrenderable as error:
         fail(str(error))
     write(text, output)
-
-
-def _label(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise typer.BadParameter(f"{text!r} is not label=value")
-    return name, value

@@ -98,7 +98,12 @@ class Line:
 
     async def _succeed(self) -> None:
         """Start the next epoch; the predecessor leaves by itself, after the drain time."""
-        refused = await asyncio.to_thread(complaint, self._options.file.read_text(), self._binary)
+        try:
+            text = self._options.file.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            _log.error("%s can't be read: %s", self._options.file, error)
+            return
+        refused = await asyncio.to_thread(complaint, text, self._binary)
         if refused is not None:
             _log.error("Envoy refuses %s: %s", self._options.file, refused)
             return

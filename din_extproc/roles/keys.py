@@ -54,11 +54,16 @@ def new(settings: Settings, tenant: str, key_id: str | None, valid_for: timedelt
     """
     if tenant not in {each.id for each in settings.tenants}:
         raise Unkept(f"no tenant is called {tenant!r}")
-    expires = None if valid_for is None else _now() + valid_for
+    expires = expiry(valid_for)
     key_id = key_id or f"{tenant.replace('_', '-')}-{secrets.token_hex(_SUFFIX_BYTES)}"
     made = _make(settings, key_id)
     _edit(settings, key_id, lambda entries: entries.append(_entry(tenant, key_id, made, expires)))
     return Made(key_id, tenant, made.text, expires)
+
+
+def expiry(valid_for: timedelta | None) -> datetime | None:
+    """When a key that is made now ends; None: never."""
+    return None if valid_for is None else _now() + valid_for
 
 
 def rotate(settings: Settings, key_id: str, overlap: timedelta) -> Made:

@@ -102,8 +102,8 @@ def render_envoy_gateway(settings: Settings, **placed: Any) -> str:
         raise Unrenderable(str(error)) from error
 
 
-def written_over(output: Path, rendered: str, *, force: bool) -> str:
-    """What is to be written where an earlier rendering lies, which somebody may have changed by hand. It keeps the rendering beside it.
+def write_over(output: Path, rendered: str, *, force: bool) -> None:
+    """Write it where an earlier rendering may lie, which somebody may have changed by hand; the rendering as it is stays beside it.
 
     Args:
         output: The file.
@@ -112,6 +112,8 @@ def written_over(output: Path, rendered: str, *, force: bool) -> str:
 
     Raises:
         Unrenderable: both changed the same lines, or it is not known what was changed by hand.
+        OSError: a file can't be read or written.
+        UnicodeDecodeError: what lies there is no text.
     """
     kept = output.with_name(output.name + KEPT)
     text: str | tuple[Contradiction, ...] = rendered
@@ -121,8 +123,8 @@ def written_over(output: Path, rendered: str, *, force: bool) -> str:
         text = merged(kept.read_text(), found, rendered)
     if not isinstance(text, str):
         raise Unrenderable(f"{output} was changed by hand where it changes: {'; '.join(map(str, text))}")
-    kept.write_text(rendered)
-    return text
+    output.write_text(text)
+    kept.write_text(rendered)  # last: beside an older file it would call what is old there changed by hand
 
 
 def accepted(text: str, *, validate: bool, envoy_version: str | None = None) -> str:

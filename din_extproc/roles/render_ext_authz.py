@@ -7,9 +7,9 @@ import json
 from importlib.resources import files
 from string import Template
 
-from din_extproc.control.topology import Address, UnixSocket
+from din_extproc.control.topology import Address, SocketAddress, UnixSocket
 from din_extproc.roles.render import Unrenderable, accepted, usage_lua
-from din_extproc.settings.gateway import as_reached
+from din_extproc.settings.gateway import as_reached, is_host
 from din_extproc.settings.settings import Settings
 
 _MARGIN_MS = 500
@@ -29,9 +29,7 @@ def render_ext_authz(settings: Settings, node: str, *, validate: bool = False) -
     gateway, envoy = settings.gateway, settings.envoy
     if gateway.ext_authz is None:
         raise Unrenderable("`gateway.ext_authz` is not configured: nobody would answer")
-    host, colon, port = node.rpartition(":")
-    if not (colon and port.isdecimal()):
-        raise Unrenderable(f"{node!r} is no host:port")
+    reached = _address(node)
     logs = as_reached(gateway.access_log.address)
     waits_ms = max((tenant.queueing.max_wait_ms for tenant in settings.tenants), default=0)
     template = Template(files("din_extproc.control").joinpath("ext_authz.yaml").read_text())
@@ -43,13 +41,25 @@ def render_ext_authz(settings: Settings, node: str, *, validate: bool = False) -
         body_bytes=settings.body_limit,
         timeout=f"{(waits_ms + _MARGIN_MS) / 1000:.3f}s",
         flush=f"{envoy.access_log_flush_ms / 1000:.3f}s",
-        node_host=host,
-        node_port=port,
+        node_host=json.dumps(reached.host),
+        node_port=reached.port,
         authz=", ".join(_endpoint(address) for address in gateway.worker_addresses),
         logs_host=logs.host,
         logs_port=logs.port,
     )
     return accepted(text, validate=validate)
+
+
+def _address(node: str) -> SocketAddress:
+    host, _, port = node.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if bracketed else host
+    if is_host(host) is None or bracketed != (":" in host) or not port.isdecimal():
+        raise Unrenderable(f"{node!r} is no host:port")
+    try:
+        return SocketAddress(host, int(port))
+    except ValueError as error:
+        raise Unrenderable(str(error)) from error
 
 
 def _endpoint(address: Address) -> str:

@@ -18,7 +18,7 @@ from din_extproc.settings.registry import Registry
 from din_extproc.settings.section import AsTuple, ListenAddress, Section
 from din_extproc.settings.tls import ServerTls
 
-_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:]*:[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*").fullmatch
+is_host = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:]*:[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*").fullmatch
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _LONGEST_SOCKET = 100
 """Characters of a Unix socket's path, with room for a worker's number; the system's limit is 107."""
@@ -105,7 +105,7 @@ class Xds(Section):
 
 
 def _host(text: str) -> str:
-    if _HOST(text) is None:
+    if is_host(text) is None:
         raise ValueError(f"{text!r} is not a host: a DNS name or an IP address, without a port")
     return text
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from din_extproc.roles.render import KEPT, Unrenderable, written_over
+from din_extproc.roles.render import KEPT, Unrenderable, write_over
 
 FIRST, SECOND = "a: 1\nb: 2\nc: 3\n", "a: 1\nb: 2\nc: 4\n"
 
 
 def write(file: Path, text: str, *, force: bool = False) -> str:
-    file.write_text(written_over(file, text, force=force))
+    write_over(file, text, force=force)
     return file.read_text()
 
 

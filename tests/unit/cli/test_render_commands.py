@@ -1,0 +1,91 @@
+"""`render`: what can't be written is said in one line, and what no cluster or Envoy takes is refused."""
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from din_extproc.cli.app import app
+
+DIN = """
+version: 1
+gateway: { reached_at: sidecar.example.com, ext_proc: { address: "0.0.0.0:50051" }, ext_authz: {} }
+pools:
+  p:
+    model: m
+    engine: vllm
+    nodes: [{ id: n1, address: "10.0.0.1:8000", version: "1.0", dtype: bf16, max_seq_len: 4096 }]
+tenants: [{ id: a, models: ["*"] }]
+"""
+MESH = ["istio", "--host", "llm.example.com"]
+GATEWAY = ["envoy-gateway", "--host", "llm.example.com", "--gateway", "g"]
+
+
+@pytest.fixture
+def render(tmp_path):
+    file = tmp_path / "din.yaml"
+    file.write_text(DIN)
+    return lambda *arguments: CliRunner().invoke(app, ["render", *arguments, "-c", str(file)], env={"COLUMNS": "200"})
+
+
+@pytest.mark.parametrize("command", [["envoy", "--no-validate"], MESH, GATEWAY, ["ext-authz", "--no-validate"]], ids=lambda each: each[0])
+def test_a_file_that_cannot_be_written_is_one_line(render, tmp_path, command):
+    for output, why in ((tmp_path / "nope" / "x", "No such file or directory"), (tmp_path, "Is a directory")):
+        told = render(*command, "-o", str(output))
+        assert (told.exit_code, told.stderr.replace("\n", "")) == (1, f"error: {output}: {why}"), told.output
+
+
+def test_what_lies_there_and_is_no_text_is_said(render, tmp_path):
+    output = tmp_path / "envoy.yaml"
+    output.write_bytes(b"\xff\xfe\x00")
+    told = render("envoy", "--no-validate", "-o", str(output))
+    assert (told.exit_code, told.stderr) == (1, f"error: {output}: what it holds is no text\n"), told.output
+
+
+@pytest.mark.parametrize("command", [MESH, GATEWAY], ids=lambda each: each[0])
+@pytest.mark.parametrize(("option", "value"), [
+    ("--host", ""), ("--host", "a b"), ("--host", "-a"),
+    ("--host", "a..b"), ("--host", "*."), ("--host", "x" * 64), ("--namespace", ""),
+    ("--namespace", "A B"), ("--namespace", "a.b"), ("--namespace", "x" * 64), ("--gateway", "a/b/c"), ("--gateway", ""),
+    ("--gateway", "/a"), ("--gateway", "A"),
+])  # fmt: skip
+def test_a_name_that_no_cluster_takes_is_refused_with_its_option(render, command, option, value):
+    told = render(*command, option, value)
+    assert (told.exit_code, option in told.output) == (2, True), told.output
+
+
+@pytest.mark.parametrize(("option", "value"), [
+    ("--port", "0"), ("--port", "99999"), ("--selector", "="), ("--selector", "a"), ("--selector", "a=b c"), ("--selector", "a/b/c=d"),
+    ("--selector", "=b"),
+])  # fmt: skip
+def test_what_istio_cannot_select_is_refused_with_its_option(render, option, value):
+    told = render(*MESH, option, value)
+    assert (told.exit_code, option in told.output) == (2, True), told.output
+
+
+def test_an_address_or_a_slash_is_nothing_for_envoy_gateway(render):
+    for wrong in (["--host", "10.0.0.1"], ["--gateway", "a/b"], ["--listener", ""]):
+        told = render(*GATEWAY, *wrong)
+        assert (told.exit_code, wrong[0] in told.output) == (2, True), told.output
+
+
+def test_what_a_cluster_can_take_passes(render):
+    for right in (["--host", "*.example.com"], ["--host", "*"], ["--host", "10.0.0.1"], ["--gateway", "ns/name.x"], ["--selector", "a.b/c=",
+                  "--selector", "app=x_Y.1"], ["--namespace", "n-1"], ["--port", "65535"]):  # fmt: skip
+        assert render(*MESH, *right).exit_code == 0, right
+    for right in (["--host", "*.example.com"], ["--gateway", "a.b-1"], ["--listener", "https"]):
+        assert render(*GATEWAY, *right).exit_code == 0, right
+
+
+@pytest.mark.parametrize("node", ["x:99999", "x:0", ":80", "a b:80", "x", "x:", "::1:80", "[x]:80", "x:8²"])
+def test_an_address_that_is_none_is_refused_before_envoy_is_asked(render, node):
+    told = render("ext-authz", "--no-validate", "--node", node)
+    assert (told.exit_code, "port" in told.stderr) == (1, True), told.output
+
+
+def test_a_node_may_have_a_name_or_an_address(render):
+    for node, host in (("engine.internal:80", "engine.internal"), ("[fd00::1]:80", "fd00::1")):
+        told = render("ext-authz", "--no-validate", "--node", node)
+        clusters = yaml.safe_load(told.output)["static_resources"]["clusters"]
+        [nodes] = [each for each in clusters if each["name"] == "nodes"]
+        address = nodes["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]["address"]["socket_address"]
+        assert address == {"address": host, "port_value": 80}
