@@ -9,7 +9,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from din_extproc.control.supported import NEWEST_TESTED, OLDEST, minor, unsupported
-from din_extproc.control.topology import EXT_PROC_CLUSTER
+from din_extproc.control.topology import EXT_PROC_CLUSTER, UnixSocket
 from din_extproc.domain.node import moving_cluster
 from din_extproc.settings.settings import Settings
 
@@ -85,6 +85,7 @@ def _as_rendered(dump: Mapping[str, Any], settings: Settings) -> Iterator[Findin
     yield _same(
         "stream idle timeout", _seconds(_first(dump, "stream_idle_timeout")), settings.envoy.timeouts.stream_idle_ms / 1000, "s", again
     )
+    yield from _sockets(dump, settings, again)
     known = {cluster.get("name") for cluster in _all(dump, "cluster") if isinstance(cluster, Mapping)}
     wanted_clusters = [*(pool.name for pool in settings.pools), *(moving_cluster(*pair) for pair in settings.moves)]
     missing = [name for name in wanted_clusters if name not in known]
@@ -92,6 +93,23 @@ def _as_rendered(dump: Mapping[str, Any], settings: Settings) -> Iterator[Findin
         yield Finding("pools", "wrong", f"Envoy has no {', '.join(missing)}", again)
     else:
         yield Finding("pools", "fine", f"{len(settings.pools)} known to Envoy")
+
+
+def _sockets(dump: Mapping[str, Any], settings: Settings, again: str) -> Iterator[Finding]:
+    """Whether it asks where the sidecar listens. An Envoy that others have configured has no cluster of this name."""
+    ours = next((each for each in _all(dump, "cluster") if isinstance(each, Mapping) and each.get("name") == EXT_PROC_CLUSTER), None)
+    if ours is None:
+        return
+    addresses = [each for each in _all(ours, "address") if isinstance(each, Mapping)]
+    asks = sorted(
+        each["pipe"]["path"] if "pipe" in each else f"{each['socket_address']['address']}:{each['socket_address']['port_value']}"
+        for each in addresses
+    )
+    listens = sorted(each.path if isinstance(each, UnixSocket) else f"{each.host}:{each.port}" for each in settings.worker_addresses)
+    if asks == listens:
+        yield Finding("workers' addresses", "fine", f"{len(listens)} as rendered")
+    else:
+        yield Finding("workers' addresses", "wrong", f"Envoy asks {', '.join(asks)}; the sidecar is at {', '.join(listens)}", again)
 
 
 def _same(what: str, has: float | None, wanted: float, unit: str, change: str) -> Finding:
@@ -111,16 +129,22 @@ def of_exchanges(stats: Mapping[str, int]) -> Iterator[Finding]:
         ("spurious_msgs_received", "the sidecar answers what was not asked: both must be of one version"),
     ):
         if counted.get(name):
-            yield Finding(f"ext_proc {name}", "wrong", f"{counted[name]} of {asked} exchanges", change)
-    failed = counted.get("streams_failed", 0)
-    if failed:
-        change = "workers were restarted or killed; more than a few in a hundred: see the sidecar's log"
-        yield Finding("ext_proc streams", "wrong" if failed * 20 > asked else "doubtful", f"{failed} of {asked} failed", change)
-    else:
-        yield Finding("ext_proc streams", "fine", f"{asked}, none failed")
+            yield Finding(f"ext_proc {name}", "wrong", f"{counted[name]} in {asked} exchanges", change)
     workers = stats.get(f"cluster.{EXT_PROC_CLUSTER}.membership_healthy", 0)
     if not workers:
-        yield Finding("workers", "wrong", "Envoy reaches none", "start the sidecar; does Envoy's user have access to its socket?")
+        change = "start the sidecar; if it runs, render envoy.yaml again (other addresses?); may Envoy's user use its socket?"
+        yield Finding("workers", "wrong", "Envoy reaches none", change)
+    failed = counted.get("streams_failed", 0)  # Envoy counts among those that began no stream that it could not open
+    if failed:
+        change = "workers were restarted or killed; more than a few in a hundred: see the sidecar's log"
+        if failed >= asked:
+            change = (
+                "Envoy was rendered for another address or number of workers (render envoy.yaml again), or workers were away: see their log"
+            )
+        verdict: Literal["doubtful", "wrong"] = "wrong" if failed * 20 > asked + failed else "doubtful"
+        yield Finding("ext_proc streams", verdict, f"{failed} failed, {asked} began", change)
+    else:
+        yield Finding("ext_proc streams", "fine", f"{asked}, none failed")
     dropped = sum(value for name, value in stats.items() if name.endswith("logs_dropped"))
     if dropped:
         yield Finding("access log", "wrong", f"{dropped} entries lost", "what they cost is not settled: give the sidecar more CPU")

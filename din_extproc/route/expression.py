@@ -64,6 +64,10 @@ _HEADERS_USE = re.compile(r"\bheaders\b")
 _HEADERS_INDEX = re.compile(
     r"""\bheaders\s*\[\s*(?:"([^"\\]*)"|'([^'\\]*)')\s*\]|(?:"([^"\\]*)"|'([^'\\]*)')\s+in\s+headers\b(?!\s*[.\[])"""
 )
+_QUOTED = r"""[rR]?(?:"{3}[\s\S]*?"{3}|'{3}[\s\S]*?'{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')"""
+_PATTERN = re.compile(rf"//[^\n]*|\.\s*matches\s*\(\s*(?P<pattern>{_QUOTED})\s*\)|{_QUOTED}")
+"""A pattern that stands as such; what is in comments and in other strings is stepped over."""
+_NO_PATTERN = "not a valid regex"
 _POSITION = re.compile(r"<input>:(\d+):(\d+): (?:Syntax error: )?([^\n]*)")
 _DETAIL = 120
 
@@ -90,12 +94,17 @@ def compile_expression(source: str) -> Matches | BadExpression:
     unknown += [name for name in names["functions"] if name.isidentifier() and name not in FUNCTIONS]
     if unknown:
         return _unknown_name(source, unknown[0])
+    flaw = _bad_pattern(source)
+    if flaw is not None:
+        return flaw
     used = [name for name in names["variables"] if name in VARIABLES and name not in bound]
     try:
         result = program.execute({name: _SAMPLE[name] for name in used})
     except (ArithmeticError, LookupError, ValueError):
         result = False
     except (RuntimeError, TypeError) as error:
+        if _NO_PATTERN in str(error):
+            return BadExpression(_in_words(error))
         if isinstance(error, RuntimeError) and not str(error).startswith("Undefined"):
             result = False  # a conversion that this value does not allow, another may
         else:
@@ -103,6 +112,39 @@ def compile_expression(source: str) -> Matches | BadExpression:
     if not isinstance(result, bool):
         return BadExpression(f"the expression says neither true nor false but something of type {type(result).__name__}")
     return _matcher(program, {name: VARIABLES[name] for name in used}, _headers_named(source))
+
+
+def failure(source: str, facts: Facts) -> str:
+    """How a sound expression fails on a request, in words; "" when it says true or false."""
+    program = cel.compile(source)
+    try:
+        program.execute({name: VARIABLES[name](facts) for name in program.references()["variables"] if name in VARIABLES})
+    except _FAULTS as error:
+        return _in_words(error)
+    return ""
+
+
+def _in_words(error: BaseException) -> str:
+    if isinstance(error, LookupError):
+        return f"there is no {error}"
+    text = str(error)
+    if _NO_PATTERN in text:
+        pattern = text.partition(" error: ")[2].partition(_NO_PATTERN)[0].strip()
+        return f"{pattern} is not a pattern: {text.rpartition('error: ')[2].partition('. Check ')[0]}"
+    return " ".join(text.partition(". Check ")[0].split())[:_DETAIL]
+
+
+def _bad_pattern(source: str) -> BadExpression | None:
+    """A pattern that does not compile makes its expression fail on every request that comes to it."""
+    for found in _PATTERN.finditer(source):
+        if found["pattern"] is None:
+            continue
+        try:
+            cel.evaluate(f"''.matches({found['pattern']})")
+        except _FAULTS as error:
+            before = source[: found.start("pattern")]
+            return BadExpression(_in_words(error), line=before.count("\n") + 1, column=len(before) - before.rfind("\n"))
+    return None
 
 
 def _matcher(program: cel.Program, read: dict[str, Callable[[Facts], Any]], named: tuple[str, ...] | None) -> Matches:

@@ -5,7 +5,7 @@ Rule: whether a condition holds is asked of the condition as it is compiled for 
 
 from msgspec import Struct
 
-from din_extproc.route.expression import Facts
+from din_extproc.route.expression import Facts, failure
 from din_extproc.route.rules import Condition, Known, TokenRange, compile_condition
 
 
@@ -45,7 +45,7 @@ def _parts(condition: Condition, facts: Facts) -> list[tuple[Condition, str]]:
         (Condition(tenant=condition.tenant), f"the tenant is {tenant.id}"),
         (Condition(priority=condition.priority), f"the priority is {tenant.priority_of(intent.priority).value}"),
         (Condition(stream=condition.stream), f"it {'is' if intent.stream else 'is not'} a stream"),
-        (Condition(cel=condition.cel), f"not true: {condition.cel}"),
+        (Condition(cel=condition.cel), _expression(condition.cel, facts)),
     ]
     parts += [
         (Condition(header={name: wanted}), f"{name} is {facts.headers[name]!r}" if name in facts.headers else f"{name} is not there")
@@ -59,6 +59,11 @@ def _parts(condition: Condition, facts: Facts) -> list[tuple[Condition, str]]:
         parts.append((Condition(negated=condition.negated), "what it excludes is so"))
     nothing = Condition()
     return [(part, said) for part, said in parts if part != nothing]
+
+
+def _expression(source: str, facts: Facts) -> str:
+    failed = failure(source, facts) if source else ""
+    return f"fails ({failed}): {source}" if failed else f"not true: {source}"
 
 
 def _length(asked: TokenRange | None, tokens: int) -> str:

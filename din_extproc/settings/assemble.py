@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from din_extproc.control.topology import RESERVED_CLUSTERS, SocketAddress
-from din_extproc.domain.node import Pool
+from din_extproc.domain.node import Endpoint, Pool
 from din_extproc.domain.tenant import ApiKey, Tenant
 from din_extproc.route.compile import compile_routes
 from din_extproc.route.flaw import Flaw, did_you_mean
@@ -58,6 +58,8 @@ def assemble(shaped: Shaped, catalog: Catalog | None, document: Document, keyed:
     _report_kinds(shaped, document)
     _report_circles(shaped, document)
     _report_waits(shaped, document)
+    _report_timeouts(shaped, document)
+    _report_ports(shaped, document)
     if "pools" not in shaped.broken:
         _report_models(shaped, pools, document)
         if config.limits.any and not config.store.one_script:
@@ -221,3 +223,48 @@ def _report_waits(shaped: Shaped, document: Document) -> None:
         if max_wait_ms > max(0, longest):
             hint = f"at most {max(0, longest)}, or a longer `envoy.timeouts.message_ms`"
             document.report(place, f"Envoy gives up after {config.envoy.timeouts.message_ms} ms, a second before at the latest", hint)
+
+
+def _report_timeouts(shaped: Shaped, document: Document) -> None:
+    """While Redis does not answer, a decision takes as long as Redis is waited for: Envoy must wait longer."""
+    if {"store", "envoy"} & shaped.broken:
+        return
+    redis, message = shaped.config.store.timeout_ms, shaped.config.envoy.timeouts.message_ms
+    if redis >= message:
+        place: Place = ("store", "timeout_ms")
+        if place not in document.values:
+            place = ("envoy", "timeouts", "message_ms")
+        hint = f"`envoy.timeouts.message_ms` of at least {2 * redis}, or a shorter `store.timeout_ms`"
+        document.report(
+            place, f"Redis is waited for {redis} ms, and Envoy gives up after {message} ms: no request would outlast a slow Redis", hint
+        )
+
+
+def _report_ports(shaped: Shaped, document: Document) -> None:
+    """Envoy and the sidecar on one machine can't both listen at one address. Those within a section are compared there."""
+    config = shaped.config
+    gateway, envoy = config.gateway, config.envoy
+    if {"gateway", "envoy"} & shaped.broken or gateway.reached_at is not None:
+        return
+    own: list[tuple[str, Endpoint | None]] = [
+        ("ext_proc.address", gateway.ext_proc.address),
+        ("access_log.address", gateway.access_log.address),
+        ("admin.address", gateway.admin.address),
+        ("xds.address", None if gateway.xds is None else gateway.xds.address),
+        ("registry.address", None if gateway.registry is None else gateway.registry.address),
+        ("registry.http_address", None if gateway.registry is None else gateway.registry.http_address),
+    ]
+    for name, taken in (("listener", envoy.listener), ("admin", envoy.admin)):
+        for ours, address in own:
+            if address is not None and _meet(taken, address):
+                place: Place = ("envoy", name)
+                if place not in document.values:
+                    place = ("gateway", *ours.split("."))
+                message = f"`envoy.{name}` and `gateway.{ours}` can't both be {taken if taken == address else f'{taken} and {address}'}"
+                document.report(place, message, "give each a port of its own")
+
+
+def _meet(one: Endpoint, other: Endpoint) -> bool:
+    """Whether only one of two can listen."""
+    hosts = {one.host, other.host}
+    return one.port == other.port and (len(hosts) == 1 or ("0.0.0.0" in hosts and not any(":" in host for host in hosts)) or "::" in hosts)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from din_extproc.control.topology import Discovery, Outlier, Retry, SocketAddress, Topology
+from din_extproc.control.topology import Address, Discovery, Outlier, Retry, SocketAddress, Topology
 from din_extproc.domain.node import Endpoint, Pool
 from din_extproc.domain.tenant import ApiKey, Commons, Tenant
 from din_extproc.edge.registry.catalog_source import is_url
@@ -116,6 +116,12 @@ class Settings(Struct, frozen=True, kw_only=True):
         trust = None if tls is None or envoy is None else envoy.trust(self.folder)
         return as_reached(endpoint, self.gateway.reached_at, trust)
 
+    @property
+    def worker_addresses(self) -> tuple[Address, ...]:
+        """Where Envoy asks for decisions."""
+        ext_proc = self.gateway.ext_proc
+        return self.gateway.worker_addresses if ext_proc.address is None else (self._reached(ext_proc.address, ext_proc.tls),)
+
     def topology(self, usage_lua: str, discovery: Discovery | None = None) -> Topology:
         """What Envoy's configuration is rendered from.
 
@@ -124,9 +130,9 @@ class Settings(Struct, frozen=True, kw_only=True):
             discovery: For an Envoy that is told its pools, nodes and routes while it runs.
         """
         envoy = self.envoy
-        ext_proc, access_log = self.gateway.ext_proc, self.gateway.access_log
+        access_log = self.gateway.access_log
         return Topology(
-            ext_proc=(self.gateway.worker_addresses if ext_proc.address is None else (self._reached(ext_proc.address, ext_proc.tls),)),
+            ext_proc=self.worker_addresses,
             access_log=self._reached(access_log.address, access_log.tls),
             pools=self.pools,
             listener=SocketAddress(envoy.listener.host, envoy.listener.port),

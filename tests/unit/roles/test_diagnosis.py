@@ -30,7 +30,10 @@ def dump(settings: Settings) -> dict:
         "filters": [{"typed_config": {"message_timeout": "5s", "stream_idle_timeout": "600s"}}],
     }
     names = [*(pool.name for pool in settings.pools), *(f"{pool}+{fallback}" for pool, fallback in settings.moves)]
-    return {"configs": [{"listener": listener}, {"static": [{"cluster": {"name": name}} for name in names]}]}
+    paths = [address.path for address in settings.worker_addresses]
+    endpoints = [{"endpoint": {"address": {"pipe": {"path": path}}}} for path in paths]
+    ours = {"cluster": {"name": "din_ext_proc", "load_assignment": {"endpoints": [{"lb_endpoints": endpoints}]}}}
+    return {"configs": [{"listener": listener}, {"static": [ours, *({"cluster": {"name": name}} for name in names)]}]}
 
 
 def status(settings: Settings) -> dict:
@@ -89,6 +92,21 @@ def test_an_envoy_that_knows_all_pools_and_not_the_pairs_between_which_requests_
     assert settings.moves
     alone = dump(structs.replace(settings, routes=RouteTable({}, {}, ())))
     assert bad(of_envoy(INFO, alone, settings)) == {"pools": "wrong"}
+
+
+def test_an_envoy_that_asks_where_no_worker_listens_is_told_to_be_rendered_again(settings):
+    other = structs.replace(settings, gateway=settings.gateway.model_copy(update={"workers": 3}))
+    [finding] = [each for each in of_envoy(INFO, dump(settings), other) if each.verdict != "fine"]
+    assert (finding.what, finding.verdict) == ("workers' addresses", "wrong")
+    assert "ext_proc.sock.2" in finding.said
+    assert "render envoy.yaml again" in finding.change
+
+
+def test_streams_that_could_not_be_opened_are_no_part_of_those_that_began():
+    deaf = {"cluster.din_ext_proc.membership_healthy": 0, "http.din.ext_proc.streams_started": 8, "http.din.ext_proc.streams_failed": 14}
+    workers, streams = of_exchanges(deaf)
+    assert (workers.what, streams.what, streams.verdict, streams.said) == ("workers", "ext_proc streams", "wrong", "14 failed, 8 began")
+    assert all("render envoy.yaml again" in each.change for each in (workers, streams))
 
 
 def test_an_envoy_without_our_filter_is_found_out(settings):

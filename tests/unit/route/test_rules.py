@@ -6,6 +6,7 @@ from din_extproc.domain.request import Estimate, Intent, Operation, Priority
 from din_extproc.domain.tenant import Limits, Tenant
 from din_extproc.route.expression import BadExpression, Facts, compile_expression
 from din_extproc.route.rules import Condition, Known, TokenRange, compile_condition
+from din_extproc.route.trial import unmet
 
 KNOWN = Known(frozenset({"finance", "hr"}), ("bx-fast", "big"))
 
@@ -91,12 +92,35 @@ def test_an_expression_that_fails_on_a_request_does_not_match(expression):
         ("tenant + 1 == 2", "the expression fails: ", 0, 0),
         ("estimated_tokens.startsWith('a')", "the expression fails: ", 0, 0),
         ("", "syntax error", 1, 1),
+        ("model.matches('(')", "'(' is not a pattern: unclosed group", 1, 15),
+        ("stream &&\n  headers['x'].matches(r\"[a\")", "'[a' is not a pattern: unclosed character class", 2, 24),
+        ("tenant == 'a' && model . matches ( '(?=x)' )", "look-around", 1, 36),
+        ("['a', '('].exists(each, model.matches(each))", "'(' is not a pattern: unclosed group", 0, 0),
     ],
 )
 def test_an_expression_that_can_only_fail_is_refused_with_its_place(expression, message, line, column):
     bad = compile_expression(expression)
     assert message in bad.message
     assert (bad.line, bad.column) == (line, column)
+
+
+def test_a_pattern_is_only_looked_at_where_it_is_one():
+    for source in (
+        "model == \".matches('(')\"",
+        "model.matches('^[(]$') // .matches('(')\n",
+        "model.matches(task_tier)",
+        "model.matches('\\\\(')",
+    ):
+        assert not isinstance(compile_expression(source), BadExpression), source
+
+
+def test_whoever_asks_why_an_expression_did_not_match_hears_how_it_failed():
+    for source, said in (
+        ("headers['x'] == '1'", "fails (there is no 'x'): headers['x'] == '1'"),
+        ("'a'.matches(model)", "fails ('(' is not a pattern: unclosed group): 'a'.matches(model)"),
+        ("stream", "not true: stream"),
+    ):
+        assert unmet(Condition(cel=source), facts(model="(")) == (said,)
 
 
 @pytest.mark.parametrize(

@@ -92,3 +92,25 @@ def test_a_node_s_numbers_are_refused_beyond_what_envoy_takes(written, wrong):
     refused = written(SMALL.replace("max_seq_len: 4096", wrong if "seq" in wrong else f"max_seq_len: 4096, {wrong}") % "")
     assert isinstance(refused, Rejected)
     assert "at most 1000000000 is expected" in str(refused)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("envoy: { timeouts: { message_ms: 1 } }", "gives up after 1 ms"),
+        ("store: { timeout_ms: 4999 }", ""),
+        ("store: { timeout_ms: 5000 }", "store.timeout_ms: Redis is waited for 5000 ms"),
+        ("envoy: { timeouts: { message_ms: 50 } }", "envoy.timeouts.message_ms: Redis is waited for 50 ms"),
+        ("envoy: { listener: '[::]:9090' }", "`envoy.listener` and `gateway.admin.address` can't both be [::]:9090 and 127.0.0.1:9090"),
+        ("envoy: { listener: '10.0.0.9:9090' }", ""),
+    ],
+)
+def test_what_redis_envoy_and_the_sidecar_do_to_each_other_is_found_before_anything_starts(written, more, said):
+    settings = written(SMALL % "" + more)
+    assert isinstance(settings, Settings) == (not said)
+    assert said in str(settings)
+
+
+def test_envoys_on_other_machines_may_have_the_same_ports(written):
+    gateway = "gateway: { reached_at: sidecar.example, ext_proc: { address: '0.0.0.0:50051' } }\n"
+    assert isinstance(written(SMALL % "" + gateway + "envoy: { listener: '0.0.0.0:50051' }"), Settings)
