@@ -8,7 +8,7 @@ from aiohttp import web
 
 from din_extproc.admit.ledger import Claim, Denied, Granted, LimitsUnavailable, Standing
 from din_extproc.domain.request import Head
-from din_extproc.domain.response import PASS, ResponseHead, Treatment
+from din_extproc.domain.response import PASS, Replacement, ResponseHead, Treatment
 from din_extproc.domain.usage import ExchangeRecord, FailedAttempt
 from din_extproc.domain.verdict import Answer, Code, Send, Verdict, error_body
 
@@ -26,6 +26,7 @@ class FakeFlow:
     def __init__(self, decision: Decision, treat: Callable[[ResponseHead], Treatment]) -> None:
         self.decision = decision
         self.treat = treat
+        self.instead: Replacement | None = None
         self.heads: list[ResponseHead] = []
         self.asked: list[tuple[Head, bytes]] = []
         self.errors: list[BaseException] = []
@@ -44,8 +45,9 @@ class FakeFlow:
         self.heads.append(head)
         return self.treat(head)
 
-    def mistreated(self, error: Exception) -> None:
+    def mistreated(self, error: Exception) -> Replacement | None:
         self.errors.append(error)
+        return self.instead
 
     def ended(self) -> None:
         self.ends += 1

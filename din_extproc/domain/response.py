@@ -65,6 +65,8 @@ class Pieces(Struct, frozen=True, gc=False):
     translator: Translator
     headers: Headers = ()
     """Set on the answer's head; `content-length` is removed by itself."""
+    broken: bytes = b""
+    """What the client gets instead of the rest should the translator fail all the same."""
 
 
 Treatment = Pass | Replacement | Whole | Pieces

@@ -17,7 +17,7 @@ from din_extproc.admit.queue import worth_waiting
 from din_extproc.admit.reservation import OutputHistory
 from din_extproc.audit.records import Admitted as Admission
 from din_extproc.domain.request import Head, Intent, Operation
-from din_extproc.domain.response import GOOD, PASS, ResponseHead, Treatment
+from din_extproc.domain.response import GOOD, PASS, Replacement, ResponseHead, Treatment
 from din_extproc.domain.tenant import Tenant
 from din_extproc.domain.verdict import Answer, Refusal, Send, Verdict
 from din_extproc.flow import answers, failures
@@ -31,7 +31,7 @@ from din_extproc.flow.place import Placer, Size, Target
 from din_extproc.flow.screening import screened
 from din_extproc.flow.timeouts import remaining
 from din_extproc.flow.trace import Sampler, SpanContext, TraceIds, kept
-from din_extproc.flow.treat import Translation
+from din_extproc.flow.treat import Translation, unreadable
 from din_extproc.flow.view import Screening, View, claim_for, facts
 from din_extproc.flow.waiting import Full, Waiting
 from din_extproc.intent.boundary import needs_exact
@@ -179,9 +179,10 @@ class RequestFlow:
         named = Asked(asked.operation, self._request_id, int(wall), asked.model, asked.fields)
         return Translation(asked.dialect, named, asked.stream, self._head, self._trace_id).treat(head)
 
-    def mistreated(self, error: Exception) -> None:
-        """The answer goes on as it is, for a fault of ours."""
+    def mistreated(self, error: Exception) -> Replacement:
+        """Nobody gets a node's own words for a fault of ours."""
         self._desk.watcher.failed(error, self._trace_id)
+        return unreadable(self._head, self._trace_id)
 
     def ended(self) -> None:
         """The exchange is over: the slot is free, the access log tells the rest."""

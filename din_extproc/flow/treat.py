@@ -12,9 +12,11 @@ from din_extproc.domain.response import Pieces, Replacement, ResponseHead, Treat
 from din_extproc.domain.verdict import Code, Headers, Refusal
 from din_extproc.flow import answers
 from din_extproc.southbound.dialect import Asked, Dialect
+from din_extproc.southbound.events import DONE, error_event
 
 _STREAM: Headers = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
 _JSON: Headers = (("content-type", "application/json"),)
+_BROKEN = error_event("The node sent something that can't be read.") + DONE
 _UNREADABLE = Refusal(Code.UPSTREAM_ERROR, "The node's answer could not be read.")
 
 
@@ -31,12 +33,15 @@ class Translation(Struct, frozen=True):
     def treat(self, head: ResponseHead) -> Treatment:
         """What is done with a good answer that begins so."""
         if self.stream:
-            return Pieces(self.dialect.pieces(self.asked), _STREAM)
+            return Pieces(self.dialect.pieces(self.asked), _STREAM, _BROKEN)
         return Whole(lambda body: self._whole(head, body))
 
     def _whole(self, head: ResponseHead, body: bytes) -> Replacement:
         made = self.dialect.whole(self.asked, head, body)
-        if made is not None:
-            return Replacement(HTTPStatus.OK, _JSON, made)
-        error = answers.refusal(_UNREADABLE, self.head, self.trace_id)
-        return Replacement(error.status, error.headers, error.body)
+        return unreadable(self.head, self.trace_id) if made is None else Replacement(HTTPStatus.OK, _JSON, made)
+
+
+def unreadable(request: Head, trace_id: str) -> Replacement:
+    """What the client gets instead of an answer that is none."""
+    error = answers.refusal(_UNREADABLE, request, trace_id)
+    return Replacement(error.status, error.headers, error.body)

@@ -97,12 +97,14 @@ def generated(asked: Asked, choice: dict[str, Any], tokens: dict[str, int] | Non
     return _encode(body if tokens is None else {**body, "usage": tokens})
 
 
-def embeddings(asked: Asked, vectors: Sequence[Sequence[float]], prompt_tokens: int | None) -> bytes:
-    """Embeddings, as numbers or as base64 of 32-bit floats."""
+def embeddings(asked: Asked, vectors: Sequence[Sequence[float]], prompt_tokens: int | None) -> bytes | None:
+    """Embeddings, as numbers or as base64 of 32-bit floats; None: there are numbers that these don't hold."""
     packed = asked.fields.get("encoding_format") == "base64"
-    data = [
-        {"object": "embedding", "index": index, "embedding": _packed(vector) if packed else vector} for index, vector in enumerate(vectors)
-    ]
+    try:
+        shown = [_packed(vector) if packed else vector for vector in vectors]
+    except OverflowError:
+        return None
+    data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(shown)]
     body: dict[str, Any] = {"object": "list", "data": data, "model": asked.model}
     if prompt_tokens is not None:
         body["usage"] = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}

@@ -141,16 +141,22 @@ def _whole(asked: Asked, _head: ResponseHead, body: bytes) -> bytes | None:
 
 
 def _inferred(asked: Asked, inferred: _Inferred) -> bytes | None:
+    """Embeddings or scores.
+
+    Raises:
+        msgspec.ValidationError: what should be numbers are none, or none that a float holds.
+    """
     tensor = next((each for each in inferred.outputs if each.datatype in _FLOATS), None)
-    if tensor is None or not tensor.shape or not all(isinstance(each, int | float) for each in tensor.data):
+    if tensor is None or not tensor.shape:
         return None
+    numbers = msgspec.convert(tensor.data, list[float])
     rows = tensor.shape[0]
-    if rows < 1 or len(tensor.data) % rows:
+    if rows < 1 or not numbers or len(numbers) % rows:
         return None
+    width = len(numbers) // rows
     if asked.operation is Operation.RERANK:
-        return events.ranking(asked, tensor.data[:: len(tensor.data) // rows], None)
-    width = len(tensor.data) // rows
-    return events.embeddings(asked, [tensor.data[at * width : (at + 1) * width] for at in range(rows)], None)
+        return events.ranking(asked, numbers[::width], None)
+    return events.embeddings(asked, [numbers[at * width : (at + 1) * width] for at in range(rows)], None)
 
 
 class Pieces:

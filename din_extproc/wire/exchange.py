@@ -95,10 +95,23 @@ class State(IntEnum):
     """The answer's head is through, its body is being translated."""
 
 
+class _NothingMore:
+    """Leaves out what comes."""
+
+    def feed(self, _data: bytes) -> bytes:
+        return b""
+
+    def end(self) -> bytes:
+        return b""
+
+
+_NOTHING_MORE = _NothingMore()
+
+
 class Exchange:
     """One exchange. `receive` takes Envoy's messages, `verdict` the decision that a `Decide` asked for."""
 
-    __slots__ = ("_after", "_answer", "_asked", "_ends_at_head", "_given", "_head", "_rewrite", "_send", "_translator", "state")
+    __slots__ = ("_after", "_answer", "_asked", "_broken", "_ends_at_head", "_given", "_head", "_rewrite", "_send", "_translator", "state")
 
     def __init__(self) -> None:
         self.state = State.OPEN
@@ -115,6 +128,7 @@ class Exchange:
         self._ends_at_head = False
         self._rewrite: Callable[[bytes], Replacement | None] | None = None
         self._translator: Translator | None = None
+        self._broken = b""
 
     def receive(self, event: Event) -> Command:
         """Take one message.
@@ -175,11 +189,32 @@ class Exchange:
                 self.state = State.WHOLE
             case Pieces():
                 message = encode.response_headers_of_pieces((*self._given, *treatment.headers))
-                self._translator = treatment.translator
+                self._translator, self._broken = treatment.translator, treatment.broken
                 self.state = State.PIECES
             case _:
                 assert_never(treatment)
         return message
+
+    def instead(self, replacement: Replacement | None) -> bytes | None:
+        """The message for an answer whose treatment failed; None: there is nothing to be said any more, or nothing to say.
+
+        Of a stream that has begun the rest is left out, and the treatment's own last words stand there.
+
+        Raises:
+            ValueError: it can't be written.
+        """
+        if replacement is None:
+            return None
+        if self.state is State.TREATING:
+            self.state = State.ANSWERED
+            return encode.answer(Answer(replacement.status, (*self._given, *replacement.headers), replacement.body))
+        if self.state is State.WHOLE:
+            self.state = State.ANSWERING
+            return encode.replacement(replacement)
+        if self.state is State.PIECES:
+            self._translator = _NOTHING_MORE
+            return encode.response_piece(self._broken)
+        return None
 
     def _replaced(self, given: Replacement | None) -> bytes:
         """The head of an answer without a body, replaced."""

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from din_extproc.domain.request import Head
-from din_extproc.domain.response import ResponseHead, Treatment
+from din_extproc.domain.response import Replacement, ResponseHead, Treatment
 from din_extproc.domain.verdict import Answer, Verdict
 from din_extproc.edge.drive import Drive
 from din_extproc.wire.decode import decode
@@ -43,8 +43,11 @@ class Flow(Protocol):
     def failed(self, error: BaseException) -> Answer:
         """What the client is told when `decide` raised `error`, or when its verdict could not be put on the wire."""
 
-    def mistreated(self, error: Exception) -> None:
-        """What `answered` said, or what it gave to do it with, raised `error`: the answer goes on as it is, as far as it is not through."""
+    def mistreated(self, error: Exception) -> Replacement | None:
+        """What `answered` said, or what it gave to do it with, raised `error`: what the client gets, if the answer's head is not through.
+
+        None: the answer goes on as it is.
+        """
 
     def ended(self) -> None:
         """The HTTP exchange is over. Called once, always, after `decide` returned or heard its cancellation."""
@@ -81,9 +84,11 @@ class Session:
             self._abort(INVALID_ARGUMENT, str(error))
             return
         except Exception as error:  # noqa: BLE001 - the guard of every treatment: Envoy passes the answer on when we fail
-            self._flow.mistreated(error)
-            self._abort(INTERNAL, f"the answer could not be treated: {type(error).__name__}")
-            return
+            instead = self._instead(error)
+            if instead is None:
+                self._abort(INTERNAL, f"the answer could not be treated: {type(error).__name__}")
+                return
+            command = Reply(instead)
         if type(command) is Reply:
             self._sink.send(command.message)
         elif type(command) is Decide:
@@ -121,6 +126,12 @@ class Session:
             return
         for message in messages:
             self._sink.send(message)
+
+    def _instead(self, error: Exception) -> bytes | None:
+        try:
+            return self._exchange.instead(self._flow.mistreated(error))
+        except Exception:  # noqa: BLE001 - the last guard: the answer goes on as it is
+            return None
 
     def _abort(self, status: int, detail: str) -> None:
         self._sink.fail(status, detail)

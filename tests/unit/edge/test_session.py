@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from din_extproc._proto.envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingResponse
-from din_extproc.domain.response import Pass, Whole
+from din_extproc.domain.response import Pass, Pieces, Replacement, Whole
 from din_extproc.domain.verdict import Answer, Send
 from din_extproc.edge.grpc.session import INTERNAL, INVALID_ARGUMENT, Session
 from tests.fakes import FakeConductor, FakeSink, send_on
@@ -226,7 +226,20 @@ async def test_a_stream_that_has_ended_is_freed_without_a_collection():
         gc.enable()
 
 
-def answering(treat, status="200"):
+INSTEAD = Replacement(502, (("content-type", "x/y"),), b"told instead")
+
+
+class Failing:
+    """Fails at one piece."""
+
+    def feed(self, data: bytes) -> bytes:
+        return data if data != b"bad" else 1 / 0
+
+    def end(self) -> bytes:
+        return b"END"
+
+
+def answering(treat, status="200", instead=None):
     """A session whose answer's head is here, after a verdict that wants to see it."""
 
     async def decide(head, body):
@@ -234,6 +247,7 @@ def answering(treat, status="200"):
 
     sink, conductor = FakeSink(), FakeConductor(decide, treat)
     session = Session(sink, conductor)
+    conductor.flows[0].instead = instead
     for data in (HEADS, BODY, message("response_headers", {":status": status, "content-type": "x/y"})):
         session.message(data)
     return session, sink, conductor.flows[0]
@@ -245,7 +259,33 @@ async def test_the_flow_is_shown_the_answers_head_and_says_what_becomes_of_it():
     assert b"x-seen" in sink.sent[-1]
 
 
-@pytest.mark.parametrize("treat", [lambda _head: 1 / 0, lambda _head: Pass((("x", "\n"),)), lambda _head: Whole(lambda _body: 1 / 0)])
+FAULTS = pytest.mark.parametrize(
+    "treat", [lambda _head: 1 / 0, lambda _head: Pass((("x", "\n"),)), lambda _head: Whole(lambda _body: 1 / 0)]
+)
+
+
+@FAULTS
+async def test_a_fault_in_a_treatment_is_answered_instead(treat):
+    session, sink, flow = answering(treat, instead=INSTEAD)
+    if not flow.errors:
+        session.message(message("response_body", body=b"{}", end=True))
+    assert (sink.failures, len(flow.errors)) == ([], 1)
+    assert b"told instead" in b"".join(sink.sent)
+
+
+async def test_the_rest_of_a_stream_whose_treatment_failed_is_left_out():
+    session, sink, flow = answering(lambda _head: Pieces(Failing(), broken=b"broken off"), instead=INSTEAD)
+    before = len(sink.sent)
+    for data, end in ((b"one", False), (b"bad", False), (b"two", False), (b"", True)):
+        session.message(message("response_body", body=data, end=end))
+    session.ended(cancelled=False)
+    said = [ProcessingResponse.FromString(each).response_body.response.body_mutation for each in sink.sent[before:]]
+    assert [each.body for each in said] == [b"one", b"broken off", b"", b""]
+    assert [each.clear_body for each in said] == [False, False, True, True]
+    assert (sink.failures, len(flow.errors), flow.ends) == ([], 1, 1)
+
+
+@FAULTS
 async def test_a_fault_in_a_treatment_fails_the_stream_so_that_envoy_passes_the_answer_on(treat):
     session, sink, flow = answering(treat)
     session.message(message("response_body", body=b"{}", end=True))

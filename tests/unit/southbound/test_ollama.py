@@ -142,6 +142,12 @@ def test_embeddings_as_numbers_and_as_base64():
     assert json.loads(OLLAMA.whole(asked(VECTORS, encoding_format="base64"), OK, body))["data"][0]["embedding"] == "AAAAPwAAgD8="
 
 
+def test_a_number_that_base64_cant_hold_is_no_embedding():
+    body = b'{"embeddings":[[1e39,0.5]],"prompt_eval_count":2}'
+    assert OLLAMA.whole(asked(VECTORS, encoding_format="base64"), OK, body) is None
+    assert json.loads(OLLAMA.whole(asked(VECTORS), OK, body))["data"][0]["embedding"] == [1e39, 0.5]
+
+
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"error":"x"}', b'{"done":true,"message":3}', b"\xff"])
 def test_an_answer_that_is_none_is_none(body):
     assert OLLAMA.whole(asked(), OK, body) is None

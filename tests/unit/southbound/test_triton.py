@@ -60,6 +60,12 @@ def test_shapes_that_dont_fit_are_no_answer(output):
     assert TRITON.whole(asked(VECTORS), OK, json.dumps({"outputs": [output]}).encode()) is None
 
 
+@pytest.mark.parametrize(("operation", "number"), [(VECTORS, b"1e39"), (RANK, b"1" + b"0" * 400), (VECTORS, b'"1"'), (RANK, b"true")])
+def test_what_is_no_float_is_no_answer(operation, number):
+    body = b'{"outputs":[{"name":"o","datatype":"FP64","shape":[1,1],"data":[%b]}]}' % number
+    assert TRITON.whole(asked(operation, encoding_format="base64"), OK, body) is None
+
+
 def test_the_end_of_the_body_is_the_end_of_the_answer():
     parts = [b'data: {"text_output":"a"}\n\n', b'data: {"text_output":" b"}\n\n']
     events = streamed(TRITON, asked(TEXT, max_tokens=5), *parts)
