@@ -21,8 +21,8 @@ from din_extproc.domain.verdict import Code, error_body
 _DETAILS = "response.code_details"
 _TRACE_ID = "%REQ(X-DIN-TRACE-ID?X-REQUEST-ID)%"
 """Before the sidecar has given a trace id, the request id finds the request in every log all the same."""
-_PATH = "%PATH(NQ:PATH)%"
-"""Without the query, which can hold a key."""
+_PATH = "%PATH(NQ:ORIG_OR_PATH)%"
+"""The client's, by the header that the sidecar sets where it writes another one for the node. Without the query, which can hold a key."""
 _RETRY_AFTER_S = "1"
 
 
@@ -64,6 +64,12 @@ _REPLIES = (
         Code.NO_HEALTHY_NODE,
         "No node could be reached",
         503,
+    ),
+    _Reply(
+        _details("response_payload_too_large"),
+        Code.UPSTREAM_ERROR,
+        "The node's answer is larger than the gateway holds to translate it",
+        502,
     ),
     _Reply(_details_begin("upstream_reset"), Code.UPSTREAM_ERROR, "The node ended the exchange before it answered", 502),
     _Reply("response.code == 504", Code.UPSTREAM_TIMEOUT, "The node did not answer in time"),

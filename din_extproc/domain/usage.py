@@ -103,6 +103,10 @@ class Labels(Struct, frozen=True, gc=False, omit_defaults=True):
     """In line for tokens or slots."""
 
 
+ANSWER_TOO_LARGE = "answer_too_large"
+"""The error of an answer that is larger than the gateway holds to translate it: the node did what it was asked."""
+
+
 class ExchangeRecord(Struct, frozen=True, gc=False):
     """One finished HTTP exchange as Envoy's access log tells it. Times in milliseconds, None where Envoy has none."""
 
@@ -139,7 +143,7 @@ class ExchangeRecord(Struct, frozen=True, gc=False):
     refusal: str = ""
     """The error code, when the gateway refused."""
     error: str = ""
-    """Code or type of the error that the node's answer carried in its body or stream, never its text."""
+    """Code or type of the error that the node's answer carried in its body or stream, never its text; or `ANSWER_TOO_LARGE`."""
     bad_events: int = 0
     """Events of the stream that were no JSON."""
     retry_after_s: int | None = None

@@ -14,6 +14,7 @@ from din_extproc.domain.node import Pool, moving_cluster
 from din_extproc.domain.request import Head, Intent
 from din_extproc.domain.usage import Labels, Tags
 from din_extproc.domain.verdict import Headers, Send
+from din_extproc.flow import answers
 from din_extproc.flow.order import NodeOrder
 from din_extproc.flow.place import Picked, Target
 from din_extproc.flow.timeouts import limits
@@ -56,6 +57,7 @@ def dispatch(granted: Granted, head: Head) -> Send:
         answer_headers = (*answer_headers, ("x-bxagent-degraded", "true"), ("x-din-degraded-reason", target.degraded))
     endpoints = [str(node.endpoint) for node in granted.picked.nodes]
     cluster, metadata = target.pool.name, _metadata(granted)
+    path = _path(head.path, order.path)
     move = _move(granted)
     if move is not None and target.spare is not None:
         spares = [endpoint for node in granted.picked.spares if (endpoint := str(node.endpoint)) not in endpoints]
@@ -70,11 +72,12 @@ def dispatch(granted: Granted, head: Head) -> Send:
             *_trace(granted),
             *_version(granted.routed, target.pool, granted.intent),
             *limits(granted.intent, target.pool, granted.picked).headers(),
+            *(() if path is None else _original(head.path, path)),
         ),
         response_headers=answer_headers,
         metadata=metadata,
         body=order.body if order.body is not reading.body or reading.decoded else None,
-        path=_path(head.path, order.path),
+        path=path,
         remove_headers=("content-encoding",) if reading.decoded else (),
         translated=order.dialect is not None,
     )
@@ -159,3 +162,9 @@ def _metadata(granted: Granted) -> dict[str, str | float | bool]:
 def _path(path: str, canonical: str) -> str | None:
     """The node's path, None when that is what the client wrote. A query goes no further: engines read none, and some hold keys."""
     return None if path == canonical else canonical
+
+
+def _original(path: str, canonical: str) -> Headers:
+    """The client's path under the name by which Envoy's own answers find it, without the query. None is needed where only that goes."""
+    asked = answers.instance(path)
+    return () if asked == canonical else (("x-envoy-original-path", asked),)

@@ -19,7 +19,7 @@ from din_extproc._proto.envoy.data.accesslog.v3.accesslog_pb2 import AccessLogCo
 from din_extproc._proto.envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
 from din_extproc.domain.node import Endpoint, Node
 from din_extproc.domain.request import Operation
-from din_extproc.domain.usage import ExchangeRecord, FailedAttempt, Labels, Sensitive
+from din_extproc.domain.usage import ANSWER_TOO_LARGE, ExchangeRecord, FailedAttempt, Labels, Sensitive
 from din_extproc.observe.outcome import Ending, outcome, usage
 
 NAMESPACE = "din"
@@ -58,6 +58,8 @@ _FLAGS = {
 _TOTAL_TIMEOUT = "response_timeout"
 """Envoy's word for the end of the whole request's time; that of one attempt is another."""
 _WITHOUT_OUTPUT = frozenset({Operation.EMBEDDINGS, Operation.RERANK})
+_NOT_HELD = "response_payload_too_large"
+"""Envoy's word for an answer that is waited for and outgrows what it holds."""
 _NO_FLAGS: tuple[str, ...] = ()
 _OURS = NAMESPACE, _PERMITS
 _decode = msgspec.json.Decoder(Labels).decode
@@ -155,7 +157,7 @@ def _record(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[s
         last_token_ms=_since(started_us, told, "last_token_us"),
         response_flags=flags,
         refusal=ending.refusal,
-        error=ending.error,
+        error=ending.error or (ANSWER_TOO_LARGE if entry.response.response_code_details == _NOT_HELD else ""),
         bad_events=_count(told, "bad_events"),
         retry_after_s=_seconds(headers.get("retry-after", "")),
         operation=labels.operation,

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from din_extproc.domain.health import BreakerState, Probed, Standings
 from din_extproc.domain.membership import Turnover
 from din_extproc.domain.node import Node, Pool
-from din_extproc.domain.usage import ExchangeRecord, FailedAttempt, Outcome
+from din_extproc.domain.usage import ANSWER_TOO_LARGE, ExchangeRecord, FailedAttempt, Outcome
 from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.probe.micro_probe import ProbeTarget
@@ -205,7 +205,7 @@ class Health:
                 self.tell()
             return
         unreached = outcome is Outcome.NOT_DISPATCHED and _NO_HOST in record.response_flags
-        if not (outcome in _FAULTS or unreached) or record.out_of_time:
+        if not (outcome in _FAULTS or unreached) or record.out_of_time or record.error == ANSWER_TOO_LARGE:
             return
         bad = Heard(Event.FAILED, now, began, record.error or outcome.value)
         told = record.status >= _SERVER_ERROR or not _ATTEMPT_FLAGS.isdisjoint(record.response_flags)

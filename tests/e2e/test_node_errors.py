@@ -86,10 +86,15 @@ def sim() -> Iterator[EngineSim]:
 def stack(parrot, sim) -> Iterator[Stack]:
     captured = dict.fromkeys(("vllm", "llamacpp", "ollama"), parrot.address)
     addresses = {**captured, "m": sim.address, "nobody": f"127.0.0.1:{free_port()}"}
+    translated = {"native": parrot.address, "nobody-native": f"127.0.0.1:{free_port()}"}
+    ollama = {"engine": "ollama", "api": "native"}
     config = {
         "pools": {
-            model: {"model": model, "engine": model if model in captured else "vllm", "nodes": [node(f"node-{model}", address)]}
-            for model, address in addresses.items()
+            **{model: {"model": model, **ollama, "nodes": [node(f"node-{model}", address)]} for model, address in translated.items()},
+            **{
+                model: {"model": model, "engine": model if model in captured else "vllm", "nodes": [node(f"node-{model}", address)]}
+                for model, address in addresses.items()
+            },
         },
         "tenants": [tenant("acme"), tenant("trial", tpm=10_000, rpm=1000), tenant("single", rpm=1)],
         "health": {"breaker": False},
@@ -222,6 +227,41 @@ def test_b95_a_web_page_that_calls_itself_a_good_answer_is_a_502_that_costs_noth
         parrot.answers(400, DETAIL)
         assert client.post(PATH, json=ask()).json()["detail"] == "no such field", "the next one on the same connection"
     assert (told.outcomes.get("upstream_error"), told.tokens) == (1, 0)
+
+
+def test_a_translation_that_fails_is_a_502_and_nothing_of_the_engines_own_words_shows(stack, parrot):
+    arguments = b"[" * 10_000 + b"]" * 10_000
+    deep = b'{"message":{"content":"own words","tool_calls":[{"function":{"arguments":%b}}]},"done":true}' % arguments
+    parrot.answers(200, deep, content_type="application/json")
+    with accounted(stack, 2) as told:
+        ours(stack.chat(ask("native")), 502, "upstream_error")
+        parrot.answers(200, b'{"message":{"content":"hi"}}\n' + deep, content_type="application/x-ndjson")
+        streamed = stack.chat(ask("native", stream=True))
+    assert told.outcomes == {"upstream_error": 2}
+    assert "own words" not in streamed.text
+    assert '"upstream_error"' in streamed.text
+    assert streamed.text.endswith("data: [DONE]\n\n")
+
+
+def test_an_answer_that_is_too_large_to_be_translated_is_a_502_with_the_reason_in_the_log(stack, parrot):
+    parrot.answers(200, b'{"done":true,"message":{"content":"%b"}}' % (b"x" * (33 << 20)), content_type="application/json")
+    with accounted(stack) as told:
+        answer = stack.chat(ask("native"))
+    body = answer.json()
+    assert (answer.status_code, body["status"], body["code"]) == (502, 502, "upstream_error")
+    assert "larger than the gateway holds" in body["detail"]
+    assert (told.outcomes, told.tokens) == ({"upstream_error": 1}, 0)
+
+    def logged() -> list[str]:
+        return [json.loads(line)["code"] for line in stack.log("sidecar").splitlines() if body["trace_id"] in line]
+
+    stack.eventually(lambda: logged() == ["answer_too_large"], "it is logged")
+
+
+def test_envoys_own_answers_name_the_path_that_the_client_asked_for(stack):
+    with stack.client() as client:
+        assert client.post(PATH, json=ask("nobody-native")).json()["instance"] == PATH
+        assert client.post("/v1/chat/completions?key=secret", json=ask("nobody")).json()["instance"] == PATH
 
 
 def test_an_error_that_never_ends_is_not_waited_for(stack, parrot):

@@ -194,6 +194,12 @@ def test_a_request_that_moved_in_flight_is_the_other_pools() -> None:
     assert (record.pool, record.model, record.moved_from) == ("light", "small", "p")
 
 
+def test_an_answer_that_was_too_large_to_be_held_is_named() -> None:
+    large = entry(LABELS)
+    large.response.response_code_details = "response_payload_too_large"
+    assert [record.error for record in records(message(large, entry(LABELS)), {})] == ["answer_too_large", ""]
+
+
 def test_the_end_of_the_whole_requests_time_is_told_from_that_of_one_attempt() -> None:
     late, silent = entry(LABELS, "upstream_request_timeout"), entry(LABELS, "upstream_request_timeout")
     late.response.response_code_details, silent.response.response_code_details = "response_timeout", "upstream_per_try_timeout"
