@@ -222,7 +222,7 @@ class _Draft:
         longest, most = _UNKNOWN, 0
         for item in items:
             element = bytes(item)
-            before = len(self.strings), self.token_ids, self.media
+            texts, ids, media = len(self.strings), self.token_ids, self.media
             if element.startswith(b"{"):
                 found = _part(element)
                 if found is not None:
@@ -231,10 +231,10 @@ class _Draft:
                 self.strings.append(element)
             else:
                 self.token_ids += _numbers(element)
-            one = Prompt(b",".join(self.strings[before[0] :]), b"", 1, self.token_ids - before[1], self.media - before[2])
-            weight = len(one.strings) + _BYTES_PER_TOKEN * one.token_ids
-            if weight > most:
-                longest, most = one, weight
+            ids = self.token_ids - ids
+            weight = ids * _BYTES_PER_TOKEN if ids else len(element)
+            if weight > most and self.media == media:
+                longest, most = Prompt(b",".join(self.strings[texts:]), messages=1, token_ids=ids), weight
         if len(items) > 1:
             self.number, self.longest = len(items), longest
 

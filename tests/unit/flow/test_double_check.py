@@ -52,6 +52,7 @@ async def test_the_question_is_the_client_s_forced_to_be_deterministic_and_the_c
         "stream": True,
         "stream_options": {"include_usage": True},
         "max_completion_tokens": 500,
+        "n_predict": 500,
         "user": "u",
     }
     verdict = await decide(plane, body)
@@ -59,7 +60,7 @@ async def test_the_question_is_the_client_s_forced_to_be_deterministic_and_the_c
     (check,) = plane.desk.checks.waiting
     assert json.loads(check.body) == {
         **HELLO, "model": "engine-name", "user": "u", "temperature": 0, "top_p": 1, "seed": 1, "n": 1, "stream": False,
-        "stream_options": None, "max_tokens": 32, "max_completion_tokens": 32, "logprobs": True, "top_logprobs": 3,
+        "stream_options": None, "max_tokens": 32, "max_completion_tokens": 32, "n_predict": 32, "logprobs": True, "top_logprobs": 3,
     }  # fmt: skip
     assert (check.path, check.trace_id) == ("/v1/chat/completions", dict(verdict.response_headers)["x-din-trace-id"])
     assert str(check.node.endpoint) == verdict.endpoints[0]

@@ -110,3 +110,5 @@ def test_an_empty_prompt_costs_nothing_and_media_cost_their_constant():
 def test_only_an_estimate_near_a_boundary_is_counted_exactly(tokens, fixed, boundaries, exact):
     assert needs_exact(Estimate(tokens, fixed=fixed), 0.1, boundaries) is exact
     assert not needs_exact(Estimate(tokens, fixed=fixed, exact=True), 0.1, boundaries)
+    longest = Estimate(tokens, fixed=fixed)
+    assert needs_exact(Estimate(100_000, longest=longest), 0.1, boundaries) is exact, "the longest input has to fit as well"

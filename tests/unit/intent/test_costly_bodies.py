@@ -89,14 +89,31 @@ SHAPES: dict[str, Callable[[], bytes]] = {
 }
 
 
-def spent(body: bytes) -> float:
+def listed(unit: bytes, most: int = SIZE) -> bytes:
+    return b'{"model":"m","messages":[],"query":"q","input":[%b],"prompt":[%b]}' % ((filled(unit, most),) * 2)
+
+
+LISTS: dict[str, Callable[[], bytes]] = {
+    "short texts": lambda: listed(b'"a"', 200_000),
+    "texts of another script": lambda: listed('"中文"'.encode(), 200_000),
+    "texts": lambda: listed(b'"' + b"word " * 400 + b'"'),
+    "escaped texts": lambda: listed(b'"\\u4e2d\\u6587"', 200_000),
+    "token ids": lambda: listed(b"[1,22,333]", 100_000),
+    "lists without token ids": lambda: listed(b"[]", 100_000),
+    "objects": lambda: listed(b'{"text":"a"}', 100_000),
+    "fewer objects": lambda: listed(b'{"text":"' + b"word " * 80 + b'"}', 4096),
+    "mixed": lambda: listed(b'"a",[1],{"text":"a"}', 60_000),
+}
+
+
+def spent(body: bytes, path: str = "/v1/chat/completions") -> float:
     """Processor time per byte, in seconds: the better of two."""
-    return min(timed(body) for _ in range(2)) / len(body)
+    return min(timed(body, path) for _ in range(2)) / len(body)
 
 
-def timed(body: bytes) -> float:
+def timed(body: bytes, path: str = "/v1/chat/completions") -> float:
     began = time.process_time()
-    read(Head("POST", "/v1/chat/completions", {}), body, lambda _model: GAUGE, 2 * SIZE)
+    read(Head("POST", path, {}), body, lambda _model: GAUGE, 3 * SIZE)
     return time.process_time() - began
 
 
@@ -111,6 +128,12 @@ def ordinary() -> float:
 def test_no_body_costs_much_more_than_a_chat_of_its_size(ordinary, shape):
     body = SHAPES[shape]()
     assert spent(body) < MOST * ordinary
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/completions"])
+@pytest.mark.parametrize("shape", LISTS)
+def test_no_list_of_inputs_costs_much_more_than_a_chat_of_its_size(ordinary, shape, path):
+    assert spent(LISTS[shape](), path) < MOST * ordinary
 
 
 def test_the_bounds_hold_for_what_gzip_unfolds_to():
