@@ -124,7 +124,9 @@ def envoy(
 @app.command()
 def drain(
     config: Config = DEFAULT_CONFIG,
-    at_least_s: Annotated[float, amount("Seconds that it goes on although nothing is in flight.", most=DAY_S)] = 5.0,
+    at_least_s: Annotated[
+        float, amount("Seconds for which it still takes connections: until load balancers know that it goes.", most=DAY_S)
+    ] = 5.0,
     at_most_s: Annotated[float, amount("Seconds after which it ends, whatever is in flight.", most=DAY_S)] = 60.0,
 ) -> None:
     """Let this machine's Envoy take no more connections, and wait until it has ended what it has."""

@@ -162,7 +162,7 @@ def of_sidecar(status: Mapping[str, Any], settings: Settings) -> Iterator[Findin
     else:
         yield Finding("configuration", "fine", f"{settings.fingerprint} is in use")
     if not status["limits"]["shared"]:
-        yield Finding("limits", "wrong", status["limits"]["reason"], "bring Redis back: until then every replica counts for itself")
+        yield Finding("limits", "wrong", status["limits"]["reason"], "bring Redis back: until then `store.on_error` decides")
     if "audit" in status:
         yield _of_audit(status["audit"], settings)
     unsettled = status["exchanges"]["unsettled"] + status["exchanges"]["given_up"]

@@ -177,7 +177,7 @@ class Store(Section):
     one_slot: bool = False
     """In a Redis Cluster, all counters of the network on one master: needed for limits that all tenants share."""
     on_error: Literal["local_share", "open", "closed"] = "local_share"
-    """When Redis can't be asked: each replica counts its share itself, everything passes, or nothing does."""
+    """When Redis can't be asked: each worker counts its share itself, everything passes, or nothing does."""
 
     @property
     def one_script(self) -> bool:

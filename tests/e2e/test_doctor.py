@@ -66,7 +66,7 @@ def verdicts(run: subprocess.CompletedProcess[str]) -> dict[str, str]:
 
 CHECKS = {
     "din-extproc version", "timeouts", "envoy version", "buffer limit", "message timeout", "stream idle timeout", "pools",
-    "ext_proc streams", "configuration", "nodes", "redis version", "redis latency", "clock", "open files",
+    "ext_proc streams", "workers' addresses", "configuration", "nodes", "redis version", "redis latency", "clock", "open files",
 }  # fmt: skip
 
 
