@@ -19,7 +19,7 @@ from din_extproc.intent.read import Reading
 from din_extproc.intent.splice import asking_for_usage, with_values
 from din_extproc.southbound.dialect import Dialect, Question
 from din_extproc.southbound.engines import engine
-from din_extproc.southbound.parameters import Table, renamed
+from din_extproc.southbound.parameters import OF_CHATS, Table, renamed
 
 DROPPED = "x-din-dropped-parameters"
 _REPORTING = frozenset({Operation.CHAT, Operation.COMPLETIONS})
@@ -72,6 +72,8 @@ def _openai(reading: Reading, intent: Intent, pool: Pool) -> NodeOrder | Refusal
         edits["stream_options"] = asking_for_usage(reading.outline.value(reading.body, "stream_options"))
     table = engine(pool.engine).openai if pool.stream_usage else {**engine(pool.engine).openai, **_STREAM_OPTIONS}
     named = table.keys() & reading.outline.spans.keys()
+    if intent.operation is Operation.COMPLETIONS:
+        named -= OF_CHATS
     if named:
         changed = _renamed(reading, named, table, pool)
         if isinstance(changed, Refusal):
@@ -91,7 +93,12 @@ def _renamed(reading: Reading, named: set[str], table: Table, pool: Pool) -> tup
             if isinstance(value, Refusal):
                 return value
             given[name] = value
-    changed = renamed(given, table, drop=pool.unmappable == "drop")
+
+    def beside(name: str) -> Any:
+        value = reading.outline.value(reading.body, name)
+        return None if name in named or not value else _decoded(value)
+
+    changed = renamed(given, table, drop=pool.unmappable == "drop", beside=beside)
     if isinstance(changed, Refusal):
         return changed
     return {name: _encode(value) for name, value in changed.values.items()}, changed.removed, _dropped(changed.dropped)

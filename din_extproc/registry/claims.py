@@ -15,7 +15,9 @@ from din_extproc.domain.node import Endpoint
 _SAYABLE = frozenset({NodeState.LOADING, NodeState.READY, NodeState.DRAINING})
 _MOST = 1 << 40
 """More of anything than one node has: requests, tokens, tokens per second."""
-_MOST_BYTES = 1 << 50
+MOST_BYTES = 1 << 50
+MOST_OF_A_NODE: Mapping[str, int] = {"max_seq_len": 1 << 30, "max_concurrency": 1 << 20, "tp_world_size": 1 << 12}
+"""Likewise of what a node says when it joins, far beyond any that is built."""
 _LARGEST_SEQUENCE = 1 << 53
 """As far as JSON counts exactly; room for microseconds since the epoch."""
 _LONGEST_REASON = 500
@@ -99,6 +101,6 @@ def impossible(beat: Beat) -> str:
             return f"{name} 0 is impossible: leave it out while nothing is measured"
     if len(beat.reason) > _LONGEST_REASON or not beat.reason.isprintable():
         return f"reason is longer than {_LONGEST_REASON} characters or not printable"
-    if beat.free_memory_bytes is not None and not 0 <= beat.free_memory_bytes <= _MOST_BYTES:
+    if beat.free_memory_bytes is not None and not 0 <= beat.free_memory_bytes <= MOST_BYTES:
         return f"free_memory_bytes {beat.free_memory_bytes} is impossible"
     return ""

@@ -2,7 +2,7 @@
 
 | OpenAI | Ollama |
 |---|---|
-| `max_tokens`, `max_completion_tokens` | `options.num_predict` |
+| `max_tokens`, of chats `max_completion_tokens` before it | `options.num_predict` |
 | `temperature`, `top_p`, `top_k`, `min_p`, `seed`, `stop`, `presence_penalty`, `frequency_penalty` | `options`, same names |
 | `repetition_penalty` | `options.repeat_penalty` |
 | `response_format`, `guided_json` | `format`: `"json"` or the schema |
@@ -33,7 +33,7 @@ from din_extproc.southbound import events
 from din_extproc.southbound.dialect import Asked, Dialect, Order, Question, refused
 from din_extproc.southbound.events import DONE, Chunks
 from din_extproc.southbound.framing import Lines
-from din_extproc.southbound.parameters import UNMAPPABLE, Table, translated
+from din_extproc.southbound.parameters import OF_CHATS, UNMAPPABLE, Table, translated
 
 _encode = msgspec.json.Encoder().encode
 _PATHS = {Operation.CHAT: "/api/chat", Operation.COMPLETIONS: "/api/generate", Operation.EMBEDDINGS: "/api/embed"}
@@ -133,10 +133,12 @@ TABLE: Table = {
     "dimensions": "dimensions",
     "n": UNMAPPABLE,
 }
+_OF_TEXTS: Table = {name: rule for name, rule in TABLE.items() if name not in OF_CHATS}
 
 
 def _order(question: Question) -> Order | Refusal:
-    mapped = translated(question.fields, TABLE, _TAKEN, drop=question.drop)
+    table = TABLE if question.operation is Operation.CHAT else _OF_TEXTS
+    mapped = translated(question.fields, table, _TAKEN, drop=question.drop)
     if isinstance(mapped, Refusal):
         return mapped
     body: dict[str, Any] = {"model": question.model}

@@ -26,6 +26,12 @@ WISHES = frozenset({"parallel_tool_calls"})
 """What clients say unasked (LlamaIndex does) and no answer depends on: dropped and named even where other parameters are refused."""
 GUIDANCE = {kind: f"guided_{kind}" for kind in ("json", "regex", "choice", "grammar")}
 """What vLLM's `structured_outputs` can hold, and the parameter of the same meaning that it had before."""
+OF_CHATS = frozenset({"max_completion_tokens"})
+"""Parameters that completions don't have."""
+_OUTPUT = ("max_completion_tokens", "max_tokens")
+"""One limit under two names, the older for those who don't say the newer."""
+_GUIDING = frozenset({"response_format", "structured_outputs", "regex", "ebnf", "json_schema", "grammar"})
+"""What engines call guided decoding: one of them at a time, under whichever name."""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -78,12 +84,15 @@ def translated(given: Mapping[str, Any], table: Table, taken: frozenset[str], *,
     """
     values: dict[str, Any] = {}
     dropped: list[str] = []
+    known = {name: value for name, value in given.items() if name in table}
     for name, value in given.items():
         if name in taken or name in BOOKKEEPING or value is None:
             continue
-        if name not in table and neutral(name, value):
+        if (name not in table and neutral(name, value)) or (name in table and _said_otherwise(name, value, known.get)):
             continue
         made = _made(table.get(name, UNMAPPABLE), value)
+        if made is not None and made[0] in values:
+            return _two_ways(name)
         if made is not None:
             values[made[0]] = made[1]
         elif neutral(name, value):
@@ -107,6 +116,10 @@ def unfolding(table: Table) -> Table:
     return {**table, "structured_outputs": unfolded}
 
 
+def _nothing(_name: str) -> None:
+    return None
+
+
 class Renamed(Struct, frozen=True):
     """How the parameters of a body change for an engine that speaks OpenAI's words, but for some."""
 
@@ -117,13 +130,14 @@ class Renamed(Struct, frozen=True):
     dropped: tuple[str, ...]
 
 
-def renamed(given: Mapping[str, Any], table: Table, *, drop: bool) -> Renamed | Refusal:
+def renamed(given: Mapping[str, Any], table: Table, *, drop: bool, beside: Callable[[str], Any] = _nothing) -> Renamed | Refusal:
     """The parameters that such an engine calls otherwise or doesn't have.
 
     Args:
         given: Those parameters of the request that the table names.
         table: Of the engine.
         drop: Leave out what can't be said, instead of refusing it.
+        beside: What the request says by a name that the table doesn't have; None: nothing.
     """
     values: dict[str, Any] = {}
     removed: list[str] = []
@@ -131,9 +145,12 @@ def renamed(given: Mapping[str, Any], table: Table, *, drop: bool) -> Renamed | 
     for name, value in given.items():
         if neutral(name, value):
             continue
+        if _said_otherwise(name, value, beside):
+            removed.append(name)
+            continue
         made = _made(table[name], value)
-        if made is not None and made[0] in values:
-            return refused(f"{name!r} and another parameter ask for the same in two ways.", name)
+        if made is not None and name not in _OUTPUT and _asked_again(made[0], values, beside):
+            return _two_ways(name)
         if made is not None:
             values[made[0]] = made[1]
         elif drop or name in WISHES:
@@ -142,6 +159,22 @@ def renamed(given: Mapping[str, Any], table: Table, *, drop: bool) -> Renamed | 
             return _cant_say(name)
         removed.append(name)
     return Renamed(values, tuple(removed), tuple(dropped))
+
+
+def _said_otherwise(name: str, value: Any, others: Callable[[str], Any]) -> bool:
+    """Whether the output's limit stands under its other name. A newer name with no number says nothing where the older has one."""
+    newer, older = _OUTPUT
+    return bool(others(newer)) if name == older else name == newer and not value and bool(others(older))
+
+
+def _asked_again(name: str, values: Mapping[str, Any], beside: Callable[[str], Any]) -> bool:
+    """Whether the same is asked for already, here or by the client in the engine's own words."""
+    names = _GUIDING if name in _GUIDING else {name}
+    return any(each in values or not neutral(each, beside(each)) for each in names)
+
+
+def _two_ways(name: str) -> Refusal:
+    return refused(f"{name!r} and another parameter ask for the same in two ways.", name)
 
 
 def _made(rule: "str | Shape | None", value: Any) -> tuple[str, Any] | None:

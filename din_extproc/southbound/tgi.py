@@ -2,7 +2,7 @@
 
 | OpenAI | TGI |
 |---|---|
-| `max_tokens`, `max_completion_tokens` | `parameters.max_new_tokens` |
+| `max_tokens` | `parameters.max_new_tokens` |
 | `temperature` > 0 | `temperature`, `do_sample: true` |
 | `temperature: 0` | `do_sample: false` |
 | `top_p` < 1, `top_k` > 0, `repetition_penalty`, `frequency_penalty`, `seed` | same names |
@@ -50,6 +50,7 @@ class _Details(Struct, frozen=True):
     input_length: int | None = None
     prefill: list[Any] = []
     tokens: list[_Token] = []
+    top_tokens: list[list[_Token]] | None = None
 
 
 class _Piece(Struct, frozen=True):
@@ -99,7 +100,6 @@ def grammar(value: Any) -> tuple[str, Any] | None:
 
 TABLE: Table = {
     "max_tokens": "max_new_tokens",
-    "max_completion_tokens": "max_new_tokens",
     "temperature": _temperature,
     "top_p": _below_one,
     "top_k": _positive,
@@ -142,18 +142,27 @@ def _whole(asked: Asked, head: ResponseHead, body: bytes) -> bytes | None:
             return None
         answer = answer[0]
     details = answer.details or _Details()
-    logprobs = _logprobs(details.tokens) if type(asked.fields.get("logprobs")) is int else None
+    logprobs = _logprobs(details.tokens, details.top_tokens) if type(asked.fields.get("logprobs")) is int else None
     choice = {"text": answer.generated_text, "logprobs": logprobs, "finish_reason": _REASONS.get(details.finish_reason, "stop")}
     if answer.details is None:
         return events.generated(asked, choice, None)
     counted = head.header("x-prompt-tokens")
-    prompt_tokens = int(counted) if counted.isascii() and counted.isdigit() else details.input_length or len(details.prefill)
-    return events.generated(asked, choice, events.usage(prompt_tokens, details.generated_tokens) if prompt_tokens else None)
+    prompt_tokens = int(counted) if counted.isascii() and counted.isdigit() else _prompt_tokens(details)
+    return events.generated(asked, choice, None if prompt_tokens is None else events.usage(prompt_tokens, details.generated_tokens))
 
 
-def _logprobs(tokens: list[_Token]) -> dict[str, Any]:
+def _prompt_tokens(details: _Details) -> int | None:
+    """As far as they were told: an empty prompt has none, and no list of them tells nothing."""
+    return details.input_length if details.input_length is not None else len(details.prefill) or None
+
+
+def _logprobs(tokens: list[_Token], tops: list[list[_Token]] | None) -> dict[str, Any]:
     """As completions tell them."""
-    return {"tokens": [token.text for token in tokens], "token_logprobs": [token.logprob for token in tokens], "top_logprobs": None}
+    return {
+        "tokens": [token.text for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": None if not tops else [{token.text: token.logprob for token in top} for top in tops],
+    }
 
 
 class Pieces:
@@ -185,14 +194,14 @@ class Pieces:
         if piece.error is not None:
             return self._failed(piece.error if isinstance(piece.error, str) else "The node failed.")
         token = piece.token
-        logprobs = _logprobs([token]) if self._with_logprobs else None
+        logprobs = _logprobs([token], [piece.top_tokens] if piece.top_tokens else None) if self._with_logprobs else None
         said = b"" if token.special or not token.text else self._chunks.text(token.text, logprobs)
         details = piece.details
         if details is None:
             return said
         self._over = True
         said += self._chunks.finish(_REASONS.get(details.finish_reason, "stop"))
-        if details.input_length:
+        if details.input_length is not None:
             said += self._chunks.usage(details.input_length, details.generated_tokens)
         return said + DONE
 

@@ -3,7 +3,7 @@
 | OpenAI | Triton (the TensorRT-LLM backend's words) |
 |---|---|
 | `prompt` | `text_input` |
-| `max_tokens`, `max_completion_tokens` | `max_tokens` |
+| `max_tokens` | `max_tokens` |
 | `temperature`, `top_p`, `top_k`, `repetition_penalty`, `presence_penalty`, `frequency_penalty`, `length_penalty` | same names |
 | `seed` | `random_seed` |
 | `min_tokens` | `min_length` |
@@ -67,7 +67,6 @@ def _stop(value: Any) -> tuple[str, Any] | None:
 
 TABLE: Table = {
     "max_tokens": "max_tokens",
-    "max_completion_tokens": "max_tokens",
     "temperature": "temperature",
     "top_p": "top_p",
     "top_k": "top_k",
@@ -167,7 +166,7 @@ class Pieces:
     def __init__(self, asked: Asked) -> None:
         self._chunks = Chunks(asked)
         self._events = Events()
-        limit = asked.fields.get("max_completion_tokens") or asked.fields.get("max_tokens")
+        limit = asked.fields.get("max_tokens")
         self._limit = limit if isinstance(limit, int) else None
         self._count = 0
         self._over = False

@@ -37,6 +37,16 @@ def test_sampling_goes_into_options_under_ollamas_names():
     }
 
 
+def test_the_newer_limit_of_a_chat_wins_wherever_it_stands_and_completions_have_none():
+    for fields in ({"max_tokens": 5, "max_completion_tokens": 9}, {"max_completion_tokens": 9, "max_tokens": 5}):
+        assert ask(OLLAMA, CHAT, messages=HELLO, **fields)[1]["options"] == {"num_predict": 9}
+        assert ask(OLLAMA, TEXT, prompt="x", **fields).param == "max_completion_tokens"
+        _, body, dropped = ask(OLLAMA, TEXT, prompt="x", drop=True, **fields)
+        assert (body["options"], dropped) == ({"num_predict": 5}, ("max_completion_tokens",))
+    assert ask(OLLAMA, CHAT, messages=HELLO, max_completion_tokens=0, max_tokens=5)[1]["options"] == {"num_predict": 5}
+    assert "two ways" in ask(OLLAMA, CHAT, messages=HELLO, guided_json={"a": 1}, response_format={"type": "json_object"}).message
+
+
 def test_formats_become_the_schema_or_json():
     schema = {"type": "object"}
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}

@@ -51,6 +51,37 @@ def test_two_kinds_of_guidance_at_once_are_refused(engine):
     assert refused.param == "guided_regex"
 
 
+@pytest.mark.parametrize(
+    ("engine", "given", "beside"),
+    [
+        ("vllm", {"guided_json": {"a": 1}}, {"structured_outputs": {"regex": "a"}}),
+        ("sglang", {"guided_json": {"a": 1}}, {"response_format": {"type": "json_object"}}),
+        ("sglang", {"guided_regex": "a"}, {"regex": "b"}),
+        ("sglang", {"guided_regex": "a"}, {"response_format": {"type": "json_object"}}),
+        ("tgi", {"guided_regex": "a"}, {"response_format": {"type": "json_object"}}),
+        ("llamacpp", {"repetition_penalty": 1.2}, {"repeat_penalty": 1.5}),
+        ("llamacpp", {"guided_json": {"a": 1}}, {"response_format": {"type": "json_object"}}),
+    ],
+)
+def test_what_is_asked_for_in_an_engines_own_words_too_is_refused_and_never_overwritten(engine, given, beside):
+    table = ENGINES[engine].openai
+    refused = renamed(given, table, drop=True, beside=beside.get)
+    assert isinstance(refused, Refusal)
+    assert (refused.param, "two ways" in refused.message) == (next(iter(given)), True)
+    nothing = dict.fromkeys(beside) | ({"response_format": {"type": "text"}} if "response_format" in beside else {})
+    assert renamed(given, table, drop=False, beside=nothing.get).removed == tuple(given)
+
+
+@pytest.mark.parametrize("engine", ["tgi", "ollama"])
+def test_the_newer_limit_of_an_output_wins_unless_it_says_nothing(engine):
+    def made(newer):
+        found = renamed({"max_completion_tokens": newer}, ENGINES[engine].openai, drop=False, beside={"max_tokens": 9}.get)
+        return found.values, found.removed
+
+    assert made(4) == ({"max_tokens": 4}, ("max_completion_tokens",))
+    assert made(0) == ({}, ("max_completion_tokens",))
+
+
 @pytest.mark.parametrize("engine", sorted(ENGINES))
 def test_whatever_an_engine_has_not_is_refused_or_named(engine):
     table = ENGINES[engine].openai

@@ -41,6 +41,8 @@ def test_what_tgi_has_not_is_refused_or_dropped(name, value):
 def test_guided_decoding_is_a_grammar():
     grammar = ask(TGI, TEXT, prompt="x", guided_regex="a+")[1]["parameters"]["grammar"]
     assert grammar == {"type": "regex", "value": "a+"}
+    for fields in ({"guided_json": {}, "guided_regex": "a"}, {"guided_regex": "a", "response_format": {"type": "json_object"}}):
+        assert "two ways" in ask(TGI, TEXT, prompt="x", **fields).message
     wanted = {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}
     assert ask(TGI, TEXT, prompt="x", response_format=wanted)[1]["parameters"]["grammar"]["value"] == {"type": "object"}
 
@@ -61,6 +63,24 @@ def test_tokens_become_events_special_ones_are_left_out_and_details_are_the_end(
 def test_log_probabilities_are_told_to_who_asked():
     (first,) = streamed(TGI, asked(TEXT, logprobs=1), event("a"))
     assert first["choices"][0]["logprobs"] == {"tokens": ["a"], "token_logprobs": [-0.5], "top_logprobs": None}
+
+
+def test_the_likeliest_tokens_are_told_to_who_asked_for_some():
+    tops = [{"id": 1, "text": "a", "logprob": -0.5}, {"id": 2, "text": "z", "logprob": -1.5}]
+    piece = json.loads(event("a").removeprefix(b"data:")) | {"top_tokens": tops}
+    (first,) = streamed(TGI, asked(TEXT, logprobs=2), b"data:" + json.dumps(piece).encode() + b"\n\n")
+    assert first["choices"][0]["logprobs"]["top_logprobs"] == [{"a": -0.5, "z": -1.5}]
+    details = {"finish_reason": "length", "generated_tokens": 1, "tokens": tops[:1], "top_tokens": [tops]}
+    made = json.loads(TGI.whole(asked(TEXT, logprobs=2), OK, json.dumps({"generated_text": "a", "details": details}).encode()))
+    assert made["choices"][0]["logprobs"]["top_logprobs"] == [{"a": -0.5, "z": -1.5}]
+
+
+def test_an_empty_prompt_has_no_tokens_and_that_is_told():
+    details = {"finish_reason": "length", "generated_tokens": 3, "input_length": 0}
+    assert streamed(TGI, asked(TEXT), event("a", details=details))[2]["usage"]["prompt_tokens"] == 0
+    body = json.dumps({"generated_text": "a", "details": details}).encode()
+    for head, answer in ((OK, body), (ResponseHead(200, {"x-prompt-tokens": "0"}), body.replace(b'"input_length": 0', b'"seed": 0'))):
+        assert json.loads(TGI.whole(asked(TEXT), head, answer))["usage"]["total_tokens"] == 3
 
 
 def test_an_error_in_the_stream_is_told_in_band():
