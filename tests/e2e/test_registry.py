@@ -222,6 +222,17 @@ def beating(replica: Replica, name: str, lease: str) -> subprocess.Popen[bytes]:
         ({"address": "10.0.0.1:99999"}, 400, "invalid_request", "port"),
         ({"version": "nightly"}, 400, "invalid_request", "version"),
         ({"max_seq_len": "many"}, 400, "invalid_request", "max_seq_len"),
+        *(
+            ({name: number}, 400, "invalid_request", name)
+            for name, number in (
+                ("max_seq_len", 10**30),
+                ("max_seq_len", 1 << 63),
+                ("max_concurrency", 10**30),
+                ("tp_world_size", 1 << 70),
+                ("free_memory_bytes", 10**30),
+                ("free_memory_bytes", -5),
+            )
+        ),
         ({"shoe_size": 43}, 400, "invalid_request", "shoe_size"),
         ({"id": "gpu-2"}, 403, "forbidden", "gpu-1"),
         ({"address": "192.0.2.1:8000"}, 403, "forbidden", "does not hold for the address 192.0.2.1:8000"),
@@ -268,6 +279,8 @@ def test_garbage_in_heartbeats_is_refused_and_harms_nobody(pair):
         ({**beat, "kv_cache_usage": 3.5}, 400),
         ({**beat, "waiting": -1}, 400),
         ({**beat, "waiting": 10**30}, 400),
+        ({**beat, "free_memory_bytes": -5}, 400),
+        ({**beat, "tokens_in_use": 1 << 63}, 400),
         ({**beat, "state": "dead"}, 400),
         ({**beat, "decode_rate": 0.0}, 400),
         ({**beat, "sequence": 1 << 60}, 400),
@@ -336,7 +349,11 @@ def test_grpc_says_the_same_as_http_and_tells_every_change(pair):
         with pytest.raises(grpc.RpcError) as refused:
             ask(first, "Register", pb.RegisterRequest(node=node), pb.RegisterResponse, ())
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        node.weights_sha256 = SHA
+        node.max_seq_len = (1 << 32) - 1
+        with pytest.raises(grpc.RpcError, match="max_seq_len") as refused:
+            ask(first, "Register", pb.RegisterRequest(node=node), pb.RegisterResponse)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        node.max_seq_len, node.weights_sha256 = 8192, SHA
         lease = ask(first, "Register", pb.RegisterRequest(node=node), pb.RegisterResponse).lease
         beat = pb.Beat(state=pb.NODE_STATE_READY, sequence=1, waiting=0, kv_cache_usage=0.25)
         assert not ask(second, "Heartbeat", pb.HeartbeatRequest(node_id="gpu-1", lease=lease, beat=beat), pb.HeartbeatResponse).drain
