@@ -25,10 +25,12 @@ def simulate(
     record: Annotated[
         list[Path] | None, typer.Option(help="A folder with an audit log whose requests are sent again, instead of the workload's.")
     ] = None,
-    speed: Annotated[float, typer.Option(help="So many times as fast as they were recorded.", min=0.001)] = 1.0,
+    speed: Annotated[
+        float | None, typer.Option(help="With --record: so many times as fast as they were recorded. [default: 1]", min=0.001)
+    ] = None,
     rate: Annotated[float | None, typer.Option(help="Requests per second, of one sort, instead of the workload's.")] = None,
-    prompt: Annotated[int, typer.Option(help="With --rate: the usual prompt, in tokens.")] = 500,
-    output: Annotated[int, typer.Option(help="With --rate: the usual answer, in tokens.")] = 200,
+    prompt: Annotated[int | None, typer.Option(help="With --rate: the usual prompt, in tokens. [default: 500]")] = None,
+    output: Annotated[int | None, typer.Option(help="With --rate: the usual answer, in tokens. [default: 200]")] = None,
     model: Annotated[str, typer.Option(help="With --rate: the name that clients ask for. [default: the tenant's first]")] = "",
     tenant: Annotated[str, typer.Option(help="With --rate: who asks. [default: the first]")] = "",
     seconds: Annotated[float | None, typer.Option(help="Of virtual time.")] = None,
@@ -46,15 +48,24 @@ def simulate(
         ),
     ] = None,
     size: Annotated[str, typer.Option(help="Look for the fewest nodes of this pool that keep what is promised (--slo).")] = "",
-    most: Annotated[int, typer.Option(help="With --size: no more than these.", min=1, max=10_000)] = 256,
+    most: Annotated[int | None, typer.Option(help="With --size: no more than these. [default: 256]", min=1, max=10_000)] = None,
     json: Json = False,  # noqa: FBT002 - a flag
 ) -> None:
     """Try a configuration over modelled nodes and clients: hours in seconds. Exit code 1: what is promised is not kept."""
+    sort = {"--prompt": prompt, "--output": output, "--model": model or None, "--tenant": tenant or None}
+    if record and rate is not None:
+        raise typer.BadParameter("requests are those of the record (--speed sends them quicker)", param_hint="--rate")
+    _only_with("--record", record, {"--speed": speed})
+    _only_with("--rate", rate, sort)
+    _only_with("--size", size, {"--most": most})
     given: dict[str, Any] = {f"nodes.{pool}.count": count for pool, count in _pairs("--nodes", nodes)}
     given |= {f"slo.{name}": bound for name, bound in _pairs("--slo", slo)}
     given |= {name: value for name, value in (("seconds", seconds), ("seed", seed)) if value is not None}
     if rate is not None:
-        lengths = {"prompt_tokens": {"median": prompt, "spread": 0.5}, "output_tokens": {"median": output, "spread": 0.5}}
+        lengths = {
+            name: {"median": usual if median is None else median, "spread": 0.5}
+            for name, median, usual in (("prompt_tokens", prompt, 500), ("output_tokens", output, 200))
+        }
         named = {name: value for name, value in (("model", model), ("tenant", tenant)) if value}
         given["requests"] = [{"rate": rate, **lengths, **named}]
     from din_extproc.roles.simulate import SimulateOptions  # noqa: PLC0415 - the other commands start without it
@@ -65,10 +76,10 @@ def simulate(
             workload=workload,
             given=given,
             record=tuple(record or ()),
-            speed=speed,
+            speed=1.0 if speed is None else speed,
             tries=tuple((path, tuple(values)) for path, values in _pairs("--try", tries, several=True)),
             size=size,
-            most=most,
+            most=256 if most is None else most,
         ),
         json=json,
     )
@@ -94,6 +105,13 @@ def _run(options: "SimulateOptions", *, json: bool) -> None:
         typer.echo("\n".join(lines(simulated)))
         typer.echo(f"({time.monotonic() - began:.1f} s)", err=True)
     raise typer.Exit(0 if simulated.kept else 1)
+
+
+def _only_with(needed: str, given: object, options: dict[str, Any]) -> None:
+    """Refuse what would say nothing: options that another one needs which is not there."""
+    for option, value in options.items():
+        if value is not None and not given and given != 0:
+            raise typer.BadParameter(f"it needs {needed}", param_hint=option)
 
 
 def _pairs(option: str, texts: list[str] | None, *, several: bool = False) -> list[tuple[str, Any]]:

@@ -25,6 +25,7 @@ def tenants(
     """What tenants use of their limits at this moment, and have used today."""
     from din_extproc.roles import tenants as role  # noqa: PLC0415 - the other commands start without it
     from din_extproc.roles.nodes import Unanswered  # noqa: PLC0415
+    from din_extproc.roles.strangers import Stranger  # noqa: PLC0415
 
     settings = settings_of(config)
     try:
@@ -34,7 +35,7 @@ def tenants(
             role.watch(settings, tenant, every_s)
         else:
             role.show(settings, tenant)
-    except Unanswered as error:
+    except (Unanswered, Stranger) as error:
         fail(str(error))
     except KeyboardInterrupt:
         return
@@ -51,17 +52,23 @@ def usage(
 ) -> None:
     """What tenants have used, per day and model, for charge-back: read from Redis, be the sidecar running or not."""
     from din_extproc.admit.ledger import LimitsUnavailable  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.edge.redis.usage import COLUMNS  # noqa: PLC0415
+    from din_extproc.roles.strangers import Stranger  # noqa: PLC0415
     from din_extproc.roles.usage import used  # noqa: PLC0415
 
     today = datetime.now(UTC)
     begin, end = (first or today - timedelta(days=30)).date(), (last or today).date()
+    if begin > end:
+        raise typer.BadParameter(f"{begin} is later than the last day, {end}", param_hint="--from")
     try:
         rows = used(settings_of(config), begin, end, tenant)
     except LimitsUnavailable as error:
         fail(f"redis: {error}")
+    except Stranger as error:
+        fail(str(error))
     if form == "json":
         print_json(rows)
-    elif rows:
-        writer = csv.DictWriter(sys.stdout, rows[0].keys(), lineterminator="\n")
+    else:
+        writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)

@@ -27,6 +27,7 @@ from din_extproc.intent.prefix import prefix
 from din_extproc.intent.read import Reading as Understood
 from din_extproc.intent.read import read
 from din_extproc.roles.explained import Candidate, Explained, Wish, refused
+from din_extproc.roles.strangers import stranger
 from din_extproc.roles.view import make_view
 from din_extproc.route.table import Routed
 from din_extproc.route.versions import Constraint
@@ -65,7 +66,7 @@ def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None =
     """
     tenant = next((tenant for tenant in settings.tenants if tenant.id == tenant_id), None)
     if tenant is None:
-        raise Unexplained(f"no tenant is called {tenant_id!r}; there are: {', '.join(tenant.id for tenant in settings.tenants)}")
+        raise Unexplained(stranger(settings, tenant_id))
     request = _request(text)
     head = Head(request.method, request.path, {name.lower(): value for name, value in request.headers.items()})
     view = make_view(settings, {})

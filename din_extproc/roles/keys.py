@@ -17,6 +17,7 @@ from din_extproc.domain.tenant import ApiKey
 from din_extproc.edge.keys_file import changed
 from din_extproc.edge.redis.revocations import Revocations
 from din_extproc.edge.redis.topology import carrier
+from din_extproc.roles.strangers import stranger
 from din_extproc.settings.settings import Settings
 
 _TIMEOUT_MS = 2000
@@ -53,7 +54,7 @@ def new(settings: Settings, tenant: str, key_id: str | None, valid_for: timedelt
         Unkept: no file is named, the tenant or the id is wrong, or the file can't be written.
     """
     if tenant not in {each.id for each in settings.tenants}:
-        raise Unkept(f"no tenant is called {tenant!r}")
+        raise Unkept(stranger(settings, tenant))
     expires = expiry(valid_for)
     key_id = key_id or f"{tenant.replace('_', '-')}-{secrets.token_hex(_SUFFIX_BYTES)}"
     made = _make(settings, key_id)

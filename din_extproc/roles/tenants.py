@@ -6,6 +6,7 @@ Rule: the page tells of so many tenants at most: of those that used most today, 
 import time
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 from rich.console import Console
 from rich.live import Live
@@ -18,6 +19,7 @@ from din_extproc.edge.redis.live import LiveCounters, Standing
 from din_extproc.edge.redis.usage import UsageStore
 from din_extproc.observe.usage_book import Used, day_of
 from din_extproc.roles.nodes import Unanswered, ask
+from din_extproc.roles.strangers import Stranger, stranger
 from din_extproc.settings.settings import Settings
 
 _MOST = 200
@@ -81,24 +83,27 @@ def _row(tenant: Tenant, live: Standing | None, today: Mapping[str, int] | None,
 
 
 def show(settings: Settings, tenant: str) -> None:
-    """Print the table once. Raises `Unanswered`."""
+    """Print the table once. Raises as `asked`."""
     Console().print(_table(asked(settings, tenant)))
 
 
 def watch(settings: Settings, tenant: str, every_s: float) -> None:
-    """Keep the table up to date until Ctrl-C. Raises `Unanswered`, the first time only."""
+    """Keep the table up to date until Ctrl-C. Raises as `asked`, the first time only."""
     with Live(_table(asked(settings, tenant)), console=Console(), auto_refresh=False) as live:
         while True:
             time.sleep(every_s)
             try:
                 live.update(_table(asked(settings, tenant)), refresh=True)
-            except Unanswered as error:
+            except (Unanswered, Stranger) as error:
                 live.update(f"[red]{error}[/red]", refresh=True)
 
 
 def asked(settings: Settings, tenant: str) -> dict[str, Any]:
-    """What `/tenants` says. Raises `Unanswered`."""
-    return ask(settings, f"tenants?tenant={tenant}" if tenant else "tenants")
+    """What `/tenants` says. Raises `Unanswered`; and `Stranger`, if the sidecar knows no such tenant."""
+    shown = ask(settings, f"tenants?tenant={quote(tenant)}" if tenant else "tenants")
+    if tenant and not shown["tenants"]:
+        raise Stranger(stranger(settings, tenant))
+    return shown
 
 
 def _table(shown: dict[str, Any]) -> Table:

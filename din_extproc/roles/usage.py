@@ -10,15 +10,16 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterable
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from din_extproc.admit.ledger import LimitsUnavailable
 from din_extproc.domain.usage import ExchangeRecord
 from din_extproc.edge.redis.ledger import Runner
 from din_extproc.edge.redis.topology import carrier
-from din_extproc.edge.redis.usage import USAGE, Portion, UsageStore, as_dict, portions
+from din_extproc.edge.redis.usage import KEPT_DAYS, USAGE, Portion, UsageStore, as_dict, portions
 from din_extproc.observe.usage_book import UsageBook
+from din_extproc.roles.strangers import Stranger, stranger
 from din_extproc.settings.settings import Settings
 
 _TIMEOUT_MS = 5000
@@ -61,8 +62,12 @@ def used(settings: Settings, first: date, last: date, tenant: str) -> list[dict[
 
     Raises:
         LimitsUnavailable: Redis does not answer.
+        Stranger: no tenant is called so, and none was in that time.
     """
-    return asyncio.run(_used(settings, first, last, tenant))
+    rows = asyncio.run(_used(settings, first, last, tenant))
+    if tenant and not rows and tenant not in {each.id for each in settings.tenants}:
+        raise Stranger(stranger(settings, tenant))
+    return rows
 
 
 async def _used(settings: Settings, first: date, last: date, tenant: str) -> list[dict[str, Any]]:
@@ -82,4 +87,7 @@ async def _used(settings: Settings, first: date, last: date, tenant: str) -> lis
 
 
 def _days(first: date, last: date) -> Iterable[date]:
+    """Those of the range of which there can be any usage; replicas' clocks may be ahead."""
+    today = datetime.now(UTC).date()
+    first, last = max(first, today - timedelta(days=KEPT_DAYS + 1)), min(last, today + timedelta(days=1))
     return (first + timedelta(days=number) for number in range((last - first).days + 1))

@@ -107,12 +107,12 @@ def _report_flaw(flaw: Flaw, shaped: Shaped, document: Document) -> None:
     if flaw.missing is not None:
         kind, name = flaw.missing
         sections = {"pools", "aliases"} if kind == "models" else {kind}
-        if sections & shaped.broken and (kind == "models" or _declares(document.data.get(kind), name)):
+        if sections & shaped.broken and (kind == "models" or declares(document.data.get(kind), name)):
             return
     document.report(_in_file(flaw.place, shaped), flaw.message, flaw.hint, warning=flaw.warning)
 
 
-def _declares(section: object, name: str) -> bool:
+def declares(section: object, name: str) -> bool:
     """Whether a broken section has the name; one that is no section at all might have had any."""
     if isinstance(section, dict):
         return name in section

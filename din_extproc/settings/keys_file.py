@@ -3,7 +3,7 @@
 Rule: the file holds hashes only; one that is not there yet holds no key.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -49,13 +49,18 @@ class Stored(Struct, frozen=True):
         """What was found so far."""
         return self.document.problems
 
-    def joined(self, own: Keys) -> Keys:
-        """All keys by tenant, the configuration's and the file's; reports those that belong to nobody or have another's id or hash."""
+    def joined(self, own: Keys, is_broken: Callable[[str], bool]) -> Keys:
+        """All keys by tenant, the configuration's and the file's; reports those that belong to nobody or have another's id or hash.
+
+        Args:
+            own: The configuration's.
+            is_broken: Whether a tenant of this name may stand there, though not as it should.
+        """
         known = {tenant.id for tenant, _ in own}
         ids = {key.id: _told(key.id, tenant.id) for tenant, keys in own for key in keys}
         hashes = {(key.salt, key.digest): ids[key.id] for _, keys in own for key in keys}
         for at, key in enumerate(self.keys):
-            if key.tenant not in known:
+            if key.tenant not in known and not is_broken(key.tenant):
                 self.document.report(("keys", at, "tenant"), f"no tenant is called {key.tenant!r}")
             here = f"{_told(key.id, key.tenant)} on line {self.document.values['keys', at].line}"
             if (first := ids.setdefault(key.id, here)) != here:

@@ -10,7 +10,7 @@ from pathlib import Path
 from din_extproc.edge.registry.catalog_source import CatalogSource, Unfetched, is_url
 from din_extproc.edge.tokenizers import missing
 from din_extproc.route.rules import thresholds
-from din_extproc.settings.assemble import assemble
+from din_extproc.settings.assemble import assemble, declares
 from din_extproc.settings.audit import Audit, read_audit
 from din_extproc.settings.catalog import Catalog, CatalogFile, CatalogModel, CatalogSection
 from din_extproc.settings.changes import UNCHANGED, Changes, put_all
@@ -46,7 +46,8 @@ def load(path: Path, env: Mapping[str, str], source: CatalogSource | None = None
     catalog, described, problems = read_catalog(shaped.config.catalog, document, path, source)
     keys_file, hashes, stored = _stored_keys(shaped.config.keys_file, document, path)
     assembled = assemble(shaped, None if "catalog" in shaped.broken else catalog, document, stored.tenants)
-    keys = stored.joined(assembled.keys)
+    broken = document.data.get("tenants") if "tenants" in shaped.broken else []
+    keys = stored.joined(assembled.keys, lambda tenant: declares(broken, tenant))
     _report_tls(shaped.config, document, path)
     audit, key_files = read_audit(shaped.config.audit, document, path)
     tokens_file, secrets, tokens, reaches, unread = _tokens(shaped.config.gateway.registry, document, path)

@@ -24,7 +24,7 @@ from din_extproc.settings.gateway import ExtProc, Listen, as_reached
 from din_extproc.settings.load import read_catalog, read_document
 from din_extproc.settings.pools import Engine
 from din_extproc.settings.problems import Problem, Rejected, in_order
-from din_extproc.settings.section import AsTuple, ListenAddress, ModelName, Name, NodeAddress, Positive, Section, Text
+from din_extproc.settings.section import AsTuple, ListenAddress, ModelName, Name, NameIfAny, NodeAddress, Positive, Section, Text
 from din_extproc.settings.shape import validated
 from din_extproc.settings.tls import ClientTls, EnvoyTls, ServerTls, report_files, report_unmatched
 from din_extproc.southbound.load import SOURCES
@@ -56,8 +56,8 @@ class NodeSection(Section):
     tp_world_size: Positive | None = None
     max_seq_len: Positive | None = None
     max_concurrency: Positive = 64
-    network: Name | Literal[""] = ""
-    pool: Name | Literal[""] = ""
+    network: NameIfAny = ""
+    pool: NameIfAny = ""
     """The pool it wants to join; "": every pool of the same kind."""
 
 

@@ -14,7 +14,7 @@ from din_extproc.settings.gateway import FailOpen, Gateway, Store
 from din_extproc.settings.health import HealthSection
 from din_extproc.settings.pools import PoolSection
 from din_extproc.settings.routes import AliasSection, RuleSection
-from din_extproc.settings.section import AsTuple, ModelName, Name, Section, Text
+from din_extproc.settings.section import AsTuple, ModelName, Name, NameIfAny, Section, Text
 from din_extproc.settings.sensitive import SensitivePatterns
 from din_extproc.settings.telemetry import Telemetry
 from din_extproc.settings.tenants import CommonsSection, Defaults, TenantSection
@@ -25,7 +25,7 @@ class DinYaml(Section):
     """The file, section by section."""
 
     version: Literal[1]
-    network: Name | Literal[""] = ""
+    network: NameIfAny = ""
     """Gateways of different networks never share nodes or counters, even over one Redis."""
     gateway: Gateway = Gateway()
     store: Store = Store()

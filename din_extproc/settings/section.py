@@ -28,6 +28,10 @@ def _name(text: str) -> str:
     return text
 
 
+def _name_if_any(text: str) -> str:
+    return text and _name(text)
+
+
 def _model(text: str) -> str:
     if _MODEL(text) is None:
         raise ValueError(f"{text!r} is not a model's name: no spaces, quotes, commas, '@', '*', '?' or brackets, at most 200 characters")
@@ -74,6 +78,8 @@ def _listed(value: Any) -> Any:
 
 
 Name = Annotated[str, AfterValidator(_name)]
+NameIfAny = Annotated[str, AfterValidator(_name_if_any)]
+""""": none."""
 ModelName = Annotated[str, AfterValidator(_model)]
 Text = Annotated[str, Field(min_length=1)]
 Positive = Annotated[int, Field(ge=1, le=10**9)]

@@ -20,6 +20,8 @@ _KINDS = {
     "string_type": "a text",
     "int_type": "a whole number",
     "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
     "bool_type": "true or false",
     "dict_type": "a mapping",
     "tuple_type": "a list",
@@ -29,6 +31,8 @@ _KINDS = {
 _BOUNDS = {
     "greater_than_equal": ("at least {} is expected", "ge"),
     "less_than_equal": ("at most {} is expected", "le"),
+    "greater_than": ("more than {} is expected", "gt"),
+    "less_than": ("less than {} is expected", "lt"),
     "too_short": ("at least {} of these is expected", "min_length"),
     "string_too_short": ("a text is expected, not an empty one", "min_length"),
     "string_pattern_mismatch": ("a text of the form {} is expected", "pattern"),
@@ -97,7 +101,9 @@ def _told(finding: ErrorDetails, place: Place, model: type[BaseModel]) -> tuple[
         return "unknown field", did_you_mean(str(place[-1]), known) or f"known here: {', '.join(known)}"
     if kind == "missing":
         return "is missing", ""
-    if kind == "literal_error":
+    if kind == "int_parsing_size":
+        return "the number is too large", ""
+    if kind in {"literal_error", "enum"}:
         return _no_choice(given, finding["ctx"]["expected"])
     if kind in _KINDS:
         return _other_kind(_KINDS[kind], given)

@@ -14,8 +14,11 @@ from din_extproc.edge.redis.ledger import Runner, load, namespace
 from din_extproc.observe.usage_book import Line, Used
 
 USAGE: Final = load("usage")
-_KEPT_S: Final = 400 * 86_400
+KEPT_DAYS: Final = 400
 """A year and a month to charge for it."""
+_KEPT_S: Final = KEPT_DAYS * 86_400
+COLUMNS: Final = (*Line.__struct_fields__, *Used.__struct_fields__)
+"""Of a row, in order."""
 _LINES: Final = 200
 """In one portion."""
 _PAGE: Final = 2000

@@ -92,6 +92,17 @@ def test_keys_of_nobody_and_second_keys_of_one_name_are_refused(file):
     assert "a second key is called 'k', the first is key 'k' of tenant 'a' on line" in str(refused)
 
 
+def test_a_tenant_that_is_broken_is_not_one_that_is_missing(file):
+    keys.new(settings(file), "a", "main", None)
+    file.write_text(SMALL.replace("{ id: a,", "{ id: a, limits: { rpm: -1 },"))
+    refused = load(file, {})
+    assert isinstance(refused, Rejected)
+    assert [problem.path for problem in refused.problems if not problem.warning] == ["tenants[0].limits.rpm"]
+    with changed(file.parent / "keys.yaml") as entries:
+        entries.append({"tenant": "c", "id": "k", "hash": HASH.replace("db89", "db80")})
+    assert "no tenant is called 'c'" in str(load(file, {}))
+
+
 @pytest.mark.parametrize(("one", "other"), [("a", "a"), ("a", "b_b")])
 def test_a_hash_that_stands_twice_is_refused_with_both_places(file, one, other):
     with changed(file.parent / "keys.yaml") as entries:

@@ -338,3 +338,16 @@ def test_a_node_is_not_where_envoy_itself_listens(written, node, listener, sound
     loaded = written(SMALL.replace("10.0.0.1:8000", node) + f'envoy: {{ listener: "{listener}" }}\n')
     assert isinstance(loaded, Settings) == sound
     assert sound or "pools.p.nodes[0].address: here Envoy itself listens" in str(loaded)
+
+
+@pytest.mark.parametrize(("line", "said"), [
+    ('network: "réal time/é"', "network: 'réal time/é' is not a name"),
+    ("limits: { reserved_for_critical: 1.5 }", "limits.reserved_for_critical: less than 1.0 is expected"),
+    ("gateway: { ext_authz: { longest_s: quick } }", "gateway.ext_authz.longest_s: a number is expected, not a text"),
+    ("version: 1000000000000000000000000000000", "version: the number is too large"),
+])  # fmt: skip
+def test_a_mistake_is_told_once_and_in_our_own_words(written, line, said):
+    refused = written(SMALL.replace("version: 1\n", f"{line}\n" if line.startswith("version") else f"version: 1\n{line}\n"))
+    assert isinstance(refused, Rejected)
+    [problem] = [each for each in refused.problems if not each.warning]
+    assert f"{problem.path}: {problem.message}".startswith(said)

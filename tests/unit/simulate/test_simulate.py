@@ -259,3 +259,12 @@ def test_the_command_ends_with_0_when_what_is_promised_is_kept_with_1_when_not_a
     unsound = runner.invoke(app, ["simulate", *files, "--try", "pools.small.scheduler=round_rubin"])
     assert (unsound.exit_code, "round_rubin" in unsound.output) == (1, True)
     assert runner.invoke(app, ["simulate", *files, "--try", "nothing"]).exit_code == 2
+
+
+@pytest.mark.parametrize("wrong", [
+    ["--record", "audit", "--rate", "3"], ["--speed", "2"], ["--prompt", "100"], ["--output", "100"], ["--model", "m"], ["--tenant", "t"],
+    ["--most", "3"],
+])  # fmt: skip
+def test_an_option_that_would_say_nothing_is_a_wrong_call(wrong):
+    told = CliRunner().invoke(app, ["simulate", *wrong])
+    assert (told.exit_code, wrong[-2] in told.output) == (2, True), told.output

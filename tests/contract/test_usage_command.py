@@ -1,0 +1,54 @@
+"""`usage` over a Redis: a table even when it is empty, and tenants that are gone."""
+
+import asyncio
+import csv
+import io
+from datetime import UTC, datetime
+
+import pytest
+from typer.testing import CliRunner
+
+from din_extproc.cli.app import app
+from din_extproc.edge.redis.usage import UsageStore, portions
+from din_extproc.observe.usage_book import Line, Used
+from tests.ledgers import linked
+
+DIN = """
+version: 1
+network: usage-command
+store: {{ url: "{url}" }}
+pools:
+  p:
+    model: m
+    engine: vllm
+    nodes: [{{ id: n1, address: "10.0.0.1:8000", version: "1.0", dtype: bf16, max_seq_len: 4096 }}]
+tenants: [{{ id: acme, models: ["*"] }}]
+"""
+
+
+@pytest.fixture
+def usage(redis_servers, tmp_path):
+    file = tmp_path / "din.yaml"
+    file.write_text(DIN.format(url=redis_servers["valkey8"].url))
+    return lambda *arguments: CliRunner().invoke(app, ["usage", *arguments, "-c", str(file)])
+
+
+def test_a_table_without_rows_has_its_header(usage):
+    told = usage("--from", "0001-01-01", "--to", "9999-12-31", "--tenant", "acme")
+    assert (told.exit_code, told.output.count("\n")) == (0, 1), told.output
+    assert told.output.startswith("day,tenant,model,requests,failed,refused")
+
+
+async def _count(url: str, tenant: str) -> None:
+    async with linked(url) as link:
+        today = datetime.now(UTC).date().isoformat()
+        for portion in portions({Line(today, tenant, "m"): Used(3)}, 1):
+            await UsageStore(link, "usage-command").add("r", portion)
+
+
+def test_a_tenant_that_is_gone_still_has_its_usage_and_one_that_never_was_is_said(usage, redis_servers):
+    asyncio.run(_count(redis_servers["valkey8"].url, "former"))
+    [row] = csv.DictReader(io.StringIO(usage("--tenant", "former").output))
+    assert (row["tenant"], row["requests"]) == ("former", "3")
+    told = usage("--tenant", "acmee")
+    assert (told.exit_code, told.stderr) == (1, "error: no tenant is called 'acmee'; did you mean 'acme'?\n"), told.output
