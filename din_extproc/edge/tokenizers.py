@@ -92,10 +92,10 @@ class Tokenizer:
 
         Returns:
             An estimate of exact tokens that can be learned from like the given one; the given one when the tokenizer is not loaded or
-            fails.
+            fails, and of a list of documents, each of which is read with the query.
         """
         loaded = self._loaded
-        if loaded is None:
+        if loaded is None or prompt.again:
             return estimate
         try:
             if len(prompt.strings) + len(prompt.objects) <= _INLINE_BYTES:

@@ -60,7 +60,12 @@ def estimate(prompt: Prompt, gauge: Gauge) -> Estimate:
     longest = None if prompt.longest is None else estimate(prompt.longest, gauge)
     text = b"%b,%b" % (prompt.strings, prompt.objects) if prompt.objects else prompt.strings
     size = len(text)
-    features = (*_units(text), prompt.messages, 1)
+    units = _units(text)
+    if prompt.again:
+        times = prompt.inputs - 1
+        size += times * len(prompt.again)
+        units = tuple([one + times * more for one, more in zip(units, _units(prompt.again), strict=True)])
+    features = (*units, prompt.messages, 1)
     fixed = prompt.token_ids + prompt.media * gauge.media_tokens
     if not size and not prompt.messages:
         return Estimate(fixed, features, fixed, longest=longest)

@@ -45,6 +45,8 @@ class Prompt(Struct, frozen=True, gc=False):
     """A chat: the engine's template frames every message."""
     inputs: int = 1
     """Of a list, how many the engine reads each by itself."""
+    again: bytes = b""
+    """The string among `strings` that is read with each of the inputs, not with the first alone: the query of a list of documents."""
     longest: "Prompt | None" = None
     """Of several inputs the longest, as far as bytes tell; of documents, with the query that each is read with. None: it is one input."""
 
@@ -100,7 +102,7 @@ _encode = msgspec.json.Encoder().encode
 class _Draft:
     """What is gathered while a body is read."""
 
-    __slots__ = ("left", "longest", "media", "messages", "number", "objects", "strings", "templated", "token_ids")
+    __slots__ = ("again", "left", "longest", "media", "messages", "number", "objects", "strings", "templated", "token_ids")
 
     def __init__(self) -> None:
         self.strings: list[bytes] = []
@@ -111,11 +113,12 @@ class _Draft:
         self.templated = False
         self.left = _MOST_ELEMENTS
         self.number = 1
+        self.again = b""
         self.longest: Prompt | None = None
 
     def prompt(self) -> Prompt:
         text, objects = b",".join(self.strings), b",".join(self.objects)
-        return Prompt(text, objects, self.messages, self.token_ids, self.media, self.templated, self.number, self.longest)
+        return Prompt(text, objects, self.messages, self.token_ids, self.media, self.templated, self.number, self.again, self.longest)
 
     def chat(self, raw: memoryview) -> None:
         """A list of messages, or a string that stands for one."""
@@ -281,7 +284,7 @@ def _rerank(draft: _Draft, body: bytes, outline: Outline) -> None:
     for key in ("documents", "texts"):
         draft.inputs(outline.value(body, key))
     if draft.longest is not None and draft.longest.strings and query.startswith(b'"'):
-        draft.longest = replace(draft.longest, strings=b"%b,%b" % (query, draft.longest.strings))
+        draft.again, draft.longest = query, replace(draft.longest, strings=b"%b,%b" % (query, draft.longest.strings))
 
 
 def _response(draft: _Draft, body: bytes, outline: Outline) -> None:

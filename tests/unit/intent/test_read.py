@@ -421,6 +421,16 @@ def test_several_inputs_cost_their_sum_and_the_longest_has_to_fit(path, body, al
     assert (every.longest.tokens, every.longest.fixed) == (pytest.approx(one.tokens, abs=10), one.fixed)
 
 
+def test_a_query_is_read_again_with_every_document():
+    def tokens(query, documents):
+        return intent({"model": "r", "query": query, "documents": documents}, "/v1/rerank").prompt_tokens
+
+    once = tokens(LONG, [SHORT]) - tokens("q", [SHORT])
+    assert once > 100
+    assert tokens(LONG, [SHORT] * 50) - tokens("q", [SHORT] * 50) == pytest.approx(50 * once, rel=0.1)
+    assert tokens(LONG, [{"text": SHORT}] * 50) - tokens("q", [{"text": SHORT}] * 50) == pytest.approx(50 * once, rel=0.1)
+
+
 def test_among_inputs_that_can_not_be_told_apart_none_is_too_long():
     many = {"model": "m", "input": [{"text": "word"}] * 5000}
     assert intent(many, "/v1/embeddings").estimate.longest.tokens == 0
