@@ -43,7 +43,7 @@ class Replacement(Struct, frozen=True, gc=False):
 
 
 class Whole(Struct, frozen=True, gc=False):
-    """The answer is held until its body is complete, and replaced. Envoy answers 500 by itself when it outgrows its buffer."""
+    """The answer is held until its body is complete, and replaced. Envoy answers 502 by itself when it outgrows its buffer."""
 
     rewrite: Callable[[bytes], Replacement | None]
     """Given the whole body. Total. None: it stays as it is."""

@@ -38,8 +38,11 @@ def screened(reading: Reading, screening: Screening, head: Head, gauges: Callabl
         gauges: Likewise.
     """
     values = _values(reading)
-    strings = literals(b",".join(values.values()))
-    found = screening.screen.find(decoded(b",".join(strings)))
+    joined = b",".join(values.values())
+    texts = decoded(joined)
+    if screening.screen.clean("\n".join(texts).encode()):
+        return reading
+    found = screening.screen.find([text.encode() for text in texts])
     if not found.places and found.whole:
         return reading
     sensitive = Sensitive(screening.policy.value, found.counts(), found.whole)
@@ -47,7 +50,7 @@ def screened(reading: Reading, screening: Screening, head: Head, gauges: Callabl
         return replace(reading, sensitive=sensitive)
     if screening.policy is OnSensitive.BLOCK or not found.whole:
         return _refused(sensitive)
-    again = read_again(head, reading, _masked(reading, values, strings, found), gauges)
+    again = read_again(head, reading, _masked(reading, values, literals(joined), found), gauges)
     return again if isinstance(again, Refusal) else replace(again, sensitive=sensitive)
 
 

@@ -76,6 +76,10 @@ class Screen:
             self._set.Add(led)
         self._set.Compile()
 
+    def clean(self, joined: bytes) -> bool:
+        """Whether texts, UTF-8 with ends of lines between, hold nothing that even looks so: one search, which answers for most prompts."""
+        return self._any.search(joined) is None
+
     def find(self, texts: Sequence[bytes]) -> Found:
         """Find everything in the texts, UTF-8 each. No finding goes over the end of one."""
         joined = _BETWEEN.join(texts)

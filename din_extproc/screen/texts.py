@@ -24,16 +24,17 @@ _FIELDS = b"|".join(
 _BASE64 = rb"(?:[\w+/=-]|\\/)"
 _ADDRESS = rb'"https?:(?:[!#-\[\]-~]|\\/)*+"'
 _PART = rb'\{%b(?:"(?:detail|type|media_type)%b"[\w/+.-]*+"%b,%b)*+"url%b' % (_GAP, _IS, _GAP, _GAP, _IS)
-_OVERLOOKED = b"|".join(
+_KEYED = b"|".join(
     (
         rb'(?:role|type)%b"[a-z_]{0,32}"' % _IS,
         rb'(?:id|call_id|tool_call_id|tool_use_id|item_id|file_id)%b"[\w.:|+/=-]{0,256}"' % _IS,
-        rb'data:(?:[\w+.;=/-]|\\/){0,128};base64,%b*+"' % _BASE64,
         rb'(?:data|file_data|image|audio|video|bytes|b64_json)%b"%b{256,}+"' % (_IS, _BASE64),
         rb"(?:image_url|video_url|audio_url|file_url|image|audio|video|source)%b(?:%b)?%b" % (_IS, _PART, _ADDRESS),
         rb'(?:%b)"%b:' % (_FIELDS, _GAP),
     )
 )
+_MEDIA = rb'data:(?:[\w+.;=/-]|\\/){0,128};base64,%b*+"' % _BASE64
+_OVERLOOKED = rb'(?=[a-z_0-9]{1,20}+"%b:)(?:%b)|%b' % (_GAP, _KEYED, _MEDIA)
 """What is no text, after the quote that it begins with."""
 _STRING = rb'[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _looked_at = re.compile(rb'"(?:%b|(%b))' % (_OVERLOOKED, _STRING)).findall
@@ -55,9 +56,10 @@ def literals(json: bytes) -> list[bytes]:
     return [b'"' + rest for rest in _looked_at(json) if rest]
 
 
-def decoded(strings: bytes) -> list[bytes]:
-    """JSON strings joined by commas, as UTF-8 texts."""
-    return [text.encode() for text in _decode(b"[%b]" % strings)] if strings else []
+def decoded(json: bytes) -> list[str]:
+    """What the `literals` of some valid JSON without halves of surrogate pairs say."""
+    found = list(filter(None, _looked_at(json)))
+    return _decode(b'["%b]' % b',"'.join(found)) if found else []
 
 
 def edited(json: bytes, readable: bytes, edits: Mapping[bytes, Sequence[Edit]]) -> bytes:
