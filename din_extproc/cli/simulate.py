@@ -60,14 +60,8 @@ def simulate(
     _only_with("--size", size, {"--most": most})
     given: dict[str, Any] = {f"nodes.{pool}.count": count for pool, count in _pairs("--nodes", nodes)}
     given |= {f"slo.{name}": bound for name, bound in _pairs("--slo", slo)}
-    given |= {name: value for name, value in (("seconds", seconds), ("seed", seed)) if value is not None}
-    if rate is not None:
-        lengths = {
-            name: {"median": usual if median is None else median, "spread": 0.5}
-            for name, median, usual in (("prompt_tokens", prompt, 500), ("output_tokens", output, 200))
-        }
-        named = {name: value for name, value in (("model", model), ("tenant", tenant)) if value}
-        given["requests"] = [{"rate": rate, **lengths, **named}]
+    sorts = None if rate is None else [_one_sort(rate, prompt, output, {"model": model, "tenant": tenant})]
+    given |= {name: value for name, value in (("seconds", seconds), ("seed", seed), ("requests", sorts)) if value is not None}
     from din_extproc.roles.simulate import SimulateOptions  # noqa: PLC0415 - the other commands start without it
 
     _run(
@@ -83,6 +77,15 @@ def simulate(
         ),
         json=json,
     )
+
+
+def _one_sort(rate: float, prompt: int | None, output: int | None, names: dict[str, str]) -> dict[str, Any]:
+    """The only requests of a workload."""
+    lengths = {
+        name: {"median": usual if median is None else median, "spread": 0.5}
+        for name, median, usual in (("prompt_tokens", prompt, 500), ("output_tokens", output, 200))
+    }
+    return {"rate": rate, **lengths, **{name: value for name, value in names.items() if value}}
 
 
 def _run(options: "SimulateOptions", *, json: bool) -> None:

@@ -7,7 +7,7 @@ mark and finish reason is closed with an error event (`upstream_truncated`), bec
 passed unread), and a web page that calls itself a good answer is a 502. An event is passed on when it is whole; a fault in here ends the counting, never
 the stream.
 
-IN    dynamic metadata, namespace `din`, set by ext_proc before the answer begins
+IN    dynamic metadata, namespace `din`, set by ext_proc before the answer begins; without it, that of ext_authz
         request_id     without it (or with `refusal`) nothing is looked at: the answer is not a node's
         strip_usage    true: take the usage-only event (`choices: []` and usage) out of the stream
 OUT   dynamic metadata, namespace `din`; absent when not seen
@@ -38,6 +38,7 @@ chunks and in no memory but a few numbers; of a body with more than MAX_STRUCTUR
 local byte, find, gmatch, gsub, match, sub = string.byte, string.find, string.gmatch, string.gsub, string.match, string.sub
 
 local NAMESPACE = "din"
+local PERMITS = "envoy.filters.http.ext_authz" -- where Envoy keeps what it was told when it only asked whether a request may pass
 local MAX_EVENT = 1048576 -- bytes of one event that are held back at most
 local MAX_USAGE = 16384 -- bytes of a usage object in a JSON body
 local MAX_STRUCTURE = 1000000 -- strings, braces and brackets of a JSON body that are followed
@@ -634,7 +635,8 @@ local function instead_of_page(handle, headers)
 end
 
 function envoy_on_response(handle)
-  local known = handle:streamInfo():dynamicMetadata():get(NAMESPACE)
+  local metadata = handle:streamInfo():dynamicMetadata()
+  local known = metadata:get(NAMESPACE) or metadata:get(PERMITS)
   if not known or not known.request_id or known.refusal then
     return
   end

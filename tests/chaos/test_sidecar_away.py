@@ -57,6 +57,7 @@ def config(sims: dict[str, EngineSim], **sections) -> dict:
         "rules": [{"id": "all", "when": "always", "pool": "other"}],
         "tenants": [tenant("acme"), tenant("single", rpm=1)],
         "envoy": {"timeouts": {"message_ms": 1000}},
+        "store": {"timeout_ms": 500},
         **sections,
     }
 
@@ -211,7 +212,7 @@ class FarRedis:
         self._server.server_close()
 
 
-@pytest.mark.parametrize("timeout_ms", [1000, 100])
+@pytest.mark.parametrize("timeout_ms", [900, 100])
 def test_b104_a_slow_redis_is_waited_for_or_given_up_but_never_until_envoy_gives_up(sims, timeout_ms):
     with RedisServer() as server, FarRedis(server, late_ms=75) as far:  # 150 ms there and back
         store = {"timeout_ms": timeout_ms, "on_error": "local_share"}
