@@ -115,6 +115,15 @@ async def served(*services, limits=None):
         await server.stop(0)
 
 
+async def counted(server, client):
+    """Opens a call. Returns its connection, and the transport that counts from now on."""
+    client.say(HELLO, call(1))
+    await client.hear(3)
+    (connection,) = server.connections
+    connection._transport = CountingTransport(connection._transport)
+    return connection, connection._transport
+
+
 def call(stream_id, **changed):
     return opening(stream_id, path="/test.Echo/Call", **changed)
 
@@ -198,10 +207,7 @@ async def test_a_lost_connection_cancels_its_calls():
 async def test_replies_of_one_turn_leave_in_one_write_and_a_burst_is_answered_in_several_turns(messages, writes):
     service = EchoService()
     async with served(service) as (server, client):
-        client.say(HELLO, call(1))
-        await client.hear(3)
-        (connection,) = server.connections
-        connection._transport = counting = CountingTransport(connection._transport)
+        _, counting = await counted(server, client)
         client.say(b"".join(data(1, message(b"\x03%d" % number)) for number in range(messages)))
         heard = await client.hear(1 + 3 * messages)
         assert [seen.kind for seen in heard] == [frames.HEADERS, *[frames.DATA] * 3 * messages]
@@ -212,10 +218,7 @@ async def test_replies_of_one_turn_leave_in_one_write_and_a_burst_is_answered_in
 async def test_a_client_whose_messages_wait_for_their_turn_is_read_no_further_until_they_had_it():
     service = EchoService()
     async with served(service) as (server, client):
-        client.say(HELLO, call(1))
-        await client.hear(3)
-        (connection,) = server.connections
-        connection._transport = transport = CountingTransport(connection._transport)
+        connection, transport = await counted(server, client)
         burst = b"".join(data(1, message(b"\x01")) for _ in range(200))
         connection.data_received(burst)
         assert transport.pauses == []
