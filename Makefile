@@ -42,19 +42,19 @@ test-e2e: setup ## tests through a real Envoy
 	@$(PY) -m pytest -m e2e
 
 test-envoy-matrix: setup ## tests through each Envoy from 1.36 to 1.40 (five times test-e2e); TESTS=tests/e2e/test_wire_envoy.py for a part
-	@$(PY) -m tests.envoy_matrix $(TESTS)
+	@$(PY) -m tests.support.envoy_matrix $(TESTS)
 
 test-sdks: setup ## OpenAI's Python and Node clients, LangChain and LlamaIndex against every engine (fetches them; Node needs npm)
-	@$(PY) -m tests.sdk_matrix
+	@$(PY) -m tests.support.sdk_matrix
 
 test-engines: setup ## real engines behind the gateway: llama.cpp, and a vLLM that runs: VLLM=127.0.0.1:8000=MODEL
-	@$(PY) -m tests.real_engines $(if $(VLLM),--vllm $(VLLM))
+	@$(PY) -m tests.support.real_engines $(if $(VLLM),--vllm $(VLLM))
 
 test-manifests: setup ## chart, mesh resources and compose file by helm, kubeconform and Compose's loader (builds them; needs Go)
-	@$(PY) -m tests.manifest_tools
+	@$(PY) -m tests.support.manifest_tools
 
 test-dashboard: setup ## the dashboard in a headless Chromium (one that is installed; CHROMIUM=FILE names it), photographs in build/dashboard
-	@$(PY) -m tests.dashboard_pages
+	@$(PY) -m tests.support.dashboard_pages
 
 test-chaos: setup ## tests that kill, pause and delay things
 	@$(PY) -m pytest -m chaos

@@ -1,33 +1,34 @@
 """din-extproc: an Envoy ext_proc sidecar that turns scattered GPU nodes into one inference network.
 
-One request, read along the folders:
+Packages, in the order in which one request passes them:
 
-    wire       Envoy's ext_proc messages become events; verdicts become replies        (no sockets)
-    intent     head + body -> Intent: model, tokens, stream, version, patience
-    route      Intent -> pool: aliases, versions, ordered rules, one immutable table
-    screen     sensitive data in prompts: found, masked
-    admit      may the tenant spend this now? keys, budgets, the port to the counters
-    schedule   which node of the pool: filter -> score -> pick
-    health     who is left out, and who gets a part: breakers, ramps
-    southbound what each engine calls things, its load among them
-      ... the node answers; Envoy streams it to the client, Python does not see the tokens ...
-    observe    Envoy's access-log entry -> what it cost and how it ended
-    audit      what is recorded for good, chained and signed, and how a reader proves it whole
-    measure    what requests took, seen from outside: two ways of asking compared, one request taken apart
-    flow       the conductors: the only place where the order of all this is written
-    registry   nodes, liveness, trust, catalogue
-    control    topology -> Envoy's own configuration
-    edge       everything that touches a socket, a file or a clock, in folders by what is touched (Redis, gRPC, processes, ...)
-    settings   din.yaml -> one frozen tree, all errors at once
-    sim        the modelled engine behind `engine-sim`
-    simulate   the whole network in virtual time: modelled nodes and clients around the product's own decisions
-    roles      composition roots: gateway, node, demo, and the commands that look at them; only these construct things
-    cli        the command line: parse, call a role, print
-    client     apart from all of these: for programs that ask the network, over OpenAI's own client
-    domain     the frozen nouns that they all hand to each other
+    wire        decode Envoy's ext_proc messages into events, encode verdicts into replies (sans-IO)
+    intent      request head + body -> Intent: model, tokens, stream, version, deadline
+    route       Intent -> pool: aliases, versions, ordered rules, one immutable route table
+    screen      find and mask sensitive data in prompts
+    admit       API keys, budgets, reservations; the port to the rate-limit counters
+    schedule    pick a node of the pool: filter -> score -> pick
+    health      circuit breakers, ramp-up, probe schedules
+    southbound  dialects of the engines: requests, answers, errors, load metrics
+      ... the node answers; Envoy streams the answer to the client, Python does not see the tokens ...
+    observe     Envoy's access-log entry -> token usage, outcome, metrics, spans
+    audit       audit records: chained, signed, verifiable
+    measure     timings of answers as a client sees them
+    flow        request handlers: the order of these steps
+    registry    node table, liveness, trust, catalogue claims
+    control     topology -> Envoy configuration (static and xDS)
+    edge        adapters for sockets, files, clocks and processes, one folder per kind
+    settings    din.yaml -> one frozen tree; reports all errors at once
+    roles       composition roots: `serve`, `node`, and the commands that configure and operate a deployment
+    tools       explain, replay, simulate, verify, bench, demo, engine-sim: imported by nothing above
+    cli         command line: parse, call, print
+    client      a Python client for programs that call the network
+    domain      frozen value objects that the packages exchange
 
-Imports go down only: cli -> roles -> settings -> {edge, simulate} -> flow -> {rooms} -> domain -> _proto. Rooms never import each other.
-Time, randomness and I/O enter as arguments; a refusal is a value, an exception is a fault.
+Imports go down only: cli -> tools -> roles -> settings -> edge -> flow -> {core packages} -> domain -> _proto. Core packages never import
+each other. Time, randomness and I/O are arguments; a refusal is a value, an exception is a fault.
+
+Glossary: see `GLOSSARY.md` beside this file.
 """
 
 __version__ = "0.1.0"

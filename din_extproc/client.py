@@ -65,7 +65,7 @@ class Unproven(NetworkError):  # noqa: N818 - it says what came
     """The answer does not say where it comes from, or it is another one's."""
 
 
-class Times(Struct, frozen=True):
+class AnswerTimes(Struct, frozen=True):
     """One answer by the client's stopwatch, in milliseconds."""
 
     head_ms: float
@@ -84,7 +84,7 @@ class Answer(Struct, frozen=True):
 
     content: ChatCompletion
     provenance: Provenance
-    times: Times
+    times: AnswerTimes
 
 
 class Streamed:
@@ -96,7 +96,7 @@ class Streamed:
         self._began = began
         self._head_ms = _since(began)
         self._arrivals: list[float] = []
-        self._times: Times | None = None
+        self._times: AnswerTimes | None = None
 
     def __iter__(self) -> Iterator[ChatCompletionChunk]:
         tokens = None
@@ -109,11 +109,11 @@ class Streamed:
                 yield chunk
         seen = self._arrivals
         first, last = (seen[0], seen[-1]) if seen else (None, None)
-        told = measured.Answer(_since(self._began), first, last, len(seen) if tokens is None else tokens)
+        told = measured.TimedAnswer(_since(self._began), first, last, len(seen) if tokens is None else tokens)
         self._times = _times(self._head_ms, told.total_ms, self.provenance, first, told.per_token_ms)
 
     @property
-    def times(self) -> Times:
+    def times(self) -> AnswerTimes:
         """How long it took.
 
         Raises:
@@ -215,8 +215,8 @@ def _kind(status: int, code: str) -> type[NetworkError]:
     return RequestRefused if status < 500 else Unavailable  # noqa: PLR2004 - HTTP's own border
 
 
-def _times(head_ms: float, total_ms: float, proof: Provenance, ttft_ms: float | None = None, tpot_ms: float | None = None) -> Times:
-    return Times(head_ms, total_ms, max(0.0, head_ms - (proof.exec_time_ms or 0)), ttft_ms, tpot_ms)
+def _times(head_ms: float, total_ms: float, proof: Provenance, ttft_ms: float | None = None, tpot_ms: float | None = None) -> AnswerTimes:
+    return AnswerTimes(head_ms, total_ms, max(0.0, head_ms - (proof.exec_time_ms or 0)), ttft_ms, tpot_ms)
 
 
 def _has_token(delta: Mapping[str, Any]) -> bool:

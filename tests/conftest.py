@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from tests.servers import FLAVOURS, RedisServer
+from tests.support.servers import FLAVOURS, RedisServer
 
 settings.register_profile("din", deadline=None)  # how long an example takes says more about the machine than about the code
 settings.load_profile("din")

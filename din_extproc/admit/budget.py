@@ -6,7 +6,7 @@ The same arithmetic in Lua: `edge/redis/lua/admit.lua`; exact for limits up to 1
 
 from msgspec import Struct
 
-from din_extproc.admit.ledger import Standing
+from din_extproc.admit.ledger import RateLimitStatus
 
 SLOTS = 61
 """Seconds that count: the running one and sixty whole ones. Never admits more than `rpm` in any 60 s; a place returns at most 1 s late."""
@@ -18,7 +18,7 @@ CLOSED_MS = 10_000
 """How long a settled and released request is remembered, for repetitions that arrive late."""
 
 
-class Counters(Struct, frozen=True, gc=False):
+class BudgetCounters(Struct, frozen=True, gc=False):
     """What one budget has counted."""
 
     used: int = 0
@@ -32,35 +32,35 @@ class Counters(Struct, frozen=True, gc=False):
         """Requests in the window."""
         return sum(count for _, count in self.requests)
 
-    def turned(self, now_ms: int) -> "Counters":
+    def turned(self, now_ms: int) -> "BudgetCounters":
         """The window at `now_ms`: what fell out of it is gone.
 
         Requests from a whole window ahead were counted before the clock was set back: they no longer count, or they would for hours.
         """
         second = now_ms // 1000
         if self.requests and self.requests[-1][0] - second >= SLOTS:
-            return Counters(self.used, self.at_ms)
+            return BudgetCounters(self.used, self.at_ms)
         oldest = second - SLOTS
         if not self.requests or self.requests[0][0] > oldest:
             return self
-        return Counters(self.used, self.at_ms, tuple(pair for pair in self.requests if pair[0] > oldest))
+        return BudgetCounters(self.used, self.at_ms, tuple(pair for pair in self.requests if pair[0] > oldest))
 
-    def drained(self, tpm: int, now_ms: int) -> "Counters":
+    def drained(self, tpm: int, now_ms: int) -> "BudgetCounters":
         """The bucket at `now_ms`. More than two windows' worth never counts."""
         used = max(0, min(self.used, 2 * tpm * UNIT) - max(0, now_ms - self.at_ms) * tpm)
-        return Counters(used, now_ms, self.requests)
+        return BudgetCounters(used, now_ms, self.requests)
 
-    def counted(self, now_ms: int) -> "Counters":
+    def counted(self, now_ms: int) -> "BudgetCounters":
         """One request more."""
         second = now_ms // 1000
         if not self.requests or self.requests[-1][0] < second:
-            return Counters(self.used, self.at_ms, (*self.requests, (second, 1)))
+            return BudgetCounters(self.used, self.at_ms, (*self.requests, (second, 1)))
         newest, count = self.requests[-1]
-        return Counters(self.used, self.at_ms, (*self.requests[:-1], (newest, count + 1)))
+        return BudgetCounters(self.used, self.at_ms, (*self.requests[:-1], (newest, count + 1)))
 
-    def charged(self, tokens: int, tpm: int) -> "Counters":
+    def charged(self, tokens: int, tpm: int) -> "BudgetCounters":
         """Tokens more, or fewer: between an empty bucket's brim and one whole bucket below its ground."""
-        return Counters(max(0, min(self.used + tokens * UNIT, 2 * tpm * UNIT)), self.at_ms, self.requests)
+        return BudgetCounters(max(0, min(self.used + tokens * UNIT, 2 * tpm * UNIT)), self.at_ms, self.requests)
 
     def request_wait_ms(self, rpm: int, now_ms: int) -> int:
         """How long until one request more fits; 0: it fits now."""
@@ -87,11 +87,11 @@ class Counters(Struct, frozen=True, gc=False):
         return tpm, max(0, (tpm * UNIT - self.used) // UNIT), -(-self.used // tpm)
 
 
-def standing(requests: list[tuple[int, int, int]], tokens: list[tuple[int, int, int]]) -> Standing:
+def standing(requests: list[tuple[int, int, int]], tokens: list[tuple[int, int, int]]) -> RateLimitStatus:
     """The tightest budget of each dimension: the one with the fewest left, the first of equals."""
     limit_requests, remaining_requests, reset_requests = min(requests, key=_left, default=(None, None, None))
     limit_tokens, remaining_tokens, reset_tokens = min(tokens, key=_left, default=(None, None, None))
-    return Standing(limit_requests, remaining_requests, reset_requests, limit_tokens, remaining_tokens, reset_tokens)
+    return RateLimitStatus(limit_requests, remaining_requests, reset_requests, limit_tokens, remaining_tokens, reset_tokens)
 
 
 def _left(triple: tuple[int, int, int]) -> int:

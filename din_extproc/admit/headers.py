@@ -6,8 +6,8 @@ Rule: names and durations as OpenAI writes them; nothing negative, and never a `
 from functools import lru_cache
 from typing import Final
 
-from din_extproc.admit.ledger import Claim, Denied, Standing
-from din_extproc.domain.verdict import Code, Headers, Refusal
+from din_extproc.admit.ledger import Claim, Denied, RateLimitStatus
+from din_extproc.domain.verdict import Headers, Refusal, RefusalCode
 
 _HOUR_MS, _MINUTE_MS, _SECOND_MS = 3_600_000, 60_000, 1000
 _UNAVAILABLE_RETRY_MS: Final = 1000
@@ -28,7 +28,7 @@ def duration(ms: int) -> str:
     return f"{minutes}m{seconds}s" if minutes else f"{seconds}s"
 
 
-def standing_headers(standing: Standing) -> Headers:
+def standing_headers(standing: RateLimitStatus) -> Headers:
     """The headers of one verdict; none for a dimension without a limit."""
     requests = standing.limit_requests is not None
     tokens = standing.limit_tokens is not None
@@ -39,7 +39,7 @@ def standing_headers(standing: Standing) -> Headers:
     return _requests(standing) if requests else ()
 
 
-def _requests(standing: Standing) -> Headers:
+def _requests(standing: RateLimitStatus) -> Headers:
     return (
         ("x-ratelimit-limit-requests", str(standing.limit_requests)),
         ("x-ratelimit-remaining-requests", str(standing.remaining_requests)),
@@ -47,7 +47,7 @@ def _requests(standing: Standing) -> Headers:
     )
 
 
-def _tokens(standing: Standing) -> Headers:
+def _tokens(standing: RateLimitStatus) -> Headers:
     return (
         ("x-ratelimit-limit-tokens", str(standing.limit_tokens)),
         ("x-ratelimit-remaining-tokens", str(standing.remaining_tokens)),
@@ -69,11 +69,11 @@ def refusal(denied: Denied, claim: Claim) -> Refusal:
             f"The request needs {claim.tokens} tokens, but {_name(denied.scope)} allows no more than {denied.limit} tokens per minute: "
             "it can never pass. Shorten the prompt."
         )
-        return Refusal(Code.REQUEST_EXCEEDS_LIMIT, message, headers=standing)
+        return Refusal(RefusalCode.REQUEST_EXCEEDS_LIMIT, message, headers=standing)
     wait_ms = max(1, denied.retry_after_ms)
     if denied.dimension == "max_streams":
         wait_ms = min(wait_ms, _SLOT_RETRY_MS)
-    code = Code.CONCURRENCY_LIMIT_EXCEEDED if denied.dimension == "max_streams" else Code.RATE_LIMIT_EXCEEDED
+    code = RefusalCode.CONCURRENCY_LIMIT_EXCEEDED if denied.dimension == "max_streams" else RefusalCode.RATE_LIMIT_EXCEEDED
     name, limit = _name(denied.scope), denied.limit
     sentence = {
         "rpm": f"{name} allows {limit} requests per minute, and all of them are used",
@@ -87,13 +87,15 @@ def refusal(denied: Denied, claim: Claim) -> Refusal:
 def queue_full(place_in_ms: int) -> Refusal:
     """As many requests as may wait do so already."""
     message = f"Tokens or slots are short, and as many requests as may wait for them do so already. Try again in {duration(place_in_ms)}."
-    return Refusal(Code.QUEUE_FULL, message, retry_after_ms=place_in_ms, headers=retry_headers(place_in_ms))
+    return Refusal(RefusalCode.QUEUE_FULL, message, retry_after_ms=place_in_ms, headers=retry_headers(place_in_ms))
 
 
 def limits_unavailable() -> Refusal:
     """The counters can't be reached, and the policy is to let nothing pass uncounted."""
     message = "The limits can't be checked at the moment. Try again in 1s."
-    return Refusal(Code.LIMITS_UNAVAILABLE, message, retry_after_ms=_UNAVAILABLE_RETRY_MS, headers=retry_headers(_UNAVAILABLE_RETRY_MS))
+    return Refusal(
+        RefusalCode.LIMITS_UNAVAILABLE, message, retry_after_ms=_UNAVAILABLE_RETRY_MS, headers=retry_headers(_UNAVAILABLE_RETRY_MS)
+    )
 
 
 def _name(scope: str) -> str:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from msgspec import Struct
 
 from din_extproc.domain.tenant import ApiKey, Tenant
-from din_extproc.domain.verdict import Code, Refusal
+from din_extproc.domain.verdict import Refusal, RefusalCode
 
 PREFIX = "din_"
 SALT_BYTES = 16
@@ -26,9 +26,9 @@ _SECRET_LENGTH = 43
 _KEY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,63}").fullmatch
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}").fullmatch
 _HASH = re.compile(r"sha256\$((?:[0-9a-f]{2}){8,64})\$([0-9a-f]{64})").fullmatch
-_MISSING = Refusal(Code.INVALID_API_KEY, "No API key: send `Authorization: Bearer <key>` or `x-api-key: <key>`.")
-_WRONG = Refusal(Code.INVALID_API_KEY, "The API key is not valid.")
-_EXPIRED = Refusal(Code.INVALID_API_KEY, "The API key has expired.")
+_MISSING = Refusal(RefusalCode.INVALID_API_KEY, "No API key: send `Authorization: Bearer <key>` or `x-api-key: <key>`.")
+_WRONG = Refusal(RefusalCode.INVALID_API_KEY, "The API key is not valid.")
+_EXPIRED = Refusal(RefusalCode.INVALID_API_KEY, "The API key has expired.")
 
 
 class Authenticated(Struct, frozen=True, gc=False):

@@ -26,7 +26,7 @@ class Claim(Struct, frozen=True, gc=False):
     """How long the slots stay taken if nobody renews or releases them."""
 
 
-class Standing(Struct, frozen=True, gc=False):
+class RateLimitStatus(Struct, frozen=True, gc=False):
     """Where the tightest budget stands after the verdict: the `x-ratelimit-*` headers. None: no such limit."""
 
     limit_requests: int | None = None
@@ -47,13 +47,13 @@ class Denied(Struct, frozen=True, gc=False):
     limit: int
     retry_after_ms: int
     """True waiting time, at least 1. 0 with `oversize`."""
-    standing: Standing
+    standing: RateLimitStatus
 
 
 class Granted(Struct, frozen=True, gc=False):
     """The request may go; its tokens and slots are taken."""
 
-    standing: Standing
+    standing: RateLimitStatus
     overlooked: Denied | None = None
     """What would have refused it, were that budget enforced."""
 

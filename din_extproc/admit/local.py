@@ -8,9 +8,9 @@ from functools import lru_cache
 
 import msgspec
 
+from din_extproc.admit.in_memory_ledger import InMemoryLedger
 from din_extproc.admit.ledger import Claim, Denied, Granted
-from din_extproc.admit.twin import Twin
-from din_extproc.domain.tenant import Budget, Limits
+from din_extproc.domain.tenant import Budget, RateLimits
 
 
 class LocalLedger:
@@ -21,7 +21,7 @@ class LocalLedger:
     """
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
-        self._twin = Twin()
+        self._twin = InMemoryLedger()
         self._now_ms = now_ms
 
     def knows(self, tenant: str, request_id: str) -> bool:
@@ -63,8 +63,8 @@ def _shares(budgets: tuple[Budget, ...], replicas: int) -> tuple[Budget, ...]:
     return tuple(msgspec.structs.replace(budget, limits=_divided(budget.limits, replicas)) for budget in budgets)
 
 
-def _divided(limits: Limits, replicas: int) -> Limits:
+def _divided(limits: RateLimits, replicas: int) -> RateLimits:
     def part(limit: int | None) -> int | None:
         return limit if limit is None else max(1, limit // replicas)
 
-    return Limits(part(limits.rpm), part(limits.tpm), part(limits.max_streams))
+    return RateLimits(part(limits.rpm), part(limits.tpm), part(limits.max_streams))

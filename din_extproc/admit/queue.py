@@ -54,7 +54,7 @@ def worth_waiting(denied: Denied) -> bool:
     return denied.dimension in _WAITED_FOR
 
 
-class _Line:
+class TenantQueue:
     """The requests of one tenant, by class, oldest first."""
 
     __slots__ = ("asks_at_ms", "classes", "served", "short")
@@ -85,7 +85,7 @@ class _Line:
         return RANK[self.first.priority], self.served
 
 
-class Queue:
+class QueueState:
     """All requests that wait in one process.
 
     Args:
@@ -96,7 +96,7 @@ class Queue:
     def __init__(self, capacity: int = 1000, reserved: int = 200) -> None:
         self._capacity = capacity
         self._reserved = reserved
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, TenantQueue] = {}
         self._served: dict[str, tuple[float, int]] = {}
         """Of tenants without a line, the latest last: what they were served, and how many grants there had been by then."""
         self._grants = 0
@@ -129,7 +129,7 @@ class Queue:
         if self._count >= places or (line is not None and len(line) >= ticket.queueing.size):
             return False
         if line is None:
-            line = self._lines[ticket.claim.tenant] = _Line(self._start(ticket))
+            line = self._lines[ticket.claim.tenant] = TenantQueue(self._start(ticket))
         line.classes[RANK[ticket.priority]].append(ticket)
         self._joined += 1
         heappush(self._deadlines, (ticket.deadline_ms, self._joined, ticket))
@@ -236,5 +236,5 @@ class Queue:
         self._served[tenant] = served, self._grants
 
 
-def _order(line: _Line) -> tuple[int, float]:
+def _order(line: TenantQueue) -> tuple[int, float]:
     return line.order

@@ -13,7 +13,7 @@ _GROWTH = 1.08
 _QUANTILE = 0.9
 
 
-class Mark(Struct, frozen=True, gc=False):
+class OutputEstimate(Struct, frozen=True, gc=False):
     """How long one tenant's answers from one model usually are."""
 
     tenant: str
@@ -50,12 +50,12 @@ class OutputHistory:
         self._keep(key, (max(1.0, mark * _GROWTH**step), count + 1))
         self._changed.add(key)
 
-    def changed(self) -> tuple[Mark, ...]:
+    def changed(self) -> tuple[OutputEstimate, ...]:
         """What was learned since this was last asked."""
         changed, self._changed = self._changed, set()
-        return tuple(Mark(*key, *self._marks[key]) for key in changed if key in self._marks)
+        return tuple(OutputEstimate(*key, *self._marks[key]) for key in changed if key in self._marks)
 
-    def adopt(self, marks: Iterable[Mark]) -> None:
+    def adopt(self, marks: Iterable[OutputEstimate]) -> None:
         """Know what another process has learned."""
         for mark in marks:
             self._marks.pop((mark.tenant, mark.model), None)

@@ -22,7 +22,7 @@ _TAIL = re.compile(rb',"mac":"([0-9a-f]{64})"\}\n\Z')
 _TAIL_BYTES = len(b',"mac":""}\n') + 2 * MAC_BYTES
 
 
-class Key(Struct, frozen=True):
+class SigningKey(Struct, frozen=True):
     """What MACs are made with. `secret` never leaves the process."""
 
     id: str
@@ -59,7 +59,7 @@ class Sealed(Struct, frozen=True, kw_only=True):
     key: str
 
 
-class Head(Struct, frozen=True, kw_only=True):
+class LogHead(Struct, frozen=True, kw_only=True):
     """How far the log has come: one line in a file of its own, signed likewise and replaced after each flush."""
 
     at: float
@@ -89,25 +89,25 @@ def sign(secret: bytes, before: bytes, seq: int, entry: object) -> tuple[bytes, 
     return b'%b,"mac":"%b"}\n' % (signed, mac.hex().encode()), mac
 
 
-class Line(Struct, frozen=True, gc=False):
+class ChainLine(Struct, frozen=True, gc=False):
     """A line taken apart, believed nothing yet."""
 
     signed: bytes
     mac: bytes
 
 
-def take_apart(line: bytes) -> Line | None:
+def take_apart(line: bytes) -> ChainLine | None:
     """A line with its line feed; None: it can't be one of ours."""
     found = _TAIL.search(line)
-    return None if found is None else Line(line[:-_TAIL_BYTES], bytes.fromhex(found[1].decode()))
+    return None if found is None else ChainLine(line[:-_TAIL_BYTES], bytes.fromhex(found[1].decode()))
 
 
-def holds(secret: bytes, before: bytes, line: Line) -> bool:
+def holds(secret: bytes, before: bytes, line: ChainLine) -> bool:
     """Whether the line is as it was written, behind the line with that MAC."""
     return hmac.compare_digest(mac_of(secret, before, line.signed), line.mac)
 
 
-def read(line: Line, shape: type[Shape]) -> Shape | None:
+def read(line: ChainLine, shape: type[Shape]) -> Shape | None:
     """What a line says; None: nothing of this shape."""
     try:
         return msgspec.json.decode(line.signed + b"}", type=shape)
@@ -122,7 +122,7 @@ class _Numbered(Struct):
 _number = msgspec.json.Decoder(_Numbered).decode
 
 
-def number(line: Line) -> int | None:
+def number(line: ChainLine) -> int | None:
     """The number that a line gives itself; None: it gives none."""
     try:
         return _number(line.signed + b"}").seq

@@ -7,13 +7,13 @@ is left out of the line.
 from msgspec import Struct
 
 
-class Entry(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind"):
+class AuditEvent(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind"):
     """One event. `at`: seconds since the epoch."""
 
     at: float
 
 
-class Admitted(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="admitted"):
+class AdmissionRecord(AuditEvent, frozen=True, kw_only=True, omit_defaults=True, tag="admitted"):
     """A request was allowed, and its tokens reserved. Without its settlement, the exchange was cut off from the accounts."""
 
     request_id: str
@@ -27,7 +27,7 @@ class Admitted(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="admitt
     reserved_tokens: int
 
 
-class Tagged(Entry, frozen=True, kw_only=True, omit_defaults=True):
+class Tagged(AuditEvent, frozen=True, kw_only=True, omit_defaults=True):
     """What a request asked for: with its sizes, enough to decide about it again under another configuration."""
 
     asked_for: str = ""
@@ -49,7 +49,7 @@ class Tagged(Entry, frozen=True, kw_only=True, omit_defaults=True):
     """From the first byte to the end, which is `at`."""
 
 
-class Refused(Tagged, frozen=True, kw_only=True, omit_defaults=True, tag="refused"):
+class RefusalRecord(Tagged, frozen=True, kw_only=True, omit_defaults=True, tag="refused"):
     """A request was answered with an error by the gateway. Tenant and key as far as they were known."""
 
     trace_id: str
@@ -61,7 +61,7 @@ class Refused(Tagged, frozen=True, kw_only=True, omit_defaults=True, tag="refuse
     """What the filter for sensitive data found and did."""
 
 
-class Settled(Tagged, frozen=True, kw_only=True, omit_defaults=True, tag="settled"):
+class SettlementRecord(Tagged, frozen=True, kw_only=True, omit_defaults=True, tag="settled"):
     """An exchange is over; this is what was charged for it."""
 
     request_id: str
@@ -89,7 +89,7 @@ class Settled(Tagged, frozen=True, kw_only=True, omit_defaults=True, tag="settle
     """What the filter for sensitive data found and did."""
 
 
-class Configured(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="configured"):
+class Configured(AuditEvent, frozen=True, kw_only=True, omit_defaults=True, tag="configured"):
     """Another configuration is in use."""
 
     fingerprint: str
@@ -107,7 +107,7 @@ class Configured(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="conf
     nodes_changed: tuple[str, ...] = ()
 
 
-class NodeChanged(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="node"):
+class NodeChanged(AuditEvent, frozen=True, kw_only=True, omit_defaults=True, tag="node"):
     """A node joined, changed its state, or left."""
 
     node_id: str
@@ -118,7 +118,7 @@ class NodeChanged(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="nod
     version: str = ""
 
 
-class Mismatched(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="mismatch"):
+class Mismatched(AuditEvent, frozen=True, kw_only=True, omit_defaults=True, tag="mismatch"):
     """Two nodes that should agree answered the same request differently."""
 
     trace_id: str
@@ -133,7 +133,7 @@ class Mismatched(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="mism
     """Compared."""
 
 
-class Gap(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="gap"):
+class Gap(AuditEvent, frozen=True, kw_only=True, omit_defaults=True, tag="gap"):
     """Records are missing here, and the writer knows it."""
 
     reason: str
@@ -144,7 +144,7 @@ class Gap(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="gap"):
     last: int = 0
 
 
-class Witness(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="witness"):
+class Witness(AuditEvent, frozen=True, kw_only=True, omit_defaults=True, tag="witness"):
     """How far another replica's log had come: whoever takes records from its end has to change this log, too."""
 
     replica: str
@@ -153,4 +153,4 @@ class Witness(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="witness
     chain: str
 
 
-Event = Admitted | Refused | Settled | Configured | NodeChanged | Mismatched | Gap | Witness
+Event = AdmissionRecord | RefusalRecord | SettlementRecord | Configured | NodeChanged | Mismatched | Gap | Witness

@@ -6,12 +6,12 @@ Rule: what the predecessor left is never made to look whole: what is not there a
 from msgspec import Struct
 
 from din_extproc.audit import chain
-from din_extproc.audit.chain import Head, Line
+from din_extproc.audit.chain import ChainLine, LogHead
 from din_extproc.audit.records import Gap
 from din_extproc.audit.verify import LogFiles, lines_of, verify
 
 
-class Resumption(Struct, frozen=True, kw_only=True):
+class LogResumption(Struct, frozen=True, kw_only=True):
     """The end of a log, as it can be gone on from."""
 
     segment: int = 0
@@ -33,13 +33,13 @@ def whole_bytes(data: bytes) -> int:
     return data.rfind(b"\n") + 1
 
 
-def resumption(files: LogFiles, keys: chain.Keys, now: float) -> Resumption:
+def resumption(files: LogFiles, keys: chain.Keys, now: float) -> LogResumption:
     """Read the last segment, cut to whole lines, and what stands beside it. `now`: seconds since the epoch."""
     segments = list(files.segments)
     number, data = segments[-1] if segments else (0, b"")
     manifest, sealed = _last(files.manifest or b"")
     if not data and files.head is None and not sealed:
-        return Resumption()
+        return LogResumption()
     report = verify(LogFiles(files.replica, files.head, files.manifest, segments, max(1, number)), keys)
     head, _ = _last(files.head or b"")
     end, _ = _last(data)
@@ -51,7 +51,7 @@ def resumption(files: LogFiles, keys: chain.Keys, now: float) -> Resumption:
         lost = next((finding for finding in fresh if finding.last), None)
         first, last = (0, 0) if lost is None else (lost.seq, lost.last)
         gap = Gap(at=now, reason=str(fresh[0]), first=first, last=last)
-    return Resumption(
+    return LogResumption(
         segment=max(number, sealed, 0 if head is None else _segment(head)),
         first=(None if begun is None else chain.number(begun)) or seq + 1,
         seq=seq,
@@ -62,12 +62,12 @@ def resumption(files: LogFiles, keys: chain.Keys, now: float) -> Resumption:
     )
 
 
-def _last(data: bytes) -> tuple[Line | None, int]:
+def _last(data: bytes) -> tuple[ChainLine | None, int]:
     """The last line, and how many there are."""
     texts = list(lines_of(data))
     return (chain.take_apart(texts[-1]) if texts else None), len(texts)
 
 
-def _segment(head: Line) -> int:
-    found = chain.read(head, Head)
+def _segment(head: ChainLine) -> int:
+    found = chain.read(head, LogHead)
     return 0 if found is None else found.segment

@@ -22,7 +22,7 @@ def head_file(replica: str) -> str:
     return f"{replica}.head.json"
 
 
-class Finding(Struct, frozen=True, omit_defaults=True):
+class AuditFinding(Struct, frozen=True, omit_defaults=True):
     """One thing that is not as it was written."""
 
     file: str
@@ -44,7 +44,7 @@ class Finding(Struct, frozen=True, omit_defaults=True):
         return f"{where}: {self.what}{trace}"
 
 
-class Report(Struct, kw_only=True):
+class AuditReport(Struct, kw_only=True):
     """What one replica's log turned out to be."""
 
     replica: str
@@ -56,14 +56,14 @@ class Report(Struct, kw_only=True):
     first_at: float | None = None
     last_at: float | None = None
     kinds: dict[str, int] = {}
-    findings: list[Finding] = []
+    findings: list[AuditFinding] = []
     witnesses: list[Witness] = []
     """What it says of other replicas."""
     macs: dict[int, str] = {}
     """Of its records, when others may have witnessed them."""
 
 
-def contradictions(reports: Iterable[Report]) -> Iterator[Finding]:
+def contradictions(reports: Iterable[AuditReport]) -> Iterator[AuditFinding]:
     """Where replicas have seen of another's log what is not there any more, or is something else now."""
     known = {report.replica: report for report in reports}
     newest: dict[str, tuple[int, str]] = {}
@@ -74,11 +74,13 @@ def contradictions(reports: Iterable[Report]) -> Iterator[Finding]:
                 newest[witness.replica] = witness.record, report.replica
             if seen is not None and seen.macs.get(witness.record, witness.chain) != witness.chain:
                 what = f"record {witness.record} is not the one that {report.replica} saw"
-                yield Finding(head_file(seen.replica), what, seq=witness.record)
+                yield AuditFinding(head_file(seen.replica), what, seq=witness.record)
     for replica, (seq, witness_of) in newest.items():
         seen = known.get(replica)
         if seen is None:
-            yield Finding(head_file(replica), f"the whole log of {replica} is missing: {witness_of} saw its record {seq}", seq=1, last=seq)
+            yield AuditFinding(
+                head_file(replica), f"the whole log of {replica} is missing: {witness_of} saw its record {seq}", seq=1, last=seq
+            )
         elif seen.last < seq:
             what = f"records {seen.last + 1} to {seq} are missing at the end: {witness_of} saw the last of them"
-            yield Finding(head_file(replica), what, seq=seen.last + 1, last=seq)
+            yield AuditFinding(head_file(replica), what, seq=seen.last + 1, last=seq)

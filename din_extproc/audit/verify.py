@@ -11,9 +11,9 @@ from itertools import pairwise
 from msgspec import Struct
 
 from din_extproc.audit import chain
-from din_extproc.audit.chain import Head, Keys, Line, Sealed, Segment
+from din_extproc.audit.chain import ChainLine, Keys, LogHead, Sealed, Segment
 from din_extproc.audit.records import Gap, Witness
-from din_extproc.audit.report import Finding, Report, head_file, manifest_file, segment_file
+from din_extproc.audit.report import AuditFinding, AuditReport, head_file, manifest_file, segment_file
 
 
 class LogFiles(Struct, frozen=True):
@@ -45,9 +45,9 @@ def lines_of(data: bytes) -> Iterator[bytes]:
         start = end
 
 
-def verify(files: LogFiles, keys: Keys, *, macs: bool = False) -> Report:
+def verify(files: LogFiles, keys: Keys, *, macs: bool = False) -> AuditReport:
     """Hold one replica's log against the keys. `macs`: keep those of all records, because other replicas may have witnessed them."""
-    reader = _Reader(files.replica, keys, macs=macs)
+    reader = _LogReader(files.replica, keys, macs=macs)
     reader.read_head(files.head)
     reader.read_manifest(files.manifest)
     reader.begin(files.since)
@@ -56,14 +56,14 @@ def verify(files: LogFiles, keys: Keys, *, macs: bool = False) -> Report:
     return reader.close()
 
 
-class _Reader:
+class _LogReader:
     """One pass over one log."""
 
     def __init__(self, replica: str, keys: Keys, *, macs: bool) -> None:
-        self.report = Report(replica=replica)
+        self.report = AuditReport(replica=replica)
         self._keys = keys
         self._macs = macs
-        self._head: Head | None = None
+        self._head: LogHead | None = None
         self._head_seq = 0
         self._at_head = ""
         """The MAC of the record that the head names."""
@@ -84,7 +84,7 @@ class _Reader:
             self._find(name, "the head is missing: whether the log's end was cut can't be told")
             return
         line = chain.take_apart(data)
-        number, head = (None, None) if line is None else (chain.number(line), chain.read(line, Head))
+        number, head = (None, None) if line is None else (chain.number(line), chain.read(line, LogHead))
         if line is None or head is None or number is None:
             self._find(name, "the head has been changed")
         elif head.key not in self._keys:
@@ -136,7 +136,7 @@ class _Reader:
         elif len(self.report.findings) == found and (seal.bytes, seal.sha256) != (len(data), chain.digest(data)):
             self._find(self._name, "the file is not the one that was sealed")
 
-    def close(self) -> Report:
+    def close(self) -> AuditReport:
         report, head = self.report, self._head
         if head is not None:
             self._lost_until(head.segment + 1)
@@ -193,7 +193,7 @@ class _Reader:
             self._find(self._name, what, line=at, seq=expected, trace_id=_peek(line).trace_id)
             self._seq, self._before = expected, ()
 
-    def _pass(self, line: Line, number: int, *, sound: bool = True) -> None:
+    def _pass(self, line: ChainLine, number: int, *, sound: bool = True) -> None:
         """The next line is the one behind this one. Its MAC is what stands there or, of a line that was changed, perhaps what should."""
         should: tuple[bytes, ...] = ()
         if not sound and self._secret is not None:
@@ -224,7 +224,7 @@ class _Reader:
             what = f"before record {number}: {gap.reason}"
         self._find(self._name, what, seq=gap.first or number, last=gap.last, told=True)
 
-    def _holds(self, secret: bytes, line: Line) -> bool:
+    def _holds(self, secret: bytes, line: ChainLine) -> bool:
         return any(chain.holds(secret, before, line) for before in self._before)
 
     def _lost_until(self, number: int) -> None:
@@ -241,7 +241,7 @@ class _Reader:
         self._find(self._name, what, line=at, seq=first, last=last)
 
     def _find(self, file: str, what: str, *, line: int = 0, seq: int = 0, last: int = 0, trace_id: str = "", told: bool = False) -> None:
-        self.report.findings.append(Finding(file, what, line, seq, last, trace_id, told))
+        self.report.findings.append(AuditFinding(file, what, line, seq, last, trace_id, told))
 
 
 def _number(text: bytes) -> int | None:
@@ -249,5 +249,5 @@ def _number(text: bytes) -> int | None:
     return None if line is None else chain.number(line)
 
 
-def _peek(line: Line) -> _Peek:
+def _peek(line: ChainLine) -> _Peek:
     return chain.read(line, _Peek) or _Peek()

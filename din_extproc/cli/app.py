@@ -19,7 +19,7 @@ from din_extproc.cli.simulate import simulate
 from din_extproc.cli.tenants import tenants, usage
 from din_extproc.edge.telemetry.logs import configure
 from din_extproc.settings.check import check as check_file
-from din_extproc.sim.faults import KINDS
+from din_extproc.tools.engine_model.faults import KINDS
 
 _FASTEST = 1e9
 
@@ -67,8 +67,8 @@ def serve(
     channel: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run the sidecar beside Envoy."""
-    from din_extproc.roles.serve import run  # noqa: PLC0415 - the other commands start without it
-    from din_extproc.roles.serve_options import ServeOptions  # noqa: PLC0415
+    from din_extproc.roles.serve.main import run  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.serve.options import ServeOptions  # noqa: PLC0415
 
     configure(log_level)
     options = ServeOptions(config=config, transport=transport, drain_s=drain_s, log_level=log_level, worker=worker, channel=channel)
@@ -83,7 +83,7 @@ def node(
     ] = "info",
 ) -> None:
     """Run the agent beside an engine: verify its weights, register it, tell how it does."""
-    from din_extproc.roles.node import NodeOptions, run  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.node.main import NodeOptions, run  # noqa: PLC0415 - the other commands start without it
 
     configure(log_level)
     raise typer.Exit(run(NodeOptions(config=config)))
@@ -114,7 +114,7 @@ def envoy(
     log_level: Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="What Envoy logs.")] = "warning",
 ) -> None:
     """Run this machine's Envoy. SIGHUP: a successor takes over without cutting a request; SIGTERM: drain."""
-    from din_extproc.roles.envoy import EnvoyOptions, run  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.operate.envoy import EnvoyOptions, run  # noqa: PLC0415 - the other commands start without it
 
     configure("info")
     admin = settings_of(config).envoy.admin
@@ -130,12 +130,12 @@ def drain(
     at_most_s: Annotated[float, amount("Seconds after which it ends, whatever is in flight.", most=DAY_S)] = 60.0,
 ) -> None:
     """Let this machine's Envoy take no more connections, and wait until it has ended what it has."""
-    from din_extproc.edge.probe.envoy_admin import Silent  # noqa: PLC0415 - the other commands start without it
-    from din_extproc.roles.drain import drain as drain_envoy  # noqa: PLC0415
+    from din_extproc.edge.probe.envoy_admin import EnvoyAdminUnreachable  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.operate.drain import drain as drain_envoy  # noqa: PLC0415
 
     try:
         left = drain_envoy(settings_of(config).envoy.admin, at_least_s, at_most_s)
-    except Silent as error:
+    except EnvoyAdminUnreachable as error:
         fail(str(error))
     if left:
         fail(f"{left} requests are still in flight after {at_most_s:g} s")
@@ -147,7 +147,7 @@ def doctor(
     json: Json = False,  # noqa: FBT002 - a flag
 ) -> None:
     """Ask Redis, Envoy and the sidecar how they do, and say what to change."""
-    from din_extproc.roles.doctor import examine, lines  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.operate.doctor import examine, lines  # noqa: PLC0415 - the other commands start without it
 
     findings = examine(settings_of(config))
     if json:
@@ -168,9 +168,9 @@ def explain(
     live: Annotated[bool, typer.Option("--live", help="Over the nodes that the running sidecar knows, as busy as they are.")] = False,  # noqa: FBT002
 ) -> None:
     """Say where a request would go, and why: what was read, each rule, each node."""
-    from din_extproc.roles.explain import Unexplained  # noqa: PLC0415 - the other commands start without it
-    from din_extproc.roles.explain import explain as explain_request  # noqa: PLC0415
-    from din_extproc.roles.nodes import Unanswered, rows  # noqa: PLC0415
+    from din_extproc.roles.operate.nodes import SidecarUnreachable, rows  # noqa: PLC0415
+    from din_extproc.tools.explain.explain import ExplainFailed  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.tools.explain.explain import explain as explain_request  # noqa: PLC0415
 
     settings = settings_of(config)
     if str(request) != "-" and not request.exists():
@@ -178,7 +178,7 @@ def explain(
     try:
         text = sys.stdin.buffer.read() if str(request) == "-" else request.read_bytes()
         explained = explain_request(settings, tenant, text, rows(settings) if live else None)
-    except (Unexplained, Unanswered, OSError) as error:
+    except (ExplainFailed, SidecarUnreachable, OSError) as error:
         fail(str(error))
     if json:
         print_json(explained)
@@ -200,11 +200,11 @@ def audit_verify(
     json: Json = False,  # noqa: FBT002 - a flag
 ) -> None:
     """Prove that nothing in the logs was changed, removed or moved; or name what was."""
-    from din_extproc.roles.audit import Unverifiable, proof  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.operate.audit import AuditUnreadable, proof  # noqa: PLC0415 - the other commands start without it
 
     try:
         proved = proof(tuple(folders or ()), config or (None if key else DEFAULT_CONFIG), tuple(key or ()), since, os.environ)
-    except Unverifiable as error:
+    except AuditUnreadable as error:
         fail(str(error))
     if json:
         print_json(proved)
@@ -223,13 +223,13 @@ def replay(
     json: Json = False,  # noqa: FBT002 - a flag
 ) -> None:
     """Decide recorded requests again under another configuration, and say what would be different. Exit code 1: something would."""
-    from din_extproc.roles.replay import Unreplayable  # noqa: PLC0415 - the other commands start without it
-    from din_extproc.roles.replay import replay as rerun  # noqa: PLC0415
+    from din_extproc.tools.replay.replay import ReplayRefused  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.tools.replay.replay import replay as rerun  # noqa: PLC0415
 
     after = settings_of(config)
     try:
         replayed = rerun(tuple(folders), after, None if before is None else settings_of(before))
-    except Unreplayable as error:
+    except ReplayRefused as error:
         fail(str(error))
     if json:
         print_json(replayed)
@@ -248,14 +248,14 @@ def verify(
     json: Json = False,  # noqa: FBT002 - a flag
 ) -> None:
     """Ask a deployment through every entry of its route table, and say where the answers came from."""
-    from din_extproc.roles.nodes import Unanswered, rows  # noqa: PLC0415 - the other commands start without it
-    from din_extproc.roles.verify import Unverifiable, VerifyOptions  # noqa: PLC0415
-    from din_extproc.roles.verify import verify as walk  # noqa: PLC0415
+    from din_extproc.roles.operate.nodes import SidecarUnreachable, rows  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.tools.verify.verify import VerifyOptions, VerifyRefused  # noqa: PLC0415
+    from din_extproc.tools.verify.verify import verify as walk  # noqa: PLC0415
 
     settings = settings_of(config)
     try:
         verified = walk(settings, VerifyOptions(url, key, longest), rows(settings) if live else ())
-    except (Unverifiable, Unanswered) as error:
+    except (VerifyRefused, SidecarUnreachable) as error:
         fail(str(error))
     if json:
         print_json(verified)
@@ -272,7 +272,7 @@ def nodes(
     json: Json = False,  # noqa: FBT002 - a flag
 ) -> None:
     """What the running sidecar knows of its nodes: state, trust, load, and why."""
-    from din_extproc.roles import nodes as role  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.operate import nodes as role  # noqa: PLC0415 - the other commands start without it
 
     settings = settings_of(config)
     try:
@@ -282,7 +282,7 @@ def nodes(
             role.watch(settings, every_s)
         else:
             role.show(settings)
-    except role.Unanswered as error:
+    except role.SidecarUnreachable as error:
         fail(str(error))
     except KeyboardInterrupt:
         return
@@ -295,7 +295,7 @@ def demo(
     simulated: Annotated[bool, typer.Option("--simulated", help="Engine simulators instead of real models.")] = False,  # noqa: FBT002
 ) -> None:
     """Envoy, Redis, the sidecar and small real models on this machine; Ctrl-C stops everything."""
-    from din_extproc.roles.demo import DemoOptions, run  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.tools.demo.demo import DemoOptions, run  # noqa: PLC0415 - the other commands start without it
 
     raise typer.Exit(run(DemoOptions(check=check, port=port, simulated=simulated)))
 
@@ -321,7 +321,7 @@ def engine_sim(
     seed: Annotated[int, typer.Option(help="Of the draws of faults with a probability.")] = 0,
 ) -> None:
     """A modelled engine that answers as vLLM (or another one) does under load, with fault switches."""
-    from din_extproc.roles.engine_sim import EngineSimOptions, run  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.tools.engine_sim.main import EngineSimOptions, run  # noqa: PLC0415 - the other commands start without it
 
     try:
         run(

@@ -36,15 +36,15 @@ def baseline(
     json: Json = False,  # noqa: FBT002 - a flag
 ) -> None:
     """Ask the same prompts of one node directly and through the network. Exit code 1: the gateway is the bottleneck."""
-    from din_extproc.measure.baseline import Load, Unmeasurable  # noqa: PLC0415 - the other commands start without it
-    from din_extproc.roles import baseline as role  # noqa: PLC0415
+    from din_extproc.tools.bench import run_baseline as role  # noqa: PLC0415
+    from din_extproc.tools.bench.baseline import BaselineFailed, BaselineLoad  # noqa: PLC0415 - the other commands start without it
 
-    load = Load(prompts, at_once, tokens, rounds)
+    load = BaselineLoad(prompts, at_once, tokens, rounds)
     try:
         compared = role.compare(settings_of(config), role.BaselineOptions(url=url, key=key, model=model, node=node, load=load))
         if keep:
             role.keep(history, compared)
-    except (Unmeasurable, OSError) as error:
+    except (BaselineFailed, OSError) as error:
         fail(str(error))
     if json:
         print_json(compared)
@@ -67,10 +67,10 @@ def split(
     json: Json = False,  # noqa: FBT002 - a flag
 ) -> None:
     """Take streams apart by the clocks of client, gateway and nodes. Exit code 1: the parts do not add up, or a clock is off."""
-    from din_extproc.measure.baseline import Unmeasurable  # noqa: PLC0415 - the other commands start without it
-    from din_extproc.measure.plot import svg as drawn  # noqa: PLC0415
-    from din_extproc.roles import split as role  # noqa: PLC0415
-    from din_extproc.roles.nodes import Unanswered  # noqa: PLC0415
+    from din_extproc.roles.operate.nodes import SidecarUnreachable  # noqa: PLC0415
+    from din_extproc.tools.bench import run_split as role  # noqa: PLC0415
+    from din_extproc.tools.bench.baseline import BaselineFailed  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.tools.bench.plot import svg as drawn  # noqa: PLC0415
 
     asked = role.SplitOptions(url=url, key=key, model=model, repeats=repeats, clock_requests=clock_requests, tolerance_ms=tolerance_ms)
     options = replace(asked, tokens=tuple(tokens)) if tokens else asked
@@ -78,7 +78,7 @@ def split(
         apart = role.split(settings_of(config), options)
         if svg is not None:
             svg.write_text(drawn(apart))
-    except (Unmeasurable, Unanswered, OSError) as error:
+    except (BaselineFailed, SidecarUnreachable, OSError) as error:
         fail(str(error))
     if json:
         print_json(apart)
@@ -94,8 +94,8 @@ def show_history(
     json: Json = False,  # noqa: FBT002 - a flag
 ) -> None:
     """What has changed from one kept comparison to the next. Exit code 1: in the newest, throughput fell by more than is tolerated."""
-    from din_extproc.measure.history import changes, history_lines  # noqa: PLC0415 - the other commands start without it
-    from din_extproc.roles.baseline import kept  # noqa: PLC0415
+    from din_extproc.tools.bench.history import changes, history_lines  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.tools.bench.run_baseline import kept  # noqa: PLC0415
 
     try:
         found = kept(history)

@@ -14,7 +14,7 @@ from din_extproc.admit.keys import ENTROPY_BYTES, NewKey, make_key, make_node_to
 from din_extproc.cli.options import DEFAULT_CONFIG, Config, Json, amount, fail, print_json, settings_of
 
 if TYPE_CHECKING:
-    from din_extproc.roles.keys import Made
+    from din_extproc.roles.configure.keys import MadeKey
 
 keys_app = typer.Typer(no_args_is_help=True, help="API keys of tenants, and tokens of nodes.")
 
@@ -33,13 +33,13 @@ def new(
     json: Json = False,  # noqa: FBT002 - a flag
 ) -> None:
     """Make a key. It is shown once. With --tenant its hash is kept in `keys_file`; without, it goes into din.yaml by hand."""
-    from din_extproc.roles import keys  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.configure import keys  # noqa: PLC0415 - the other commands start without it
 
     valid_for = None if expires_days is None else timedelta(days=expires_days)
     if tenant:
         try:
             kept = keys.new(settings_of(config), tenant, key_id, valid_for)
-        except keys.Unkept as error:
+        except keys.KeyFileError as error:
             fail(str(error))
         _show(kept, json=json)
         return
@@ -62,11 +62,11 @@ def rotate(
     json: Json = False,  # noqa: FBT002 - a flag
 ) -> None:
     """Make a successor of a key in `keys_file`; both are valid until the overlap is over."""
-    from din_extproc.roles import keys  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.configure import keys  # noqa: PLC0415 - the other commands start without it
 
     try:
         made = keys.rotate(settings_of(config), key_id, timedelta(hours=overlap_hours))
-    except keys.Unkept as error:
+    except keys.KeyFileError as error:
         fail(str(error))
     _show(made, json=json)
 
@@ -74,11 +74,11 @@ def rotate(
 @keys_app.command("revoke")
 def revoke(key_id: KeyId, config: Config = DEFAULT_CONFIG) -> None:
     """Refuse a key in every replica from within a second on."""
-    from din_extproc.roles import keys  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.configure import keys  # noqa: PLC0415 - the other commands start without it
 
     try:
         removed = keys.revoke(settings_of(config), key_id)
-    except keys.Unkept as error:
+    except keys.KeyFileError as error:
         fail(str(error))
     typer.echo(f"{key_id} is revoked{'' if removed else '; take it out of din.yaml within a month, too'}")
 
@@ -89,7 +89,7 @@ def list_keys(
     json: Json = False,  # noqa: FBT002 - a flag
 ) -> None:
     """Every key: whose it is, and whether it is valid. Never the key itself."""
-    from din_extproc.roles import keys  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.configure import keys  # noqa: PLC0415 - the other commands start without it
 
     found = keys.listed(settings_of(config))
     if json:
@@ -125,7 +125,7 @@ def _made(make: Callable[[str, bytes], NewKey], name: str) -> NewKey:
         raise typer.BadParameter(str(error)) from error
 
 
-def _show(made: "Made", *, json: bool) -> None:
+def _show(made: "MadeKey", *, json: bool) -> None:
     if json:
         print_json(made)
     else:

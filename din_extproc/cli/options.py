@@ -14,7 +14,7 @@ import msgspec
 import typer
 
 from din_extproc.settings.load import load
-from din_extproc.settings.problems import Rejected
+from din_extproc.settings.problems import ConfigRejected
 from din_extproc.settings.settings import Settings
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="The configuration.", envvar="DIN_CONFIG")]
@@ -52,7 +52,7 @@ def _number(value: float | None) -> float | None:
 def settings_of(config: Path) -> Settings:
     """The configuration, or the end with everything that is wrong with it."""
     settings = load(config, os.environ)
-    if isinstance(settings, Rejected):
+    if isinstance(settings, ConfigRejected):
         typer.echo(str(settings), err=True)
         raise typer.Exit(1)
     return settings

@@ -12,7 +12,7 @@ import typer
 from din_extproc.cli import kubernetes
 from din_extproc.cli.options import DEFAULT_CONFIG, Config, Output, fail, port, settings_of, write, written
 from din_extproc.settings.node import load_node
-from din_extproc.settings.problems import Rejected
+from din_extproc.settings.problems import ConfigRejected
 
 render_app = typer.Typer(no_args_is_help=True, help="Configuration for the proxy in front.")
 
@@ -33,8 +33,8 @@ def render_envoy(
     node_id: Annotated[str, typer.Option(help="With --xds, the name by which that Envoy asks; this host's by default.")] = "",
 ) -> None:
     """Envoy's own configuration (envoy.yaml) for this din.yaml. What was changed by hand in the file is kept."""
-    from din_extproc.roles.render import Unrenderable, write_over  # noqa: PLC0415 - the other commands start without it
-    from din_extproc.roles.render import render_envoy as render  # noqa: PLC0415
+    from din_extproc.roles.configure.render import RenderFailed, write_over  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.configure.render import render_envoy as render  # noqa: PLC0415
 
     try:
         settings = settings_of(config)
@@ -45,7 +45,7 @@ def render_envoy(
         else:
             with written(output):
                 write_over(output, text, force=force)
-    except Unrenderable as error:
+    except RenderFailed as error:
         fail(str(error))
 
 
@@ -65,13 +65,13 @@ def render_istio(
     port: Annotated[int, port("Where those proxies listen for the host.")] = 80,
 ) -> None:
     """Istio's resources for this din.yaml: EnvoyFilter, DestinationRule, VirtualService, ServiceEntry."""
-    from din_extproc.roles.render import Unrenderable  # noqa: PLC0415 - the other commands start without it
-    from din_extproc.roles.render import render_istio as render  # noqa: PLC0415
+    from din_extproc.roles.configure.render import RenderFailed  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.configure.render import render_istio as render  # noqa: PLC0415
 
     labels = tuple(kubernetes.label(text) for text in selector or (["istio=ingressgateway"] if mode == "gateway" else []))
     try:
         text = render(settings_of(config), mode=mode, host=host, namespace=namespace, gateway=gateway, selector=labels, port=port)
-    except Unrenderable as error:
+    except RenderFailed as error:
         fail(str(error))
     write(text, output)
 
@@ -86,12 +86,12 @@ def render_envoy_gateway(
     listener: Annotated[str, typer.Option(help="The Gateway's listener.", callback=kubernetes.resource)] = "http",
 ) -> None:
     """Envoy Gateway's resources for this din.yaml: HTTPRoute, Backend, EnvoyExtensionPolicy, EnvoyPatchPolicy and what they need."""
-    from din_extproc.roles.render import Unrenderable  # noqa: PLC0415 - the other commands start without it
-    from din_extproc.roles.render import render_envoy_gateway as render  # noqa: PLC0415
+    from din_extproc.roles.configure.render import RenderFailed  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.configure.render import render_envoy_gateway as render  # noqa: PLC0415
 
     try:
         text = render(settings_of(config), host=host, gateway=gateway, namespace=namespace, listener=listener)
-    except Unrenderable as error:
+    except RenderFailed as error:
         fail(str(error))
     write(text, output)
 
@@ -99,7 +99,7 @@ def render_envoy_gateway(
 @render_app.command("monitoring")
 def render_monitoring(folder: Annotated[Path, typer.Argument(help="Written here: grafana/*.json, prometheus/rules/*.yml.")]) -> None:
     """Grafana's dashboards and Prometheus' alert rules for the metrics of this version."""
-    from din_extproc.roles.monitoring import write as write_files  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.configure.monitoring import write as write_files  # noqa: PLC0415 - the other commands start without it
 
     try:
         for path in write_files(folder):
@@ -116,12 +116,12 @@ def render_ext_authz(
     validate: Annotated[bool, typer.Option(help="Ask the Envoy of this machine, if there is one.")] = True,  # noqa: FBT002
 ) -> None:
     """An Envoy of your own that only asks whether requests may pass (`gateway.ext_authz`): an example that starts."""
-    from din_extproc.roles.render import Unrenderable  # noqa: PLC0415 - the other commands start without it
-    from din_extproc.roles.render_ext_authz import render_ext_authz as render  # noqa: PLC0415
+    from din_extproc.roles.configure.render import RenderFailed  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.configure.render_ext_authz import render_ext_authz as render  # noqa: PLC0415
 
     try:
         text = render(settings_of(config), node, validate=validate)
-    except Unrenderable as error:
+    except RenderFailed as error:
         fail(str(error))
     write(text, output)
 
@@ -133,15 +133,15 @@ def render_node(
     validate: Annotated[bool, typer.Option(help="Ask the Envoy of this machine, if there is one.")] = True,  # noqa: FBT002
 ) -> None:
     """Configuration of the Envoy in front of a node's engine, for this node.yaml."""
-    from din_extproc.roles.render import Unrenderable  # noqa: PLC0415 - the other commands start without it
-    from din_extproc.roles.render import render_node as render  # noqa: PLC0415
+    from din_extproc.roles.configure.render import RenderFailed  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.configure.render import render_node as render  # noqa: PLC0415
 
     settings = load_node(config, os.environ)
-    if isinstance(settings, Rejected):
+    if isinstance(settings, ConfigRejected):
         typer.echo(str(settings), err=True)
         raise typer.Exit(1)
     try:
         text = render(settings, validate=validate)
-    except Unrenderable as error:
+    except RenderFailed as error:
         fail(str(error))
     write(text, output)

@@ -14,7 +14,7 @@ import yaml
 from din_extproc.cli.options import DEFAULT_CONFIG, Config, Json, fail, print_json
 
 if TYPE_CHECKING:
-    from din_extproc.roles.simulate import SimulateOptions
+    from din_extproc.tools.simulate.simulate import SimulateOptions
 
 
 def simulate(
@@ -62,7 +62,7 @@ def simulate(
     given |= {f"slo.{name}": bound for name, bound in _pairs("--slo", slo)}
     sorts = None if rate is None else [_one_sort(rate, prompt, output, {"model": model, "tenant": tenant})]
     given |= {name: value for name, value in (("seconds", seconds), ("seed", seed), ("requests", sorts)) if value is not None}
-    from din_extproc.roles.simulate import SimulateOptions  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.tools.simulate.simulate import SimulateOptions  # noqa: PLC0415 - the other commands start without it
 
     _run(
         SimulateOptions(
@@ -89,17 +89,17 @@ def _one_sort(rate: float, prompt: int | None, output: int | None, names: dict[s
 
 
 def _run(options: "SimulateOptions", *, json: bool) -> None:
-    from din_extproc.roles.simulate import Unreplayable, Unsimulable  # noqa: PLC0415 - the other commands start without it
-    from din_extproc.roles.simulate import simulate as run  # noqa: PLC0415
-    from din_extproc.roles.simulated import lines  # noqa: PLC0415
-    from din_extproc.settings.problems import Rejected  # noqa: PLC0415
+    from din_extproc.settings.problems import ConfigRejected  # noqa: PLC0415
+    from din_extproc.tools.simulate.report import lines  # noqa: PLC0415
+    from din_extproc.tools.simulate.simulate import ReplayRefused, SimulationRefused  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.tools.simulate.simulate import simulate as run  # noqa: PLC0415
 
     began = time.monotonic()
     try:
         simulated = run(options, os.environ)
-    except (Unsimulable, Unreplayable) as error:
+    except (SimulationRefused, ReplayRefused) as error:
         fail(str(error))
-    if isinstance(simulated, Rejected):
+    if isinstance(simulated, ConfigRejected):
         typer.echo(str(simulated), err=True)
         raise typer.Exit(1)
     if json:

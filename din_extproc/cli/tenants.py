@@ -23,9 +23,9 @@ def tenants(
     json: Json = False,  # noqa: FBT002 - a flag
 ) -> None:
     """What tenants use of their limits at this moment, and have used today."""
-    from din_extproc.roles import tenants as role  # noqa: PLC0415 - the other commands start without it
-    from din_extproc.roles.nodes import Unanswered  # noqa: PLC0415
-    from din_extproc.roles.strangers import Stranger  # noqa: PLC0415
+    from din_extproc.roles.operate import tenants as role  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.operate.nodes import SidecarUnreachable  # noqa: PLC0415
+    from din_extproc.roles.operate.unknown_tenant import UnknownTenant  # noqa: PLC0415
 
     settings = settings_of(config)
     try:
@@ -35,7 +35,7 @@ def tenants(
             role.watch(settings, tenant, every_s)
         else:
             role.show(settings, tenant)
-    except (Unanswered, Stranger) as error:
+    except (SidecarUnreachable, UnknownTenant) as error:
         fail(str(error))
     except KeyboardInterrupt:
         return
@@ -53,8 +53,8 @@ def usage(
     """What tenants have used, per day and model, for charge-back: read from Redis, be the sidecar running or not."""
     from din_extproc.admit.ledger import LimitsUnavailable  # noqa: PLC0415 - the other commands start without it
     from din_extproc.edge.redis.usage import COLUMNS  # noqa: PLC0415
-    from din_extproc.roles.strangers import Stranger  # noqa: PLC0415
-    from din_extproc.roles.usage import used  # noqa: PLC0415
+    from din_extproc.roles.operate.unknown_tenant import UnknownTenant  # noqa: PLC0415
+    from din_extproc.roles.serve.usage import used  # noqa: PLC0415
 
     today = datetime.now(UTC)
     begin, end = (first or today - timedelta(days=30)).date(), (last or today).date()
@@ -64,7 +64,7 @@ def usage(
         rows = used(settings_of(config), begin, end, tenant)
     except LimitsUnavailable as error:
         fail(f"redis: {error}")
-    except Stranger as error:
+    except UnknownTenant as error:
         fail(str(error))
     if form == "json":
         print_json(rows)

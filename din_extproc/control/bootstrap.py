@@ -26,7 +26,7 @@ from envoy_data_plane.envoy.extensions.resource_monitors.downstream_connections.
 from din_extproc.control.clusters import clusters
 from din_extproc.control.listener import listener
 from din_extproc.control.packing import as_plain, by_ads, envoy_address, extension, milliseconds
-from din_extproc.control.topology import XDS_CLUSTER, Discovery, Topology
+from din_extproc.control.topology import XDS_CLUSTER, Topology, XdsSource
 
 _SERVICE_CLUSTER = "din"
 _FIRST_RETRY_MS = 100
@@ -47,7 +47,7 @@ def bootstrap(topology: Topology) -> Bootstrap:
     )
 
 
-def _dynamic(discovery: Discovery) -> BootstrapDynamicResources:
+def _dynamic(discovery: XdsSource) -> BootstrapDynamicResources:
     """One stream for everything. While it is down, Envoy goes on with what it was told last, and tries again with short pauses."""
     pause = BackoffStrategy(base_interval=milliseconds(_FIRST_RETRY_MS), max_interval=milliseconds(_LAST_RETRY_MS))
     service = GrpcServiceEnvoyGrpc(cluster_name=XDS_CLUSTER, retry_policy=RetryPolicy(retry_back_off=pause))

@@ -19,7 +19,7 @@ from din_extproc._proto.envoy.service.discovery.v3.discovery_pb2 import (
 )
 from din_extproc.control.fields import field, head
 from din_extproc.control.snapshot import ASSIGNMENT, CLUSTER, ROUTES, SERVED, Resource, Snapshot
-from din_extproc.control.subscription import Offer, Phase, Subscription
+from din_extproc.control.subscription import SubscriptionPhase, XdsOffer, XdsSubscription
 
 _RESOURCES = 2
 """The number of the field, in responses of both kinds."""
@@ -61,7 +61,7 @@ class DiscoveryStream:
         self.snapshot = snapshot
         self._delta = delta
         self._node = EnvoyNode()
-        self._subscriptions: dict[str, Subscription] = {}
+        self._subscriptions: dict[str, XdsSubscription] = {}
         self._offers = 0
 
     def receive(self, data: bytes) -> list[bytes]:
@@ -80,7 +80,7 @@ class DiscoveryStream:
             return []
         subscription = self._subscriptions.get(request.type_url)
         if subscription is None:
-            subscription = self._subscriptions[request.type_url] = Subscription(request.type_url, delta=self._delta)
+            subscription = self._subscriptions[request.type_url] = XdsSubscription(request.type_url, delta=self._delta)
         refusal = request.error_detail.message if request.HasField("error_detail") else None
         if isinstance(request, DeltaDiscoveryRequest):
             subscription.wants_changes(
@@ -114,14 +114,14 @@ class DiscoveryStream:
         program = f"{node.user_agent_name} {node.user_agent_version}".strip()
         return ClientStatus(node.id, node.cluster, program, "delta" if self._delta else "state of the world", types)
 
-    def _behind(self, subscription: Subscription, *, removals: bool) -> bool:
-        return subscription.phase is Phase.OFFERED or subscription.pending(self.snapshot, removals=removals)
+    def _behind(self, subscription: XdsSubscription, *, removals: bool) -> bool:
+        return subscription.phase is SubscriptionPhase.OFFERED or subscription.pending(self.snapshot, removals=removals)
 
     def _due(self) -> Iterator[bytes]:
         yield from self._next(CLUSTER, removals=False)
         yield from self._next(ASSIGNMENT, removals=False)
         for type_url in (ROUTES, CLUSTER, ASSIGNMENT):
-            if any(each.phase is Phase.OFFERED for each in self._subscriptions.values()):
+            if any(each.phase is SubscriptionPhase.OFFERED for each in self._subscriptions.values()):
                 return
             yield from self._next(type_url, removals=True)
 
@@ -139,7 +139,7 @@ class DiscoveryStream:
         yield _changes(type_url, offer) if self._delta else _world(type_url, offer)
 
 
-def _world(type_url: str, offer: Offer) -> bytes:
+def _world(type_url: str, offer: XdsOffer) -> bytes:
     response = DiscoveryResponse(version_info=offer.version, type_url=type_url, nonce=offer.nonce)
     parts = [response.SerializeToString()]
     for resource in offer.resources:
@@ -147,7 +147,7 @@ def _world(type_url: str, offer: Offer) -> bytes:
     return b"".join(parts)
 
 
-def _changes(type_url: str, offer: Offer) -> bytes:
+def _changes(type_url: str, offer: XdsOffer) -> bytes:
     response = DeltaDiscoveryResponse(
         system_version_info=offer.version, type_url=type_url, nonce=offer.nonce, removed_resources=offer.removed
     )

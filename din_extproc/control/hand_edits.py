@@ -9,7 +9,7 @@ from difflib import SequenceMatcher
 from msgspec import Struct
 
 
-class Contradiction(Struct, frozen=True):
+class EditConflict(Struct, frozen=True):
     """Lines that both have changed."""
 
     line: int
@@ -21,7 +21,7 @@ class Contradiction(Struct, frozen=True):
         return f"line {self.line}: by hand {_shown(self.by_hand)}, now rendered {_shown(self.rendered)}"
 
 
-def merged(before: str, by_hand: str, rendered: str) -> str | tuple[Contradiction, ...]:
+def merged(before: str, by_hand: str, rendered: str) -> str | tuple[EditConflict, ...]:
     """The new rendering with what was changed by hand.
 
     Args:
@@ -40,7 +40,7 @@ def merged(before: str, by_hand: str, rendered: str) -> str | tuple[Contradictio
         elif was == kept:
             lines += now
         else:
-            contradictions.append(Contradiction(at_mine + 1, tuple(kept), tuple(now)))
+            contradictions.append(EditConflict(at_mine + 1, tuple(kept), tuple(now)))
         lines += base[start : start + length]
         at_base, at_mine, at_new = start + length, in_mine + length, in_new + length
     return tuple(contradictions) or "".join(lines)

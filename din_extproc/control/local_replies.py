@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from din_extproc.control.packing import extension, overwrite
 from din_extproc.control.routes import UNDECIDED
-from din_extproc.domain.verdict import Code, error_body
+from din_extproc.domain.verdict import RefusalCode, error_body
 
 _DETAILS = "response.code_details"
 _TRACE_ID = "%REQ(X-DIN-TRACE-ID?X-REQUEST-ID)%"
@@ -31,7 +31,7 @@ class _Reply(Struct, frozen=True):
 
     when: str
     """CEL over `response.code_details` and `response.code`; an attribute that is not there makes it false."""
-    code: Code
+    code: RefusalCode
     message: str
     status: int | None = None
     """The status to answer with; None keeps Envoy's."""
@@ -46,13 +46,13 @@ def _details_begin(*prefixes: str) -> str:
 
 
 _REPLIES = (
-    _Reply(_details_begin("ext_proc_error"), Code.LIMITS_UNAVAILABLE, "The gateway could not decide about the request in time", 503),
+    _Reply(_details_begin("ext_proc_error"), RefusalCode.LIMITS_UNAVAILABLE, "The gateway could not decide about the request in time", 503),
     _Reply(
         _details("cluster_not_found") + f" && xds.route_name == '{UNDECIDED}'",
-        Code.LIMITS_UNAVAILABLE,
+        RefusalCode.LIMITS_UNAVAILABLE,
         "The gateway did not decide about the request",
     ),
-    _Reply("response.code == 413", Code.REQUEST_TOO_LARGE, "The request body is larger than the gateway accepts"),
+    _Reply("response.code == 413", RefusalCode.REQUEST_TOO_LARGE, "The request body is larger than the gateway accepts"),
     _Reply(
         _details("no_healthy_upstream", "cluster_not_found")
         + " || "
@@ -61,23 +61,25 @@ _REPLIES = (
             "upstream_reset_before_response_started{local_connection_failure",
             "upstream_reset_before_response_started{connection_timeout",
         ),
-        Code.NO_HEALTHY_NODE,
+        RefusalCode.NO_HEALTHY_NODE,
         "No node could be reached",
         503,
     ),
     _Reply(
         _details("response_payload_too_large"),
-        Code.UPSTREAM_ERROR,
+        RefusalCode.UPSTREAM_ERROR,
         "The node's answer is larger than the gateway holds to translate it",
         502,
     ),
-    _Reply(_details_begin("upstream_reset"), Code.UPSTREAM_ERROR, "The node ended the exchange before it answered", 502),
-    _Reply("response.code == 504", Code.UPSTREAM_TIMEOUT, "The node did not answer in time"),
-    _Reply(_details("path_normalization_failed", "absolute_path_rejected", "route_not_found"), Code.PATH_NOT_FOUND, "No such path", 404),
-    _Reply("response.code == 408", Code.INVALID_REQUEST, "The request did not arrive in time"),
-    _Reply("response.code == 431", Code.INVALID_REQUEST, "The request headers are larger than the gateway accepts"),
-    _Reply("response.code < 500", Code.INVALID_REQUEST, "The request is not valid HTTP, or not one that the gateway serves"),
-    _Reply("response.code >= 500", Code.INTERNAL_ERROR, "The gateway failed"),
+    _Reply(_details_begin("upstream_reset"), RefusalCode.UPSTREAM_ERROR, "The node ended the exchange before it answered", 502),
+    _Reply("response.code == 504", RefusalCode.UPSTREAM_TIMEOUT, "The node did not answer in time"),
+    _Reply(
+        _details("path_normalization_failed", "absolute_path_rejected", "route_not_found"), RefusalCode.PATH_NOT_FOUND, "No such path", 404
+    ),
+    _Reply("response.code == 408", RefusalCode.INVALID_REQUEST, "The request did not arrive in time"),
+    _Reply("response.code == 431", RefusalCode.INVALID_REQUEST, "The request headers are larger than the gateway accepts"),
+    _Reply("response.code < 500", RefusalCode.INVALID_REQUEST, "The request is not valid HTTP, or not one that the gateway serves"),
+    _Reply("response.code >= 500", RefusalCode.INTERNAL_ERROR, "The gateway failed"),
 )
 """In order, the first that fits is the answer."""
 
@@ -105,5 +107,7 @@ def _body(reply: _Reply) -> dict[str, Any]:
 
 
 def _headers(reply: _Reply) -> list[HeaderValueOption]:
-    retry = [overwrite("retry-after", _RETRY_AFTER_S)] if reply.code in (Code.LIMITS_UNAVAILABLE, Code.NO_HEALTHY_NODE) else []
+    retry = (
+        [overwrite("retry-after", _RETRY_AFTER_S)] if reply.code in (RefusalCode.LIMITS_UNAVAILABLE, RefusalCode.NO_HEALTHY_NODE) else []
+    )
     return [overwrite("x-din-trace-id", _TRACE_ID), *retry]

@@ -18,14 +18,14 @@ _MOST_NAMES = 10_000
 """A client that asks for more resources by name is none of ours."""
 
 
-class Phase(Enum):
+class SubscriptionPhase(Enum):
     """Whether a response is under way."""
 
     IDLE = auto()
     OFFERED = auto()
 
 
-class Said(Enum):
+class AckStatus(Enum):
     """What a request says to the latest response."""
 
     NOTHING = auto()
@@ -39,17 +39,17 @@ class Said(Enum):
 
 
 _NEXT = {
-    (Phase.IDLE, Said.NOTHING): Phase.IDLE,
-    (Phase.IDLE, Said.AGAIN): Phase.IDLE,
-    (Phase.IDLE, Said.LATE): Phase.IDLE,
-    (Phase.OFFERED, Said.NOTHING): Phase.OFFERED,
-    (Phase.OFFERED, Said.YES): Phase.IDLE,
-    (Phase.OFFERED, Said.NO): Phase.IDLE,
-    (Phase.OFFERED, Said.LATE): Phase.OFFERED,
+    (SubscriptionPhase.IDLE, AckStatus.NOTHING): SubscriptionPhase.IDLE,
+    (SubscriptionPhase.IDLE, AckStatus.AGAIN): SubscriptionPhase.IDLE,
+    (SubscriptionPhase.IDLE, AckStatus.LATE): SubscriptionPhase.IDLE,
+    (SubscriptionPhase.OFFERED, AckStatus.NOTHING): SubscriptionPhase.OFFERED,
+    (SubscriptionPhase.OFFERED, AckStatus.YES): SubscriptionPhase.IDLE,
+    (SubscriptionPhase.OFFERED, AckStatus.NO): SubscriptionPhase.IDLE,
+    (SubscriptionPhase.OFFERED, AckStatus.LATE): SubscriptionPhase.OFFERED,
 }
 
 
-class Offer(Struct, frozen=True):
+class XdsOffer(Struct, frozen=True):
     """One response."""
 
     nonce: str
@@ -62,7 +62,7 @@ class Offer(Struct, frozen=True):
     """Names of the resources that are new to the client or have changed."""
 
 
-class Subscription:
+class XdsSubscription:
     """One type on one stream.
 
     Args:
@@ -76,7 +76,7 @@ class Subscription:
         """The version that the client took last; "" before the first."""
         self.refusal = ""
         """Why the client refused the latest response; "" when it did not."""
-        self.phase = Phase.IDLE
+        self.phase = SubscriptionPhase.IDLE
         self._delta = delta
         self._whole = not delta and type_url == CLUSTER
         """Every response names all there are: what is not named is removed."""
@@ -96,7 +96,7 @@ class Subscription:
         Raises:
             ValueError: more names than a client of ours has.
         """
-        if self._take(nonce, refusal) is Said.LATE:
+        if self._take(nonce, refusal) is AckStatus.LATE:
             return  # its client is about to ask again
         wanted = set(names)
         naming_none_means_all = self.type_url == CLUSTER and (self._fresh or (self._everything and not self._names))
@@ -137,23 +137,23 @@ class Subscription:
         if not self._everything:
             self._has = {name: resource for name, resource in self._has.items() if name in self._names}
 
-    def _take(self, nonce: str, refusal: str | None) -> Said:
+    def _take(self, nonce: str, refusal: str | None) -> AckStatus:
         said = self._said(nonce, refusal)
         self.phase = _NEXT[self.phase, said]
-        if said is Said.YES:
+        if said is AckStatus.YES:
             self.acked, self.refusal = self._version, ""
-        elif said is Said.NO:
+        elif said is AckStatus.NO:
             self.refusal = refusal or "refused without a reason"
         return said
 
-    def _said(self, nonce: str, refusal: str | None) -> Said:
+    def _said(self, nonce: str, refusal: str | None) -> AckStatus:
         if not nonce or not self._nonce:
-            return Said.NOTHING
+            return AckStatus.NOTHING
         if nonce != self._nonce:
-            return Said.LATE
-        if self.phase is Phase.IDLE:
-            return Said.AGAIN
-        return Said.YES if refusal is None else Said.NO
+            return AckStatus.LATE
+        if self.phase is SubscriptionPhase.IDLE:
+            return AckStatus.AGAIN
+        return AckStatus.YES if refusal is None else AckStatus.NO
 
     # -- what it is told -----------------------------------------------------------------------------------------------------------
 
@@ -166,12 +166,12 @@ class Subscription:
         """Whether the client lacks something. `removals`: also whether it has something that is no more."""
         return self._owed or bool(self._changed(snapshot, removals=removals))
 
-    def offer(self, snapshot: Snapshot, nonce: str, *, removals: bool) -> Offer | None:
+    def offer(self, snapshot: Snapshot, nonce: str, *, removals: bool) -> XdsOffer | None:
         """The next response, under way from now on. None: there is nothing to say, or one is under way.
 
         `removals` False: what is no more stays for now.
         """
-        if self.phase is Phase.OFFERED:
+        if self.phase is SubscriptionPhase.OFFERED:
             return None
         changed = self._changed(snapshot, removals=removals)
         if not changed and not self._owed:
@@ -185,9 +185,9 @@ class Subscription:
                 del self._has[name]
         if self._whole:
             resources = tuple(resource for resource in self._has.values() if resource is not None)
-        self.phase, self._owed = Phase.OFFERED, False
+        self.phase, self._owed = SubscriptionPhase.OFFERED, False
         self._nonce, self._version = nonce, snapshot.versions[self.type_url]
-        return Offer(nonce, self._version, resources, removed, told)
+        return XdsOffer(nonce, self._version, resources, removed, told)
 
     def _changed(self, snapshot: Snapshot, *, removals: bool) -> dict[str, Resource | None]:
         """What the client has not as it is. None: it is no more."""

@@ -18,7 +18,7 @@ RESERVED_CLUSTERS = frozenset({EXT_PROC_CLUSTER, ACCESS_LOG_CLUSTER, XDS_CLUSTER
 _MAX_BODY_BYTES = 1 << 30
 
 
-class Trust(Struct, frozen=True, kw_only=True):
+class TlsTrust(Struct, frozen=True, kw_only=True):
     """How Envoy speaks TLS to somebody: paths of PEM files on its machine."""
 
     ca: str
@@ -34,7 +34,7 @@ class SocketAddress(Struct, frozen=True):
 
     host: str
     port: int
-    tls: Trust | None = None
+    tls: TlsTrust | None = None
     """How it is spoken to. None: in the clear."""
 
     def __post_init__(self) -> None:
@@ -195,7 +195,7 @@ class HealthCheck(Struct, frozen=True):
                 raise ValueError(f"health_check: {path!r} is not an absolute path")
 
 
-class Discovery(Struct, frozen=True):
+class XdsSource(Struct, frozen=True):
     """Where a running Envoy is told its pools, their nodes and its routes, and by which name it asks."""
 
     address: Address
@@ -235,7 +235,7 @@ class Topology(Struct, frozen=True, kw_only=True):
     fail_open_pool: str | None = None
     """Where requests go, unmetered and marked, while no worker answers. None: they are refused."""
     access_log_flush_ms: int = 50
-    discovery: Discovery | None = None
+    discovery: XdsSource | None = None
     """None: Envoy is told everything in the file that it starts with."""
     agent: Address | None = None
     """Answers `/health` in the node's stead. None: the path is one like any other."""

@@ -17,7 +17,7 @@ class Agreement(StrEnum):
     """One of them did not answer, or not in a way that can be compared."""
 
 
-class Compared(Struct, frozen=True):
+class DoubleCheckResult(Struct, frozen=True):
     """One double check. No prompt, no answer."""
 
     trace_id: str

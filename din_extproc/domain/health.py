@@ -22,7 +22,7 @@ class BreakerState(StrEnum):
     COOLING = "cooling"
 
 
-class Standing(Struct, frozen=True, gc=False):
+class BreakerSnapshot(Struct, frozen=True, gc=False):
     """What a breaker says at one time, good for those that come after."""
 
     state: BreakerState
@@ -46,12 +46,12 @@ class Standing(Struct, frozen=True, gc=False):
         return min(1.0, self.least + (1.0 - self.least) * max(0.0, gone))
 
 
-class Standings(Struct, frozen=True):
+class BreakerSnapshots(Struct, frozen=True):
     """What has changed, or everything: breakers by name. A closed one is as if it were not there."""
 
-    nodes: Mapping[str, Standing] = {}
+    nodes: Mapping[str, BreakerSnapshot] = {}
     """By node id."""
-    pools: Mapping[str, Standing] = {}
+    pools: Mapping[str, BreakerSnapshot] = {}
 
     def __bool__(self) -> bool:
         return bool(self.nodes or self.pools)
@@ -66,7 +66,7 @@ class ProbeKind(StrEnum):
     RERANK = "rerank"
 
 
-class Probed(Struct, frozen=True, gc=False):
+class ProbeResult(Struct, frozen=True, gc=False):
     """What came of one probe."""
 
     node_id: str

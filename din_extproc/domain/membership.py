@@ -1,6 +1,6 @@
 """A node as a member of the network: what it registered, what it last said about itself, and what is thought of it.
 
-Rule: what a node *is* (`Registration`) changes only by registering anew; how it *does* (`Beat`) changes with every heartbeat.
+Rule: what a node *is* (`Registration`) changes only by registering anew; how it *does* (`Heartbeat`) changes with every heartbeat.
 """
 
 from enum import StrEnum
@@ -39,7 +39,7 @@ class Registration(Struct, frozen=True, kw_only=True):
     """Grows with every registration of one id (milliseconds since the epoch when it started): the newest one counts."""
 
 
-class Beat(Struct, frozen=True, kw_only=True):
+class Heartbeat(Struct, frozen=True, kw_only=True):
     """What a node says with each heartbeat. None: its engine does not tell."""
 
     state: NodeState
@@ -59,17 +59,17 @@ class Beat(Struct, frozen=True, kw_only=True):
     """Why it is not ready, for people."""
 
 
-class Reading(Struct, frozen=True, gc=False):
+class HeartbeatReading(Struct, frozen=True, gc=False):
     """A beat, and when it came."""
 
-    beat: Beat
+    beat: Heartbeat
     at: float
     """Seconds, by this process's monotonic clock."""
     trust: float = 1.0
     """0 to 1, as the registry has it by then."""
 
 
-class Turnover(Struct, frozen=True):
+class MembershipDelta(Struct, frozen=True):
     """Who came and who went, by pool. A node that changed went and came."""
 
     joined: dict[str, tuple[Node, ...]]
@@ -86,7 +86,7 @@ class Member(Struct, frozen=True, kw_only=True):
     """0 to 1 (R14)."""
     reasons: tuple[str, ...] = ()
     """Why state and trust are what they are, newest last."""
-    beat: Beat | None = None
+    beat: Heartbeat | None = None
     """The latest; None before the first, and for nodes that have no agent."""
     beat_at: float | None = None
     """Seconds since the epoch, by the registry's clock."""

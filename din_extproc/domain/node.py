@@ -88,7 +88,7 @@ class PoolTimeouts(Struct, frozen=True, gc=False):
     """The whole answer, of requests that are not of the long tail."""
 
 
-class Traffic(StrEnum):
+class TrafficClass(StrEnum):
     """What the requests of a pool are like: how soon a node of it counts as failed (R23)."""
 
     REALTIME = "realtime"
@@ -134,7 +134,7 @@ class Pool(Struct, frozen=True):
     min_seq_len: int = 0
     """Nodes that register take at least so many tokens."""
     scheduler_options: Mapping[str, float] = {}
-    traffic: Traffic = Traffic.STANDARD
+    traffic: TrafficClass = TrafficClass.STANDARD
     long_tail: LongTail | None = None
     """None: every request is like the others."""
     timeouts: PoolTimeouts = PoolTimeouts()

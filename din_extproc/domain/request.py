@@ -29,7 +29,7 @@ class Priority(StrEnum):
     BATCH = "batch"
 
 
-class Head(Struct, frozen=True, gc=False):
+class RequestHead(Struct, frozen=True, gc=False):
     """A request's pseudo headers and headers: names in lower case, values as text (latin-1)."""
 
     method: str

@@ -26,7 +26,7 @@ class ResponseHead(Struct, frozen=True, gc=False):
         return self.headers.get(name, "")
 
 
-class Pass(Struct, frozen=True, gc=False):
+class PassThrough(Struct, frozen=True, gc=False):
     """The answer goes on as it is."""
 
     headers: Headers = ()
@@ -42,7 +42,7 @@ class Replacement(Struct, frozen=True, gc=False):
     body: bytes
 
 
-class Whole(Struct, frozen=True, gc=False):
+class BufferedTranslation(Struct, frozen=True, gc=False):
     """The answer is held until its body is complete, and replaced. Envoy answers 502 by itself when it outgrows its buffer."""
 
     rewrite: Callable[[bytes], Replacement | None]
@@ -59,7 +59,7 @@ class Translator(Protocol):
         """The body is complete: what the client still gets."""
 
 
-class Pieces(Struct, frozen=True, gc=False):
+class StreamTranslation(Struct, frozen=True, gc=False):
     """The answer's body is translated piece by piece, none of which is held longer than the translator needs."""
 
     translator: Translator
@@ -69,7 +69,7 @@ class Pieces(Struct, frozen=True, gc=False):
     """What the client gets instead of the rest should the translator fail all the same."""
 
 
-Treatment = Pass | Replacement | Whole | Pieces
+Treatment = PassThrough | Replacement | BufferedTranslation | StreamTranslation
 """A `Replacement` at once: the body, whatever comes of it, is not wanted."""
 
-PASS = Pass()
+PASS = PassThrough()

@@ -12,7 +12,7 @@ RANK = {priority: rank for rank, priority in enumerate(Priority)}
 """0 is the highest."""
 
 
-class Limits(Struct, frozen=True, gc=False):
+class RateLimits(Struct, frozen=True, gc=False):
     """One budget's ceilings. None: that dimension is not limited."""
 
     rpm: int | None = None
@@ -39,7 +39,7 @@ class Budget(Struct, frozen=True, gc=False):
 
     scope: str
     """`tenant`, `model:<physical model>`, `key:<key id>`, `priority:<class>`, unique within the tenant; of a shared one `network...`."""
-    limits: Limits
+    limits: RateLimits
     shared: bool = False
     """All tenants of the network count here together."""
     enforced: bool = True
@@ -54,7 +54,7 @@ class ApiKey(Struct, frozen=True, gc=False):
     digest: bytes
     """SHA-256 over salt + secret."""
     expires: datetime | None = None
-    limits: Limits | None = None
+    limits: RateLimits | None = None
 
 
 class OnSensitive(StrEnum):
@@ -95,9 +95,9 @@ class Tenant(Struct, frozen=True):
     models: tuple[str, ...]
     """Allowed model names, `*` and `?` as in a shell. Matched against the alias asked for and the physical model served."""
     priority: Priority
-    limits: Limits
-    per_model: dict[str, Limits]
-    per_priority: dict[Priority, Limits] = {}
+    limits: RateLimits
+    per_model: dict[str, RateLimits]
+    per_priority: dict[Priority, RateLimits] = {}
     """Narrower ceilings for requests of one class."""
     enforce: bool = True
     """False: this tenant's own limits are counted and told, never enforced."""
@@ -113,29 +113,29 @@ class Tenant(Struct, frozen=True):
         return any(fnmatchcase(model, pattern) for pattern in self.models)
 
 
-class Ceilings(Struct, frozen=True):
+class ScopeLimits(Struct, frozen=True):
     """What all tenants together may use, of everything or of one model."""
 
-    limits: Limits = Limits()
-    per_priority: dict[Priority, Limits] = {}
+    limits: RateLimits = RateLimits()
+    per_priority: dict[Priority, RateLimits] = {}
     """Narrower ceilings for requests of one class."""
     reserved_for_critical: float = 0.0
     """The share of the limits that only requests of class critical may use: 0 up to 1."""
 
     @property
-    def below_critical(self) -> Limits | None:
+    def below_critical(self) -> RateLimits | None:
         """What requests of the other classes may use together; None: nothing is reserved."""
         if not self.reserved_for_critical:
             return None
         rest = 1.0 - self.reserved_for_critical
-        return Limits(*(None if limit is None else max(1, int(limit * rest)) for limit in self.limits.numbers))
+        return RateLimits(*(None if limit is None else max(1, int(limit * rest)) for limit in self.limits.numbers))
 
 
-class Commons(Struct, frozen=True):
+class GlobalLimits(Struct, frozen=True):
     """The limits that the tenants of a network share."""
 
-    everything: Ceilings = Ceilings()
-    per_model: dict[str, Ceilings] = {}
+    everything: ScopeLimits = ScopeLimits()
+    per_model: dict[str, ScopeLimits] = {}
     """By physical model."""
     enforce: bool = True
     """False: counted and told, never enforced."""

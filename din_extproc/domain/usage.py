@@ -196,7 +196,7 @@ class FailedAttempt(Struct, frozen=True, gc=False):
     """W3C's header, as the node was sent it."""
 
 
-class Pace(Struct, frozen=True, gc=False):
+class NodePace(Struct, frozen=True, gc=False):
     """How quick one node has been lately, as its finished exchanges tell."""
 
     node_id: str

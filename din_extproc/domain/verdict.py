@@ -9,7 +9,7 @@ from msgspec import Struct
 Headers = tuple[tuple[str, str], ...]
 
 
-class Code(Enum):
+class RefusalCode(Enum):
     """Every error that the gateway itself answers with: (code, HTTP status, OpenAI error type, title)."""
 
     INVALID_REQUEST = ("invalid_request", 400, "invalid_request_error", "The request is malformed")
@@ -47,7 +47,7 @@ class Code(Enum):
 class Refusal(Struct, frozen=True, gc=False):
     """Why a request is not sent on. `message` is for people and never quotes the prompt or a key."""
 
-    code: Code
+    code: RefusalCode
     message: str
     param: str | None = None
     retry_after_ms: int | None = None
@@ -78,7 +78,7 @@ class Send(Struct, frozen=True, gc=False):
     """Whoever decided wants to see the head of every answer. The heads of error answers are shown anyway."""
 
 
-class Answer(Struct, frozen=True, gc=False):
+class ImmediateResponse(Struct, frozen=True, gc=False):
     """Answer here, without a node."""
 
     status: int
@@ -87,11 +87,11 @@ class Answer(Struct, frozen=True, gc=False):
     metadata: Mapping[str, str | float | bool] = {}
 
 
-Verdict = Send | Answer
+Verdict = Send | ImmediateResponse
 
 
 def error_body(
-    code: Code, message: str, *, trace_id: str, instance: str = "", param: str | None = None, status: int | None = None
+    code: RefusalCode, message: str, *, trace_id: str, instance: str = "", param: str | None = None, status: int | None = None
 ) -> bytes:
     """The one error body: an RFC 9457 problem document with OpenAI's `error` object inside. `status` None: the code's own."""
     return msgspec.json.encode(

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from itertools import islice
 from typing import Any, TypeVar
 
-from din_extproc.edge.drive import Drive
+from din_extproc.edge.inline_task import InlineTask
 from din_extproc.edge.turn import AT_ONCE
 
 _log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class Background:
     def start(self, coroutine: Coroutine[Any, Any, object]) -> None:
         """Run it, beginning now, without a task of its own. It may await futures only (see `edge/drive.py`)."""
         self._begin()
-        Drive(coroutine, self._done, self._failed)
+        InlineTask(coroutine, self._done, self._failed)
 
     def trickle(self, items: Iterator[T], step: Callable[[T], None]) -> None:
         """Take one step per item, a few in each turn of the loop, beginning now: what comes in a burst holds nobody else up for long."""

@@ -9,16 +9,16 @@ from http import HTTPStatus
 import aiohttp
 from msgspec.structs import replace
 
-from din_extproc.domain.agreement import Agreement, Compared
+from din_extproc.domain.agreement import Agreement, DoubleCheckResult
 from din_extproc.domain.node import Node
-from din_extproc.flow.double_check import Check, CheckSampler
-from din_extproc.observe.agreement import Spoken, compare, spoken
+from din_extproc.flow.double_check import CheckSampler, DoubleCheck
+from din_extproc.observe.agreement import TokenizedAnswer, compare, spoken
 
 _TIMEOUT_S = 30.0
 _LONGEST_ANSWER = 4 << 20
 
 
-class Checker:
+class DoubleChecker:
     """Works through what the sampler has taken.
 
     Args:
@@ -31,9 +31,9 @@ class Checker:
         self._sampler = sampler
         self._nodes = nodes
         self._trace_id = trace_id
-        self._found: list[Compared] = []
+        self._found: list[DoubleCheckResult] = []
 
-    def found(self) -> list[Compared]:
+    def found(self) -> list[DoubleCheckResult]:
         """What was found since this was last asked."""
         found, self._found = self._found, []
         return found
@@ -51,7 +51,7 @@ class Checker:
                 if compared is not None:
                     self._found.append(compared)
 
-    async def _compared(self, session: aiohttp.ClientSession, check: Check) -> tuple[int, Compared | None]:
+    async def _compared(self, session: aiohttp.ClientSession, check: DoubleCheck) -> tuple[int, DoubleCheckResult | None]:
         """How many nodes were asked, and what came of it; None: there was nobody to compare with."""
         peers = check.peers(self._nodes(check.pool))
         if not peers:
@@ -71,7 +71,7 @@ class Checker:
             blamed = odd if len(odd) == 1 else blamed
         return 2 + (len(peers) > 1), replace(compared, blamed=tuple(blamed))
 
-    async def _ask(self, session: aiohttp.ClientSession, check: Check, node: Node) -> Spoken | None:
+    async def _ask(self, session: aiohttp.ClientSession, check: DoubleCheck, node: Node) -> TokenizedAnswer | None:
         headers = {"content-type": "application/json", "x-din-trace-id": self._trace_id()}
         try:
             url = f"http://{node.endpoint}{check.path}"
@@ -88,6 +88,6 @@ class Checker:
         return spoken(body)
 
 
-def _compared(check: Check, second: Node, agreement: Agreement, at: int = 0, tokens: int = 0) -> Compared:
+def _compared(check: DoubleCheck, second: Node, agreement: Agreement, at: int = 0, tokens: int = 0) -> DoubleCheckResult:
     node = check.node
-    return Compared(check.trace_id, node.model, node.version, node.dtype, node.id, second.id, agreement, at, tokens)
+    return DoubleCheckResult(check.trace_id, node.model, node.version, node.dtype, node.id, second.id, agreement, at, tokens)

@@ -53,7 +53,7 @@ class ClientFiles(Struct, frozen=True):
         return tuple(file for file in (self.ca, self.cert, self.key) if file is not None)
 
 
-class Secured(Struct, frozen=True):
+class TlsAddress(Struct, frozen=True):
     """An address where TLS is spoken."""
 
     address: str
@@ -63,7 +63,7 @@ class Secured(Struct, frozen=True):
         return f"{self.address} (TLS)"
 
 
-class Unusable(Exception):  # noqa: N818 - it says what the files are
+class CertificateUnusable(Exception):  # noqa: N818 - it says what the files are
     """A file of certificates can't be used; `field` says which one."""
 
     def __init__(self, field: str, message: str) -> None:
@@ -71,12 +71,12 @@ class Unusable(Exception):  # noqa: N818 - it says what the files are
         self.field = field
 
 
-class Watched(Generic[Made]):
+class ReloadedFiles(Generic[Made]):
     """Something made from files; made anew when one of them has changed.
 
     Args:
         files: Whose changes count.
-        make: Raises `Unusable` when they can't be used.
+        make: Raises `CertificateUnusable` when they can't be used.
     """
 
     def __init__(self, files: tuple[str, ...], make: Callable[[], Made]) -> None:
@@ -93,7 +93,7 @@ class Watched(Generic[Made]):
             try:
                 self._made = self._make()
                 _log.info("%s has changed and is in use", self._files[0])
-            except Unusable as error:
+            except CertificateUnusable as error:
                 _log.error("%s has changed and can't be used, the former one stays: %s", self._files[0], error)
         return self._made
 
@@ -111,7 +111,7 @@ def server_context(files: ServerFiles, alpn: tuple[str, ...]) -> ssl.SSLContext:
     Raises:
         Unusable: a file can't be read, is none, or the key is not the certificate's.
     """
-    current = Watched(files.files, lambda: _server_context(files, alpn))
+    current = ReloadedFiles(files.files, lambda: _server_context(files, alpn))
     context = _server_context(files, alpn)
 
     def swap(connection: Any, _name: str | None, _context: ssl.SSLContext) -> None:
@@ -177,10 +177,10 @@ def _load_pair(context: ssl.SSLContext, cert: str, key: str) -> None:
         context.load_cert_chain(cert, key, password="")  # empty: never asked for at the terminal
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            raise Unusable("key", f"{key} is not the key of {cert}") from error
-        raise Unusable("cert", f"{cert} and {key} can't be used: {error.reason or error}") from error
+            raise CertificateUnusable("key", f"{key} is not the key of {cert}") from error
+        raise CertificateUnusable("cert", f"{cert} and {key} can't be used: {error.reason or error}") from error
     except (OSError, ValueError) as error:
-        raise Unusable("key", f"{key}: {error}; a key with a pass phrase can't be used") from error
+        raise CertificateUnusable("key", f"{key}: {error}; a key with a pass phrase can't be used") from error
 
 
 def _load_ca(context: ssl.SSLContext, field: str, file: str) -> None:
@@ -188,16 +188,16 @@ def _load_ca(context: ssl.SSLContext, field: str, file: str) -> None:
     try:
         context.load_verify_locations(cadata=text[text.index(_PEM_BEGINS) :])
     except (ssl.SSLError, ValueError) as error:
-        raise Unusable(field, f"{file} can't be used: {error}") from error
+        raise CertificateUnusable(field, f"{file} can't be used: {error}") from error
 
 
 def _read(field: str, file: str, wanted: str) -> str:
     try:
         text = Path(file).read_text(encoding="ascii", errors="replace")
     except OSError as error:
-        raise Unusable(field, f"{file}: can't be read: {(error.strerror or str(error)).lower()}") from error
+        raise CertificateUnusable(field, f"{file}: can't be read: {(error.strerror or str(error)).lower()}") from error
     if not any(line.startswith(_PEM_BEGINS) and wanted in line for line in text.splitlines()):
-        raise Unusable(field, f"{file}: no {wanted.lower()} in PEM form (-----BEGIN ... {wanted}-----)")
+        raise CertificateUnusable(field, f"{file}: no {wanted.lower()} in PEM form (-----BEGIN ... {wanted}-----)")
     return text
 
 

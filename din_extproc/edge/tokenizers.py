@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from din_extproc.domain.request import Estimate
-from din_extproc.intent.estimate import Gauge
+from din_extproc.intent.estimate import TokenCalibrator
 from din_extproc.intent.openai import Prompt
 
 _INLINE_BYTES = 2048
@@ -48,7 +48,7 @@ class _Loaded(Struct, frozen=True):
         """Tokens of the texts themselves."""
         return sum(map(len, self.backend.encode_batch_fast(texts, add_special_tokens=False)))
 
-    def around(self, prompt: Prompt, gauge: Gauge) -> int:
+    def around(self, prompt: Prompt, gauge: TokenCalibrator) -> int:
         """Tokens that no text of the prompt shows."""
         if not prompt.templated:
             return self.special * prompt.messages
@@ -58,7 +58,7 @@ class _Loaded(Struct, frozen=True):
         return max(0, round(message * prompt.messages + request))
 
 
-class Tokenizer:
+class ModelTokenizer:
     """One model's tokenizer.
 
     Args:
@@ -79,7 +79,7 @@ class Tokenizer:
         """
         self._loaded = await asyncio.get_running_loop().run_in_executor(self._executor, _load, self._folder)
 
-    async def count(self, prompt: Prompt, estimate: Estimate, gauge: Gauge) -> Estimate:
+    async def count(self, prompt: Prompt, estimate: Estimate, gauge: TokenCalibrator) -> Estimate:
         """The exact size of a prompt.
 
         Text is counted by the tokenizer, the chat template's frame is added as it was measured when it was loaded; without a template it

@@ -9,8 +9,8 @@ from http import HTTPStatus
 import msgspec
 from msgspec import Struct
 
-from din_extproc.domain.request import Head
-from din_extproc.domain.verdict import Answer, Code, Headers, Refusal, error_body
+from din_extproc.domain.request import RequestHead
+from din_extproc.domain.verdict import Headers, ImmediateResponse, Refusal, RefusalCode, error_body
 from din_extproc.route.table import ListedModel
 
 _PROBLEM = "application/problem+json"
@@ -19,14 +19,16 @@ _NO_RETRY: Headers = (("x-should-retry", "false"),)
 """OpenAI's clients try a 409 or 429 again unless they are told that it is no use."""
 
 
-def refusal(refused: Refusal, head: Head, trace_id: str, headers: Headers = (), whose: Mapping[str, str] | None = None) -> Answer:
+def refusal(
+    refused: Refusal, head: RequestHead, trace_id: str, headers: Headers = (), whose: Mapping[str, str] | None = None
+) -> ImmediateResponse:
     """The error answer. The body is OpenAI's and RFC 9457's at once; `accept` decides which of the two media types it is called.
 
     `whose`: metadata that says whose it is and what was asked, for the access log only.
     """
     code = refused.code
     no_use = refused.retry_after_ms is None and code.status < HTTPStatus.INTERNAL_SERVER_ERROR
-    return Answer(
+    return ImmediateResponse(
         status=code.status,
         headers=(
             ("content-type", media_type(head)),
@@ -40,18 +42,18 @@ def refusal(refused: Refusal, head: Head, trace_id: str, headers: Headers = (), 
     )
 
 
-def internal_error(head: Head, trace_id: str) -> Answer:
+def internal_error(head: RequestHead, trace_id: str) -> ImmediateResponse:
     """What a client sees of a fault of ours: that it was ours, and under which id it is logged."""
-    refused = Refusal(Code.INTERNAL_ERROR, f"The gateway failed; the log has the reason under {trace_id}.")
+    refused = Refusal(RefusalCode.INTERNAL_ERROR, f"The gateway failed; the log has the reason under {trace_id}.")
     return refusal(refused, head, trace_id)
 
 
-def options(trace_id: str) -> Answer:
+def options(trace_id: str) -> ImmediateResponse:
     """OPTIONS without CORS: what may be asked here. With CORS configured, Envoy answers preflights itself."""
-    return Answer(status=204, headers=(("allow", "GET, HEAD, POST, OPTIONS"), ("x-din-trace-id", trace_id)), body=b"")
+    return ImmediateResponse(status=204, headers=(("allow", "GET, HEAD, POST, OPTIONS"), ("x-din-trace-id", trace_id)), body=b"")
 
 
-class _Listing(Struct, frozen=True, gc=False):
+class _ModelListing(Struct, frozen=True, gc=False):
     """One name as `/v1/models` shows it: OpenAI's object, and `alias_for` with the physical models behind an alias."""
 
     id: str
@@ -61,15 +63,15 @@ class _Listing(Struct, frozen=True, gc=False):
     alias_for: tuple[str, ...] = ()
 
 
-def models(listed: Iterable[ListedModel], name: str, trace_id: str) -> Answer | Refusal:
+def models(listed: Iterable[ListedModel], name: str, trace_id: str) -> ImmediateResponse | Refusal:
     """`GET /v1/models`, or with a name `GET /v1/models/NAME`: only what the tenant may ask for exists."""
-    shown = [_Listing(id=model.name, alias_for=model.models) for model in listed]
+    shown = [_ModelListing(id=model.name, alias_for=model.models) for model in listed]
     content: object = {"object": "list", "data": shown}
     if name:
         content = next((listing for listing in shown if listing.id == name), None)
         if content is None:
-            return Refusal(Code.MODEL_NOT_FOUND, "There is no model of this name.", param="model")
-    return Answer(
+            return Refusal(RefusalCode.MODEL_NOT_FOUND, "There is no model of this name.", param="model")
+    return ImmediateResponse(
         status=200,
         headers=(("content-type", _JSON), ("x-din-trace-id", trace_id)),
         body=msgspec.json.encode(content),
@@ -77,7 +79,7 @@ def models(listed: Iterable[ListedModel], name: str, trace_id: str) -> Answer | 
     )
 
 
-def media_type(head: Head) -> str:
+def media_type(head: RequestHead) -> str:
     """What an error body is called: as the client asks."""
     return _PROBLEM if _PROBLEM in head.header("accept") else _JSON
 

@@ -9,36 +9,36 @@ from msgspec.structs import replace
 
 from din_extproc.admit.headers import standing_headers
 from din_extproc.admit.keys import Authenticated
-from din_extproc.admit.ledger import Claim, Standing
+from din_extproc.admit.ledger import Claim, RateLimitStatus
 from din_extproc.domain.node import Pool, moving_cluster
-from din_extproc.domain.request import Head, Intent
+from din_extproc.domain.request import Intent, RequestHead
 from din_extproc.domain.usage import Labels, Tags
 from din_extproc.domain.verdict import Headers, Send
 from din_extproc.flow import answers
-from din_extproc.flow.order import NodeOrder
-from din_extproc.flow.place import Picked, Target
+from din_extproc.flow.node_order import NodeRequest
+from din_extproc.flow.node_selector import NodeSelection, PlacementTarget
 from din_extproc.flow.timeouts import limits
 from din_extproc.flow.trace import SpanContext
-from din_extproc.intent.read import Reading
+from din_extproc.intent.read import ParsedRequest
 from din_extproc.intent.splice import place_after
 from din_extproc.route.table import Routed
 
 _as_json = msgspec.json.Encoder().encode
 
 
-class Granted(Struct, frozen=True, gc=False):
+class Decision(Struct, frozen=True, gc=False):
     """Everything that was decided about one request."""
 
     trace_id: str
     key_id: str
-    reading: Reading
+    reading: ParsedRequest
     intent: Intent
-    order: NodeOrder
+    order: NodeRequest
     routed: Routed
-    target: Target
-    picked: Picked
+    target: PlacementTarget
+    picked: NodeSelection
     claim: Claim
-    standing: Standing
+    standing: RateLimitStatus
     would_refuse: str = ""
     """The limit that would have refused it, were it enforced."""
     span: SpanContext | None = None
@@ -49,7 +49,7 @@ class Granted(Struct, frozen=True, gc=False):
     """In line for tokens or slots."""
 
 
-def dispatch(granted: Granted, head: Head) -> Send:
+def dispatch(granted: Decision, head: RequestHead) -> Send:
     """The verdict that sends it."""
     reading, target, order = granted.reading, granted.target, granted.order
     answer_headers: Headers = (("x-din-trace-id", granted.trace_id), *standing_headers(granted.standing), *order.headers)
@@ -83,7 +83,7 @@ def dispatch(granted: Granted, head: Head) -> Send:
     )
 
 
-def _move(granted: Granted) -> str | None:
+def _move(granted: Decision) -> str | None:
     """What changes for the pool that takes over: where the model's name stands, the constraint on its version. None: it can't move."""
     order, at = granted.order, granted.reading.outline
     if not granted.picked.spares or order.edits is None or "model" not in at.spans:
@@ -120,13 +120,13 @@ def refused_metadata(who: Authenticated, intent: Intent | None) -> dict[str, str
     return {"labels": _as_json(labels).decode()}
 
 
-def _trace(granted: Granted) -> Headers:
+def _trace(granted: Decision) -> Headers:
     """The client's own `traceparent` goes on untouched when the exchange leaves no spans."""
     named = ("x-din-trace-id", granted.trace_id)
     return (named,) if granted.span is None else (named, ("traceparent", granted.span.traceparent))
 
 
-def _metadata(granted: Granted) -> dict[str, str | float | bool]:
+def _metadata(granted: Decision) -> dict[str, str | float | bool]:
     """One field for settlement, because every field costs both Envoy and us; two more for the filter that reads the answer."""
     intent, target, claim = granted.intent, granted.target, granted.claim
     estimate, pool = intent.estimate, target.pool

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from din_extproc.domain.node import Node
 from din_extproc.domain.request import Operation
-from din_extproc.flow.dispatch import Granted
+from din_extproc.flow.dispatch import Decision
 from din_extproc.intent.outline import Outline
 from din_extproc.intent.splice import with_values
 
@@ -24,7 +24,7 @@ _WAITING = 32
 _FORCED = {"temperature": b"0", "top_p": b"1", "seed": b"1", "stream": b"false", "n": b"1"}
 
 
-class Policy(Struct, frozen=True):
+class DoubleCheckPolicy(Struct, frozen=True):
     """How much is checked by one worker."""
 
     share: float
@@ -35,7 +35,7 @@ class Policy(Struct, frozen=True):
     """Of each answer."""
 
 
-class Check(Struct, frozen=True):
+class DoubleCheck(Struct, frozen=True):
     """One question for two or three nodes."""
 
     trace_id: str
@@ -62,14 +62,14 @@ class CheckSampler:
 
     __slots__ = ("_budget", "_due", "_since", "policy", "waiting")
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: DoubleCheckPolicy) -> None:
         self.policy = policy
-        self.waiting: list[Check] = []
+        self.waiting: list[DoubleCheck] = []
         self._due = 0.0
         self._budget = float(policy.tokens_per_minute)
         self._since: float | None = None
 
-    def offer(self, granted: Granted, now: float) -> None:
+    def offer(self, granted: Decision, now: float) -> None:
         """A request was sent on."""
         self._due += self.policy.share
         if self._due < 1.0:
@@ -82,7 +82,7 @@ class CheckSampler:
         if self._affords(ASKED * check.tokens, now):
             self.waiting.append(check)
 
-    def spent(self, check: Check, answers: int) -> None:
+    def spent(self, check: DoubleCheck, answers: int) -> None:
         """So many nodes were asked: what was set aside for the others is free again."""
         self._budget += (ASKED - answers) * check.tokens
 
@@ -97,7 +97,7 @@ class CheckSampler:
         return True
 
 
-def _check(granted: Granted, max_tokens: int) -> Check | None:
+def _check(granted: Decision, max_tokens: int) -> DoubleCheck | None:
     """The question; None: answers to this request can't be compared."""
     reading, intent, pool = granted.reading, granted.intent, granted.target.pool
     outline, body = reading.outline, reading.body
@@ -111,7 +111,7 @@ def _check(granted: Granted, max_tokens: int) -> Check | None:
     edits = _edits(outline, intent.operation, output) | {"model": msgspec.json.encode(pool.served_model)}
     question = with_values(body, outline, edits)
     tokens = intent.prompt_tokens + output
-    return Check(granted.trace_id, pool.name, intent.operation.value, question, granted.picked.nodes[0], tokens)
+    return DoubleCheck(granted.trace_id, pool.name, intent.operation.value, question, granted.picked.nodes[0], tokens)
 
 
 def _edits(outline: Outline, operation: Operation, output: int) -> dict[str, bytes]:

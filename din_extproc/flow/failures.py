@@ -9,18 +9,18 @@ import zlib
 from functools import partial
 from http import HTTPStatus
 
-from din_extproc.domain.request import Head
-from din_extproc.domain.response import GOOD, PASS, Replacement, ResponseHead, Treatment, Whole
+from din_extproc.domain.request import RequestHead
+from din_extproc.domain.response import GOOD, PASS, BufferedTranslation, Replacement, ResponseHead, Treatment
 from din_extproc.domain.verdict import Headers, error_body
 from din_extproc.flow import answers
-from din_extproc.southbound.error_body import READ_BYTES, Said, said
+from din_extproc.southbound.error_body import READ_BYTES, ParsedError, said
 from din_extproc.southbound.errors import normalise, retry_after_s
 
 _DEFLATED = frozenset({"gzip", "x-gzip", "deflate"})
 _EITHER_HEADER = 32 + zlib.MAX_WBITS
 
 
-def treatment(engine: str, response: ResponseHead, request: Head, trace_id: str, wall: float) -> Treatment:
+def treatment(engine: str, response: ResponseHead, request: RequestHead, trace_id: str, wall: float) -> Treatment:
     """What is done with the answer to a request that a node got.
 
     Args:
@@ -34,8 +34,8 @@ def treatment(engine: str, response: ResponseHead, request: Head, trace_id: str,
         return PASS
     retold = partial(_retold, engine, response, request, trace_id, wall)
     if response.status < HTTPStatus.BAD_REQUEST or not _is_read(response):
-        return retold(Said())
-    return Whole(lambda body: _unless_ours(retold, said(_plain(body, response.header("content-encoding")))))
+        return retold(ParsedError())
+    return BufferedTranslation(lambda body: _unless_ours(retold, said(_plain(body, response.header("content-encoding")))))
 
 
 def _is_read(response: ResponseHead) -> bool:
@@ -44,11 +44,11 @@ def _is_read(response: ResponseHead) -> bool:
     return int(length) <= READ_BYTES if length.isdigit() else "json" in response.header("content-type").lower()
 
 
-def _unless_ours(retold: "partial[Replacement]", found: Said) -> Replacement | None:
+def _unless_ours(retold: "partial[Replacement]", found: ParsedError) -> Replacement | None:
     return None if found.ours else retold(found)
 
 
-def _retold(engine: str, response: ResponseHead, request: Head, trace_id: str, wall: float, found: Said) -> Replacement:
+def _retold(engine: str, response: ResponseHead, request: RequestHead, trace_id: str, wall: float, found: ParsedError) -> Replacement:
     error = normalise(engine, response.status, found, retry_after_s(response.header("retry-after"), wall))
     retry: Headers = ()
     if error.retry_after_s is not None:

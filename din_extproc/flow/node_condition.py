@@ -12,7 +12,7 @@ from din_extproc.domain.membership import NodeState
 _SLOW_LOOKS = 3
 
 
-class Condition(Struct, frozen=True):
+class NodeCondition(Struct, frozen=True):
     """A node's state and, unless it is ready, why."""
 
     state: NodeState = NodeState.LOADING
@@ -20,20 +20,20 @@ class Condition(Struct, frozen=True):
     slow: int = 0
     """Looks in a row to which the engine did not answer in time."""
 
-    def seen(self, problem: str, *, slow: bool) -> "Condition":
+    def seen(self, problem: str, *, slow: bool) -> "NodeCondition":
         """After a look at the engine. `problem`: why it takes no requests, "" when it does; `slow`: it did not answer in time."""
         if self.state is NodeState.DRAINING:
             return self
         if not problem:
-            return Condition(NodeState.READY, "")
+            return NodeCondition(NodeState.READY, "")
         if slow and self.state is NodeState.READY and self.slow + 1 < _SLOW_LOOKS:
             return replace(self, slow=self.slow + 1)
-        return Condition(NodeState.LOADING, problem, self.slow + slow)
+        return NodeCondition(NodeState.LOADING, problem, self.slow + slow)
 
-    def drained(self, reason: str) -> "Condition":
+    def drained(self, reason: str) -> "NodeCondition":
         """It ends what it has."""
-        return Condition(NodeState.DRAINING, reason)
+        return NodeCondition(NodeState.DRAINING, reason)
 
-    def called_back(self) -> "Condition":
+    def called_back(self) -> "NodeCondition":
         """It is wanted again: the next look tells whether it can."""
-        return Condition(NodeState.LOADING, "called back") if self.state is NodeState.DRAINING else self
+        return NodeCondition(NodeState.LOADING, "called back") if self.state is NodeState.DRAINING else self

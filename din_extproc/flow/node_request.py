@@ -8,51 +8,51 @@ from typing import Protocol
 from msgspec import Struct
 
 from din_extproc.domain.node import Node
-from din_extproc.domain.request import Head
+from din_extproc.domain.request import RequestHead
 from din_extproc.domain.response import PASS, ResponseHead, Treatment
-from din_extproc.domain.verdict import Answer, Code, Headers, Refusal, Send, Verdict
+from din_extproc.domain.verdict import Headers, ImmediateResponse, Refusal, RefusalCode, Send, Verdict
 from din_extproc.flow import answers
-from din_extproc.flow.request import Clock, Watcher
+from din_extproc.flow.request import Clock, DecisionObserver
 from din_extproc.flow.trace import TraceIds, kept
-from din_extproc.intent.estimate import Gauge
+from din_extproc.intent.estimate import TokenCalibrator
 from din_extproc.intent.read import read
 from din_extproc.route.versions import combine
 from din_extproc.southbound.engines import native_path
 
 ENGINE = "engine"
 """The Envoy cluster of the node's own engine."""
-_GAUGE = Gauge()
+_GAUGE = TokenCalibrator()
 _BYTES_PER_TOKEN = 4
 """Of a request in the engine's own words, which the gateway has written: nothing of it is refused here."""
 
 
-class Gate(Protocol):
+class BatchWindow(Protocol):
     """Holds requests back until their batch goes."""
 
     async def hold(self, tokens: int) -> None:
         """Return when a request with a prompt of so many tokens may go. Whoever is cancelled meanwhile is not waited for."""
 
 
-class NodeDesk(Struct):
+class NodeHandlerFactory(Struct):
     """Everything that the requests of one node share."""
 
     node: Node
     engine: str
     """The engine's `address:port`."""
-    gate: Gate | None
+    gate: BatchWindow | None
     """None: requests go as they come."""
     ids: TraceIds
     """For refusals of requests that bring no id."""
     clock: Clock
-    watcher: Watcher
+    watcher: DecisionObserver
     body_limit: int
     """Bytes."""
     in_flight: int = 0
     """Requests that were sent to the engine and have not ended, or are held back."""
 
-    def begin(self) -> "NodeFlow":
+    def begin(self) -> "NodeRequestHandler":
         """A stream was opened: one HTTP exchange begins."""
-        return NodeFlow(self)
+        return NodeRequestHandler(self)
 
     @property
     def marks(self) -> Headers:
@@ -60,18 +60,18 @@ class NodeDesk(Struct):
         return (("x-din-node-id", self.node.id), ("x-din-model-version", self.node.version))
 
 
-class NodeFlow:
+class NodeRequestHandler:
     """One HTTP exchange at the node."""
 
     __slots__ = ("_counted", "_desk", "_head", "_trace_id")
 
-    def __init__(self, desk: NodeDesk) -> None:
+    def __init__(self, desk: NodeHandlerFactory) -> None:
         self._desk = desk
-        self._head = Head(method="", path="", headers={})
+        self._head = RequestHead(method="", path="", headers={})
         self._trace_id = ""
         self._counted = False
 
-    async def decide(self, head: Head, body: bytes) -> Verdict:
+    async def decide(self, head: RequestHead, body: bytes) -> Verdict:
         """The verdict on a whole request; it may take as long as the batch window."""
         desk = self._desk
         began = desk.clock.monotonic()
@@ -95,7 +95,7 @@ class NodeFlow:
             metadata={"trace_id": self._trace_id},
         )
 
-    def failed(self, error: BaseException) -> Answer:
+    def failed(self, error: BaseException) -> ImmediateResponse:
         """What the gateway is told of a fault."""
         self._desk.watcher.failed(error, self._trace_id)
         self._end()
@@ -118,18 +118,18 @@ class NodeFlow:
             self._counted = False
             self._desk.in_flight -= 1
 
-    def _accepted(self, head: Head, body: bytes, *, traced: bool) -> int | Refusal:
+    def _accepted(self, head: RequestHead, body: bytes, *, traced: bool) -> int | Refusal:
         """How many tokens the prompt holds."""
         desk = self._desk
         if not traced:
-            return Refusal(Code.TRACE_MISSING, "A node runs nothing that has no x-din-trace-id.", param="x-din-trace-id")
+            return Refusal(RefusalCode.TRACE_MISSING, "A node runs nothing that has no x-din-trace-id.", param="x-din-trace-id")
         asked = head.header("x-din-model-version")
         constraint = combine(asked)
         if constraint is None:
-            return Refusal(Code.INVALID_REQUEST, "x-din-model-version is no version constraint.", param="x-din-model-version")
+            return Refusal(RefusalCode.INVALID_REQUEST, "x-din-model-version is no version constraint.", param="x-din-model-version")
         if not constraint.allows(desk.node.version):
             message = f"The node serves version {desk.node.version}, which does not meet {constraint.text!r}."
-            return Refusal(Code.VERSION_MISMATCH, message, param="x-din-model-version")
+            return Refusal(RefusalCode.VERSION_MISMATCH, message, param="x-din-model-version")
         if head.method == "POST" and native_path(head.path):
             return len(body) // _BYTES_PER_TOKEN
         reading = read(head, body, lambda _: _GAUGE, desk.body_limit)

@@ -1,6 +1,6 @@
 """The conductor of the request half: intent -> key -> route -> target -> admission -> node -> verdict.
 
-Rule: what a request takes (slots, tokens of a node) it takes through `_Held`, and its end gives all of it back, once, however it ends.
+Invariant: everything a request acquires (slots, node load) is held by one `_GrantedRequest` and released exactly once.
 """
 
 from collections.abc import Callable, Coroutine, Mapping
@@ -11,41 +11,40 @@ from msgspec.structs import replace
 
 from din_extproc.admit import headers as limit_headers
 from din_extproc.admit.keys import Authenticated
-from din_extproc.admit.ledger import Claim, Denied, Ledger, LimitsUnavailable
-from din_extproc.admit.ledger import Granted as Admitted
+from din_extproc.admit.ledger import Claim, Denied, Granted, Ledger, LimitsUnavailable
 from din_extproc.admit.queue import worth_waiting
 from din_extproc.admit.reservation import OutputHistory
-from din_extproc.audit.records import Admitted as Admission
-from din_extproc.domain.request import Head, Intent, Operation
+from din_extproc.audit.records import AdmissionRecord
+from din_extproc.domain.request import Intent, Operation, RequestHead
 from din_extproc.domain.response import GOOD, PASS, Replacement, ResponseHead, Treatment
 from din_extproc.domain.tenant import Tenant
-from din_extproc.domain.verdict import Answer, Refusal, Send, Verdict
+from din_extproc.domain.verdict import ImmediateResponse, Refusal, Send, Verdict
 from din_extproc.flow import answers, failures
-from din_extproc.flow.audited import admission
-from din_extproc.flow.dispatch import Granted, dispatch, refused_metadata
+from din_extproc.flow.audit_records import admission
+from din_extproc.flow.calibrators import TokenCalibrators
+from din_extproc.flow.dispatch import Decision, dispatch, refused_metadata
 from din_extproc.flow.double_check import CheckSampler
-from din_extproc.flow.gauges import Gauges
-from din_extproc.flow.members import Members
-from din_extproc.flow.order import NodeOrder, order
-from din_extproc.flow.place import Placer, Size, Target
+from din_extproc.flow.node_order import NodeRequest, order
+from din_extproc.flow.node_selector import NodeSelector, PlacementTarget, RequestSize
+from din_extproc.flow.pool_membership import PoolMembership
+from din_extproc.flow.queueing import QueueFull, RequestQueue
 from din_extproc.flow.screening import screened
 from din_extproc.flow.timeouts import remaining
 from din_extproc.flow.trace import Sampler, SpanContext, TraceIds, kept
-from din_extproc.flow.treat import Translation, unreadable
-from din_extproc.flow.view import Screening, View, claim_for, facts
-from din_extproc.flow.waiting import Full, Waiting
+from din_extproc.flow.translation import Translation, unreadable
+from din_extproc.flow.view import DecisionView, ScreeningPolicy, claim_for, facts
 from din_extproc.intent.boundary import needs_exact
 from din_extproc.intent.estimate import estimate
 from din_extproc.intent.paths import locate
 from din_extproc.intent.prefix import prefix
-from din_extproc.intent.read import Reading, read
+from din_extproc.intent.read import ParsedRequest, read
 from din_extproc.route.table import Routed
-from din_extproc.schedule.ask import Ask
-from din_extproc.schedule.load import Taken
-from din_extproc.southbound.dialect import Asked
+from din_extproc.schedule.load import NodeLease
+from din_extproc.schedule.placement_request import PlacementRequest
+from din_extproc.southbound.dialect import AnswerContext
 
 _HOUR_S = 3600
-_NO_HEAD = Head(method="", path="", headers={})
+_NO_HEAD = RequestHead(method="", path="", headers={})
 
 
 class Clock(Protocol):
@@ -58,7 +57,7 @@ class Clock(Protocol):
         """Seconds that only grow."""
 
 
-class Watcher(Protocol):
+class DecisionObserver(Protocol):
     """Told what happens, by the conductors; the stages themselves say nothing."""
 
     def decided(self, seconds: float, refused: str) -> None:
@@ -68,79 +67,79 @@ class Watcher(Protocol):
         """A fault of ours; the client got `internal_error`, or an answer as the node gave it."""
 
 
-class Gate(Protocol):
+class AdmissionGate(Protocol):
     """Where requests stand while none may be taken."""
 
     def passed(self) -> Coroutine[Any, Any, Refusal | None]:
         """Wait until requests are taken again (an `async def`); a refusal when that takes too long."""
 
 
-class Desk(Struct):
+class WorkerContext(Struct):
     """Everything that the requests of one worker share."""
 
-    view: View
+    view: DecisionView
     ledger: Ledger
-    placer: Placer
-    gauges: Gauges
+    placer: NodeSelector
+    gauges: TokenCalibrators
     outputs: OutputHistory
     ids: TraceIds
     clock: Clock
-    watcher: Watcher
+    watcher: DecisionObserver
     start: Callable[[Coroutine[Any, Any, None]], None]
     """Runs a coroutine that nobody waits for."""
     lease_ms: int
     """How long a request keeps its slots without being heard of."""
-    waiting: Waiting
+    waiting: RequestQueue
     """Where requests wait for tokens and slots."""
     revoked: frozenset[str] = frozenset()
     """Ids of keys that are valid no more, whatever the view says."""
     live: dict[str, str] = {}
     """Request id -> tenant, of the requests that hold slots: to be renewed while they run."""
-    gate: Gate | None = None
+    gate: AdmissionGate | None = None
     """None: open."""
     checks: CheckSampler | None = None
     """None: no exchange leaves spans."""
     sampler: Sampler | None = None
     """Takes some requests to be asked once more of nodes that should agree; None: none."""
-    admissions: list[Admission] | None = None
+    admissions: list[AdmissionRecord] | None = None
     """Requests that were sent on since this was last emptied; None: nobody records them."""
 
-    def begin(self) -> "RequestFlow":
+    def begin(self) -> "ExtProcHandler":
         """A stream was opened: one HTTP exchange begins."""
-        return RequestFlow(self)
+        return ExtProcHandler(self)
 
-    def change(self, view: View, members: Members) -> None:
+    def change(self, view: DecisionView, members: PoolMembership) -> None:
         """Use another view, and the nodes of its pools, from the next request on."""
         self.view = view
         self.gauges.model_of = view.table.preferred
         self.gauges.know_media({model: known.media_tokens for model, known in view.models.items()})
         self.placer.forget(members)
 
-    def change_members(self, members: Members) -> None:
+    def change_members(self, members: PoolMembership) -> None:
         """Nodes came, went or changed: no decision from here on names one that went."""
         self.placer.change(members)
 
 
-class _Held(Struct, frozen=True, gc=False):
+class _GrantedRequest(Struct, frozen=True, gc=False):
     """What a request that was sent on has taken."""
 
     tenant: str
-    taken: Taken
+    taken: NodeLease
     engine: str
     """Of the pool that it goes to."""
-    translated: NodeOrder | None
+    translated: NodeRequest | None
     """What the node was asked, when its answer is to be translated; without the body, which went with the verdict."""
 
 
-class RequestFlow:
+class ExtProcHandler:
     """One HTTP exchange, from its first byte to its last."""
 
     __slots__ = ("_desk", "_head", "_held", "_intent", "_request_id", "_span", "_trace_id", "_waited_s", "_who")
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: WorkerContext) -> None:
         self._desk = desk
         self._head = _NO_HEAD
-        self._held: _Held | None = None
+        self._held: _GrantedRequest | None = None
         self._intent: Intent | None = None
         self._request_id = ""
         self._trace_id = ""
@@ -148,7 +147,7 @@ class RequestFlow:
         self._span: SpanContext | None = None
         self._waited_s = 0.0
 
-    async def decide(self, head: Head, body: bytes) -> Verdict:
+    async def decide(self, head: RequestHead, body: bytes) -> Verdict:
         """The verdict on a whole request."""
         desk = self._desk
         began = desk.clock.monotonic()
@@ -161,7 +160,7 @@ class RequestFlow:
         desk.watcher.decided(desk.clock.monotonic() - began, refused)
         return verdict
 
-    def failed(self, error: BaseException) -> Answer:
+    def failed(self, error: BaseException) -> ImmediateResponse:
         """What the client is told of a fault."""
         self._desk.watcher.failed(error, self._trace_id)
         held = self._let_go()
@@ -176,7 +175,7 @@ class RequestFlow:
         asked, wall = self._held.translated, self._desk.clock.wall()
         if asked is None or asked.dialect is None or head.status not in GOOD:
             return failures.treatment(self._held.engine, head, self._head, self._trace_id, wall)
-        named = Asked(asked.operation, self._request_id, int(wall), asked.model, asked.fields)
+        named = AnswerContext(asked.operation, self._request_id, int(wall), asked.model, asked.fields)
         return Translation(asked.dialect, named, asked.stream, self._head, self._trace_id).treat(head)
 
     def mistreated(self, error: Exception) -> Replacement:
@@ -190,7 +189,7 @@ class RequestFlow:
         if held is not None:
             self._desk.start(self._release(held.tenant))
 
-    def _name(self, head: Head) -> None:
+    def _name(self, head: RequestHead) -> None:
         """Every exchange has an id of its own; the trace id is the client's, when it has a sound one."""
         self._head = head
         self._request_id = self._desk.ids.make(self._desk.clock.wall())
@@ -204,7 +203,7 @@ class RequestFlow:
         known = {} if self._who is None else refused_metadata(self._who, self._intent)
         return known if self._span is None else {**known, "span": self._span.text}
 
-    async def _verdict(self, head: Head, body: bytes, began: float) -> Verdict | Refusal:
+    async def _verdict(self, head: RequestHead, body: bytes, began: float) -> Verdict | Refusal:
         desk, view = self._desk, self._desk.view
         if head.method == "OPTIONS":
             return answers.options(self._trace_id)
@@ -245,22 +244,22 @@ class RequestFlow:
             desk.start(self._refund(who.tenant.id))
             return picked
         translated = None if asked.dialect is None else replace(asked, body=b"")
-        self._held = _Held(who.tenant.id, picked.taken, target.pool.engine, translated)
+        self._held = _GrantedRequest(who.tenant.id, picked.taken, target.pool.engine, translated)
         desk.live[self._request_id] = who.tenant.id
         self._who = self._intent = None  # what is open for minutes keeps no more than it needs
         trace, key, standing, over = self._trace_id, who.key.id, admitted.standing, missed(admitted)
         took = desk.clock.monotonic() - began, self._waited_s
-        granted = Granted(trace, key, reading, intent, asked, routed, target, picked, claim, standing, over, self._span, *took)
+        granted = Decision(trace, key, reading, intent, asked, routed, target, picked, claim, standing, over, self._span, *took)
         return self._sent(granted, wall, head)
 
-    def _sent(self, granted: Granted, wall: float, head: Head) -> Send:
+    def _sent(self, granted: Decision, wall: float, head: RequestHead) -> Send:
         if self._desk.admissions is not None:
             self._desk.admissions.append(admission(granted, wall))
         if self._desk.checks is not None:
             self._desk.checks.offer(granted, wall)
         return dispatch(granted, head)
 
-    def _read(self, head: Head, body: bytes, who: Authenticated) -> Reading | Refusal:
+    def _read(self, head: RequestHead, body: bytes, who: Authenticated) -> ParsedRequest | Refusal:
         """The request, and its prompt held against the tenant's policy for sensitive data, if it has one."""
         desk = self._desk
         reading = read(head, body, desk.gauges.named, desk.view.body_limit)
@@ -269,13 +268,13 @@ class RequestFlow:
             return reading
         return screened(reading, screening, head, desk.gauges.named)
 
-    def _screening(self, tenant: str) -> Screening | None:
+    def _screening(self, tenant: str) -> ScreeningPolicy | None:
         """What is done about sensitive data; None: nobody looks."""
         return self._desk.view.screenings.get(tenant)
 
     def _left(
-        self, intent: Intent, reading: Reading, routed: Routed, target: Target, asked: NodeOrder, began: float
-    ) -> tuple[Intent, Target, NodeOrder] | Refusal:
+        self, intent: Intent, reading: ParsedRequest, routed: Routed, target: PlacementTarget, asked: NodeRequest, began: float
+    ) -> tuple[Intent, PlacementTarget, NodeRequest] | Refusal:
         """What is left, after the limits were asked, of the client's patience and of the nodes."""
         desk = self._desk
         now = desk.clock.monotonic()
@@ -292,7 +291,9 @@ class RequestFlow:
             return other if isinstance(other, Refusal) else (left, again, other)
         return left, again, asked
 
-    def _aimed(self, routed: Routed, intent: Intent, reading: Reading, began: float) -> tuple[Target, Intent, NodeOrder] | Refusal:
+    def _aimed(
+        self, routed: Routed, intent: Intent, reading: ParsedRequest, began: float
+    ) -> tuple[PlacementTarget, Intent, NodeRequest] | Refusal:
         """Where it can go, the intent by the measure of the model there, and what the node will be asked."""
         target = self._desk.placer.target(routed, self._size(intent, routed.model), began)
         if isinstance(target, Refusal):
@@ -301,7 +302,7 @@ class RequestFlow:
         asked = order(reading, intent, target.pool)
         return asked if isinstance(asked, Refusal) else (target, intent, asked)
 
-    async def _counted(self, reading: Reading) -> Intent:
+    async def _counted(self, reading: ParsedRequest) -> Intent:
         """The intent, with an exact count of its prompt where the estimate could decide wrongly and the tokenizer is at hand."""
         intent = reading.intent
         model = self._desk.gauges.model_of(intent.model)
@@ -315,11 +316,11 @@ class RequestFlow:
             return intent
         return replace(intent, estimate=await known.counter.count(reading.prompt, intent.estimate, gauge))
 
-    def _size(self, intent: Intent, model: str) -> Size:
+    def _size(self, intent: Intent, model: str) -> RequestSize:
         """How long the request is, and how long at the very least."""
-        return Size.of(intent, self._desk.gauges.of(model).calibration.band)
+        return RequestSize.of(intent, self._desk.gauges.of(model).calibration.band)
 
-    def _reweighed(self, intent: Intent, reading: Reading, model: str) -> Intent:
+    def _reweighed(self, intent: Intent, reading: ParsedRequest, model: str) -> Intent:
         """The intent by the gauge of the model that it goes to, when that is not the one it was read for."""
         gauges = self._desk.gauges
         if intent.estimate.exact or gauges.of(model) is gauges.named(intent.model):
@@ -330,12 +331,12 @@ class RequestFlow:
         desk = self._desk
         return claim_for(desk.view, self._request_id, intent, who, model, desk.outputs.expected(who.tenant.id, model), desk.lease_ms)
 
-    def _ask(self, intent: Intent, reading: Reading, tokens: int, now: float) -> Ask:
+    def _ask(self, intent: Intent, reading: ParsedRequest, tokens: int, now: float) -> PlacementRequest:
         """What is asked of a node. `tokens`: prompt and likely output."""
         prompt_tokens = intent.prompt_tokens
-        return Ask(prompt_tokens, max(0, tokens - prompt_tokens), now, hash(self._request_id), prefix(reading.prompt))
+        return PlacementRequest(prompt_tokens, max(0, tokens - prompt_tokens), now, hash(self._request_id), prefix(reading.prompt))
 
-    async def _admitted(self, claim: Claim, intent: Intent, tenant: Tenant) -> Admitted | Refusal:
+    async def _admitted(self, claim: Claim, intent: Intent, tenant: Tenant) -> Granted | Refusal:
         desk, patience_ms = self._desk, tenant.queueing.max_wait_ms
         try:
             if patience_ms and desk.waiting and desk.waiting.is_behind(claim, tenant.priority_of(intent.priority)):
@@ -346,11 +347,11 @@ class RequestFlow:
                     reply = await self._waited(claim, intent, tenant)
         except LimitsUnavailable:
             return limit_headers.limits_unavailable()
-        if isinstance(reply, Full):
+        if isinstance(reply, QueueFull):
             return limit_headers.queue_full(reply.place_in_ms)
         return limit_headers.refusal(reply, claim) if isinstance(reply, Denied) else reply
 
-    async def _waited(self, claim: Claim, intent: Intent, tenant: Tenant) -> Admitted | Denied | Full:
+    async def _waited(self, claim: Claim, intent: Intent, tenant: Tenant) -> Granted | Denied | QueueFull:
         """The answer after a wait, no longer than tenant and client allow."""
         patience_ms = tenant.queueing.max_wait_ms if intent.timeout_ms is None else min(tenant.queueing.max_wait_ms, intent.timeout_ms)
         joined = self._desk.clock.monotonic()
@@ -358,7 +359,7 @@ class RequestFlow:
         self._waited_s = self._desk.clock.monotonic() - joined
         return reply
 
-    def _let_go(self) -> _Held | None:
+    def _let_go(self) -> _GrantedRequest | None:
         """Give back what was taken here; who holds it still has to tell the ledger."""
         held, self._held = self._held, None
         if held is not None:
@@ -379,6 +380,6 @@ class RequestFlow:
             return  # lease and bucket recover by themselves
 
 
-def missed(admitted: Admitted) -> str:
+def missed(admitted: Granted) -> str:
     """The limit that would have refused it, were it enforced."""
     return "" if admitted.overlooked is None else admitted.overlooked.dimension

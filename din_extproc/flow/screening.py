@@ -9,16 +9,16 @@ from collections.abc import Callable
 import msgspec
 from msgspec.structs import replace
 
-from din_extproc.domain.request import Head
+from din_extproc.domain.request import RequestHead
 from din_extproc.domain.tenant import OnSensitive
 from din_extproc.domain.usage import Sensitive
-from din_extproc.domain.verdict import Code, Refusal
-from din_extproc.flow.view import Screening
-from din_extproc.intent.estimate import Gauge
+from din_extproc.domain.verdict import Refusal, RefusalCode
+from din_extproc.flow.view import ScreeningPolicy
+from din_extproc.intent.estimate import TokenCalibrator
 from din_extproc.intent.outline import without_lone_surrogates
-from din_extproc.intent.read import Reading, read_again
+from din_extproc.intent.read import ParsedRequest, read_again
 from din_extproc.intent.splice import with_values
-from din_extproc.screen.find import Found
+from din_extproc.screen.find import Findings
 from din_extproc.screen.texts import Edit, decoded, edited, literals
 
 _IDS = frozenset(("model", "user", "safety_identifier", "previous_response_id", "prompt_cache_key", "cache_salt", "request_id"))
@@ -28,7 +28,9 @@ _TEXTUAL = (b'"', b"[", b"{")
 _as_json = msgspec.json.Encoder().encode
 
 
-def screened(reading: Reading, screening: Screening, head: Head, gauges: Callable[[str], Gauge]) -> Reading | Refusal:
+def screened(
+    reading: ParsedRequest, screening: ScreeningPolicy, head: RequestHead, gauges: Callable[[str], TokenCalibrator]
+) -> ParsedRequest | Refusal:
     """Apply the policy. A prompt with more findings than are looked at is refused where it would have to be masked.
 
     Args:
@@ -54,14 +56,14 @@ def screened(reading: Reading, screening: Screening, head: Head, gauges: Callabl
     return again if isinstance(again, Refusal) else replace(again, sensitive=sensitive)
 
 
-def _values(reading: Reading) -> dict[str, bytes]:
+def _values(reading: ParsedRequest) -> dict[str, bytes]:
     """What holds text, by its top-level key, with nothing that a decoder refuses."""
     body = without_lone_surrogates(reading.body)
     values = {key: body[start:end] for key, (start, end) in reading.outline.spans.items() if key not in _IDS}
     return {key: value for key, value in values.items() if value[:1] in _TEXTUAL}
 
 
-def _masked(reading: Reading, values: dict[str, bytes], strings: list[bytes], found: Found) -> bytes:
+def _masked(reading: ParsedRequest, values: dict[str, bytes], strings: list[bytes], found: Findings) -> bytes:
     """The body with a mark in the place of each finding, wherever the prompt repeats that string."""
     edits: dict[bytes, list[Edit]] = {}
     done: set[int] = set()
@@ -81,4 +83,4 @@ def _refused(sensitive: Sensitive) -> Refusal:
     if not sensitive.whole:
         message += " It has more places that look so than are looked at in one request."
     sensitive = replace(sensitive, policy=OnSensitive.BLOCK.value)
-    return Refusal(Code.SENSITIVE_DATA_BLOCKED, message, labels={"sensitive": _as_json(sensitive).decode()})
+    return Refusal(RefusalCode.SENSITIVE_DATA_BLOCKED, message, labels={"sensitive": _as_json(sensitive).decode()})

@@ -19,8 +19,8 @@ from msgspec.structs import replace
 
 from din_extproc.domain.node import Pool
 from din_extproc.domain.request import Intent, Operation
-from din_extproc.domain.verdict import Code, Headers, Refusal
-from din_extproc.flow.place import Picked
+from din_extproc.domain.verdict import Headers, Refusal, RefusalCode
+from din_extproc.flow.node_selector import NodeSelection
 
 _TOTAL = "x-envoy-upstream-rq-timeout-ms"
 _FIRST_BYTE = "x-envoy-upstream-rq-per-try-timeout-ms"
@@ -28,7 +28,7 @@ _FIRST_BYTE = "x-envoy-upstream-rq-per-try-timeout-ms"
 _BEGINS_SOON = frozenset({Operation.EMBEDDINGS, Operation.RERANK})
 
 
-class Limits(Struct, frozen=True, gc=False):
+class RequestTimeouts(Struct, frozen=True, gc=False):
     """In milliseconds; None: Envoy's own configuration decides."""
 
     total_ms: int | None
@@ -42,7 +42,7 @@ class Limits(Struct, frozen=True, gc=False):
         return (total,) if self.first_byte_ms is None else (total, (_FIRST_BYTE, str(self.first_byte_ms)))
 
 
-def limits(intent: Intent, pool: Pool, picked: Picked) -> Limits:
+def limits(intent: Intent, pool: Pool, picked: NodeSelection) -> RequestTimeouts:
     """What holds for a request that goes to this pool. A beginning that may take as long as the whole has no limit of its own."""
     own = pool.timeouts.total_ms if picked.timeout_ms is None else picked.timeout_ms
     patience = intent.timeout_ms
@@ -50,7 +50,7 @@ def limits(intent: Intent, pool: Pool, picked: Picked) -> Limits:
     first = pool.timeouts.first_byte_ms
     if first is not None and ((total is not None and first >= total) or not (intent.stream or intent.operation in _BEGINS_SOON)):
         first = None
-    return Limits(total, first)
+    return RequestTimeouts(total, first)
 
 
 def remaining(intent: Intent, waited_s: float) -> Intent | Refusal:
@@ -59,5 +59,5 @@ def remaining(intent: Intent, waited_s: float) -> Intent | Refusal:
         return intent
     left = intent.timeout_ms - int(waited_s * 1000)
     if left < 1:
-        return Refusal(Code.UPSTREAM_TIMEOUT, "The time that x-din-timeout-ms allows ran out before a node could be asked.")
+        return Refusal(RefusalCode.UPSTREAM_TIMEOUT, "The time that x-din-timeout-ms allows ran out before a node could be asked.")
     return intent if left == intent.timeout_ms else replace(intent, timeout_ms=left)

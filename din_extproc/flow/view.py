@@ -12,8 +12,8 @@ from din_extproc.admit.keys import Authenticated, KeyRing
 from din_extproc.admit.ledger import Claim
 from din_extproc.admit.reservation import reservation
 from din_extproc.domain.request import Estimate, Intent, Priority
-from din_extproc.domain.tenant import Budget, Ceilings, Commons, Limits, OnSensitive
-from din_extproc.intent.estimate import Gauge
+from din_extproc.domain.tenant import Budget, GlobalLimits, OnSensitive, RateLimits, ScopeLimits
+from din_extproc.intent.estimate import TokenCalibrator
 from din_extproc.intent.openai import Prompt
 from din_extproc.route.table import RouteTable
 from din_extproc.screen.find import Screen
@@ -22,7 +22,7 @@ from din_extproc.screen.find import Screen
 class TokenCounter(Protocol):
     """A model's own tokenizer."""
 
-    async def count(self, prompt: Prompt, estimate: Estimate, gauge: Gauge) -> Estimate:
+    async def count(self, prompt: Prompt, estimate: Estimate, gauge: TokenCalibrator) -> Estimate:
         """The exact number of tokens; the estimate itself when counting fails."""
 
 
@@ -33,21 +33,21 @@ class ModelFacts(Struct, frozen=True):
     boundaries: tuple[int, ...] = ()
     """Prompt sizes at which routing decides otherwise: thresholds of rules and lengths of nodes."""
     counter: TokenCounter | None = None
-    media_tokens: int = Gauge().media_tokens
+    media_tokens: int = TokenCalibrator().media_tokens
     """One image, audio or file."""
 
 
-NO_COMMONS = Commons()
+NO_COMMONS = GlobalLimits()
 
 
-class Screening(Struct, frozen=True):
+class ScreeningPolicy(Struct, frozen=True):
     """What is done about sensitive data in a tenant's prompts."""
 
     policy: OnSensitive
     screen: Screen
 
 
-class View(Struct, frozen=True):
+class DecisionView(Struct, frozen=True):
     """Routes, keys and facts of one configuration."""
 
     table: RouteTable
@@ -55,22 +55,22 @@ class View(Struct, frozen=True):
     models: Mapping[str, ModelFacts]
     body_limit: int
     """The largest plain body, in bytes."""
-    commons: Commons = NO_COMMONS
+    commons: GlobalLimits = NO_COMMONS
     """What all tenants together may use."""
-    screenings: Mapping[str, Screening] = {}
+    screenings: Mapping[str, ScreeningPolicy] = {}
     """By tenant; of the others nobody looks at prompts."""
 
 
 _UNKNOWN = ModelFacts()
-_NO_LIMITS = Limits()
+_NO_LIMITS = RateLimits()
 
 
-def facts(view: View, model: str) -> ModelFacts:
+def facts(view: DecisionView, model: str) -> ModelFacts:
     """What the view knows of the model; defaults when it is unknown."""
     return view.models.get(model, _UNKNOWN)
 
 
-class Purse(Struct, frozen=True, gc=False):
+class ApplicableLimits(Struct, frozen=True, gc=False):
     """The budgets that one key's requests to one model are charged to."""
 
     budgets: tuple[Budget, ...]
@@ -78,7 +78,7 @@ class Purse(Struct, frozen=True, gc=False):
     """The smallest `tpm` among them."""
 
 
-def purse(who: Authenticated, model: str, priority: Priority, commons: Commons) -> Purse:
+def purse(who: Authenticated, model: str, priority: Priority, commons: GlobalLimits) -> ApplicableLimits:
     """The budgets of key, tenant, model and network that a request of this class is charged to: those that exist."""
     tenant, key = who.tenant, who.key
     enforced = tenant.enforce
@@ -94,10 +94,12 @@ def purse(who: Authenticated, model: str, priority: Priority, commons: Commons) 
         if model in commons.per_model:
             budgets += _common(f"network:model:{model}", commons.per_model[model], priority, enforced=commons.enforce)
     sizes = [budget.limits.tpm for budget in budgets if budget.limits.tpm is not None and budget.enforced]
-    return Purse(tuple(budgets), min(sizes, default=None))
+    return ApplicableLimits(tuple(budgets), min(sizes, default=None))
 
 
-def claim_for(view: View, request_id: str, intent: Intent, who: Authenticated, model: str, expected: int | None, lease_ms: int) -> Claim:
+def claim_for(
+    view: DecisionView, request_id: str, intent: Intent, who: Authenticated, model: str, expected: int | None, lease_ms: int
+) -> Claim:
     """What a request asks of the budgets that it is charged to.
 
     Args:
@@ -116,7 +118,7 @@ def claim_for(view: View, request_id: str, intent: Intent, who: Authenticated, m
     return Claim(request_id, who.tenant.id, charged.budgets, tokens, lease_ms)
 
 
-def _common(scope: str, ceilings: Ceilings, priority: Priority, *, enforced: bool) -> list[Budget]:
+def _common(scope: str, ceilings: ScopeLimits, priority: Priority, *, enforced: bool) -> list[Budget]:
     """The budgets that all tenants share under this scope."""
     found = [(scope, ceilings.limits), (f"{scope}:priority:{priority}", ceilings.per_priority.get(priority))]
     if priority is not Priority.CRITICAL:

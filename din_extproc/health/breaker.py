@@ -13,15 +13,15 @@ from enum import Enum
 
 from msgspec import Struct
 
-from din_extproc.domain.health import BreakerState, Standing
-from din_extproc.health.policy import Policy
-from din_extproc.health.window import Window
+from din_extproc.domain.health import BreakerSnapshot, BreakerState
+from din_extproc.health.policy import BreakerPolicy
+from din_extproc.health.window import OutcomeWindow
 
 _CLOSED, _OPEN, _HALF_OPEN, _RAMPING = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN, BreakerState.RAMPING
 _COOLING = BreakerState.COOLING
 
 
-class Event(Enum):
+class BreakerEventKind(Enum):
     """What a breaker hears."""
 
     ANSWERED = "answered"
@@ -40,10 +40,10 @@ class Event(Enum):
     """The node is a member again after it was none."""
 
 
-class Heard(Struct, frozen=True, gc=False):
+class BreakerEvent(Struct, frozen=True, gc=False):
     """One event."""
 
-    event: Event
+    event: BreakerEventKind
     now: float
     began: float | None = None
     """When the request began that ended; what began before the state did says nothing of the state. None: now."""
@@ -52,7 +52,7 @@ class Heard(Struct, frozen=True, gc=False):
     """For how long a busy one asks to be left alone."""
 
 
-class Breaker:
+class CircuitBreaker:
     """A breaker of one node or pool.
 
     Args:
@@ -63,13 +63,13 @@ class Breaker:
 
     __slots__ = ("_failed_at", "_name", "_ramps", "_row", "_trials", "_trips", "_window", "cause", "policy", "standing")
 
-    def __init__(self, name: str, policy: Policy, now: float) -> None:
+    def __init__(self, name: str, policy: BreakerPolicy, now: float) -> None:
         self.policy = policy
-        self.standing = Standing(_CLOSED, now)
-        self.cause: Event | None = None
+        self.standing = BreakerSnapshot(_CLOSED, now)
+        self.cause: BreakerEventKind | None = None
         """What took it out of the closed state the last time. None: nothing ever did."""
         self._name = name
-        self._window = Window(policy.window_s)
+        self._window = OutcomeWindow(policy.window_s)
         self._row = 0
         self._failed_at: float | None = None
         self._trials = 0
@@ -91,7 +91,7 @@ class Breaker:
         """Answers in the window that went well, and those that did not."""
         return self._window.counts(now)
 
-    def hear(self, heard: Heard) -> bool:
+    def hear(self, heard: BreakerEvent) -> bool:
         """Take an event. True: the standing is another one now."""
         before = self.standing
         TABLE[before.state, heard.event](self, heard)
@@ -99,14 +99,14 @@ class Breaker:
 
     # -- what the table does ---------------------------------------------------------------------------------------------------------
 
-    def _stay(self, heard: Heard) -> None:
+    def _stay(self, heard: BreakerEvent) -> None:
         """It says nothing here."""
 
-    def _good(self, heard: Heard) -> None:
+    def _good(self, heard: BreakerEvent) -> None:
         self._window.good(heard.now)
         self._row = 0
 
-    def _bad(self, heard: Heard) -> None:
+    def _bad(self, heard: BreakerEvent) -> None:
         """A failed request: one more in the window, and in the row unless it belongs to the last incident."""
         if self._is_echo(heard):
             return
@@ -116,40 +116,40 @@ class Breaker:
             self._row += 1
         self._judge(heard)
 
-    def _probe_good(self, _heard: Heard) -> None:
+    def _probe_good(self, _heard: BreakerEvent) -> None:
         self._row = 0
 
-    def _probe_bad(self, heard: Heard) -> None:
+    def _probe_bad(self, heard: BreakerEvent) -> None:
         self._row += 1
         self._judge(heard)
 
-    def _try(self, heard: Heard) -> None:
+    def _try(self, heard: BreakerEvent) -> None:
         """The pause may be over."""
         until = self.standing.until
         if until is not None and heard.now >= until:
             self._trials = 0
-            self.standing = Standing(_HALF_OPEN, heard.now, None, self.policy.trial_share, self.standing.reason)
+            self.standing = BreakerSnapshot(_HALF_OPEN, heard.now, None, self.policy.trial_share, self.standing.reason)
 
-    def _trial_good(self, heard: Heard) -> None:
+    def _trial_good(self, heard: BreakerEvent) -> None:
         if self._is_echo(heard):
             return
         self._trials += 1
         if self._trials >= self.policy.trials:
             self._ramp(heard)
 
-    def _trial_bad(self, heard: Heard) -> None:
+    def _trial_bad(self, heard: BreakerEvent) -> None:
         if not self._is_echo(heard):
             self._open(heard)
 
-    def _ramp(self, heard: Heard) -> None:
+    def _ramp(self, heard: BreakerEvent) -> None:
         self._row, self._failed_at = 0, None
         self._window.clear()
         reason = self.standing.reason
-        if heard.event is Event.RETURNED:
+        if heard.event is BreakerEventKind.RETURNED:
             self.cause, reason = heard.event, heard.reason
-        self.standing = Standing(_RAMPING, heard.now, heard.now + self.policy.ramp_s, self.policy.ramp_from, reason)
+        self.standing = BreakerSnapshot(_RAMPING, heard.now, heard.now + self.policy.ramp_s, self.policy.ramp_from, reason)
 
-    def _cool(self, heard: Heard) -> None:
+    def _cool(self, heard: BreakerEvent) -> None:
         """It is left alone for as long as it asks, never for less than it asked before."""
         until = heard.now + heard.rest_s
         if self.standing.state is _COOLING and until <= (self.standing.until or 0.0):
@@ -157,9 +157,9 @@ class Breaker:
         if self.standing.state is not _COOLING:
             self._ramps = self.standing.state is _RAMPING
         self.cause = heard.event
-        self.standing = Standing(_COOLING, heard.now, until, 0.0, heard.reason)
+        self.standing = BreakerSnapshot(_COOLING, heard.now, until, 0.0, heard.reason)
 
-    def _warm(self, heard: Heard) -> None:
+    def _warm(self, heard: BreakerEvent) -> None:
         """The time that it asked for may be over."""
         until = self.standing.until
         if until is None or heard.now < until:
@@ -167,15 +167,15 @@ class Breaker:
         if self._ramps:
             self._ramp(heard)
         else:
-            self.standing = Standing(_CLOSED, heard.now)
+            self.standing = BreakerSnapshot(_CLOSED, heard.now)
 
-    def _arrive(self, heard: Heard) -> None:
+    def _arrive(self, heard: BreakerEvent) -> None:
         """The ramp may be at its end."""
         until = self.standing.until
         if until is not None and heard.now >= until:
-            self.standing = Standing(_CLOSED, heard.now)
+            self.standing = BreakerSnapshot(_CLOSED, heard.now)
 
-    def _open(self, heard: Heard) -> None:
+    def _open(self, heard: BreakerEvent) -> None:
         policy, before = self.policy, self.standing
         peace_s = heard.now - before.since if before.state is _CLOSED else 0.0
         if self._trips and peace_s >= policy.pause_s(self._trips, self._name):
@@ -185,9 +185,9 @@ class Breaker:
         self._row, self._failed_at = 0, None
         self._window.clear()
         until = heard.now + policy.pause_s(self._trips, self._name)
-        self.standing = Standing(_OPEN, heard.now, until, 0.0, heard.reason)
+        self.standing = BreakerSnapshot(_OPEN, heard.now, until, 0.0, heard.reason)
 
-    def _judge(self, heard: Heard) -> None:
+    def _judge(self, heard: BreakerEvent) -> None:
         policy = self.policy
         if policy.row is not None and self._row >= policy.row:
             said = f"{self._row} failures in a row" if self._row > 1 else "a failure"
@@ -196,54 +196,54 @@ class Breaker:
             if good + bad < policy.least or bad <= policy.share * (good + bad):
                 return
             said = f"{bad} of {good + bad} answers failed within {policy.window_s:g} s"
-        self._open(Heard(heard.event, heard.now, None, f"{said}{f', the last: {heard.reason}' if heard.reason else ''}"))
+        self._open(BreakerEvent(heard.event, heard.now, None, f"{said}{f', the last: {heard.reason}' if heard.reason else ''}"))
 
-    def _is_echo(self, heard: Heard) -> bool:
+    def _is_echo(self, heard: BreakerEvent) -> bool:
         """Whether the request began before the state did, which is then not spoken of."""
         return heard.began is not None and heard.began < self.standing.since and self.standing.state not in {_CLOSED, _COOLING}
 
 
-Step = Callable[[Breaker, Heard], None]
-TABLE: dict[tuple[BreakerState, Event], Step] = {
-    (_CLOSED, Event.ANSWERED): Breaker._good,  # noqa: SLF001 - the table is the class's own
-    (_CLOSED, Event.FAILED): Breaker._bad,  # noqa: SLF001
-    (_CLOSED, Event.BUSY): Breaker._cool,  # noqa: SLF001
-    (_CLOSED, Event.PROBE_ANSWERED): Breaker._probe_good,  # noqa: SLF001
-    (_CLOSED, Event.PROBE_FAILED): Breaker._probe_bad,  # noqa: SLF001
-    (_CLOSED, Event.TIME): Breaker._stay,  # noqa: SLF001
-    (_CLOSED, Event.TOLD): Breaker._open,  # noqa: SLF001
-    (_CLOSED, Event.RETURNED): Breaker._ramp,  # noqa: SLF001
-    (_OPEN, Event.ANSWERED): Breaker._stay,  # noqa: SLF001
-    (_OPEN, Event.FAILED): Breaker._stay,  # noqa: SLF001
-    (_OPEN, Event.BUSY): Breaker._stay,  # noqa: SLF001
-    (_OPEN, Event.PROBE_ANSWERED): Breaker._stay,  # noqa: SLF001
-    (_OPEN, Event.PROBE_FAILED): Breaker._stay,  # noqa: SLF001
-    (_OPEN, Event.TIME): Breaker._try,  # noqa: SLF001
-    (_OPEN, Event.TOLD): Breaker._stay,  # noqa: SLF001
-    (_OPEN, Event.RETURNED): Breaker._ramp,  # noqa: SLF001
-    (_HALF_OPEN, Event.ANSWERED): Breaker._trial_good,  # noqa: SLF001
-    (_HALF_OPEN, Event.FAILED): Breaker._trial_bad,  # noqa: SLF001
-    (_HALF_OPEN, Event.BUSY): Breaker._stay,  # noqa: SLF001
-    (_HALF_OPEN, Event.PROBE_ANSWERED): Breaker._trial_good,  # noqa: SLF001
-    (_HALF_OPEN, Event.PROBE_FAILED): Breaker._trial_bad,  # noqa: SLF001
-    (_HALF_OPEN, Event.TIME): Breaker._stay,  # noqa: SLF001
-    (_HALF_OPEN, Event.TOLD): Breaker._open,  # noqa: SLF001
-    (_HALF_OPEN, Event.RETURNED): Breaker._ramp,  # noqa: SLF001
-    (_RAMPING, Event.ANSWERED): Breaker._good,  # noqa: SLF001
-    (_RAMPING, Event.FAILED): Breaker._bad,  # noqa: SLF001
-    (_RAMPING, Event.BUSY): Breaker._cool,  # noqa: SLF001
-    (_RAMPING, Event.PROBE_ANSWERED): Breaker._probe_good,  # noqa: SLF001
-    (_RAMPING, Event.PROBE_FAILED): Breaker._probe_bad,  # noqa: SLF001
-    (_RAMPING, Event.TIME): Breaker._arrive,  # noqa: SLF001
-    (_RAMPING, Event.TOLD): Breaker._open,  # noqa: SLF001
-    (_RAMPING, Event.RETURNED): Breaker._stay,  # noqa: SLF001
-    (_COOLING, Event.ANSWERED): Breaker._good,  # noqa: SLF001
-    (_COOLING, Event.FAILED): Breaker._bad,  # noqa: SLF001
-    (_COOLING, Event.BUSY): Breaker._cool,  # noqa: SLF001
-    (_COOLING, Event.PROBE_ANSWERED): Breaker._probe_good,  # noqa: SLF001
-    (_COOLING, Event.PROBE_FAILED): Breaker._probe_bad,  # noqa: SLF001
-    (_COOLING, Event.TIME): Breaker._warm,  # noqa: SLF001
-    (_COOLING, Event.TOLD): Breaker._open,  # noqa: SLF001
-    (_COOLING, Event.RETURNED): Breaker._ramp,  # noqa: SLF001
+Step = Callable[[CircuitBreaker, BreakerEvent], None]
+TABLE: dict[tuple[BreakerState, BreakerEventKind], Step] = {
+    (_CLOSED, BreakerEventKind.ANSWERED): CircuitBreaker._good,  # noqa: SLF001 - the table is the class's own
+    (_CLOSED, BreakerEventKind.FAILED): CircuitBreaker._bad,  # noqa: SLF001
+    (_CLOSED, BreakerEventKind.BUSY): CircuitBreaker._cool,  # noqa: SLF001
+    (_CLOSED, BreakerEventKind.PROBE_ANSWERED): CircuitBreaker._probe_good,  # noqa: SLF001
+    (_CLOSED, BreakerEventKind.PROBE_FAILED): CircuitBreaker._probe_bad,  # noqa: SLF001
+    (_CLOSED, BreakerEventKind.TIME): CircuitBreaker._stay,  # noqa: SLF001
+    (_CLOSED, BreakerEventKind.TOLD): CircuitBreaker._open,  # noqa: SLF001
+    (_CLOSED, BreakerEventKind.RETURNED): CircuitBreaker._ramp,  # noqa: SLF001
+    (_OPEN, BreakerEventKind.ANSWERED): CircuitBreaker._stay,  # noqa: SLF001
+    (_OPEN, BreakerEventKind.FAILED): CircuitBreaker._stay,  # noqa: SLF001
+    (_OPEN, BreakerEventKind.BUSY): CircuitBreaker._stay,  # noqa: SLF001
+    (_OPEN, BreakerEventKind.PROBE_ANSWERED): CircuitBreaker._stay,  # noqa: SLF001
+    (_OPEN, BreakerEventKind.PROBE_FAILED): CircuitBreaker._stay,  # noqa: SLF001
+    (_OPEN, BreakerEventKind.TIME): CircuitBreaker._try,  # noqa: SLF001
+    (_OPEN, BreakerEventKind.TOLD): CircuitBreaker._stay,  # noqa: SLF001
+    (_OPEN, BreakerEventKind.RETURNED): CircuitBreaker._ramp,  # noqa: SLF001
+    (_HALF_OPEN, BreakerEventKind.ANSWERED): CircuitBreaker._trial_good,  # noqa: SLF001
+    (_HALF_OPEN, BreakerEventKind.FAILED): CircuitBreaker._trial_bad,  # noqa: SLF001
+    (_HALF_OPEN, BreakerEventKind.BUSY): CircuitBreaker._stay,  # noqa: SLF001
+    (_HALF_OPEN, BreakerEventKind.PROBE_ANSWERED): CircuitBreaker._trial_good,  # noqa: SLF001
+    (_HALF_OPEN, BreakerEventKind.PROBE_FAILED): CircuitBreaker._trial_bad,  # noqa: SLF001
+    (_HALF_OPEN, BreakerEventKind.TIME): CircuitBreaker._stay,  # noqa: SLF001
+    (_HALF_OPEN, BreakerEventKind.TOLD): CircuitBreaker._open,  # noqa: SLF001
+    (_HALF_OPEN, BreakerEventKind.RETURNED): CircuitBreaker._ramp,  # noqa: SLF001
+    (_RAMPING, BreakerEventKind.ANSWERED): CircuitBreaker._good,  # noqa: SLF001
+    (_RAMPING, BreakerEventKind.FAILED): CircuitBreaker._bad,  # noqa: SLF001
+    (_RAMPING, BreakerEventKind.BUSY): CircuitBreaker._cool,  # noqa: SLF001
+    (_RAMPING, BreakerEventKind.PROBE_ANSWERED): CircuitBreaker._probe_good,  # noqa: SLF001
+    (_RAMPING, BreakerEventKind.PROBE_FAILED): CircuitBreaker._probe_bad,  # noqa: SLF001
+    (_RAMPING, BreakerEventKind.TIME): CircuitBreaker._arrive,  # noqa: SLF001
+    (_RAMPING, BreakerEventKind.TOLD): CircuitBreaker._open,  # noqa: SLF001
+    (_RAMPING, BreakerEventKind.RETURNED): CircuitBreaker._stay,  # noqa: SLF001
+    (_COOLING, BreakerEventKind.ANSWERED): CircuitBreaker._good,  # noqa: SLF001
+    (_COOLING, BreakerEventKind.FAILED): CircuitBreaker._bad,  # noqa: SLF001
+    (_COOLING, BreakerEventKind.BUSY): CircuitBreaker._cool,  # noqa: SLF001
+    (_COOLING, BreakerEventKind.PROBE_ANSWERED): CircuitBreaker._probe_good,  # noqa: SLF001
+    (_COOLING, BreakerEventKind.PROBE_FAILED): CircuitBreaker._probe_bad,  # noqa: SLF001
+    (_COOLING, BreakerEventKind.TIME): CircuitBreaker._warm,  # noqa: SLF001
+    (_COOLING, BreakerEventKind.TOLD): CircuitBreaker._open,  # noqa: SLF001
+    (_COOLING, BreakerEventKind.RETURNED): CircuitBreaker._ramp,  # noqa: SLF001
 }
 """What each event does in each state."""

@@ -11,7 +11,7 @@ _MIXED = 0x9E3779B1
 """Spreads texts that differ in a bit: a prime near 2**32 over the golden ratio (Knuth)."""
 
 
-class Policy(Struct, frozen=True):
+class BreakerPolicy(Struct, frozen=True):
     """One breaker's parameters. Times in seconds."""
 
     row: int | None = 3

@@ -14,7 +14,7 @@ _SOON = 0.2
 _SOONEST_S = 0.5
 
 
-class Probing:
+class ProbeSchedule:
     """The timetable of one replica.
 
     Args:

@@ -16,7 +16,7 @@ class Slice(Struct):
     bad: int = 0
 
 
-class Window:
+class OutcomeWindow:
     """The answers of the last `seconds`, give or take a twelfth."""
 
     __slots__ = ("_slice_s", "_slices")

@@ -6,16 +6,16 @@ Rule: what is decoded is bounded while it is decoded, never after.
 import zlib
 from collections.abc import Mapping
 
-from din_extproc.domain.verdict import Code, Refusal
+from din_extproc.domain.verdict import Refusal, RefusalCode
 
 _GZIP = 16 + zlib.MAX_WBITS
 _MAX_MEMBERS = 16
 """Gzip members in one body. Each costs a copy of what follows it, so their number is bounded."""
 
-_EMPTY = Refusal(Code.INVALID_REQUEST, "The request has no body; a JSON object is expected")
-_NOT_JSON = Refusal(Code.INVALID_REQUEST, "The content-type is not application/json", param="content-type")
-_CORRUPT = Refusal(Code.INVALID_REQUEST, "The body is not what its content-encoding gzip promises", param="content-encoding")
-_UNSUPPORTED = Refusal(Code.UNSUPPORTED_MEDIA, "Only gzip and identity are supported as content-encoding", param="content-encoding")
+_EMPTY = Refusal(RefusalCode.INVALID_REQUEST, "The request has no body; a JSON object is expected")
+_NOT_JSON = Refusal(RefusalCode.INVALID_REQUEST, "The content-type is not application/json", param="content-type")
+_CORRUPT = Refusal(RefusalCode.INVALID_REQUEST, "The body is not what its content-encoding gzip promises", param="content-encoding")
+_UNSUPPORTED = Refusal(RefusalCode.UNSUPPORTED_MEDIA, "Only gzip and identity are supported as content-encoding", param="content-encoding")
 
 
 def is_json(content_type: str) -> bool:
@@ -74,4 +74,4 @@ def _gunzip(body: bytes, limit: int) -> bytes | Refusal:
 
 
 def _too_large(limit: int) -> Refusal:
-    return Refusal(Code.REQUEST_TOO_LARGE, f"The body is larger than {limit} bytes")
+    return Refusal(RefusalCode.REQUEST_TOO_LARGE, f"The body is larger than {limit} bytes")

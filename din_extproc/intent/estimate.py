@@ -47,7 +47,7 @@ _BLANKS = bytes(b" "[0] if byte in b" \t" else b"."[0] for byte in range(256))
 _strings = msgspec.json.Decoder(list[str]).decode
 
 
-class Gauge(Struct, frozen=True, gc=False):
+class TokenCalibrator(Struct, frozen=True, gc=False):
     """What the size of a model's prompts is told by."""
 
     calibration: Calibration = Calibration()
@@ -55,7 +55,7 @@ class Gauge(Struct, frozen=True, gc=False):
     """One image, audio or file."""
 
 
-def estimate(prompt: Prompt, gauge: Gauge) -> Estimate:
+def estimate(prompt: Prompt, gauge: TokenCalibrator) -> Estimate:
     """Estimate a prompt's tokens. Text is weighed, token ids are counted, media cost what the gauge says; the longest input likewise."""
     longest = None if prompt.longest is None else estimate(prompt.longest, gauge)
     text = b"%b,%b" % (prompt.strings, prompt.objects) if prompt.objects else prompt.strings

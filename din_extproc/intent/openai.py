@@ -62,7 +62,7 @@ _UNKNOWN = Prompt(b"")
 """In place of the longest input, where it can't be told: the engine judges."""
 
 
-class _Message(Struct, gc=False):
+class _ChatMessage(Struct, gc=False):
     content: Raw = _ABSENT
     output: Raw = _ABSENT
     arguments: Raw = _ABSENT
@@ -92,7 +92,7 @@ def _decoder(type_: type[_T]) -> Callable[[bytes | memoryview | Raw], _T | None]
     return attempt
 
 
-_messages = _decoder(list[_Message])
+_messages = _decoder(list[_ChatMessage])
 _part = _decoder(_Part)
 _strings = _decoder(list[str])
 _items = _decoder(list[Raw])

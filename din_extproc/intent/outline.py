@@ -11,7 +11,7 @@ from itertools import accumulate
 import msgspec
 from msgspec import Raw, Struct
 
-from din_extproc.domain.verdict import Code, Refusal
+from din_extproc.domain.verdict import Refusal, RefusalCode
 
 MAX_KEYS = 1024
 """Keys of one object that is outlined."""
@@ -43,14 +43,14 @@ _ALL_BUT_BRACKETS = bytes(byte for byte in range(256) if byte not in b'[]{}"')
 _ALL_BUT_OPENING = bytes(byte for byte in range(256) if byte not in b'[{"')
 _ALL_BUT_COMMAS = bytes(byte for byte in range(256) if byte not in b',"')
 
-TOO_DEEP = Refusal(Code.INVALID_REQUEST, f"The JSON is nested more than {MAX_DEPTH} levels deep")
-_NOT_UTF8 = Refusal(Code.INVALID_REQUEST, "The body is not UTF-8")
-_BOM = Refusal(Code.INVALID_REQUEST, "The body begins with a byte order mark; JSON is sent as UTF-8 without one")
-_NOT_AN_OBJECT = Refusal(Code.INVALID_REQUEST, "The body is not a JSON object")
+TOO_DEEP = Refusal(RefusalCode.INVALID_REQUEST, f"The JSON is nested more than {MAX_DEPTH} levels deep")
+_NOT_UTF8 = Refusal(RefusalCode.INVALID_REQUEST, "The body is not UTF-8")
+_BOM = Refusal(RefusalCode.INVALID_REQUEST, "The body begins with a byte order mark; JSON is sent as UTF-8 without one")
+_NOT_AN_OBJECT = Refusal(RefusalCode.INVALID_REQUEST, "The body is not a JSON object")
 _TOO_MANY_VALUES = Refusal(
-    Code.INVALID_REQUEST, f"The JSON holds more than {_MOST_TEXTS} keys and texts, or {_MOST_LISTS} arrays and objects"
+    RefusalCode.INVALID_REQUEST, f"The JSON holds more than {_MOST_TEXTS} keys and texts, or {_MOST_LISTS} arrays and objects"
 )
-_TOO_MANY_KEYS = Refusal(Code.INVALID_REQUEST, f"The JSON object has more than {MAX_KEYS} keys")
+_TOO_MANY_KEYS = Refusal(RefusalCode.INVALID_REQUEST, f"The JSON object has more than {MAX_KEYS} keys")
 
 
 class Outline(Struct, frozen=True, gc=False):
@@ -89,7 +89,7 @@ def outline(body: bytes) -> Outline | Refusal:
     except msgspec.ValidationError:
         return _NOT_AN_OBJECT
     except msgspec.DecodeError as error:
-        return _BOM if body.startswith(b"\xef\xbb\xbf") else Refusal(Code.INVALID_REQUEST, f"The body is not valid JSON: {error}")
+        return _BOM if body.startswith(b"\xef\xbb\xbf") else Refusal(RefusalCode.INVALID_REQUEST, f"The body is not valid JSON: {error}")
     except UnicodeDecodeError:
         return _NOT_UTF8
     except RecursionError:
@@ -161,7 +161,9 @@ def _walk(body: bytes, fields: dict[str, Raw]) -> Outline | Refusal:
 
 
 def _twice(key: str) -> Refusal:
-    return Refusal(Code.INVALID_REQUEST, "A key occurs more than once in the JSON object", param=key[:64] if key.isprintable() else None)
+    return Refusal(
+        RefusalCode.INVALID_REQUEST, "A key occurs more than once in the JSON object", param=key[:64] if key.isprintable() else None
+    )
 
 
 def too_deep(body: bytes, strings: bytes = b"") -> bool:

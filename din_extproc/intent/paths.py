@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from msgspec import Struct
 
 from din_extproc.domain.request import Operation
-from din_extproc.domain.verdict import Code, Refusal
+from din_extproc.domain.verdict import Refusal, RefusalCode
 
 MAX_NAME = 256
 """Characters of a model name, as a client may write it."""
@@ -18,23 +18,23 @@ _OPERATIONS = {operation.value: operation for operation in Operation} | {"/v2/re
 _MODELS = Operation.MODELS.value + "/"
 _READS = ("GET", "HEAD")
 
-_NO_PATH = Refusal(Code.PATH_NOT_FOUND, "This path is not served here")
-_NO_MODEL = Refusal(Code.MODEL_NOT_FOUND, "There is no model of this name", param="model")
-_POST_ONLY = Refusal(Code.METHOD_NOT_ALLOWED, "This path takes POST", headers=(("allow", "POST"),))
-_READ_ONLY = Refusal(Code.METHOD_NOT_ALLOWED, "This path takes GET", headers=(("allow", "GET, HEAD"),))
+_NO_PATH = Refusal(RefusalCode.PATH_NOT_FOUND, "This path is not served here")
+_NO_MODEL = Refusal(RefusalCode.MODEL_NOT_FOUND, "There is no model of this name", param="model")
+_POST_ONLY = Refusal(RefusalCode.METHOD_NOT_ALLOWED, "This path takes POST", headers=(("allow", "POST"),))
+_READ_ONLY = Refusal(RefusalCode.METHOD_NOT_ALLOWED, "This path takes GET", headers=(("allow", "GET, HEAD"),))
 
 
-class Place(Struct, frozen=True, gc=False):
+class EndpointKind(Struct, frozen=True, gc=False):
     """An operation, and for `/v1/models/<name>` the name ("": the whole list)."""
 
     operation: Operation
     model: str = ""
 
 
-_POSTED = {operation: Place(operation) for operation in Operation}
+_POSTED = {operation: EndpointKind(operation) for operation in Operation}
 
 
-def locate(method: str, path: str) -> Place | Refusal:
+def locate(method: str, path: str) -> EndpointKind | Refusal:
     """The operation that `method` and `path` address.
 
     Args:
@@ -47,7 +47,7 @@ def locate(method: str, path: str) -> Place | Refusal:
     path = path.partition("?")[0]
     operation = _OPERATIONS.get(path) or _OPERATIONS.get(path.removesuffix("/"))
     if operation is Operation.MODELS:
-        return Place(operation) if method in _READS else _READ_ONLY
+        return EndpointKind(operation) if method in _READS else _READ_ONLY
     if operation is not None:
         return _POSTED[operation] if method == "POST" else _POST_ONLY
     if not path.startswith(_MODELS):
@@ -55,7 +55,7 @@ def locate(method: str, path: str) -> Place | Refusal:
     if method not in _READS:
         return _READ_ONLY
     name = unquote(path[len(_MODELS) :].removesuffix("/"))
-    return Place(Operation.MODELS, name) if sound(name) else _NO_MODEL
+    return EndpointKind(Operation.MODELS, name) if sound(name) else _NO_MODEL
 
 
 def sound(name: str) -> bool:

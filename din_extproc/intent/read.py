@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 import msgspec
 from msgspec import Struct
 
-from din_extproc.domain.request import Estimate, Head, Intent, Operation, Priority
+from din_extproc.domain.request import Estimate, Intent, Operation, Priority, RequestHead
 from din_extproc.domain.usage import Sensitive
-from din_extproc.domain.verdict import Code, Refusal
+from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.intent import outline as outlines
 from din_extproc.intent.encoding import plain
-from din_extproc.intent.estimate import Gauge, estimate
+from din_extproc.intent.estimate import TokenCalibrator, estimate
 from din_extproc.intent.openai import Prompt, prompt
 from din_extproc.intent.outline import TOO_DEEP, Outline, outline
 from din_extproc.intent.paths import locate, sound
@@ -47,15 +47,15 @@ _NOTHING = Outline(0, {})
 
 _decode_name = msgspec.json.Decoder(str).decode
 
-_NO_MODEL = Refusal(Code.INVALID_REQUEST, "The body names no model: a non-empty string is expected", param="model")
-_BAD_MODEL = Refusal(Code.INVALID_REQUEST, "The model's name is too long or holds characters that no name has", param="model")
-_NO_MESSAGES = Refusal(Code.INVALID_REQUEST, "The body has no messages: a list is expected", param="messages")
-_BAD_OPTIONS = Refusal(Code.INVALID_REQUEST, "A key occurs more than once in stream_options", param="stream_options")
-_BAD_TIMEOUT = Refusal(Code.INVALID_REQUEST, "x-din-timeout-ms is a positive number of milliseconds", param="x-din-timeout-ms")
-_BAD_PRIORITY = Refusal(Code.INVALID_REQUEST, "x-din-priority is critical, standard or batch", param="x-din-priority")
+_NO_MODEL = Refusal(RefusalCode.INVALID_REQUEST, "The body names no model: a non-empty string is expected", param="model")
+_BAD_MODEL = Refusal(RefusalCode.INVALID_REQUEST, "The model's name is too long or holds characters that no name has", param="model")
+_NO_MESSAGES = Refusal(RefusalCode.INVALID_REQUEST, "The body has no messages: a list is expected", param="messages")
+_BAD_OPTIONS = Refusal(RefusalCode.INVALID_REQUEST, "A key occurs more than once in stream_options", param="stream_options")
+_BAD_TIMEOUT = Refusal(RefusalCode.INVALID_REQUEST, "x-din-timeout-ms is a positive number of milliseconds", param="x-din-timeout-ms")
+_BAD_PRIORITY = Refusal(RefusalCode.INVALID_REQUEST, "x-din-priority is critical, standard or batch", param="x-din-priority")
 
 
-class Reading(Struct, frozen=True, gc=False):
+class ParsedRequest(Struct, frozen=True, gc=False):
     """A request that was understood, with what is needed to send it on edited."""
 
     intent: Intent
@@ -86,7 +86,7 @@ class _Wishes(Struct, frozen=True, gc=False):
     priority: Priority | None
 
 
-def read(head: Head, body: bytes, gauges: Callable[[str], Gauge], limit: int) -> Reading | Refusal:
+def read(head: RequestHead, body: bytes, gauges: Callable[[str], TokenCalibrator], limit: int) -> ParsedRequest | Refusal:
     """Read a request.
 
     Args:
@@ -106,7 +106,7 @@ def read(head: Head, body: bytes, gauges: Callable[[str], Gauge], limit: int) ->
         return wishes
     if place.operation is Operation.MODELS:
         intent = _intent(head.headers, place.operation, place.model, wishes, Estimate(0), _NO_OUTPUT)
-        return Reading(intent, b"", False, _NOTHING, _NO_PROMPT)
+        return ParsedRequest(intent, b"", False, _NOTHING, _NO_PROMPT)
     sent = plain(head.headers, body, limit)
     if isinstance(sent, Refusal):
         return sent
@@ -116,15 +116,15 @@ def read(head: Head, body: bytes, gauges: Callable[[str], Gauge], limit: int) ->
         return TOO_DEEP
 
 
-def read_again(head: Head, reading: Reading, body: bytes, gauges: Callable[[str], Gauge]) -> Reading | Refusal:
+def read_again(head: RequestHead, reading: ParsedRequest, body: bytes, gauges: Callable[[str], TokenCalibrator]) -> ParsedRequest | Refusal:
     """Read a request whose body is another than the client sent: it replaces that. Else as `read`."""
     intent = reading.intent
     return _read_json(head.headers, intent.operation, (body, True), _Wishes(intent.timeout_ms, intent.priority), gauges)
 
 
 def _read_json(
-    headers: Mapping[str, str], operation: Operation, sent: tuple[bytes, bool], wishes: _Wishes, gauges: Callable[[str], Gauge]
-) -> Reading | Refusal:
+    headers: Mapping[str, str], operation: Operation, sent: tuple[bytes, bool], wishes: _Wishes, gauges: Callable[[str], TokenCalibrator]
+) -> ParsedRequest | Refusal:
     body, decoded = sent
     readable = body
     found = outline(body)
@@ -158,7 +158,7 @@ def _read_json(
         stream=found.value(body, "stream") == b"true",
         wants_usage=wants_usage,
     )
-    return Reading(intent, body, decoded, found, asked)
+    return ParsedRequest(intent, body, decoded, found, asked)
 
 
 def _intent(
@@ -250,7 +250,7 @@ def _output(operation: Operation, body: bytes, found: Outline, prompts: int) -> 
 
 
 def _no_tokens(key: str) -> Refusal:
-    return Refusal(Code.INVALID_REQUEST, f"{key} is no number of tokens", param=key)
+    return Refusal(RefusalCode.INVALID_REQUEST, f"{key} is no number of tokens", param=key)
 
 
 def _count(raw: bytes) -> int | None:

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from din_extproc.domain.usage import Outcome
-from din_extproc.domain.verdict import Code
+from din_extproc.domain.verdict import RefusalCode
 from din_extproc.measure.provenance import Provenance
 
 _DONE = b"[DONE]"
@@ -38,7 +38,7 @@ class NodeTimes(Struct, frozen=True):
         return None if told is None or seen_ms is None else cls(float(told[2]), float(told[1]), float(seen_ms), head_ms)
 
 
-class Answer(Struct, frozen=True, omit_defaults=True):
+class TimedAnswer(Struct, frozen=True, omit_defaults=True):
     """One answer by the client's stopwatch. Milliseconds since the request was sent."""
 
     total_ms: float
@@ -121,7 +121,7 @@ _chunk = msgspec.json.Decoder(_Chunk).decode
 _refusal = msgspec.json.Decoder(_Refusal).decode
 
 
-def streamed(events: Iterable[tuple[float, bytes]], total_ms: float) -> Answer:
+def streamed(events: Iterable[tuple[float, bytes]], total_ms: float) -> TimedAnswer:
     """A stream that was read to its end.
 
     Args:
@@ -150,7 +150,7 @@ def streamed(events: Iterable[tuple[float, bytes]], total_ms: float) -> Answer:
             executed_ms = chunk.timings.prompt_ms + chunk.timings.predicted_ms
         if chunk.error is not None:
             trouble = trouble or _named(chunk.error)
-    return Answer(
+    return TimedAnswer(
         total_ms,
         first_token_ms=arrivals[0] if arrivals else None,
         last_token_ms=arrivals[-1] if arrivals else None,
@@ -161,17 +161,17 @@ def streamed(events: Iterable[tuple[float, bytes]], total_ms: float) -> Answer:
     )
 
 
-def refused(status: int, body: bytes, total_ms: float) -> Answer:
+def refused(status: int, body: bytes, total_ms: float) -> TimedAnswer:
     """An answer with another status than a good one."""
     try:
         error = _refusal(body).error
         said = str(error.code or error.type or "")
     except (msgspec.DecodeError, UnicodeDecodeError):
         said = ""
-    return Answer(total_ms, trouble=said or str(status))
+    return TimedAnswer(total_ms, trouble=said or str(status))
 
 
 def _named(error: Any) -> str:
     """The code of an error inside a stream."""
     found = error if isinstance(error, dict) else {}
-    return str(found.get("code") or found.get("type") or Code.UPSTREAM_ERROR.code)
+    return str(found.get("code") or found.get("type") or RefusalCode.UPSTREAM_ERROR.code)

@@ -20,7 +20,7 @@ from din_extproc._proto.envoy.service.accesslog.v3.als_pb2 import StreamAccessLo
 from din_extproc.domain.node import Endpoint, Node
 from din_extproc.domain.request import Operation
 from din_extproc.domain.usage import ANSWER_TOO_LARGE, ExchangeRecord, FailedAttempt, Labels, Sensitive
-from din_extproc.observe.outcome import Ending, outcome, usage
+from din_extproc.observe.outcome import ExchangeEnding, outcome, usage
 
 NAMESPACE = "din"
 _PERMITS = "envoy.filters.http.ext_authz"
@@ -195,9 +195,9 @@ def _ms(duration: Duration) -> float:
 
 def _ending(
     entry: HTTPAccessLogEntry, told: _Fields, labels: Labels, flags: tuple[str, ...], node: Node | None, *, reached: bool
-) -> Ending:
+) -> ExchangeEnding:
     response = entry.response
-    return Ending(
+    return ExchangeEnding(
         status=response.response_code.value,
         flags=frozenset(flags),
         reached=reached,

@@ -19,7 +19,7 @@ _ALIKE = 0.3
 _decode = msgspec.json.decode
 
 
-class Spoken(Struct, frozen=True):
+class TokenizedAnswer(Struct, frozen=True):
     """An answer."""
 
     tokens: tuple[str, ...]
@@ -27,7 +27,7 @@ class Spoken(Struct, frozen=True):
     """By token: the log probabilities of it and of what stood beside it. (): not told."""
 
 
-def spoken(body: bytes) -> Spoken | None:
+def spoken(body: bytes) -> TokenizedAnswer | None:
     """The first choice of an answer of chat or text completions; None: there is none that can be compared."""
     try:
         choice = _decode(body)["choices"][0]
@@ -37,12 +37,12 @@ def spoken(body: bytes) -> Spoken | None:
         if "tokens" in told:
             return _of_text(told)
         text = choice["message"]["content"] if "message" in choice else choice["text"]
-        return Spoken(tuple(text.split())) if text.strip() else None
+        return TokenizedAnswer(tuple(text.split())) if text.strip() else None
     except (msgspec.DecodeError, LookupError, TypeError, AttributeError, ValueError):
         return None
 
 
-def compare(one: Spoken, other: Spoken) -> tuple[Agreement, int]:
+def compare(one: TokenizedAnswer, other: TokenizedAnswer) -> tuple[Agreement, int]:
     """How they compare, and the first token that differs."""
     pairs = zip(one.tokens, other.tokens, strict=False)
     at = next((at for at, (mine, yours) in enumerate(pairs) if mine != yours), min(len(one.tokens), len(other.tokens)))
@@ -62,17 +62,17 @@ def _near(chances: dict[str, float], token: str) -> bool:
     return token in chances and max(chances.values()) - chances[token] <= NEAR
 
 
-def _of_chat(content: list[dict[str, Any]]) -> Spoken | None:
+def _of_chat(content: list[dict[str, Any]]) -> TokenizedAnswer | None:
     tokens = tuple(str(each["token"]) for each in content)
     chances = tuple({str(top["token"]): float(top["logprob"]) for top in (each, *(each.get("top_logprobs") or ()))} for each in content)
-    return Spoken(tokens, chances) if tokens else None
+    return TokenizedAnswer(tokens, chances) if tokens else None
 
 
-def _of_text(told: dict[str, Any]) -> Spoken | None:
+def _of_text(told: dict[str, Any]) -> TokenizedAnswer | None:
     tokens = tuple(map(str, told["tokens"]))
     tops: Any = told.get("top_logprobs") or [{}] * len(tokens)
     own = zip(tokens, told["token_logprobs"], tops, strict=True)
     chances = tuple(
         {**{str(token): float(chance) for token, chance in (top or {}).items()}, token: float(chance)} for token, chance, top in own
     )
-    return Spoken(tokens, chances) if tokens else None
+    return TokenizedAnswer(tokens, chances) if tokens else None

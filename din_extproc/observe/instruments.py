@@ -36,7 +36,7 @@ OTHER = "other"
 """Stands for every label value past a cap."""
 
 
-class Kind(StrEnum):
+class InstrumentKind(StrEnum):
     """How values of an instrument add up."""
 
     COUNTER = "counter"
@@ -51,7 +51,7 @@ class Instrument(Struct, frozen=True):
     """One metric."""
 
     name: str
-    kind: Kind
+    kind: InstrumentKind
     unit: str
     """UCUM, as OpenTelemetry wants it: `s`, `By`, `1`, `{token}`."""
     about: str
@@ -63,9 +63,9 @@ class Instrument(Struct, frozen=True):
     def prometheus(self) -> str:
         """Its name on the metrics page, without `_bucket`, `_sum` and `_count`."""
         name = self.name.replace(".", "_") + _SUFFIXES.get(self.unit, "")
-        if self.kind is Kind.GAUGE and self.unit == "1":
+        if self.kind is InstrumentKind.GAUGE and self.unit == "1":
             return f"{name}_ratio"
-        return f"{name}_total" if self.kind is Kind.COUNTER else name
+        return f"{name}_total" if self.kind is InstrumentKind.COUNTER else name
 
 
 def label(attribute: str) -> str:
@@ -87,100 +87,145 @@ DECISION_US = tuple(round(16 * 2 ** (step / 4)) for step in range(4 * 18 + 1))
 _EXCHANGE = (OPERATION, MODEL, TENANT)
 
 REQUEST_DURATION = Instrument(
-    "gen_ai.server.request.duration", Kind.HISTOGRAM, "s", "Whole exchanges, first byte in to last byte out.",
+    "gen_ai.server.request.duration", InstrumentKind.HISTOGRAM, "s", "Whole exchanges, first byte in to last byte out.",
     (*_EXCHANGE, ERROR_TYPE), _DURATION,
 )  # fmt: skip
 TIME_TO_FIRST_TOKEN = Instrument(
-    "gen_ai.server.time_to_first_token", Kind.HISTOGRAM, "s", "Streams: request's first byte to first token in any channel.",
+    "gen_ai.server.time_to_first_token", InstrumentKind.HISTOGRAM, "s", "Streams: request's first byte to first token in any channel.",
     _EXCHANGE, _FIRST,
 )  # fmt: skip
 TIME_PER_OUTPUT_TOKEN = Instrument(
-    "gen_ai.server.time_per_output_token", Kind.HISTOGRAM, "s", "Completed streams: mean time of each token after the first.",
+    "gen_ai.server.time_per_output_token", InstrumentKind.HISTOGRAM, "s", "Completed streams: mean time of each token after the first.",
     _EXCHANGE, _PER_TOKEN,
 )  # fmt: skip
 TOKEN_USAGE = Instrument(
-    "gen_ai.client.token.usage", Kind.HISTOGRAM, "{token}", "Tokens of an exchange, by type: input or output.",
+    "gen_ai.client.token.usage", InstrumentKind.HISTOGRAM, "{token}", "Tokens of an exchange, by type: input or output.",
     (*_EXCHANGE, TOKEN_TYPE), _TOKENS,
 )  # fmt: skip
 TOKENS = Instrument(
-    "din.tokens", Kind.COUNTER, "{token}", "Tokens charged; cached ones are also among the input. Estimated: the engine did not say.",
+    "din.tokens", InstrumentKind.COUNTER, "{token}", "Tokens charged; cached ones count as input too. Estimated: not reported.",
     (TENANT, MODEL, TOKEN_TYPE, ESTIMATED),
 )  # fmt: skip
-REQUESTS = Instrument("din.requests", Kind.COUNTER, "{request}", "Finished exchanges.", (TENANT, MODEL, POOL, OUTCOME))
-DEGRADED = Instrument("din.requests.degraded", Kind.COUNTER, "{request}", "Answered by a fallback.", (TENANT, MODEL, RULE))
-RETRIES = Instrument("din.requests.retries", Kind.COUNTER, "{attempt}", "Attempts after the first.", (MODEL, POOL))
+REQUESTS = Instrument("din.requests", InstrumentKind.COUNTER, "{request}", "Finished exchanges.", (TENANT, MODEL, POOL, OUTCOME))
+DEGRADED = Instrument("din.requests.degraded", InstrumentKind.COUNTER, "{request}", "Answered by a fallback.", (TENANT, MODEL, RULE))
+RETRIES = Instrument("din.requests.retries", InstrumentKind.COUNTER, "{attempt}", "Attempts after the first.", (MODEL, POOL))
 TO_NODE = Instrument(
-    "din.request.queue.duration", Kind.HISTOGRAM, "s",
+    "din.request.queue.duration", InstrumentKind.HISTOGRAM, "s",
     "Request's last byte in to its first byte at a node: decision, waiting for limits, connecting.", (MODEL, TENANT), _SHORT,
 )  # fmt: skip
-RESERVED = Instrument("din.tokens.reserved", Kind.COUNTER, "{token}", "Tokens reserved for exchanges that are over.", (TENANT, MODEL))
+RESERVED = Instrument(
+    "din.tokens.reserved", InstrumentKind.COUNTER, "{token}", "Tokens reserved for exchanges that are over.", (TENANT, MODEL)
+)
 ESTIMATE_ERROR = Instrument(
-    "din.prompt.estimate.error", Kind.HISTOGRAM, "1", "(estimated - counted) / counted prompt tokens.", (MODEL,), _ERROR
+    "din.prompt.estimate.error", InstrumentKind.HISTOGRAM, "1", "(estimated - counted) / counted prompt tokens.", (MODEL,), _ERROR
 )
-NODE_REQUESTS = Instrument("din.node.requests", Kind.COUNTER, "{request}", "Exchanges that ended at the node.", (NODE, MODEL, OUTCOME))
-NODE_TOKENS = Instrument("din.node.tokens", Kind.COUNTER, "{token}", "Tokens read and made by the node.", (NODE, MODEL, TOKEN_TYPE))
+NODE_REQUESTS = Instrument(
+    "din.node.requests", InstrumentKind.COUNTER, "{request}", "Exchanges that ended at the node.", (NODE, MODEL, OUTCOME)
+)
+NODE_TOKENS = Instrument(
+    "din.node.tokens", InstrumentKind.COUNTER, "{token}", "Tokens read and made by the node.", (NODE, MODEL, TOKEN_TYPE)
+)
 NODE_FIRST_TOKEN = Instrument(
-    "din.node.time_to_first_token", Kind.HISTOGRAM, "s", "Request sent to the node to first token.", (NODE, MODEL), _FIRST
+    "din.node.time_to_first_token", InstrumentKind.HISTOGRAM, "s", "Request sent to the node to first token.", (NODE, MODEL), _FIRST
 )
-NODE_DURATION = Instrument("din.node.duration", Kind.HISTOGRAM, "s", "Request sent to the node to its last byte.", (NODE, MODEL), _DURATION)
-BAD_EVENTS = Instrument("din.node.bad_events", Kind.COUNTER, "{event}", "Events of streams that were no JSON.", (NODE,))
+NODE_DURATION = Instrument(
+    "din.node.duration", InstrumentKind.HISTOGRAM, "s", "Request sent to the node to its last byte.", (NODE, MODEL), _DURATION
+)
+BAD_EVENTS = Instrument("din.node.bad_events", InstrumentKind.COUNTER, "{event}", "Events of streams that were no JSON.", (NODE,))
 
 # -- what the request plane counts -------------------------------------------------------------------------------------------------------
 
 DECISION = Instrument(
-    "din.decision.duration", Kind.HISTOGRAM, "s", "From a whole request to its verdict.", (), tuple(us / 1e6 for us in DECISION_US)
+    "din.decision.duration",
+    InstrumentKind.HISTOGRAM,
+    "s",
+    "From a whole request to its verdict.",
+    (),
+    tuple(us / 1e6 for us in DECISION_US),
 )
-DECISIONS = Instrument("din.decisions", Kind.COUNTER, "{request}", "Verdicts: sent or refused.", (VERDICT,))
-REFUSALS = Instrument("din.refusals", Kind.COUNTER, "{request}", "Refused requests by error code.", (CODE,))
-FAULTS = Instrument("din.faults", Kind.COUNTER, "{fault}", "Faults of the gateway itself; the log has each.")
+DECISIONS = Instrument("din.decisions", InstrumentKind.COUNTER, "{request}", "Verdicts: sent or refused.", (VERDICT,))
+REFUSALS = Instrument("din.refusals", InstrumentKind.COUNTER, "{request}", "Refused requests by error code.", (CODE,))
+FAULTS = Instrument("din.faults", InstrumentKind.COUNTER, "{fault}", "Faults of the gateway itself; the log has each.")
 SENSITIVE = Instrument(
-    "din.sensitive.findings", Kind.COUNTER, "{finding}", "Sensitive data found in prompts, by what was done.", (POLICY, SENSITIVE_KIND)
+    "din.sensitive.findings",
+    InstrumentKind.COUNTER,
+    "{finding}",
+    "Sensitive data found in prompts, by what was done.",
+    (POLICY, SENSITIVE_KIND),
 )
-CACHE_HITS = Instrument("din.route_cache.hits", Kind.COUNTER, "{decision}", "Rankings found in the route cache.")
-CACHE_MISSES = Instrument("din.route_cache.misses", Kind.COUNTER, "{decision}", "Rankings that had to be made.")
+CACHE_HITS = Instrument("din.route_cache.hits", InstrumentKind.COUNTER, "{decision}", "Rankings found in the route cache.")
+CACHE_MISSES = Instrument("din.route_cache.misses", InstrumentKind.COUNTER, "{decision}", "Rankings that had to be made.")
 
 DOUBLE_CHECKS = Instrument(
-    "din.double_checks", Kind.COUNTER, "{check}", "Requests asked once more of nodes that should agree, by what came of it.", (AGREEMENT,)
+    "din.double_checks",
+    InstrumentKind.COUNTER,
+    "{check}",
+    "Requests asked once more of nodes that should agree, by what came of it.",
+    (AGREEMENT,),
 )
 
 # -- how things stand --------------------------------------------------------------------------------------------------------------------
 
-OPEN = Instrument("din.exchanges.open", Kind.GAUGE, "{request}", "Requests in flight.")
-UNSETTLED = Instrument("din.exchanges.unsettled", Kind.GAUGE, "{request}", "Finished exchanges whose cost Redis has not been told.")
-GIVEN_UP = Instrument("din.exchanges.given_up", Kind.COUNTER, "{request}", "Exchanges whose cost was never told: too many waited.")
-UNKNOWN = Instrument("din.exchanges.unknown", Kind.COUNTER, "{request}", "Settlements that Redis had before, or knew nothing of.")
-LOGS_DROPPED = Instrument("din.access_logs.dropped", Kind.COUNTER, "{entry}", "Access-log entries that Envoy dropped.")
-LOGS_UNREADABLE = Instrument("din.access_logs.unreadable", Kind.COUNTER, "{message}", "Access-log messages that could not be read.")
-MIXED_DTYPE = Instrument("din.mixed_dtype.share", Kind.GAUGE, "1", "Answers outside the model's commonest dtype.", (MODEL,))
-REDIS_UP = Instrument("din.redis.up", Kind.GAUGE, "{state}", "1: Redis answers.")
-LIMITS_SHARED = Instrument("din.limits.shared", Kind.GAUGE, "{state}", "1: limits are counted in Redis; 0: the outage policy holds.")
-REPLICAS = Instrument("din.replicas", Kind.GAUGE, "{process}", "Processes that decide by the shared limits: the workers of all sidecars.")
-CONFIG_SOUND = Instrument("din.configuration.sound", Kind.GAUGE, "{state}", "1: the file as it is now is in use; 0: it was refused.")
-WORKERS = Instrument("din.workers", Kind.GAUGE, "{process}", "Worker processes that the configuration wants.")
-WORKER_RESTARTS = Instrument("din.worker.restarts", Kind.COUNTER, "{process}", "Workers that died and were started again.")
-READY = Instrument("din.ready", Kind.GAUGE, "{state}", "1: this sidecar takes requests.")
-TABLE_STALE = Instrument("din.registry.stale", Kind.GAUGE, "{state}", "1: the node table can't be shared; the last view is in use.")
-NODES = Instrument("din.nodes", Kind.GAUGE, "{node}", "Nodes by state.", (STATE,))
-NODE_TRUST = Instrument("din.node.trust", Kind.GAUGE, "1", "Trust in the node, 0 to 1.", (NODE,))
-NODE_WAITING = Instrument("din.node.waiting", Kind.GAUGE, "{request}", "Requests in the engine's queue, as it says.", (NODE,))
-NODE_RUNNING = Instrument("din.node.running", Kind.GAUGE, "{request}", "Requests that the engine works on, as it says.", (NODE,))
-NODE_KV = Instrument("din.node.kv_cache.usage", Kind.GAUGE, "1", "Share of the engine's KV cache in use.", (NODE,))
-NODE_SILENCE = Instrument("din.node.silence", Kind.GAUGE, "s", "Time since the node was last heard of.", (NODE,))
-NODE_TAKEN = Instrument("din.node.tokens_in_use", Kind.GAUGE, "{token}", "Tokens of this sidecar's requests in flight there.", (NODE,))
-NODE_SHARE = Instrument("din.node.share", Kind.GAUGE, "1", "Share of its requests that a node gets: 0 when its breaker is open.", (NODE,))
-NODE_PROBE = Instrument("din.node.probe.time_to_first_token", Kind.GAUGE, "s", "Of the last probe that had a token.", (NODE,))
-BREAKERS = Instrument("din.breakers", Kind.GAUGE, "{breaker}", "Breakers of nodes by state.", (STATE,))
-POOL_SHARE = Instrument("din.pool.share", Kind.GAUGE, "1", "Share of its requests that a pool gets, when it is not all.", (POOL,))
-WAITING = Instrument("din.queue.waiting", Kind.GAUGE, "{request}", "Requests that wait for tokens or slots of their tenants.")
-WOULD_REFUSE = Instrument("din.would_refuse", Kind.COUNTER, "{request}", "Requests that only limits in shadow mode refuse.", (LIMIT,))
-XDS_ENVOYS = Instrument("din.xds.envoys", Kind.GAUGE, "{envoy}", "Envoys that are told their configuration.")
-XDS_REFUSED = Instrument("din.xds.refused", Kind.GAUGE, "{envoy}", "Envoys that refused the newest resources of a type.", (XDS_TYPE,))
-AUDIT_RECORDS = Instrument("din.audit.records", Kind.COUNTER, "{record}", "Records of the audit log, written since the start.")
-AUDIT_WAITING = Instrument("din.audit.waiting", Kind.GAUGE, "{event}", "Events that are not in the audit log yet.")
-AUDIT_DROPPED = Instrument("din.audit.dropped", Kind.COUNTER, "{event}", "Events that the audit log lost; it says so itself.")
-AUDIT_FAILING = Instrument("din.audit.failing", Kind.GAUGE, "{state}", "1: the audit log can't be written.")
-SPANS = Instrument("din.spans.exported", Kind.COUNTER, "{span}", "Spans that the collector took.")
-SPANS_DROPPED = Instrument("din.spans.dropped", Kind.COUNTER, "{request}", "Exchanges whose spans the collector did not take.")
-SERIES_FOLDED = Instrument("din.metrics.folded", Kind.COUNTER, "{measurement}", "Measurements counted as `other`: a family was full.")
+OPEN = Instrument("din.exchanges.open", InstrumentKind.GAUGE, "{request}", "Requests in flight.")
+UNSETTLED = Instrument(
+    "din.exchanges.unsettled", InstrumentKind.GAUGE, "{request}", "Finished exchanges whose cost Redis has not been told."
+)
+GIVEN_UP = Instrument(
+    "din.exchanges.given_up", InstrumentKind.COUNTER, "{request}", "Exchanges whose cost was never told: too many waited."
+)
+UNKNOWN = Instrument("din.exchanges.unknown", InstrumentKind.COUNTER, "{request}", "Settlements that Redis had before, or knew nothing of.")
+LOGS_DROPPED = Instrument("din.access_logs.dropped", InstrumentKind.COUNTER, "{entry}", "Access-log entries that Envoy dropped.")
+LOGS_UNREADABLE = Instrument(
+    "din.access_logs.unreadable", InstrumentKind.COUNTER, "{message}", "Access-log messages that could not be read."
+)
+MIXED_DTYPE = Instrument("din.mixed_dtype.share", InstrumentKind.GAUGE, "1", "Answers outside the model's commonest dtype.", (MODEL,))
+REDIS_UP = Instrument("din.redis.up", InstrumentKind.GAUGE, "{state}", "1: Redis answers.")
+LIMITS_SHARED = Instrument(
+    "din.limits.shared", InstrumentKind.GAUGE, "{state}", "1: limits are counted in Redis; 0: the outage policy holds."
+)
+REPLICAS = Instrument(
+    "din.replicas", InstrumentKind.GAUGE, "{process}", "Processes that decide by the shared limits: the workers of all sidecars."
+)
+CONFIG_SOUND = Instrument(
+    "din.configuration.sound", InstrumentKind.GAUGE, "{state}", "1: the file as it is now is in use; 0: it was refused."
+)
+WORKERS = Instrument("din.workers", InstrumentKind.GAUGE, "{process}", "Worker processes that the configuration wants.")
+WORKER_RESTARTS = Instrument("din.worker.restarts", InstrumentKind.COUNTER, "{process}", "Workers that died and were started again.")
+READY = Instrument("din.ready", InstrumentKind.GAUGE, "{state}", "1: this sidecar takes requests.")
+TABLE_STALE = Instrument(
+    "din.registry.stale", InstrumentKind.GAUGE, "{state}", "1: the node table can't be shared; the last view is in use."
+)
+NODES = Instrument("din.nodes", InstrumentKind.GAUGE, "{node}", "Nodes by state.", (STATE,))
+NODE_TRUST = Instrument("din.node.trust", InstrumentKind.GAUGE, "1", "Trust in the node, 0 to 1.", (NODE,))
+NODE_WAITING = Instrument("din.node.waiting", InstrumentKind.GAUGE, "{request}", "Requests in the engine's queue, as it says.", (NODE,))
+NODE_RUNNING = Instrument("din.node.running", InstrumentKind.GAUGE, "{request}", "Requests that the engine works on, as it says.", (NODE,))
+NODE_KV = Instrument("din.node.kv_cache.usage", InstrumentKind.GAUGE, "1", "Share of the engine's KV cache in use.", (NODE,))
+NODE_SILENCE = Instrument("din.node.silence", InstrumentKind.GAUGE, "s", "Time since the node was last heard of.", (NODE,))
+NODE_TAKEN = Instrument(
+    "din.node.tokens_in_use", InstrumentKind.GAUGE, "{token}", "Tokens of this sidecar's requests in flight there.", (NODE,)
+)
+NODE_SHARE = Instrument(
+    "din.node.share", InstrumentKind.GAUGE, "1", "Share of its requests that a node gets: 0 when its breaker is open.", (NODE,)
+)
+NODE_PROBE = Instrument("din.node.probe.time_to_first_token", InstrumentKind.GAUGE, "s", "Of the last probe that had a token.", (NODE,))
+BREAKERS = Instrument("din.breakers", InstrumentKind.GAUGE, "{breaker}", "Breakers of nodes by state.", (STATE,))
+POOL_SHARE = Instrument("din.pool.share", InstrumentKind.GAUGE, "1", "Share of its requests that a pool gets, when it is not all.", (POOL,))
+WAITING = Instrument("din.queue.waiting", InstrumentKind.GAUGE, "{request}", "Requests that wait for tokens or slots of their tenants.")
+WOULD_REFUSE = Instrument(
+    "din.would_refuse", InstrumentKind.COUNTER, "{request}", "Requests that only limits in shadow mode refuse.", (LIMIT,)
+)
+XDS_ENVOYS = Instrument("din.xds.envoys", InstrumentKind.GAUGE, "{envoy}", "Envoys that are told their configuration.")
+XDS_REFUSED = Instrument(
+    "din.xds.refused", InstrumentKind.GAUGE, "{envoy}", "Envoys that refused the newest resources of a type.", (XDS_TYPE,)
+)
+AUDIT_RECORDS = Instrument("din.audit.records", InstrumentKind.COUNTER, "{record}", "Records of the audit log, written since the start.")
+AUDIT_WAITING = Instrument("din.audit.waiting", InstrumentKind.GAUGE, "{event}", "Events that are not in the audit log yet.")
+AUDIT_DROPPED = Instrument("din.audit.dropped", InstrumentKind.COUNTER, "{event}", "Events that the audit log lost; it says so itself.")
+AUDIT_FAILING = Instrument("din.audit.failing", InstrumentKind.GAUGE, "{state}", "1: the audit log can't be written.")
+SPANS = Instrument("din.spans.exported", InstrumentKind.COUNTER, "{span}", "Spans that the collector took.")
+SPANS_DROPPED = Instrument("din.spans.dropped", InstrumentKind.COUNTER, "{request}", "Exchanges whose spans the collector did not take.")
+SERIES_FOLDED = Instrument(
+    "din.metrics.folded", InstrumentKind.COUNTER, "{measurement}", "Measurements counted as `other`: a family was full."
+)
 
 ALL: tuple[Instrument, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Instrument))

@@ -12,7 +12,7 @@ _RAISED_AT = 0.01
 _LIFTED_AT = 0.001
 
 
-class Alarm(Struct, frozen=True):
+class DtypeAlarm(Struct, frozen=True):
     """A model's requests are, or are no longer, answered in more than one dtype."""
 
     model: str
@@ -23,7 +23,7 @@ class Alarm(Struct, frozen=True):
     """The commonest first."""
 
 
-class Mixture:
+class DtypeMixture:
     """Requests by model and dtype, lately."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Mixture:
         """By model, of models that are answered in more than one dtype."""
         return {model: round(share, 4) for model in self._counts if (share := self.share(model)) >= _LIFTED_AT}
 
-    def look(self, now: float) -> Iterator[Alarm]:
+    def look(self, now: float) -> Iterator[DtypeAlarm]:
         """Alarms that are raised or lifted now; `now` in seconds, any monotonic clock. Fades what was counted before."""
         fade = 0.5 ** ((now - self._at) / _HALF_LIFE_S)
         self._at = now
@@ -61,4 +61,4 @@ class Mixture:
                 self._alarmed.discard(model)
             else:
                 continue
-            yield Alarm(model, not mixed, share, tuple(sorted(own, key=lambda dtype: -own[dtype])))
+            yield DtypeAlarm(model, not mixed, share, tuple(sorted(own, key=lambda dtype: -own[dtype])))

@@ -63,7 +63,7 @@ _ENVELOPE_BYTES = 350
 """What surrounds the text of a JSON answer."""
 
 
-class Ending(Struct, frozen=True, gc=False):
+class ExchangeEnding(Struct, frozen=True, gc=False):
     """What is known of a finished exchange before it is judged. Token counts None: not told."""
 
     status: int
@@ -102,7 +102,7 @@ class Ending(Struct, frozen=True, gc=False):
         return self.done or bool(self.finish_reason)
 
 
-def outcome(ending: Ending) -> Outcome:
+def outcome(ending: ExchangeEnding) -> Outcome:
     """How the exchange ended: the first table above."""
     flags = ending.flags
     if ending.refusal:
@@ -120,7 +120,7 @@ def outcome(ending: Ending) -> Outcome:
     return _by_node(ending)
 
 
-def _by_node(ending: Ending) -> Outcome:
+def _by_node(ending: ExchangeEnding) -> Outcome:
     if ending.flags & _RESETS:
         return Outcome.UPSTREAM_TRUNCATED if ending.answered and ending.status < HTTPStatus.BAD_REQUEST else Outcome.UPSTREAM_ERROR
     if ending.status == HTTPStatus.TOO_MANY_REQUESTS:
@@ -134,7 +134,7 @@ def _by_node(ending: Ending) -> Outcome:
     return Outcome.COMPLETED
 
 
-def usage(ending: Ending, ended_as: Outcome) -> Usage:
+def usage(ending: ExchangeEnding, ended_as: Outcome) -> Usage:
     """What the exchange costs: the second table above."""
     if not ending.reached or ended_as in (Outcome.REFUSED, Outcome.NOT_DISPATCHED):
         return Usage(0, 0)
@@ -149,14 +149,14 @@ def usage(ending: Ending, ended_as: Outcome) -> Usage:
     return Usage(ending.prompt_estimate, counted, estimated=True)
 
 
-def _is_final(ending: Ending) -> bool:
+def _is_final(ending: ExchangeEnding) -> bool:
     """Whether the usage that was told is the last one: of several choices one finishes first, and the stream can be cut after it."""
     if ending.done or ending.deltas is None:
         return True
     return bool(ending.finish_reason) and not ending.flags & _CUT
 
 
-def _can_be(ending: Ending, prompt: int, completion: int) -> bool:
+def _can_be(ending: ExchangeEnding, prompt: int, completion: int) -> bool:
     """Whether an engine can have used that much: one that lies, or counts wrongly, does not empty a tenant's bucket."""
     if not prompt and not completion:
         return not ending.generates
@@ -168,19 +168,19 @@ def _can_be(ending: Ending, prompt: int, completion: int) -> bool:
     return completion <= _room(ending) and (not asked or completion <= _most(ending))
 
 
-def _room(ending: Ending) -> float:
+def _room(ending: ExchangeEnding) -> float:
     """Tokens that the node's context has room for."""
     return (_CONTEXTS if ending.one_prompt else _CONTEXTS_OF_MANY) * ending.context or math.inf
 
 
-def _most(ending: Ending) -> int:
+def _most(ending: ExchangeEnding) -> int:
     """Tokens that can have passed."""
     if ending.deltas is not None:
         return max(ending.deltas, ending.delta_bytes // _LEAST_BYTES_PER_TOKEN)
     return ending.body_bytes // _LEAST_BYTES_PER_TOKEN
 
 
-def _counted(ending: Ending) -> int:
+def _counted(ending: ExchangeEnding) -> int:
     """Output tokens as far as events or bytes tell; by bytes no more than the context has room for."""
     if ending.deltas is not None:
         each, beyond = _DELTAS_OF_ONE_TOKEN

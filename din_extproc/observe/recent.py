@@ -25,7 +25,7 @@ _EXCHANGES = 2_048
 _OTHER = "other"
 
 
-class Traffic(Struct, frozen=True, omit_defaults=True):
+class TrafficStats(Struct, frozen=True, omit_defaults=True):
     """What one name had in the last minute."""
 
     requests: int = 0
@@ -35,7 +35,7 @@ class Traffic(Struct, frozen=True, omit_defaults=True):
     degraded: int = 0
 
 
-class Event(Struct, frozen=True, omit_defaults=True):
+class RecentEvent(Struct, frozen=True, omit_defaults=True):
     """A request that was refused, failed or answered by a fallback."""
 
     at: float
@@ -50,7 +50,7 @@ class Event(Struct, frozen=True, omit_defaults=True):
     node: str = ""
 
 
-class _Tally(Struct):
+class _ExchangeSums(Struct):
     requests: int = 0
     tokens: int = 0
     failed: int = 0
@@ -64,15 +64,15 @@ class _Tally(Struct):
         self.refused += record.outcome is Outcome.REFUSED
         self.degraded += record.degraded
 
-    def join(self, other: "_Tally") -> None:
+    def join(self, other: "_ExchangeSums") -> None:
         self.requests += other.requests
         self.tokens += other.tokens
         self.failed += other.failed
         self.refused += other.refused
         self.degraded += other.degraded
 
-    def shown(self) -> Traffic:
-        return Traffic(self.requests, self.tokens, self.failed, self.refused, self.degraded)
+    def shown(self) -> TrafficStats:
+        return TrafficStats(self.requests, self.tokens, self.failed, self.refused, self.degraded)
 
 
 _Names = tuple[str, str | None, str | None]
@@ -86,7 +86,7 @@ class _Minute:
     __slots__ = ("_steps",)
 
     def __init__(self) -> None:
-        self._steps: deque[tuple[int, dict[_Names, _Tally]]] = deque()
+        self._steps: deque[tuple[int, dict[_Names, _ExchangeSums]]] = deque()
 
     def add(self, names: _Names, record: ExchangeRecord, step: int) -> None:
         """`step`: of the clock; it never goes back."""
@@ -99,18 +99,18 @@ class _Minute:
         if tally is None:
             if len(tallies) >= _COMBINATIONS:
                 names = (_OTHER, names[1] and _OTHER, names[2] and _OTHER)
-            tally = tallies.setdefault(names, _Tally())
+            tally = tallies.setdefault(names, _ExchangeSums())
         tally.add(record)
 
-    def shown(self, step: int) -> dict[str, dict[str, Traffic]]:
+    def shown(self, step: int) -> dict[str, dict[str, TrafficStats]]:
         """By kind and name."""
         self._forget(step)
-        total: dict[str, dict[str, _Tally]] = {kind: {} for kind in _KINDS}
+        total: dict[str, dict[str, _ExchangeSums]] = {kind: {} for kind in _KINDS}
         for _, tallies in self._steps:
             for names, tally in tallies.items():
                 for each, name in zip(total.values(), names, strict=True):
                     if name is not None:
-                        each.setdefault(name if name in each or len(each) < _NAMES else _OTHER, _Tally()).join(tally)
+                        each.setdefault(name if name in each or len(each) < _NAMES else _OTHER, _ExchangeSums()).join(tally)
         return {kind: {name: tally.shown() for name, tally in each.items()} for kind, each in total.items()}
 
     def _forget(self, step: int) -> None:
@@ -118,7 +118,7 @@ class _Minute:
             self._steps.popleft()
 
 
-class _Line(Struct):
+class _FirstTokenTrend(Struct):
     """The mean of a node's first-token times, step by step."""
 
     step: int
@@ -139,9 +139,9 @@ class Recent:
     """What finished lately. `now` is any clock in seconds that only grows, the same one everywhere."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, _FirstTokenTrend] = {}
         self._minute = _Minute()
-        self.events: deque[Event] = deque(maxlen=_EVENTS)
+        self.events: deque[RecentEvent] = deque(maxlen=_EVENTS)
         self._records: deque[ExchangeRecord] = deque(maxlen=_EXCHANGES)
 
     def finished(self, record: ExchangeRecord, now: float) -> None:
@@ -157,13 +157,13 @@ class Recent:
             code = record.refusal or record.error or (str(record.status) if record.status else "")
             at = round(record.started_at + (record.duration_ms or 0) / 1000, 3)
             asked = record.alias or record.model
-            self.events.append(Event(at, what, code, record.trace_id, record.tenant, asked, record.rule, record.node_id))
+            self.events.append(RecentEvent(at, what, code, record.trace_id, record.tenant, asked, record.rule, record.node_id))
 
     def times(self, trace: str) -> list[GatewayTimes]:
         """The exchanges among the last two thousand whose trace id begins so, oldest first."""
         return [GatewayTimes.of(record) for record in self._records if record.trace_id.startswith(trace)]
 
-    def traffic(self, now: float) -> Mapping[str, Mapping[str, Traffic]]:
+    def traffic(self, now: float) -> Mapping[str, Mapping[str, TrafficStats]]:
         """The last minute by rule, alias and tenant."""
         return self._minute.shown(int(now) // STEP_S)
 
@@ -177,7 +177,7 @@ class Recent:
         if line is None:
             if len(self._lines) >= _REMEMBERED_NODES:
                 del self._lines[next(iter(self._lines))]
-            line = self._lines[node_id] = _Line(step)
+            line = self._lines[node_id] = _FirstTokenTrend(step)
         elif line.step != step:
             line.points = line.at(step)
             line.step, line.total, line.count = step, 0.0, 0

@@ -12,7 +12,7 @@ from din_extproc.domain.usage import ExchangeRecord, Outcome
 _SECONDS_A_DAY = 86_400
 
 
-class Used(Struct, gc=False):
+class UsageTotals(Struct, gc=False):
     """Sums over exchanges of one tenant, model and day."""
 
     requests: int = 0
@@ -30,7 +30,7 @@ class Used(Struct, gc=False):
     """Part of prompt and completion tokens: the engine did not count them."""
 
 
-class Line(Struct, frozen=True, gc=False):
+class UsageKey(Struct, frozen=True, gc=False):
     """Whose usage it is. `model` is the physical one, "" of what was refused before one was chosen."""
 
     day: str
@@ -42,17 +42,17 @@ class UsageBook:
     """What was counted since it was last taken."""
 
     def __init__(self) -> None:
-        self._used: dict[Line, Used] = {}
+        self._used: dict[UsageKey, UsageTotals] = {}
         self._day = (0, "")
 
     def finished(self, record: ExchangeRecord) -> None:
         """An exchange is over."""
         if not record.tenant:
             return
-        line = Line(self._name(int(record.started_at) // _SECONDS_A_DAY), record.tenant, record.model)
+        line = UsageKey(self._name(int(record.started_at) // _SECONDS_A_DAY), record.tenant, record.model)
         used = self._used.get(line)
         if used is None:
-            used = self._used[line] = Used()
+            used = self._used[line] = UsageTotals()
         if record.refusal:
             used.refused += 1
             return
@@ -65,7 +65,7 @@ class UsageBook:
         used.cached_tokens += usage.cached_tokens
         used.estimated_tokens += usage.total_tokens if usage.estimated else 0
 
-    def take(self) -> dict[Line, Used]:
+    def take(self) -> dict[UsageKey, UsageTotals]:
         """What was counted since it was last taken."""
         used, self._used = self._used, {}
         return used

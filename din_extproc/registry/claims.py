@@ -9,7 +9,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 from msgspec import Struct
 
-from din_extproc.domain.membership import Beat, NodeState, Registration
+from din_extproc.domain.membership import Heartbeat, NodeState, Registration
 from din_extproc.domain.node import Endpoint
 
 _SAYABLE = frozenset({NodeState.LOADING, NodeState.READY, NodeState.DRAINING})
@@ -23,7 +23,7 @@ _LARGEST_SEQUENCE = 1 << 53
 _LONGEST_REASON = 500
 
 
-class Described(Struct, frozen=True):
+class CatalogEntry(Struct, frozen=True):
     """What the catalogue says of one version of one model."""
 
     dtype: str
@@ -32,14 +32,14 @@ class Described(Struct, frozen=True):
     """Of the weights; None: it says nothing of them."""
 
 
-class Reach(Struct, frozen=True):
+class AllowedAddresses(Struct, frozen=True):
     """Where a node's token lets it register."""
 
     networks: tuple[IPv4Network | IPv6Network, ...] = ()
     endpoints: frozenset[Endpoint] = frozenset()
 
     @classmethod
-    def parse(cls, texts: Iterable[str]) -> "Reach":
+    def parse(cls, texts: Iterable[str]) -> "AllowedAddresses":
         """Read networks (`10.0.0.0/24`, `fd00::/64`), addresses, and addresses with a port (`10.0.0.7:8000`, `[fd00::7]:8000`).
 
         Raises:
@@ -59,7 +59,7 @@ class Reach(Struct, frozen=True):
         return endpoint in self.endpoints or any(host.version == network.version and host in network for network in self.networks)
 
 
-Catalogue = Mapping[str, Mapping[str, Described]]
+Catalogue = Mapping[str, Mapping[str, CatalogEntry]]
 """Model -> version -> description. Empty: there is no catalogue, and any model may register."""
 
 
@@ -84,7 +84,7 @@ def untrue(registration: Registration, catalogue: Catalogue) -> str:
     return ""
 
 
-def impossible(beat: Beat) -> str:
+def impossible(beat: Heartbeat) -> str:
     """Why no node can be in the state that the beat tells."""
     if beat.state not in _SAYABLE:
         return f"a node does not say of itself that it is {beat.state.value}"

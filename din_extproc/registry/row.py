@@ -1,6 +1,6 @@
 """One node's row, and what each message of the node makes of it. The only place where a row changes.
 
-Rule: a row is replaced, never changed; a message that may not change it gives a `Denied` with the reason. Time is an argument.
+Rule: a row is replaced, never changed; a message that may not change it gives a `RegistryDenial` with the reason. Time is an argument.
 """
 
 from enum import Enum
@@ -8,14 +8,14 @@ from enum import Enum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from din_extproc.domain.membership import Beat, Member, NodeState, Registration
+from din_extproc.domain.membership import Heartbeat, Member, NodeState, Registration
 from din_extproc.registry.claims import Catalogue, impossible, untrue
 from din_extproc.registry.trust import Evidence
 
 _MOST_REASONS = 6
 
 
-class Denial(Enum):
+class DenialReason(Enum):
     """What kind of no it is."""
 
     IMPOSSIBLE = "impossible"
@@ -28,14 +28,14 @@ class Denial(Enum):
     """Something newer is known, or the place is taken."""
 
 
-class Denied(Struct, frozen=True):
+class RegistryDenial(Struct, frozen=True):
     """A message that changes nothing."""
 
-    kind: Denial
+    kind: DenialReason
     reason: str
 
 
-class Row(Struct, frozen=True, kw_only=True):
+class NodeRecord(Struct, frozen=True, kw_only=True):
     """What the network knows of one node."""
 
     registration: Registration
@@ -44,7 +44,7 @@ class Row(Struct, frozen=True, kw_only=True):
     evidence: Evidence
     registered_at: float
     """Seconds since the epoch, as are all times here."""
-    beat: Beat | None = None
+    beat: Heartbeat | None = None
     beat_at: float | None = None
     draining: bool = False
     """Asked to drain by somebody else than its own beats."""
@@ -75,7 +75,7 @@ class Row(Struct, frozen=True, kw_only=True):
             return NodeState.DRAINING
         return NodeState.LOADING if self.beat is None else self.beat.state
 
-    def because(self, reason: str) -> "Row":
+    def because(self, reason: str) -> "NodeRecord":
         """With one more reason."""
         if self.reasons[-1:] == (reason,):
             return self
@@ -95,8 +95,8 @@ class Row(Struct, frozen=True, kw_only=True):
 
 
 def registered(
-    registration: Registration, lease: str, before: Row | None, *, alive: bool, catalogue: Catalogue, now: float
-) -> Row | Denied:
+    registration: Registration, lease: str, before: NodeRecord | None, *, alive: bool, catalogue: Catalogue, now: float
+) -> NodeRecord | RegistryDenial:
     """The row of a node that registers.
 
     Args:
@@ -108,24 +108,24 @@ def registered(
         now: Seconds since the epoch.
     """
     if before is not None and alive and registration.epoch < before.registration.epoch:
-        return Denied(Denial.OUTDATED, f"a newer registration is in force, epoch {before.registration.epoch}")
+        return RegistryDenial(DenialReason.OUTDATED, f"a newer registration is in force, epoch {before.registration.epoch}")
     lie = untrue(registration, catalogue)
     if lie:
-        return Denied(Denial.UNTRUE, lie)
+        return RegistryDenial(DenialReason.UNTRUE, lie)
     evidence = Evidence(at=now) if before is None else before.evidence.plus(now)
-    row = Row(registration=registration, lease=lease, evidence=evidence, registered_at=now)
+    row = NodeRecord(registration=registration, lease=lease, evidence=evidence, registered_at=now)
     if before is None:
         return row
     return replace(row, revision=before.revision, distrust="" if evidence.rehabilitated else before.distrust)
 
 
-def caught(row: Row, reason: str, now: float) -> Row:
+def caught(row: NodeRecord, reason: str, now: float) -> NodeRecord:
     """A claim of the node did not hold: it is kept out until it registers soundly. The same claim once more is not held against it anew."""
     mismatches = 0 if row.quarantine == reason else 1
     return replace(row, quarantine=reason, evidence=row.evidence.plus(now, mismatches=mismatches)).because(f"quarantined: {reason}")
 
 
-def compared(row: Row, *, agreements: int, disagreements: int, reason: str, now: float) -> Row:
+def compared(row: NodeRecord, *, agreements: int, disagreements: int, reason: str, now: float) -> NodeRecord:
     """Answers of the node were held against those of others of its kind (R41).
 
     When they differ again and again, it is kept out until that has faded.
@@ -138,16 +138,16 @@ def compared(row: Row, *, agreements: int, disagreements: int, reason: str, now:
     return replace(after, distrust=reason).because(f"quarantined, answers differ: {reason}")
 
 
-def beaten(row: Row | None, lease: str, beat: Beat, *, interval_s: float, now: float) -> Row | Denied:
+def beaten(row: NodeRecord | None, lease: str, beat: Heartbeat, *, interval_s: float, now: float) -> NodeRecord | RegistryDenial:
     """The row after a heartbeat. `interval_s`: what the node was told to keep to."""
     if row is None or row.lease != lease:
-        return Denied(Denial.UNKNOWN, "no such lease: register anew")
+        return RegistryDenial(DenialReason.UNKNOWN, "no such lease: register anew")
     last = -1 if row.beat is None else row.beat.sequence
     if beat.sequence <= last:
-        return Denied(Denial.OUTDATED, f"sequence {beat.sequence} comes after {last}")
+        return RegistryDenial(DenialReason.OUTDATED, f"sequence {beat.sequence} comes after {last}")
     reason = impossible(beat)
     if reason:
-        return Denied(Denial.IMPOSSIBLE, reason)
+        return RegistryDenial(DenialReason.IMPOSSIBLE, reason)
     since = now - (row.registered_at if row.beat_at is None else row.beat_at)
     missed = max(0, round(min(since, 3600.0) / interval_s) - 1)
     evidence = row.evidence.plus(now, beats=1, missed=missed)
@@ -158,16 +158,16 @@ def beaten(row: Row | None, lease: str, beat: Beat, *, interval_s: float, now: f
     return after.because(f"{beat.state.value}: {beat.reason}") if beat.reason and beat.reason != said_before else after
 
 
-def babbled(row: Row, reason: str, now: float) -> Row:
+def babbled(row: NodeRecord, reason: str, now: float) -> NodeRecord:
     """A heartbeat was refused as impossible: it counts as missed."""
     return replace(row, evidence=row.evidence.plus(now, missed=1)).because(f"heartbeat refused: {reason}")
 
 
-def drained(row: Row, reason: str) -> Row:
+def drained(row: NodeRecord, reason: str) -> NodeRecord:
     """The node takes nothing new."""
     return replace(row, draining=True).because(f"drained{f': {reason}' if reason else ''}")
 
 
-def observed(row: Row, *, answers: int, failures: int, now: float) -> Row:
+def observed(row: NodeRecord, *, answers: int, failures: int, now: float) -> NodeRecord:
     """So many requests were answered by the node, and so many failed at it."""
     return replace(row, evidence=row.evidence.plus(now, answers=answers, failures=failures))

@@ -9,14 +9,14 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from din_extproc.domain.membership import Member, NodeState, Turnover
+from din_extproc.domain.membership import Member, MembershipDelta, NodeState
 from din_extproc.domain.node import Endpoint, Node, Pool
 from din_extproc.registry.claims import Catalogue, untrue
 from din_extproc.registry.joining import why_not
-from din_extproc.registry.row import Row
+from din_extproc.registry.row import NodeRecord
 
 
-class EventKind(StrEnum):
+class NodeEventKind(StrEnum):
     """What happened to a node."""
 
     JOINED = "joined"
@@ -27,10 +27,10 @@ class EventKind(StrEnum):
     """It deregistered or died."""
 
 
-class Event(Struct, frozen=True):
+class NodeEvent(Struct, frozen=True):
     """A change that others care about. Heartbeats without one are none."""
 
-    kind: EventKind
+    kind: NodeEventKind
     member: Member
     """After the change."""
     reason: str
@@ -40,7 +40,7 @@ _Joined = tuple[Node, tuple[str, ...]]
 """A node that is routed to, and its pools."""
 
 
-class Table:
+class NodeTable:
     """The rows of one network.
 
     Args:
@@ -51,7 +51,7 @@ class Table:
     def __init__(self, pools: Iterable[Pool], catalogue: Catalogue) -> None:
         self.revision = 0
         """The newest that was taken."""
-        self.rows: dict[str, Row] = {}
+        self.rows: dict[str, NodeRecord] = {}
         self.stale = False
         """The shared table could not be asked lately."""
         self.catalogue = catalogue
@@ -73,7 +73,7 @@ class Table:
 
     # -- what the store tells --------------------------------------------------------------------------------------------------------
 
-    def take(self, row: Row, now: float, *, alive: bool = True, reason: str = "") -> list[Event]:
+    def take(self, row: NodeRecord, now: float, *, alive: bool = True, reason: str = "") -> list[NodeEvent]:
         """A row as it is now; an older one than is known changes nothing.
 
         Args:
@@ -101,7 +101,7 @@ class Table:
         self._join(row)
         return self._events(row, was, before, now)
 
-    def remove(self, node_id: str, revision: int, now: float, reason: str) -> list[Event]:
+    def remove(self, node_id: str, revision: int, now: float, reason: str) -> list[NodeEvent]:
         """The node's row is no more."""
         row = self.rows.get(node_id)
         if row is None or revision < row.revision:
@@ -116,9 +116,9 @@ class Table:
         self._leave(node_id)
         if was is NodeState.DEAD:
             return []
-        return [Event(EventKind.LEFT, row.member(now, NodeState.DEAD, stale=self.stale), reason)]
+        return [NodeEvent(NodeEventKind.LEFT, row.member(now, NodeState.DEAD, stale=self.stale), reason)]
 
-    def use(self, pools: Iterable[Pool], catalogue: Catalogue, now: float) -> list[Event]:
+    def use(self, pools: Iterable[Pool], catalogue: Catalogue, now: float) -> list[NodeEvent]:
         """Other pools, or another catalogue: every node is looked at again."""
         self._pools, self.catalogue = tuple(pools), catalogue
         events = []
@@ -135,13 +135,13 @@ class Table:
         """Whether there is such a node, heard of in time."""
         return node_id in self.rows and node_id not in self._dead
 
-    def state(self, row: Row) -> NodeState:
+    def state(self, row: NodeRecord) -> NodeState:
         """What the node's row, its silence and the catalogue make of it together."""
         if row.id in self._dead:
             return NodeState.DEAD
         return NodeState.QUARANTINED if row.id in self._lies else row.state
 
-    def owner(self, row: Row) -> Row | None:
+    def owner(self, row: NodeRecord) -> NodeRecord | None:
         """Another living node that has the row's place."""
         owner = self._places.get(row.place)
         return self.rows[owner] if owner is not None and owner != row.id and self.alive(owner) else None
@@ -162,13 +162,13 @@ class Table:
             if member is not None:
                 yield member
 
-    def configured(self, row: Row) -> Node | None:
+    def configured(self, row: NodeRecord) -> Node | None:
         """The node of the configuration that has the row's id or place."""
         node = row.registration.node
         own = (each for pool in self._pools for each in pool.nodes)
         return next((each for each in own if each.id == node.id or (each.endpoint, each.model) == (node.endpoint, node.model)), None)
 
-    def warnings(self, row: Row) -> tuple[str, ...]:
+    def warnings(self, row: NodeRecord) -> tuple[str, ...]:
         """What is odd about a sound registration."""
         endpoint = row.registration.node.endpoint
         found = [
@@ -188,11 +188,11 @@ class Table:
         found = self._joined.get(node_id)
         return () if found is None else found[1]
 
-    def joined(self) -> Turnover:
+    def joined(self) -> MembershipDelta:
         """Every node that is routed to, as if all of them had just come."""
         return _turnover((None, now) for now in self._joined.values())
 
-    def turnover(self) -> Turnover | None:
+    def turnover(self) -> MembershipDelta | None:
         """Who came and who went since this was last asked; None: nobody."""
         if not self._turned:
             return None
@@ -203,7 +203,7 @@ class Table:
 
     # -- inside ----------------------------------------------------------------------------------------------------------------------
 
-    def _vacate(self, row: Row) -> None:
+    def _vacate(self, row: NodeRecord) -> None:
         """The node is no more where it was."""
         if self._places.get(row.place) == row.id:
             del self._places[row.place]
@@ -213,7 +213,7 @@ class Table:
         if not housed:
             self._housed.pop(endpoint, None)
 
-    def _judge(self, row: Row) -> None:
+    def _judge(self, row: NodeRecord) -> None:
         """Hold what was registered against the catalogue and the pools."""
         self._takers[row.id] = tuple(pool.name for pool in self._pools if not why_not(row.registration, pool))
         lie = untrue(row.registration, self.catalogue)
@@ -222,7 +222,7 @@ class Table:
         else:
             self._lies.pop(row.id, None)
 
-    def _join(self, row: Row) -> None:
+    def _join(self, row: NodeRecord) -> None:
         """Route to the node, or no longer."""
         before = self._joined.get(row.id)
         if self.state(row) is not NodeState.READY:
@@ -236,22 +236,22 @@ class Table:
         if before is not None:
             self._turned.setdefault(node_id, before)
 
-    def _events(self, row: Row, was: NodeState | None, before: Row | None, now: float) -> list[Event]:
+    def _events(self, row: NodeRecord, was: NodeState | None, before: NodeRecord | None, now: float) -> list[NodeEvent]:
         state = self.state(row)
         if was is state and before is not None and before.registration == row.registration:
             return []
         gone = {None, NodeState.DEAD}
         if was in gone and state is NodeState.DEAD:
             return []
-        kind = EventKind.JOINED if was in gone else EventKind.LEFT if state is NodeState.DEAD else EventKind.CHANGED
+        kind = NodeEventKind.JOINED if was in gone else NodeEventKind.LEFT if state is NodeState.DEAD else NodeEventKind.CHANGED
         member = self.member(row.id, now)
         if member is None:
             return []
         reason = self._dead.get(row.id) or self._lies.get(row.id) or (row.reasons[-1] if row.reasons else state.value)
-        return [Event(kind, member, reason)]
+        return [NodeEvent(kind, member, reason)]
 
 
-def _turnover(changes: Iterable[tuple[_Joined | None, _Joined | None]]) -> Turnover:
+def _turnover(changes: Iterable[tuple[_Joined | None, _Joined | None]]) -> MembershipDelta:
     joined: dict[str, list[Node]] = {}
     left: dict[str, list[str]] = {}
     for before, after in changes:
@@ -261,4 +261,6 @@ def _turnover(changes: Iterable[tuple[_Joined | None, _Joined | None]]) -> Turno
         if after is not None:
             for pool in after[1]:
                 joined.setdefault(pool, []).append(after[0])
-    return Turnover(joined={pool: tuple(nodes) for pool, nodes in joined.items()}, left={pool: tuple(ids) for pool, ids in left.items()})
+    return MembershipDelta(
+        joined={pool: tuple(nodes) for pool, nodes in joined.items()}, left={pool: tuple(ids) for pool, ids in left.items()}
+    )

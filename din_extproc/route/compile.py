@@ -14,7 +14,7 @@ from din_extproc.domain.tenant import Tenant
 from din_extproc.route.aliases import Alias, Reach, resolve
 from din_extproc.route.flaw import Flaw, Place, did_you_mean
 from din_extproc.route.rules import Known, Rule, always, compile_condition, dead_patterns
-from din_extproc.route.table import CompiledRule, RouteTable, Target
+from din_extproc.route.table import CompiledRule, RouteTable, RouteTarget
 from din_extproc.route.versions import ANY, parse_constraint
 
 
@@ -44,11 +44,11 @@ def compile_routes(pools: Sequence[Pool], aliases: Sequence[Alias], rules: Seque
     return Compiled(RouteTable(targets, allowed, compiled), tuple(flaws))
 
 
-def _target(name: str, is_alias: bool, reach: Reach, rules: Sequence[CompiledRule], pools: Sequence[Pool]) -> Target:  # noqa: FBT001
+def _target(name: str, is_alias: bool, reach: Reach, rules: Sequence[CompiledRule], pools: Sequence[Pool]) -> RouteTarget:  # noqa: FBT001
     """The rules that concern the name; after them each of its pools, which takes what no rule took."""
     preference = {model: rank for rank, model in enumerate(reach)}
     serving = sorted((pool for pool in pools if pool.model in reach), key=lambda pool: preference[pool.model])
-    return Target(
+    return RouteTarget(
         name=name,
         alias=is_alias,
         models={model: parse_constraint(version) or ANY for model, version in reach.items()},

@@ -34,7 +34,7 @@ class TokenRange(Struct, frozen=True, gc=False):
         return min(bounds) if bounds else None
 
 
-class Condition(Struct, frozen=True, kw_only=True):
+class RuleCondition(Struct, frozen=True, kw_only=True):
     """When a rule applies. None and empty fields ask for nothing."""
 
     always: bool = False
@@ -47,9 +47,9 @@ class Condition(Struct, frozen=True, kw_only=True):
     tenant: tuple[str, ...] = ()
     priority: tuple[Priority, ...] = ()
     stream: bool | None = None
-    any: "tuple[Condition, ...]" = ()
-    all: "tuple[Condition, ...]" = ()
-    negated: "Condition | None" = None
+    any: "tuple[RuleCondition, ...]" = ()
+    all: "tuple[RuleCondition, ...]" = ()
+    negated: "RuleCondition | None" = None
     """Written `not`."""
     cel: str = ""
 
@@ -58,7 +58,7 @@ class Rule(Struct, frozen=True):
     """Requests that meet the condition go to the pool; when it can't answer, to the fallback."""
 
     id: str
-    when: Condition
+    when: RuleCondition
     pool: str
     fallback: str = ""
 
@@ -71,7 +71,7 @@ class Known(Struct, frozen=True):
     """Aliases and physical models."""
 
 
-def thresholds(conditions: Iterable[Condition]) -> frozenset[int]:
+def thresholds(conditions: Iterable[RuleCondition]) -> frozenset[int]:
     """Token counts at which one of the conditions turns. Those inside CEL expressions are not known."""
     found: set[int] = set()
     for condition in conditions:
@@ -81,7 +81,7 @@ def thresholds(conditions: Iterable[Condition]) -> frozenset[int]:
     return frozenset(found)
 
 
-def compile_condition(condition: Condition, place: Place, known: Known) -> tuple[Matches, list[Flaw]]:
+def compile_condition(condition: RuleCondition, place: Place, known: Known) -> tuple[Matches, list[Flaw]]:
     """The condition as one function, and every flaw in it. A flawed condition matches nothing."""
     flaws: list[Flaw] = []
     parts = [*_on_intent(condition, place, known, flaws), *_on_request(condition, place, known, flaws)]
@@ -108,7 +108,7 @@ def compile_condition(condition: Condition, place: Place, known: Known) -> tuple
     return (_all_of(tuple(parts)) if all(flaw.warning for flaw in flaws) else _never), flaws
 
 
-def _on_intent(condition: Condition, place: Place, known: Known, flaws: list[Flaw]) -> list[Matches]:
+def _on_intent(condition: RuleCondition, place: Place, known: Known, flaws: list[Flaw]) -> list[Matches]:
     parts: list[Matches] = []
     if condition.path:
         operations = frozenset(condition.path)
@@ -130,7 +130,7 @@ def _on_intent(condition: Condition, place: Place, known: Known, flaws: list[Fla
     return parts
 
 
-def _on_request(condition: Condition, place: Place, known: Known, flaws: list[Flaw]) -> list[Matches]:
+def _on_request(condition: RuleCondition, place: Place, known: Known, flaws: list[Flaw]) -> list[Matches]:
     parts: list[Matches] = [_header(name, wanted) for name, wanted in condition.header.items()]
     if condition.tenant:
         ids = frozenset(condition.tenant)

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from din_extproc.domain.node import Pool
-from din_extproc.domain.request import Head, Intent, Operation
+from din_extproc.domain.request import Intent, Operation, RequestHead
 from din_extproc.domain.tenant import Tenant
-from din_extproc.domain.verdict import Code, Refusal
+from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.route.expression import Facts, Matches
-from din_extproc.route.rules import Condition
-from din_extproc.route.trial import Trial, unmet
+from din_extproc.route.rule_evaluation import RuleEvaluation, unmet
+from din_extproc.route.rules import RuleCondition
 from din_extproc.route.versions import ANY, Constraint, combine, parse_constraint
 
 VersionsOf = Callable[[str], frozenset[str]]
@@ -37,11 +37,11 @@ class CompiledRule(Struct, frozen=True):
     matches: Matches
     pool: Pool
     fallback: Pool | None
-    condition: Condition = Condition(always=True)
+    condition: RuleCondition = RuleCondition(always=True)
     """What `matches` was compiled from."""
 
 
-class Target(Struct, frozen=True):
+class RouteTarget(Struct, frozen=True):
     """What one name stands for."""
 
     name: str
@@ -93,7 +93,7 @@ class RouteTable:
 
     __slots__ = ("_allowed", "_rules", "_targets")
 
-    def __init__(self, targets: Mapping[str, Target], allowed: Mapping[str, frozenset[str]], rules: Sequence[CompiledRule]) -> None:
+    def __init__(self, targets: Mapping[str, RouteTarget], allowed: Mapping[str, frozenset[str]], rules: Sequence[CompiledRule]) -> None:
         self._rules = tuple(rules)
         self._targets = dict(targets)
         self._allowed = dict(allowed)
@@ -104,7 +104,7 @@ class RouteTable:
         pairs = {(rule.pool.name, rule.fallback.name): (rule.pool, rule.fallback) for rule in self._rules if rule.fallback is not None}
         return tuple(pairs.values())
 
-    def route(self, intent: Intent, tenant: Tenant, head: Head, hour_utc: int, versions_of: VersionsOf) -> Routed | Refusal:
+    def route(self, intent: Intent, tenant: Tenant, head: RequestHead, hour_utc: int, versions_of: VersionsOf) -> Routed | Refusal:
         """The pool for one request.
 
         Args:
@@ -130,7 +130,9 @@ class RouteTable:
                     return Routed(rule.id, target.name, pool.model, pool, versions, fallback, fallback_versions)
         return _unserved(target, intent, allowed, asked, versions_of)
 
-    def tried(self, intent: Intent, tenant: Tenant, head: Head, hour_utc: int, versions_of: VersionsOf) -> tuple[Trial, ...]:
+    def tried(
+        self, intent: Intent, tenant: Tenant, head: RequestHead, hour_utc: int, versions_of: VersionsOf
+    ) -> tuple[RuleEvaluation, ...]:
         """Every rule that `route` comes by, and every rule before the one that takes the request, with what spoke against it."""
         question = self._question(intent, tenant)
         if isinstance(question, Refusal):
@@ -140,7 +142,7 @@ class RouteTable:
         trials = []
         for rule in (*self._rules, *(rule for rule in target.rules if not rule.id)):
             why = tuple(_against(rule, target, allowed, asked, facts, versions_of))
-            trials.append(Trial(rule.id, rule.pool.name, not why, why))
+            trials.append(RuleEvaluation(rule.id, rule.pool.name, not why, why))
             if not why:
                 break
         return tuple(trials)
@@ -165,20 +167,20 @@ class RouteTable:
         target, _ = self._target(asked_for)
         return None if target is None else next(iter(target.models))
 
-    def _question(self, intent: Intent, tenant: Tenant) -> tuple[Target, frozenset[str], Constraint] | Refusal:
+    def _question(self, intent: Intent, tenant: Tenant) -> tuple[RouteTarget, frozenset[str], Constraint] | Refusal:
         """What the name stands for, the models that the tenant may use, and the version that the client asks for."""
         target, suffix = self._target(intent.model)
         if target is None:
-            return Refusal(Code.MODEL_NOT_FOUND, f"The model {_shown(intent.model)} does not exist.", param="model")
+            return Refusal(RefusalCode.MODEL_NOT_FOUND, f"The model {_shown(intent.model)} does not exist.", param="model")
         allowed = self._allowed.get(tenant.id, _NOTHING)
         if allowed.isdisjoint(target.models):
-            return Refusal(Code.MODEL_NOT_ALLOWED, f"The key may not use the model {_shown(target.name)}.", param="model")
+            return Refusal(RefusalCode.MODEL_NOT_ALLOWED, f"The key may not use the model {_shown(target.name)}.", param="model")
         if not suffix and not intent.version:
             return target, allowed, ANY
         asked = _asked(suffix, intent.version)
         return asked if isinstance(asked, Refusal) else (target, allowed, asked)
 
-    def _target(self, asked_for: str) -> tuple[Target | None, str]:
+    def _target(self, asked_for: str) -> tuple[RouteTarget | None, str]:
         """The target, and the version constraint after the last `@` of a name that is none as it stands."""
         target = self._targets.get(asked_for)
         if target is not None:
@@ -188,7 +190,7 @@ class RouteTable:
 
 
 def _against(
-    rule: CompiledRule, target: Target, allowed: frozenset[str], asked: Constraint, facts: Facts, versions_of: VersionsOf
+    rule: CompiledRule, target: RouteTarget, allowed: frozenset[str], asked: Constraint, facts: Facts, versions_of: VersionsOf
 ) -> Iterator[str]:
     """What speaks against a rule, in the order in which `route` looks."""
     pool = rule.pool
@@ -206,7 +208,7 @@ def _against(
 
 
 def _usable(
-    fallback: Pool | None, operation: Operation, target: Target, allowed: frozenset[str], asked: Constraint, versions_of: VersionsOf
+    fallback: Pool | None, operation: Operation, target: RouteTarget, allowed: frozenset[str], asked: Constraint, versions_of: VersionsOf
 ) -> Pool | None:
     """The fallback, None when the tenant, the operation or the version that the client asked for rules it out."""
     if fallback is None or fallback.model not in allowed:
@@ -219,7 +221,7 @@ def _usable(
     return fallback if served else None
 
 
-def _on(target: Target, model: str, asked: Constraint) -> Constraint:
+def _on(target: RouteTarget, model: str, asked: Constraint) -> Constraint:
     """What the alias and the client together ask of the model's version. A model outside the target is asked nothing."""
     own = target.models.get(model, ANY)
     if asked is ANY:
@@ -238,18 +240,24 @@ def _asked(suffix: str, header: str) -> Constraint | Refusal:
     """What the client asks of the version: after the `@`, in the header, or both."""
     for text, param, where in ((suffix, "model", "after the @ of the model"), (header, "x-din-model-version", "in x-din-model-version")):
         if parse_constraint(text) is None:
-            return Refusal(Code.INVALID_REQUEST, f"The text {where} is not a version constraint such as `>=2025.3,<2026`.", param=param)
-    return combine(suffix, header) or Refusal(Code.INVALID_REQUEST, "The version constraints are too long.", param="x-din-model-version")
+            return Refusal(
+                RefusalCode.INVALID_REQUEST, f"The text {where} is not a version constraint such as `>=2025.3,<2026`.", param=param
+            )
+    return combine(suffix, header) or Refusal(
+        RefusalCode.INVALID_REQUEST, "The version constraints are too long.", param="x-din-model-version"
+    )
 
 
-def _unserved(target: Target, intent: Intent, allowed: frozenset[str], asked: Constraint, versions_of: VersionsOf) -> Refusal:
+def _unserved(target: RouteTarget, intent: Intent, allowed: frozenset[str], asked: Constraint, versions_of: VersionsOf) -> Refusal:
     pools = [rule.pool for rule in target.rules if not rule.id and rule.pool.model in allowed]
     serving = [pool for pool in pools if pool.operations is None or intent.operation in pool.operations]
     if not serving:
-        return Refusal(Code.INVALID_REQUEST, f"The model {_shown(target.name)} does not serve {intent.operation.value}.", param="model")
+        return Refusal(
+            RefusalCode.INVALID_REQUEST, f"The model {_shown(target.name)} does not serve {intent.operation.value}.", param="model"
+        )
     offered = ", ".join(sorted({version for pool in serving for version in versions_of(pool.name)}))
     message = f"No node serves a version of {_shown(target.name)} that meets {asked.text!r}; in service: {offered}."
-    return Refusal(Code.VERSION_MISMATCH, message, param="x-din-model-version" if intent.version else "model")
+    return Refusal(RefusalCode.VERSION_MISMATCH, message, param="x-din-model-version" if intent.version else "model")
 
 
 def _shown(name: str) -> str:

@@ -22,7 +22,7 @@ class _Bucket:
         self.tokens = 0
 
 
-class Window(Struct, frozen=True):
+class BatchLimits(Struct, frozen=True):
     """What a batch may be."""
 
     max_batch_tokens: int = 8192
@@ -33,12 +33,12 @@ class Window(Struct, frozen=True):
             raise ValueError("max_batch_tokens is at least 1, max_wait_s at least 0")
 
 
-class Batches:
+class BatchBuckets:
     """The open buckets of a node. Requests are numbers of the caller's choice, each there once at most."""
 
     __slots__ = ("_buckets", "_of", "window")
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: BatchLimits) -> None:
         self.window = window
         self._buckets: dict[int, _Bucket] = {}
         self._of: dict[int, int] = {}

@@ -10,16 +10,16 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from din_extproc.domain.node import Node
-from din_extproc.schedule.ask import Ask
-from din_extproc.schedule.load import Load
+from din_extproc.schedule.load import LoadModel
 from din_extproc.schedule.pace import HALF_LIFE_S
+from din_extproc.schedule.placement_request import PlacementRequest
 from din_extproc.schedule.sample import SIZE, sample
 from din_extproc.schedule.typical import Typical
 
 _NOTHING_KNOWN_MS = 1000.0
 
 
-class Options(Struct, frozen=True, forbid_unknown_fields=True):
+class LatencyEwmaOptions(Struct, frozen=True, forbid_unknown_fields=True):
     """How it remembers."""
 
     half_life_s: Annotated[float, Meta(gt=0, le=3600)] = HALF_LIFE_S
@@ -31,14 +31,14 @@ class LatencyEwma:
 
     __slots__ = ("_decay", "_load", "_loads", "_nodes", "_typical")
 
-    def __init__(self, nodes: tuple[Node, ...], load: Load, options: Options) -> None:
+    def __init__(self, nodes: tuple[Node, ...], load: LoadModel, options: LatencyEwmaOptions) -> None:
         self._nodes = nodes
         self._load = load
         self._loads = tuple(load.of(node.id) for node in nodes)
         self._typical = Typical(nodes, load)
         self._decay = log(2) / options.half_life_s
 
-    def pick(self, count: int, ask: Ask) -> tuple[Node, ...]:
+    def pick(self, count: int, ask: PlacementRequest) -> tuple[Node, ...]:
         """The node with the shortest wait in sight, then the next ones: at most `count`, all different."""
         nodes, loads = self._nodes, self._loads
         self._typical.follow()
@@ -50,7 +50,7 @@ class LatencyEwma:
         ranks.sort()
         return tuple([nodes[rank[3]] for rank in ranks[:count]])
 
-    def score(self, node: Node, ask: Ask) -> tuple[float, str]:
+    def score(self, node: Node, ask: PlacementRequest) -> tuple[float, str]:
         """Milliseconds times requests."""
         self._typical.follow()
         p99_ms = self._p99_ms(self._nodes.index(node), ask.now)

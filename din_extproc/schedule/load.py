@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable
 
 from msgspec import Struct
 
-from din_extproc.domain.membership import Reading
+from din_extproc.domain.membership import HeartbeatReading
 from din_extproc.domain.node import Node
-from din_extproc.domain.usage import Pace
+from din_extproc.domain.usage import NodePace
 
 PREFILL_RATE = 4000.0
 """Prompt tokens per second of a node that has told nothing."""
@@ -18,7 +18,7 @@ _LEAST_USAGE = 0.05
 """Share of the key-value memory below which its size can't be told from how full it is."""
 
 
-class Taken(Struct, frozen=True, gc=False):
+class NodeLease(Struct, frozen=True, gc=False):
     """What one request takes of a node until it ends."""
 
     node_id: str
@@ -102,7 +102,7 @@ class NodeLoad:
         self._backlog = self.backlog(now, self.prefill_rate or PREFILL_RATE) + tokens
         self._backlog_at = now
 
-    def hear(self, reading: Reading) -> None:
+    def hear(self, reading: HeartbeatReading) -> None:
         """Take over what the node says of itself. What it does not say stays as it was."""
         beat = reading.beat
         self.trust = reading.trust
@@ -118,7 +118,7 @@ class NodeLoad:
             self.stream_rate = beat.decode_rate / beat.running
             self.streams = float(beat.running)
 
-    def learn(self, pace: Pace) -> None:
+    def learn(self, pace: NodePace) -> None:
         """Take over what finished exchanges taught. It counts more than the node's own rates: it is what clients saw, over a while."""
         self.p99_ms, self.p99_at = pace.p99_ms, pace.at
         self.seconds = pace.seconds
@@ -131,7 +131,7 @@ class NodeLoad:
             self._taught_stream = True
 
 
-class Load:
+class LoadModel:
     """Every node that this worker has heard of or sent to."""
 
     __slots__ = ("_nodes", "fallen", "told")
@@ -140,9 +140,9 @@ class Load:
 
     def __init__(self) -> None:
         self._nodes: dict[str, NodeLoad] = {}
-        self.fallen = Log(limit=self._REMEMBERED)
+        self.fallen = ChangeLog(limit=self._REMEMBERED)
         """Nodes whose load may have become less."""
-        self.told = Log(limit=self._REMEMBERED)
+        self.told = ChangeLog(limit=self._REMEMBERED)
         """Nodes of whose pace something new is known."""
 
     def of(self, node_id: str) -> NodeLoad:
@@ -152,7 +152,7 @@ class Load:
             found = self._nodes[node_id] = NodeLoad(node_id)
         return found
 
-    def take(self, taken: Taken, now: float) -> None:
+    def take(self, taken: NodeLease, now: float) -> None:
         """A request goes to the node. `now`: seconds, the machine's monotonic clock."""
         load = self.of(taken.node_id)
         load.tokens += taken.prompt_tokens + taken.output_tokens
@@ -160,7 +160,7 @@ class Load:
         load.long += taken.long
         load.add_prompt(taken.prompt_tokens, now)
 
-    def give(self, taken: Taken) -> None:
+    def give(self, taken: NodeLease) -> None:
         """That request has ended."""
         load = self.of(taken.node_id)
         load.tokens -= taken.prompt_tokens + taken.output_tokens
@@ -168,13 +168,13 @@ class Load:
         load.long -= taken.long
         self.fallen.append(taken.node_id)
 
-    def hear(self, node_id: str, reading: Reading) -> None:
+    def hear(self, node_id: str, reading: HeartbeatReading) -> None:
         """A heartbeat has come."""
         self.of(node_id).hear(reading)
         self.fallen.append(node_id)
         self.told.append(node_id)
 
-    def learn(self, paces: Iterable[Pace]) -> None:
+    def learn(self, paces: Iterable[NodePace]) -> None:
         """Finished exchanges have taught something."""
         for pace in paces:
             self.of(pace.node_id).learn(pace)
@@ -189,7 +189,7 @@ class Load:
         return {node_id: load.tokens for node_id, load in self._nodes.items() if load.requests}
 
 
-class Log:
+class ChangeLog:
     """The last node ids something happened to, numbered for ever: a reader that was away too long is told so."""
 
     __slots__ = ("_ids", "_limit", "_start")

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from math import ceil
 
-from din_extproc.domain.usage import ExchangeRecord, Outcome, Pace
+from din_extproc.domain.usage import ExchangeRecord, NodePace, Outcome
 
 _WINDOW_S = 2.0
 _WINDOW_EXCHANGES = 128
@@ -17,7 +17,7 @@ _FEWEST_TOKENS = 8
 """An answer of fewer says nothing about the pace of tokens."""
 
 
-_UNKNOWN = Pace(node_id="", at=0.0, p99_ms=0.0, seconds=0.0)
+_UNKNOWN = NodePace(node_id="", at=0.0, p99_ms=0.0, seconds=0.0)
 
 
 class _Window:
@@ -49,7 +49,7 @@ class _Window:
         return self.durations[ceil(_QUANTILE * len(self.durations)) - 1]
 
 
-class Paces:
+class NodePaces:
     """What is known of every node that answered.
 
     Args:
@@ -63,7 +63,7 @@ class Paces:
         self.half_lives_s = half_lives_s
         self._limit = limit
         self._windows: OrderedDict[str, _Window] = OrderedDict()
-        self._paces: dict[str, Pace] = {}
+        self._paces: dict[str, NodePace] = {}
         self._changed: set[str] = set()
 
     def learn(self, record: ExchangeRecord, now: float) -> None:
@@ -87,18 +87,18 @@ class Paces:
             self._windows.move_to_end(node_id)
             self._changed.add(node_id)
 
-    def changed(self) -> tuple[Pace, ...]:
+    def changed(self) -> tuple[NodePace, ...]:
         """What was learned since this was last asked."""
         changed, self._changed = self._changed, set()
         return tuple(self._paces[node_id] for node_id in changed if node_id in self._paces)
 
-    def _closed(self, node_id: str, window: _Window, now: float, half_life_s: float) -> Pace:
+    def _closed(self, node_id: str, window: _Window, now: float, half_life_s: float) -> NodePace:
         before = self._paces.get(node_id, _UNKNOWN)
         weight = 1.0 if before is _UNKNOWN else 1.0 - 0.5 ** ((now - before.at) / half_life_s)
         prefill = window.prefill_rate or None
         stream = window.stream_tokens / window.stream_seconds if window.stream_seconds else None
         mean = sum(window.durations) / len(window.durations) / 1000
-        return Pace(
+        return NodePace(
             node_id=node_id,
             at=now,
             p99_ms=before.p99_ms + (window.p99_ms() - before.p99_ms) * weight,

@@ -10,43 +10,43 @@ import msgspec
 from msgspec import Struct
 
 from din_extproc.domain.node import Node, Pool
-from din_extproc.domain.verdict import Code, Refusal
+from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.schedule import latency_ewma, predicted_time, prefix_affinity, round_robin, token_available
-from din_extproc.schedule.ask import Ask
-from din_extproc.schedule.load import Load
+from din_extproc.schedule.load import LoadModel
 from din_extproc.schedule.long_tail import TailGate
+from din_extproc.schedule.placement_request import PlacementRequest
 
 
 class Strategy(Protocol):
     """Ranks one set of nodes, which is never empty. Made anew whenever the set changes."""
 
-    def pick(self, count: int, ask: Ask) -> tuple[Node, ...]:
+    def pick(self, count: int, ask: PlacementRequest) -> tuple[Node, ...]:
         """The best node first; at most `count`, all different. A node at its concurrency comes after those that are not."""
 
-    def score(self, node: Node, ask: Ask) -> tuple[float, str]:
+    def score(self, node: Node, ask: PlacementRequest) -> tuple[float, str]:
         """What one node of the set is ranked by, least first, and the same in words. For people: it may look at all nodes."""
 
 
 class Picker(Protocol):
     """A strategy, or what stands before one."""
 
-    def pick(self, count: int, ask: Ask) -> tuple[Node, ...] | Refusal:
+    def pick(self, count: int, ask: PlacementRequest) -> tuple[Node, ...] | Refusal:
         """The best node first; refused: none may have the request."""
 
 
-class Kind(Struct, frozen=True):
+class StrategySpec(Struct, frozen=True):
     """A strategy as settings name it."""
 
-    make: Callable[[tuple[Node, ...], Load, Any], Strategy]
+    make: Callable[[tuple[Node, ...], LoadModel, Any], Strategy]
     options: type[Struct]
 
 
-STRATEGIES: dict[str, Kind] = {
-    "round_robin": Kind(round_robin.RoundRobin, round_robin.Options),
-    "token_available": Kind(token_available.TokenAvailable, token_available.Options),
-    "latency_ewma": Kind(latency_ewma.LatencyEwma, latency_ewma.Options),
-    "predicted_time": Kind(predicted_time.PredictedTime, predicted_time.Options),
-    "prefix_affinity": Kind(prefix_affinity.PrefixAffinity, prefix_affinity.Options),
+STRATEGIES: dict[str, StrategySpec] = {
+    "round_robin": StrategySpec(round_robin.RoundRobin, round_robin.RoundRobinOptions),
+    "token_available": StrategySpec(token_available.TokenAvailable, token_available.TokenAvailableOptions),
+    "latency_ewma": StrategySpec(latency_ewma.LatencyEwma, latency_ewma.LatencyEwmaOptions),
+    "predicted_time": StrategySpec(predicted_time.PredictedTime, predicted_time.PredictedTimeOptions),
+    "prefix_affinity": StrategySpec(prefix_affinity.PrefixAffinity, prefix_affinity.PrefixAffinityOptions),
 }
 
 
@@ -60,29 +60,29 @@ class Ranking(Struct, frozen=True, gc=False):
     """How many nodes they are."""
 
 
-def ranking(pool: Pool, nodes: tuple[Node, ...], load: Load) -> Ranking:
+def ranking(pool: Pool, nodes: tuple[Node, ...], load: LoadModel) -> Ranking:
     """Rank these nodes, at least one, as the pool's settings say."""
     kind = STRATEGIES[pool.scheduler]
     strategy = kind.make(nodes, load, msgspec.convert(pool.scheduler_options, kind.options))
     return Ranking(strategy, None if pool.long_tail is None else TailGate(nodes, load, pool.long_tail), len(nodes))
 
 
-class Shape(Struct, frozen=True, gc=False, order=True):
+class NodeShape(Struct, frozen=True, gc=False, order=True):
     """What filtering looks at: nodes of one shape can take the same requests."""
 
     version: str
     max_seq_len: int
 
 
-Fleet = dict[Shape, tuple[Node, ...]]
+Fleet = dict[NodeShape, tuple[Node, ...]]
 """A pool's nodes by shape, in the pool's order."""
 
 
 def fleet(nodes: Iterable[Node]) -> Fleet:
     """Sort nodes by their shape."""
-    found: dict[Shape, list[Node]] = {}
+    found: dict[NodeShape, list[Node]] = {}
     for node in nodes:
-        found.setdefault(Shape(node.version, node.max_seq_len), []).append(node)
+        found.setdefault(NodeShape(node.version, node.max_seq_len), []).append(node)
     return {shape: tuple(same) for shape, same in found.items()}
 
 
@@ -98,19 +98,19 @@ class Demand(Struct, frozen=True, gc=False):
     """Whether a model version meets the constraint that `version` spells."""
 
 
-def fitting(shapes: Iterable[Shape], demand: Demand) -> tuple[Shape, ...] | Refusal:
+def fitting(shapes: Iterable[NodeShape], demand: Demand) -> tuple[NodeShape, ...] | Refusal:
     """The shapes that can take the request at all; a refusal that names the first thing that none of them has.
 
     Where only an estimate says that the request is too long, the longest ones get it: the engine counts.
     """
     offered = sorted(shapes)
     if not offered:
-        return Refusal(Code.NO_HEALTHY_NODE, "No node of the model is in service.")
+        return Refusal(RefusalCode.NO_HEALTHY_NODE, "No node of the model is in service.")
     versioned = tuple(shape for shape in offered if demand.accepts(shape.version))
     if not versioned:
         versions = ", ".join(dict.fromkeys(shape.version for shape in offered))
         return Refusal(
-            Code.VERSION_MISMATCH,
+            RefusalCode.VERSION_MISMATCH,
             f"No node serves a version that meets {demand.version!r}; in service: {versions}.",
             param="x-din-model-version",
         )
@@ -121,7 +121,7 @@ def fitting(shapes: Iterable[Shape], demand: Demand) -> tuple[Shape, ...] | Refu
     if longest >= demand.at_least:
         return tuple(shape for shape in versioned if shape.max_seq_len == longest)
     return Refusal(
-        Code.CONTEXT_LENGTH_EXCEEDED,
+        RefusalCode.CONTEXT_LENGTH_EXCEEDED,
         f"The longest context in service is {longest} tokens; prompt and requested output need {demand.tokens}.",
         param="messages",
     )

@@ -10,8 +10,8 @@ them counts as if it were its own time. Without that, everyone runs to the quick
 from msgspec import Struct
 
 from din_extproc.domain.node import Node
-from din_extproc.schedule.ask import Ask
-from din_extproc.schedule.load import Load, NodeLoad
+from din_extproc.schedule.load import LoadModel, NodeLoad
+from din_extproc.schedule.placement_request import PlacementRequest
 from din_extproc.schedule.sample import SIZE, sample
 from din_extproc.schedule.typical import Typical
 
@@ -19,7 +19,7 @@ _BATCH_SLOWDOWN = 0.02
 """By how much one more request lengthens every request's token, as a share of the time of one alone: what continuous batching costs."""
 
 
-class Options(Struct, frozen=True, forbid_unknown_fields=True):
+class PredictedTimeOptions(Struct, frozen=True, forbid_unknown_fields=True):
     """Predictions have none."""
 
 
@@ -28,37 +28,37 @@ class PredictedTime:
 
     __slots__ = ("_index", "_load", "_loads", "_nodes", "_typical")
 
-    def __init__(self, nodes: tuple[Node, ...], load: Load, _options: Options = Options()) -> None:  # noqa: B008 - frozen
+    def __init__(self, nodes: tuple[Node, ...], load: LoadModel, _options: PredictedTimeOptions = PredictedTimeOptions()) -> None:  # noqa: B008 - frozen
         self._nodes = nodes
         self._index = {node.id: index for index, node in enumerate(nodes)}
         self._load = load
         self._loads = tuple(load.of(node.id) for node in nodes)
         self._typical = Typical(nodes, load)
 
-    def pick(self, count: int, ask: Ask) -> tuple[Node, ...]:
+    def pick(self, count: int, ask: PlacementRequest) -> tuple[Node, ...]:
         """The quickest node, then the next ones: at most `count`, all different."""
         return tuple([self._nodes[index] for _, _, _, index in self.ranked(ask)[:count]])
 
-    def score(self, node: Node, ask: Ask) -> tuple[float, str]:
+    def score(self, node: Node, ask: PlacementRequest) -> tuple[float, str]:
         """Seconds."""
         self._typical.follow()
         queue, prompt, output, others = parts = self._predict(self._index[node.id], ask)
         own = f"{queue:.2f} s in line, {prompt:.2f} prompt, {output:.2f} output"
         return sum(parts), f"{own}; {others:.2f} for others"
 
-    def ranked(self, ask: Ask) -> list[tuple[bool, float, int, int]]:
+    def ranked(self, ask: PlacementRequest) -> list[tuple[bool, float, int, int]]:
         """The sample in order: (full, seconds, place in the sample, index)."""
         self._typical.follow()
         ranks = [self.rank(index, place, ask) for place, index in enumerate(sample(len(self._nodes), SIZE, ask.chance))]
         ranks.sort()
         return ranks
 
-    def rank(self, index: int, place: int, ask: Ask) -> tuple[bool, float, int, int]:
+    def rank(self, index: int, place: int, ask: PlacementRequest) -> tuple[bool, float, int, int]:
         """One node's entry."""
         queue, prompt, output, others = self._predict(index, ask)
         return self._loads[index].is_full(self._nodes[index]), queue + prompt + output + others, place, index
 
-    def _predict(self, index: int, ask: Ask) -> tuple[float, float, float, float]:
+    def _predict(self, index: int, ask: PlacementRequest) -> tuple[float, float, float, float]:
         """Seconds in line (prompts before it; slots or memory that others have to leave first), for prompt and output, and of others."""
         load, typical, slots = self._loads[index], self._typical, self._nodes[index].max_concurrency
         prefill_rate = load.prefill_rate or typical.prefill_rate
@@ -76,7 +76,7 @@ class PredictedTime:
         return queue, prompt, alone + more, prompt * beside + more
 
 
-def _over(load: NodeLoad, requests: int, slots: int, ask: Ask) -> float:
+def _over(load: NodeLoad, requests: int, slots: int, ask: PlacementRequest) -> float:
     """How much more is asked of the node than it has, as a share of it: of its slots or of its memory."""
     over = requests / slots - 1.0
     if load.kv_tokens is not None:

@@ -11,8 +11,8 @@ from zlib import crc32
 from msgspec import Meta, Struct
 
 from din_extproc.domain.node import Node
-from din_extproc.schedule.ask import Ask
-from din_extproc.schedule.load import Load
+from din_extproc.schedule.load import LoadModel
+from din_extproc.schedule.placement_request import PlacementRequest
 from din_extproc.schedule.predicted_time import PredictedTime
 
 _HOMES = 3
@@ -24,7 +24,7 @@ _MIXED = 0x9E3779B1
 """Spreads prefixes that differ in a bit: a prime near 2**32 over the golden ratio (Knuth)."""
 
 
-class Options(Struct, frozen=True, forbid_unknown_fields=True):
+class PrefixAffinityOptions(Struct, frozen=True, forbid_unknown_fields=True):
     """When a prefix leaves its node."""
 
     headroom: Annotated[float, Meta(ge=1, le=100)] = 1.5
@@ -36,7 +36,7 @@ class PrefixAffinity:
 
     __slots__ = ("_headroom", "_nodes", "_owners", "_points", "_predicted")
 
-    def __init__(self, nodes: tuple[Node, ...], load: Load, options: Options) -> None:
+    def __init__(self, nodes: tuple[Node, ...], load: LoadModel, options: PrefixAffinityOptions) -> None:
         self._nodes = nodes
         self._predicted = PredictedTime(nodes, load)
         self._headroom = options.headroom
@@ -45,7 +45,7 @@ class PrefixAffinity:
         self._points = [point for point, _ in ring]
         self._owners = [owner for _, owner in ring]
 
-    def pick(self, count: int, ask: Ask) -> tuple[Node, ...]:
+    def pick(self, count: int, ask: PlacementRequest) -> tuple[Node, ...]:
         """The prefix's node, then the next ones: at most `count`, all different."""
         ranks = self._predicted.ranked(ask)
         if not ask.prefix:
@@ -60,7 +60,7 @@ class PrefixAffinity:
         order = dict.fromkeys([*homes, *[rank[3] for rank in ranks]])
         return tuple([self._nodes[index] for index in order][:count])
 
-    def score(self, node: Node, ask: Ask) -> tuple[float, str]:
+    def score(self, node: Node, ask: PlacementRequest) -> tuple[float, str]:
         """Seconds, and whether the prefix belongs there."""
         seconds, why = self._predicted.score(node, ask)
         homes = self._homes(ask.prefix) if ask.prefix else []

@@ -1,7 +1,7 @@
 """Token margin: the node with the most room, `max_seq_len - tokens in use` (R20). For nodes of unequal strength.
 
 Rule: never scan the nodes. A heap keeps them ranked; a node whose load rose is put back when it comes up,
-a node whose load fell is pushed again because `Load` noted it.
+a node whose load fell is pushed again because `LoadModel` noted it.
 """
 
 from heapq import heapify, heappop, heappush, heapreplace
@@ -9,14 +9,14 @@ from heapq import heapify, heappop, heappush, heapreplace
 from msgspec import Struct
 
 from din_extproc.domain.node import Node
-from din_extproc.schedule.ask import Ask
-from din_extproc.schedule.load import Load
+from din_extproc.schedule.load import LoadModel
+from din_extproc.schedule.placement_request import PlacementRequest
 
 _Rank = tuple[bool, int, int, int]
 """(full, -margin, turn, index): those with a free slot first, of them most room, and among equals the one picked longest ago."""
 
 
-class Options(Struct, frozen=True, forbid_unknown_fields=True):
+class TokenAvailableOptions(Struct, frozen=True, forbid_unknown_fields=True):
     """The token margin has none."""
 
 
@@ -25,7 +25,7 @@ class TokenAvailable:
 
     __slots__ = ("_heap", "_index", "_load", "_loads", "_nodes", "_read", "_turn")
 
-    def __init__(self, nodes: tuple[Node, ...], load: Load, _options: Options) -> None:
+    def __init__(self, nodes: tuple[Node, ...], load: LoadModel, _options: TokenAvailableOptions) -> None:
         self._nodes = nodes
         self._index = {node.id: index for index, node in enumerate(nodes)}
         self._load = load
@@ -35,7 +35,7 @@ class TokenAvailable:
         self._read = 0
         self._rank_all()
 
-    def pick(self, count: int, ask: Ask) -> tuple[Node, ...]:  # noqa: ARG002 - room is room, whatever is asked
+    def pick(self, count: int, ask: PlacementRequest) -> tuple[Node, ...]:  # noqa: ARG002 - room is room, whatever is asked
         """The node with the most room, then the next ones: at most `count`, all different."""
         self._follow_falls()
         chosen: list[_Rank] = []
@@ -57,7 +57,7 @@ class TokenAvailable:
                 heappush(self._heap, rank)
         return tuple(nodes)
 
-    def score(self, node: Node, ask: Ask) -> tuple[float, str]:  # noqa: ARG002 - room is room, whatever is asked
+    def score(self, node: Node, ask: PlacementRequest) -> tuple[float, str]:  # noqa: ARG002 - room is room, whatever is asked
         """The margin, turned over."""
         margin = node.max_seq_len - self._load.of(node.id).tokens_in_use
         return -margin, f"{margin} tokens left"

@@ -1,10 +1,10 @@
 """What is usual among the nodes of one set: what nodes of which nothing is known are taken for.
 
-Rule: never a scan per request. Sums follow what `Load` notes.
+Rule: never a scan per request. Sums follow what `LoadModel` notes.
 """
 
 from din_extproc.domain.node import Node
-from din_extproc.schedule.load import PREFILL_RATE, Load, NodeLoad
+from din_extproc.schedule.load import PREFILL_RATE, LoadModel, NodeLoad
 
 _STREAM_RATE = 40.0
 """Output tokens per second of one request, while no node has told anything."""
@@ -15,7 +15,7 @@ class Typical:
 
     __slots__ = ("_load", "_loads", "_read", "_sums", "_told", "p99_ms", "prefill_rate", "stream_rate")
 
-    def __init__(self, nodes: tuple[Node, ...], load: Load) -> None:
+    def __init__(self, nodes: tuple[Node, ...], load: LoadModel) -> None:
         self._load = load
         self._loads = {node.id: load.of(node.id) for node in nodes}
         self.p99_ms: float | None = None

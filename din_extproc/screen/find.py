@@ -11,25 +11,25 @@ from itertools import accumulate
 import re2
 from msgspec import Struct
 
-from din_extproc.screen.kinds import Kind, Shape, compiled, options
+from din_extproc.screen.kinds import SensitiveKind, SensitiveShape, compiled, options
 
 _BETWEEN = b"\n"
 
 
-class Place(Struct, frozen=True, gc=False):
+class FindingSpan(Struct, frozen=True, gc=False):
     """One finding: bytes `start` to `end` of a text."""
 
     text: int
     """Which of the texts."""
     start: int
     end: int
-    kind: Kind
+    kind: SensitiveKind
 
 
-class Found(Struct, frozen=True):
+class Findings(Struct, frozen=True):
     """What the texts hold."""
 
-    places: tuple[Place, ...] = ()
+    places: tuple[FindingSpan, ...] = ()
     """In order; none overlaps another."""
     whole: bool = True
     """False: there were more places than are looked at."""
@@ -42,14 +42,14 @@ class Found(Struct, frozen=True):
         return counts
 
 
-_NOTHING = Found()
+_NOTHING = Findings()
 
 
 class _Searched(Struct, frozen=True):
     """One shape of one kind, ready to be searched for."""
 
     rank: int
-    shape: Shape
+    shape: SensitiveShape
     pattern: "re2._Regexp"
     exact: "re2._Regexp"
     """On what `pattern` matched: the first group is the finding."""
@@ -65,7 +65,7 @@ class Screen:
 
     __slots__ = ("_any", "_kinds", "_most", "_set", "_shapes")
 
-    def __init__(self, kinds: Iterable[Kind], most: int = 4096) -> None:
+    def __init__(self, kinds: Iterable[SensitiveKind], most: int = 4096) -> None:
         self._most = most
         self._kinds = tuple(kinds)
         shapes = [(rank, shape, f"(?m:{shape.led})") for rank, kind in enumerate(self._kinds) for shape in kind.shapes]
@@ -80,7 +80,7 @@ class Screen:
         """Whether texts, UTF-8 with ends of lines between, hold nothing that even looks so: one search, which answers for most prompts."""
         return self._any.search(joined) is None
 
-    def find(self, texts: Sequence[bytes]) -> Found:
+    def find(self, texts: Sequence[bytes]) -> Findings:
         """Find everything in the texts, UTF-8 each. No finding goes over the end of one."""
         joined = _BETWEEN.join(texts)
         first = self._any.search(joined)
@@ -95,13 +95,13 @@ class Screen:
             searched = self._shapes[index]
             for start, end, proven in _matches(searched, joined, begin, ends):
                 if looked == self._most:
-                    return Found(tuple(self._places(found, ends)), whole=False)
+                    return Findings(tuple(self._places(found, ends)), whole=False)
                 looked += 1
                 if proven:
                     found.append((start, end, searched.rank))
-        return Found(tuple(self._places(found, ends)))
+        return Findings(tuple(self._places(found, ends)))
 
-    def _places(self, found: list[tuple[int, int, int]], ends: list[int]) -> Iterator[Place]:
+    def _places(self, found: list[tuple[int, int, int]], ends: list[int]) -> Iterator[FindingSpan]:
         """Findings that overlap become one, under the name that comes first."""
         found.sort()
         at = 0
@@ -113,7 +113,7 @@ class Screen:
                 at += 1
             text = bisect_right(ends, start)
             before = ends[text - 1] if text else 0
-            yield Place(text, start - before, end - before, self._kinds[rank])
+            yield FindingSpan(text, start - before, end - before, self._kinds[rank])
 
 
 def _matches(searched: _Searched, joined: bytes, at: int, ends: list[int]) -> Iterator[tuple[int, int, bool]]:

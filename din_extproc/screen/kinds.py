@@ -35,7 +35,7 @@ _PEM = r"-----BEGIN [A-Z ]*PRIVATE KEY-----[^-]*(?:-----END [A-Z ]*PRIVATE KEY--
 _MEMORY = 64 << 20
 
 
-class Shape(Struct, frozen=True):
+class SensitiveShape(Struct, frozen=True):
     """One way a kind looks."""
 
     pattern: str
@@ -50,11 +50,11 @@ class Shape(Struct, frozen=True):
         return f"{_LEAD}({self.pattern})" if self.alone else f"({self.pattern})"
 
 
-class Kind(Struct, frozen=True):
+class SensitiveKind(Struct, frozen=True):
     """One kind of sensitive data."""
 
     name: str
-    shapes: tuple[Shape, ...]
+    shapes: tuple[SensitiveShape, ...]
 
     @property
     def mark(self) -> bytes:
@@ -62,15 +62,15 @@ class Kind(Struct, frozen=True):
         return b"[%b]" % self.name.upper().replace("-", "_").encode()
 
 
-def _shape(pattern: str, proof: Callable[[bytes], bool] = proofs.certain, tail: str = r"\b") -> Shape:
-    return Shape(f"(?:{pattern}){tail}", proof)
+def _shape(pattern: str, proof: Callable[[bytes], bool] = proofs.certain, tail: str = r"\b") -> SensitiveShape:
+    return SensitiveShape(f"(?:{pattern}){tail}", proof)
 
 
-BUILT_IN: Mapping[str, Kind] = {
+BUILT_IN: Mapping[str, SensitiveKind] = {
     kind.name: kind
     for kind in (
-        Kind("secret", (_shape("|".join(_SECRETS), tail=""), Shape(_PEM, alone=False))),
-        Kind(
+        SensitiveKind("secret", (_shape("|".join(_SECRETS), tail=""), SensitiveShape(_PEM, alone=False))),
+        SensitiveKind(
             "national_id",
             (
                 _shape(r"[1-9]\d{5}(?:18|19|20)\d{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])\d{3}[\dXx]", proofs.china),
@@ -81,7 +81,7 @@ BUILT_IN: Mapping[str, Kind] = {
                 _shape(r"\d{3}\.\d{3}\.\d{3}-\d{2}", proofs.brazil),
             ),
         ),
-        Kind(
+        SensitiveKind(
             "bank_card",
             (
                 _shape(rf"{_CARD}\d{{11,17}}", proofs.luhn),
@@ -90,7 +90,7 @@ BUILT_IN: Mapping[str, Kind] = {
                 _shape(r"3[0-9]\d{2}[ -]\d{6}[ -]\d{4,5}", proofs.luhn),
             ),
         ),
-        Kind(
+        SensitiveKind(
             "phone",
             (
                 _shape(r"(?:\+?86[ -]?)?1[3-9]\d[ -]?\d{4}[ -]?\d{4}"),
@@ -98,19 +98,19 @@ BUILT_IN: Mapping[str, Kind] = {
                 _shape(r"(?:\([2-9]\d{2}\) ?|[2-9]\d{2}[.-])[2-9]\d{2}[.-]\d{4}"),
             ),
         ),
-        Kind("email", (_shape(r"[\w.%+'-]+@[0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*\.[A-Za-z]{2,24}"),)),
+        SensitiveKind("email", (_shape(r"[\w.%+'-]+@[0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*\.[A-Za-z]{2,24}"),)),
     )
 }
 """By name, the ones that win where findings overlap first."""
 
 
-def custom(name: str, pattern: str) -> Kind:
+def custom(name: str, pattern: str) -> SensitiveKind:
     """A kind of the operator's own: the whole match is the finding.
 
     Raises:
         ValueError: the pattern is none that RE2 takes, or it matches the empty text.
     """
-    kind = Kind(name, (Shape(pattern, alone=False),))
+    kind = SensitiveKind(name, (SensitiveShape(pattern, alone=False),))
     if compiled(pattern).search(b"") is not None:
         raise ValueError("the pattern matches the empty text: it would be found everywhere")
     return kind

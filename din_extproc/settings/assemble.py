@@ -20,13 +20,13 @@ from din_extproc.settings.keys import OWN_KEY
 from din_extproc.settings.pools import make_kind, make_nodes, make_operations
 from din_extproc.settings.problems import Place
 from din_extproc.settings.sensitive import SensitiveDataSection
-from din_extproc.settings.shape import Shaped
+from din_extproc.settings.shape import ShapedConfig
 
 _DECISION_MS = 1000
 """Between the end of a wait and the moment when Envoy gives up."""
 
 
-class Assembled(Struct, frozen=True):
+class AssembledConfig(Struct, frozen=True):
     """The domain's values. Complete only when no problem was reported."""
 
     pools: tuple[Pool, ...]
@@ -35,7 +35,7 @@ class Assembled(Struct, frozen=True):
     routes: RouteTable | None
 
 
-def assemble(shaped: Shaped, catalog: Catalog | None, document: Document, keyed: frozenset[str] = frozenset()) -> Assembled:
+def assemble(shaped: ShapedConfig, catalog: Catalog | None, document: Document, keyed: frozenset[str] = frozenset()) -> AssembledConfig:
     """Put the parts together and report what does not fit.
 
     Args:
@@ -69,10 +69,10 @@ def assemble(shaped: Shaped, catalog: Catalog | None, document: Document, keyed:
             document.report(
                 ("fail_open", "pool"), f"no pool is called {config.fail_open.pool!r}", did_you_mean(config.fail_open.pool, config.pools)
             )
-    return Assembled(pools, tenants, keys, compiled.table)
+    return AssembledConfig(pools, tenants, keys, compiled.table)
 
 
-def _pools(shaped: Shaped, catalog: Catalog | None, document: Document) -> Iterable[Pool]:
+def _pools(shaped: ShapedConfig, catalog: Catalog | None, document: Document) -> Iterable[Pool]:
     for name, pool in shaped.config.pools.items():
         if name in RESERVED_CLUSTERS:
             document.report(("pools", name), f"{name!r} is a cluster of the gateway itself", "call the pool something else", at_key=True)
@@ -103,7 +103,7 @@ def _pools(shaped: Shaped, catalog: Catalog | None, document: Document) -> Itera
         )
 
 
-def _report_flaw(flaw: Flaw, shaped: Shaped, document: Document) -> None:
+def _report_flaw(flaw: Flaw, shaped: ShapedConfig, document: Document) -> None:
     if flaw.missing is not None:
         kind, name = flaw.missing
         sections = {"pools", "aliases"} if kind == "models" else {kind}
@@ -119,14 +119,14 @@ def declares(section: object, name: str) -> bool:
     return not isinstance(section, list) or any(isinstance(item, dict) and item.get("id") == name for item in section)
 
 
-def _in_file(place: Place, shaped: Shaped) -> Place:
+def _in_file(place: Place, shaped: ShapedConfig) -> Place:
     """A place among the sound items, as a place in the file."""
     section, index, *rest = place
     where = {"rules": shaped.rules, "tenants": shaped.tenants}.get(str(section))
     return place if where is None or not isinstance(index, int) else (section, where[index], *rest)
 
 
-def _report_twins(shaped: Shaped, document: Document) -> None:
+def _report_twins(shaped: ShapedConfig, document: Document) -> None:
     """Names that must be one of a kind in the whole file: nodes, tenants, keys. Those of rules are checked with the routes."""
     config = shaped.config
     nodes = [(node.id, ("pools", name, "nodes", at, "id")) for name, pool in config.pools.items() for at, node in enumerate(pool.nodes)]
@@ -145,7 +145,7 @@ def _report_twins(shaped: Shaped, document: Document) -> None:
     _report_shared_keys(shaped, document)
 
 
-def _report_shared_keys(shaped: Shaped, document: Document) -> None:
+def _report_shared_keys(shaped: ShapedConfig, document: Document) -> None:
     """A hash that stands twice is one secret with two owners: whose its requests are would depend on the order of the file."""
     first: dict[str, tuple[str, str, Place]] = {}
     for at, tenant in zip(shaped.tenants, shaped.config.tenants, strict=True):
@@ -157,7 +157,7 @@ def _report_shared_keys(shaped: Shaped, document: Document) -> None:
                 document.report(place, f"it is also the hash of key {name!r} of tenant {owner!r}, on line {line}", OWN_KEY)
 
 
-def _report_unused(shaped: Shaped, document: Document, keyed: frozenset[str]) -> None:
+def _report_unused(shaped: ShapedConfig, document: Document, keyed: frozenset[str]) -> None:
     data = document.data
     needed = [("tenants", "no tenant: nobody can send a request")]
     if shaped.config.gateway.ext_authz is None:
@@ -171,7 +171,7 @@ def _report_unused(shaped: Shaped, document: Document, keyed: frozenset[str]) ->
             document.report(("tenants", at), f"tenant {tenant.id!r} has no key: nobody can use it", hint, warning=True)
 
 
-def _report_models(shaped: Shaped, pools: tuple[Pool, ...], document: Document) -> None:
+def _report_models(shaped: ShapedConfig, pools: tuple[Pool, ...], document: Document) -> None:
     """`per_model` counts per physical model, so that an alias is no way around it."""
     models = sorted({pool.model for pool in pools})
     places: list[Place] = [("limits", "per_model", name) for name in shaped.config.limits.per_model]
@@ -185,7 +185,7 @@ def _report_models(shaped: Shaped, pools: tuple[Pool, ...], document: Document) 
             document.report(place, f"no pool serves a model {name!r}", did_you_mean(name, models), at_key=True)
 
 
-def _report_kinds(shaped: Shaped, document: Document) -> None:
+def _report_kinds(shaped: ShapedConfig, document: Document) -> None:
     """Kinds of sensitive data that a policy names must exist."""
     config = shaped.config
     known = [*BUILT_IN, *config.sensitive_data.patterns]
@@ -198,7 +198,7 @@ def _report_kinds(shaped: Shaped, document: Document) -> None:
                 document.report((*place, "sensitive_data", "kinds", index), f"no kind of sensitive data is called {kind!r}", hint)
 
 
-def _report_circles(shaped: Shaped, document: Document) -> None:
+def _report_circles(shaped: ShapedConfig, document: Document) -> None:
     """A node at Envoy's own listener: each of its requests would be one more."""
     config, listener = shaped.config, shaped.config.envoy.listener
     if "envoy" in shaped.broken:
@@ -212,7 +212,7 @@ def _report_circles(shaped: Shaped, document: Document) -> None:
                 document.report(place, "here Envoy itself listens (`envoy.listener`)", "give the engine's address, or Envoy another port")
 
 
-def _report_waits(shaped: Shaped, document: Document) -> None:
+def _report_waits(shaped: ShapedConfig, document: Document) -> None:
     """Envoy gives up an answer of the sidecar after `message_ms`: nobody may wait that long."""
     config = shaped.config
     longest = config.envoy.timeouts.message_ms - _DECISION_MS
@@ -225,7 +225,7 @@ def _report_waits(shaped: Shaped, document: Document) -> None:
             document.report(place, f"Envoy gives up after {config.envoy.timeouts.message_ms} ms, a second before at the latest", hint)
 
 
-def _report_timeouts(shaped: Shaped, document: Document) -> None:
+def _report_timeouts(shaped: ShapedConfig, document: Document) -> None:
     """While Redis does not answer, a decision takes as long as Redis is waited for: Envoy must wait longer."""
     if {"store", "envoy"} & shaped.broken:
         return
@@ -240,7 +240,7 @@ def _report_timeouts(shaped: Shaped, document: Document) -> None:
         )
 
 
-def _report_ports(shaped: Shaped, document: Document) -> None:
+def _report_ports(shaped: ShapedConfig, document: Document) -> None:
     """Envoy and the sidecar on one machine can't both listen at one address. Those within a section are compared there."""
     config = shaped.config
     gateway, envoy = config.gateway, config.envoy

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, model_validator
 
-from din_extproc.audit.chain import SHORTEST_KEY, Key
+from din_extproc.audit.chain import SHORTEST_KEY, SigningKey
 from din_extproc.settings.document import Document
 from din_extproc.settings.section import Name, Section, Text
 
@@ -17,7 +17,7 @@ _HOUR_S = 3600
 _MIB = 1 << 20
 
 
-class AuditKey(Section):
+class AuditKeySection(Section):
     """One key: a file that holds it, or itself (from the environment)."""
 
     file: Text | None = None
@@ -25,7 +25,7 @@ class AuditKey(Section):
     value: Annotated[SecretStr | None, Field(strict=False)] = None
 
     @model_validator(mode="after")
-    def _one(self) -> "AuditKey":
+    def _one(self) -> "AuditKeySection":
         if (self.file is None) == (self.value is None):
             raise ValueError("either `file` or `value`, one of them")
         return self
@@ -38,7 +38,7 @@ class AuditSection(Section):
     """Relative to the configuration."""
     replica: Name | None = None
     """What this sidecar's files are called. None: the host's name."""
-    keys: Annotated[dict[Name, AuditKey], Field(min_length=1)]
+    keys: Annotated[dict[Name, AuditKeySection], Field(min_length=1)]
     """By id. The last one signs; those before it are what older files were signed with."""
     fsync: Literal["always", "interval", "never"] = "interval"
     fsync_s: Annotated[float, Field(strict=False, ge=0.05, le=3600)] = 1.0
@@ -51,13 +51,13 @@ class AuditSection(Section):
     """Under `block`: how long a request waits before it is refused. Shorter than `envoy.timeouts.message_ms`."""
 
 
-class Audit(Section):
+class AuditSettings(Section):
     """The section with its keys."""
 
     section: AuditSection
     folder: Path
     replica: str
-    keys: tuple[Key, ...]
+    keys: tuple[SigningKey, ...]
 
     @property
     def rotate_bytes(self) -> int:
@@ -70,7 +70,7 @@ class Audit(Section):
         return self.section.rotate_h * _HOUR_S
 
 
-def read_audit(section: AuditSection | None, document: Document, path: Path) -> tuple[Audit | None, tuple[str, ...]]:
+def read_audit(section: AuditSection | None, document: Document, path: Path) -> tuple[AuditSettings | None, tuple[str, ...]]:
     """The section of the configuration at `path` with its keys, and the files they stand in; what is wrong with them is reported."""
     if section is None:
         return None, ()
@@ -90,6 +90,6 @@ def read_audit(section: AuditSection | None, document: Document, path: Path) -> 
         if len(secret) < SHORTEST_KEY:
             hint = "make one with `openssl rand -hex 32`"
             document.report(place, f"the key has {len(secret)} bytes: at least {SHORTEST_KEY} are needed", hint)
-        keys.append(Key(name, secret))
+        keys.append(SigningKey(name, secret))
     replica = section.replica or socket.gethostname()
-    return Audit(section=section, folder=path.parent / section.folder, replica=replica, keys=tuple(keys)), tuple(files)
+    return AuditSettings(section=section, folder=path.parent / section.folder, replica=replica, keys=tuple(keys)), tuple(files)

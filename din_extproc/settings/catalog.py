@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from din_extproc.intent.estimate import Gauge
+from din_extproc.intent.estimate import TokenCalibrator
 from din_extproc.route.versions import is_version
 from din_extproc.settings.section import AsTuple, ModelName, Name, Positive, Section, Text
 
@@ -35,7 +35,7 @@ class CatalogModel(Section):
     """Of the weights."""
     tokenizer: Text | None = None
     """A local folder with the model's tokenizer, relative to the catalogue; None: lengths are estimated."""
-    media_tokens: Positive = Gauge().media_tokens
+    media_tokens: Positive = TokenCalibrator().media_tokens
     """What one image, audio or file costs in a prompt, however large it is as bytes."""
     output_tokens_default: Positive = 256
     """What an answer is expected to cost when the client names no maximum and nothing was learned yet."""

@@ -9,23 +9,23 @@ from pathlib import Path
 from msgspec import Struct
 
 from din_extproc.settings.load import load
-from din_extproc.settings.problems import Problem, Rejected, report
+from din_extproc.settings.problems import ConfigProblem, ConfigRejected, report
 
 
-class Checked(Struct, frozen=True):
+class CheckResult(Struct, frozen=True):
     """The verdict on a file."""
 
     sound: bool
-    problems: tuple[Problem, ...]
+    problems: tuple[ConfigProblem, ...]
     text: str
     """For a terminal."""
 
 
-def check(path: Path, env: Mapping[str, str]) -> Checked:
+def check(path: Path, env: Mapping[str, str]) -> CheckResult:
     """Load the file and say what was found: all problems, or what the configuration consists of."""
     loaded = load(path, env)
-    if isinstance(loaded, Rejected):
-        return Checked(sound=False, problems=loaded.problems, text=report(loaded.problems))
+    if isinstance(loaded, ConfigRejected):
+        return CheckResult(sound=False, problems=loaded.problems, text=report(loaded.problems))
     nodes = sum(len(pool.nodes) for pool in loaded.pools)
     models = len({pool.model for pool in loaded.pools})
     parts = [
@@ -35,4 +35,4 @@ def check(path: Path, env: Mapping[str, str]) -> Checked:
     text = f"{path}: sound: {', '.join(parts)}"
     if loaded.warnings:
         text = f"{report(loaded.warnings)}\n{text}"
-    return Checked(sound=True, problems=loaded.warnings, text=text)
+    return CheckResult(sound=True, problems=loaded.warnings, text=text)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from din_extproc.settings.problems import Place, Problem
+from din_extproc.settings.problems import ConfigProblem, Place
 
 _VARIABLE = re.compile(r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(:-[^}]*)?\})?")
 _TEXT = "tag:yaml.org,2002:str"
@@ -26,7 +26,7 @@ _SHORTEST_HIDDEN = 4
 _WORD = re.compile(rf"[A-Za-z0-9_-]{{{_SHORTEST_HIDDEN},}}")
 
 
-class Mark(NamedTuple):
+class SourcePosition(NamedTuple):
     """A position in the text, counted from 1."""
 
     line: int
@@ -39,9 +39,9 @@ class Document:
     def __init__(self, file: str) -> None:
         self.file = file
         self.data: Any = None
-        self.problems: list[Problem] = []
-        self.values: dict[Place, Mark] = {}
-        self.keys: dict[Place, Mark] = {}
+        self.problems: list[ConfigProblem] = []
+        self.values: dict[Place, SourcePosition] = {}
+        self.keys: dict[Place, SourcePosition] = {}
         self._variables: dict[str, str] = {}
         self._from_variables: dict[Place, list[tuple[str, str]]] = {}
         self._settled: set[Place] = set()
@@ -55,7 +55,9 @@ class Document:
             return
         line, column = self._mark(place, at_key=at_key) or (None, None)
         message, hint = self._without_variables(message, place), self._without_variables(hint, place)
-        self.problems.append(Problem(file=self.file, line=line, column=column, place=place, message=message, hint=hint, warning=warning))
+        self.problems.append(
+            ConfigProblem(file=self.file, line=line, column=column, place=place, message=message, hint=hint, warning=warning)
+        )
 
     def report_unreadable(self, place: Place, message: str, hint: str = "", *, at_key: bool = False) -> None:
         """Note that the text at the place says nothing: whatever else is found there follows from it."""
@@ -76,7 +78,7 @@ class Document:
             message = _WORD.sub(lambda word, hidden=pieces: "..." if word[0] in hidden else word[0], message)  # type: ignore[misc]
         return message
 
-    def _mark(self, place: Place, *, at_key: bool) -> Mark | None:
+    def _mark(self, place: Place, *, at_key: bool) -> SourcePosition | None:
         if not at_key and place in self.values:
             return self.values[place]
         for length in range(len(place), 0, -1):
@@ -93,13 +95,13 @@ def read_yaml(text: str, file: str, env: Mapping[str, str]) -> Document:
     try:
         root = loader.get_single_node()
         if root is not None:
-            document.data = _Reader(document, loader, env).value(root, ())
+            document.data = _YamlReader(document, loader, env).value(root, ())
     except yaml.MarkedYAMLError as error:
         document.problems.append(_syntax_problem(error, file, text))
     except yaml.YAMLError as error:
-        document.problems.append(Problem(file=file, message=f"not YAML: {str(error).splitlines()[0]}"))
+        document.problems.append(ConfigProblem(file=file, message=f"not YAML: {str(error).splitlines()[0]}"))
     except RecursionError:
-        document.problems.append(Problem(file=file, message="nested too deeply"))
+        document.problems.append(ConfigProblem(file=file, message="nested too deeply"))
     finally:
         loader.dispose()
     return document
@@ -111,10 +113,10 @@ def read_json(text: str, file: str) -> Document:
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
-        document.problems.append(Problem(file=file, line=error.lineno, column=error.colno, message=f"not JSON: {error.msg}"))
+        document.problems.append(ConfigProblem(file=file, line=error.lineno, column=error.colno, message=f"not JSON: {error.msg}"))
         return document
     except RecursionError:
-        document.problems.append(Problem(file=file, message="nested too deeply"))
+        document.problems.append(ConfigProblem(file=file, message="nested too deeply"))
         return document
     # JSON is also YAML but for tabs: read a second time for the lines, and for keys given twice.
     marked = read_yaml(text.replace("\t", " "), file, {})
@@ -124,7 +126,7 @@ def read_json(text: str, file: str) -> Document:
     return document
 
 
-class _Reader:
+class _YamlReader:
     """Turns YAML nodes into plain data."""
 
     def __init__(self, document: Document, loader: yaml.CSafeLoader, env: Mapping[str, str]) -> None:
@@ -135,7 +137,7 @@ class _Reader:
         self._open: set[int] = set()
 
     def value(self, node: yaml.Node, place: Place) -> Any:
-        self._document.values[place] = Mark(node.start_mark.line + 1, node.start_mark.column + 1)
+        self._document.values[place] = SourcePosition(node.start_mark.line + 1, node.start_mark.column + 1)
         self._count += 1
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, place)
@@ -155,10 +157,10 @@ class _Reader:
             key, inner = self._key(key_node, place)
             if key in data:
                 first = self._document.keys[inner].line
-                self._document.keys[inner] = Mark(key_node.start_mark.line + 1, key_node.start_mark.column + 1)
+                self._document.keys[inner] = SourcePosition(key_node.start_mark.line + 1, key_node.start_mark.column + 1)
                 self._document.report(inner, f"{key!r} is given twice, first on line {first}", "keep one of them", at_key=True)
                 continue
-            self._document.keys[inner] = Mark(key_node.start_mark.line + 1, key_node.start_mark.column + 1)
+            self._document.keys[inner] = SourcePosition(key_node.start_mark.line + 1, key_node.start_mark.column + 1)
             data[key] = self.value(value_node, inner)
         return data
 
@@ -166,7 +168,7 @@ class _Reader:
         text = node.value if isinstance(node, yaml.ScalarNode) else str(node.tag)
         inner = (*place, text)
         if node.tag != _TEXT:
-            self._document.keys[inner] = Mark(node.start_mark.line + 1, node.start_mark.column + 1)
+            self._document.keys[inner] = SourcePosition(node.start_mark.line + 1, node.start_mark.column + 1)
             merge = node.tag == "tag:yaml.org,2002:merge"
             hint = "merge keys are not supported; an anchor for a whole value is" if merge else f"put it in quotes: '{text}'"
             self._document.report_unreadable(inner, f"the key {text!r} is not a text", hint, at_key=True)
@@ -210,7 +212,7 @@ class _Reader:
         return _VARIABLE.sub(replaced, text)
 
 
-def _syntax_problem(error: yaml.MarkedYAMLError, file: str, text: str) -> Problem:
+def _syntax_problem(error: yaml.MarkedYAMLError, file: str, text: str) -> ConfigProblem:
     mark = error.problem_mark or error.context_mark
     message = " ".join(filter(None, (error.problem, error.context))) or "not YAML"
     hint = ""
@@ -221,4 +223,4 @@ def _syntax_problem(error: yaml.MarkedYAMLError, file: str, text: str) -> Proble
     elif mark and "${" in "".join(text.splitlines()[mark.line : mark.line + 1]):
         hint = "inside { } and [ ] a value with a variable stands in quotes"
     line, column = (mark.line + 1, mark.column + 1) if mark else (None, None)
-    return Problem(file=file, line=line, column=column, message=f"not YAML: {message}", hint=hint)
+    return ConfigProblem(file=file, line=line, column=column, message=f"not YAML: {message}", hint=hint)

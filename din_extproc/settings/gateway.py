@@ -10,13 +10,13 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from din_extproc.admit.keys import NodeTokens, parse_hash
-from din_extproc.control.topology import Address, SocketAddress, Trust, UnixSocket
+from din_extproc.control.topology import Address, SocketAddress, TlsTrust, UnixSocket
 from din_extproc.domain.node import Endpoint
 from din_extproc.edge.redis.topology import carrier
 from din_extproc.settings.keys import KeyHash, KeyId
-from din_extproc.settings.registry import Registry
+from din_extproc.settings.registry import RegistryListenSection
 from din_extproc.settings.section import AsTuple, ListenAddress, Section
-from din_extproc.settings.tls import ServerTls
+from din_extproc.settings.tls import ServerTlsSection
 
 is_host = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:]*:[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*").fullmatch
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -32,15 +32,15 @@ def _socket_path(path: str) -> str:
     return path
 
 
-class ExtProc(Section):
+class ExtProcSection(Section):
     """Where Envoy reaches the workers: either a Unix socket or an address."""
 
     socket: Annotated[str, AfterValidator(_socket_path)] | None = None
     address: ListenAddress | None = None
-    tls: ServerTls | None = None
+    tls: ServerTlsSection | None = None
 
     @model_validator(mode="after")
-    def _one(self) -> "ExtProc":
+    def _one(self) -> "ExtProcSection":
         if (self.socket is None) == (self.address is None):
             raise ValueError("either `socket` or `address`, one of them")
         if self.tls is not None and self.socket is not None:
@@ -48,28 +48,28 @@ class ExtProc(Section):
         return self
 
 
-class Listen(Section):
+class ListenSection(Section):
     """One listener."""
 
     address: ListenAddress
-    tls: ServerTls | None = None
+    tls: ServerTlsSection | None = None
 
 
-class ReaderKey(Section):
+class ReaderKeySection(Section):
     """A key that opens pages of the admin port, by its hash."""
 
     id: KeyId
     hash: KeyHash
 
 
-def _tokens(keys: tuple[ReaderKey, ...]) -> NodeTokens:
+def _tokens(keys: tuple[ReaderKeySection, ...]) -> NodeTokens:
     return NodeTokens({key.id: parse_hash(key.hash) or (b"", b"") for key in keys})
 
 
-class Admin(Listen):
+class AdminSection(ListenSection):
     """Health, metrics, state."""
 
-    keys: Annotated[tuple[ReaderKey, ...], AsTuple] = ()
+    keys: Annotated[tuple[ReaderKeySection, ...], AsTuple] = ()
     """As `din-extproc keys new` prints them. With any, only their holders see more than whether it lives and is ready."""
 
     def opens(self, authorization: str) -> bool:
@@ -77,10 +77,10 @@ class Admin(Listen):
         return not self.keys or _tokens(self.keys).owner(authorization) is not None
 
 
-class Dashboard(Section):
+class DashboardSection(Section):
     """The page for people at the admin port."""
 
-    keys: Annotated[tuple[ReaderKey, ...], AsTuple, Field(min_length=1)]
+    keys: Annotated[tuple[ReaderKeySection, ...], AsTuple, Field(min_length=1)]
     """As `din-extproc keys new` prints them."""
 
     def owner(self, authorization: str) -> str | None:
@@ -88,18 +88,18 @@ class Dashboard(Section):
         return _tokens(self.keys).owner(authorization)
 
 
-class ExtAuthz(Section):
+class ExtAuthzSection(Section):
     """Answers to Envoys that only ask whether a request may pass, at the address of `ext_proc`."""
 
     longest_s: Annotated[float, Field(strict=False, ge=1, le=86_400)] = 3600.0
     """After this a request whose end was never told gives its slot back."""
 
 
-class Xds(Section):
+class XdsSection(Section):
     """Where running Envoys are told their pools, nodes and routes."""
 
     address: ListenAddress
-    tls: ServerTls | None = None
+    tls: ServerTlsSection | None = None
     delta: bool = True
     """Envoys are rendered to ask for changes; otherwise for the state of the world each time."""
 
@@ -110,32 +110,32 @@ def _host(text: str) -> str:
     return text
 
 
-class Gateway(Section):
+class GatewaySection(Section):
     """`gateway:`."""
 
     node_number: Annotated[int, Field(ge=0, le=65535)] | None = None
     """Inside every trace id. None: derived from the host's name."""
-    ext_proc: ExtProc = ExtProc(socket="/run/din/ext_proc.sock")
-    access_log: Listen = Listen(address=Endpoint("127.0.0.1", 50052))
-    admin: Admin = Admin(address=Endpoint("127.0.0.1", 9090))
-    dashboard: Dashboard | None = None
+    ext_proc: ExtProcSection = ExtProcSection(socket="/run/din/ext_proc.sock")
+    access_log: ListenSection = ListenSection(address=Endpoint("127.0.0.1", 50052))
+    admin: AdminSection = AdminSection(address=Endpoint("127.0.0.1", 9090))
+    dashboard: DashboardSection | None = None
     """None: there is none."""
-    xds: Xds | None = None
+    xds: XdsSection | None = None
     """None: Envoys know what their rendered files say."""
-    ext_authz: ExtAuthz | None = None
+    ext_authz: ExtAuthzSection | None = None
     """None: nobody is answered who only asks whether a request may pass."""
     workers: Annotated[int, Field(ge=1, le=64)] = 1
     log_exchanges: Literal["all", "failed", "none"] = "all"
     """Which finished exchanges have a line in the log, with the trace id."""
     scrape_s: Annotated[float, Field(strict=False, ge=0, le=60)] = 3.0
     """How often the metrics page of each listed node is read; 0: never."""
-    registry: Registry | None = None
+    registry: RegistryListenSection | None = None
     """None: no node can register."""
     reached_at: Annotated[str, AfterValidator(_host)] | None = None
     """The host under which Envoys elsewhere reach this sidecar, such as a Service of Kubernetes. None: Envoy is on the same machine."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> "Gateway":
+    def _consistent(self) -> "GatewaySection":
         if self.workers > 1 and self.ext_proc.socket is None:
             raise ValueError("more than one worker needs `ext_proc.socket`: each worker has a socket of its own")
         if self.reached_at is not None and self.ext_proc.address is None:
@@ -156,7 +156,7 @@ class Gateway(Section):
         return tuple(UnixSocket(f"{path}.{number}" if self.workers > 1 else path) for number in range(self.workers))
 
 
-def as_reached(endpoint: Endpoint, elsewhere: str | None = None, tls: Trust | None = None) -> SocketAddress:
+def as_reached(endpoint: Endpoint, elsewhere: str | None = None, tls: TlsTrust | None = None) -> SocketAddress:
     """Where, and with which TLS, Envoy reaches what listens there: on the same machine, or from `elsewhere`, under that host."""
     return SocketAddress(elsewhere or _LOOPBACK.get(endpoint.host, endpoint.host), endpoint.port, tls)
 
@@ -166,7 +166,7 @@ def _redis_url(url: SecretStr) -> SecretStr:
     return url
 
 
-class Store(Section):
+class StoreSection(Section):
     """`store:`, the Redis that all replicas count in."""
 
     url: Annotated[SecretStr, Field(strict=False), AfterValidator(_redis_url)] = SecretStr("redis://127.0.0.1:6379/0")
@@ -185,7 +185,7 @@ class Store(Section):
         return self.one_slot or not self.url.get_secret_value().startswith("redis+cluster:")
 
 
-class FailOpen(Section):
+class FailOpenSection(Section):
     """`fail_open:`, where requests go, unmetered and marked, while no worker answers."""
 
     pool: str

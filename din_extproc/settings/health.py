@@ -8,12 +8,12 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, model_validator
 
 from din_extproc.control.topology import SlowStart
-from din_extproc.domain.node import Pool, Traffic
-from din_extproc.health.policy import Policy
+from din_extproc.domain.node import Pool, TrafficClass
+from din_extproc.health.policy import BreakerPolicy
 from din_extproc.settings.envoy import off_is_none
 from din_extproc.settings.section import Section
 
-_POLICY = Policy()
+_POLICY = BreakerPolicy()
 _Share = Annotated[float, Field(strict=False, gt=0, le=1)]
 _Seconds = Annotated[float, Field(strict=False, ge=0.1, le=86_400)]
 _Row = Annotated[int, Field(ge=1, le=1000)]
@@ -72,9 +72,9 @@ class HealthSection(Section):
         """The ramp, for Envoy's own choice of a node."""
         return SlowStart(round(self.ramp.over_s * 1000), 100 * self.ramp.start)
 
-    def node_policy(self, traffic: Traffic) -> Policy:
+    def node_policy(self, traffic: TrafficClass) -> BreakerPolicy:
         """For the nodes of a pool with such traffic."""
-        return Policy(
+        return BreakerPolicy(
             row=int(getattr(self.failover_threshold, traffic.value)),
             share=self.failure_share,
             least=self.least_answers,
@@ -88,7 +88,7 @@ class HealthSection(Section):
             ramp_s=self.ramp.over_s,
         )
 
-    def pool_policy(self, pool: Pool) -> Policy:
+    def pool_policy(self, pool: Pool) -> BreakerPolicy:
         """For a pool as a whole, of which only the share of failures among its answers speaks."""
         policy = self.node_policy(pool.traffic)
-        return Policy(**{field: getattr(policy, field) for field in policy.__struct_fields__} | {"row": None})
+        return BreakerPolicy(**{field: getattr(policy, field) for field in policy.__struct_fields__} | {"row": None})

@@ -13,7 +13,7 @@ from din_extproc.admit.keys import parse_hash
 from din_extproc.domain.tenant import ApiKey, Tenant
 from din_extproc.settings.document import Document, read_yaml
 from din_extproc.settings.keys import OWN_KEY
-from din_extproc.settings.problems import Problem
+from din_extproc.settings.problems import ConfigProblem
 from din_extproc.settings.section import AsTuple, Name, Section
 from din_extproc.settings.shape import validated
 from din_extproc.settings.tenants import KeySection
@@ -33,7 +33,7 @@ class KeysFile(Section):
     keys: Annotated[tuple[StoredKey, ...], AsTuple] = ()
 
 
-class Stored(Struct, frozen=True):
+class StoredKeys(Struct, frozen=True):
     """What the file holds, and what is wrong with it."""
 
     keys: tuple[StoredKey, ...]
@@ -45,7 +45,7 @@ class Stored(Struct, frozen=True):
         return frozenset(key.tenant for key in self.keys)
 
     @property
-    def problems(self) -> list[Problem]:
+    def problems(self) -> list[ConfigProblem]:
         """What was found so far."""
         return self.document.problems
 
@@ -79,8 +79,8 @@ def _of(tenant: str, keys: Iterable[StoredKey]) -> Iterable[ApiKey]:
     return (key.key() for key in keys if key.tenant == tenant)
 
 
-def read_keys(file: Path, text: str) -> Stored:
+def read_keys(file: Path, text: str) -> StoredKeys:
     """The keys in the file's text."""
     document = read_yaml(text, str(file), {})
     found = KeysFile() if document.data is None else validated(KeysFile, document)
-    return Stored(() if found is None else found.keys, document)
+    return StoredKeys(() if found is None else found.keys, document)

@@ -7,17 +7,17 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from din_extproc.edge.registry.catalog_source import CatalogSource, Unfetched, is_url
+from din_extproc.edge.registry.catalog_source import CatalogSource, CatalogUnavailable, is_url
 from din_extproc.edge.tokenizers import missing
 from din_extproc.route.rules import thresholds
 from din_extproc.settings.assemble import assemble, declares
-from din_extproc.settings.audit import Audit, read_audit
+from din_extproc.settings.audit import AuditSettings, read_audit
 from din_extproc.settings.catalog import Catalog, CatalogFile, CatalogModel, CatalogSection
 from din_extproc.settings.changes import UNCHANGED, Changes, put_all
 from din_extproc.settings.document import Document, read_json, read_yaml
-from din_extproc.settings.keys_file import Stored, read_keys
-from din_extproc.settings.problems import Problem, Rejected, in_order
-from din_extproc.settings.registry import Reaches, Registry, Tokens, read_tokens
+from din_extproc.settings.keys_file import StoredKeys, read_keys
+from din_extproc.settings.problems import ConfigProblem, ConfigRejected, in_order
+from din_extproc.settings.registry import Reaches, RegistryListenSection, Tokens, read_tokens
 from din_extproc.settings.schema import DinYaml
 from din_extproc.settings.settings import Settings
 from din_extproc.settings.shape import shape, validated
@@ -26,7 +26,9 @@ from din_extproc.settings.tls import report_files, report_unmatched
 _FINGERPRINT = 12
 
 
-def load(path: Path, env: Mapping[str, str], source: CatalogSource | None = None, changes: Changes = UNCHANGED) -> Settings | Rejected:
+def load(
+    path: Path, env: Mapping[str, str], source: CatalogSource | None = None, changes: Changes = UNCHANGED
+) -> Settings | ConfigRejected:
     """Read `din.yaml`. Files that it names are relative to its folder.
 
     Args:
@@ -36,13 +38,13 @@ def load(path: Path, env: Mapping[str, str], source: CatalogSource | None = None
         changes: What is put in the place of what it says.
     """
     opened = read_document(path, env)
-    if isinstance(opened, Rejected):
+    if isinstance(opened, ConfigRejected):
         return opened
     text, document = opened
     put_all(document, changes)
     shaped = shape(document)
     if shaped is None:
-        return Rejected(in_order(document.problems))
+        return ConfigRejected(in_order(document.problems))
     catalog, described, problems = read_catalog(shaped.config.catalog, document, path, source)
     keys_file, hashes, stored = _stored_keys(shaped.config.keys_file, document, path)
     assembled = assemble(shaped, None if "catalog" in shaped.broken else catalog, document, stored.tenants)
@@ -53,7 +55,7 @@ def load(path: Path, env: Mapping[str, str], source: CatalogSource | None = None
     tokens_file, secrets, tokens, reaches, unread = _tokens(shaped.config.gateway.registry, document, path)
     found = in_order([*document.problems, *problems, *unread, *stored.problems])
     if assembled.routes is None or catalog is None or not all(problem.warning for problem in found):
-        return Rejected(found)
+        return ConfigRejected(found)
     config = shaped.config
     return Settings(
         file=str(path),
@@ -95,51 +97,53 @@ def _report_tls(config: DinYaml, document: Document, path: Path) -> None:
     report_unmatched(ports, config.envoy.sidecar_tls, document, ("envoy", "sidecar_tls"))
 
 
-def read_document(path: Path, env: Mapping[str, str]) -> tuple[str, Document] | Rejected:
+def read_document(path: Path, env: Mapping[str, str]) -> tuple[str, Document] | ConfigRejected:
     """A YAML file's text and its data. Rejected: it can't be read, or holds nothing."""
     text = read_text(path)
-    if isinstance(text, Problem):
-        return Rejected((text,))
+    if isinstance(text, ConfigProblem):
+        return ConfigRejected((text,))
     document = read_yaml(text, str(path), env)
     if document.data is None:
-        return Rejected(in_order(document.problems) or (Problem(file=str(path), message="the file is empty"),))
+        return ConfigRejected(in_order(document.problems) or (ConfigProblem(file=str(path), message="the file is empty"),))
     return text, document
 
 
-def read_text(path: Path) -> str | Problem:
+def read_text(path: Path) -> str | ConfigProblem:
     """A file's text, or why there is none."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        return Problem(file=str(path), message=f"not UTF-8 text (byte {error.start})")
+        return ConfigProblem(file=str(path), message=f"not UTF-8 text (byte {error.start})")
     except OSError as error:
-        return Problem(file=str(path), message=f"can't be read: {(error.strerror or str(error)).lower()}")
+        return ConfigProblem(file=str(path), message=f"can't be read: {(error.strerror or str(error)).lower()}")
 
 
-def _fingerprint(text: str, described: str, secrets: str, audit: Audit | None) -> str:
+def _fingerprint(text: str, described: str, secrets: str, audit: AuditSettings | None) -> str:
     keys = b"" if audit is None else b"\0".join(key.secret for key in audit.keys)
     return hashlib.sha256(f"{text}\0{described}\0{secrets}\0".encode() + keys).hexdigest()[:_FINGERPRINT]
 
 
-def _tokens(section: Registry | None, document: Document, path: Path) -> tuple[str | None, str, Tokens, Reaches, list[Problem]]:
+def _tokens(
+    section: RegistryListenSection | None, document: Document, path: Path
+) -> tuple[str | None, str, Tokens, Reaches, list[ConfigProblem]]:
     """The file of the nodes' tokens, its text, the tokens, where they hold, and what is wrong with them."""
     if section is None:
         return None, "", {}, {}, []
     file = path.parent / section.node_tokens_file
     text = read_text(file)
-    if isinstance(text, Problem):
+    if isinstance(text, ConfigProblem):
         document.report(("gateway", "registry", "node_tokens_file"), f"{file}: {text.message}")
         return str(file), "", {}, {}, []
     return str(file), text, *read_tokens(file, text)
 
 
-def _stored_keys(name: str | None, document: Document, path: Path) -> tuple[str | None, str, Stored]:
+def _stored_keys(name: str | None, document: Document, path: Path) -> tuple[str | None, str, StoredKeys]:
     """The file of the tenants' keys, its text, and the keys. Before the first key is made there is no such file."""
     if name is None:
         return None, "", read_keys(path, "")
     file = path.parent / name
     text = read_text(file) if file.exists() else ""
-    if isinstance(text, Problem):
+    if isinstance(text, ConfigProblem):
         document.report(("keys_file",), f"{file}: {text.message}")
         text = ""
     return str(file), text, read_keys(file, text)
@@ -154,13 +158,13 @@ def _where(section: CatalogSection | None, path: Path) -> str | None:
 
 def read_catalog(
     section: CatalogSection | None, document: Document, path: Path, pulled: CatalogSource | None = None
-) -> tuple[Catalog | None, str, list[Problem]]:
+) -> tuple[Catalog | None, str, list[ConfigProblem]]:
     """The catalogue of the configuration at `path` (None: there is one, but it is broken), its text, and what is wrong with it."""
     if section is None:
         return Catalog(), "", []
     source = _where(section, path) or ""
     text = _catalog_text(source, pulled or CatalogSource())
-    if isinstance(text, Problem):
+    if isinstance(text, ConfigProblem):
         document.report(("catalog", "source"), text.message)
         return None, "", []
     folder = (path if is_url(source) else Path(source)).parent
@@ -175,14 +179,14 @@ def read_catalog(
     return None, text, described.problems
 
 
-def _catalog_text(source: str, pulled: CatalogSource) -> str | Problem:
+def _catalog_text(source: str, pulled: CatalogSource) -> str | ConfigProblem:
     if is_url(source):
         try:
             return pulled.read(source)
-        except Unfetched as error:
-            return Problem(file=source, message=str(error))
+        except CatalogUnavailable as error:
+            return ConfigProblem(file=source, message=str(error))
     text = read_text(Path(source))
-    return Problem(file=source, message=f"{source}: {text.message}") if isinstance(text, Problem) else text
+    return ConfigProblem(file=source, message=f"{source}: {text.message}") if isinstance(text, ConfigProblem) else text
 
 
 def _with_tokenizer_at(model: CatalogModel, folder: Path) -> CatalogModel:

@@ -12,21 +12,21 @@ from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from din_extproc.control.topology import Address, Retry, SocketAddress, Timeouts, Topology, Trust, UnixSocket
+from din_extproc.control.topology import Address, Retry, SocketAddress, Timeouts, TlsTrust, Topology, UnixSocket
 from din_extproc.domain.node import Endpoint, Node, Pool
 from din_extproc.edge.tls import ClientFiles
 from din_extproc.flow.node_request import ENGINE
-from din_extproc.schedule.batch import Window
+from din_extproc.schedule.batch import BatchLimits
 from din_extproc.settings.catalog import Catalog, CatalogSection, VersionText
 from din_extproc.settings.document import Document
 from din_extproc.settings.envoy import LoopbackAddress, off_is_none
-from din_extproc.settings.gateway import ExtProc, Listen, as_reached
+from din_extproc.settings.gateway import ExtProcSection, ListenSection, as_reached
 from din_extproc.settings.load import read_catalog, read_document
 from din_extproc.settings.pools import Engine
-from din_extproc.settings.problems import Problem, Rejected, in_order
+from din_extproc.settings.problems import ConfigProblem, ConfigRejected, in_order
 from din_extproc.settings.section import AsTuple, ListenAddress, ModelName, Name, NameIfAny, NodeAddress, Positive, Section, Text
 from din_extproc.settings.shape import validated
-from din_extproc.settings.tls import ClientTls, EnvoyTls, ServerTls, report_files, report_unmatched
+from din_extproc.settings.tls import ClientTlsSection, EnvoyTlsSection, ServerTlsSection, report_files, report_unmatched
 from din_extproc.southbound.load import SOURCES
 
 _MIB = 1 << 20
@@ -43,7 +43,7 @@ def _http(url: str) -> str:
 Url = Annotated[str, AfterValidator(_http)]
 
 
-class NodeSection(Section):
+class NodeIdentitySection(Section):
     """`node:`, who it is. What is left out comes from the model's catalogue entry."""
 
     id: Name
@@ -87,7 +87,7 @@ class RegistrySection(Section):
 
     addresses: Annotated[tuple[Url, ...], AsTuple, Field(min_length=1)]
     """Of any replicas of one gateway; the first that answers is told."""
-    tls: ClientTls | None = None
+    tls: ClientTlsSection | None = None
     """For `https` addresses whose certificates no public authority issued, and for those that want ours."""
     token_file: Text | None = None
     """Holds the node's token, and nothing else."""
@@ -104,10 +104,10 @@ class BatchSection(Section):
 class ProxySection(Section):
     """`proxy:`, the Envoy in front of the engine."""
 
-    ext_proc: ExtProc = ExtProc(socket="/run/din/node.sock")
+    ext_proc: ExtProcSection = ExtProcSection(socket="/run/din/node.sock")
     listener: ListenAddress = Endpoint("0.0.0.0", 8080)
     admin: LoopbackAddress = Endpoint("127.0.0.1", 9902)
-    sidecar_tls: EnvoyTls | None = None
+    sidecar_tls: EnvoyTlsSection | None = None
     """How that Envoy connects to the agent's ports that have a `tls`."""
     body_limit_mib: Annotated[int, Field(ge=1, le=1024)] = 32
     batch: Annotated[BatchSection | None, BeforeValidator(off_is_none)] = BatchSection()
@@ -117,12 +117,12 @@ class NodeYaml(Section):
     """The file."""
 
     version: Literal[1]
-    node: NodeSection
+    node: NodeIdentitySection
     engine: EngineSection
     registry: RegistrySection
     catalog: CatalogSection | None = None
     weights: WeightsSection | None = None
-    health: Listen = Listen(address=Endpoint("0.0.0.0", 9095))
+    health: ListenSection = ListenSection(address=Endpoint("0.0.0.0", 9095))
     """Where `/health` is answered."""
     drain_s: Annotated[float, Field(strict=False, ge=0, le=3600)] = 30.0
     """How long requests may go on after SIGTERM."""
@@ -151,10 +151,10 @@ class NodeSettings(Struct, frozen=True, kw_only=True):
     """None: plain, or as the system's authorities say."""
     token_file: Path | None
     heartbeat_s: float
-    health: Listen
+    health: ListenSection
     drain_s: float
     proxy: ProxySection | None
-    warnings: tuple[Problem, ...] = ()
+    warnings: tuple[ConfigProblem, ...] = ()
 
     @property
     def engine_url(self) -> str:
@@ -162,10 +162,10 @@ class NodeSettings(Struct, frozen=True, kw_only=True):
         return f"http://{self.engine_endpoint}"
 
     @property
-    def window(self) -> Window | None:
+    def window(self) -> BatchLimits | None:
         """The batch window. None: requests go as they come."""
         batch = self.proxy.batch if self.proxy is not None else None
-        return None if batch is None else Window(batch.max_batch_tokens, batch.max_wait_ms / 1000)
+        return None if batch is None else BatchLimits(batch.max_batch_tokens, batch.max_wait_ms / 1000)
 
     @property
     def body_limit(self) -> int:
@@ -207,13 +207,13 @@ class NodeSettings(Struct, frozen=True, kw_only=True):
         section = proxy.ext_proc
         return UnixSocket(section.socket or "") if section.address is None else as_reached(section.address, tls=self._trust(section.tls))
 
-    def _trust(self, tls: ServerTls | None) -> Trust | None:
+    def _trust(self, tls: ServerTlsSection | None) -> TlsTrust | None:
         """How the Envoy in front connects to a port with this `tls`."""
         envoy = None if self.proxy is None else self.proxy.sidecar_tls
         return None if tls is None or envoy is None else envoy.trust(self.folder)
 
 
-def load_node(path: Path, env: Mapping[str, str]) -> NodeSettings | Rejected:
+def load_node(path: Path, env: Mapping[str, str]) -> NodeSettings | ConfigRejected:
     """Read `node.yaml`. Files that it names are relative to its folder.
 
     Args:
@@ -221,12 +221,12 @@ def load_node(path: Path, env: Mapping[str, str]) -> NodeSettings | Rejected:
         env: What `${NAME}` inside it stands for.
     """
     opened = read_document(path, env)
-    if isinstance(opened, Rejected):
+    if isinstance(opened, ConfigRejected):
         return opened
     _, document = opened
     config = validated(NodeYaml, document)
     if config is None:
-        return Rejected(in_order(document.problems))
+        return ConfigRejected(in_order(document.problems))
     catalog, _, problems = read_catalog(config.catalog, document, path)
     report_files(config, document, path.parent)
     if config.proxy is not None:
@@ -235,7 +235,7 @@ def load_node(path: Path, env: Mapping[str, str]) -> NodeSettings | Rejected:
     made = None if catalog is None else _settings(config, catalog, document, path)
     found = in_order([*document.problems, *problems])
     if made is None or not all(problem.warning for problem in found):
-        return Rejected(found)
+        return ConfigRejected(found)
     return replace(made, warnings=found)
 
 

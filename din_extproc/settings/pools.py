@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 from pydantic import BeforeValidator, Field
 
-from din_extproc.domain.node import LongTail, Node, PoolTimeouts, Traffic
+from din_extproc.domain.node import LongTail, Node, PoolTimeouts, TrafficClass
 from din_extproc.domain.request import Operation
 from din_extproc.schedule.pick import STRATEGIES
 from din_extproc.settings.catalog import Catalog, VersionText
@@ -33,7 +33,7 @@ def read_operation(text: object) -> object:
 Operations = Annotated[tuple[Annotated[Operation, BeforeValidator(read_operation)], ...], BeforeValidator(one_or_many)]
 
 
-class NodeSection(Section):
+class PoolNodeSection(Section):
     """One engine instance. What is left out comes from the model's catalogue entry."""
 
     id: Name
@@ -47,7 +47,7 @@ class NodeSection(Section):
     max_concurrency: Positive = 64
 
 
-class Scheduler(Struct, frozen=True):
+class SchedulerSection(Struct, frozen=True):
     """A strategy's name and its own options."""
 
     name: str
@@ -56,7 +56,7 @@ class Scheduler(Struct, frozen=True):
 
 def _scheduler(value: object) -> object:
     """`token_available`, or with options `{name: latency_ewma, half_life_s: 30}`."""
-    if isinstance(value, Scheduler):
+    if isinstance(value, SchedulerSection):
         return value
     options: dict[str, Any] = dict(value) if isinstance(value, dict) else {"name": value}
     name = options.pop("name", None)
@@ -68,7 +68,7 @@ def _scheduler(value: object) -> object:
     except msgspec.ValidationError as error:
         known = ", ".join(kind.options.__struct_fields__) or "none"
         raise ValueError(f"{_option(str(error))}; the options of {name} are: {known}") from None
-    return Scheduler(name, options)
+    return SchedulerSection(name, options)
 
 
 def _option(message: str) -> str:
@@ -107,10 +107,10 @@ class PoolTimeoutsSection(Section):
 
 def _traffic(text: object) -> object:
     """A kind of traffic by its name."""
-    known = [kind.value for kind in Traffic]
+    known = [kind.value for kind in TrafficClass]
     if not isinstance(text, str) or text not in known:
         raise ValueError(f"{text!r} is no kind of traffic: {', '.join(known)}")
-    return Traffic(text)
+    return TrafficClass(text)
 
 
 class PoolSection(Section):
@@ -120,11 +120,11 @@ class PoolSection(Section):
     served_model: Text | None = None
     """The name that the engine answers to, when it is not the model's."""
     engine: Engine
-    scheduler: Annotated[Scheduler, BeforeValidator(_scheduler)] = Scheduler("token_available")
+    scheduler: Annotated[SchedulerSection, BeforeValidator(_scheduler)] = SchedulerSection("token_available")
     long_tail: LongTailSection | None = None
     """None: every request is like the others."""
     timeouts: PoolTimeoutsSection = PoolTimeoutsSection()
-    traffic: Annotated[Traffic, BeforeValidator(_traffic)] = Traffic.STANDARD
+    traffic: Annotated[TrafficClass, BeforeValidator(_traffic)] = TrafficClass.STANDARD
     """How soon a node counts as failed: see `health.failover_threshold`."""
     operations: Operations | None = None
     """None: every one."""
@@ -140,7 +140,7 @@ class PoolSection(Section):
     """Likewise."""
     min_seq_len: Annotated[int, Field(ge=0)] = 0
     """Nodes that register take at least so many tokens."""
-    nodes: Annotated[tuple[NodeSection, ...], AsTuple] = ()
+    nodes: Annotated[tuple[PoolNodeSection, ...], AsTuple] = ()
     """Those that do not register."""
 
 
@@ -176,7 +176,7 @@ def make_operations(name: str, pool: PoolSection, document: Document) -> frozens
     return served if given is None else given
 
 
-class Kind(Struct, frozen=True):
+class NodeRequirements(Struct, frozen=True):
     """What all nodes of a pool have in common."""
 
     dtype: str
@@ -184,7 +184,7 @@ class Kind(Struct, frozen=True):
     compute_capability: str
 
 
-def make_kind(name: str, pool: PoolSection, nodes: tuple[Node, ...], catalog: Catalog | None, document: Document) -> Kind:
+def make_kind(name: str, pool: PoolSection, nodes: tuple[Node, ...], catalog: Catalog | None, document: Document) -> NodeRequirements:
     """What a node has to be to join: as the pool says, else as its listed nodes are, else as the catalogue has the model.
 
     Args:
@@ -206,10 +206,10 @@ def make_kind(name: str, pool: PoolSection, nodes: tuple[Node, ...], catalog: Ca
         other = next((node for node in nodes if getattr(node, field) != wanted), None)
         if other is not None and getattr(pool, field) is not None:
             document.report(("pools", name, field), f"node {other.id!r} of this pool has {field} {getattr(other, field)}")
-    return Kind(dtype, size, first.compute_capability if first is not None else "")
+    return NodeRequirements(dtype, size, first.compute_capability if first is not None else "")
 
 
-def _node(model: str, node: NodeSection, catalog: Catalog | None, document: Document, place: Place) -> Node | None:
+def _node(model: str, node: PoolNodeSection, catalog: Catalog | None, document: Document, place: Place) -> Node | None:
     versions = catalog.versions(model) if catalog is not None else {}
     if node.version is None and len(versions) > 1:
         document.report(

@@ -11,7 +11,7 @@ Place = tuple[str | int, ...]
 """Keys and indexes from the top of the file: `("pools", "fast", "nodes", 0, "id")`."""
 
 
-class Problem(Struct, frozen=True, kw_only=True):
+class ConfigProblem(Struct, frozen=True, kw_only=True):
     """One finding. `line` and `column` count from 1; None: it concerns the file as a whole."""
 
     file: str
@@ -36,23 +36,23 @@ class Problem(Struct, frozen=True, kw_only=True):
         return f"{text}\n    hint: {self.hint}" if self.hint else text
 
 
-class Rejected(Struct, frozen=True):
+class ConfigRejected(Struct, frozen=True):
     """A configuration that can't be used, with everything that is wrong with it."""
 
-    problems: tuple[Problem, ...]
+    problems: tuple[ConfigProblem, ...]
 
     def __str__(self) -> str:
         return report(self.problems)
 
 
-def in_order(problems: Sequence[Problem]) -> tuple[Problem, ...]:
+def in_order(problems: Sequence[ConfigProblem]) -> tuple[ConfigProblem, ...]:
     """By file and line, each once."""
     return tuple(
         sorted(dict.fromkeys(problems), key=lambda problem: (problem.file, problem.line or 0, problem.column or 0, problem.message))
     )
 
 
-def report(problems: Sequence[Problem]) -> str:
+def report(problems: Sequence[ConfigProblem]) -> str:
     """All problems for a terminal, one or two lines each, and a last line that counts them."""
     warnings = sum(problem.warning for problem in problems)
     counts = [(len(problems) - warnings, "error"), (warnings, "warning")]

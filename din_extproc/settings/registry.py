@@ -9,26 +9,26 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from din_extproc.admit.keys import is_node_id, parse_hash
-from din_extproc.registry.claims import Reach
+from din_extproc.registry.claims import AllowedAddresses
 from din_extproc.settings.document import Document, read_yaml
-from din_extproc.settings.problems import Problem
+from din_extproc.settings.problems import ConfigProblem
 from din_extproc.settings.section import ListenAddress, Section, Text
-from din_extproc.settings.tls import ServerTls
+from din_extproc.settings.tls import ServerTlsSection
 
 Tokens = dict[str, tuple[bytes, bytes]]
 """Salt and digest by node id."""
-Reaches = dict[str, Reach]
+Reaches = dict[str, AllowedAddresses]
 """Where a node may be, by node id; nodes that are missing may be anywhere."""
 
 
-class Registry(Section):
+class RegistryListenSection(Section):
     """The registry's ports."""
 
     address: ListenAddress | None = None
     """gRPC; None: closed."""
     http_address: ListenAddress | None = None
     """HTTP and JSON; None: closed."""
-    tls: ServerTls | None = None
+    tls: ServerTlsSection | None = None
     """Of both ports."""
     bind_certificates: bool = False
     """A node's certificate must carry the node's id: as common name, DNS name or end of a URI name."""
@@ -39,7 +39,7 @@ class Registry(Section):
     """A node that says nothing for so long is dead."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> "Registry":
+    def _consistent(self) -> "RegistryListenSection":
         if self.address is None and self.http_address is None:
             raise ValueError("`address` (gRPC), `http_address`, or both")
         if self.bind_certificates and (self.tls is None or self.tls.client_ca is None):
@@ -49,7 +49,7 @@ class Registry(Section):
         return self
 
 
-def read_tokens(file: Path, text: str) -> tuple[Tokens, Reaches, list[Problem]]:
+def read_tokens(file: Path, text: str) -> tuple[Tokens, Reaches, list[ConfigProblem]]:
     """The tokens in the file's text, where each lets its node register, and what is wrong with it.
 
     A line is `node-id: sha256$...`, or `node-id: {hash: sha256$..., addresses: [10.0.0.0/24]}`.
@@ -75,16 +75,16 @@ def read_tokens(file: Path, text: str) -> tuple[Tokens, Reaches, list[Problem]]:
     return tokens, reaches, document.problems
 
 
-def _reach(node_id: str, entry: dict[str, object], document: Document) -> Reach:
+def _reach(node_id: str, entry: dict[str, object], document: Document) -> AllowedAddresses:
     unknown = sorted(set(entry) - {"hash", "addresses"})
     if unknown:
         document.report((node_id, unknown[0]), "unknown field", "known here: addresses, hash", at_key=True)
     listed = entry.get("addresses")
     if not isinstance(listed, list) or not listed or not all(isinstance(each, str) for each in listed):
         document.report((node_id, "addresses"), "a list of texts such as 10.0.0.0/24 or 10.0.0.7:8000 is expected")
-        return Reach()
+        return AllowedAddresses()
     try:
-        return Reach.parse(listed)
+        return AllowedAddresses.parse(listed)
     except ValueError as error:
         document.report((node_id, "addresses"), str(error), "a network such as 10.0.0.0/24, or an address and a port")
-        return Reach()
+        return AllowedAddresses()

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from din_extproc.domain.request import Priority
 from din_extproc.route.aliases import Alias
-from din_extproc.route.rules import Condition, Rule, TokenRange
+from din_extproc.route.rules import Rule, RuleCondition, TokenRange
 from din_extproc.settings.pools import Operations
 from din_extproc.settings.section import AsTuple, Name, OneOrMany, Section, Text
 
@@ -104,10 +104,10 @@ class WhenSection(Section):
     negated: "When | None" = Field(default=None, alias="not")
     cel: Text | None = None
 
-    def condition(self) -> Condition:
+    def condition(self) -> RuleCondition:
         """For `route/`."""
         tokens = self.estimated_tokens
-        return Condition(
+        return RuleCondition(
             always=self.always,
             path=self.path,
             estimated_tokens=None if tokens is None else TokenRange(gt=tokens.gt, ge=tokens.ge, lt=tokens.lt, le=tokens.le),

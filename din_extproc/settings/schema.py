@@ -10,15 +10,15 @@ from pydantic import BeforeValidator, Field
 from din_extproc.settings.audit import AuditSection
 from din_extproc.settings.catalog import CatalogSection
 from din_extproc.settings.envoy import EnvoySection, off_is_none
-from din_extproc.settings.gateway import FailOpen, Gateway, Store
+from din_extproc.settings.gateway import FailOpenSection, GatewaySection, StoreSection
 from din_extproc.settings.health import HealthSection
 from din_extproc.settings.pools import PoolSection
 from din_extproc.settings.routes import AliasSection, RuleSection
 from din_extproc.settings.section import AsTuple, ModelName, Name, NameIfAny, Section, Text
-from din_extproc.settings.sensitive import SensitivePatterns
-from din_extproc.settings.telemetry import Telemetry
-from din_extproc.settings.tenants import CommonsSection, Defaults, TenantSection
-from din_extproc.settings.verification import Verification
+from din_extproc.settings.sensitive import SensitivePatternsSection
+from din_extproc.settings.telemetry import TelemetrySection
+from din_extproc.settings.tenants import DefaultsSection, GlobalLimitsSection, TenantSection
+from din_extproc.settings.verification import VerificationSection
 
 
 class DinYaml(Section):
@@ -27,8 +27,8 @@ class DinYaml(Section):
     version: Literal[1]
     network: NameIfAny = ""
     """Gateways of different networks never share nodes or counters, even over one Redis."""
-    gateway: Gateway = Gateway()
-    store: Store = Store()
+    gateway: GatewaySection = GatewaySection()
+    store: StoreSection = StoreSection()
     catalog: CatalogSection | None = None
     aliases: dict[ModelName, AliasSection] = Field(default_factory=dict)
     pools: dict[Name, PoolSection] = Field(default_factory=dict)
@@ -36,14 +36,14 @@ class DinYaml(Section):
     tenants: Annotated[tuple[TenantSection, ...], AsTuple] = ()
     keys_file: Text | None = None
     """Where `din-extproc keys` keeps keys, relative to this file; None: all of them stand under their tenants."""
-    defaults: Defaults = Defaults()
-    limits: CommonsSection = CommonsSection()
-    sensitive_data: SensitivePatterns = SensitivePatterns()
+    defaults: DefaultsSection = DefaultsSection()
+    limits: GlobalLimitsSection = GlobalLimitsSection()
+    sensitive_data: SensitivePatternsSection = SensitivePatternsSection()
     health: HealthSection = HealthSection()
     envoy: EnvoySection = EnvoySection()
-    telemetry: Telemetry | None = None
+    telemetry: TelemetrySection | None = None
     """None: traces and metrics are not pushed."""
     audit: AuditSection | None = None
-    verification: Verification | None = None
+    verification: VerificationSection | None = None
     """None: nothing is recorded."""
-    fail_open: Annotated[FailOpen | None, BeforeValidator(off_is_none)] = None
+    fail_open: Annotated[FailOpenSection | None, BeforeValidator(off_is_none)] = None

@@ -54,7 +54,7 @@ def _new_kind(name: str) -> str:
     return name
 
 
-class SensitivePatterns(Section):
+class SensitivePatternsSection(Section):
     """`sensitive_data:`, kinds of the operator's own."""
 
     patterns: dict[Annotated[Name, AfterValidator(_new_kind)], Annotated[str, AfterValidator(_pattern)]] = Field(default_factory=dict)

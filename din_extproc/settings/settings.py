@@ -7,22 +7,22 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from din_extproc.control.topology import Address, Discovery, Outlier, Retry, SocketAddress, Topology
+from din_extproc.control.topology import Address, Outlier, Retry, SocketAddress, Topology, XdsSource
 from din_extproc.domain.node import Endpoint, Pool
-from din_extproc.domain.tenant import ApiKey, Commons, Tenant
+from din_extproc.domain.tenant import ApiKey, GlobalLimits, Tenant
 from din_extproc.edge.registry.catalog_source import is_url
-from din_extproc.flow.place import Moves
+from din_extproc.flow.node_selector import InFlightFallback
 from din_extproc.route.table import RouteTable
-from din_extproc.settings.audit import Audit
+from din_extproc.settings.audit import AuditSettings
 from din_extproc.settings.catalog import Catalog
 from din_extproc.settings.envoy import EnvoySection
-from din_extproc.settings.gateway import Gateway, Store, as_reached
+from din_extproc.settings.gateway import GatewaySection, StoreSection, as_reached
 from din_extproc.settings.health import HealthSection
-from din_extproc.settings.problems import Problem
+from din_extproc.settings.problems import ConfigProblem
 from din_extproc.settings.registry import Reaches, Tokens
-from din_extproc.settings.telemetry import Telemetry
-from din_extproc.settings.tls import ServerTls
-from din_extproc.settings.verification import Verification
+from din_extproc.settings.telemetry import TelemetrySection
+from din_extproc.settings.tls import ServerTlsSection
+from din_extproc.settings.verification import VerificationSection
 
 _MIB = 1 << 20
 
@@ -44,13 +44,13 @@ class Settings(Struct, frozen=True, kw_only=True):
     network: str
     node_tokens: Tokens
     node_reaches: Reaches
-    gateway: Gateway
-    store: Store
+    gateway: GatewaySection
+    store: StoreSection
     catalog: Catalog
     pools: tuple[Pool, ...]
     """In the order of the file."""
     tenants: tuple[Tenant, ...]
-    commons: Commons
+    commons: GlobalLimits
     keys: tuple[tuple[Tenant, tuple[ApiKey, ...]], ...]
     """What a `KeyRing` is made from."""
     sensitive_patterns: dict[str, str]
@@ -60,16 +60,16 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Prompt sizes at which a rule turns."""
     health: HealthSection
     envoy: EnvoySection
-    telemetry: Telemetry | None
+    telemetry: TelemetrySection | None
     """None: traces and metrics are not pushed."""
-    verification: Verification | None
+    verification: VerificationSection | None
     """None: nodes are not compared."""
-    audit: Audit | None
+    audit: AuditSettings | None
     """None: nothing is recorded."""
     audit_key_files: tuple[str, ...]
     fail_open_pool: str | None
     """None: without a worker, requests are refused."""
-    warnings: tuple[Problem, ...]
+    warnings: tuple[ConfigProblem, ...]
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -101,16 +101,16 @@ class Settings(Struct, frozen=True, kw_only=True):
         return tuple((pool.name, fallback.name) for pool, fallback in self.routes.fallbacks if pool.hands_over_to(fallback))
 
     @property
-    def in_flight(self) -> Moves:
+    def in_flight(self) -> InFlightFallback:
         """The same for who decides, with how often Envoy asks the first pool before."""
-        return Moves(frozenset(self.moves), Retry(**self.envoy.retry.model_dump()).tries)
+        return InFlightFallback(frozenset(self.moves), Retry(**self.envoy.retry.model_dump()).tries)
 
-    def discovery(self, node_id: str) -> Discovery | None:
+    def discovery(self, node_id: str) -> XdsSource | None:
         """How an Envoy of this name is told its pools, nodes and routes. None: it is not."""
         xds = self.gateway.xds
-        return None if xds is None else Discovery(self._reached(xds.address, xds.tls), node_id, xds.delta)
+        return None if xds is None else XdsSource(self._reached(xds.address, xds.tls), node_id, xds.delta)
 
-    def _reached(self, endpoint: Endpoint, tls: ServerTls | None) -> SocketAddress:
+    def _reached(self, endpoint: Endpoint, tls: ServerTlsSection | None) -> SocketAddress:
         """Where Envoy reaches one of our ports, and how it speaks to it."""
         envoy = self.envoy.sidecar_tls
         trust = None if tls is None or envoy is None else envoy.trust(self.folder)
@@ -122,7 +122,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         ext_proc = self.gateway.ext_proc
         return self.gateway.worker_addresses if ext_proc.address is None else (self._reached(ext_proc.address, ext_proc.tls),)
 
-    def topology(self, usage_lua: str, discovery: Discovery | None = None) -> Topology:
+    def topology(self, usage_lua: str, discovery: XdsSource | None = None) -> Topology:
         """What Envoy's configuration is rendered from.
 
         Args:

@@ -1,6 +1,6 @@
 """Data against the schema: every deviation a problem at its line, and the sound rest still usable for further checks.
 
-Rule: what is broken is left out, not guessed; `Shaped.broken` says what, so that nobody reports its absence as well.
+Rule: what is broken is left out, not guessed; `ShapedConfig.broken` says what, so that nobody reports its absence as well.
 """
 
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ _ITEMS = ("aliases", "pools", "rules", "tenants")
 Model = TypeVar("Model", bound=BaseModel)
 
 
-class Shaped(Struct, frozen=True):
+class ShapedConfig(Struct, frozen=True):
     """The sound part of a configuration."""
 
     config: DinYaml
@@ -55,7 +55,7 @@ class Shaped(Struct, frozen=True):
     """Sections that are not whole."""
 
 
-def shape(document: Document) -> Shaped | None:
+def shape(document: Document) -> ShapedConfig | None:
     """Hold a configuration against the schema. None: there is no sound rest worth looking at."""
     data = document.data
     if not isinstance(data, dict):
@@ -63,7 +63,7 @@ def shape(document: Document) -> Shaped | None:
         return None
     try:
         config = DinYaml.model_validate(data)
-        return Shaped(config, tuple(range(len(config.rules))), tuple(range(len(config.tenants))), frozenset())
+        return ShapedConfig(config, tuple(range(len(config.rules))), tuple(range(len(config.tenants))), frozenset())
     except ValidationError as error:
         places = report_errors(error, document, DinYaml)
     sound, kept = _without(data, places)
@@ -71,7 +71,7 @@ def shape(document: Document) -> Shaped | None:
         config = DinYaml.model_validate({"version": 1} | sound)
     except ValidationError:
         return None
-    return Shaped(config, kept["rules"], kept["tenants"], frozenset(str(place[0]) for place in places if place))
+    return ShapedConfig(config, kept["rules"], kept["tenants"], frozenset(str(place[0]) for place in places if place))
 
 
 def validated(model: type[Model], document: Document) -> Model | None:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from din_extproc.settings.section import Section, Text
-from din_extproc.settings.tls import ClientTls
+from din_extproc.settings.tls import ClientTlsSection
 
 
 def _endpoint(text: str) -> str:
@@ -22,13 +22,13 @@ def _endpoint(text: str) -> str:
 Share = Annotated[float, Field(strict=False, ge=0, le=1)]
 
 
-class Telemetry(Section):
+class TelemetrySection(Section):
     """`telemetry:`."""
 
     endpoint: Annotated[Text, AfterValidator(_endpoint)]
     """OTLP over HTTP; `/v1/traces` and `/v1/metrics` are put behind it."""
     headers: dict[Text, Annotated[SecretStr, Field(strict=False)]] = Field(default_factory=dict)
-    tls: ClientTls | None = None
+    tls: ClientTlsSection | None = None
     """Whom it believes behind `https`, and what it shows there. None: as the system does."""
     sample: Share = 0.05
     """The share of requests without a trace of their own that leave spans; a client's sampled trace always does."""
@@ -40,7 +40,7 @@ class Telemetry(Section):
     service_name: Text = "din-extproc"
 
     @model_validator(mode="after")
-    def _secured(self) -> "Telemetry":
+    def _secured(self) -> "TelemetrySection":
         if self.tls is not None and not self.endpoint.startswith("https:"):
             raise ValueError("`tls` is for an endpoint that begins with https:")
         return self

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from din_extproc.admit.keys import parse_hash
 from din_extproc.domain.request import Priority
-from din_extproc.domain.tenant import ApiKey, Ceilings, Commons, Limits, OnSensitive, Queueing, Tenant
+from din_extproc.domain.tenant import ApiKey, GlobalLimits, OnSensitive, Queueing, RateLimits, ScopeLimits, Tenant
 from din_extproc.settings.keys import KeyHash, KeyId
 from din_extproc.settings.routes import PriorityName
 from din_extproc.settings.section import AsTuple, Ceiling, Name, Section, Text
@@ -29,10 +29,10 @@ class LimitsSection(Section):
     max_streams: Ceiling | None = None
     """Requests in flight."""
 
-    def limits(self, default: Limits | None = None) -> Limits:
+    def limits(self, default: RateLimits | None = None) -> RateLimits:
         """For the domain; what is not mentioned is taken from the default."""
         own = {name: getattr(self, name) for name in _DIMENSIONS if default is None or name in self.model_fields_set}
-        return Limits(**({} if default is None else {name: getattr(default, name) for name in _DIMENSIONS}) | own)
+        return RateLimits(**({} if default is None else {name: getattr(default, name) for name in _DIMENSIONS}) | own)
 
 
 class TenantLimitsSection(LimitsSection):
@@ -46,7 +46,7 @@ class TenantLimitsSection(LimitsSection):
     """False: shadow mode, this tenant's limits are counted and reported, and nothing is refused for them."""
 
 
-class CeilingsSection(LimitsSection):
+class ScopeLimitsSection(LimitsSection):
     """What all tenants together may use."""
 
     per_priority: dict[PriorityName, LimitsSection] = Field(default_factory=dict)
@@ -54,22 +54,22 @@ class CeilingsSection(LimitsSection):
     reserved_for_critical: Annotated[float, Field(strict=False, ge=0, lt=1)] = 0.0
     """The share of these limits that only critical requests may use."""
 
-    def ceilings(self) -> Ceilings:
+    def ceilings(self) -> ScopeLimits:
         """For the domain."""
-        return Ceilings(self.limits(), _by_priority(self.per_priority), self.reserved_for_critical)
+        return ScopeLimits(self.limits(), _by_priority(self.per_priority), self.reserved_for_critical)
 
 
-class CommonsSection(CeilingsSection):
+class GlobalLimitsSection(ScopeLimitsSection):
     """`limits:`, those that all tenants of the network share."""
 
-    per_model: dict[str, CeilingsSection] = Field(default_factory=dict)
+    per_model: dict[str, ScopeLimitsSection] = Field(default_factory=dict)
     """Physical model -> what all tenants together may use of it."""
     enforce: bool = True
     """False: shadow mode, they are counted and reported, and nothing is refused for them."""
 
-    def commons(self) -> Commons:
+    def commons(self) -> GlobalLimits:
         """For the domain."""
-        return Commons(self.ceilings(), {model: each.ceilings() for model, each in self.per_model.items()}, self.enforce)
+        return GlobalLimits(self.ceilings(), {model: each.ceilings() for model, each in self.per_model.items()}, self.enforce)
 
     @property
     def any(self) -> bool:
@@ -77,7 +77,7 @@ class CommonsSection(CeilingsSection):
         return bool(self.model_fields_set - {"enforce"})
 
 
-def _by_priority(sections: dict[Priority, LimitsSection]) -> dict[Priority, Limits]:
+def _by_priority(sections: dict[Priority, LimitsSection]) -> dict[Priority, RateLimits]:
     return {priority: section.limits() for priority, section in sections.items()}
 
 
@@ -135,7 +135,7 @@ class TenantSection(Section):
     sensitive_data: SensitiveDataPolicy | None = None
     """None: that of `defaults`."""
 
-    def tenant(self, defaults: "Defaults") -> Tenant:
+    def tenant(self, defaults: "DefaultsSection") -> Tenant:
         """For the domain."""
         return Tenant(
             id=self.id,
@@ -150,7 +150,7 @@ class TenantSection(Section):
         )
 
 
-class Defaults(Section):
+class DefaultsSection(Section):
     """`defaults:`."""
 
     limits: LimitsSection = LimitsSection()

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from pydantic import model_validator
 
-from din_extproc.control.topology import Trust
-from din_extproc.edge.tls import ClientFiles, Secured, ServerFiles, Unusable, client_context, server_context
+from din_extproc.control.topology import TlsTrust
+from din_extproc.edge.tls import CertificateUnusable, ClientFiles, ServerFiles, TlsAddress, client_context, server_context
 from din_extproc.settings.document import Document
 from din_extproc.settings.problems import Place
 from din_extproc.settings.section import Section, Text
 
 
-class ServerTls(Section):
+class ServerTlsSection(Section):
     """`tls:` of a port. Paths are relative to the configuration."""
 
     cert: Text
@@ -32,7 +32,7 @@ class ServerTls(Section):
         )
 
 
-class ClientTls(Section):
+class ClientTlsSection(Section):
     """`tls:` of whoever connects."""
 
     ca: Text
@@ -44,7 +44,7 @@ class ClientTls(Section):
     """The name that the server's certificate must carry."""
 
     @model_validator(mode="after")
-    def _paired(self) -> "ClientTls":
+    def _paired(self) -> "ClientTlsSection":
         if (self.cert is None) != (self.key is None):
             raise ValueError("`cert` and `key`, or neither")
         return self
@@ -55,37 +55,37 @@ class ClientTls(Section):
         return ClientFiles(str(folder / self.ca), cert, key, self.server_name)
 
 
-class EnvoyTls(ClientTls):
+class EnvoyTlsSection(ClientTlsSection):
     """How Envoy connects to the sidecar's ports that have a `tls`. Envoy reads the files when it starts."""
 
-    def trust(self, folder: Path) -> Trust:
+    def trust(self, folder: Path) -> TlsTrust:
         """For the renderer."""
         found = self.files(folder.absolute())
-        return Trust(ca=found.ca, cert=found.cert, key=found.key, server_name=found.server_name)
+        return TlsTrust(ca=found.ca, cert=found.cert, key=found.key, server_name=found.server_name)
 
 
-def secured(address: str, tls: ServerTls | None, folder: Path) -> str | Secured:
+def secured(address: str, tls: ServerTlsSection | None, folder: Path) -> str | TlsAddress:
     """An address to listen on, with what is spoken there."""
-    return address if tls is None else Secured(address, tls.files(folder))
+    return address if tls is None else TlsAddress(address, tls.files(folder))
 
 
 def report_files(section: Section, document: Document, folder: Path, place: Place = ()) -> None:
     """Report the files of every `tls` inside the section that can't be used."""
     for name in type(section).model_fields:
         value, inner = getattr(section, name), (*place, name)
-        if isinstance(value, ServerTls | ClientTls):
+        if isinstance(value, ServerTlsSection | ClientTlsSection):
             try:
-                if isinstance(value, ServerTls):
+                if isinstance(value, ServerTlsSection):
                     server_context(value.files(folder), ())
                 else:
                     client_context(value.files(folder))
-            except Unusable as error:
-                document.report((*inner, error.field), str(error), warning=isinstance(value, EnvoyTls))
+            except CertificateUnusable as error:
+                document.report((*inner, error.field), str(error), warning=isinstance(value, EnvoyTlsSection))
         elif isinstance(value, Section):
             report_files(value, document, folder, inner)
 
 
-def report_unmatched(ports: Mapping[str, ServerTls | None], envoy: EnvoyTls | None, document: Document, place: Place) -> None:
+def report_unmatched(ports: Mapping[str, ServerTlsSection | None], envoy: EnvoyTlsSection | None, document: Document, place: Place) -> None:
     """Report ports that Envoy could not talk to.
 
     Args:

@@ -7,11 +7,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from din_extproc.flow.double_check import Policy
+from din_extproc.flow.double_check import DoubleCheckPolicy
 from din_extproc.settings.section import Section
 
 
-class Verification(Section):
+class VerificationSection(Section):
     """`verification:`."""
 
     share: Annotated[float, Field(strict=False, gt=0, le=1)] = 0.01
@@ -21,6 +21,6 @@ class Verification(Section):
     max_tokens: Annotated[int, Field(ge=1, le=4096)] = 32
     """Of each answer that is compared."""
 
-    def policy(self, workers: int) -> Policy:
+    def policy(self, workers: int) -> DoubleCheckPolicy:
         """One worker's part."""
-        return Policy(self.share, self.tokens_per_minute // workers, self.max_tokens)
+        return DoubleCheckPolicy(self.share, self.tokens_per_minute // workers, self.max_tokens)

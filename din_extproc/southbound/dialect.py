@@ -11,10 +11,10 @@ from msgspec import Struct
 
 from din_extproc.domain.request import Operation
 from din_extproc.domain.response import ResponseHead, Translator
-from din_extproc.domain.verdict import Code, Refusal
+from din_extproc.domain.verdict import Refusal, RefusalCode
 
 
-class Question(Struct, frozen=True):
+class PlainRequest(Struct, frozen=True):
     """A request in OpenAI's words."""
 
     operation: Operation
@@ -27,7 +27,7 @@ class Question(Struct, frozen=True):
     """What the engine can't be told is left out and named, instead of refused."""
 
 
-class Order(Struct, frozen=True):
+class DialectRequest(Struct, frozen=True):
     """The same in the engine's words."""
 
     path: str
@@ -36,7 +36,7 @@ class Order(Struct, frozen=True):
     """Parameters that were left out."""
 
 
-class Asked(Struct, frozen=True):
+class AnswerContext(Struct, frozen=True):
     """What is needed of a request to write its answer."""
 
     operation: Operation
@@ -54,10 +54,10 @@ class Dialect(Struct, frozen=True):
 
     operations: frozenset[Operation]
     """What it can be asked."""
-    order: Callable[[Question], Order | Refusal]
-    whole: Callable[[Asked, ResponseHead, bytes], bytes | None]
+    order: Callable[[PlainRequest], DialectRequest | Refusal]
+    whole: Callable[[AnswerContext, ResponseHead, bytes], bytes | None]
     """A whole good answer as OpenAI writes it; None: it is none that the dialect knows."""
-    pieces: Callable[[Asked], Translator]
+    pieces: Callable[[AnswerContext], Translator]
     """The same for a stream, as OpenAI's events."""
     has_path: Callable[[str], bool]
     """Whether this is one of its paths."""
@@ -67,4 +67,4 @@ class Dialect(Struct, frozen=True):
 
 def refused(message: str, param: str) -> Refusal:
     """A request that this engine can't be asked."""
-    return Refusal(Code.INVALID_REQUEST, message, param=param)
+    return Refusal(RefusalCode.INVALID_REQUEST, message, param=param)

@@ -8,7 +8,7 @@ from din_extproc.southbound.dialect import Dialect
 from din_extproc.southbound.parameters import Table, unfolding
 
 
-class Engine(Struct, frozen=True):
+class EngineAdapter(Struct, frozen=True):
     """What is known of an engine."""
 
     openai: Table
@@ -16,19 +16,19 @@ class Engine(Struct, frozen=True):
     native: Dialect | None = None
 
 
-ENGINES: dict[str, Engine] = {
-    "vllm": Engine(vllm.OPENAI),
-    "sglang": Engine(unfolding(sglang.OPENAI)),
-    "tensorrt_llm": Engine(unfolding(tensorrt_llm.OPENAI)),
-    "llamacpp": Engine(unfolding(llamacpp.OPENAI)),
-    "tgi": Engine(unfolding(tgi.OPENAI), tgi.TGI),
-    "ollama": Engine(unfolding(ollama.OPENAI), ollama.OLLAMA),
-    "triton": Engine(unfolding(triton.OPENAI), triton.TRITON),
+ENGINES: dict[str, EngineAdapter] = {
+    "vllm": EngineAdapter(vllm.OPENAI),
+    "sglang": EngineAdapter(unfolding(sglang.OPENAI)),
+    "tensorrt_llm": EngineAdapter(unfolding(tensorrt_llm.OPENAI)),
+    "llamacpp": EngineAdapter(unfolding(llamacpp.OPENAI)),
+    "tgi": EngineAdapter(unfolding(tgi.OPENAI), tgi.TGI),
+    "ollama": EngineAdapter(unfolding(ollama.OPENAI), ollama.OLLAMA),
+    "triton": EngineAdapter(unfolding(triton.OPENAI), triton.TRITON),
 }
-_UNKNOWN = Engine({})
+_UNKNOWN = EngineAdapter({})
 
 
-def engine(name: str) -> Engine:
+def engine(name: str) -> EngineAdapter:
     """What is known of this engine; of one that nobody knows, nothing."""
     return ENGINES.get(name, _UNKNOWN)
 

@@ -1,6 +1,6 @@
 """What a node's error answer says, dug out of whatever it is wrapped in: objects in objects, JSON in strings, text, a web page.
 
-Rule: whatever bytes come, a `Said` comes out, in bounded time; and what is not the engine's own sentence about the request is left out.
+Rule: whatever bytes come, a `ParsedError` comes out, in bounded time; and text that is not the engine's own sentence is dropped.
 """
 
 import json
@@ -24,7 +24,7 @@ _OURS = "urn:din-extproc:error:"
 _scanner = json.JSONDecoder()
 
 
-class Said(Struct, frozen=True, gc=False):
+class ParsedError(Struct, frozen=True, gc=False):
     """An error in the engine's own words; "" or None: not told."""
 
     message: str = ""
@@ -35,16 +35,16 @@ class Said(Struct, frozen=True, gc=False):
     """The body is a gateway's own error body already: of a node's agent, or of Envoy itself."""
 
 
-def said(body: bytes) -> Said:
+def said(body: bytes) -> ParsedError:
     """Read an error's body."""
     if len(body) > READ_BYTES:
-        return Said()
+        return ParsedError()
     text = body.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
     content = _decoded(text)
     if content is None:
-        return Said() if text.startswith("<") else Said(message=_clean(text.partition("\n")[0]))
+        return ParsedError() if text.startswith("<") else ParsedError(message=_clean(text.partition("\n")[0]))
     if isinstance(content, dict) and str(content.get("type", "")).startswith(_OURS):
-        return Said(ours=True)
+        return ParsedError(ours=True)
     return _dug(content)
 
 
@@ -55,9 +55,9 @@ def _decoded(text: str) -> Any:
         return None
 
 
-def _dug(content: Any) -> Said:
+def _dug(content: Any) -> ParsedError:
     """Open one wrapping after the other; what stands further inside is more to the point."""
-    found = Said()
+    found = ParsedError()
     for _ in range(_WRAPPINGS):
         if isinstance(content, list):
             content = content[0] if content else None
@@ -80,8 +80,8 @@ def _dug(content: Any) -> Said:
     return found
 
 
-def _with(found: Said, *, message: str = "", type: str = "", code: str = "", param: str | None = None) -> Said:  # noqa: A002 - the field's name
-    return Said(message or found.message, type or found.type, code or found.code, param or found.param)
+def _with(found: ParsedError, *, message: str = "", type: str = "", code: str = "", param: str | None = None) -> ParsedError:  # noqa: A002 - the field's name
+    return ParsedError(message or found.message, type or found.type, code or found.code, param or found.param)
 
 
 def _embedded(text: str) -> Any:

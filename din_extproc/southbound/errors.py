@@ -22,50 +22,50 @@ from email.utils import parsedate_to_datetime
 
 from msgspec import Struct
 
-from din_extproc.domain.verdict import Code
-from din_extproc.southbound.error_body import Said
+from din_extproc.domain.verdict import RefusalCode
+from din_extproc.southbound.error_body import ParsedError
 from din_extproc.southbound.wordings import no_memory, worded
 
 _BAD_REQUEST, _NOT_FOUND, _FAILED_DEPENDENCY, _TOO_MANY, _FAULT = 400, 404, 424, 429, 500
 _BY_STATUS = {
-    400: Code.INVALID_REQUEST,
-    401: Code.UPSTREAM_ERROR,
-    403: Code.UPSTREAM_ERROR,
-    404: Code.PATH_NOT_FOUND,
-    405: Code.PATH_NOT_FOUND,
-    407: Code.UPSTREAM_ERROR,
-    408: Code.UPSTREAM_TIMEOUT,
-    413: Code.REQUEST_TOO_LARGE,
-    415: Code.UNSUPPORTED_MEDIA,
-    422: Code.INVALID_REQUEST,
-    424: Code.UPSTREAM_ERROR,
-    429: Code.UPSTREAM_BUSY,
-    501: Code.PATH_NOT_FOUND,
-    504: Code.UPSTREAM_TIMEOUT,
+    400: RefusalCode.INVALID_REQUEST,
+    401: RefusalCode.UPSTREAM_ERROR,
+    403: RefusalCode.UPSTREAM_ERROR,
+    404: RefusalCode.PATH_NOT_FOUND,
+    405: RefusalCode.PATH_NOT_FOUND,
+    407: RefusalCode.UPSTREAM_ERROR,
+    408: RefusalCode.UPSTREAM_TIMEOUT,
+    413: RefusalCode.REQUEST_TOO_LARGE,
+    415: RefusalCode.UNSUPPORTED_MEDIA,
+    422: RefusalCode.INVALID_REQUEST,
+    424: RefusalCode.UPSTREAM_ERROR,
+    429: RefusalCode.UPSTREAM_BUSY,
+    501: RefusalCode.PATH_NOT_FOUND,
+    504: RefusalCode.UPSTREAM_TIMEOUT,
 }
 _KEPT = frozenset({401, 403, 407})
 """What says that a retry is no use, in a code whose own status would say otherwise."""
 _UNAVAILABLE = frozenset({503, 529})
-_RETRY_S = {Code.UPSTREAM_BUSY: 1, Code.INSUFFICIENT_GPU_CAPACITY: 5}
+_RETRY_S = {RefusalCode.UPSTREAM_BUSY: 1, RefusalCode.INSUFFICIENT_GPU_CAPACITY: 5}
 """When the node does not say."""
 _UNAVAILABLE_RETRY_S = 1
 _LONGEST_RETRY_S = 3600
 _MESSAGES = {
-    Code.PATH_NOT_FOUND: "The engine of this model does not serve this.",
-    Code.MODEL_NOT_FOUND: "The node does not serve the model under the name that it was asked for.",
-    Code.INSUFFICIENT_GPU_CAPACITY: "The node has no memory left for this request.",
-    Code.UPSTREAM_BUSY: "The nodes of this model are busy; the limit is theirs, not the tenant's.",
-    Code.UPSTREAM_TIMEOUT: "The node did not answer in time.",
-    Code.REQUEST_TOO_LARGE: "The request is larger than the node accepts.",
+    RefusalCode.PATH_NOT_FOUND: "The engine of this model does not serve this.",
+    RefusalCode.MODEL_NOT_FOUND: "The node does not serve the model under the name that it was asked for.",
+    RefusalCode.INSUFFICIENT_GPU_CAPACITY: "The node has no memory left for this request.",
+    RefusalCode.UPSTREAM_BUSY: "The nodes of this model are busy; the limit is theirs, not the tenant's.",
+    RefusalCode.UPSTREAM_TIMEOUT: "The node did not answer in time.",
+    RefusalCode.REQUEST_TOO_LARGE: "The request is larger than the node accepts.",
 }
-_SHOWN = frozenset({Code.INVALID_REQUEST, Code.CONTEXT_LENGTH_EXCEEDED, Code.UNSUPPORTED_MEDIA})
+_SHOWN = frozenset({RefusalCode.INVALID_REQUEST, RefusalCode.CONTEXT_LENGTH_EXCEEDED, RefusalCode.UNSUPPORTED_MEDIA})
 """Faults of the request: the engine's own sentence says what is wrong with it."""
 
 
 class NodeError(Struct, frozen=True, gc=False):
     """What the client is told."""
 
-    code: Code
+    code: RefusalCode
     status: int
     message: str
     param: str | None = None
@@ -73,7 +73,7 @@ class NodeError(Struct, frozen=True, gc=False):
     """None: the node did not ask for time."""
 
 
-def normalise(engine: str, status: int, said: Said, asked_s: int | None = None) -> NodeError:
+def normalise(engine: str, status: int, said: ParsedError, asked_s: int | None = None) -> NodeError:
     """The gateway's error for a node's.
 
     Args:
@@ -106,18 +106,20 @@ def retry_after_s(text: str, wall: float) -> int | None:
     return min(_LONGEST_RETRY_S, max(1, math.ceil(min(seconds, _LONGEST_RETRY_S)))) if seconds == seconds else None  # noqa: PLR0124 - a NaN is no time
 
 
-def _code(engine: str, status: int, said: Said) -> Code:
+def _code(engine: str, status: int, said: ParsedError) -> RefusalCode:
     if (status >= _FAULT or status == _FAILED_DEPENDENCY) and no_memory(said):
-        return Code.INSUFFICIENT_GPU_CAPACITY
+        return RefusalCode.INSUFFICIENT_GPU_CAPACITY
     return (
-        worded(engine, said) or _BY_STATUS.get(status) or (Code.INVALID_REQUEST if _BAD_REQUEST <= status < _FAULT else Code.UPSTREAM_ERROR)
+        worded(engine, said)
+        or _BY_STATUS.get(status)
+        or (RefusalCode.INVALID_REQUEST if _BAD_REQUEST <= status < _FAULT else RefusalCode.UPSTREAM_ERROR)
     )
 
 
-def _status(code: Code, status: int) -> int:
-    if code is Code.UPSTREAM_ERROR:
+def _status(code: RefusalCode, status: int) -> int:
+    if code is RefusalCode.UPSTREAM_ERROR:
         return status if status in _KEPT else 503 if status in _UNAVAILABLE else code.status
-    kept = code is Code.INVALID_REQUEST and status < _FAULT and status not in _BY_STATUS
+    kept = code is RefusalCode.INVALID_REQUEST and status < _FAULT and status not in _BY_STATUS
     return status if kept else code.status
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from din_extproc.domain.request import Operation
-from din_extproc.domain.verdict import Code
-from din_extproc.southbound.dialect import Asked
+from din_extproc.domain.verdict import RefusalCode
+from din_extproc.southbound.dialect import AnswerContext
 
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
@@ -28,7 +28,7 @@ class Chunks:
 
     __slots__ = ("_chat", "_close", "_opened", "_start", "_text")
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: AnswerContext) -> None:
         self._chat = asked.operation is Operation.CHAT
         names = {
             "id": answer_id(asked),
@@ -69,7 +69,7 @@ class Chunks:
         return b'%b],"usage":%b}\n\n' % (self._start, _encode(usage(prompt_tokens, completion_tokens)))
 
 
-def answer_id(asked: Asked) -> str:
+def answer_id(asked: AnswerContext) -> str:
     """The id of an answer, with OpenAI's prefix of its kind."""
     prefix = {Operation.CHAT: "chatcmpl", Operation.COMPLETIONS: "cmpl", Operation.EMBEDDINGS: "embd", Operation.RERANK: "rerank"}
     return f"{prefix.get(asked.operation, 'din')}-{asked.id}"
@@ -86,18 +86,18 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
 
 def error_event(message: str) -> bytes:
     """An error after the answer has begun."""
-    code = Code.UPSTREAM_ERROR
+    code = RefusalCode.UPSTREAM_ERROR
     return b"data: %b\n\n" % _encode({"error": {"message": message, "type": code.type, "param": None, "code": code.code}})
 
 
-def generated(asked: Asked, choice: dict[str, Any], tokens: dict[str, int] | None) -> bytes:
+def generated(asked: AnswerContext, choice: dict[str, Any], tokens: dict[str, int] | None) -> bytes:
     """A whole chat or text completion of one choice. `tokens`: None when the engine did not tell."""
     kind = "chat.completion" if asked.operation is Operation.CHAT else "text_completion"
     body = {"id": answer_id(asked), "object": kind, "created": asked.created, "model": asked.model, "choices": [{"index": 0, **choice}]}
     return _encode(body if tokens is None else {**body, "usage": tokens})
 
 
-def embeddings(asked: Asked, vectors: Sequence[Sequence[float]], prompt_tokens: int | None) -> bytes | None:
+def embeddings(asked: AnswerContext, vectors: Sequence[Sequence[float]], prompt_tokens: int | None) -> bytes | None:
     """Embeddings, as numbers or as base64 of 32-bit floats; None: there are numbers that these don't hold."""
     packed = asked.fields.get("encoding_format") == "base64"
     try:
@@ -111,7 +111,7 @@ def embeddings(asked: Asked, vectors: Sequence[Sequence[float]], prompt_tokens: 
     return _encode(body)
 
 
-def ranking(asked: Asked, scores: Sequence[float], prompt_tokens: int | None) -> bytes:
+def ranking(asked: AnswerContext, scores: Sequence[float], prompt_tokens: int | None) -> bytes:
     """Documents by relevance, best first, as Jina and Cohere write them."""
     documents = asked.fields.get("documents") or ()
     shown = asked.fields.get("return_documents") is not False

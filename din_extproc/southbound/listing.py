@@ -13,13 +13,13 @@ class _Model(Struct):
     id: str
 
 
-class _Listing(Struct):
+class _EngineListing(Struct):
     data: list[_Model]
 
 
 def listed(body: bytes) -> frozenset[str] | None:
     """The names of a `/v1/models` answer. None: it is none."""
     try:
-        return frozenset(model.id for model in msgspec.json.decode(body, type=_Listing).data)
+        return frozenset(model.id for model in msgspec.json.decode(body, type=_EngineListing).data)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None

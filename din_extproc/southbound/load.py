@@ -14,7 +14,7 @@ from contextlib import suppress
 import msgspec
 from msgspec import Struct
 
-from din_extproc.domain.membership import Beat
+from din_extproc.domain.membership import Heartbeat
 
 _HALF_LIFE_S = 300.0
 PAGE_LIMIT = 4 << 20
@@ -24,7 +24,7 @@ _LABELLED = re.compile(rb'\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\}')
 _VALUE = re.compile(rb"[ \t]+([^ \t\n\r]+)")
 
 
-class Load(Struct, frozen=True, kw_only=True):
+class EngineLoad(Struct, frozen=True, kw_only=True):
     """What one page says. None: the engine does not tell."""
 
     waiting: int | None = None
@@ -46,7 +46,7 @@ class Rates(Struct, frozen=True):
     prefill: float | None = None
     decode: float | None = None
 
-    def seen(self, before: Load, after: Load, seconds: float) -> "Rates":
+    def seen(self, before: EngineLoad, after: EngineLoad, seconds: float) -> "Rates":
         """These rates, and what two pages so many seconds apart add to them.
 
         A node that had little to do did not show what it can: the higher figure stays, and loses half of its weight in five minutes of
@@ -58,16 +58,16 @@ class Rates(Struct, frozen=True):
         return Rates(_kept(self.prefill, prompt, spent, seconds), _kept(self.decode, output, seconds, seconds))
 
 
-class Source(Struct, frozen=True):
+class LoadSource(Struct, frozen=True):
     """Where an engine keeps its metrics page, and how it is read."""
 
     path: str
-    read: Callable[[bytes], Load]
+    read: Callable[[bytes], EngineLoad]
     port: int | None = None
     """When it is another than that of inference."""
 
 
-def told(load: Load, rates: Rates, beat: Beat) -> Beat:
+def told(load: EngineLoad, rates: Rates, beat: Heartbeat) -> Heartbeat:
     """A heartbeat with the engine's numbers in it."""
     return msgspec.structs.replace(
         beat,
@@ -138,7 +138,7 @@ def _share(page: bytes, *names: bytes, label: bytes = b"") -> float | None:
 _BLOCKS = re.compile(rb'(?:^|,)(block_size|num_gpu_blocks)="(\d{1,12})"')
 
 
-def _vllm(page: bytes) -> Load:
+def _vllm(page: bytes) -> EngineLoad:
     """For vLLM. Prefill is measured over finished requests: both sums grow when one ends."""
     usage = _share(page, b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc")
     room = 0
@@ -147,7 +147,7 @@ def _vllm(page: bytes) -> Load:
         room += int(blocks.get(b"block_size", 0)) * int(blocks.get(b"num_gpu_blocks", 0))
     spent = _total(page, b"vllm:request_prefill_time_seconds_sum")
     finished = _total(page, b"vllm:request_prompt_tokens_sum")
-    return Load(
+    return EngineLoad(
         waiting=_count(page, b"vllm:num_requests_waiting"),
         running=_count(page, b"vllm:num_requests_running"),
         kv_cache_usage=usage,
@@ -158,8 +158,8 @@ def _vllm(page: bytes) -> Load:
     )
 
 
-def _sglang(page: bytes) -> Load:
-    return Load(
+def _sglang(page: bytes) -> EngineLoad:
+    return EngineLoad(
         waiting=_count(page, b"sglang:num_queue_reqs"),
         running=_count(page, b"sglang:num_running_reqs"),
         kv_cache_usage=_share(page, b"sglang:token_usage"),
@@ -169,28 +169,28 @@ def _sglang(page: bytes) -> Load:
     )
 
 
-def _tensorrt_llm(page: bytes) -> Load:
+def _tensorrt_llm(page: bytes) -> EngineLoad:
     """trtllm-serve."""
-    return Load(
+    return EngineLoad(
         waiting=_count(page, b"trtllm_num_requests_waiting"),
         running=_count(page, b"trtllm_num_requests_running"),
         kv_cache_usage=_share(page, b"trtllm_kv_cache_utilization"),
     )
 
 
-def _triton(page: bytes) -> Load:
+def _triton(page: bytes) -> EngineLoad:
     """Triton, with the numbers of its TensorRT-LLM backend where it has that."""
     requests, blocks = b"nv_trt_llm_request_metrics", b"nv_trt_llm_kv_cache_block_metrics"
     waiting = _count(page, requests, label=b'request_type="waiting"')
-    return Load(
+    return EngineLoad(
         waiting=_count(page, b"nv_inference_pending_request_count") if waiting is None else waiting,
         running=_count(page, requests, label=b'request_type="scheduled"'),
         kv_cache_usage=_share(page, blocks, label=b'kv_cache_block_type="fraction"'),
     )
 
 
-def _tgi(page: bytes) -> Load:
-    return Load(
+def _tgi(page: bytes) -> EngineLoad:
+    return EngineLoad(
         waiting=_count(page, b"tgi_queue_size"),
         running=_count(page, b"tgi_batch_current_size"),
         prompt_tokens=_total(page, b"tgi_request_input_length_sum"),
@@ -198,9 +198,9 @@ def _tgi(page: bytes) -> Load:
     )
 
 
-def _llamacpp(page: bytes) -> Load:
+def _llamacpp(page: bytes) -> EngineLoad:
     """llama.cpp's server. `--metrics` must be on."""
-    return Load(
+    return EngineLoad(
         waiting=_count(page, b"llamacpp:requests_deferred"),
         running=_count(page, b"llamacpp:requests_processing"),
         prompt_tokens=_total(page, b"llamacpp:prompt_tokens_total"),
@@ -209,18 +209,18 @@ def _llamacpp(page: bytes) -> Load:
     )
 
 
-def _ollama(_page: bytes) -> Load:
+def _ollama(_page: bytes) -> EngineLoad:
     """`/api/ps` tells which models are loaded, not how busy they are."""
-    return Load()
+    return EngineLoad()
 
 
-SOURCES: dict[str, Source] = {
-    "vllm": Source("/metrics", _vllm),
-    "sglang": Source("/metrics", _sglang),
-    "tensorrt_llm": Source("/prometheus/metrics", _tensorrt_llm),
-    "triton": Source("/metrics", _triton, port=8002),
-    "tgi": Source("/metrics", _tgi),
-    "llamacpp": Source("/metrics", _llamacpp),
-    "ollama": Source("/api/ps", _ollama),
+SOURCES: dict[str, LoadSource] = {
+    "vllm": LoadSource("/metrics", _vllm),
+    "sglang": LoadSource("/metrics", _sglang),
+    "tensorrt_llm": LoadSource("/prometheus/metrics", _tensorrt_llm),
+    "triton": LoadSource("/metrics", _triton, port=8002),
+    "tgi": LoadSource("/metrics", _tgi),
+    "llamacpp": LoadSource("/metrics", _llamacpp),
+    "ollama": LoadSource("/api/ps", _ollama),
 }
 """By the engine's name in the configuration."""

@@ -30,7 +30,7 @@ from din_extproc.domain.request import Operation
 from din_extproc.domain.response import ResponseHead
 from din_extproc.domain.verdict import Refusal
 from din_extproc.southbound import events
-from din_extproc.southbound.dialect import Asked, Dialect, Order, Question, refused
+from din_extproc.southbound.dialect import AnswerContext, Dialect, DialectRequest, PlainRequest, refused
 from din_extproc.southbound.events import DONE, Chunks
 from din_extproc.southbound.framing import Lines
 from din_extproc.southbound.parameters import OF_CHATS, UNMAPPABLE, Table, translated
@@ -55,7 +55,7 @@ class _Call(Struct, frozen=True):
     id: str = ""
 
 
-class _Message(Struct, frozen=True):
+class _OllamaMessage(Struct, frozen=True):
     content: str = ""
     thinking: str = ""
     tool_calls: list[_Call] | None = None
@@ -64,7 +64,7 @@ class _Message(Struct, frozen=True):
 class _Answer(Struct, frozen=True):
     """One line of a stream, or a whole answer, of chat or generate."""
 
-    message: _Message | None = None
+    message: _OllamaMessage | None = None
     response: str = ""
     thinking: str = ""
     logprobs: list[dict[str, Any]] | None = None
@@ -136,7 +136,7 @@ TABLE: Table = {
 _OF_TEXTS: Table = {name: rule for name, rule in TABLE.items() if name not in OF_CHATS}
 
 
-def _order(question: Question) -> Order | Refusal:
+def _order(question: PlainRequest) -> DialectRequest | Refusal:
     table = TABLE if question.operation is Operation.CHAT else _OF_TEXTS
     mapped = translated(question.fields, table, _TAKEN, drop=question.drop)
     if isinstance(mapped, Refusal):
@@ -157,10 +157,10 @@ def _order(question: Question) -> Order | Refusal:
             body["options"] = options
     body["truncate"] = False
     body |= {name: value for name, value in values.items() if name in _BESIDE}
-    return Order(_PATHS[question.operation], _encode(body), mapped.dropped)
+    return DialectRequest(_PATHS[question.operation], _encode(body), mapped.dropped)
 
 
-def _prompt(question: Question) -> dict[str, Any] | Refusal:
+def _prompt(question: PlainRequest) -> dict[str, Any] | Refusal:
     fields = question.fields
     if question.operation is Operation.EMBEDDINGS:
         given = fields.get("input")
@@ -245,7 +245,7 @@ def _tool_name(message: Mapping[str, Any], before: Sequence[dict[str, Any]]) -> 
     return str(message.get("name") or "")
 
 
-def _whole(asked: Asked, _head: ResponseHead, body: bytes) -> bytes | None:
+def _whole(asked: AnswerContext, _head: ResponseHead, body: bytes) -> bytes | None:
     try:
         if asked.operation is Operation.EMBEDDINGS:
             embedded = _decode_embedded(body)
@@ -273,7 +273,7 @@ def _whole(asked: Asked, _head: ResponseHead, body: bytes) -> bytes | None:
     return events.generated(asked, choice, _usage(answer))
 
 
-def _made_call(asked: Asked, index: int, call: _Call) -> dict[str, Any]:
+def _made_call(asked: AnswerContext, index: int, call: _Call) -> dict[str, Any]:
     """Ollama gives arguments as an object, and ids only lately."""
     function = {"name": call.function.name, "arguments": _encode(call.function.arguments or {}).decode()}
     return {"id": call.id or f"call_{asked.id}_{index}", "type": "function", "function": function}
@@ -289,12 +289,12 @@ def _usage(answer: _Answer) -> dict[str, int] | None:
     return events.usage(answer.prompt_eval_count or 0, answer.eval_count or 0)
 
 
-class Pieces:
+class OllamaTranslator:
     """A stream of NDJSON -> OpenAI's events."""
 
     __slots__ = ("_asked", "_calls", "_chunks", "_lines", "_over")
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: AnswerContext) -> None:
         self._asked = asked
         self._chunks = Chunks(asked)
         self._lines = Lines()
@@ -347,7 +347,9 @@ class Pieces:
         return events.error_event(message) + DONE
 
 
-OLLAMA = Dialect(operations=frozenset(_PATHS), order=_order, whole=_whole, pieces=Pieces, has_path=frozenset(_PATHS.values()).__contains__)
+OLLAMA = Dialect(
+    operations=frozenset(_PATHS), order=_order, whole=_whole, pieces=OllamaTranslator, has_path=frozenset(_PATHS.values()).__contains__
+)
 
 OPENAI: Table = {
     "max_completion_tokens": "max_tokens",

@@ -28,7 +28,7 @@ from din_extproc.domain.request import Operation
 from din_extproc.domain.response import ResponseHead
 from din_extproc.domain.verdict import Refusal
 from din_extproc.southbound import events
-from din_extproc.southbound.dialect import Asked, Dialect, Order, Question, refused
+from din_extproc.southbound.dialect import AnswerContext, Dialect, DialectRequest, PlainRequest, refused
 from din_extproc.southbound.events import DONE, Chunks
 from din_extproc.southbound.framing import Events
 from din_extproc.southbound.parameters import UNMAPPABLE, Table, translated
@@ -115,7 +115,7 @@ TABLE: Table = {
 }
 
 
-def _order(question: Question) -> Order | Refusal:
+def _order(question: PlainRequest) -> DialectRequest | Refusal:
     mapped = translated(question.fields, TABLE, _TAKEN, drop=question.drop)
     if isinstance(mapped, Refusal):
         return mapped
@@ -129,10 +129,10 @@ def _order(question: Question) -> Order | Refusal:
     if "temperature" in parameters:
         parameters["do_sample"] = True
     path = "/generate_stream" if question.stream else "/generate"
-    return Order(path, _encode({"inputs": prompt, "parameters": parameters}), mapped.dropped)
+    return DialectRequest(path, _encode({"inputs": prompt, "parameters": parameters}), mapped.dropped)
 
 
-def _whole(asked: Asked, head: ResponseHead, body: bytes) -> bytes | None:
+def _whole(asked: AnswerContext, head: ResponseHead, body: bytes) -> bytes | None:
     try:
         answer = _decode_whole(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -165,12 +165,12 @@ def _logprobs(tokens: list[_Token], tops: list[list[_Token]] | None) -> dict[str
     }
 
 
-class Pieces:
+class TgiTranslator:
     """TGI's events -> OpenAI's."""
 
     __slots__ = ("_chunks", "_events", "_over", "_with_logprobs")
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: AnswerContext) -> None:
         self._chunks = Chunks(asked)
         self._events = Events()
         self._with_logprobs = type(asked.fields.get("logprobs")) is int
@@ -214,7 +214,7 @@ TGI = Dialect(
     operations=frozenset({Operation.COMPLETIONS}),
     order=_order,
     whole=_whole,
-    pieces=Pieces,
+    pieces=TgiTranslator,
     has_path=frozenset({"/generate", "/generate_stream"}).__contains__,
     passed=frozenset({Operation.CHAT}),
 )

@@ -31,7 +31,7 @@ from din_extproc.domain.request import Operation
 from din_extproc.domain.response import ResponseHead
 from din_extproc.domain.verdict import Refusal
 from din_extproc.southbound import events
-from din_extproc.southbound.dialect import Asked, Dialect, Order, Question, refused
+from din_extproc.southbound.dialect import AnswerContext, Dialect, DialectRequest, PlainRequest, refused
 from din_extproc.southbound.events import DONE, Chunks
 from din_extproc.southbound.framing import Events
 from din_extproc.southbound.parameters import UNMAPPABLE, Table, translated
@@ -80,7 +80,7 @@ TABLE: Table = {
 }
 
 
-def _order(question: Question) -> Order | Refusal:
+def _order(question: PlainRequest) -> DialectRequest | Refusal:
     mapped = translated(question.fields, TABLE, _TAKEN, drop=question.drop)
     if isinstance(mapped, Refusal):
         return mapped
@@ -89,17 +89,17 @@ def _order(question: Question) -> Order | Refusal:
         tensors = _tensors(question)
         if isinstance(tensors, Refusal):
             return tensors
-        return Order(f"{model}/infer", _encode({"inputs": tensors}), mapped.dropped)
+        return DialectRequest(f"{model}/infer", _encode({"inputs": tensors}), mapped.dropped)
     prompt = question.fields.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1:
         prompt = prompt[0]
     if not isinstance(prompt, str):
         return refused("The engine that serves this model takes one prompt, as text.", "prompt")
     body = {"text_input": prompt, "stream": question.stream, "exclude_input_in_output": True, **mapped.values}
-    return Order(f"{model}/{'generate_stream' if question.stream else 'generate'}", _encode(body), mapped.dropped)
+    return DialectRequest(f"{model}/{'generate_stream' if question.stream else 'generate'}", _encode(body), mapped.dropped)
 
 
-def _tensors(question: Question) -> list[dict[str, Any]] | Refusal:
+def _tensors(question: PlainRequest) -> list[dict[str, Any]] | Refusal:
     fields = question.fields
     if question.operation is Operation.EMBEDDINGS:
         texts = _texts(fields.get("input"))
@@ -126,7 +126,7 @@ def _bytes(name: str, texts: list[str]) -> dict[str, Any]:
     return {"name": name, "shape": [len(texts), 1], "datatype": "BYTES", "data": texts}
 
 
-def _whole(asked: Asked, _head: ResponseHead, body: bytes) -> bytes | None:
+def _whole(asked: AnswerContext, _head: ResponseHead, body: bytes) -> bytes | None:
     try:
         if asked.operation is not Operation.COMPLETIONS:
             return _inferred(asked, _decode_inferred(body))
@@ -139,7 +139,7 @@ def _whole(asked: Asked, _head: ResponseHead, body: bytes) -> bytes | None:
     return events.generated(asked, {"text": text, "logprobs": None, "finish_reason": "stop"}, None)
 
 
-def _inferred(asked: Asked, inferred: _Inferred) -> bytes | None:
+def _inferred(asked: AnswerContext, inferred: _Inferred) -> bytes | None:
     """Embeddings or scores.
 
     Raises:
@@ -158,12 +158,12 @@ def _inferred(asked: Asked, inferred: _Inferred) -> bytes | None:
     return events.embeddings(asked, [numbers[at * width : (at + 1) * width] for at in range(rows)], None)
 
 
-class Pieces:
+class TritonTranslator:
     """Triton's events -> OpenAI's. Nothing says which event is the last: the end of the body does."""
 
     __slots__ = ("_chunks", "_count", "_events", "_limit", "_over")
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: AnswerContext) -> None:
         self._chunks = Chunks(asked)
         self._events = Events()
         limit = asked.fields.get("max_tokens")
@@ -206,7 +206,7 @@ TRITON = Dialect(
     operations=frozenset({Operation.COMPLETIONS, Operation.EMBEDDINGS, Operation.RERANK}),
     order=_order,
     whole=_whole,
-    pieces=Pieces,
+    pieces=TritonTranslator,
     has_path=lambda path: _path(path) is not None,
 )
 

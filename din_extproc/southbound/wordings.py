@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from din_extproc.domain.verdict import Code
-from din_extproc.southbound.error_body import Said
+from din_extproc.domain.verdict import RefusalCode
+from din_extproc.southbound.error_body import ParsedError
 
 _TRITON_BEFORE = (
     r"(?:in ensemble '[^']*', )?(?:Executor failed process requestId \d+ due to the following error: )?"
@@ -23,24 +23,24 @@ _TRITON_BEFORE = (
 class Wording(Struct, frozen=True):
     """One way to say it."""
 
-    code: Code
+    code: RefusalCode
     begins: re.Pattern[str] | None = None
     """How the message begins."""
     name: str = ""
     """The error's own type or code."""
 
-    def fits(self, said: Said) -> bool:
+    def fits(self, said: ParsedError) -> bool:
         """Whether this was said."""
         if self.name and self.name in (said.type, said.code):
             return True
         return self.begins is not None and self.begins.match(said.message) is not None
 
 
-def _words(code: Code, *beginnings: str) -> tuple[Wording, ...]:
+def _words(code: RefusalCode, *beginnings: str) -> tuple[Wording, ...]:
     return tuple(Wording(code, re.compile(beginning, re.IGNORECASE)) for beginning in beginnings)
 
 
-_TOO_LONG = Code.CONTEXT_LENGTH_EXCEEDED
+_TOO_LONG = RefusalCode.CONTEXT_LENGTH_EXCEEDED
 _TENSORRT = (
     r"Prompt length \(\d+\) exceeds maximum input length \(\d+\)",
     r"The sum of prompt length \([\d.]+\)[^.]*should not exceed max_num_tokens \(\d+\)",
@@ -64,7 +64,7 @@ WORDINGS: dict[str, tuple[Wording, ...]] = {
             r"Requested token count exceeds the model's maximum context length of \d+ tokens",
             r"Input length \(\d+(?: tokens)?\) exceeds (?:the )?(?:model's )?maximum (?:allowed|context) length",
         ),
-        *_words(Code.UPSTREAM_BUSY, r"The request queue is full"),
+        *_words(RefusalCode.UPSTREAM_BUSY, r"The request queue is full"),
     ),
     "tgi": (
         *_words(
@@ -72,9 +72,9 @@ WORDINGS: dict[str, tuple[Wording, ...]] = {
             r"Input validation error: `inputs` tokens \+ `max_new_tokens` must be <= \d+",
             r"Input validation error: `inputs` must have less than \d+ tokens",
         ),
-        Wording(Code.UPSTREAM_BUSY, name="overloaded"),
-        Wording(Code.UPSTREAM_ERROR, name="generation"),
-        Wording(Code.UPSTREAM_ERROR, name="incomplete_generation"),
+        Wording(RefusalCode.UPSTREAM_BUSY, name="overloaded"),
+        Wording(RefusalCode.UPSTREAM_ERROR, name="generation"),
+        Wording(RefusalCode.UPSTREAM_ERROR, name="incomplete_generation"),
     ),
     "ollama": (
         *_words(
@@ -82,10 +82,10 @@ WORDINGS: dict[str, tuple[Wording, ...]] = {
             r"(?:the )?input length exceeds (?:the |maximum )?context length",
             r"prompt too long; exceeded max context length by \d+ tokens",
         ),
-        *_words(Code.UPSTREAM_BUSY, r"server busy, please try again"),
-        *_words(Code.INVALID_REQUEST, r'option "[^"]{1,200}" must be of type '),  # with status 500
-        *_words(Code.MODEL_NOT_FOUND, r"model '[^']{1,200}' not found", r'model "[^"]{1,200}" not found'),
-        *_words(Code.PATH_NOT_FOUND, r'"[^"]{1,200}" does not support (?:chat|generate|embeddings|completion)'),
+        *_words(RefusalCode.UPSTREAM_BUSY, r"server busy, please try again"),
+        *_words(RefusalCode.INVALID_REQUEST, r'option "[^"]{1,200}" must be of type '),  # with status 500
+        *_words(RefusalCode.MODEL_NOT_FOUND, r"model '[^']{1,200}' not found", r'model "[^"]{1,200}" not found'),
+        *_words(RefusalCode.PATH_NOT_FOUND, r'"[^"]{1,200}" does not support (?:chat|generate|embeddings|completion)'),
     ),
     "llamacpp": (
         Wording(_TOO_LONG, name="exceed_context_size_error"),
@@ -94,19 +94,19 @@ WORDINGS: dict[str, tuple[Wording, ...]] = {
             r"(?:the )?request (?:\(\d+ tokens\) )?exceeds the available context size",
             r"input (?:\(\d+ tokens\) )?is (?:too large to process|larger than the max context size)",
         ),
-        Wording(Code.PATH_NOT_FOUND, name="not_supported_error"),
-        *_words(Code.PATH_NOT_FOUND, r"the current context does not support logits computation"),
+        Wording(RefusalCode.PATH_NOT_FOUND, name="not_supported_error"),
+        *_words(RefusalCode.PATH_NOT_FOUND, r"the current context does not support logits computation"),
     ),
     "tensorrt_llm": _words(_TOO_LONG, *_TENSORRT),
     "triton": (
         *_words(_TOO_LONG, *(_TRITON_BEFORE + words for words in _TENSORRT)),
-        *_words(Code.MODEL_NOT_FOUND, r"Request for unknown model: "),
-        *_words(Code.UPSTREAM_BUSY, r"Exceeds maximum queue size"),
+        *_words(RefusalCode.MODEL_NOT_FOUND, r"Request for unknown model: "),
+        *_words(RefusalCode.UPSTREAM_BUSY, r"Exceeds maximum queue size"),
     ),
     "a gateway in between": (
         Wording(_TOO_LONG, name="context_length_exceeded"),
         *_words(_TOO_LONG, r"(?:litellm\.)?ContextWindowExceededError\b", r"Context Window exceeded"),
-        Wording(Code.MODEL_NOT_FOUND, name="model_not_found"),
+        Wording(RefusalCode.MODEL_NOT_FOUND, name="model_not_found"),
     ),
 }
 _MODEL_MISSING = re.compile(r"The model `[^`]{1,200}` does not exist")
@@ -116,15 +116,15 @@ _NO_MEMORY = re.compile(
 )
 
 
-def worded(engine: str, said: Said) -> Code | None:
+def worded(engine: str, said: ParsedError) -> RefusalCode | None:
     """What the words mean; None: they are nobody's known ones. The engine's own come first: another may stand behind its name."""
     for wording in _own_first(engine):
         if wording.fits(said):
             return wording.code
-    return Code.MODEL_NOT_FOUND if _MODEL_MISSING.match(said.message) else None
+    return RefusalCode.MODEL_NOT_FOUND if _MODEL_MISSING.match(said.message) else None
 
 
-def no_memory(said: Said) -> bool:
+def no_memory(said: ParsedError) -> bool:
     """Whether the node had too little memory, in anybody's words."""
     return _NO_MEMORY.search(said.message) is not None
 

@@ -10,15 +10,15 @@ from google.protobuf.message import DecodeError
 from din_extproc._proto.envoy.config.core.v3.base_pb2 import HeaderValue, HeaderValueOption
 from din_extproc._proto.envoy.service.auth.v3.external_auth_pb2 import CheckRequest, CheckResponse, DeniedHttpResponse, OkHttpResponse
 from din_extproc._proto.envoy.type.v3.http_status_pb2 import HttpStatus
-from din_extproc.domain.request import Head
-from din_extproc.domain.verdict import Answer, Headers, Send, Verdict
+from din_extproc.domain.request import RequestHead
+from din_extproc.domain.verdict import Headers, ImmediateResponse, Send, Verdict
 from din_extproc.wire.events import ProtocolError
 
 _PERMISSION_DENIED = 7
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
-def decode_check(data: bytes) -> tuple[Head, bytes]:
+def decode_check(data: bytes) -> tuple[RequestHead, bytes]:
     """Read one request.
 
     Raises:
@@ -34,7 +34,7 @@ def decode_check(data: bytes) -> tuple[Head, bytes]:
     if not method or not path:
         raise ProtocolError("a CheckRequest without method or path")
     plain = {name.lower(): value for name, value in headers.items() if not name.startswith(":")}
-    return Head(method, path, plain), http.raw_body or http.body.encode()
+    return RequestHead(method, path, plain), http.raw_body or http.body.encode()
 
 
 def encode_check(verdict: Verdict) -> bytes:
@@ -51,7 +51,7 @@ def encode_check(verdict: Verdict) -> bytes:
                 response_headers_to_add=_set(verdict.response_headers),
             )
             response = CheckResponse(ok_response=permitted)
-        case Answer():
+        case ImmediateResponse():
             denied = DeniedHttpResponse(
                 status=HttpStatus(code=verdict.status),
                 headers=_set(verdict.headers),

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 
 from din_extproc._proto.din.wire.v1.lean_pb2 import Body, Headers, Request
 from din_extproc._proto.envoy.config.core.v3.base_pb2 import HeaderValue
-from din_extproc.domain.request import Head
+from din_extproc.domain.request import RequestHead
 from din_extproc.domain.response import ResponseHead
 from din_extproc.wire.events import (
     Event,
@@ -78,7 +78,7 @@ def response_head(event: ResponseHeaders) -> ResponseHead:
 def _request_headers(part: Headers) -> Event:
     headers = _collect(part.headers.headers[:])
     try:
-        return RequestHeaders(Head(headers[":method"], headers[":path"], headers), part.end_of_stream)
+        return RequestHeaders(RequestHead(headers[":method"], headers[":path"], headers), part.end_of_stream)
     except KeyError as missing:
         raise ProtocolError(f"a request without {missing.args[0]}") from None
 

@@ -19,7 +19,7 @@ from din_extproc._proto.envoy.service.ext_proc.v3.external_processor_pb2 import 
     TrailersResponse,
 )
 from din_extproc.domain.response import Replacement
-from din_extproc.domain.verdict import Answer, Headers, Send
+from din_extproc.domain.verdict import Headers, ImmediateResponse, Send
 
 CONTINUE_REQUEST_HEADERS = ProcessingResponse(request_headers=HeadersResponse()).SerializeToString()
 CONTINUE_REQUEST_BODY = ProcessingResponse(request_body=BodyResponse()).SerializeToString()
@@ -151,7 +151,7 @@ def send_at_body(send: Send) -> bytes:
     return f"{_metadata(send.metadata)}\x1a{_length[len(response) + size]}{response}".encode("latin-1") + body
 
 
-def answer(given: Answer) -> bytes:
+def answer(given: ImmediateResponse) -> bytes:
     """The reply that ends the request here, to whatever message is open.
 
     Raises:

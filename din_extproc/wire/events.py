@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from din_extproc.domain.request import Head
+from din_extproc.domain.request import RequestHead
 
 
 class ProtocolError(Exception):
@@ -14,7 +14,7 @@ class ProtocolError(Exception):
 class RequestHeaders(Struct, frozen=True, gc=False):
     """The request's head. `end_of_stream`: no body follows."""
 
-    head: Head
+    head: RequestHead
     end_of_stream: bool
 
 

@@ -15,9 +15,18 @@ from typing import Any, ClassVar, assert_never
 from msgspec import Struct
 from msgspec.structs import replace
 
-from din_extproc.domain.request import Head
-from din_extproc.domain.response import GOOD, Pass, Pieces, Replacement, ResponseHead, Translator, Treatment, Whole
-from din_extproc.domain.verdict import Answer, Headers, Send, Verdict
+from din_extproc.domain.request import RequestHead
+from din_extproc.domain.response import (
+    GOOD,
+    BufferedTranslation,
+    PassThrough,
+    Replacement,
+    ResponseHead,
+    StreamTranslation,
+    Translator,
+    Treatment,
+)
+from din_extproc.domain.verdict import Headers, ImmediateResponse, Send, Verdict
 from din_extproc.wire import encode
 from din_extproc.wire.decode import response_head
 from din_extproc.wire.events import (
@@ -41,11 +50,11 @@ class Reply(Struct, frozen=True, gc=False):
 class Decide(Struct, frozen=True, gc=False):
     """The request is here in full: a verdict is wanted. `body` is b"" when there is none."""
 
-    head: Head
+    head: RequestHead
     body: bytes
 
 
-class Treat(Struct, frozen=True, gc=False):
+class TreatResponse(Struct, frozen=True, gc=False):
     """The answer's head is here: a treatment is wanted at once."""
 
     head: ResponseHead
@@ -55,7 +64,7 @@ class Ignore(Struct, frozen=True, gc=False):
     """Nothing to say yet."""
 
 
-Command = Reply | Decide | Treat | Ignore
+Command = Reply | Decide | TreatResponse | Ignore
 
 _IGNORE = Ignore()
 _HEADERS_GO_ON = Reply(encode.CONTINUE_REQUEST_HEADERS)
@@ -115,7 +124,7 @@ class Exchange:
 
     def __init__(self) -> None:
         self.state = State.OPEN
-        self._head: Head | None = None
+        self._head: RequestHead | None = None
         self._after: tuple[bytes, ...] = ()
         """Goes out after the verdict: replies to what came while it was made."""
         self._send: Callable[[Send], bytes] = encode.send_at_body
@@ -152,7 +161,7 @@ class Exchange:
             return ()
         if self.state is not State.DECIDING:
             raise ProtocolError(f"no verdict is wanted in state {self.state.name}")
-        if isinstance(verdict, Answer):
+        if isinstance(verdict, ImmediateResponse):
             message = encode.answer(verdict)
             self.state = State.ANSWERED
             return (message,)
@@ -165,7 +174,7 @@ class Exchange:
         return (message, *self._after)
 
     def treatment(self, treatment: Treatment) -> bytes:
-        """The message that carries the treatment that a `Treat` asked for.
+        """The message that carries the treatment that a `TreatResponse` asked for.
 
         Raises:
             ValueError: it can't be written. Another one may be given.
@@ -174,20 +183,20 @@ class Exchange:
         if self.state is not State.TREATING:
             raise ProtocolError(f"no treatment is wanted in state {self.state.name}")
         match treatment:
-            case Pass():
+            case PassThrough():
                 message = encode.response_headers((*self._given, *treatment.headers)) if treatment.headers else self._answer.message
                 self.state = State.ANSWERING
             case Replacement():  # as an answer of our own: a body that is replaced would be waited for all the same
-                message = encode.answer(Answer(treatment.status, (*self._given, *treatment.headers), treatment.body))
+                message = encode.answer(ImmediateResponse(treatment.status, (*self._given, *treatment.headers), treatment.body))
                 self.state = State.ANSWERED
-            case Whole() if self._ends_at_head:
+            case BufferedTranslation() if self._ends_at_head:
                 message = self._replaced(treatment.rewrite(b""))
                 self.state = State.ANSWERING
-            case Whole():
+            case BufferedTranslation():
                 self._rewrite = treatment.rewrite
                 message = encode.response_headers_of_whole(self._given)
                 self.state = State.WHOLE
-            case Pieces():
+            case StreamTranslation():
                 message = encode.response_headers_of_pieces((*self._given, *treatment.headers))
                 self._translator, self._broken = treatment.translator, treatment.broken
                 self.state = State.PIECES
@@ -207,7 +216,7 @@ class Exchange:
             return None
         if self.state is State.TREATING:
             self.state = State.ANSWERED
-            return encode.answer(Answer(replacement.status, (*self._given, *replacement.headers), replacement.body))
+            return encode.answer(ImmediateResponse(replacement.status, (*self._given, *replacement.headers), replacement.body))
         if self.state is State.WHOLE:
             self.state = State.ANSWERING
             return encode.replacement(replacement)
@@ -240,7 +249,7 @@ class Exchange:
         self._send = _too_late
         return self._decide(self._head, b"")
 
-    def _decide(self, head: Head | None, body: bytes) -> Decide:
+    def _decide(self, head: RequestHead | None, body: bytes) -> Decide:
         assert head is not None  # noqa: S101 - the table asks for a verdict only after a head
         self.state = State.DECIDING
         self._head = None
@@ -267,7 +276,7 @@ class Exchange:
             return self._answer
         self._ends_at_head = event.end_of_stream
         self.state = State.TREATING
-        return Treat(response_head(event))
+        return TreatResponse(response_head(event))
 
     def _whole(self, event: ResponseBody) -> Command:
         assert self._rewrite is not None  # noqa: S101 - the state says so

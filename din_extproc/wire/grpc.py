@@ -12,9 +12,9 @@ from msgspec import Struct
 
 from din_extproc.wire.frames import ErrorCode
 from din_extproc.wire.header_block import Fields, Memo, literal, response_block
-from din_extproc.wire.http2 import Connection
-from din_extproc.wire.limits import Limits
-from din_extproc.wire.outbox import Stream
+from din_extproc.wire.http2 import H2Connection
+from din_extproc.wire.limits import WireLimits
+from din_extproc.wire.outbox import OutboundStream
 
 OK = 0
 DEADLINE_EXCEEDED = 4
@@ -46,7 +46,7 @@ class CallHead(Struct, frozen=True, gc=False):
     refusal: bytes | None = None
 
 
-class Call(Stream):
+class GrpcCall(OutboundStream):
     """One call. `owner` belongs to whoever serves the calls."""
 
     __slots__ = ("deadline", "head", "need", "owner", "partial", "partials")
@@ -67,26 +67,26 @@ class Call(Stream):
 class Opened(Struct, frozen=True, gc=False):
     """A client calls `call.head.path`."""
 
-    call: Call
+    call: GrpcCall
 
 
 class Message(Struct, frozen=True, gc=False):
     """One whole message of a call."""
 
-    call: Call
+    call: GrpcCall
     data: bytes
 
 
 class HalfClosed(Struct, frozen=True, gc=False):
     """The client sends no more messages and waits for the end."""
 
-    call: Call
+    call: GrpcCall
 
 
 class Cut(Struct, frozen=True, gc=False):
     """The call is gone: cancelled, out of time, refused, or lost with its connection. Nothing can be sent on it."""
 
-    call: Call
+    call: GrpcCall
 
 
 Event = Opened | Message | HalfClosed | Cut
@@ -120,10 +120,10 @@ class GrpcConnection:
         now: seconds, of the clock that every later `now` is of.
     """
 
-    def __init__(self, memo: Memo[CallHead], limits: Limits, now: float) -> None:
+    def __init__(self, memo: Memo[CallHead], limits: WireLimits, now: float) -> None:
         self._limits = limits
         self._max_message_bytes = limits.max_message_bytes
-        self._connection: Connection[CallHead, Call] = Connection(self, memo, limits, now)
+        self._connection: H2Connection[CallHead, GrpcCall] = H2Connection(self, memo, limits, now)
         self._outbox = self._connection.outbox
         self._events: list[Event] = []
         self._held = 0
@@ -185,7 +185,7 @@ class GrpcConnection:
 
     # -- answers -------------------------------------------------------------------------------------------------------------------
 
-    def send(self, call: Call, message: bytes) -> None:
+    def send(self, call: GrpcCall, message: bytes) -> None:
         """Send one message. A call whose client lets too much wait is cut; on a call that is over this does nothing."""
         if call.finishing:
             return
@@ -194,7 +194,7 @@ class GrpcConnection:
         if not self._outbox.data(call, _PREFIX.pack(0, len(message)) + message):
             self._connection.reset(call, ErrorCode.ENHANCE_YOUR_CALM)
 
-    def finish(self, call: Call, status: int = OK, detail: str = "") -> None:
+    def finish(self, call: GrpcCall, status: int = OK, detail: str = "") -> None:
         """End a call with a gRPC status; the client's part of it that is still to come is not wanted. Does nothing when it is over."""
         if not call.finishing:
             self._release(call)
@@ -236,23 +236,23 @@ class GrpcConnection:
 
     # -- what the connection below tells (http2.Receiver) --------------------------------------------------------------------------
 
-    def stream(self, stream_id: int, window: int, meaning: CallHead, now: float) -> Call:
+    def stream(self, stream_id: int, window: int, meaning: CallHead, now: float) -> GrpcCall:
         """A stream was opened."""
         deadline: float | None = None
         if meaning.timeout_s is not None:
             deadline = now + meaning.timeout_s
             if self.next_deadline is None or deadline < self.next_deadline:
                 self.next_deadline = deadline
-        return Call(stream_id, window, meaning, deadline)
+        return GrpcCall(stream_id, window, meaning, deadline)
 
-    def opened(self, stream: Call) -> None:
+    def opened(self, stream: GrpcCall) -> None:
         """The stream may be answered."""
         if stream.head.refusal is None:
             self._events.append(Opened(stream))
         else:
             self._connection.finish(stream, stream.head.refusal)
 
-    def data(self, stream: Call, buffer: bytes, start: int, stop: int) -> None:
+    def data(self, stream: GrpcCall, buffer: bytes, start: int, stop: int) -> None:
         """A piece of the call's messages."""
         if stream.finishing or start == stop:
             return
@@ -276,19 +276,19 @@ class GrpcConnection:
                 stream.partial = bytearray(view[done:]) if done < length else None
                 stream.partials += 1
 
-    def half_closed(self, stream: Call) -> None:
+    def half_closed(self, stream: GrpcCall) -> None:
         """The client's half is complete."""
         if stream.partial is None:
             self._events.append(HalfClosed(stream))
         else:
             self._refuse(stream, INTERNAL, "the last message is incomplete")
 
-    def cut(self, stream: Call) -> None:
+    def cut(self, stream: GrpcCall) -> None:
         """The stream is gone."""
         self._release(stream)
         self._events.append(Cut(stream))
 
-    def _messages(self, call: Call, buffer: bytes | memoryview, start: int, stop: int) -> int:
+    def _messages(self, call: GrpcCall, buffer: bytes | memoryview, start: int, stop: int) -> int:
         """Tell every whole message. Returns where the first unfinished one starts, and notes how long it must grow."""
         need = _PREFIX_BYTES
         unpack = _PREFIX.unpack_from
@@ -309,17 +309,17 @@ class GrpcConnection:
         call.need = need
         return start
 
-    def _hold(self, call: Call, count: int) -> None:
+    def _hold(self, call: GrpcCall, count: int) -> None:
         self._held += count
         if self._held > self._limits.max_held_bytes:
             self._refuse(call, RESOURCE_EXHAUSTED, "too many unfinished messages")
 
-    def _release(self, call: Call) -> None:
+    def _release(self, call: GrpcCall) -> None:
         if call.partial is not None:
             self._held -= len(call.partial)
             call.partial = None
 
-    def _refuse(self, call: Call, status: int, detail: str) -> None:
+    def _refuse(self, call: GrpcCall, status: int, detail: str) -> None:
         self.finish(call, status, detail)
         self._events.append(Cut(call))
 

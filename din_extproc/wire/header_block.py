@@ -80,7 +80,7 @@ def _check_value(name: str, value: str) -> None:
         raise MalformedError(f"the value of {name!r} is not allowed")
 
 
-class Request(NamedTuple, Generic[H]):
+class RequestBlock(NamedTuple, Generic[H]):
     """What one request's block says: its declared length and what the application made of its fields. Shared, so never changed."""
 
     meaning: H
@@ -98,13 +98,13 @@ class Memo(Generic[H]):
 
     def __init__(self, interpret: Callable[[Fields], H]) -> None:
         self.interpret = interpret
-        self._known: dict[bytes, Request[H]] = {}
+        self._known: dict[bytes, RequestBlock[H]] = {}
 
-    def find(self, block: bytes) -> Request[H] | None:
+    def find(self, block: bytes) -> RequestBlock[H] | None:
         """The block's request, if it was seen."""
         return self._known.get(block)
 
-    def add(self, block: bytes, request: Request[H]) -> None:
+    def add(self, block: bytes, request: RequestBlock[H]) -> None:
         """Remember a well-formed block, when it is of ordinary size."""
         if len(block) > _MEMO_BLOCK_BYTES:
             return
@@ -137,7 +137,7 @@ class BlockReader(Generic[H]):
         self._decoder.header_table_size = 0
         self._stateless = True
 
-    def request(self, block: bytes) -> Request[H]:
+    def request(self, block: bytes) -> RequestBlock[H]:
         """Decode the block that opens a stream.
 
         Raises:
@@ -150,7 +150,7 @@ class BlockReader(Generic[H]):
                 return found
         fields = self.fields(block)
         length = read_request(fields)
-        request = Request(self._memo.interpret(fields), length)
+        request = RequestBlock(self._memo.interpret(fields), length)
         if self._stateless:
             self._memo.add(block, request)
         return request

@@ -8,13 +8,13 @@ from typing import Generic, Protocol, TypeVar
 from din_extproc.wire import frames
 from din_extproc.wire.frames import ErrorCode, GoAwayError
 from din_extproc.wire.framing import Framer, without_padding
-from din_extproc.wire.header_block import BlockReader, MalformedError, Memo, Request, check_trailers
-from din_extproc.wire.limits import Allowances, Limits
-from din_extproc.wire.outbox import Outbox, Stream
+from din_extproc.wire.header_block import BlockReader, MalformedError, Memo, RequestBlock, check_trailers
+from din_extproc.wire.limits import Allowances, WireLimits
+from din_extproc.wire.outbox import OutboundStream, Outbox
 
 H_contra = TypeVar("H_contra", contravariant=True)
 H = TypeVar("H")
-S = TypeVar("S", bound=Stream)
+S = TypeVar("S", bound=OutboundStream)
 
 _DRAIN_PING = b"draining"
 _ALIVE_PING = b"alive???"
@@ -41,7 +41,7 @@ class Receiver(Protocol[H_contra, S]):
         """The stream is gone: reset by either side, or lost with its connection."""
 
 
-class Connection(Generic[H, S]):
+class H2Connection(Generic[H, S]):
     """One accepted connection.
 
     Args:
@@ -51,7 +51,7 @@ class Connection(Generic[H, S]):
         now: the time of the accept, seconds; every later `now` is of the same clock.
     """
 
-    def __init__(self, receiver: Receiver[H, S], memo: Memo[H], limits: Limits, now: float) -> None:
+    def __init__(self, receiver: Receiver[H, S], memo: Memo[H], limits: WireLimits, now: float) -> None:
         self._receiver = receiver
         self._limits = limits
         self._blocks = BlockReader(memo, limits.max_header_bytes)
@@ -199,7 +199,7 @@ class Connection(Generic[H, S]):
     def _open(self, flags: int, stream_id: int, block: bytes) -> None:
         self._last_id = stream_id
         try:
-            request: Request[H] = self._blocks.request(block)
+            request: RequestBlock[H] = self._blocks.request(block)
         except MalformedError:
             self._break(stream_id, ErrorCode.PROTOCOL_ERROR)
             return

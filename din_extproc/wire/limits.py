@@ -14,7 +14,7 @@ MESSAGE_OVERHEAD_BYTES = 1024 * 1024
 """What a message may be larger than the body it carries: headers, metadata, framing."""
 
 
-class Limits(Struct, frozen=True):
+class WireLimits(Struct, frozen=True):
     """What one connection may use. Sizes in bytes, times in seconds."""
 
     max_streams: int = 10_000
@@ -40,11 +40,11 @@ class Limits(Struct, frozen=True):
     keepalive_timeout_s: float = 10.0
 
 
-def limits_for(max_body_bytes: int) -> Limits:
+def limits_for(max_body_bytes: int) -> WireLimits:
     """Limits under which bodies of `max_body_bytes` pass both ways, a few at once, without waiting for a window."""
     message = max_body_bytes + MESSAGE_OVERHEAD_BYTES
-    usual = Limits()
-    return Limits(
+    usual = WireLimits()
+    return WireLimits(
         max_message_bytes=message,
         stream_window=min(2 * message, LARGEST_WINDOW),
         connection_window=min(max(usual.connection_window, 4 * message), LARGEST_WINDOW),

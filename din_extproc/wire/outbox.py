@@ -18,7 +18,7 @@ _BYTES_PER_UPDATE = 1024
 """A peer may well send one WINDOW_UPDATE for each so many bytes."""
 
 
-class Stream:
+class OutboundStream:
     """One stream's state that both directions need. The layer above adds its own."""
 
     __slots__ = ("begun", "end_block", "expected", "finishing", "half_closed", "id", "queue", "queued", "received", "window")
@@ -42,7 +42,7 @@ class Stream:
         self.end_block: bytes | None = None
 
 
-S = TypeVar("S", bound=Stream)
+S = TypeVar("S", bound=OutboundStream)
 
 
 class Outbox(Generic[S]):

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from din_extproc.audit.chain import Key
+from din_extproc.audit.chain import SigningKey
 from din_extproc.domain.usage import ExchangeRecord, Outcome, Usage
 from din_extproc.edge.audit.log import AuditLog, AuditOptions
 from din_extproc.edge.telemetry.exchange_log import ExchangeLog
 from din_extproc.edge.telemetry.otlp import OtlpExporter
-from din_extproc.flow.audited import ending
+from din_extproc.flow.audit_records import ending
 from din_extproc.observe.exchange_metrics import ExchangeMetrics
 from tests.bench.beside_a_scrape import beside_a_scrape
 from tests.bench.field import Field, Figures
@@ -50,7 +50,7 @@ async def _metrics() -> float:
 
 async def _audit() -> float:
     with tempfile.TemporaryDirectory() as folder:
-        log = AuditLog(AuditOptions(folder=Path(folder), replica="gw", kept_events=1 << 20), (Key("k", b"k" * 32),), lambda _: None)
+        log = AuditLog(AuditOptions(folder=Path(folder), replica="gw", kept_events=1 << 20), (SigningKey("k", b"k" * 32),), lambda _: None)
         log.start()
         began = time.process_time()
         for _ in range(_RECORDS):

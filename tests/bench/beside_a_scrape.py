@@ -16,7 +16,7 @@ from din_extproc.admit.keys import ENTROPY_BYTES, make_key
 from tests.bench.contenders import chat_body, configuration
 from tests.bench.field import BODY_BYTES, Field, Figures
 from tests.bench.harness import Child, ahead, cpu_s, median, pin
-from tests.stack import Stack, tenant
+from tests.support.stack import Stack, tenant
 
 _PAIRS_PER_ROUND = 4
 _STREAMS = 100

@@ -15,11 +15,11 @@ from typing import Any
 import aiohttp
 from msgspec import Struct
 
-from din_extproc.roles.simulate import Simulated, SimulateOptions, simulate
-from din_extproc.simulate.tally import Outcomes, Spread
+from din_extproc.tools.simulate.simulate import Simulated, SimulateOptions, simulate
+from din_extproc.tools.simulate.tally import Outcomes, Percentiles
 from tests.bench.field import Field, Figures
-from tests.servers import EngineSim, LlamaServer
-from tests.stack import Stack, key_of, node, tenant
+from tests.support.servers import EngineSim, LlamaServer
+from tests.support.stack import Stack, key_of, node, tenant
 
 _ENGINES = 4
 _SPEED = {"prefill_rate": 1500.0, "decode_rate": 25.0, "kv_tokens": 32_768, "max_num_seqs": 4}
@@ -188,7 +188,7 @@ def _compared(stack: Stack, sent: list[Sent], seconds: float, speed: dict[str, A
     begin = seconds * _WARM_UP
     firsts = [(seconds if each.first is None or each.first > seconds else each.first) - each.at for each in sent if each.at >= begin]
     whole = sum(each.end is not None and begin <= each.end <= seconds for each in sent)
-    return Figure(whole / (seconds - begin), found.requests_per_s, Spread.of(firsts).p99 or 0.0, found.first_token_s.p99 or 0.0)
+    return Figure(whole / (seconds - begin), found.requests_per_s, Percentiles.of(firsts).p99 or 0.0, found.first_token_s.p99 or 0.0)
 
 
 def _recorded(folder: Path) -> int:

@@ -10,16 +10,16 @@ from typing import Any
 
 import yaml
 
-from din_extproc.measure.baseline import Load
-from din_extproc.roles.baseline import BaselineOptions, compare
-from din_extproc.roles.simulate import Simulated, SimulateOptions, simulate
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
-from din_extproc.simulate.tally import Outcomes
+from din_extproc.tools.bench.baseline import BaselineLoad
+from din_extproc.tools.bench.run_baseline import BaselineOptions, compare
+from din_extproc.tools.simulate.simulate import Simulated, SimulateOptions, simulate
+from din_extproc.tools.simulate.tally import Outcomes
 from tests.bench.contenders import ROOT
 from tests.bench.field import Field, Figures
-from tests.servers import EngineSim
-from tests.stack import Stack, key_of, node, tenant
+from tests.support.servers import EngineSim
+from tests.support.stack import Stack, key_of, node, tenant
 
 _USE = (
     "{shipped_utilisation:.2f} times: {shipped_busy:.0%} busy, was {shipped_busy_direct:.0%} (first token P50 {shipped_first:.2g} s, "
@@ -99,7 +99,7 @@ _RATE = 4.5
 def baseline(field: Field) -> Figures:
     """Throughput of a network of two nodes, as a share of what the same prompts get from one of them without it."""
     short = field.effort.rounds == 1
-    asked = Load(prompts=8, at_once=4, tokens=8, rounds=1) if short else Load(prompts=48, at_once=8, tokens=64, rounds=5)
+    asked = BaselineLoad(prompts=8, at_once=4, tokens=8, rounds=1) if short else BaselineLoad(prompts=48, at_once=8, tokens=64, rounds=5)
     with EngineSim(model="m", max_num_seqs=8) as one, EngineSim(model="m", max_num_seqs=8) as other:
         nodes = [node("n0", one.address), node("n1", other.address)]
         with Stack({"pools": {"p": {"model": "m", "engine": "vllm", "nodes": nodes}}, "tenants": [tenant("acme")]}) as stack:

@@ -19,8 +19,8 @@ from msgspec import Struct
 
 from tests.bench.envoys import PlainEnvoy
 from tests.bench.harness import Child, pin
-from tests.servers import free_port
-from tests.stack import Stack, key_of, node, tenant
+from tests.support.servers import free_port
+from tests.support.stack import Stack, key_of, node, tenant
 
 ROOT = Path(__file__).parents[2]
 PEERS = ROOT / ".venv-peers"

@@ -16,10 +16,10 @@ from din_extproc.wire import frames
 from din_extproc.wire.frames import frame
 from tests.bench.contenders import chat_body
 from tests.bench.field import BODY_BYTES
-from tests.frame_peer import data, message, opening
-from tests.peer import PROCESS
-from tests.peer import message as said
-from tests.stack import key_of
+from tests.support.frame_peer import data, message, opening
+from tests.support.peer import PROCESS
+from tests.support.peer import message as said
+from tests.support.stack import key_of
 
 _WINDOW = frames.LARGEST_WINDOW
 _REPLIES = 2

@@ -15,7 +15,7 @@ from din_extproc.edge.grpc.h2_server import H2Server
 from din_extproc.edge.grpc.xds_service import DiscoveryService
 from tests.bench.field import Field, Figures
 from tests.bench.harness import median
-from tests.xds_client import SERVICE
+from tests.support.xds_client import SERVICE
 
 _MANY = 10_000
 _FEW = 10

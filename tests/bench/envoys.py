@@ -13,9 +13,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from din_extproc.edge.process.envoy_binary import find_envoy
-from din_extproc.roles.render import usage_lua
+from din_extproc.roles.configure.render import usage_lua
 from tests.bench.harness import pin
-from tests.servers import free_port
+from tests.support.servers import free_port
 
 _BOOT_SECONDS = 30.0
 _TYPE = "type.googleapis.com/envoy.extensions"

@@ -17,31 +17,31 @@ import uvloop
 import yaml
 
 from din_extproc.admit.keys import ENTROPY_BYTES, KeyRing, make_key, parse_hash
-from din_extproc.admit.ledger import Claim, Granted, Standing
-from din_extproc.domain.request import Head, Priority
-from din_extproc.domain.tenant import ApiKey, Budget, Limits, Tenant
+from din_extproc.admit.ledger import Claim, Granted, RateLimitStatus
+from din_extproc.domain.request import Priority, RequestHead
+from din_extproc.domain.tenant import ApiKey, Budget, RateLimits, Tenant
 from din_extproc.domain.verdict import Send
 from din_extproc.edge.background import Background
 from din_extproc.edge.redis.address import Address
 from din_extproc.edge.redis.ledger import SCRIPTS, RedisLedger
 from din_extproc.edge.redis.link import Link
-from din_extproc.edge.telemetry.counters import Counters
-from din_extproc.flow.request import Desk, RequestFlow
-from din_extproc.roles.request_plane import RequestPlane
+from din_extproc.edge.telemetry.counters import DecisionCounters
+from din_extproc.flow.request import ExtProcHandler, WorkerContext
+from din_extproc.roles.serve.request_plane import RequestPlane
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
 from tests.bench.contenders import chat_body, configuration
 from tests.bench.field import BODY_BYTES, Effort, Field, Figures
 from tests.bench.harness import cpu_s, median
-from tests.servers import RedisServer
-from tests.stack import key_of, node
+from tests.support.servers import RedisServer
+from tests.support.stack import key_of, node
 
 _FEW = 10
 _IN_FLIGHT = 64
 _DECISIONS = 1_000
 _ADMISSIONS = 4_000
 _AT_ONCE = 16
-_HEAD = Head(
+_HEAD = RequestHead(
     method="POST",
     path="/v1/chat/completions",
     headers={
@@ -56,7 +56,7 @@ _HEAD = Head(
 class Free:
     """A ledger that grants everything at once: what is measured is the decision."""
 
-    _granted = Granted(Standing(limit_requests=100, remaining_requests=99, reset_requests_ms=600))
+    _granted = Granted(RateLimitStatus(limit_requests=100, remaining_requests=99, reset_requests_ms=600))
 
     async def reserve(self, _claim: Claim) -> Granted:
         return self._granted
@@ -118,7 +118,7 @@ def _rules(size: int) -> list[dict[str, Any]]:
     return [*never, {"id": "rest", "when": "always", "pool": "fast"}]
 
 
-def desk_of(**sections: Any) -> Desk:
+def desk_of(**sections: Any) -> WorkerContext:
     own = {
         "version": 1,
         "gateway": {"ext_proc": {"socket": "/unused.sock"}, "access_log": {"address": "127.0.0.1:1"}, "admin": {"address": "127.0.0.1:2"}},
@@ -130,13 +130,13 @@ def desk_of(**sections: Any) -> Desk:
         file.write_text(yaml.dump(content, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper)))
         settings = load(file, {})
     assert isinstance(settings, Settings), str(settings)
-    return RequestPlane(settings, Free(), Background(), Counters()).desk
+    return RequestPlane(settings, Free(), Background(), DecisionCounters()).desk
 
 
-def _decisions(desks: dict[int, Desk], rounds: int) -> dict[int, list[float]]:
+def _decisions(desks: dict[int, WorkerContext], rounds: int) -> dict[int, list[float]]:
     """Microseconds of each round, by size."""
     body = chat_body(BODY_BYTES)
-    running: dict[int, deque[RequestFlow]] = {size: deque() for size in desks}
+    running: dict[int, deque[ExtProcHandler]] = {size: deque() for size in desks}
     spent: dict[int, list[float]] = {size: [] for size in desks}
     for measured in (False, *(True for _ in range(rounds))):
         for size, desk in desks.items():
@@ -149,7 +149,7 @@ def _decisions(desks: dict[int, Desk], rounds: int) -> dict[int, list[float]]:
     return spent
 
 
-def decide(desk: Desk, body: bytes, running: deque[RequestFlow]) -> None:
+def decide(desk: WorkerContext, body: bytes, running: deque[ExtProcHandler]) -> None:
     """One more request, while the oldest of those in flight ends."""
     flow = desk.begin()
     verdict = _at_once(flow.decide(_HEAD, body))
@@ -206,7 +206,7 @@ def _crowd(size: int) -> Crowd:
         made = make_key(name, rng.randbytes(ENTROPY_BYTES))
         hashed = parse_hash(made.hash)
         assert hashed is not None
-        limits = Limits(rpm=1_000_000, tpm=1_000_000_000, max_streams=1_000)
+        limits = RateLimits(rpm=1_000_000, tpm=1_000_000_000, max_streams=1_000)
         tenant = Tenant(name, ("*",), Priority.STANDARD, limits, {})
         owners.append((tenant, (ApiKey(name, *hashed),)))
         members.append((name, f"Bearer {made.text}", (Budget("tenant", limits),)))

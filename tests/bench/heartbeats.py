@@ -25,18 +25,18 @@ from din_extproc.edge.grpc.h2_server import H2Server
 from din_extproc.edge.grpc.registry_service import NodeRegistryService
 from din_extproc.edge.redis.nodes import SCRIPTS
 from din_extproc.edge.redis.topology import carrier
-from din_extproc.edge.registry.door import Door
-from din_extproc.edge.telemetry.counters import Counters
-from din_extproc.roles.membership import Membership
-from din_extproc.roles.request_plane import RequestPlane
+from din_extproc.edge.registry.auth import RegistryAuth
+from din_extproc.edge.telemetry.counters import DecisionCounters
+from din_extproc.roles.serve.registry_service import RegistryService
+from din_extproc.roles.serve.request_plane import RequestPlane
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
 from tests.bench.contenders import chat_body
 from tests.bench.field import BODY_BYTES, Field, Figures
 from tests.bench.growth import Free, decide
 from tests.bench.harness import median
-from tests.servers import RedisServer, free_port
-from tests.stack import tenant
+from tests.support.servers import RedisServer, free_port
+from tests.support.stack import tenant
 
 _RATE = 1_000
 """Heartbeats per second."""
@@ -112,13 +112,15 @@ class _Crowd:
         self._exits.push_async_callback(link.close)
         background = Background()
         self._exits.push_async_callback(background.close)
-        self._plane = RequestPlane(settings, Free(), background, Counters())
+        self._plane = RequestPlane(settings, Free(), background, DecisionCounters())
         section = settings.gateway.registry
         assert section is not None
-        membership = Membership(settings, section, link, H2Server, background, turned=self._plane.turn, said=self._plane.hear)
+        membership = RegistryService(settings, section, link, H2Server, background, turned=self._plane.turn, said=self._plane.hear)
         await membership.start()
         self._exits.push_async_callback(membership.stop)
-        self._methods = NodeRegistryService(Door(membership.registrar, NodeTokens(settings.node_tokens), {}), background.start).methods()
+        self._methods = NodeRegistryService(
+            RegistryAuth(membership.registrar, NodeTokens(settings.node_tokens), {}), background.start
+        ).methods()
         for start in range(0, len(self._names), _JOINING):
             await asyncio.gather(*(self._join(at) for at in range(start, min(start + _JOINING, len(self._names)))))
         while len(self._plane.desk.placer.members.nodes("p")) < len(self._names):  # noqa: ASYNC110 - told in differences, no event

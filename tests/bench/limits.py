@@ -18,8 +18,8 @@ import redis
 from msgspec import Struct
 
 from tests.bench.field import Field, Figures
-from tests.servers import EngineSim, RedisServer
-from tests.stack import Stack, key_of, node, tenant
+from tests.support.servers import EngineSim, RedisServer
+from tests.support.stack import Stack, key_of, node, tenant
 
 PATH = "/v1/chat/completions"
 _TOKENS = 40

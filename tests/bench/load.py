@@ -203,7 +203,7 @@ class _Run:
 
 
 def http_request(body: bytes, headers: dict[str, str]) -> str:
-    """A chat request as an `Order` takes it."""
+    """A chat request as an `DialectRequest` takes it."""
     named = {"host": "bench", "content-type": "application/json", **headers, "content-length": str(len(body))}
     head = "".join(f"{name}: {value}\r\n" for name, value in named.items())
     return f"POST /v1/chat/completions HTTP/1.1\r\n{head}\r\n" + body.decode("latin-1")

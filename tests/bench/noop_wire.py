@@ -9,9 +9,9 @@ import sys
 
 import uvloop
 
-from din_extproc.domain.request import Head
+from din_extproc.domain.request import RequestHead
 from din_extproc.domain.response import PASS, ResponseHead, Treatment
-from din_extproc.domain.verdict import Answer, Send, Verdict
+from din_extproc.domain.verdict import ImmediateResponse, Send, Verdict
 from din_extproc.edge.grpc.h2_server import H2Server
 from din_extproc.edge.grpc.services import ExtProcService
 from tests.bench.harness import pin_self
@@ -34,10 +34,10 @@ class _Constant:
     def begin(self) -> "_Constant":
         return self
 
-    async def decide(self, _head: Head, _body: bytes) -> Verdict:
+    async def decide(self, _head: RequestHead, _body: bytes) -> Verdict:
         return self._verdict
 
-    def failed(self, error: BaseException) -> Answer:
+    def failed(self, error: BaseException) -> ImmediateResponse:
         raise error
 
     def answered(self, _head: ResponseHead) -> Treatment:

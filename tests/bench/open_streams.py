@@ -12,10 +12,10 @@ from din_extproc.wire.frames import frame
 from tests.bench.contenders import chat_body, configuration
 from tests.bench.field import BODY_BYTES, Field, Figures
 from tests.bench.harness import memory_bytes, pin
-from tests.frame_peer import data, message, opening
-from tests.peer import PROCESS
-from tests.peer import message as said
-from tests.stack import Stack, key_of
+from tests.support.frame_peer import data, message, opening
+from tests.support.peer import PROCESS
+from tests.support.peer import message as said
+from tests.support.stack import Stack, key_of
 
 _WARM = 200
 _AT_ONCE = 200

@@ -15,7 +15,7 @@ from msgspec import Struct
 from din_extproc.edge.process.envoy_binary import envoy_version, find_envoy
 from tests.bench.contenders import LITELLM, ROOT, TITLES, VLLM_ROUTER, python_version_of
 from tests.bench.field import Figures
-from tests.servers import redis_binary
+from tests.support.servers import redis_binary
 
 BENCH, STRATEGIES, STALL, COSTS, CALIBRATE, CLAIMS = "bench", "strategies", "stall", "costs", "calibrate", "claims"
 """What the README's markers are called."""

@@ -14,8 +14,8 @@ import aiohttp
 from msgspec import Struct
 
 from tests.bench.field import Field, Figures
-from tests.servers import EngineSim
-from tests.stack import Stack, key_of, node, tenant
+from tests.support.servers import EngineSim
+from tests.support.stack import Stack, key_of, node, tenant
 
 _NODES = 8
 _RATE = 20.0

@@ -9,11 +9,11 @@ from typing import Any
 
 import yaml
 
-from din_extproc.roles.simulate import Simulated, SimulateOptions, simulate
 from din_extproc.schedule.pick import STRATEGIES
-from din_extproc.simulate.tally import Outcomes
+from din_extproc.tools.simulate.simulate import Simulated, SimulateOptions, simulate
+from din_extproc.tools.simulate.tally import Outcomes
 from tests.bench.field import Field, Figures
-from tests.stack import node, tenant
+from tests.support.stack import node, tenant
 
 _UNLIMITED = 100_000
 """Requests at once that nodes declare: none is passed over because it is full, so that only the strategies differ."""

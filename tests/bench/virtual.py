@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from din_extproc.roles.simulate import Simulated, SimulateOptions, simulate
+from din_extproc.tools.simulate.simulate import Simulated, SimulateOptions, simulate
 from tests.bench.field import Field, Figures
-from tests.stack import node, tenant
+from tests.support.stack import node, tenant
 
 _HOUR_S = 3600.0
 _SORTS = (("questions", 40.0, 300, 150), ("reports", 10.0, 2000, 400))

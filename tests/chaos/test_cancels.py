@@ -8,26 +8,26 @@ import pytest
 import yaml
 
 from din_extproc.admit.local import LocalLedger
-from din_extproc.domain.request import Head
+from din_extproc.domain.request import RequestHead
 from din_extproc.domain.verdict import Send
 from din_extproc.edge.background import Background
-from din_extproc.edge.drive import Drive
+from din_extproc.edge.inline_task import InlineTask
 from din_extproc.edge.redis.guard import PRESENCE, GuardedLedger, OnError
 from din_extproc.edge.redis.ledger import SCRIPTS, Names, RedisLedger
 from din_extproc.edge.redis.topology import carrier
-from din_extproc.edge.telemetry.counters import Counters
-from din_extproc.roles.request_plane import RequestPlane
-from din_extproc.roles.waits import Waits
+from din_extproc.edge.telemetry.counters import DecisionCounters
+from din_extproc.roles.serve.request_plane import RequestPlane
+from din_extproc.roles.serve.worker_queue import WorkerQueue
 from din_extproc.settings.load import load
-from tests.servers import RedisServer
-from tests.stack import key_of, node, tenant
+from tests.support.servers import RedisServer
+from tests.support.stack import key_of, node, tenant
 
 pytestmark = pytest.mark.chaos
 
 CLIENTS = 1000
 SEED = 20_301_130
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 50}).encode()
-HEADS = {name: Head("POST", "/v1/chat/completions", {"authorization": f"Bearer {key_of(name)}"}) for name in ("acme", "trial")}
+HEADS = {name: RequestHead("POST", "/v1/chat/completions", {"authorization": f"Bearer {key_of(name)}"}) for name in ("acme", "trial")}
 CONFIG = {
     "version": 1,
     "pools": {"pool": {"model": "m", "engine": "vllm", "nodes": [node("a", "10.0.0.1:8000", max_concurrency=10_000)]}},
@@ -48,7 +48,7 @@ class Client:
         self.name = name
         self.sent = False
         self.faults: list[BaseException] = []
-        self.drive = Drive(self.flow.decide(HEADS[name], BODY), self._decided, self.faults.append)
+        self.drive = InlineTask(self.flow.decide(HEADS[name], BODY), self._decided, self.faults.append)
 
     def _decided(self, verdict) -> None:
         self.sent = isinstance(verdict, Send)
@@ -73,9 +73,9 @@ async def test_a_thousand_cancels_at_random_await_points_leave_every_counter_at_
         assert await link.start(wait_s=5)
         ledger = GuardedLedger(link, RedisLedger(link, names=Names()), LocalLedger(lambda: 0), OnError.CLOSED, "here")
         background = Background()
-        waits = Waits(settings, link, ledger, background)
+        waits = WorkerQueue(settings, link, ledger, background)
         waits.use(settings)
-        plane = RequestPlane(settings, ledger, background, Counters(), waits.room)
+        plane = RequestPlane(settings, ledger, background, DecisionCounters(), waits.room)
         clients = []
         for number in range(CLIENTS):
             clients.append(Client(plane, ("acme", "trial")[number % 2]))

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.test_registry import Replica
-from tests.servers import RedisServer
-from tests.stack import tenant
+from tests.support.servers import RedisServer
+from tests.support.stack import tenant
 
 pytestmark = pytest.mark.chaos
 

@@ -13,10 +13,10 @@ import httpx
 import psutil
 import pytest
 
-from tests.audit_logs import check
-from tests.columns import audited, in_redis, made, metrics
-from tests.servers import EngineSim
-from tests.stack import Stack, key_of, node, tenant
+from tests.support.audit_logs import check
+from tests.support.columns import audited, in_redis, made, metrics
+from tests.support.servers import EngineSim
+from tests.support.stack import Stack, key_of, node, tenant
 
 pytestmark = pytest.mark.chaos
 

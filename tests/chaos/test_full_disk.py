@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.servers import EngineSim
-from tests.stack import Stack, node, tenant
+from tests.support.servers import EngineSim
+from tests.support.stack import Stack, node, tenant
 
 pytestmark = pytest.mark.chaos
 

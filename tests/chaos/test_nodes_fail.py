@@ -12,8 +12,8 @@ from typing import Self
 import httpx
 import pytest
 
-from tests.servers import EngineSim, free_port, together
-from tests.stack import Stack, events, node, tenant
+from tests.support.servers import EngineSim, free_port, together
+from tests.support.stack import Stack, events, node, tenant
 
 pytestmark = pytest.mark.chaos
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.audit_logs import check
-from tests.columns import audited, in_redis, made, metrics
-from tests.servers import EngineSim, together
-from tests.stack import Stack, node, tenant
+from tests.support.audit_logs import check
+from tests.support.columns import audited, in_redis, made, metrics
+from tests.support.servers import EngineSim, together
+from tests.support.stack import Stack, node, tenant
 
 pytestmark = pytest.mark.chaos
 

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 import uvloop
 
-from din_extproc.admit.ledger import Claim, Denied, Granted, LimitsUnavailable, Standing
+from din_extproc.admit.ledger import Claim, Denied, Granted, LimitsUnavailable, RateLimitStatus
 from din_extproc.admit.local import LocalLedger
-from din_extproc.domain.tenant import Budget, Limits
+from din_extproc.domain.tenant import Budget, RateLimits
 from din_extproc.edge.redis.guard import GuardedLedger, OnError
 from din_extproc.edge.redis.ledger import RedisLedger
 from din_extproc.edge.redis.link import Link
-from din_extproc.edge.redis.subscription import Subscription
+from din_extproc.edge.redis.subscription import ChannelSubscription
 from din_extproc.edge.redis.topology import locator
-from tests.ledgers import linked
-from tests.servers import RedisServer
+from tests.support.ledgers import linked
+from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.chaos
-ROOM = Limits(rpm=10**6, tpm=10**9, max_streams=10**6)
+ROOM = RateLimits(rpm=10**6, tpm=10**9, max_streams=10**6)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ async def guarded(
         await guard.close()
 
 
-def claim(request_id: str, limits: Limits = ROOM, tokens: int = 10) -> Claim:
+def claim(request_id: str, limits: RateLimits = ROOM, tokens: int = 10) -> Claim:
     return Claim(request_id, "finance", (Budget("tenant", limits),), tokens, 30_000)
 
 
@@ -102,9 +102,9 @@ async def test_a_late_loop_is_not_taken_for_a_silent_redis(server):
 async def test_what_a_paused_redis_still_counted_is_given_back(server):
     async with guarded(server.url, OnError.LOCAL_SHARE) as (guard, link):
         with server.paused():
-            assert isinstance(await guard.reserve(claim("r", Limits(tpm=1000, max_streams=1), 1000)), Granted)
+            assert isinstance(await guard.reserve(claim("r", RateLimits(tpm=1000, max_streams=1), 1000)), Granted)
         await until(lambda: link.state.up and guard.state.shared)
-        assert isinstance(await RedisLedger(link).reserve(claim("s", Limits(tpm=1000, max_streams=1), 1000)), Granted)
+        assert isinstance(await RedisLedger(link).reserve(claim("s", RateLimits(tpm=1000, max_streams=1), 1000)), Granted)
 
 
 async def test_b64_flushing_scripts_and_restarting_under_load_is_seen_by_no_client(server):
@@ -135,7 +135,7 @@ async def test_b64_flushing_scripts_and_restarting_under_load_is_seen_by_no_clie
 
 
 async def test_b74_every_replica_enforces_its_share_and_nobody_is_refunded_twice(server):
-    ceiling = Limits(max_streams=6, tpm=6000)
+    ceiling = RateLimits(max_streams=6, tpm=6000)
     async with contextlib.AsyncExitStack() as stack:
         replicas = [await stack.enter_async_context(guarded(server.url, OnError.LOCAL_SHARE, f"replica {n}")) for n in range(3)]
         guards = [guard for guard, _ in replicas]
@@ -170,8 +170,8 @@ async def test_closed_refuses_and_open_lets_everything_pass(server):
         with server.paused():
             for number in range(20):
                 with pytest.raises(LimitsUnavailable):
-                    await closed.reserve(claim(f"c{number}", Limits(rpm=1)))
-                assert await open_.reserve(claim(f"o{number}", Limits(rpm=1))) == Granted(Standing())
+                    await closed.reserve(claim(f"c{number}", RateLimits(rpm=1)))
+                assert await open_.reserve(claim(f"o{number}", RateLimits(rpm=1))) == Granted(RateLimitStatus())
         await until(lambda: link.state.up and open_.state.shared)
         assert not await open_.settle("finance", "o1", 100)
         await open_.release("finance", "o1")
@@ -202,7 +202,7 @@ async def test_a_channel_that_is_not_heard_is_said_once_with_a_reason_and_once_w
         tries.append(time.monotonic())
         return await locate()
 
-    listening = asyncio.create_task(Subscription(counted, "din:a", lambda _: None, began.set).run())
+    listening = asyncio.create_task(ChannelSubscription(counted, "din:a", lambda _: None, began.set).run())
     try:
         with caplog.at_level(logging.INFO):
             await asyncio.wait_for(began.wait(), 20)
@@ -262,7 +262,7 @@ async def test_workers_that_start_without_redis_share_the_limit_among_themselves
     ]
     for worker in workers:
         await worker.start()
-    answers = [await worker.reserve(claim(f"{n}", Limits(rpm=8))) for worker in workers for n in range(5)]
+    answers = [await worker.reserve(claim(f"{n}", RateLimits(rpm=8))) for worker in workers for n in range(5)]
     assert sum(isinstance(answer, Granted) for answer in answers) == 8
     assert {worker.state.replicas for worker in workers} == {4}
     for worker in workers:
@@ -275,8 +275,8 @@ async def test_a_gateway_that_starts_without_redis_follows_its_policy():
     await link.start(wait_s=0.05)
     guard = GuardedLedger(link, RedisLedger(link), LocalLedger(lambda: 0), OnError.LOCAL_SHARE, "here")
     await guard.start()
-    assert isinstance(await guard.reserve(claim("a", Limits(rpm=1))), Granted)
-    assert isinstance(await guard.reserve(claim("b", Limits(rpm=1))), Denied)
+    assert isinstance(await guard.reserve(claim("a", RateLimits(rpm=1))), Granted)
+    assert isinstance(await guard.reserve(claim("b", RateLimits(rpm=1))), Denied)
     assert guard.state.reason == "no such place"
     await guard.close()
     await link.close()

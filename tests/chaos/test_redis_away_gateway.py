@@ -10,8 +10,8 @@ import httpx
 import pytest
 import redis
 
-from tests.servers import EngineSim, RedisServer
-from tests.stack import Stack, node, tenant
+from tests.support.servers import EngineSim, RedisServer
+from tests.support.stack import Stack, node, tenant
 
 pytestmark = pytest.mark.chaos
 

@@ -10,20 +10,20 @@ import redis
 
 from din_extproc.admit.ledger import Claim, Denied, Granted, LimitsUnavailable
 from din_extproc.admit.local import LocalLedger
-from din_extproc.domain.tenant import Budget, Limits
+from din_extproc.domain.tenant import Budget, RateLimits
 from din_extproc.edge.redis.cluster import ClusterLinks
 from din_extproc.edge.redis.guard import GuardedLedger, OnError
 from din_extproc.edge.redis.ledger import SCRIPTS, Names, RedisLedger
 from din_extproc.edge.redis.link import Link
 from din_extproc.edge.redis.topology import carrier
-from tests.servers import RedisServer, free_port
+from tests.support.servers import RedisServer, free_port
 
 pytestmark = pytest.mark.chaos
-CEILING = Limits(rpm=2, tpm=1000, max_streams=2)
+CEILING = RateLimits(rpm=2, tpm=1000, max_streams=2)
 NAMES = ["a:b", "a", "{a}", "}", "", " ", "ü", "A" * 300, *(f"tenant {n}" for n in range(40))]
 
 
-def claim(request_id: str, tenant: str = "finance", limits: Limits = CEILING) -> Claim:
+def claim(request_id: str, tenant: str = "finance", limits: RateLimits = CEILING) -> Claim:
     budgets = (Budget("tenant", limits), Budget("model:m", limits), Budget("key:{k}", limits))
     return Claim(request_id, tenant, budgets, 10, 30_000)
 
@@ -83,7 +83,7 @@ async def test_b66_all_limits_of_a_request_are_one_call_whatever_the_tenant_is_c
 
 
 async def test_b66_limits_that_tenants_share_are_one_call_too_where_all_keys_have_one_slot(cluster):
-    common = Budget("network", Limits(rpm=5, tpm=1000, max_streams=5), shared=True)
+    common = Budget("network", RateLimits(rpm=5, tpm=1000, max_streams=5), shared=True)
     async with connected(seeds(cluster)) as runner:
         ledger = RedisLedger(runner, names=Names(one_slot=True))
         answers = []

@@ -11,11 +11,11 @@ import httpx
 import psutil
 import pytest
 
-from din_extproc.roles.render import render_envoy
+from din_extproc.roles.configure.render import render_envoy
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
-from tests.servers import EngineSim
-from tests.stack import Stack, key_of, node, tenant
+from tests.support.servers import EngineSim
+from tests.support.stack import Stack, key_of, node, tenant
 
 pytestmark = pytest.mark.chaos
 

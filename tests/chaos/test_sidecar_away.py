@@ -13,8 +13,8 @@ from typing import Self
 import httpx
 import pytest
 
-from tests.servers import EngineSim, RedisServer, together
-from tests.stack import Stack, key_of, node, tenant
+from tests.support.servers import EngineSim, RedisServer, together
+from tests.support.stack import Stack, key_of, node, tenant
 
 pytestmark = pytest.mark.chaos
 

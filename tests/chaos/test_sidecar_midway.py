@@ -11,9 +11,9 @@ import httpx
 import pytest
 import redis
 
-from tests.rig import Answer, Rig, Sidecar, rig
-from tests.servers import EngineSim, together
-from tests.stack import Stack, events, node, tenant
+from tests.support.rig import Answer, Rig, Sidecar, rig
+from tests.support.servers import EngineSim, together
+from tests.support.stack import Stack, events, node, tenant
 
 pytestmark = pytest.mark.chaos
 

@@ -12,8 +12,8 @@ from typing import Self
 import httpx
 import pytest
 
-from tests.servers import EngineSim
-from tests.stack import Stack, key_of, node, tenant
+from tests.support.servers import EngineSim
+from tests.support.stack import Stack, key_of, node, tenant
 
 pytestmark = pytest.mark.chaos
 

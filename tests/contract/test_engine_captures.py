@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import EngineSim
+from tests.support.servers import EngineSim
 
 CAPTURES = Path(__file__).parent.parent / "captures" / "vllm"
 HI = [{"role": "user", "content": "Say hello to the world in one sentence."}]

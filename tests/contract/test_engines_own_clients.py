@@ -21,9 +21,9 @@ from huggingface_hub import (
 from pydantic import TypeAdapter
 from tritonclient.utils import InferenceServerException
 
-from tests.engine_fleet import EngineFleet
-from tests.sdk_matrix import TOOLS
-from tests.servers import EngineSim
+from tests.support.engine_fleet import EngineFleet
+from tests.support.sdk_matrix import TOOLS
+from tests.support.servers import EngineSim
 
 pytestmark = pytest.mark.e2e
 

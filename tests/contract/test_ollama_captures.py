@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.lua_filter import capture
-from tests.servers import EngineSim
+from tests.support.lua_filter import capture
+from tests.support.servers import EngineSim
 
 pytestmark = pytest.mark.e2e
 

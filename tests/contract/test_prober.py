@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from din_extproc.domain.health import Probed
+from din_extproc.domain.health import ProbeResult
 from din_extproc.edge.redis.prober import PROBER, ProberLease
-from din_extproc.edge.redis.subscription import Subscription
+from din_extproc.edge.redis.subscription import ChannelSubscription
 from din_extproc.edge.redis.topology import carrier, locator
-from tests.servers import FLAVOURS, RedisServer
+from tests.support.servers import FLAVOURS, RedisServer
 
 
 @pytest.fixture(scope="module", params=FLAVOURS)
@@ -44,10 +44,10 @@ async def test_r25_one_replica_of_all_asks_until_it_goes_or_falls_silent(link):
 async def test_what_one_says_the_others_hear_and_not_itself(link, server):
     one, two = ProberLease(link, "n3", "one"), ProberLease(link, "n3", "two")
     heard, listening = asyncio.Queue(), asyncio.Event()
-    task = asyncio.create_task(Subscription(locator(server.url), two.channel, heard.put_nowait, listening.set).run())
+    task = asyncio.create_task(ChannelSubscription(locator(server.url), two.channel, heard.put_nowait, listening.set).run())
     try:
         await asyncio.wait_for(listening.wait(), 10)
-        probes = (Probed("a", ok=True, ttft_ms=12.5), Probed("b", ok=False, reason="no token within 5 s"))
+        probes = (ProbeResult("a", ok=True, ttft_ms=12.5), ProbeResult("b", ok=False, reason="no token within 5 s"))
         await one.say(probes, {"c": "3 failures in a row"}, {})
         message = await asyncio.wait_for(heard.get(), 10)
         said = two.heard(message)

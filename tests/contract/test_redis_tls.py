@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 from din_extproc.edge.redis.link import Link
 from din_extproc.edge.redis.topology import locator
-from tests.certificates import Authority
+from tests.support.certificates import Authority
 
 
 async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

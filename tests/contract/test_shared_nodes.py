@@ -7,16 +7,16 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from msgspec.structs import replace
 
-from din_extproc.domain.membership import Beat, NodeState, Registration
+from din_extproc.domain.membership import Heartbeat, NodeState, Registration
 from din_extproc.domain.node import Endpoint, Node, Pool
 from din_extproc.edge.redis.nodes import SCRIPTS, NodeStore
-from din_extproc.edge.redis.subscription import Subscription
+from din_extproc.edge.redis.subscription import ChannelSubscription
 from din_extproc.edge.redis.topology import carrier, locator
 from din_extproc.edge.registry.registrar import Registered, Registrar
-from din_extproc.registry.claims import Described
-from din_extproc.registry.row import Denial, Denied, Row
-from din_extproc.registry.table import EventKind, Table
-from tests.servers import FLAVOURS, RedisServer
+from din_extproc.registry.claims import CatalogEntry
+from din_extproc.registry.row import DenialReason, NodeRecord, RegistryDenial
+from din_extproc.registry.table import NodeEventKind, NodeTable
+from tests.support.servers import FLAVOURS, RedisServer
 
 POOL = Pool(name="chat", model="m", served_model="m", engine="vllm", scheduler="round_robin", nodes=())
 DEAD_AFTER_S = 0.5
@@ -55,15 +55,15 @@ def registration(name="a", port=8000, epoch=1, **fields) -> Registration:
     return Registration(node=node, engine="vllm", epoch=epoch, **fields)
 
 
-def ready(sequence: int, **fields) -> Beat:
-    return Beat(state=NodeState.READY, sequence=sequence, **fields)
+def ready(sequence: int, **fields) -> Heartbeat:
+    return Heartbeat(state=NodeState.READY, sequence=sequence, **fields)
 
 
 @contextlib.asynccontextmanager
 async def replica(server: RedisServer, network: str, *, listens: bool = True) -> AsyncIterator[Registrar]:
     link = carrier(server.url, SCRIPTS, timeout_ms=300)
     store = NodeStore(link, network)
-    registrar = Registrar(Table((POOL,), {}), store, network="", heartbeat_s=0.1, dead_after_s=DEAD_AFTER_S)
+    registrar = Registrar(NodeTable((POOL,), {}), store, network="", heartbeat_s=0.1, dead_after_s=DEAD_AFTER_S)
     registrar.events = []
     registrar.watchers.add(registrar.events.extend)
     await link.start()
@@ -75,7 +75,7 @@ async def replica(server: RedisServer, network: str, *, listens: bool = True) ->
             registrar.began()
             began.set()
 
-        tasks.append(asyncio.create_task(Subscription(locator(server.url), store.channel, registrar.heard, begin).run()))
+        tasks.append(asyncio.create_task(ChannelSubscription(locator(server.url), store.channel, registrar.heard, begin).run()))
         await asyncio.wait_for(began.wait(), 5)
     await registrar.sync()
     try:
@@ -110,7 +110,7 @@ def routed(registrar: Registrar) -> set[str]:
 async def join(registrar: Registrar, name="a", **fields) -> str:
     outcome = await registrar.register(registration(name, **fields))
     assert isinstance(outcome, Registered), outcome
-    assert isinstance(await registrar.beat(name, outcome.lease, ready(1)), Row)
+    assert isinstance(await registrar.beat(name, outcome.lease, ready(1)), NodeRecord)
     return outcome.lease
 
 
@@ -118,15 +118,15 @@ async def test_what_one_replica_is_told_the_others_know(each_server, listens, re
     async with replica(each_server, request.node.name) as one, replica(each_server, request.node.name, listens=listens) as two:
         lease = await join(one)
         await until(lambda: routed(two) == {"a"}, "the node reaches the other replica")
-        assert isinstance(await two.beat("a", lease, ready(2, waiting=7)), Row)
+        assert isinstance(await two.beat("a", lease, ready(2, waiting=7)), NodeRecord)
         await until(lambda: one.table.rows["a"].beat.waiting == 7, "a beat reaches the first")
         await two.drain("a", "maintenance")
         await until(lambda: one.table.member("a", one.now()).state is NodeState.DRAINING, "the drain reaches the first")
         assert await one.deregister("a", "done", lease) is None
         await until(lambda: not two.table.rows, "the node is gone everywhere")
         kinds = [event.kind for event in two.events]
-        assert (kinds[0], kinds[-1]) == (EventKind.JOINED, EventKind.LEFT)
-        assert EventKind.CHANGED in kinds
+        assert (kinds[0], kinds[-1]) == (NodeEventKind.JOINED, NodeEventKind.LEFT)
+        assert NodeEventKind.CHANGED in kinds
 
 
 async def test_a_silent_node_dies_for_everybody_and_may_come_back(each_server, listens, request):
@@ -134,9 +134,9 @@ async def test_a_silent_node_dies_for_everybody_and_may_come_back(each_server, l
         lease = await join(one)
         await until(lambda: routed(two) == {"a"}, "joined")
         await until(lambda: not routed(one) and not routed(two), "both give it up")
-        assert two.events[-1].kind is EventKind.LEFT
+        assert two.events[-1].kind is NodeEventKind.LEFT
         assert "not heard of" in two.events[-1].reason
-        assert isinstance(await two.beat("a", lease, ready(9)), Row)
+        assert isinstance(await two.beat("a", lease, ready(9)), NodeRecord)
         await until(lambda: routed(one) == {"a"}, "it is back")
 
 
@@ -152,7 +152,7 @@ async def test_a_replica_that_starts_late_has_the_full_view(server, request):
 async def test_networks_of_different_names_never_see_each_other(server, request):
     async with replica(server, request.node.name + "1") as one, replica(server, request.node.name + "2") as two:
         lease = await join(one)
-        assert (await two.beat("a", lease, ready(2))).kind is Denial.UNKNOWN
+        assert (await two.beat("a", lease, ready(2))).kind is DenialReason.UNKNOWN
         await two.sync()
         assert not two.table.rows
 
@@ -161,7 +161,7 @@ async def test_one_address_has_one_living_node_even_when_two_replicas_are_asked_
     async with replica(server, request.node.name) as one, replica(server, request.node.name) as two:
         outcomes = await asyncio.gather(one.register(registration("a")), two.register(registration("b")))
         assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Denied", "Registered"]
-        loser = next(outcome for outcome in outcomes if isinstance(outcome, Denied))
+        loser = next(outcome for outcome in outcomes if isinstance(outcome, RegistryDenial))
         assert "has this address" in loser.reason
         await asyncio.sleep(DEAD_AFTER_S)
         await until(lambda: not any(one.table.alive(name) for name in "ab"), "the first is dead")
@@ -173,7 +173,7 @@ async def test_b89_two_registrations_of_one_id_leave_the_newest(server, request)
         await join(one, epoch=5, port=8005)
         await join(two, epoch=6, port=8006)
         outcome = await one.register(registration(epoch=4, port=8004))
-        assert outcome.kind is Denial.OUTDATED
+        assert outcome.kind is DenialReason.OUTDATED
         await until(lambda: one.table.rows["a"].registration.node.endpoint.port == 8006, "the newest is everywhere")
 
 
@@ -181,7 +181,7 @@ async def test_beats_at_two_replicas_at_once_all_count_or_are_told_why_not(serve
     async with replica(server, request.node.name) as one, replica(server, request.node.name) as two:
         lease = await join(one)
         outcomes = await asyncio.gather(*((one, two)[number % 2].beat("a", lease, ready(number)) for number in range(2, 30)))
-        assert all(isinstance(outcome, Row) or outcome.kind is Denial.OUTDATED for outcome in outcomes)
+        assert all(isinstance(outcome, NodeRecord) or outcome.kind is DenialReason.OUTDATED for outcome in outcomes)
         await until(lambda: one.table.rows["a"].revision == two.table.rows["a"].revision, "both agree")
         assert one.table.rows["a"].beat == two.table.rows["a"].beat
 
@@ -192,12 +192,12 @@ async def test_while_redis_is_away_the_last_view_stays_and_is_called_stale(reque
             lease = await join(one)
             with server.paused():
                 await until(lambda: one.table.stale, "it is noticed")
-                assert isinstance(await one.beat("a", lease, ready(2, waiting=3)), Row)
+                assert isinstance(await one.beat("a", lease, ready(2, waiting=3)), NodeRecord)
                 await asyncio.sleep(2 * DEAD_AFTER_S)
                 assert routed(one) == {"a"}
                 assert one.members()[0].stale
             await until(lambda: not one.table.stale, "it is back")
-            assert isinstance(await one.beat("a", lease, ready(3)), Row)
+            assert isinstance(await one.beat("a", lease, ready(3)), NodeRecord)
             assert routed(one) == {"a"}
 
 
@@ -214,26 +214,26 @@ async def test_b89_a_registry_that_comes_back_empty_forgets_only_who_is_silent(r
                 nonlocal sequence
                 for _ in range(round(4 * DEAD_AFTER_S / 0.1)):
                     sequence += 1
-                    assert isinstance(await two.beat("a", lease, ready(sequence)), Row)
+                    assert isinstance(await two.beat("a", lease, ready(sequence)), NodeRecord)
                     await asyncio.sleep(0.1)
 
             beating = asyncio.create_task(beaten())
             await until(lambda: routed(one) == {"a"} and routed(two) == {"a"}, "the silent one is given up, the other never", 10)
-            assert not any(event.kind is EventKind.LEFT and event.member.registration.node.id == "a" for event in two.events)
+            assert not any(event.kind is NodeEventKind.LEFT and event.member.registration.node.id == "a" for event in two.events)
             await beating
             async with replica(server, request.node.name) as three:
                 assert set(three.table.rows) == {"a"}
 
 
 async def test_a_node_that_lies_while_it_is_in_is_kept_out_everywhere(server, request):
-    catalogue = {"m": {"1.0": Described("bf16", 8192, "a" * 64)}}
+    catalogue = {"m": {"1.0": CatalogEntry("bf16", 8192, "a" * 64)}}
     async with replica(server, request.node.name) as one, replica(server, request.node.name) as two:
         for each in (one, two):
             each.table.use((POOL,), catalogue, each.now())
         await join(one, weights_sha256="a" * 64)
         await until(lambda: routed(two) == {"a"}, "it is in")
         refused = await two.register(registration(epoch=2, weights_sha256="b" * 64))
-        assert refused.kind is Denial.UNTRUE
+        assert refused.kind is DenialReason.UNTRUE
         await until(lambda: not routed(one) and not routed(two), "it is out")
         assert "b" * 64 in one.members()[0].reasons[-1]
 
@@ -242,11 +242,11 @@ async def test_garbage_on_the_channel_or_in_beats_harms_nobody(server, request):
     async with replica(server, request.node.name) as one:
         lease = await join(one)
         refused = await one.beat("a", lease, replace(ready(2), kv_cache_usage=7.0))
-        assert refused == Denied(Denial.IMPOSSIBLE, "kv_cache_usage 7.0 is not within 0 and 1")
+        assert refused == RegistryDenial(DenialReason.IMPOSSIBLE, "kv_cache_usage 7.0 is not within 0 and 1")
         assert "kv_cache_usage" in one.members()[0].reasons[-1]
-        assert isinstance(await one.beat("a", lease, ready(3)), Row)
-        assert (await one.beat("a", "other", ready(4))).kind is Denial.UNKNOWN
-        assert (await one.beat("nobody", lease, ready(4))).kind is Denial.UNKNOWN
+        assert isinstance(await one.beat("a", lease, ready(3)), NodeRecord)
+        assert (await one.beat("a", "other", ready(4))).kind is DenialReason.UNKNOWN
+        assert (await one.beat("nobody", lease, ready(4))).kind is DenialReason.UNKNOWN
 
 
 async def test_b98_answers_that_differ_at_one_replica_quarantine_the_node_at_all_of_them(server, listens):

@@ -13,8 +13,8 @@ from din_extproc._proto.envoy.service.accesslog.v3.als_pb2 import StreamAccessLo
 from din_extproc._proto.grpc.health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from din_extproc.domain.verdict import Send
 from din_extproc.edge.grpc import grpcio_server, h2_server, services
-from tests.fakes import FakeConductor, send_on
-from tests.peer import PROCESS, EnvoyPeer, message, play
+from tests.support.fakes import FakeConductor, send_on
+from tests.support.peer import PROCESS, EnvoyPeer, message, play
 
 TRANSPORTS = {"our wire": h2_server.H2Server, "grpcio": grpcio_server.GrpcioServer}
 EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"

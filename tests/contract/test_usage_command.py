@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from din_extproc.cli.app import app
 from din_extproc.edge.redis.usage import UsageStore, portions
-from din_extproc.observe.usage_book import Line, Used
-from tests.ledgers import linked
+from din_extproc.observe.usage_book import UsageKey, UsageTotals
+from tests.support.ledgers import linked
 
 DIN = """
 version: 1
@@ -42,7 +42,7 @@ def test_a_table_without_rows_has_its_header(usage):
 async def _count(url: str, tenant: str) -> None:
     async with linked(url) as link:
         today = datetime.now(UTC).date().isoformat()
-        for portion in portions({Line(today, tenant, "m"): Used(3)}, 1):
+        for portion in portions({UsageKey(today, tenant, "m"): UsageTotals(3)}, 1):
             await UsageStore(link, "usage-command").add("r", portion)
 
 

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 from din_extproc.admit.ledger import LimitsUnavailable
 from din_extproc.domain.usage import ExchangeRecord, Outcome, Usage
 from din_extproc.edge.redis.usage import USAGE, UsageStore, portions
-from din_extproc.observe.usage_book import Line, UsageBook, Used
-from din_extproc.roles.usage import UsageKeeper
-from tests.ledgers import linked
-from tests.servers import FLAVOURS, RedisServer
+from din_extproc.observe.usage_book import UsageBook, UsageKey, UsageTotals
+from din_extproc.roles.serve.usage import UsageKeeper
+from tests.support.ledgers import linked
+from tests.support.servers import FLAVOURS, RedisServer
 
 MIDNIGHT = 1_798_761_600.0
 """2027-01-01T00:00:00Z."""
@@ -38,9 +38,9 @@ def test_an_exchange_counts_on_the_day_on_which_it_began_for_its_tenant_and_mode
     ):
         book.finished(each)
     assert book.take() == {
-        Line("2026-12-31", "finance", "m"): Used(2, 1, 0, 1, 12, 4, 2, 6),
-        Line("2027-01-01", "finance", "m"): Used(1, 0, 0, 0, 7, 3, 2, 0),
-        Line("2026-12-31", "finance", ""): Used(refused=1),
+        UsageKey("2026-12-31", "finance", "m"): UsageTotals(2, 1, 0, 1, 12, 4, 2, 6),
+        UsageKey("2027-01-01", "finance", "m"): UsageTotals(1, 0, 0, 0, 7, 3, 2, 0),
+        UsageKey("2026-12-31", "finance", ""): UsageTotals(refused=1),
     }
     assert book.take() == {}
 
@@ -54,17 +54,17 @@ async def link(request, redis_servers):
 
 async def test_what_is_said_twice_is_added_once_and_replicas_add_up(link):
     store = UsageStore(link, "")
-    many = {Line("2026-12-31", f"tenant-{n}", "m"): Used(1, 0, 0, 0, n, 1) for n in range(300)}
+    many = {UsageKey("2026-12-31", f"tenant-{n}", "m"): UsageTotals(1, 0, 0, 0, n, 1) for n in range(300)}
     first = list(portions(many, 1))
     assert len(first) > 1
-    for portion in (*first, *first, *portions({Line("2027-01-01", "x", "m"): Used(5)}, len(first) + 1)):
+    for portion in (*first, *first, *portions({UsageKey("2027-01-01", "x", "m"): UsageTotals(5)}, len(first) + 1)):
         await store.add("one", portion)
     await store.add("two", first[0])
     await link.call("SCRIPT", "FLUSH")
     found = await store.day("2026-12-31")
     assert len(found) == 300
-    assert (found[Line("2026-12-31", "tenant-250", "m")].requests, found[Line("2026-12-31", "tenant-1", "m")].requests) == (1, 2)
-    assert await store.day("2027-01-01") == {Line("2027-01-01", "x", "m"): Used(5)}
+    assert (found[UsageKey("2026-12-31", "tenant-250", "m")].requests, found[UsageKey("2026-12-31", "tenant-1", "m")].requests) == (1, 2)
+    assert await store.day("2027-01-01") == {UsageKey("2027-01-01", "x", "m"): UsageTotals(5)}
     assert await UsageStore(link, "other").day("2026-12-31") == {}
     assert await link.call("TTL", "din:{usage}:2026-12-31") > 86_400 * 366
 

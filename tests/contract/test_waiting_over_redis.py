@@ -8,21 +8,21 @@ import pytest
 
 from din_extproc.admit import queue
 from din_extproc.admit.ledger import Claim, Granted
-from din_extproc.admit.queue import Queue
+from din_extproc.admit.queue import QueueState
 from din_extproc.domain.request import Priority
-from din_extproc.domain.tenant import Budget, Limits, Queueing
+from din_extproc.domain.tenant import Budget, Queueing, RateLimits
+from din_extproc.edge.admission_queue import AdmissionQueue
 from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
-from din_extproc.edge.redis.bell import RedisBell
 from din_extproc.edge.redis.ledger import Names, RedisLedger
-from din_extproc.edge.redis.subscription import Subscription
+from din_extproc.edge.redis.subscription import ChannelSubscription
 from din_extproc.edge.redis.topology import locator
-from din_extproc.edge.waiting_room import WaitingRoom
-from tests.ledgers import linked
-from tests.servers import FLAVOURS
+from din_extproc.edge.redis.wakeup_channel import RedisWakeupChannel
+from tests.support.ledgers import linked
+from tests.support.servers import FLAVOURS
 
-OWN = Budget("tenant", Limits(max_streams=1))
-COMMON = Budget("network", Limits(tpm=1000, max_streams=1), shared=True)
+OWN = Budget("tenant", RateLimits(max_streams=1))
+COMMON = Budget("network", RateLimits(tpm=1000, max_streams=1), shared=True)
 
 
 class Replica:
@@ -31,12 +31,12 @@ class Replica:
     def __init__(self, link, url: str) -> None:
         self.link = link
         self.ledger = RedisLedger(link)
-        bell = RedisBell(link, Names())
-        self.room = WaitingRoom(self.ledger, bell, lambda: True, SystemClock.monotonic_ms, Background().start, Queue())
+        bell = RedisWakeupChannel(link, Names())
+        self.room = AdmissionQueue(self.ledger, bell, lambda: True, SystemClock.monotonic_ms, Background().start, QueueState())
         self.listening = asyncio.Event()
         self.granted: list[tuple[str, float]] = []
         heard = bell.heard(self.room.ring, lambda *told: self.granted.append(told))
-        self._subscription = Subscription(locator(url), Names().channel, heard, self.listening.set)
+        self._subscription = ChannelSubscription(locator(url), Names().channel, heard, self.listening.set)
         self._task = asyncio.create_task(self._subscription.run())
 
     def wait(self, name: str, tenant: str, *budgets: Budget):

@@ -8,8 +8,8 @@ import pytest
 
 from din_extproc.edge.grpc import grpcio_server, h2_server
 from din_extproc.edge.grpc.xds_service import DiscoveryService
+from tests.support.xds_client import SERVICE, XdsClient
 from tests.unit.control.test_discovery import Names, content, moment
-from tests.xds_client import SERVICE, XdsClient
 
 TRANSPORTS = {"our wire": h2_server.H2Server, "grpcio": grpcio_server.GrpcioServer}
 

@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from din_extproc.cli.app import app
 from din_extproc.edge.process.envoy_binary import complaint, find_envoy
-from din_extproc.roles.render import render_envoy
+from din_extproc.roles.configure.render import render_envoy
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
 from tests.deploy.shipped import DEPLOY, published_key_opens

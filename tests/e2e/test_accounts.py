@@ -16,14 +16,14 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from din_extproc.observe import instruments as of
-from din_extproc.roles.monitoring import monitoring
-from din_extproc.roles.replay import replay
+from din_extproc.roles.configure.monitoring import monitoring
 from din_extproc.settings.load import load
-from tests.collector import Collector
-from tests.node_stack import NodeStack, RegistryThread
-from tests.promql import metrics_of, queries_in
-from tests.servers import EngineSim
-from tests.stack import Stack, key_of, node, tenant
+from din_extproc.tools.replay.replay import replay
+from tests.support.collector import Collector
+from tests.support.node_stack import NodeStack, RegistryThread
+from tests.support.promql import metrics_of, queries_in
+from tests.support.servers import EngineSim
+from tests.support.stack import Stack, key_of, node, tenant
 
 pytestmark = pytest.mark.e2e
 

@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from din_extproc.admit.keys import ENTROPY_BYTES, make_node_token
-from tests.node_stack import NodeStack
-from tests.servers import RedisServer
-from tests.stack import Stack, events, key_of, tenant
+from tests.support.node_stack import NodeStack
+from tests.support.servers import RedisServer
+from tests.support.stack import Stack, events, key_of, tenant
 
 pytestmark = pytest.mark.e2e
 

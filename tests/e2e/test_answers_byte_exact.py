@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from tests.odd_json import Speller
 from tests.property.test_byte_exact import spelled
 from tests.property.test_dialect_streams import cut
-from tests.stack import Stack, key_of, node, raw_request, tenant
+from tests.support.odd_json import Speller
+from tests.support.stack import Stack, key_of, node, raw_request, tenant
 
 pytestmark = pytest.mark.e2e
 

@@ -13,11 +13,11 @@ import psutil
 import pytest
 
 from din_extproc.settings.envoy import EnvoySection
-from din_extproc.settings.gateway import Gateway
+from din_extproc.settings.gateway import GatewaySection
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
-from tests.servers import EngineSim, free_port
-from tests.stack import Stack, key_of, node, raw_request, tenant
+from tests.support.servers import EngineSim, free_port
+from tests.support.stack import Stack, key_of, node, raw_request, tenant
 
 pytestmark = pytest.mark.e2e
 
@@ -255,7 +255,7 @@ def test_a_node_can_not_pretend_to_be_another(stack, registry):
 
 
 def test_what_listens_by_default_listens_on_loopback():
-    gateway = Gateway()
+    gateway = GatewaySection()
     assert gateway.ext_proc.address is None
     assert {gateway.access_log.address.host, gateway.admin.address.host, EnvoySection().admin.host} == {"127.0.0.1"}
     assert (gateway.registry, gateway.xds) == (None, None)

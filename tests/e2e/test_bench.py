@@ -13,17 +13,17 @@ from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from din_extproc.cli.app import app
-from din_extproc.measure.baseline import Load, Unmeasurable
-from din_extproc.measure.history import Compared
-from din_extproc.roles.baseline import BaselineOptions, compare
-from din_extproc.roles.split import Asked, SplitOptions, apart, ask
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
-from tests.servers import EngineSim, together
-from tests.stack import Stack, key_of, node, tenant
+from din_extproc.tools.bench.baseline import BaselineFailed, BaselineLoad
+from din_extproc.tools.bench.history import BaselineComparison
+from din_extproc.tools.bench.run_baseline import BaselineOptions, compare
+from din_extproc.tools.bench.run_split import SplitMeasurements, SplitOptions, apart, ask
+from tests.support.servers import EngineSim, together
+from tests.support.stack import Stack, key_of, node, tenant
 
 pytestmark = pytest.mark.e2e
-QUICK = Load(prompts=8, at_once=4, tokens=6, rounds=2)
+QUICK = BaselineLoad(prompts=8, at_once=4, tokens=6, rounds=2)
 NOBODY = "127.0.0.1:9"
 
 
@@ -61,7 +61,7 @@ def settings_of(stack: Stack) -> Settings:
     return settings
 
 
-def compared(stack: Stack, model: str, key: str = "acme", node_id: str = "") -> Compared:
+def compared(stack: Stack, model: str, key: str = "acme", node_id: str = "") -> BaselineComparison:
     return compare(settings_of(stack), BaselineOptions(url=stack.url, key=key_of(key), model=model, node=node_id, load=QUICK))
 
 
@@ -125,7 +125,7 @@ def test_limits_that_refuse_are_named_as_the_reason(stack: Stack):
     ],
 )
 def test_what_can_not_be_measured_says_why(stack: Stack, model: str, node_id: str, words: str):
-    with pytest.raises(Unmeasurable, match=words):
+    with pytest.raises(BaselineFailed, match=words):
         compared(stack, model, node_id=node_id)
 
 
@@ -191,7 +191,7 @@ def test_the_admin_port_shows_exchanges_to_who_knows_their_trace_id(stack: Stack
 SPLIT = SplitOptions(url="", key=key_of("acme"), model="m", tokens=(1, 8, 40), repeats=1, clock_requests=16)
 
 
-def asked(stack: Stack, **changed: Any) -> tuple[Asked, SplitOptions]:
+def asked(stack: Stack, **changed: Any) -> tuple[SplitMeasurements, SplitOptions]:
     options = replace(SPLIT, url=stack.url, **changed)
     return asyncio.run(ask(settings_of(stack), options)), options
 

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from tests.servers import EngineSim
-from tests.stack import Stack, key_of, node, raw_request, tenant
+from tests.support.servers import EngineSim
+from tests.support.stack import Stack, key_of, node, raw_request, tenant
 
 pytestmark = pytest.mark.e2e
 

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from din_extproc.cli.app import app
-from tests.servers import EngineSim, together
-from tests.stack import Stack, node, tenant
+from tests.support.servers import EngineSim, together
+from tests.support.stack import Stack, node, tenant
 
 pytestmark = pytest.mark.e2e
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.servers import EngineSim, RedisServer, together
-from tests.stack import Stack, node, tenant
+from tests.support.servers import EngineSim, RedisServer, together
+from tests.support.stack import Stack, node, tenant
 
 pytestmark = pytest.mark.e2e
 

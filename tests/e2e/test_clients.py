@@ -9,13 +9,12 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from din_extproc.client import Client as NetworkClient
-from din_extproc.client import LimitReached, RequestRefused, Unavailable, Unproven, VersionMismatch
-from din_extproc.roles.split import SplitOptions, split
+from din_extproc.client import Client, LimitReached, RequestRefused, Unavailable, Unproven, VersionMismatch
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
-from tests.servers import EngineSim, LlamaServer
-from tests.stack import Stack, key_of, node, tenant
+from din_extproc.tools.bench.run_split import SplitOptions, split
+from tests.support.servers import EngineSim, LlamaServer
+from tests.support.stack import Stack, key_of, node, tenant
 
 pytestmark = pytest.mark.e2e
 
@@ -251,8 +250,8 @@ def test_a_client_that_waits_as_told_gets_through(stack, sim):
 
 
 @pytest.fixture(scope="module")
-def network(stack) -> Iterator[NetworkClient]:
-    with NetworkClient(stack.url, key_of("acme"), max_retries=0) as made:
+def network(stack) -> Iterator[Client]:
+    with Client(stack.url, key_of("acme"), max_retries=0) as made:
         yield made
 
 
@@ -289,7 +288,7 @@ def test_a_stream_has_its_times_when_it_is_over(network):
 )
 def test_what_the_gateway_refuses_has_a_type_and_a_trace_id(stack, key, asked, kind, code):
     messages = [{"role": "user", "content": "word " * (1500 if key == "trial" else 1)}]
-    with NetworkClient(stack.url, key_of(key), max_retries=0) as made:
+    with Client(stack.url, key_of(key), max_retries=0) as made:
         with pytest.raises(kind) as raised:
             made.chat(messages=messages, **asked)
         with pytest.raises(kind), made.stream(messages=messages, **asked):
@@ -302,7 +301,7 @@ def test_a_node_that_fails_and_a_limit_that_is_reached_have_types_of_their_own(s
     with pytest.raises(Unavailable) as failed, network.stream(model="modelled", messages=QUESTION, max_tokens=9) as stream:
         list(stream)
     assert failed.value.trace_id == stream.provenance.trace_id
-    with NetworkClient("http://127.0.0.1:9", "none", max_retries=0) as nobody, pytest.raises(Unavailable) as away:
+    with Client("http://127.0.0.1:9", "none", max_retries=0) as nobody, pytest.raises(Unavailable) as away:
         nobody.chat(model="modelled", messages=QUESTION)
     assert away.value.code == "unreachable"
     sim.fail("throttle:count=2,retry_after_s=1")
@@ -316,7 +315,7 @@ def test_a_node_that_fails_and_a_limit_that_is_reached_have_types_of_their_own(s
 
 
 def test_an_answer_without_proof_is_none(sim):
-    with NetworkClient(sim.url, "none", max_retries=0) as straight, pytest.raises(Unproven, match="no x-din-node-id, x-din-model-version"):
+    with Client(sim.url, "none", max_retries=0) as straight, pytest.raises(Unproven, match="no x-din-node-id, x-din-model-version"):
         straight.chat(model="modelled", messages=QUESTION, max_tokens=1)
 
 

@@ -6,8 +6,8 @@ import time
 import httpx
 import pytest
 
-from tests.servers import EngineSim
-from tests.stack import Stack, _made, key_of, node, tenant
+from tests.support.servers import EngineSim
+from tests.support.stack import Stack, _made, key_of, node, tenant
 
 pytestmark = pytest.mark.e2e
 

@@ -13,11 +13,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import yaml
 
-from din_extproc.roles.render import render_envoy
+from din_extproc.roles.configure.render import render_envoy
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
-from tests.servers import EngineSim
-from tests.stack import Stack, node, tenant
+from tests.support.servers import EngineSim
+from tests.support.stack import Stack, node, tenant
 
 pytestmark = pytest.mark.e2e
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.servers import EngineSim, together
-from tests.stack import Stack, key_of, node, raw_request, tenant
+from tests.support.servers import EngineSim, together
+from tests.support.stack import Stack, key_of, node, raw_request, tenant
 
 pytestmark = pytest.mark.e2e
 

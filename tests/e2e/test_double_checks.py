@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from din_extproc.admit.keys import ENTROPY_BYTES, make_node_token
-from tests.servers import free_port
-from tests.stack import Stack, tenant
+from tests.support.servers import free_port
+from tests.support.stack import Stack, tenant
 
 pytestmark = pytest.mark.e2e
 SOUND, LIE = [" Paris", "."], [" London", "."]

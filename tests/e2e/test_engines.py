@@ -10,11 +10,11 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.engine_fleet import EngineFleet
-from tests.engine_steps import STEPS, Asker, Subject, outcome
-from tests.readme import TEXT
-from tests.servers import EngineSim
-from tests.stack import Stack, events, node, tenant
+from tests.support.engine_fleet import EngineFleet
+from tests.support.engine_steps import STEPS, Asker, Subject, outcome
+from tests.support.readme import TEXT
+from tests.support.servers import EngineSim
+from tests.support.stack import Stack, events, node, tenant
 
 pytestmark = pytest.mark.e2e
 

@@ -13,8 +13,8 @@ from aiohttp import web
 
 from din_extproc.control.listener import EDIT_ROOM_BYTES
 from din_extproc.control.topology import HealthCheck, Outlier, Retry, Timeouts
-from din_extproc.domain.verdict import Code, error_body
-from tests.rig import Answer, Reply, Rig, Route, rig, until
+from din_extproc.domain.verdict import RefusalCode, error_body
+from tests.support.rig import Answer, Reply, Rig, Route, rig, until
 
 pytestmark = pytest.mark.e2e
 
@@ -62,7 +62,7 @@ async def until_stat(gateway: Rig, name: str, value: int) -> None:
         assert time.monotonic() < deadline, f"{name} is not {value}"
 
 
-def assert_error(reply: Reply, code: Code, status: int | None = None) -> dict:
+def assert_error(reply: Reply, code: RefusalCode, status: int | None = None) -> dict:
     """The reply is the gateway's error body, to the last key."""
     body = reply.json()
     message = body["detail"]
@@ -113,10 +113,10 @@ async def test_b93_internal_headers_do_not_choose_a_route_when_the_sidecar_is_do
         assert (await gateway.chat({**FORBIDDEN, **INTENT})).status == 200
         [seen] = gateway.nodes[0].seen + gateway.nodes[1].seen
         assert leaked(seen.headers) == set()
-        assert_error(await gateway.fetch("GET", "/elsewhere", FORBIDDEN), Code.LIMITS_UNAVAILABLE)
+        assert_error(await gateway.fetch("GET", "/elsewhere", FORBIDDEN), RefusalCode.LIMITS_UNAVAILABLE)
     async with rig(1, sidecar=False) as gateway:
         for method in ("POST", "GET", "OPTIONS"):
-            assert_error(await gateway.fetch(method, "/v1/chat/completions", FORBIDDEN), Code.LIMITS_UNAVAILABLE)
+            assert_error(await gateway.fetch(method, "/v1/chat/completions", FORBIDDEN), RefusalCode.LIMITS_UNAVAILABLE)
         assert gateway.nodes[0].seen == []
 
 
@@ -174,7 +174,7 @@ async def test_b107_a_request_lands_on_the_chosen_node_every_time():
 async def test_b107_a_decision_that_does_not_refresh_the_route_is_noticed():
     async with rig(1) as gateway:
         gateway.sidecar.decide = lambda _headers, _body: gateway.toward(gateway.nodes[0], clear_route_cache=False)
-        assert_error(await gateway.chat(), Code.LIMITS_UNAVAILABLE)
+        assert_error(await gateway.chat(), RefusalCode.LIMITS_UNAVAILABLE)
         assert gateway.nodes[0].seen == []
 
 
@@ -258,7 +258,7 @@ async def test_a_failing_node_is_ejected_from_the_fallback_and_an_empty_pool_say
         await until_stat(gateway, "cluster.pool.membership_healthy", 0)
         asked = len(bad.seen) + len(good.seen)
         reply = await gateway.chat()
-        assert_error(reply, Code.NO_HEALTHY_NODE)
+        assert_error(reply, RefusalCode.NO_HEALTHY_NODE)
         assert reply["retry-after"] == "1"
         assert len(bad.seen) + len(good.seen) == asked
 
@@ -290,7 +290,7 @@ async def test_b14_bodies_up_to_the_cap_pass_and_larger_ones_get_our_413():
         for body in (b"x" * (cap + EDIT_ROOM_BYTES + 1), iter([*chunks, b"x" * EDIT_ROOM_BYTES, b"x"])):
             framing = {} if isinstance(body, bytes) else {"transfer-encoding": "chunked"}
             reply = await gateway.chat(framing, body, encode_chunked=bool(framing))
-            said = assert_error(reply, Code.REQUEST_TOO_LARGE)
+            said = assert_error(reply, RefusalCode.REQUEST_TOO_LARGE)
             assert said["trace_id"] == reply["x-din-trace-id"]
             assert said["instance"] == "/v1/chat/completions"
         assert len(gateway.nodes[0].seen) == 4
@@ -330,7 +330,7 @@ async def test_b30_no_spelling_of_a_path_is_tidied_up_before_the_sidecar_sees_it
             reply = await gateway.fetch("POST", path, body=b"{}")
             assert (reply.status, reply.body) == (404, b'{"own":true}')
         assert [head[":path"] for head in gateway.sidecar.heads] == SPELLINGS
-        assert_error(await gateway.fetch("POST", "/v1/chat/completions#x", body=b"{}"), Code.PATH_NOT_FOUND)
+        assert_error(await gateway.fetch("POST", "/v1/chat/completions#x", body=b"{}"), RefusalCode.PATH_NOT_FOUND)
         assert len(gateway.sidecar.heads) == len(SPELLINGS)
         assert gateway.nodes[0].seen == []
 
@@ -387,24 +387,24 @@ async def test_envoys_own_answers_bear_our_error_body():
         node, other, dead = gateway.nodes
         node.behaviour, other.behaviour = sleepy, resetting
         for decision, code in (
-            (gateway.toward(dead), Code.NO_HEALTHY_NODE),
-            (Route("no-such-pool", ["10.0.0.1:1"]), Code.NO_HEALTHY_NODE),
-            (gateway.toward(node), Code.UPSTREAM_TIMEOUT),
-            (gateway.toward(node, headers={"x-envoy-upstream-rq-timeout-ms": "150"}), Code.UPSTREAM_TIMEOUT),
-            (gateway.toward(other), Code.UPSTREAM_ERROR),
+            (gateway.toward(dead), RefusalCode.NO_HEALTHY_NODE),
+            (Route("no-such-pool", ["10.0.0.1:1"]), RefusalCode.NO_HEALTHY_NODE),
+            (gateway.toward(node), RefusalCode.UPSTREAM_TIMEOUT),
+            (gateway.toward(node, headers={"x-envoy-upstream-rq-timeout-ms": "150"}), RefusalCode.UPSTREAM_TIMEOUT),
+            (gateway.toward(other), RefusalCode.UPSTREAM_ERROR),
         ):
             gateway.sidecar.decide = lambda _headers, _body, decision=decision: decision
             reply = await gateway.chat({"x-din-trace-id": 'a"b\\c'})
             assert assert_error(reply, code)["trace_id"] == 'a"b\\c'
-            assert (reply["retry-after"] == "1") == (code is Code.NO_HEALTHY_NODE)
+            assert (reply["retry-after"] == "1") == (code is RefusalCode.NO_HEALTHY_NODE)
         gateway.sidecar.delay_s = 1
-        said = assert_error(await gateway.fetch("POST", "/v1/embeddings?key=SECRET", body=b"{}"), Code.LIMITS_UNAVAILABLE)
+        said = assert_error(await gateway.fetch("POST", "/v1/embeddings?key=SECRET", body=b"{}"), RefusalCode.LIMITS_UNAVAILABLE)
         assert said["instance"] == "/v1/embeddings"
         gateway.sidecar.delay_s = 0
         late = await gateway.fetch("POST", "/v1/embeddings", {"content-length": "9"})
-        assert assert_error(late, Code.INVALID_REQUEST, 408)["trace_id"] == late["x-din-trace-id"]
+        assert assert_error(late, RefusalCode.INVALID_REQUEST, 408)["trace_id"] == late["x-din-trace-id"]
         upgrade = await gateway.fetch("GET", "/v1/models", {"connection": "upgrade", "upgrade": "websocket"})
-        assert_error(upgrade, Code.INVALID_REQUEST, 403)
+        assert_error(upgrade, RefusalCode.INVALID_REQUEST, 403)
 
 
 @pytest.mark.parametrize("details", ["", "din_refused"])
@@ -430,7 +430,7 @@ async def test_b105_without_the_sidecar_requests_are_refused_fast_and_served_aga
         await gateway.sidecar.stop()
         for _ in range(3):
             reply = await gateway.chat()
-            assert_error(reply, Code.LIMITS_UNAVAILABLE)
+            assert_error(reply, RefusalCode.LIMITS_UNAVAILABLE)
             assert reply["retry-after"] == "1"
         await gateway.sidecar.start()
         deadline = time.monotonic() + 5
@@ -456,7 +456,7 @@ async def test_b105_an_open_gateway_serves_known_paths_from_one_pool_and_marks_t
         assert open_reply["x-din-node-id"] == "node-0"
         assert "authorization" not in gateway.nodes[0].seen[-1].headers
         for path in ("/v1/chat/completions/", "//v1/chat/completions", "/metrics", "/v1/models/m"):
-            assert_error(await gateway.fetch("POST", path, body=b"{}"), Code.LIMITS_UNAVAILABLE)
+            assert_error(await gateway.fetch("POST", path, body=b"{}"), RefusalCode.LIMITS_UNAVAILABLE)
         assert len(gateway.nodes[0].seen) == 2
 
 
@@ -483,7 +483,7 @@ async def test_b29_a_preflight_is_answered_without_key_and_sidecar_and_errors_ar
             assert (await gateway.fetch("OPTIONS", "/v1/models", {"origin": origin, **PREFLIGHT})).status == 429
         await gateway.sidecar.stop()
         down = await gateway.chat({"origin": "https://app.example"})
-        assert_error(down, Code.LIMITS_UNAVAILABLE)
+        assert_error(down, RefusalCode.LIMITS_UNAVAILABLE)
         assert down["access-control-allow-origin"] == "https://app.example"
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import pytest
 
 from din_extproc.edge.process.envoy_binary import find_envoy
-from tests import envoy_gateway
-from tests.engine_fleet import EngineFleet
-from tests.servers import EngineSim, free_port
-from tests.stack import Stack, events, node, tenant
+from tests.support import envoy_gateway
+from tests.support.engine_fleet import EngineFleet
+from tests.support.servers import EngineSim, free_port
+from tests.support.stack import Stack, events, node, tenant
 
 pytestmark = pytest.mark.e2e
 

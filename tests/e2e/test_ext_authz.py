@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from din_extproc.edge.process.envoy_binary import find_envoy
-from din_extproc.roles.render_ext_authz import render_ext_authz
+from din_extproc.roles.configure.render_ext_authz import render_ext_authz
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
-from tests.servers import EngineSim
-from tests.stack import Stack, tenant
+from tests.support.servers import EngineSim
+from tests.support.stack import Stack, tenant
 
 pytestmark = pytest.mark.e2e
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.servers import EngineSim, together
-from tests.stack import Stack, events, key_of, node, tenant
+from tests.support.servers import EngineSim, together
+from tests.support.stack import Stack, events, key_of, node, tenant
 
 pytestmark = pytest.mark.e2e
 

@@ -7,12 +7,12 @@ import pytest
 import yaml
 
 from din_extproc.edge.process.envoy_binary import find_envoy
-from din_extproc.roles.render import render_istio
+from din_extproc.roles.configure.render import render_istio
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
-from tests import istiod
-from tests.servers import EngineSim, free_port
-from tests.stack import Stack, events, node, tenant
+from tests.support import istiod
+from tests.support.servers import EngineSim, free_port
+from tests.support.stack import Stack, events, node, tenant
 
 pytestmark = pytest.mark.e2e
 

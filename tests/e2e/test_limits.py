@@ -9,8 +9,8 @@ import httpx
 import pytest
 import redis
 
-from tests.servers import EngineSim
-from tests.stack import Stack, key_of, node, tenant
+from tests.support.servers import EngineSim
+from tests.support.stack import Stack, key_of, node, tenant
 
 pytestmark = pytest.mark.e2e
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.servers import LlamaServer
+from tests.support.servers import LlamaServer
 
 pytestmark = pytest.mark.e2e
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]

@@ -11,9 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from din_extproc.observe import instruments as of
 from din_extproc.observe.exposition import samples
-from tests.collector import Collector
-from tests.servers import EngineSim, free_port, together
-from tests.stack import Stack, node, tenant
+from tests.support.collector import Collector
+from tests.support.servers import EngineSim, free_port, together
+from tests.support.stack import Stack, node, tenant
 
 pytestmark = pytest.mark.e2e
 NOBODY = "127.0.0.1:9"

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.test_node_errors import Parrot
-from tests.servers import EngineSim, together
-from tests.stack import Stack, events, node, tenant
+from tests.support.servers import EngineSim, together
+from tests.support.stack import Stack, events, node, tenant
 
 pytestmark = pytest.mark.e2e
 

@@ -13,9 +13,9 @@ from typing import Self
 import pytest
 
 from din_extproc.admit.keys import ENTROPY_BYTES, make_node_token
-from tests.node_stack import NodeStack
-from tests.servers import EngineSim, RedisServer, free_port
-from tests.stack import Stack, tenant
+from tests.support.node_stack import NodeStack
+from tests.support.servers import EngineSim, RedisServer, free_port
+from tests.support.stack import Stack, tenant
 
 pytestmark = pytest.mark.e2e
 

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.node_stack import NodeStack, RegistryThread
-from tests.servers import EngineSim
+from tests.support.node_stack import NodeStack, RegistryThread
+from tests.support.servers import EngineSim
 
 pytestmark = pytest.mark.e2e
 CHAT = {"model": "sim-model", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}

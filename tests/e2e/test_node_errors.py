@@ -12,8 +12,8 @@ from typing import Self
 import httpx
 import pytest
 
-from tests.servers import EngineSim, free_port
-from tests.stack import Stack, node, tenant
+from tests.support.servers import EngineSim, free_port
+from tests.support.stack import Stack, node, tenant
 from tests.unit.southbound.test_errors import CAPTURED, CAPTURES, PAGE
 
 pytestmark = pytest.mark.e2e

@@ -7,14 +7,14 @@ import urllib.request
 import pytest
 
 from din_extproc.admit.keys import ENTROPY_BYTES, make_node_token
-from din_extproc.measure.baseline import Load
-from din_extproc.roles.baseline import BaselineOptions, compare
-from din_extproc.roles.split import SplitOptions, apart, ask
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
-from tests.node_stack import NodeStack
-from tests.servers import EngineSim, free_port
-from tests.stack import Stack, key_of, node, tenant
+from din_extproc.tools.bench.baseline import BaselineLoad
+from din_extproc.tools.bench.run_baseline import BaselineOptions, compare
+from din_extproc.tools.bench.run_split import SplitOptions, apart, ask
+from tests.support.node_stack import NodeStack
+from tests.support.servers import EngineSim, free_port
+from tests.support.stack import Stack, key_of, node, tenant
 
 pytestmark = pytest.mark.e2e
 TOKEN = make_node_token("gpu-1", bytes(ENTROPY_BYTES))
@@ -125,6 +125,6 @@ def test_the_envoy_in_front_of_an_engine_tells_the_node_s_clock_and_what_the_way
     node_clock = found.clocks[1]
     assert node_clock.whose.startswith("front-")
     assert node_clock.high_ms - node_clock.low_ms < 300  # whole seconds alone, from four requests, would leave more
-    load_ = Load(prompts=4, at_once=2, tokens=4, rounds=1)
+    load_ = BaselineLoad(prompts=4, at_once=2, tokens=4, rounds=1)
     compared = compare(settings, BaselineOptions(url=sidecar.url, key=key_of("acme"), model="front", load=load_))
     assert compared.direct.failed == compared.through.failed == 0

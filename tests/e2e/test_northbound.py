@@ -7,9 +7,9 @@ import httpx
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.engine_fleet import EngineFleet
-from tests.servers import EngineSim, LlamaServer
-from tests.stack import Stack, events, node, tenant
+from tests.support.engine_fleet import EngineFleet
+from tests.support.servers import EngineSim, LlamaServer
+from tests.support.stack import Stack, events, node, tenant
 
 pytestmark = pytest.mark.e2e
 

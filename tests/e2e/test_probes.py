@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.servers import EngineSim, RedisServer
-from tests.stack import Stack, node, tenant
+from tests.support.servers import EngineSim, RedisServer
+from tests.support.stack import Stack, node, tenant
 
 pytestmark = pytest.mark.e2e
 

@@ -15,17 +15,17 @@ import yaml
 from typer.core import TyperGroup
 
 from din_extproc.audit.chain import sign
-from din_extproc.audit.records import Settled
+from din_extproc.audit.records import SettlementRecord
 from din_extproc.audit.report import segment_file
 from din_extproc.cli.app import app
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
 from tests.bench.__main__ import BENCHMARKS
-from tests.certificates import Authority
-from tests.node_stack import RegistryThread
-from tests.readme import ROOT, TEXT, Console, blocks
-from tests.servers import EngineSim, RedisServer, free_port
-from tests.stack import Stack, events, key_of, node, tenant
+from tests.support.certificates import Authority
+from tests.support.node_stack import RegistryThread
+from tests.support.readme import ROOT, TEXT, Console, blocks
+from tests.support.servers import EngineSim, RedisServer, free_port
+from tests.support.stack import Stack, events, key_of, node, tenant
 
 pytestmark = pytest.mark.e2e
 
@@ -277,7 +277,7 @@ def test_simulate():
     small["requests"][0]["rate"] = 1
     asked = {"asked_for": "bx-auto", "operation": "/v1/chat/completions", "prompt_estimate": 100, "duration_ms": 500.0}
     known = {"tenant": "finance", "key_id": "fin-2026-11", "outcome": "completed", "status": 200, "model": "m", "alias": "bx-auto"}
-    settled = Settled(
+    settled = SettlementRecord(
         at=1_800_000_000.0, request_id="r", trace_id="t", prompt_tokens=100, completion_tokens=20, pool="p", rule="", **known, **asked
     )
     with Console({"/var/lib/din/audit": "audit"}) as console:

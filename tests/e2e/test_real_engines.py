@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
-from tests import real_engines
-from tests.engine_fleet import EngineFleet
-from tests.readme import ROOT
+from tests.support import real_engines
+from tests.support.engine_fleet import EngineFleet
+from tests.support.readme import ROOT
 
 pytestmark = pytest.mark.e2e
 
@@ -21,7 +21,7 @@ def test_an_engine_that_somebody_else_runs_is_asked_beside_the_real_ones(capsys)
         asked = [shutil.which("make"), "--no-print-directory", "--dry-run", "test-engines", f"VLLM={theirs}"]
         line = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
         words = shlex.split(line)
-        arguments = words[words.index("tests.real_engines") + 1 :]
+        arguments = words[words.index("tests.support.real_engines") + 1 :]
         assert arguments == ["--vllm", theirs]
         assert real_engines.main([*arguments, "--quick", "--vllm-pooling", f"{fleet.members['pooled'].address}=org/vectors"]) == 0
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in capsys.readouterr().out.splitlines() if row.startswith("|")]

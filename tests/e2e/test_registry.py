@@ -15,9 +15,9 @@ import pytest
 from din_extproc._proto.din.v1 import registry_pb2 as pb
 from din_extproc._proto.envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingResponse
 from din_extproc.admit.keys import ENTROPY_BYTES, make_node_token
-from tests import peer
-from tests.servers import RedisServer, free_port
-from tests.stack import Stack, key_of, raw_request, tenant
+from tests.support import peer
+from tests.support.servers import RedisServer, free_port
+from tests.support.stack import Stack, key_of, raw_request, tenant
 
 pytestmark = pytest.mark.e2e
 

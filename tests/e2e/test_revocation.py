@@ -8,10 +8,10 @@ from typing import Self
 
 import pytest
 
-from din_extproc.roles.keys import revoke
+from din_extproc.roles.configure.keys import revoke
 from din_extproc.settings.load import load
-from tests.servers import EngineSim, RedisServer
-from tests.stack import Stack, node, tenant
+from tests.support.servers import EngineSim, RedisServer
+from tests.support.stack import Stack, node, tenant
 
 pytestmark = pytest.mark.e2e
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tests.servers import EngineSim
-from tests.stack import Stack, node, tenant
+from tests.support.servers import EngineSim
+from tests.support.stack import Stack, node, tenant
 
 pytestmark = pytest.mark.e2e
 SECRET = "alice@example.com"

@@ -16,9 +16,9 @@ import redis
 
 from din_extproc._proto.din.v1 import registry_pb2 as pb
 from din_extproc.admit.keys import ENTROPY_BYTES, make_key, make_node_token
-from tests.frame_peer import HELLO
-from tests.servers import EngineSim, RedisServer, free_port
-from tests.stack import Stack, key_of, node, raw_request, tenant
+from tests.support.frame_peer import HELLO
+from tests.support.servers import EngineSim, RedisServer, free_port
+from tests.support.stack import Stack, key_of, node, raw_request, tenant
 
 pytestmark = pytest.mark.e2e
 

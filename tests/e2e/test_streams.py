@@ -13,9 +13,9 @@ import httpx
 import pytest
 from aiohttp import web
 
-from tests.rig import Backend
-from tests.servers import EngineSim, together
-from tests.stack import Stack, events, key_of, node, tenant
+from tests.support.rig import Backend
+from tests.support.servers import EngineSim, together
+from tests.support.stack import Stack, events, key_of, node, tenant
 
 pytestmark = pytest.mark.e2e
 

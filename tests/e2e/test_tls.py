@@ -12,11 +12,11 @@ import pytest
 
 from din_extproc._proto.din.v1 import registry_pb2 as pb
 from din_extproc.admit.keys import ENTROPY_BYTES, make_node_token
-from tests.certificates import Authority
-from tests.frame_peer import HELLO
-from tests.node_stack import NodeStack
-from tests.servers import EngineSim, free_port
-from tests.stack import Stack, tenant
+from tests.support.certificates import Authority
+from tests.support.frame_peer import HELLO
+from tests.support.node_stack import NodeStack
+from tests.support.servers import EngineSim, free_port
+from tests.support.stack import Stack, tenant
 
 pytestmark = pytest.mark.e2e
 TOKENS = {name: make_node_token(name, bytes([number]) * ENTROPY_BYTES) for number, name in enumerate(("gpu-1", "gpu-2"))}

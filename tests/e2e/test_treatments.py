@@ -8,10 +8,10 @@ import psutil
 import pytest
 from aiohttp import ClientSession, ClientTimeout, web
 
-from din_extproc.domain.response import Pieces, Replacement, Whole
+from din_extproc.domain.response import BufferedTranslation, Replacement, StreamTranslation
 from din_extproc.domain.verdict import Send
-from tests.rig import until
-from tests.wired import MIB, wired
+from tests.support.rig import until
+from tests.support.wired import MIB, wired
 
 pytestmark = pytest.mark.e2e
 
@@ -44,7 +44,7 @@ async def treating(behaviour, treat):
 
 
 def pieces(_head):
-    return Pieces(Tagging(), (("content-type", "text/plain"),))
+    return StreamTranslation(Tagging(), (("content-type", "text/plain"),))
 
 
 async def test_pieces_are_translated_as_they_come_and_the_end_adds_to_them():
@@ -70,7 +70,7 @@ async def test_a_whole_answer_is_replaced_with_status_headers_and_length():
         return web.Response(status=500, body=b"a" * 100_000, content_type="text/html")
 
     def treat(_head):
-        return Whole(lambda body: Replacement(400, JSON, b'{"was":%d}' % len(body)))
+        return BufferedTranslation(lambda body: Replacement(400, JSON, b'{"was":%d}' % len(body)))
 
     async with treating(node, treat) as (made, client), client.post(made.url, data=b"x") as answer:
         assert (answer.status, await answer.read(), answer.headers["content-length"]) == (400, b'{"was":100000}', "14")
@@ -82,7 +82,7 @@ async def test_an_answer_without_a_body_can_be_given_one():
         return web.Response(status=503)
 
     def treat(head):
-        return Whole(lambda body: Replacement(head.status, JSON, b"was:" + body))
+        return BufferedTranslation(lambda body: Replacement(head.status, JSON, b"was:" + body))
 
     async with treating(node, treat) as (made, client), client.post(made.url, data=b"x") as answer:
         assert (answer.status, await answer.read()) == (503, b"was:")

@@ -17,9 +17,9 @@ from google.protobuf import json_format
 from din_extproc._proto.envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
 from din_extproc.domain.usage import ExchangeRecord, Labels, Outcome, Usage
 from din_extproc.observe.accesslog import records
-from tests import sse
-from tests.lua_filter import SCRIPT, TRUNCATED, capture
-from tests.rig import Answer, Rig, rig
+from tests.support import sse
+from tests.support.lua_filter import SCRIPT, TRUNCATED, capture
+from tests.support.rig import Answer, Rig, rig
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 

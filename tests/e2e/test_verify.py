@@ -12,12 +12,12 @@ import msgspec
 import pytest
 import yaml
 
-from din_extproc.roles.verify import Unverifiable, VerifyOptions
-from din_extproc.roles.verify import verify as walk
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
-from tests.servers import EngineSim, together
-from tests.stack import Stack, key_of, node, tenant
+from din_extproc.tools.verify.verify import VerifyOptions, VerifyRefused
+from din_extproc.tools.verify.verify import verify as walk
+from tests.support.servers import EngineSim, together
+from tests.support.stack import Stack, key_of, node, tenant
 
 pytestmark = pytest.mark.e2e
 
@@ -152,7 +152,7 @@ def test_on_the_command_line_the_exit_code_is_the_answer(stack: Stack) -> None:
 
 def test_a_key_of_nobody_is_a_clear_no(stack: Stack) -> None:
     settings = load(stack.config_file, {})
-    with pytest.raises(Unverifiable, match="The API key is not valid"):
+    with pytest.raises(VerifyRefused, match="The API key is not valid"):
         walk(settings, VerifyOptions(stack.url, "din_x_y"))
 
 

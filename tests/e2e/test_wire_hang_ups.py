@@ -6,9 +6,9 @@ import json
 import pytest
 import pytest_asyncio
 
-from tests.clients import Broken, Http1, Http2, connected
-from tests.rig import until
-from tests.wired import MIB, BareNode, echo, reset, wired
+from tests.support.clients import Broken, Http1, Http2, connected
+from tests.support.rig import until
+from tests.support.wired import MIB, BareNode, echo, reset, wired
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 

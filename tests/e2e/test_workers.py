@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from tests.servers import EngineSim
-from tests.stack import Stack, events, node, tenant
+from tests.support.servers import EngineSim
+from tests.support.stack import Stack, events, node, tenant
 
 pytestmark = pytest.mark.e2e
 

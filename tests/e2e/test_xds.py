@@ -19,14 +19,14 @@ from din_extproc.control.blueprint import blueprint
 from din_extproc.control.bootstrap import as_yaml
 from din_extproc.control.clusters import discovered_pool
 from din_extproc.control.snapshot import CLUSTER, Assigner, Resource
-from din_extproc.control.topology import Discovery, SocketAddress, Topology
+from din_extproc.control.topology import SocketAddress, Topology, XdsSource
 from din_extproc.domain.node import Endpoint, Node, Pool
 from din_extproc.edge.grpc.h2_server import H2Server
 from din_extproc.edge.grpc.xds_service import DiscoveryService
 from din_extproc.edge.process.envoy_binary import find_envoy
 from tests.e2e.test_registry import Replica
-from tests.servers import EngineSim, RedisServer, free_port
-from tests.stack import Stack, node, tenant
+from tests.support.servers import EngineSim, RedisServer, free_port
+from tests.support.stack import Stack, node, tenant
 
 pytestmark = pytest.mark.e2e
 
@@ -262,7 +262,7 @@ async def test_what_envoy_refuses_leaves_what_it_had_and_is_shown_with_its_reaso
         listener=SocketAddress("127.0.0.1", free_port()),
         admin=SocketAddress("127.0.0.1", admin),
         health_check=None,
-        discovery=Discovery(SocketAddress("127.0.0.1", port), ENVOY, delta),
+        discovery=XdsSource(SocketAddress("127.0.0.1", port), ENVOY, delta),
     )
     sound = blueprint(topology)
     cluster = discovered_pool(pool, topology)

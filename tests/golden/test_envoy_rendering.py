@@ -8,12 +8,12 @@ import yaml
 from msgspec import structs
 
 from din_extproc.control import bootstrap
-from din_extproc.control.topology import Discovery, Topology, parse_address
+from din_extproc.control.topology import Topology, XdsSource, parse_address
 from din_extproc.domain.node import Endpoint, Node, Pool
 from din_extproc.edge.process.envoy_binary import complaint, find_envoy
-from din_extproc.roles.render import Unrenderable, render_envoy
+from din_extproc.roles.configure.render import RenderFailed, render_envoy
 from din_extproc.settings.load import load
-from din_extproc.settings.problems import Rejected
+from din_extproc.settings.problems import ConfigRejected
 
 HERE = Path(__file__).parent / "envoy"
 SHIPPED = Path(__file__).parent.parent.parent / "envoy"
@@ -51,7 +51,7 @@ def everything() -> Topology:
 def shipped() -> Topology:
     """The configuration that the repository shows as its example."""
     settings = load(SHIPPED / "din.yaml", {})
-    assert not isinstance(settings, Rejected), settings
+    assert not isinstance(settings, ConfigRejected), settings
     return settings.topology((SHIPPED / "lua" / "usage.lua").read_text())
 
 
@@ -61,7 +61,7 @@ def smallest() -> Topology:
 
 def told() -> Topology:
     """An Envoy that is told its pools, nodes and routes while it runs."""
-    return structs.replace(everything(), discovery=Discovery(parse_address("127.0.0.1:50053"), "envoy-1"))
+    return structs.replace(everything(), discovery=XdsSource(parse_address("127.0.0.1:50053"), "envoy-1"))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_topology_renders_to_its_golden_file_and_envoy_accepts_it(topology, go
 
 
 def test_an_envoy_without_delta_asks_for_the_state_of_the_world():
-    topology = structs.replace(told(), discovery=Discovery(parse_address("127.0.0.1:50053"), "envoy-1", delta=False))
+    topology = structs.replace(told(), discovery=XdsSource(parse_address("127.0.0.1:50053"), "envoy-1", delta=False))
     rendered = yaml.safe_load(bootstrap.as_yaml(topology))
     source = rendered["dynamic_resources"]["ads_config"]
     assert (source["api_type"], source["set_node_on_first_message_only"]) == ("GRPC", True)
@@ -96,8 +96,8 @@ def test_an_envoy_without_delta_asks_for_the_state_of_the_world():
 
 def test_an_envoy_that_nothing_would_tell_its_nodes_is_not_rendered():
     settings = load(SHIPPED / "din.yaml", {})
-    assert not isinstance(settings, Rejected), settings
-    with pytest.raises(Unrenderable, match=r"gateway\.xds"):
+    assert not isinstance(settings, ConfigRejected), settings
+    with pytest.raises(RenderFailed, match=r"gateway\.xds"):
         render_envoy(settings, xds=True)
 
 
@@ -111,8 +111,8 @@ def test_json_and_yaml_say_the_same():
 
 def test_one_rendering_is_for_every_supported_envoy_and_older_ones_are_refused():
     settings = load(SHIPPED / "din.yaml", {})
-    assert not isinstance(settings, Rejected), settings
+    assert not isinstance(settings, ConfigRejected), settings
     renderings = {render_envoy(settings, validate=True, envoy_version=version) for version in ("1.36", "1.37.0", "1.38", "1.39", "1.40")}
     assert renderings == {(SHIPPED / "gateway.yaml").read_text()}
-    with pytest.raises(Unrenderable, match="too old"):
+    with pytest.raises(RenderFailed, match="too old"):
         render_envoy(settings, envoy_version="1.35")

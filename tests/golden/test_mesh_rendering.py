@@ -19,7 +19,7 @@ from din_extproc.control.envoy_gateway import Placement
 from din_extproc.control.envoy_gateway import envoy_gateway as envoy_gateway_of
 from din_extproc.control.topology import SocketAddress, Topology
 from din_extproc.domain.node import Endpoint, Node, Pool
-from din_extproc.roles.render import Unrenderable, render_envoy_gateway, render_istio
+from din_extproc.roles.configure.render import RenderFailed, render_envoy_gateway, render_istio
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
 
@@ -117,9 +117,9 @@ def test_the_kinds_that_each_proxy_needs_are_there(rendering):
 def test_what_a_mesh_could_not_reach_is_said_with_what_to_change():
     shipped = load(SHIPPED, {})
     assert isinstance(shipped, Settings)
-    with pytest.raises(Unrenderable, match="reached_at"):
+    with pytest.raises(RenderFailed, match="reached_at"):
         render_istio(shipped, mode="gateway", host="h", namespace="n")
-    with pytest.raises(Unrenderable, match="reached_at"):
+    with pytest.raises(RenderFailed, match="reached_at"):
         render_envoy_gateway(shipped, host="h", namespace="n", gateway="g")
 
 

@@ -9,8 +9,8 @@ import yaml
 
 from din_extproc.observe import instruments as of
 from din_extproc.observe.exposition import samples
-from din_extproc.roles.monitoring import monitoring, write
-from tests.promql import metrics_of, queries_in
+from din_extproc.roles.configure.monitoring import monitoring, write
+from tests.support.promql import metrics_of, queries_in
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 KNOWN = {name for each in of.ALL for name in samples(each)}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from din_extproc.roles.render import Unrenderable, render_node
+from din_extproc.roles.configure.render import RenderFailed, render_node
 from din_extproc.settings.node import NodeSettings, load_node
 
 SHIPPED = Path(__file__).parent.parent.parent / "envoy"
@@ -26,5 +26,5 @@ def test_a_node_without_an_envoy_in_front_has_nothing_to_render(tmp_path):
     (tmp_path / "models.json").write_bytes((SHIPPED / "models.json").read_bytes())
     settings = load_node(tmp_path / "node.yaml", {})
     assert isinstance(settings, NodeSettings), settings
-    with pytest.raises(Unrenderable, match="no section `proxy`"):
+    with pytest.raises(RenderFailed, match="no section `proxy`"):
         render_node(settings)

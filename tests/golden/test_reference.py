@@ -4,7 +4,7 @@ import os
 import re
 from pathlib import Path
 
-from tests.reference import reference
+from tests.support.reference import reference
 
 FILE = Path(__file__).parents[2] / "envoy" / "REFERENCE.md"
 

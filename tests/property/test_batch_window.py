@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from din_extproc.schedule.batch import SEGMENT_TOKENS, Batches, Window
+from din_extproc.schedule.batch import SEGMENT_TOKENS, BatchBuckets, BatchLimits
 
 
 class Traffic(RuleBasedStateMachine):
@@ -12,8 +12,8 @@ class Traffic(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.window = Window(max_batch_tokens=2_000, max_wait_s=50)
-        self.batches = Batches(self.window)
+        self.window = BatchLimits(max_batch_tokens=2_000, max_wait_s=50)
+        self.batches = BatchBuckets(self.window)
         self.now = 0
         self.number = 0
         self.held: dict[int, tuple[int, int]] = {}
@@ -71,6 +71,6 @@ def test_any_traffic_keeps_the_windows_promises():
 
 @given(sizes=st.lists(st.integers(0, 511), min_size=1, max_size=50))
 def test_requests_of_one_length_go_in_the_order_in_which_they_came(sizes):
-    batches = Batches(Window(max_batch_tokens=1_500, max_wait_s=1.0))
+    batches = BatchBuckets(BatchLimits(max_batch_tokens=1_500, max_wait_s=1.0))
     gone = [request for at, tokens in enumerate(sizes) for request in batches.join(at, tokens, 0.0)]
     assert [*gone, *batches.due(1.0)] == list(range(len(sizes)))

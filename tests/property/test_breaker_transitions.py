@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from din_extproc.domain.health import BreakerState, Standing
-from din_extproc.health.breaker import TABLE, Breaker, Event, Heard
-from din_extproc.health.policy import Policy
-from din_extproc.health.window import Window
+from din_extproc.domain.health import BreakerSnapshot, BreakerState
+from din_extproc.health.breaker import TABLE, BreakerEvent, BreakerEventKind, CircuitBreaker
+from din_extproc.health.policy import BreakerPolicy
+from din_extproc.health.window import OutcomeWindow
 
 CLOSED, OPEN, HALF_OPEN, RAMPING = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN, BreakerState.RAMPING
 COOLING = BreakerState.COOLING
@@ -23,7 +23,7 @@ MAY = {
 """The only changes there are."""
 
 policies = st.builds(
-    Policy,
+    BreakerPolicy,
     row=st.one_of(st.none(), st.integers(1, 6)),
     share=st.floats(0.05, 1.0),
     least=st.integers(1, 20),
@@ -37,16 +37,16 @@ policies = st.builds(
     ramp_s=st.floats(1.0, 120.0),
 )
 steps = st.lists(
-    st.tuples(st.sampled_from(Event), st.floats(0.0, 90.0), st.one_of(st.none(), st.floats(0.0, 200.0))), min_size=1, max_size=60
+    st.tuples(st.sampled_from(BreakerEventKind), st.floats(0.0, 90.0), st.one_of(st.none(), st.floats(0.0, 200.0))), min_size=1, max_size=60
 )
 
 
-def history(policy: Policy, events, name: str = "gpu-1"):
+def history(policy: BreakerPolicy, events, name: str = "gpu-1"):
     """Every (heard, standing before, breaker, standing after) of a run."""
-    breaker, now = Breaker(name, policy, 0.0), 0.0
+    breaker, now = CircuitBreaker(name, policy, 0.0), 0.0
     for event, later, age in events:
         now += later
-        heard = Heard(event, now, None if age is None else now - age, rest_s=age or 7.0)
+        heard = BreakerEvent(event, now, None if age is None else now - age, rest_s=age or 7.0)
         before = breaker.standing
         changed = breaker.hear(heard)
         assert changed is (breaker.standing is not before)
@@ -54,7 +54,7 @@ def history(policy: Policy, events, name: str = "gpu-1"):
 
 
 def test_every_event_has_its_place_in_every_state():
-    assert set(TABLE) == {(state, event) for state in BreakerState for event in Event}
+    assert set(TABLE) == {(state, event) for state in BreakerState for event in BreakerEventKind}
 
 
 @given(policies, steps)
@@ -69,7 +69,7 @@ def test_only_the_changes_of_the_picture_happen(policy, events):
 def test_an_open_one_is_left_alone_for_its_whole_pause_and_then_tried(policy, events):
     for heard, before, _, after in history(policy, events):
         if before.state is OPEN and after.state is HALF_OPEN:
-            assert heard.event is Event.TIME
+            assert heard.event is BreakerEventKind.TIME
             assert heard.now >= before.until
         if after.state is OPEN:
             assert after.share(heard.now) == 0.0
@@ -78,13 +78,13 @@ def test_an_open_one_is_left_alone_for_its_whole_pause_and_then_tried(policy, ev
 
 @given(policies)
 def test_pauses_grow_by_the_factor_up_to_the_longest_while_there_is_no_peace(policy):
-    breaker, now, pauses = Breaker("gpu-1", policy, 0.0), 0.0, []
-    breaker.hear(Heard(Event.TOLD, now))
+    breaker, now, pauses = CircuitBreaker("gpu-1", policy, 0.0), 0.0, []
+    breaker.hear(BreakerEvent(BreakerEventKind.TOLD, now))
     for _ in range(6):
         pauses.append(breaker.standing.until - breaker.standing.since)
         now = breaker.standing.until
-        breaker.hear(Heard(Event.TIME, now))
-        breaker.hear(Heard(Event.PROBE_FAILED, now))
+        breaker.hear(BreakerEvent(BreakerEventKind.TIME, now))
+        breaker.hear(BreakerEvent(BreakerEventKind.PROBE_FAILED, now))
         assert breaker.standing.state is OPEN
     for number, (one, next_one) in enumerate(pairwise(pauses), 1):
         bare = min(policy.open_s * policy.backoff_factor**number, policy.longest_open_s)
@@ -113,20 +113,20 @@ def test_it_comes_back_by_the_ramp_only_and_the_ramp_never_falls(policy, events)
 @given(policies, steps)
 def test_a_busy_one_is_left_alone_for_as_long_as_it_asks_and_is_no_failure(policy, events):
     for heard, before, breaker, after in history(policy, events):
-        if heard.event is Event.BUSY and before.state in {CLOSED, RAMPING, COOLING}:
+        if heard.event is BreakerEventKind.BUSY and before.state in {CLOSED, RAMPING, COOLING}:
             assert after.state is COOLING
             assert after.until >= heard.now + heard.rest_s
             assert after.share(heard.now) == 0.0
             assert breaker.row == 0 or before.state is not CLOSED or breaker.row < (policy.row or 1 << 30)
         if before.state is COOLING and after.state in {CLOSED, RAMPING}:
-            assert heard.event is Event.RETURNED or heard.now >= before.until
+            assert heard.event is BreakerEventKind.RETURNED or heard.now >= before.until
 
 
 @given(policies, steps)
 def test_no_answer_from_before_a_pause_ends_or_prolongs_it(policy, events):
     for heard, before, _, after in history(policy, events):
         old = heard.began is not None and heard.began < before.since and before.state not in {CLOSED, COOLING}
-        if old and heard.event in {Event.ANSWERED, Event.FAILED} and before.state in {OPEN, HALF_OPEN}:
+        if old and heard.event in {BreakerEventKind.ANSWERED, BreakerEventKind.FAILED} and before.state in {OPEN, HALF_OPEN}:
             assert after is before
 
 
@@ -134,8 +134,8 @@ def test_no_answer_from_before_a_pause_ends_or_prolongs_it(policy, events):
 def test_successes_alone_never_open_it(policy, events):
     for heard, before, _, after in history(policy, events):
         if after.state is OPEN and before.state is not OPEN:
-            assert heard.event in {Event.FAILED, Event.PROBE_FAILED, Event.TOLD}
-            assert after.reason or heard.event is not Event.FAILED or before.state is HALF_OPEN
+            assert heard.event in {BreakerEventKind.FAILED, BreakerEventKind.PROBE_FAILED, BreakerEventKind.TOLD}
+            assert after.reason or heard.event is not BreakerEventKind.FAILED or before.state is HALF_OPEN
 
 
 @given(policies, steps)
@@ -144,15 +144,15 @@ def test_whatever_happened_a_node_that_is_well_again_gets_everything_again(polic
     now = heard.now
     for _ in range(8):
         now += 1000.0
-        breaker.hear(Heard(Event.TIME, now))
+        breaker.hear(BreakerEvent(BreakerEventKind.TIME, now))
         for _ in range(policy.trials):
-            breaker.hear(Heard(Event.ANSWERED, now, now))
+            breaker.hear(BreakerEvent(BreakerEventKind.ANSWERED, now, now))
     assert breaker.standing.state is CLOSED
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0.0, 10.0)), max_size=80), st.floats(1.0, 60.0))
 def test_a_window_counts_what_is_young_enough_give_or_take_a_twelfth(answers, seconds):
-    window, now, seen = Window(seconds), 0.0, []
+    window, now, seen = OutcomeWindow(seconds), 0.0, []
     for good, later in answers:
         now += later
         (window.good if good else window.bad)(now)
@@ -165,5 +165,5 @@ def test_a_window_counts_what_is_young_enough_give_or_take_a_twelfth(answers, se
 
 
 def test_a_standing_says_its_share_at_any_time():
-    ramp = Standing(RAMPING, 100.0, 160.0, 0.1)
+    ramp = BreakerSnapshot(RAMPING, 100.0, 160.0, 0.1)
     assert [round(ramp.share(now), 2) for now in (90.0, 100.0, 130.0, 160.0, 1000.0)] == [0.1, 0.1, 0.55, 1.0, 1.0]

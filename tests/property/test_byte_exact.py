@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from din_extproc.domain.node import Pool
-from din_extproc.domain.request import Head
-from din_extproc.flow.order import NodeOrder, order
-from din_extproc.intent.estimate import Gauge
-from din_extproc.intent.read import Reading, read
+from din_extproc.domain.request import RequestHead
+from din_extproc.flow.node_order import NodeRequest, order
+from din_extproc.intent.estimate import TokenCalibrator
+from din_extproc.intent.read import ParsedRequest, read
 from din_extproc.southbound.engines import ENGINES
-from tests.lua_filter import JSON, UsageFilter
-from tests.odd_json import NUMBERS, Speller
 from tests.property.test_dialect_streams import cut
+from tests.support.lua_filter import JSON, UsageFilter
+from tests.support.odd_json import NUMBERS, Speller
 
 ODD_NAMES = {
     "model": '"mod\\u0065l"',
@@ -85,10 +85,10 @@ def spelled(seed: int, *, streams: bool, tells: bool, same_name: bool) -> tuple[
 @given(seed=seeds, engine=st.sampled_from(sorted(ENGINES)), streams=st.booleans(), tells=st.booleans(), same_name=st.booleans())
 def test_a_request_reaches_the_engine_as_it_was_sent_but_for_what_is_spliced(seed, engine, streams, tells, same_name):
     body, wanted = spelled(seed, streams=streams, tells=tells, same_name=same_name)
-    reading = read(Head("POST", "/v1/chat/completions", {}), body, lambda _name: Gauge(), 1 << 20)
-    assert isinstance(reading, Reading), reading
+    reading = read(RequestHead("POST", "/v1/chat/completions", {}), body, lambda _name: TokenCalibrator(), 1 << 20)
+    assert isinstance(reading, ParsedRequest), reading
     made = order(reading, reading.intent, Pool("p", "physical", "physical", engine=engine, scheduler="round_robin", nodes=()))
-    assert isinstance(made, NodeOrder)
+    assert isinstance(made, NodeRequest)
     assert (made.body, made.path, made.headers, made.dialect) == (wanted, "/v1/chat/completions", (), None)
     assert made.strips_usage == (streams and not tells)
     assert (made.body is body) == (same_name and not made.strips_usage), "what needs no splice is not even copied"

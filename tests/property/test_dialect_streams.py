@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from din_extproc.domain.request import Operation
 from din_extproc.southbound.engines import ENGINES
-from tests.dialects import OK, asked, said, streamed
+from tests.support.dialects import OK, asked, said, streamed
 
 NATIVE = {name: engine.native for name, engine in ENGINES.items() if engine.native is not None}
 SCRAPS = [b"\n", b"\n\n", b"data: ", b'{"done":true}', b'{"error":1}', b"{}"]

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.xds_client import CLUSTER, ROUTES
 from tests.unit.control.test_discovery import Link, content, moment
-from tests.xds_client import CLUSTER, ROUTES
 
 NAMES = ("p", "q", "r")
 VERSIONS = st.sampled_from(["1.1", "1.2", "2.1", "2.2"])

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from din_extproc.wire import frames
 from din_extproc.wire.frames import frame
 from din_extproc.wire.grpc import GrpcConnection, HalfClosed, Message
-from din_extproc.wire.limits import Limits
-from tests.frame_peer import HELLO, REQUEST, block, connection, data, message, opening, split
+from din_extproc.wire.limits import WireLimits
+from tests.support.frame_peer import HELLO, REQUEST, block, connection, data, message, opening, split
 
-SMALL = Limits(
+SMALL = WireLimits(
     max_streams=8,
     stream_window=70_000,
     connection_window=100_000,
@@ -166,6 +166,6 @@ def test_mutated_bytes_raise_nothing_and_leave_nothing_unbounded(changes, step):
 if importlib.util.find_spec("atheris"):  # it has no build for every Python
 
     def test_a_coverage_guided_fuzzer_finds_nothing_in_a_short_run():
-        command = [sys.executable, Path(__file__).parent.parent / "fuzz_http2.py", "-runs=3000", "-max_len=600", "-verbosity=0"]
+        command = [sys.executable, Path(__file__).parents[1] / "support" / "fuzz_http2.py", "-runs=3000", "-max_len=600", "-verbosity=0"]
         done = subprocess.run(command, capture_output=True, timeout=100, check=False)
         assert done.returncode == 0, done.stderr.decode()[-2000:]

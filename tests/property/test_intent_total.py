@@ -7,15 +7,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from din_extproc.domain.request import Head, Operation
+from din_extproc.domain.request import Operation, RequestHead
 from din_extproc.domain.verdict import Refusal, error_body
-from din_extproc.intent.estimate import Gauge
+from din_extproc.intent.estimate import TokenCalibrator
 from din_extproc.intent.outline import outline
-from din_extproc.intent.read import Reading, read
+from din_extproc.intent.read import ParsedRequest, read
 from din_extproc.intent.splice import asking_for_usage, with_values
-from tests.odd_json import KEYS, Speller
+from tests.support.odd_json import KEYS, Speller
 
-GAUGE = Gauge()
+GAUGE = TokenCalibrator()
 LIMIT = 1 << 20
 seeds = st.integers(0, 2**64)
 values = seeds.map(lambda seed: Speller(seed).value())
@@ -31,7 +31,7 @@ def checked(head, body):
         assert 400 <= found.code.status < 500
         assert len(error_body(found.code, found.message, trace_id="t", param=found.param)) < 2000
         return
-    assert isinstance(found, Reading)
+    assert isinstance(found, ParsedRequest)
     assert found.decoded or head.method != "POST" or found.body == body
     assert found.intent.prompt_tokens >= 0
     found.intent.model.encode()
@@ -43,8 +43,8 @@ def checked(head, body):
     body=st.one_of(st.binary(max_size=200), wild, chatty, bodies, wild.map(gzip.compress), chatty.map(lambda body: body[:-1])), path=posted
 )
 def test_any_body_is_read_or_refused(body, path):
-    checked(Head("POST", path, {}), body)
-    checked(Head("POST", path, {"content-encoding": "gzip"}), body)
+    checked(RequestHead("POST", path, {}), body)
+    checked(RequestHead("POST", path, {"content-encoding": "gzip"}), body)
 
 
 @settings(max_examples=300)
@@ -53,8 +53,8 @@ def test_any_body_is_read_or_refused(body, path):
 def test_any_limit_in_quotes_is_read_or_refused(said, escaped, path):
     quoted = "".join(f"\\u{ord(each):04x}" for each in said if ord(each) < 0xD800) if escaped else json.dumps(said)[1:-1]
     for key in ("max_tokens", "max_completion_tokens", "max_output_tokens", "n"):
-        checked(Head("POST", path, {}), f'{{"model":"m","messages":[],"max_tokens":5,"{key}":"{quoted}"}}'.encode())
-        checked(Head("POST", path, {}), f'{{"model":"m","messages":[],"{key}":"{quoted}"}}'.encode())
+        checked(RequestHead("POST", path, {}), f'{{"model":"m","messages":[],"max_tokens":5,"{key}":"{quoted}"}}'.encode())
+        checked(RequestHead("POST", path, {}), f'{{"model":"m","messages":[],"{key}":"{quoted}"}}'.encode())
 
 
 @settings(max_examples=300)
@@ -68,7 +68,7 @@ def test_any_limit_in_quotes_is_read_or_refused(said, escaped, path):
     body=chatty,
 )
 def test_any_head_is_read_or_refused(method, path, headers, body):
-    checked(Head(method, path, headers), body)
+    checked(RequestHead(method, path, headers), body)
 
 
 @pytest.mark.parametrize("path", [operation.value for operation in Operation])
@@ -80,7 +80,7 @@ def test_any_head_is_read_or_refused(method, path, headers, body):
 )
 def test_nasty_repetitions_are_read_or_refused(path, opening, place):
     many = opening * 3000
-    checked(Head("POST", path, {}), place.replace(b"%b", many))
+    checked(RequestHead("POST", path, {}), place.replace(b"%b", many))
 
 
 @settings(max_examples=300)

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from din_extproc.admit.budget import KEEP_MS, SLOTS, Counters
+from din_extproc.admit.budget import KEEP_MS, SLOTS, BudgetCounters
+from din_extproc.admit.in_memory_ledger import InMemoryLedger
 from din_extproc.admit.ledger import Claim, Denied, Granted
-from din_extproc.admit.twin import Twin
-from din_extproc.domain.tenant import Budget, Limits
+from din_extproc.domain.tenant import Budget, RateLimits
 from din_extproc.edge.redis.ledger import Charge, RedisLedger
 from din_extproc.edge.redis.link import Link
-from tests.ledgers import NOON_MS, linked
-from tests.servers import FLAVOURS
+from tests.support.ledgers import NOON_MS, linked
+from tests.support.servers import FLAVOURS
 
 SCOPES = ("tenant", "model:m", "network", "network:model:m")
 TENANT = "fin{ance}:1"
@@ -24,7 +24,7 @@ OWNERS = (b"din:{t=fin%7Bance%7D%3A1}:", b"din:{n}:")
 """What the keys of the tenant begin with, and those that all tenants share."""
 
 numbers = st.builds(
-    Limits,
+    RateLimits,
     rpm=st.none() | st.integers(1, 12),
     tpm=st.none() | st.sampled_from([1, 7, 1000, 90_001]) | st.integers(1, 10**9),
     max_streams=st.none() | st.integers(1, 4),
@@ -55,7 +55,7 @@ class Both:
 
     def __init__(self, link: Link) -> None:
         self.link = link
-        self.redis, self.twin, self.now_ms = RedisLedger(link, NOON_MS), Twin(), NOON_MS
+        self.redis, self.twin, self.now_ms = RedisLedger(link, NOON_MS), InMemoryLedger(), NOON_MS
 
     async def play(self, history) -> None:
         await self.link.call("FLUSHALL")
@@ -70,7 +70,7 @@ class Both:
     async def reserve(self, *parts) -> Granted | Denied:
         asked = claim(*parts)
         real = await self.redis.reserve(asked)
-        asked = msgspec.structs.replace(asked, budgets=tuple(b for b in asked.budgets if b.limits != Limits()))
+        asked = msgspec.structs.replace(asked, budgets=tuple(b for b in asked.budgets if b.limits != RateLimits()))
         assert real == self.twin.reserve(asked, self.now_ms) if asked.budgets else real
         return real
 
@@ -113,16 +113,16 @@ class Both:
                 live[key] = value if value[0] > self.now_ms else None
             else:
                 used = value.used if value.at_ms + KEEP_MS > self.now_ms else 0
-                live[key] = Counters(used, value.at_ms if used else 0, value.turned(self.now_ms).requests)
-        return {key: value for key, value in live.items() if value and value != Counters()}
+                live[key] = BudgetCounters(used, value.at_ms if used else 0, value.turned(self.now_ms).requests)
+        return {key: value for key, value in live.items() if value and value != BudgetCounters()}
 
 
-def decoded(value: bytes) -> Counters:
+def decoded(value: bytes) -> BudgetCounters:
     used, at_ms, head, total = struct.unpack_from(">ddII", value)
     ring = value[24:]
     seconds = range(head - SLOTS + 1, head + 1) if ring else ()
     counts = [(second, int.from_bytes(ring[second % SLOTS * 3 :][:3], "big")) for second in seconds]
-    counters = Counters(int(used), int(at_ms), tuple((second, count) for second, count in counts if count))
+    counters = BudgetCounters(int(used), int(at_ms), tuple((second, count) for second, count in counts if count))
     assert counters.total == total
     return counters
 
@@ -190,10 +190,10 @@ def test_after_any_history_the_told_wait_is_true_and_not_a_millisecond_too_long(
     st.lists(st.tuples(st.integers(0, 20_000), st.integers(1, 400)), min_size=20, max_size=120), st.integers(1, 9), st.integers(400, 900)
 )
 def test_no_minute_ever_holds_more_requests_or_two_buckets_more_tokens_than_allowed(history, rpm, tpm):
-    twin, now_ms, passed = Twin(), NOON_MS, []
+    twin, now_ms, passed = InMemoryLedger(), NOON_MS, []
     for number, (wait_ms, size) in enumerate(history):
         now_ms += wait_ms
-        if isinstance(twin.reserve(claim(str(number), [(Limits(rpm=rpm, tpm=tpm), True)], size, 1000), now_ms), Granted):
+        if isinstance(twin.reserve(claim(str(number), [(RateLimits(rpm=rpm, tpm=tpm), True)], size, 1000), now_ms), Granted):
             passed.append((now_ms, size))
     for start, _ in passed:
         inside = [size for moment, size in passed if start <= moment < start + 60_000]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from din_extproc.settings.load import load
-from din_extproc.settings.problems import Rejected
+from din_extproc.settings.problems import ConfigRejected
 from din_extproc.settings.settings import Settings
 
 EXAMPLE = Path(__file__).parents[2] / "envoy" / "din.yaml"
@@ -54,7 +54,7 @@ def test_any_text_loads_or_is_rejected_with_reasons(text):
         path.write_text(text, encoding="utf-8", errors="replace")
         (Path(folder) / "models.json").write_text(EXAMPLE.with_name("models.json").read_text())
         loaded = load(path, {"X": "secret-value"})
-    assert isinstance(loaded, Settings | Rejected)
-    if isinstance(loaded, Rejected):
+    assert isinstance(loaded, Settings | ConfigRejected)
+    if isinstance(loaded, ConfigRejected):
         assert loaded.problems
         assert "secret-value" not in str(loaded)

@@ -5,18 +5,18 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from din_extproc.domain.request import Head
+from din_extproc.domain.request import RequestHead
 from din_extproc.domain.tenant import OnSensitive
-from din_extproc.flow.gauges import Gauges
+from din_extproc.flow.calibrators import TokenCalibrators
 from din_extproc.flow.screening import screened
-from din_extproc.flow.view import Screening
-from din_extproc.intent.read import Reading, read
+from din_extproc.flow.view import ScreeningPolicy
+from din_extproc.intent.read import ParsedRequest, read
 from din_extproc.screen.find import Screen
 from din_extproc.screen.kinds import BUILT_IN
 
-GAUGES = Gauges(lambda _: None)
-SCREENING = Screening(OnSensitive.MASK, Screen(BUILT_IN.values()))
-HEAD = Head("POST", "/v1/chat/completions", {})
+GAUGES = TokenCalibrators(lambda _: None)
+SCREENING = ScreeningPolicy(OnSensitive.MASK, Screen(BUILT_IN.values()))
+HEAD = RequestHead("POST", "/v1/chat/completions", {})
 DATA = {"a.b@example.com": "[EMAIL]", "13800138000": "[PHONE]", "4111111111111111": "[BANK_CARD]", "AKIAIOSFODNN7EXAMPLE": "[SECRET]"}
 WORDS = st.text(st.sampled_from('aZ.,é你😀"\\/\n\t<>-'), max_size=6)
 PIECES = st.lists(st.tuples(WORDS, st.sampled_from([*DATA, ""])), max_size=5)
@@ -45,9 +45,9 @@ def test_only_findings_change(messages, data):
     shape = '{{ "model":"m" ,"user": "a.b@example.com", "messages" : [{}], "seed":1.50 }}'
     body = shape.format(", ".join(f'{{"role":"user","content" : {text}}}' for text in sent)).encode()
     reading = read(HEAD, body, GAUGES.named, 1 << 20)
-    assert isinstance(reading, Reading)
+    assert isinstance(reading, ParsedRequest)
     seen = screened(reading, SCREENING, HEAD, GAUGES.named)
-    assert isinstance(seen, Reading)
+    assert isinstance(seen, ParsedRequest)
     after = json.loads(seen.body)
     assert [message["content"] for message in after["messages"]] == masked
     if texts == masked:

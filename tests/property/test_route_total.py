@@ -4,13 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from din_extproc.domain.node import Endpoint, Node, Pool
-from din_extproc.domain.request import Estimate, Head, Intent, Operation, Priority
-from din_extproc.domain.tenant import Limits, Tenant
+from din_extproc.domain.request import Estimate, Intent, Operation, Priority, RequestHead
+from din_extproc.domain.tenant import RateLimits, Tenant
 from din_extproc.domain.verdict import Refusal
-from din_extproc.flow.members import Members
+from din_extproc.flow.pool_membership import PoolMembership
 from din_extproc.route.aliases import Alias
 from din_extproc.route.compile import compile_routes
-from din_extproc.route.rules import Condition, Rule, TokenRange
+from din_extproc.route.rules import Rule, RuleCondition, TokenRange
 from din_extproc.route.versions import parse_constraint
 
 
@@ -30,20 +30,20 @@ def _pool(name, model, version):
 
 
 TENANTS = [
-    Tenant(id=name, models=models, priority=Priority.STANDARD, limits=Limits(), per_model={})
+    Tenant(id=name, models=models, priority=Priority.STANDARD, limits=RateLimits(), per_model={})
     for name, models in {"all": ("*",), "small": ("small",), "aliased": ("fast",), "none": ("nothing",)}.items()
 ]
 ALLOWED = {"all": {"small", "big"}, "small": {"small"}, "aliased": {"small"}, "none": set(), "stranger": set()}
-STRANGER = Tenant(id="stranger", models=("*",), priority=Priority.BATCH, limits=Limits(), per_model={})
+STRANGER = Tenant(id="stranger", models=("*",), priority=Priority.BATCH, limits=RateLimits(), per_model={})
 POOLS = [_pool("s", "small", "1.2"), _pool("b", "big", "2025.3"), _pool("s2", "small", "1.3")]
-MEMBERS = Members.of(POOLS)
+MEMBERS = PoolMembership.of(POOLS)
 TABLE = compile_routes(
     POOLS,
     [Alias("fast", ("small",), ">=1"), Alias("auto", ("*",))],
     [
-        Rule("long", Condition(estimated_tokens=TokenRange(gt=1000)), "b", "s"),
-        Rule("tier", Condition(cel='headers["x-task-tier"] == "x" || int(task_tier) > 0'), "s2", "b"),
-        Rule("rest", Condition(header={"x-a": False}), "s"),
+        Rule("long", RuleCondition(estimated_tokens=TokenRange(gt=1000)), "b", "s"),
+        Rule("tier", RuleCondition(cel='headers["x-task-tier"] == "x" || int(task_tier) > 0'), "s2", "b"),
+        Rule("rest", RuleCondition(header={"x-a": False}), "s"),
     ],
     TENANTS,
 ).table
@@ -67,7 +67,7 @@ intents = st.builds(
     intents, st.sampled_from([*TENANTS, STRANGER]), st.dictionaries(st.sampled_from(["x-task-tier", "x-a"]), st.text()), st.integers(0, 23)
 )
 def test_every_intent_is_routed_to_an_allowed_model_or_refused_and_what_is_said_of_it_is_so(intent, tenant, headers, hour_utc):
-    asked = (intent, tenant, Head(method="POST", path=intent.operation.value, headers=headers), hour_utc, MEMBERS.versions)
+    asked = (intent, tenant, RequestHead(method="POST", path=intent.operation.value, headers=headers), hour_utc, MEMBERS.versions)
     routed, tried = TABLE.route(*asked), TABLE.tried(*asked)
     assert [(trial.rule, trial.pool) for trial in tried if trial.took] == (
         [] if isinstance(routed, Refusal) else [(routed.rule, routed.pool.name)]

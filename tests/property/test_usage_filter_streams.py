@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests import sse
-from tests.lua_filter import TRUNCATED, UsageFilter
+from tests.support import sse
+from tests.support.lua_filter import TRUNCATED, UsageFilter
 
 LINE_ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

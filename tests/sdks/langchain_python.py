@@ -1,4 +1,4 @@
-"""LangChain's OpenAI classes: each step of the common script. Run: langchain_python.py JSON (see `tests/sdk_matrix.py`)."""
+"""LangChain's OpenAI classes: each step of the common script. Run: langchain_python.py JSON (see `tests/support/sdk_matrix.py`)."""
 
 import json
 import sys

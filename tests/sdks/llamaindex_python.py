@@ -1,4 +1,4 @@
-"""LlamaIndex's OpenAI-like classes: each step of the common script. Run: llamaindex_python.py JSON (see `tests/sdk_matrix.py`)."""
+"""LlamaIndex's OpenAI-like classes: each step of the common script. Run: llamaindex_python.py JSON (see `tests/support/sdk_matrix.py`)."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""OpenAI's Python client: each step of the common script. Run: openai_python.py JSON (see `tests/sdk_matrix.py`)."""
+"""OpenAI's Python client: each step of the common script. Run: openai_python.py JSON (see `tests/support/sdk_matrix.py`)."""
 
 import json
 import sys

@@ -5,11 +5,11 @@ Rule: nobody waits longer than he was told; whoever waited in vain is refused wi
 
 import asyncio
 
-from din_extproc.domain.verdict import Code, Refusal
+from din_extproc.domain.verdict import Refusal, RefusalCode
 
 _RETRY_MS = 1000
 _SHUT = Refusal(
-    Code.AUDIT_UNAVAILABLE,
+    RefusalCode.AUDIT_UNAVAILABLE,
     "The audit log can't be written at the moment; no request is taken meanwhile.",
     retry_after_ms=_RETRY_MS,
     headers=(("retry-after", "1"), ("retry-after-ms", str(_RETRY_MS))),

@@ -22,9 +22,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from din_extproc.audit import chain
-from din_extproc.audit.chain import Head, Key, Keys, Sealed, Segment
+from din_extproc.audit.chain import Keys, LogHead, Sealed, Segment, SigningKey
 from din_extproc.audit.records import Event, Gap
-from din_extproc.audit.recovery import Resumption, resumption, whole_bytes
+from din_extproc.audit.recovery import LogResumption, resumption, whole_bytes
 from din_extproc.audit.report import head_file, manifest_file, segment_file
 from din_extproc.edge.audit.files import read_log, segments
 from din_extproc.edge.clock import SystemClock
@@ -61,7 +61,7 @@ class AuditLog:
         turned: Told when the disk takes no more (True), and when it does again (False).
     """
 
-    def __init__(self, options: AuditOptions, keys: tuple[Key, ...], turned: Callable[[bool], None]) -> None:
+    def __init__(self, options: AuditOptions, keys: tuple[SigningKey, ...], turned: Callable[[bool], None]) -> None:
         self._options = options
         self._key = keys[-1]
         self._keys: Keys = {key.id: key.secret for key in keys}
@@ -70,7 +70,7 @@ class AuditLog:
         self._signed: list[bytes] = []
         """Lines that are not on disk yet, `_own` of which are the log's own."""
         self._own = 0
-        self._end = Resumption()
+        self._end = LogResumption()
         self._file: _File | None = None
         self._lock: IO[bytes] | None = None
         self._working = asyncio.Lock()
@@ -121,7 +121,7 @@ class AuditLog:
             self._lost += 1
             self.dropped += 1
 
-    def use(self, keys: tuple[Key, ...]) -> None:
+    def use(self, keys: tuple[SigningKey, ...]) -> None:
         """Sign with the last of these from the next file on, which begins with the next batch."""
         self._keys = {key.id: key.secret for key in keys}
         if keys[-1] != self._key:
@@ -281,7 +281,7 @@ class AuditLog:
         if not self._head_due:
             return
         end, options = self._end, self._options
-        head = Head(
+        head = LogHead(
             at=SystemClock.wall(),
             replica=options.replica,
             segment=end.segment,

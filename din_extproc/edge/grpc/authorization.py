@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Mapping
 
 from din_extproc.domain.verdict import Verdict
-from din_extproc.edge.drive import Drive
-from din_extproc.edge.grpc.services import Answers, Take, Taker
-from din_extproc.edge.grpc.session import INTERNAL, INVALID_ARGUMENT, Conductor
+from din_extproc.edge.grpc.services import CallHandler, ServerCall, Take
+from din_extproc.edge.grpc.session import INTERNAL, INVALID_ARGUMENT, HandlerFactory
+from din_extproc.edge.inline_task import InlineTask
 from din_extproc.wire.check import decode_check, encode_check
 from din_extproc.wire.events import ProtocolError
 
@@ -20,7 +20,7 @@ class AuthorizationService:
 
     name = "envoy.service.auth.v3.Authorization"
 
-    def __init__(self, conductor: Conductor) -> None:
+    def __init__(self, conductor: HandlerFactory) -> None:
         self.conductor = conductor
         self.calls = 0
         self.idle = asyncio.Event()
@@ -35,20 +35,20 @@ class AuthorizationService:
             self.idle.clear()
             await self.idle.wait()
 
-    def _check(self, answers: Answers) -> Taker:
-        return _Check(answers, self)
+    def _check(self, answers: ServerCall) -> CallHandler:
+        return _AuthzCall(answers, self)
 
 
-class _Check:
+class _AuthzCall:
     """One call."""
 
     __slots__ = ("_answers", "_deciding", "_flow", "_over", "_service")
 
-    def __init__(self, answers: Answers, service: AuthorizationService) -> None:
+    def __init__(self, answers: ServerCall, service: AuthorizationService) -> None:
         self._answers = answers
         self._service = service
         self._flow = service.conductor.begin()
-        self._deciding: Drive[Verdict] | None = None
+        self._deciding: InlineTask[Verdict] | None = None
         self._over = False
         service.calls += 1
 
@@ -61,7 +61,7 @@ class _Check:
             self._answers.fail(INVALID_ARGUMENT, str(error))
             self._end()
             return
-        self._deciding = Drive(self._flow.decide(head, body), self._decided, self._failed)
+        self._deciding = InlineTask(self._flow.decide(head, body), self._decided, self._failed)
 
     def ended(self, *, cancelled: bool) -> None:
         """The client has asked (False), or does not wait for the answer any more (True)."""

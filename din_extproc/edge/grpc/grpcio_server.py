@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 import grpc
 import grpc.aio
 
-from din_extproc.edge.crowd import most_connections
-from din_extproc.edge.grpc.services import Service, Take
-from din_extproc.edge.tls import HANDSHAKE_S, Secured, ServerFiles, Watched, server_context
+from din_extproc.edge.connection_limiter import most_connections
+from din_extproc.edge.grpc.services import GrpcService, Take
+from din_extproc.edge.tls import HANDSHAKE_S, ReloadedFiles, ServerFiles, TlsAddress, server_context
 from din_extproc.wire.limits import MESSAGE_OVERHEAD_BYTES
 
 _STATUSES = {code.value[0]: code for code in grpc.StatusCode}
@@ -37,7 +37,7 @@ class GrpcioServer:
         max_body_bytes: the largest body that a message must be able to carry.
     """
 
-    def __init__(self, services: Sequence[Service], *, max_body_bytes: int) -> None:
+    def __init__(self, services: Sequence[GrpcService], *, max_body_bytes: int) -> None:
         limit = max_body_bytes + MESSAGE_OVERHEAD_BYTES
         self._services = services
         self._server = grpc.aio.server(
@@ -60,7 +60,7 @@ class GrpcioServer:
             ]
         )
 
-    async def start(self, *addresses: str | Secured) -> list[int]:
+    async def start(self, *addresses: str | TlsAddress) -> list[int]:
         """Listen on `host:port` (port 0: a free one) and `unix:/path`. Returns the ports, in order; 1 stands for a Unix socket.
 
         Raises:
@@ -97,7 +97,7 @@ def _credentials(files: ServerFiles) -> grpc.ServerCredentials:
         pair = (Path(files.key).read_bytes(), Path(files.cert).read_bytes())
         return grpc.ssl_server_certificate_configuration([pair], None if files.client_ca is None else Path(files.client_ca).read_bytes())
 
-    current = Watched(files.files, make)
+    current = ReloadedFiles(files.files, make)
     return grpc.dynamic_ssl_server_credentials(current.now(), current.now, require_client_authentication=files.client_ca is not None)
 
 
@@ -117,7 +117,7 @@ def _handler(take: Take) -> Any:
         A client that goes away looks, for a moment, like one that has said all: grpcio does not tell them apart in time.
         """
         said = dict(context.invocation_metadata() or ())
-        answers = _Answers(str(said.get("authorization", "")), _names(context.auth_context()))
+        answers = _GrpcioServerCall(str(said.get("authorization", "")), _names(context.auth_context()))
         taker = take(answers)
 
         async def read() -> None:
@@ -141,7 +141,7 @@ def _handler(take: Take) -> Any:
     return serve
 
 
-class _Answers:
+class _GrpcioServerCall:
     """The sending half of one call: what is to be written, in order."""
 
     def __init__(self, authorization: str, names: frozenset[str]) -> None:

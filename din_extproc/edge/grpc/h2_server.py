@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
-from din_extproc.edge.crowd import Crowd
-from din_extproc.edge.doorway import Doorway, listen
-from din_extproc.edge.grpc.services import Service, Take, Taker
-from din_extproc.edge.tls import Secured, names_of, server_context
+from din_extproc.edge.connection_limiter import ConnectionLimiter
+from din_extproc.edge.grpc.services import CallHandler, GrpcService, Take
+from din_extproc.edge.tls import TlsAddress, names_of, server_context
+from din_extproc.edge.tls_listener import TlsListener, listen
 from din_extproc.edge.turn import AT_ONCE
-from din_extproc.wire.grpc import INTERNAL, OK, UNIMPLEMENTED, Call, Cut, Event, GrpcConnection, Message, Opened, read_head
+from din_extproc.wire.grpc import INTERNAL, OK, UNIMPLEMENTED, Cut, Event, GrpcCall, GrpcConnection, Message, Opened, read_head
 from din_extproc.wire.header_block import Memo
-from din_extproc.wire.limits import Limits, limits_for
+from din_extproc.wire.limits import WireLimits, limits_for
 
 _TICK_S = 1.0
 _HIGH_WATER = 1 << 20
@@ -42,16 +42,18 @@ class H2Server:
         most: connections at once; None: what the process's open files allow.
     """
 
-    def __init__(self, services: Sequence[Service], *, max_body_bytes: int, limits: Limits | None = None, most: int | None = None) -> None:
+    def __init__(
+        self, services: Sequence[GrpcService], *, max_body_bytes: int, limits: WireLimits | None = None, most: int | None = None
+    ) -> None:
         self.limits = limits or limits_for(max_body_bytes)
         self.memo = Memo(read_head)
         self.methods: dict[str, Take] = {
             f"/{service.name}/{method}": take for service in services for method, take in service.methods().items()
         }
-        self.connections: set[_Connection] = set()
-        self.crowd = Crowd(most)
+        self.connections: set[_ServerProtocol] = set()
+        self.crowd = ConnectionLimiter(most)
         self._services = services
-        self._servers: list[asyncio.Server | Doorway] = []
+        self._servers: list[asyncio.Server | TlsListener] = []
         self._sockets: dict[str, tuple[int, int] | None] = {}
         """Unix sockets of ours, by path."""
         self._ticking: asyncio.TimerHandle | None = None
@@ -61,7 +63,7 @@ class H2Server:
         """How many calls are open, over all connections."""
         return sum(connection.grpc.calls for connection in self.connections)
 
-    async def start(self, *addresses: str | Secured) -> list[int]:
+    async def start(self, *addresses: str | TlsAddress) -> list[int]:
         """Listen on `host:port` (port 0: a free one) and `unix:/path`. Returns the ports, in order; 1 stands for a Unix socket.
 
         A socket that is at the path already is replaced. `stop` removes ours, not what a successor has put there by then.
@@ -96,23 +98,23 @@ class H2Server:
             self._ticking.cancel()
             self._ticking = None
 
-    async def _listen(self, where: str | Secured) -> int:
+    async def _listen(self, where: str | TlsAddress) -> int:
         loop = asyncio.get_running_loop()
         address = where if isinstance(where, str) else where.address
         tls = None if isinstance(where, str) else server_context(where.files, ("h2",))
         if address.startswith("unix:"):
             path = address.removeprefix("unix:")
-            self._servers.append(await loop.create_unix_server(lambda: _Connection(self), path, backlog=_BACKLOG))
+            self._servers.append(await loop.create_unix_server(lambda: _ServerProtocol(self), path, backlog=_BACKLOG))
             self._sockets[path] = _seen(path)
             return 1
         host, _, port = address.rpartition(":")
         if not port.isdigit():
             raise OSError(f"can't listen on {address}")
-        listening, bound = await listen(lambda: _Connection(self), host, int(port), tls)
+        listening, bound = await listen(lambda: _ServerProtocol(self), host, int(port), tls)
         self._servers.append(listening)
         return bound
 
-    async def _until(self, done: Callable[["_Connection"], bool]) -> None:
+    async def _until(self, done: Callable[["_ServerProtocol"], bool]) -> None:
         """Wait until every connection is `done` or gone."""
         while not all(done(connection) for connection in self.connections):  # noqa: ASYNC110 - only at the end of a server's life
             await asyncio.sleep(_POLL_S)
@@ -141,15 +143,15 @@ def _seen(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-class _Answers:
+class _H2ServerCall:
     """The sending half of one call, and its taker."""
 
     __slots__ = ("call", "connection", "taker")
 
-    def __init__(self, connection: "_Connection", call: Call) -> None:
+    def __init__(self, connection: "_ServerProtocol", call: GrpcCall) -> None:
         self.connection = connection
         self.call = call
-        self.taker: Taker | None = None
+        self.taker: CallHandler | None = None
 
     @property
     def authorization(self) -> str:
@@ -178,7 +180,7 @@ class _Answers:
         self.call.owner = self.taker = None
 
 
-class _Connection(asyncio.Protocol):
+class _ServerProtocol(asyncio.Protocol):
     """One client's connection."""
 
     def __init__(self, server: H2Server) -> None:
@@ -249,7 +251,7 @@ class _Connection(asyncio.Protocol):
 
     @property
     def idle(self) -> tuple[bool, float] | None:
-        """As a `Guest` of the port."""
+        """As a `LimitedConnection` of the port."""
         return None if self.grpc.busy else (self._served, self._busy_at)
 
     def drain(self) -> None:
@@ -287,7 +289,7 @@ class _Connection(asyncio.Protocol):
             if type(event) is Opened:
                 self._open(call)
                 continue
-            answers: _Answers | None = call.owner
+            answers: _H2ServerCall | None = call.owner
             if answers is None or answers.taker is None:
                 continue
             taker = answers.taker
@@ -309,12 +311,12 @@ class _Connection(asyncio.Protocol):
             self._paused = False
             self._transport.resume_reading()
 
-    def _open(self, call: Call) -> None:
+    def _open(self, call: GrpcCall) -> None:
         take = self._server.methods.get(call.head.path)
         if take is None:
             self.grpc.finish(call, UNIMPLEMENTED, "unknown method")
             return
-        call.owner = answers = _Answers(self, call)
+        call.owner = answers = _H2ServerCall(self, call)
         self._served, self._busy_at = True, self._time()
         try:
             answers.taker = take(answers)
@@ -323,7 +325,7 @@ class _Connection(asyncio.Protocol):
         if call.deadline is not None and (self._deadline is None or call.deadline < self._deadline.when()):
             self._await_deadline()
 
-    def _broken(self, answers: _Answers, taker: Taker | None, error: Exception) -> None:
+    def _broken(self, answers: _H2ServerCall, taker: CallHandler | None, error: Exception) -> None:
         """A method raised: the client is told no more than that, the operator everything."""
         self._loop.call_exception_handler({"message": f"{answers.call.head.path} failed", "exception": error, "protocol": self})
         answers.fail(INTERNAL, "internal error")

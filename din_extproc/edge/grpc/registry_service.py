@@ -9,16 +9,16 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 
 from din_extproc._proto.din.v1 import registry_pb2 as pb
-from din_extproc.domain.membership import Beat, Member, NodeState
-from din_extproc.edge.grpc.services import Answers, Take, Taker
-from din_extproc.edge.registry.door import Code, Door, No, said_no
+from din_extproc.domain.membership import Heartbeat, Member, NodeState
+from din_extproc.edge.grpc.services import CallHandler, ServerCall, Take
+from din_extproc.edge.registry.auth import RegistryAuth, RegistryError, RegistryErrorCode, said_no
 from din_extproc.edge.registry.forms import NodeForm
 from din_extproc.edge.registry.registrar import Registrar
-from din_extproc.registry.row import Denied
-from din_extproc.registry.table import Event
+from din_extproc.registry.row import RegistryDenial
+from din_extproc.registry.table import NodeEvent
 
 Start = Callable[[Coroutine[Any, Any, None]], None]
-Handle = Callable[[Any, str, frozenset[str]], Coroutine[Any, Any, Message | No]]
+Handle = Callable[[Any, str, frozenset[str]], Coroutine[Any, Any, Message | RegistryError]]
 
 _STATES = {
     NodeState.LOADING: pb.NODE_STATE_LOADING,
@@ -43,10 +43,10 @@ class NodeRegistryService:
 
     name = "din.v1.NodeRegistry"
 
-    def __init__(self, door: Door, start: Start) -> None:
+    def __init__(self, door: RegistryAuth, start: Start) -> None:
         self._door = door
         self._start = start
-        self._watches: set[_Watch] = set()
+        self._watches: set[_RegistryWatchCall] = set()
 
     def methods(self) -> Mapping[str, Take]:
         """By name."""
@@ -57,7 +57,7 @@ class NodeRegistryService:
             "Deregister": (pb.DeregisterRequest, self._deregister),
         }
         takes: dict[str, Take] = {name: self._unary(kind, handle) for name, (kind, handle) in unary.items()}
-        return {**takes, "Watch": lambda answers: _Watch(answers, self._door, self._watches)}
+        return {**takes, "Watch": lambda answers: _RegistryWatchCall(answers, self._door, self._watches)}
 
     async def drain(self) -> None:
         """Every watch ends."""
@@ -65,14 +65,14 @@ class NodeRegistryService:
             watch.close()
 
     def _unary(self, kind: type[Message], handle: Handle) -> Take:
-        return lambda answers: _Ask(answers, kind, handle, self._start)
+        return lambda answers: _RegistryCall(answers, kind, handle, self._start)
 
-    async def _register(self, request: pb.RegisterRequest, authorization: str, names: frozenset[str]) -> Message | No:
+    async def _register(self, request: pb.RegisterRequest, authorization: str, names: frozenset[str]) -> Message | RegistryError:
         stopped = self._door.stops(authorization, names, request.node.id)
         if stopped is not None:
             return stopped
         outcome = await self._door.register(_form(request.node))
-        if isinstance(outcome, No):
+        if isinstance(outcome, RegistryError):
             return outcome
         registrar = self._door.registrar
         response = pb.RegisterResponse(lease=outcome.lease, warnings=outcome.warnings)
@@ -80,28 +80,28 @@ class NodeRegistryService:
         response.dead_after.FromMilliseconds(round(registrar.dead_after_s * 1000))
         return response
 
-    async def _beat(self, request: pb.HeartbeatRequest, authorization: str, names: frozenset[str]) -> Message | No:
+    async def _beat(self, request: pb.HeartbeatRequest, authorization: str, names: frozenset[str]) -> Message | RegistryError:
         stopped = self._door.stops(authorization, names, request.node_id)
         if stopped is not None:
             return stopped
         said = request.beat
         state = _SAID.get(said.state)
         if state is None:
-            return No(Code.INVALID, "the beat's state is not given")
+            return RegistryError(RegistryErrorCode.INVALID, "the beat's state is not given")
         load = {name: getattr(said, name) for name in _LOAD if said.HasField(name)}
         outcome = await self._door.registrar.beat(
-            request.node_id, request.lease, Beat(state=state, sequence=said.sequence, reason=said.reason, **load)
+            request.node_id, request.lease, Heartbeat(state=state, sequence=said.sequence, reason=said.reason, **load)
         )
-        return said_no(outcome) if isinstance(outcome, Denied) else pb.HeartbeatResponse(drain=outcome.draining)
+        return said_no(outcome) if isinstance(outcome, RegistryDenial) else pb.HeartbeatResponse(drain=outcome.draining)
 
-    async def _drain(self, request: pb.DrainRequest, authorization: str, names: frozenset[str]) -> Message | No:
+    async def _drain(self, request: pb.DrainRequest, authorization: str, names: frozenset[str]) -> Message | RegistryError:
         stopped = self._door.stops(authorization, names, request.node_id)
         if stopped is not None:
             return stopped
         outcome = await self._door.registrar.drain(request.node_id, request.reason, request.lease)
-        return said_no(outcome) if isinstance(outcome, Denied) else pb.DrainResponse()
+        return said_no(outcome) if isinstance(outcome, RegistryDenial) else pb.DrainResponse()
 
-    async def _deregister(self, request: pb.DeregisterRequest, authorization: str, names: frozenset[str]) -> Message | No:
+    async def _deregister(self, request: pb.DeregisterRequest, authorization: str, names: frozenset[str]) -> Message | RegistryError:
         stopped = self._door.stops(authorization, names, request.node_id)
         if stopped is not None:
             return stopped
@@ -109,12 +109,12 @@ class NodeRegistryService:
         return pb.DeregisterResponse() if outcome is None else said_no(outcome)
 
 
-class _Ask:
+class _RegistryCall:
     """One question, one answer."""
 
     __slots__ = ("_answers", "_handle", "_kind", "_start")
 
-    def __init__(self, answers: Answers, kind: type[Message], handle: Handle, start: Start) -> None:
+    def __init__(self, answers: ServerCall, kind: type[Message], handle: Handle, start: Start) -> None:
         self._answers = answers
         self._kind = kind
         self._handle = handle
@@ -124,13 +124,13 @@ class _Ask:
         try:
             request = self._kind.FromString(data)
         except DecodeError:
-            self._answers.fail(Code.INVALID.grpc_status, f"not a {self._kind.__name__}")
+            self._answers.fail(RegistryErrorCode.INVALID.grpc_status, f"not a {self._kind.__name__}")
             return
         self._start(self._answer(request))
 
     async def _answer(self, request: Message) -> None:
         answer = await self._handle(request, self._answers.authorization, self._answers.names)
-        if isinstance(answer, No):
+        if isinstance(answer, RegistryError):
             self._answers.fail(answer.code.grpc_status, answer.reason)
         else:
             self._answers.send(answer.SerializeToString())
@@ -140,10 +140,10 @@ class _Ask:
         """Nothing is held."""
 
 
-class _Watch(Taker):
+class _RegistryWatchCall(CallHandler):
     """Is told every node, then each change, until its client goes or the server drains."""
 
-    def __init__(self, answers: Answers, door: Door, watches: set["_Watch"]) -> None:
+    def __init__(self, answers: ServerCall, door: RegistryAuth, watches: set["_RegistryWatchCall"]) -> None:
         self._answers = answers
         self._door = door
         self._watches = watches
@@ -161,7 +161,7 @@ class _Watch(Taker):
         try:
             self._model = pb.WatchRequest.FromString(data).model
         except DecodeError:
-            self._answers.fail(Code.INVALID.grpc_status, "not a WatchRequest")
+            self._answers.fail(RegistryErrorCode.INVALID.grpc_status, "not a WatchRequest")
             return
         self._say(self._registrar.members(), complete=True)
         self._watches.add(self)
@@ -180,7 +180,7 @@ class _Watch(Taker):
         self._watches.discard(self)
         self._registrar.watchers.discard(self._changed)
 
-    def _changed(self, events: list[Event]) -> None:
+    def _changed(self, events: list[NodeEvent]) -> None:
         self._say([event.member for event in events], complete=False)
 
     def _say(self, members: list[Member], *, complete: bool) -> None:

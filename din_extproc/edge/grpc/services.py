@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from din_extproc._proto.envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsResponse
 from din_extproc._proto.grpc.health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
-from din_extproc.edge.grpc.session import INVALID_ARGUMENT, Conductor, Session, Sink
+from din_extproc.edge.grpc.session import INVALID_ARGUMENT, ExtProcSession, HandlerFactory, StreamSink
 
 NOT_FOUND = 5
 
@@ -21,7 +21,7 @@ _UNKNOWN: bytes = HealthCheckResponse(status=HealthCheckResponse.SERVICE_UNKNOWN
 _LOGS_TAKEN: bytes = StreamAccessLogsResponse().SerializeToString()
 
 
-class Answers(Sink, Protocol):
+class ServerCall(StreamSink, Protocol):
     """The sending half of one call. Its verbs neither block nor raise; after the call's end they do nothing."""
 
     @property
@@ -36,7 +36,7 @@ class Answers(Sink, Protocol):
         """End the call with OK."""
 
 
-class Taker(Protocol):
+class CallHandler(Protocol):
     """Takes what one call brings."""
 
     def message(self, data: bytes) -> None:
@@ -46,10 +46,10 @@ class Taker(Protocol):
         """The client has sent its last message (False), or the call is gone (True); perhaps first the one, then the other."""
 
 
-Take = Callable[[Answers], Taker]
+Take = Callable[[ServerCall], CallHandler]
 
 
-class Service(Protocol):
+class GrpcService(Protocol):
     """What an `H2Server` serves."""
 
     name: str
@@ -63,11 +63,11 @@ class Service(Protocol):
 
 
 class ExtProcService:
-    """`ExternalProcessor`: each stream is a `Session`."""
+    """`ExternalProcessor`: each stream is a `ExtProcSession`."""
 
     name = "envoy.service.ext_proc.v3.ExternalProcessor"
 
-    def __init__(self, conductor: Conductor) -> None:
+    def __init__(self, conductor: HandlerFactory) -> None:
         self.conductor = conductor
         self.streams = 0
         self.idle = asyncio.Event()
@@ -82,18 +82,18 @@ class ExtProcService:
             self.idle.clear()
             await self.idle.wait()
 
-    def _process(self, answers: Answers) -> Taker:
-        return _Stream(answers, self)
+    def _process(self, answers: ServerCall) -> CallHandler:
+        return _ExtProcStream(answers, self)
 
 
-class _Stream(Session):
+class _ExtProcStream(ExtProcSession):
     """A session that is counted, and whose end is the call's end."""
 
     __slots__ = ("_answers", "_service")
 
-    def __init__(self, answers: Answers, service: ExtProcService) -> None:
+    def __init__(self, answers: ServerCall, service: ExtProcService) -> None:
         super().__init__(answers, service.conductor)
-        self._answers: Answers | None = answers
+        self._answers: ServerCall | None = answers
         self._service = service
         service.streams += 1
 
@@ -121,11 +121,11 @@ class AccessLogService:
     def __init__(self, received: Callable[[bytes], None], *, linger_s: float = 1.0) -> None:
         self._received = received
         self._linger_s = linger_s
-        self._streams: set[_Logs] = set()
+        self._streams: set[_AccessLogStream] = set()
 
     def methods(self) -> Mapping[str, Take]:
         """The one method."""
-        return {"StreamAccessLogs": lambda answers: _Logs(answers, self._received, self._streams)}
+        return {"StreamAccessLogs": lambda answers: _AccessLogStream(answers, self._received, self._streams)}
 
     async def drain(self) -> None:
         """Give Envoy time to deliver, then end its streams, which it keeps open for ever."""
@@ -135,12 +135,12 @@ class AccessLogService:
             stream.ended(cancelled=False)
 
 
-class _Logs:
+class _AccessLogStream:
     """One stream of log messages: many in, one empty answer at the end."""
 
     __slots__ = ("_answers", "_streams", "message")
 
-    def __init__(self, answers: Answers, received: Callable[[bytes], None], streams: set["_Logs"]) -> None:
+    def __init__(self, answers: ServerCall, received: Callable[[bytes], None], streams: set["_AccessLogStream"]) -> None:
         self._answers = answers
         self._streams = streams
         self.message = received
@@ -161,7 +161,7 @@ class HealthService:
     def __init__(self, *services: str) -> None:
         self._names = frozenset({"", *services})
         self._serving = False
-        self._watches: set[_Watch] = set()
+        self._watches: set[_HealthWatchCall] = set()
 
     def switch(self, *, serving: bool) -> None:
         """Say from now on that the server takes work, or that it does not."""
@@ -172,7 +172,10 @@ class HealthService:
 
     def methods(self) -> Mapping[str, Take]:
         """Ask once, or be told."""
-        return {"Check": lambda answers: _Check(answers, self), "Watch": lambda answers: _Watch(answers, self, self._watches)}
+        return {
+            "Check": lambda answers: _HealthCheckCall(answers, self),
+            "Watch": lambda answers: _HealthWatchCall(answers, self, self._watches),
+        }
 
     async def drain(self) -> None:
         """NOT_SERVING from now on, and every watch ends."""
@@ -191,12 +194,12 @@ class HealthService:
         return _SERVING if self._serving else _NOT_SERVING
 
 
-class _Check:
+class _HealthCheckCall:
     """Asks once."""
 
     __slots__ = ("_answers", "_health")
 
-    def __init__(self, answers: Answers, health: HealthService) -> None:
+    def __init__(self, answers: ServerCall, health: HealthService) -> None:
         self._answers = answers
         self._health = health
 
@@ -216,12 +219,12 @@ class _Check:
             self._answers.finish()
 
 
-class _Watch:
+class _HealthWatchCall:
     """Is told the status now and after each change, until its client goes or the server drains."""
 
     __slots__ = ("_answers", "_health", "_request", "_watches")
 
-    def __init__(self, answers: Answers, health: HealthService, watches: set["_Watch"]) -> None:
+    def __init__(self, answers: ServerCall, health: HealthService, watches: set["_HealthWatchCall"]) -> None:
         self._answers = answers
         self._health = health
         self._watches = watches

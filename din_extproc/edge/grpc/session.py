@@ -6,19 +6,19 @@ Rule: whatever goes wrong in a decision, the client gets an answer with a body; 
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
-from din_extproc.domain.request import Head
+from din_extproc.domain.request import RequestHead
 from din_extproc.domain.response import Replacement, ResponseHead, Treatment
-from din_extproc.domain.verdict import Answer, Verdict
-from din_extproc.edge.drive import Drive
+from din_extproc.domain.verdict import ImmediateResponse, Verdict
+from din_extproc.edge.inline_task import InlineTask
 from din_extproc.wire.decode import decode
 from din_extproc.wire.events import ProtocolError
-from din_extproc.wire.exchange import Decide, Exchange, Reply, Treat
+from din_extproc.wire.exchange import Decide, Exchange, Reply, TreatResponse
 
 INVALID_ARGUMENT = 3
 INTERNAL = 13
 
 
-class Sink(Protocol):
+class StreamSink(Protocol):
     """The sending half of one gRPC stream. Neither verb blocks nor raises; after the stream's end both do nothing."""
 
     def send(self, message: bytes) -> None:
@@ -28,10 +28,10 @@ class Sink(Protocol):
         """End the stream with a gRPC status other than OK."""
 
 
-class Flow(Protocol):
+class RequestHandler(Protocol):
     """What happens to one HTTP exchange."""
 
-    def decide(self, head: Head, body: bytes) -> Coroutine[Any, Any, Verdict]:
+    def decide(self, head: RequestHead, body: bytes) -> Coroutine[Any, Any, Verdict]:
         """Where the request goes (an `async def`). Called at most once; cancelled when the stream ends first.
 
         `body` is b"" when there is none.
@@ -40,7 +40,7 @@ class Flow(Protocol):
     def answered(self, head: ResponseHead) -> Treatment:
         """What is to be done with the answer to a request that was sent on. Asked of errors, and of every one if the verdict wants it."""
 
-    def failed(self, error: BaseException) -> Answer:
+    def failed(self, error: BaseException) -> ImmediateResponse:
         """What the client is told when `decide` raised `error`, or when its verdict could not be put on the wire."""
 
     def mistreated(self, error: Exception) -> Replacement | None:
@@ -53,23 +53,23 @@ class Flow(Protocol):
         """The HTTP exchange is over. Called once, always, after `decide` returned or heard its cancellation."""
 
 
-class Conductor(Protocol):
-    """Makes one `Flow` per stream."""
+class HandlerFactory(Protocol):
+    """Makes one `RequestHandler` per stream."""
 
-    def begin(self) -> Flow:
+    def begin(self) -> RequestHandler:
         """A stream was opened: one HTTP exchange begins."""
 
 
-class Session:
+class ExtProcSession:
     """One stream of `ExternalProcessor.Process`. The transport calls `message` for each message and `ended` at the end."""
 
     __slots__ = ("_deciding", "_exchange", "_flow", "_over", "_sink")
 
-    def __init__(self, sink: Sink, conductor: Conductor) -> None:
+    def __init__(self, sink: StreamSink, conductor: HandlerFactory) -> None:
         self._sink = sink
         self._flow = conductor.begin()
         self._exchange = Exchange()
-        self._deciding: Drive[Verdict] | None = None
+        self._deciding: InlineTask[Verdict] | None = None
         self._over = False
 
     def message(self, data: bytes) -> None:
@@ -78,7 +78,7 @@ class Session:
             return
         try:
             command = self._exchange.receive(decode(data))
-            if type(command) is Treat:
+            if type(command) is TreatResponse:
                 command = Reply(self._exchange.treatment(self._flow.answered(command.head)))
         except ProtocolError as error:
             self._abort(INVALID_ARGUMENT, str(error))
@@ -92,7 +92,7 @@ class Session:
         if type(command) is Reply:
             self._sink.send(command.message)
         elif type(command) is Decide:
-            self._deciding = Drive(self._flow.decide(command.head, command.body), self._decided, self._failed)
+            self._deciding = InlineTask(self._flow.decide(command.head, command.body), self._decided, self._failed)
 
     def ended(self, *, cancelled: bool) -> None:  # noqa: ARG002 - it is over either way
         """The stream is over: the peer closed its half (False), or reset it, or its connection is gone (True). Further calls do nothing."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from din_extproc.control.discovery import LABELS, DiscoveryStream
 from din_extproc.control.snapshot import Snapshot
-from din_extproc.edge.grpc.services import Answers, Take, Taker
+from din_extproc.edge.grpc.services import CallHandler, ServerCall, Take
 from din_extproc.edge.grpc.session import INVALID_ARGUMENT
 
 
@@ -24,8 +24,8 @@ class DiscoveryService:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
-        self.streams: dict[_Stream, None] = {}
-        self._waiting: dict[_Stream, None] = {}
+        self.streams: dict[_XdsStream, None] = {}
+        self._waiting: dict[_XdsStream, None] = {}
         """Streams that have not been told of the latest change."""
         self._telling = False
         self._moved = asyncio.Event()
@@ -65,14 +65,14 @@ class DiscoveryService:
         """A stream has got further, or is gone."""
         self._moved.set()
 
-    def left(self, stream: "_Stream") -> None:
+    def left(self, stream: "_XdsStream") -> None:
         """A stream is over."""
         self.streams.pop(stream, None)
         self._waiting.pop(stream, None)
         self.moved()
 
-    def _open(self, answers: Answers, *, delta: bool) -> Taker:
-        stream = _Stream(answers, self, DiscoveryStream(self.snapshot, delta=delta))
+    def _open(self, answers: ServerCall, *, delta: bool) -> CallHandler:
+        stream = _XdsStream(answers, self, DiscoveryStream(self.snapshot, delta=delta))
         self.streams[stream] = None
         return stream
 
@@ -87,12 +87,12 @@ class DiscoveryService:
         stream.tell(self.snapshot)
 
 
-class _Stream:
+class _XdsStream:
     """One Envoy's call."""
 
     __slots__ = ("_answers", "_service", "discovery")
 
-    def __init__(self, answers: Answers, service: DiscoveryService, discovery: DiscoveryStream) -> None:
+    def __init__(self, answers: ServerCall, service: DiscoveryService, discovery: DiscoveryStream) -> None:
         self._answers = answers
         self._service = service
         self.discovery = discovery

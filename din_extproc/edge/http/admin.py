@@ -12,7 +12,7 @@ from aiohttp import web
 from din_extproc.domain.timing import GatewayTimes
 from din_extproc.edge.http.dashboard import EVENTS, DashboardPages
 from din_extproc.edge.http.paced import paced
-from din_extproc.edge.http.port import HttpPort, Problem, refused
+from din_extproc.edge.http.port import HttpPort, HttpProblem, refused
 from din_extproc.observe.exposition import CONTENT_TYPE
 
 Status = Callable[[], Mapping[str, object]]
@@ -102,7 +102,7 @@ class AdminPages:
         trace = request.query.get("trace", "")
         if len(trace) < _SHORTEST_TRACE:
             detail = f"`trace` is the beginning of a trace id, {_SHORTEST_TRACE} characters or more"
-            return Problem(
+            return HttpProblem(
                 type="urn:din-extproc:http:trace_missing", title="Which exchanges?", status=400, detail=detail, code="trace_missing"
             ).response()
         return _json({"exchanges": self._times(trace)})

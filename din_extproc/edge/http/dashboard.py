@@ -10,8 +10,8 @@ from importlib.resources import files
 import msgspec
 from aiohttp import web
 
-from din_extproc.edge.http.port import Problem, refused
-from din_extproc.observe.board import Board, change
+from din_extproc.edge.http.port import HttpProblem, refused
+from din_extproc.observe.dashboard_data import DashboardData, change
 
 TURN_S = 2.0
 _VIEWERS = 16
@@ -42,12 +42,12 @@ class DashboardPages:
         shown: Puts everything together.
     """
 
-    def __init__(self, owner: Callable[[str], str | None], shown: Callable[[], Awaitable[Board]]) -> None:
+    def __init__(self, owner: Callable[[str], str | None], shown: Callable[[], Awaitable[DashboardData]]) -> None:
         self.owner = owner
         self._shown = shown
         self._viewers = 0
         self._closing = asyncio.Event()
-        self._latest: Board | None = None
+        self._latest: DashboardData | None = None
         self._made_at = -TURN_S
         self._making = asyncio.Lock()
 
@@ -103,7 +103,7 @@ class DashboardPages:
             return False
         return True
 
-    async def _board(self) -> Board:
+    async def _board(self) -> DashboardData:
         """At most a little old: everybody who watches sees the same."""
         loop = asyncio.get_running_loop()
         async with self._making:
@@ -119,4 +119,4 @@ async def _told(reply: web.StreamResponse, event: bytes) -> None:
 
 
 def _problem(code: str, status: int, detail: str) -> web.Response:
-    return Problem(type=f"urn:din-extproc:http:{code}", title=detail, status=status, detail=detail, code=code).response()
+    return HttpProblem(type=f"urn:din-extproc:http:{code}", title=detail, status=status, detail=detail, code=code).response()

@@ -14,9 +14,9 @@ import msgspec
 from aiohttp import web
 from msgspec import Struct
 
-from din_extproc.edge.crowd import Crowd
-from din_extproc.edge.doorway import Doorway, listen
-from din_extproc.edge.tls import Secured, server_context
+from din_extproc.edge.connection_limiter import ConnectionLimiter
+from din_extproc.edge.tls import TlsAddress, server_context
+from din_extproc.edge.tls_listener import TlsListener, listen
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ _SERVER = "din"
 _BACKLOG = 256
 
 
-class Patience(Struct, frozen=True):
+class HttpTimeouts(Struct, frozen=True):
     """How long a connection may take, in seconds."""
 
     head_s: float = 10.0
@@ -38,7 +38,7 @@ class Patience(Struct, frozen=True):
     """Between an answer and the end of the next head: longer than the longest pause between two heartbeats."""
 
 
-class Problem(Struct, frozen=True, kw_only=True):
+class HttpProblem(Struct, frozen=True, kw_only=True):
     """RFC 9457."""
 
     type: str
@@ -57,7 +57,7 @@ class Problem(Struct, frozen=True, kw_only=True):
 def refused(section: str) -> web.Response:
     """What is said to who has no key of this section."""
     detail = f"`authorization: Bearer` with a key of {section} is expected"
-    answer = Problem(
+    answer = HttpProblem(
         type="urn:din-extproc:http:invalid_api_key", title=detail, status=401, detail=detail, code="invalid_api_key"
     ).response()
     answer.headers["www-authenticate"] = "Bearer"
@@ -81,16 +81,16 @@ class HttpPort:
         *,
         longest_body: int = 1024,
         lasting: frozenset[str] = frozenset(),
-        patience: Patience | None = None,
+        patience: HttpTimeouts | None = None,
         most: int | None = None,
     ) -> None:
         app = web.Application(client_max_size=longest_body, middlewares=[_explained])
         app.router.add_routes(routes)
         app.on_response_prepare.append(_signed)
-        self._runner = _Runner(app, lasting, patience or Patience(), Crowd(most))
-        self._listening: asyncio.Server | Doorway | None = None
+        self._runner = _Runner(app, lasting, patience or HttpTimeouts(), ConnectionLimiter(most))
+        self._listening: asyncio.Server | TlsListener | None = None
 
-    async def start(self, where: str | Secured) -> None:
+    async def start(self, where: str | TlsAddress) -> None:
         """Serve at `host:port`.
 
         Raises:
@@ -123,9 +123,9 @@ async def _signed(_request: web.Request, response: web.StreamResponse) -> None:
     response.headers["server"] = _SERVER
 
 
-def _refusal(status: int, detail: str) -> Problem:
+def _refusal(status: int, detail: str) -> HttpProblem:
     title, code = HTTPStatus(status).phrase, _CODES.get(status, "invalid_request")
-    return Problem(type=f"urn:din-extproc:http:{code}", title=title, status=status, detail=detail, code=code)
+    return HttpProblem(type=f"urn:din-extproc:http:{code}", title=title, status=status, detail=detail, code=code)
 
 
 class _Handler(web.RequestHandler):
@@ -142,7 +142,7 @@ class _Handler(web.RequestHandler):
 
     @property
     def idle(self) -> tuple[bool, float] | None:
-        """As a `Guest` of the port."""
+        """As a `LimitedConnection` of the port."""
         return None if self._idle_since is None else (self._asked, self._idle_since)
 
     def abort(self) -> None:
@@ -205,7 +205,7 @@ class _Handler(web.RequestHandler):
 class _Server(web.Server):
     """Makes the connections' handlers."""
 
-    def __init__(self, made: web.Server, lasting: frozenset[str], patience: Patience, crowd: Crowd) -> None:
+    def __init__(self, made: web.Server, lasting: frozenset[str], patience: HttpTimeouts, crowd: ConnectionLimiter) -> None:
         super().__init__(made.request_handler, request_factory=made.request_factory, access_log=None)
         self.lasting = lasting
         self.patience = patience
@@ -218,7 +218,7 @@ class _Server(web.Server):
 class _Runner(web.AppRunner):
     """Runs an application with our handlers."""
 
-    def __init__(self, app: web.Application, lasting: frozenset[str], patience: Patience, crowd: Crowd) -> None:
+    def __init__(self, app: web.Application, lasting: frozenset[str], patience: HttpTimeouts, crowd: ConnectionLimiter) -> None:
         super().__init__(app, access_log=None)
         self._lasting = lasting
         self._patience = patience

@@ -16,18 +16,18 @@ import msgspec
 from aiohttp import web
 from msgspec import Struct
 
-from din_extproc.edge.http.port import HttpPort, Problem
-from din_extproc.edge.registry.door import Code, Door, No, said_no
+from din_extproc.edge.http.port import HttpPort, HttpProblem
+from din_extproc.edge.registry.auth import RegistryAuth, RegistryError, RegistryErrorCode, said_no
 from din_extproc.edge.registry.forms import BeatForm, LeaveForm, MemberForm, NodeForm
 from din_extproc.edge.tls import names_of
-from din_extproc.registry.row import Denied
+from din_extproc.registry.row import RegistryDenial
 
 _LONGEST_BODY = 64 * 1024
 _EMPTY = b"{}"
 Form = TypeVar("Form", NodeForm, BeatForm, LeaveForm)
 
 
-class _Lease(Struct, frozen=True):
+class _LeaseReply(Struct, frozen=True):
     """The answer to a registration."""
 
     lease: str
@@ -36,13 +36,13 @@ class _Lease(Struct, frozen=True):
     warnings: tuple[str, ...]
 
 
-class _Told(Struct, frozen=True):
+class _HeartbeatReply(Struct, frozen=True):
     """The answer to a heartbeat."""
 
     drain: bool
 
 
-class _Nodes(Struct, frozen=True):
+class _NodeList(Struct, frozen=True):
     """The answer to a look."""
 
     nodes: list[MemberForm]
@@ -52,7 +52,7 @@ class _Nodes(Struct, frozen=True):
 class RegistryHttp:
     """The HTTP side of the registry; `port` serves it."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: RegistryAuth) -> None:
         self._door = door
         routes = [
             web.post("/v1/nodes", _answered(self._register)),
@@ -65,34 +65,34 @@ class RegistryHttp:
 
     async def _register(self, request: web.Request) -> object:
         form = await self._read(request, NodeForm)
-        if isinstance(form, No):
+        if isinstance(form, RegistryError):
             return form
         stopped = self._stops(request, form.id)
         if stopped is not None:
             return stopped
         outcome = await self._door.register(form)
-        if isinstance(outcome, No):
+        if isinstance(outcome, RegistryError):
             return outcome
         registrar = self._door.registrar
-        return _Lease(outcome.lease, registrar.heartbeat_s, registrar.dead_after_s, outcome.warnings)
+        return _LeaseReply(outcome.lease, registrar.heartbeat_s, registrar.dead_after_s, outcome.warnings)
 
     async def _beat(self, request: web.Request) -> object:
         form = await self._read(request, BeatForm)
-        if isinstance(form, No):
+        if isinstance(form, RegistryError):
             return form
         outcome = await self._door.registrar.beat(request.match_info["id"], form.lease, form.beat())
-        return said_no(outcome) if isinstance(outcome, Denied) else _Told(outcome.draining)
+        return said_no(outcome) if isinstance(outcome, RegistryDenial) else _HeartbeatReply(outcome.draining)
 
     async def _drain(self, request: web.Request) -> object:
         form = await self._read(request, LeaveForm)
-        if isinstance(form, No):
+        if isinstance(form, RegistryError):
             return form
         outcome = await self._door.registrar.drain(request.match_info["id"], form.reason, form.lease)
-        return said_no(outcome) if isinstance(outcome, Denied) else {}
+        return said_no(outcome) if isinstance(outcome, RegistryDenial) else {}
 
     async def _deregister(self, request: web.Request) -> object:
         form = await self._read(request, LeaveForm)
-        if isinstance(form, No):
+        if isinstance(form, RegistryError):
             return form
         outcome = await self._door.registrar.deregister(request.match_info["id"], form.reason, form.lease)
         return {} if outcome is None else said_no(outcome)
@@ -104,13 +104,13 @@ class RegistryHttp:
         registrar = self._door.registrar
         now = registrar.now()
         nodes = [MemberForm.of(member, registrar.table.pools_of(member.registration.node.id), now) for member in registrar.members()]
-        return _Nodes(nodes, registrar.table.stale)
+        return _NodeList(nodes, registrar.table.stale)
 
-    def _stops(self, request: web.Request, node_id: str | None = None) -> No | None:
+    def _stops(self, request: web.Request, node_id: str | None = None) -> RegistryError | None:
         names = names_of(request.get_extra_info("peercert"))
         return self._door.stops(request.headers.get("authorization", ""), names, node_id)
 
-    async def _read(self, request: web.Request, kind: type[Form]) -> Form | No:
+    async def _read(self, request: web.Request, kind: type[Form]) -> Form | RegistryError:
         """The form in the body of somebody who may speak for the node that the path names, if it names one."""
         stopped = self._stops(request, request.match_info.get("id"))
         if stopped is not None:
@@ -118,7 +118,7 @@ class RegistryHttp:
         try:
             return msgspec.json.decode(await request.read() or _EMPTY, type=kind)
         except msgspec.DecodeError as error:
-            return No(Code.INVALID, str(error))
+            return RegistryError(RegistryErrorCode.INVALID, str(error))
 
 
 def _answered(handle: Callable[[web.Request], Awaitable[object]]) -> Callable[[web.Request], Awaitable[web.Response]]:
@@ -126,10 +126,10 @@ def _answered(handle: Callable[[web.Request], Awaitable[object]]) -> Callable[[w
 
     async def respond(request: web.Request) -> web.Response:
         answer = await handle(request)
-        if not isinstance(answer, No):
+        if not isinstance(answer, RegistryError):
             return web.Response(body=msgspec.json.encode(answer) + b"\n", content_type="application/json")
         code = answer.code
         kind = f"urn:din-extproc:registry:{code.code}"
-        return Problem(type=kind, title=code.title, status=code.status, detail=answer.reason, code=code.code).response()
+        return HttpProblem(type=kind, title=code.title, status=code.status, detail=answer.reason, code=code.code).response()
 
     return respond

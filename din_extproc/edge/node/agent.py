@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from din_extproc.domain.membership import Beat, NodeState, Registration
+from din_extproc.domain.membership import Heartbeat, NodeState, Registration
 from din_extproc.edge.clock import SystemClock
-from din_extproc.edge.node.engine_probe import EngineProbe, Look
+from din_extproc.edge.node.engine_probe import EngineProbe, EngineStatus
 from din_extproc.edge.node.memory import free_memory_bytes
-from din_extproc.edge.registry.client import Lease, Refused, RegistryClient, Unreachable
-from din_extproc.flow.node_condition import Condition
+from din_extproc.edge.registry.client import RegistrationLease, RegistrationRefused, RegistryClient, RegistryUnreachable
+from din_extproc.flow.node_condition import NodeCondition
 from din_extproc.southbound.load import told
 
 _log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ _LONGEST_PAUSE_S = 30.0
 _LONGEST_REASON = 300
 
 
-class Held(Struct, frozen=True):
+class EnvoyLoad(Struct, frozen=True):
     """What the Envoy in front of the engine has."""
 
     in_flight: int
@@ -37,7 +37,7 @@ class Held(Struct, frozen=True):
     """Of those, held back by the batch window."""
 
 
-class Agent:
+class NodeAgent:
     """One node's agent.
 
     Args:
@@ -57,16 +57,16 @@ class Agent:
         served_model: str,
         probe: EngineProbe,
         client: RegistryClient,
-        held: Callable[[], Held] | None,
+        held: Callable[[], EnvoyLoad] | None,
     ) -> None:
         self.registration = registration
-        self.condition = Condition()
-        self.look = Look(at=0.0)
+        self.condition = NodeCondition()
+        self.look = EngineStatus(at=0.0)
         self._engine = engine_url, served_model
         self._probe = probe
         self._client = client
         self._held = held
-        self._lease: Lease | None = None
+        self._lease: RegistrationLease | None = None
         self._sequence = 0
         self._memory: tuple[float, int | None] | None = None
         self._looking, self._telling = asyncio.Lock(), asyncio.Lock()
@@ -114,7 +114,7 @@ class Agent:
                 if self._lease is None and not await self._register():
                     return
                 await self._beat()
-            except Unreachable as error:
+            except RegistryUnreachable as error:
                 self._complain(f"no registry can be told: {error}")
 
     async def drain(self, reason: str, wait_s: float) -> None:
@@ -153,9 +153,9 @@ class Agent:
         }
         return self.condition.state is NodeState.READY, shown
 
-    def _now(self) -> Beat:
+    def _now(self) -> Heartbeat:
         reason = "".join(filter(str.isprintable, self.condition.reason))[:_LONGEST_REASON]
-        beat = told(self.look.load, self.look.rates, Beat(state=self.condition.state, sequence=self._sequence, reason=reason))
+        beat = told(self.look.load, self.look.rates, Heartbeat(state=self.condition.state, sequence=self._sequence, reason=reason))
         if self._held is None:
             return beat
         held = self._held()
@@ -169,7 +169,7 @@ class Agent:
             return False
         self.registration = replace(self.registration, free_memory_bytes=await self._free_memory())
         reply = await self._client.register(self.registration)
-        if isinstance(reply, Refused):
+        if isinstance(reply, RegistrationRefused):
             self._refusals += 1
             self._again_at = now + min(2.0**self._refusals, _LONGEST_PAUSE_S)
             self._complain(f"the registry refuses the node: {reply.reason}")
@@ -185,7 +185,7 @@ class Agent:
         self._sequence += 1
         beat = replace(self._now(), free_memory_bytes=await self._free_memory())
         reply = await self._client.beat(self.registration.node.id, self._lease.lease, beat)
-        if isinstance(reply, Refused):
+        if isinstance(reply, RegistrationRefused):
             self._complain(f"the registry refuses a heartbeat: {reply.reason}")
             if reply.unknown:
                 self._lease = None
@@ -204,10 +204,10 @@ class Agent:
         speak = self._client.drain if how == "drain" else self._client.deregister
         try:
             reply = await speak(self.registration.node.id, self._lease.lease, reason)
-        except Unreachable as error:
+        except RegistryUnreachable as error:
             _log.warning("can't %s: %s", how, error)
             return
-        if isinstance(reply, Refused):
+        if isinstance(reply, RegistrationRefused):
             _log.warning("can't %s: %s", how, reply.reason)
 
     async def _free_memory(self) -> int | None:

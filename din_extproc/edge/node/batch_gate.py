@@ -7,14 +7,14 @@ import asyncio
 import math
 from itertools import count
 
-from din_extproc.schedule.batch import Batches, Window
+from din_extproc.schedule.batch import BatchBuckets, BatchLimits
 
 
 class BatchGate:
     """Holds the requests of one node back until their batch goes."""
 
-    def __init__(self, window: Window) -> None:
-        self._batches = Batches(window)
+    def __init__(self, window: BatchLimits) -> None:
+        self._batches = BatchBuckets(window)
         self._numbers = count()
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._timer: asyncio.Handle | None = None

@@ -10,13 +10,13 @@ import aiohttp
 from msgspec import Struct
 
 from din_extproc.southbound.listing import PATH, listed
-from din_extproc.southbound.load import PAGE_LIMIT, SOURCES, Load, Rates
+from din_extproc.southbound.load import PAGE_LIMIT, SOURCES, EngineLoad, Rates
 
 _TIMEOUT_S = 2.0
 _OK = 200
 
 
-class Unanswered(Exception):  # noqa: N818 - it says what the question is
+class EngineUnreachable(Exception):  # noqa: N818 - it says what the question is
     """No answer; `gone`: nobody listens there, as opposed to being slow."""
 
     def __init__(self, reason: str, *, gone: bool) -> None:
@@ -24,12 +24,12 @@ class Unanswered(Exception):  # noqa: N818 - it says what the question is
         self.gone = gone
 
 
-class Look(Struct, frozen=True):
+class EngineStatus(Struct, frozen=True):
     """An engine as it was seen at one moment."""
 
     at: float
     """Seconds, by the clock that the probe was given."""
-    load: Load = Load()
+    load: EngineLoad = EngineLoad()
     rates: Rates = Rates()
     problem: str = ""
     """Why it takes no requests; "" when it does."""
@@ -52,34 +52,34 @@ class EngineProbe:
         self._source = SOURCES[engine]
         self._metrics_url = metrics_url
         self._clock = clock
-        self._before: tuple[float, Load] | None = None
+        self._before: tuple[float, EngineLoad] | None = None
         self._rates = Rates()
 
-    async def read(self) -> Look:
+    async def read(self) -> EngineStatus:
         """How busy it is. A page that the engine does not serve says nothing, and is no problem."""
         try:
             status, page = await fetch(self._session, self._metrics_url, PAGE_LIMIT)
-        except Unanswered as error:
+        except EngineUnreachable as error:
             self._before = None
-            return Look(self._clock(), problem=str(error), slow=not error.gone)
-        now, load = self._clock(), self._source.read(page) if status == _OK else Load()
+            return EngineStatus(self._clock(), problem=str(error), slow=not error.gone)
+        now, load = self._clock(), self._source.read(page) if status == _OK else EngineLoad()
         if self._before is not None:
             since, before = self._before
             self._rates = self._rates.seen(before, load, now - since)
         self._before = now, load
-        return Look(now, load, self._rates)
+        return EngineStatus(now, load, self._rates)
 
-    async def look(self, url: str, model: str) -> Look:
+    async def look(self, url: str, model: str) -> EngineStatus:
         """How busy it is, and whether it serves the model. `url`: of its HTTP interface, without a slash at the end."""
         look, problem = await asyncio.gather(self.read(), self._why_not(url, model))
-        if isinstance(problem, Unanswered):
-            return Look(look.at, look.load, look.rates, str(problem), slow=not problem.gone)
-        return Look(look.at, look.load, look.rates, problem)
+        if isinstance(problem, EngineUnreachable):
+            return EngineStatus(look.at, look.load, look.rates, str(problem), slow=not problem.gone)
+        return EngineStatus(look.at, look.load, look.rates, problem)
 
-    async def _why_not(self, url: str, model: str) -> str | Unanswered:
+    async def _why_not(self, url: str, model: str) -> str | EngineUnreachable:
         try:
             status, body = await fetch(self._session, url + PATH, PAGE_LIMIT)
-        except Unanswered as error:
+        except EngineUnreachable as error:
             return error
         names = listed(body) if status == _OK else None
         if names is None:
@@ -109,6 +109,6 @@ async def fetch(session: aiohttp.ClientSession, url: str, limit: int) -> tuple[i
                     break
             return reply.status, bytes(body[:limit])
     except TimeoutError as error:
-        raise Unanswered(f"{url} does not answer within {_TIMEOUT_S:g} s", gone=False) from error
+        raise EngineUnreachable(f"{url} does not answer within {_TIMEOUT_S:g} s", gone=False) from error
     except aiohttp.ClientError as error:
-        raise Unanswered(f"{url} can't be reached: {error or type(error).__name__}", gone=True) from error
+        raise EngineUnreachable(f"{url} can't be reached: {error or type(error).__name__}", gone=True) from error

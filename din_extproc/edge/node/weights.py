@@ -30,7 +30,7 @@ Progress = Callable[[int, int], None]
 """Told bytes done and bytes in all; from several threads, one at a time."""
 
 
-class Unreadable(Exception):  # noqa: N818 - it says what the weights are
+class WeightsUnreadable(Exception):  # noqa: N818 - it says what the weights are
     """There is nothing to make a digest of; the message names the file or folder."""
 
 
@@ -45,7 +45,7 @@ class Digest(Struct, frozen=True):
     """Bytes, all files together."""
 
 
-class Mismatch(Struct, frozen=True):
+class WeightsMismatch(Struct, frozen=True):
     """The weights are not those of the catalogue."""
 
     expected: str
@@ -66,7 +66,7 @@ class _Known(Struct, frozen=True):
     sha256: str
 
 
-def verify(path: Path, expected: str, cache: Path | None, progress: Progress) -> Digest | Mismatch:
+def verify(path: Path, expected: str, cache: Path | None, progress: Progress) -> Digest | WeightsMismatch:
     """Hold weights against the catalogue's digest; "" expects nothing. Blocks for as long as reading takes: about a second per GB.
 
     Args:
@@ -81,7 +81,7 @@ def verify(path: Path, expected: str, cache: Path | None, progress: Progress) ->
     found = digest(path, cache, progress)
     if not expected or found.sha256 == expected:
         return found
-    return Mismatch(expected, found.sha256, tuple(_blame(path, expected, found)))
+    return WeightsMismatch(expected, found.sha256, tuple(_blame(path, expected, found)))
 
 
 def digest(path: Path, cache: Path | None, progress: Progress) -> Digest:
@@ -94,11 +94,11 @@ def digest(path: Path, cache: Path | None, progress: Progress) -> Digest:
         names = list(_names(path))
         sizes = {name: _of(path, name).stat() for name in names}
     except OSError as error:
-        raise Unreadable(f"{error.filename or path}: {(error.strerror or str(error)).lower()}") from error
+        raise WeightsUnreadable(f"{error.filename or path}: {(error.strerror or str(error)).lower()}") from error
     if not names:
-        raise Unreadable(f"{path}: there are no weights in this folder")
+        raise WeightsUnreadable(f"{path}: there are no weights in this folder")
     known = _read_cache(cache)
-    tally = _Tally(sum(stat.st_size for stat in sizes.values()), progress)
+    tally = _BytesRead(sum(stat.st_size for stat in sizes.values()), progress)
     fresh: dict[str, _Known] = {}
 
     def one(name: str) -> str:
@@ -132,7 +132,7 @@ def _names(path: Path) -> Iterator[str]:
         found += [str(inside / name) for name in files if not name.startswith(".") and name != MANIFEST]
     for name in sorted(found, key=os.fsencode):
         if "\n" in name or "\\" in name or "\r" in name:
-            raise Unreadable(f"{path}: {name!r} is no name for a manifest")
+            raise WeightsUnreadable(f"{path}: {name!r} is no name for a manifest")
         yield name
 
 
@@ -148,7 +148,7 @@ def _manifest(files: dict[str, str]) -> bytes:
     return b"".join(b"%s  %s\n" % (sha256.encode(), os.fsencode(name)) for name, sha256 in files.items())
 
 
-class _Tally:
+class _BytesRead:
     """Adds up what several threads have read."""
 
     def __init__(self, total: int, progress: Progress) -> None:
@@ -163,7 +163,7 @@ class _Tally:
             self._progress(self._done, self.total)
 
 
-def _sha256(file: Path, tally: _Tally) -> str:
+def _sha256(file: Path, tally: _BytesRead) -> str:
     summed = hashlib.sha256()
     chunk = memoryview(bytearray(_CHUNK))
     try:
@@ -172,7 +172,7 @@ def _sha256(file: Path, tally: _Tally) -> str:
                 summed.update(chunk[:size])
                 tally.add(size)
     except OSError as error:
-        raise Unreadable(f"{file}: {(error.strerror or str(error)).lower()}") from error
+        raise WeightsUnreadable(f"{file}: {(error.strerror or str(error)).lower()}") from error
     return summed.hexdigest()
 
 

@@ -21,7 +21,7 @@ _LISTENERS = r"^listener_manager\.(listener_stopped|total_listeners_active)$"
 _DROPPED = re.compile(r"logs_dropped: (\d+)$", re.MULTILINE)
 
 
-class Silent(Exception):  # noqa: N818 - it is what the port is
+class EnvoyAdminUnreachable(Exception):  # noqa: N818 - it is what the port is
     """Envoy's administration does not answer; the message says where and why."""
 
 
@@ -95,7 +95,9 @@ class EnvoyAdmin:
             with urlopen(Request(f"http://{self._address}{path}", method=method), timeout=_PATIENCE_S) as reply:
                 return str(reply.read().decode())
         except (URLError, OSError, http.client.HTTPException) as error:
-            raise Silent(f"Envoy's administration at {self._address} does not answer: {getattr(error, 'reason', error)}") from error
+            raise EnvoyAdminUnreachable(
+                f"Envoy's administration at {self._address} does not answer: {getattr(error, 'reason', error)}"
+            ) from error
 
 
 class DroppedLogs:

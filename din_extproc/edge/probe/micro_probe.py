@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 from msgspec import Struct
 
-from din_extproc.domain.health import Probed, ProbeKind
+from din_extproc.domain.health import ProbeKind, ProbeResult
 from din_extproc.domain.node import Node, Pool
 from din_extproc.domain.request import Operation
 
@@ -65,7 +65,7 @@ class MicroProbe:
         self._clock = clock
         self._trace_id = trace_id
 
-    async def ask(self, target: ProbeTarget) -> Probed:
+    async def ask(self, target: ProbeTarget) -> ProbeResult:
         """One question, and what came of it. Never raises for what a node does."""
         body = msgspec.json.encode({"model": target.model, **_BODIES[target.kind]})
         headers = {"content-type": "application/json", "x-din-trace-id": self._trace_id()}
@@ -74,15 +74,15 @@ class MicroProbe:
             async with self._session.post(target.url, data=body, headers=headers, timeout=self._timeout, allow_redirects=False) as reply:
                 return await self._read(target, reply, began)
         except TimeoutError:
-            return Probed(target.node_id, ok=False, reason=f"no token within {self._timeout_s:g} s")
+            return ProbeResult(target.node_id, ok=False, reason=f"no token within {self._timeout_s:g} s")
         except (aiohttp.ClientError, OSError) as error:
-            return Probed(target.node_id, ok=False, reason=str(error) or type(error).__name__)
+            return ProbeResult(target.node_id, ok=False, reason=str(error) or type(error).__name__)
 
-    async def _read(self, target: ProbeTarget, reply: aiohttp.ClientResponse, began: float) -> Probed:
+    async def _read(self, target: ProbeTarget, reply: aiohttp.ClientResponse, began: float) -> ProbeResult:
         if reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            return Probed(target.node_id, ok=False, reason=f"status {reply.status}")
+            return ProbeResult(target.node_id, ok=False, reason=f"status {reply.status}")
         if reply.status != HTTPStatus.OK:
-            return Probed(target.node_id, ok=None, reason=f"status {reply.status}: it can't be asked like that")
+            return ProbeResult(target.node_id, ok=None, reason=f"status {reply.status}: it can't be asked like that")
         first: float | None = None
         text = bytearray()
         async for chunk in reply.content.iter_any():
@@ -92,8 +92,8 @@ class MicroProbe:
             if len(text) > _MOST_BYTES:
                 break
         if first is None:
-            return Probed(target.node_id, ok=False, reason="an empty answer")
+            return ProbeResult(target.node_id, ok=False, reason="an empty answer")
         if b'"error":{' in text or b'"error": {' in text:
-            return Probed(target.node_id, ok=False, reason="an error inside the answer")
+            return ProbeResult(target.node_id, ok=False, reason="an error inside the answer")
         ended = first if target.kind in _STREAMED else self._clock()
-        return Probed(target.node_id, ok=True, ttft_ms=round((ended - began) * 1000, 1))
+        return ProbeResult(target.node_id, ok=True, ttft_ms=round((ended - began) * 1000, 1))

@@ -11,19 +11,19 @@ from collections.abc import Callable, Iterable
 import aiohttp
 from msgspec import Struct
 
-from din_extproc.domain.membership import Beat, NodeState, Reading
+from din_extproc.domain.membership import Heartbeat, HeartbeatReading, NodeState
 from din_extproc.domain.node import Endpoint, Node
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.node.engine_probe import EngineProbe
-from din_extproc.southbound.load import SOURCES, Load, told
+from din_extproc.southbound.load import SOURCES, EngineLoad, told
 
 _AT_ONCE = 32
 _JITTER = 0.2
 _LONGEST_PAUSE_S = 60.0
-_NOTHING = Load()
+_NOTHING = EngineLoad()
 
 
-class Target(Struct, frozen=True):
+class ScrapeTarget(Struct, frozen=True):
     """A node and the page that tells of it."""
 
     node_id: str
@@ -31,7 +31,7 @@ class Target(Struct, frozen=True):
     url: str
 
     @classmethod
-    def of(cls, node: Node, engine: str) -> "Target":
+    def of(cls, node: Node, engine: str) -> "ScrapeTarget":
         """The page where engines of this kind usually have it."""
         source = SOURCES[engine]
         return cls(node.id, engine, f"http://{Endpoint(node.endpoint.host, source.port or node.endpoint.port)}{source.path}")
@@ -44,16 +44,16 @@ class Scraper:
         said: Told what a node's page says.
     """
 
-    def __init__(self, said: Callable[[dict[str, Reading]], None]) -> None:
+    def __init__(self, said: Callable[[dict[str, HeartbeatReading]], None]) -> None:
         self._every_s = 0.0
         self._said = said
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._session: aiohttp.ClientSession | None = None
-        self._tasks: dict[Target, asyncio.Task[None]] = {}
-        self.latest: dict[str, Reading] = {}
+        self._tasks: dict[ScrapeTarget, asyncio.Task[None]] = {}
+        self.latest: dict[str, HeartbeatReading] = {}
         """By node id."""
 
-    def use(self, targets: Iterable[Target], every_s: float) -> None:
+    def use(self, targets: Iterable[ScrapeTarget], every_s: float) -> None:
         """Ask these from now on, and no others.
 
         Args:
@@ -81,7 +81,7 @@ class Scraper:
         if self._session is not None:
             await self._session.close()
 
-    async def _ask(self, target: Target, session: aiohttp.ClientSession) -> None:
+    async def _ask(self, target: ScrapeTarget, session: aiohttp.ClientSession) -> None:
         probe = EngineProbe(session, target.engine, target.url, SystemClock.monotonic)
         sequence, pause = 0, self._every_s
         await asyncio.sleep(self._every_s * random.random())  # noqa: S311 - so that nodes are not asked in step
@@ -92,7 +92,7 @@ class Scraper:
                 pause = min(2 * pause, max(_LONGEST_PAUSE_S, self._every_s))
             else:
                 sequence, pause = sequence + 1, self._every_s
-                beat = told(look.load, look.rates, Beat(state=NodeState.READY, sequence=sequence))
-                self.latest[target.node_id] = Reading(beat, look.at)
+                beat = told(look.load, look.rates, Heartbeat(state=NodeState.READY, sequence=sequence))
+                self.latest[target.node_id] = HeartbeatReading(beat, look.at)
                 self._said({target.node_id: self.latest[target.node_id]})
             await asyncio.sleep(pause * random.uniform(1 - _JITTER, 1 + _JITTER))  # noqa: S311 - likewise

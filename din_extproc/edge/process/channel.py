@@ -14,7 +14,7 @@ _LONGEST = 64 << 20
 Message = TypeVar("Message")
 
 
-class Channel(Generic[Message]):
+class MessageChannel(Generic[Message]):
     """One end.
 
     Args:
@@ -30,7 +30,7 @@ class Channel(Generic[Message]):
         self._encoder = msgspec.msgpack.Encoder()
 
     @classmethod
-    async def over(cls, end: socket.socket, expected: type[Message]) -> "Channel[Message]":
+    async def over(cls, end: socket.socket, expected: type[Message]) -> "MessageChannel[Message]":
         """Use this end of a pair, which is the channel's from now on."""
         end.setblocking(False)
         return cls(*await asyncio.open_connection(sock=end), expected)

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from din_extproc.edge.process.channel import Channel
+from din_extproc.edge.process.channel import MessageChannel
 
 _log = logging.getLogger(__name__)
 
@@ -25,10 +25,12 @@ class WorkerFailed(Exception):  # noqa: N818 - it is what happened
     """A worker ended, or said nothing, before it was ready."""
 
 
-class Worker(Generic[Report]):
+class WorkerProcess(Generic[Report]):
     """One running worker process."""
 
-    def __init__(self, number: int, process: asyncio.subprocess.Process, channel: Channel[Report], heard: Callable[[Report], None]) -> None:
+    def __init__(
+        self, number: int, process: asyncio.subprocess.Process, channel: MessageChannel[Report], heard: Callable[[Report], None]
+    ) -> None:
         self._heard = heard
         self.number = number
         self.process = process
@@ -72,7 +74,7 @@ class Worker(Generic[Report]):
             self._ready.set()
 
 
-class Workers(Generic[Report]):
+class WorkerPool(Generic[Report]):
     """All workers of one sidecar.
 
     Args:
@@ -102,9 +104,9 @@ class Workers(Generic[Report]):
         self._greeting = greeting
         self._farewell = farewell
         self._heard = heard
-        self._living: set[Worker[Report]] = set()
+        self._living: set[WorkerProcess[Report]] = set()
         """Those that are not ready yet and those that leave, too."""
-        self._current: dict[int, Worker[Report]] = {}
+        self._current: dict[int, WorkerProcess[Report]] = {}
         self._tending: list[asyncio.Task[None]] = []
         self._leaving: set[asyncio.Task[None]] = set()
         self.restarts = 0
@@ -151,7 +153,7 @@ class Workers(Generic[Report]):
         await asyncio.gather(*self._tending, return_exceptions=True)
         await asyncio.gather(*(worker.stop(self._grace_s) for worker in self._current.values()), *self._leaving)
 
-    def _leave(self, worker: Worker[Report]) -> None:
+    def _leave(self, worker: WorkerProcess[Report]) -> None:
         task = asyncio.get_running_loop().create_task(worker.stop(self._grace_s))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
@@ -180,18 +182,18 @@ class Workers(Generic[Report]):
                 else:
                     self._current[number] = successor
 
-    def _lost(self, worker: Worker[Report]) -> None:
+    def _lost(self, worker: WorkerProcess[Report]) -> None:
         self._living.discard(worker)
         if worker.report is not None:
             self._farewell(worker.report)
 
-    async def _launch(self, number: int) -> Worker[Report]:
+    async def _launch(self, number: int) -> WorkerProcess[Report]:
         ours, theirs = socket.socketpair()
         with theirs:
             descriptor = theirs.fileno()
             command = self._command(number, descriptor)
             process = await asyncio.create_subprocess_exec(*command, pass_fds=(descriptor,), stdin=asyncio.subprocess.DEVNULL)
-        worker = Worker(number, process, await Channel.over(ours, self._expected), self._heard)
+        worker = WorkerProcess(number, process, await MessageChannel.over(ours, self._expected), self._heard)
         worker.channel.send(self._greeting())
         self._living.add(worker)
         worker.listening.add_done_callback(lambda _: self._lost(worker))

@@ -14,7 +14,7 @@ from redis.exceptions import RedisClusterException, RedisError
 
 from din_extproc.admit.ledger import LimitsUnavailable
 from din_extproc.edge.redis.address import Address
-from din_extproc.edge.redis.connection import Argument, Run, Script
+from din_extproc.edge.redis.connection import Argument, CommandRetry, LuaScript
 from din_extproc.edge.redis.link import Link, LinkState, Locate
 
 _log = logging.getLogger(__name__)
@@ -34,7 +34,9 @@ class ClusterLinks:
         max_in_flight: unanswered commands per master.
     """
 
-    def __init__(self, seeds: tuple[Address, ...], scripts: tuple[Script, ...], *, timeout_ms: int = 50, max_in_flight: int = 4096) -> None:
+    def __init__(
+        self, seeds: tuple[Address, ...], scripts: tuple[LuaScript, ...], *, timeout_ms: int = 50, max_in_flight: int = 4096
+    ) -> None:
         self._seeds = seeds
         self._scripts = scripts
         self._timeout_ms = timeout_ms
@@ -78,7 +80,7 @@ class ClusterLinks:
         key = command[1]
         return self._owner(key if isinstance(key, bytes) else str(key).encode()).call(*command)
 
-    def run(self, script: Script, count: int, tail: bytes) -> asyncio.Future[Any]:
+    def run(self, script: LuaScript, count: int, tail: bytes) -> asyncio.Future[Any]:
         """Run a script where its first key lives. Errors as with `Link.run`."""
         start = tail.index(b"\n", tail.index(b"\n", tail.index(b"\n") + 1) + 1) + 1
         return self._owner(tail[start : tail.index(b"\r", start)]).run(script, count, tail)
@@ -90,7 +92,7 @@ class ClusterLinks:
             raise LimitsUnavailable(self._reason)
         return owner
 
-    def _redirect(self, error: str, future: asyncio.Future[Any], deadline: float, run: Run) -> bool:
+    def _redirect(self, error: str, future: asyncio.Future[Any], deadline: float, run: CommandRetry) -> bool:
         """MOVED 3999 10.0.0.7:6379: ask there, and learn who owns what by now."""
         kind, *rest = error.split(" ")
         if kind == "CLUSTERDOWN":

@@ -21,7 +21,7 @@ _GRACE_S: Final = 0.001
 Argument = bytes | str | int
 
 
-class Script:
+class LuaScript:
     """A Lua script by its source, and how to call it: number of keys, keys, arguments follow."""
 
     def __init__(self, source: bytes) -> None:
@@ -54,18 +54,18 @@ def pack(command: tuple[Argument, ...]) -> bytes:
     return packed
 
 
-class Unanswered(LimitsUnavailable):
+class CommandUnanswered(LimitsUnavailable):
     """The command was sent and no answer came: it may have been counted, or not."""
 
 
-class Rejected(LimitsUnavailable):
+class RedisError(LimitsUnavailable):
     """Redis answered with an error."""
 
 
-class Run(Struct, frozen=True, gc=False):
+class CommandRetry(Struct, frozen=True, gc=False):
     """How to ask again: the call of a script or a plain command, and how often it was asked already."""
 
-    script: "Script | None"
+    script: "LuaScript | None"
     count: int
     tail: bytes
     """Of a script: `count` bulk strings. Of a plain command: all of it."""
@@ -75,16 +75,16 @@ class Run(Struct, frozen=True, gc=False):
         """What to send."""
         return self.tail if self.script is None else self.script.evalsha(self.count, self.tail)
 
-    def again(self) -> "Run":
+    def again(self) -> "CommandRetry":
         """Asked once more."""
-        return Run(self.script, self.count, self.tail, self.attempt + 1)
+        return CommandRetry(self.script, self.count, self.tail, self.attempt + 1)
 
 
-Sent = tuple[asyncio.Future[Any], float, Run | None]
+Sent = tuple[asyncio.Future[Any], float, CommandRetry | None]
 """Who waits, until when (the loop's clock), and how to ask again."""
 
 
-class Connection(asyncio.Protocol):
+class RedisConnection(asyncio.Protocol):
     """Commands out, answers in.
 
     Args:
@@ -98,8 +98,8 @@ class Connection(asyncio.Protocol):
         self,
         loop: asyncio.AbstractEventLoop,
         timeout_s: float,
-        on_error: Callable[["Connection", str, Sent], None],
-        on_lost: Callable[["Connection", str], None],
+        on_error: Callable[["RedisConnection", str, Sent], None],
+        on_lost: Callable[["RedisConnection", str], None],
     ) -> None:
         self._loop = loop
         self._timeout_s = timeout_s
@@ -124,7 +124,7 @@ class Connection(asyncio.Protocol):
         """Whoever waits for the last answer on its way."""
         return self._pending[-1][0] if self._pending else None
 
-    def send(self, command: bytes, future: asyncio.Future[Any], deadline: float, run: Run | None = None) -> None:
+    def send(self, command: bytes, future: asyncio.Future[Any], deadline: float, run: CommandRetry | None = None) -> None:
         """Ask; the answer settles the future, be it that nobody waits for it any more."""
         if not self._out:
             self._loop.call_soon(self._flush)
@@ -182,7 +182,7 @@ class Connection(asyncio.Protocol):
         waiting, self._pending = self._pending, deque()
         for future, _, _ in waiting:
             if not future.done():
-                future.set_exception(Unanswered(reason))
+                future.set_exception(CommandUnanswered(reason))
 
     def _flush(self) -> None:
         if self._transport is not None and not self._lost:

@@ -13,9 +13,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from din_extproc.admit.ledger import Claim, Denied, Granted, LimitsUnavailable, Standing
+from din_extproc.admit.ledger import Claim, Denied, Granted, LimitsUnavailable, RateLimitStatus
 from din_extproc.admit.local import LocalLedger, share
-from din_extproc.edge.redis.connection import Rejected, Unanswered, bulks
+from din_extproc.edge.redis.connection import CommandUnanswered, RedisError, bulks
 from din_extproc.edge.redis.ledger import RedisLedger, Runner, load, namespace
 
 _log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ _PRESENT_MS: Final = 5000
 _MOST_OWED: Final = 10_000
 _LATER: Final = "TRYAGAIN"
 """What a cluster says while the tenant's keys are on their way to another master."""
-_UNMETERED: Final = Granted(Standing())
+_UNMETERED: Final = Granted(RateLimitStatus())
 
 
 class OnError(StrEnum):
@@ -117,7 +117,7 @@ class GuardedLedger:
         try:
             return await self._shared.reserve(claim)
         except LimitsUnavailable as error:
-            if isinstance(error, Unanswered):
+            if isinstance(error, CommandUnanswered):
                 self._owed.append((claim.tenant, claim.request_id, 0))
             self._failed(str(error))
             if self._on_error is OnError.CLOSED:
@@ -192,7 +192,7 @@ class GuardedLedger:
                     await self._shared.release(tenant, request_id)
                 else:
                     await self._shared.settle(tenant, request_id, tokens)
-            except Rejected as error:
+            except RedisError as error:
                 if str(error).startswith(_LATER):
                     self._owed.append(debt)
                     return

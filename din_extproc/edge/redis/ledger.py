@@ -15,14 +15,14 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
-from din_extproc.admit.ledger import Claim, Denied, Granted, LimitsUnavailable, Standing
+from din_extproc.admit.ledger import Claim, Denied, Granted, LimitsUnavailable, RateLimitStatus
 from din_extproc.domain.tenant import Budget
-from din_extproc.edge.redis.connection import Argument, Script, bulk, bulks
+from din_extproc.edge.redis.connection import Argument, LuaScript, bulk, bulks
 
 
-def load(name: str) -> Script:
+def load(name: str) -> LuaScript:
     """The script `lua/<name>.lua`."""
-    return Script(files("din_extproc.edge.redis").joinpath("lua", f"{name}.lua").read_bytes())
+    return LuaScript(files("din_extproc.edge.redis").joinpath("lua", f"{name}.lua").read_bytes())
 
 
 ADMIT: Final = load("admit")
@@ -35,7 +35,7 @@ _DIMENSIONS: Final = ("", "rpm", "tpm", "max_streams", "oversize")
 _LONGEST_PLAIN_TENANT: Final = 64
 _REMEMBERED: Final = 8192
 """Requests whose scopes are known without asking Redis; older ones cost one look-up when they end."""
-_UNLIMITED: Final = Granted(Standing())
+_UNLIMITED: Final = Granted(RateLimitStatus())
 
 
 class Runner(Protocol):
@@ -44,7 +44,7 @@ class Runner(Protocol):
     def call(self, *command: Argument) -> asyncio.Future[Any]:
         """Ask for one command's answer."""
 
-    def run(self, script: Script, count: int, tail: bytes) -> asyncio.Future[Any]:
+    def run(self, script: LuaScript, count: int, tail: bytes) -> asyncio.Future[Any]:
         """Run a script: `count` bulk strings (number of keys, keys, arguments)."""
 
 
@@ -317,9 +317,9 @@ def _denied(plan: _Plan, reply: list[int]) -> Denied:
     return Denied(plan.scopes[reply[1] - 1], _DIMENSIONS[reply[2]], reply[3], reply[4], _standing(reply))
 
 
-def _standing(reply: list[int]) -> Standing:
+def _standing(reply: list[int]) -> RateLimitStatus:
     limit_requests, remaining_requests, reset_requests, limit_tokens, remaining_tokens, reset_tokens = reply[5:]
-    return Standing(
+    return RateLimitStatus(
         limit_requests=limit_requests if limit_requests >= 0 else None,
         remaining_requests=remaining_requests if limit_requests >= 0 else None,
         reset_requests_ms=reset_requests if limit_requests >= 0 else None,

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from din_extproc.admit.ledger import LimitsUnavailable
 from din_extproc.edge.redis.address import Address
-from din_extproc.edge.redis.connection import Argument, Connection, Rejected, Run, Script, Sent, pack
+from din_extproc.edge.redis.connection import Argument, CommandRetry, LuaScript, RedisConnection, RedisError, Sent, pack
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ _MOVED_ON: Final = ("READONLY", "MASTERDOWN", "LOADING", "NOREPLICAS")
 """Errors of a server that is not, or not yet, the one to ask: the link looks for it again."""
 
 Locate = Callable[[], Awaitable[Address]]
-Redirect = Callable[[str, asyncio.Future[Any], float, Run], bool]
+Redirect = Callable[[str, asyncio.Future[Any], float, CommandRetry], bool]
 """Told of an error, who waits, until when and how to ask again; True: taken care of."""
 
 
@@ -57,7 +57,7 @@ class Link:
     def __init__(
         self,
         locate: Locate,
-        scripts: tuple[Script, ...],
+        scripts: tuple[LuaScript, ...],
         *,
         timeout_ms: int = 50,
         max_in_flight: int = 4096,
@@ -71,8 +71,8 @@ class Link:
         self._redirect = redirect
         self._on_change = on_change
         self._loop: asyncio.AbstractEventLoop
-        self._connection: Connection | None = None
-        self._reloading: set[Script] = set()
+        self._connection: RedisConnection | None = None
+        self._reloading: set[LuaScript] = set()
         self._at = "redis"
         """Where it was last tried, for people."""
         self._lost = asyncio.Event()
@@ -106,15 +106,15 @@ class Link:
 
         Raises:
             LimitsUnavailable: no connection, or too many commands unanswered. The future raises it as well:
-                `Unanswered` when the link broke, `Rejected` when Redis answered with an error.
+                `Unanswered` when the link broke, `RedisError` when Redis answered with an error.
         """
         connection = self._usable()
         future: asyncio.Future[Any] = self._loop.create_future()
         packed = pack(command)
-        connection.send(packed, future, self._loop.time() + self._timeout_s, Run(None, 0, packed))
+        connection.send(packed, future, self._loop.time() + self._timeout_s, CommandRetry(None, 0, packed))
         return future
 
-    def run(self, script: Script, count: int, tail: bytes) -> asyncio.Future[Any]:
+    def run(self, script: LuaScript, count: int, tail: bytes) -> asyncio.Future[Any]:
         """Run a script: `count` bulk strings (number of keys, keys, arguments). Errors as with `call`.
 
         A server that forgot the script is told again, which the caller does not notice.
@@ -122,10 +122,10 @@ class Link:
         connection = self._usable()
         future: asyncio.Future[Any] = self._loop.create_future()
         deadline = self._loop.time() + self._timeout_s
-        connection.send(script.evalsha(count, tail), future, deadline, Run(script, count, tail))
+        connection.send(script.evalsha(count, tail), future, deadline, CommandRetry(script, count, tail))
         return future
 
-    def resume(self, future: asyncio.Future[Any], deadline: float, run: Run, *, asking: bool) -> None:
+    def resume(self, future: asyncio.Future[Any], deadline: float, run: CommandRetry, *, asking: bool) -> None:
         """Ask here what another server of the cluster sent away.
 
         Raises:
@@ -136,7 +136,7 @@ class Link:
             connection.send(pack(("ASKING",)), self._unwatched(), deadline)
         connection.send(run.command(), future, deadline, run)
 
-    def _usable(self) -> Connection:
+    def _usable(self) -> RedisConnection:
         connection = self._connection
         if connection is None:
             raise LimitsUnavailable(self.state.reason)
@@ -150,7 +150,7 @@ class Link:
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         return future
 
-    def _answered_with_error(self, connection: Connection, error: str, sent: Sent) -> None:
+    def _answered_with_error(self, connection: RedisConnection, error: str, sent: Sent) -> None:
         future, deadline, run = sent
         kind = error.partition(" ")[0]
         if run is not None and run.attempt < _ATTEMPTS:
@@ -159,11 +159,13 @@ class Link:
                 return
             if self._redirect is not None and self._redirect(error, future, deadline, run.again()):
                 return
-        future.set_exception(Rejected(error))
+        future.set_exception(RedisError(error))
         if kind in _MOVED_ON:
             connection.drop(f"Redis answered {error}")
 
-    def _reload(self, connection: Connection, future: asyncio.Future[Any], deadline: float, run: Run, script: Script) -> None:
+    def _reload(
+        self, connection: RedisConnection, future: asyncio.Future[Any], deadline: float, run: CommandRetry, script: LuaScript
+    ) -> None:
         """Load the script once for all that wait for it, then ask again; if it is forgotten in between, send it along."""
         if run.attempt > 1:
             connection.send(script.eval(run.count, run.tail), future, deadline, run)
@@ -201,8 +203,8 @@ class Link:
             address = await self._locate()
             self._at = str(address)
 
-            def protocol() -> Connection:
-                return Connection(self._loop, self._timeout_s, self._answered_with_error, self._disconnected)
+            def protocol() -> RedisConnection:
+                return RedisConnection(self._loop, self._timeout_s, self._answered_with_error, self._disconnected)
 
             if address.path:
                 _, connection = await self._loop.create_unix_connection(protocol, address.path, ssl=address.tls)
@@ -216,7 +218,7 @@ class Link:
         self._connection = connection
         self._change(LinkState(up=True, since=time.time(), reason="", address=str(address)))
 
-    async def _greet(self, connection: Connection, address: Address) -> None:
+    async def _greet(self, connection: RedisConnection, address: Address) -> None:
         commands: list[tuple[Argument, ...]] = []
         if address.password:
             commands.append(("AUTH", address.username, address.password) if address.username else ("AUTH", address.password))
@@ -230,7 +232,7 @@ class Link:
             connection.send(pack(command), answer, deadline)
         await asyncio.gather(*answers)
 
-    def _disconnected(self, connection: Connection, reason: str) -> None:
+    def _disconnected(self, connection: RedisConnection, reason: str) -> None:
         if self._connection is connection:
             self._connection = None
             self._went_down(reason)

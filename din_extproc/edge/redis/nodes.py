@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from din_extproc.edge.redis.connection import bulks
 from din_extproc.edge.redis.ledger import Runner, load, namespace
-from din_extproc.registry.row import Row
+from din_extproc.registry.row import NodeRecord
 
 PUT: Final = load("node_put")
 SWEEP: Final = load("node_sweep")
@@ -24,10 +24,10 @@ _PAGE: Final = 500
 """Nodes per question: a reply of this size does not keep Redis from others for long."""
 _KEYS: Final = ("rows", "living", "changes", "table", "places", "graves")
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_DECODER: Final = msgspec.msgpack.Decoder(Row)
+_DECODER: Final = msgspec.msgpack.Decoder(NodeRecord)
 
 
-class Change(Struct, frozen=True):
+class NodeChange(Struct, frozen=True):
     """What has become of one node."""
 
     node_id: str
@@ -36,25 +36,25 @@ class Change(Struct, frozen=True):
     packed: bytes
 
     @property
-    def row(self) -> Row | None:
+    def row(self) -> NodeRecord | None:
         """Its row, None: it is no more. Read only when somebody asks: most of what a writer hears is its own."""
         return _row(self.packed, self.revision)
 
 
-class Put(Struct, frozen=True):
+class RowWritten(Struct, frozen=True):
     """The row is in the table now."""
 
     revision: int
 
 
-class Outrun(Struct, frozen=True):
+class RowConflict(Struct, frozen=True):
     """Another row is there than the writer had seen. None: none at all."""
 
-    row: Row | None
+    row: NodeRecord | None
     alive: bool
 
 
-class Taken(Struct, frozen=True):
+class PlaceTaken(Struct, frozen=True):
     """The place belongs to another living node."""
 
     owner: str
@@ -69,7 +69,7 @@ class Changes(Struct, frozen=True):
     """Changes when Redis has lost the table; 0: there is none."""
     revision: int
     """The newest of the whole table."""
-    found: tuple[Change, ...]
+    found: tuple[NodeChange, ...]
     last: bool
     """There are no more."""
 
@@ -88,7 +88,7 @@ class NodeStore:
         self.channel = f"{prefix}:said"
         self._count, self._keys = bulks(len(_KEYS), *(f"{prefix}:{name}" for name in _KEYS))
 
-    async def put(self, row: Row, lasts_ms: int = 0) -> Put | Outrun | Taken:
+    async def put(self, row: NodeRecord, lasts_ms: int = 0) -> RowWritten | RowConflict | PlaceTaken:
         """Replace the row that has `row.revision`; 0: there is none.
 
         Args:
@@ -101,7 +101,7 @@ class NodeStore:
         packed = row.place.encode() + b"\n" + _ENCODER.encode(replace(row, revision=0))
         return await self._put(row.id, row.revision, packed, lasts_ms)
 
-    async def remove(self, row: Row) -> Put | Outrun | Taken:
+    async def remove(self, row: NodeRecord) -> RowWritten | RowConflict | PlaceTaken:
         """Take the row out of the table. Raises as `put` does."""
         return await self._put(row.id, row.revision, b"", 0)
 
@@ -117,17 +117,17 @@ class NodeStore:
         found = tuple(_changes(flat))
         return Changes(now=now / 1000, era=int(era), revision=int(revision), found=found, last=len(found) < _PAGE)
 
-    async def _put(self, node_id: str, seen: int, packed: bytes, lasts_ms: int) -> Put | Outrun | Taken:
+    async def _put(self, node_id: str, seen: int, packed: bytes, lasts_ms: int) -> RowWritten | RowConflict | PlaceTaken:
         count, tail = bulks(self.channel, node_id, seen, packed, lasts_ms)
         verdict, revision, _, *rest = await self._runner.run(PUT, self._count + count, self._keys + tail)
         if verdict == 1:
-            return Put(int(revision))
+            return RowWritten(int(revision))
         if verdict == 0:
-            return Outrun(_row(rest[0], int(revision)), bool(rest[1]))
-        return Taken(rest[0].decode())
+            return RowConflict(_row(rest[0], int(revision)), bool(rest[1]))
+        return PlaceTaken(rest[0].decode())
 
 
-def heard(message: bytes) -> Change:
+def heard(message: bytes) -> NodeChange:
     """A message of the channel.
 
     Raises:
@@ -135,14 +135,14 @@ def heard(message: bytes) -> Change:
     """
     head, _, packed = message.partition(b"\n")
     revision, alive, node_id = head.split(b" ", 2)
-    return Change(node_id.decode(), int(revision), alive == b"1", packed)
+    return NodeChange(node_id.decode(), int(revision), alive == b"1", packed)
 
 
-def _changes(flat: list[Any]) -> Iterator[Change]:
+def _changes(flat: list[Any]) -> Iterator[NodeChange]:
     fields = iter(flat)
     for node_id, revision, alive, packed in zip(fields, fields, fields, fields, strict=True):
-        yield Change(node_id.decode(), int(revision), bool(alive), packed)
+        yield NodeChange(node_id.decode(), int(revision), bool(alive), packed)
 
 
-def _row(packed: bytes, revision: int) -> Row | None:
+def _row(packed: bytes, revision: int) -> NodeRecord | None:
     return replace(_DECODER.decode(packed.partition(b"\n")[2]), revision=revision) if packed else None

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from din_extproc.domain.health import Probed
+from din_extproc.domain.health import ProbeResult
 from din_extproc.edge.redis.connection import bulks
 from din_extproc.edge.redis.ledger import Runner, load, namespace
 
@@ -17,18 +17,18 @@ _NOT_THE_QUESTION: Final = -1
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
-class Said(Struct, frozen=True):
+class ProberMessage(Struct, frozen=True):
     """What one replica tells the others."""
 
     replica: str
-    probes: tuple[Probed, ...] = ()
+    probes: tuple[ProbeResult, ...] = ()
     opened: dict[str, str] = {}
     """Nodes whose breaker it has opened, with the reason."""
     busy: dict[str, float] = {}
     """Nodes that have asked it to be left alone, and for how many seconds."""
 
 
-_DECODER: Final = msgspec.msgpack.Decoder(Said)
+_DECODER: Final = msgspec.msgpack.Decoder(ProberMessage)
 
 
 class ProberLease:
@@ -50,11 +50,11 @@ class ProberLease:
         """Be the one that asks, for so long from now on; 0: no longer. Raises `LimitsUnavailable` when Redis can't be asked."""
         return bool(await self._run(lasts_ms, b""))
 
-    async def say(self, probes: tuple[Probed, ...], opened: dict[str, str], busy: dict[str, float]) -> None:
+    async def say(self, probes: tuple[ProbeResult, ...], opened: dict[str, str], busy: dict[str, float]) -> None:
         """Tell the others. Raises as `take` does."""
-        await self._run(_NOT_THE_QUESTION, _ENCODER.encode(Said(self._replica, probes, opened, busy)))
+        await self._run(_NOT_THE_QUESTION, _ENCODER.encode(ProberMessage(self._replica, probes, opened, busy)))
 
-    def heard(self, message: bytes) -> Said | None:
+    def heard(self, message: bytes) -> ProberMessage | None:
         """A message of the channel; None: it is this replica's own, or none that can be read."""
         try:
             said = _DECODER.decode(message)

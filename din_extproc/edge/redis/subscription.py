@@ -26,7 +26,7 @@ _LONGEST_PAUSE_S: Final = 1.6
 _CHUNK: Final = 1 << 16
 
 
-class Subscription:
+class ChannelSubscription:
     """Listens to one channel.
 
     Args:

@@ -8,14 +8,14 @@ from urllib.parse import unquote, urlsplit
 
 from din_extproc.edge.redis.address import Address, parse
 from din_extproc.edge.redis.cluster import ClusterLinks
-from din_extproc.edge.redis.connection import Script
+from din_extproc.edge.redis.connection import LuaScript
 from din_extproc.edge.redis.link import Link, Locate
 from din_extproc.edge.redis.sentinel import masters, members
 
 _REDIS_PORT = 6379
 
 
-def carrier(url: str, scripts: tuple[Script, ...], *, timeout_ms: int, max_in_flight: int = 4096) -> Link | ClusterLinks:
+def carrier(url: str, scripts: tuple[LuaScript, ...], *, timeout_ms: int, max_in_flight: int = 4096) -> Link | ClusterLinks:
     """What to `start`, to hand to a `RedisLedger`, and to `close`.
 
     Args:

@@ -11,21 +11,21 @@ from msgspec import Struct
 
 from din_extproc.edge.redis.connection import bulks
 from din_extproc.edge.redis.ledger import Runner, load, namespace
-from din_extproc.observe.usage_book import Line, Used
+from din_extproc.observe.usage_book import UsageKey, UsageTotals
 
 USAGE: Final = load("usage")
 KEPT_DAYS: Final = 400
 """A year and a month to charge for it."""
 _KEPT_S: Final = KEPT_DAYS * 86_400
-COLUMNS: Final = (*Line.__struct_fields__, *Used.__struct_fields__)
+COLUMNS: Final = (*UsageKey.__struct_fields__, *UsageTotals.__struct_fields__)
 """Of a row, in order."""
 _LINES: Final = 200
 """In one portion."""
 _PAGE: Final = 2000
-_FIELDS: Final = Used.__struct_fields__
+_FIELDS: Final = UsageTotals.__struct_fields__
 
 
-class Portion(Struct, frozen=True):
+class UsagePortion(Struct, frozen=True):
     """What one replica has counted of one day, numbered so that it counts once."""
 
     day: str
@@ -33,7 +33,7 @@ class Portion(Struct, frozen=True):
     amounts: tuple[tuple[str, int], ...]
 
 
-def portions(used: Mapping[Line, Used], first: int) -> Iterator[Portion]:
+def portions(used: Mapping[UsageKey, UsageTotals], first: int) -> Iterator[UsagePortion]:
     """What was counted, cut to size. `first`: the number of the first portion."""
     by_day: dict[str, list[tuple[str, int]]] = {}
     for line, sums in used.items():
@@ -42,7 +42,7 @@ def portions(used: Mapping[Line, Used], first: int) -> Iterator[Portion]:
     number = first
     for day, amounts in by_day.items():
         for start in range(0, len(amounts), _LINES):
-            yield Portion(day, number, tuple(amounts[start : start + _LINES]))
+            yield UsagePortion(day, number, tuple(amounts[start : start + _LINES]))
             number += 1
 
 
@@ -58,19 +58,19 @@ class UsageStore:
         self._runner = runner
         self._prefix = f"{namespace(network)}{{usage}}:"
 
-    async def add(self, replica: str, portion: Portion) -> None:
+    async def add(self, replica: str, portion: UsagePortion) -> None:
         """Add it, unless it was added before."""
         key = f"{self._prefix}{portion.day}"
         flat = [part for amount in portion.amounts for part in amount]
         await self._runner.run(USAGE, *bulks(2, key, f"{key}:portions", replica, portion.number, _KEPT_S, *flat))
 
-    async def day(self, day: str) -> dict[Line, Used]:
+    async def day(self, day: str) -> dict[UsageKey, UsageTotals]:
         """Everything of one day, page by page."""
-        found: dict[Line, Used] = {}
+        found: dict[UsageKey, UsageTotals] = {}
         async for name, amount in self._fields(day):
             tenant, model, field = name.decode().split("\t")
             if field in _FIELDS:
-                used = found.setdefault(Line(day, tenant, model), Used())
+                used = found.setdefault(UsageKey(day, tenant, model), UsageTotals())
                 setattr(used, field, int(amount))
         return found
 
@@ -86,6 +86,6 @@ class UsageStore:
             yield name, amount
 
 
-def as_dict(line: Line, used: Used) -> dict[str, Any]:
+def as_dict(line: UsageKey, used: UsageTotals) -> dict[str, Any]:
     """One row for people and machines."""
     return {**msgspec.structs.asdict(line), **msgspec.structs.asdict(used)}

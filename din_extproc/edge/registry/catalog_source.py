@@ -18,7 +18,7 @@ _LARGEST: Final = 16 << 20
 _NOT_MODIFIED: Final = 304
 
 
-class Unfetched(Exception):  # noqa: N818 - it says what the source is
+class CatalogUnavailable(Exception):  # noqa: N818 - it says what the source is
     """There is no text: the source never gave one."""
 
 
@@ -55,7 +55,7 @@ class CatalogSource:
         """Ask again. True: there is another text than before. A failure is said once, and nothing has changed."""
         try:
             text = self._pull(url)
-        except Unfetched as error:
+        except CatalogUnavailable as error:
             if str(error) != self._failing:
                 _log.error("the catalogue stays as it is: %s", error)
             self._failing = str(error)
@@ -83,15 +83,15 @@ class CatalogSource:
             with error:
                 if error.code == _NOT_MODIFIED:
                     return None
-                raise Unfetched(f"{url} answers {error.code} {error.reason}") from error
+                raise CatalogUnavailable(f"{url} answers {error.code} {error.reason}") from error
         except (OSError, ValueError) as error:
-            raise Unfetched(f"{url}: {getattr(error, 'reason', error)}") from error
+            raise CatalogUnavailable(f"{url}: {getattr(error, 'reason', error)}") from error
         if len(body) > _LARGEST:
-            raise Unfetched(f"{url}: more than {_LARGEST >> 20} MiB")
+            raise CatalogUnavailable(f"{url}: more than {_LARGEST >> 20} MiB")
         try:
             msgspec.json.decode(body, type=_Shape)
             text: str = body.decode()
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise Unfetched(f"{url} answers with no catalogue: {error}") from error
+            raise CatalogUnavailable(f"{url} answers with no catalogue: {error}") from error
         self._etags[url] = etag
         return text

@@ -10,9 +10,9 @@ import aiohttp
 import msgspec
 from msgspec import Struct
 
-from din_extproc.domain.membership import Beat, Registration
+from din_extproc.domain.membership import Heartbeat, Registration
 from din_extproc.edge.registry.forms import BeatForm, LeaveForm, NodeForm
-from din_extproc.edge.tls import ClientFiles, Watched, client_context
+from din_extproc.edge.tls import ClientFiles, ReloadedFiles, client_context
 
 _TIMEOUT = aiohttp.ClientTimeout(total=3.0)
 _UNKNOWN = 404
@@ -21,11 +21,11 @@ _OK = range(200, 300)
 _LONGEST_REASON = 500
 
 
-class Unreachable(Exception):  # noqa: N818 - it says what the registry is
+class RegistryUnreachable(Exception):  # noqa: N818 - it says what the registry is
     """No replica answered, or none could; the message says why the last one did not."""
 
 
-class Refused(Struct, frozen=True):
+class RegistrationRefused(Struct, frozen=True):
     """The registry says no."""
 
     status: int
@@ -37,21 +37,21 @@ class Refused(Struct, frozen=True):
         return self.status == _UNKNOWN
 
 
-class Lease(Struct, frozen=True):
+class RegistrationLease(Struct, frozen=True):
     """A registration in force."""
 
     lease: str
     warnings: tuple[str, ...] = ()
 
 
-class Told(Struct, frozen=True):
+class HeartbeatAck(Struct, frozen=True):
     """A heartbeat was taken."""
 
     drain: bool = False
     """The registry wants the node to drain."""
 
 
-Answer = TypeVar("Answer", Lease, Told)
+Answer = TypeVar("Answer", RegistrationLease, HeartbeatAck)
 
 
 class RegistryClient:
@@ -71,35 +71,35 @@ class RegistryClient:
         self._session = session
         self._addresses = list(addresses)
         self._server_name = None if tls is None else tls.server_name
-        self._tls = None if tls is None else Watched(tls.files, lambda: client_context(tls))
+        self._tls = None if tls is None else ReloadedFiles(tls.files, lambda: client_context(tls))
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
 
-    async def register(self, registration: Registration) -> Lease | Refused:
+    async def register(self, registration: Registration) -> RegistrationLease | RegistrationRefused:
         """Join.
 
         Raises:
             Unreachable: no replica could be told. So do the others.
         """
         reply = await self._ask("POST", "/v1/nodes", NodeForm.of(registration))
-        return reply if isinstance(reply, Refused) else _read(reply, Lease)
+        return reply if isinstance(reply, RegistrationRefused) else _read(reply, RegistrationLease)
 
-    async def beat(self, node_id: str, lease: str, beat: Beat) -> Told | Refused:
+    async def beat(self, node_id: str, lease: str, beat: Heartbeat) -> HeartbeatAck | RegistrationRefused:
         """Say how the node does."""
         said = BeatForm(lease=lease, **msgspec.structs.asdict(beat))
         reply = await self._ask("POST", f"/v1/nodes/{node_id}/heartbeat", said)
-        return reply if isinstance(reply, Refused) else _read(reply, Told)
+        return reply if isinstance(reply, RegistrationRefused) else _read(reply, HeartbeatAck)
 
-    async def drain(self, node_id: str, lease: str, reason: str) -> Refused | None:
+    async def drain(self, node_id: str, lease: str, reason: str) -> RegistrationRefused | None:
         """Take nothing new."""
         reply = await self._ask("POST", f"/v1/nodes/{node_id}/drain", LeaveForm(reason, lease))
-        return reply if isinstance(reply, Refused) else None
+        return reply if isinstance(reply, RegistrationRefused) else None
 
-    async def deregister(self, node_id: str, lease: str, reason: str) -> Refused | None:
+    async def deregister(self, node_id: str, lease: str, reason: str) -> RegistrationRefused | None:
         """Leave."""
         reply = await self._ask("DELETE", f"/v1/nodes/{node_id}", LeaveForm(reason, lease))
-        return reply if isinstance(reply, Refused) else None
+        return reply if isinstance(reply, RegistrationRefused) else None
 
-    async def _ask(self, method: str, path: str, said: object) -> bytes | Refused:
+    async def _ask(self, method: str, path: str, said: object) -> bytes | RegistrationRefused:
         """The body of a good answer, or what was said instead. Replicas that fail are passed over."""
         data, problem = msgspec.json.encode(said), ""
         headers = {**self._headers, "content-type": "application/json"}
@@ -123,10 +123,10 @@ class RegistryClient:
                 if reply.status in _OK:
                     return body
                 if reply.status < _SERVER_ERROR:
-                    return Refused(reply.status, _reason(body))
+                    return RegistrationRefused(reply.status, _reason(body))
                 problem = f"{address}: {reply.status} {_reason(body)}"
             self._addresses.append(self._addresses.pop(0))
-        raise Unreachable(problem)
+        raise RegistryUnreachable(problem)
 
 
 class _Problem(Struct):
@@ -146,4 +146,4 @@ def _read(body: bytes, kind: type[Answer]) -> Answer:
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
     except msgspec.DecodeError as error:
-        raise Unreachable(f"an answer that is none of a registry: {error}") from error
+        raise RegistryUnreachable(f"an answer that is none of a registry: {error}") from error

@@ -8,8 +8,8 @@ from typing import Self
 
 from msgspec import Struct
 
-from din_extproc.domain.health import BreakerState, Standing
-from din_extproc.domain.membership import Beat, Member, NodeState, Registration
+from din_extproc.domain.health import BreakerSnapshot, BreakerState
+from din_extproc.domain.membership import Heartbeat, Member, NodeState, Registration
 from din_extproc.domain.node import Endpoint, Node
 from din_extproc.registry.claims import MOST_BYTES, MOST_OF_A_NODE
 from din_extproc.route.versions import is_version
@@ -119,9 +119,9 @@ class BeatForm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     free_memory_bytes: int | None = None
     reason: str = ""
 
-    def beat(self) -> Beat:
+    def beat(self) -> Heartbeat:
         """As the registry takes it."""
-        return Beat(**{name: getattr(self, name) for name in Beat.__struct_fields__})
+        return Heartbeat(**{name: getattr(self, name) for name in Heartbeat.__struct_fields__})
 
 
 class LeaveForm(Struct, frozen=True, forbid_unknown_fields=True):
@@ -150,7 +150,7 @@ class HealthForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
     probe_age_s: float | None = None
 
     @classmethod
-    def of(cls, standing: Standing, now: float) -> Self:
+    def of(cls, standing: BreakerSnapshot, now: float) -> Self:
         """A standing at a time of the monotonic clock."""
         return cls(
             state=standing.state,
@@ -169,9 +169,9 @@ class HealthForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
         share = "" if self.share == 0.0 else f", gets {self.share:.0%} of its requests"
         return f"breaker {self.state.value.replace('_', ' ')} since {self.for_s:.0f} s{share}{again}: {self.reason}"
 
-    def standing(self) -> Standing:
+    def standing(self) -> BreakerSnapshot:
         """The same at the time 0."""
-        return Standing(self.state, 0.0, self.again_in_s, self.share, self.reason)
+        return BreakerSnapshot(self.state, 0.0, self.again_in_s, self.share, self.reason)
 
 
 class MemberForm(Struct, frozen=True, kw_only=True):
@@ -181,7 +181,7 @@ class MemberForm(Struct, frozen=True, kw_only=True):
     state: NodeState
     trust: float
     reasons: tuple[str, ...]
-    beat: Beat | None
+    beat: Heartbeat | None
     beat_age_s: float | None
     """Seconds since the latest heartbeat; None: there was none."""
     stale: bool

@@ -15,11 +15,22 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from din_extproc.admit.ledger import LimitsUnavailable
-from din_extproc.domain.membership import Beat, Member, Reading, Registration
+from din_extproc.domain.membership import Heartbeat, HeartbeatReading, Member, Registration
 from din_extproc.edge.clock import SystemClock
-from din_extproc.edge.redis.nodes import Change, NodeStore, Outrun, Put, Taken, heard
-from din_extproc.registry.row import Denial, Denied, Row, babbled, beaten, caught, compared, drained, observed, registered
-from din_extproc.registry.table import Event, Table
+from din_extproc.edge.redis.nodes import NodeChange, NodeStore, PlaceTaken, RowConflict, RowWritten, heard
+from din_extproc.registry.row import (
+    DenialReason,
+    NodeRecord,
+    RegistryDenial,
+    babbled,
+    beaten,
+    caught,
+    compared,
+    drained,
+    observed,
+    registered,
+)
+from din_extproc.registry.table import NodeEvent, NodeTable
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +39,7 @@ _FORGET_MS: Final = 600_000
 """How long the dead are shown."""
 _LEASE_BYTES: Final = 12
 
-Step = Callable[[Row | None, bool], Row | Denied]
+Step = Callable[[NodeRecord | None, bool], NodeRecord | RegistryDenial]
 """From a node's row, and whether it lives, to the row as it should be."""
 
 
@@ -50,12 +61,12 @@ class Registrar:
         dead_after_s: How long a silent node lives.
     """
 
-    def __init__(self, table: Table, store: NodeStore, *, network: str, heartbeat_s: float, dead_after_s: float) -> None:
+    def __init__(self, table: NodeTable, store: NodeStore, *, network: str, heartbeat_s: float, dead_after_s: float) -> None:
         self.table = table
         self._network = network
         self.heartbeat_s = heartbeat_s
         self.dead_after_s = dead_after_s
-        self.watchers: set[Callable[[list[Event]], None]] = set()
+        self.watchers: set[Callable[[list[NodeEvent]], None]] = set()
         """Told of every change; they must not raise."""
         self._store = store
         self._offset_s = time.time() - SystemClock.monotonic()
@@ -68,58 +79,60 @@ class Registrar:
         """Something may have been missed: `sync` soon."""
         self._loose: set[str] = set()
         """Nodes whose rows are in this view only."""
-        self._readings: dict[str, Reading] = {}
+        self._readings: dict[str, HeartbeatReading] = {}
 
     # -- what nodes ask --------------------------------------------------------------------------------------------------------------
 
-    async def register(self, registration: Registration) -> Registered | Denied:
+    async def register(self, registration: Registration) -> Registered | RegistryDenial:
         """A node wants to be part of the network."""
         if registration.network != self._network:
-            return Denied(Denial.UNTRUE, f"this is the registry of network {self._network!r}, not of {registration.network!r}")
+            return RegistryDenial(
+                DenialReason.UNTRUE, f"this is the registry of network {self._network!r}, not of {registration.network!r}"
+            )
         lease = secrets.token_hex(_LEASE_BYTES)
 
-        def step(before: Row | None, alive: bool) -> Row | Denied:  # noqa: FBT001 - the shape of a step
+        def step(before: NodeRecord | None, alive: bool) -> NodeRecord | RegistryDenial:  # noqa: FBT001 - the shape of a step
             row = registered(registration, lease, before, alive=alive, catalogue=self.table.catalogue, now=self.now())
-            return row if isinstance(row, Denied) else self._placed(row)
+            return row if isinstance(row, RegistryDenial) else self._placed(row)
 
         row = await self._write(registration.node.id, step, lives=True)
-        if isinstance(row, Row):
+        if isinstance(row, NodeRecord):
             return Registered(row.lease, self.table.warnings(row))
-        if row.kind is Denial.UNTRUE:
+        if row.kind is DenialReason.UNTRUE:
             _log.warning("node %s was refused: %s", registration.node.id, row.reason)
             await self._catch(registration.node.id, row.reason)
         return row
 
-    async def beat(self, node_id: str, lease: str, beat: Beat) -> Row | Denied:
+    async def beat(self, node_id: str, lease: str, beat: Heartbeat) -> NodeRecord | RegistryDenial:
         """A node says how it does."""
         row = await self._write(
             node_id, lambda before, _: beaten(before, lease, beat, interval_s=self.heartbeat_s, now=self.now()), lives=True
         )
-        if isinstance(row, Denied) and row.kind is Denial.IMPOSSIBLE:
+        if isinstance(row, RegistryDenial) and row.kind is DenialReason.IMPOSSIBLE:
             reason = row.reason
             await self._write(node_id, lambda before, _: _known(before, lease, lambda known: babbled(known, reason, self.now())))
         return row
 
-    async def drain(self, node_id: str, reason: str, lease: str = "") -> Row | Denied:
+    async def drain(self, node_id: str, reason: str, lease: str = "") -> NodeRecord | RegistryDenial:
         """The node takes nothing new. `lease` "": whichever is in force."""
         return await self._write(node_id, lambda before, _: _known(before, lease, lambda known: drained(known, reason)))
 
-    async def deregister(self, node_id: str, reason: str, lease: str = "") -> Denied | None:
+    async def deregister(self, node_id: str, reason: str, lease: str = "") -> RegistryDenial | None:
         """The node is no part of the network any more. `lease` "": whichever is in force."""
         for _ in range(_ATTEMPTS):
             row = _known(self.table.rows.get(node_id), lease, lambda known: known)
-            if isinstance(row, Denied):
+            if isinstance(row, RegistryDenial):
                 return row
             try:
                 outcome = await self._store.remove(row)
             except LimitsUnavailable as error:
                 self._away(error)
-                outcome = Put(row.revision)
-            if isinstance(outcome, Put):
+                outcome = RowWritten(row.revision)
+            if isinstance(outcome, RowWritten):
                 self._tell(self.table.remove(node_id, outcome.revision, self.now(), reason or "deregistered"))
                 return None
             await self.sync()
-        return Denied(Denial.OUTDATED, "the node's row changes too often")
+        return RegistryDenial(DenialReason.OUTDATED, "the node's row changes too often")
 
     async def observe(self, node_id: str, answers: int, failures: int) -> None:
         """So many requests were answered by the node lately, and so many failed at it."""
@@ -206,7 +219,7 @@ class Registrar:
         except LimitsUnavailable as error:
             self._away(error)
 
-    def readings(self) -> dict[str, Reading]:
+    def readings(self) -> dict[str, HeartbeatReading]:
         """What nodes have said since this was last asked."""
         readings, self._readings = self._readings, {}
         return readings
@@ -221,15 +234,15 @@ class Registrar:
 
     # -- inside ----------------------------------------------------------------------------------------------------------------------
 
-    async def _write(self, node_id: str, step: Step, *, lives: bool = False) -> Row | Denied:
+    async def _write(self, node_id: str, step: Step, *, lives: bool = False) -> NodeRecord | RegistryDenial:
         """Replace the node's row, whoever else writes at the same time."""
         lasts_ms = round(self.dead_after_s * 1000) if lives else 0
         asked = False
         for _ in range(_ATTEMPTS):
             alive = self.table.alive(node_id)
             row = step(self.table.rows.get(node_id), alive)
-            if isinstance(row, Denied):
-                if asked or row.kind not in {Denial.UNKNOWN, Denial.OUTDATED}:
+            if isinstance(row, RegistryDenial):
+                if asked or row.kind not in {DenialReason.UNKNOWN, DenialReason.OUTDATED}:
                     return row
                 asked = True  # another replica may know better
                 await self.sync()
@@ -238,31 +251,31 @@ class Registrar:
                 outcome = await self._store.put(row, lasts_ms)
             except LimitsUnavailable as error:
                 self._away(error)
-                outcome = Put(row.revision)
-            if isinstance(outcome, Put):
+                outcome = RowWritten(row.revision)
+            if isinstance(outcome, RowWritten):
                 row = replace(row, revision=outcome.revision)
                 self._take(row, alive=alive or lives)
                 return row
-            if isinstance(outcome, Taken):
-                return Denied(Denial.OUTDATED, f"node {outcome.owner!r} has this address and is heard of")
+            if isinstance(outcome, PlaceTaken):
+                return RegistryDenial(DenialReason.OUTDATED, f"node {outcome.owner!r} has this address and is heard of")
             await self._catch_up(outcome)
-        return Denied(Denial.OUTDATED, "the node's row changes too often")
+        return RegistryDenial(DenialReason.OUTDATED, "the node's row changes too often")
 
-    async def _catch_up(self, outcome: Outrun) -> None:
+    async def _catch_up(self, outcome: RowConflict) -> None:
         """The row is another one than was thought."""
         if outcome.row is None:
             await self.sync()  # removed, or Redis has lost the table
         else:
             self._take(outcome.row, alive=outcome.alive)
 
-    def _placed(self, row: Row) -> Row | Denied:
+    def _placed(self, row: NodeRecord) -> NodeRecord | RegistryDenial:
         """The row, when nobody else has its id or its place."""
         configured = self.table.configured(row)
         if configured is not None:
-            return Denied(Denial.OUTDATED, f"node {configured.id!r} of the configuration has this id or this address")
+            return RegistryDenial(DenialReason.OUTDATED, f"node {configured.id!r} of the configuration has this id or this address")
         owner = self.table.owner(row)
         if owner is not None:
-            return Denied(Denial.OUTDATED, f"node {owner.id!r} has this address and is heard of")
+            return RegistryDenial(DenialReason.OUTDATED, f"node {owner.id!r} has this address and is heard of")
         return row
 
     async def _catch(self, node_id: str, reason: str) -> None:
@@ -270,7 +283,7 @@ class Registrar:
         if self.table.alive(node_id):
             await self._write(node_id, lambda before, _: _known(before, "", lambda known: caught(known, reason, self.now())))
 
-    def _apply(self, change: Change) -> None:
+    def _apply(self, change: NodeChange) -> None:
         known = self.table.rows.get(change.node_id)
         if known is not None and known.revision >= change.revision:
             return
@@ -280,15 +293,15 @@ class Registrar:
         else:
             self._take(row, alive=change.alive)
 
-    def _take(self, row: Row, *, alive: bool) -> None:
+    def _take(self, row: NodeRecord, *, alive: bool) -> None:
         before = self.table.rows.get(row.id)
         if row.beat is not None and (before is None or before.beat != row.beat):
-            self._readings[row.id] = Reading(row.beat, SystemClock.monotonic(), row.evidence.trust(self.now()))
+            self._readings[row.id] = HeartbeatReading(row.beat, SystemClock.monotonic(), row.evidence.trust(self.now()))
         if not row.revision:
             self._loose.add(row.id)
         self._tell(self.table.take(row, self.now(), alive=alive, reason=f"not heard of for {self.dead_after_s:g} s"))
 
-    def _tell(self, events: list[Event]) -> None:
+    def _tell(self, events: list[NodeEvent]) -> None:
         if not events:
             return
         for event in events:
@@ -312,8 +325,8 @@ class Registrar:
             _log.warning("the node table can't be shared (%s): the last view stays in use", error)
 
 
-def _known(row: Row | None, lease: str, change: Callable[[Row], Row]) -> Row | Denied:
+def _known(row: NodeRecord | None, lease: str, change: Callable[[NodeRecord], NodeRecord]) -> NodeRecord | RegistryDenial:
     """The change of a row that there is."""
     if row is None or (lease and row.lease != lease):
-        return Denied(Denial.UNKNOWN, "no such registration")
+        return RegistryDenial(DenialReason.UNKNOWN, "no such registration")
     return change(row)

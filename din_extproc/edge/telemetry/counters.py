@@ -12,7 +12,7 @@ from din_extproc.observe.instruments import DECISION_US as BOUNDS_US
 _log = logging.getLogger(__name__)
 
 
-class Counters:
+class DecisionCounters:
     """Counts of one process, since its start."""
 
     def __init__(self) -> None:

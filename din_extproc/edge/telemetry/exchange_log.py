@@ -19,7 +19,7 @@ _AT_ONCE = 16
 _MOST_WAITING = 20_000
 
 
-class _Line(Struct, frozen=True, omit_defaults=True):
+class _LogLine(Struct, frozen=True, omit_defaults=True):
     time: str
     level: str
     logger: str
@@ -79,9 +79,9 @@ class ExchangeLog:
             await asyncio.sleep(0)
 
 
-def _line(record: ExchangeRecord) -> _Line:
+def _line(record: ExchangeRecord) -> _LogLine:
     ended = datetime.fromtimestamp(record.started_at + (record.duration_ms or 0.0) / 1000, UTC)
-    return _Line(
+    return _LogLine(
         time=ended.isoformat(timespec="milliseconds"),
         level="info" if record.outcome in {Outcome.COMPLETED, Outcome.REFUSED} else "warning",
         logger="din_extproc.exchange",

@@ -37,7 +37,7 @@ class JsonLines(logging.Formatter):
         return msgspec.json.encode(entry).decode()
 
 
-class Sparing(logging.Filter):
+class LogThrottle(logging.Filter):
     """Lets each kind of message through twenty times in ten seconds. The next one that passes says how many were `left_out`."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ def configure(level: str) -> None:
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
-    handler.addFilter(Sparing())
+    handler.addFilter(LogThrottle())
     own = logging.getLevelNamesMapping()[level.upper()]
     logging.basicConfig(level=max(own, logging.INFO), handlers=[handler], force=True)
     logging.getLogger(_OURS).setLevel(own)

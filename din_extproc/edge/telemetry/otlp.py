@@ -34,9 +34,9 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 from din_extproc import __version__
 from din_extproc.domain.usage import ExchangeRecord, FailedAttempt
 from din_extproc.edge.clock import SystemClock
-from din_extproc.edge.tls import ClientFiles, Watched, client_context
+from din_extproc.edge.tls import ClientFiles, ReloadedFiles, client_context
 from din_extproc.observe.families import Distribution, Family, Labels, Value
-from din_extproc.observe.instruments import SEMCONV, Instrument, Kind
+from din_extproc.observe.instruments import SEMCONV, Instrument, InstrumentKind
 from din_extproc.observe.spans import Span, attempt_span, spans
 
 _log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class OtlpExporter:
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._families = families
         self._server_name = None if tls is None else tls.server_name
-        self._tls = None if tls is None else Watched(tls.files, lambda: client_context(tls))
+        self._tls = None if tls is None else ReloadedFiles(tls.files, lambda: client_context(tls))
         self._began_ns = int(SystemClock.wall() * _NS_PER_S)
         self._records: deque[ExchangeRecord | FailedAttempt] = deque()
         self._down = False
@@ -194,14 +194,14 @@ def _readable(span: Span, resource: Resource) -> ReadableSpan:
 
 
 def _data(instrument: Instrument, points: list[tuple[Labels, Value]], began_ns: int, now_ns: int) -> Sum | Gauge | Histogram:
-    if instrument.kind is Kind.HISTOGRAM:
+    if instrument.kind is InstrumentKind.HISTOGRAM:
         return Histogram(list(_distributions(instrument, points, began_ns, now_ns)), AggregationTemporality.CUMULATIVE)
     numbers = [
         NumberDataPoint(_attributes(instrument, labels), began_ns, now_ns, value)
         for labels, value in points
         if not isinstance(value, Distribution)
     ]
-    if instrument.kind is Kind.GAUGE:
+    if instrument.kind is InstrumentKind.GAUGE:
         return Gauge(numbers)
     return Sum(numbers, AggregationTemporality.CUMULATIVE, is_monotonic=True)
 

@@ -6,10 +6,10 @@ import pytest
 
 from din_extproc.admit.keys import ENTROPY_BYTES, Authenticated, KeyRing, is_key_id, make_key, parse_hash
 from din_extproc.domain.request import Priority
-from din_extproc.domain.tenant import ApiKey, Limits, Tenant
-from din_extproc.domain.verdict import Code, Refusal
+from din_extproc.domain.tenant import ApiKey, RateLimits, Tenant
+from din_extproc.domain.verdict import Refusal, RefusalCode
 
-TENANT = Tenant(id="finance", models=("*",), priority=Priority.STANDARD, limits=Limits(), per_model={})
+TENANT = Tenant(id="finance", models=("*",), priority=Priority.STANDARD, limits=RateLimits(), per_model={})
 NEW = make_key("fin-2026.11", bytes(range(ENTROPY_BYTES)))
 NOON = datetime(2026, 11, 29, 12, tzinfo=UTC).timestamp()
 
@@ -43,7 +43,7 @@ def test_a_key_opens_in_every_usual_spelling(authorization, x_api_key):
 @pytest.mark.parametrize("authorization", ["", "Bearer", "Bearer   ", "Basic dXNlcjpwYXNz", NEW.text])
 def test_no_key_is_told_how_to_send_one(authorization):
     refusal = RING.authenticate(authorization, "", NOON)
-    assert refusal.code is Code.INVALID_API_KEY
+    assert refusal.code is RefusalCode.INVALID_API_KEY
     assert "x-api-key" in refusal.message
 
 
@@ -65,12 +65,12 @@ def test_no_key_is_told_how_to_send_one(authorization):
 )
 def test_a_wrong_key_is_refused_in_the_same_words_and_never_quoted(key):
     refusal = RING.authenticate(f"Bearer {key}", "", NOON)
-    assert refusal == Refusal(Code.INVALID_API_KEY, "The API key is not valid.")
+    assert refusal == Refusal(RefusalCode.INVALID_API_KEY, "The API key is not valid.")
 
 
 def test_a_bearer_key_is_not_replaced_by_another_one():
     refusal = RING.authenticate("Bearer din_wrong_one", NEW.text, NOON)
-    assert refusal.code is Code.INVALID_API_KEY
+    assert refusal.code is RefusalCode.INVALID_API_KEY
 
 
 def test_an_expired_key_says_so_only_to_whoever_holds_it():

@@ -3,10 +3,10 @@
 import pytest
 
 from din_extproc.admit.headers import duration, limits_unavailable, refusal, retry_headers, standing_headers
-from din_extproc.admit.ledger import Claim, Denied, Standing
-from din_extproc.domain.verdict import Code
+from din_extproc.admit.ledger import Claim, Denied, RateLimitStatus
+from din_extproc.domain.verdict import RefusalCode
 
-FULL = Standing(
+FULL = RateLimitStatus(
     limit_requests=600, remaining_requests=599, reset_requests_ms=61_000, limit_tokens=8000, remaining_tokens=0, reset_tokens_ms=12
 )
 CLAIM = Claim("r", "finance", (), 9000, 1000)
@@ -45,14 +45,14 @@ def test_the_standing_has_openais_names():
 
 
 def test_a_dimension_without_a_limit_has_no_header():
-    assert standing_headers(Standing()) == ()
-    requests = Standing(limit_requests=1, remaining_requests=1, reset_requests_ms=0)
+    assert standing_headers(RateLimitStatus()) == ()
+    requests = RateLimitStatus(limit_requests=1, remaining_requests=1, reset_requests_ms=0)
     assert [name for name, _ in standing_headers(requests)] == [
         "x-ratelimit-limit-requests",
         "x-ratelimit-remaining-requests",
         "x-ratelimit-reset-requests",
     ]
-    tokens = Standing(limit_tokens=1, remaining_tokens=1, reset_tokens_ms=0)
+    tokens = RateLimitStatus(limit_tokens=1, remaining_tokens=1, reset_tokens_ms=0)
     assert [name for name, _ in standing_headers(tokens)] == [
         "x-ratelimit-limit-tokens",
         "x-ratelimit-remaining-tokens",
@@ -67,7 +67,11 @@ def test_b75_retry_after_is_whole_seconds_rounded_up_and_never_zero(ms, seconds,
 
 @pytest.mark.parametrize(
     ("dimension", "code"),
-    [("rpm", Code.RATE_LIMIT_EXCEEDED), ("tpm", Code.RATE_LIMIT_EXCEEDED), ("max_streams", Code.CONCURRENCY_LIMIT_EXCEEDED)],
+    [
+        ("rpm", RefusalCode.RATE_LIMIT_EXCEEDED),
+        ("tpm", RefusalCode.RATE_LIMIT_EXCEEDED),
+        ("max_streams", RefusalCode.CONCURRENCY_LIMIT_EXCEEDED),
+    ],
 )
 def test_a_reached_limit_is_a_429_that_says_when_to_come_back(dimension, code):
     refused = refusal(Denied("model:m", dimension, 8000, 950, FULL), CLAIM)
@@ -86,13 +90,13 @@ def test_a_token_refusal_names_limit_and_requested():
 @pytest.mark.parametrize(("lease_left_ms", "told_ms"), [(30_000, 1000), (400, 400)])
 def test_a_slot_is_worth_another_try_before_the_oldest_lease_runs_out(lease_left_ms, told_ms):
     refused = refusal(Denied("tenant", "max_streams", 2, lease_left_ms, FULL), CLAIM)
-    assert refused.code is Code.CONCURRENCY_LIMIT_EXCEEDED
+    assert refused.code is RefusalCode.CONCURRENCY_LIMIT_EXCEEDED
     assert refused.retry_after_ms == told_ms
 
 
 def test_b63_oversize_is_a_400_without_a_time_to_retry():
     refused = refusal(Denied("tenant", "oversize", 8000, 0, FULL), CLAIM)
-    assert refused.code is Code.REQUEST_EXCEEDS_LIMIT
+    assert refused.code is RefusalCode.REQUEST_EXCEEDS_LIMIT
     assert refused.retry_after_ms is None
     names = [name for name, _ in refused.headers]
     assert not any(name.startswith("retry-after") for name in names)
@@ -102,5 +106,5 @@ def test_b63_oversize_is_a_400_without_a_time_to_retry():
 
 def test_unavailable_limits_are_a_503_with_retry_after():
     refused = limits_unavailable()
-    assert refused.code is Code.LIMITS_UNAVAILABLE
+    assert refused.code is RefusalCode.LIMITS_UNAVAILABLE
     assert ("retry-after", "1") in refused.headers

@@ -1,14 +1,14 @@
 """Who waits, and whose turn it is: classes, weights, bounds, and what holds up whom."""
 
-from din_extproc.admit.ledger import Claim, Denied, Standing
-from din_extproc.admit.queue import LOOK_AGAIN_MS, Queue, Ticket, worth_waiting
+from din_extproc.admit.ledger import Claim, Denied, RateLimitStatus
+from din_extproc.admit.queue import LOOK_AGAIN_MS, QueueState, Ticket, worth_waiting
 from din_extproc.domain.request import Priority
-from din_extproc.domain.tenant import Budget, Limits, Queueing
+from din_extproc.domain.tenant import Budget, Queueing, RateLimits
 
-OWN, COMMON = Budget("tenant", Limits(tpm=1000)), Budget("network", Limits(tpm=1000), shared=True)
+OWN, COMMON = Budget("tenant", RateLimits(tpm=1000)), Budget("network", RateLimits(tpm=1000), shared=True)
 
 
-class Room(Queue):
+class Room(QueueState):
     """A queue with short words for joining, and a number for each ticket."""
 
     def __init__(self, *sizes: int) -> None:
@@ -28,11 +28,11 @@ class Room(Queue):
         return ticket.claim.tenant
 
     def deny(self, ticket, scope="network", dimension="tpm", wait_ms=200) -> None:
-        self.denied(ticket, Denied(scope, dimension, 1000, wait_ms, Standing()), self.now)
+        self.denied(ticket, Denied(scope, dimension, 1000, wait_ms, RateLimitStatus()), self.now)
 
 
 def test_only_what_comes_back_soon_is_waited_for():
-    waited_for = [worth_waiting(Denied("tenant", what, 1, 1, Standing())) for what in ("tpm", "max_streams", "rpm", "oversize")]
+    waited_for = [worth_waiting(Denied("tenant", what, 1, 1, RateLimitStatus())) for what in ("tpm", "max_streams", "rpm", "oversize")]
     assert waited_for == [True, True, False, False]
 
 

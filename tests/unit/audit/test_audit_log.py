@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from din_extproc.audit.chain import LOG, Key, sign
+from din_extproc.audit.chain import LOG, SigningKey, sign
 from din_extproc.audit.records import Configured, Event
 from din_extproc.edge.audit import log as audit_log
-from tests.audit_logs import KEY, check, log_files, log_in, settled, written
+from tests.support.audit_logs import KEY, check, log_files, log_in, settled, written
 
 
 async def test_a_writer_that_begins_again_goes_on_with_the_numbers_and_the_chain(tmp_path):
@@ -60,7 +60,7 @@ async def test_files_end_at_their_size_and_at_their_age_and_are_sealed(tmp_path,
 
 
 async def test_another_key_begins_another_file(tmp_path):
-    second = Key("k2", b"the key after the first one")
+    second = SigningKey("k2", b"the key after the first one")
     log = log_in(tmp_path)
     log.note(settled(1))
     await log.flush()

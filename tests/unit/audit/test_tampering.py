@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from din_extproc.audit import chain
-from din_extproc.audit.chain import Key
+from din_extproc.audit.chain import SigningKey
 from din_extproc.audit.records import Witness
 from din_extproc.audit.report import contradictions
 from din_extproc.audit.verify import verify
 from din_extproc.edge.audit.files import read_log
-from tests.audit_logs import KEY, KEYS, check, log_files, settled, tamper, write
+from tests.support.audit_logs import KEY, KEYS, check, log_files, settled, tamper, write
 
 _TAMPERINGS = 1000
 RECORDS = 80
@@ -155,7 +155,7 @@ def test_another_key_proves_nothing(folder):
 
 
 def test_a_log_under_two_keys_is_verified_with_both(tmp_path):
-    second = Key("k2", b"the key after the first one")
+    second = SigningKey("k2", b"the key after the first one")
     write(tmp_path, 10)
     write(tmp_path, 10, keys=(KEY, second))
     assert check(tmp_path, keys={**KEYS, "k2": second.secret}).findings == []

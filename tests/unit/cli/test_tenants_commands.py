@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from din_extproc.cli.app import app
-from din_extproc.roles.usage import _days
+from din_extproc.roles.serve.usage import _days
 
 DIN = """
 version: 1

@@ -7,7 +7,7 @@ import pytest
 from din_extproc.control import bootstrap
 from din_extproc.control.topology import HealthCheck, SocketAddress, Topology, UnixSocket
 from din_extproc.domain.node import Pool
-from din_extproc.domain.verdict import Code, error_body
+from din_extproc.domain.verdict import RefusalCode, error_body
 
 
 def rendered(**changes):
@@ -43,7 +43,7 @@ def test_the_sidecar_is_sent_trailers_so_that_its_stream_lasts_as_long_as_the_ex
 
 def test_every_own_answer_of_envoy_has_exactly_the_keys_of_the_error_body():
     mappers = connection_manager(rendered())["local_reply_config"]["mappers"]
-    expected = msgspec.json.decode(error_body(Code.INTERNAL_ERROR, "m", trace_id="t"))
+    expected = msgspec.json.decode(error_body(RefusalCode.INTERNAL_ERROR, "m", trace_id="t"))
     for mapper in mappers:
         body = mapper["body_format_override"]["json_format"]
         assert (set(body), set(body["error"])) == (set(expected), set(expected["error"]))

@@ -7,7 +7,7 @@ import pytest
 from din_extproc._proto.envoy.service.discovery.v3.discovery_pb2 import DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest
 from din_extproc.control.discovery import DiscoveryStream
 from din_extproc.control.snapshot import SERVED, Resource, Snapshot
-from tests.xds_client import ASSIGNMENT, CLUSTER, ROUTES, XdsClient
+from tests.support.xds_client import ASSIGNMENT, CLUSTER, ROUTES, XdsClient
 
 
 def moment(routes: str = "1", **pools: str) -> Snapshot:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from din_extproc.control.hand_edits import Contradiction, merged
+from din_extproc.control.hand_edits import EditConflict, merged
 
 BEFORE = "a: 1\nb: 2\nc: 3\nd: 4\n"
 
@@ -26,7 +26,7 @@ def test_changes_at_different_places_are_both_kept(by_hand, rendered, together):
 
 def test_changes_at_one_place_are_named_with_what_each_says():
     [place] = merged(BEFORE, "a: 1\nb: mine\nc: 3\nd: 4\n", "a: 1\nb: new\nc: 3\nd: 4\n")
-    assert place == Contradiction(2, ("b: mine\n",), ("b: new\n",))
+    assert place == EditConflict(2, ("b: mine\n",), ("b: new\n",))
     assert str(place) == "line 2: by hand 'b: mine', now rendered 'b: new'"
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from din_extproc.control.snapshot import ASSIGNMENT, CLUSTER, ROUTES, Resource, Snapshot
-from din_extproc.control.subscription import Phase, Subscription
+from din_extproc.control.subscription import SubscriptionPhase, XdsSubscription
 
 
 def world(type_url: str = ASSIGNMENT, **versions: str) -> Snapshot:
@@ -13,7 +13,7 @@ def world(type_url: str = ASSIGNMENT, **versions: str) -> Snapshot:
     return Snapshot({**others, type_url: resources}, {each: "-".join(sorted(versions.values())) for each in others})
 
 
-def told(subscription: Subscription, snapshot: Snapshot, nonce: str = "1", *, removals: bool = True):
+def told(subscription: XdsSubscription, snapshot: Snapshot, nonce: str = "1", *, removals: bool = True):
     """Names with versions and removed names of the next response; None when there is none."""
     offer = subscription.offer(snapshot, nonce, removals=removals)
     if offer is None:
@@ -21,16 +21,16 @@ def told(subscription: Subscription, snapshot: Snapshot, nonce: str = "1", *, re
     return {resource.name: resource.version for resource in offer.resources}, set(offer.removed)
 
 
-def asks_for(*names: str, type_url: str = ASSIGNMENT) -> Subscription:
+def asks_for(*names: str, type_url: str = ASSIGNMENT) -> XdsSubscription:
     """A client of the state of the world that wants these."""
-    subscription = Subscription(type_url, delta=False)
+    subscription = XdsSubscription(type_url, delta=False)
     subscription.wants(names, "", None)
     return subscription
 
 
-def subscribes_to(*names: str, known: dict[str, str] | None = None, type_url: str = ASSIGNMENT) -> Subscription:
+def subscribes_to(*names: str, known: dict[str, str] | None = None, type_url: str = ASSIGNMENT) -> XdsSubscription:
     """A client that takes changes and wants these."""
-    subscription = Subscription(type_url, delta=True)
+    subscription = XdsSubscription(type_url, delta=True)
     subscription.wants_changes(names, (), known or {}, "", None)
     return subscription
 
@@ -52,7 +52,7 @@ def test_an_answer_moves_the_version_that_the_client_has():
     told(client, world(a="1"))
     assert (client.acked, client.refusal) == ("", "")
     client.wants(("a",), "1", None)
-    assert (client.acked, client.phase) == ("1", Phase.IDLE)
+    assert (client.acked, client.phase) == ("1", SubscriptionPhase.IDLE)
     assert told(client, world(a="1"), "2") is None
 
 
@@ -70,7 +70,7 @@ def test_what_was_refused_is_not_offered_again_until_it_is_another(delta):
     assert (client.acked, client.refusal) == ("1", "")
 
 
-def say(client: Subscription, nonce: str, refusal: str | None, *, delta: bool) -> None:
+def say(client: XdsSubscription, nonce: str, refusal: str | None, *, delta: bool) -> None:
     if delta:
         client.wants_changes((), (), {}, nonce, refusal)
     else:
@@ -91,14 +91,14 @@ def test_an_answer_to_a_response_that_was_replaced_says_nothing():
     client.wants(("a",), "1", None)
     told(client, world(a="2"), "2")
     client.wants(("b",), "1", None)
-    assert client.phase is Phase.OFFERED
+    assert client.phase is SubscriptionPhase.OFFERED
     assert client.acked == "1"
     client.wants(("a",), "2", None)
     assert client.acked == "2"
 
 
 def test_a_nonce_of_a_former_stream_is_an_ordinary_first_request():
-    client = Subscription(ASSIGNMENT, delta=False)
+    client = XdsSubscription(ASSIGNMENT, delta=False)
     client.wants(("a",), "77", None)
     assert told(client, world(a="1")) == ({"a": "1"}, set())
 
@@ -223,7 +223,7 @@ def test_a_change_of_subscriptions_with_a_stale_nonce_counts():
     client.wants_changes((), (), {}, "1", None)
     told(client, world(a="2", b="1"), "2")
     client.wants_changes(("b",), (), {}, "1", None)
-    assert client.phase is Phase.OFFERED
+    assert client.phase is SubscriptionPhase.OFFERED
     client.wants_changes((), (), {}, "2", None)
     assert told(client, world(a="2", b="1"), "3") == ({"b": "1"}, set())
 
@@ -246,10 +246,10 @@ def test_what_is_forgotten_is_told_again():
 
 @pytest.mark.parametrize("delta", [False, True])
 def test_a_client_that_asks_for_a_world_of_names_is_none_of_ours(delta):
-    client = Subscription(ASSIGNMENT, delta=delta)
+    client = XdsSubscription(ASSIGNMENT, delta=delta)
     names = [str(number) for number in range(10_001)]
     ask = (lambda: client.wants_changes(names, (), {}, "", None)) if delta else (lambda: client.wants(names, "", None))
     with pytest.raises(ValueError, match="10000"):
         ask()
     with pytest.raises(ValueError, match="10000"):
-        Subscription(ASSIGNMENT, delta=True).wants_changes((), (), dict.fromkeys(names, "1"), "", None)
+        XdsSubscription(ASSIGNMENT, delta=True).wants_changes((), (), dict.fromkeys(names, "1"), "", None)

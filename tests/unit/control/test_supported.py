@@ -3,7 +3,7 @@
 import pytest
 
 from din_extproc.control.supported import minor, unsupported
-from tests.envoy_matrix import VERSIONS
+from tests.support.envoy_matrix import VERSIONS
 
 
 @pytest.mark.parametrize("version", [*VERSIONS, "1.36", "v1.40.0", "1.41.0"])

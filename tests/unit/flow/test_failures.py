@@ -6,8 +6,8 @@ import zlib
 
 import pytest
 
-from din_extproc.domain.request import Head
-from din_extproc.domain.response import PASS, Replacement, ResponseHead, Whole
+from din_extproc.domain.request import RequestHead
+from din_extproc.domain.response import PASS, BufferedTranslation, Replacement, ResponseHead
 from din_extproc.flow.failures import treatment
 from din_extproc.southbound.error_body import READ_BYTES
 
@@ -16,7 +16,7 @@ SAID = b'{"error":{"message":"no such field","param":"body.top_k"}}'
 
 def treated(status, accept="", **headers):
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    request = Head("POST", "/v1/chat/completions?api_key=secret", {"accept": accept})
+    request = RequestHead("POST", "/v1/chat/completions?api_key=secret", {"accept": accept})
     return treatment("vllm", ResponseHead(status, named), request, "trace", 1000.0)
 
 
@@ -35,7 +35,7 @@ def test_what_sends_a_client_elsewhere_is_an_error_whatever_it_says(status):
 
 def test_an_error_waits_for_its_body_and_is_told_anew():
     waits = treated(422, content_length=str(len(SAID)))
-    assert isinstance(waits, Whole)
+    assert isinstance(waits, BufferedTranslation)
     told = waits.rewrite(SAID)
     assert isinstance(told, Replacement)
     body = json.loads(told.body)
@@ -52,7 +52,7 @@ def test_a_body_that_says_how_long_it_is_and_is_too_long_is_not_waited_for():
 
 @pytest.mark.parametrize(("content_type", "read"), [("text/html", False), ("", False), ("application/problem+json", True)])
 def test_a_body_that_does_not_say_how_long_it_is_is_waited_for_only_when_it_is_json(content_type, read):
-    assert isinstance(treated(500, content_type=content_type), Whole if read else Replacement)
+    assert isinstance(treated(500, content_type=content_type), BufferedTranslation if read else Replacement)
 
 
 def test_times_are_told_in_both_headers_and_problem_json_by_its_name():

@@ -1,18 +1,18 @@
 """A node's state, look by look."""
 
 from din_extproc.domain.membership import NodeState
-from din_extproc.flow.node_condition import Condition
+from din_extproc.flow.node_condition import NodeCondition
 
-READY = Condition().seen("", slow=False)
+READY = NodeCondition().seen("", slow=False)
 
 
 def test_a_node_starts_as_loading_and_is_ready_when_nothing_is_wrong():
-    assert Condition().state is NodeState.LOADING
-    assert Condition(NodeState.READY, "") == READY
+    assert NodeCondition().state is NodeState.LOADING
+    assert NodeCondition(NodeState.READY, "") == READY
 
 
 def test_b90_what_is_not_ready_is_loading_with_its_reason():
-    assert READY.seen("the engine lists other, not m", slow=False) == Condition(NodeState.LOADING, "the engine lists other, not m")
+    assert READY.seen("the engine lists other, not m", slow=False) == NodeCondition(NodeState.LOADING, "the engine lists other, not m")
 
 
 def test_a_slow_engine_is_given_two_more_looks_and_forgiven_by_one_answer():
@@ -23,7 +23,7 @@ def test_a_slow_engine_is_given_two_more_looks_and_forgiven_by_one_answer():
 
 
 def test_a_loading_engine_gets_no_benefit_of_the_doubt():
-    assert Condition().seen("slow", slow=True).state is NodeState.LOADING
+    assert NodeCondition().seen("slow", slow=True).state is NodeState.LOADING
 
 
 def test_a_draining_node_drains_whatever_its_engine_does():

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from din_extproc.domain.node import Endpoint, Node
-from din_extproc.domain.request import Head
-from din_extproc.domain.verdict import Answer, Send
-from din_extproc.flow.node_request import NodeDesk
+from din_extproc.domain.request import RequestHead
+from din_extproc.domain.verdict import ImmediateResponse, Send
+from din_extproc.flow.node_request import NodeHandlerFactory
 from din_extproc.flow.trace import TraceIds
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}],"max_tokens":8}'
@@ -49,13 +49,13 @@ class FakeGate:
 def desk_of(gate=None, version="2025.3.1"):
     node = Node("gpu-1", Endpoint("10.0.0.7", 8080), "m", version, "bf16", "9.0", 1, 8192, 64)
     still = Still()
-    return NodeDesk(node, "127.0.0.1:8000", gate, TraceIds(1, 1), still, still, 1 << 20)
+    return NodeHandlerFactory(node, "127.0.0.1:8000", gate, TraceIds(1, 1), still, still, 1 << 20)
 
 
 async def decide(desk, body=BODY, *, method="POST", path="/v1/chat/completions", **headers):
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     flow = desk.begin()
-    return flow, await flow.decide(Head(method, path, named), body)
+    return flow, await flow.decide(RequestHead(method, path, named), body)
 
 
 def error(answer):
@@ -78,7 +78,7 @@ async def test_a_request_goes_to_the_engine_as_it_is():
 async def test_a_request_that_nobody_can_trace_is_refused(headers):
     desk = desk_of()
     _, answer = await decide(desk, **headers)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, ImmediateResponse)
     assert (answer.status, error(answer)["code"]) == (400, "trace_missing")
     assert error(answer)["trace_id"]
     assert dict(answer.headers)["x-din-node-id"] == "gpu-1"
@@ -115,7 +115,7 @@ async def test_a_request_waits_for_its_batch_with_the_tokens_of_its_prompt():
     gate = FakeGate()
     desk = desk_of(gate)
     flow = desk.begin()
-    task = asyncio.create_task(flow.decide(Head("POST", "/v1/chat/completions", {"x-din-trace-id": TRACE}), BODY))
+    task = asyncio.create_task(flow.decide(RequestHead("POST", "/v1/chat/completions", {"x-din-trace-id": TRACE}), BODY))
     await asyncio.sleep(0)
     assert not task.done()
     assert desk.in_flight == 1
@@ -127,7 +127,7 @@ async def test_a_request_waits_for_its_batch_with_the_tokens_of_its_prompt():
 async def test_a_client_that_leaves_the_batch_is_no_longer_in_flight():
     desk = desk_of(FakeGate())
     flow = desk.begin()
-    task = asyncio.create_task(flow.decide(Head("POST", "/v1/chat/completions", {"x-din-trace-id": TRACE}), BODY))
+    task = asyncio.create_task(flow.decide(RequestHead("POST", "/v1/chat/completions", {"x-din-trace-id": TRACE}), BODY))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -9,14 +9,14 @@ import yaml
 
 from din_extproc.admit.ledger import LimitsUnavailable
 from din_extproc.admit.local import LocalLedger
-from din_extproc.domain.request import Head
-from din_extproc.domain.verdict import Answer, Send
+from din_extproc.domain.request import RequestHead
+from din_extproc.domain.verdict import ImmediateResponse, Send
 from din_extproc.edge.background import Background
-from din_extproc.edge.drive import Drive
-from din_extproc.edge.telemetry.counters import Counters
-from din_extproc.roles.request_plane import RequestPlane
+from din_extproc.edge.inline_task import InlineTask
+from din_extproc.edge.telemetry.counters import DecisionCounters
+from din_extproc.roles.serve.request_plane import RequestPlane
 from din_extproc.settings.load import load
-from tests.stack import key_of, node, tenant
+from tests.support.stack import key_of, node, tenant
 
 
 class HeldLedger(LocalLedger):
@@ -59,7 +59,7 @@ def fresh(tmp_path):
     """Makes planes that have not decided anything yet."""
     file = tmp_path / "din.yaml"
     file.write_text(yaml.safe_dump(CONFIG))
-    return lambda: RequestPlane(load(file, {}), HeldLedger(), Background(), Counters())
+    return lambda: RequestPlane(load(file, {}), HeldLedger(), Background(), DecisionCounters())
 
 
 @pytest.fixture
@@ -71,8 +71,8 @@ def tokens_left(verdict) -> str:
     return dict(verdict.response_headers)["x-ratelimit-remaining-tokens"]
 
 
-def head(path="/v1/chat/completions", method="POST", **headers) -> Head:
-    return Head(method, path, {"authorization": f"Bearer {key_of('acme')}", **headers})
+def head(path="/v1/chat/completions", method="POST", **headers) -> RequestHead:
+    return RequestHead(method, path, {"authorization": f"Bearer {key_of('acme')}", **headers})
 
 
 async def decide(plane, body=BODY, **options):
@@ -81,7 +81,7 @@ async def decide(plane, body=BODY, **options):
 
 
 def code(verdict) -> str:
-    assert isinstance(verdict, Answer), verdict
+    assert isinstance(verdict, ImmediateResponse), verdict
     return json.loads(verdict.body)["code"]
 
 
@@ -119,7 +119,7 @@ async def test_a_request_does_not_move_between_pools_that_one_port_serves(tmp_pa
     shared = {**CONFIG["pools"]["spare"], "nodes": [node("b", "10.0.0.1:8000", max_seq_len=50_000)]}
     file = tmp_path / "shared.yaml"
     file.write_text(yaml.safe_dump({**CONFIG, "pools": {**CONFIG["pools"], "spare": shared}}))
-    _, verdict = await decide(RequestPlane(load(file, {}), HeldLedger(), Background(), Counters()))
+    _, verdict = await decide(RequestPlane(load(file, {}), HeldLedger(), Background(), DecisionCounters()))
     assert verdict.cluster == "main"
     assert set(verdict.endpoints) == {"10.0.0.1:8000"}
     assert "move" not in verdict.metadata
@@ -140,7 +140,7 @@ async def test_a_client_that_leaves_while_the_counters_are_asked_leaves_nothing_
     ledger.gate = asyncio.get_running_loop().create_future()
     flow = plane.desk.begin()
     heard = []
-    drive = Drive(flow.decide(head(), json.dumps(BODY).encode()), heard.append, heard.append)
+    drive = InlineTask(flow.decide(head(), json.dumps(BODY).encode()), heard.append, heard.append)
     assert heard == []
     drive.cancel()
     flow.ended()
@@ -203,8 +203,8 @@ async def test_b79_a_request_too_long_for_pool_and_fallback_gets_the_pool_s_own_
 
 async def test_who_asks_is_known_before_the_body_is_read(plane):
     flow = plane.desk.begin()
-    assert code(await flow.decide(Head("POST", "/v1/chat/completions", {}), b"{broken")) == "invalid_api_key"
-    assert code(await plane.desk.begin().decide(Head("POST", "/elsewhere", {}), b"")) == "path_not_found"
+    assert code(await flow.decide(RequestHead("POST", "/v1/chat/completions", {}), b"{broken")) == "invalid_api_key"
+    assert code(await plane.desk.begin().decide(RequestHead("POST", "/elsewhere", {}), b"")) == "path_not_found"
 
 
 async def test_a_refused_request_costs_nothing(plane):

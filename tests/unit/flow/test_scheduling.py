@@ -7,15 +7,15 @@ import pytest
 import yaml
 
 from din_extproc.admit.local import LocalLedger
-from din_extproc.domain.request import Head
-from din_extproc.domain.usage import Pace
-from din_extproc.domain.verdict import Answer, Send
+from din_extproc.domain.request import RequestHead
+from din_extproc.domain.usage import NodePace
+from din_extproc.domain.verdict import ImmediateResponse, Send
 from din_extproc.edge.background import Background
-from din_extproc.edge.telemetry.counters import Counters
-from din_extproc.roles.news import Lessons
-from din_extproc.roles.request_plane import RequestPlane
+from din_extproc.edge.telemetry.counters import DecisionCounters
+from din_extproc.roles.serve.request_plane import RequestPlane
+from din_extproc.roles.serve.worker_update import LearnedStats
 from din_extproc.settings.load import load
-from tests.stack import key_of, node, tenant
+from tests.support.stack import key_of, node, tenant
 
 TIMEOUT = "x-envoy-upstream-rq-timeout-ms"
 CONFIG = {
@@ -38,14 +38,14 @@ async def plane(tmp_path):
     file = tmp_path / "din.yaml"
     file.write_text(yaml.safe_dump(CONFIG))
     background = Background()
-    yield RequestPlane(load(file, {}), LocalLedger(lambda: 0), background, Counters())
+    yield RequestPlane(load(file, {}), LocalLedger(lambda: 0), background, DecisionCounters())
     await background.close()
 
 
 async def decide(plane, max_tokens=8, **headers):
     flow = plane.desk.begin()
     body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": max_tokens}
-    head = Head("POST", "/v1/chat/completions", {"authorization": f"Bearer {key_of('acme')}", **headers})
+    head = RequestHead("POST", "/v1/chat/completions", {"authorization": f"Bearer {key_of('acme')}", **headers})
     return flow, await flow.decide(head, json.dumps(body).encode())
 
 
@@ -67,7 +67,7 @@ async def test_r21_a_long_request_has_its_own_timeout_unless_the_client_is_less_
 async def test_r21_without_a_slot_for_long_requests_one_is_refused_and_pays_nothing_while_short_ones_pass(plane):
     flows = [(await decide(plane, 2000))[0] for _ in range(2)]  # a quarter of four slots, at two nodes
     _, refused = await decide(plane, 2000)
-    assert isinstance(refused, Answer)
+    assert isinstance(refused, ImmediateResponse)
     assert json.loads(refused.body)["code"] == "insufficient_gpu_capacity"
     assert int(dict(refused.headers)["retry-after"]) >= 1
     await asyncio.sleep(0)
@@ -81,10 +81,10 @@ async def test_r21_without_a_slot_for_long_requests_one_is_refused_and_pays_noth
 
 async def test_what_exchanges_taught_decides_the_next_pick(plane):
     def pace(node_id, rate):
-        return Pace(node_id=node_id, at=0.0, p99_ms=1.0, seconds=1.0, prefill_rate=1000.0, stream_rate=rate)
+        return NodePace(node_id=node_id, at=0.0, p99_ms=1.0, seconds=1.0, prefill_rate=1000.0, stream_rate=rate)
 
     for quick, endpoint in (("a", "10.0.0.1:8000"), ("b", "10.0.0.2:8000")):
-        plane.adopt(Lessons({}, (), tuple(pace(name, 90.0 if name == quick else 30.0) for name in "ab")))
+        plane.adopt(LearnedStats({}, (), tuple(pace(name, 90.0 if name == quick else 30.0) for name in "ab")))
         flow, verdict = await decide(plane, 300)
         assert verdict.endpoints[0] == endpoint
         flow.ended()

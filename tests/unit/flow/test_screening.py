@@ -8,14 +8,14 @@ import pytest
 import yaml
 
 from din_extproc.admit.local import LocalLedger
-from din_extproc.domain.request import Head
+from din_extproc.domain.request import RequestHead
 from din_extproc.domain.usage import Labels, Sensitive
-from din_extproc.domain.verdict import Answer, Send
+from din_extproc.domain.verdict import ImmediateResponse, Send
 from din_extproc.edge.background import Background
-from din_extproc.edge.telemetry.counters import Counters
-from din_extproc.roles.request_plane import RequestPlane
+from din_extproc.edge.telemetry.counters import DecisionCounters
+from din_extproc.roles.serve.request_plane import RequestPlane
 from din_extproc.settings.load import load
-from tests.stack import key_of, node, tenant
+from tests.support.stack import key_of, node, tenant
 
 SECRETS = ("alice@example.com", "4111 1111 1111 1111", "EMP-123456")
 PROMPT = f"write to {SECRETS[0]}, card {SECRETS[1]}, staff {SECRETS[2]}"
@@ -35,13 +35,13 @@ def planes(tmp_path):
         }
         file = tmp_path / "din.yaml"
         file.write_text(yaml.safe_dump(config))
-        return RequestPlane(load(file, {}), LocalLedger(lambda: 0), Background(), Counters())
+        return RequestPlane(load(file, {}), LocalLedger(lambda: 0), Background(), DecisionCounters())
 
     return make
 
 
 async def decide(plane, body, path="/v1/chat/completions", who="acme"):
-    head = Head("POST", path, {"authorization": f"Bearer {key_of(who)}"})
+    head = RequestHead("POST", path, {"authorization": f"Bearer {key_of(who)}"})
     return await plane.desk.begin().decide(head, body if isinstance(body, bytes) else json.dumps(body).encode())
 
 
@@ -82,7 +82,7 @@ async def test_masked_it_passes_without_the_data(planes):
 
 async def test_blocked_it_is_refused_and_nothing_that_was_found_is_repeated(planes):
     verdict = await decide(planes("block"), chat())
-    assert isinstance(verdict, Answer)
+    assert isinstance(verdict, ImmediateResponse)
     body = json.loads(verdict.body)
     assert (verdict.status, body["code"]) == (400, "sensitive_data_blocked")
     assert "bank_card, email, staff" in body["detail"]
@@ -204,7 +204,7 @@ async def test_what_can_not_be_judged_is_not_sent_on_masked_and_is_flagged_as_su
 
 
 async def test_a_compressed_body_is_masked_and_sent_on_plain(planes):
-    head = Head("POST", "/v1/chat/completions", {"authorization": f"Bearer {key_of('acme')}", "content-encoding": "gzip"})
+    head = RequestHead("POST", "/v1/chat/completions", {"authorization": f"Bearer {key_of('acme')}", "content-encoding": "gzip"})
     verdict = await planes("mask").desk.begin().decide(head, gzip.compress(json.dumps(chat()).encode()))
     assert json.loads(verdict.body) == chat(MASKED)
     assert "content-encoding" in verdict.remove_headers

@@ -4,10 +4,10 @@ import pytest
 
 from din_extproc.domain.node import Pool, PoolTimeouts
 from din_extproc.domain.request import Estimate, Intent, Operation
-from din_extproc.domain.verdict import Code, Refusal
-from din_extproc.flow.place import Picked
-from din_extproc.flow.timeouts import Limits, limits, remaining
-from din_extproc.schedule.load import Taken
+from din_extproc.domain.verdict import Refusal, RefusalCode
+from din_extproc.flow.node_selector import NodeSelection
+from din_extproc.flow.timeouts import RequestTimeouts, limits, remaining
+from din_extproc.schedule.load import NodeLease
 
 
 def pool(first_byte_ms=None, total_ms=None):
@@ -20,7 +20,7 @@ def intent(timeout_ms=None, *, stream=True, operation=Operation.CHAT):
 
 
 def picked(long_ms=None):
-    return Picked((), Taken("n", 1, 1), long_ms)
+    return NodeSelection((), NodeLease("n", 1, 1), long_ms)
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,9 @@ def test_only_what_is_bound_to_begin_soon_has_a_limit_for_its_beginning_and_only
 
 
 def test_envoy_is_told_only_what_somebody_says():
-    assert Limits(None, None).headers() == ()
-    assert [name for name, _ in Limits(None, 5).headers()] == ["x-envoy-upstream-rq-per-try-timeout-ms"]
-    assert Limits(9, 5).headers() == (("x-envoy-upstream-rq-timeout-ms", "9"), ("x-envoy-upstream-rq-per-try-timeout-ms", "5"))
+    assert RequestTimeouts(None, None).headers() == ()
+    assert [name for name, _ in RequestTimeouts(None, 5).headers()] == ["x-envoy-upstream-rq-per-try-timeout-ms"]
+    assert RequestTimeouts(9, 5).headers() == (("x-envoy-upstream-rq-timeout-ms", "9"), ("x-envoy-upstream-rq-per-try-timeout-ms", "5"))
 
 
 def test_what_was_waited_here_comes_off_the_patience_and_none_left_is_a_refusal():
@@ -69,4 +69,4 @@ def test_what_was_waited_here_comes_off_the_patience_and_none_left_is_a_refusal(
     assert remaining(asked, 0.25).timeout_ms == 750
     refused = remaining(asked, 1.0)
     assert isinstance(refused, Refusal)
-    assert refused.code is Code.UPSTREAM_TIMEOUT
+    assert refused.code is RefusalCode.UPSTREAM_TIMEOUT

@@ -2,12 +2,12 @@
 
 from itertools import pairwise
 
-from din_extproc.health.probing import Probing
+from din_extproc.health.probing import ProbeSchedule
 
 NODES = [f"gpu-{number}" for number in range(40)]
 
 
-def ask(probing: Probing, begin: float, end: float, step: float = 0.1) -> list[tuple[float, str]]:
+def ask(probing: ProbeSchedule, begin: float, end: float, step: float = 0.1) -> list[tuple[float, str]]:
     asked, now = [], begin
     while now < end:
         asked += [(now, node_id) for node_id in probing.due(now)]
@@ -16,7 +16,7 @@ def ask(probing: Probing, begin: float, end: float, step: float = 0.1) -> list[t
 
 
 def test_r25_every_node_is_asked_about_every_ten_seconds_and_not_in_step():
-    probing = Probing(10.0)
+    probing = ProbeSchedule(10.0)
     probing.use(NODES, 0.0)
     asked = ask(probing, 0.0, 100.0)
     each = {node_id: [at for at, name in asked if name == node_id] for node_id in NODES}
@@ -29,7 +29,7 @@ def test_r25_every_node_is_asked_about_every_ten_seconds_and_not_in_step():
 
 
 def test_r25_a_node_that_answers_requests_costs_no_probe():
-    probing = Probing(10.0)
+    probing = ProbeSchedule(10.0)
     probing.use(["busy", "idle"], 0.0)
     asked = []
     for second in range(60):
@@ -42,7 +42,7 @@ def test_r25_a_node_that_answers_requests_costs_no_probe():
 
 
 def test_a_node_in_doubt_is_asked_soon_even_if_it_answered_before():
-    probing = Probing(10.0)
+    probing = ProbeSchedule(10.0)
     probing.use(["n"], 0.0)
     (first, _), *_ = ask(probing, 0.0, 12.0)
     probing.answered("n", first)
@@ -51,7 +51,7 @@ def test_a_node_in_doubt_is_asked_soon_even_if_it_answered_before():
 
 
 def test_doubt_again_and_again_does_not_put_the_question_off():
-    probing = Probing(10.0)
+    probing = ProbeSchedule(10.0)
     probing.use(["n"], 0.0)
     ask(probing, 0.0, 11.0)
     asked, now = 0, 11.0
@@ -63,7 +63,7 @@ def test_doubt_again_and_again_does_not_put_the_question_off():
 
 
 def test_a_node_that_is_no_member_any_more_is_not_asked():
-    probing = Probing(1.0)
+    probing = ProbeSchedule(1.0)
     probing.use(["a", "b"], 0.0)
     probing.use(["b"], 0.1)
     probing.doubt("a", 0.2)

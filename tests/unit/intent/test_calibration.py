@@ -5,7 +5,7 @@ import pytest
 from din_extproc.domain.request import Estimate
 from din_extproc.intent.boundary import needs_exact
 from din_extproc.intent.calibration import CLASSES, Calibration, learn
-from din_extproc.intent.estimate import Gauge, estimate
+from din_extproc.intent.estimate import TokenCalibrator, estimate
 from din_extproc.intent.openai import Prompt
 from tests.bench.estimate_error import _mean, _p95, calibrated, errors, samples, time_ratio
 from tests.bench.vocabularies import tokenizer
@@ -21,7 +21,7 @@ def taught(teach, times, start=None):
     calibration = start or Calibration()
     for turn in range(times):
         for prompt in (PROSE, CHINESE):
-            found = estimate(prompt, Gauge())
+            found = estimate(prompt, TokenCalibrator())
             calibration = learn(calibration, found.features, found.fixed, teach(prompt, turn))
     return calibration
 
@@ -42,7 +42,7 @@ def test_the_error_after_calibration_is_within_its_bar(name, tmp_path_factory):
 
 
 def test_a_model_is_learned_within_a_few_prompts():
-    gauge = Gauge(taught(truth, 20))
+    gauge = TokenCalibrator(taught(truth, 20))
     for prompt in (PROSE, CHINESE):
         assert abs(estimate(prompt, gauge).tokens / truth(prompt) - 1) < 0.03
     assert gauge.calibration.band < Calibration().band / 2
@@ -50,10 +50,10 @@ def test_a_model_is_learned_within_a_few_prompts():
 
 def test_what_was_learned_of_one_script_is_kept_while_another_is_used():
     calibration = taught(truth, 20)
-    before = estimate(CHINESE, Gauge(calibration)).tokens
+    before = estimate(CHINESE, TokenCalibrator(calibration)).tokens
     for _ in range(2000):
-        calibration = learn(calibration, estimate(PROSE, Gauge()).features, 0, 400)
-    assert abs(estimate(CHINESE, Gauge(calibration)).tokens / before - 1) < 0.1
+        calibration = learn(calibration, estimate(PROSE, TokenCalibrator()).features, 0, 400)
+    assert abs(estimate(CHINESE, TokenCalibrator(calibration)).tokens / before - 1) < 0.1
 
 
 @pytest.mark.parametrize("lie", [0, -5, 1, 10**9, 2**63])
@@ -64,20 +64,20 @@ def test_a_count_that_no_tokenizer_arrives_at_is_ignored(lie):
 
 def test_one_lie_in_ten_bends_little():
     chance = random.Random(3)
-    gauge = Gauge(taught(lambda prompt, _turn: truth(prompt) * (4 if chance.random() < 0.1 else 1), 400))
+    gauge = TokenCalibrator(taught(lambda prompt, _turn: truth(prompt) * (4 if chance.random() < 0.1 else 1), 400))
     for prompt in (PROSE, CHINESE):
         assert abs(estimate(prompt, gauge).tokens / truth(prompt) - 1) < 0.15
 
 
 def test_a_liar_never_leaves_the_bounds():
     chance = random.Random(4)
-    gauge = Gauge(taught(lambda prompt, _turn: chance.randrange(len(prompt.strings) // 16, len(prompt.strings)), 1000))
+    gauge = TokenCalibrator(taught(lambda prompt, _turn: chance.randrange(len(prompt.strings) // 16, len(prompt.strings)), 1000))
     assert 1 <= estimate(PROSE, gauge).tokens <= len(PROSE.strings) + 320
     assert gauge.calibration.band <= 1
 
 
 def test_prompts_with_media_or_token_ids_teach_nothing():
-    features = estimate(PROSE, Gauge()).features
+    features = estimate(PROSE, TokenCalibrator()).features
     assert learn(Calibration(), features, 1024, 1400) == Calibration()
     assert learn(Calibration(), (0,) * len(CLASSES), 0, 5) is not None
     assert learn(Calibration(), (), 0, 400) == Calibration()
@@ -85,14 +85,14 @@ def test_prompts_with_media_or_token_ids_teach_nothing():
 
 
 def test_a_long_text_is_sampled_and_still_scaled_to_its_length():
-    whole = estimate(PROSE, Gauge()).tokens
+    whole = estimate(PROSE, TokenCalibrator()).tokens
     long = Prompt(b'"%b"' % (PROSE.strings[1:-1] * 200), messages=1)
-    assert estimate(long, Gauge()).tokens == pytest.approx(200 * whole, rel=0.03)
+    assert estimate(long, TokenCalibrator()).tokens == pytest.approx(200 * whole, rel=0.03)
 
 
 def test_an_empty_prompt_costs_nothing_and_media_cost_their_constant():
-    assert estimate(Prompt(b""), Gauge()).tokens == 0
-    found = estimate(Prompt(b"", token_ids=7, media=2), Gauge(media_tokens=300))
+    assert estimate(Prompt(b""), TokenCalibrator()).tokens == 0
+    found = estimate(Prompt(b"", token_ids=7, media=2), TokenCalibrator(media_tokens=300))
     assert (found.tokens, found.fixed) == (607, 607)
 
 

@@ -7,16 +7,16 @@ from collections.abc import Callable
 
 import pytest
 
-from din_extproc.domain.request import Head
+from din_extproc.domain.request import RequestHead
 from din_extproc.domain.verdict import Refusal
-from din_extproc.intent.estimate import Gauge
+from din_extproc.intent.estimate import TokenCalibrator
 from din_extproc.intent.outline import outline, too_deep, without_lone_surrogates
-from din_extproc.intent.read import Reading, read
+from din_extproc.intent.read import ParsedRequest, read
 
 SIZE = 4 << 20
 MOST = 12.0
 """Times an ordinary chat's time per byte. Quiet machines show 7 at most; what it holds off was 15 to 50."""
-GAUGE = Gauge()
+GAUGE = TokenCalibrator()
 
 
 def filled(unit: bytes, most: int = SIZE) -> bytes:
@@ -113,7 +113,7 @@ def spent(body: bytes, path: str = "/v1/chat/completions") -> float:
 
 def timed(body: bytes, path: str = "/v1/chat/completions") -> float:
     began = time.process_time()
-    read(Head("POST", path, {}), body, lambda _model: GAUGE, 3 * SIZE)
+    read(RequestHead("POST", path, {}), body, lambda _model: GAUGE, 3 * SIZE)
     return time.process_time() - began
 
 
@@ -138,7 +138,7 @@ def test_no_list_of_inputs_costs_much_more_than_a_chat_of_its_size(ordinary, sha
 
 def test_the_bounds_hold_for_what_gzip_unfolds_to():
     body = gzip.compress(chat(b'"messages":[],' + keys(b'"k%d":[{}]')), compresslevel=1)
-    found = read(Head("POST", "/v1/chat/completions", {"content-encoding": "gzip"}), body, lambda _model: GAUGE, 2 * SIZE)
+    found = read(RequestHead("POST", "/v1/chat/completions", {"content-encoding": "gzip"}), body, lambda _model: GAUGE, 2 * SIZE)
     assert isinstance(found, Refusal)
     assert found.message in {outline(chat(keys(b'"k%d":1'))).message, outline(chat(keys(b'"k%d":[{}]'))).message}
 
@@ -154,8 +154,8 @@ def test_brackets_in_texts_are_neither_lists_nor_depth():
 def test_more_halves_of_surrogate_pairs_than_any_client_cuts_are_no_json():
     body = chat(b'"messages":[{"role":"user","content":"%b"}]' % (b"\\ud83dx" * 60_000))
     many = text(b"\\ud83d")
-    assert isinstance(read(Head("POST", "/v1/chat/completions", {}), body, lambda _model: GAUGE, SIZE), Reading)
-    found = read(Head("POST", "/v1/chat/completions", {}), many, lambda _model: GAUGE, 2 * SIZE)
+    assert isinstance(read(RequestHead("POST", "/v1/chat/completions", {}), body, lambda _model: GAUGE, SIZE), ParsedRequest)
+    found = read(RequestHead("POST", "/v1/chat/completions", {}), many, lambda _model: GAUGE, 2 * SIZE)
     assert isinstance(found, Refusal)
     assert "not valid JSON" in found.message
     assert len(without_lone_surrogates(many)) == len(many)

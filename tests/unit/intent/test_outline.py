@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from din_extproc.domain.verdict import Code, Refusal
+from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.intent.outline import MAX_DEPTH, MAX_KEYS, Outline, outline, too_deep, without_lone_surrogates
 
 
@@ -38,7 +38,7 @@ def test_spans_hold_the_values_exactly():
 def test_a_key_that_occurs_twice_is_refused_by_name(body, key):
     refusal = outline(body)
     assert isinstance(refusal, Refusal)
-    assert refusal.code is Code.INVALID_REQUEST
+    assert refusal.code is RefusalCode.INVALID_REQUEST
     assert refusal.param == key
 
 

@@ -4,25 +4,25 @@ import zlib
 
 import pytest
 
-from din_extproc.domain.request import Head, Operation, Priority
-from din_extproc.domain.verdict import Code, Refusal, error_body
-from din_extproc.intent.estimate import Gauge
-from din_extproc.intent.read import Reading, read
+from din_extproc.domain.request import Operation, Priority, RequestHead
+from din_extproc.domain.verdict import Refusal, RefusalCode, error_body
+from din_extproc.intent.estimate import TokenCalibrator
+from din_extproc.intent.read import ParsedRequest, read
 from din_extproc.intent.splice import with_values
 
 LIMIT = 4 << 20
-GAUGE = Gauge(media_tokens=500)
+GAUGE = TokenCalibrator(media_tokens=500)
 
 
 def reading(body, path="/v1/chat/completions", *, method="POST", limit=LIMIT, **headers):
     body = body if isinstance(body, bytes) else json.dumps(body).encode()
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return read(Head(method, path, named), body, lambda _model: GAUGE, limit)
+    return read(RequestHead(method, path, named), body, lambda _model: GAUGE, limit)
 
 
 def intent(body, path="/v1/chat/completions", **headers):
     found = reading(body, path, **headers)
-    assert isinstance(found, Reading), found
+    assert isinstance(found, ParsedRequest), found
     return found.intent
 
 
@@ -34,7 +34,7 @@ def user(content):
     return {"role": "user", "content": content}
 
 
-def refusal(found, code=Code.INVALID_REQUEST, param=None):
+def refusal(found, code=RefusalCode.INVALID_REQUEST, param=None):
     assert isinstance(found, Refusal), found
     assert found.code is code
     assert found.param == param
@@ -209,7 +209,7 @@ def test_b07_half_a_surrogate_pair_in_text_is_forwarded_as_sent(lone):
     found = reading(body)
     assert found.body == body
     assert with_values(found.body, found.outline, {"model": b'"other"'}) == body.replace(b'"m"', b'"other"')
-    error_body(Code.INTERNAL_ERROR, found.intent.model, trace_id="")
+    error_body(RefusalCode.INTERNAL_ERROR, found.intent.model, trace_id="")
 
 
 @pytest.mark.parametrize("model", ["m\\ud83d", "\\ude00", "\\ud83d\\ud83d\\ude00"])
@@ -230,7 +230,7 @@ def test_b07_half_a_surrogate_pair_in_the_model_is_refused(model):
     ],
 )
 def test_b10_numbers_that_are_none_are_refused(fields):
-    assert refusal_code(reading(b'{"model":"m",%b,"messages":[]}' % fields)) is Code.INVALID_REQUEST
+    assert refusal_code(reading(b'{"model":"m",%b,"messages":[]}' % fields)) is RefusalCode.INVALID_REQUEST
 
 
 def refusal_code(found):
@@ -249,7 +249,7 @@ def refusal_code(found):
 @pytest.mark.parametrize("place", [b'"x":%b,"messages":[]', b'"messages":[{"role":"user","content":%b}]', b'"messages":[],"tools":[%b]'])
 def test_b11_very_deep_json_is_refused(deep, place):
     found = reading(b'{"model":"m",%b}' % (place % deep))
-    assert refusal_code(found) is Code.INVALID_REQUEST
+    assert refusal_code(found) is RefusalCode.INVALID_REQUEST
     assert "deep" in found.message
 
 
@@ -273,7 +273,7 @@ def test_b12_gzip_is_decoded_and_says_so(coding):
 def test_b12_gzip_in_several_members_is_one_body():
     body = json.dumps(HELLO).encode()
     assert reading(gzip.compress(body[:9]) + gzip.compress(body[9:]), content_encoding="gzip").body == body
-    assert refusal_code(reading(gzip.compress(b" ") * 100 + gzip.compress(body), content_encoding="gzip")) is Code.INVALID_REQUEST
+    assert refusal_code(reading(gzip.compress(b" ") * 100 + gzip.compress(body), content_encoding="gzip")) is RefusalCode.INVALID_REQUEST
 
 
 @pytest.mark.parametrize(
@@ -293,12 +293,12 @@ def test_b12_corrupt_gzip_is_refused(body):
 
 @pytest.mark.parametrize("coding", ["zstd", "br", "deflate", "gzip, gzip", "gzip,br", "*"])
 def test_b12_other_codings_are_unsupported(coding):
-    refusal(reading(HELLO, content_encoding=coding), Code.UNSUPPORTED_MEDIA, "content-encoding")
+    refusal(reading(HELLO, content_encoding=coding), RefusalCode.UNSUPPORTED_MEDIA, "content-encoding")
 
 
 def test_b12_a_decompression_bomb_is_cut_off():
-    refusal(reading(gzip.compress(b" " * (64 << 20)), content_encoding="gzip"), Code.REQUEST_TOO_LARGE)
-    refusal(reading(b" " * (LIMIT + 1)), Code.REQUEST_TOO_LARGE)
+    refusal(reading(gzip.compress(b" " * (64 << 20)), content_encoding="gzip"), RefusalCode.REQUEST_TOO_LARGE)
+    refusal(reading(b" " * (LIMIT + 1)), RefusalCode.REQUEST_TOO_LARGE)
 
 
 def test_b15_unknown_fields_pass_untouched():

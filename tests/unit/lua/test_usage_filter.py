@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests import sse
-from tests.lua_filter import JSON, SSE, TRUNCATED, Played, UsageFilter, capture
+from tests.support import sse
+from tests.support.lua_filter import JSON, SSE, TRUNCATED, Played, UsageFilter, capture
 
 CAPTURES = Path(__file__).parents[2] / "captures"
 ALL = sorted(CAPTURES.rglob("*.txt"))

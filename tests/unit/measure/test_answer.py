@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from din_extproc.edge.probe.outside import Outcome
-from din_extproc.measure.answer import Answer, NodeTimes, streamed
-from din_extproc.roles.asking import answer_of
+from din_extproc.measure.answer import NodeTimes, TimedAnswer, streamed
+from din_extproc.tools.bench.timed_client import answer_of
+from din_extproc.tools.http_client import OutsideResponse
 
 
 def chunk(delta: dict | None = None, created: int = 100, finish: str | None = None, **more) -> bytes:
@@ -25,7 +25,7 @@ def test_a_role_is_no_token_and_usage_counts():
         (81.0, b"[DONE]"),
     ]
     answer = streamed(events, 82.0)
-    assert answer == Answer(82.0, 50.0, 80.0, 4, 55.5, ((100, 10.0), (101, 60.0)))
+    assert answer == TimedAnswer(82.0, 50.0, 80.0, 4, 55.5, ((100, 10.0), (101, 60.0)))
     assert answer.per_token_ms == pytest.approx(10.0)
 
 
@@ -39,7 +39,7 @@ def test_one_token_has_no_pace():
 
 
 def test_broken_events_count_for_nothing():
-    assert streamed([(1.0, b"{"), (2.0, b"7"), (3.0, b'{"choices":"no"}'), (4.0, b"[DONE]")], 5.0) == Answer(5.0)
+    assert streamed([(1.0, b"{"), (2.0, b"7"), (3.0, b'{"choices":"no"}'), (4.0, b"[DONE]")], 5.0) == TimedAnswer(5.0)
 
 
 def test_what_goes_wrong_is_named():
@@ -50,11 +50,11 @@ def test_what_goes_wrong_is_named():
 
 
 def test_an_outcome_that_is_no_stream_says_why():
-    refused = Outcome(429, {}, b'{"error":{"code":"rate_limit_exceeded"}}', total_s=0.001)
+    refused = OutsideResponse(429, {}, b'{"error":{"code":"rate_limit_exceeded"}}', total_s=0.001)
     assert answer_of(refused).trouble == "rate_limit_exceeded"
-    assert answer_of(Outcome(502, {}, b"<html>", total_s=0.001)).trouble == "502"
-    assert answer_of(Outcome(0, {}, b"", "connection refused")).trouble == "connection refused"
-    assert answer_of(Outcome(200, {}, b"", "reset in mid-stream", total_s=1.0)).trouble == "reset in mid-stream"
+    assert answer_of(OutsideResponse(502, {}, b"<html>", total_s=0.001)).trouble == "502"
+    assert answer_of(OutsideResponse(0, {}, b"", "connection refused")).trouble == "connection refused"
+    assert answer_of(OutsideResponse(200, {}, b"", "reset in mid-stream", total_s=1.0)).trouble == "reset in mid-stream"
 
 
 @pytest.mark.parametrize("step", [1, 7, 33, 1000])
@@ -63,7 +63,7 @@ def test_an_event_arrives_with_its_last_byte_however_it_is_cut(step):
     body = first + second
     ends = [*range(step, len(body), step), len(body)]
     arrivals = tuple((end / 1000, end) for end in ends)
-    answer = answer_of(Outcome(200, {}, body, total_s=9.0, arrivals=arrivals))
+    answer = answer_of(OutsideResponse(200, {}, body, total_s=9.0, arrivals=arrivals))
     assert answer.tokens == 2
     assert answer.first_token_ms == next(end for end in ends if end >= len(first))
     assert answer.last_token_ms == len(body)

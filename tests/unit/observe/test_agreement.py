@@ -5,7 +5,7 @@ import json
 import pytest
 
 from din_extproc.domain.agreement import Agreement
-from din_extproc.observe.agreement import Spoken, compare, spoken
+from din_extproc.observe.agreement import TokenizedAnswer, compare, spoken
 
 
 def chat(*tokens: str | tuple[str, dict[str, float]], text: str | None = None) -> bytes:
@@ -19,7 +19,7 @@ def chat(*tokens: str | tuple[str, dict[str, float]], text: str | None = None) -
     return json.dumps({"choices": [{"message": message, "logprobs": {"content": content} if content else None}]}).encode()
 
 
-def of(*tokens) -> Spoken:
+def of(*tokens) -> TokenizedAnswer:
     found = spoken(chat(*tokens))
     assert found is not None
     return found
@@ -45,7 +45,7 @@ def test_b98_one_that_ends_earlier_is_no_difference():
 
 
 def test_b98_without_probabilities_only_answers_with_hardly_a_word_in_common_differ():
-    def text(said: str) -> Spoken:
+    def text(said: str) -> TokenizedAnswer:
         return spoken(chat(text=said))
 
     assert compare(text("The capital is Paris."), text("The capital is Paris."))[0] is Agreement.AGREE
@@ -56,8 +56,8 @@ def test_b98_without_probabilities_only_answers_with_hardly_a_word_in_common_dif
 def test_text_completions_are_read_too():
     told = {"tokens": ["a", "b"], "token_logprobs": [-0.1, -0.2], "top_logprobs": [None, {"b": -0.2, "c": -0.5}], "text_offset": [0, 1]}
     found = spoken(json.dumps({"choices": [{"text": "ab", "logprobs": told}]}).encode())
-    assert found == Spoken(("a", "b"), ({"a": -0.1}, {"b": -0.2, "c": -0.5}))
-    assert compare(found, Spoken(("a", "c"), ({"a": -0.1}, {"c": -0.1}))) == (Agreement.CLOSE, 1)
+    assert found == TokenizedAnswer(("a", "b"), ({"a": -0.1}, {"b": -0.2, "c": -0.5}))
+    assert compare(found, TokenizedAnswer(("a", "c"), ({"a": -0.1}, {"c": -0.1}))) == (Agreement.CLOSE, 1)
 
 
 @pytest.mark.parametrize(

@@ -160,4 +160,4 @@ def test_every_instrument_has_one_name_and_the_names_that_prometheus_derives():
         "gen_ai_client_token_usage_count",
     )
     assert all(each.bounds == tuple(sorted(each.bounds)) for each in of.ALL)
-    assert all((each.kind is of.Kind.HISTOGRAM) == bool(each.bounds) for each in of.ALL)
+    assert all((each.kind is of.InstrumentKind.HISTOGRAM) == bool(each.bounds) for each in of.ALL)

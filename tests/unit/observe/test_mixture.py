@@ -1,16 +1,16 @@
 """Traffic of one model over nodes of several dtypes: measured, and said once."""
 
-from din_extproc.observe.mixture import Mixture
+from din_extproc.observe.mixture import DtypeMixture
 
 
-def counted(mixture: Mixture, **requests: int) -> None:
+def counted(mixture: DtypeMixture, **requests: int) -> None:
     for dtype, count in requests.items():
         for _ in range(count):
             mixture.count("m", dtype)
 
 
 def test_one_dtype_is_no_mixture():
-    mixture = Mixture()
+    mixture = DtypeMixture()
     counted(mixture, bf16=100)
     assert list(mixture.look(1.0)) == []
     assert mixture.shares() == {}
@@ -18,7 +18,7 @@ def test_one_dtype_is_no_mixture():
 
 
 def test_a_mixture_is_measured_and_alarmed_once():
-    mixture = Mixture()
+    mixture = DtypeMixture()
     mixture.look(0.0)
     counted(mixture, bf16=75, fp8=25)
     assert mixture.shares() == {"m": 0.25}
@@ -28,7 +28,7 @@ def test_a_mixture_is_measured_and_alarmed_once():
 
 
 def test_the_alarm_is_lifted_when_the_rest_is_long_ago():
-    mixture = Mixture()
+    mixture = DtypeMixture()
     counted(mixture, bf16=75, fp8=25)
     assert [alarm.mixed for alarm in mixture.look(0.0)] == [True]
     for minute in range(1, 20):

@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from din_extproc.domain.usage import Outcome, Usage
-from din_extproc.observe.outcome import Ending, outcome, usage
+from din_extproc.observe.outcome import ExchangeEnding, outcome, usage
 
-STREAM = Ending(
+STREAM = ExchangeEnding(
     status=200,
     flags=frozenset(),
     reached=True,

@@ -3,8 +3,8 @@
 from msgspec.structs import replace
 
 from din_extproc.domain.usage import ExchangeRecord, Outcome, Usage
-from din_extproc.observe.board import Board, NodeRow, change
-from din_extproc.observe.recent import POINTS, STEP_S, Recent, Traffic
+from din_extproc.observe.dashboard_data import DashboardData, NodeRow, change
+from din_extproc.observe.recent import POINTS, STEP_S, Recent, TrafficStats
 
 DONE = ExchangeRecord(
     request_id="r", trace_id="t" * 32, tenant="acme", key_id="k", model="m", alias="fast", pool="p", rule="light", node_id="n",
@@ -20,9 +20,9 @@ def test_traffic_is_that_of_the_last_minute_by_rule_alias_and_tenant():
     recent.finished(replace(DONE, outcome=Outcome.UPSTREAM_ERROR, degraded=True, alias="deep"), 59.0)
     recent.finished(replace(DONE, outcome=Outcome.REFUSED, model="", rule="", alias="", usage=Usage(0, 0)), 59.0)
     traffic = recent.traffic(59.0)
-    assert traffic["rules"] == {"light": Traffic(7, 105, failed=1, degraded=1)}
-    assert traffic["aliases"]["deep"] == Traffic(1, 15, failed=1, degraded=1)
-    assert traffic["tenants"] == {"acme": Traffic(8, 105, failed=1, refused=1, degraded=1)}
+    assert traffic["rules"] == {"light": TrafficStats(7, 105, failed=1, degraded=1)}
+    assert traffic["aliases"]["deep"] == TrafficStats(1, 15, failed=1, degraded=1)
+    assert traffic["tenants"] == {"acme": TrafficStats(8, 105, failed=1, refused=1, degraded=1)}
     assert recent.traffic(85.0)["rules"]["light"].requests == 4
     assert recent.traffic(500.0)["tenants"] == {}
 
@@ -69,8 +69,8 @@ def node(name: str, **fields) -> NodeRow:
 
 
 def test_a_change_holds_what_is_new_other_or_gone():
-    def board(*nodes: NodeRow) -> Board:
-        return Board(0.0, 10, 60, "", "f", (), 0, {}, (), nodes, {}, {}, (), ())
+    def board(*nodes: NodeRow) -> DashboardData:
+        return DashboardData(0.0, 10, 60, "", "f", (), 0, {}, (), nodes, {}, {}, (), ())
 
     found = change(board(node("a"), node("b"), node("c")), board(node("a"), node("b", running=3), node("d")))
     assert [row.id for row in found.nodes] == ["b", "d"]

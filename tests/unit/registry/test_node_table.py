@@ -7,14 +7,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from din_extproc.domain.membership import Beat, NodeState, Registration
+from din_extproc.domain.membership import Heartbeat, NodeState, Registration
 from din_extproc.domain.node import Endpoint, Node, Pool
-from din_extproc.registry.claims import Described
-from din_extproc.registry.row import Denial, Denied, Row, babbled, beaten, caught, compared, drained, observed, registered
-from din_extproc.registry.table import EventKind, Table
+from din_extproc.registry.claims import CatalogEntry
+from din_extproc.registry.row import (
+    DenialReason,
+    NodeRecord,
+    RegistryDenial,
+    babbled,
+    beaten,
+    caught,
+    compared,
+    drained,
+    observed,
+    registered,
+)
+from din_extproc.registry.table import NodeEventKind, NodeTable
 
 SHA, OTHER_SHA = "a" * 64, "b" * 64
-CATALOGUE = {"m": {"1.0": Described("bf16", 8192, SHA), "1.1": Described("bf16", 8192)}}
+CATALOGUE = {"m": {"1.0": CatalogEntry("bf16", 8192, SHA), "1.1": CatalogEntry("bf16", 8192)}}
 CHAT = Pool(name="chat", model="m", served_model="m", engine="vllm", scheduler="round_robin", nodes=(), dtype="bf16", tp_world_size=1)
 WIDE = replace(CHAT, name="wide", tp_world_size=2)
 READY, LOADING = NodeState.READY, NodeState.LOADING
@@ -38,13 +49,13 @@ class Network:
     """A table without a store: every accepted row is taken at once, with the next revision."""
 
     def __init__(self, *pools, catalogue=CATALOGUE):
-        self.table = Table(pools or (CHAT, WIDE), catalogue)
+        self.table = NodeTable(pools or (CHAT, WIDE), catalogue)
         self.now = 1000.0
         self.events = []
         self.revision = 0
 
     def _take(self, row):
-        if isinstance(row, Row):
+        if isinstance(row, NodeRecord):
             self.revision += 1
             self.events += self.table.take(replace(row, revision=self.revision), self.now)
         return row
@@ -56,7 +67,7 @@ class Network:
         return self._take(row)
 
     def beat(self, name="a", sequence=1, lease="lease", state=READY, **fields):
-        beat = Beat(state=state, sequence=sequence, **fields)
+        beat = Heartbeat(state=state, sequence=sequence, **fields)
         return self._take(beaten(self.table.rows.get(name), lease, beat, interval_s=3.0, now=self.now))
 
     def die(self, name="a"):
@@ -84,7 +95,7 @@ def test_b90_a_node_is_not_routed_to_before_it_says_that_it_is_ready():
     assert net.routed() == {}
     net.beat(sequence=2)
     assert net.routed() == {"chat": {"a"}}
-    assert net.said() == [(EventKind.JOINED, "a", LOADING), (EventKind.CHANGED, "a", READY)]
+    assert net.said() == [(NodeEventKind.JOINED, "a", LOADING), (NodeEventKind.CHANGED, "a", READY)]
     net.beat(sequence=3, state=LOADING)
     assert net.routed() == {}
 
@@ -94,7 +105,7 @@ def test_b90_a_node_that_comes_back_with_other_weights_is_refused_and_kept_out()
     net.register(registration())
     net.beat()
     lie = net.register(registration(epoch=2, sha=OTHER_SHA))
-    assert lie.kind is Denial.UNTRUE
+    assert lie.kind is DenialReason.UNTRUE
     assert OTHER_SHA in lie.reason
     net._take(caught(net.table.rows["a"], lie.reason, net.now))
     member = net.table.member("a", net.now)
@@ -113,9 +124,9 @@ def test_b89_the_newest_registration_wins():
     net = Network()
     net.register(registration(epoch=5, port=8005), "new")
     old = net.register(registration(epoch=4, port=8004), "old")
-    assert old == Denied(Denial.OUTDATED, "a newer registration is in force, epoch 5")
+    assert old == RegistryDenial(DenialReason.OUTDATED, "a newer registration is in force, epoch 5")
     net.beat(lease="new")
-    assert net.beat(lease="old", sequence=9).kind is Denial.UNKNOWN
+    assert net.beat(lease="old", sequence=9).kind is DenialReason.UNKNOWN
     assert net.table.joined().joined["chat"][0].endpoint.port == 8005
 
 
@@ -125,11 +136,11 @@ def test_b89_a_dead_node_is_not_routed_to_and_may_come_back_under_any_epoch():
     net.beat()
     net.said()
     net.die()
-    assert net.said() == [(EventKind.LEFT, "a", NodeState.DEAD)]
+    assert net.said() == [(NodeEventKind.LEFT, "a", NodeState.DEAD)]
     assert net.routed() == {}
     net.register(registration(epoch=1), "again")
     net.beat(lease="again")
-    assert net.said() == [(EventKind.JOINED, "a", LOADING), (EventKind.CHANGED, "a", READY)]
+    assert net.said() == [(NodeEventKind.JOINED, "a", LOADING), (NodeEventKind.CHANGED, "a", READY)]
     assert net.routed() == {"chat": {"a"}}
 
 
@@ -169,7 +180,7 @@ def test_draining_holds_whatever_the_node_says_then():
 )
 def test_what_the_catalogue_contradicts_is_refused_with_the_reason(lie, told):
     denied = Network().register(registration(**lie))
-    assert denied.kind is Denial.UNTRUE
+    assert denied.kind is DenialReason.UNTRUE
     assert told in denied.reason
 
 
@@ -178,8 +189,8 @@ def test_a_catalogue_that_changes_judges_those_who_are_in():
     net.register(registration(version="1.1", sha=""))
     net.beat()
     net.said()
-    net.events += net.table.use((CHAT,), {"m": {"1.1": Described("bf16", 8192, SHA)}}, net.now)
-    assert net.said() == [(EventKind.CHANGED, "a", NodeState.QUARANTINED)]
+    net.events += net.table.use((CHAT,), {"m": {"1.1": CatalogEntry("bf16", 8192, SHA)}}, net.now)
+    assert net.said() == [(NodeEventKind.CHANGED, "a", NodeState.QUARANTINED)]
     assert net.routed() == {}
     assert "sha256" in net.table.member("a", net.now).reasons[-1]
     net.events += net.table.use((CHAT,), CATALOGUE, net.now)
@@ -210,7 +221,7 @@ def test_an_impossible_heartbeat_is_refused_and_costs_trust(garbage):
     net.register(registration())
     net.beat()
     denied = net.beat(**{"sequence": 2, **garbage})
-    assert denied.kind is Denial.IMPOSSIBLE
+    assert denied.kind is DenialReason.IMPOSSIBLE
     before = net.table.rows["a"]
     after = babbled(before, denied.reason, net.now)
     assert after.beat == before.beat
@@ -222,9 +233,9 @@ def test_a_sequence_that_goes_back_is_refused():
     net = Network()
     net.register(registration())
     net.beat(sequence=7)
-    assert net.beat(sequence=7).kind is Denial.OUTDATED
-    assert net.beat(sequence=6).kind is Denial.OUTDATED
-    assert isinstance(net.beat(sequence=8), Row)
+    assert net.beat(sequence=7).kind is DenialReason.OUTDATED
+    assert net.beat(sequence=6).kind is DenialReason.OUTDATED
+    assert isinstance(net.beat(sequence=8), NodeRecord)
 
 
 def test_two_nodes_can_not_have_one_address_unless_the_first_is_dead():
@@ -278,7 +289,7 @@ def test_a_node_that_mends_its_claim_is_admitted_at_once_however_often_it_repeat
         row = caught(row, "other weights", float(second))
     assert row.evidence.trust(20.0) == pytest.approx(0.5, abs=0.02)
     again = registered(registration(epoch=2), "l", row, alive=True, catalogue=CATALOGUE, now=20.0)
-    assert isinstance(again, Row)
+    assert isinstance(again, NodeRecord)
     assert again.state is LOADING
 
 
@@ -305,7 +316,7 @@ def test_b98_a_quarantine_for_answers_is_lifted_by_time_and_not_by_registering()
     row = differing(registered(registration(), "l", None, alive=False, catalogue=CATALOGUE, now=0.0), 3, 0.0)
     again = registered(registration(epoch=2), "l2", row, alive=True, catalogue=CATALOGUE, now=10.0)
     assert again.state is NodeState.QUARANTINED
-    beat = Beat(state=READY, sequence=1)
+    beat = Heartbeat(state=READY, sequence=1)
     assert beaten(again, "l2", beat, interval_s=3.0, now=12.0).state is NodeState.QUARANTINED
     assert beaten(again, "l2", beat, interval_s=3.0, now=1200.0).state is READY
 

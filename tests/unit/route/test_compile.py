@@ -4,12 +4,12 @@ import pytest
 
 from din_extproc.domain.node import Pool
 from din_extproc.domain.request import Operation, Priority
-from din_extproc.domain.tenant import Limits, Tenant
+from din_extproc.domain.tenant import RateLimits, Tenant
 from din_extproc.route.aliases import LONGEST_CHAIN, Alias, resolve
 from din_extproc.route.compile import compile_routes
-from din_extproc.route.rules import Condition, Rule
+from din_extproc.route.rules import Rule, RuleCondition
 
-ALWAYS = Condition(always=True)
+ALWAYS = RuleCondition(always=True)
 
 
 def pool(name, model, operations=None):
@@ -17,7 +17,7 @@ def pool(name, model, operations=None):
 
 
 def tenant(name, *models):
-    return Tenant(id=name, models=models, priority=Priority.STANDARD, limits=Limits(), per_model={})
+    return Tenant(id=name, models=models, priority=Priority.STANDARD, limits=RateLimits(), per_model={})
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -71,8 +71,8 @@ def test_every_flaw_is_told_at_once_and_at_its_place():
         [Alias("m", ("m",)), Alias("x", ("modle",)), Alias("y", ("m", "n"), listed=True), Alias("z", ("m",), "latest")],
         [
             Rule("r1", ALWAYS, "p", "p"),
-            Rule("r1", Condition(cel="1 +"), "pp"),
-            Rule("r3", Condition(tenant=("u",)), "q", "none"),
+            Rule("r1", RuleCondition(cel="1 +"), "pp"),
+            Rule("r3", RuleCondition(tenant=("u",)), "q", "none"),
         ],
         [tenant("t", "*")],
     )
@@ -95,7 +95,7 @@ def test_every_flaw_is_told_at_once_and_at_its_place():
 @pytest.mark.parametrize("length", [2, 3, 30])
 def test_b81_fallbacks_that_run_in_a_circle_are_refused_once_and_named(length):
     names = [f"p{number}" for number in range(length)]
-    rules = [Rule(f"r{at}", Condition(model=(name,)), name, names[(at + 1) % length]) for at, name in enumerate(names)]
+    rules = [Rule(f"r{at}", RuleCondition(model=(name,)), name, names[(at + 1) % length]) for at, name in enumerate(names)]
     compiled = compile_routes([pool(name, name) for name in names], [], rules, [tenant("t", "*")])
     assert compiled.table is None
     (flaw,) = compiled.flaws
@@ -105,7 +105,7 @@ def test_b81_fallbacks_that_run_in_a_circle_are_refused_once_and_named(length):
 
 def test_b81_fallbacks_that_meet_or_follow_one_another_are_no_circle():
     pairs = [("p", "q"), ("q", "s"), ("r", "s"), ("p", "s")]
-    rules = [Rule(f"r{at}", Condition(stream=bool(at % 2)), *pair) for at, pair in enumerate(pairs)]
+    rules = [Rule(f"r{at}", RuleCondition(stream=bool(at % 2)), *pair) for at, pair in enumerate(pairs)]
     assert compile_routes([pool(name, name) for name in "pqrs"], [], rules, [tenant("t", "*")]).flaws == ()
 
 

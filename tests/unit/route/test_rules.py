@@ -3,17 +3,17 @@
 import pytest
 
 from din_extproc.domain.request import Estimate, Intent, Operation, Priority
-from din_extproc.domain.tenant import Limits, Tenant
+from din_extproc.domain.tenant import RateLimits, Tenant
 from din_extproc.route.expression import BadExpression, Facts, compile_expression
-from din_extproc.route.rules import Condition, Known, TokenRange, compile_condition
-from din_extproc.route.trial import unmet
+from din_extproc.route.rule_evaluation import unmet
+from din_extproc.route.rules import Known, RuleCondition, TokenRange, compile_condition
 
 KNOWN = Known(frozenset({"finance", "hr"}), ("bx-fast", "big"))
 
 
 def facts(headers=None, model="bx-fast", hour_utc=12, tenant_priority=Priority.STANDARD, **fields):
     fields = {"operation": Operation.CHAT, "model": model, "estimate": Estimate(fields.pop("tokens", 100))} | fields
-    tenant = Tenant(id="finance", models=("*",), priority=tenant_priority, limits=Limits(), per_model={})
+    tenant = Tenant(id="finance", models=("*",), priority=tenant_priority, limits=RateLimits(), per_model={})
     return Facts(Intent(**fields), tenant, headers or {}, hour_utc, model)
 
 
@@ -26,42 +26,46 @@ def holds(condition, **what):
 @pytest.mark.parametrize(
     ("condition", "matching", "other"),
     [
-        (Condition(path=(Operation.EMBEDDINGS, Operation.RERANK)), {"operation": Operation.RERANK}, {}),
-        (Condition(estimated_tokens=TokenRange(gt=100)), {"tokens": 101}, {"tokens": 100}),
-        (Condition(estimated_tokens=TokenRange(ge=100)), {"tokens": 100}, {"tokens": 99}),
-        (Condition(estimated_tokens=TokenRange(lt=100)), {"tokens": 99}, {"tokens": 100}),
-        (Condition(estimated_tokens=TokenRange(le=100)), {"tokens": 100}, {"tokens": 101}),
-        (Condition(estimated_tokens=TokenRange(gt=10, le=20)), {"tokens": 11}, {"tokens": 10}),
-        (Condition(header={"x-task-tier": ("extraction",)}), {"headers": {"x-task-tier": "extraction"}}, {}),
-        (Condition(header={"x-a": ("1", "2")}), {"headers": {"x-a": "2"}}, {"headers": {"x-a": "3"}}),
-        (Condition(header={"x-a": True}), {"headers": {"x-a": ""}}, {}),
-        (Condition(header={"x-a": False}), {}, {"headers": {"x-a": "1"}}),
-        (Condition(model=("bx-*",)), {}, {"model": "big"}),
-        (Condition(tenant=("finance",)), {}, None),
-        (Condition(priority=(Priority.BATCH,)), {"priority": Priority.BATCH}, {}),
-        (Condition(priority=(Priority.CRITICAL,)), {"tenant_priority": Priority.CRITICAL}, {"priority": Priority.CRITICAL}),
-        (Condition(stream=True), {"stream": True}, {}),
-        (Condition(stream=False), {}, {"stream": True}),
-        (Condition(any=(Condition(stream=True), Condition(estimated_tokens=TokenRange(lt=9)))), {"tokens": 1}, {}),
+        (RuleCondition(path=(Operation.EMBEDDINGS, Operation.RERANK)), {"operation": Operation.RERANK}, {}),
+        (RuleCondition(estimated_tokens=TokenRange(gt=100)), {"tokens": 101}, {"tokens": 100}),
+        (RuleCondition(estimated_tokens=TokenRange(ge=100)), {"tokens": 100}, {"tokens": 99}),
+        (RuleCondition(estimated_tokens=TokenRange(lt=100)), {"tokens": 99}, {"tokens": 100}),
+        (RuleCondition(estimated_tokens=TokenRange(le=100)), {"tokens": 100}, {"tokens": 101}),
+        (RuleCondition(estimated_tokens=TokenRange(gt=10, le=20)), {"tokens": 11}, {"tokens": 10}),
+        (RuleCondition(header={"x-task-tier": ("extraction",)}), {"headers": {"x-task-tier": "extraction"}}, {}),
+        (RuleCondition(header={"x-a": ("1", "2")}), {"headers": {"x-a": "2"}}, {"headers": {"x-a": "3"}}),
+        (RuleCondition(header={"x-a": True}), {"headers": {"x-a": ""}}, {}),
+        (RuleCondition(header={"x-a": False}), {}, {"headers": {"x-a": "1"}}),
+        (RuleCondition(model=("bx-*",)), {}, {"model": "big"}),
+        (RuleCondition(tenant=("finance",)), {}, None),
+        (RuleCondition(priority=(Priority.BATCH,)), {"priority": Priority.BATCH}, {}),
+        (RuleCondition(priority=(Priority.CRITICAL,)), {"tenant_priority": Priority.CRITICAL}, {"priority": Priority.CRITICAL}),
+        (RuleCondition(stream=True), {"stream": True}, {}),
+        (RuleCondition(stream=False), {}, {"stream": True}),
+        (RuleCondition(any=(RuleCondition(stream=True), RuleCondition(estimated_tokens=TokenRange(lt=9)))), {"tokens": 1}, {}),
         (
-            Condition(all=(Condition(stream=True), Condition(estimated_tokens=TokenRange(lt=9)))),
+            RuleCondition(all=(RuleCondition(stream=True), RuleCondition(estimated_tokens=TokenRange(lt=9)))),
             {"tokens": 1, "stream": True},
             {"stream": True},
         ),
-        (Condition(negated=Condition(stream=True)), {}, {"stream": True}),
-        (Condition(stream=True, model=("big",)), {"stream": True, "model": "big"}, {"stream": True}),
-        (Condition(always=True), {}, None),
-        (Condition(cel='model.startsWith("bx-") && estimated_tokens < 200'), {}, {"tokens": 200}),
-        (Condition(cel="output_tokens > 50"), {"output_tokens": 51}, {}),
-        (Condition(cel='headers["x-a"] == "1"'), {"headers": {"x-a": "1", "x-b": "2"}}, {}),
-        (Condition(cel='headers.exists(name, name == "x-b")'), {"headers": {"x-b": "2"}}, {"headers": {"x-a": "1"}}),
-        (Condition(cel='"x-a" in headers || stream'), {"headers": {"x-a": "1"}}, {}),
+        (RuleCondition(negated=RuleCondition(stream=True)), {}, {"stream": True}),
+        (RuleCondition(stream=True, model=("big",)), {"stream": True, "model": "big"}, {"stream": True}),
+        (RuleCondition(always=True), {}, None),
+        (RuleCondition(cel='model.startsWith("bx-") && estimated_tokens < 200'), {}, {"tokens": 200}),
+        (RuleCondition(cel="output_tokens > 50"), {"output_tokens": 51}, {}),
+        (RuleCondition(cel='headers["x-a"] == "1"'), {"headers": {"x-a": "1", "x-b": "2"}}, {}),
+        (RuleCondition(cel='headers.exists(name, name == "x-b")'), {"headers": {"x-b": "2"}}, {"headers": {"x-a": "1"}}),
+        (RuleCondition(cel='"x-a" in headers || stream'), {"headers": {"x-a": "1"}}, {}),
         (
-            Condition(cel='priority == "batch" && task_tier == "t" && tenant == "finance"'),
+            RuleCondition(cel='priority == "batch" && task_tier == "t" && tenant == "finance"'),
             {"priority": Priority.BATCH, "task_tier": "t"},
             {},
         ),
-        (Condition(cel="path in ['/v1/embeddings'] && hour_utc == 3"), {"operation": Operation.EMBEDDINGS, "hour_utc": 3}, {"hour_utc": 3}),
+        (
+            RuleCondition(cel="path in ['/v1/embeddings'] && hour_utc == 3"),
+            {"operation": Operation.EMBEDDINGS, "hour_utc": 3},
+            {"hour_utc": 3},
+        ),
     ],
 )
 def test_a_condition_holds_for_what_it_says_and_not_for_the_rest(condition, matching, other):
@@ -120,19 +124,19 @@ def test_whoever_asks_why_an_expression_did_not_match_hears_how_it_failed():
         ("'a'.matches(model)", "fails ('(' is not a pattern: unclosed group): 'a'.matches(model)"),
         ("stream", "not true: stream"),
     ):
-        assert unmet(Condition(cel=source), facts(model="(")) == (said,)
+        assert unmet(RuleCondition(cel=source), facts(model="(")) == (said,)
 
 
 @pytest.mark.parametrize(
     ("condition", "place", "message"),
     [
-        (Condition(), (), "asks for nothing"),
-        (Condition(any=(Condition(), Condition(cel="x"))), ("any", 0), "asks for nothing"),
-        (Condition(all=(Condition(stream=True), Condition(cel="x"))), ("all", 1, "cel"), "'x' is neither"),
-        (Condition(negated=Condition(tenant=("finnance",))), ("not", "tenant"), "no tenant is called 'finnance'"),
-        (Condition(path=(Operation.MODELS,)), ("path",), "never routed"),
-        (Condition(estimated_tokens=TokenRange(gt=5, lt=6)), ("estimated_tokens",), "no number of tokens"),
-        (Condition(model=("bx-fats",)), ("model",), "matches no model"),
+        (RuleCondition(), (), "asks for nothing"),
+        (RuleCondition(any=(RuleCondition(), RuleCondition(cel="x"))), ("any", 0), "asks for nothing"),
+        (RuleCondition(all=(RuleCondition(stream=True), RuleCondition(cel="x"))), ("all", 1, "cel"), "'x' is neither"),
+        (RuleCondition(negated=RuleCondition(tenant=("finnance",))), ("not", "tenant"), "no tenant is called 'finnance'"),
+        (RuleCondition(path=(Operation.MODELS,)), ("path",), "never routed"),
+        (RuleCondition(estimated_tokens=TokenRange(gt=5, lt=6)), ("estimated_tokens",), "no number of tokens"),
+        (RuleCondition(model=("bx-fats",)), ("model",), "matches no model"),
     ],
 )
 def test_a_flaw_is_found_however_deep_it_stands(condition, place, message):

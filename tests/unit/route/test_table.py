@@ -3,16 +3,16 @@
 import pytest
 
 from din_extproc.domain.node import Endpoint, Node, Pool
-from din_extproc.domain.request import Estimate, Head, Intent, Operation, Priority
-from din_extproc.domain.tenant import Limits, Tenant
-from din_extproc.domain.verdict import Code, Refusal
-from din_extproc.flow.members import Members
+from din_extproc.domain.request import Estimate, Intent, Operation, Priority, RequestHead
+from din_extproc.domain.tenant import RateLimits, Tenant
+from din_extproc.domain.verdict import Refusal, RefusalCode
+from din_extproc.flow.pool_membership import PoolMembership
 from din_extproc.route.aliases import Alias
 from din_extproc.route.compile import compile_routes
-from din_extproc.route.rules import Condition, Rule, TokenRange
+from din_extproc.route.rules import Rule, RuleCondition, TokenRange
 from din_extproc.route.table import Routed
 
-ALWAYS = Condition(always=True)
+ALWAYS = RuleCondition(always=True)
 
 
 def pool(name, model, *versions, operations=None):
@@ -34,7 +34,7 @@ def pool(name, model, *versions, operations=None):
 
 
 def tenant(*models, name="t", priority=Priority.STANDARD):
-    return Tenant(id=name, models=models or ("*",), priority=priority, limits=Limits(), per_model={})
+    return Tenant(id=name, models=models or ("*",), priority=priority, limits=RateLimits(), per_model={})
 
 
 def intent(model, tokens=100, operation=Operation.CHAT, **fields):
@@ -44,12 +44,14 @@ def intent(model, tokens=100, operation=Operation.CHAT, **fields):
 def table(pools, aliases=(), rules=(), tenants=None):
     compiled = compile_routes(pools, aliases, rules, tenants or [tenant()])
     assert [flaw.message for flaw in compiled.flaws if not flaw.warning] == []
-    return compiled.table, Members.of(pools).versions
+    return compiled.table, PoolMembership.of(pools).versions
 
 
 def ask(routes, what, who=None, headers=None, hour_utc=12):
     table, versions_of = routes
-    return table.route(what, who or tenant(), Head(method="POST", path=what.operation.value, headers=headers or {}), hour_utc, versions_of)
+    return table.route(
+        what, who or tenant(), RequestHead(method="POST", path=what.operation.value, headers=headers or {}), hour_utc, versions_of
+    )
 
 
 BIG, SMALL, LONG = pool("big-pool", "big", "2025.3.1", "2025.4"), pool("small-pool", "small"), pool("long-pool", "small")
@@ -63,7 +65,7 @@ def test_a_physical_name_goes_to_its_first_pool_when_no_rule_speaks():
 def test_the_first_rule_whose_pool_serves_the_model_wins():
     rules = [
         Rule("big-first", ALWAYS, "big-pool"),
-        Rule("long", Condition(estimated_tokens=TokenRange(gt=16000)), "long-pool", "big-pool"),
+        Rule("long", RuleCondition(estimated_tokens=TokenRange(gt=16000)), "long-pool", "big-pool"),
         Rule("rest", ALWAYS, "small-pool"),
     ]
     routes = table([BIG, SMALL, LONG], rules=rules)
@@ -83,7 +85,7 @@ def test_an_alias_stands_for_its_model_and_carries_its_version():
 
 def test_rules_choose_among_the_models_of_an_alias():
     aliases = [Alias("auto", ("*",), listed=True), Alias("pair", ("small", "big"), listed=True)]
-    rules = [Rule("long", Condition(estimated_tokens=TokenRange(gt=1000)), "big-pool")]
+    rules = [Rule("long", RuleCondition(estimated_tokens=TokenRange(gt=1000)), "big-pool")]
     routes = table([BIG, SMALL], aliases, rules)
     assert ask(routes, intent("auto", 2000)).model == "big"
     assert ask(routes, intent("auto", 10)).model == "big", "the first pool in file order"
@@ -98,7 +100,7 @@ def test_an_alias_of_an_alias_adds_its_constraint():
 
 def test_an_unknown_name_is_404_and_is_shown_without_harm():
     refusal = ask(table([BIG]), intent("x\n\u001b[2J\ud83d" + "y" * 4000))
-    assert refusal.code is Code.MODEL_NOT_FOUND
+    assert refusal.code is RefusalCode.MODEL_NOT_FOUND
     assert refusal.param == "model"
     assert len(refusal.message) < 500
     assert refusal.message.isascii()
@@ -108,11 +110,11 @@ def test_an_unknown_name_is_404_and_is_shown_without_harm():
 @pytest.mark.parametrize(
     ("model", "code"),
     [
-        ("fast", Code.MODEL_NOT_ALLOWED),
-        ("big", Code.MODEL_NOT_ALLOWED),
-        ("big@>=1", Code.MODEL_NOT_ALLOWED),
-        ("fast@>=1", Code.MODEL_NOT_ALLOWED),
-        ("vllm/big", Code.MODEL_NOT_FOUND),
+        ("fast", RefusalCode.MODEL_NOT_ALLOWED),
+        ("big", RefusalCode.MODEL_NOT_ALLOWED),
+        ("big@>=1", RefusalCode.MODEL_NOT_ALLOWED),
+        ("fast@>=1", RefusalCode.MODEL_NOT_ALLOWED),
+        ("vllm/big", RefusalCode.MODEL_NOT_FOUND),
     ],
 )
 def test_b25_no_spelling_reaches_a_denied_model(model, code):
@@ -136,11 +138,11 @@ def test_an_allowed_alias_pattern_allows_the_models_behind_it_under_either_name(
     routes = table([BIG, SMALL], [Alias("bx-fast", ("small",))], tenants=[who])
     assert ask(routes, intent("bx-fast"), who).model == "small"
     assert ask(routes, intent("small"), who).model == "small"
-    assert ask(routes, intent("big"), who).code is Code.MODEL_NOT_ALLOWED
+    assert ask(routes, intent("big"), who).code is RefusalCode.MODEL_NOT_ALLOWED
 
 
 def test_a_tenant_that_the_table_does_not_know_may_use_nothing():
-    assert ask(table([BIG]), intent("big"), tenant("*", name="stranger")).code is Code.MODEL_NOT_ALLOWED
+    assert ask(table([BIG]), intent("big"), tenant("*", name="stranger")).code is RefusalCode.MODEL_NOT_ALLOWED
 
 
 def test_constraints_of_name_header_and_alias_all_count():
@@ -160,12 +162,12 @@ def test_a_name_with_an_at_sign_of_its_own_is_taken_as_it_stands():
 )
 def test_an_unreadable_constraint_is_400_and_names_its_place(fields, param):
     refusal = ask(table([BIG]), intent(**fields))
-    assert (refusal.code, refusal.param) == (Code.INVALID_REQUEST, param)
+    assert (refusal.code, refusal.param) == (RefusalCode.INVALID_REQUEST, param)
 
 
 def test_a_version_that_no_pool_has_is_409():
     refusal = ask(table([BIG]), intent("big", version=">=2027"))
-    assert refusal.code is Code.VERSION_MISMATCH
+    assert refusal.code is RefusalCode.VERSION_MISMATCH
     assert "2025.3.1, 2025.4" in refusal.message
 
 
@@ -191,7 +193,7 @@ def test_a_pool_serves_its_operations_only():
     routes = table([embeddings, BIG], [Alias("auto", ("*",))], [Rule("r", ALWAYS, "big-pool", "e")])
     assert ask(routes, intent("bge", operation=Operation.EMBEDDINGS)).pool is embeddings
     refusal = ask(routes, intent("bge"))
-    assert (refusal.code, refusal.param) == (Code.INVALID_REQUEST, "model")
+    assert (refusal.code, refusal.param) == (RefusalCode.INVALID_REQUEST, "model")
     assert ask(routes, intent("auto")).pool is BIG
     assert ask(routes, intent("big")).fallback is None
 
@@ -215,7 +217,7 @@ def test_what_a_tenant_may_ask_for_is_listed_with_aliases_marked():
 
 
 def test_the_time_of_day_can_choose_the_pool():
-    rules = [Rule("night", Condition(cel="hour_utc >= 20"), "long-pool")]
+    rules = [Rule("night", RuleCondition(cel="hour_utc >= 20"), "long-pool")]
     routes = table([SMALL, LONG], rules=rules)
     assert ask(routes, intent("small"), hour_utc=21).pool is LONG
     assert isinstance(ask(routes, intent("small"), hour_utc=9), Routed)

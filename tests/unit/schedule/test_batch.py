@@ -2,13 +2,13 @@
 
 import pytest
 
-from din_extproc.schedule.batch import Batches, Window
+from din_extproc.schedule.batch import BatchBuckets, BatchLimits
 
-WINDOW = Window(max_batch_tokens=1_000, max_wait_s=0.05)
+WINDOW = BatchLimits(max_batch_tokens=1_000, max_wait_s=0.05)
 
 
 def test_a_bucket_waits_until_its_first_request_has_waited_long_enough():
-    batches = Batches(WINDOW)
+    batches = BatchBuckets(WINDOW)
     assert batches.join(1, 100, 0.0) == ()
     assert batches.join(2, 100, 0.04) == ()
     assert batches.next_due == 0.05
@@ -18,7 +18,7 @@ def test_a_bucket_waits_until_its_first_request_has_waited_long_enough():
 
 
 def test_a_full_bucket_goes_at_once():
-    batches = Batches(WINDOW)
+    batches = BatchBuckets(WINDOW)
     for request in range(9):
         assert batches.join(request, 100, 0.0) == ()
     assert batches.join(9, 100, 0.0) == tuple(range(10))
@@ -26,7 +26,7 @@ def test_a_full_bucket_goes_at_once():
 
 
 def test_a_request_that_does_not_fit_sends_the_others_ahead():
-    batches = Batches(WINDOW)
+    batches = BatchBuckets(WINDOW)
     batches.join(1, 400, 0.0)
     batches.join(2, 400, 0.01)
     assert batches.join(3, 400, 0.02) == (1, 2)
@@ -34,11 +34,11 @@ def test_a_request_that_does_not_fit_sends_the_others_ahead():
 
 
 def test_a_request_larger_than_a_batch_waits_for_nobody():
-    assert Batches(WINDOW).join(1, 5_000, 0.0) == (1,)
+    assert BatchBuckets(WINDOW).join(1, 5_000, 0.0) == (1,)
 
 
 def test_a_short_request_does_not_wait_for_a_long_one():
-    batches = Batches(WINDOW)
+    batches = BatchBuckets(WINDOW)
     batches.join(1, 600, 0.0)
     batches.join(2, 10, 0.03)
     assert batches.due(0.05) == (1,)
@@ -46,7 +46,7 @@ def test_a_short_request_does_not_wait_for_a_long_one():
 
 
 def test_a_client_that_is_gone_leaves_its_bucket():
-    batches = Batches(WINDOW)
+    batches = BatchBuckets(WINDOW)
     batches.join(1, 400, 0.0)
     batches.join(2, 500, 0.0)
     batches.leave(1)
@@ -60,4 +60,4 @@ def test_a_client_that_is_gone_leaves_its_bucket():
 
 def test_a_window_that_holds_nothing_is_none():
     with pytest.raises(ValueError, match="at least 1"):
-        Window(max_batch_tokens=0)
+        BatchLimits(max_batch_tokens=0)

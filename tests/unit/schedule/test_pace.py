@@ -3,7 +3,7 @@
 import pytest
 
 from din_extproc.domain.usage import ExchangeRecord, Outcome, Usage
-from din_extproc.schedule.pace import Paces
+from din_extproc.schedule.pace import NodePaces
 
 
 def record(node_id="n-1", *, duration_ms=1000.0, first_token_ms=200.0, outcome=Outcome.COMPLETED, prompt=400, output=81, cached=0):
@@ -34,7 +34,7 @@ def record(node_id="n-1", *, duration_ms=1000.0, first_token_ms=200.0, outcome=O
 
 
 def test_one_exchange_tells_a_first_pace():
-    paces = Paces({})
+    paces = NodePaces({})
     paces.learn(record(prompt=500, cached=100), 5.0)
     (pace,) = paces.changed()
     assert (pace.node_id, pace.at, pace.p99_ms, pace.seconds) == ("n-1", 5.0, 1000.0, 1.0)
@@ -44,7 +44,7 @@ def test_one_exchange_tells_a_first_pace():
 
 
 def test_a_window_tells_its_99th_percentile_and_the_best_prefill_it_saw():
-    paces = Paces({}, limit=8)
+    paces = NodePaces({}, limit=8)
     paces.learn(record(), 0.0)
     for number in range(1, 101):
         paces.learn(record(duration_ms=1000.0 + number, first_token_ms=400.0 if number % 2 else 100.0), 1000.0)
@@ -55,7 +55,7 @@ def test_a_window_tells_its_99th_percentile_and_the_best_prefill_it_saw():
 
 
 def test_newer_windows_count_by_half_after_a_half_life():
-    paces = Paces({"p": 10.0})
+    paces = NodePaces({"p": 10.0})
     paces.learn(record(duration_ms=1000.0), 0.0)
     for now in (7.0, 10.0):
         paces.learn(record(duration_ms=2000.0), now)
@@ -70,21 +70,21 @@ def test_newer_windows_count_by_half_after_a_half_life():
 
 @pytest.mark.parametrize("outcome", [each for each in Outcome if each is not Outcome.COMPLETED])
 def test_only_whole_answers_tell_a_pace(outcome):
-    paces = Paces({})
+    paces = NodePaces({})
     paces.learn(record(outcome=outcome), 0.0)
     paces.learn(record(node_id=""), 0.0)
     assert paces.changed() == ()
 
 
 def test_a_short_or_unstreamed_answer_says_nothing_about_tokens_per_second():
-    paces = Paces({})
+    paces = NodePaces({})
     paces.learn(record("a", output=3), 0.0)
     paces.learn(record("b", first_token_ms=None), 0.0)
     assert [pace.stream_rate for pace in paces.changed()] == [None, None]
 
 
 def test_memory_is_bounded():
-    paces = Paces({}, limit=3)
+    paces = NodePaces({}, limit=3)
     for number in range(9):
         paces.learn(record(f"n-{number}"), 0.0)
     assert {pace.node_id for pace in paces.changed()} == {"n-6", "n-7", "n-8"}

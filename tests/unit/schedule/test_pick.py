@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from din_extproc.domain.membership import Beat, NodeState, Reading
+from din_extproc.domain.membership import Heartbeat, HeartbeatReading, NodeState
 from din_extproc.domain.node import Endpoint, LongTail, Node, Pool
-from din_extproc.domain.usage import Pace
-from din_extproc.domain.verdict import Code, Refusal
-from din_extproc.schedule.ask import Ask
-from din_extproc.schedule.load import Load, Log, Taken
-from din_extproc.schedule.pick import STRATEGIES, Demand, Shape, fitting, fleet, ranking
+from din_extproc.domain.usage import NodePace
+from din_extproc.domain.verdict import Refusal, RefusalCode
+from din_extproc.schedule.load import ChangeLog, LoadModel, NodeLease
+from din_extproc.schedule.pick import STRATEGIES, Demand, NodeShape, fitting, fleet, ranking
+from din_extproc.schedule.placement_request import PlacementRequest
 from din_extproc.schedule.sample import SIZE, sample
 
-ASK = Ask(prompt_tokens=100, output_tokens=50, now=0.0, chance=7, prefix=99)
+ASK = PlacementRequest(prompt_tokens=100, output_tokens=50, now=0.0, chance=7, prefix=99)
 
 
 def node(number: int, *, max_seq_len: int = 4096, version: str = "2025.3.1", max_concurrency: int = 8) -> Node:
@@ -42,11 +42,11 @@ def pool(scheduler, long_tail=None, **options):
 
 
 def strategy(name, nodes, load=None, **options):
-    return ranking(pool(name, **options), tuple(nodes), load or Load()).strategy
+    return ranking(pool(name, **options), tuple(nodes), load or LoadModel()).strategy
 
 
 def taken(node_id, tokens=100, **more):
-    return Taken(node_id, tokens, 0, **more)
+    return NodeLease(node_id, tokens, 0, **more)
 
 
 def ids(picked):
@@ -54,7 +54,7 @@ def ids(picked):
 
 
 def reading(at=0.0, **said):
-    return Reading(Beat(state=NodeState.READY, sequence=1, **said), at)
+    return HeartbeatReading(Heartbeat(state=NodeState.READY, sequence=1, **said), at)
 
 
 def demand(tokens: int, version: str = "", accepts=lambda _version: True, at_least: int | None = None) -> Demand:
@@ -77,7 +77,7 @@ def test_three_different_nodes_are_named_in_order(name, many):
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_node_at_its_concurrency_comes_last_but_comes(name):
-    load = Load()
+    load = LoadModel()
     nodes = [node(0, max_concurrency=1), node(1), node(2)]
     ranked = strategy(name, nodes, load)
     load.take(taken("gpu-0", 1), 0.0)
@@ -98,7 +98,7 @@ def test_the_cost_of_a_pick_does_not_grow_with_the_number_of_nodes(name):
     """Ten thousand nodes against ten, with loads and heartbeats in between; measured in one run."""
 
     def cost(count):
-        load = Load()
+        load = LoadModel()
         nodes = tuple(node(n) for n in range(count))
         ranked = strategy(name, nodes, load)
         ticks = iter(range(sys.maxsize))
@@ -123,7 +123,7 @@ def test_round_robin_takes_every_node_in_turn_and_names_the_next_ones_for_a_retr
 
 
 def test_token_available_takes_the_node_with_the_most_room():
-    load = Load()
+    load = LoadModel()
     ranked = strategy("token_available", [node(0, max_seq_len=1000), node(1, max_seq_len=4000), node(2, max_seq_len=2000)], load)
     assert ids(ranked.pick(3, ASK)) == ["gpu-1", "gpu-2", "gpu-0"]
     load.take(taken("gpu-1", 2500), 0.0)
@@ -133,7 +133,7 @@ def test_token_available_takes_the_node_with_the_most_room():
 
 
 def test_what_others_have_at_a_node_counts_and_own_requests_correct_it_until_the_next_heartbeat():
-    load = Load()
+    load = LoadModel()
     ranked = strategy("token_available", [node(0), node(1)], load)
     load.take(taken("gpu-0", 300), 0.0)
     load.hear("gpu-0", reading(tokens_in_use=300, running=1))  # the own one
@@ -149,11 +149,11 @@ def test_what_others_have_at_a_node_counts_and_own_requests_correct_it_until_the
 
 
 def pace(node_id, *, at=0.0, p99_ms=1000.0, **more):
-    return Pace(node_id=node_id, at=at, p99_ms=p99_ms, seconds=1.0, **more)
+    return NodePace(node_id=node_id, at=at, p99_ms=p99_ms, seconds=1.0, **more)
 
 
 def test_latency_ewma_takes_the_quick_node_until_enough_wait_there():
-    load = Load()
+    load = LoadModel()
     ranked = strategy("latency_ewma", [node(0), node(1)], load)
     load.learn([pace("gpu-0", p99_ms=100), pace("gpu-1", p99_ms=390)])
     picks = []
@@ -164,7 +164,7 @@ def test_latency_ewma_takes_the_quick_node_until_enough_wait_there():
 
 
 def test_a_stale_latency_fades_toward_what_is_usual():
-    load = Load()
+    load = LoadModel()
     nodes = [node(0), node(1)]
     ranked = strategy("latency_ewma", nodes, load, half_life_s=10)
     load.learn([pace("gpu-0", p99_ms=100), pace("gpu-1", p99_ms=500)])
@@ -173,30 +173,30 @@ def test_a_stale_latency_fades_toward_what_is_usual():
 
 
 def test_a_node_of_which_nothing_is_known_is_taken_for_a_usual_one():
-    load = Load()
+    load = LoadModel()
     ranked = strategy("predicted_time", [node(n) for n in range(3)], load)
     for number, rate in ((0, 1000.0), (1, 3000.0)):
         load.hear(f"gpu-{number}", reading(prefill_rate=rate, decode_rate=50.0, running=1))
         load.hear(f"gpu-{number}", reading(running=0))
-    order = ids(ranked.pick(3, Ask(3000, 1, 0.0)))
+    order = ids(ranked.pick(3, PlacementRequest(3000, 1, 0.0)))
     assert order == ["gpu-1", "gpu-2", "gpu-0"]
 
 
 def test_predicted_time_counts_prompt_output_and_those_in_line():
-    load = Load()
+    load = LoadModel()
     nodes = [node(0, max_concurrency=2), node(1, max_concurrency=2)]
     ranked = strategy("predicted_time", nodes, load)
     load.hear("gpu-0", reading(prefill_rate=10_000.0, decode_rate=20.0, running=1, waiting=0))  # reads quickly, writes slowly
     load.hear("gpu-1", reading(prefill_rate=1_000.0, decode_rate=100.0, running=1, waiting=0))
-    assert ids(ranked.pick(1, Ask(4000, 10, 1.0))) == ["gpu-0"]
-    assert ids(ranked.pick(1, Ask(100, 500, 1.0))) == ["gpu-1"]
-    load.take(Taken("gpu-1", 8000, 500), 1.0)  # eight seconds of prompt before the next
-    assert ranked.score(nodes[1], Ask(100, 500, 1.0))[0] > 8 + ranked.score(nodes[1], Ask(100, 500, 9.0))[0] - 1
-    assert ids(ranked.pick(1, Ask(100, 100, 1.0))) == ["gpu-0"]
+    assert ids(ranked.pick(1, PlacementRequest(4000, 10, 1.0))) == ["gpu-0"]
+    assert ids(ranked.pick(1, PlacementRequest(100, 500, 1.0))) == ["gpu-1"]
+    load.take(NodeLease("gpu-1", 8000, 500), 1.0)  # eight seconds of prompt before the next
+    assert ranked.score(nodes[1], PlacementRequest(100, 500, 1.0))[0] > 8 + ranked.score(nodes[1], PlacementRequest(100, 500, 9.0))[0] - 1
+    assert ids(ranked.pick(1, PlacementRequest(100, 100, 1.0))) == ["gpu-0"]
 
 
 def test_predicted_time_learns_from_exchanges_where_there_is_no_agent():
-    load = Load()
+    load = LoadModel()
     ranked = strategy("predicted_time", [node(0), node(1)], load)
     load.learn([pace("gpu-0", prefill_rate=500.0, stream_rate=10.0), pace("gpu-1", prefill_rate=500.0, stream_rate=30.0)])
     assert ids(ranked.pick(2, ASK)) == ["gpu-1", "gpu-0"]
@@ -206,7 +206,7 @@ def test_predicted_time_learns_from_exchanges_where_there_is_no_agent():
 
 
 def test_a_full_key_value_memory_makes_a_node_wait_for_others_to_leave():
-    load = Load()
+    load = LoadModel()
     ranked = strategy("predicted_time", [node(0), node(1)], load)
     load.hear("gpu-0", reading(tokens_in_use=9_950, kv_cache_usage=0.995, running=4))
     load.hear("gpu-1", reading(tokens_in_use=9_950, kv_cache_usage=0.5, running=4))
@@ -215,7 +215,7 @@ def test_a_full_key_value_memory_makes_a_node_wait_for_others_to_leave():
 
 def test_one_prefix_stays_at_one_node_in_every_process_and_moves_only_while_that_has_no_headroom():
     nodes = [node(n) for n in range(6)]
-    first, second = Load(), Load()
+    first, second = LoadModel(), LoadModel()
     ranked, elsewhere = strategy("prefix_affinity", nodes, first), strategy("prefix_affinity", nodes[::-1], second)
     homes = {prefix: ranked.pick(1, replace(ASK, prefix=prefix))[0].id for prefix in range(1, 40)}
     assert homes == {prefix: elsewhere.pick(1, replace(ASK, prefix=prefix, chance=prefix))[0].id for prefix in range(1, 40)}
@@ -245,7 +245,7 @@ def test_a_node_that_goes_moves_only_its_own_prefixes():
 )
 def test_the_ranking_never_differs_from_a_plain_scan_of_the_scores(name, lengths, steps):
     nodes = tuple(node(n, max_seq_len=length, max_concurrency=3) for n, length in enumerate(lengths))
-    load = Load()
+    load = LoadModel()
     ranked = strategy(name, nodes, load)
     held = []
     for at, (which, tokens, step) in enumerate(steps):
@@ -259,7 +259,7 @@ def test_the_ranking_never_differs_from_a_plain_scan_of_the_scores(name, lengths
         else:
             held.append(taken(node_id, tokens))
             load.take(held[-1], float(at))
-        ask = Ask(prompt_tokens=tokens, output_tokens=which, now=float(at), chance=at * 7919)
+        ask = PlacementRequest(prompt_tokens=tokens, output_tokens=which, now=float(at), chance=at * 7919)
         scores = {each.id: (load.of(each.id).is_full(each), ranked.score(each, ask)[0]) for each in nodes}
         picked = [scores[each.id] for each in ranked.pick(3, ask)]
         assert picked == sorted(scores.values())[: len(picked)]
@@ -287,12 +287,12 @@ TAIL = LongTail(over_s=10.0, share=0.25, timeout_ms=120_000)
 
 
 def test_r21_long_requests_hold_at_most_their_share_of_the_slots_and_then_are_refused():
-    load = Load()
+    load = LoadModel()
     nodes = (node(0), node(1))
     gate = ranking(pool("token_available", TAIL), nodes, load).tail
     load.hear("gpu-0", reading(prefill_rate=1000.0, decode_rate=50.0, running=1))
-    assert not gate.is_long(Ask(1000, 400, 0.0))
-    long = Ask(2000, 500, 0.0)
+    assert not gate.is_long(PlacementRequest(1000, 400, 0.0))
+    long = PlacementRequest(2000, 500, 0.0)
     assert gate.is_long(long)
     for _ in range(4):  # a quarter of eight slots, twice
         picked = gate.pick(3, long)
@@ -300,19 +300,19 @@ def test_r21_long_requests_hold_at_most_their_share_of_the_slots_and_then_are_re
     assert {load.of(each.id).long for each in nodes} == {2}
     refused = gate.pick(3, long)
     assert isinstance(refused, Refusal)
-    assert refused.code is Code.INSUFFICIENT_GPU_CAPACITY
+    assert refused.code is RefusalCode.INSUFFICIENT_GPU_CAPACITY
     assert refused.retry_after_ms
     load.give(taken("gpu-1", long=True))
     assert ids(gate.pick(3, long)) == ["gpu-1"]
 
 
 def test_a_node_with_few_slots_has_one_for_a_long_request():
-    gate = ranking(pool("round_robin", TAIL), (node(0, max_concurrency=2),), Load()).tail
-    assert ids(gate.pick(1, Ask(1, 10_000, 0.0))) == ["gpu-0"]
+    gate = ranking(pool("round_robin", TAIL), (node(0, max_concurrency=2),), LoadModel()).tail
+    assert ids(gate.pick(1, PlacementRequest(1, 10_000, 0.0))) == ["gpu-0"]
 
 
 def test_a_load_given_back_leaves_nothing_behind():
-    load = Load()
+    load = LoadModel()
     for _ in range(3):
         load.take(taken("a", 7), 0.0)
     assert load.in_use() == {"a": 21}
@@ -323,7 +323,7 @@ def test_a_load_given_back_leaves_nothing_behind():
 
 
 def test_nodes_that_are_gone_are_forgotten_once_nothing_is_under_way_there():
-    load = Load()
+    load = LoadModel()
     load.take(taken("gone"), 0.0)
     load.hear("stays", reading(running=3))
     load.keep({"stays"})
@@ -336,7 +336,7 @@ def test_nodes_that_are_gone_are_forgotten_once_nothing_is_under_way_there():
 
 
 def test_a_reader_that_was_away_too_long_is_told_so():
-    log = Log(limit=4)
+    log = ChangeLog(limit=4)
     for name in "abcdef":
         log.append(name)
     assert log.since(0) is None
@@ -346,22 +346,22 @@ def test_a_reader_that_was_away_too_long_is_told_so():
 
 def test_the_filter_names_what_no_node_has():
     shapes = fleet((node(0, max_seq_len=1000, version="2025.3.1"), node(1, max_seq_len=2000, version="2025.4.0")))
-    assert fitting(shapes, demand(1500)) == (Shape("2025.4.0", 2000),)
+    assert fitting(shapes, demand(1500)) == (NodeShape("2025.4.0", 2000),)
     too_long = fitting(shapes, demand(2001))
-    assert too_long.code is Code.CONTEXT_LENGTH_EXCEEDED
+    assert too_long.code is RefusalCode.CONTEXT_LENGTH_EXCEEDED
     assert "2000" in too_long.message
     wrong = fitting(shapes, demand(10, ">=2026", lambda version: version >= "2026"))
-    assert wrong.code is Code.VERSION_MISMATCH
+    assert wrong.code is RefusalCode.VERSION_MISMATCH
     assert "2025.3.1, 2025.4.0" in wrong.message
-    assert fitting((), demand(1)).code is Code.NO_HEALTHY_NODE
+    assert fitting((), demand(1)).code is RefusalCode.NO_HEALTHY_NODE
 
 
 def test_an_estimate_alone_refuses_nobody_but_a_certain_length_does():
     shapes = fleet((node(0, max_seq_len=1000), node(1, max_seq_len=2000)))
-    assert fitting(shapes, demand(2100, at_least=1900)) == (Shape("2025.3.1", 2000),)
-    assert fitting(shapes, demand(2100, at_least=2001)).code is Code.CONTEXT_LENGTH_EXCEEDED
+    assert fitting(shapes, demand(2100, at_least=1900)) == (NodeShape("2025.3.1", 2000),)
+    assert fitting(shapes, demand(2100, at_least=2001)).code is RefusalCode.CONTEXT_LENGTH_EXCEEDED
 
 
 def test_nodes_of_one_shape_stay_together_in_the_pools_order():
     nodes = (node(0), node(1, max_seq_len=1000), node(2))
-    assert fleet(nodes) == {Shape("2025.3.1", 4096): (nodes[0], nodes[2]), Shape("2025.3.1", 1000): (nodes[1],)}
+    assert fleet(nodes) == {NodeShape("2025.3.1", 4096): (nodes[0], nodes[2]), NodeShape("2025.3.1", 1000): (nodes[1],)}

@@ -2,11 +2,11 @@
 
 import pytest
 
-from din_extproc.domain.membership import Beat, NodeState, Reading
+from din_extproc.domain.membership import Heartbeat, HeartbeatReading, NodeState
 from din_extproc.domain.node import Endpoint, Node
-from din_extproc.schedule.ask import Ask
-from din_extproc.schedule.load import Load, Taken
+from din_extproc.schedule.load import LoadModel, NodeLease
 from din_extproc.schedule.pick import STRATEGIES
+from din_extproc.schedule.placement_request import PlacementRequest
 
 
 def node(name):
@@ -25,19 +25,19 @@ def node(name):
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_strategy_passes_over_a_distrusted_node_that_holds_its_share(name):
-    load = Load()
+    load = LoadModel()
     for each, trust in (("a", 0.25), ("b", 1.0)):
-        load.hear(each, Reading(Beat(state=NodeState.READY, sequence=1), 0.0, trust))
+        load.hear(each, HeartbeatReading(Heartbeat(state=NodeState.READY, sequence=1), 0.0, trust))
         for _ in range(2):
-            load.take(Taken(each, 100, 10), 0.0)
+            load.take(NodeLease(each, 100, 10), 0.0)
     kind = STRATEGIES[name]
     strategy = kind.make((node("a"), node("b")), load, kind.options())
-    assert [strategy.pick(2, Ask(100, 10, 0.0, chance=number))[0].id for number in range(4)] == ["b"] * 4
+    assert [strategy.pick(2, PlacementRequest(100, 10, 0.0, chance=number))[0].id for number in range(4)] == ["b"] * 4
 
 
 def test_a_distrusted_node_still_gets_a_request_when_it_has_none():
-    load = Load()
-    load.hear("a", Reading(Beat(state=NodeState.READY, sequence=1), 0.0, 0.0))
+    load = LoadModel()
+    load.hear("a", HeartbeatReading(Heartbeat(state=NodeState.READY, sequence=1), 0.0, 0.0))
     assert not load.of("a").is_full(node("a"))
-    load.take(Taken("a", 100, 10), 0.0)
+    load.take(NodeLease("a", 100, 10), 0.0)
     assert load.of("a").is_full(node("a"))

@@ -6,9 +6,9 @@ import pytest
 
 from din_extproc.admit.keys import Authenticated, KeyRing
 from din_extproc.edge.keys_file import changed
-from din_extproc.roles import keys
+from din_extproc.roles.configure import keys
 from din_extproc.settings.load import load
-from din_extproc.settings.problems import Rejected
+from din_extproc.settings.problems import ConfigRejected
 from din_extproc.settings.settings import Settings
 
 SMALL = """
@@ -71,7 +71,7 @@ def test_a_rotated_key_lives_through_the_overlap_and_its_successor_after_it(file
 
 def test_a_revocation_that_no_replica_hears_of_is_an_error_and_changes_nothing(file):
     made = keys.new(settings(file), "a", "main", None)
-    with pytest.raises(keys.Unkept, match="still valid"):
+    with pytest.raises(keys.KeyFileError, match="still valid"):
         keys.revoke(settings(file), "main")
     assert tenant_of(file, made) == "a"
 
@@ -79,7 +79,7 @@ def test_a_revocation_that_no_replica_hears_of_is_an_error_and_changes_nothing(f
 @pytest.mark.parametrize(("tenant", "key_id", "why"), [("x", "k", "no tenant"), ("a", "k k", "a key id is"), ("a", "main", "already")])
 def test_what_can_not_be_made_is_said(file, tenant, key_id, why):
     keys.new(settings(file), "a", "main", None)
-    with pytest.raises(keys.Unkept, match=why):
+    with pytest.raises(keys.KeyFileError, match=why):
         keys.new(settings(file), tenant, key_id, None)
 
 
@@ -87,7 +87,7 @@ def test_keys_of_nobody_and_second_keys_of_one_name_are_refused(file):
     with changed(file.parent / "keys.yaml") as entries:
         entries += [{"tenant": owner, "id": "k", "hash": HASH} for owner in ("a", "a", "c")]
     refused = load(file, {})
-    assert isinstance(refused, Rejected)
+    assert isinstance(refused, ConfigRejected)
     assert "no tenant is called 'c'" in str(refused)
     assert "a second key is called 'k', the first is key 'k' of tenant 'a' on line" in str(refused)
 
@@ -96,7 +96,7 @@ def test_a_tenant_that_is_broken_is_not_one_that_is_missing(file):
     keys.new(settings(file), "a", "main", None)
     file.write_text(SMALL.replace("{ id: a,", "{ id: a, limits: { rpm: -1 },"))
     refused = load(file, {})
-    assert isinstance(refused, Rejected)
+    assert isinstance(refused, ConfigRejected)
     assert [problem.path for problem in refused.problems if not problem.warning] == ["tenants[0].limits.rpm"]
     with changed(file.parent / "keys.yaml") as entries:
         entries.append({"tenant": "c", "id": "k", "hash": HASH.replace("db89", "db80")})
@@ -108,7 +108,7 @@ def test_a_hash_that_stands_twice_is_refused_with_both_places(file, one, other):
     with changed(file.parent / "keys.yaml") as entries:
         entries += [{"tenant": owner, "id": key_id, "hash": HASH} for owner, key_id in ((one, "k1"), (other, "k2"))]
     refused = load(file, {})
-    assert isinstance(refused, Rejected)
+    assert isinstance(refused, ConfigRejected)
     [problem] = [each for each in refused.problems if not each.warning]
     assert problem.path == "keys[1].hash"
     assert f"it is also the hash of key 'k1' of tenant '{one}' on line " in str(problem)
@@ -120,7 +120,7 @@ def test_a_hash_that_stands_twice_is_refused_with_both_places(file, one, other):
         text = text.replace(f"id: {tenant},", f"id: {tenant}, keys: [{own}],")
     file.write_text(text)
     refused = load(file, {})
-    assert isinstance(refused, Rejected)
+    assert isinstance(refused, ConfigRejected)
     [problem] = [each for each in refused.problems if not each.warning]
     assert f"it is also the hash of key 'k1' of tenant '{one}', on line 10" in str(problem)
     file.write_text(SMALL.replace("id: a,", f"id: a, keys: [{keys[0]}],"))
@@ -132,6 +132,6 @@ def test_a_hash_that_stands_twice_is_refused_with_both_places(file, one, other):
 def test_a_failed_change_leaves_the_file_as_it_was(file):
     keys.new(settings(file), "a", "main", None)
     before = (file.parent / "keys.yaml").read_text()
-    with pytest.raises(keys.Unkept, match="has no key"):
+    with pytest.raises(keys.KeyFileError, match="has no key"):
         keys.rotate(settings(file), "other", timedelta(hours=1))
     assert (file.parent / "keys.yaml").read_text() == before

@@ -3,9 +3,9 @@
 import pytest
 
 from din_extproc.domain.request import Priority
-from din_extproc.domain.tenant import Ceilings, Commons, Limits, Queueing
+from din_extproc.domain.tenant import GlobalLimits, Queueing, RateLimits, ScopeLimits
 from din_extproc.settings.load import load
-from din_extproc.settings.problems import Rejected
+from din_extproc.settings.problems import ConfigRejected
 from din_extproc.settings.settings import Settings
 
 SMALL = """
@@ -33,7 +33,7 @@ def test_a_tenant_s_classes_have_ceilings_and_its_limits_can_be_in_shadow_mode(w
     settings = written(SMALL % ", limits: { tpm: 100, enforce: false, per_priority: { batch: { tpm: 10 } } }")
     assert isinstance(settings, Settings)
     (tenant,) = settings.tenants
-    assert (tenant.enforce, tenant.per_priority) == (False, {Priority.BATCH: Limits(tpm=10)})
+    assert (tenant.enforce, tenant.per_priority) == (False, {Priority.BATCH: RateLimits(tpm=10)})
 
 
 def test_all_tenants_together_are_limited_by_model_and_class_with_a_reserved_share(written):
@@ -41,14 +41,14 @@ def test_all_tenants_together_are_limited_by_model_and_class_with_a_reserved_sha
     text = f"limits: {{ tpm: 1000, reserved_for_critical: 0.2, per_model: {per_model} }}"
     settings = written(SMALL % "" + text)
     assert isinstance(settings, Settings)
-    model = Ceilings(Limits(max_streams=8), {Priority.BATCH: Limits(max_streams=2)})
-    assert settings.commons == Commons(Ceilings(Limits(tpm=1000), {}, 0.2), {"m": model})
-    assert settings.commons.everything.below_critical == Limits(tpm=800)
+    model = ScopeLimits(RateLimits(max_streams=8), {Priority.BATCH: RateLimits(max_streams=2)})
+    assert settings.commons == GlobalLimits(ScopeLimits(RateLimits(tpm=1000), {}, 0.2), {"m": model})
+    assert settings.commons.everything.below_critical == RateLimits(tpm=800)
 
 
 def test_limits_of_all_tenants_name_physical_models(written):
     refused = written(SMALL % "" + "limits: { per_model: { mm: { tpm: 5 } } }")
-    assert isinstance(refused, Rejected)
+    assert isinstance(refused, ConfigRejected)
     assert "no pool serves a model 'mm'" in str(refused)
 
 
@@ -81,7 +81,7 @@ def test_a_ceiling_is_refused_beyond_what_redis_counts_exactly(written, field):
         assert isinstance(written(SMALL % "" + section % f"{field}: 10000000000"), Settings)
         for number in (10**10 + 1, 2**63, 10**30):
             refused = written(SMALL % "" + section % f"{field}: {number}")
-            assert isinstance(refused, Rejected)
+            assert isinstance(refused, ConfigRejected)
             assert f"{field}, at most 10000000000 is expected".replace(",", ":") in str(refused)
 
 
@@ -90,7 +90,7 @@ def test_a_ceiling_is_refused_beyond_what_redis_counts_exactly(written, field):
 )
 def test_a_node_s_numbers_are_refused_beyond_what_envoy_takes(written, wrong):
     refused = written(SMALL.replace("max_seq_len: 4096", wrong if "seq" in wrong else f"max_seq_len: 4096, {wrong}") % "")
-    assert isinstance(refused, Rejected)
+    assert isinstance(refused, ConfigRejected)
     assert "at most 1000000000 is expected" in str(refused)
 
 

@@ -8,13 +8,13 @@ import pytest
 
 from din_extproc.admit.keys import Authenticated, KeyRing
 from din_extproc.control.topology import SocketAddress, UnixSocket
-from din_extproc.domain.request import Estimate, Head, Intent, Operation, Priority
-from din_extproc.domain.tenant import Limits
-from din_extproc.domain.verdict import Code
-from din_extproc.flow.members import Members
+from din_extproc.domain.request import Estimate, Intent, Operation, Priority, RequestHead
+from din_extproc.domain.tenant import RateLimits
+from din_extproc.domain.verdict import RefusalCode
+from din_extproc.flow.pool_membership import PoolMembership
 from din_extproc.settings.check import check
 from din_extproc.settings.load import load
-from din_extproc.settings.problems import Rejected
+from din_extproc.settings.problems import ConfigRejected
 from din_extproc.settings.settings import Settings
 
 EXAMPLE = Path(__file__).parents[3] / "envoy" / "din.yaml"
@@ -78,8 +78,8 @@ DEFAULT_RULE = ("complex-multi-step-reasoning", REASONING, None)
 )
 def test_the_shipped_rules_route_as_their_source_says(example, model, path, tokens, tier, expected):
     intent = Intent(operation=path, model=model, estimate=Estimate(tokens), task_tier=tier)
-    head = Head("POST", path.value, {"x-task-tier": tier} if tier else {})
-    routed = example.routes.route(intent, example.tenants[0], head, 12, Members.of(example.pools).versions)
+    head = RequestHead("POST", path.value, {"x-task-tier": tier} if tier else {})
+    routed = example.routes.route(intent, example.tenants[0], head, 12, PoolMembership.of(example.pools).versions)
     assert (routed.rule, routed.pool.name, routed.fallback and routed.fallback.name) == expected
 
 
@@ -87,9 +87,12 @@ def test_the_example_s_other_tenant_may_use_the_fast_model_only(example):
     support = example.tenants[1]
     assert [entry.name for entry in example.routes.models_for(support)] == ["bx-auto", "bx-fast-chat", "qwen2.5-14b-instruct"]
     long = Intent(operation=Operation.CHAT, model="bx-fast-chat", estimate=Estimate(20_000))
-    assert example.routes.route(long, support, Head("POST", "/", {}), 0, Members.of(example.pools).versions).fallback is None
+    assert example.routes.route(long, support, RequestHead("POST", "/", {}), 0, PoolMembership.of(example.pools).versions).fallback is None
     big = Intent(operation=Operation.CHAT, model="bx-reasoning-pro", estimate=Estimate(10))
-    assert example.routes.route(big, support, Head("POST", "/", {}), 0, Members.of(example.pools).versions).code is Code.MODEL_NOT_ALLOWED
+    assert (
+        example.routes.route(big, support, RequestHead("POST", "/", {}), 0, PoolMembership.of(example.pools).versions).code
+        is RefusalCode.MODEL_NOT_ALLOWED
+    )
 
 
 def test_the_example_s_keys_are_the_ones_beside_them(example):
@@ -110,8 +113,8 @@ def test_the_example_inherits_from_catalogue_and_defaults(example):
     ]
     finance, support = example.tenants
     assert finance.priority is Priority.CRITICAL
-    assert finance.per_model == {"llama-3.3-70b-instruct": Limits(tpm=80000)}
-    assert support.limits == Limits(rpm=60, tpm=20000, max_streams=4)
+    assert finance.per_model == {"llama-3.3-70b-instruct": RateLimits(tpm=80000)}
+    assert support.limits == RateLimits(rpm=60, tpm=20000, max_streams=4)
     assert example.catalog.model("llama-3.3-70b-instruct").output_tokens_default == 700
     assert example.catalog.model("unknown") is None
 
@@ -180,7 +183,7 @@ def test_a_tenant_s_limits_replace_the_defaults_one_by_one(written):
         SMALL.replace('models: ["*"]', 'models: ["*"], limits: { rpm: 5, tpm: null }')
         + "defaults: { limits: { rpm: 60, tpm: 100, max_streams: 4 } }\n"
     )
-    assert written(text).tenants[0].limits == Limits(rpm=5, tpm=None, max_streams=4)
+    assert written(text).tenants[0].limits == RateLimits(rpm=5, tpm=None, max_streams=4)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +261,7 @@ def test_b114_a_file_without_permission_is_reported(tmp_path):
 def test_b114_a_deeply_nested_file_is_refused(written):
     assert "not YAML" in str(written("version: " + "[" * 20_000))
     catalogue = written(SMALL + "catalog: { source: models.json }\n", models="[" * 100_000)
-    assert isinstance(catalogue, Rejected)
+    assert isinstance(catalogue, ConfigRejected)
 
 
 def test_b114_anchors_can_t_multiply_without_end(written):
@@ -275,7 +278,7 @@ def test_b92_ipv6_nodes_keep_their_brackets_everywhere(written):
 
 def test_b81_a_circle_of_aliases_is_refused_at_load(written):
     rejected = written(SMALL + "aliases: { a: { model: b }, b: { models: [c] }, c: { model: a } }\n")
-    assert isinstance(rejected, Rejected)
+    assert isinstance(rejected, ConfigRejected)
     assert "a -> b -> c -> a" in str(rejected)
 
 
@@ -320,7 +323,7 @@ def test_a_pool_is_spoken_to_in_openais_words_unless_it_says_otherwise(written):
 )
 def test_a_native_interface_that_an_engine_has_not_is_a_problem(written, line, complaint):
     rejected = written(SMALL.replace("engine: vllm", line))
-    assert isinstance(rejected, Rejected)
+    assert isinstance(rejected, ConfigRejected)
     assert complaint in str(rejected)
 
 
@@ -348,6 +351,6 @@ def test_a_node_is_not_where_envoy_itself_listens(written, node, listener, sound
 ])  # fmt: skip
 def test_a_mistake_is_told_once_and_in_our_own_words(written, line, said):
     refused = written(SMALL.replace("version: 1\n", f"{line}\n" if line.startswith("version") else f"version: 1\n{line}\n"))
-    assert isinstance(refused, Rejected)
+    assert isinstance(refused, ConfigRejected)
     [problem] = [each for each in refused.problems if not each.warning]
     assert f"{problem.path}: {problem.message}".startswith(said)

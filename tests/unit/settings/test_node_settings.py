@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from din_extproc.domain.node import Endpoint
-from din_extproc.schedule.batch import Window
+from din_extproc.schedule.batch import BatchLimits
 from din_extproc.settings.node import NodeSettings, load_node
-from din_extproc.settings.problems import Rejected
+from din_extproc.settings.problems import ConfigRejected
 
 SHIPPED = Path(__file__).parent.parent.parent.parent / "envoy" / "node.din.yaml"
 SMALLEST = """\
@@ -28,7 +28,7 @@ def written(folder, text=SMALLEST, kind="vllm", **entry):
 
 
 def problems(loaded):
-    assert isinstance(loaded, Rejected), loaded
+    assert isinstance(loaded, ConfigRejected), loaded
     return [(problem.path, problem.message) for problem in loaded.problems]
 
 
@@ -87,7 +87,7 @@ def test_what_is_wrong_is_told_at_its_place(tmp_path, wrong, place):
 def test_the_shipped_example_is_sound_and_batches(tmp_path):
     settings = load_node(SHIPPED, {})
     assert isinstance(settings, NodeSettings), settings
-    assert settings.window == Window(8192, 0.05)
+    assert settings.window == BatchLimits(8192, 0.05)
     topology = settings.topology()
     assert topology.pools[0].nodes[0].endpoint == Endpoint("127.0.0.1", 8000)
     assert str(topology.agent.host) == "127.0.0.1"

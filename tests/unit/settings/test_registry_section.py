@@ -5,8 +5,8 @@ import pytest
 from din_extproc.admit.keys import ENTROPY_BYTES, NodeTokens, make_node_token, parse_hash
 from din_extproc.domain.node import Endpoint
 from din_extproc.settings.load import load
-from din_extproc.settings.problems import Rejected
-from tests.stack import tenant
+from din_extproc.settings.problems import ConfigRejected
+from tests.support.stack import tenant
 
 TOKEN = make_node_token("gpu_7", bytes(ENTROPY_BYTES))
 OTHER = make_node_token("gpu-8", bytes([1]) * ENTROPY_BYTES)
@@ -23,13 +23,13 @@ def loaded(tmp_path, *sections, pool="dtype: bf16", tokens=f'gpu_7: "{TOKEN.hash
 
 
 def problems(outcome):
-    assert isinstance(outcome, Rejected)
+    assert isinstance(outcome, ConfigRejected)
     return [(problem.path, problem.message) for problem in outcome.problems]
 
 
 def test_a_pool_may_have_no_node_yet_when_nodes_can_register(tmp_path):
     settings = loaded(tmp_path, SECTION, pool="dtype: fp8, tp_world_size: 2, min_seq_len: 4096")
-    assert not isinstance(settings, Rejected), settings
+    assert not isinstance(settings, ConfigRejected), settings
     pool = settings.pools[0]
     assert (pool.nodes, pool.dtype, pool.tp_world_size, pool.min_seq_len) == ((), "fp8", 2, 4096)
     assert NodeTokens(settings.node_tokens).owner(f"Bearer {TOKEN.text}") == "gpu_7"
@@ -79,7 +79,7 @@ def test_a_token_is_its_own_nodes_and_nothing_else_is_one():
 def test_a_token_can_hold_for_some_addresses_only(tmp_path):
     text = f'gpu_7: {{ hash: "{TOKEN.hash}", addresses: ["10.0.0.0/24", "fd00::/64", "10.9.9.9:8000"] }}\ngpu-8: "{OTHER.hash}"\n'
     settings = loaded(tmp_path, SECTION, tokens=text)
-    assert not isinstance(settings, Rejected), settings
+    assert not isinstance(settings, ConfigRejected), settings
     assert NodeTokens(settings.node_tokens).owner(f"Bearer {TOKEN.text}") == "gpu_7"
     reach = settings.node_reaches["gpu_7"]
     for address, allowed in (

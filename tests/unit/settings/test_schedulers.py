@@ -5,7 +5,7 @@ import yaml
 
 from din_extproc.domain.node import LongTail
 from din_extproc.settings.load import load
-from din_extproc.settings.problems import Rejected
+from din_extproc.settings.problems import ConfigRejected
 
 NODE = {"id": "n1", "address": "10.0.0.1:8000", "version": "1.0", "dtype": "bf16", "max_seq_len": 4096}
 
@@ -22,7 +22,7 @@ def pool(tmp_path):
         }
         path.write_text(yaml.safe_dump(document))
         settings = load(path, {})
-        return str(settings) if isinstance(settings, Rejected) else settings.pools[0]
+        return str(settings) if isinstance(settings, ConfigRejected) else settings.pools[0]
 
     return make
 

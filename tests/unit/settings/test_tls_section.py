@@ -5,10 +5,10 @@ import yaml
 
 from din_extproc.settings.load import load
 from din_extproc.settings.node import NodeSettings, load_node
-from din_extproc.settings.problems import Rejected
+from din_extproc.settings.problems import ConfigRejected
 from din_extproc.settings.settings import Settings
-from tests.certificates import Authority
-from tests.stack import node, tenant
+from tests.support.certificates import Authority
+from tests.support.stack import node, tenant
 
 POOL = {"model": "m", "engine": "vllm", "nodes": [node("n1", "10.0.0.1:8000")]}
 
@@ -34,7 +34,7 @@ def loaded(folder, gateway, envoy=None):
 
 def problems(folder, gateway, envoy=None):
     result = loaded(folder, gateway, envoy)
-    found = result.problems if isinstance(result, Rejected) else result.warnings
+    found = result.problems if isinstance(result, ConfigRejected) else result.warnings
     return [(problem.path, problem.message.replace(f"{folder}/", "")) for problem in found]
 
 
@@ -116,7 +116,7 @@ def test_a_nodes_files_are_looked_at_too(issued, tmp_path):
     file = tmp_path / "node.yaml"
     file.write_text(yaml.safe_dump(config))
     found = load_node(file, {})
-    assert isinstance(found, Rejected)
+    assert isinstance(found, ConfigRejected)
     assert {problem.path for problem in found.problems} == {"registry.tls.key", "proxy.sidecar_tls"}
     config["registry"]["tls"]["key"] = "port.key"
     config["proxy"] = {"sidecar_tls": {"ca": "ca.pem"}}

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from din_extproc.domain.membership import Beat, NodeState
-from din_extproc.southbound.load import SOURCES, Load, Rates, told
+from din_extproc.domain.membership import Heartbeat, NodeState
+from din_extproc.southbound.load import SOURCES, EngineLoad, Rates, told
 
 CAPTURES = Path(__file__).parent.parent.parent / "captures"
 
@@ -17,7 +17,7 @@ def capture(name: str) -> bytes:
     return (CAPTURES / f"{name}.txt").read_bytes()
 
 
-def read(engine: str, page: bytes) -> Load:
+def read(engine: str, page: bytes) -> EngineLoad:
     return SOURCES[engine].read(page)
 
 
@@ -49,18 +49,18 @@ PAGES = {
             b'sglang:num_queue_reqs{model_name="m"} 5.0\nsglang:num_running_reqs{model_name="m"} 7.0\n'
             b'sglang:token_usage{model_name="m"} 0.28\nsglang:num_used_tokens{model_name="m"} 123859.0\n'
         ),
-        Load(waiting=5, running=7, kv_cache_usage=0.28, tokens_in_use=123859),
+        EngineLoad(waiting=5, running=7, kv_cache_usage=0.28, tokens_in_use=123859),
     ),
     "tensorrt_llm": (
         b"trtllm_num_requests_waiting 3\ntrtllm_num_requests_running 8\ntrtllm_kv_cache_utilization 0.5\n",
-        Load(waiting=3, running=8, kv_cache_usage=0.5),
+        EngineLoad(waiting=3, running=8, kv_cache_usage=0.5),
     ),
     "triton": (
         b'nv_inference_pending_request_count{model="a",version="1"} 4\nnv_inference_pending_request_count{model="b",version="1"} 2\n',
-        Load(waiting=6),
+        EngineLoad(waiting=6),
     ),
-    "tgi": (b"# TYPE tgi_queue_size gauge\ntgi_queue_size 9\ntgi_batch_current_size 4\n", Load(waiting=9, running=4)),
-    "ollama": (b'{"models":[{"name":"llama3:8b","size_vram":5137025024}]}', Load()),
+    "tgi": (b"# TYPE tgi_queue_size gauge\ntgi_queue_size 9\ntgi_batch_current_size 4\n", EngineLoad(waiting=9, running=4)),
+    "ollama": (b'{"models":[{"name":"llama3:8b","size_vram":5137025024}]}', EngineLoad()),
 }
 
 
@@ -78,7 +78,7 @@ def test_a_triton_with_a_tensorrt_llm_backend_is_read_by_that_backend():
         b'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="tensorrt_llm",version="1"} 40\n'
         b'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction",model="tensorrt_llm",version="1"} 0.4\n'
     )
-    assert read("triton", page) == Load(waiting=11, running=6, kv_cache_usage=0.4)
+    assert read("triton", page) == EngineLoad(waiting=11, running=6, kv_cache_usage=0.4)
 
 
 def test_an_older_vllm_calls_its_cache_usage_otherwise():
@@ -126,33 +126,33 @@ def test_any_bytes_are_a_page(page, engine):
 
 
 def test_rates_come_from_what_the_counters_grew():
-    before, after = Load(prompt_tokens=100.0, output_tokens=10.0), Load(prompt_tokens=1_100.0, output_tokens=310.0)
+    before, after = EngineLoad(prompt_tokens=100.0, output_tokens=10.0), EngineLoad(prompt_tokens=1_100.0, output_tokens=310.0)
     assert Rates().seen(before, after, 2.0) == Rates(500.0, 150.0)
 
 
 def test_an_engine_that_measures_its_prefill_time_is_believed():
-    before, after = Load(prompt_tokens=0.0, prompt_seconds=0.0), Load(prompt_tokens=1_000.0, prompt_seconds=0.5)
+    before, after = EngineLoad(prompt_tokens=0.0, prompt_seconds=0.0), EngineLoad(prompt_tokens=1_000.0, prompt_seconds=0.5)
     assert Rates().seen(before, after, 3.0).prefill == 2_000.0
 
 
 def test_an_idle_engine_keeps_what_it_has_shown():
-    known, idle = Rates(500.0, 150.0), Load(prompt_tokens=5.0, output_tokens=5.0)
+    known, idle = Rates(500.0, 150.0), EngineLoad(prompt_tokens=5.0, output_tokens=5.0)
     assert known.seen(idle, idle, 3_600.0) == known
 
 
 def test_light_work_wears_an_old_figure_down_slowly():
-    before, after = Load(output_tokens=0.0), Load(output_tokens=10.0)
+    before, after = EngineLoad(output_tokens=0.0), EngineLoad(output_tokens=10.0)
     assert Rates(None, 100.0).seen(before, after, 300.0).decode == pytest.approx(50.0)
 
 
 def test_an_engine_that_began_anew_is_no_negative_rate():
-    rates = Rates().seen(Load(output_tokens=1_000.0), Load(output_tokens=30.0), 3.0)
+    rates = Rates().seen(EngineLoad(output_tokens=1_000.0), EngineLoad(output_tokens=30.0), 3.0)
     assert rates.decode == 10.0
     assert not math.isinf(rates.decode)
 
 
 def test_a_page_without_counters_teaches_nothing():
-    assert Rates().seen(Load(), Load(), 3.0) == Rates()
+    assert Rates().seen(EngineLoad(), EngineLoad(), 3.0) == Rates()
 
 
 def test_two_real_pages_give_real_rates():
@@ -163,9 +163,9 @@ def test_two_real_pages_give_real_rates():
 
 
 def test_a_heartbeat_carries_the_numbers():
-    load = Load(waiting=2, running=1, kv_cache_usage=0.5, tokens_in_use=640)
-    beat = told(load, Rates(100.0, 20.0), Beat(state=NodeState.READY, sequence=7))
-    assert beat == Beat(
+    load = EngineLoad(waiting=2, running=1, kv_cache_usage=0.5, tokens_in_use=640)
+    beat = told(load, Rates(100.0, 20.0), Heartbeat(state=NodeState.READY, sequence=7))
+    assert beat == Heartbeat(
         state=NodeState.READY,
         sequence=7,
         waiting=2,

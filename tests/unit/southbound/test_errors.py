@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from din_extproc.domain.verdict import Code
-from din_extproc.southbound.error_body import READ_BYTES, Said, said
+from din_extproc.domain.verdict import RefusalCode
+from din_extproc.southbound.error_body import READ_BYTES, ParsedError, said
 from din_extproc.southbound.errors import NodeError, normalise, retry_after_s
 from din_extproc.southbound.wordings import WORDINGS
 
@@ -189,7 +189,7 @@ def test_b80_a_prompt_that_is_quoted_in_an_error_is_not_taken_for_one(message):
 )
 def test_a_node_without_memory_is_a_503_with_its_time(engine, status, body):
     found = normalised(engine, status, body)
-    assert (found.code, found.status, found.retry_after_s) == (Code.INSUFFICIENT_GPU_CAPACITY, 503, 5)
+    assert (found.code, found.status, found.retry_after_s) == (RefusalCode.INSUFFICIENT_GPU_CAPACITY, 503, 5)
     assert normalised(engine, status, body, asked_s=30).retry_after_s == 30
 
 
@@ -263,7 +263,7 @@ def test_the_innermost_sentence_is_what_was_said(body):
 def test_a_double_encoded_error_keeps_what_only_the_outside_says_and_prefers_the_inside():
     inner = {"error": {"message": "inner", "param": "body.temperature"}}
     found = said(json.dumps({"error": {"message": f"Upstream: {json.dumps(inner)}", "type": "outer", "param": None}}).encode())
-    assert found == Said("inner", "outer", "", "temperature")
+    assert found == ParsedError("inner", "outer", "", "temperature")
 
 
 def test_what_fastapi_finds_names_its_field():
@@ -277,7 +277,7 @@ def test_braces_in_a_sentence_are_not_an_error_inside_it():
 
 
 def test_our_own_body_is_known_as_such():
-    assert said(b'{"code":"trace_missing","type":"urn:din-extproc:error:trace_missing"}') == Said(ours=True)
+    assert said(b'{"code":"trace_missing","type":"urn:din-extproc:error:trace_missing"}') == ParsedError(ours=True)
 
 
 # What is no error body at all
@@ -346,7 +346,7 @@ def test_b95_a_time_is_seconds_or_a_date(text, seconds):
     ],
 )
 def test_a_bomb_is_an_error_like_any_other(body):
-    assert normalised("vllm", 400, body).code is Code.INVALID_REQUEST
+    assert normalised("vllm", 400, body).code is RefusalCode.INVALID_REQUEST
 
 
 names = st.text() | st.sampled_from(["error", "message", "type", "code", "param", "detail", "loc", "msg"])

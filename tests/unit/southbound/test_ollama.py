@@ -7,7 +7,7 @@ import pytest
 from din_extproc.domain.request import Operation
 from din_extproc.domain.verdict import Refusal
 from din_extproc.southbound.ollama import OLLAMA
-from tests.dialects import OK, ask, asked, said, streamed
+from tests.support.dialects import OK, ask, asked, said, streamed
 
 CHAT, TEXT, VECTORS = Operation.CHAT, Operation.COMPLETIONS, Operation.EMBEDDINGS
 HELLO = [{"role": "user", "content": "hello"}]

@@ -7,7 +7,7 @@ import pytest
 from din_extproc.domain.request import Operation
 from din_extproc.domain.response import ResponseHead
 from din_extproc.southbound.tgi import TGI
-from tests.dialects import OK, ask, asked, said, streamed
+from tests.support.dialects import OK, ask, asked, said, streamed
 
 TEXT = Operation.COMPLETIONS
 

@@ -6,7 +6,7 @@ import pytest
 
 from din_extproc.domain.request import Operation
 from din_extproc.southbound.triton import TRITON
-from tests.dialects import OK, ask, asked, said, streamed
+from tests.support.dialects import OK, ask, asked, said, streamed
 
 TEXT, VECTORS, RANK = Operation.COMPLETIONS, Operation.EMBEDDINGS, Operation.RERANK
 

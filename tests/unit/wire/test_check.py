@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from din_extproc._proto.envoy.service.auth.v3.external_auth_pb2 import CheckRequest, CheckResponse
-from din_extproc.domain.verdict import Answer, Send
+from din_extproc.domain.verdict import ImmediateResponse, Send
 from din_extproc.wire.check import decode_check, encode_check
 from din_extproc.wire.events import ProtocolError
 
@@ -56,11 +56,11 @@ def test_a_permission_sets_and_removes_headers_and_leaves_metadata():
 
 
 def test_a_refusal_carries_status_headers_and_body():
-    response = CheckResponse.FromString(encode_check(Answer(429, (("retry-after", "3"),), b'{"code":"x"}', {"refusal": "x"})))
+    response = CheckResponse.FromString(encode_check(ImmediateResponse(429, (("retry-after", "3"),), b'{"code":"x"}', {"refusal": "x"})))
     assert (response.status.code, response.denied_response.status.code, response.denied_response.body) == (7, 429, '{"code":"x"}')
     assert response.dynamic_metadata["refusal"] == "x"
 
 
 def test_a_header_that_could_break_its_line_never_leaves():
     with pytest.raises(ValueError, match="retry-after"):
-        encode_check(Answer(429, (("retry-after", "3\r\nx: y"),), b""))
+        encode_check(ImmediateResponse(429, (("retry-after", "3\r\nx: y"),), b""))

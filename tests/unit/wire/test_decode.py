@@ -19,7 +19,7 @@ from din_extproc.wire.events import (
     ResponseHeaders,
     ResponseTrailers,
 )
-from tests.peer import message
+from tests.support.peer import message
 
 HEAD = {":method": "POST", ":path": "/v1/embeddings?a=b", "content-type": "application/json"}
 

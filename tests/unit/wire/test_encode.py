@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from din_extproc._proto.envoy.config.core.v3.base_pb2 import HeaderValueOption
 from din_extproc._proto.envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingResponse
-from din_extproc.domain.verdict import Answer, Send
+from din_extproc.domain.verdict import ImmediateResponse, Send
 from din_extproc.wire import encode
 
 SEND = Send(
@@ -74,7 +74,9 @@ def test_a_request_without_a_body_is_sent_on_from_its_head():
 
 
 def test_an_answer_ends_the_request_and_tells_the_access_log():
-    given = Answer(status=429, headers=(("retry-after", "3"),), body=b'{"error":{}}', metadata={"refusal": "rate_limit_exceeded"})
+    given = ImmediateResponse(
+        status=429, headers=(("retry-after", "3"),), body=b'{"error":{}}', metadata={"refusal": "rate_limit_exceeded"}
+    )
     response = written(encode.answer(given))
     immediate = response.immediate_response
     assert (immediate.status.code, immediate.body) == (429, b'{"error":{}}')
@@ -102,7 +104,7 @@ def test_a_value_that_could_break_a_header_line_never_leaves(value):
         lambda: encode.response_headers((("x-a", value),)),
         lambda: encode.send_at_body(replace(SEND, request_headers=(("x-a", value),))),
         lambda: encode.send_at_headers(replace(SEND, path=value)),
-        lambda: encode.answer(Answer(status=400, headers=(("x-a", value),), body=b"")),
+        lambda: encode.answer(ImmediateResponse(status=400, headers=(("x-a", value),), body=b"")),
     ):
         with pytest.raises(ValueError, match=r"control character|surrogates"):
             write()
@@ -119,7 +121,7 @@ def test_a_name_that_is_none_never_leaves(name):
 @pytest.mark.parametrize("status", [0, 100, 199, 600, 1000])
 def test_only_a_final_status_answers(status):
     with pytest.raises(ValueError, match="no final HTTP status"):
-        encode.answer(Answer(status=status, headers=(), body=b""))
+        encode.answer(ImmediateResponse(status=status, headers=(), body=b""))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +163,7 @@ def test_whatever_is_written_is_read_back_by_protobuf(metadata, headers, body):
         for name, value in response.dynamic_metadata.fields["din"].struct_value.fields.items()
     }
     assert found == metadata
-    again = written(encode.answer(Answer(status=503, headers=tuple(headers), body=body or b"", metadata=metadata)))
+    again = written(encode.answer(ImmediateResponse(status=503, headers=tuple(headers), body=body or b"", metadata=metadata)))
     assert again.dynamic_metadata == written(encode.send_at_body(send)).dynamic_metadata
     assert list(again.immediate_response.headers.set_headers) == list(common.header_mutation.set_headers)[2 : 2 + len(headers)]
     assert again.immediate_response.body == (body or b"")
@@ -173,7 +175,7 @@ def test_whatever_is_written_is_read_back_by_protobuf(metadata, headers, body):
 def test_sizes_around_each_step_of_a_length_are_written_right(size):
     body = b"x" * size
     assert written(encode.send_at_body(replace(SEND, body=body))).request_body.response.body_mutation.body == body
-    assert written(encode.answer(Answer(status=200, headers=(), body=body))).immediate_response.body == body
+    assert written(encode.answer(ImmediateResponse(status=200, headers=(), body=body))).immediate_response.body == body
     text = "v" * min(size, 70_000)
     (option,) = written(encode.response_headers((("x-a", text),))).response_headers.response.header_mutation.set_headers
     assert option.header.raw_value.decode() == text

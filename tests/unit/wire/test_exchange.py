@@ -4,9 +4,9 @@ import pytest
 from msgspec.structs import replace
 
 from din_extproc._proto.envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingResponse
-from din_extproc.domain.request import Head
-from din_extproc.domain.response import PASS, Pass, Pieces, Replacement, Whole
-from din_extproc.domain.verdict import Answer, Send
+from din_extproc.domain.request import RequestHead
+from din_extproc.domain.response import PASS, BufferedTranslation, PassThrough, Replacement, StreamTranslation
+from din_extproc.domain.verdict import ImmediateResponse, Send
 from din_extproc.wire.events import (
     ProtocolError,
     RequestBody,
@@ -16,12 +16,12 @@ from din_extproc.wire.events import (
     ResponseHeaders,
     ResponseTrailers,
 )
-from din_extproc.wire.exchange import Decide, Exchange, Ignore, Reply, State, Treat
+from din_extproc.wire.exchange import Decide, Exchange, Ignore, Reply, State, TreatResponse
 
-HEAD = Head("POST", "/v1/chat/completions", {})
+HEAD = RequestHead("POST", "/v1/chat/completions", {})
 SEND = Send(cluster="pool", endpoints=("10.0.0.1:8000",), request_headers=(), response_headers=(("x-a", "b"),), metadata={})
 TRANSLATED = replace(SEND, translated=True)
-ANSWER = Answer(status=429, headers=(), body=b"{}")
+ANSWER = ImmediateResponse(status=429, headers=(), body=b"{}")
 
 
 def kind(data):
@@ -203,13 +203,13 @@ def test_no_pair_of_state_and_event_does_anything_but_reply_ask_wait_or_refuse()
                 command = exchange.receive(event)
             except ProtocolError:
                 continue
-            assert isinstance(command, Reply | Decide | Treat | Ignore)
+            assert isinstance(command, Reply | Decide | TreatResponse | Ignore)
 
 
 @pytest.mark.parametrize(("verdict", "status", "wanted"), [(SEND, 200, False), (SEND, 400, True), (TRANSLATED, 200, True)])
 def test_a_treatment_is_wanted_of_errors_and_where_the_verdict_says_so(verdict, status, wanted):
     _, command = answered(verdict, status)
-    assert isinstance(command, Treat if wanted else Reply)
+    assert isinstance(command, TreatResponse if wanted else Reply)
 
 
 def test_an_answer_that_is_only_passed_is_told_what_every_answer_is_told():
@@ -218,12 +218,12 @@ def test_an_answer_that_is_only_passed_is_told_what_every_answer_is_told():
     assert names(reply.response_headers) == {"x-a": "b"}
     assert not reply.HasField("mode_override")
     exchange, _ = answered(TRANSLATED)
-    assert names(given(exchange.treatment(Pass((("x-c", "d"),)))).response_headers) == {"x-a": "b", "x-c": "d"}
+    assert names(given(exchange.treatment(PassThrough((("x-c", "d"),)))).response_headers) == {"x-a": "b", "x-c": "d"}
 
 
 def test_a_body_in_pieces_is_translated_one_by_one_and_loses_its_length():
     exchange, _ = answered(TRANSLATED)
-    reply = given(exchange.treatment(Pieces(Shouting(), (("content-type", "text/event-stream"),))))
+    reply = given(exchange.treatment(StreamTranslation(Shouting(), (("content-type", "text/event-stream"),))))
     assert names(reply.response_headers) == {"x-a": "b", "content-type": "text/event-stream"}
     assert list(reply.response_headers.response.header_mutation.remove_headers) == ["content-length"]
     assert reply.mode_override.response_body_mode == reply.mode_override.STREAMED
@@ -238,14 +238,14 @@ def test_a_body_in_pieces_is_translated_one_by_one_and_loses_its_length():
 
 def test_pieces_that_trailers_follow_end_with_them():
     exchange, _ = answered(TRANSLATED)
-    exchange.treatment(Pieces(Shouting()))
+    exchange.treatment(StreamTranslation(Shouting()))
     exchange.receive(ResponseBody(b"one", end_of_stream=False))
     assert kind(exchange.receive(ResponseTrailers()).message) == "response_trailers"
 
 
 def test_a_whole_body_is_waited_for_and_replaced_with_its_status():
     exchange, _ = answered(SEND, 500)
-    held = given(exchange.treatment(Whole(lambda body: Replacement(400, (("content-type", "x/y"),), body[::-1]))))
+    held = given(exchange.treatment(BufferedTranslation(lambda body: Replacement(400, (("content-type", "x/y"),), body[::-1]))))
     assert names(held.response_headers) == {"x-a": "b"}
     assert held.mode_override.response_body_mode == held.mode_override.BUFFERED
     reply = given(exchange.receive(ResponseBody(b"abc", end_of_stream=True)).message).response_body
@@ -255,7 +255,7 @@ def test_a_whole_body_is_waited_for_and_replaced_with_its_status():
 
 def test_a_whole_body_may_stay_as_it_is():
     exchange, _ = answered(SEND, 500)
-    exchange.treatment(Whole(lambda _body: None))
+    exchange.treatment(BufferedTranslation(lambda _body: None))
     assert given(exchange.receive(ResponseBody(b"abc", end_of_stream=True)).message).response_body == type(held_body())()
 
 
@@ -266,7 +266,9 @@ def held_body():
 @pytest.mark.parametrize("replaced", [True, False])
 def test_an_error_without_a_body_can_be_given_one_at_its_head(replaced):
     exchange, _ = answered(SEND, 500, end=True)
-    reply = given(exchange.treatment(Whole(lambda body: Replacement(502, (), b"was:" + body) if replaced else None))).response_headers
+    reply = given(
+        exchange.treatment(BufferedTranslation(lambda body: Replacement(502, (), b"was:" + body) if replaced else None))
+    ).response_headers
     assert names(reply)["x-a"] == "b"
     assert reply.response.body_mutation.body == (b"was:" if replaced else b"")
     assert reply.response.status == (reply.response.CONTINUE_AND_REPLACE if replaced else reply.response.CONTINUE)
@@ -284,7 +286,7 @@ def test_an_answer_can_be_replaced_at_its_head_without_waiting_for_its_body():
 def test_a_treatment_that_cant_be_written_leaves_room_for_another():
     exchange, _ = answered(TRANSLATED)
     with pytest.raises(ValueError, match="control character"):
-        exchange.treatment(Pieces(Shouting(), (("x", "\n"),)))
+        exchange.treatment(StreamTranslation(Shouting(), (("x", "\n"),)))
     assert kind(exchange.treatment(PASS)) == "response_headers"
     with pytest.raises(ProtocolError, match="no treatment is wanted"):
         exchange.treatment(PASS)

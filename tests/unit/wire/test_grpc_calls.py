@@ -3,8 +3,8 @@ import pytest
 from din_extproc.wire import frames
 from din_extproc.wire.frames import ErrorCode, frame, window_update
 from din_extproc.wire.grpc import Cut, Message
-from din_extproc.wire.limits import Limits
-from tests.frame_peer import HELLO, Peer, data, message, opening
+from din_extproc.wire.limits import WireLimits
+from tests.support.frame_peer import HELLO, Peer, data, message, opening
 
 
 def body(seen, stream_id=1):
@@ -98,7 +98,7 @@ def test_a_compressed_message_is_unimplemented_and_ends_only_its_call():
 
 
 def test_a_message_over_the_limit_is_refused_by_its_prefix():
-    peer = Peer(limits=Limits(max_message_bytes=1000))
+    peer = Peer(limits=WireLimits(max_message_bytes=1000))
     peer.say(opening(1), data(1, message(b"x" * 1000)))
     assert peer.told(1) == ["Opened", "Message"]
     peer.say(data(1, b"\0\0\0\x03\xe9"))
@@ -112,7 +112,7 @@ def test_a_message_over_the_limit_is_refused_by_its_prefix():
 
 
 def test_unfinished_messages_of_all_calls_together_are_bounded():
-    peer = Peer(limits=Limits(max_held_bytes=55_000))
+    peer = Peer(limits=WireLimits(max_held_bytes=55_000))
     started = message(b"\0" * 30_000)[:20_000]
     for stream_id in (1, 3, 5):
         peer.say(opening(stream_id), data(stream_id, started))
@@ -236,7 +236,7 @@ def test_a_full_socket_holds_data_back_but_no_control_frame():
 
 
 def test_a_peer_that_opens_no_window_can_not_make_memory_grow():
-    limits = Limits(max_unsent_bytes_per_stream=100_000, max_unsent_bytes=250_000)
+    limits = WireLimits(max_unsent_bytes_per_stream=100_000, max_unsent_bytes=250_000)
     peer = Peer(limits=limits, hello=frames.PREFACE + frames.settings({frames.INITIAL_WINDOW_SIZE: 0}))
     for stream_id in (1, 3, 5, 7):
         peer.say(opening(stream_id))
@@ -277,7 +277,7 @@ def test_a_cancelled_call_is_cut_once_and_what_waited_is_forgotten():
 
 @pytest.mark.parametrize("said", [b"", message(b"x" * 100)[:50]], ids=["nothing", "half a message"])
 def test_a_call_that_says_nothing_whole_is_ended_and_one_that_has_spoken_may_be_silent(said):
-    peer = Peer(limits=Limits(message_s=30, keepalive_s=1000))
+    peer = Peer(limits=WireLimits(message_s=30, keepalive_s=1000))
     peer.say(opening(1), opening(3))
     peer.say(data(3, message(b"hello")))
     peer.say(data(1, said))
@@ -290,7 +290,7 @@ def test_a_call_that_says_nothing_whole_is_ended_and_one_that_has_spoken_may_be_
 
 
 def test_a_call_that_only_waits_for_its_first_message_keeps_nobody_busy():
-    peer = Peer(limits=Limits(keepalive_s=1000))
+    peer = Peer(limits=WireLimits(keepalive_s=1000))
     peer.say(opening(1))
     peer.grpc.tick(5)
     assert not peer.grpc.busy
@@ -300,7 +300,7 @@ def test_a_call_that_only_waits_for_its_first_message_keeps_nobody_busy():
 
 
 def test_a_call_whose_messages_are_cut_each_time_it_is_looked_at_goes_on():
-    peer = Peer(limits=Limits(message_s=30, keepalive_s=1000))
+    peer = Peer(limits=WireLimits(message_s=30, keepalive_s=1000))
     whole = message(b"x" * 100)
     peer.say(opening(1))
     peer.say(data(1, whole[:50]))

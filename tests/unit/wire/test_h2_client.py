@@ -8,8 +8,8 @@ import h2.settings
 import pytest
 
 from din_extproc.wire.grpc import HalfClosed, Message
-from din_extproc.wire.limits import Limits
-from tests.frame_peer import REQUEST, connection, message
+from din_extproc.wire.limits import WireLimits
+from tests.support.frame_peer import REQUEST, connection, message
 
 SettingCodes = h2.settings.SettingCodes
 
@@ -90,7 +90,7 @@ def test_messages_come_back_whatever_their_size_and_padding(size, pad):
 
 
 def test_8_mib_cross_flow_control_both_ways():
-    client = Client(limits=Limits(stream_window=70_000, connection_window=100_000))
+    client = Client(limits=WireLimits(stream_window=70_000, connection_window=100_000))
     big = bytes(range(256)) * 32768
     stream_id = client.call(big)
     assert client.bodies[stream_id] == message(big)

@@ -3,8 +3,8 @@ import pytest
 
 from din_extproc.wire import frames
 from din_extproc.wire.frames import ErrorCode, frame, window_update
-from din_extproc.wire.limits import Limits
-from tests.frame_peer import HELLO, REQUEST, Peer, block, data, message, opening
+from din_extproc.wire.limits import WireLimits
+from tests.support.frame_peer import HELLO, REQUEST, Peer, block, data, message, opening
 
 
 def word(number):
@@ -17,7 +17,7 @@ def test_the_server_speaks_first_and_announces_a_header_table_of_0():
     settings = dict(frames.SETTING.iter_unpack(first.payload))
     assert (first.kind, second.kind) == (frames.SETTINGS, frames.WINDOW_UPDATE)
     assert settings[frames.HEADER_TABLE_SIZE] == 0
-    assert settings[frames.MAX_CONCURRENT_STREAMS] == Limits().max_streams
+    assert settings[frames.MAX_CONCURRENT_STREAMS] == WireLimits().max_streams
 
 
 def test_settings_are_acknowledged_and_a_ping_comes_back_with_its_payload():
@@ -46,7 +46,7 @@ def test_a_header_block_may_come_in_pieces():
 
 
 def test_padding_counts_for_the_windows():
-    peer = Peer(limits=Limits(stream_window=1000, connection_window=70_000))
+    peer = Peer(limits=WireLimits(stream_window=1000, connection_window=70_000))
     peer.say(opening(1))
     updates = []
     for _ in range(10):
@@ -231,7 +231,7 @@ def test_a_block_seen_before_is_decoded_once_and_gives_the_same_head():
 
 
 def test_one_stream_too_many_is_refused_and_may_be_tried_again():
-    peer = Peer(limits=Limits(max_streams=2))
+    peer = Peer(limits=WireLimits(max_streams=2))
     peer.say(opening(1), opening(3), opening(5))
     assert peer.resets() == [(5, ErrorCode.REFUSED_STREAM)]
     peer.say(frame(frames.RST_STREAM, 0, 1, word(8)), opening(7))
@@ -269,7 +269,7 @@ FLOODS = {
 @pytest.mark.parametrize("name", FLOODS)
 def test_a_flood_is_told_to_calm_down_and_why(name):
     count, make = FLOODS[name]
-    peer = Peer(limits=Limits(max_streams=100))
+    peer = Peer(limits=WireLimits(max_streams=100))
     for at in range(count):
         peer.say(make(at))
     assert peer.goodbye().code == ErrorCode.ENHANCE_YOUR_CALM
@@ -281,7 +281,7 @@ def test_a_flood_is_told_to_calm_down_and_why(name):
 @pytest.mark.parametrize("name", sorted(set(FLOODS) - {"empty continuations", "long continuations", "header bomb"}))
 def test_what_is_a_flood_in_one_second_is_traffic_in_an_hour(name):
     count, make = FLOODS[name]
-    peer = Peer(limits=Limits(max_streams=100))
+    peer = Peer(limits=WireLimits(max_streams=100))
     for at in range(count):
         peer.now += 1.0
         peer.say(make(at))
@@ -300,7 +300,7 @@ def test_answered_calls_may_be_reset_as_often_as_clients_hang_up():
 
 
 def test_a_silent_peer_is_asked_whether_it_lives_and_dropped_when_it_does_not():
-    peer = Peer(limits=Limits(keepalive_s=30, keepalive_timeout_s=10))
+    peer = Peer(limits=WireLimits(keepalive_s=30, keepalive_timeout_s=10))
     peer.grpc.tick(29)
     assert peer.hear() == []
     peer.grpc.tick(31)
@@ -361,7 +361,7 @@ def test_a_lost_transport_cuts_every_call():
     ids=["frame", "header block", "data"],
 )
 def test_what_has_begun_and_does_not_become_whole_costs_the_connection_however_much_it_drips(begun):
-    peer = Peer(limits=Limits(frame_s=30, keepalive_s=1000))
+    peer = Peer(limits=WireLimits(frame_s=30, keepalive_s=1000))
     peer.say(begun)
     for at in range(1, 31):
         peer.now = at
@@ -375,7 +375,7 @@ def test_what_has_begun_and_does_not_become_whole_costs_the_connection_however_m
 
 
 def test_a_frame_that_is_cut_each_time_it_is_looked_at_is_not_one_that_drips():
-    peer = Peer(limits=Limits(frame_s=30, keepalive_s=1000))
+    peer = Peer(limits=WireLimits(frame_s=30, keepalive_s=1000))
     ping = frame(frames.PING, 0, 0, bytes(8))
     peer.say(ping[:5])
     for at in range(1, 200, 5):

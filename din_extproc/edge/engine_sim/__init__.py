@@ -1,1 +1,0 @@
-"""The modelled engine as a server (see `sim`)."""

@@ -1,0 +1,91 @@
+"""Run a coroutine without a task: its first steps happen at once, in the caller's turn of the loop.
+
+Rule: the coroutine hears what a task would tell it (results, errors, a CancelledError), and one of the two callbacks is called, once.
+
+Not a task: `asyncio.current_task()` is not the coroutine's, so `asyncio.timeout` and task groups don't work inside.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class InlineTask(Generic[T]):
+    """A running coroutine. Starts in its constructor: `done` or `failed` may have been called when it returns."""
+
+    __slots__ = ("_cancelled", "_coroutine", "_done", "_failed", "_running", "_turn", "_waiting_for")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], done: Callable[[T], None], failed: Callable[[BaseException], None]) -> None:
+        self._coroutine: Coroutine[Any, Any, T] | None = coroutine
+        self._done = done
+        self._failed = failed
+        self._waiting_for: asyncio.Future[Any] | None = None
+        self._turn: asyncio.Handle | None = None
+        self._cancelled = False
+        self._running = False
+        self._step()
+
+    def cancel(self) -> None:
+        """Throw `CancelledError` in where the coroutine waits, now, and cancel what it waits for. Nothing happens when it has ended."""
+        if self._coroutine is None:
+            return
+        if self._running:
+            self._cancelled = True
+            return
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
+        waiting_for, self._waiting_for = self._waiting_for, None
+        if waiting_for is not None:
+            waiting_for.remove_done_callback(self._wake)
+            waiting_for.cancel()
+        self._step(asyncio.CancelledError())
+
+    def _wake(self, future: asyncio.Future[Any]) -> None:
+        if self._waiting_for is future:
+            self._waiting_for = None
+            self._step()
+
+    def _next_turn(self) -> None:
+        self._turn = None
+        self._step()
+
+    def _step(self, error: BaseException | None = None) -> None:
+        coroutine = self._coroutine
+        assert coroutine is not None  # noqa: S101 - every way here has checked it
+        self._running = True
+        try:
+            while True:
+                yielded = coroutine.send(None) if error is None else coroutine.throw(error)
+                error = self._wait(yielded)
+                if error is None:
+                    return
+        except StopIteration as stop:
+            self._coroutine = None
+            result: T = stop.value
+        except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - handed on whole, as a task does
+            self._coroutine = None
+            self._failed(raised)
+            return
+        finally:
+            self._running = False
+        self._done(result)
+
+    def _wait(self, yielded: Any) -> BaseException | None:
+        """Arrange to be resumed by what the coroutine yielded, or say which error it must hear at once."""
+        if self._cancelled:
+            self._cancelled = False
+            if yielded is not None:
+                yielded.cancel()
+            return asyncio.CancelledError()
+        if yielded is None:
+            self._turn = asyncio.get_running_loop().call_soon(self._next_turn)
+            return None
+        if getattr(yielded, "_asyncio_future_blocking", None) is not True:
+            return RuntimeError(f"a coroutine that is driven may await asyncio futures only, not {type(yielded).__name__}")
+        yielded._asyncio_future_blocking = False  # noqa: SLF001 - the protocol between a future and who awaits it
+        yielded.add_done_callback(self._wake)
+        self._waiting_for = yielded
+        return None

@@ -1,0 +1,68 @@
+"""How the budgets of tenants stand at this moment, read from the counters without changing them.
+
+Rule: read-only, many tenants in one write, and by the clock of Redis.
+"""
+
+import asyncio
+import struct
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from din_extproc.admit.budget import SLOTS, UNIT, BudgetCounters
+from din_extproc.domain.tenant import Budget
+from din_extproc.edge.redis.ledger import Names, Runner
+
+_HEADER = struct.Struct(">ddII")
+_SLOT_BYTES = 3
+
+
+class BudgetUsage(Struct, frozen=True):
+    """What one budget holds."""
+
+    requests: int
+    """In the window."""
+    tokens: int
+    """Charged and not yet drained."""
+    streams: int
+
+
+class LiveCounters:
+    """The counters of one network. Every verb may raise `LimitsUnavailable`.
+
+    Args:
+        runner: the link.
+        names: what keys begin with.
+    """
+
+    def __init__(self, runner: Runner, names: Names) -> None:
+        self._runner = runner
+        self._names = names
+
+    async def standings(self, budgets: Iterable[tuple[str, Budget]]) -> list[BudgetUsage]:
+        """How these budgets, each with its tenant, stand."""
+        seconds, micros = await self._runner.call("TIME")
+        now_ms = int(seconds) * 1000 + int(micros) // 1000
+        asked = [(budget, *self._ask(tenant, budget, now_ms)) for tenant, budget in budgets]
+        return [_standing(budget, await counted, await held, now_ms) for budget, counted, held in asked]
+
+    def _ask(self, tenant: str, budget: Budget, now_ms: int) -> tuple[asyncio.Future[bytes | None], asyncio.Future[int]]:
+        prefix, scope = self._names.shared if budget.shared else self._names.of(tenant), budget.scope.encode()
+        counted = self._runner.call("GET", prefix + b"count:" + scope)
+        return counted, self._runner.call("ZCOUNT", prefix + b"lease:" + scope, f"({now_ms}", "+inf")
+
+
+def read_counters(value: bytes) -> BudgetCounters:
+    """A counter as `lua/admit.lua` keeps it."""
+    used, at_ms, head, _ = _HEADER.unpack_from(value)
+    ring = value[_HEADER.size :]
+    seconds = range(head - SLOTS + 1, head + 1) if ring else ()
+    counts = [(second, int.from_bytes(ring[second % SLOTS * _SLOT_BYTES :][:_SLOT_BYTES], "big")) for second in seconds]
+    return BudgetCounters(int(used), int(at_ms), tuple([pair for pair in counts if pair[1]]))
+
+
+def _standing(budget: Budget, value: bytes | None, streams: int, now_ms: int) -> BudgetUsage:
+    counters = (BudgetCounters() if value is None else read_counters(value)).turned(now_ms)
+    tpm = budget.limits.tpm
+    used = 0 if tpm is None else counters.drained(tpm, now_ms).used
+    return BudgetUsage(counters.total, -(-used // UNIT), streams)

@@ -1,0 +1,111 @@
+"""Who may say what to the registry, and what a no is called over HTTP and over gRPC: the only such table.
+
+Rule: a node speaks for itself only; who has any node's token may see all of them.
+"""
+
+from collections.abc import Mapping
+from enum import Enum
+
+from msgspec import Struct
+
+from din_extproc.admit.keys import NodeTokens
+from din_extproc.domain.node import Node
+from din_extproc.edge.registry.forms import NodeForm
+from din_extproc.edge.registry.registrar import Registered, Registrar
+from din_extproc.registry.claims import AllowedAddresses
+from din_extproc.registry.row import DenialReason, RegistryDenial
+
+
+class RegistryErrorCode(Enum):
+    """Every no of the registry: (code, HTTP status, gRPC status, title)."""
+
+    INVALID = ("invalid_request", 400, 3, "The message is malformed")
+    UNAUTHENTICATED = ("unauthenticated", 401, 16, "The node's token is missing or wrong")
+    FORBIDDEN = ("forbidden", 403, 7, "The token or the certificate belongs to another node")
+    UNKNOWN = ("unknown_lease", 404, 5, "There is no such registration")
+    OUTDATED = ("outdated", 409, 10, "Something newer or somebody else is in the way")
+    UNTRUE = ("untrue", 422, 9, "What the node says is not what the catalogue says")
+    IMPOSSIBLE = ("impossible", 400, 3, "What the node says can't be")
+
+    def __init__(self, code: str, status: int, grpc_status: int, title: str) -> None:
+        self.code = code
+        self.status = status
+        self.grpc_status = grpc_status
+        self.title = title
+
+
+class RegistryError(Struct, frozen=True):
+    """An answer that says no, and why."""
+
+    code: RegistryErrorCode
+    reason: str
+
+
+_DENIALS = {
+    DenialReason.IMPOSSIBLE: RegistryErrorCode.IMPOSSIBLE,
+    DenialReason.UNTRUE: RegistryErrorCode.UNTRUE,
+    DenialReason.UNKNOWN: RegistryErrorCode.UNKNOWN,
+    DenialReason.OUTDATED: RegistryErrorCode.OUTDATED,
+}
+_NOBODY = RegistryError(RegistryErrorCode.UNAUTHENTICATED, "send the node's token: `authorization: Bearer din_<node id>_<secret>`")
+
+
+def said_no(denied: RegistryDenial) -> RegistryError:
+    """The registry's own no, as it is called outside."""
+    return RegistryError(_DENIALS[denied.kind], denied.reason)
+
+
+class RegistryAuth:
+    """What the services stand behind.
+
+    Args:
+        registrar: Takes what is let in.
+        tokens: Of all nodes; replaced when their file changes.
+        reaches: Where nodes may be, by node id; likewise. A node that is missing may be anywhere.
+        bound: A node's certificate must carry its id.
+    """
+
+    def __init__(self, registrar: Registrar, tokens: NodeTokens, reaches: Mapping[str, AllowedAddresses], *, bound: bool = False) -> None:
+        self.registrar = registrar
+        self.tokens = tokens
+        self.reaches = reaches
+        self._bound = bound
+
+    async def register(self, form: NodeForm) -> Registered | RegistryError:
+        """Let a node in for whom its caller may speak, unless what it says is wrong or it may not be where it is."""
+        try:
+            registration = form.registration()
+        except ValueError as error:
+            return RegistryError(RegistryErrorCode.INVALID, str(error))
+        kept_out = self._keeps_out(registration.node)
+        if kept_out is not None:
+            return kept_out
+        outcome = await self.registrar.register(registration)
+        return said_no(outcome) if isinstance(outcome, RegistryDenial) else outcome
+
+    def _keeps_out(self, node: Node) -> RegistryError | None:
+        """Why the node may not be where it says it is. None: it may."""
+        reach = self.reaches.get(node.id)
+        if reach is None or reach.allows(node.endpoint):
+            return None
+        return RegistryError(RegistryErrorCode.FORBIDDEN, f"the token of node {node.id!r} does not hold for the address {node.endpoint}")
+
+    def stops(self, authorization: str, names: frozenset[str], node_id: str | None = None) -> RegistryError | None:
+        """Why the caller may not speak for this node. None: it may.
+
+        Args:
+            authorization: What its message's head says of it.
+            names: Those in its certificate.
+            node_id: None: it only wants to look.
+        """
+        owner = self.tokens.owner(authorization)
+        if owner is None:
+            return _NOBODY
+        if self._bound and owner not in names:
+            shown = ", ".join(sorted(names)) or "none"
+            return RegistryError(
+                RegistryErrorCode.FORBIDDEN, f"the certificate is not that of node {owner!r}; it carries these names: {shown}"
+            )
+        if node_id is not None and owner != node_id:
+            return RegistryError(RegistryErrorCode.FORBIDDEN, f"the token is that of node {owner!r}")
+        return None

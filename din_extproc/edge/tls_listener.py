@@ -1,0 +1,103 @@
+"""Takes connections in where TLS is spoken: who has not finished its handshake stands in the doorway, and there is only so much room.
+
+Rule: a newcomer finds room; who has stood there for longest goes for it. None stands there for longer than a handshake may take.
+"""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Callable
+
+from din_extproc.edge.connection_limiter import most_connections
+from din_extproc.edge.tls import HANDSHAKE_S
+
+_BACKLOG = 1024
+_PAUSE_S = 0.1
+"""After a connection could not be taken: no files are left, or it is gone already."""
+
+
+Make = Callable[[], asyncio.BaseProtocol]
+
+
+async def listen(
+    make: Make, host: str, port: int, tls: ssl.SSLContext | None, backlog: int = _BACKLOG
+) -> "tuple[asyncio.Server | TlsListener, int]":
+    """Take connections in at a port, through a doorway where TLS is spoken. Returns what to close, and the port.
+
+    Raises:
+        OSError: the address is taken or is none.
+    """
+    at = host.strip("[]") or None
+    if tls is None:
+        server = await asyncio.get_running_loop().create_server(make, at, port, backlog=backlog)
+        return server, int(server.sockets[0].getsockname()[1])
+    door = TlsListener(make, tls)
+    try:
+        return door, await door.open(at, port, backlog)
+    except OSError:
+        door.close()
+        raise
+
+
+class TlsListener:
+    """Of one port.
+
+    Args:
+        make: The protocol of a connection whose handshake is over.
+        tls: What is shown.
+        most: How many may be in their handshakes; None: what the process's open files allow.
+    """
+
+    def __init__(self, make: Make, tls: ssl.SSLContext, most: int | None = None) -> None:
+        self._make = make
+        self._tls = tls
+        self._most = most or most_connections()
+        self._listening: set[asyncio.Task[None]] = set()
+        self._greeting: dict[asyncio.Task[None], None] = {}
+
+    async def open(self, host: str | None, port: int, backlog: int = _BACKLOG) -> int:
+        """Listen on every address of the host. Returns the port.
+
+        Raises:
+            OSError: an address is taken or is none.
+        """
+        loop, ports = asyncio.get_running_loop(), []
+        for family, _, _, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
+            listening = socket.create_server(address[:2], family=family, backlog=backlog)
+            listening.setblocking(False)
+            ports.append(int(listening.getsockname()[1]))
+            self._listening.add(loop.create_task(self._take(listening)))
+        return ports[0]
+
+    def close(self) -> None:
+        """Take nobody in any more; who is inside stays."""
+        for task in (*self._listening, *self._greeting):
+            task.cancel()
+        self._listening.clear()
+
+    async def _take(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with listening:
+            while True:
+                try:
+                    connection, _ = await loop.sock_accept(listening)
+                except OSError:
+                    await asyncio.sleep(_PAUSE_S)
+                else:
+                    self._take_in(connection)
+
+    def _take_in(self, connection: socket.socket) -> None:
+        greeting = asyncio.get_running_loop().create_task(self._greet(connection))
+        self._greeting[greeting] = None
+        greeting.add_done_callback(self._greeted)
+        if len(self._greeting) > self._most:
+            next(iter(self._greeting)).cancel()
+
+    def _greeted(self, greeting: asyncio.Task[None]) -> None:
+        self._greeting.pop(greeting, None)
+
+    async def _greet(self, connection: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError):
+            await loop.connect_accepted_socket(self._make, connection, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_S)

@@ -1,0 +1,89 @@
+"""What the audit log says of requests: from decisions and finished exchanges to records.
+
+Rule: names, numbers and codes only; see `audit/records.py`.
+"""
+
+from typing import Any
+
+from din_extproc.audit.records import AdmissionRecord, RefusalRecord, SettlementRecord
+from din_extproc.domain.usage import ExchangeRecord, Outcome, Tags
+from din_extproc.flow.dispatch import Decision
+
+_NO_TAGS = Tags()
+
+
+def admission(granted: Decision, at: float) -> AdmissionRecord:
+    """A request is sent on. `at`: seconds since the epoch."""
+    claim = granted.claim
+    return AdmissionRecord(
+        at=at,
+        request_id=claim.request_id,
+        trace_id=granted.trace_id,
+        tenant=claim.tenant,
+        key_id=granted.key_id,
+        model=granted.target.pool.model,
+        pool=granted.target.pool.name,
+        node_id=granted.picked.nodes[0].id,
+        reserved_tokens=claim.tokens,
+    )
+
+
+def ending(record: ExchangeRecord) -> RefusalRecord | SettlementRecord:
+    """An exchange is over."""
+    screening = "" if record.sensitive is None else record.sensitive.said
+    at = round(record.started_at + (record.duration_ms or 0.0) / 1000, 6)
+    if record.outcome is Outcome.REFUSED and not record.request_id:
+        return RefusalRecord(
+            at=at,
+            trace_id=record.trace_id,
+            code=record.refusal,
+            status=record.status,
+            tenant=record.tenant,
+            key_id=record.key_id,
+            **_tags(record),
+            screening=screening,
+        )
+    usage = record.usage
+    return SettlementRecord(
+        at=at,
+        request_id=record.request_id,
+        trace_id=record.trace_id,
+        tenant=record.tenant,
+        key_id=record.key_id,
+        model=record.model,
+        version=record.version,
+        alias=record.alias,
+        pool=record.pool,
+        rule=record.rule,
+        node_id=record.node_id,
+        outcome=record.outcome.value,
+        status=record.status,
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+        estimated=usage.estimated,
+        reserved_tokens=record.reserved_tokens,
+        attempts=record.attempts,
+        degraded=record.degraded,
+        error=record.error,
+        **_tags(record),
+        screening=screening,
+    )
+
+
+def _tags(record: ExchangeRecord) -> dict[str, Any]:
+    """The fields of `Tagged`."""
+    tags = record.tags or _NO_TAGS
+    return {
+        "asked_for": tags.model,
+        "operation": record.operation,
+        "stream": record.stream,
+        "prompt_estimate": record.prompt_estimate,
+        "output_asked": tags.output_tokens,
+        "answers_asked": tags.answers,
+        "longest_estimate": tags.longest,
+        "version_asked": tags.version,
+        "task_tier": tags.task_tier,
+        "priority": tags.priority,
+        "duration_ms": record.duration_ms,
+    }

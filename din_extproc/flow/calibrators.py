@@ -1,0 +1,63 @@
+"""One calibration per physical model: what prompts of that model are weighed with, and what their real counts teach.
+
+Rule: bounded by the models of the configuration; a name nobody configured is weighed with what is true of models in general.
+"""
+
+from collections.abc import Callable, Mapping
+
+from msgspec.structs import replace
+
+from din_extproc.intent.calibration import Calibration, learn
+from din_extproc.intent.estimate import TokenCalibrator
+
+_GENERAL = TokenCalibrator()
+
+
+class TokenCalibrators:
+    """The gauges of one worker.
+
+    Args:
+        model_of: The physical model that a name, as clients write it, stands for first; None when it stands for nothing.
+    """
+
+    __slots__ = ("_by_model", "_changed", "_media", "model_of")
+
+    def __init__(self, model_of: Callable[[str], str | None]) -> None:
+        self.model_of = model_of
+        self._by_model: dict[str, TokenCalibrator] = {}
+        self._changed: set[str] = set()
+        self._media: dict[str, TokenCalibrator] = {}
+        """Of models whose media cost something else than usual, before anything is learned."""
+
+    def know_media(self, tokens: Mapping[str, int]) -> None:
+        """What one image, audio or file costs, by physical model; models that are not there have the usual cost."""
+        self._media = {model: TokenCalibrator(media_tokens=cost) for model, cost in tokens.items() if cost != _GENERAL.media_tokens}
+        self._by_model = {model: replace(gauge, media_tokens=self._fresh(model).media_tokens) for model, gauge in self._by_model.items()}
+
+    def named(self, name: str) -> TokenCalibrator:
+        """For a request that asks for this name."""
+        model = self.model_of(name)
+        return _GENERAL if model is None else self.of(model)
+
+    def of(self, model: str) -> TokenCalibrator:
+        """For a physical model."""
+        return self._by_model.get(model) or self._fresh(model)
+
+    def learn(self, model: str, features: tuple[float, ...], fixed: int, prompt_tokens: int) -> None:
+        """The engine counted a prompt that was estimated from these features."""
+        gauge = self.of(model)
+        self._by_model[model] = replace(gauge, calibration=learn(gauge.calibration, features, fixed, prompt_tokens))
+        self._changed.add(model)
+
+    def changed(self) -> dict[str, Calibration]:
+        """What was learned since this was last asked, by model."""
+        changed, self._changed = self._changed, set()
+        return {model: self.of(model).calibration for model in changed}
+
+    def adopt(self, calibrations: Mapping[str, Calibration]) -> None:
+        """Know what another process has learned."""
+        for model, calibration in calibrations.items():
+            self._by_model[model] = replace(self.of(model), calibration=calibration)
+
+    def _fresh(self, model: str) -> TokenCalibrator:
+        return self._media.get(model, _GENERAL)

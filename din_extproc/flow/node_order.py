@@ -1,0 +1,149 @@
+"""From a request to what its node is asked: OpenAI's bytes with a few of them spliced, or the same in the engine's own words.
+
+Rule: for an engine that speaks OpenAI's words the body changes by splices only; every byte that no splice names is the client's.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from din_extproc.domain.node import Pool
+from din_extproc.domain.request import Intent, Operation
+from din_extproc.domain.verdict import Headers, Refusal, RefusalCode
+from din_extproc.intent.outline import without_lone_surrogates
+from din_extproc.intent.read import ParsedRequest
+from din_extproc.intent.splice import asking_for_usage, with_values
+from din_extproc.southbound.dialect import Dialect, PlainRequest
+from din_extproc.southbound.engines import engine
+from din_extproc.southbound.parameters import OF_CHATS, Table, renamed
+
+DROPPED = "x-din-dropped-parameters"
+_REPORTING = frozenset({Operation.CHAT, Operation.COMPLETIONS})
+"""Operations whose streams report usage when `stream_options` asks for it."""
+_STREAM_OPTIONS: Table = {"stream_options": None}
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+_NOTHING: Mapping[str, Any] = {}
+_TOO_LARGE = Refusal(RefusalCode.INVALID_REQUEST, "The body holds a number that JSON readers can't hold, such as 1e400")
+
+
+class NodeRequest(Struct, frozen=True, gc=False):
+    """What goes to the node, whichever of the pool's it will be."""
+
+    operation: Operation
+    stream: bool
+    path: str
+    body: bytes
+    strips_usage: bool
+    """The stream reports usage because we ask: the client is not to see it."""
+    headers: Headers = ()
+    """For the answer: what was left out."""
+    edits: Mapping[str, bytes] | None = None
+    """The values that were spliced in; None: more than values has changed."""
+    dialect: Dialect | None = None
+    """The answer's; None: OpenAI's own."""
+    model: str = ""
+    """What the engine calls the model, for its dialect."""
+    fields: Mapping[str, Any] = _NOTHING
+    """The decoded request, for its dialect."""
+
+
+def order(reading: ParsedRequest, intent: Intent, pool: Pool) -> NodeRequest | Refusal:
+    """The order for a node of this pool, or why its engine can't be asked."""
+    dialect = engine(pool.engine).native if pool.api == "native" else None
+    if dialect is None or intent.operation in dialect.passed:
+        return _openai(reading, intent, pool)
+    return _native(reading, intent, pool, dialect)
+
+
+def _openai(reading: ParsedRequest, intent: Intent, pool: Pool) -> NodeRequest | Refusal:
+    """The client's bytes, with the name that the engine answers to, its words for parameters, and asking for usage."""
+    edits: dict[str, bytes] = {}
+    removed: tuple[str, ...] = ()
+    headers: Headers = ()
+    ours = intent.stream and not intent.wants_usage and pool.stream_usage and intent.operation in _REPORTING
+    if intent.model != pool.served_model:
+        edits["model"] = _quoted(pool.served_model)
+    if ours:
+        edits["stream_options"] = asking_for_usage(reading.outline.value(reading.body, "stream_options"))
+    table = engine(pool.engine).openai if pool.stream_usage else {**engine(pool.engine).openai, **_STREAM_OPTIONS}
+    named = table.keys() & reading.outline.spans.keys()
+    if intent.operation is Operation.COMPLETIONS:
+        named -= OF_CHATS
+    if named:
+        changed = _renamed(reading, named, table, pool)
+        if isinstance(changed, Refusal):
+            return changed
+        values, removed, headers = changed
+        edits |= values
+    body = with_values(reading.body, reading.outline, edits, removed) if edits or removed else reading.body
+    return NodeRequest(intent.operation, intent.stream, intent.operation, body, ours, headers, None if removed else edits)
+
+
+def _renamed(
+    reading: ParsedRequest, named: set[str], table: Table, pool: Pool
+) -> tuple[dict[str, bytes], tuple[str, ...], Headers] | Refusal:
+    """New values, keys that go, and a header that names what is lost."""
+    given: dict[str, Any] = {}
+    for name in reading.outline.spans:
+        if name in named:
+            value = _decoded(reading.outline.value(reading.body, name), name)
+            if isinstance(value, Refusal):
+                return value
+            given[name] = value
+
+    def beside(name: str) -> Any:
+        value = reading.outline.value(reading.body, name)
+        return None if name in named or not value else _decoded(value)
+
+    changed = renamed(given, table, drop=pool.unmappable == "drop", beside=beside)
+    if isinstance(changed, Refusal):
+        return changed
+    return {name: _encode(value) for name, value in changed.values.items()}, changed.removed, _dropped(changed.dropped)
+
+
+def _native(reading: ParsedRequest, intent: Intent, pool: Pool, dialect: Dialect) -> NodeRequest | Refusal:
+    fields = _decoded(reading.body)
+    if isinstance(fields, Refusal):
+        return fields
+    made = dialect.order(PlainRequest(intent.operation, fields, pool.served_model, intent.stream, drop=pool.unmappable == "drop"))
+    if isinstance(made, Refusal):
+        return made
+    strips = intent.stream and not intent.wants_usage
+    return NodeRequest(
+        intent.operation, intent.stream, made.path, made.body, strips, _dropped(made.dropped), None, dialect, pool.served_model, fields
+    )
+
+
+def _decoded(raw: bytes, param: str | None = None) -> Any | Refusal:
+    """Valid JSON as Python has it; halves of surrogate pairs as the replacement character, for they can't be written again.
+
+    Refused: a number that no double holds, such as 1e400. It is legal JSON, but there is no writing it again.
+    """
+    try:
+        return _decode(raw)
+    except msgspec.ValidationError:
+        return replace(_TOO_LARGE, param=param)
+    except msgspec.DecodeError:
+        return _decoded_whole(raw, param)
+
+
+def _decoded_whole(raw: bytes, param: str | None) -> Any | Refusal:
+    try:
+        return _decode(without_lone_surrogates(raw))
+    except msgspec.DecodeError:
+        return replace(_TOO_LARGE, param=param)
+
+
+def _dropped(names: tuple[str, ...]) -> Headers:
+    return ((DROPPED, ", ".join(names)),) if names else ()
+
+
+@lru_cache(maxsize=1024)
+def _quoted(text: str) -> bytes:
+    """A text as JSON writes it."""
+    return _encode(text)

@@ -1,0 +1,305 @@
+"""From a pool to a node: the pool or its fallback, the nodes that fit, and the strategy that ranks them.
+
+Rule: what depends on nodes alone is kept in the route cache; what depends on this moment's load is asked each time. Nodes whose breaker
+is open are as if they were not there, but for the reason that a client is told.
+"""
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from din_extproc.domain.health import BreakerSnapshots
+from din_extproc.domain.membership import HeartbeatReading
+from din_extproc.domain.node import Node, Pool
+from din_extproc.domain.request import Intent
+from din_extproc.domain.usage import NodePace
+from din_extproc.domain.verdict import Refusal, RefusalCode
+from din_extproc.flow.pool_membership import PoolMembership
+from din_extproc.flow.traffic_split import TrafficSplit, shut
+from din_extproc.route.cache import SEGMENT_TOKENS, RouteCache
+from din_extproc.route.table import Routed
+from din_extproc.route.versions import Constraint
+from din_extproc.schedule.load import LoadModel, NodeLease
+from din_extproc.schedule.pick import Demand, Fleet, NodeShape, Picker, Ranking, fitting, fleet, ranking
+from din_extproc.schedule.placement_request import PlacementRequest
+
+_TRIED_NODES = 3
+"""Named to Envoy: the chosen one and those that retries may try, in order."""
+_SPARE_NODES = 2
+"""Of the pool that takes over, likewise: the second one in case that a node goes before Envoy is asked for it."""
+_SPARES_ASKED, _SPARES_S = 8, 0.1
+"""So many requests, within so long, are given the same ones: few need them, and choosing costs each of them."""
+_ANOTHER_CHANCE = 0x5DEECE66D5DEECE6
+_LOOKED_AT = 8
+"""Nodes that a strategy names while some get only a part of their requests."""
+
+
+class RequestSize(Struct, frozen=True, gc=False):
+    """How long the longest prompt and the output of one answer are, in tokens: what a context has to hold."""
+
+    tokens: int
+    at_least: int
+    """Where the estimate may be too high: the request is at least this long. Equal to `tokens` when it was counted."""
+
+    @classmethod
+    def of(cls, intent: Intent, band: float) -> "RequestSize":
+        """By the estimate, and by what share of it, but for what was counted, it may be wrong; no output asked for: one token."""
+        estimate = intent.estimate.longest or intent.estimate
+        tokens = estimate.tokens + (1 if intent.output_each is None else intent.output_each)
+        return cls(tokens, tokens if estimate.exact else tokens - int(band * (estimate.tokens - estimate.fixed)))
+
+
+class PlacementTarget(Struct, frozen=True, gc=False):
+    """Where a request can go."""
+
+    pool: Pool
+    ranking: Ranking
+    degraded: str = ""
+    """Why it is not the pool that the rule names first, "" when it is."""
+    spare: tuple[Pool, Ranking] | None = None
+    """The pool that takes over in flight when this one's nodes fail."""
+
+
+class NodeSelection(Struct, frozen=True, gc=False):
+    """Where a request goes."""
+
+    nodes: tuple[Node, ...]
+    """The chosen one, then those for retries."""
+    taken: NodeLease
+    """The chosen one's until `free`."""
+    timeout_ms: int | None = None
+    """How long the answer may take; None: as long as any."""
+    spares: tuple[Node, ...] = ()
+    """Of the pool that takes over: the one that is tried last, and who stands in for it. Before them `nodes` has one for every try."""
+
+
+class InFlightFallback(Struct, frozen=True, gc=False):
+    """What Envoy can do with a request that is on its way."""
+
+    pairs: frozenset[tuple[str, str]] = frozenset()
+    """Pools, each with one to which requests can be moved."""
+    tries: int = 1
+    """In the first of the two, before that."""
+
+    def among(self, known: "InFlightFallback") -> "InFlightFallback":
+        """Those that are known already, as they are."""
+        return InFlightFallback(self.pairs & known.pairs, known.tries)
+
+
+class _FallbackNodes:
+    """Nodes of a pool that takes over, chosen a moment ago."""
+
+    __slots__ = ("left", "nodes", "ranking", "until")
+
+    def __init__(self, ranking: Ranking, nodes: tuple[Node, ...], until: float) -> None:
+        self.ranking = ranking
+        self.nodes = nodes
+        self.until = until
+        self.left = _SPARES_ASKED
+
+
+class NodeSelector:
+    """One worker's view of its nodes.
+
+    Args:
+        load: What the worker's own requests take.
+        members: The nodes of every pool.
+    """
+
+    __slots__ = ("_fleets", "_load", "_ranked", "_spares", "_whole", "cache", "members", "moves", "shares")
+
+    def __init__(self, load: LoadModel, members: PoolMembership) -> None:
+        self._load = load
+        self.members = members
+        self.cache: RouteCache[Ranking | Refusal] = RouteCache()
+        self._fleets: dict[str, Fleet] = {}
+        """By pool name."""
+        self._whole: dict[str, Fleet] = {}
+        """Likewise, with the nodes that are left out: worked out when a request is refused."""
+        self.shares = TrafficSplit()
+        self.moves = InFlightFallback()
+        self._spares: dict[str, _FallbackNodes] = {}
+        """By pool name."""
+        self._ranked: dict[tuple[str, tuple[NodeShape, ...]], Ranking] = {}
+        """By pool name and shapes. Rankings outlive the cache's entries, so that a turn that was taken stays taken."""
+
+    def target(self, routed: Routed, size: RequestSize, now: float) -> PlacementTarget | Refusal:
+        """The pool, or its fallback when no node of the pool can take the request; the pool's own reason when neither can.
+
+        Args:
+            routed: What the route table says.
+            size: How long the request is.
+            now: Seconds, any monotonic clock.
+        """
+        gate = self.shares.gate(routed.pool.name)
+        first = self._ranking(routed.pool, routed.versions, size, now)
+        if isinstance(first, Refusal):
+            why, refusal = first.code.code, first
+            if gate is not None and gate.shut_until is not None and first.code is RefusalCode.NO_HEALTHY_NODE:
+                refusal = shut(gate, now)
+        elif gate is None or not (why := self.shares.holds_back(routed.pool.name, gate, now)):
+            return PlacementTarget(routed.pool, first, spare=self._spare(routed, size, now))
+        else:
+            refusal = shut(None, now)
+        second = self._fallback(routed, size, now)
+        if second is not None:
+            return PlacementTarget(second[0], second[1], why)
+        if isinstance(first, Refusal) or (gate is not None and gate.on_trial is not None):
+            return refusal
+        return PlacementTarget(routed.pool, first)
+
+    def pick(self, target: PlacementTarget, ask: PlacementRequest) -> NodeSelection | Refusal:
+        """Choose a node, which has the request from now on. Refused: it is a long one, and no node has a slot for it."""
+        tail = target.ranking.tail
+        picker: Picker = target.ranking.strategy
+        timeout_ms, long = None, False
+        if tail is not None and tail.is_long(ask):
+            picker, timeout_ms, long = tail, tail.timeout_ms, True
+        tries = _TRIED_NODES if target.spare is None else self.moves.tries
+        nodes = picker.pick(tries, ask) if not self.shares.partial else self._shared_out(target.pool.name, picker, tries, ask)
+        if isinstance(nodes, Refusal):
+            return nodes
+        spares: tuple[Node, ...] = ()
+        if target.spare is not None and (spares := self._spare_nodes(target.spare[0].name, target.spare[1], ask)) and len(nodes) < tries:
+            nodes = (nodes * tries)[:tries]
+        picked = NodeSelection(nodes, NodeLease(nodes[0].id, ask.prompt_tokens, ask.output_tokens, long=long), timeout_ms, spares)
+        self._load.take(picked.taken, ask.now)
+        return picked
+
+    def free(self, taken: NodeLease) -> None:
+        """The request has ended."""
+        self._load.give(taken)
+
+    def hear(self, node_id: str, reading: HeartbeatReading) -> None:
+        """A node has said how it does."""
+        self.members.hear(node_id, reading)
+        self._load.hear(node_id, reading)
+
+    def learn(self, paces: Iterable[NodePace]) -> None:
+        """Finished exchanges have taught how quick nodes are."""
+        self._load.learn(paces)
+
+    def in_use(self) -> dict[str, int]:
+        """Tokens in flight by node id, of nodes that have any."""
+        return self._load.in_use()
+
+    def judge(self, standings: BreakerSnapshots) -> None:
+        """Breakers opened or closed: no decision from here on names a node that is left out."""
+        touched = self.shares.take(standings)
+        everyone = {pool: self.members.nodes(pool) for pool in self.members.pools}
+        pools = {pool: nodes for pool, nodes in everyone.items() if any(node.id in touched for node in nodes)}
+        for pool in pools:
+            self._fleets.pop(pool, None)
+        self._ranked = {key: ranked for key, ranked in self._ranked.items() if key[0] not in pools}
+        self.cache.clear()
+        self.shares.look_at(pools | {pool: everyone[pool] for pool in standings.pools if pool in everyone})
+
+    def change(self, members: PoolMembership) -> None:
+        """Nodes came, went or changed: the cache is empty at once (R04), and only the pools they concern are ranked anew."""
+        before, self.members = self.members, members
+        self._load.keep(members.ids)
+        self.cache.clear()
+        self._fleets = {pool: fleet for pool, fleet in self._fleets.items() if members.nodes(pool) is before.nodes(pool)}
+        self._ranked = {key: ranked for key, ranked in self._ranked.items() if key[0] in self._fleets}
+        self._look_again()
+
+    def forget(self, members: PoolMembership) -> None:
+        """The pools themselves may have changed."""
+        self.members = members
+        self._load.keep(members.ids)
+        self.cache.clear()
+        self._fleets.clear()
+        self._ranked.clear()
+        self._spares.clear()
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """There are other nodes than before."""
+        self._whole.clear()
+        self.shares.keep(self.members.ids)
+        self.shares.look_at({pool: self.members.nodes(pool) for pool in self.members.pools})
+
+    def _fallback(self, routed: Routed, size: RequestSize, now: float) -> tuple[Pool, Ranking] | None:
+        """The rule's other pool, when it can take the request now."""
+        if routed.fallback is None:
+            return None
+        second = self._ranking(routed.fallback, routed.fallback_versions, size, now)
+        if isinstance(second, Refusal):
+            return None
+        gate = self.shares.gate(routed.fallback.name)
+        if gate is not None and self.shares.holds_back(routed.fallback.name, gate, now):
+            return None
+        return routed.fallback, second
+
+    def _spare(self, routed: Routed, size: RequestSize, now: float) -> tuple[Pool, Ranking] | None:
+        """The pool that takes over in flight, of those nodes that can take the request."""
+        fallback = routed.fallback
+        if fallback is None or (routed.pool.name, fallback.name) not in self.moves.pairs or self.shares.gate(fallback.name) is not None:
+            return None
+        found = self._ranking(fallback, routed.fallback_versions, size, now)
+        return None if isinstance(found, Refusal) else (fallback, found)
+
+    def _spare_nodes(self, pool: str, ranking: Ranking, ask: PlacementRequest) -> tuple[Node, ...]:
+        """Of the pool that takes over. What counts is who serves now: whom to try is found out by requests of that pool."""
+        known = self._spares.get(pool)
+        if known is None or known.ranking is not ranking or not known.left or ask.now > known.until:
+            if self.shares.partial:
+                nodes = self.shares.beyond_trial(ranking.strategy.pick(_LOOKED_AT, ask), _SPARE_NODES)
+            else:
+                nodes = ranking.strategy.pick(_SPARE_NODES, ask)
+            known = self._spares[pool] = _FallbackNodes(ranking, nodes, ask.now + _SPARES_S)
+        known.left -= 1
+        return known.nodes
+
+    def _shared_out(self, pool: str, picker: Picker, tries: int, ask: PlacementRequest) -> tuple[Node, ...] | Refusal:
+        """Choose while some nodes get only a part. Whose turn it was and who had to pass has had it: the next one is asked for again."""
+        shares, among = self.shares, max(1, len(self.members.nodes(pool)))
+        shares.turn(pool)
+        nodes = picker.pick(_LOOKED_AT, ask)
+        if isinstance(nodes, Refusal):
+            return nodes
+        first = shares.first(pool, nodes[:1], among, ask.now)
+        if first is None and not shares.all_partial(nodes):
+            again = picker.pick(_LOOKED_AT, replace(ask, chance=ask.chance ^ _ANOTHER_CHANCE))
+            nodes = nodes if isinstance(again, Refusal) else again
+        if first is None:
+            first = shares.first(pool, nodes, among, ask.now) or shares.largest(nodes, ask.now)
+        return shares.in_line(first, nodes, tries)
+
+    def _ranking(self, pool: Pool, versions: Constraint, size: RequestSize, now: float) -> Ranking | Refusal:
+        segment = size.tokens // SEGMENT_TOKENS
+        key = (pool.name, versions.text, segment)
+        found = self.cache.find(key, now)
+        if found is None:
+            upper = (segment + 1) * SEGMENT_TOKENS - 1
+            found = self.cache.keep(key, self._rank(pool, versions, upper, upper), now)
+        if isinstance(found, Refusal):  # a node's limit may lie within the segment, or within the estimate's error
+            return self._rank(pool, versions, size.tokens, size.at_least)
+        return found
+
+    def _rank(self, pool: Pool, versions: Constraint, tokens: int, at_least: int) -> Ranking | Refusal:
+        nodes = self._fleets.get(pool.name)
+        if nodes is None:
+            nodes = self._fleets[pool.name] = fleet(self.shares.left(self.members.nodes(pool.name)))
+        demand = Demand(tokens, at_least, versions.text, versions.allows)
+        shapes = fitting(nodes, demand)
+        if isinstance(shapes, Refusal):
+            return self._refused(pool, demand, shapes)
+        key = (pool.name, shapes)
+        ranked = self._ranked.get(key)
+        if ranked is None:
+            chosen = tuple(node for shape in shapes for node in nodes[shape])
+            ranked = self._ranked[key] = ranking(pool, chosen, self._load)
+        return ranked
+
+    def _refused(self, pool: Pool, demand: Demand, refusal: Refusal) -> Refusal:
+        """The reason. Where a node that is left out could take the request, that is the reason, not what the others lack."""
+        everyone = self.members.nodes(pool.name)
+        if self.shares.left(everyone) is everyone:
+            return refusal
+        whole = self._whole.get(pool.name)
+        if whole is None:
+            whole = self._whole[pool.name] = fleet(everyone)
+        reason = fitting(whole, demand)
+        return reason if isinstance(reason, Refusal) else shut(None, 0.0)

@@ -1,0 +1,101 @@
+"""Which nodes every pool has at this moment, and what each of them last said.
+
+Invariant: the set of nodes of one `PoolMembership` never changes; a change makes a new one that keeps the last heartbeats.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from din_extproc.domain.membership import HeartbeatReading, MembershipDelta
+from din_extproc.domain.node import Node, Pool
+
+_NOBODY: tuple[Node, ...] = ()
+_NONE: Mapping[str, Node] = {}
+
+
+class PoolMembership:
+    """The nodes that requests may go to, by pool.
+
+    Args:
+        configured: By pool name, those of the configuration.
+        registered: By pool name and node id, those that registered and take requests now.
+        readings: What nodes last said, by node id; the one of the predecessor, so that nothing said is lost.
+    """
+
+    __slots__ = ("_configured", "_nodes", "_readings", "_registered", "_versions")
+
+    def __init__(
+        self,
+        configured: Mapping[str, tuple[Node, ...]],
+        registered: Mapping[str, Mapping[str, Node]],
+        readings: dict[str, HeartbeatReading],
+        before: "PoolMembership | None" = None,
+    ) -> None:
+        self._configured = configured
+        self._registered = registered
+        self._readings = readings
+        self._nodes: dict[str, tuple[Node, ...]] = {}
+        self._versions: dict[str, frozenset[str]] = {}
+        for pool in {**configured, **registered}:
+            own, came = configured.get(pool, _NOBODY), registered.get(pool, _NONE)
+            if before is not None and before.consists_of(pool, own, came):
+                self._nodes[pool] = before.nodes(pool)
+            else:
+                self._nodes[pool] = (*own, *came.values())
+
+    def consists_of(self, pool: str, configured: tuple[Node, ...], registered: Mapping[str, Node]) -> bool:
+        """Whether the pool has these very nodes."""
+        return self._configured.get(pool, _NOBODY) is configured and self._registered.get(pool, _NONE) is registered
+
+    @classmethod
+    def of(cls, pools: Iterable[Pool]) -> "PoolMembership":
+        """The nodes of the configuration, and no others."""
+        return cls({pool.name: pool.nodes for pool in pools}, {}, {})
+
+    def under(self, pools: Iterable[Pool]) -> "PoolMembership":
+        """The same registered nodes beside those of another configuration."""
+        return PoolMembership({pool.name: pool.nodes for pool in pools}, self._registered, self._readings)
+
+    def after(self, turnover: MembershipDelta) -> "PoolMembership":
+        """With those who registered and without those who went. Other pools keep their very tuples; what nodes have said stays known."""
+        registered = dict(self._registered)
+        for pool in turnover.left.keys() | turnover.joined.keys():
+            nodes = dict(registered.get(pool, _NONE))
+            for node_id in turnover.left.get(pool, ()):
+                nodes.pop(node_id, None)
+            nodes.update((node.id, node) for node in turnover.joined.get(pool, _NOBODY))
+            registered[pool] = nodes
+        left = {node_id for ids in turnover.left.values() for node_id in ids} - {
+            node.id for own in turnover.joined.values() for node in own
+        }
+        for node_id in left:
+            self._readings.pop(node_id, None)
+        return PoolMembership(self._configured, registered, self._readings, self)
+
+    def nodes(self, pool: str) -> tuple[Node, ...]:
+        """The pool's nodes: those of the configuration first, then those that registered."""
+        return self._nodes.get(pool, _NOBODY)
+
+    def versions(self, pool: str) -> frozenset[str]:
+        """The model versions that the pool's nodes serve; empty while it has no node."""
+        found = self._versions.get(pool)
+        if found is None:  # worked out when the first request cares for versions
+            found = self._versions[pool] = frozenset({node.version for node in self._nodes.get(pool, _NOBODY)})
+        return found
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """The names of all of them."""
+        return tuple(self._nodes)
+
+    @property
+    def ids(self) -> set[str]:
+        """Every node's."""
+        return {node.id for own in self._nodes.values() for node in own}
+
+    def reading(self, node_id: str) -> HeartbeatReading | None:
+        """What the node last said of its load; None when it never did."""
+        return self._readings.get(node_id)
+
+    def hear(self, node_id: str, reading: HeartbeatReading) -> None:
+        """The node has said how it does."""
+        self._readings[node_id] = reading

@@ -1,0 +1,29 @@
+"""The port to where requests wait for tokens and slots."""
+
+from typing import Protocol
+
+from msgspec import Struct
+
+from din_extproc.admit.ledger import Claim, Denied, Granted
+from din_extproc.domain.request import Priority
+from din_extproc.domain.tenant import Queueing
+
+
+class QueueFull(Struct, frozen=True, gc=False):
+    """There is no place to wait."""
+
+    place_in_ms: int
+    """When one will be free at the latest, if nobody else takes it."""
+
+
+class RequestQueue(Protocol):
+    """Requests of one process that wait."""
+
+    def __len__(self) -> int:
+        """How many."""
+
+    def is_behind(self, claim: Claim, priority: Priority) -> bool:
+        """Whether somebody waits whom a newcomer must not overtake."""
+
+    async def wait(self, claim: Claim, priority: Priority, queueing: Queueing, patience_ms: int) -> Granted | Denied | QueueFull:
+        """Until the claim is granted, or the patience is at its end: then what was short. May raise `LimitsUnavailable`."""

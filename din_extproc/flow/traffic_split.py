@@ -1,0 +1,196 @@
+"""Who gets less than everything: the nodes and pools whose breakers are not closed, as one worker keeps to them.
+
+Rule: shares are counted, never drawn: a node at a twentieth gets every twentieth of the requests that would be its own. What is
+closed costs nothing; what is open is worked out when it changes, not per request.
+"""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from din_extproc.domain.health import BreakerSnapshot, BreakerSnapshots, BreakerState
+from din_extproc.domain.node import Node
+from din_extproc.domain.verdict import Headers, Refusal, RefusalCode
+
+_TRIAL_RETRY_S = 1.0
+_ONE = 1.0 - 1e-9
+_MOST_CREDIT = 2.0
+
+
+class FractionalSampler:
+    """Counts out one share of the turns that are had."""
+
+    __slots__ = ("_credit", "_seen", "standing")
+
+    def __init__(self, standing: BreakerSnapshot, turn: int) -> None:
+        self.standing = standing
+        self._credit = 0.0
+        self._seen = turn
+
+    def due(self, turn: int, among: int, now: float) -> bool:
+        """Whether the one with this share is due at the turn that so many share. Of what it did not use, one turn is saved up."""
+        earned = (turn - self._seen) * self.standing.share(now) / among
+        self._seen = turn
+        self._credit = min(_MOST_CREDIT, self._credit + earned)
+        if self._credit < _ONE:
+            return False
+        self._credit -= 1.0
+        return True
+
+
+class PoolThrottle(Struct, frozen=True):
+    """A pool of which something is known."""
+
+    shut_until: float | None = None
+    """Every node is open or cooling; until when at least. None: not so."""
+    on_trial: FractionalSampler | None = None
+    """None of its nodes may have more than trial requests."""
+    breaker: FractionalSampler | None = None
+    """The pool's own."""
+
+
+_NOTHING = PoolThrottle()
+
+
+class TrafficSplit:
+    """The standings of one worker, and the turns that it counted."""
+
+    __slots__ = ("_asked", "_gates", "_meters", "_open", "_partial", "_pools", "_turns")
+
+    def __init__(self) -> None:
+        self._open: dict[str, BreakerSnapshot] = {}
+        """By node id."""
+        self._partial: dict[str, BreakerSnapshot] = {}
+        """By node id, of nodes that get a part."""
+        self._pools: dict[str, BreakerSnapshot] = {}
+        self._gates: dict[str, PoolThrottle] = {}
+        """By pool, as are the next two."""
+        self._asked: dict[str, int] = {}
+        self._turns: dict[str, int] = {}
+        self._meters: dict[tuple[str, str], FractionalSampler] = {}
+        """By pool and node id."""
+
+    def take(self, standings: BreakerSnapshots) -> frozenset[str]:
+        """Breakers changed. Returns the nodes of which something else holds now."""
+        for node_id, standing in standings.nodes.items():
+            self._open.pop(node_id, None)
+            self._partial.pop(node_id, None)
+            if standing.left_out:
+                self._open[node_id] = standing
+            elif standing.state is not BreakerState.CLOSED:
+                self._partial[node_id] = standing
+        for pool, standing in standings.pools.items():
+            self._pools.pop(pool, None)
+            if standing.state is not BreakerState.CLOSED:
+                self._pools[pool] = standing
+        self._meters = {key: meter for key, meter in self._meters.items() if key[1] not in standings.nodes}
+        return frozenset(standings.nodes)
+
+    def keep(self, node_ids: set[str]) -> None:
+        """Forget every other node."""
+        for known in (self._open, self._partial):
+            for node_id in known.keys() - node_ids:
+                del known[node_id]
+
+    def look_at(self, pools: Mapping[str, tuple[Node, ...]]) -> None:
+        """Work out how these pools stand, by name with all their nodes, after something about them has changed."""
+        for name, nodes in pools.items():
+            asked = self._asked.setdefault(name, 0)
+            standing = self._pools.get(name)
+            gate = PoolThrottle(*self._of_nodes(nodes, asked), None if standing is None else FractionalSampler(standing, asked))
+            if gate == _NOTHING:
+                self._gates.pop(name, None)
+            else:
+                self._gates[name] = gate
+
+    def left(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Those that are not left out; the same tuple when none is."""
+        opened = self._open
+        if not opened or not any(node.id in opened for node in nodes):
+            return nodes
+        return tuple(node for node in nodes if node.id not in opened)
+
+    def gate(self, pool: str) -> PoolThrottle | None:
+        """What stands in the way to the pool; None: nothing."""
+        return self._gates.get(pool)
+
+    def holds_back(self, pool: str, gate: PoolThrottle, now: float) -> str:
+        """Why a request should go elsewhere, "" when it is one of those that pass. Asked once per request: it counts."""
+        turn = self._asked[pool] = self._asked[pool] + 1
+        if gate.on_trial is not None and not gate.on_trial.due(turn, 1, now):
+            return "half_open"
+        if gate.breaker is not None and not gate.breaker.due(turn, 1, now):
+            return f"breaker_{gate.breaker.standing.state.value}"
+        return ""
+
+    @property
+    def partial(self) -> bool:
+        """Whether any node gets a part of its requests."""
+        return bool(self._partial)
+
+    def turn(self, pool: str) -> int:
+        """One more request for a node of the pool. Returns which one it is."""
+        number = self._turns[pool] = self._turns.get(pool, 0) + 1
+        return number
+
+    def first(self, pool: str, nodes: tuple[Node, ...], among: int, now: float) -> Node | None:
+        """The first of these that may have the pool's present turn, of so many nodes that share turns; None: none."""
+        turn = self._turns[pool]
+        for node in nodes:
+            standing = self._partial.get(node.id)
+            if standing is None:
+                return node
+            meter = self._meters.get((pool, node.id))
+            if meter is None:
+                meter = self._meters[pool, node.id] = FractionalSampler(standing, turn - 1)
+            if meter.due(turn, among, now):
+                return node
+        return None
+
+    def all_partial(self, nodes: tuple[Node, ...]) -> bool:
+        """Whether none of them gets everything."""
+        return all(node.id in self._partial for node in nodes)
+
+    def largest(self, nodes: tuple[Node, ...], now: float) -> Node:
+        """The one with the largest share, for when none is due."""
+        return max(nodes, key=lambda node: 1.0 if (standing := self._partial.get(node.id)) is None else standing.share(now))
+
+    def in_line(self, first: Node, nodes: tuple[Node, ...], count: int) -> tuple[Node, ...]:
+        """The first, then those that a retry may try: whole ones, then those that ramp up; one on trial only where there is no other."""
+        rest = sorted((node for node in nodes if node is not first), key=lambda node: self._rank(node.id))
+        while len(rest) > 1 and self._rank(rest[-1].id) > 1:
+            rest.pop()
+        return (first, *rest[: count - 1])
+
+    def beyond_trial(self, nodes: tuple[Node, ...], count: int) -> tuple[Node, ...]:
+        """Of these, whole ones, then those that ramp up; none on trial."""
+        return tuple(sorted((node for node in nodes if self._rank(node.id) <= 1), key=lambda node: self._rank(node.id)))[:count]
+
+    def standing(self, node_id: str) -> BreakerSnapshot | None:
+        """How a node stands; None: closed."""
+        return self._open.get(node_id) or self._partial.get(node_id)
+
+    def _rank(self, node_id: str) -> int:
+        standing = self._partial.get(node_id)
+        return 0 if standing is None else 1 if standing.state is BreakerState.RAMPING else 2
+
+    def _of_nodes(self, nodes: tuple[Node, ...], asked: int) -> tuple[float | None, FractionalSampler | None]:
+        """Until when all of them are left out, or the trial that all of them are on at most."""
+        found = []
+        for node in nodes:
+            standing = self.standing(node.id)
+            if standing is None or standing.state is BreakerState.RAMPING:
+                return None, None
+            found.append(standing)
+        trial = next((each for each in found if each.state is BreakerState.HALF_OPEN), None)
+        if trial is not None:
+            return None, FractionalSampler(trial, asked)
+        return min((each.until or 0.0 for each in found), default=None), None
+
+
+def shut(gate: PoolThrottle | None, now: float) -> Refusal:
+    """The answer while every node that could take the request is left out, with the time until one is tried again."""
+    wait_s = _TRIAL_RETRY_S if gate is None or gate.shut_until is None else max(_TRIAL_RETRY_S, gate.shut_until - now)
+    headers: Headers = (("retry-after", str(-int(-wait_s // 1))), ("retry-after-ms", str(round(wait_s * 1000))))
+    message = "Every node that could answer has failed lately, or is busy, and is left alone for a while."
+    return Refusal(RefusalCode.NO_HEALTHY_NODE, message, retry_after_ms=round(wait_s * 1000), headers=headers)

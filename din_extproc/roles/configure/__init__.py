@@ -1,0 +1,1 @@
+"""Commands that write configuration: rendered proxies, monitoring files, keys."""

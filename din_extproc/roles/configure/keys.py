@@ -1,0 +1,192 @@
+"""The role behind `din-extproc keys`: makes, rotates, revokes and lists the keys of tenants in the file that the configuration names.
+
+Rule: a key is returned once, to be shown once; what is written is its hash. A revocation is told to all replicas before the file changes.
+"""
+
+import asyncio
+import secrets
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from din_extproc.admit.keys import ENTROPY_BYTES, NewKey, make_key
+from din_extproc.admit.ledger import LimitsUnavailable
+from din_extproc.domain.tenant import ApiKey
+from din_extproc.edge.keys_file import changed
+from din_extproc.edge.redis.revocations import Revocations
+from din_extproc.edge.redis.topology import carrier
+from din_extproc.roles.operate.unknown_tenant import stranger
+from din_extproc.settings.settings import Settings
+
+_TIMEOUT_MS = 2000
+_SUFFIX_BYTES = 3
+
+
+class KeyFileError(Exception):
+    """Why the keys are as they were."""
+
+
+class MadeKey(Struct, frozen=True):
+    """A new key, to be shown once."""
+
+    id: str
+    tenant: str
+    key: str
+    expires: datetime | None = None
+
+
+class ListedKey(Struct, frozen=True):
+    """One key as a list shows it."""
+
+    id: str
+    tenant: str
+    expires: datetime | None
+    state: str
+    """`valid`, `expired` or `revoked`."""
+
+
+def new(settings: Settings, tenant: str, key_id: str | None, valid_for: timedelta | None) -> MadeKey:
+    """Make a key and keep its hash.
+
+    Raises:
+        Unkept: no file is named, the tenant or the id is wrong, or the file can't be written.
+    """
+    if tenant not in {each.id for each in settings.tenants}:
+        raise KeyFileError(stranger(settings, tenant))
+    expires = expiry(valid_for)
+    key_id = key_id or f"{tenant.replace('_', '-')}-{secrets.token_hex(_SUFFIX_BYTES)}"
+    made = _make(settings, key_id)
+    _edit(settings, key_id, lambda entries: entries.append(_entry(tenant, key_id, made, expires)))
+    return MadeKey(key_id, tenant, made.text, expires)
+
+
+def expiry(valid_for: timedelta | None) -> datetime | None:
+    """When a key that is made now ends; None: never."""
+    return None if valid_for is None else _now() + valid_for
+
+
+def rotate(settings: Settings, key_id: str, overlap: timedelta) -> MadeKey:
+    """Make a successor with the same limits; the key itself expires when the overlap is over.
+
+    Raises:
+        Unkept: as with `new`, or the key is not in the file.
+    """
+    stem, _, number = key_id.rpartition(".r")
+    successor = f"{stem}.r{int(number) + 1}" if stem and number.isdigit() else f"{key_id}.r2"
+    made, found = _make(settings, successor), []
+
+    def change(entries: list[dict[str, Any]]) -> None:
+        for entry in entries:
+            if entry["id"] == key_id:
+                found.append(entry["tenant"])
+                last = _now() + overlap
+                until = _moment(entry.get("expires"))
+                entries.append({**entry, "id": successor, "hash": made.hash})
+                entry["expires"] = last if until is None else min(until, last)
+                return
+        raise KeyFileError(f"{_file(settings)} has no key {key_id!r}")
+
+    _edit(settings, successor, change)
+    return MadeKey(successor, found[0], made.text)
+
+
+def revoke(settings: Settings, key_id: str) -> bool:
+    """Refuse the key in every replica from within a second on, and take it out of the file. False: the file did not have it.
+
+    Raises:
+        Unkept: no key is called so, Redis can't be told, or the file can't be written.
+    """
+    if key_id not in {key.id for _, keys in settings.keys for key in keys}:
+        raise KeyFileError(f"no key is called {key_id!r}")
+    try:
+        asyncio.run(_tell(settings, key_id))
+    except LimitsUnavailable as error:
+        raise KeyFileError(f"the replicas can't be told, for redis does not answer ({error}); {key_id!r} is still valid") from error
+    before = []
+    if settings.keys_file is not None:
+        try:
+            with changed(Path(settings.keys_file)) as entries:
+                before = [entry for entry in entries if entry["id"] == key_id]
+                entries[:] = [entry for entry in entries if entry["id"] != key_id]
+        except OSError as error:
+            raise KeyFileError(f"{key_id!r} is refused by all replicas, but still in the file: {error}") from error
+    return bool(before)
+
+
+def listed(settings: Settings) -> tuple[ListedKey, ...]:
+    """Every key that there is, by tenant. Which were revoked is known only if Redis answers."""
+    try:
+        revoked = asyncio.run(_revoked(settings))
+    except LimitsUnavailable:
+        revoked = frozenset()
+    return tuple(ListedKey(key.id, tenant.id, key.expires, _state(key, revoked)) for tenant, keys in settings.keys for key in keys)
+
+
+def _state(key: ApiKey, revoked: frozenset[str]) -> str:
+    if key.id in revoked:
+        return "revoked"
+    return "expired" if key.expires is not None and key.expires <= _now() else "valid"
+
+
+def _file(settings: Settings) -> Path:
+    if settings.keys_file is None:
+        raise KeyFileError("the configuration names no `keys_file` to keep keys in")
+    return Path(settings.keys_file)
+
+
+def _make(settings: Settings, key_id: str) -> NewKey:
+    if key_id in {key.id for _, keys in settings.keys for key in keys}:
+        raise KeyFileError(f"a key is called {key_id!r} already")
+    try:
+        return make_key(key_id, secrets.token_bytes(ENTROPY_BYTES))
+    except ValueError as error:
+        raise KeyFileError(str(error)) from error
+
+
+def _edit(settings: Settings, key_id: str, change: Any) -> None:
+    file = _file(settings)
+    try:
+        with changed(file) as entries:
+            if any(entry["id"] == key_id for entry in entries):
+                raise KeyFileError(f"a key is called {key_id!r} already")
+            change(entries)
+    except OSError as error:
+        raise KeyFileError(f"{file}: {error.strerror or error}") from error
+
+
+def _entry(tenant: str, key_id: str, made: NewKey, expires: datetime | None) -> dict[str, Any]:
+    entry: dict[str, Any] = {"tenant": tenant, "id": key_id, "hash": made.hash}
+    return entry if expires is None else entry | {"expires": expires}
+
+
+def _now() -> datetime:
+    return datetime.now(UTC).replace(microsecond=0)
+
+
+def _moment(written: Any) -> datetime | None:
+    """An expiry as YAML gives it: a time without a zone is UTC, a date its first moment."""
+    if isinstance(written, datetime):
+        return written if written.tzinfo else written.replace(tzinfo=UTC)
+    return None if written is None else datetime(written.year, written.month, written.day, tzinfo=UTC)
+
+
+async def _tell(settings: Settings, key_id: str) -> None:
+    link = carrier(settings.store.url.get_secret_value(), (), timeout_ms=_TIMEOUT_MS)
+    try:
+        if not await link.start():
+            raise LimitsUnavailable(link.state.reason)
+        await Revocations(link, settings.network).add(key_id)
+    finally:
+        await link.close()
+
+
+async def _revoked(settings: Settings) -> frozenset[str]:
+    link = carrier(settings.store.url.get_secret_value(), (), timeout_ms=_TIMEOUT_MS)
+    try:
+        if not await link.start():
+            raise LimitsUnavailable(link.state.reason)
+        return await Revocations(link, settings.network).known()
+    finally:
+        await link.close()

@@ -1,0 +1,68 @@
+"""The configuration of an Envoy that only asks whether requests may pass, out of `din.yaml`.
+
+Rule: a whole configuration that starts, of which a team takes over what is marked.
+"""
+
+import json
+from importlib.resources import files
+from string import Template
+
+from din_extproc.control.topology import Address, SocketAddress, UnixSocket
+from din_extproc.roles.configure.render import RenderFailed, accepted, usage_lua
+from din_extproc.settings.gateway import as_reached, is_host
+from din_extproc.settings.settings import Settings
+
+_MARGIN_MS = 500
+
+
+def render_ext_authz(settings: Settings, node: str, *, validate: bool = False) -> str:
+    """The configuration as YAML.
+
+    Args:
+        settings: A sound configuration.
+        node: `host:port` of where requests go.
+        validate: Ask the Envoy of this machine, when there is one, whether it would start with it.
+
+    Raises:
+        Unrenderable: nobody would answer, the node's address is none, or Envoy would not start.
+    """
+    gateway, envoy = settings.gateway, settings.envoy
+    if gateway.ext_authz is None:
+        raise RenderFailed("`gateway.ext_authz` is not configured: nobody would answer")
+    reached = _address(node)
+    logs = as_reached(gateway.access_log.address)
+    waits_ms = max((tenant.queueing.max_wait_ms for tenant in settings.tenants), default=0)
+    template = Template(files("din_extproc.control").joinpath("ext_authz.yaml").read_text())
+    text = template.substitute(
+        admin_port=envoy.admin.port,
+        listen_host=envoy.listener.host,
+        listen_port=envoy.listener.port,
+        usage_lua=json.dumps(usage_lua()),
+        body_bytes=settings.body_limit,
+        timeout=f"{(waits_ms + _MARGIN_MS) / 1000:.3f}s",
+        flush=f"{envoy.access_log_flush_ms / 1000:.3f}s",
+        node_host=json.dumps(reached.host),
+        node_port=reached.port,
+        authz=", ".join(_endpoint(address) for address in gateway.worker_addresses),
+        logs_host=logs.host,
+        logs_port=logs.port,
+    )
+    return accepted(text, validate=validate)
+
+
+def _address(node: str) -> SocketAddress:
+    host, _, port = node.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if bracketed else host
+    if is_host(host) is None or bracketed != (":" in host) or not port.isdecimal():
+        raise RenderFailed(f"{node!r} is no host:port")
+    try:
+        return SocketAddress(host, int(port))
+    except ValueError as error:
+        raise RenderFailed(str(error)) from error
+
+
+def _endpoint(address: Address) -> str:
+    if isinstance(address, UnixSocket):
+        return f"{{ endpoint: {{ address: {{ pipe: {{ path: {address.path} }} }} }} }}"
+    return f"{{ endpoint: {{ address: {{ socket_address: {{ address: {address.host}, port_value: {address.port} }} }} }} }}"

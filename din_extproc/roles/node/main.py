@@ -1,0 +1,212 @@
+"""The role `node`: an agent beside one engine, and the ext_proc server of the Envoy in front of it, where there is one.
+
+Rule: nothing is registered that was not verified. It goes down the way that loses nothing: told -> requests end -> deregistered -> gone.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import sys
+from pathlib import Path
+from threading import Event
+from zlib import crc32
+
+import aiohttp
+import uvloop
+from msgspec import Struct
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from din_extproc.domain.membership import Registration
+from din_extproc.edge.background import Background
+from din_extproc.edge.clock import SystemClock
+from din_extproc.edge.grpc.h2_server import H2Server
+from din_extproc.edge.grpc.services import ExtProcService, HealthService
+from din_extproc.edge.http.node_health import health_port
+from din_extproc.edge.node.agent import EnvoyLoad, NodeAgent
+from din_extproc.edge.node.batch_gate import BatchGate
+from din_extproc.edge.node.engine_probe import EngineProbe
+from din_extproc.edge.node.weights import WeightsMismatch, WeightsUnreadable, verify
+from din_extproc.edge.registry.client import RegistryClient
+from din_extproc.edge.telemetry.counters import DecisionCounters
+from din_extproc.edge.tls import CertificateUnusable
+from din_extproc.flow.node_request import NodeHandlerFactory
+from din_extproc.flow.trace import TraceIds
+from din_extproc.settings.gateway import ExtProcSection
+from din_extproc.settings.node import NodeSettings, load_node
+from din_extproc.settings.problems import ConfigRejected
+from din_extproc.settings.tls import secured
+
+_log = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
+_LAST_STREAMS_S = 5.0
+_SEED_BITS = 64
+
+
+class NodeOptions(Struct, frozen=True, kw_only=True):
+    """The command line of `din-extproc node`."""
+
+    config: Path
+
+
+class NodeNotFit(Exception):  # noqa: N818 - it says what the node is
+    """The node may not register; the message says why."""
+
+
+def run(options: NodeOptions) -> int:
+    """Serve until SIGTERM or SIGINT. Returns the exit code; 1 when the configuration or the weights are refused, or an address is taken."""
+    settings = load_node(options.config, os.environ)
+    if isinstance(settings, ConfigRejected):
+        print(settings, file=sys.stderr)  # noqa: T201 - for the person who starts it; nothing runs yet
+        return 1
+    for warning in settings.warnings:
+        _log.warning("%s", warning)
+    try:
+        token = "" if settings.token_file is None else settings.token_file.read_text().strip()
+        uvloop.run(NodeRole(settings, token).run())
+    except NodeNotFit as error:
+        _log.error("the node does not register: %s", error)
+        return 1
+    except (OSError, CertificateUnusable) as error:
+        _log.error("can't start: %s", error)
+        return 1
+    return 0
+
+
+class NodeRole:
+    """One node's process."""
+
+    def __init__(self, settings: NodeSettings, token: str) -> None:
+        self._settings = settings
+        self._token = token
+        self._background = Background()
+        window = settings.window
+        self._gate = None if window is None else BatchGate(window)
+        self._desk = NodeHandlerFactory(
+            node=settings.node,
+            engine=str(settings.engine_endpoint),
+            gate=self._gate,
+            ids=TraceIds(crc32(settings.node.id.encode()), secrets.randbits(_SEED_BITS)),
+            clock=SystemClock(),
+            watcher=DecisionCounters(),
+            body_limit=settings.body_limit,
+        )
+        extproc = ExtProcService(self._desk)
+        self._health = HealthService(extproc.name)
+        self._server = H2Server((extproc, self._health), max_body_bytes=settings.body_limit)
+        self._agent: NodeAgent
+
+    async def run(self) -> None:
+        """Serve until a signal.
+
+        Raises:
+            OSError: an address is taken.
+            Unfit: the weights are not those of the catalogue.
+        """
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        async with aiohttp.ClientSession() as session:
+            self._agent = self._make_agent(session)
+            http = health_port(self._agent.health)
+            await http.start(secured(str(self._settings.health.address), self._settings.health.tls, self._settings.folder))
+            try:
+                await self._serve(stop)
+            finally:
+                await self._background.close()
+                await http.stop()
+        _log.info("stopped")
+
+    def _make_agent(self, session: aiohttp.ClientSession) -> NodeAgent:
+        settings = self._settings
+        started_ms = int(SystemClock.wall() * 1000)
+        return NodeAgent(
+            Registration(node=settings.node, engine=settings.engine, network=settings.network, pool=settings.pool, epoch=started_ms),
+            settings.engine_url,
+            settings.served_model,
+            EngineProbe(session, settings.engine, settings.metrics_url, SystemClock.monotonic),
+            RegistryClient(session, settings.registries, self._token, settings.registry_tls),
+            None if settings.proxy is None else self._held,
+        )
+
+    def _held(self) -> EnvoyLoad:
+        return EnvoyLoad(self._desk.in_flight, 0 if self._gate is None else self._gate.held)
+
+    async def _serve(self, stop: asyncio.Event) -> None:
+        """Everything between the first look at the weights and the last word to the registry."""
+        proxy = self._settings.proxy
+        if proxy is not None:
+            await self._server.start(secured(_listen_text(proxy.ext_proc), proxy.ext_proc.tls, self._settings.folder))
+            self._health.switch(serving=True)
+        try:
+            if await self._verify(stop):
+                self._background.every(_LOOK_S, "looking at the engine", self._agent.watch)
+                self._background.every(self._settings.heartbeat_s, "the heartbeat", self._agent.tell)
+                await self._agent.watch()
+                await stop.wait()
+                if self._gate is not None:
+                    self._gate.open()
+                await self._agent.drain("the node stops", self._settings.drain_s)
+        finally:
+            if proxy is not None:
+                self._health.switch(serving=False)
+                await self._server.stop(_LAST_STREAMS_S)
+
+    async def _verify(self, stop: asyncio.Event) -> bool:
+        """Hold the weights against the catalogue; False when a signal came meanwhile."""
+        settings, given_up = self._settings, Event()
+        if settings.weights is None:
+            return True
+        self._agent.condition = self._agent.condition.seen("verifying the weights", slow=False)
+        cache = settings.weights_cache or _user_cache()
+        work = asyncio.create_task(asyncio.to_thread(_verify, settings.weights, settings.sha256, cache, given_up))
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        given_up.set()
+        stopped.cancel()
+        sha256 = await work
+        if sha256:
+            self._agent.verified(sha256)
+        return bool(sha256)
+
+
+class _VerificationAbandoned(Exception):  # noqa: N818 - what happened
+    """Nobody waits for the digest any more."""
+
+
+def _verify(path: Path, expected: str, cache: Path, given_up: Event) -> str:
+    """The weights' digest; "" when it was given up.
+
+    Raises:
+        Unfit: it is not the catalogue's, or can't be made.
+    """
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(f"sha256 of {path}", total=None)
+
+        def progress(done: int, total: int) -> None:
+            if given_up.is_set():
+                raise _VerificationAbandoned
+            bar.update(task, completed=done, total=total)
+
+        try:
+            found = verify(path, expected, cache, progress)
+        except _VerificationAbandoned:
+            return ""
+        except WeightsUnreadable as error:
+            raise NodeNotFit(str(error)) from error
+    if isinstance(found, WeightsMismatch):
+        raise NodeNotFit(str(found))
+    _log.info("the weights' sha256 is %s%s", found.sha256, "" if expected else "; the catalogue does not say which it should be")
+    return found.sha256
+
+
+def _user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "din-extproc" / "weights.json"
+
+
+def _listen_text(section: ExtProcSection) -> str:
+    return f"unix:{section.socket}" if section.address is None else str(section.address)

@@ -1,0 +1,140 @@
+"""The role `audit verify`: the logs of one or more replicas, held against their keys and against each other.
+
+Rule: it only reads. A log that is being written is read again when its last line was in the making.
+"""
+
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from msgspec import Struct
+
+from din_extproc.audit.report import AuditFinding, AuditReport, contradictions
+from din_extproc.audit.verify import verify
+from din_extproc.edge.audit.files import read_log, replicas
+from din_extproc.settings.load import load
+from din_extproc.settings.problems import ConfigRejected
+
+_SHOWN = 50
+"""Findings that people are shown."""
+_AGAIN_S = 0.5
+
+
+class AuditUnreadable(Exception):  # noqa: N818 - it says what the logs are
+    """There is no log, no key, or no way to read them."""
+
+
+class ReplicaProof(Struct, frozen=True):
+    """One replica's log."""
+
+    replica: str
+    folder: str
+    network: str
+    records: int
+    segments: int
+    last: int
+    first_at: float | None
+    last_at: float | None
+    kinds: dict[str, int]
+
+
+class Proof(Struct, frozen=True):
+    """What the logs turned out to be."""
+
+    whole: bool
+    replicas: tuple[ReplicaProof, ...]
+    findings: tuple[AuditFinding, ...]
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        lines = [_line(each) for each in self.replicas]
+        lines += [str(finding) for finding in self.findings[:_SHOWN]]
+        if len(self.findings) > _SHOWN:
+            lines.append(f"... and {len(self.findings) - _SHOWN} more")
+        lines.append("whole: nothing was changed, removed or moved" if self.whole else f"NOT whole: {len(self.findings)} findings")
+        return "\n".join(lines)
+
+
+def proof(folders: tuple[Path, ...], config: Path | None, keys: tuple[str, ...], since: int, env: Mapping[str, str]) -> Proof:
+    """Verify every log in the folders.
+
+    Args:
+        folders: None: that of the configuration.
+        config: A configuration with an `audit` section; None: keys are given.
+        keys: Further keys, as `ID=FILE`.
+        since: The first segment.
+        env: What `${NAME}` in the configuration stands for.
+
+    Raises:
+        Unverifiable: there is nothing to verify, or nothing to do it with.
+    """
+    known, own = _configured(config, env)
+    known |= dict(_given(key) for key in keys)
+    try:
+        named = [(folder, replica) for folder in folders or own for replica in replicas(folder)]
+        found = [(folder, _verified(folder, replica, known, since, macs=len(named) > 1)) for folder, replica in named]
+    except OSError as error:
+        raise AuditUnreadable(f"{error.filename}: {error.strerror}") from error
+    if not found:
+        raise AuditUnreadable(f"there is no audit log in {', '.join(str(folder) for folder in folders or own) or 'no folder'}")
+    reports = [report for _, report in found]
+    findings = [finding for report in reports for finding in report.findings] + list(contradictions(reports))
+    shown = tuple(_shown(folder, report) for folder, report in found)
+    return Proof(not findings, shown, tuple(findings))
+
+
+def _verified(folder: Path, replica: str, keys: dict[str, bytes], since: int, *, macs: bool) -> AuditReport:
+    report = verify(read_log(folder, replica, since), keys, macs=macs)
+    if any("is incomplete" in finding.what for finding in report.findings):
+        time.sleep(_AGAIN_S)
+        report = verify(read_log(folder, replica, since), keys, macs=macs)
+    return report
+
+
+def _configured(config: Path | None, env: Mapping[str, str]) -> tuple[dict[str, bytes], tuple[Path, ...]]:
+    if config is None:
+        return {}, ()
+    settings = load(config, env)
+    if isinstance(settings, ConfigRejected):
+        raise AuditUnreadable(f"{config} is not sound, see `din-extproc check {config}`; or give --key and a folder")
+    if settings.audit is None:
+        raise AuditUnreadable(f"{config} has no section `audit`")
+    return {key.id: key.secret for key in settings.audit.keys}, (settings.audit.folder,)
+
+
+def _given(key: str) -> tuple[str, bytes]:
+    name, _, file = key.partition("=")
+    if not name or not file:
+        raise AuditUnreadable(f"--key {key!r}: ID=FILE is expected")
+    try:
+        return name, Path(file).read_bytes().rstrip()
+    except OSError as error:
+        raise AuditUnreadable(f"{file}: {error.strerror}") from error
+
+
+def _shown(folder: Path, report: AuditReport) -> ReplicaProof:
+    return ReplicaProof(
+        report.replica,
+        str(folder),
+        report.network,
+        report.records,
+        report.segments,
+        report.last,
+        report.first_at,
+        report.last_at,
+        report.kinds,
+    )
+
+
+def _line(each: ReplicaProof) -> str:
+    when = ""
+    if each.first_at is not None and each.last_at is not None:
+        when = f", {_time(each.first_at)} to {_time(each.last_at)}"
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(each.kinds.items()))
+    return f"{each.replica}: {each.records} records in {each.segments} files{when}: {kinds}"
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,152 @@
+"""The role `nodes`: what a running sidecar knows of its nodes, as a table.
+
+Rule: only the admin port is asked; nothing is decided here.
+"""
+
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+
+from din_extproc.domain.health import BreakerState
+from din_extproc.domain.node import Endpoint
+from din_extproc.edge.registry.forms import HealthForm, MemberForm
+from din_extproc.edge.tls import CertificateUnusable, pinned_context
+from din_extproc.settings.gateway import as_reached
+from din_extproc.settings.settings import Settings
+
+_TIMEOUT_S = 3.0
+_KEY = "DIN_ADMIN_KEY"
+_COLOURS = {"ready": "green", "loading": "yellow", "draining": "yellow", "quarantined": "red", "dead": "red"}
+_NUMBERS = frozenset({"trust", "ttft", "waiting", "running", "kv", "heard"})
+_COLUMNS = {
+    "node": 0,
+    "state": 0,
+    "trust": 0,
+    "breaker": 100,
+    "ttft": 140,
+    "pools": 0,
+    "model": 160,
+    "address": 120,
+    "waiting": 100,
+    "running": 80,
+    "kv": 140,
+    "heard": 140,
+    "why": 0,
+}
+"""In order, each with the width of the terminal from which on there is room for it."""
+
+
+class SidecarUnreachable(Exception):  # noqa: N818 - it says what the sidecar is
+    """The sidecar did not answer."""
+
+
+def ask(settings: Settings, page: str = "nodes") -> dict[str, Any]:
+    """What a page of the admin port says.
+
+    Raises:
+        Unanswered: nobody is there, or it answers otherwise.
+    """
+    section = settings.gateway.admin
+    reached = as_reached(section.address)
+    key = os.environ.get(_KEY, "")
+    url = f"{'http' if section.tls is None else 'https'}://{Endpoint(reached.host, reached.port)}/{page}"
+    try:
+        tls = None if section.tls is None else pinned_context(section.tls.files(settings.folder))
+        request = urllib.request.Request(url, headers={"authorization": f"Bearer {key}"} if key else {})  # noqa: S310 - the scheme stands above
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=tls) as reply:  # noqa: S310 - likewise
+            return msgspec.json.decode(reply.read(), type=dict[str, Any])
+    except urllib.error.HTTPError as error:
+        hint = f"; the environment's {_KEY} is to hold a key of gateway.admin.keys" if error.code == HTTPStatus.UNAUTHORIZED else ""
+        raise SidecarUnreachable(f"{url}: {error.reason}{hint}") from error
+    except (OSError, CertificateUnusable, msgspec.DecodeError) as error:
+        raise SidecarUnreachable(f"{url}: {getattr(error, 'reason', error)}") from error
+
+
+def rows(settings: Settings) -> tuple[MemberForm, ...]:
+    """Every node that the sidecar knows. Raises as `ask` does."""
+    return msgspec.convert(ask(settings)["nodes"], tuple[MemberForm, ...])
+
+
+def show(settings: Settings) -> None:
+    """Print the table once. Raises as `ask` does."""
+    console = Console()
+    console.print(_table(ask(settings), console.width))
+
+
+def watch(settings: Settings, every_s: float) -> None:
+    """Keep the table up to date until Ctrl-C. Raises as `ask` does, the first time only."""
+    console = Console()
+    with Live(_table(ask(settings), console.width), console=console, auto_refresh=False) as live:
+        while True:
+            time.sleep(every_s)
+            try:
+                live.update(_table(ask(settings), console.width), refresh=True)
+            except SidecarUnreachable as error:
+                live.update(f"[red]{error}[/red]", refresh=True)
+
+
+def _table(shown: dict[str, Any], width: int) -> Table:
+    """As much as so many columns hold: reasons are folded, never cut."""
+    nodes = shown["nodes"]
+    states = ", ".join(f"{count} {state}" for state, count in _counted(nodes)) or "none"
+    title = f"nodes{' of ' + shown['network'] if shown['network'] else ''}: {states}"
+    table = Table(title=title + (" - stale: redis can't be asked" if shown["stale"] else ""), title_justify="left", title_style="bold")
+    names = [name for name, fits in _COLUMNS.items() if width >= fits]
+    for name in names:
+        right = name in _NUMBERS
+        table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=right or name == "state")
+    for row in nodes:
+        cells = _cells(row)
+        table.add_row(*(cells[name] for name in names))
+    return table
+
+
+def _cells(row: dict[str, Any]) -> dict[str, str]:
+    """One node, by the column's name."""
+    node, beat = row["node"], row["beat"] or {}
+    health = None if row.get("health") is None else msgspec.convert(row["health"], HealthForm)
+    usage, age = beat.get("kv_cache_usage"), row["beat_age_s"]
+    return {
+        "node": escape(node["id"]),
+        "state": f"[{_COLOURS[row['state']]}]{row['state']}[/]",
+        "trust": f"{row['trust']:.2f}",
+        "breaker": _breaker(health),
+        "ttft": "-" if health is None or health.ttft_ms is None else f"{health.ttft_ms:.0f} ms",
+        "pools": ", ".join(row["pools"]) or "-",
+        "model": escape(f"{node['model']} {node['version']} {node['dtype']}"),
+        "address": escape(node["address"]),
+        "waiting": _shown(beat.get("waiting")),
+        "running": _shown(beat.get("running")),
+        "kv": "-" if usage is None else f"{usage:.0%}",
+        "heard": "-" if age is None else f"{age:.1f} s",
+        "why": escape((health.said if health is not None else "") or (row["reasons"][-1] if row["reasons"] else "")),
+    }
+
+
+def _counted(nodes: list[dict[str, Any]]) -> Iterator[tuple[str, int]]:
+    for state in _COLOURS:
+        count = sum(row["state"] == state for row in nodes)
+        if count:
+            yield state, count
+
+
+def _breaker(health: HealthForm | None) -> str:
+    if health is None:
+        return "closed"
+    colour = "green" if health.state is BreakerState.CLOSED else "red" if health.state is BreakerState.OPEN else "yellow"
+    share = "" if health.state is BreakerState.CLOSED or health.share == 0.0 else f" {health.share:.0%}"
+    return f"[{colour}]{health.state.value}{share}[/]"
+
+
+def _shown(number: int | None) -> str:
+    return "-" if number is None else str(number)

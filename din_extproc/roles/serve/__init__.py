@@ -1,0 +1,1 @@
+"""The `serve` command: the sidecar beside Envoy, in one process or in several."""

@@ -1,0 +1,159 @@
+"""The accounting plane of one sidecar: finished exchanges settled, and learned from.
+
+Rule: it runs without a request plane. What they share are the counters in Redis, and news.
+"""
+
+import logging
+
+from din_extproc.admit.ledger import Ledger
+from din_extproc.admit.reservation import OutputHistory
+from din_extproc.domain.membership import MembershipDelta
+from din_extproc.domain.usage import ExchangeRecord, FailedAttempt, Outcome
+from din_extproc.edge.background import Background
+from din_extproc.edge.clock import SystemClock
+from din_extproc.edge.probe.envoy_admin import DroppedLogs
+from din_extproc.flow.calibrators import TokenCalibrators
+from din_extproc.flow.settlement import ExchangeObserver, SettlementService
+from din_extproc.observe.accesslog import records
+from din_extproc.observe.mixture import DtypeMixture
+from din_extproc.roles.serve.decision_view import half_lives_s, node_names
+from din_extproc.roles.serve.health import HealthMonitor
+from din_extproc.roles.serve.worker_update import LearnedStats
+from din_extproc.schedule.pace import NodePaces
+from din_extproc.settings.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+_RETRY_S = 0.5
+_LOOK_S = 1.0
+_ASK_S = 5.0
+_REMEMBERED_NODES = 50_000
+_FAULTS = frozenset({Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT, Outcome.UPSTREAM_TRUNCATED})
+"""Outcomes that speak against the node."""
+
+
+class AccountingPlane:
+    """Settles finished exchanges, and learns from them.
+
+    Args:
+        settings: The configuration.
+        ledger: The counters.
+        background: Runs the settling.
+        observer: Told of every exchange and of attempts that failed.
+        gauges: What prompts teach.
+        outputs: What answers teach.
+        health: Told what becomes of requests.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        ledger: Ledger,
+        background: Background,
+        observer: ExchangeObserver,
+        gauges: TokenCalibrators,
+        outputs: OutputHistory,
+        health: HealthMonitor,
+    ) -> None:
+        self._health = health
+        self._observer = observer
+        self._nodes = node_names(settings)
+        self._described = {node.id: node for pool in settings.pools for node in pool.nodes}
+        self._background = background
+        self._gauges = gauges
+        self._outputs = outputs
+        self._paces = NodePaces(half_lives_s(settings))
+        self.settler = SettlementService(ledger, gauges, outputs, observer)
+        self._registered: dict[str, str] = {}
+        """Node id by endpoint; of those that left, too: their last entries come later."""
+        self._tallies: dict[str, tuple[int, int]] = {}
+        self._envoy = DroppedLogs(settings.envoy.admin)
+        self._unreadable = 0
+        self.mixture = DtypeMixture()
+
+    def start(self) -> None:
+        """Settle again and again what could not be settled at once."""
+        self._background.every(_RETRY_S, "settling what waits", self._retry)
+        self._background.every(_LOOK_S, "looking for mixed dtypes", self._look)
+        self._background.every(_ASK_S, "asking Envoy what it dropped", self._envoy.ask)
+
+    def use(self, settings: Settings) -> None:
+        """Know the nodes of this configuration."""
+        self._nodes = self._registered | node_names(settings)
+        self._described |= {node.id: node for pool in settings.pools for node in pool.nodes}
+        self._paces.half_lives_s = half_lives_s(settings)
+
+    def turn(self, turnover: MembershipDelta) -> None:
+        """Registered nodes came or went."""
+        for nodes in turnover.joined.values():
+            for node in nodes:
+                self._registered.pop(str(node.endpoint), None)  # the newest stand last
+                self._registered[str(node.endpoint)] = node.id
+                self._nodes[str(node.endpoint)] = node.id
+                self._described[node.id] = node
+        while len(self._registered) > _REMEMBERED_NODES:
+            endpoint = next(iter(self._registered))
+            self._nodes.pop(endpoint, None)
+            self._described.pop(self._registered.pop(endpoint), None)
+
+    def tallies(self) -> dict[str, tuple[int, int]]:
+        """Requests that nodes answered and that failed at them, since this was last asked."""
+        tallies, self._tallies = self._tallies, {}
+        return tallies
+
+    def received(self, message: bytes) -> None:
+        """Take one message of Envoy's access log."""
+        try:
+            finished = records(message, self._nodes, self._described)
+        except ValueError:
+            self._unreadable += 1
+            _log.warning("an access log message of %d bytes could not be read", len(message))
+            return
+        self._background.trickle(finished, self._finished)
+
+    def lessons(self) -> LearnedStats:
+        """What was learned since this was last asked."""
+        return LearnedStats(self._gauges.changed(), self._outputs.changed(), self._paces.changed())
+
+    def shown(self) -> dict[str, object]:
+        """For the admin page."""
+        settler = self.settler
+        return {
+            "exchanges": {"unsettled": settler.waiting, "given_up": settler.dropped, "unknown": settler.unknown},
+            "access_logs": {"unreadable": self._unreadable, "dropped": self._envoy.total},
+            "mixed_dtype_share": self.mixture.shares(),
+        }
+
+    def _finished(self, record: ExchangeRecord | FailedAttempt) -> None:
+        now = SystemClock.monotonic()
+        if isinstance(record, FailedAttempt):
+            self._health.attempt_failed(record, now)
+            self._observer.attempt_failed(record)
+            return
+        self._health.finished(record, now)
+        self._paces.learn(record, now)
+        self._tally(record)
+        self._background.start(self.settler.settle(record))
+
+    def _tally(self, record: ExchangeRecord) -> None:
+        """What the exchange says of its node."""
+        failed = record.outcome in _FAULTS
+        if not record.node_id or not (failed or record.outcome is Outcome.COMPLETED):
+            return
+        answers, failures = self._tallies.get(record.node_id, (0, 0))
+        self._tallies[record.node_id] = (answers + (not failed), failures + failed)
+        node = self._described.get(record.node_id)
+        if node is not None and not failed:
+            self.mixture.count(record.model, node.dtype)
+
+    async def _look(self) -> None:
+        for alarm in self.mixture.look(SystemClock.monotonic()):
+            names = ", ".join(alarm.dtypes)
+            if alarm.mixed:
+                _log.warning("%.1f %% of the answers of %s are not in its commonest dtype (%s)", 100 * alarm.share, alarm.model, names)
+            else:
+                _log.info("%s is answered in one dtype again (%s)", alarm.model, alarm.dtypes[0])
+
+    async def _retry(self) -> None:
+        if self.settler.waiting:
+            await self.settler.retry()

@@ -1,0 +1,103 @@
+"""What the admin port tells of a sidecar: its numbers, its nodes, its tenants, its metrics, its dashboard.
+
+Rule: what several processes of it count is added up; nothing is kept here.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from din_extproc.edge.http.admin import AdminPages
+from din_extproc.edge.redis.cluster import ClusterLinks
+from din_extproc.edge.redis.guard import GuardedLedger
+from din_extproc.edge.redis.link import Link
+from din_extproc.observe.exposition import slices
+from din_extproc.observe.families import Family
+from din_extproc.roles.operate.tenants import TenantsPage
+from din_extproc.roles.serve.accounting_service import AccountingService
+from din_extproc.roles.serve.config_reloader import ConfigReloader
+from din_extproc.roles.serve.dashboard_builder import DashboardBuilder
+from din_extproc.roles.serve.state_metrics import node_families, request_families, state_families
+from din_extproc.settings.settings import Settings
+from din_extproc.settings.tls import secured
+
+
+class AdminServer:
+    """The admin port. `start` it, `stop` it.
+
+    Args:
+        reloader: Knows the configuration in use.
+        link: What carries commands to Redis.
+        ledger: The counters.
+        keeper: Knows accounts and nodes.
+        numbers: What all processes count, added up.
+        unready: Why the sidecar is not ready.
+    """
+
+    def __init__(
+        self,
+        reloader: ConfigReloader,
+        link: Link | ClusterLinks,
+        ledger: GuardedLedger,
+        keeper: AccountingService,
+        numbers: Callable[[], dict[str, Any]],
+        unready: Callable[[], list[str]],
+    ) -> None:
+        self._reloader = reloader
+        self._link = link
+        self._ledger = ledger
+        self._keeper = keeper
+        self._numbers = numbers
+        self._unready = unready
+        self._tenants_page = TenantsPage(reloader.settings, link)
+        self._dashboard = None
+        if reloader.settings.gateway.dashboard is not None:
+            self._dashboard = DashboardBuilder(reloader, self._shown, self._nodes, unready, self._tenants, keeper.recent).pages
+        self._port = AdminPages(
+            self._status, unready, self._nodes, self._tenants, self._metrics, keeper.recent.times, reloader.opens, self._dashboard
+        ).port
+
+    async def start(self, settings: Settings) -> None:
+        """Open the port.
+
+        Raises:
+            OSError: its address is taken.
+        """
+        await self._port.start(secured(str(settings.gateway.admin.address), settings.gateway.admin.tls, settings.folder))
+
+    async def stop(self) -> None:
+        """Close it; whoever watches the dashboard is let go."""
+        if self._dashboard is not None:
+            self._dashboard.close()
+        await self._port.stop()
+
+    def standing(self) -> Iterator[Family | None]:
+        """How everything stands, as metrics; None: others may go first."""
+        shown = self._shown()
+        yield from request_families(shown)
+        yield from state_families(shown, ready=not self._unready())
+        yield from node_families(self._keeper.rows(self._reloader.settings), stale=self._keeper.stale)
+
+    def _metrics(self) -> Iterator[bytes]:
+        return slices(self._keeper.families())
+
+    def _status(self) -> dict[str, object]:
+        return {**self._shown(), "membership": self._nodes()}
+
+    def _nodes(self) -> dict[str, Any]:
+        settings = self._reloader.settings
+        return {"network": settings.network, "stale": self._keeper.stale, "nodes": list(self._keeper.rows(settings))}
+
+    async def _tenants(self, tenant: str) -> dict[str, Any]:
+        waiting = self._numbers().get("queue", {}).get("by_tenant", {})
+        return await self._tenants_page.shown(self._reloader.settings, tenant, waiting)
+
+    def _shown(self) -> dict[str, Any]:
+        """What the admin page shows but for the nodes."""
+        settings = self._reloader.settings
+        return {
+            "configuration": {"file": settings.file, "fingerprint": settings.fingerprint, "rejected_successor": self._reloader.problem},
+            "limits": self._ledger.state,
+            "redis": self._link.state,
+            **self._keeper.shown(),
+            **self._numbers(),
+        }

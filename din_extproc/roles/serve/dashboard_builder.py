@@ -1,0 +1,138 @@
+"""What the dashboard shows: pools and nodes, traffic, tenants, what was refused lately; put together for everybody who watches.
+
+Rule: read only, bounded, without secrets; a thousand nodes are put together in slices, so that requests go first.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from din_extproc.edge.clock import SystemClock
+from din_extproc.edge.http.dashboard import DashboardPages
+from din_extproc.edge.registry.forms import HealthForm, MemberForm
+from din_extproc.observe.dashboard_data import BreakerView, DashboardData, NodeRow, PoolRow, TenantRow
+from din_extproc.observe.recent import STEP_S, WINDOW_S, Recent, TrafficStats
+from din_extproc.roles.serve.config_reloader import ConfigReloader
+
+_SLICE = 50
+_OLD_S = 5
+"""Silence of a node that is worth saying."""
+
+
+class DashboardBuilder:
+    """Puts it together.
+
+    Args:
+        reloader: Knows the configuration in use.
+        status: What `/status` shows but for the nodes.
+        nodes: What `/nodes` shows.
+        unready: Why the sidecar is not ready.
+        tenants: What `/tenants` shows, of all tenants ("").
+        recent: What finished lately.
+    """
+
+    def __init__(
+        self,
+        reloader: ConfigReloader,
+        status: Callable[[], dict[str, Any]],
+        nodes: Callable[[], dict[str, Any]],
+        unready: Callable[[], list[str]],
+        tenants: Callable[[str], Awaitable[dict[str, Any]]],
+        recent: Recent,
+    ) -> None:
+        self._reloader = reloader
+        self._status = status
+        self._nodes = nodes
+        self._unready = unready
+        self._tenants = tenants
+        self._recent = recent
+        self.pages = DashboardPages(self._owner, self.shown)
+
+    def _owner(self, authorization: str) -> str | None:
+        """Whose key it is. A key that was taken out of the configuration opens nothing any more."""
+        section = self._reloader.settings.gateway.dashboard
+        return None if section is None else section.owner(authorization)
+
+    async def shown(self) -> DashboardData:
+        """How everything is now."""
+        settings, status, members = self._reloader.settings, self._status(), self._nodes()
+        now = SystemClock.monotonic()
+        traffic = self._recent.traffic(now)
+        tenants = (await self._tenants(""))["tenants"]
+        breakers = status["breakers"].get("pools", {})
+        rows: list[NodeRow] = []
+        for at, member in enumerate(members["nodes"]):
+            if at % _SLICE == 0:
+                await asyncio.sleep(0)
+            rows.append(_row(member, self._recent.first_tokens(member.node.id, now)))
+        return DashboardData(
+            at=SystemClock().wall(),
+            step_s=STEP_S,
+            window_s=WINDOW_S,
+            network=members["network"],
+            configuration=settings.fingerprint,
+            problems=tuple(_problems(status, self._unready(), stale=members["stale"])),
+            open=status["exchanges"].get("open", 0),
+            decisions={"sent": status["counts"]["sent"], "refused": sum(status["counts"]["refused"].values())},
+            pools=tuple(
+                PoolRow(pool.name, pool.model, pool.engine, pool.scheduler, _breaker(breakers.get(pool.name))) for pool in settings.pools
+            ),
+            nodes=tuple(rows),
+            rules=traffic["rules"],
+            aliases=traffic["aliases"],
+            tenants=tuple(_tenant(row, traffic["tenants"]) for row in tenants),
+            events=tuple(reversed(self._recent.events)),
+        )
+
+
+def _row(member: MemberForm, ttft: tuple[int | None, ...]) -> NodeRow:
+    node, beat = member.node, member.beat
+    silence = 0 if member.beat_age_s is None or member.beat_age_s < _OLD_S else int(member.beat_age_s)
+    row = NodeRow(
+        node.id,
+        member.pools or ((node.pool,) if node.pool else ()),
+        member.state.value,
+        round(member.trust, 2),
+        node.model,
+        node.version,
+        node.dtype,
+        node.engine,
+        node.max_concurrency,
+        silence_s=silence,
+        reason=member.reasons[-1] if member.reasons else "",
+        ttft=ttft,
+        breaker=_breaker(member.health),
+    )
+    if beat is None:
+        return row
+    kv = None if beat.kv_cache_usage is None else round(beat.kv_cache_usage, 2)
+    return replace(row, waiting=beat.waiting, running=beat.running, kv=kv)
+
+
+def _breaker(health: HealthForm | None) -> BreakerView | None:
+    if health is None:
+        return None
+    ttft_ms = None if health.ttft_ms is None else round(health.ttft_ms)
+    return BreakerView(health.state.value, round(health.share, 2), health.reason, health.probe, ttft_ms)
+
+
+def _problems(status: Mapping[str, Any], unready: list[str], *, stale: bool) -> list[str]:
+    """What somebody should look at, in words."""
+    said = [f"not ready: {reason}" for reason in unready]
+    if not status["redis"].up:
+        said.append("Redis is away: limits follow `on_error`")
+    if stale:
+        said.append("the node table is old: Redis can't be asked")
+    if status["configuration"]["rejected_successor"]:
+        said.append("a changed configuration was refused: see /status")
+    dropped = status["access_logs"]["dropped"]
+    if dropped:
+        said.append(f"Envoy has dropped {dropped} access log entries")
+    return said
+
+
+def _tenant(row: Mapping[str, Any], here: Mapping[str, TrafficStats]) -> TenantRow:
+    counted = {name: row[name] for name in ("requests", "rpm", "tokens", "tpm", "streams", "max_streams", "waiting")}
+    return TenantRow(row["tenant"], here.get(row["tenant"], TrafficStats()), **counted)

@@ -1,0 +1,100 @@
+"""From settings to what decisions read.
+
+Rule: a configuration that is sound always gives a view; what can't be loaded beside it is said and done without.
+"""
+
+import logging
+import socket
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from din_extproc.admit.keys import KeyRing
+from din_extproc.domain.tenant import OnSensitive
+from din_extproc.edge.tokenizers import ModelTokenizer, TokenizerUnavailable
+from din_extproc.flow.view import NO_COMMONS, DecisionView, ModelFacts, ScreeningPolicy, TokenCounter
+from din_extproc.screen.find import Screen
+from din_extproc.screen.kinds import BUILT_IN, custom
+from din_extproc.settings.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+_NODE_NUMBERS = 1 << 16
+
+
+def make_view(settings: Settings, counters: Mapping[str, TokenCounter]) -> DecisionView:
+    """The view of one configuration.
+
+    Args:
+        settings: A sound configuration.
+        counters: Tokenizers by physical model, of those that have one.
+    """
+    models = {}
+    for model in {pool.model for pool in settings.pools}:
+        known = ModelFacts(boundaries=_boundaries(settings, model), counter=counters.get(model))
+        described = settings.catalog.model(model)
+        if described is not None:
+            known = replace(known, output_tokens_default=described.output_tokens_default, media_tokens=described.media_tokens)
+        models[model] = known
+    commons = NO_COMMONS if settings.commons == NO_COMMONS else settings.commons
+    return DecisionView(settings.routes, KeyRing(settings.keys), models, settings.body_limit, commons, _screenings(settings))
+
+
+def _screenings(settings: Settings) -> dict[str, ScreeningPolicy]:
+    """By tenant. Tenants with the same kinds share a screen: its tables are large."""
+    own = {name: custom(name, pattern) for name, pattern in settings.sensitive_patterns.items()}
+    kinds = {**own, **BUILT_IN}
+    screens: dict[tuple[str, ...], Screen] = {}
+    found = {}
+    for tenant in settings.tenants:
+        wanted = tenant.sensitive_data
+        if wanted.policy is not OnSensitive.OFF:
+            names = tuple(name for name in kinds if wanted.kinds is None or name in wanted.kinds)
+            if names not in screens:
+                screens[names] = Screen(kinds[name] for name in names)
+            found[tenant.id] = ScreeningPolicy(wanted.policy, screens[names])
+    return found
+
+
+async def load_tokenizers(settings: Settings) -> dict[str, TokenCounter]:
+    """The tokenizers that the catalogue names, by physical model. One that does not load is said and left out: lengths are estimated."""
+    counters: dict[str, TokenCounter] = {}
+    for model in sorted({pool.model for pool in settings.pools}):
+        described = settings.catalog.model(model)
+        if described is None or described.tokenizer is None:
+            continue
+        tokenizer = ModelTokenizer(Path(described.tokenizer))
+        try:
+            await tokenizer.load()
+        except TokenizerUnavailable as error:
+            _log.error("lengths for %s are estimated: %s", model, error)
+        else:
+            counters[model] = tokenizer
+    return counters
+
+
+def node_names(settings: Settings) -> dict[str, str]:
+    """Node id by endpoint, as access logs name them."""
+    return {str(node.endpoint): node.id for pool in settings.pools for node in pool.nodes}
+
+
+def half_lives_s(settings: Settings) -> dict[str, float]:
+    """How quickly the pace of a pool's nodes is forgotten, by pool name, where the settings say."""
+    return {pool.name: seconds for pool in settings.pools if (seconds := pool.scheduler_options.get("half_life_s")) is not None}
+
+
+def node_number(settings: Settings) -> int:
+    """The gateway's number inside trace ids: as configured, else from the host's name."""
+    if settings.gateway.node_number is not None:
+        return settings.gateway.node_number
+    return zlib.crc32(socket.gethostname().encode()) % _NODE_NUMBERS
+
+
+def _boundaries(settings: Settings, model: str) -> tuple[int, ...]:
+    """Prompt sizes at which a request for the model goes elsewhere or nowhere."""
+    lengths = {node.max_seq_len for pool in settings.pools if pool.model == model for node in pool.nodes}
+    if settings.gateway.registry is not None:
+        lengths |= {entry.max_seq_len for entry in settings.catalog.versions(model).values()}
+    return tuple(sorted({*lengths, *settings.token_thresholds}))

@@ -1,0 +1,292 @@
+"""Breakers as a part of the sidecar, in the process that keeps the accounts: fed with what becomes of requests, telling whoever decides.
+
+Rule: what opens is told in the same turn of the loop; what a client causes (its patience, its errors, its leaving) speaks for nothing.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from din_extproc.domain.health import BreakerSnapshots, BreakerState, ProbeResult
+from din_extproc.domain.membership import MembershipDelta
+from din_extproc.domain.node import Node, Pool
+from din_extproc.domain.usage import ANSWER_TOO_LARGE, ExchangeRecord, FailedAttempt, Outcome
+from din_extproc.edge.background import Background
+from din_extproc.edge.clock import SystemClock
+from din_extproc.edge.probe.micro_probe import ProbeTarget
+from din_extproc.edge.registry.forms import HealthForm, MemberForm
+from din_extproc.health.breaker import BreakerEvent, BreakerEventKind
+from din_extproc.health.policy import BreakerPolicy
+from din_extproc.health.probing import ProbeSchedule
+from din_extproc.health.registry import BreakerRegistry, strictest
+from din_extproc.settings.health import HealthSection
+from din_extproc.settings.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+_LOOK_S = 0.25
+_EVERY_S = 10.0
+_OF_REQUESTS = frozenset({BreakerEventKind.FAILED, BreakerEventKind.BUSY, BreakerEventKind.TOLD})
+_OF_PROBES = frozenset({BreakerEventKind.PROBE_FAILED})
+_FAULTS = frozenset({Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT, Outcome.UPSTREAM_TRUNCATED})
+_ATTEMPT_FLAGS = frozenset({"UF", "UR", "UC", "UT", "SI", "UPE"})
+_SERVER_ERROR = 500
+_BUSY = "it is busy and asks for time"
+_REST_S = 1.0
+"""For a node that answers 429 and does not say for how long."""
+_NO_HOST = "UH"
+_REMEMBERED = 50_000
+
+
+class Prober(Protocol):
+    """Asks nodes for a token, and speaks with other replicas."""
+
+    async def start(self) -> None:
+        """Begin."""
+
+    async def stop(self) -> None:
+        """End."""
+
+    def shown(self) -> dict[str, object]:
+        """For the admin page."""
+
+
+class HealthMonitor:
+    """The breakers of this replica.
+
+    Args:
+        settings: A sound configuration.
+        told: Told what has changed.
+    """
+
+    def __init__(self, settings: Settings, told: Callable[[BreakerSnapshots], None]) -> None:
+        self.board = BreakerRegistry()
+        self.prober: Prober | None = None
+        """None: nobody asks nodes, and other replicas are not heard."""
+        self.settings = settings
+        self._told = told
+        self._pools: dict[str, Pool] = {}
+        self._joined: dict[str, dict[str, Node]] = {}
+        """The nodes that registered and are in, by node id and pool."""
+        self._listed: dict[str, dict[str, Node]] = {}
+        """Those of the configuration, likewise."""
+        self._left: dict[str, None] = {}
+        """Nodes that were in and went, oldest first."""
+        self._probed: dict[str, tuple[ProbeResult, float | None, float]] = {}
+        """The last probe of each node, the last time to a first token, and when."""
+        self.busy: dict[str, float] = {}
+        """Nodes that asked here for so many seconds of rest since other replicas were told."""
+        self.opened: dict[str, str] = {}
+        """Nodes whose breaker opened here since other replicas were told, with the reason."""
+        self._attempts_told = False
+        """Envoy tells of attempts; one whose listener is not ours may not, and then what failed for good has to do."""
+        self.probing = ProbeSchedule(_EVERY_S)
+        self.use(settings)
+
+    async def start(self, background: Background) -> None:
+        """Look after pauses and ramps from now on, and ask nodes."""
+        background.every(_LOOK_S, "looking at breakers", self._look)
+        if self.prober is not None:
+            await self.prober.start()
+
+    async def stop(self) -> None:
+        """Ask nobody any more."""
+        if self.prober is not None:
+            await self.prober.stop()
+
+    def use(self, settings: Settings) -> None:
+        """Other pools, or other parameters. What is switched off releases whom it has left out."""
+        before, self.settings = self.settings, settings
+        self._pools = {pool.name: pool for pool in settings.pools}
+        self.board.pools.use({pool.name: settings.health.pool_policy(pool) for pool in settings.pools})
+        self._listed = {}
+        for pool in settings.pools:
+            for node in pool.nodes:
+                self._listed.setdefault(node.id, {})[pool.name] = node
+        self.board.nodes.use({node_id: self._policy(node_id) for node_id in (*self._listed, *self._joined)})
+        if settings.health.probe is not None:
+            self.probing.every_s = settings.health.probe.every_s
+        self._plan()
+        self._release(before.health, settings.health)
+
+    def _release(self, before: HealthSection, after: HealthSection) -> None:
+        causes: frozenset[BreakerEventKind] = frozenset()
+        if before.breaker and not after.breaker:
+            causes |= _OF_REQUESTS
+            self.busy.clear()
+        if before.probe is not None and after.probe is None:
+            causes |= _OF_PROBES
+        if causes:
+            self.board.release(causes, SystemClock.monotonic())
+            self.opened = {name: reason for name, reason in self.opened.items() if name in self.board.nodes.all()}
+            self.tell()
+
+    def turn(self, turnover: MembershipDelta) -> None:
+        """Registered nodes came or went. Who comes back begins with a part of its requests."""
+        now = SystemClock.monotonic()
+        for pool, ids in turnover.left.items():
+            for node_id in ids:
+                pools = self._joined.get(node_id, {})
+                pools.pop(pool, None)
+                if not pools:
+                    self._joined.pop(node_id, None)
+                    self._left[node_id] = None
+        for pool, nodes in turnover.joined.items():
+            for node in nodes:
+                self._joined.setdefault(node.id, {})[pool] = node
+        for node_id in {node.id for nodes in turnover.joined.values() for node in nodes}:
+            self.board.nodes.add(node_id, self._policy(node_id))
+            if node_id in self._left:
+                del self._left[node_id]
+                self.board.nodes.hear(node_id, BreakerEvent(BreakerEventKind.RETURNED, now, None, "it is back in the network"))
+        while len(self._left) > _REMEMBERED:
+            del self._left[next(iter(self._left))]
+        self._plan()
+        self.tell()
+
+    def probed(self, probed: ProbeResult) -> None:
+        """A node was asked for a token, here or by another replica. Once nobody is to be asked, what others still hear says nothing."""
+        now = SystemClock.monotonic()
+        before = self._probed.get(probed.node_id, (None, None, 0.0))[1]
+        if self.target(probed.node_id) is None or self.settings.health.probe is None:
+            return
+        self._probed[probed.node_id] = (probed, before if probed.ttft_ms is None else probed.ttft_ms, now)
+        if probed.ok is None:
+            return
+        event = BreakerEventKind.PROBE_ANSWERED if probed.ok else BreakerEventKind.PROBE_FAILED
+        self.board.nodes.hear(probed.node_id, BreakerEvent(event, now, None, probed.reason))
+        self._ask_soon(probed.node_id, now)
+        self.tell()
+
+    def told_open(self, node_id: str, reason: str) -> None:
+        """Another replica leaves the node alone. Of probes that failed everybody has heard; without a breaker nothing else counts."""
+        if not self.settings.health.breaker:
+            return
+        self.board.nodes.hear(node_id, BreakerEvent(BreakerEventKind.TOLD, SystemClock.monotonic(), None, reason))
+        self.tell(ours=False)
+
+    def told_busy(self, node_id: str, rest_s: float) -> None:
+        """A node has asked another replica to be left alone."""
+        if not self.settings.health.breaker:
+            return
+        self.board.nodes.hear(node_id, BreakerEvent(BreakerEventKind.BUSY, SystemClock.monotonic(), None, _BUSY, rest_s))
+        self.tell(ours=False)
+
+    def target(self, node_id: str) -> ProbeTarget | None:
+        """How to ask a node for a token; None: it is no member."""
+        members = self._joined.get(node_id) or self._listed.get(node_id)
+        if not members:
+            return None
+        pool, node = next(iter(members.items()))
+        return ProbeTarget.of(node, self._pools[pool]) if pool in self._pools else None
+
+    def finished(self, record: ExchangeRecord, now: float) -> None:
+        """An exchange is over. The failures of attempts are told one by one, so here they speak of the pool only."""
+        if not self.settings.health.breaker:
+            return
+        began = now - (record.duration_ms or 0.0) / 1000
+        if record.moved_from:
+            self.board.pools.hear(record.moved_from, BreakerEvent(BreakerEventKind.FAILED, now, began, "moved in flight"))
+        outcome = record.outcome
+        if outcome is Outcome.COMPLETED:
+            if record.node_id:
+                self.probing.answered(record.node_id, now)
+                good = BreakerEvent(BreakerEventKind.ANSWERED, now, began)
+                changed = self.board.nodes.hear(record.node_id, good)
+                if self.board.pools.hear(record.pool, good) or changed:
+                    self.tell()
+            return
+        if outcome is Outcome.UPSTREAM_BUSY and record.node_id:
+            rest_s = min(self.settings.health.longest_open_s, record.retry_after_s or _REST_S)
+            if self.board.nodes.hear(record.node_id, BreakerEvent(BreakerEventKind.BUSY, now, began, _BUSY, rest_s)):
+                self.busy[record.node_id] = rest_s
+                self.tell()
+            return
+        unreached = outcome is Outcome.NOT_DISPATCHED and _NO_HOST in record.response_flags
+        if not (outcome in _FAULTS or unreached) or record.out_of_time or record.error == ANSWER_TOO_LARGE:
+            return
+        bad = BreakerEvent(BreakerEventKind.FAILED, now, began, record.error or outcome.value)
+        told = record.status >= _SERVER_ERROR or not _ATTEMPT_FLAGS.isdisjoint(record.response_flags)
+        if not unreached and not (told and self._attempts_told):
+            self.board.nodes.hear(record.node_id, bad)
+        self.board.pools.hear(record.pool, bad)
+        self.tell()
+
+    def attempt_failed(self, attempt: FailedAttempt, now: float) -> None:
+        """A try at one node failed."""
+        self._attempts_told = True
+        if self.settings.health.breaker:
+            self.board.nodes.hear(
+                attempt.node_id, BreakerEvent(BreakerEventKind.FAILED, now, now - attempt.duration_ms / 1000, attempt.reason)
+            )
+            self.probing.doubt(attempt.node_id, now)
+            self.tell()
+
+    def all(self) -> BreakerSnapshots:
+        """Everything that is not closed: what a worker has to know before it serves."""
+        return self.board.all()
+
+    def form(self, node_id: str) -> HealthForm | None:
+        """How a node does, for people; None: nothing was heard of it."""
+        standing, now = self.board.nodes.standing(node_id), SystemClock.monotonic()
+        form = None if standing is None else HealthForm.of(standing, now)
+        found = self._probed.get(node_id)
+        if found is None:
+            return form
+        probed, ttft_ms, at = found
+        said = "" if probed.ok else probed.reason
+        return replace(form or HealthForm(state=BreakerState.CLOSED), ttft_ms=ttft_ms, probe=said, probe_age_s=round(now - at, 3))
+
+    def beside(self, rows: Iterable[MemberForm]) -> Iterator[MemberForm]:
+        """The nodes of the admin page with how they do."""
+        for row in rows:
+            yield replace(row, health=self.form(row.node.id))
+
+    def shown(self) -> dict[str, object]:
+        """For the admin page: every breaker that is not closed."""
+        now, standings = SystemClock.monotonic(), self.board.all()
+        return {
+            kind: {name: HealthForm.of(standing, now) for name, standing in found.items()}
+            for kind, found in (("nodes", standings.nodes), ("pools", standings.pools))
+        } | {"probes": {} if self.prober is None else self.prober.shown()}
+
+    def tell(self, *, ours: bool = True) -> None:
+        """Pass on what has changed. `ours`: other replicas do not know it."""
+        changed = self.board.changed()
+        if not changed:
+            return
+        for kind, standings in (("node", changed.nodes), ("pool", changed.pools)):
+            for name, standing in standings.items():
+                if ours and kind == "node" and standing.state is BreakerState.OPEN:
+                    self.opened[name] = standing.reason
+                level = logging.WARNING if standing.state is BreakerState.OPEN else logging.INFO
+                _log.log(
+                    level, "breaker of %s %s: %s%s", kind, name, standing.state.value, f": {standing.reason}" if standing.reason else ""
+                )
+        self._told(changed)
+
+    async def _look(self) -> None:
+        now = SystemClock.monotonic()
+        self.board.pass_time(now)
+        for node_id, standing in self.board.nodes.all().items():
+            if standing.state is BreakerState.HALF_OPEN:
+                self.probing.doubt(node_id, now)
+        self.tell()
+
+    def _ask_soon(self, node_id: str, now: float) -> None:
+        """A node with failures and no success since is asked again before its time."""
+        if self.board.nodes.row(node_id):
+            self.probing.doubt(node_id, now)
+
+    def _plan(self) -> None:
+        """Ask the nodes that there are."""
+        members = self._joined.keys() | self._listed.keys()
+        self.probing.use(members, SystemClock.monotonic())
+        self._probed = {node_id: probed for node_id, probed in self._probed.items() if node_id in members}
+
+    def _policy(self, node_id: str) -> BreakerPolicy:
+        pools = (*self._listed.get(node_id, ()), *self._joined.get(node_id, ()))
+        health = self.settings.health
+        return strictest([health.node_policy(self._pools[pool].traffic) for pool in pools if pool in self._pools] or [BreakerPolicy()])

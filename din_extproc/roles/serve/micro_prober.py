@@ -1,0 +1,138 @@
+"""Micro probes as a part of the sidecar: one replica of all asks, all of them hear what came of it.
+
+Rule: a question costs one token; a node that has just answered a real request here is not asked, and none is asked twice at once.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+import aiohttp
+
+from din_extproc.admit.ledger import LimitsUnavailable
+from din_extproc.domain.health import BreakerSnapshots, ProbeResult
+from din_extproc.edge.background import Background
+from din_extproc.edge.clock import SystemClock
+from din_extproc.edge.probe.micro_probe import MicroProbe, ProbeTarget
+from din_extproc.edge.redis.ledger import Runner
+from din_extproc.edge.redis.prober import ProberLease
+from din_extproc.edge.redis.subscription import ChannelSubscription
+from din_extproc.edge.redis.topology import locator
+from din_extproc.flow.trace import TraceIds
+from din_extproc.roles.serve.decision_view import node_number
+from din_extproc.roles.serve.health import HealthMonitor
+from din_extproc.roles.serve.ledger import replica_name
+from din_extproc.settings.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+_STEP_S = 0.1
+_LEASE_S = 1.0
+_LEASE_MS = 5000
+_AT_ONCE = 32
+
+
+def make_health(settings: Settings, told: Callable[[BreakerSnapshots], None], runner: Runner, background: Background) -> HealthMonitor:
+    """The breakers of this replica, with their prober."""
+    health = HealthMonitor(settings, told)
+    health.prober = MicroProber(settings, health, runner, replica_name(), background)
+    return health
+
+
+class MicroProber:
+    """The prober of this replica.
+
+    Args:
+        settings: A sound configuration.
+        health: Who is told what came of questions, and knows the nodes.
+        runner: The link to Redis.
+        replica: This process's name among all.
+        background: Runs what repeats.
+    """
+
+    def __init__(self, settings: Settings, health: HealthMonitor, runner: Runner, replica: str, background: Background) -> None:
+        self._health = health
+        self._lease = ProberLease(runner, settings.network, replica)
+        self._subscription = ChannelSubscription(
+            locator(settings.store.url.get_secret_value()), self._lease.channel, self._heard, lambda: None
+        )
+        self._background = background
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._session: aiohttp.ClientSession | None = None
+        self._ids = TraceIds(node_number(settings), hash(replica))
+        self._stopped = False
+        self._said: list[ProbeResult] = []
+        self.mine = False
+        """This replica is the one that asks."""
+
+    async def start(self) -> None:
+        """Ask, and hear what others found out."""
+        self._session = aiohttp.ClientSession()
+        self._background.run("hearing of nodes' health", self._subscription.run())
+        self._background.every(_LEASE_S, "being the one that asks nodes", self._renew)
+        self._background.every(_STEP_S, "asking nodes for a token", self._step)
+        await self._renew()
+
+    async def stop(self) -> None:
+        """Ask no more; another replica may begin at once."""
+        self._stopped = True
+        for task in list(self._asking.values()):
+            task.cancel()
+        await asyncio.gather(*self._asking.values(), return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+        if self.mine:
+            with contextlib.suppress(LimitsUnavailable):
+                await self._lease.take(0)
+
+    def shown(self) -> dict[str, object]:
+        """For the admin page."""
+        return {"asked_here": self.mine, "saved": self._health.probing.saved}
+
+    async def _renew(self) -> None:
+        try:
+            self.mine = await self._lease.take(_LEASE_MS)
+        except LimitsUnavailable:
+            self.mine = True
+
+    async def _step(self) -> None:
+        section, session = self._health.settings.health.probe, self._session
+        opened, self._health.opened = self._health.opened, {}
+        busy, self._health.busy = self._health.busy, {}
+        said, self._said = tuple(self._said), []
+        if said or opened or busy:
+            with contextlib.suppress(LimitsUnavailable):
+                await self._lease.say(said, opened, busy)
+        if section is None or session is None or self._stopped:
+            return
+        due = self._health.probing.due(SystemClock.monotonic())
+        if not self.mine or not due:
+            return
+        probe = MicroProbe(session, section.timeout_s, SystemClock.monotonic, lambda: self._ids.make(SystemClock.wall()))
+        for node_id in due:
+            target = self._health.target(node_id)
+            if target is not None and node_id not in self._asking:
+                task = asyncio.get_running_loop().create_task(self._ask(probe, target), name=f"asking {node_id} for a token")
+                self._asking[node_id] = task
+
+    async def _ask(self, probe: MicroProbe, target: ProbeTarget) -> None:
+        try:
+            async with self._turns:
+                probed = await probe.ask(target)
+            self._health.probed(probed)
+            self._said.append(probed)
+        finally:
+            self._asking.pop(target.node_id, None)
+
+    def _heard(self, message: bytes) -> None:
+        said = self._lease.heard(message)
+        if said is None:
+            return
+        for probed in said.probes:
+            self._health.probed(probed)
+        for node_id, reason in said.opened.items():
+            self._health.told_open(node_id, f"{reason} (told by {said.replica})")
+        for node_id, rest_s in said.busy.items():
+            self._health.told_busy(node_id, rest_s)

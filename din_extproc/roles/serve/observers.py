@@ -1,0 +1,168 @@
+"""Who hears of requests in the process that keeps the accounts, and what it makes of them: metrics, usage by day, audit, log, spans.
+
+Rule: hearing costs microseconds and never fails; whatever takes longer, or touches a file or the network, is done later, in slices.
+"""
+
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from din_extproc import __version__
+from din_extproc.audit.records import Event
+from din_extproc.domain.usage import ExchangeRecord, FailedAttempt
+from din_extproc.edge.background import Background
+from din_extproc.edge.clock import SystemClock
+from din_extproc.edge.redis.ledger import Runner
+from din_extproc.edge.telemetry.counters import DecisionCounters
+from din_extproc.edge.telemetry.exchange_log import ExchangeLog
+from din_extproc.observe import instruments as of
+from din_extproc.observe.exchange_metrics import ExchangeMetrics
+from din_extproc.observe.families import Family, labelled, one
+from din_extproc.observe.recent import Recent
+from din_extproc.registry.table import NodeEvent
+from din_extproc.roles.serve.audit_recorder import AuditRecorder
+from din_extproc.roles.serve.decision_view import node_number
+from din_extproc.roles.serve.double_checks import DoubleChecks
+from din_extproc.roles.serve.state_metrics import audit_families
+from din_extproc.roles.serve.usage import UsageKeeper
+from din_extproc.settings.settings import Settings
+from din_extproc.settings.telemetry import TelemetrySection
+
+_LOG_S = 0.2
+
+if TYPE_CHECKING:
+    from din_extproc.edge.telemetry.otlp import OtlpExporter
+
+_SAY_S = 1.0
+
+
+class ExchangeObservers:
+    """The observer of one sidecar.
+
+    Args:
+        settings: The configuration.
+        link: What carries commands to Redis.
+        counters: The numbers of the admin page.
+        standing: How everything else stands, as families.
+        shut: Told when requests may not be taken because they can't be recorded (True), and when they may again (False).
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        link: Runner,
+        counters: DecisionCounters,
+        standing: Callable[[], Iterator[Family | None]],
+        shut: Callable[[bool], None],
+    ) -> None:
+        self._counters = counters
+        self._standing = standing
+        self._metrics = ExchangeMetrics()
+        self._usage = UsageKeeper(link, settings.network)
+        self._background: Background | None = None
+        self.checks = DoubleChecks(self.note)
+        self.recent = Recent()
+        """The last minutes, for who watches."""
+        self._auditor = None if settings.audit is None else AuditRecorder(settings.audit, settings.network, link, shut)
+        self._log = ExchangeLog(settings.gateway.log_exchanges, sys.stderr.buffer.write)
+        self._telemetry = settings.telemetry
+        self._exporter = None if settings.telemetry is None else _exporter(settings, settings.telemetry, self.families)
+
+    def start(self, background: Background) -> None:
+        """Begin to write.
+
+        Raises:
+            OSError: the audit log's folder can't be used.
+        """
+        self._background = background
+        background.every(_SAY_S, "telling what tenants used", self._usage.say)
+        background.every(_LOG_S, "writing the log of exchanges", self._log.flush)
+        if self._auditor is not None:
+            self._auditor.start(background)
+        if self._exporter is not None and self._telemetry is not None:
+            background.every(self._telemetry.flush_s, "pushing spans", self._exporter.push_spans)
+            if self._telemetry.metrics_every_s:
+                background.every(self._telemetry.metrics_every_s, "pushing metrics", self._exporter.push_metrics)
+
+    async def stop(self) -> None:
+        """Write the rest."""
+        await self._usage.say()
+        await self._log.flush()
+        if self._auditor is not None:
+            await self._auditor.stop()
+        if self._exporter is not None:
+            await self._exporter.push_spans()
+
+    def use(self, settings: Settings) -> None:
+        """Another configuration is in use."""
+        if self._auditor is not None:
+            self._auditor.use(settings)
+
+    def take(self, report: dict[str, Any]) -> None:
+        """A request plane, of this process or another one, tells what it sent on and which nodes it compared: taken out of the report."""
+        admitted, compared = report.pop("admitted", ()), report.pop("compared", ())
+        if self._auditor is not None:
+            self._auditor.admitted(admitted)
+        if compared and self._background is not None:
+            self._background.start(self.checks.heard(compared))
+
+    def finished(self, record: ExchangeRecord) -> None:
+        """An exchange is over."""
+        self._counters.finished(record)
+        self._metrics.finished(record)
+        self._usage.finished(record)
+        self.recent.finished(record, SystemClock.monotonic())
+        self._log.finished(record)
+        if self._auditor is not None:
+            self._auditor.finished(record)
+        if self._exporter is not None:
+            self._exporter.finished(record)
+
+    def attempt_failed(self, attempt: FailedAttempt) -> None:
+        """A try at one node failed."""
+        if self._exporter is not None:
+            self._exporter.attempt_failed(attempt)
+
+    def nodes(self, events: list[NodeEvent]) -> None:
+        """Nodes came, changed or went."""
+        if self._auditor is not None:
+            self._auditor.nodes(events)
+
+    def note(self, event: Event) -> None:
+        """Something else that is to be recorded."""
+        if self._auditor is not None:
+            self._auditor.note(event)
+
+    @property
+    def shut(self) -> str:
+        """Why no request may be taken, "" when requests may."""
+        return "" if self._auditor is None else self._auditor.shut
+
+    def families(self) -> Iterator[Family | None]:
+        """All metrics, as they are now; None: others may go first."""
+        yield from self._standing()
+        yield from self._metrics.families()
+        yield labelled(of.DOUBLE_CHECKS, self.checks.counts.items())
+        if self._auditor is not None:
+            yield from audit_families(self._auditor.shown())
+        if self._exporter is not None:
+            yield one(of.SPANS, self._exporter.exported)
+            yield one(of.SPANS_DROPPED, self._exporter.dropped)
+
+    def shown(self) -> dict[str, object]:
+        """For the admin page."""
+        shown: dict[str, object] = {"double_checks": self.checks.counts}
+        return shown if self._auditor is None else {**shown, "audit": self._auditor.shown()}
+
+
+def _exporter(settings: Settings, telemetry: TelemetrySection, families: Callable[[], Iterator[Family | None]]) -> "OtlpExporter":
+    from din_extproc.edge.telemetry.otlp import OtlpExporter  # noqa: PLC0415 - half a second, and only where something is pushed
+
+    service = {"service.name": telemetry.service_name, "service.version": __version__, "host.name": socket.gethostname()}
+    service["service.instance.id"] = f"{socket.gethostname()}-{node_number(settings)}"
+    if settings.network:
+        service["service.namespace"] = settings.network
+    headers = {name: value.get_secret_value() for name, value in telemetry.headers.items()}
+    tls = None if telemetry.tls is None else telemetry.tls.files(settings.folder)
+    return OtlpExporter(telemetry.endpoint, headers, service, telemetry.timeout_s, families, tls)

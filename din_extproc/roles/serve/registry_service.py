@@ -1,0 +1,187 @@
+"""The registry as a part of the sidecar: composed of table, store, channel and services in the process that keeps the accounts.
+
+Rule: who comes and who goes is told at once, what nodes say of their load several times a second; both as differences.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Mapping
+
+from din_extproc.admit.keys import NodeTokens
+from din_extproc.domain.membership import HeartbeatReading, MembershipDelta, NodeState, Registration
+from din_extproc.edge.background import Background
+from din_extproc.edge.clock import SystemClock
+from din_extproc.edge.grpc.grpcio_server import GrpcioServer
+from din_extproc.edge.grpc.h2_server import H2Server
+from din_extproc.edge.grpc.registry_service import NodeRegistryService
+from din_extproc.edge.http.registry import RegistryHttp
+from din_extproc.edge.redis.ledger import Runner
+from din_extproc.edge.redis.nodes import NodeStore
+from din_extproc.edge.redis.subscription import ChannelSubscription
+from din_extproc.edge.redis.topology import locator
+from din_extproc.edge.registry.auth import RegistryAuth
+from din_extproc.edge.registry.forms import MemberForm, NodeForm
+from din_extproc.edge.registry.registrar import Registrar
+from din_extproc.registry.claims import CatalogEntry, Catalogue
+from din_extproc.registry.table import NodeEvent, NodeTable
+from din_extproc.settings.registry import RegistryListenSection
+from din_extproc.settings.settings import Settings
+from din_extproc.settings.tls import secured
+
+_log = logging.getLogger(__name__)
+
+_LONGEST_MESSAGE = 64 * 1024
+_SYNC_S = 2.0
+_BETWEEN_DOUBTS_S = 0.02
+_HEAR_S = 0.1
+_BETWEEN_TURNOVERS_S = 0.05
+"""Every one of them makes workers rank their nodes anew."""
+_LOOKS_PER_DEATH = 24
+_STOP_S = 2.0
+
+
+class RegistryService:
+    """The registry of this replica.
+
+    Args:
+        settings: With a `gateway.registry` section.
+        section: That section.
+        runner: The link to Redis.
+        server: Which transport carries gRPC.
+        background: Runs what repeats.
+        turned: Told who came and who went.
+        said: Told what nodes say of their load.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        section: RegistryListenSection,
+        runner: Runner,
+        server: type[H2Server | GrpcioServer],
+        background: Background,
+        turned: Callable[[MembershipDelta], None],
+        said: Callable[[dict[str, HeartbeatReading]], None],
+    ) -> None:
+        self._section = section
+        self._background = background
+        self._turned = turned
+        self._said = said
+        self._settings = settings
+        self._flushing = False
+        self._flushed_at = 0.0
+        store = NodeStore(runner, settings.network)
+        self.registrar = Registrar(
+            NodeTable(settings.pools, _catalogue(settings)),
+            store,
+            network=settings.network,
+            heartbeat_s=section.heartbeat_s,
+            dead_after_s=section.dead_after_s,
+        )
+        self.registrar.watchers.add(self._changed)
+        self._door = RegistryAuth(self.registrar, NodeTokens(settings.node_tokens), settings.node_reaches, bound=section.bind_certificates)
+        self._subscription = ChannelSubscription(
+            locator(settings.store.url.get_secret_value()), store.channel, self.registrar.heard, self.registrar.began
+        )
+        self._grpc = server((NodeRegistryService(self._door, background.start),), max_body_bytes=_LONGEST_MESSAGE)
+        self._http = RegistryHttp(self._door).port
+
+    async def start(self) -> None:
+        """Know the nodes there are, and let others come.
+
+        Raises:
+            OSError: an address is taken.
+        """
+        await self.registrar.sync()
+        self._background.run("hearing of nodes", self._subscription.run())
+        self._background.run("asking for what was missed", self._resolve())
+        self._background.every(_SYNC_S, "comparing the node table", self.registrar.sync)
+        self._background.every(self._section.dead_after_s / _LOOKS_PER_DEATH, "giving up silent nodes", self.registrar.sweep)
+        self._background.every(_HEAR_S, "passing on what nodes say", self._hear)
+        if self._section.address is not None:
+            where = secured(str(self._section.address), self._section.tls, self._settings.folder)
+            await self._grpc.start(where)
+            _log.info("nodes register at %s (gRPC)", where)
+        if self._section.http_address is not None:
+            where = secured(str(self._section.http_address), self._section.tls, self._settings.folder)
+            await self._http.start(where)
+            _log.info("nodes register at %s (HTTP)", where)
+
+    async def stop(self) -> None:
+        """Take no more messages."""
+        await self._http.stop()
+        await self._grpc.stop(_STOP_S)
+
+    def use(self, settings: Settings) -> None:
+        """Other pools, another catalogue, other tokens."""
+        self._settings = settings
+        self._door.tokens, self._door.reaches = NodeTokens(settings.node_tokens), settings.node_reaches
+        registrar = self.registrar
+        self._changed(registrar.table.use(settings.pools, _catalogue(settings), registrar.now()))
+
+    def joined(self) -> MembershipDelta:
+        """Every registered node that takes requests, by pool."""
+        return self.registrar.table.joined()
+
+    @property
+    def stale(self) -> bool:
+        """The table can't be shared: it is the last view."""
+        return self.registrar.table.stale
+
+    def rows(self) -> Iterator[MemberForm]:
+        """For the admin page: every node that registered."""
+        registrar = self.registrar
+        now = registrar.now()
+        for member in registrar.members():
+            yield MemberForm.of(member, registrar.table.pools_of(member.registration.node.id), now)
+
+    def _changed(self, _events: list[NodeEvent]) -> None:
+        """Pass it on at the end of this turn of the loop, many changes at once as one; in a storm of them, now and then."""
+        if not self._flushing:
+            self._flushing = True
+            loop = asyncio.get_running_loop()
+            loop.call_at(max(loop.time(), self._flushed_at + _BETWEEN_TURNOVERS_S), self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        self._flushed_at = asyncio.get_running_loop().time()
+        turnover = self.registrar.table.turnover()
+        if turnover is not None:
+            self._turned(turnover)
+
+    async def _hear(self) -> None:
+        readings = self.registrar.readings()
+        if readings:
+            self._said(readings)
+
+    async def _resolve(self) -> None:
+        while True:
+            await self.registrar.doubt.wait()
+            await self.registrar.sync()
+            await asyncio.sleep(_BETWEEN_DOUBTS_S)
+
+
+def configured(settings: Settings, readings: Mapping[str, HeartbeatReading]) -> Iterator[MemberForm]:
+    """The nodes that the configuration lists, with what their metrics pages said, by node id."""
+    now = SystemClock.monotonic()
+    for pool in settings.pools:
+        for node in pool.nodes:
+            reading = readings.get(node.id)
+            yield MemberForm(
+                node=NodeForm.of(Registration(node=node, engine=pool.engine, network=settings.network, pool=pool.name)),
+                state=NodeState.READY,
+                trust=1.0,
+                reasons=("listed in the configuration",),
+                beat=None if reading is None else reading.beat,
+                beat_age_s=None if reading is None else round(now - reading.at, 3),
+                stale=False,
+                pools=(pool.name,),
+            )
+
+
+def _catalogue(settings: Settings) -> Catalogue:
+    found: dict[str, dict[str, CatalogEntry]] = {}
+    for model in settings.catalog.models:
+        described = CatalogEntry(model.dtype, model.max_seq_len, model.sha256)
+        found.setdefault(model.model_name, {})[model.model_version] = described
+    return found

@@ -1,0 +1,183 @@
+"""The request plane of one process: what decides about requests, from this configuration and these nodes.
+
+Rule: it runs without the accounting plane, which may be in another process. What they share are the counters in Redis, and news.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from din_extproc.admit.ledger import Ledger
+from din_extproc.admit.queue import QueueState
+from din_extproc.admit.reservation import OutputHistory
+from din_extproc.audit.records import AdmissionRecord
+from din_extproc.domain.health import BreakerSnapshots
+from din_extproc.domain.membership import HeartbeatReading, MembershipDelta
+from din_extproc.domain.node import Node
+from din_extproc.edge.admission_queue import AdmissionQueue
+from din_extproc.edge.audit.gate import AuditGate
+from din_extproc.edge.background import Background
+from din_extproc.edge.clock import SystemClock
+from din_extproc.edge.double_check import DoubleChecker
+from din_extproc.edge.telemetry.counters import DecisionCounters
+from din_extproc.flow.calibrators import TokenCalibrators
+from din_extproc.flow.double_check import CheckSampler
+from din_extproc.flow.node_selector import NodeSelector
+from din_extproc.flow.pool_membership import PoolMembership
+from din_extproc.flow.request import WorkerContext
+from din_extproc.flow.trace import Sampler, TraceIds
+from din_extproc.flow.view import NO_COMMONS, TokenCounter
+from din_extproc.roles.serve.decision_view import make_view, node_number
+from din_extproc.roles.serve.ext_authz_leases import ExtAuthzLeases
+from din_extproc.roles.serve.worker_update import LearnedStats
+from din_extproc.schedule.load import LoadModel
+from din_extproc.settings.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+_SEED_BITS = 64
+_MS = 1000
+_CHECK_S = 0.5
+_RENEWALS_PER_LEASE = 3
+_RENEWED_AT_ONCE = 64
+_BETWEEN_RENEWALS_S = 0.005
+
+
+class _NoWakeups:
+    """The bell of counters that no other process shares."""
+
+    def want(self, tenant: str, lasting_ms: int) -> None:
+        """Nothing is to be heard."""
+
+    def granted(self, tenant: str, cost: float) -> None:
+        """Nobody else is to be told."""
+
+
+class RequestPlane:
+    """Decides about requests. Its `desk` is the conductor of ext_proc streams."""
+
+    def __init__(
+        self, settings: Settings, ledger: Ledger, background: Background, counters: DecisionCounters, waiting: AdmissionQueue | None = None
+    ) -> None:
+        view = make_view(settings, {})
+        if waiting is None:
+            waiting = AdmissionQueue(ledger, _NoWakeups(), lambda: True, SystemClock.monotonic_ms, background.start, QueueState())
+        self._one_script = settings.store.one_script
+        self.gauges = TokenCalibrators(view.table.preferred)
+        self.outputs = OutputHistory()
+        self.desk = WorkerContext(
+            view=view,
+            ledger=ledger,
+            placer=NodeSelector(LoadModel(), PoolMembership.of(settings.pools)),
+            gauges=self.gauges,
+            outputs=self.outputs,
+            ids=TraceIds(node_number(settings), secrets.randbits(_SEED_BITS)),
+            clock=SystemClock(),
+            watcher=counters,
+            start=background.start,
+            lease_ms=settings.store.lease_ms,
+            waiting=waiting,
+            sampler=None if settings.telemetry is None else Sampler(settings.telemetry.sample),
+            admissions=None if settings.audit is None else [],
+        )
+        authz = settings.gateway.ext_authz
+        self.permits = None if authz is None else ExtAuthzLeases(self.desk, authz.longest_s)
+        """For Envoys that only ask whether a request may pass."""
+        self._checker: DoubleChecker | None = None
+        if settings.verification is not None:
+            self.desk.checks = CheckSampler(settings.verification.policy(settings.gateway.workers))
+            self._checker = DoubleChecker(self.desk.checks, self._nodes, self._trace_id)
+        self._waiting = waiting
+        self._patience_s = 0.0
+        if settings.audit is not None and settings.audit.section.on_full == "block":
+            self._patience_s = settings.audit.section.block_ms / _MS
+        self._gate: AuditGate | None = None
+        self._background = background
+        self._moves = self.desk.placer.moves = settings.in_flight
+
+    def start(self) -> None:
+        """Renew the leases of what runs, from now on."""
+        if self.permits is not None:
+            self.permits.start(self._background)
+        self._background.every(self.desk.lease_ms / 1000 / _RENEWALS_PER_LEASE, "renewing leases", self._renew)
+        if self._checker is not None:
+            self._background.every(_CHECK_S, "asking nodes once more", self._checker.work)
+
+    def use(self, settings: Settings, tokenizers: Mapping[str, TokenCounter]) -> None:
+        """Decide by this configuration from the next request on."""
+        view = make_view(settings, tokenizers)
+        if not self._one_script and view.commons is not NO_COMMONS:
+            _log.warning("`limits` of all tenants together are not counted before the next start, for `store.one_slot` is read only then")
+            view = replace(view, commons=NO_COMMONS)
+        self.desk.change(view, self.desk.placer.members.under(settings.pools))
+        moves = settings.in_flight
+        self.desk.placer.moves = moves if settings.gateway.xds is not None else moves.among(self._moves)  # Envoy knows what it began with
+
+    def turn(self, turnover: MembershipDelta) -> None:
+        """Registered nodes came or went."""
+        self.desk.change_members(self.desk.placer.members.after(turnover))
+
+    def hear(self, readings: Mapping[str, HeartbeatReading]) -> None:
+        """Nodes have said how they do."""
+        for node_id, reading in readings.items():
+            self.desk.placer.hear(node_id, reading)
+
+    def judge(self, standings: BreakerSnapshots) -> None:
+        """Breakers opened or closed."""
+        self.desk.placer.judge(standings)
+
+    def adopt(self, lessons: LearnedStats) -> None:
+        """Know what was learned elsewhere."""
+        self.gauges.adopt(lessons.prompts)
+        self.outputs.adopt(lessons.outputs)
+        self.desk.placer.learn(lessons.paces)
+
+    def shut(self, *, shut: bool) -> None:
+        """Take no requests, or take them again."""
+        before, self._gate = self._gate, AuditGate(self._patience_s) if shut else None
+        self.desk.gate = self._gate
+        if before is not None:
+            before.open()
+
+    def admissions(self) -> list[AdmissionRecord]:
+        """Requests that were sent on since this was last asked."""
+        taken = self.desk.admissions
+        if not taken:
+            return []
+        self.desk.admissions = []
+        return taken
+
+    def to_record(self) -> dict[str, list[Any]]:
+        """What the accounts have to hear, since this was last asked: requests that were sent on, and double checks."""
+        return {"admitted": self.admissions(), "compared": [] if self._checker is None else self._checker.found()}
+
+    def _nodes(self, pool: str) -> tuple[Node, ...]:
+        """The pool's nodes now: `members` is another one after each change."""
+        return self.desk.placer.members.nodes(pool)
+
+    def _trace_id(self) -> str:
+        return self.desk.ids.make(self.desk.clock.wall())
+
+    def shown(self) -> dict[str, object]:
+        """For the admin page: nested numbers, which add up over processes."""
+        placer = self.desk.placer
+        return {
+            "exchanges": {"open": len(self.desk.live)},
+            "queue": self._waiting.shown(),
+            "route_cache": {"hits": placer.cache.hits, "misses": placer.cache.misses},
+            "nodes": {node: {"tokens_in_use": tokens} for node, tokens in placer.in_use().items()},
+        }
+
+    async def _renew(self) -> None:
+        """A few at a time: thousands at once would hold up decisions, and the link to Redis takes only so many."""
+        desk = self.desk
+        held = list(desk.live.items())
+        for start in range(0, len(held), _RENEWED_AT_ONCE):
+            for request_id, tenant in held[start : start + _RENEWED_AT_ONCE]:
+                if request_id in desk.live:
+                    self._background.start(desk.ledger.renew(tenant, request_id, desk.lease_ms))
+            await asyncio.sleep(_BETWEEN_RENEWALS_S)

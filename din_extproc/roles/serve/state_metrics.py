@@ -1,0 +1,129 @@
+"""How the sidecar stands, as metrics: what the request planes have counted, and what `/status` and `/nodes` show at this moment.
+
+Rule: nothing is measured here; every value is one that the admin port shows as well.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from din_extproc.domain.health import BreakerState
+from din_extproc.domain.membership import Heartbeat, NodeState
+from din_extproc.edge.registry.forms import HealthForm, MemberForm
+from din_extproc.observe import instruments as of
+from din_extproc.observe.families import Distribution, Family, labelled, one
+
+_ROWS = 16
+"""Nodes that are looked at at one go: a tenth of a millisecond."""
+_MONOTONIC = ("counts", "route_cache")
+"""Parts of a worker's report that only grow: they outlive the worker."""
+
+
+def kept_of(report: Mapping[str, Any]) -> dict[str, Any]:
+    """What still counts of a worker that is gone. Without it counters would fall, and a falling counter reads as one that began anew."""
+    return {name: report[name] for name in _MONOTONIC if name in report}
+
+
+def added(*parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested numbers, added up: what several processes count is what the sidecar counts."""
+    total: dict[str, Any] = {}
+    for part in parts:
+        for name, value in part.items():
+            if isinstance(value, Mapping):
+                total[name] = added(total.get(name, {}), value)
+            elif isinstance(value, list):
+                before = total.get(name, [0] * len(value))
+                total[name] = [one + other for one, other in zip(before, value, strict=True)]
+            else:
+                total[name] = total.get(name, 0) + value
+    return total
+
+
+def request_families(numbers: Mapping[str, Any]) -> Iterator[Family]:
+    """What the request planes of all processes have counted, added up."""
+    counts, cache = numbers["counts"], numbers.get("route_cache", {})
+    refused: Mapping[str, int] = counts["refused"]
+    yield Family(of.DECISION, (((), _decisions(counts)),))
+    yield labelled(of.DECISIONS, (("sent", counts["sent"]), ("refused", sum(refused.values()))))
+    yield labelled(of.REFUSALS, refused.items())
+    yield Family(
+        of.SENSITIVE, [((policy, kind), number) for policy, kinds in counts["sensitive"].items() for kind, number in kinds.items()]
+    )
+    yield labelled(of.WOULD_REFUSE, counts.get("would_refuse", {}).items())
+    yield one(of.WAITING, numbers.get("queue", {}).get("waiting", 0))
+    yield one(of.FAULTS, counts["faults"])
+    yield one(of.CACHE_HITS, cache.get("hits", 0))
+    yield one(of.CACHE_MISSES, cache.get("misses", 0))
+    yield labelled(of.NODE_TAKEN, ((node, shown["tokens_in_use"]) for node, shown in numbers.get("nodes", {}).items()))
+
+
+def state_families(status: Mapping[str, Any], *, ready: bool) -> Iterator[Family]:
+    """What `/status` says of the sidecar itself."""
+    exchanges = status["exchanges"]
+    yield one(of.READY, float(ready))
+    yield one(of.OPEN, exchanges.get("open", 0))
+    yield one(of.UNSETTLED, exchanges["unsettled"])
+    yield one(of.GIVEN_UP, exchanges["given_up"])
+    yield one(of.UNKNOWN, exchanges["unknown"])
+    yield one(of.LOGS_UNREADABLE, status["access_logs"]["unreadable"])
+    yield one(of.LOGS_DROPPED, status["access_logs"]["dropped"])
+    yield labelled(of.MIXED_DTYPE, status["mixed_dtype_share"].items())
+    yield one(of.REDIS_UP, float(status["redis"].up))
+    yield one(of.LIMITS_SHARED, float(status["limits"].shared))
+    yield one(of.REPLICAS, status["limits"].replicas)
+    yield one(of.CONFIG_SOUND, float(not status["configuration"]["rejected_successor"]))
+    workers = status.get("workers", {"configured": 1, "restarts": 0})
+    yield one(of.WORKERS, workers["configured"])
+    yield one(of.WORKER_RESTARTS, workers["restarts"])
+    pools = status.get("breakers", {}).get("pools", {})
+    yield labelled(of.POOL_SHARE, ((name, form.share) for name, form in pools.items()))
+    xds = status.get("xds", {"envoys": (), "served": ()})
+    refused = Counter(name for envoy in xds["envoys"] for name, each in envoy.types.items() if each.refusal)
+    yield one(of.XDS_ENVOYS, len(xds["envoys"]))
+    yield labelled(of.XDS_REFUSED, ((name, refused[name]) for name in xds["served"]))
+
+
+def node_families(rows: Iterable[MemberForm], *, stale: bool) -> Iterator[Family | None]:
+    """What `/nodes` says; None: others may go first. `rows`: each is made when it is asked for."""
+    trusted: list[tuple[str, float]] = []
+    silent: list[tuple[str, float]] = []
+    forms: list[tuple[str, HealthForm]] = []
+    beats: list[tuple[str, Heartbeat]] = []
+    states: Counter[NodeState] = Counter()
+    breakers: Counter[BreakerState] = Counter()
+    for at, row in enumerate(rows):
+        name = row.node.id
+        states[row.state] += 1
+        trusted.append((name, row.trust))
+        if row.beat_age_s is not None:
+            silent.append((name, row.beat_age_s))
+        if row.health is not None:
+            forms.append((name, row.health))
+            breakers[row.health.state] += 1
+        if row.beat is not None:
+            beats.append((name, row.beat))
+        if at % _ROWS == 0:
+            yield None
+    yield one(of.TABLE_STALE, float(stale))
+    yield labelled(of.NODES, ((state.value, states[state]) for state in NodeState))
+    yield labelled(of.NODE_TRUST, trusted)
+    yield labelled(of.NODE_SILENCE, silent)
+    yield labelled(of.BREAKERS, ((state.value, breakers[state]) for state in BreakerState))
+    yield labelled(of.NODE_SHARE, ((node, form.share) for node, form in forms))
+    yield labelled(of.NODE_PROBE, ((node, None if form.ttft_ms is None else form.ttft_ms / 1000) for node, form in forms))
+    yield labelled(of.NODE_WAITING, ((node, beat.waiting) for node, beat in beats))
+    yield labelled(of.NODE_RUNNING, ((node, beat.running) for node, beat in beats))
+    yield labelled(of.NODE_KV, ((node, beat.kv_cache_usage) for node, beat in beats))
+
+
+def audit_families(shown: Mapping[str, Any]) -> Iterator[Family]:
+    """How the audit log does."""
+    yield one(of.AUDIT_RECORDS, shown["written"])
+    yield one(of.AUDIT_WAITING, shown["waiting"])
+    yield one(of.AUDIT_DROPPED, shown["dropped"])
+    yield one(of.AUDIT_FAILING, float(bool(shown["failing"])))
+
+
+def _decisions(counts: Mapping[str, Any]) -> Distribution:
+    by_us: Mapping[Any, int] = counts["decisions_by_us"]
+    return Distribution([by_us.get(bound, 0) for bound in (*of.DECISION_US, "more")], counts["decision_s"])

@@ -1,0 +1,93 @@
+"""The usage of tenants, from finished exchanges to whoever charges for it.
+
+Rule: what was counted goes to Redis every second, in numbered portions; while Redis is away it is kept, and said again.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Iterable
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+from din_extproc.admit.ledger import LimitsUnavailable
+from din_extproc.domain.usage import ExchangeRecord
+from din_extproc.edge.redis.ledger import Runner
+from din_extproc.edge.redis.topology import carrier
+from din_extproc.edge.redis.usage import KEPT_DAYS, USAGE, UsagePortion, UsageStore, as_dict, portions
+from din_extproc.observe.usage_book import UsageBook
+from din_extproc.roles.operate.unknown_tenant import UnknownTenant, stranger
+from din_extproc.settings.settings import Settings
+
+_TIMEOUT_MS = 5000
+
+
+class UsageKeeper:
+    """Brings what this replica counts to Redis.
+
+    Args:
+        link: What carries commands to Redis.
+        network: Whose usage.
+    """
+
+    def __init__(self, link: Runner, network: str) -> None:
+        self._book = UsageBook()
+        self._store = UsageStore(link, network)
+        self._replica = f"{socket.gethostname()}:{os.getpid()}:{time.time_ns():x}"
+        self._unsaid: deque[UsagePortion] = deque()
+        self._number = 1
+        self._saying = asyncio.Lock()
+
+    def finished(self, record: ExchangeRecord) -> None:
+        """An exchange is over."""
+        self._book.finished(record)
+
+    async def say(self) -> None:
+        """Tell Redis what was counted. What it does not take now is told the next time, under the same number."""
+        async with self._saying:
+            if not self._unsaid:
+                self._unsaid.extend(portions(self._book.take(), self._number))
+                self._number += len(self._unsaid)
+            with contextlib.suppress(LimitsUnavailable):
+                while self._unsaid:
+                    await self._store.add(self._replica, self._unsaid[0])
+                    self._unsaid.popleft()
+
+
+def used(settings: Settings, first: date, last: date, tenant: str) -> list[dict[str, Any]]:
+    """Rows per day, tenant and model, both days included. `tenant` "": of all.
+
+    Raises:
+        LimitsUnavailable: Redis does not answer.
+        Stranger: no tenant is called so, and none was in that time.
+    """
+    rows = asyncio.run(_used(settings, first, last, tenant))
+    if tenant and not rows and tenant not in {each.id for each in settings.tenants}:
+        raise UnknownTenant(stranger(settings, tenant))
+    return rows
+
+
+async def _used(settings: Settings, first: date, last: date, tenant: str) -> list[dict[str, Any]]:
+    link = carrier(settings.store.url.get_secret_value(), (USAGE,), timeout_ms=_TIMEOUT_MS)
+    try:
+        if not await link.start():
+            raise LimitsUnavailable(link.state.reason)
+        store = UsageStore(link, settings.network)
+        found: list[dict[str, Any]] = []
+        for day in _days(first, last):
+            sums = await store.day(day.isoformat())
+            rows = sorted(sums.items(), key=lambda row: (row[0].tenant, row[0].model))
+            found += [as_dict(line, each) for line, each in rows if tenant in {"", line.tenant}]
+        return found
+    finally:
+        await link.close()
+
+
+def _days(first: date, last: date) -> Iterable[date]:
+    """Those of the range of which there can be any usage; replicas' clocks may be ahead."""
+    today = datetime.now(UTC).date()
+    first, last = max(first, today - timedelta(days=KEPT_DAYS + 1)), min(last, today + timedelta(days=1))
+    return (first + timedelta(days=number) for number in range((last - first).days + 1))

@@ -1,1 +1,0 @@
-"""A modelled inference engine that answers as vLLM does. Pure: time is an argument, so that it runs in real and in virtual time."""

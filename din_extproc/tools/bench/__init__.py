@@ -1,0 +1,1 @@
+"""The `bench` commands: a deployment measured from outside."""

@@ -1,0 +1,146 @@
+"""Embeddings, rerank and score: requests read, answers made. A vector is derived from the text alone, a score from shared tokens."""
+
+from base64 import b64encode
+from collections.abc import Sequence
+from hashlib import shake_256
+from math import sqrt
+from struct import pack, unpack
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from din_extproc.tools.engine_model.errors import EngineFailure, prompt_too_long, refuse
+from din_extproc.tools.engine_model.fields import check_fields, decode_body
+from din_extproc.tools.engine_model.model import ModelSpec
+from din_extproc.tools.engine_model.requests import count_input, refuse_model, split_inputs
+from din_extproc.tools.engine_model.tokens import SimulatedTokenizer
+
+_EMBEDDING = {"model": "str", "input": "any", "encoding_format": "str", "dimensions": "int"}
+_RERANK = {"model": "str", "query": "any", "documents": "list", "top_n": "int"}
+_SCORE = {"model": "str", "text_1": "any", "text_2": "any"}
+
+
+class PoolingRequest(Struct, frozen=True):
+    """A pooling request that the engine accepts: one prompt per text, and what the answer is made from."""
+
+    kind: str
+    """`embeddings`, `rerank` or `score`."""
+    prompts: tuple[int, ...]
+    """Tokens of each prompt."""
+    texts: tuple[str, ...]
+    query: str = ""
+    base64: bool = False
+    dimensions: int = 0
+    top_n: int | None = None
+
+
+class PoolReader:
+    """Reads pooling requests for one model."""
+
+    def __init__(self, model: ModelSpec, tokenizer: SimulatedTokenizer) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+
+    def embeddings(self, body: bytes, content_type: str) -> PoolingRequest | EngineFailure:
+        """Read a body of /v1/embeddings."""
+        fields = self._fields(body, content_type, _EMBEDDING, ("input",))
+        if isinstance(fields, EngineFailure):
+            return fields
+        inputs = split_inputs(fields["input"])
+        if not inputs:
+            return refuse(400, "Either input or messages must be provided and non-empty.", param="input")
+        counted = [count_input(self._tokenizer, item) for item in inputs]
+        return self._fit(
+            PoolingRequest(
+                kind="embeddings",
+                prompts=tuple(tokens for _, tokens in counted),
+                texts=tuple(text for text, _ in counted),
+                base64=fields["encoding_format"] == "base64",
+                dimensions=fields["dimensions"] or self._model.dimensions,
+            )
+        )
+
+    def rerank(self, body: bytes, content_type: str) -> PoolingRequest | EngineFailure:
+        """Read a body of /v1/rerank."""
+        fields = self._fields(body, content_type, _RERANK, ("query", "documents"))
+        if isinstance(fields, EngineFailure):
+            return fields
+        return self._pairs("rerank", _text(fields["query"]), fields["documents"], fields["top_n"] or None)
+
+    def score(self, body: bytes, content_type: str) -> PoolingRequest | EngineFailure:
+        """Read a body of /score."""
+        fields = self._fields(body, content_type, _SCORE, ("text_1", "text_2"))
+        if isinstance(fields, EngineFailure):
+            return fields
+        documents = fields["text_2"] if isinstance(fields["text_2"], list) else [fields["text_2"]]
+        return self._pairs("score", _text(fields["text_1"]), documents, None)
+
+    def _fields(self, body: bytes, content_type: str, kinds: dict[str, str], required: tuple[str, ...]) -> dict[str, Any] | EngineFailure:
+        decoded = decode_body(body, content_type)
+        if isinstance(decoded, EngineFailure):
+            return decoded
+        fields = check_fields(decoded, kinds, required)
+        if isinstance(fields, EngineFailure):
+            return fields
+        return refuse_model(self._model, fields["model"]) or fields
+
+    def _pairs(self, kind: str, query: str, documents: Sequence[Any], top_n: int | None) -> PoolingRequest | EngineFailure:
+        texts = tuple(_text(document) for document in documents)
+        asked = self._tokenizer.count(query)
+        prompts = tuple(asked + self._tokenizer.count(text) for text in texts)
+        return self._fit(PoolingRequest(kind=kind, prompts=prompts, texts=texts, query=query, top_n=top_n))
+
+    def _fit(self, ask: PoolingRequest) -> PoolingRequest | EngineFailure:
+        return prompt_too_long(self._model.max_model_len) if max(ask.prompts, default=0) > self._model.max_model_len else ask
+
+
+def pool_body(ask: PoolingRequest, answer_id: str, created: int, model: str) -> bytes:
+    """The answer. `answer_id` is the bare id, without its prefix; `created` seconds since the epoch."""
+    tokens = sum(ask.prompts)
+    usage: dict[str, Any] = {"prompt_tokens": tokens, "total_tokens": tokens}
+    if ask.kind == "rerank":
+        return msgspec.json.encode({"id": f"score-{answer_id}", "model": model, "usage": usage, "results": _ranked(ask)})
+    usage |= {"completion_tokens": 0, "prompt_tokens_details": None, "completion_tokens_details": None}
+    if ask.kind == "score":
+        prefix = "score"
+        data = [{"index": index, "object": "score", "score": likeness(ask.query, text)} for index, text in enumerate(ask.texts)]
+    else:
+        prefix = "embd"
+        data = [{"index": index, "object": "embedding", "embedding": _embedding(text, ask)} for index, text in enumerate(ask.texts)]
+    answer = {"id": f"{prefix}-{answer_id}", "object": "list", "created": created, "model": model, "data": data, "usage": usage}
+    return msgspec.json.encode(answer)
+
+
+def vector(text: str, dimensions: int) -> tuple[float, ...]:
+    """A unit vector that depends on the text alone."""
+    raw = shake_256(text.encode("utf-8", "surrogatepass")).digest(4 * dimensions)
+    numbers = unpack(f"<{dimensions}i", raw)
+    norm = sqrt(sum(number * number for number in numbers))
+    return tuple(number / norm for number in numbers)
+
+
+def likeness(query: str, text: str) -> float:
+    """Share of the query's words that the text holds, between 0.01 and 0.99."""
+    asked = set(query.lower().split())
+    shared = asked & set(text.lower().split())
+    return 0.01 + 0.98 * len(shared) / max(1, len(asked))
+
+
+def _ranked(ask: PoolingRequest) -> list[dict[str, Any]]:
+    results = [
+        {"index": index, "document": {"text": text, "multi_modal": None}, "relevance_score": likeness(ask.query, text)}
+        for index, text in enumerate(ask.texts)
+    ]
+    results.sort(key=lambda result: -float(result["relevance_score"]))  # type: ignore[arg-type]
+    return results[: ask.top_n]
+
+
+def _embedding(text: str, ask: PoolingRequest) -> Any:
+    numbers = vector(text, ask.dimensions)
+    return b64encode(pack(f"<{len(numbers)}f", *numbers)).decode() if ask.base64 else numbers
+
+
+def _text(value: Any) -> str:
+    """A query or document: text, or an object with text."""
+    return value if isinstance(value, str) else str(value.get("text") or "") if isinstance(value, dict) else ""

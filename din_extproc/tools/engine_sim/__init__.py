@@ -1,0 +1,1 @@
+"""The `engine-sim` command: the modelled engine as an HTTP server."""

@@ -1,0 +1,1 @@
+"""The `explain` command: where a request would go, and why."""

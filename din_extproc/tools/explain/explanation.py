@@ -1,0 +1,135 @@
+"""What `din-extproc explain` says, for machines as it stands and for people in lines."""
+
+from msgspec import Struct
+
+from din_extproc.domain.request import Intent
+from din_extproc.domain.verdict import Refusal
+from din_extproc.route.rule_evaluation import RuleEvaluation
+
+
+class ExplainedIntent(Struct, frozen=True, omit_defaults=True):
+    """What was read from the request."""
+
+    path: str
+    model: str
+    prompt_tokens: int
+    output_tokens: int | None = None
+    """None: the client did not say."""
+    stream: bool = False
+    timeout_ms: int | None = None
+    task_tier: str = ""
+    version: str = ""
+    priority: str = ""
+    prefix: str = ""
+    """The same for prompts that begin alike."""
+
+    @classmethod
+    def of(cls, intent: Intent, prefix: int) -> "ExplainedIntent":
+        """An intent, in short."""
+        return cls(
+            path=intent.operation.value,
+            model=intent.model,
+            prompt_tokens=intent.prompt_tokens,
+            output_tokens=intent.output_tokens,
+            stream=intent.stream,
+            timeout_ms=intent.timeout_ms,
+            task_tier=intent.task_tier,
+            version=intent.version,
+            priority=intent.priority.value if intent.priority else "",
+            prefix=f"{prefix:08x}" if prefix else "",
+        )
+
+
+class Candidate(Struct, frozen=True, omit_defaults=True):
+    """A node that was looked at."""
+
+    node: str
+    pool: str
+    place: int | None = None
+    """1 is the one that is picked, the next ones are for retries; None: not named to Envoy."""
+    score: float | None = None
+    """What the pool's scheduler ranks by, least first; None: it was dropped."""
+    why: str = ""
+    """The score in words, or why it was dropped."""
+
+
+class Explanation(Struct, frozen=True, omit_defaults=True):
+    """What would happen, and how it comes to that."""
+
+    sent: bool
+    intent: ExplainedIntent | None = None
+    rules: tuple[RuleEvaluation, ...] = ()
+    """Those that were looked at, in order; the last one takes the request, if one does."""
+    rule: str | None = None
+    """"": no rule matched, the model's own pool takes it."""
+    model: str | None = None
+    pool: str | None = None
+    fallback: str | None = None
+    degraded: str | None = None
+    """Why it is the fallback that takes it."""
+    scheduler: str | None = None
+    node_path: str | None = None
+    """Where the engine is asked in its own words; None: in OpenAI's."""
+    left_out: str | None = None
+    """Parameters that the engine can't be told."""
+    long: bool = False
+    """It belongs to the pool's long tail."""
+    timeout_ms: int | None = None
+    """How long Envoy waits, where client or pool say."""
+    first_byte_ms: int | None = None
+    """How long a node may take to begin, where the pool says."""
+    candidates: tuple[Candidate, ...] = ()
+    nodes: tuple[str, ...] = ()
+    """In the order in which they would be tried."""
+    moves_to: str | None = None
+    """The node of the fallback that is tried in flight when these have failed."""
+    refusal: str | None = None
+    status: int | None = None
+    message: str | None = None
+
+    def lines(self) -> list[str]:
+        """For a terminal."""
+        shown = [] if self.intent is None else _wish(self.intent)
+        for trial in self.rules:
+            name = trial.rule or "(no rule)"
+            shown.append(
+                f"rule      {'*' if trial.took else '-'} {name} -> {trial.pool}" + (": " + "; ".join(trial.why) if trial.why else "")
+            )
+        if self.model is not None:
+            shown.append(f"model     {self.model}")
+            shown.append(f"pool      {self.pool}" + (f", fallback {self.fallback}" if self.fallback else ""))
+        if self.degraded:
+            shown.append(f"degraded  the fallback takes it: {self.degraded}")
+        if self.node_path:
+            shown.append(f"engine    asked in its own words: {self.node_path}")
+        if self.left_out:
+            shown.append(f"left out  {self.left_out}: the engine can't be told")
+        if self.scheduler:
+            shown.append(f"scheduler {self.scheduler}" + (", for a request of the long tail" if self.long else ""))
+        for each in self.candidates:
+            mark = "-" if each.score is None else str(each.place or " ")
+            shown.append(f"node      {mark} {each.node}: {each.why}")
+        if self.nodes:
+            shown.append(f"nodes     {', '.join(self.nodes)}" + (f", then in flight {self.moves_to}" if self.moves_to else ""))
+        if self.timeout_ms is not None:
+            shown.append(f"timeout   {self.timeout_ms} ms")
+        if self.first_byte_ms is not None:
+            shown.append(f"timeout   {self.first_byte_ms} ms until the answer begins, then the next node")
+        if self.refusal is not None:
+            shown.append(f"refused   {self.status} {self.refusal}: {self.message}")
+        return shown
+
+
+def _wish(wish: ExplainedIntent) -> list[str]:
+    output = "not limited by the client" if wish.output_tokens is None else f"at most {wish.output_tokens} tokens"
+    more = [f"{name} {text}" for name, text in (("tier", wish.task_tier), ("version", wish.version), ("priority", wish.priority)) if text]
+    return [
+        f"asks      {wish.path} of {wish.model!r}" + "".join(f", {each}" for each in more) + (", as a stream" if wish.stream else ""),
+        f"prompt    about {wish.prompt_tokens} tokens; output {output}",
+    ]
+
+
+def refused(refusal: Refusal, wish: ExplainedIntent | None = None, rules: tuple[RuleEvaluation, ...] = ()) -> Explanation:
+    """The request is answered here."""
+    code = refusal.code
+    return Explanation(sent=False, intent=wish, rules=rules, refusal=code.code, status=code.status, message=refusal.message)

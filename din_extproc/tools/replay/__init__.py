@@ -1,0 +1,1 @@
+"""The `replay` command: recorded requests decided again under another configuration."""

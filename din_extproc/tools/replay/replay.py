@@ -1,0 +1,173 @@
+"""The role `replay`: recorded requests under another configuration, and what would be different.
+
+Rule: with the configuration of then at hand (`before`), both are run and compared, so that nothing but the two configurations can make a
+difference. Without it the record itself is compared with, of those requests whose fate a configuration decides.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from din_extproc.admit.keys import Authenticated
+from din_extproc.audit.chain import read, take_apart
+from din_extproc.audit.records import RefusalRecord, SettlementRecord
+from din_extproc.audit.verify import lines_of
+from din_extproc.domain.usage import Tags
+from din_extproc.domain.verdict import RefusalCode
+from din_extproc.edge.audit.files import read_log, replicas
+from din_extproc.flow.pool_membership import PoolMembership
+from din_extproc.roles.serve.decision_view import make_view
+from din_extproc.settings.settings import Settings
+from din_extproc.tools.replay.rerun import ReplayedRequest, ReplayOutcome, ReplayRun, intent_of
+
+_EXAMPLES = 3
+_BY_CONFIGURATION = frozenset(
+    code.code
+    for code in (
+        RefusalCode.MODEL_NOT_FOUND,
+        RefusalCode.MODEL_NOT_ALLOWED,
+        RefusalCode.INVALID_API_KEY,
+        RefusalCode.CONTEXT_LENGTH_EXCEEDED,
+        RefusalCode.REQUEST_EXCEEDS_LIMIT,
+        RefusalCode.RATE_LIMIT_EXCEEDED,
+        RefusalCode.CONCURRENCY_LIMIT_EXCEEDED,
+        RefusalCode.VERSION_MISMATCH,
+    )
+)
+"""Refusals that follow from the configuration and the requests; the others depend on the moment."""
+
+
+class ReplayRefused(Exception):  # noqa: N818 - it says what the record is
+    """There is no record to read."""
+
+
+class OutcomeChange(Struct, frozen=True):
+    """Requests of one tenant that would fare otherwise, all in the same way."""
+
+    tenant: str
+    before: str
+    after: str
+    requests: int
+    tokens: int
+    """What they were charged."""
+    examples: tuple[str, ...]
+    """Trace ids."""
+
+
+class ReplayReport(Struct, frozen=True):
+    """A record under two configurations."""
+
+    requests: int
+    """Those that were decided again."""
+    skipped: int
+    """Those that were refused before they were read, or whose fate no configuration decides."""
+    changes: tuple[OutcomeChange, ...]
+
+    def lines(self) -> list[str]:
+        """A table in Markdown, for a terminal and a pull request."""
+        moved = sum(change.requests for change in self.changes)
+        told = f"{self.requests} requests decided again, {moved} fare otherwise" + (f"; {self.skipped} skipped" if self.skipped else "")
+        if not self.changes:
+            return [told]
+        rows = [
+            f"| {change.tenant} | {change.before} | {change.after} | {change.requests} | {change.tokens} | {', '.join(change.examples)} |"
+            for change in self.changes
+        ]
+        return [told, "", "| tenant | before | after | requests | tokens | for example |", "|---|---|---|---|---|---|", *rows]
+
+
+def replay(folders: tuple[Path, ...], after: Settings, before: Settings | None) -> ReplayReport:
+    """Decide again.
+
+    Args:
+        folders: With audit logs of one or more replicas.
+        after: The configuration to try.
+        before: The one that was in use; None: the record is compared with.
+
+    Raises:
+        Unreplayable: a folder can't be read or holds no audit log.
+    """
+    record = recorded(folders)
+    decided = [past for past in record if past.intent is not None and (before is not None or _by_configuration(past.fate))]
+    then = [past.fate for past in decided] if before is None else _rerun(before).fates(decided)
+    now = _rerun(after).fates(decided)
+    if before is None:  # a wait is not recorded
+        now = [msgspec.structs.replace(fate, waits=False) for fate in now]
+    return ReplayReport(len(decided), len(record) - len(decided), tuple(_changes(decided, then, now)))
+
+
+def _rerun(settings: Settings) -> ReplayRun:
+    return ReplayRun(make_view(settings, {}), PoolMembership.of(settings.pools), owners_of(settings))
+
+
+def _by_configuration(fate: ReplayOutcome) -> bool:
+    return fate.refusal in _BY_CONFIGURATION if fate.refusal else not fate.degraded
+
+
+def _changes(record: list[ReplayedRequest], then: list[ReplayOutcome], now: list[ReplayOutcome]) -> Iterator[OutcomeChange]:
+    found: dict[tuple[str, str, str], list[ReplayedRequest]] = {}
+    for past, before, after in zip(record, then, now, strict=True):
+        if before != after:
+            found.setdefault((past.tenant, before.text, after.text), []).append(past)
+    for (tenant, before_text, after_text), pasts in sorted(found.items(), key=lambda item: -len(item[1])):
+        examples = tuple(past.trace_id for past in pasts[:_EXAMPLES])
+        yield OutcomeChange(tenant, before_text, after_text, len(pasts), sum(past.charged for past in pasts), examples)
+
+
+def recorded(folders: Iterable[Path]) -> list[ReplayedRequest]:
+    """The requests of audit logs, in the order in which they came.
+
+    Raises:
+        Unreplayable: a folder can't be read or holds no audit log.
+    """
+    return sorted(_pasts(folders), key=lambda past: (past.began_ms, past.trace_id))
+
+
+def owners_of(settings: Settings) -> dict[str, Authenticated]:
+    """Tenant and key by key id."""
+    return {key.id: Authenticated(tenant, key) for tenant, keys in settings.keys for key in keys}
+
+
+def _pasts(folders: Iterable[Path]) -> Iterator[ReplayedRequest]:
+    found = False
+    for folder in folders:
+        try:
+            for replica in replicas(folder):
+                found = True
+                for _, content in read_log(folder, replica).segments:
+                    yield from filter(None, map(_past, lines_of(content)))
+        except OSError as error:
+            raise ReplayRefused(f"{folder}: {error.strerror or error}") from error
+    if not found:
+        raise ReplayRefused(f"no audit log lies in {', '.join(map(str, folders))}")
+
+
+def _past(text: bytes) -> ReplayedRequest | None:
+    """What a line says of a request; None: it speaks of something else, or is none."""
+    line = take_apart(text)
+    event = None if line is None else read(line, SettlementRecord) or read(line, RefusalRecord)
+    if event is None:
+        return None
+    tags = Tags(
+        event.asked_for,
+        event.output_asked,
+        event.version_asked,
+        event.task_tier,
+        event.priority,
+        event.answers_asked,
+        event.longest_estimate,
+    )
+    intent = intent_of(tags, event.operation, event.prompt_estimate, stream=event.stream)
+    took_ms = round(event.duration_ms or 0.0)
+    began_ms = round(event.at * 1000) - took_ms
+    if isinstance(event, RefusalRecord):
+        return ReplayedRequest(
+            event.trace_id, event.tenant, event.key_id, began_ms, None, 0, 0, 0, intent, ReplayOutcome(refusal=event.code)
+        )
+    charged, answered = event.prompt_tokens + event.completion_tokens, event.completion_tokens
+    fate = ReplayOutcome(event.pool, event.model, event.rule, degraded=event.degraded)
+    return ReplayedRequest(
+        event.trace_id, event.tenant, event.key_id, began_ms, took_ms, charged, answered, event.reserved_tokens, intent, fate
+    )

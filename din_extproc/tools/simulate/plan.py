@@ -1,0 +1,98 @@
+"""What is simulated: one configuration over modelled nodes, what befalls them, and what clients send.
+
+Rule: frozen, and complete: the same plan, traffic and seed give the same outcome on every machine.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Protocol
+
+from msgspec import Struct
+
+from din_extproc.domain.node import Pool
+from din_extproc.flow.node_selector import InFlightFallback
+from din_extproc.flow.view import DecisionView
+from din_extproc.health.policy import BreakerPolicy
+from din_extproc.tools.engine_model.engine import EngineSpec
+
+
+class RandomSource(Protocol):
+    """A source of chance: `random.Random` is one."""
+
+    def random(self) -> float:
+        """From 0 up to 1."""
+
+    def expovariate(self, lambd: float, /) -> float:
+        """Time until the next of events that come so many per second."""
+
+    def gauss(self, mu: float, sigma: float, /) -> float:
+        """Around the mean."""
+
+
+class NodeProfile(Struct, frozen=True):
+    """A sort of machine."""
+
+    spec: EngineSpec
+    prefixes: int = 0
+    """Beginnings of prompts that its memory keeps for the next request."""
+
+
+class ProbePlan(Struct, frozen=True):
+    """The question of one token that nodes in doubt are asked. Seconds."""
+
+    every_s: float
+    timeout_s: float
+
+
+class SimulationPlan(Struct, frozen=True, kw_only=True):
+    """The network. Times in seconds."""
+
+    view: DecisionView
+    pools: tuple[Pool, ...]
+    """With the nodes that are simulated."""
+    kinds: Mapping[str, NodeProfile]
+    """By node id."""
+    node_policies: Mapping[str, BreakerPolicy]
+    """By node id."""
+    pool_policies: Mapping[str, BreakerPolicy]
+    breaker: bool = True
+    """Breakers hear what becomes of requests, not of probes alone."""
+    probes: ProbePlan | None = None
+    half_lives_s: Mapping[str, float] = {}
+    """By pool: how quickly the pace of nodes is forgotten."""
+    retries: int = 1
+    """Further nodes that Envoy tries before the first byte of an answer."""
+    moves: InFlightFallback = InFlightFallback()
+    """What Envoy can do with a request that is on its way."""
+    replicas: int = 1
+    """Gateways that know of each other's requests through the counters and what nodes say."""
+    beat_s: float = 3.0
+    """How often nodes say how they do; 0: never."""
+    overhead_s: float = 0.0
+    """What network, Envoy and sidecar add to every answer."""
+    start_ms: int = 0
+    """When it begins: milliseconds since the epoch."""
+
+
+class NodeIncident(StrEnum):
+    """What befalls a node."""
+
+    DOWN = "down"
+    """Its process is gone: connections are refused, what runs breaks off; it comes back empty."""
+    STALL = "stall"
+    """It stands still, and goes on where it was."""
+    SLOW = "slow"
+    """Everything takes `factor` times as long."""
+    ERRORS = "errors"
+    """It answers a `share` of the requests with 503."""
+
+
+class PlannedFailure(Struct, frozen=True):
+    """Trouble of one node. Seconds."""
+
+    node: str
+    kind: NodeIncident
+    at_s: float
+    for_s: float
+    factor: float = 4.0
+    share: float = 1.0

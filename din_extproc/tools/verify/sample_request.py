@@ -1,0 +1,65 @@
+"""A condition, turned round: what a request has to look like for it to hold.
+
+Rule: a wish is a guess, proven by routing the request that is made from it. What can't be wished for (CEL, `not`, tenants) is left out.
+"""
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from din_extproc.domain.request import Operation, Priority
+from din_extproc.route.rules import RuleCondition
+
+_SOME_VALUE = "verify"
+
+
+class SampleRequest(Struct, frozen=True):
+    """What a request is to look like. None and empty fields wish for nothing."""
+
+    operations: tuple[Operation, ...] = ()
+    lowest: int = 0
+    """Prompt tokens, as estimated."""
+    highest: int | None = None
+    headers: dict[str, str] = {}
+    stream: bool | None = None
+    priority: Priority | None = None
+
+
+def both(one: SampleRequest, other: SampleRequest) -> SampleRequest | None:
+    """A wish for both; None where they contradict each other."""
+    operations = one.operations or other.operations
+    if one.operations and other.operations:
+        operations = tuple(operation for operation in one.operations if operation in other.operations)
+    joined = SampleRequest(
+        operations=operations,
+        lowest=max(one.lowest, other.lowest),
+        highest=min((bound for bound in (one.highest, other.highest) if bound is not None), default=None),
+        headers={**one.headers, **other.headers},
+        stream=other.stream if one.stream is None else one.stream,
+        priority=one.priority or other.priority,
+    )
+    agree = (
+        (joined.operations or not one.operations)
+        and all(joined.headers[name] == value for name, value in one.headers.items())
+        and other.stream in (None, joined.stream)
+        and other.priority in (None, joined.priority)
+        and (joined.highest is None or joined.lowest <= joined.highest)
+    )
+    return joined if agree else None
+
+
+def wishes(condition: RuleCondition) -> Iterator[SampleRequest]:
+    """Every way to meet the condition, one for each choice among its alternatives."""
+    own = SampleRequest(
+        operations=condition.path,
+        lowest=0 if condition.estimated_tokens is None else condition.estimated_tokens.lowest,
+        highest=None if condition.estimated_tokens is None else condition.estimated_tokens.highest,
+        headers={name: _SOME_VALUE if wanted is True else wanted[0] for name, wanted in condition.header.items() if wanted is not False},
+        stream=condition.stream,
+        priority=condition.priority[0] if condition.priority else None,
+    )
+    found = [own]
+    for alternatives in (*([condition.any] if condition.any else []), *((inner,) for inner in condition.all)):
+        choices = [wish for inner in alternatives for wish in wishes(inner)]
+        found = [joined for one in found for other in choices if (joined := both(one, other)) is not None]
+    yield from found

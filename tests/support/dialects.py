@@ -1,0 +1,37 @@
+"""Requests and answers of engines' own interfaces, for tests of their translation."""
+
+import json
+from typing import Any
+
+from din_extproc.domain.request import Operation
+from din_extproc.domain.response import ResponseHead
+from din_extproc.domain.verdict import Refusal
+from din_extproc.southbound.dialect import AnswerContext, Dialect, PlainRequest
+
+OK = ResponseHead(200, {})
+
+
+def ask(dialect: Dialect, operation: Operation, *, stream: bool = False, drop: bool = False, **fields: Any):
+    """What the engine is asked: path, decoded body and what was dropped; or the refusal."""
+    made = dialect.order(PlainRequest(operation, {"model": "alias", **fields}, "m", stream, drop))
+    return made if isinstance(made, Refusal) else (made.path, json.loads(made.body), made.dropped)
+
+
+def asked(operation: Operation = Operation.CHAT, **fields: Any) -> AnswerContext:
+    """The request behind an answer."""
+    return AnswerContext(operation, "id1", 1700000000, "m", fields)
+
+
+def streamed(dialect: Dialect, of: AnswerContext, *parts: bytes) -> list[Any]:
+    """The data of the events that these bytes become, `[DONE]` as text."""
+    pieces = dialect.pieces(of)
+    whole = b"".join([*map(pieces.feed, parts), pieces.end()])
+    assert whole == b"" or whole.endswith(b"\n\n")
+    data = [event.removeprefix(b"data: ") for event in whole.split(b"\n\n")[:-1]]
+    return [each.decode() if each == b"[DONE]" else json.loads(each) for each in data]
+
+
+def said(events: list[Any]) -> str:
+    """The text of a stream's events."""
+    choices = [event["choices"][0] for event in events if isinstance(event, dict) and event.get("choices")]
+    return "".join(choice.get("text", "") + choice.get("delta", {}).get("content", "") for choice in choices)

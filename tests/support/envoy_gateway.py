@@ -1,0 +1,187 @@
+"""What Envoy Gateway makes of our resources: its own translation, kept in `captures/envoy-gateway.json`, with our patches applied to it.
+
+Rule: the translation is Envoy Gateway's, made of `golden/mesh/envoy-gateway.yaml` without the patches; the patches are those rendered now.
+Only what it documents of patches: JSONPath with one descent and equalities, `op: add`; a patch that finds no place is an error.
+
+Where the rendered resources change, translate them again (and see that Envoy Gateway patches as this does):
+    go install github.com/envoyproxy/gateway/cmd/egctl@v1.9.1 && python -m tests.support.envoy_gateway $(go env GOPATH)/bin/egctl
+"""
+
+import hashlib
+import itertools
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+HERE = Path(__file__).parents[1]
+CAPTURE = HERE / "captures" / "envoy-gateway.json"
+RENDERED = HERE / "golden" / "mesh" / "envoy-gateway.yaml"
+_STANDARD = "gateway.networking.k8s.io"
+_CONTROLLER = "gateway.envoyproxy.io/gatewayclass-controller"
+_PARAMETERS = {"group": "gateway.envoyproxy.io", "kind": "EnvoyProxy", "name": "din"}
+_AROUND: list[dict[str, Any]] = [
+    {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "inference"}},
+    {"apiVersion": f"{_STANDARD}/v1", "kind": "GatewayClass", "metadata": {"name": "eg"}, "spec": {"controllerName": _CONTROLLER}},
+    {
+        "apiVersion": f"{_STANDARD}/v1",
+        "kind": "Gateway",
+        "metadata": {"name": "public", "namespace": "inference"},
+        "spec": {
+            "gatewayClassName": "eg",
+            "infrastructure": {"parametersRef": _PARAMETERS},
+            "listeners": [{"name": "http", "protocol": "HTTP", "port": 80}],
+        },
+    },
+]
+"""What the resources are applied beside."""
+_LUA = "(usage.lua)"
+_PATH = re.compile(r"\.\.(\w+)\[\?\((.*)\)\](?:\.(\w+))?").fullmatch
+_EQUAL = re.compile(r"@\.([\w.]+)==('[^']*'|\d+)").fullmatch
+_capital = re.compile(r"(?<=[a-z0-9])[A-Z]").sub
+Resources = dict[str, list[dict[str, Any]]]
+
+
+def documents() -> list[dict[str, Any]]:
+    """The rendered resources."""
+    return list(yaml.safe_load_all(RENDERED.read_text()))
+
+
+def translated(rendered: list[dict[str, Any]]) -> Resources:
+    """Envoy's resources by type, patched.
+
+    Raises:
+        AssertionError: the translation that is kept was made of other resources, or a patch finds no place.
+    """
+    kept = json.loads(CAPTURE.read_text())
+    assert kept["made_of"] == _sum(rendered), (
+        "the rendered resources have changed: see tests/support/envoy_gateway.py how to translate them again"
+    )
+    patched: Resources = _with_lua(kept["resources"], _lua_of(rendered))
+    apply(patched, next(each for each in rendered if each["kind"] == "EnvoyPatchPolicy"))
+    return patched
+
+
+def apply(resources: Resources, policy: Mapping[str, Any]) -> None:
+    """Patch the resources in place."""
+    for patch in policy["spec"]["jsonPatches"]:
+        kind, operation = patch["type"].rpartition(".")[2], patch["operation"]
+        (resource,) = [each for each in resources[kind] if each.get("name", each.get("cluster_name")) == patch["name"]]
+        places = list(_places(resource, operation["jsonPath"])) if "jsonPath" in operation else [resource]
+        assert places, f"no place for {patch}"
+        assert operation["op"] == "add"
+        for place in places:
+            place[operation["path"].removeprefix("/")] = operation["value"]
+
+
+def _places(within: Any, path: str) -> Iterator[dict[str, Any]]:
+    found = _PATH(path)
+    assert found, path
+    key, conditions, member = found.groups()
+    wanted = [match.groups() for match in map(_EQUAL, conditions.split(" && ")) if match]
+    for each in _below(within, key):
+        if all(str(_at(each, place)) == value.strip("'") for place, value in wanted):
+            yield each[member] if member else each
+
+
+def _below(within: Any, key: str) -> Iterator[Any]:
+    """What stands in the lists of this name, at any depth."""
+    for name, value in within.items() if isinstance(within, dict) else enumerate(within if isinstance(within, list) else ()):
+        if name == key and isinstance(value, list):
+            yield from value
+        yield from _below(value, key)
+
+
+def _at(value: Any, place: str) -> Any:
+    for name in place.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def _with_lua(value: Any, lua: str) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_lua(each, lua) for name, each in value.items()}
+    return [_with_lua(each, lua) for each in value] if isinstance(value, list) else lua if value == _LUA else value
+
+
+def _lua_of(rendered: list[dict[str, Any]]) -> str:
+    (policy,) = [each for each in rendered if each["kind"] == "EnvoyExtensionPolicy"]
+    return str(policy["spec"]["lua"][0]["inline"])
+
+
+def _sum(rendered: list[dict[str, Any]]) -> str:
+    """Of all but the script and the patches, which are taken as they are now."""
+    own = [each for each in rendered if each["kind"] != "EnvoyPatchPolicy"]
+    text = json.dumps(own, sort_keys=True).replace(json.dumps(_lua_of(rendered)), "")
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def bootstrap(resources: Resources, ports: Mapping[tuple[str, int], int], listen: int, admin: int) -> dict[str, Any]:
+    """The same for an Envoy that nobody tells anything: one listener, and everything else at a port of loopback."""
+    for resource in itertools.chain.from_iterable(resources.values()):
+        del resource["@type"]
+    (listener,) = [each for each in resources["Listener"] if each["name"] == "inference/public/http"]
+    (routes,) = resources["RouteConfiguration"]
+    manager = listener["default_filter_chain"]["filters"][-1]["typed_config"]
+    del manager["rds"]
+    manager["route_config"] = routes
+    listener["address"]["socket_address"] = {"address": "127.0.0.1", "port_value": listen}
+    assignments = {each["cluster_name"]: each for each in resources["ClusterLoadAssignment"]}
+    for cluster in resources["Cluster"]:
+        if cluster.pop("eds_cluster_config", None):
+            cluster["load_assignment"] = assignments[cluster["name"]]
+        cluster.pop("cluster_type", None)
+        cluster["type"] = "STATIC"
+        for endpoint in _below(cluster, "lb_endpoints"):
+            place = endpoint["endpoint"]["address"]["socket_address"]
+            place |= {"address": "127.0.0.1", "port_value": ports[place["address"], place["port_value"]]}
+    return {
+        "admin": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": admin}}},
+        "static_resources": {"listeners": [listener], "clusters": resources["Cluster"]},
+    }
+
+
+def _asked(egctl: str, rendered: list[dict[str, Any]]) -> Resources:
+    """What the program says. It forgets labels when it reads a file, so that selectors by label are written out."""
+    documents = json.loads(json.dumps(_AROUND + rendered))
+    routes = [each["metadata"]["name"] for each in rendered if each["kind"] == "HTTPRoute"]
+    for document in documents:
+        if document.get("spec", {}).pop("targetSelectors", None):
+            document["spec"]["targetRefs"] = [{"group": _STANDARD, "kind": "HTTPRoute", "name": name} for name in routes]
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump_all(documents, file)
+        command = [egctl, "experimental", "translate", "--to", "xds", "--type", "all", "--output", "json", "--file", file.name]
+        told = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    configs = {each["@type"].rpartition(".")[2]: each for each in _snake(told["xds"]["inference/public"]["configs"])}
+    return {
+        "Listener": [each["active_state"]["listener"] for each in configs["ListenersConfigDump"]["dynamic_listeners"]],
+        "RouteConfiguration": [each["route_config"] for each in configs["RoutesConfigDump"]["dynamic_route_configs"]],
+        "Cluster": [each["cluster"] for each in configs["ClustersConfigDump"]["dynamic_active_clusters"]],
+        "ClusterLoadAssignment": [each["endpoint_config"] for each in configs["EndpointsConfigDump"]["dynamic_endpoint_configs"]],
+    }
+
+
+def _snake(value: Any) -> Any:
+    """Names of fields as patches have them; what has a dot is the name of an extension."""
+    if isinstance(value, dict):
+        return {name if "." in name else _capital(lambda at: f"_{at[0].lower()}", name): _snake(each) for name, each in value.items()}
+    return [_snake(each) for each in value] if isinstance(value, list) else value
+
+
+def main(egctl: str) -> None:
+    """Write the capture anew."""
+    rendered = documents()
+    own = [each for each in rendered if each["kind"] != "EnvoyPatchPolicy"]
+    resources = json.loads(json.dumps(_asked(egctl, own)).replace(json.dumps(_lua_of(rendered)), json.dumps(_LUA)))
+    CAPTURE.write_text(json.dumps({"made_of": _sum(rendered), "resources": resources}, indent=1, sort_keys=True) + "\n")
+    assert translated(rendered) == _asked(egctl, rendered), "Envoy Gateway patches otherwise than this does"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

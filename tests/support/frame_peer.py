@@ -1,0 +1,134 @@
+"""A client that speaks raw HTTP/2 frames to a `GrpcConnection`, well or badly, and reads what comes back.
+
+Rule: it checks nothing and keeps no state but the bytes: a test says what must be true.
+"""
+
+from typing import NamedTuple
+
+import hpack
+
+from din_extproc.wire import frames
+from din_extproc.wire.frames import frame
+from din_extproc.wire.grpc import Event, GrpcConnection, read_head
+from din_extproc.wire.header_block import Memo
+from din_extproc.wire.limits import WireLimits
+
+REQUEST = (
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", "/a.B/C"),
+    (":authority", "din"),
+    ("te", "trailers"),
+    ("content-type", "application/grpc"),
+)
+HELLO = frames.PREFACE + frames.settings({}) + frame(frames.SETTINGS, frames.ACK, 0)
+
+
+class Seen(NamedTuple):
+    """One frame that the server wrote."""
+
+    kind: int
+    flags: int
+    stream_id: int
+    payload: bytes
+
+    @property
+    def code(self) -> int:
+        """The error code of a RST_STREAM or GOAWAY."""
+        return int.from_bytes(self.payload[4:8] if self.kind == frames.GOAWAY else self.payload, "big")
+
+    @property
+    def reason(self) -> str:
+        """A GOAWAY's reason."""
+        return self.payload[8:].decode()
+
+
+def connection(*, limits: WireLimits | None = None, now: float = 0.0) -> GrpcConnection:
+    """A server connection of its own."""
+    return GrpcConnection(Memo(read_head), limits or WireLimits(), now)
+
+
+def block(fields=REQUEST, **changed: str) -> bytes:
+    """A header block of literals only. `changed` replaces fields: `path="/x"` or `grpc_timeout="1S"`."""
+    named = dict(fields)
+    for name, value in changed.items():
+        key = name.replace("_", "-")
+        named[f":{key}" if f":{key}" in named else key] = value
+    encoder = hpack.Encoder()
+    encoder.header_table_size = 0
+    return encoder.encode(list(named.items()), huffman=False)
+
+
+def opening(stream_id: int, *, flags: int = frames.END_HEADERS, fields=REQUEST, **changed: str) -> bytes:
+    """HEADERS that open a call."""
+    return frame(frames.HEADERS, flags, stream_id, block(fields, **changed))
+
+
+def message(data: bytes, *, compressed: int = 0) -> bytes:
+    """A gRPC message with its prefix."""
+    return bytes((compressed,)) + len(data).to_bytes(4, "big") + data
+
+
+def data(stream_id: int, payload: bytes, *, end: bool = False) -> bytes:
+    """DATA, in as many frames as it takes."""
+    pieces = [payload[at : at + 16384] for at in range(0, len(payload), 16384)] or [b""]
+    last = len(pieces) - 1
+    return b"".join(frame(frames.DATA, int(end and at == last), stream_id, piece) for at, piece in enumerate(pieces))
+
+
+def split(written: bytes) -> list[Seen]:
+    """The frames in what the server wrote."""
+    seen = []
+    while written:
+        word, flags, stream_id = frames.HEADER.unpack_from(written)
+        seen.append(Seen(word & 0xFF, flags, stream_id, written[9 : 9 + (word >> 8)]))
+        written = written[9 + (word >> 8) :]
+    return seen
+
+
+class Peer:
+    """A client with its server: says things and keeps everything it hears."""
+
+    def __init__(self, *, limits: WireLimits | None = None, hello: bytes = HELLO, now: float = 0.0) -> None:
+        self.grpc = connection(limits=limits, now=now)
+        self.now = now
+        self.heard: list[Seen] = []
+        self.events: list[Event] = []
+        self._decoder = hpack.Decoder()
+        self.say(hello)
+
+    def say(self, *what: bytes) -> list[Seen]:
+        """Send, and return the frames that answer it."""
+        self.grpc.receive(b"".join(what), self.now)
+        return self.hear()
+
+    def hear(self) -> list[Seen]:
+        """What the server has written since."""
+        self.events += self.grpc.take_events()
+        new = split(self.grpc.take())
+        self.heard += new
+        return new
+
+    def headers(self, seen: Seen) -> dict[str, str]:
+        """The fields of a HEADERS frame, once each in order."""
+        return dict(self._decoder.decode(seen.payload))
+
+    def fields(self, stream_id: int) -> list[dict[str, str]]:
+        """All header blocks heard on a stream. Call it once only."""
+        return [self.headers(seen) for seen in self.heard if seen.kind == frames.HEADERS and seen.stream_id == stream_id]
+
+    def told(self, stream_id: int) -> list[str]:
+        """Names of the events of a call."""
+        return [type(event).__name__ for event in self.events if event.call.id == stream_id]
+
+    def call(self, stream_id: int):
+        """The server's call object."""
+        return next(event.call for event in self.events if event.call.id == stream_id)
+
+    def goodbye(self) -> Seen | None:
+        """The GOAWAY that was heard, if one was."""
+        return next((seen for seen in self.heard if seen.kind == frames.GOAWAY), None)
+
+    def resets(self) -> list[tuple[int, int]]:
+        """(stream, code) of every RST_STREAM heard."""
+        return [(seen.stream_id, seen.code) for seen in self.heard if seen.kind == frames.RST_STREAM]

@@ -1,0 +1,78 @@
+"""`envoy/lua/usage.lua` in a LuaJIT of its own, behind a hand-written stand-in for Envoy's stream handle.
+
+Rule: bytes go in and out unchanged in encoding; what the filter would write to dynamic metadata comes back as a dict.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import lupa.luajit21
+from msgspec import Struct
+
+SCRIPT = Path(__file__).parents[2] / "envoy" / "lua" / "usage.lua"
+_HANDLE = Path(__file__).parent / "envoy_handle.lua"
+SSE = {":status": "200", "content-type": "text/event-stream; charset=utf-8"}
+JSON = {":status": "200", "content-type": "application/json"}
+TRUNCATED = (
+    b'data: {"error":{"message":"The node ended the stream before the answer was complete.",'
+    b'"type":"server_error","param":null,"code":"upstream_truncated"}}\n\n'
+)
+
+
+class Played(Struct, frozen=True):
+    """What one answer left behind."""
+
+    out: bytes
+    facts: dict[str, Any]
+    log: str
+
+
+class UsageFilter:
+    """The filter, ready to play answers through."""
+
+    def __init__(self) -> None:
+        self._lua = lupa.luajit21.LuaRuntime(encoding=None, unpack_returned_tuples=True)
+        self._lua.execute(_HANDLE.read_bytes())
+        self._lua.execute(SCRIPT.read_bytes())
+        self._play = self._lua.globals().play
+        self._every_split = self._lua.globals().every_split
+
+    def play(
+        self,
+        chunks: list[bytes],
+        *,
+        headers: dict[str, str] = SSE,
+        strip: bool = False,
+        ending: str = "data",
+        clock: list[int] | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> Played:
+        """Play one answer. `ending`: see `envoy_handle.lua`; `clock`: microseconds at each chunk; `metadata`: instead of ext_proc's."""
+        known = self._known(strip=strip) if metadata is None else self._table(metadata)
+        out, facts, log = self._play(
+            self._lua.table(*chunks), known, self._table(headers), ending.encode(), clock and self._lua.table(*clock)
+        )
+        told = {key.decode(): value.decode() if isinstance(value, bytes) else value for key, value in facts.items()}
+        for key in ("request_id", "strip_usage"):
+            told.pop(key, None)
+        return Played(out=out, facts=told, log=log.decode())
+
+    def first_bad_split(self, body: bytes, *, headers: dict[str, str] = SSE, strip: bool = False) -> int:
+        """Play the body cut in two at every place, and byte by byte (-1). Returns 0, or the first cut that changes bytes or facts."""
+        return int(self._every_split(body, self._known(strip=strip), self._table(headers)))
+
+    def _known(self, *, strip: bool) -> Any:
+        return self._table({"request_id": "r-1", **({"strip_usage": True} if strip else {})})
+
+    def _table(self, values: dict[str, Any]) -> Any:
+        return self._lua.table_from({key.encode(): value.encode() if isinstance(value, str) else value for key, value in values.items()})
+
+
+def capture(path: Path) -> tuple[dict[str, str], bytes]:
+    """A recorded answer's headers (`:status` and names in lower case) and body."""
+    head, _, body = path.read_bytes().partition(b"\r\n\r\n")
+    if not body:
+        head, _, body = path.read_bytes().partition(b"\n\n")
+    status, *lines = head.decode().splitlines()
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return {":status": status.split()[1], **headers}, body

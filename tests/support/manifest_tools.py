@@ -1,0 +1,111 @@
+"""What is shipped for Kubernetes and Docker, held against the tools that people use there: helm, kubeconform, Compose's own loader.
+
+Rule: the tools are built by Go from their modules, each at the version that stands here; `make test` checks the same without them.
+Run: python -m tests.support.manifest_tools [helm] [kubeconform] [compose]
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import kubernetes_validate
+import yaml
+
+from tests.deploy.shipped import DEPLOY
+from tests.deploy.test_chart import CHART, EXAMPLE, VARIANTS, merged, rendered
+from tests.golden.test_mesh_rendering import HERE as MESH
+from tests.golden.test_mesh_rendering import SCHEMAS
+
+HELM = "helm.sh/helm/v3/cmd/helm@v3.22.0"
+KUBECONFORM = "github.com/yannh/kubeconform/cmd/kubeconform@v0.8.0"
+COMPOSE = Path(__file__).parents[1] / "tools" / "compose_config"
+KUBERNETES = ("1.30", "1.34", "1.37")
+_KUBERNETES_SCHEMAS = Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema"
+_ELSEWHERE = "/api/_definitions.json#"
+
+
+def go(*arguments: str, folder: Path | None = None) -> str:
+    """Run a Go program, which is built first; returns what it says, or ends this program with it."""
+    environment = {**os.environ, "GOFLAGS": "-mod=mod"}
+    done = subprocess.run(["go", "run", *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(arguments)}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def helm(folder: Path) -> str:
+    """Lint the chart; what its template gives is what Helm's engine gave our tests."""
+    for name, values in VARIANTS.items():
+        file = folder / "values.yaml"
+        file.write_text(yaml.safe_dump(merged(EXAMPLE, values)))
+        go(HELM, "lint", "--strict", str(CHART), "-f", str(file))
+        text = go(HELM, "template", "din", str(CHART), "-n", "inference", "--kube-version", f"{KUBERNETES[-1]}.0", "-f", str(file))
+        if ordered([each for each in yaml.safe_load_all(text) if each]) != ordered(rendered(values)):
+            sys.exit(f"helm template differs: {name}")
+    return f"{len(VARIANTS)} sets of values: lint has no complaint, template gives the same manifests"
+
+
+def ordered(manifests: list[dict[str, object]]) -> list[str]:
+    return sorted(json.dumps(each, sort_keys=True) for each in manifests)
+
+
+def kubeconform(folder: Path) -> str:
+    """Hold the chart's manifests and those for Istio and Envoy Gateway against the published schemas, where those lie here."""
+    manifests = folder / "manifests"
+    manifests.mkdir()
+    for number, values in enumerate(VARIANTS.values()):
+        (manifests / f"chart-{number}.yaml").write_text(yaml.safe_dump_all(rendered(values)))
+    for file in MESH.glob("*-*.yaml"):
+        (manifests / file.name).write_text(file.read_text())
+    schemas = folder / "schemas"
+    schemas.mkdir()
+    for file in SCHEMAS.glob("*.json"):
+        (schemas / file.name.lower()).write_text(file.read_text())
+    told = []
+    for version in KUBERNETES:
+        standing_alone(version, schemas)
+        where = [f"{schemas}/{{{{ .ResourceKind }}}}{{{{ .KindSuffix }}}}.json"]
+        where.append(f"{schemas}/{{{{ .Group }}}}_{{{{ .ResourceAPIVersion }}}}_{{{{ .ResourceKind }}}}.json")
+        locations = [word for each in where for word in ("-schema-location", each)]
+        told.append(go(KUBECONFORM, "-strict", "-summary", "-ignore-missing-schemas", *locations, str(manifests)).strip())
+    return "\n".join(f"Kubernetes {version}: {said}" for version, said in zip(KUBERNETES, told, strict=True))
+
+
+def standing_alone(version: str, folder: Path) -> None:
+    """Kubernetes' strict schemas with their definitions inside: kubeconform follows no reference to another local file."""
+    source = _KUBERNETES_SCHEMAS / f"v{version}.0-local-strict"
+    definitions = json.loads((source / "_definitions.json").read_text())["$defs"]
+    kinds = {(each["kind"].lower(), each["apiVersion"]) for values in VARIANTS.values() for each in rendered(values)}
+    for kind, api in kinds:
+        group, _, release = api.rpartition("/")
+        file = f"{kind}-{group.split('.')[0]}-{release}.json" if group else f"{kind}-{release}.json"
+        if (source / file).exists():
+            schema = json.loads((source / file).read_text().replace(_ELSEWHERE, "#"))
+            (folder / file).write_text(json.dumps({**schema, "$defs": definitions}))
+
+
+def compose(_folder: Path) -> str:
+    """Load and resolve the compose file as `docker compose config` does."""
+    project = yaml.safe_load(go(".", str(DEPLOY / "compose" / "compose.yaml"), folder=COMPOSE))
+    return f"{len(project['services'])} services: loaded and resolved"
+
+
+TOOLS: dict[str, Callable[[Path], str]] = {"helm": helm, "kubeconform": kubeconform, "compose": compose}
+
+
+def main() -> None:
+    """Run them."""
+    parser = argparse.ArgumentParser(description="Hold what is shipped against helm, kubeconform and Compose's loader; needs Go.")
+    parser.add_argument("tools", nargs="*", choices=[*TOOLS, []], help="all of them when none is given")
+    for name in parser.parse_args().tools or TOOLS:
+        with tempfile.TemporaryDirectory(prefix="din-manifests-") as folder:
+            print(f"{name}: {TOOLS[name](Path(folder))}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""The commands of the README, and a console that runs them on this machine: addresses become free ports on loopback, programs that reach
+outside are stood in for by what checks the same thing here.
+
+Rule: a command runs as it stands but for those addresses; what it starts is ended with the console.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from din_extproc.edge.process.envoy_binary import find_envoy
+from din_extproc.tools.demo.binaries import find_redis
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "README.md").read_text()
+_STANDINS = {
+    "din-extproc": f'exec {sys.executable} -m din_extproc "$@"',
+    "pip": f'test "$*" = "install ." && exec {sys.executable} -m pip install --dry-run --no-deps --quiet {ROOT}',
+    "make": f'exec {shutil.which("make")} --dry-run -C {ROOT} "$1"',
+    "docker": f'exec {sys.executable} -m tests.deploy.standins docker "$@"',
+    "helm": f'exec {sys.executable} -m tests.deploy.standins helm "$@"',
+    "sudo": f'exec {sys.executable} -m tests.deploy.standins sudo "$@"',
+}
+"""`make demo` and `make demo-check` have tests of their own; here their targets need to be there."""
+
+
+def blocks() -> dict[str, list[list[str]]]:
+    """The shell blocks by the heading that they stand under, each as its commands."""
+    found: dict[str, list[list[str]]] = {}
+    heading = ""
+    for part in re.finditer(r"^## ([^\n]*)$|^```sh\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL):
+        if part[1] is not None:
+            heading = part[1]
+        else:
+            found.setdefault(heading, []).append(_commands(part[2]))
+    return found
+
+
+def _commands(block: str) -> list[str]:
+    """Whole commands: a line whose quotes are open, or that ends with a backslash, goes on in the next one."""
+    commands, text = [], ""
+    for line in block.splitlines():
+        text = f"{text}\n{line}" if text else line
+        try:
+            words = shlex.split(text, comments=True)
+        except ValueError:
+            continue
+        if not line.endswith("\\"):
+            commands += [text] if words else []
+            text = ""
+    assert not text, f"a command without an end: {text}"
+    return commands
+
+
+class Console:
+    """A folder with a shell. A context manager.
+
+    Args:
+        instead: What stands for what in a command: addresses, keys, tokens.
+        environment: Variables on top of ours.
+    """
+
+    def __init__(self, instead: Mapping[str, str], **environment: str) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="din-readme-"))
+        self._instead = instead
+        programs = self.folder / ".bin"
+        programs.mkdir()
+        for name, script in _STANDINS.items():
+            (programs / name).write_text(f"#!/bin/sh\n{script}\n")
+            (programs / name).chmod(stat.S_IRWXU)
+        (programs / "envoy").symlink_to(find_envoy())
+        (programs / "redis-server").symlink_to(find_redis())
+        path = f"{programs}:{os.environ['PATH']}"
+        self._environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "", **environment}
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def run(self, command: str) -> str:
+        """Run it; returns what it says. One that ends with `&`, and an Envoy, go on until the end; a variable that it exports stays."""
+        for text, other in self._instead.items():
+            command = command.replace(text, other)
+        words = shlex.split(command, comments=True)
+        if words[-1] == "&" or words[0] == "envoy":
+            self._start([word for word in words if word != "&"])
+            return ""
+        exported = words[1].partition("=")[0] if words[0] == "export" else ""
+        if exported:
+            command = f'{command}\nprintf %s "${exported}"'
+        told = subprocess.run(
+            ["bash", "-ec", command], cwd=self.folder, env=self._environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert told.returncode == 0, f"{command}\n{told.stdout}{told.stderr}"
+        if exported:
+            self._environment[exported] = told.stdout
+        return told.stdout
+
+    def end(self, *words: str) -> None:
+        """End what runs with these words."""
+        program = next(each for each in self._running if set(words) <= set(each.args))
+        program.terminate()
+        program.wait(15)
+
+    def _start(self, words: list[str]) -> None:
+        if words[0] == "envoy":
+            words += ["--use-dynamic-base-id", "--concurrency", "1", "--log-level", "warning"]
+        with (self.folder / f"{words[0]}.log").open("ab") as log:
+            program = subprocess.Popen(words, cwd=self.folder, env=self._environment, stdout=log, stderr=log, start_new_session=True)
+        self._running.append(program)
+
+    def eventually(self, holds: Callable[[], bool], seconds: float = 60.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not holds():
+            logs = "".join(log.read_text(errors="replace") for log in self.folder.glob("*.log"))
+            assert time.monotonic() < deadline, logs
+            time.sleep(0.05)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for program in reversed(self._running):
+            if program.poll() is None:
+                program.terminate()
+                try:
+                    program.wait(15)
+                except subprocess.TimeoutExpired:
+                    os.killpg(program.pid, signal.SIGKILL)
+                    program.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,0 +1,41 @@
+"""The admin port's pages: who may see what."""
+
+import httpx
+import pytest
+
+from din_extproc.edge.http.admin import AdminPages
+from tests.support.servers import free_port
+
+REASON = "redis: 10.0.0.7:6379 refuses connections"
+
+
+@pytest.fixture(params=[False, True], ids=["without keys", "with keys"])
+async def site(request):
+    async def tenants(_: str) -> dict[str, object]:
+        return {"tenants": []}
+
+    def opens(authorization: str) -> bool:
+        return not request.param or authorization == "Bearer right"
+
+    pages = AdminPages(dict, lambda: [REASON], dict, tenants, lambda: iter([b"x 1\n"]), lambda _: (), opens)
+    number = free_port()
+    await pages.port.start(f"127.0.0.1:{number}")
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{number}", timeout=20, verify=False) as client:
+        yield client, request.param
+    await pages.port.stop()
+
+
+async def test_probes_need_no_key_and_tell_a_stranger_no_reason(site):
+    client, guarded = site
+    assert (await client.get("/healthz")).text == "alive\n"
+    unready = await client.get("/readyz")
+    assert unready.status_code == 503
+    assert unready.text == ("not ready\n" if guarded else f"{REASON}\n")
+    assert (await client.get("/readyz", headers={"authorization": "Bearer right"})).text == f"{REASON}\n"
+
+
+async def test_every_other_page_is_for_holders_of_a_key_where_one_is_wanted(site):
+    client, guarded = site
+    for page in ("/status", "/nodes", "/tenants", "/metrics", "/exchanges?trace=01234567"):
+        for headers, status in (({}, 401 if guarded else 200), ({"authorization": "Bearer right"}, 200)):
+            assert (await client.get(page, headers=headers)).status_code == status

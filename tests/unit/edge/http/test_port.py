@@ -1,0 +1,134 @@
+"""An HTTP port of the sidecar and those who drip, hold, crowd or ask what it is made of."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from aiohttp import web
+
+from din_extproc.edge.http.port import HttpPort, HttpTimeouts
+from tests.support.servers import free_port
+
+PATIENCE = HttpTimeouts(head_s=0.3, exchange_s=0.6, idle_s=0.5)
+LONG = b"x" * (32 << 20)
+"""More than any socket holds."""
+
+
+async def _read(request: web.Request) -> web.Response:
+    return web.Response(body=await request.read())
+
+
+async def _long(_: web.Request) -> web.Response:
+    return web.Response(body=LONG)
+
+
+async def _lasting(request: web.Request) -> web.StreamResponse:
+    reply = web.StreamResponse()
+    await reply.prepare(request)
+    await asyncio.sleep(1.0)
+    await reply.write(b"late")
+    return reply
+
+
+@contextlib.asynccontextmanager
+async def served(most: int = 1000) -> AsyncIterator[int]:
+    routes = [web.post("/read", _read), web.get("/read", _read), web.get("/long", _long), web.get("/lasting", _lasting)]
+    port = HttpPort(routes, lasting=frozenset({"/lasting"}), patience=PATIENCE, most=most)
+    number = free_port()
+    await port.start(f"127.0.0.1:{number}")
+    try:
+        yield number
+    finally:
+        await port.stop()
+
+
+async def dropped_after(port: int, hello: bytes, drip: bytes = b"") -> float:
+    """Seconds until the port is through with a client that says this, then something now and then."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+
+    async def go_on() -> None:
+        while True:
+            await asyncio.sleep(0.05)
+            writer.write(drip)
+
+    began = time.monotonic()
+    writer.write(hello)
+    dripping = asyncio.create_task(go_on())
+    try:
+        async with asyncio.timeout(10):
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+    finally:
+        dripping.cancel()
+        writer.transport.abort()
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize(
+    ("hello", "drip"),
+    [
+        (b"", b""),
+        (b"GET /read HTTP/1.1\r\nx: ", b"a"),
+        (b"POST /read HTTP/1.1\r\nhost: g\r\ncontent-length: 900\r\n\r\n", b"a"),
+        (b"POST /read HTTP/1.1\r\nhost: g\r\ntransfer-encoding: chunked\r\n\r\n", b"1\r\na\r\n"),
+    ],
+    ids=["silent", "head", "body", "chunks"],
+)
+async def test_who_drips_is_left_after_its_time(hello, drip):
+    async with served() as port:
+        assert await dropped_after(port, hello, drip) < 4
+
+
+async def test_who_asks_again_and_drips_is_left_too():
+    async with served() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /read HTTP/1.1\r\nhost: g\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        writer.write(b"GET /read HTTP/1.1\r\nx: ")
+        async with asyncio.timeout(10):
+            await reader.read()
+        writer.close()
+
+
+async def test_who_does_not_read_its_answer_is_left_and_what_takes_long_by_nature_is_not():
+    async with served() as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20, verify=False) as client:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /long HTTP/1.1\r\nhost: g\r\n\r\n")
+        assert (await client.get("/lasting")).text == "late"
+        with contextlib.suppress(ConnectionError):
+            async with asyncio.timeout(10):
+                read = await reader.read()
+                while more := await reader.read(1 << 20):
+                    read += more
+                assert len(read) < len(LONG)
+        writer.close()
+
+
+async def test_however_many_hold_a_place_a_newcomer_finds_one():
+    async with served(most=20) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20, verify=False) as client:
+        assert (await client.get("/read")).status_code == 200
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(60)]
+        assert (await client.get("/read")).status_code == 200
+        for _, writer in held:
+            writer.close()
+
+
+async def test_nobody_is_told_what_it_is_made_of():
+    async with served() as port:
+        for sent in (
+            b"GET /read HTTP/1.1\r\nhost: g\r\n\r\n",
+            b"GET / HTTP/1.1\r\nhost: g\r\n\r\n",
+            b"junk\r\n\r\n",
+            b"GET / HTTP/1.1\r\nx: %b\r\n\r\n" % (b"a" * 20_000),
+        ):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            async with asyncio.timeout(10):
+                told = (await reader.read()).lower()
+            assert b"server: din\r\n" in told
+            for word in (b"python", b"aiohttp", b"bytes when reading", b"method encountered"):
+                assert word not in told
+            writer.close()

@@ -1,0 +1,114 @@
+"""Nodes without an agent are asked for their metrics pages."""
+
+import asyncio
+
+import pytest
+
+from din_extproc.domain.node import Endpoint, Node
+from din_extproc.edge.probe.scrape import Scraper, ScrapeTarget
+from tests.support.fakes import FakeEngine
+
+
+def node_at(port, host="127.0.0.1"):
+    return Node("gpu-1", Endpoint(host, port), "m", "2025.3.1", "bf16", "", 1, 8192, 8)
+
+
+@pytest.fixture
+async def engine():
+    made = FakeEngine()
+    await made.start()
+    yield made
+    await made.stop()
+
+
+class Heard:
+    """Keeps the latest reading of each node."""
+
+    def __init__(self):
+        self.readings = {}
+        self.count = 0
+        self.more = asyncio.Event()
+
+    def __call__(self, readings):
+        self.readings |= readings
+        self.count += 1
+        self.more.set()
+
+    async def until(self, holds):
+        async with asyncio.timeout(10):
+            while not holds():
+                self.more.clear()
+                await self.more.wait()
+
+
+@pytest.mark.parametrize(
+    ("engine", "host", "url"),
+    [
+        ("vllm", "10.0.0.1", "http://10.0.0.1:8000/metrics"),
+        ("triton", "fd00::1", "http://[fd00::1]:8002/metrics"),
+        ("tensorrt_llm", "10.0.0.1", "http://10.0.0.1:8000/prometheus/metrics"),
+    ],
+)
+def test_a_nodes_page_is_where_its_engine_usually_has_it(engine, host, url):
+    assert ScrapeTarget.of(node_at(8000, host), engine).url == url
+
+
+async def test_a_page_becomes_a_reading_again_and_again(engine):
+    heard = Heard()
+    scraper = Scraper(heard)
+    engine.waiting, engine.running = 4, 2
+    scraper.use([ScrapeTarget.of(node_at(engine.port), "vllm")], 0.02)
+    await heard.until(lambda: heard.count >= 2)
+    beat = heard.readings["gpu-1"].beat
+    assert (beat.waiting, beat.running, beat.state) == (4, 2, "ready")
+    engine.waiting = 9
+    await heard.until(lambda: heard.readings["gpu-1"].beat.waiting == 9)
+    await scraper.stop()
+
+
+async def test_a_node_that_is_gone_says_nothing_and_is_asked_again(engine):
+    heard = Heard()
+    scraper = Scraper(heard)
+    await engine.stop()
+    scraper.use([ScrapeTarget.of(node_at(engine.port), "vllm")], 0.02)
+    await asyncio.sleep(0.05)
+    assert heard.count == 0
+    await engine.start()
+    await heard.until(lambda: heard.count)
+    await scraper.stop()
+
+
+async def test_an_engine_that_does_not_tell_is_no_reading(engine):
+    heard = Heard()
+    scraper = Scraper(heard)
+    scraper.use([ScrapeTarget.of(node_at(engine.port), "llamacpp"), ScrapeTarget.of(node_at(engine.port), "ollama")], 0.02)
+    await asyncio.sleep(0.1)
+    await scraper.stop()
+    assert heard.count == 0
+
+
+async def test_a_node_that_left_the_configuration_is_not_asked_any_more(engine):
+    heard = Heard()
+    scraper = Scraper(heard)
+    target = ScrapeTarget.of(node_at(engine.port), "vllm")
+    scraper.use([target], 0.02)
+    await heard.until(lambda: heard.count)
+    scraper.use([target], 0.02)
+    await heard.until(lambda: heard.count >= 2)
+    scraper.use([], 0.02)
+    await asyncio.sleep(0)
+    before = heard.count
+    await asyncio.sleep(0.1)
+    assert heard.count == before
+    await scraper.stop()
+
+
+async def test_nobody_is_asked_any_more_once_the_interval_is_0(engine):
+    heard = Heard()
+    scraper = Scraper(heard)
+    target = ScrapeTarget.of(node_at(engine.port), "vllm")
+    scraper.use([target], 0.02)
+    await heard.until(lambda: heard.readings)
+    scraper.use([target], 0)
+    assert scraper.latest == {}
+    await scraper.stop()

@@ -1,0 +1,19 @@
+"""What is counted of decisions."""
+
+from itertools import pairwise
+
+from din_extproc.edge.telemetry.counters import BOUNDS_US, DecisionCounters
+
+
+def test_a_decision_is_counted_in_the_bucket_of_its_time():
+    counters = DecisionCounters()
+    for seconds in (0.0, 16e-6, 150e-6, 155e-6, 1000.0):
+        counters.decided(seconds, "")
+    counters.decided(0.002, "rate_limit_exceeded")
+    shown = counters.shown()
+    assert shown["decisions_by_us"] == {16: 2, 152: 1, 181: 1, 2048: 1, "more": 1}
+    assert (shown["sent"], shown["refused"]) == (5, {"rate_limit_exceeded": 1})
+
+
+def test_each_bucket_is_at_most_a_quarter_wider_than_the_one_before():
+    assert all(1 < upper / lower < 1.25 for lower, upper in pairwise(BOUNDS_US))

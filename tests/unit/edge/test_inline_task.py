@@ -1,0 +1,257 @@
+"""A driven coroutine hears what a task would tell it."""
+
+import asyncio
+import gc
+
+import pytest
+
+from din_extproc.edge.inline_task import InlineTask
+
+
+class Told:
+    """What the two callbacks were told."""
+
+    def __init__(self):
+        self.results = []
+        self.errors = []
+
+    def drive(self, coroutine):
+        return InlineTask(coroutine, self.results.append, self.errors.append)
+
+
+@pytest.fixture
+def told():
+    return Told()
+
+
+async def turns(count=3):
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_a_coroutine_that_never_waits_is_done_before_drive_returns(told):
+    async def answer():
+        return 42
+
+    told.drive(answer())
+    assert told.results == [42]
+
+
+async def test_a_coroutine_that_raises_at_once_has_failed(told):
+    error = ValueError("no")
+
+    async def fail():
+        raise error
+
+    told.drive(fail())
+    assert (told.results, told.errors) == ([], [error])
+
+
+async def test_a_result_that_is_there_already_costs_no_turn(told):
+    future = asyncio.get_running_loop().create_future()
+    future.set_result("here")
+
+    async def wait():
+        return await future
+
+    told.drive(wait())
+    assert told.results == ["here"]
+
+
+async def test_a_coroutine_goes_on_when_what_it_waits_for_is_there(told):
+    first, second = (asyncio.get_running_loop().create_future() for _ in range(2))
+
+    async def wait():
+        return await first + await second
+
+    told.drive(wait())
+    first.set_result(1)
+    await turns()
+    assert told.results == []
+    second.set_result(2)
+    await turns()
+    assert told.results == [3]
+
+
+async def test_an_error_of_what_it_waits_for_is_raised_inside(told):
+    future = asyncio.get_running_loop().create_future()
+
+    async def wait():
+        try:
+            await future
+        except KeyError:
+            return "caught"
+
+    told.drive(wait())
+    future.set_exception(KeyError("x"))
+    await turns()
+    assert told.results == ["caught"]
+
+
+async def test_a_bare_yield_gives_others_their_turn(told):
+    order = []
+
+    async def polite():
+        order.append("before")
+        await asyncio.sleep(0)
+        order.append("after")
+        return "done"
+
+    told.drive(polite())
+    order.append("other")
+    await turns()
+    assert order == ["before", "other", "after"]
+    assert told.results == ["done"]
+
+
+async def test_tasks_and_timers_can_be_waited_for(told):
+    async def work():
+        await asyncio.sleep(0.001)
+        return "slept"
+
+    async def wait():
+        return await asyncio.ensure_future(work()), await asyncio.wait_for(work(), 5)
+
+    told.drive(wait())
+    while not told.results:  # noqa: ASYNC110 - turns are what is driven
+        await asyncio.sleep(0)
+    assert told.results == [("slept", "slept")]
+
+
+async def test_cancel_is_heard_at_once_and_what_was_waited_for_is_cancelled(told):
+    future = asyncio.get_running_loop().create_future()
+    heard = []
+
+    async def wait():
+        try:
+            await future
+        except asyncio.CancelledError:
+            heard.append(True)
+            raise
+
+    drive = told.drive(wait())
+    drive.cancel()
+    assert heard == [True]
+    assert future.cancelled()
+    assert isinstance(told.errors[0], asyncio.CancelledError)
+    await turns()
+    assert (len(told.errors), told.results) == (1, [])
+
+
+async def test_cancel_during_a_bare_yield_is_heard_once(told):
+    async def polite():
+        await asyncio.sleep(0)
+        return "done"
+
+    told.drive(polite()).cancel()
+    await turns()
+    assert told.results == []
+    assert len(told.errors) == 1
+
+
+async def test_cancel_beats_a_result_that_has_not_been_delivered(told):
+    future = asyncio.get_running_loop().create_future()
+
+    async def wait():
+        return await future
+
+    drive = told.drive(wait())
+    future.set_result("late")
+    drive.cancel()
+    await turns()
+    assert told.results == []
+    assert isinstance(told.errors[0], asyncio.CancelledError)
+
+
+async def test_a_cancelled_coroutine_may_still_wait_to_tidy_up(told):
+    first, second = (asyncio.get_running_loop().create_future() for _ in range(2))
+    tidied = []
+
+    async def wait():
+        try:
+            await first
+        finally:
+            tidied.append(await second)
+
+    drive = told.drive(wait())
+    drive.cancel()
+    assert told.errors == []
+    second.set_result("tidy")
+    await turns()
+    assert tidied == ["tidy"]
+    assert isinstance(told.errors[0], asyncio.CancelledError)
+
+
+async def test_a_coroutine_that_ignores_its_cancellation_gives_its_result(told):
+    async def stubborn():
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            return "anyway"
+
+    told.drive(stubborn()).cancel()
+    assert told.results == ["anyway"]
+
+
+async def test_cancel_from_inside_is_heard_at_the_next_wait(told):
+    drives = []
+    future = asyncio.get_running_loop().create_future()
+
+    async def suicidal():
+        await asyncio.sleep(0)
+        drives[0].cancel()
+        await future
+
+    drives.append(told.drive(suicidal()))
+    await turns()
+    assert isinstance(told.errors[0], asyncio.CancelledError)
+    assert future.cancelled()
+
+
+async def test_cancel_after_the_end_does_nothing(told):
+    async def answer():
+        return 1
+
+    drive = told.drive(answer())
+    drive.cancel()
+    assert (told.results, told.errors) == ([1], [])
+
+
+async def test_awaiting_something_foreign_is_told_to_the_coroutine(told):
+    class Foreign:
+        def __await__(self):
+            yield "not a future"
+
+    async def wait():
+        await Foreign()
+
+    told.drive(wait())
+    assert "asyncio futures only, not str" in str(told.errors[0])
+
+
+async def test_an_error_in_a_callback_is_the_callers(told):
+    async def answer():
+        return 1
+
+    def broken(_):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        InlineTask(answer(), broken, told.errors.append)
+    assert told.errors == []
+
+
+async def test_a_drive_that_has_ended_keeps_nothing_alive(told):
+    class Weighty:
+        pass
+
+    async def hold(weight):
+        await asyncio.sleep(0)
+        return type(weight).__name__
+
+    kept = [told.drive(hold(Weighty())) for _ in range(10)]
+    await turns()
+    assert told.results == ["Weighty"] * 10
+    gc.collect()
+    assert not [item for item in gc.get_objects() if isinstance(item, Weighty)]
+    assert len(kept) == 10

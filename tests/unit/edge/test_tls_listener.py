@@ -1,0 +1,61 @@
+"""The doorway of a port with TLS, on the loop of the tests and on the one that the sidecar runs on."""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+
+import pytest
+import uvloop
+
+from din_extproc.edge.tls import ServerFiles, server_context
+from din_extproc.edge.tls_listener import TlsListener
+from tests.support.certificates import Authority
+
+
+class Inside(asyncio.Protocol):
+    """Says hello."""
+
+    def connection_made(self, transport) -> None:
+        transport.write(b"hello")
+        transport.close()
+
+
+async def greeted(port: int, context: ssl.SSLContext) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost")
+    with contextlib.closing(writer):
+        return await reader.read()
+
+
+async def crowded(context: ssl.SSLContext, trusting: ssl.SSLContext) -> None:
+    door = TlsListener(Inside, context, most=5)
+    port = await door.open("127.0.0.1", 0)
+    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(40)]
+    try:
+        async with asyncio.timeout(8):  # less than a handshake may take
+            assert await greeted(port, trusting) == b"hello"
+            for reader, _ in silent[:30]:
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read() == b""
+            assert await greeted(port, trusting) == b"hello"
+        door.close()
+        await asyncio.sleep(0.05)
+        with pytest.raises(ConnectionRefusedError):
+            await greeted(port, trusting)
+    finally:
+        for _, writer in silent:
+            writer.close()
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_however_many_stand_in_the_doorway_a_newcomer_gets_in_at_once(tmp_path, run):
+    authority = Authority(tmp_path)
+    context = server_context(ServerFiles(**authority.issue("port", "localhost")), ())
+    run(crowded(context, authority.client()))
+
+
+async def test_a_port_that_is_taken_is_said(tmp_path):
+    context = server_context(ServerFiles(**Authority(tmp_path).issue("port", "localhost")), ())
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="already in use"):
+        await TlsListener(Inside, context).open("127.0.0.1", taken.getsockname()[1])

@@ -1,0 +1,86 @@
+"""What a node is asked: the client's bytes, or the same in the engine's own words."""
+
+import json
+
+import pytest
+
+from din_extproc.domain.node import Pool
+from din_extproc.domain.request import RequestHead
+from din_extproc.domain.verdict import Refusal, RefusalCode
+from din_extproc.flow.node_order import order
+from din_extproc.intent.estimate import TokenCalibrator
+from din_extproc.intent.read import ParsedRequest, read
+from din_extproc.southbound.engines import ENGINES
+
+CHAT = "/v1/chat/completions"
+
+
+def asked(body: bytes, *, path: str = CHAT, **pool):
+    reading = read(RequestHead("POST", path, {}), body, lambda _name: TokenCalibrator(), 1 << 20)
+    assert isinstance(reading, ParsedRequest), reading
+    settings = {"engine": "vllm", "scheduler": "round_robin", "nodes": (), **pool}
+    return order(reading, reading.intent, Pool("p", "physical", "physical", **settings))
+
+
+def test_a_parameter_with_another_name_is_moved_and_all_else_stays():
+    body = b'{"repetition_penalty": 1.1 , "model":"physical", "messages":[], "min_tokens":2}'
+    made = asked(body, engine="llamacpp", unmappable="drop")
+    assert made.body == b'{"repeat_penalty":1.1, "model":"physical", "messages":[]}'
+    assert made.headers == (("x-din-dropped-parameters", "min_tokens"),)
+    refused = asked(body, engine="llamacpp")
+    assert isinstance(refused, Refusal)
+    assert refused.param == "min_tokens"
+
+
+@pytest.mark.parametrize(
+    ("body", "left"),
+    [
+        (b'{"n":2,"model":"physical","messages":[]}', b'{"model":"physical","messages":[]}'),
+        (b'{"model":"physical","messages":[],"n":2}', b'{"model":"physical","messages":[]}'),
+        (b'{ "n" : 2 , "top_k" : 4,\n"model":"physical","messages":[]}', b'{\n"model":"physical","messages":[]}'),
+        (b'{"model":"physical", "n":2 ,"messages":[] }', b'{"model":"physical","messages":[] }'),
+        (b'{"model":"physical","n":1,"messages":[]}', b'{"model":"physical","n":1,"messages":[]}'),
+    ],
+)
+def test_what_is_dropped_goes_with_its_comma_and_what_asks_for_nothing_stays(body, left):
+    assert asked(body, engine="ollama", unmappable="drop").body == left
+
+
+def test_a_pool_that_refuses_stream_options_is_not_sent_any():
+    body = b'{"model":"physical","messages":[],"stream":true,"stream_options":{"include_usage":true}}'
+    made = asked(body, stream_usage=False, unmappable="drop")
+    assert (made.body, made.headers) == (
+        b'{"model":"physical","messages":[],"stream":true}',
+        (("x-din-dropped-parameters", "stream_options"),),
+    )
+    assert asked(body, stream_usage=False).param == "stream_options"
+
+
+def test_a_native_pool_is_asked_in_its_engines_words():
+    body = b'{"model":"alias","messages":[{"role":"user","content":"half \\ud83d"}],"stream":true,"max_tokens":3}'
+    made = asked(body, engine="ollama", api="native")
+    assert (made.path, made.strips_usage, made.dialect) == ("/api/chat", True, ENGINES["ollama"].native)
+    assert json.loads(made.body)["messages"] == [{"role": "user", "content": "half \ufffd"}]
+    assert asked(body, engine="tgi", api="native").path == CHAT
+
+
+@pytest.mark.parametrize(
+    ("pool", "extra", "param"),
+    [
+        ({"engine": "ollama", "api": "native"}, b'"temperature":1e400', None),
+        ({"engine": "ollama", "api": "native"}, b'"foo":{"a":[-1e999]}', None),
+        ({"engine": "ollama", "api": "native"}, b'"user":"half \\ud83d","temperature":1e400', None),
+        ({"engine": "llamacpp"}, b'"repetition_penalty":1e400', "repetition_penalty"),
+        ({"engine": "vllm"}, b'"guided_json":{"type":"object","x":1e999}', "guided_json"),
+    ],
+)
+def test_b10_a_number_that_nobody_can_hold_is_refused_where_the_body_is_written_again(pool, extra, param):
+    refused = asked(b'{"model":"physical","messages":[],%b}' % extra, **pool)
+    assert isinstance(refused, Refusal), refused
+    assert (refused.code, refused.param) == (RefusalCode.INVALID_REQUEST, param)
+    assert "1e400" in refused.message
+
+
+def test_b10_a_number_that_nobody_can_hold_passes_where_the_body_stays_as_it_is():
+    body = b'{"model":"physical","messages":[],"temperature":1e400}'
+    assert asked(body, engine="vllm").body == body

@@ -1,0 +1,73 @@
+"""The nodes of every pool, as they change under running decisions."""
+
+from din_extproc.domain.membership import Heartbeat, HeartbeatReading, MembershipDelta, NodeState
+from din_extproc.domain.node import Endpoint, Node, Pool
+from din_extproc.domain.verdict import Refusal, RefusalCode
+from din_extproc.flow.node_selector import NodeSelector, RequestSize
+from din_extproc.flow.pool_membership import PoolMembership
+from din_extproc.route.table import Routed
+from din_extproc.route.versions import ANY
+from din_extproc.schedule.load import LoadModel
+from din_extproc.schedule.placement_request import PlacementRequest
+
+SIZE = RequestSize(100, 100)
+
+
+def node(name, version="1.0", port=8000):
+    return Node(
+        id=name,
+        endpoint=Endpoint("10.0.0.1", port),
+        model="m",
+        version=version,
+        dtype="bf16",
+        compute_capability="",
+        tp_world_size=1,
+        max_seq_len=8192,
+        max_concurrency=8,
+    )
+
+
+def pool(name, *nodes):
+    return Pool(name=name, model="m", served_model="m", engine="vllm", scheduler="round_robin", nodes=nodes)
+
+
+def placed(placer, which, now=0.0):
+    target = placer.target(Routed("", "m", "m", which, ANY, None, ANY), SIZE, now)
+    return target if isinstance(target, Refusal) else [each.id for each in placer.pick(target, PlacementRequest(100, 10, now)).nodes]
+
+
+def test_a_change_reaches_the_next_decision_long_before_the_cache_would_forget():
+    p = pool("p", node("s"))
+    placer = NodeSelector(LoadModel(), PoolMembership.of([p]).after(MembershipDelta({"p": (node("a"), node("b"))}, {})))
+    assert sorted(placed(placer, p)) == ["a", "b", "s"]
+    placer.change(placer.members.after(MembershipDelta({"p": (node("c"),)}, {"p": ("a",)})))
+    assert sorted(placed(placer, p)) == ["b", "c", "s"]
+    placer.forget(placer.members.under([pool("p")]))
+    assert sorted(placed(placer, p)) == ["b", "c"], "the configuration lost its own node, the others stay"
+    placer.change(placer.members.after(MembershipDelta({}, {"p": ("b", "c")})))
+    assert placed(placer, p).code is RefusalCode.NO_HEALTHY_NODE
+    assert placer.members.versions("p") == frozenset()
+
+
+def test_a_pool_that_did_not_change_keeps_its_turn():
+    p, q = pool("p", node("a"), node("b")), pool("q", node("s"))
+    placer = NodeSelector(LoadModel(), PoolMembership.of([p, q]).after(MembershipDelta({"q": (node("c"),)}, {})))
+    assert placed(placer, p)[0] == "a"
+    placer.change(placer.members.after(MembershipDelta({}, {"q": ("c",)})))
+    assert placed(placer, p)[0] == "b"
+
+
+def test_what_a_node_said_outlives_changes_of_others_and_goes_with_it():
+    members = PoolMembership.of([pool("p")]).after(MembershipDelta({"p": (node("a"), node("b"))}, {}))
+    reading = HeartbeatReading(Heartbeat(state=NodeState.READY, sequence=1, waiting=3), 12.5)
+    members.hear("a", reading)
+    members = members.after(MembershipDelta({}, {"p": ("b",)}))
+    assert members.reading("a") is reading
+    assert members.after(MembershipDelta({"p": (node("c"),)}, {"p": ("a",)})).reading("a") is None
+
+
+def test_versions_in_service_are_those_of_the_nodes_there_are():
+    members = PoolMembership.of([pool("p", node("a", "1.0"), node("b", "1.1"))])
+    assert members.versions("p") == {"1.0", "1.1"}
+    assert members.versions("unknown") == frozenset()
+    assert members.nodes("unknown") == ()

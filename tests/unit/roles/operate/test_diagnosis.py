@@ -1,0 +1,159 @@
+"""What the doctor makes of what it is told: each fault by its own name, with what to change."""
+
+import copy
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from din_extproc.roles.operate.diagnosis import of_envoy, of_exchanges, of_machine, of_redis, of_sidecar, of_timeouts
+from din_extproc.route.table import RouteTable
+from din_extproc.settings.load import load
+from din_extproc.settings.settings import Settings
+
+EXAMPLE = Path(__file__).parents[4] / "envoy" / "din.yaml"
+REDIS = {"redis_version": "7.2.4", "maxmemory": "0", "maxmemory_policy": "noeviction"}
+INFO = {"version": "abc/1.40.0/Clean/RELEASE/BoringSSL", "state": "LIVE"}
+STATS = {"http.din.ext_proc.streams_started": 100, "cluster.din_ext_proc.membership_healthy": 2}
+
+
+@pytest.fixture(scope="module")
+def settings() -> Settings:
+    loaded = load(EXAMPLE, {})
+    assert isinstance(loaded, Settings)
+    return loaded
+
+
+def dump(settings: Settings) -> dict:
+    listener = {
+        "per_connection_buffer_limit_bytes": settings.body_limit + 65536,
+        "filters": [{"typed_config": {"message_timeout": "5s", "stream_idle_timeout": "600s"}}],
+    }
+    names = [*(pool.name for pool in settings.pools), *(f"{pool}+{fallback}" for pool, fallback in settings.moves)]
+    paths = [address.path for address in settings.worker_addresses]
+    endpoints = [{"endpoint": {"address": {"pipe": {"path": path}}}} for path in paths]
+    ours = {"cluster": {"name": "din_ext_proc", "load_assignment": {"endpoints": [{"lb_endpoints": endpoints}]}}}
+    return {"configs": [{"listener": listener}, {"static": [ours, *({"cluster": {"name": name}} for name in names)]}]}
+
+
+def status(settings: Settings) -> dict:
+    return {
+        "configuration": {"fingerprint": settings.fingerprint, "rejected_successor": ""},
+        "limits": {"shared": True, "reason": ""},
+        "exchanges": {"unsettled": 0, "given_up": 0},
+        "membership": {"nodes": [{"node": {"id": "gpu-07"}, "state": "ready"}]},
+    }
+
+
+def bad(findings) -> dict[str, str]:
+    found = {each.what: each for each in findings if each.verdict != "fine"}
+    assert all(each.change for each in found.values()), "what is not fine says what to change"
+    return {what: each.verdict for what, each in found.items()}
+
+
+def test_a_gateway_in_good_health_has_nothing_to_change(settings):
+    parts = (
+        of_redis(REDIS, 0.4, 0.001, settings),
+        of_envoy(INFO, dump(settings), settings),
+        of_exchanges(STATS),
+        of_sidecar(status(settings), settings),
+        of_machine(65536),
+        of_timeouts(settings),
+    )
+    assert [bad(part) for part in parts] == [{}] * 6
+
+
+@pytest.mark.parametrize(
+    ("info", "took_ms", "skew_s", "expected"),
+    [
+        ({"redis_version": "5.0.7"}, 1.0, 0.0, {"redis version": "wrong"}),
+        ({}, 30.0, 0.0, {"redis latency": "doubtful"}),
+        ({}, 80.0, 0.0, {"redis latency": "wrong"}),
+        ({}, 1.0, -3.0, {"clock": "doubtful"}),
+        ({}, 1.0, 8.0, {"clock": "wrong"}),
+        ({"maxmemory": "1000", "maxmemory_policy": "allkeys-lru"}, 1.0, 0.0, {"redis memory": "wrong"}),
+    ],
+)
+def test_of_redis(settings, info, took_ms, skew_s, expected):
+    assert bad(of_redis(REDIS | info, took_ms, skew_s, settings)) == expected
+
+
+def test_an_envoy_that_runs_with_another_file_is_found_out(settings):
+    other = copy.deepcopy(dump(settings))
+    other["configs"][0]["listener"]["per_connection_buffer_limit_bytes"] = 1 << 20
+    other["configs"][0]["listener"]["filters"][0]["typed_config"]["message_timeout"] = "0.200s"
+    other["configs"][1]["static"].pop()
+    old = {"version": "abc/1.35.1/Clean/RELEASE/BoringSSL", "state": "DRAINING"}
+    expected = dict.fromkeys(("envoy version", "envoy state", "buffer limit", "message timeout", "pools"), "wrong")
+    assert bad(of_envoy(old, other, settings)) == expected
+
+
+def test_an_envoy_that_knows_all_pools_and_not_the_pairs_between_which_requests_move_is_found_out(settings):
+    assert settings.moves
+    alone = dump(structs.replace(settings, routes=RouteTable({}, {}, ())))
+    assert bad(of_envoy(INFO, alone, settings)) == {"pools": "wrong"}
+
+
+def test_an_envoy_that_asks_where_no_worker_listens_is_told_to_be_rendered_again(settings):
+    other = structs.replace(settings, gateway=settings.gateway.model_copy(update={"workers": 3}))
+    [finding] = [each for each in of_envoy(INFO, dump(settings), other) if each.verdict != "fine"]
+    assert (finding.what, finding.verdict) == ("workers' addresses", "wrong")
+    assert "ext_proc.sock.2" in finding.said
+    assert "render envoy.yaml again" in finding.change
+
+
+def test_streams_that_could_not_be_opened_are_no_part_of_those_that_began():
+    deaf = {"cluster.din_ext_proc.membership_healthy": 0, "http.din.ext_proc.streams_started": 8, "http.din.ext_proc.streams_failed": 14}
+    workers, streams = of_exchanges(deaf)
+    assert (workers.what, streams.what, streams.verdict, streams.said) == ("workers", "ext_proc streams", "wrong", "14 failed, 8 began")
+    assert all("render envoy.yaml again" in each.change for each in (workers, streams))
+
+
+def test_an_envoy_without_our_filter_is_found_out(settings):
+    assert {"buffer limit", "message timeout", "stream idle timeout", "pools"} <= bad(of_envoy(INFO, {"configs": []}, settings)).keys()
+
+
+def test_of_exchanges_that_failed():
+    counts = {"message_timeouts": 3, "rejected_header_mutations": 1, "clear_route_cache_ignored": 1, "streams_failed": 2}
+    found = bad(of_exchanges(STATS | {f"http.din.ext_proc.{name}": count for name, count in counts.items()}))
+    assert found == {
+        "ext_proc message_timeouts": "wrong",
+        "ext_proc rejected_header_mutations": "wrong",
+        "ext_proc clear_route_cache_ignored": "wrong",
+        "ext_proc streams": "doubtful",
+    }
+    lost = {"cluster.din_ext_proc.membership_healthy": 0, "access_logs.grpc_access_log.logs_dropped": 4}
+    assert bad(of_exchanges(STATS | lost)) == {"workers": "wrong", "access log": "wrong"}
+
+
+def test_of_a_sidecar_that_struggles(settings):
+    told = status(settings)
+    told["configuration"]["rejected_successor"] = "din.yaml:3: unknown field"
+    told["limits"] = {"shared": False, "reason": "connection refused"}
+    told["exchanges"]["given_up"] = 2
+    told["membership"]["nodes"][0]["state"] = "dead"
+    assert bad(of_sidecar(told, settings)) == {
+        "configuration": "wrong",
+        "limits": "wrong",
+        "settlement": "doubtful",
+        "nodes": "doubtful",
+    }
+    other = status(settings) | {"configuration": {"fingerprint": "000000000000", "rejected_successor": ""}}
+    assert bad(of_sidecar(other, settings)) == {"configuration": "doubtful"}
+
+
+@pytest.mark.parametrize(
+    ("log", "verdict"),
+    [
+        ({"records": 7, "dropped": 0, "failing": ""}, {}),
+        ({"records": 7, "dropped": 3, "failing": ""}, {"audit log": "doubtful"}),
+        ({"records": 7, "dropped": 0, "failing": "[Errno 28] No space left on device"}, {"audit log": "wrong"}),
+    ],
+)
+def test_of_the_audit_log(settings, log, verdict):
+    assert bad(of_sidecar(status(settings) | {"audit": log}, settings)) == verdict
+
+
+def test_of_a_machine_with_few_files():
+    assert bad(of_machine(1024)) == {"open files": "doubtful"}
+    assert bad(of_machine(None)) == {}

@@ -1,0 +1,176 @@
+"""What `explain` says: every rule, every node, and why."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from din_extproc.cli.app import app
+from din_extproc.domain.membership import Heartbeat, Member, NodeState, Registration
+from din_extproc.domain.node import Endpoint, Node
+from din_extproc.edge.registry.forms import MemberForm
+from din_extproc.settings.load import load
+from din_extproc.tools.explain.explain import ExplainFailed, explain
+
+NODES = [
+    {"id": "a", "address": "10.0.0.1:80", "version": "1.0", "dtype": "bf16", "max_seq_len": 4000},
+    {"id": "b", "address": "10.0.0.2:80", "version": "1.1", "dtype": "bf16", "max_seq_len": 8000},
+    {"id": "c", "address": "10.0.0.3:80", "version": "1.1", "dtype": "bf16", "max_seq_len": 4000},
+]
+DOCUMENT = {
+    "version": 1,
+    "pools": {
+        "fast": {"model": "m", "engine": "vllm", "nodes": NODES, "long_tail": {"over_s": 60, "timeout_s": 300}},
+        "quick": {
+            "model": "m",
+            "engine": "vllm",
+            "scheduler": {"name": "prefix_affinity", "headroom": 2},
+            "nodes": [{"id": "q", "address": "10.0.0.9:80", "version": "1.0", "dtype": "bf16", "max_seq_len": 500}],
+        },
+    },
+    "tenants": [{"id": "t", "keys": [], "models": ["*"]}],
+    "rules": [
+        {"id": "long", "when": {"estimated_tokens": {"gt": 9000}}, "pool": "quick"},
+        {"id": "tier", "when": {"header": {"x-task-tier": "x"}, "not": {"stream": True}}, "pool": "quick", "fallback": "fast"},
+        {"id": "rest", "when": "always", "pool": "fast"},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    path: Path = tmp_path_factory.mktemp("explain") / "din.json"
+    path.write_bytes(msgspec.json.encode(DOCUMENT))
+    return load(path, {})
+
+
+def request(headers=None, **body):
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **body}
+    return msgspec.json.encode({"headers": headers or {}, "body": body})
+
+
+def why(explained):
+    return {each.node: each.why for each in explained.candidates}
+
+
+def test_every_rule_says_why_it_did_or_did_not_take_the_request(settings):
+    told = explain(settings, "t", request({"x-task-tier": "y"}))
+    assert [(trial.rule, trial.took) for trial in told.rules] == [("long", False), ("tier", False), ("rest", True)]
+    assert "not at least 9001" in told.rules[0].why[0]
+    assert told.rules[1].why == ("x-task-tier is 'y'",)
+    told = explain(settings, "t", request({"x-task-tier": "x"}, stream=True))
+    assert told.rules[1].why == ("what it excludes is so",)
+    assert told.intent.stream
+
+
+def test_nodes_say_what_they_are_ranked_by_or_why_they_were_dropped(settings):
+    told = explain(settings, "t", request({"x-din-model-version": "<1.1"}))
+    assert told.nodes == ("a",)
+    assert why(told) == {
+        "a": "4000 tokens left",
+        "b": "its version 1.1 does not meet <1.1",
+        "c": "its version 1.1 does not meet <1.1",
+    }
+    told = explain(settings, "t", request(max_tokens=5000))
+    assert told.nodes == ("b",)
+    assert "it takes 4000 tokens" in why(told)["a"]
+    told = explain(settings, "t", request(max_tokens=50_000))
+    assert (told.sent, told.refusal, told.nodes) == (False, "context_length_exceeded", ())
+    assert len(told.candidates) == 3
+
+
+def test_a_fallback_says_for_whom_it_stands_in(settings):
+    told = explain(settings, "t", request({"x-task-tier": "x"}, max_tokens=600))
+    assert (told.pool, told.fallback, told.degraded, told.scheduler) == ("quick", "fast", "context_length_exceeded", "token_available")
+    assert "it takes 500 tokens" in why(told)["q"]
+    assert told.nodes[0] == "b"
+    told = explain(settings, "t", request({"x-task-tier": "x"}, max_tokens=60))
+    assert told.scheduler == "prefix_affinity"
+    assert "choice 1 of the prefix" in why(told)["q"]
+
+
+def test_r21_a_long_request_is_called_one_and_gets_its_own_timeout(settings):
+    told = explain(settings, "t", request(max_tokens=3000))
+    assert (told.long, told.timeout_ms) == (True, 300_000)
+    told = explain(settings, "t", request({"x-din-timeout-ms": "70000"}, max_tokens=3000))
+    assert told.timeout_ms == 70_000
+    assert explain(settings, "t", request()).timeout_ms is None
+
+
+def row(node_id, state=NodeState.READY, pools=("fast",), reason="", **said):
+    node = Node(node_id, Endpoint("10.0.1.1", 80), "m", "1.0", "bf16", "", 1, 4000, 8)
+    beat = Heartbeat(state=state, sequence=1, **said)
+    return MemberForm.of(
+        Member(registration=Registration(node=node, engine="vllm"), state=state, trust=1.0, reasons=(reason,), beat=beat, beat_at=1.0),
+        pools,
+        2.0,
+    )
+
+
+def test_a_running_sidecars_nodes_are_explained_with_their_load_and_state(settings):
+    rows = [row("x", tokens_in_use=3000, running=2), row("y", tokens_in_use=100, running=1), row("z", NodeState.DRAINING, (), "asked to")]
+    told = explain(settings, "t", request(), rows)
+    assert told.nodes == ("y", "x")
+    assert why(told) == {"y": "3900 tokens left", "x": "1000 tokens left", "z": "draining: asked to"}
+
+
+def test_what_it_says_fits_a_terminal_and_a_machine(settings):
+    told = explain(settings, "t", request({"x-din-model-version": "<1.1"}, max_tokens=100))
+    text = "\n".join(told.lines())
+    for part in ("rule      * rest -> fast", "node      1 a: 4000 tokens left", "node      - b: its version", "scheduler token_available"):
+        assert part in text
+    assert msgspec.json.decode(msgspec.json.encode(told))["candidates"][0] == {
+        "node": "a", "pool": "fast", "place": 1, "score": -4000.0, "why": "4000 tokens left",
+    }  # fmt: skip
+
+
+def test_a_refusal_is_explained_as_far_as_it_came(settings):
+    assert explain(settings, "t", b"{").refusal == "invalid_request"
+    told = explain(settings, "t", request({"x-din-model-version": ">=9"}))
+    assert told.refusal == "version_mismatch"
+    assert told.rules
+    assert not any(trial.took for trial in told.rules)
+    with pytest.raises(ExplainFailed, match="there are: t"):
+        explain(settings, "nobody", request())
+
+
+def test_an_engine_that_is_asked_in_its_own_words_is_shown_with_what_it_cant_be_told(tmp_path):
+    native = {"model": "m", "engine": "ollama", "api": "native", "nodes": NODES[1:2]}
+
+    def told(unmappable):
+        file = tmp_path / f"{unmappable}.json"
+        pools = {"own": {**native, "unmappable": unmappable}}
+        file.write_bytes(msgspec.json.encode({**DOCUMENT, "pools": pools, "rules": []}))
+        return explain(load(file, {}), "t", request(min_tokens=3))
+
+    sent, refused = told("drop"), told("refuse")
+    assert (sent.sent, sent.node_path, sent.left_out) == (True, "/api/chat", "min_tokens")
+    assert "left out  min_tokens: the engine can't be told" in sent.lines()
+    assert (refused.sent, refused.status, refused.refusal) == (False, 400, "invalid_request")
+
+
+def test_the_node_that_takes_over_in_flight_is_named_after_the_pools_own(settings, tmp_path):
+    asked = request({"x-task-tier": "x"}, messages=[{"role": "user", "content": "hi"}], max_tokens=10)
+    told = explain(settings, "t", asked)
+    assert (told.pool, told.nodes) == ("quick", ("q", "q")), "as often as it would be asked before"
+    assert told.moves_to in {"a", "b", "c"}
+    assert any(line.endswith(f"then in flight {told.moves_to}") for line in told.lines())
+    assert explain(settings, "t", request()).moves_to is None, "the rule has no fallback"
+    file = tmp_path / "staying.json"
+    file.write_bytes(msgspec.json.encode({**DOCUMENT, "envoy": {**DOCUMENT.get("envoy", {}), "retry": {"to_fallback": False}}}))
+    assert explain(load(file, {}), "t", asked).moves_to is None, "it is switched off"
+
+
+def test_a_request_is_read_from_a_file_or_from_standard_input_and_what_is_neither_is_said(settings, tmp_path):
+    def told(file, text=None):
+        return CliRunner().invoke(app, ["explain", file, "--tenant", "t", "-c", settings.file], input=text)
+
+    file = tmp_path / "request.json"
+    file.write_bytes(request())
+    assert told(str(file)).output == told("-", request()).output != ""
+    wrong = told('{"model": "m"}')
+    assert wrong.exit_code == 1
+    assert """{"model": "m"} is no file; give a file with the request's JSON, or - for standard input""" in wrong.output
+    assert re.search(r"explain \[OPTIONS\] \{?FILE\b", CliRunner().invoke(app, ["explain", "--help"]).output)
