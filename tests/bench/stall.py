@@ -1,4 +1,4 @@
-"""One of eight nodes stalls (R24), and one comes back (R23): real Envoy, real sidecar, modelled engines that are stopped and continued.
+"""One of eight nodes stalls, and one comes back: real Envoy, real sidecar, modelled engines that are stopped and continued.
 
 Rule: requests come at their times whatever becomes of those before them; what a client sees as an error is one.
 """

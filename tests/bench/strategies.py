@@ -1,4 +1,4 @@
-"""The strategies side by side on uneven nodes (R22): `din-extproc simulate` near saturation, requests that wait for nobody.
+"""The strategies side by side on uneven nodes: `din-extproc simulate` near saturation, requests that wait for nobody.
 
 Rule: nothing here waits or draws twice: the same seed gives the same figures on every machine, and what decides is the product's own code.
 """

@@ -199,7 +199,7 @@ def failing(faults: str) -> Callable[[EngineSim], contextlib.AbstractContextMana
     [killed, frozen, failing("reset"), failing("unavailable"), failing("stall")],
     ids=["killed", "frozen", "reset before the first byte", "answers 503", "accepts and says nothing"],
 )
-def test_r27_while_one_node_is_in_trouble_another_answers_whole_and_it_is_used_again_as_soon_as_it_is_well(stack, sims, trouble):
+def test_while_one_node_is_in_trouble_another_answers_whole_and_it_is_used_again_as_soon_as_it_is_well(stack, sims, trouble):
     whole(stream(stack), "first")
     sims["second"].forget()
     with accounted(stack) as told, ThreadPoolExecutor(5) as clients, trouble(sims["first"]):
@@ -211,7 +211,7 @@ def test_r27_while_one_node_is_in_trouble_another_answers_whole_and_it_is_used_a
 
 
 @pytest.mark.parametrize(("model", "by"), [("closed", "beside-closed"), ("hole", "beside-hole")])
-def test_b84_a_closed_port_and_a_black_hole_cost_no_client_an_answer(stack, sims, model, by):
+def test_a_closed_port_and_a_black_hole_cost_no_client_an_answer(stack, sims, model, by):
     with accounted(stack) as told:
         for _ in range(3):
             whole(stream(stack, model), by)
@@ -257,7 +257,7 @@ def test_a_node_that_never_begins_is_given_up_when_its_time_is_over(stack, sims)
     whole(stream(stack, "lonely"), "lonely")
 
 
-def test_r21_a_clients_patience_ends_a_stream_that_has_begun_and_the_node_stops(stack, sims):
+def test_a_clients_patience_ends_a_stream_that_has_begun_and_the_node_stops(stack, sims):
     lonely = sims["lonely"]
     with accounted(stack) as told:
         seen = stream(stack, "lonely", ROOM, x_din_timeout_ms="900")
@@ -281,7 +281,7 @@ def test_a_stream_that_falls_silent_is_cut_after_the_silence_that_is_allowed_and
     whole(stream(stack, "lonely"), "lonely")
 
 
-def test_b97_a_slow_drip_longer_than_every_silence_arrives_whole_to_the_byte(stack, sims):
+def test_a_slow_drip_longer_than_every_silence_arrives_whole_to_the_byte(stack, sims):
     whole(stream(stack, "lonely", 3), "lonely")
     sims["lonely"].forget()
     sims["lonely"].fail("drip:bytes=200,ms=150")
@@ -298,7 +298,7 @@ def test_b97_a_slow_drip_longer_than_every_silence_arrives_whole_to_the_byte(sta
 
 
 @pytest.mark.parametrize("how", ["killed", "reset"])
-def test_b50_a_node_that_dies_in_its_streams_cuts_them_all_and_mixes_none(stack, sims, how):
+def test_a_node_that_dies_in_its_streams_cuts_them_all_and_mixes_none(stack, sims, how):
     first, second = sims["first"], sims["second"]
     if how == "reset":
         first.fail("reset:after=20")

@@ -1,4 +1,4 @@
-"""A pool dies under a hundred streams: what each client sees of it, what stays behind, and what is paid, to the token (R27)."""
+"""A pool dies under a hundred streams: what each client sees of it, what stays behind, and what is paid, to the token."""
 
 import json
 import threading

@@ -54,7 +54,7 @@ async def until(condition) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_b73_a_paused_redis_holds_nobody_up(server):
+async def test_a_paused_redis_holds_nobody_up(server):
     async with guarded(server.url, OnError.LOCAL_SHARE, timeout_ms=50) as (guard, link):
         assert isinstance(await guard.reserve(claim("before")), Granted)
         with server.paused():
@@ -76,7 +76,7 @@ async def test_b73_a_paused_redis_holds_nobody_up(server):
         await until(lambda: guard.state.shared)
 
 
-def test_b73_the_same_on_the_loop_that_production_uses():
+def test_the_same_on_the_loop_that_production_uses():
     async def story() -> None:
         with RedisServer() as server:
             async with linked(server.unix_url, timeout_ms=50) as link:
@@ -107,7 +107,7 @@ async def test_what_a_paused_redis_still_counted_is_given_back(server):
         assert isinstance(await RedisLedger(link).reserve(claim("s", RateLimits(tpm=1000, max_streams=1), 1000)), Granted)
 
 
-async def test_b64_flushing_scripts_and_restarting_under_load_is_seen_by_no_client(server):
+async def test_flushing_scripts_and_restarting_under_load_is_seen_by_no_client(server):
     async with guarded(server.url, OnError.LOCAL_SHARE) as (guard, link):
         stop = asyncio.Event()
 
@@ -134,7 +134,7 @@ async def test_b64_flushing_scripts_and_restarting_under_load_is_seen_by_no_clie
         assert await link.call("ZCARD", "din:{t=finance}:lease:tenant") == 0
 
 
-async def test_b74_every_replica_enforces_its_share_and_nobody_is_refunded_twice(server):
+async def test_every_replica_enforces_its_share_and_nobody_is_refunded_twice(server):
     ceiling = RateLimits(max_streams=6, tpm=6000)
     async with contextlib.AsyncExitStack() as stack:
         replicas = [await stack.enter_async_context(guarded(server.url, OnError.LOCAL_SHARE, f"replica {n}")) for n in range(3)]

@@ -133,7 +133,7 @@ class Load:
                 self.replies.append(client.post(PATH, json=ASK))
 
 
-def test_b73_a_paused_redis_holds_no_request_beyond_its_time_and_all_is_well_afterwards(sim, server, policy):
+def test_a_paused_redis_holds_no_request_beyond_its_time_and_all_is_well_afterwards(sim, server, policy):
     server.start()
     with gateway(sim, server, policy) as stack:
         with Load(stack) as replies:
@@ -154,7 +154,7 @@ def test_b73_a_paused_redis_holds_no_request_beyond_its_time_and_all_is_well_aft
         stack.eventually(lambda: stack.redis_keys("acme}:lease:") == [], "what was owed is paid")
 
 
-def test_b64_forgotten_scripts_and_a_restart_are_seen_by_no_client(sim, server):
+def test_forgotten_scripts_and_a_restart_are_seen_by_no_client(sim, server):
     server.start()
     with gateway(sim, server, "local_share") as stack:
         with Load(stack) as replies, redis.Redis(port=server.port) as connection:

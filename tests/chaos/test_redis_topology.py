@@ -69,7 +69,7 @@ def seeds(servers: list[RedisServer]) -> str:
     return "redis+cluster://" + ",".join(f"127.0.0.1:{server.port}" for server in servers)
 
 
-async def test_b66_all_limits_of_a_request_are_one_call_whatever_the_tenant_is_called(cluster):
+async def test_all_limits_of_a_request_are_one_call_whatever_the_tenant_is_called(cluster):
     async with connected(seeds(cluster)) as runner:
         ledger = RedisLedger(runner)
         for name in NAMES:
@@ -82,7 +82,7 @@ async def test_b66_all_limits_of_a_request_are_one_call_whatever_the_tenant_is_c
         assert all(held)
 
 
-async def test_b66_limits_that_tenants_share_are_one_call_too_where_all_keys_have_one_slot(cluster):
+async def test_limits_that_tenants_share_are_one_call_too_where_all_keys_have_one_slot(cluster):
     common = Budget("network", RateLimits(rpm=5, tpm=1000, max_streams=5), shared=True)
     async with connected(seeds(cluster)) as runner:
         ledger = RedisLedger(runner, names=Names(one_slot=True))

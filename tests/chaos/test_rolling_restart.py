@@ -91,7 +91,7 @@ async def keep_asking(client: httpx.AsyncClient, done: asyncio.Event, statuses: 
         await asyncio.sleep(0.1)
 
 
-async def test_b110_workers_and_envoy_are_replaced_under_a_hundred_streams_and_nothing_fails(stack):
+async def test_workers_and_envoy_are_replaced_under_a_hundred_streams_and_nothing_fails(stack):
     before, first = stack.workers(), stack.epochs()
     statuses: list[object] = []
     begun, done = asyncio.Semaphore(0), asyncio.Event()
@@ -131,7 +131,7 @@ def test_a_configuration_that_envoy_refuses_leaves_the_one_in_use(stack):
     assert stack.chat(max_tokens=1).status_code == 200
 
 
-def test_b110_sigterm_ends_what_is_in_flight_and_takes_nothing_new(engine):
+def test_sigterm_ends_what_is_in_flight_and_takes_nothing_new(engine):
     config = {
         "pools": {"p": {"model": "m", "engine": "vllm", "nodes": [node("a", engine.address)]}},
         "tenants": [tenant("acme")],

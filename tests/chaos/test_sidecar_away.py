@@ -108,7 +108,7 @@ def refused(reply: httpx.Response) -> None:
     assert body["trace_id"] == reply.headers["x-din-trace-id"]
 
 
-def test_b105_without_its_sidecar_the_gateway_refuses_everything_and_serves_again_at_once_when_it_is_back(closed, sims):
+def test_without_its_sidecar_the_gateway_refuses_everything_and_serves_again_at_once_when_it_is_back(closed, sims):
     assert closed.chat().headers["x-din-node-id"] == "node-other"
     before = timeouts(closed)
     for sim in sims.values():
@@ -128,7 +128,7 @@ def test_b105_without_its_sidecar_the_gateway_refuses_everything_and_serves_agai
     assert timeouts(closed) == before
 
 
-def test_b105_a_frozen_sidecar_holds_requests_no_longer_than_its_time(closed, sims):
+def test_a_frozen_sidecar_holds_requests_no_longer_than_its_time(closed, sims):
     before = timeouts(closed)
     with frozen(closed):
         refused(closed.chat())
@@ -140,7 +140,7 @@ def test_b105_a_frozen_sidecar_holds_requests_no_longer_than_its_time(closed, si
 
 
 @pytest.mark.parametrize("absence", [killed, frozen])
-def test_b105_an_open_gateway_serves_from_the_safe_pool_and_says_so(opened, sims, absence):
+def test_an_open_gateway_serves_from_the_safe_pool_and_says_so(opened, sims, absence):
     healthy = opened.chat()
     assert (healthy.headers["x-din-node-id"], "x-bxagent-degraded" in healthy.headers) == ("node-other", False)
     counted = sum(opened.envoy_stats("failure_mode_allowed").values())
@@ -162,7 +162,7 @@ def test_b105_an_open_gateway_serves_from_the_safe_pool_and_says_so(opened, sims
     opened.eventually(lambda: opened.chat().headers.get("x-din-node-id") == "node-other", "decided again")
 
 
-def test_b105_an_open_gateway_with_a_sidecar_lets_nothing_pass_by(opened, sims):
+def test_an_open_gateway_with_a_sidecar_lets_nothing_pass_by(opened, sims):
     replies = [opened.chat(tenant_name="single") for _ in range(2)]
     with opened.client(None) as client:
         replies.append(client.post(PATH, json={"model": "m", "messages": []}))
@@ -213,7 +213,7 @@ class FarRedis:
 
 
 @pytest.mark.parametrize("timeout_ms", [900, 100])
-def test_b104_a_slow_redis_is_waited_for_or_given_up_but_never_until_envoy_gives_up(sims, timeout_ms):
+def test_a_slow_redis_is_waited_for_or_given_up_but_never_until_envoy_gives_up(sims, timeout_ms):
     with RedisServer() as server, FarRedis(server, late_ms=75) as far:  # 150 ms there and back
         store = {"timeout_ms": timeout_ms, "on_error": "local_share"}
         with Stack(config(sims, store=store), server=far) as stack:

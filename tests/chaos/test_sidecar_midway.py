@@ -69,7 +69,7 @@ def refused(reply: httpx.Response) -> None:
     assert body["trace_id"] == reply.headers["x-din-trace-id"]
 
 
-def test_b105_requests_that_wait_for_their_decision_when_the_sidecar_dies_are_refused_or_bypassed_and_all_of_them(stack, sims):
+def test_requests_that_wait_for_their_decision_when_the_sidecar_dies_are_refused_or_bypassed_and_all_of_them(stack, sims):
     assert stack.chat().headers["x-din-node-id"] == "other"
     stack.settled(1)
     sims["other"].forget()
@@ -98,7 +98,7 @@ def leased(stack: Stack) -> int:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_b105_streams_that_have_begun_go_on_to_their_end_without_the_sidecar(stack, sims, how):
+def test_streams_that_have_begun_go_on_to_their_end_without_the_sidecar(stack, sims, how):
     stack.eventually(lambda: not stack.status()["exchanges"]["open"], "nothing is open")
     before = stack.status()["counts"]["completion_tokens"]
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 60, "min_tokens": 60, "stream": True}
@@ -150,7 +150,7 @@ async def quitting(at: str, **topology) -> Rig:
 
 @pytest.mark.parametrize("fail_open", [None, "pool"])
 @pytest.mark.parametrize("at", ["request_headers", "request_body"])
-async def test_b105_a_stream_that_breaks_before_the_decision_is_a_refusal_or_a_bypass(at, fail_open):
+async def test_a_stream_that_breaks_before_the_decision_is_a_refusal_or_a_bypass(at, fail_open):
     async with quitting(at, fail_open_pool=fail_open) as running:
         running.sidecar.decide = lambda _headers, _body: Answer(418, b"{}")
         reply = await running.chat()
@@ -162,7 +162,7 @@ async def test_b105_a_stream_that_breaks_before_the_decision_is_a_refusal_or_a_b
 
 
 @pytest.mark.parametrize("fail_open", [None, "pool"])
-async def test_b105_a_stream_that_breaks_at_the_answer_lets_it_pass(fail_open):
+async def test_a_stream_that_breaks_at_the_answer_lets_it_pass(fail_open):
     async with quitting("response_headers", fail_open_pool=fail_open) as running:
         running.sidecar.decide = lambda _headers, _body: running.toward(running.nodes[1])
         reply = await running.chat()

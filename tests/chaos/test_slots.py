@@ -66,7 +66,7 @@ class Leaver:
 
 
 @pytest.mark.parametrize("when", ["after the first token", "before the first byte", "at once"])
-def test_b56_fifty_clients_that_leave_lock_nobody_out(stack, when):
+def test_fifty_clients_that_leave_lock_nobody_out(stack, when):
     for number in range(50):
         leaver = Leaver(stack, "single", stream=when == "after the first token")
         if when == "after the first token":
@@ -84,7 +84,7 @@ def asked(stack: Stack) -> int:
     return sum(stack.envoy_stats("http.din.ext_proc.streams_started").values())
 
 
-def test_b56_a_client_that_leaves_while_its_place_is_being_taken_leaves_none_behind(stack):
+def test_a_client_that_leaves_while_its_place_is_being_taken_leaves_none_behind(stack):
     for _ in range(10):
         with stack.redis.paused():
             before = asked(stack)
@@ -127,7 +127,7 @@ class Crowd:
             next(parts)
 
 
-def test_b57_a_killed_sidecar_cuts_no_stream_and_the_places_come_back_by_themselves(stack):
+def test_a_killed_sidecar_cuts_no_stream_and_the_places_come_back_by_themselves(stack):
     with Crowd(stack) as crowd:
         assert stack.chat(ask(1)).json()["error"]["code"] == "concurrency_limit_exceeded"
         stack.sidecar.kill()
@@ -143,7 +143,7 @@ def test_b57_a_killed_sidecar_cuts_no_stream_and_the_places_come_back_by_themsel
     stack.eventually(lambda: stack.redis_keys(":lease:") == [], "no place is taken")
 
 
-def test_b57_a_lease_is_renewed_while_its_stream_runs(stack):
+def test_a_lease_is_renewed_while_its_stream_runs(stack):
     with Crowd(stack) as crowd:
         until = time.monotonic() + 2.5 * LEASE_MS / 1000
         while time.monotonic() < until:
@@ -151,7 +151,7 @@ def test_b57_a_lease_is_renewed_while_its_stream_runs(stack):
     assert [client.exception() for client in crowd.clients] == [None] * STREAMS
 
 
-def test_b57_when_envoy_dies_every_place_is_free_at_once(stack, sim):
+def test_when_envoy_dies_every_place_is_free_at_once(stack, sim):
     sim.forget()
     with Crowd(stack) as crowd:
         stack.envoy.kill()

@@ -23,7 +23,7 @@ async def standing(limits: Counter, *ceilings: RateLimits) -> RateLimitStatus:
     return answer.standing
 
 
-async def test_b60_refused_requests_leave_the_bucket_as_it_was(limits):
+async def test_refused_requests_leave_the_bucket_as_it_was(limits):
     ceiling = RateLimits(tpm=1000)
     assert await limits.granted(100, ceiling, tokens=900) == 1
     assert await limits.ledger.settle("finance", "r1", 50)
@@ -31,7 +31,7 @@ async def test_b60_refused_requests_leave_the_bucket_as_it_was(limits):
     assert isinstance(await limits.ask(ceiling, tokens=1), Denied)
 
 
-async def test_b61_a_refusal_for_one_dimension_charges_no_other(limits):
+async def test_a_refusal_for_one_dimension_charges_no_other(limits):
     ceiling = RateLimits(rpm=10, max_streams=1)
     await limits.ask(RateLimits(max_streams=1), request_id="busy")
     assert await limits.granted(10, ceiling) == 0
@@ -41,7 +41,7 @@ async def test_b61_a_refusal_for_one_dimension_charges_no_other(limits):
     assert answer.standing.remaining_requests == 9
 
 
-async def test_b61_a_refusal_by_the_model_charges_no_tenant(limits):
+async def test_a_refusal_by_the_model_charges_no_tenant(limits):
     tenant, model = RateLimits(rpm=10, tpm=10_000, max_streams=5), RateLimits(tpm=100)
     await limits.ask(tenant, model, tokens=100)
     for _ in range(20):
@@ -53,7 +53,7 @@ async def test_b61_a_refusal_by_the_model_charges_no_tenant(limits):
     assert await limits.granted(10, tenant) == 4
 
 
-async def test_b62_an_enormous_request_changes_nothing(limits):
+async def test_an_enormous_request_changes_nothing(limits):
     ceiling = RateLimits(tpm=10_000)
     await limits.ask(ceiling, tokens=9800)
     answer = await limits.ask(ceiling, tokens=1_000_000)
@@ -62,7 +62,7 @@ async def test_b62_an_enormous_request_changes_nothing(limits):
     assert isinstance(await limits.ask(ceiling, tokens=100), Granted)
 
 
-async def test_b63_larger_than_the_whole_bucket_is_called_oversize_and_charges_no_request(limits):
+async def test_larger_than_the_whole_bucket_is_called_oversize_and_charges_no_request(limits):
     ceiling = RateLimits(rpm=10, tpm=8000)
     answer = await limits.ask(ceiling, tokens=9000)
     assert isinstance(answer, Denied)
@@ -71,7 +71,7 @@ async def test_b63_larger_than_the_whole_bucket_is_called_oversize_and_charges_n
     assert isinstance(await limits.ask(ceiling, tokens=8000), Granted)
 
 
-async def test_b63_oversize_is_said_even_when_another_dimension_is_exhausted(limits):
+async def test_oversize_is_said_even_when_another_dimension_is_exhausted(limits):
     await limits.ask(RateLimits(rpm=1))
     answer = await limits.ask(RateLimits(rpm=1), RateLimits(tpm=100), tokens=101)
     assert isinstance(answer, Denied)
@@ -79,14 +79,14 @@ async def test_b63_oversize_is_said_even_when_another_dimension_is_exhausted(lim
 
 
 @pytest.mark.parametrize("pause_ms", [61_000, 3_600_000, 86_400_000])
-async def test_b68_yesterday_does_not_count(limits, pause_ms):
+async def test_yesterday_does_not_count(limits, pause_ms):
     ceiling = RateLimits(rpm=5, tpm=500)
     assert await limits.granted(10, ceiling, tokens=100) == 5
     limits.now_ms += pause_ms
     assert await limits.granted(10, ceiling, tokens=100) == 5
 
 
-async def test_b68_a_minute_boundary_is_no_boundary(limits):
+async def test_a_minute_boundary_is_no_boundary(limits):
     ceiling = RateLimits(rpm=6)
     limits.now_ms = NOON_MS + 59_900
     assert await limits.granted(6, ceiling) == 6
@@ -94,7 +94,7 @@ async def test_b68_a_minute_boundary_is_no_boundary(limits):
     assert await limits.granted(6, ceiling) == 0
 
 
-async def test_b70_a_raised_limit_helps_at_once_and_a_lowered_one_clamps_at_zero(limits):
+async def test_a_raised_limit_helps_at_once_and_a_lowered_one_clamps_at_zero(limits):
     assert await limits.granted(20, RateLimits(rpm=10)) == 10
     assert await limits.granted(10, RateLimits(rpm=20)) == 10
     answer = await limits.ask(RateLimits(rpm=5))
@@ -105,7 +105,7 @@ async def test_b70_a_raised_limit_helps_at_once_and_a_lowered_one_clamps_at_zero
     assert isinstance(await limits.ask(RateLimits(rpm=5)), Granted)
 
 
-async def test_b70_a_changed_token_limit_applies_to_what_was_charged(limits):
+async def test_a_changed_token_limit_applies_to_what_was_charged(limits):
     await limits.ask(RateLimits(tpm=10_000), tokens=10_000)
     raised = await limits.ask(RateLimits(tpm=15_000), tokens=5000)
     assert isinstance(raised, Granted)
@@ -117,7 +117,7 @@ async def test_b70_a_changed_token_limit_applies_to_what_was_charged(limits):
     assert isinstance(await limits.ask(RateLimits(tpm=1000), tokens=1000), Granted)
 
 
-async def test_b71_parallel_requests_can_not_pass_the_check_together(limits):
+async def test_parallel_requests_can_not_pass_the_check_together(limits):
     ceiling = RateLimits(tpm=10_000)
     assert await limits.granted(50, ceiling, tokens=2000) == 5
     for number in range(1, 6):
@@ -131,7 +131,7 @@ async def test_b71_parallel_requests_can_not_pass_the_check_together(limits):
 @pytest.mark.parametrize(
     ("ceiling", "tokens"), [(RateLimits(rpm=3), 1), (RateLimits(tpm=7001), 2334), (RateLimits(max_streams=2), 1), (RateLimits(rpm=1), 1)]
 )
-async def test_b75_whoever_sleeps_exactly_as_told_is_admitted(limits, moment_ms, ceiling, tokens):
+async def test_whoever_sleeps_exactly_as_told_is_admitted(limits, moment_ms, ceiling, tokens):
     limits.now_ms = NOON_MS + moment_ms
     while isinstance(answer := await limits.ask(ceiling, tokens=tokens, lease_ms=5000), Granted):
         limits.now_ms += 333
@@ -383,7 +383,7 @@ async def test_what_all_tenants_share_is_counted_for_all_and_their_own_for_each(
     assert again.standing.remaining_tokens == 0
 
 
-async def test_b61_a_refusal_by_what_tenants_share_charges_no_tenant(limits):
+async def test_a_refusal_by_what_tenants_share_charges_no_tenant(limits):
     own, full = Budget("tenant", RateLimits(rpm=10, tpm=1000, max_streams=2)), Budget("network", RateLimits(max_streams=1), shared=True)
     assert isinstance(await limits.ledger.reserve(of("other", "busy", full)), Granted)
     for number in range(20):

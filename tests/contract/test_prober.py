@@ -26,7 +26,7 @@ async def link(server):
     await made.close()
 
 
-async def test_r25_one_replica_of_all_asks_until_it_goes_or_falls_silent(link):
+async def test_one_replica_of_all_asks_until_it_goes_or_falls_silent(link):
     one, two, stranger = ProberLease(link, "n1", "one"), ProberLease(link, "n1", "two"), ProberLease(link, "n2", "one")
     assert await one.take(60_000)
     assert not await two.take(60_000)

@@ -168,7 +168,7 @@ async def test_one_address_has_one_living_node_even_when_two_replicas_are_asked_
         assert isinstance(await one.register(registration("b", epoch=2)), Registered), "a dead node's address is free"
 
 
-async def test_b89_two_registrations_of_one_id_leave_the_newest(server, request):
+async def test_two_registrations_of_one_id_leave_the_newest(server, request):
     async with replica(server, request.node.name) as one, replica(server, request.node.name, listens=False) as two:
         await join(one, epoch=5, port=8005)
         await join(two, epoch=6, port=8006)
@@ -201,7 +201,7 @@ async def test_while_redis_is_away_the_last_view_stays_and_is_called_stale(reque
             assert routed(one) == {"a"}
 
 
-async def test_b89_a_registry_that_comes_back_empty_forgets_only_who_is_silent(request):
+async def test_a_registry_that_comes_back_empty_forgets_only_who_is_silent(request):
     with RedisServer() as server:
         async with replica(server, request.node.name) as one, replica(server, request.node.name) as two:
             lease = await join(one)
@@ -249,7 +249,7 @@ async def test_garbage_on_the_channel_or_in_beats_harms_nobody(server, request):
         assert (await one.beat("nobody", lease, ready(4))).kind is DenialReason.UNKNOWN
 
 
-async def test_b98_answers_that_differ_at_one_replica_quarantine_the_node_at_all_of_them(server, listens):
+async def test_answers_that_differ_at_one_replica_quarantine_the_node_at_all_of_them(server, listens):
     network = f"compared-{listens}"
     async with replica(server, network) as one, replica(server, network, listens=listens) as other:
         joined = await one.register(registration())

@@ -171,7 +171,7 @@ async def test_clients_that_go_away_between_messages_end_their_flows_once(rig):
         assert all(flow.ends == 1 for flow in made.conductor.flows)
 
 
-async def test_b28_a_fault_in_the_decision_reaches_the_client_as_a_json_answer(rig):
+async def test_a_fault_in_the_decision_reaches_the_client_as_a_json_answer(rig):
     async def decide(_head, _body):
         raise ZeroDivisionError
 
@@ -181,7 +181,7 @@ async def test_b28_a_fault_in_the_decision_reaches_the_client_as_a_json_answer(r
         assert json.loads(peer.answered.body)["error"]["code"] == "internal_error"
 
 
-async def test_b102_a_broken_protocol_closes_only_its_stream(rig):
+async def test_a_broken_protocol_closes_only_its_stream(rig):
     async with rig() as made:
         waiting = made.process()
         await waiting.write(message("request_headers", {":method": "POST", ":path": "/"}))

@@ -95,7 +95,7 @@ def test_one_scrape_shows_what_all_workers_did(stack):
     assert total(read, "din_request_queue_duration_seconds_count") == 9
 
 
-def test_i09_names_that_clients_make_up_are_no_labels(stack):
+def test_names_that_clients_make_up_are_no_labels(stack):
     before = sum(len(samples) for samples in scrape(stack).values())
     with stack.client() as client:
         for at in range(40):
@@ -176,7 +176,7 @@ def audit_verify(stack: Stack, *options: str) -> subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_r40_every_request_leaves_its_admission_and_its_end_in_the_audit_log(audited):
+def test_every_request_leaves_its_admission_and_its_end_in_the_audit_log(audited):
     secret = "my prompt is nobody's business"
     reply = audited.chat(messages=[{"role": "user", "content": secret}], headers={"x-din-trace-id": "audit-trace-01"})
     assert audited.chat(tenant_name="trial").status_code == 200
@@ -202,7 +202,7 @@ def test_r40_every_request_leaves_its_admission_and_its_end_in_the_audit_log(aud
     assert KEY_TEXT not in everything
 
 
-def test_r40_a_change_of_configuration_and_keys_is_recorded(audited, pools, collector):
+def test_a_change_of_configuration_and_keys_is_recorded(audited, pools, collector):
     before = len(of_kind(audited, "configured"))
     audited.write(audited_config(pools, collector, tenant("newcomer")))
     audited.eventually(lambda: len(of_kind(audited, "configured")) == before + 1, "the change is recorded")
@@ -214,7 +214,7 @@ def test_r40_a_change_of_configuration_and_keys_is_recorded(audited, pools, coll
     assert "hash" not in json.dumps(change)
 
 
-def test_r40_audit_verify_proves_a_log_that_is_being_written_and_names_what_was_changed(audited):
+def test_audit_verify_proves_a_log_that_is_being_written_and_names_what_was_changed(audited):
     proved = audit_verify(audited)
     assert proved.returncode == 0, proved.stdout + proved.stderr
     assert "whole" in proved.stdout
@@ -237,7 +237,7 @@ def test_r40_audit_verify_proves_a_log_that_is_being_written_and_names_what_was_
     assert len(nothing.stderr.splitlines()) == 1
 
 
-def test_r38_one_trace_id_finds_gateway_log_node_log_audit_record_and_spans(audited, node_stack, collector, engine):
+def test_one_trace_id_finds_gateway_log_node_log_audit_record_and_spans(audited, node_stack, collector, engine):
     trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     name = "the-trace-of-this-test"
     headers = {"x-din-trace-id": name, "traceparent": f"00-{trace}-{parent}-01", "tracestate": "vendor=1"}

@@ -160,7 +160,7 @@ def test_what_all_tenants_may_use_of_a_model_is_theirs_together(stack):
     stack.eventually(lambda: stack.chat(ask(model="small"), tenant_name="batch").status_code == 200, "its slot came back")
 
 
-def test_b70_limits_change_while_it_runs(stack, config):
+def test_limits_change_while_it_runs(stack, config):
     with Busy(stack, "single", 3000):
         raised = [tenant("single", max_streams=2) | {"queue": QUEUE} if each["id"] == "single" else each for each in config["tenants"]]
         stack.write({**config, "tenants": raised})

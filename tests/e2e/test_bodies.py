@@ -78,7 +78,7 @@ def refused(reply: httpx.Response, status: int, code: str) -> dict:
 
 
 @pytest.mark.parametrize("coding", ["gzip", "GZIP", "  gzip  ", "x-gzip"])
-def test_b12_a_compressed_body_arrives_plain_with_its_own_length_and_without_the_label(stack, sim, coding):
+def test_a_compressed_body_arrives_plain_with_its_own_length_and_without_the_label(stack, sim, coding):
     plain = body_of(100_000)
     body = gzip.compress(plain)
     head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key_of('acme')}\r\ncontent-type: application/json\r\n"
@@ -103,7 +103,7 @@ def test_b12_a_compressed_body_arrives_plain_with_its_own_length_and_without_the
         ("gzip", gzip.compress(b"x" * (CAP + 1)), 413, "request_too_large"),
     ],
 )
-def test_b12_what_can_not_be_decoded_reaches_no_node(client, sim, coding, body, status, code):
+def test_what_can_not_be_decoded_reaches_no_node(client, sim, coding, body, status, code):
     refused(client.post(PATH, content=body, headers={**JSON, "content-encoding": coding}), status, code)
     assert sim.seen()[1] == []
 
@@ -118,7 +118,7 @@ def in_chunks(body: bytes) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("size", [32_769, 1_100_000, CAP - 100])
 @pytest.mark.parametrize("chunked", [False, True])
-def test_b14_every_body_below_the_cap_passes(client, sim, size, chunked):
+def test_every_body_below_the_cap_passes(client, sim, size, chunked):
     body = body_of(size)
     reply = client.post(PATH, content=in_chunks(body) if chunked else body, headers=JSON)
     assert reply.status_code == 200, reply.text
@@ -126,7 +126,7 @@ def test_b14_every_body_below_the_cap_passes(client, sim, size, chunked):
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_b14_a_body_over_the_cap_is_a_413_in_our_shape(client, sim, chunked):
+def test_a_body_over_the_cap_is_a_413_in_our_shape(client, sim, chunked):
     body = body_of(CAP + 1)
     refused(client.post(PATH, content=in_chunks(body) if chunked else body, headers=JSON), 413, "request_too_large")
     assert sim.seen()[1] == []
@@ -134,28 +134,28 @@ def test_b14_a_body_over_the_cap_is_a_413_in_our_shape(client, sim, chunked):
 
 @pytest.mark.parametrize("size", [127_000, 129_000, 3_900_000, 4_100_000, CAP])
 @pytest.mark.parametrize("model", ["engine-m", "m"])
-def test_b101_no_size_is_too_large_for_the_road_to_the_sidecar_and_back(client, sim, size, model):
+def test_no_size_is_too_large_for_the_road_to_the_sidecar_and_back(client, sim, size, model):
     body = body_of(size, model=model)
     assert client.post(PATH, content=body, headers=JSON).status_code == 200
     assert arrived(sim)["body"] == body.replace(b'"m"', b'"engine-m"', 1)
 
 
 @pytest.mark.parametrize(("size", "status"), [(300_000, 200), (CAP, 200), (CAP + 1, 413)])
-def test_b101_http2_carries_the_same_bodies(stack, sim, size, status):
+def test_http2_carries_the_same_bodies(stack, sim, size, status):
     body = body_of(size)
     with stack.client(http1=False, http2=True) as client:
         assert client.post(PATH, content=body, headers=JSON).status_code == status
     assert len(sim.seen()[1]) == (status == 200)
 
 
-def test_b104_five_megabytes_of_prose_are_weighed_in_time(client, sim):
+def test_five_megabytes_of_prose_are_weighed_in_time(client, sim):
     text = "The quick brown fox jumps over the lazy dog. 你好,世界 " * 80_000
     body = body_of(CAP - 10, text=text[: 4 * MIB])
     assert client.post(PATH, content=body, headers=JSON).status_code == 200
     assert sim.seen()[0]["completed"] == 1
 
 
-def test_b104_sixteen_large_bodies_at_once_are_all_decided(stack, client, sim):
+def test_sixteen_large_bodies_at_once_are_all_decided(stack, client, sim):
     with ThreadPoolExecutor(16) as pool:
         replies = list(pool.map(lambda _: client.post(PATH, content=body_of(3 * MIB), headers=JSON), range(16)))
     assert {reply.status_code for reply in replies} == {200}
@@ -168,7 +168,7 @@ def test_b104_sixteen_large_bodies_at_once_are_all_decided(stack, client, sim):
 
 @pytest.mark.parametrize("model", [*ALIASES, "engine-m"])
 @pytest.mark.parametrize("text", ["plain", "größer 你好 \U0001f600"])
-def test_b99_content_length_is_what_is_sent_and_the_next_request_on_the_connection_is_understood(client, sim, model, text):
+def test_content_length_is_what_is_sent_and_the_next_request_on_the_connection_is_understood(client, sim, model, text):
     for _ in range(2):
         body = json.dumps({"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 2}, ensure_ascii=False).encode()
         assert client.post(PATH, content=body, headers=JSON).status_code == 200
@@ -182,14 +182,14 @@ def test_b99_content_length_is_what_is_sent_and_the_next_request_on_the_connecti
 # Contents
 
 
-def test_b16_parameters_that_nobody_here_knows_pass(client, sim):
+def test_parameters_that_nobody_here_knows_pass(client, sim):
     unknown = {"store": False, "metadata": {}, "parallel_tool_calls": True, "reasoning_effort": "low", "x_vendor": [1, {"a": None}]}
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, **unknown}
     assert client.post(PATH, json=body).status_code == 200
     assert json.loads(arrived(sim)["body"]) == {**body, "model": "engine-m"}
 
 
-def test_b16_what_the_engine_itself_refuses_is_passed_on_and_asked_once(client, sim):
+def test_what_the_engine_itself_refuses_is_passed_on_and_asked_once(client, sim):
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "temperature": -3}
     reply = client.post(PATH, json=body)
     assert reply.status_code == 400
@@ -212,7 +212,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_b26_a_broken_body_is_a_short_400_that_quotes_nothing(stack, client, sim, name):
+def test_a_broken_body_is_a_short_400_that_quotes_nothing(stack, client, sim, name):
     reply = client.post(PATH, content=BROKEN[name], headers=JSON)
     refused(reply, 400, "invalid_request")
     assert SECRET not in reply.text
@@ -221,7 +221,7 @@ def test_b26_a_broken_body_is_a_short_400_that_quotes_nothing(stack, client, sim
     assert client.post(PATH, content=body_of(200), headers={"content-type": "application/json; charset=utf-8"}).status_code == 200
 
 
-def test_b26_a_byte_order_mark_is_tolerated_or_refused_but_never_a_fault(client):
+def test_a_byte_order_mark_is_tolerated_or_refused_but_never_a_fault(client):
     assert client.post(PATH, content=b"\xef\xbb\xbf" + body_of(200), headers=JSON).status_code in {200, 400}
 
 

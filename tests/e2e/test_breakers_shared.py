@@ -41,7 +41,7 @@ def breaker(stack: Stack, name: str) -> dict:
     return stack.status()["breakers"]["nodes"].get(name, {})
 
 
-def test_b86_a_node_that_asks_one_replica_for_time_is_left_alone_by_all(pair, engines):
+def test_a_node_that_asks_one_replica_for_time_is_left_alone_by_all(pair, engines):
     one, two = pair
     engines["a"].fail("throttle:count=1,retry_after_s=20")
     while one.chat().status_code == 200:

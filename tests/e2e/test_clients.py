@@ -87,7 +87,7 @@ def test_a_chat_completion(acme):
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
-def test_b18_a_stream_shows_usage_only_to_who_asked(acme):
+def test_a_stream_shows_usage_only_to_who_asked(acme):
     ask = {"model": "bx-fast-chat", "messages": QUESTION, "max_tokens": 8, "stream": True}
     for options in ({}, {"stream_options": {"include_usage": False}}):
         chunks = list(acme.chat.completions.create(**ask, **options))
@@ -123,7 +123,7 @@ def test_embeddings_as_numbers_and_as_the_base64_that_the_client_asks_for_by_its
         assert answer.usage.prompt_tokens > 0
 
 
-def test_b06_token_ids_as_input(acme):
+def test_token_ids_as_input(acme):
     answer = acme.embeddings.create(model="vectors", input=[[1, 2, 3], [4]])
     assert len(answer.data) == 2
 

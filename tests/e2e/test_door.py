@@ -81,7 +81,7 @@ def raw(stack: Stack, start: str, *lines: str, body: str = "") -> bytes:
 # Paths
 
 
-def test_b30_a_slash_or_a_query_is_the_same_path_and_metered(client, sims):
+def test_a_slash_or_a_query_is_the_same_path_and_metered(client, sims):
     left = []
     for path in (PATH, PATH + "/", PATH + "?api-version=1", PATH + "/?a=b"):
         reply = client.post(path, json=ask())
@@ -98,7 +98,7 @@ def test_b30_a_slash_or_a_query_is_the_same_path_and_metered(client, sims):
      "/./v1/chat/completions", "/v1/chat/..%2fchat/completions", "/v1%5cchat/completions", "/v1/chat\\completions",
      "/", "/v1", "/metrics", "/_seen", "/tokenize"],
 )  # fmt: skip
-def test_b30_any_other_spelling_is_a_404_and_reaches_no_node(stack, sims, path):
+def test_any_other_spelling_is_a_404_and_reaches_no_node(stack, sims, path):
     body = json.dumps(ask())
     reply = raw(stack, f"POST {path} HTTP/1.1", "content-type: application/json", f"content-length: {len(body)}", body=body)
     assert reply.startswith(b"HTTP/1.1 404 "), reply
@@ -118,7 +118,7 @@ def test_a_whole_url_as_target_is_its_path_and_goes_nowhere_else(stack, sims, ho
     assert not elsewhere or elsewhere.startswith((b"HTTP/1.1 404 ", b"HTTP/1.1 400 ")), elsewhere
 
 
-def test_b23_models_whose_names_have_slashes_are_found_one_by_one(client):
+def test_models_whose_names_have_slashes_are_found_one_by_one(client):
     found = client.get(f"/v1/models/{SLASHED}")
     assert found.json()["id"] == SLASHED
     assert client.get("/v1/models/hf.co%2Funsloth%2FQwen3%3AQ4_K_M").json() == found.json()
@@ -128,7 +128,7 @@ def test_b23_models_whose_names_have_slashes_are_found_one_by_one(client):
 
 
 @pytest.mark.parametrize("name", ["fast", "second", "second@>=1", "fast@2025.*"])
-def test_b25_no_other_name_opens_a_model_that_is_not_allowed(stack, sims, name):
+def test_no_other_name_opens_a_model_that_is_not_allowed(stack, sims, name):
     reply = stack.chat(ask(name), tenant_name="other")
     assert (reply.status_code, reply.json()["error"]["code"]) == (403, "model_not_allowed")
     assert seen(sims) == []
@@ -137,14 +137,14 @@ def test_b25_no_other_name_opens_a_model_that_is_not_allowed(stack, sims, name):
 # Methods, and requests without a body
 
 
-def test_b31_a_head_has_the_headers_of_the_get_and_no_body(client):
+def test_a_head_has_the_headers_of_the_get_and_no_body(client):
     get, head = client.get("/v1/models"), client.head("/v1/models")
     assert (get.status_code, head.status_code, head.content) == (200, 200, b"")
     for name in ("content-type", "content-length"):
         assert head.headers[name] == get.headers[name]
 
 
-def test_b31_what_has_no_body_is_answered_without_waiting_for_one(stack, client, sims):
+def test_what_has_no_body_is_answered_without_waiting_for_one(stack, client, sims):
     empty = client.post(PATH, headers={"content-type": "application/json", "content-length": "0"})
     assert (empty.status_code, empty.json()["error"]["code"]) == (400, "invalid_request")
     assert raw(stack, f"POST {PATH} HTTP/1.1", "transfer-encoding: chunked", body="0\r\n\r\n").startswith(b"HTTP/1.1 400 ")
@@ -156,14 +156,14 @@ def test_b31_what_has_no_body_is_answered_without_waiting_for_one(stack, client,
     assert seen(sims) == []
 
 
-def test_b31_a_body_that_waits_for_100_continue_is_asked_for(stack):
+def test_a_body_that_waits_for_100_continue_is_asked_for(stack):
     body = json.dumps(ask())
     lines = ("content-type: application/json", f"content-length: {len(body)}", "expect: 100-continue")
     reply = raw(stack, f"POST {PATH} HTTP/1.1", *lines, body=body)
     assert reply.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 ")
 
 
-def test_b31_the_same_over_http2(stack):
+def test_the_same_over_http2(stack):
     with stack.client(http1=False, http2=True) as client:
         assert client.get("/v1/models").http_version == "HTTP/2"
         assert client.head("/v1/models").content == b""
@@ -181,7 +181,7 @@ def test_options_without_cors_says_what_may_be_asked(client, sims):
 # Browsers
 
 
-def test_b29_a_preflight_costs_nothing_and_needs_no_key(stack):
+def test_a_preflight_costs_nothing_and_needs_no_key(stack):
     before = stack.status()["counts"]
     asked = {"origin": ORIGIN, "access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
     with stack.client(None) as client:
@@ -192,7 +192,7 @@ def test_b29_a_preflight_costs_nothing_and_needs_no_key(stack):
     assert (after["sent"], after["refused"]) == (before["sent"], before["refused"])
 
 
-def test_b29_a_browser_can_read_answers_and_refusals(stack):
+def test_a_browser_can_read_answers_and_refusals(stack):
     from_page = {"origin": ORIGIN}
     replies = [stack.chat(ask(), tenant_name="trial", headers=from_page) for _ in range(2)]
     with stack.client(None) as client:
@@ -214,7 +214,7 @@ def test_b29_a_browser_can_read_answers_and_refusals(stack):
     ("method", "path", "body", "status"),
     [("POST", PATH, {"messages": []}, 400), ("GET", "/v1/models", None, 200), ("OPTIONS", PATH, None, 204), ("POST", PATH, ask(), 200)],
 )
-def test_b93_forged_headers_change_nothing_reach_nobody_and_are_not_echoed(client, sims, method, path, body, status):
+def test_forged_headers_change_nothing_reach_nobody_and_are_not_echoed(client, sims, method, path, body, status):
     reply = client.request(method, path, json=body, headers=INSIDE)
     assert reply.status_code == status, reply.text
     assert not {name.lower() for name in INSIDE} & reply.headers.keys()
@@ -225,7 +225,7 @@ def test_b93_forged_headers_change_nothing_reach_nobody_and_are_not_echoed(clien
         assert not {name.lower() for name in INSIDE} - {"x-request-id"} & {name for name, _ in request["headers"]}
 
 
-def test_b93_forged_headers_behind_the_body_or_on_an_upgraded_connection_reach_nobody(stack, sims):
+def test_forged_headers_behind_the_body_or_on_an_upgraded_connection_reach_nobody(stack, sims):
     body = json.dumps(ask())
     forged = "x-din-cluster: second\r\nx-din-endpoint: 10.0.0.5:22\r\nx-din-tenant: admin\r\nauthorization: Bearer forged\r\n"
     behind = f"{len(body):x}\r\n{body}\r\n0\r\n{forged}\r\n"
@@ -251,7 +251,7 @@ def test_b93_forged_headers_behind_the_body_or_on_an_upgraded_connection_reach_n
     assert sims["second"].seen()[1] == []
 
 
-def test_b93_over_http2_too_forged_headers_reach_nobody(stack, sims):
+def test_over_http2_too_forged_headers_reach_nobody(stack, sims):
     with stack.client(http1=False, http2=True) as client:
         lowered = {name.lower(): value for name, value in INSIDE.items()}
         for method, path, content in (("POST", PATH, ask()), ("GET", "/v1/models", None), ("OPTIONS", PATH, None), ("POST", "/no", None)):
@@ -262,7 +262,7 @@ def test_b93_over_http2_too_forged_headers_reach_nobody(stack, sims):
     assert not lowered.keys() - {"x-request-id"} & {name for name, _ in request["headers"]}
 
 
-def test_b107_every_request_lands_where_it_was_decided_whatever_the_route_was_before(stack, client, sims):
+def test_every_request_lands_where_it_was_decided_whatever_the_route_was_before(stack, client, sims):
     for number in range(40):
         model = ("first", "second")[number % 2]
         reply = client.post(PATH, json=ask(model), headers={"x-din-cluster": "second", "x-din-endpoint": "127.0.0.1:1"})
@@ -271,7 +271,7 @@ def test_b107_every_request_lands_where_it_was_decided_whatever_the_route_was_be
     assert stack.envoy_stats("clear_route_cache_ignored") == {"http.din.ext_proc.clear_route_cache_ignored": 0}
 
 
-def test_b108_of_a_header_that_we_set_there_is_one_value_and_it_is_ours(stack, sims):
+def test_of_a_header_that_we_set_there_is_one_value_and_it_is_ours(stack, sims):
     good = raw_chat(stack, "x-din-trace-id: trace-of-client-1", "x-din-trace-id: trace-of-client-2", "x-din-cluster: second")
     assert good.startswith(b"HTTP/1.1 200 ")
     [request] = seen(sims)
@@ -282,7 +282,7 @@ def test_b108_of_a_header_that_we_set_there_is_one_value_and_it_is_ours(stack, s
 
 
 @pytest.mark.parametrize("trace", ["a b c d e f g h", "x" * 129, "ü" * 20, "<script>alert()", "'; drop table", "x" * 20_000])
-def test_b108_a_trace_id_that_is_no_token_is_replaced(stack, sims, trace):
+def test_a_trace_id_that_is_no_token_is_replaced(stack, sims, trace):
     reply = raw_chat(stack, f"x-din-trace-id: {trace}")
     assert reply.startswith(b"HTTP/1.1 200 ")
     [request] = seen(sims)

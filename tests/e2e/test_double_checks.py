@@ -106,7 +106,7 @@ def ask(stack):
     return reply
 
 
-def test_r41_b98_the_odd_one_is_found_written_down_and_kept_out_and_clients_notice_nothing(stack, engines):
+def test_the_odd_one_is_found_written_down_and_kept_out_and_clients_notice_nothing(stack, engines):
     asked = 0
     deadline = time.monotonic() + 60
     while nodes(stack)["gpu-2"]["state"] != "quarantined":

@@ -95,7 +95,7 @@ async def resetting(request):
 @pytest.mark.parametrize(
     ("method", "path"), [("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("OPTIONS", "/v1/models"), ("HEAD", "/x")]
 )
-async def test_b93_internal_headers_of_a_client_are_gone_before_the_sidecar_sees_the_request(method, path):
+async def test_internal_headers_of_a_client_are_gone_before_the_sidecar_sees_the_request(method, path):
     async with rig(1) as gateway:
         gateway.sidecar.decide = lambda _headers, _body: gateway.toward(gateway.nodes[0])
         reply = await gateway.fetch(method, path, {**FORBIDDEN, **INTENT}, b"{}" if method == "POST" else None)
@@ -108,7 +108,7 @@ async def test_b93_internal_headers_of_a_client_are_gone_before_the_sidecar_sees
         assert {name for name in head if name.startswith("x-din-")} == {name for name in INTENT if name.startswith("x-din-")}
 
 
-async def test_b93_internal_headers_do_not_choose_a_route_when_the_sidecar_is_down():
+async def test_internal_headers_do_not_choose_a_route_when_the_sidecar_is_down():
     async with rig(2, sidecar=False, fail_open_pool="pool") as gateway:
         assert (await gateway.chat({**FORBIDDEN, **INTENT})).status == 200
         [seen] = gateway.nodes[0].seen + gateway.nodes[1].seen
@@ -160,7 +160,7 @@ async def test_neither_a_tenants_key_nor_the_routing_headers_reach_a_node():
 # Where it lands
 
 
-async def test_b107_a_request_lands_on_the_chosen_node_every_time():
+async def test_a_request_lands_on_the_chosen_node_every_time():
     async with rig(3) as gateway:
         for turn in range(30):
             node = gateway.nodes[turn * 7 % 3]
@@ -171,14 +171,14 @@ async def test_b107_a_request_lands_on_the_chosen_node_every_time():
             assert int(reply["x-din-exec-time-ms"]) >= 0
 
 
-async def test_b107_a_decision_that_does_not_refresh_the_route_is_noticed():
+async def test_a_decision_that_does_not_refresh_the_route_is_noticed():
     async with rig(1) as gateway:
         gateway.sidecar.decide = lambda _headers, _body: gateway.toward(gateway.nodes[0], clear_route_cache=False)
         assert_error(await gateway.chat(), RefusalCode.LIMITS_UNAVAILABLE)
         assert gateway.nodes[0].seen == []
 
 
-async def test_b82_a_dead_node_is_passed_over_and_the_headers_name_the_node_that_answered():
+async def test_a_dead_node_is_passed_over_and_the_headers_name_the_node_that_answered():
     async with rig(3, dead=(0,), outlier=Outlier(consecutive_5xx=10_000, consecutive_gateway_failures=10_000)) as gateway:
         dead, first, second = gateway.nodes
         gateway.sidecar.decide = lambda _headers, _body: gateway.toward(dead, second)
@@ -191,7 +191,7 @@ async def test_b82_a_dead_node_is_passed_over_and_the_headers_name_the_node_that
 
 
 @pytest.mark.parametrize("failing", [busy, resetting])
-async def test_b82_a_node_that_fails_before_its_first_byte_is_asked_once_and_another_answers(failing):
+async def test_a_node_that_fails_before_its_first_byte_is_asked_once_and_another_answers(failing):
     async with rig(2, outlier=Outlier(consecutive_5xx=10_000, consecutive_gateway_failures=10_000)) as gateway:
         bad, good = gateway.nodes
         bad.behaviour = failing
@@ -204,7 +204,7 @@ async def test_b82_a_node_that_fails_before_its_first_byte_is_asked_once_and_ano
         assert len(gateway.sidecar.heads) == 20
 
 
-async def test_b50_nothing_is_retried_once_the_first_byte_has_left():
+async def test_nothing_is_retried_once_the_first_byte_has_left():
     async def three_then_reset(request):
         answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await answer.prepare(request)
@@ -278,7 +278,7 @@ async def test_a_node_that_fails_its_health_check_leaves_the_fallback_and_comes_
 # Bodies
 
 
-async def test_b14_bodies_up_to_the_cap_pass_and_larger_ones_get_our_413():
+async def test_bodies_up_to_the_cap_pass_and_larger_ones_get_our_413():
     cap = 2 << 20
     async with rig(1, body_limit_bytes=cap) as gateway:
         gateway.sidecar.decide = lambda _headers, _body: gateway.toward(gateway.nodes[0])
@@ -297,7 +297,7 @@ async def test_b14_bodies_up_to_the_cap_pass_and_larger_ones_get_our_413():
 
 
 @pytest.mark.parametrize("body", [b'{"model":"a-much-longer-name-than-before"}', b"{}", b'{"model":"n"}', '{"model":"多语言😀"}'.encode()])
-async def test_b99_content_length_is_right_after_the_body_changed(body):
+async def test_content_length_is_right_after_the_body_changed(body):
     async with rig(1) as gateway:
         gateway.sidecar.decide = lambda _headers, _body: gateway.toward(gateway.nodes[0], body=body)
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{gateway.envoy.port}") as client:
@@ -323,7 +323,7 @@ SPELLINGS = [
 ]
 
 
-async def test_b30_no_spelling_of_a_path_is_tidied_up_before_the_sidecar_sees_it():
+async def test_no_spelling_of_a_path_is_tidied_up_before_the_sidecar_sees_it():
     async with rig(1) as gateway:
         gateway.sidecar.decide = refuse
         for path in SPELLINGS:
@@ -335,7 +335,7 @@ async def test_b30_no_spelling_of_a_path_is_tidied_up_before_the_sidecar_sees_it
         assert gateway.nodes[0].seen == []
 
 
-async def test_b31_requests_without_a_body_are_answered_in_the_header_phase():
+async def test_requests_without_a_body_are_answered_in_the_header_phase():
     async with rig(1) as gateway:
         gateway.sidecar.decide = lambda _headers, _body: Answer(200, b'{"data":[]}', {"content-type": "application/json"})
         head, get = await gateway.fetch("HEAD", "/v1/models"), await gateway.fetch("GET", "/v1/models")
@@ -423,7 +423,7 @@ async def test_what_the_sidecar_answered_passes_unchanged(details):
             assert reply["x-bxagent-degraded"] is None
 
 
-async def test_b105_without_the_sidecar_requests_are_refused_fast_and_served_again_when_it_is_back():
+async def test_without_the_sidecar_requests_are_refused_fast_and_served_again_when_it_is_back():
     async with rig(1) as gateway:
         gateway.sidecar.decide = lambda _headers, _body: gateway.toward(gateway.nodes[0])
         assert (await gateway.chat()).status == 200
@@ -439,7 +439,7 @@ async def test_b105_without_the_sidecar_requests_are_refused_fast_and_served_aga
         assert {seen.headers["content-length"] for seen in gateway.nodes[0].seen} == {"13"}
 
 
-async def test_b105_an_open_gateway_serves_known_paths_from_one_pool_and_marks_the_answer():
+async def test_an_open_gateway_serves_known_paths_from_one_pool_and_marks_the_answer():
     async with rig(1, fail_open_pool="pool") as gateway:
         gateway.sidecar.decide = lambda _headers, _body: Answer(429, b"{}")
         refused = await gateway.chat()
@@ -466,7 +466,7 @@ async def test_b105_an_open_gateway_serves_known_paths_from_one_pool_and_marks_t
 PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
 
 
-async def test_b29_a_preflight_is_answered_without_key_and_sidecar_and_errors_are_readable_in_browsers():
+async def test_a_preflight_is_answered_without_key_and_sidecar_and_errors_are_readable_in_browsers():
     async with rig(1, cors_origins=("https://app.example", "https://*.team.example")) as gateway:
         for origin in ("https://app.example", "https://a.team.example"):
             reply = await gateway.fetch("OPTIONS", "/v1/chat/completions", {"origin": origin, **PREFLIGHT})
@@ -556,7 +556,7 @@ async def test_a_stream_passes_as_it_comes_and_the_sidecars_stream_lasts_as_long
         await until(lambda: gateway.sidecar.open_streams == 0)
 
 
-async def test_b52_a_client_that_leaves_frees_the_node_and_the_sidecars_stream():
+async def test_a_client_that_leaves_frees_the_node_and_the_sidecars_stream():
     gone = asyncio.Event()
 
     async def endless(request):

@@ -104,7 +104,7 @@ def test_a_silent_stream_keeps_its_slot_beyond_its_lease_and_gives_it_back_with_
     stack.eventually(lambda: stack.redis_keys("single}:lease:") == [], "nothing stays taken")
 
 
-def test_r45_sensitive_data_is_flagged_or_kept_from_the_node_and_what_would_be_masked_is_refused(stack, sim):
+def test_sensitive_data_is_flagged_or_kept_from_the_node_and_what_would_be_masked_is_refused(stack, sim):
     sim.forget()
     prompt = {"messages": [{"role": "user", "content": "write to alice@example.com"}]}
     refused = stack.chat(ask(**prompt), tenant_name="careful")

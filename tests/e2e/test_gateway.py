@@ -81,7 +81,7 @@ def test_an_answer_names_the_node_the_version_the_time_and_the_trace(stack):
     assert made != stack.chat().headers["x-din-trace-id"]
 
 
-def test_r21_a_client_s_patience_becomes_envoy_s_timeout_in_a_header_that_the_node_does_not_see(stack, engines):
+def test_a_client_s_patience_becomes_envoy_s_timeout_in_a_header_that_the_node_does_not_see(stack, engines):
     late = stack.chat(headers={"x-din-timeout-ms": "5"}, max_tokens=600)
     openai_error(late, 504, "upstream_timeout")
     for sim in engines.values():

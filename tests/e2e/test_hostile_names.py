@@ -43,7 +43,7 @@ def odd(draw: random.Random) -> str:
     return "".join(draw.choice('abc\u4f60\n"\\{}= 💥') for _ in range(draw.randint(1, 2000)))
 
 
-def test_b111_names_that_clients_make_up_add_no_series(stack):
+def test_names_that_clients_make_up_add_no_series(stack):
     draw = random.Random(7)
     with stack.client() as client:
 
@@ -67,7 +67,7 @@ def test_b111_names_that_clients_make_up_add_no_series(stack):
 
 
 @pytest.mark.parametrize("path", [f"/v1/models?api_key={SECRET}", f"{PATH}?key={SECRET}", f"/nowhere?token={SECRET}"])
-def test_b115_a_key_in_a_query_is_written_down_nowhere(stack, engine, path):
+def test_a_key_in_a_query_is_written_down_nowhere(stack, engine, path):
     with stack.client() as client:
         body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
         reply = client.get(path) if "models" in path else client.post(path, json=body)
@@ -88,7 +88,7 @@ def test_b115_a_key_in_a_query_is_written_down_nowhere(stack, engine, path):
     ],
     ids=lambda line: line[:24],
 )
-def test_b115_an_odd_trace_header_costs_nobody_an_answer_and_forges_no_line(stack, line):
+def test_an_odd_trace_header_costs_nobody_an_answer_and_forges_no_line(stack, line):
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "user": "\u001b[2J\n2026 ERROR"})
     head = [f"POST {PATH} HTTP/1.1", "host: g", f"authorization: Bearer {key_of('acme')}", "connection: close"]
     head += ["content-type: application/json", f"content-length: {len(body)}", line]

@@ -91,7 +91,7 @@ def test_a_node_that_is_dead_is_passed_over(stack, engines):
         engines["a"].start()
 
 
-def test_r27_a_request_moves_to_the_other_pool_in_flight(stack, engines):
+def test_a_request_moves_to_the_other_pool_in_flight(stack, engines):
     for name in "ab":
         engines[name].fail("reset")
     try:

@@ -73,7 +73,7 @@ def left(reply: httpx.Response, what: str) -> int:
 # Tokens
 
 
-def test_b20_prompts_and_choices_have_a_context_each_and_are_reserved_together(stack):
+def test_prompts_and_choices_have_a_context_each_and_are_reserved_together(stack):
     with stack.client("acme") as client:
         two = client.post(PATH, json=ask(n=2, max_tokens=5000))
         four = client.post("/v1/completions", json={"model": "m", "prompt": ["word " * 3000] * 4, "max_tokens": 2})
@@ -86,7 +86,7 @@ def test_b20_prompts_and_choices_have_a_context_each_and_are_reserved_together(s
     assert (many.status_code, left(many, "tokens")) == (200, 0), "40 times 400 are more than the bucket holds"
 
 
-def test_b71_parallel_requests_do_not_pass_the_check_together(stack, sims):
+def test_parallel_requests_do_not_pass_the_check_together(stack, sims):
     for sim in sims:
         sim.fail("stall:after=1")  # so that no stream ends, and nothing comes back, before all are decided
     with contextlib.ExitStack() as open_streams, stack.client("trial", limits=httpx.Limits(max_connections=60)) as client:
@@ -114,7 +114,7 @@ def test_b71_parallel_requests_do_not_pass_the_check_together(stack, sims):
 # Retries
 
 
-def test_b77_an_exchange_that_is_tried_on_every_node_costs_one_request_and_is_settled_once(stack, sims):
+def test_an_exchange_that_is_tried_on_every_node_costs_one_request_and_is_settled_once(stack, sims):
     first = stack.chat(ask(), tenant_name="other")
     for sim in sims:
         sim.fail("unavailable")
@@ -133,7 +133,7 @@ def test_b77_an_exchange_that_is_tried_on_every_node_costs_one_request_and_is_se
     assert stack.status()["exchanges"]["unknown"] == 0
 
 
-def test_b77_an_exchange_that_another_node_answers_costs_what_that_node_did(stack, sims):
+def test_an_exchange_that_another_node_answers_costs_what_that_node_did(stack, sims):
     before = stack.status()["counts"]
     for sim in sims[:2]:
         sim.fail("unavailable")
@@ -159,7 +159,7 @@ def everything_in(server) -> str:
     return repr(shown)
 
 
-def test_b76_neither_keys_nor_their_hashes_show_up_anywhere(stack, sims):
+def test_neither_keys_nor_their_hashes_show_up_anywhere(stack, sims):
     key = key_of("single")
     digest = tenant("single")["keys"][0]["hash"].rpartition("$")[2]
     forged = "sk-test-SECRET-of-somebody"

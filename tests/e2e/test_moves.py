@@ -1,4 +1,4 @@
-"""Requests that move to the rule's other pool in flight: their own pool's nodes fail after they were sent (R27)."""
+"""Requests that move to the rule's other pool in flight: their own pool's nodes fail after they were sent."""
 
 from collections.abc import Iterator
 
@@ -78,7 +78,7 @@ def fail(engines, fault: str, *names: str) -> None:
 
 
 @pytest.mark.parametrize("fault", ["unavailable", "reset", "stall"])
-def test_r27_a_request_that_its_pool_can_t_answer_moves_to_the_fallback_in_flight(stack, engines, fault):
+def test_a_request_that_its_pool_can_t_answer_moves_to_the_fallback_in_flight(stack, engines, fault):
     fail(engines, fault, "big-1", "big-2")
     reply = stack.chat(model="big", user="é\u2028 model", metadata={"model": "big-served"})
     assert reply.status_code == 200, reply.text
@@ -128,7 +128,7 @@ def test_a_node_can_not_say_that_its_answer_is_another_pool_s(stack):
     assert not {"x-bxagent-degraded", "x-din-degraded-reason", "set-cookie"} & set(reply.headers)
 
 
-def test_b79_a_request_does_not_move_where_it_does_not_fit(stack, engines):
+def test_a_request_does_not_move_where_it_does_not_fit(stack, engines):
     fail(engines, "unavailable", "big-1", "big-2")
     short = {"headers": {"x-task-tier": "tiny"}, "model": "big"}
     assert stack.chat(**short).headers["x-din-node-id"] == "tiny"
@@ -138,7 +138,7 @@ def test_b79_a_request_does_not_move_where_it_does_not_fit(stack, engines):
     assert engines["tiny"].seen()[0]["requests"] == 1
 
 
-def test_b74_a_tenant_s_request_does_not_move_to_a_model_that_it_may_not_use(stack, engines):
+def test_a_tenant_s_request_does_not_move_to_a_model_that_it_may_not_use(stack, engines):
     fail(engines, "unavailable", "big-1", "big-2")
     reply = stack.chat(model="big", tenant_name="narrow")
     assert reply.status_code == 503

@@ -129,7 +129,7 @@ def test_requests_of_like_length_reach_the_engine_together(engine):
         assert rest[1].result().status_code == 200
 
 
-def test_b90_a_node_whose_engine_serves_another_model_stays_loading_and_says_why(engine):
+def test_a_node_whose_engine_serves_another_model_stays_loading_and_says_why(engine):
     with RegistryThread() as registry:
         node = NodeStack(engine.address, registry.url, model="another").start(ready=False)
         try:
@@ -170,7 +170,7 @@ def test_a_node_that_is_told_to_stop_ends_what_it_has_and_leaves(engine):
         assert "draining" in [beat["state"] for beat in registry.beats]
 
 
-def test_b87_an_engine_that_dies_is_told_and_answered_for_and_its_return_is_told_too():
+def test_an_engine_that_dies_is_told_and_answered_for_and_its_return_is_told_too():
     with EngineSim() as engine, RegistryThread() as registry, NodeStack(engine.address, registry.url, envoy=True) as node:
         engine.end()
         reply = chat(node)

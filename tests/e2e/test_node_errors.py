@@ -169,7 +169,7 @@ def test_a_node_that_claims_more_tokens_than_can_be_is_not_believed(stack, parro
     assert 0 < told.tokens < 100
 
 
-def test_r28_b99_every_captured_error_is_retold_and_the_connection_goes_on(stack, parrot):
+def test_every_captured_error_is_retold_and_the_connection_goes_on(stack, parrot):
     with accounted(stack, len(CAPTURED)) as told, stack.client() as client:
         for name, (code, status, param) in CAPTURED.items():
             head, _, body = (CAPTURES / f"{name}.txt").read_bytes().replace(b"\r\n", b"\n").partition(b"\n\n")
@@ -200,7 +200,7 @@ DETAIL = json.dumps({"detail": "no such field"}).encode()
         (400, DETAIL, {"content_type": "application/json", "chunked": True}, (400, "invalid_request")),
     ],
 )
-def test_b95_whatever_a_node_writes_its_class_is_kept_and_nothing_else_of_it_shows(stack, parrot, status, body, more, expected):
+def test_whatever_a_node_writes_its_class_is_kept_and_nothing_else_of_it_shows(stack, parrot, status, body, more, expected):
     parrot.answers(status, body, **more)
     with accounted(stack), stack.client() as client:
         answer = client.post(PATH, json=ask())
@@ -216,7 +216,7 @@ def test_b95_whatever_a_node_writes_its_class_is_kept_and_nothing_else_of_it_sho
 
 
 @pytest.mark.parametrize("chunked", [True, False])
-def test_b95_a_web_page_that_calls_itself_a_good_answer_is_a_502_that_costs_nothing(stack, parrot, chunked):
+def test_a_web_page_that_calls_itself_a_good_answer_is_a_502_that_costs_nothing(stack, parrot, chunked):
     parrot.answers(200, PAGE, content_type="text/html", chunked=chunked)
     with accounted(stack, 2) as told, stack.client() as client:
         answer = client.post(PATH, json=ask(stream=chunked))
@@ -276,7 +276,7 @@ def test_an_error_that_never_ends_is_not_waited_for(stack, parrot):
     assert (told.outcomes, told.tokens) == ({"upstream_error": 1}, 0)
 
 
-def test_b86_a_nodes_429_is_not_tried_elsewhere_costs_nothing_and_is_no_limit_of_the_tenant(stack, parrot):
+def test_a_nodes_429_is_not_tried_elsewhere_costs_nothing_and_is_no_limit_of_the_tenant(stack, parrot):
     parrot.answers(429, b'{"error":{"message":"quota"}}', content_type="application/json", retry_after="7")
     with accounted(stack) as told:
         body = ours(busy := stack.chat(ask(max_tokens=3000), tenant_name="trial"), 429, "upstream_busy")

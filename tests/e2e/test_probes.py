@@ -1,4 +1,4 @@
-"""An engine that is stuck behind an open port, found by probes while no client asks for anything; two replicas share one Redis (R25)."""
+"""An engine that is stuck behind an open port, found by probes while no client asks for anything; two replicas share one Redis."""
 
 import contextlib
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def health(stack: Stack, name: str) -> dict:
     return row["health"] or {}
 
 
-def test_r25_one_replica_asks_both_know_and_a_stuck_engine_is_left_out_by_both(replicas, engines):
+def test_one_replica_asks_both_know_and_a_stuck_engine_is_left_out_by_both(replicas, engines):
     for stack in replicas:
         stack.eventually(lambda stack=stack: all(health(stack, name).get("ttft_ms") for name in ("n0", "n1")), "times to first tokens", 20)
     assert sum(stack.status()["breakers"]["probes"]["asked_here"] for stack in replicas) == 1

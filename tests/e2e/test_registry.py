@@ -238,7 +238,7 @@ def beating(replica: Replica, name: str, lease: str) -> subprocess.Popen[bytes]:
         ({"address": "192.0.2.1:8000"}, 403, "forbidden", "does not hold for the address 192.0.2.1:8000"),
     ],
 )
-def test_b92_a_registration_that_is_not_true_or_not_sound_is_refused_with_the_reason(pair, fields, status, code, told):
+def test_a_registration_that_is_not_true_or_not_sound_is_refused_with_the_reason(pair, fields, status, code, told):
     answered, body = pair[0].register("gpu-1", **fields)
     assert (answered, body["code"]) == (status, code), body
     assert told in body["detail"]

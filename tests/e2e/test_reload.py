@@ -71,7 +71,7 @@ def test_an_alias_leads_elsewhere_without_a_restart_and_no_request_is_lost_meanw
     assert stack.sidecar.poll() is None
 
 
-def test_b70_changed_limits_and_keys_hold_from_the_next_request_on(stack, sims):
+def test_changed_limits_and_keys_hold_from_the_next_request_on(stack, sims):
     replies = [stack.chat(tenant_name="trial") for _ in range(3)]
     assert [reply.status_code for reply in replies] == [200, 200, 429]
     stack.write(config(sims, tenants=[tenant("acme"), tenant("trial", rpm=4), tenant("other")]))
@@ -98,7 +98,7 @@ BROKEN = {
 }
 
 
-def test_b114_a_broken_file_changes_nothing_and_is_told_with_its_reason(stack):
+def test_a_broken_file_changes_nothing_and_is_told_with_its_reason(stack):
     used = shown(stack)["fingerprint"]
     sound = stack.config_file.read_text()
     told = ""
@@ -116,7 +116,7 @@ def test_b114_a_broken_file_changes_nothing_and_is_told_with_its_reason(stack):
     stack.eventually(lambda: shown(stack)["rejected_successor"] == "", "the sound file is in use again")
 
 
-def test_b114_a_file_that_is_gone_or_unreadable_changes_nothing(stack):
+def test_a_file_that_is_gone_or_unreadable_changes_nothing(stack):
     used = shown(stack)["fingerprint"]
     away = stack.config_file.with_suffix(".away")
     stack.config_file.rename(away)
@@ -129,7 +129,7 @@ def test_b114_a_file_that_is_gone_or_unreadable_changes_nothing(stack):
     stack.eventually(lambda: shown(stack)["rejected_successor"] == "", "it is back")
 
 
-def test_b114_a_symlink_that_is_swapped_is_followed_as_kubernetes_does_it(running, sims):
+def test_a_symlink_that_is_swapped_is_followed_as_kubernetes_does_it(running, sims):
     """`din.yaml -> ..data/din.yaml`, `..data -> ..1`, and a rename that makes `..data -> ..2`."""
     folder = running.folder
     running.write(config(sims))
@@ -146,14 +146,14 @@ def test_b114_a_symlink_that_is_swapped_is_followed_as_kubernetes_does_it(runnin
     running.eventually(lambda: lands(running) == "node-second", "the swap is noticed")
 
 
-def test_b114_of_two_changes_in_a_row_the_last_one_holds(stack, sims):
+def test_of_two_changes_in_a_row_the_last_one_holds(stack, sims):
     stack.write(config(sims, aliases={"m": {"model": "second"}}))
     stack.write(config(sims, aliases={"m": {"model": "first"}, "last": {"model": "second"}}))
     stack.eventually(lambda: lands(stack, "last") == "node-second", "the last one is in use")
     assert lands(stack) == "node-first"
 
 
-def test_b114_a_bad_file_at_the_start_is_said_line_by_line_and_ends_with_1(stack, tmp_path):
+def test_a_bad_file_at_the_start_is_said_line_by_line_and_ends_with_1(stack, tmp_path):
     bad = tmp_path / "din.yaml"
     text = stack.config_file.read_text().replace("rpm: 2", "rpm: -2", 1).replace("access_log_flush_ms: 10", "access_log_flush_ms: 99999")
     bad.write_text(f"{text}\nalaises: {{}}\n")

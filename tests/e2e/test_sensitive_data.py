@@ -46,20 +46,20 @@ def body(text: str) -> bytes:
 
 
 @pytest.mark.parametrize("written", [SECRET, SECRET.replace("@", "\\u0040"), "caf\\u00e9\\n" + SECRET])
-def test_r45_masked_the_node_gets_the_client_s_bytes_with_a_mark_in_the_data_s_place(stack, engine, written):
+def test_masked_the_node_gets_the_client_s_bytes_with_a_mark_in_the_data_s_place(stack, engine, written):
     reply, (got,) = sent(stack, engine, "acme", body(f"你好 {written}, answer"))
     assert reply.status_code == 200, reply.text
     mark = written.replace(SECRET, "[EMAIL]").replace(SECRET.replace("@", "\\u0040"), "[EMAIL]")
     assert got == body(f"你好 {mark}, answer")
 
 
-def test_r45_a_megabyte_is_masked_at_its_end(stack, engine):
+def test_a_megabyte_is_masked_at_its_end(stack, engine):
     reply, (got,) = sent(stack, engine, "acme", body("word " * 5_000 + "x" * 1_000_000 + " " + SECRET))
     assert reply.status_code == 200, reply.text
     assert got.endswith(b'[EMAIL]"}]}')
 
 
-def test_r45_blocked_the_node_gets_nothing_and_neither_answer_nor_log_repeat_the_data(stack, engine):
+def test_blocked_the_node_gets_nothing_and_neither_answer_nor_log_repeat_the_data(stack, engine):
     reply, got = sent(stack, engine, "trial", body(f"to {SECRET}"))
     assert (reply.status_code, reply.json()["code"], got) == (400, "sensitive_data_blocked", [])
     assert "email" in reply.json()["detail"]
@@ -67,7 +67,7 @@ def test_r45_blocked_the_node_gets_nothing_and_neither_answer_nor_log_repeat_the
     stack.eventually(lambda: stack.status()["counts"]["refused"].get("sensitive_data_blocked") == 1, "the refusal is counted")
 
 
-def test_r45_flagged_it_passes_untouched_and_is_counted_by_kind(stack, engine):
+def test_flagged_it_passes_untouched_and_is_counted_by_kind(stack, engine):
     _, (got,) = sent(stack, engine, "other", body(f"to {SECRET}"))
     assert got == body(f"to {SECRET}")
     stack.eventually(lambda: stack.status()["counts"]["sensitive"].get("flag", {}).get("email") == 1, "the finding is counted")

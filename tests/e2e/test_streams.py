@@ -122,7 +122,7 @@ def texts(answer: str) -> list[str]:
 
 
 @pytest.mark.parametrize("options", [{}, {"stream_options": {"include_usage": False}}, {"stream_options": None}])
-def test_b18_who_did_not_ask_for_usage_sees_none_and_is_charged_exactly_all_the_same(stack, sims, options):
+def test_who_did_not_ask_for_usage_sees_none_and_is_charged_exactly_all_the_same(stack, sims, options):
     with accounted(stack) as told:
         answer = whole(stack, "steady", **options)
     assert answer.endswith(DONE)
@@ -132,14 +132,14 @@ def test_b18_who_did_not_ask_for_usage_sees_none_and_is_charged_exactly_all_the_
     assert (told.prompt, told.completion) == (request["prompt_tokens"], request["completion_tokens"])
 
 
-def test_b18_who_asked_for_usage_sees_it_once(stack, sims):
+def test_who_asked_for_usage_sees_it_once(stack, sims):
     answer = whole(stack, "steady", stream_options={"include_usage": True})
     [usage] = [event["usage"] for event in events(answer) if event.get("usage")]
     assert usage["completion_tokens"] == sims["steady"].seen()[1][0]["completion_tokens"]
     assert json.loads(sims["steady"].seen()[1][0]["body"]) == ask("steady", stream_options={"include_usage": True})
 
 
-def test_b40_a_stream_without_usage_is_charged_by_what_was_counted(stack, sims):
+def test_a_stream_without_usage_is_charged_by_what_was_counted(stack, sims):
     sims["steady"].fail("no_usage; truncate:after=12")
     with accounted(stack) as told:
         answer = whole(stack, "steady")
@@ -149,7 +149,7 @@ def test_b40_a_stream_without_usage_is_charged_by_what_was_counted(stack, sims):
     assert told.prompt > 0
 
 
-def test_b40_a_client_that_resets_after_five_deltas_pays_for_about_five(stack, sims):
+def test_a_client_that_resets_after_five_deltas_pays_for_about_five(stack, sims):
     with accounted(stack) as told:
         leave_after(stack, 5)
     assert told.outcomes == {"client_cancelled": 1}
@@ -162,7 +162,7 @@ def test_b40_a_client_that_resets_after_five_deltas_pays_for_about_five(stack, s
 
 @pytest.mark.parametrize("after", [0, 20])
 @pytest.mark.parametrize("as_text", [False, True])
-def test_b37_an_error_event_is_a_failure_and_no_finish_is_made_up(stack, sims, after, as_text):
+def test_an_error_event_is_a_failure_and_no_finish_is_made_up(stack, sims, after, as_text):
     sims["steady"].fail(f"error_event:after={after},message=engine died,text={str(as_text).lower()}")
     with accounted(stack) as told:
         answer = whole(stack, "steady")
@@ -174,7 +174,7 @@ def test_b37_an_error_event_is_a_failure_and_no_finish_is_made_up(stack, sims, a
     assert (told.completion == 0) if not after else (20 <= told.completion < 60)
 
 
-def test_b37_a_null_error_beside_choices_is_none(stack, sims):
+def test_a_null_error_beside_choices_is_none(stack, sims):
     harmless = 'data: {"error":null,"choices":[{"index":0,"delta":{"content":"x"}}]}\n\n'
     sims["steady"].ask("POST", "/_faults", {"faults": [{"kind": "insert", "after": 3, "body": harmless}]})
     with accounted(stack) as told:
@@ -185,7 +185,7 @@ def test_b37_a_null_error_beside_choices_is_none(stack, sims):
 # Streams that stop
 
 
-def test_b48_a_stream_that_is_reset_half_way_is_reset_for_the_client_and_not_tried_again(stack, sims):
+def test_a_stream_that_is_reset_half_way_is_reset_for_the_client_and_not_tried_again(stack, sims):
     sims["pair"].fail("reset:after=40")
     sims["spare"].fail("reset:after=40")
     with accounted(stack) as told:
@@ -198,7 +198,7 @@ def test_b48_a_stream_that_is_reset_half_way_is_reset_for_the_client_and_not_tri
     assert sims["pair"].seen()[0]["requests"] + sims["spare"].seen()[0]["requests"] == 1
 
 
-def test_b48_a_stream_that_ends_cleanly_without_an_end_says_so_in_band(stack, sims):
+def test_a_stream_that_ends_cleanly_without_an_end_says_so_in_band(stack, sims):
     sims["steady"].fail("truncate:after=40")
     with accounted(stack) as told:
         answer = whole(stack, "steady")
@@ -212,7 +212,7 @@ def test_b48_a_stream_that_ends_cleanly_without_an_end_says_so_in_band(stack, si
     assert 40 <= told.completion < 120
 
 
-def test_b50_before_the_first_byte_another_node_is_asked_and_the_client_sees_one_stream(stack, sims):
+def test_before_the_first_byte_another_node_is_asked_and_the_client_sees_one_stream(stack, sims):
     sims["pair"].fail("reset:count=1")
     with accounted(stack, 2) as told:
         answers = [stack.chat(ask("pair")) for _ in range(2)]  # by turns: one of them meets the fault
@@ -225,7 +225,7 @@ def test_b50_before_the_first_byte_another_node_is_asked_and_the_client_sees_one
     assert told.completion == sims["spare"].seen()[0]["completion_tokens"]
 
 
-def test_b50_after_the_first_byte_nobody_else_is_asked(stack, sims):
+def test_after_the_first_byte_nobody_else_is_asked(stack, sims):
     sims["pair"].fail("reset:after=3")
     sims["spare"].fail("reset:after=3")
     with accounted(stack) as told:
@@ -252,7 +252,7 @@ def leave_after(stack: Stack, deltas: int, model: str = "slow", **fields) -> Non
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_b52_a_client_that_leaves_ends_the_work_of_the_node_and_frees_its_slot(stack, sims, stream):
+def test_a_client_that_leaves_ends_the_work_of_the_node_and_frees_its_slot(stack, sims, stream):
     slow = sims["slow"]
     with accounted(stack) as told:
         leave_after(stack, 5 if stream else 0, stream=stream)
@@ -298,7 +298,7 @@ async def at_work(backend: Backend, behaviour):
         await backend.stop()
 
 
-async def test_b46_a_node_is_not_asked_to_compress(stack, zipped):
+async def test_a_node_is_not_asked_to_compress(stack, zipped):
     async def willing(request: web.Request) -> web.StreamResponse:
         if "gzip" in request.headers.get("accept-encoding", ""):
             return await compressed(request, [*EVENTS, USAGE, DONE.encode()])
@@ -315,7 +315,7 @@ async def test_b46_a_node_is_not_asked_to_compress(stack, zipped):
     assert "accept-encoding" not in zipped.seen[0].headers
 
 
-async def test_b46_what_is_compressed_all_the_same_arrives_as_it_is_and_is_not_free(stack, zipped):
+async def test_what_is_compressed_all_the_same_arrives_as_it_is_and_is_not_free(stack, zipped):
     async def stubborn(request: web.Request) -> web.StreamResponse:
         return await compressed(request, [*EVENTS, USAGE, DONE.encode()])
 
@@ -329,7 +329,7 @@ async def test_b46_what_is_compressed_all_the_same_arrives_as_it_is_and_is_not_f
 
 
 @pytest.mark.parametrize("status", [200, 503])
-async def test_b46_a_compressed_json_answer_agrees_with_its_label_on_success_and_on_error(stack, zipped, status):
+async def test_a_compressed_json_answer_agrees_with_its_label_on_success_and_on_error(stack, zipped, status):
     body = json.dumps({"choices": [{"message": {"content": "x" * 4000}}]} if status == 200 else {"error": {"message": "busy"}}).encode()
 
     async def stubborn(_request: web.Request) -> web.StreamResponse:

@@ -145,7 +145,7 @@ async def test_a_recorded_json_answer_passes_and_its_usage_arrives(setup: Rig, n
 
 @pytest.mark.parametrize("before", [0, 20])
 @pytest.mark.parametrize("error", [{"message": "engine died", "type": "server_error", "code": 500}, "plain string"])
-async def test_b37_an_error_after_the_200_is_a_failure_of_the_node(setup: Rig, before: int, error: Any) -> None:
+async def test_an_error_after_the_200_is_a_failure_of_the_node(setup: Rig, before: int, error: Any) -> None:
     event = b"data: " + json.dumps({"error": error}).encode() + b"\n\n"
     got, found = await exchange(setup, answers([*(DELTAS * 2)[:before], event, DONE]))
     assert found.outcome is Outcome.UPSTREAM_ERROR
@@ -157,12 +157,12 @@ async def test_b37_an_error_after_the_200_is_a_failure_of_the_node(setup: Rig, b
     assert b'"finish_reason": "stop"' not in got
 
 
-async def test_b40_a_stream_without_usage_is_charged_by_what_was_counted(setup: Rig) -> None:
+async def test_a_stream_without_usage_is_charged_by_what_was_counted(setup: Rig) -> None:
     _, found = await exchange(setup, answers(DELTAS))
     assert found.usage == Usage(40, 12, estimated=True)
 
 
-async def test_b40_a_client_that_leaves_pays_for_what_it_got(setup: Rig) -> None:
+async def test_a_client_that_leaves_pays_for_what_it_got(setup: Rig) -> None:
     found = await leave(setup, answers(DELTAS[:5], end="hang"), after=b"t4")
     assert (found.outcome, found.usage) == (Outcome.CLIENT_CANCELLED, Usage(40, 5, estimated=True))
     assert found.response_flags == ("DC",)
@@ -173,7 +173,7 @@ async def test_a_client_that_leaves_after_the_end_mark_got_everything(setup: Rig
     assert (found.outcome, found.usage) == (Outcome.COMPLETED, Usage(38, 13))
 
 
-async def test_b44_time_to_first_token_waits_for_a_token_in_any_channel(setup: Rig) -> None:
+async def test_time_to_first_token_waits_for_a_token_in_any_channel(setup: Rig) -> None:
     role = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
     thoughts = [delta("a", "reasoning_content")] * 3
     _, found = await exchange(setup, answers([role, b": ping\n\n", 0.3, *thoughts, 0.2, delta("b"), FINISH, DONE]))
@@ -182,7 +182,7 @@ async def test_b44_time_to_first_token_waits_for_a_token_in_any_channel(setup: R
     assert 300 <= found.first_token_ms <= found.duration_ms - 200
 
 
-async def test_b46_a_node_is_not_asked_to_compress_and_usage_is_read(setup: Rig) -> None:
+async def test_a_node_is_not_asked_to_compress_and_usage_is_read(setup: Rig) -> None:
     body = b"".join([*DELTAS, FINISH, USAGE, DONE])
 
     async def compressing(request: web.Request) -> web.StreamResponse:
@@ -199,7 +199,7 @@ async def test_b46_a_node_is_not_asked_to_compress_and_usage_is_read(setup: Rig)
 
 
 @pytest.mark.parametrize("status", [200, 503])
-async def test_b46_an_answer_that_is_compressed_all_the_same_passes_as_it_is_and_is_not_free(setup: Rig, status: int) -> None:
+async def test_an_answer_that_is_compressed_all_the_same_passes_as_it_is_and_is_not_free(setup: Rig, status: int) -> None:
     body = gzip.compress(json.dumps({"choices": [{"message": {"content": "".join(map(str, range(2000)))}}]}).encode())
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
     got, found = await exchange(setup, answers([body], headers=headers, status=status), stream=False)
@@ -208,7 +208,7 @@ async def test_b46_an_answer_that_is_compressed_all_the_same_passes_as_it_is_and
 
 
 @pytest.mark.parametrize("end", ["reset", "eof"])
-async def test_b48_a_stream_that_stops_half_way_is_truncated_and_not_completed(setup: Rig, end: str) -> None:
+async def test_a_stream_that_stops_half_way_is_truncated_and_not_completed(setup: Rig, end: str) -> None:
     forty = [delta(f"t{number}") for number in range(40)]
     got, found = await exchange(setup, answers([*forty, 0.3], end=end))
     assert got == b"".join(forty) + (TRUNCATED if end == "eof" else b"")

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.e2e
 SIZES = (0, 1_000, 127_000, 129_000, 3_900_000, 8 * MIB)
 
 
-async def test_b101_a_body_of_any_size_goes_up_changed_and_comes_back():
+async def test_a_body_of_any_size_goes_up_changed_and_comes_back():
     async with wired() as made, ClientSession(timeout=ClientTimeout(60)) as client:
         for size in SIZES:
             body = (bytes(range(256)) * (size // 256 + 1))[:size]

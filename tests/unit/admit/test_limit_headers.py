@@ -61,7 +61,7 @@ def test_a_dimension_without_a_limit_has_no_header():
 
 
 @pytest.mark.parametrize(("ms", "seconds", "exact"), [(0, "1", "1"), (1, "1", "1"), (1000, "1", "1000"), (1001, "2", "1001")])
-def test_b75_retry_after_is_whole_seconds_rounded_up_and_never_zero(ms, seconds, exact):
+def test_retry_after_is_whole_seconds_rounded_up_and_never_zero(ms, seconds, exact):
     assert retry_headers(ms) == (("retry-after", seconds), ("retry-after-ms", exact))
 
 
@@ -94,7 +94,7 @@ def test_a_slot_is_worth_another_try_before_the_oldest_lease_runs_out(lease_left
     assert refused.retry_after_ms == told_ms
 
 
-def test_b63_oversize_is_a_400_without_a_time_to_retry():
+def test_oversize_is_a_400_without_a_time_to_retry():
     refused = refusal(Denied("tenant", "oversize", 8000, 0, FULL), CLAIM)
     assert refused.code is RefusalCode.REQUEST_EXCEEDS_LIMIT
     assert refused.retry_after_ms is None

@@ -12,7 +12,7 @@ def test_the_likely_output_is_the_smaller_of_what_is_asked_for_and_what_is_usual
     assert reservation(100, None, 80, 256, None) == 180
 
 
-def test_b63_a_reservation_is_never_more_than_the_bucket_but_a_larger_prompt_keeps_its_size():
+def test_a_reservation_is_never_more_than_the_bucket_but_a_larger_prompt_keeps_its_size():
     assert reservation(1386, 8000, None, 256, 8000) == 8000
     assert reservation(9000, 10, None, 256, 8000) == 9010
 

@@ -93,7 +93,7 @@ async def test_two_that_differ_are_both_blamed_when_nobody_can_tell(engines, thi
 
 
 @pytest.mark.parametrize("status", [400, 404, 429, 500, 503])
-async def test_b98_a_node_that_does_not_answer_is_no_difference(engines, status):
+async def test_a_node_that_does_not_answer_is_no_difference(engines, status):
     await engines.add("a", SOUND)
     await engines.add("b", status)
     (found,) = await checked(engines, "a")

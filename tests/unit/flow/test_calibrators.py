@@ -28,7 +28,7 @@ def test_what_was_learned_is_told_once_and_adopted_elsewhere():
     assert pupil.of("m").calibration == teacher.of("m").calibration
 
 
-def test_b05_media_cost_what_the_catalogue_says_before_and_after_learning():
+def test_media_cost_what_the_catalogue_says_before_and_after_learning():
     known = gauges()
     known.know_media({"m": 300, "other": TokenCalibrator().media_tokens})
     assert known.of("m").media_tokens == 300

@@ -83,7 +83,7 @@ async def test_only_nodes_of_the_same_version_are_asked(planes):
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:x"}}]}]},
     ],
 )
-async def test_b98_what_can_not_be_compared_is_not_asked(planes, fields):
+async def test_what_can_not_be_compared_is_not_asked(planes, fields):
     plane = planes()
     await decide(plane, {**HELLO, **fields})
     assert plane.desk.checks.waiting == []

@@ -11,7 +11,7 @@ def test_a_node_starts_as_loading_and_is_ready_when_nothing_is_wrong():
     assert NodeCondition(NodeState.READY, "") == READY
 
 
-def test_b90_what_is_not_ready_is_loading_with_its_reason():
+def test_what_is_not_ready_is_loading_with_its_reason():
     assert READY.seen("the engine lists other, not m", slow=False) == NodeCondition(NodeState.LOADING, "the engine lists other, not m")
 
 

@@ -74,13 +74,13 @@ def test_a_native_pool_is_asked_in_its_engines_words():
         ({"engine": "vllm"}, b'"guided_json":{"type":"object","x":1e999}', "guided_json"),
     ],
 )
-def test_b10_a_number_that_nobody_can_hold_is_refused_where_the_body_is_written_again(pool, extra, param):
+def test_a_number_that_nobody_can_hold_is_refused_where_the_body_is_written_again(pool, extra, param):
     refused = asked(b'{"model":"physical","messages":[],%b}' % extra, **pool)
     assert isinstance(refused, Refusal), refused
     assert (refused.code, refused.param) == (RefusalCode.INVALID_REQUEST, param)
     assert "1e400" in refused.message
 
 
-def test_b10_a_number_that_nobody_can_hold_passes_where_the_body_stays_as_it_is():
+def test_a_number_that_nobody_can_hold_passes_where_the_body_stays_as_it_is():
     body = b'{"model":"physical","messages":[],"temperature":1e400}'
     assert asked(body, engine="vllm").body == body

@@ -167,7 +167,7 @@ async def test_an_open_request_does_not_keep_its_body(plane):
         tracemalloc.stop()
 
 
-async def test_b28_a_verdict_that_can_not_be_sent_gives_everything_back(plane):
+async def test_a_verdict_that_can_not_be_sent_gives_everything_back(plane):
     flow, verdict = await decide(plane)
     assert isinstance(verdict, Send)
     told = flow.failed(ValueError("a header that can't be written"))
@@ -196,7 +196,7 @@ async def test_a_request_that_only_the_fallback_can_take_goes_there_and_says_why
     assert json.loads(verdict.body)["model"] == "lighter"
 
 
-async def test_b79_a_request_too_long_for_pool_and_fallback_gets_the_pool_s_own_reason(plane):
+async def test_a_request_too_long_for_pool_and_fallback_gets_the_pool_s_own_reason(plane):
     far = {**BODY, "max_tokens": 900_000}
     assert code((await decide(plane, far))[1]) == "context_length_exceeded"
 
@@ -247,7 +247,7 @@ async def test_a_context_has_to_hold_one_input_and_one_answer_not_all_of_them(fr
         ("/v1/chat/completions", {"max_tokens": 1, "n_predict": 120}, 120),
     ],
 )
-async def test_b20_what_all_answers_together_may_cost_is_reserved(fresh, path, fields, output):
+async def test_what_all_answers_together_may_cost_is_reserved(fresh, path, fields, output):
     _, verdict = await decide(fresh(), {"model": "m", "messages": BODY["messages"], **fields}, path=path)
     assert isinstance(verdict, Send), verdict
     assert output < 100_000 - int(tokens_left(verdict)) < output + 400

@@ -59,12 +59,12 @@ async def test_the_clients_timeout_is_envoys(plane):
     assert 0 < int(timeout((await decide(plane, **{"x-din-timeout-ms": "60000"}))[1])) <= 60_000
 
 
-async def test_r21_a_long_request_has_its_own_timeout_unless_the_client_is_less_patient(plane):
+async def test_a_long_request_has_its_own_timeout_unless_the_client_is_less_patient(plane):
     assert timeout((await decide(plane, 2000))[1]) == "300000"
     assert 0 < int(timeout((await decide(plane, 2000, **{"x-din-timeout-ms": "60000"}))[1])) <= 60_000
 
 
-async def test_r21_without_a_slot_for_long_requests_one_is_refused_and_pays_nothing_while_short_ones_pass(plane):
+async def test_without_a_slot_for_long_requests_one_is_refused_and_pays_nothing_while_short_ones_pass(plane):
     flows = [(await decide(plane, 2000))[0] for _ in range(2)]  # a quarter of four slots, at two nodes
     _, refused = await decide(plane, 2000)
     assert isinstance(refused, ImmediateResponse)

@@ -35,7 +35,7 @@ def picked(long_ms=None):
         (1500, 2000, 9000, 1500),
     ],
 )
-def test_r21_the_whole_answer_has_the_shortest_limit_and_a_long_request_the_long_tail_s_in_place_of_the_pool_s(
+def test_the_whole_answer_has_the_shortest_limit_and_a_long_request_the_long_tail_s_in_place_of_the_pool_s(
     client, of_pool, long_tail, total
 ):
     assert limits(intent(client), pool(total_ms=of_pool), picked(long_tail)).total_ms == total

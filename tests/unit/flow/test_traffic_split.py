@@ -75,7 +75,7 @@ def test_a_pool_whose_nodes_are_all_open_gives_way_to_the_rule_s_fallback():
     assert worker.send() == ["no_healthy_node", "n9"]
 
 
-def test_b87_without_a_fallback_the_refusal_says_when_a_node_is_tried_again():
+def test_without_a_fallback_the_refusal_says_when_a_node_is_tried_again():
     worker = Worker(pool("p", node("n0"), node("n1")))
     worker.judge({"n0": OPEN, "n1": BreakerSnapshot(BreakerState.OPEN, 0.0, 6.0, 0.0)})
     refused = worker.send(now=1.0)
@@ -83,7 +83,7 @@ def test_b87_without_a_fallback_the_refusal_says_when_a_node_is_tried_again():
     assert dict(refused.headers) == {"retry-after": "5", "retry-after-ms": "5000"}
 
 
-def test_b79_what_only_an_open_node_could_take_is_no_request_that_is_too_long():
+def test_what_only_an_open_node_could_take_is_no_request_that_is_too_long():
     worker = Worker(pool("p", node("n0", 32768), node("n1", 8192)))
     worker.judge({"n0": OPEN})
     refused = worker.send(size=RequestSize(10_000, 10_000))
@@ -102,7 +102,7 @@ def test_half_open_lets_exactly_a_twentieth_of_a_node_s_part_through_and_others_
         assert max(counts.values()) < 1.3 * min(count for name, count in counts.items() if name != "n0")
 
 
-def test_r26_a_lone_node_that_is_half_open_takes_every_twentieth_and_the_fallback_the_rest():
+def test_a_lone_node_that_is_half_open_takes_every_twentieth_and_the_fallback_the_rest():
     worker = Worker(pool("p", node("n0")), pool("q", node("n9")))
     worker.judge({"n0": HALF_OPEN})
     sent = [worker.send() for _ in range(60)]
@@ -119,7 +119,7 @@ def test_a_lone_node_on_trial_without_a_fallback_refuses_the_rest_with_a_time():
 
 
 @pytest.mark.parametrize("scheduler", STRATEGIES)
-def test_r23_a_ramping_node_s_part_grows_from_a_tenth_to_everything(scheduler):
+def test_a_ramping_node_s_part_grows_from_a_tenth_to_everything(scheduler):
     worker = Worker(pool("p", *(node(f"n{index}") for index in range(4)), scheduler=scheduler))
     worker.judge({"n0": BreakerSnapshot(BreakerState.RAMPING, 0.0, 60.0, 0.1)})
     shares = [worker.counts(800, now)["n0"] / 200 for now in (0.0, 30.0, 59.0)]
@@ -217,7 +217,7 @@ def test_no_node_that_is_left_out_or_on_trial_takes_over():
     assert {moving.names()[1] for _ in range(40)} == {""}, "nobody"
 
 
-def test_b79_only_a_node_with_room_for_it_takes_over():
+def test_only_a_node_with_room_for_it_takes_over():
     moving = Moving(pool("p", node("n0")), pool("q", node("n8", 4096), node("n9", 8192)))
     assert moving.names()[1] in {"n8n9", "n9n8"}
     assert moving.names(RequestSize(5000, 5000)) == ("n0n0", "n9")

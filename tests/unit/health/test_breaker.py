@@ -15,7 +15,7 @@ def answer(breaker: CircuitBreaker, good: int, bad: int, now: float) -> None:
         breaker.hear(BreakerEvent(BreakerEventKind.FAILED if failed else BreakerEventKind.ANSWERED, now + turn * 0.01, now + turn * 0.01))
 
 
-def test_r26_a_quarter_of_failures_in_a_minute_does_not_open_it_and_more_does():
+def test_a_quarter_of_failures_in_a_minute_does_not_open_it_and_more_does():
     breaker = CircuitBreaker("n", BreakerPolicy(row=None), 0.0)
     answer(breaker, 75, 25, 0.0)
     assert breaker.standing.state is BreakerState.CLOSED
@@ -24,7 +24,7 @@ def test_r26_a_quarter_of_failures_in_a_minute_does_not_open_it_and_more_does():
     assert "answers failed within 60 s" in breaker.standing.reason
 
 
-def test_r26_after_thirty_seconds_it_is_half_open_with_a_twentieth():
+def test_after_thirty_seconds_it_is_half_open_with_a_twentieth():
     breaker = CircuitBreaker("n", POLICY, 0.0)
     breaker.hear(BreakerEvent(BreakerEventKind.TOLD, 0.0))
     breaker.hear(BreakerEvent(BreakerEventKind.TIME, 29.9))
@@ -34,7 +34,7 @@ def test_r26_after_thirty_seconds_it_is_half_open_with_a_twentieth():
     assert breaker.standing.share(34.0) == 0.05
 
 
-def test_b86_a_busy_node_is_left_alone_for_as_long_as_it_asks_and_gets_everything_again_at_once():
+def test_a_busy_node_is_left_alone_for_as_long_as_it_asks_and_gets_everything_again_at_once():
     breaker = CircuitBreaker("n", POLICY, 0.0)
     assert breaker.hear(BreakerEvent(BreakerEventKind.BUSY, 1.0, reason="busy", rest_s=7.0))
     assert (breaker.standing.state, breaker.standing.left_out, breaker.row) == (BreakerState.COOLING, True, 0)
@@ -46,7 +46,7 @@ def test_b86_a_busy_node_is_left_alone_for_as_long_as_it_asks_and_gets_everythin
     assert (breaker.standing.state, breaker.trips) == (BreakerState.CLOSED, 0)
 
 
-def test_b86_a_node_that_is_busy_on_its_way_back_goes_on_with_its_ramp_afterwards():
+def test_a_node_that_is_busy_on_its_way_back_goes_on_with_its_ramp_afterwards():
     breaker = CircuitBreaker("n", POLICY, 0.0)
     breaker.hear(BreakerEvent(BreakerEventKind.RETURNED, 0.0))
     breaker.hear(BreakerEvent(BreakerEventKind.BUSY, 10.0, rest_s=5.0))
@@ -62,7 +62,7 @@ def test_a_node_that_fails_while_it_cools_is_opened_all_the_same():
     assert breaker.standing.state is BreakerState.OPEN
 
 
-def test_r25_three_failed_probes_in_a_row_open_it_and_two_with_a_good_one_between_do_not():
+def test_three_failed_probes_in_a_row_open_it_and_two_with_a_good_one_between_do_not():
     breaker = CircuitBreaker("n", POLICY, 0.0)
     for event in (
         BreakerEventKind.PROBE_FAILED,
@@ -98,7 +98,7 @@ def test_one_failure_during_the_trial_opens_it_again_for_twice_as_long():
     assert breaker.standing.until == 31.0 + 60.0
 
 
-def test_r23_three_good_trials_begin_the_ramp_at_a_tenth():
+def test_three_good_trials_begin_the_ramp_at_a_tenth():
     breaker = CircuitBreaker("n", BreakerPolicy(spread=0.0), 0.0)
     breaker.hear(BreakerEvent(BreakerEventKind.TOLD, 0.0))
     breaker.hear(BreakerEvent(BreakerEventKind.TIME, 30.0))

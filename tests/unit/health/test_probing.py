@@ -15,7 +15,7 @@ def ask(probing: ProbeSchedule, begin: float, end: float, step: float = 0.1) -> 
     return asked
 
 
-def test_r25_every_node_is_asked_about_every_ten_seconds_and_not_in_step():
+def test_every_node_is_asked_about_every_ten_seconds_and_not_in_step():
     probing = ProbeSchedule(10.0)
     probing.use(NODES, 0.0)
     asked = ask(probing, 0.0, 100.0)
@@ -28,7 +28,7 @@ def test_r25_every_node_is_asked_about_every_ten_seconds_and_not_in_step():
     assert busiest < len(NODES) / 3
 
 
-def test_r25_a_node_that_answers_requests_costs_no_probe():
+def test_a_node_that_answers_requests_costs_no_probe():
     probing = ProbeSchedule(10.0)
     probing.use(["busy", "idle"], 0.0)
     asked = []

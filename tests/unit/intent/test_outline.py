@@ -79,7 +79,7 @@ def test_a_key_that_occurs_twice_is_refused_by_name(body, key):
         b"{" + b",".join(b'"%d":1' % index for index in range(MAX_KEYS + 1)) + b"}",
     ],
 )
-def test_b26_what_is_no_json_object_is_refused_shortly(body):
+def test_what_is_no_json_object_is_refused_shortly(body):
     refusal = outline(body)
     assert isinstance(refusal, Refusal)
     assert refusal.code.status == 400

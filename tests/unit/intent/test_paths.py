@@ -7,7 +7,7 @@ from din_extproc.intent.paths import EndpointKind, locate
 
 @pytest.mark.parametrize("operation", [operation for operation in Operation if operation is not Operation.MODELS])
 @pytest.mark.parametrize("suffix", ["", "/", "?api-version=1", "/?a=b#c", "?x=/v1/models"])
-def test_b30_a_query_and_one_trailing_slash_are_the_same_path(operation, suffix):
+def test_a_query_and_one_trailing_slash_are_the_same_path(operation, suffix):
     assert locate("POST", operation.value + suffix) == EndpointKind(operation)
 
 
@@ -33,7 +33,7 @@ def test_b30_a_query_and_one_trailing_slash_are_the_same_path(operation, suffix)
         "http://host/v1/chat/completions",
     ],
 )
-def test_b30_every_other_spelling_is_unknown(path):
+def test_every_other_spelling_is_unknown(path):
     for method in ("POST", "GET"):
         found = locate(method, path)
         assert isinstance(found, Refusal)
@@ -67,11 +67,11 @@ def test_a_known_path_with_another_method_says_which_one_it_takes():
         ("/v1/models/%E6%A8%A1%E5%9E%8B", "模型"),
     ],
 )
-def test_b23_a_model_with_slashes_is_found_by_both_spellings(path, name):
+def test_a_model_with_slashes_is_found_by_both_spellings(path, name):
     assert locate("GET", path) == EndpointKind(Operation.MODELS, name)
 
 
 @pytest.mark.parametrize("name", ["%00", "a%0Ab", "a%1b[2J", "x" * 257, "//"])
-def test_b23_a_name_that_no_model_has_is_not_found(name):
+def test_a_name_that_no_model_has_is_not_found(name):
     found = locate("GET", f"/v1/models/{name}")
     assert found.code is RefusalCode.MODEL_NOT_FOUND if name != "//" else isinstance(found, EndpointKind)

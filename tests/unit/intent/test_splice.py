@@ -5,7 +5,7 @@ import pytest
 from din_extproc.intent.outline import Outline, outline
 from din_extproc.intent.splice import asking_for_usage, place_after, with_values
 
-B15 = (
+BODY = (
     b'{"model":"alias","chat_template_kwargs":{"enable_thinking":false},"stream":true,'
     b'"stream_options":{"step_usage_chunks":true},"seed":9007199254740993,"temperature":0.10,"messages":[{"role":"user","content":"\\u00e9"}]}'
 )
@@ -17,9 +17,9 @@ def spliced(body, values):
     return with_values(body, found, values)
 
 
-def test_b15_only_the_model_and_our_flag_differ():
-    options = asking_for_usage(outline(B15).value(B15, "stream_options"))
-    assert spliced(B15, {"model": b'"physical-name"', "stream_options": options}) == B15.replace(b'"alias"', b'"physical-name"').replace(
+def test_only_the_model_and_our_flag_differ():
+    options = asking_for_usage(outline(BODY).value(BODY, "stream_options"))
+    assert spliced(BODY, {"model": b'"physical-name"', "stream_options": options}) == BODY.replace(b'"alias"', b'"physical-name"').replace(
         b'{"step_usage_chunks":true}', b'{"include_usage":true,"step_usage_chunks":true}'
     )
 

@@ -157,7 +157,7 @@ def test_a_json_body_that_is_all_structure_is_not_followed_for_ever(usage: Usage
 
 
 @pytest.mark.parametrize("ending", ["data", "empty", "trailers"])
-def test_b95_a_web_page_that_calls_itself_a_good_answer_is_told_as_an_error(usage: UsageFilter, ending: str) -> None:
+def test_a_web_page_that_calls_itself_a_good_answer_is_told_as_an_error(usage: UsageFilter, ending: str) -> None:
     headers = {":status": "200", "content-type": "text/html; charset=utf-8", "x-din-trace-id": "t-1", "content-length": "9"}
     played = usage.play([b"<html>", b"10.1.2.3", b"</html>"], headers=headers, ending=ending)
     body = json.loads(played.out)
@@ -165,7 +165,7 @@ def test_b95_a_web_page_that_calls_itself_a_good_answer_is_told_as_an_error(usag
     assert played.facts == {"error": "upstream_error"}
 
 
-def test_b95_a_page_that_says_that_it_is_an_error_passes_here(usage: UsageFilter) -> None:
+def test_a_page_that_says_that_it_is_an_error_passes_here(usage: UsageFilter) -> None:
     assert usage.play([b"<html>"], headers={":status": "404", "content-type": "text/html"}).out == b"<html>"
 
 
@@ -185,7 +185,7 @@ def test_a_usage_key_without_an_end_does_not_make_the_filter_hoard(usage: UsageF
     assert (played.facts["prompt_tokens"], played.facts["completion_tokens"]) == (1, 2)
 
 
-def test_b32_usage_is_found_at_every_split_and_the_bytes_stay(usage: UsageFilter) -> None:
+def test_usage_is_found_at_every_split_and_the_bytes_stay(usage: UsageFilter) -> None:
     body = b"data: " + USAGE + b"\n\n" + DONE
     played = usage.play([body])
     assert (played.facts["prompt_tokens"], played.facts["completion_tokens"]) == (5, 7)
@@ -213,7 +213,7 @@ def test_b32_usage_is_found_at_every_split_and_the_bytes_stay(usage: UsageFilter
         b'id: 1\ndata: {"choices":[{"delta":{"content":"a"}}]}\nretry: 5\n\n: c\ndata: ' + USAGE + b"\n\ndata: [DONE]\r\r\n",
     ],
 )
-def test_b33_every_line_end_of_the_grammar_is_read(usage: UsageFilter, body: bytes) -> None:
+def test_every_line_end_of_the_grammar_is_read(usage: UsageFilter, body: bytes) -> None:
     expected = {"deltas": 1, "prompt_tokens": 5, "completion_tokens": 7, "done": True}
     assert sse.facts(body) == expected
     played = usage.play([body])
@@ -225,7 +225,7 @@ def test_b33_every_line_end_of_the_grammar_is_read(usage: UsageFilter, body: byt
     assert usage.first_bad_split(body, strip=True) == 0
 
 
-def test_b34_a_boundary_inside_a_character_and_a_broken_byte_change_nothing(usage: UsageFilter) -> None:
+def test_a_boundary_inside_a_character_and_a_broken_byte_change_nothing(usage: UsageFilter) -> None:
     template = delta(content="你好😀") + delta(content="再见") + delta(content="😀")
     body = (
         delta(role="assistant", content="")
@@ -241,7 +241,7 @@ def test_b34_a_boundary_inside_a_character_and_a_broken_byte_change_nothing(usag
     assert usage.first_bad_split(body) == 0
 
 
-def test_b36_keepalives_and_empty_events_pass_and_do_not_count(usage: UsageFilter) -> None:
+def test_keepalives_and_empty_events_pass_and_do_not_count(usage: UsageFilter) -> None:
     idle = [b": ping\n\n", b"retry: 3000\n\n", b"id: 7\n\n", b"data:\n\n", b"event: ping\ndata: \n\n", b"data\n\n"]
     tokens = [delta(content=f"t{number}") for number in range(len(idle))]
     body = b"".join(part for pair in zip(idle, tokens, strict=True) for part in pair) + b": bye\n\n" + DONE
@@ -260,7 +260,7 @@ def test_b36_keepalives_and_empty_events_pass_and_do_not_count(usage: UsageFilte
         ("plain string", "error"),
     ],
 )
-def test_b37_an_error_in_the_stream_is_told_and_no_token(usage: UsageFilter, before: int, error: Any, code: str) -> None:
+def test_an_error_in_the_stream_is_told_and_no_token(usage: UsageFilter, before: int, error: Any, code: str) -> None:
     body = b"".join(delta(content=f"t{number}") for number in range(before)) + event({"error": error}) + DONE
     played = usage.play([body])
     assert played.facts["error"] == code
@@ -275,7 +275,7 @@ def test_b37_an_error_in_the_stream_is_told_and_no_token(usage: UsageFilter, bef
         assert played.out == body
 
 
-def test_b37_control_a_null_error_beside_choices_is_no_error(usage: UsageFilter) -> None:
+def test_control_a_null_error_beside_choices_is_no_error(usage: UsageFilter) -> None:
     body = (
         event({"error": None, "choices": [{"delta": {"content": '"error":{"message":"quoted"}'}}]})
         + event({"error": "", "choices": []})
@@ -284,7 +284,7 @@ def test_b37_control_a_null_error_beside_choices_is_no_error(usage: UsageFilter)
     assert counted(usage.play([body])) == {"deltas": 1, "done": True}
 
 
-def test_b39_running_totals_are_not_added_up(usage: UsageFilter) -> None:
+def test_running_totals_are_not_added_up(usage: UsageFilter) -> None:
     def total(completion: int) -> dict[str, Any]:
         return {"prompt_tokens": 10, "completion_tokens": completion, "total_tokens": 10 + completion}
 
@@ -298,7 +298,7 @@ def test_b39_running_totals_are_not_added_up(usage: UsageFilter) -> None:
     assert (played.facts["prompt_tokens"], played.facts["completion_tokens"], played.facts["deltas"]) == (10, 6, 2)
 
 
-def test_b40_what_was_counted_is_there_when_the_client_leaves(usage: UsageFilter) -> None:
+def test_what_was_counted_is_there_when_the_client_leaves(usage: UsageFilter) -> None:
     chunks = [delta(role="assistant", content=""), *[delta(content=f"t{number}") for number in range(5)]]
     played = usage.play(chunks, ending="cut")
     assert played.facts == {"deltas": 5, "delta_bytes": 10, "first_token_us": 1}
@@ -320,7 +320,7 @@ def test_b40_what_was_counted_is_there_when_the_client_leaves(usage: UsageFilter
         [{"choices": [], "usage": {"prompt_tokens": 5, "total_tokens": 12}}],
     ],
 )
-def test_b41_usage_is_taken_wherever_it_stands(usage: UsageFilter, chunks: list[Any]) -> None:
+def test_usage_is_taken_wherever_it_stands(usage: UsageFilter, chunks: list[Any]) -> None:
     odd: list[Any] = [{"choices": None, "usage": None}, {"choices": [{"index": 0}]}, {"choices": [{"delta": None}]}, 1, None, "x", []]
     body = b"".join(event(chunk) for chunk in [*odd, *chunks, *odd]) + DONE
     played = usage.play([body])
@@ -330,7 +330,7 @@ def test_b41_usage_is_taken_wherever_it_stands(usage: UsageFilter, chunks: list[
     assert usage.first_bad_split(body) == 0
 
 
-def test_b41_only_an_event_with_empty_choices_is_taken_out(usage: UsageFilter) -> None:
+def test_only_an_event_with_empty_choices_is_taken_out(usage: UsageFilter) -> None:
     kept = [
         {"usage": {"prompt_tokens": 1, "completion_tokens": 1}},
         {"choices": [], "usage": None},
@@ -340,7 +340,7 @@ def test_b41_only_an_event_with_empty_choices_is_taken_out(usage: UsageFilter) -
     assert usage.play([body + event(json.loads(USAGE)) + DONE], strip=True).out == body + DONE
 
 
-def test_b43_cached_tokens_are_told_apart(usage: UsageFilter) -> None:
+def test_cached_tokens_are_told_apart(usage: UsageFilter) -> None:
     told = {"prompt_tokens": 3604, "prompt_tokens_details": {"cached_tokens": 3604}, "completion_tokens": 878, "total_tokens": 4482}
     facts = usage.play([event({"choices": [], "usage": told}) + DONE]).facts
     assert (facts["prompt_tokens"], facts["completion_tokens"], facts["cached_tokens"]) == (3604, 878, 3604)
@@ -348,7 +348,7 @@ def test_b43_cached_tokens_are_told_apart(usage: UsageFilter) -> None:
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
 @pytest.mark.parametrize("empty", ["", None])
-def test_b44_the_first_token_may_come_in_any_channel(usage: UsageFilter, field: str, empty: str | None) -> None:
+def test_the_first_token_may_come_in_any_channel(usage: UsageFilter, field: str, empty: str | None) -> None:
     chunks = [delta(role="assistant", content=empty), b": keepalive\n\n", *[delta(**{field: "a"})] * 20, delta(content="b")]
     clock = [0, 500_000, *range(1_000_000, 1_000_020), 6_000_000]
     facts = usage.play(chunks, clock=clock).facts
@@ -366,7 +366,7 @@ def test_the_last_token_is_the_last_one_whatever_comes_after_it_and_in_whatever_
     assert (facts["first_token_us"], facts["last_token_us"], facts["deltas"]) == (2_000, 3_000, 4)
 
 
-def test_b44_a_tool_call_and_a_text_completion_are_tokens_too(usage: UsageFilter) -> None:
+def test_a_tool_call_and_a_text_completion_are_tokens_too(usage: UsageFilter) -> None:
     call = {"index": 0, "id": "c", "function": {"name": "get_weather", "arguments": ""}}
     arguments = {"index": 0, "function": {"arguments": '{"city": "Rome \\" }"'}}
     body = (
@@ -381,7 +381,7 @@ def test_b44_a_tool_call_and_a_text_completion_are_tokens_too(usage: UsageFilter
     assert usage.first_bad_split(body) == 0
 
 
-def test_b47_one_malformed_event_is_counted_once_and_the_rest_is_read(usage: UsageFilter) -> None:
+def test_one_malformed_event_is_counted_once_and_the_rest_is_read(usage: UsageFilter) -> None:
     good = delta(content="x")
     broken = b'data: {"choices":[{"delta":{"content":"x"}\n\n'
     body = good * 9 + broken + good * 50 + event(json.loads(USAGE)) + DONE
@@ -484,7 +484,7 @@ def test_an_answer_without_a_body_leaves_no_count(usage: UsageFilter, headers: d
 
 @pytest.mark.parametrize("ending", ["data", "empty"])
 @pytest.mark.parametrize("rest", [[], [b'data: {"choices":[{"del', b'ta":{"con'], [b"data: x\n"]])
-def test_b48_a_stream_that_stops_half_way_does_not_look_complete(usage: UsageFilter, ending: str, rest: list[bytes]) -> None:
+def test_a_stream_that_stops_half_way_does_not_look_complete(usage: UsageFilter, ending: str, rest: list[bytes]) -> None:
     played = usage.play([delta(content="x"), *rest], ending=ending)
     assert played.out == delta(content="x") + TRUNCATED
     assert counted(played) == {"deltas": 1}

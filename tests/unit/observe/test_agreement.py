@@ -29,7 +29,7 @@ def test_the_same_tokens_agree():
     assert compare(of("The", " capital"), of("The", " capital")) == (Agreement.AGREE, 2)
 
 
-def test_b98_parting_where_the_model_was_undecided_is_close_and_anywhere_else_a_difference():
+def test_parting_where_the_model_was_undecided_is_close_and_anywhere_else_a_difference():
     undecided = of("The", " capital", (" is", {" of": -0.6, " was": -5.0}), " Paris")
     other = of("The", " capital", " of", " France")
     assert compare(undecided, other) == (Agreement.CLOSE, 2)
@@ -40,11 +40,11 @@ def test_b98_parting_where_the_model_was_undecided_is_close_and_anywhere_else_a_
     assert compare(decided, of("zebra")) == (Agreement.DIFFER, 0)
 
 
-def test_b98_one_that_ends_earlier_is_no_difference():
+def test_one_that_ends_earlier_is_no_difference():
     assert compare(of("a", "b"), of("a", "b", "c")) == (Agreement.CLOSE, 2)
 
 
-def test_b98_without_probabilities_only_answers_with_hardly_a_word_in_common_differ():
+def test_without_probabilities_only_answers_with_hardly_a_word_in_common_differ():
     def text(said: str) -> TokenizedAnswer:
         return spoken(chat(text=said))
 

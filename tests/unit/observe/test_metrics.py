@@ -80,7 +80,7 @@ def test_only_completed_streams_have_a_time_per_token():
         assert time_per_output_token_s(other) is None
 
 
-def test_i09_a_family_past_its_cap_counts_as_other_and_says_so():
+def test_a_family_past_its_cap_counts_as_other_and_says_so():
     counts = Counts(of.NODE_REQUESTS, cap=3)
     for at in range(10):
         counts.add((f"node-{at}", "m", "completed"), 2)

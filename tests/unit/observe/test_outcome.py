@@ -89,7 +89,7 @@ def test_an_exchange_ends_and_costs_as_the_tables_say(changes: dict[str, Any], e
 RESERVED = 296
 
 
-def test_b40_an_aborted_stream_is_never_free_and_never_the_whole_reservation() -> None:
+def test_an_aborted_stream_is_never_free_and_never_the_whole_reservation() -> None:
     for deltas in range(1, 100):
         left = replace(STREAM, flags=frozenset({"DC"}), deltas=deltas, delta_bytes=4 * deltas, done=False, finish_reason="")
         cost = usage(left, outcome(left))
@@ -97,7 +97,7 @@ def test_b40_an_aborted_stream_is_never_free_and_never_the_whole_reservation() -
         assert 0 < cost.total_tokens < RESERVED
 
 
-def test_b43_cached_tokens_are_a_part_and_not_an_addition() -> None:
+def test_cached_tokens_are_a_part_and_not_an_addition() -> None:
     told = replace(STREAM, prompt_tokens=3604, completion_tokens=878, cached_tokens=3604)
     cost = usage(told, outcome(told))
     assert (cost.total_tokens, cost.cached_tokens) == (4482, 3604)

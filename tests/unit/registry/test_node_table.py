@@ -87,7 +87,7 @@ class Network:
         return told
 
 
-def test_b90_a_node_is_not_routed_to_before_it_says_that_it_is_ready():
+def test_a_node_is_not_routed_to_before_it_says_that_it_is_ready():
     net = Network()
     net.register(registration())
     assert net.routed() == {}
@@ -100,7 +100,7 @@ def test_b90_a_node_is_not_routed_to_before_it_says_that_it_is_ready():
     assert net.routed() == {}
 
 
-def test_b90_a_node_that_comes_back_with_other_weights_is_refused_and_kept_out():
+def test_a_node_that_comes_back_with_other_weights_is_refused_and_kept_out():
     net = Network()
     net.register(registration())
     net.beat()
@@ -120,7 +120,7 @@ def test_b90_a_node_that_comes_back_with_other_weights_is_refused_and_kept_out()
     assert net.routed() == {"chat": {"a"}}, "a sound registration does"
 
 
-def test_b89_the_newest_registration_wins():
+def test_the_newest_registration_wins():
     net = Network()
     net.register(registration(epoch=5, port=8005), "new")
     old = net.register(registration(epoch=4, port=8004), "old")
@@ -130,7 +130,7 @@ def test_b89_the_newest_registration_wins():
     assert net.table.joined().joined["chat"][0].endpoint.port == 8005
 
 
-def test_b89_a_dead_node_is_not_routed_to_and_may_come_back_under_any_epoch():
+def test_a_dead_node_is_not_routed_to_and_may_come_back_under_any_epoch():
     net = Network()
     net.register(registration(epoch=5))
     net.beat()
@@ -247,7 +247,7 @@ def test_two_nodes_can_not_have_one_address_unless_the_first_is_dead():
     assert net.table.owner(row) is None
 
 
-def test_b92_addresses_are_compared_as_addresses_not_as_text():
+def test_addresses_are_compared_as_addresses_not_as_text():
     net = Network()
     net.register(replace(registration("a"), node=replace(registration("a").node, endpoint=Endpoint.parse("[fd00:0::10]:8000"))))
     twin = replace(registration("b"), node=replace(registration("b").node, endpoint=Endpoint.parse("[fd00::0010]:8000")))
@@ -256,7 +256,7 @@ def test_b92_addresses_are_compared_as_addresses_not_as_text():
     assert net.table.owner(row).id == "a"
 
 
-def test_r17_two_models_at_one_address_are_let_in_with_a_warning():
+def test_two_models_at_one_address_are_let_in_with_a_warning():
     net = Network(CHAT, replace(CHAT, name="n", model="n"), catalogue={})
     net.register(registration("a"))
     row = net.register(registration("b", model="n"))
@@ -274,7 +274,7 @@ def test_a_node_joins_the_pools_it_agrees_with_and_is_told_why_no_other():
     assert "wants to join 'elsewhere'" in net.table.warnings(lost)[0]
 
 
-def test_b98_one_mismatch_halves_trust_and_time_gives_it_back():
+def test_one_mismatch_halves_trust_and_time_gives_it_back():
     row = registered(registration(), "l", None, alive=False, catalogue=CATALOGUE, now=0.0)
     assert row.evidence.trust(0.0) == 1.0
     row = caught(row, "other weights", 0.0)
@@ -299,7 +299,7 @@ def differing(row, times, now, agreements=0):
     return row
 
 
-def test_b98_answers_that_differ_cost_trust_and_only_again_and_again_the_place():
+def test_answers_that_differ_cost_trust_and_only_again_and_again_the_place():
     row = registered(registration(), "l", None, alive=False, catalogue=CATALOGUE, now=0.0)
     once = differing(row, 1, 0.0)
     assert (once.evidence.trust(0.0), once.state) == (pytest.approx(0.5), LOADING)
@@ -312,7 +312,7 @@ def test_b98_answers_that_differ_cost_trust_and_only_again_and_again_the_place()
     assert seldom.evidence.trust(0.0) > 0.9
 
 
-def test_b98_a_quarantine_for_answers_is_lifted_by_time_and_not_by_registering():
+def test_a_quarantine_for_answers_is_lifted_by_time_and_not_by_registering():
     row = differing(registered(registration(), "l", None, alive=False, catalogue=CATALOGUE, now=0.0), 3, 0.0)
     again = registered(registration(epoch=2), "l2", row, alive=True, catalogue=CATALOGUE, now=10.0)
     assert again.state is NodeState.QUARANTINED

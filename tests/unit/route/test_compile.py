@@ -21,7 +21,7 @@ def tenant(name, *models):
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_b81_a_circle_of_aliases_is_named_once(order):
+def test_a_circle_of_aliases_is_named_once(order):
     aliases = [Alias("a", ("b",)), Alias("b", ("c",)), Alias("c", ("a",))][::order]
     _, flaws = resolve(aliases, ["m"])
     assert len(flaws) == 1
@@ -29,7 +29,7 @@ def test_b81_a_circle_of_aliases_is_named_once(order):
 
 
 @pytest.mark.parametrize("target", ["a", "A"])
-def test_b81_an_alias_of_itself_is_a_circle_in_any_case(target):
+def test_an_alias_of_itself_is_a_circle_in_any_case(target):
     _, flaws = resolve([Alias("a", (target,))], ["m"])
     assert [flaw.message for flaw in flaws] == [f"aliases go round in a circle: a -> {target}"]
 
@@ -42,7 +42,7 @@ def test_an_alias_may_differ_from_its_model_in_case_alone():
 
 @pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize("length", [LONGEST_CHAIN + 1, 30, 3000])
-def test_b81_a_long_chain_is_refused_whatever_the_order(length, order):
+def test_a_long_chain_is_refused_whatever_the_order(length, order):
     aliases = [Alias(f"a{at}", (f"a{at + 1}",)) for at in range(length - 1)] + [Alias(f"a{length - 1}", ("m",))]
     _, flaws = resolve(aliases[::order], ["m"])
     assert flaws
@@ -93,7 +93,7 @@ def test_every_flaw_is_told_at_once_and_at_its_place():
 
 
 @pytest.mark.parametrize("length", [2, 3, 30])
-def test_b81_fallbacks_that_run_in_a_circle_are_refused_once_and_named(length):
+def test_fallbacks_that_run_in_a_circle_are_refused_once_and_named(length):
     names = [f"p{number}" for number in range(length)]
     rules = [Rule(f"r{at}", RuleCondition(model=(name,)), name, names[(at + 1) % length]) for at, name in enumerate(names)]
     compiled = compile_routes([pool(name, name) for name in names], [], rules, [tenant("t", "*")])
@@ -103,7 +103,7 @@ def test_b81_fallbacks_that_run_in_a_circle_are_refused_once_and_named(length):
     assert flaw.place == ("rules", length - 1, "fallback")
 
 
-def test_b81_fallbacks_that_meet_or_follow_one_another_are_no_circle():
+def test_fallbacks_that_meet_or_follow_one_another_are_no_circle():
     pairs = [("p", "q"), ("q", "s"), ("r", "s"), ("p", "s")]
     rules = [Rule(f"r{at}", RuleCondition(stream=bool(at % 2)), *pair) for at, pair in enumerate(pairs)]
     assert compile_routes([pool(name, name) for name in "pqrs"], [], rules, [tenant("t", "*")]).flaws == ()

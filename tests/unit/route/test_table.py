@@ -117,7 +117,7 @@ def test_an_unknown_name_is_404_and_is_shown_without_harm():
         ("vllm/big", RefusalCode.MODEL_NOT_FOUND),
     ],
 )
-def test_b25_no_spelling_reaches_a_denied_model(model, code):
+def test_no_spelling_reaches_a_denied_model(model, code):
     who = tenant("small")
     routes = table([BIG, SMALL], [Alias("fast", ("big",))], tenants=[who])
     refusal = ask(routes, intent(model), who)
@@ -125,7 +125,7 @@ def test_b25_no_spelling_reaches_a_denied_model(model, code):
     assert refusal.code is code
 
 
-def test_b25_a_rule_or_a_fallback_never_widens_what_a_tenant_may_use():
+def test_a_rule_or_a_fallback_never_widens_what_a_tenant_may_use():
     who = tenant("small")
     rules = [Rule("to-big", ALWAYS, "big-pool"), Rule("r", ALWAYS, "small-pool", "big-pool")]
     routes = table([BIG, SMALL], [Alias("auto", ("*",))], rules, [who])

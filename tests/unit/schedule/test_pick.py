@@ -286,7 +286,7 @@ def test_every_member_of_a_large_population_is_sampled_sooner_or_later():
 TAIL = LongTail(over_s=10.0, share=0.25, timeout_ms=120_000)
 
 
-def test_r21_long_requests_hold_at_most_their_share_of_the_slots_and_then_are_refused():
+def test_long_requests_hold_at_most_their_share_of_the_slots_and_then_are_refused():
     load = LoadModel()
     nodes = (node(0), node(1))
     gate = ranking(pool("token_available", TAIL), nodes, load).tail

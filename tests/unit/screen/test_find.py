@@ -121,7 +121,7 @@ LARGE = {
 
 
 @pytest.mark.parametrize("unit", LARGE.values(), ids=LARGE)
-def test_r45_a_megabyte_takes_eight_times_what_an_eighth_takes_whatever_it_holds(unit):
+def test_a_megabyte_takes_eight_times_what_an_eighth_takes_whatever_it_holds(unit):
     """Patterns that would take for ever where engines go back and try again are among those that are looked for."""
     screen = Screen([*BUILT_IN.values(), custom("nested", "(a+)+b"), custom("either", "(a|aa)+c")])
     took = []

@@ -236,7 +236,7 @@ def test_an_anchor_repeats_a_whole_value(written):
     assert settings.tenants[0].limits.rpm == 3
 
 
-def test_b114_files_that_can_t_be_read_say_so_in_one_line(tmp_path):
+def test_files_that_can_t_be_read_say_so_in_one_line(tmp_path):
     (tmp_path / "latin.yaml").write_bytes(b"version: 1 # \xe9\n")
     (tmp_path / "control.yaml").write_bytes(b"version: 1\n\x00")
     said = {name: str(load(tmp_path / name, {})) for name in ("missing.yaml", ".", "latin.yaml", "control.yaml")}
@@ -247,7 +247,7 @@ def test_b114_files_that_can_t_be_read_say_so_in_one_line(tmp_path):
     assert {text.count("\n") for text in said.values()} == {1}
 
 
-def test_b114_a_file_without_permission_is_reported(tmp_path):
+def test_a_file_without_permission_is_reported(tmp_path):
     path = tmp_path / "din.yaml"
     path.write_text(SMALL)
     path.chmod(0)
@@ -258,25 +258,25 @@ def test_b114_a_file_without_permission_is_reported(tmp_path):
         assert "permission denied" in str(loaded)
 
 
-def test_b114_a_deeply_nested_file_is_refused(written):
+def test_a_deeply_nested_file_is_refused(written):
     assert "not YAML" in str(written("version: " + "[" * 20_000))
     catalogue = written(SMALL + "catalog: { source: models.json }\n", models="[" * 100_000)
     assert isinstance(catalogue, ConfigRejected)
 
 
-def test_b114_anchors_can_t_multiply_without_end(written):
+def test_anchors_can_t_multiply_without_end(written):
     text = "version: 1\na: &a [x, x, x, x, x, x, x, x, x, x]\n"
     for name, before in zip("bcdefg", "abcdef", strict=True):
         text += f"{name}: &{name} [{', '.join(['*' + before] * 10)}]\n"
     assert "the file holds too much" in str(written(text))
 
 
-def test_b92_ipv6_nodes_keep_their_brackets_everywhere(written):
+def test_ipv6_nodes_keep_their_brackets_everywhere(written):
     settings = written(SMALL.replace("10.0.0.1:8000", "[fd00:0:0::10]:8000"))
     assert str(settings.pools[0].nodes[0].endpoint) == "[fd00::10]:8000"
 
 
-def test_b81_a_circle_of_aliases_is_refused_at_load(written):
+def test_a_circle_of_aliases_is_refused_at_load(written):
     rejected = written(SMALL + "aliases: { a: { model: b }, b: { models: [c] }, c: { model: a } }\n")
     assert isinstance(rejected, ConfigRejected)
     assert "a -> b -> c -> a" in str(rejected)

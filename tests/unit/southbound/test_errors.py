@@ -95,7 +95,7 @@ def test_every_captured_error_is_in_the_table():
 
 
 @pytest.mark.parametrize("name", CAPTURED)
-def test_r28_a_captured_error_has_the_right_code_status_and_parameter(name):
+def test_a_captured_error_has_the_right_code_status_and_parameter(name):
     status, body = captured(name)
     found = normalised(name.partition("/")[0], status, body)
     assert (found.code.code, found.status, found.param) == CAPTURED[name]
@@ -147,7 +147,7 @@ IN_TRITON = (
         ("llamacpp", 500, openai("input is too large to process. increase the physical batch size", 500, "server_error")),
     ],
 )
-def test_b80_a_context_that_is_too_short_is_told_in_one_code_whoever_says_it(engine, status, body):
+def test_a_context_that_is_too_short_is_told_in_one_code_whoever_says_it(engine, status, body):
     assert code(engine, status, body) == TOO_LONG
     assert code("llamacpp", status, body) == TOO_LONG, "behind a pool that says another engine, too"
 
@@ -165,7 +165,7 @@ def test_a_parameter_of_the_wrong_type_is_the_client_s_fault_with_ollama_too():
         "1 validation error:\n  {'type': 'list_type', 'loc': 'body.messages', 'input': 'Context Window exceeded'}",
     ],
 )
-def test_b80_a_prompt_that_is_quoted_in_an_error_is_not_taken_for_one(message):
+def test_a_prompt_that_is_quoted_in_an_error_is_not_taken_for_one(message):
     for engine in WORDINGS:
         assert code(engine, 400, openai(message)) == INVALID
 
@@ -208,7 +208,7 @@ def test_a_request_that_speaks_of_memory_is_none():
         ("vllm", 429, b"<html><h1>Too many</h1></html>"),
     ],
 )
-def test_b86_a_busy_node_is_told_apart_from_a_tenants_own_limit(engine, status, body):
+def test_a_busy_node_is_told_apart_from_a_tenants_own_limit(engine, status, body):
     found = normalised(engine, status, body)
     assert (found.code.code, found.status, found.retry_after_s) == ("upstream_busy", 429, 1)
     assert normalised(engine, status, body, asked_s=7).retry_after_s == 7
@@ -297,7 +297,7 @@ PAGE = b"<html><head><title>502</title></head><body>nginx at 10.1.2.3</body></ht
         (429, PAGE, ("upstream_busy", 429)),
     ],
 )
-def test_b95_no_json_keeps_its_class_and_shows_nothing_of_itself(status, body, expected):
+def test_no_json_keeps_its_class_and_shows_nothing_of_itself(status, body, expected):
     found = normalised("vllm", status, body)
     assert (found.code.code, found.status) == expected
     assert found.code.type == "server_error"
@@ -305,7 +305,7 @@ def test_b95_no_json_keeps_its_class_and_shows_nothing_of_itself(status, body, e
     assert not {"<", "nginx", "10.1.2.3"} & set(found.message.split())
 
 
-def test_b95_a_sentence_about_a_request_is_short_clean_and_names_no_place_of_the_network():
+def test_a_sentence_about_a_request_is_short_clean_and_names_no_place_of_the_network():
     found = normalised("vllm", 400, openai("bad\r\n\x00value at http://10.0.0.7:8000/v1 and 10.0.0.8:8000 " + "x" * 5000))
     assert len(found.message) <= 1000
     assert found.message.startswith("bad \n value at (address) and (address) xxx")
@@ -328,7 +328,7 @@ def test_b95_a_sentence_about_a_request_is_short_clean_and_names_no_place_of_the
         ("Thu, 99 Jan 1970 00:16:47 GMT", None),
     ],
 )
-def test_b95_a_time_is_seconds_or_a_date(text, seconds):
+def test_a_time_is_seconds_or_a_date(text, seconds):
     assert retry_after_s(text, wall=1000.0) == seconds
 
 

@@ -95,7 +95,7 @@ def test_an_answer_is_given_in_either_phase():
         assert [kind(message) for message in exchange.verdict(ANSWER)] == ["immediate_response"]
 
 
-def test_b102_an_end_said_twice_is_worked_on_once_and_answered_benignly():
+def test_an_end_said_twice_is_worked_on_once_and_answered_benignly():
     exchange, _ = deciding(RequestHeaders(HEAD, end_of_stream=False), RequestBody(b"{}", end_of_stream=True))
     assert exchange.receive(RequestBody(b"{}", end_of_stream=True)) == Ignore()
     first, second = exchange.verdict(SEND)
@@ -107,19 +107,19 @@ def test_b102_an_end_said_twice_is_worked_on_once_and_answered_benignly():
     assert body_reply(third.message) == type(body_reply(second))()
 
 
-def test_b102_a_body_message_without_bytes_is_a_body():
+def test_a_body_message_without_bytes_is_a_body():
     _, commands = deciding(RequestHeaders(HEAD, end_of_stream=False), RequestBody(b"", end_of_stream=True))
     assert commands[-1] == Decide(HEAD, b"")
 
 
-def test_b102_a_body_that_trailers_follow_is_decided_at_once_though_it_names_no_end():
+def test_a_body_that_trailers_follow_is_decided_at_once_though_it_names_no_end():
     exchange, commands = deciding(RequestHeaders(HEAD, end_of_stream=False), RequestBody(b"{}", end_of_stream=False))
     assert commands[-1] == Decide(HEAD, b"{}")
     assert [kind(message) for message in exchange.verdict(SEND)] == ["request_body"]
     assert kind(exchange.receive(RequestTrailers()).message) == "request_trailers"
 
 
-def test_b102_trailers_that_come_before_the_verdict_are_answered_after_it():
+def test_trailers_that_come_before_the_verdict_are_answered_after_it():
     exchange, _ = deciding(RequestHeaders(HEAD, end_of_stream=False), RequestBody(b"{}", end_of_stream=False))
     assert exchange.receive(RequestTrailers()) == Ignore()
     assert [kind(message) for message in exchange.verdict(SEND)] == ["request_body", "request_trailers"]
@@ -137,7 +137,7 @@ def test_a_request_of_head_and_trailers_can_only_be_answered():
     "event",
     [RequestBody(b"{}", end_of_stream=True), RequestTrailers(), ResponseBody(b"", end_of_stream=True), ResponseTrailers()],
 )
-def test_b102_what_may_not_come_first_is_a_protocol_error(event):
+def test_what_may_not_come_first_is_a_protocol_error(event):
     with pytest.raises(ProtocolError, match="OPEN"):
         Exchange().receive(event)
 

@@ -280,7 +280,7 @@ async def test_an_open_stream_costs_no_more_than_6000_bytes():
         assert each < 6000
 
 
-async def test_b112_calls_that_end_in_any_way_leave_nothing_for_the_garbage_collector():
+async def test_calls_that_end_in_any_way_leave_nothing_for_the_garbage_collector():
     service = ExtProcService(FakeConductor())
     head = message(extproc_message("request_headers", {":method": "POST", ":path": "/v1/chat/completions"}))
     reset = frames.WORD.pack(ErrorCode.CANCEL)

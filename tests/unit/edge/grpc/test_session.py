@@ -77,7 +77,7 @@ async def test_a_request_without_a_body_is_answered_from_its_head():
 
 @pytest.mark.parametrize("body", [b"{}", None])
 @pytest.mark.parametrize("error", [RuntimeError("secret"), KeyError("x"), RecursionError(), asyncio.CancelledError(), TimeoutError()])
-async def test_b28_any_fault_in_the_decision_is_answered_with_a_body(body, error):
+async def test_any_fault_in_the_decision_is_answered_with_a_body(body, error):
     async def decide(_head, _body):
         await asyncio.sleep(0)
         raise error
@@ -98,7 +98,7 @@ async def test_b28_any_fault_in_the_decision_is_answered_with_a_body(body, error
     assert (flow.errors, flow.ends, sink.failures) == ([error], 1, [])
 
 
-async def test_b28_a_verdict_that_cant_be_written_is_answered_with_a_body():
+async def test_a_verdict_that_cant_be_written_is_answered_with_a_body():
     async def decide(_head, _body):
         return Send(cluster="a\r\nb", endpoints=(), request_headers=(), response_headers=(), metadata={})
 
@@ -109,7 +109,7 @@ async def test_b28_a_verdict_that_cant_be_written_is_answered_with_a_body():
     assert isinstance(flow.errors[0], ValueError)
 
 
-async def test_b28_when_even_the_failure_cant_be_told_the_stream_fails_with_a_status():
+async def test_when_even_the_failure_cant_be_told_the_stream_fails_with_a_status():
     async def decide(_head, _body):
         raise RuntimeError
 
@@ -122,7 +122,7 @@ async def test_b28_when_even_the_failure_cant_be_told_the_stream_fails_with_a_st
 
 
 @pytest.mark.parametrize("messages", [[BODY], [HEADS, HEADS], [b"\xff"], [HEADS, b""], [message("response_body")]])
-async def test_b102_a_broken_protocol_ends_this_stream_once(messages):
+async def test_a_broken_protocol_ends_this_stream_once(messages):
     session, sink, flow = opened()
     for data in messages:
         session.message(data)
@@ -133,7 +133,7 @@ async def test_b102_a_broken_protocol_ends_this_stream_once(messages):
     assert (len(sink.failures), flow.ends) == (1, 1)
 
 
-async def test_b102_an_end_said_twice_is_decided_once():
+async def test_an_end_said_twice_is_decided_once():
     gate = asyncio.get_running_loop().create_future()
 
     async def decide(head, body):
@@ -153,7 +153,7 @@ async def test_b102_an_end_said_twice_is_decided_once():
 
 
 @pytest.mark.parametrize("body", [b'{"a":1}', b""])
-async def test_b102_a_body_that_trailers_follow_is_decided_without_a_named_end(body):
+async def test_a_body_that_trailers_follow_is_decided_without_a_named_end(body):
     session, sink, flow = opened()
     peer = EnvoyPeer(body=body, trailers=True)
     play(peer, session, sink)

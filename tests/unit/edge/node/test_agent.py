@@ -72,7 +72,7 @@ async def test_a_node_registers_as_soon_as_its_engine_serves_the_model_and_beats
     assert registry.beats[1]["sequence"] == 2
 
 
-async def test_b90_a_node_whose_engine_lists_nothing_yet_registers_as_loading_and_says_why(session, engine, registry, caplog):
+async def test_a_node_whose_engine_lists_nothing_yet_registers_as_loading_and_says_why(session, engine, registry, caplog):
     caplog.set_level(logging.INFO)
     engine.models = []
     agent = agent_of(session, engine, registry)
@@ -90,7 +90,7 @@ async def test_b90_a_node_whose_engine_lists_nothing_yet_registers_as_loading_an
     assert (registry.beats[-1]["state"], registry.beats[-1]["reason"]) == ("ready", "")
 
 
-async def test_b90_a_node_whose_engine_later_serves_another_model_says_so_at_once(session, engine, registry):
+async def test_a_node_whose_engine_later_serves_another_model_says_so_at_once(session, engine, registry):
     agent = agent_of(session, engine, registry)
     await agent.watch()
     engine.models = ["other"]
@@ -120,7 +120,7 @@ async def test_an_engine_that_is_slow_is_busy_until_it_has_been_so_three_times(s
     assert states == [NodeState.READY, NodeState.READY, NodeState.LOADING]
 
 
-async def test_b89_a_lease_that_the_registry_does_not_know_is_asked_for_anew(session, engine, registry):
+async def test_a_lease_that_the_registry_does_not_know_is_asked_for_anew(session, engine, registry):
     agent = agent_of(session, engine, registry)
     await agent.watch()
     registry.forget()
@@ -158,7 +158,7 @@ async def test_a_refused_node_says_why_once_and_waits_longer_each_time(session, 
     assert not agent.registered
 
 
-async def test_b89_an_agent_whose_place_was_taken_by_a_later_one_stays_out(session, engine, registry):
+async def test_an_agent_whose_place_was_taken_by_a_later_one_stays_out(session, engine, registry):
     agent = agent_of(session, engine, registry)
     await agent.watch()
     registry.forget()

@@ -50,7 +50,7 @@ async def test_an_engine_that_generates_tells_its_time_to_the_first_token(engine
 
 
 @pytest.mark.parametrize("fault", ["stall", "reset", "unavailable", "oom", "error_event", "stall:after=0", "reply:status=200"])
-async def test_r25_whatever_an_engine_does_instead_of_generating_is_a_failure(engine, fault):
+async def test_whatever_an_engine_does_instead_of_generating_is_a_failure(engine, fault):
     server, port = engine
     server.faults.replace(parse_faults(fault))
     probed = await ask(port, timeout_s=0.8)

@@ -29,7 +29,7 @@ def claim(request_id: str, limits: RateLimits, tokens: int = 1, tenant: str = "f
 
 
 @pytest.mark.parametrize("ceiling", [RateLimits(tpm=60_000), RateLimits(max_streams=1)])
-async def test_b75_sleeping_as_told_is_enough_by_redis_time(link, ceiling):
+async def test_sleeping_as_told_is_enough_by_redis_time(link, ceiling):
     ledger = RedisLedger(link)
     await ledger.reserve(claim("first", ceiling, 60_000, lease_ms=70))
     answer = await ledger.reserve(claim("second", ceiling, 50))
@@ -38,7 +38,7 @@ async def test_b75_sleeping_as_told_is_enough_by_redis_time(link, ceiling):
     assert isinstance(await ledger.reserve(claim("second", ceiling, 50)), Granted)
 
 
-async def test_b62_b68_every_key_goes_by_itself_and_refusals_do_not_keep_it(link):
+async def test_every_key_goes_by_itself_and_refusals_do_not_keep_it(link):
     ledger = RedisLedger(link)
     ceiling = RateLimits(rpm=10, tpm=1000, max_streams=10)
     await ledger.reserve(claim("a", ceiling, 900, lease_ms=5000))
@@ -71,7 +71,7 @@ async def test_a_finished_request_is_soon_forgotten(link):
     assert 0 < await link.call("PTTL", "din:{t=finance}:request:a") <= 10_000
 
 
-async def test_b66_all_keys_of_a_tenant_share_one_tag_and_no_two_tenants_share_any(link):
+async def test_all_keys_of_a_tenant_share_one_tag_and_no_two_tenants_share_any(link):
     ledger = RedisLedger(link)
     for number, name in enumerate(NAMES):
         await ledger.reserve(claim(f"r{number}", RateLimits(rpm=5, max_streams=5), tenant=name))
@@ -83,7 +83,7 @@ async def test_b66_all_keys_of_a_tenant_share_one_tag_and_no_two_tenants_share_a
 
 
 @given(st.text(), st.text())
-def test_b66_a_tag_is_forged_by_no_name(one, other):
+def test_a_tag_is_forged_by_no_name(one, other):
     assert (tag(one) == tag(other)) == (one == other)
     inner = tag(one)[1:-1]
     assert inner
@@ -164,7 +164,7 @@ async def test_a_coroutine_closed_half_way_gives_back_what_it_took(link):
     assert isinstance(await ledger.reserve(claim("b", RateLimits(max_streams=1))), Granted)
 
 
-async def test_b71_parallel_streams_from_two_replicas_never_overshoot(link):
+async def test_parallel_streams_from_two_replicas_never_overshoot(link):
     replicas = [RedisLedger(link), RedisLedger(link)]
     ceiling = RateLimits(tpm=10_000)
     answers = await asyncio.gather(*(replicas[n % 2].reserve(claim(f"r{n}", ceiling, 2000)) for n in range(50)))

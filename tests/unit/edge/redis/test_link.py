@@ -192,7 +192,7 @@ async def test_without_a_server_every_call_fails_at_once_and_the_link_comes_up_l
         server.stop()
 
 
-async def test_b64_a_forgotten_script_is_loaded_once_for_all_that_wait(server):
+async def test_a_forgotten_script_is_loaded_once_for_all_that_wait(server):
     async with linked(server.url) as link:
         script = LuaScript(b"return {ARGV[1], 'told again'}")
         await link.call("CONFIG", "RESETSTAT")
@@ -203,7 +203,7 @@ async def test_b64_a_forgotten_script_is_loaded_once_for_all_that_wait(server):
         assert "cmdstat_eval:" not in stats
 
 
-async def test_b64_flushing_scripts_under_load_is_seen_by_nobody(server):
+async def test_flushing_scripts_under_load_is_seen_by_nobody(server):
     async with linked(server.url) as link, linked(server.unix_url) as other:
         script = LuaScript(b"return redis.call('INCR', KEYS[1])")
         await link.call("DEL", "n")

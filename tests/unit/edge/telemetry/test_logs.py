@@ -24,7 +24,7 @@ def record(message: str, *arguments: object, at: float = 0.0, **extra: object) -
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=ascii)
-def test_b115_whatever_a_client_wrote_a_line_is_one_object(text):
+def test_whatever_a_client_wrote_a_line_is_one_object(text):
     line = JsonLines().format(record("said %s", text.encode("utf-8", "replace").decode()))
     assert len(line.splitlines()) == 1 or not any(end in line for end in "\r\n")
     assert "\n" not in line

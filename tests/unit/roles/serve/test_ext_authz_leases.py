@@ -62,7 +62,7 @@ async def test_what_is_never_heard_of_again_is_renewed_no_longer(plane):
 
 
 @pytest.mark.parametrize(("policy", "passes"), [("off", True), ("flag", True), ("mask", False), ("block", False)])
-async def test_r45_sensitive_data_is_flagged_or_blocked_and_what_would_be_masked_is_blocked(tmp_path, policy, passes):
+async def test_sensitive_data_is_flagged_or_blocked_and_what_would_be_masked_is_blocked(tmp_path, policy, passes):
     config = CONFIG | {"tenants": [tenant("acme") | {"sensitive_data": policy}]}
     (tmp_path / "din.yaml").write_text(yaml.safe_dump(config))
     desk = RequestPlane(load(tmp_path / "din.yaml", {}), Clocked(), Background(), DecisionCounters()).desk

@@ -67,7 +67,7 @@ class Watched:
 
 
 @pytest.mark.parametrize(("node_id", "failures"), [("a", 2), ("z", 5)])
-def test_r23_attempts_that_fail_in_a_row_open_a_node_by_the_traffic_of_its_pool(tmp_path, node_id, failures):
+def test_attempts_that_fail_in_a_row_open_a_node_by_the_traffic_of_its_pool(tmp_path, node_id, failures):
     watched = Watched(tmp_path, least_answers=50)
     for _ in range(failures - 1):
         watched.attempt(node_id)
@@ -88,7 +88,7 @@ def test_what_clients_cause_speaks_for_nothing(tmp_path):
     assert (watched.state(), watched.pool(), watched.told) == (BreakerState.CLOSED, BreakerState.CLOSED, [])
 
 
-def test_b37_errors_and_ends_inside_a_stream_speak_against_the_node(tmp_path):
+def test_errors_and_ends_inside_a_stream_speak_against_the_node(tmp_path):
     watched = Watched(tmp_path)
     watched.record(Outcome.UPSTREAM_ERROR, error="internal_error")
     watched.record(Outcome.UPSTREAM_TRUNCATED)
@@ -128,7 +128,7 @@ def test_a_request_that_moved_in_flight_speaks_against_the_pool_that_it_left(tmp
     assert (watched.pool("chat"), watched.pool("night")) == (BreakerState.OPEN, BreakerState.CLOSED)
 
 
-def test_r25_probes_alone_open_a_node_and_say_how_it_does(tmp_path):
+def test_probes_alone_open_a_node_and_say_how_it_does(tmp_path):
     watched = Watched(tmp_path, breaker=False)
     watched.attempt()
     watched.attempt()
@@ -152,7 +152,7 @@ def test_what_another_replica_opened_is_open_here_and_is_not_told_back(tmp_path)
     assert watched.health.opened == {}
 
 
-def test_r23_a_node_that_registers_again_after_it_was_gone_begins_with_a_tenth(tmp_path):
+def test_a_node_that_registers_again_after_it_was_gone_begins_with_a_tenth(tmp_path):
     watched = Watched(tmp_path)
     new = Node("g", Endpoint("10.0.0.7", 8000), "m", "1", "bf16", "", 1, 8192, 8)
     watched.health.turn(MembershipDelta({"chat": (new,)}, {}))

@@ -91,7 +91,7 @@ def test_a_fallback_says_for_whom_it_stands_in(settings):
     assert "choice 1 of the prefix" in why(told)["q"]
 
 
-def test_r21_a_long_request_is_called_one_and_gets_its_own_timeout(settings):
+def test_a_long_request_is_called_one_and_gets_its_own_timeout(settings):
     told = explain(settings, "t", request(max_tokens=3000))
     assert (told.long, told.timeout_ms) == (True, 300_000)
     told = explain(settings, "t", request({"x-din-timeout-ms": "70000"}, max_tokens=3000))
