@@ -8,7 +8,7 @@ from din_extproc.control.clusters import discovered_pair, discovered_pool
 from din_extproc.control.routes import route_configuration
 from din_extproc.control.snapshot import CLUSTER, ROUTES, Blueprint, Pair, Resource
 from din_extproc.control.topology import Topology
-from din_extproc.domain.node import moving_cluster
+from din_extproc.domain.node import in_flight_cluster
 
 
 def blueprint(topology: Topology) -> Blueprint:
@@ -17,7 +17,7 @@ def blueprint(topology: Topology) -> Blueprint:
     clusters = tuple(Resource.of(name, CLUSTER, bytes(discovered_pool(pool, topology))) for name, pool in pools.items())
     pairs = tuple(
         Pair(
-            Resource.of(moving_cluster(pool, fallback), CLUSTER, bytes(discovered_pair(pools[pool], pools[fallback], topology))),
+            Resource.of(in_flight_cluster(pool, fallback), CLUSTER, bytes(discovered_pair(pools[pool], pools[fallback], topology))),
             pool,
             fallback,
         )

@@ -75,7 +75,7 @@ from din_extproc.control.topology import (
     SocketAddress,
     Topology,
 )
-from din_extproc.domain.node import Node, Pool, moving_cluster
+from din_extproc.domain.node import Node, Pool, in_flight_cluster
 
 ENDPOINT_HEADER = "x-din-endpoint"
 _ONLY_OURS = ("x-din-", "x-bxagent-", "x-ratelimit-", "x-envoy-")
@@ -107,7 +107,7 @@ def clusters(topology: Topology) -> list[Cluster]:
 def pool_clusters(topology: Topology) -> list[Cluster]:
     """The pools with the nodes that are listed, and the pairs between which requests move in flight."""
     pools = {pool.name: pool for pool in topology.pools}
-    pairs = [_static(moving_cluster(*pair), [pools[name] for name in pair], topology) for pair in topology.moves]
+    pairs = [_static(in_flight_cluster(*pair), [pools[name] for name in pair], topology) for pair in topology.moves]
     return [*(_static(pool.name, [pool], topology) for pool in topology.pools), *pairs]
 
 
@@ -118,7 +118,7 @@ def discovered_pool(pool: Pool, topology: Topology) -> Cluster:
 
 def discovered_pair(pool: Pool, fallback: Pool, topology: Topology) -> Cluster:
     """A pool and the one that takes over, whose nodes come by discovery."""
-    return _discovered(_cluster(moving_cluster(pool.name, fallback.name), [pool, fallback], topology))
+    return _discovered(_cluster(in_flight_cluster(pool.name, fallback.name), [pool, fallback], topology))
 
 
 def _discovered(cluster: Cluster) -> Cluster:

@@ -19,7 +19,7 @@ from din_extproc.control.listener import connection_manager, held_bytes
 from din_extproc.control.packing import as_plain
 from din_extproc.control.routes import ALLOWED, CLUSTER_HEADER, EXPOSED, INSIDE, METHODS, SECRETS, UNDECIDED, who_answered
 from din_extproc.control.topology import Address, HealthCheck, Outlier, SocketAddress, Topology
-from din_extproc.domain.node import Pool, moving_cluster
+from din_extproc.domain.node import Pool, in_flight_cluster
 
 _OWN, _STANDARD = "gateway.envoyproxy.io", "gateway.networking.k8s.io"
 _LABELS = {"app.kubernetes.io/name": "din-extproc"}
@@ -100,7 +100,7 @@ class _Way(Struct, frozen=True):
     @property
     def cluster(self) -> str:
         """As the sidecar says it."""
-        return self.pool.name if self.fallback is None else moving_cluster(self.pool.name, self.fallback.name)
+        return self.pool.name if self.fallback is None else in_flight_cluster(self.pool.name, self.fallback.name)
 
     @property
     def pools(self) -> tuple[Pool, ...]:

@@ -29,7 +29,7 @@ from din_extproc.control.facts import FAIL_OPEN
 from din_extproc.control.filters import CORS, EXT_PROC
 from din_extproc.control.packing import extension, milliseconds, overwrite
 from din_extproc.control.topology import AGENT_CLUSTER, Topology
-from din_extproc.domain.node import MOVES
+from din_extproc.domain.node import POOL_SEPARATOR
 from din_extproc.domain.request import Operation
 
 CLUSTER_HEADER = "x-din-cluster"
@@ -110,7 +110,7 @@ def _chosen_pair(topology: Topology) -> Route:
     """Where a request may move to another pool: it names a node of that one behind all those that are tried before."""
     route = _chosen_pool(topology)
     route.name = "moving"
-    route.match = RouteMatch(prefix="/", headers=[HeaderMatcher(name=CLUSTER_HEADER, string_match=StringMatcher(contains=MOVES))])
+    route.match = RouteMatch(prefix="/", headers=[HeaderMatcher(name=CLUSTER_HEADER, string_match=StringMatcher(contains=POOL_SEPARATOR))])
     if route.route is not None and route.route.retry_policy is not None:
         route.route.retry_policy.num_retries = topology.retry.tries
     return route

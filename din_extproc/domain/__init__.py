@@ -1,1 +1,1 @@
-"""Frozen nouns that the rooms hand to each other. No behaviour beyond what a noun knows about itself."""
+"""Immutable value objects that the packages exchange. They have no behaviour beyond reading and validating their own fields."""

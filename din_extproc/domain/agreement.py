@@ -1,4 +1,4 @@
-"""What became of one sampled double check (R41): did nodes that should agree say the same?"""
+"""The result of a sampled double check: whether nodes that should agree gave the same answer."""
 
 from enum import StrEnum
 
@@ -6,22 +6,22 @@ from msgspec import Struct
 
 
 class Agreement(StrEnum):
-    """How two answers to the same question compare."""
+    """How two answers to the same prompt compare."""
 
     AGREE = "agree"
-    """Token by token the same."""
+    """Every token is the same."""
     CLOSE = "close"
-    """They part where the model itself was undecided: rounding, as other requests beside it cause, explains that."""
+    """The answers diverge at a token for which the model's candidates were nearly equal, which rounding in batched inference explains."""
     DIFFER = "differ"
     UNANSWERED = "unanswered"
-    """One of them did not answer, or not in a way that can be compared."""
+    """A node did not answer, or its answer can't be compared."""
 
 
 class DoubleCheckResult(Struct, frozen=True):
-    """One double check. No prompt, no answer."""
+    """One double check. It holds neither the prompt nor an answer."""
 
     trace_id: str
-    """Of the request that was sampled."""
+    """The trace id of the sampled request."""
     model: str
     version: str
     dtype: str
@@ -29,8 +29,8 @@ class DoubleCheckResult(Struct, frozen=True):
     second_node_id: str
     agreement: Agreement
     at_token: int = 0
-    """The first that differs, counted from 0."""
+    """Index of the first token that differs, from 0."""
     tokens: int = 0
-    """Compared."""
+    """The number of tokens compared."""
     blamed: tuple[str, ...] = ()
-    """Whose answer is the odd one; both, when no third node could tell."""
+    """The nodes whose answer deviates; both when no third node could decide."""

@@ -1,6 +1,6 @@
-"""How far a node or a pool is trusted with requests, as circuit breakers see it.
+"""State of the circuit breakers of nodes and pools.
 
-Rule: times are seconds of the machine's monotonic clock, which all processes of one machine share.
+Times are seconds of the machine's monotonic clock, which all processes of one machine share.
 """
 
 from collections.abc import Mapping
@@ -10,9 +10,9 @@ from msgspec import Struct
 
 
 class BreakerState(StrEnum):
-    """The states of a circuit breaker (R26).
+    """The states of a circuit breaker.
 
-    `RAMPING` is `CLOSED` on its way back to everything (R23), `COOLING` is `CLOSED` for one that is busy and has asked for time.
+    `RAMPING` is `CLOSED` with a growing share of traffic after recovery. `COOLING` is the state of a node that answered 429.
     """
 
     CLOSED = "closed"
@@ -23,31 +23,31 @@ class BreakerState(StrEnum):
 
 
 class BreakerSnapshot(Struct, frozen=True, gc=False):
-    """What a breaker says at one time, good for those that come after."""
+    """An immutable snapshot of a breaker, valid until the next one."""
 
     state: BreakerState
     since: float
     until: float | None = None
-    """When something changes by itself: an open one is tried again, a ramping or cooling one gets everything. None: nothing does."""
-    least: float = 1.0
-    """The share of its requests that it gets at `since`; it grows evenly to all of them at `until` when it is ramping."""
+    """When the state changes by itself: an open breaker becomes half-open, a ramping or cooling one closes. None: never."""
+    initial_share: float = 1.0
+    """The share of traffic at `since`, 0 to 1; while ramping it grows linearly to 1 at `until`."""
     reason: str = ""
 
     @property
-    def left_out(self) -> bool:
-        """Whether it gets no request at all."""
+    def excluded(self) -> bool:
+        """Whether the breaker lets no request pass."""
         return self.state is BreakerState.OPEN or self.state is BreakerState.COOLING
 
     def share(self, now: float) -> float:
-        """What it gets of the requests that would be its own, 0 to 1."""
+        """Return the share of its usual traffic that passes at `now`, 0 to 1."""
         if self.state is not BreakerState.RAMPING or self.until is None:
-            return self.least
-        gone = (now - self.since) / max(1e-9, self.until - self.since)
-        return min(1.0, self.least + (1.0 - self.least) * max(0.0, gone))
+            return self.initial_share
+        elapsed = (now - self.since) / max(1e-9, self.until - self.since)
+        return min(1.0, self.initial_share + (1.0 - self.initial_share) * max(0.0, elapsed))
 
 
 class BreakerSnapshots(Struct, frozen=True):
-    """What has changed, or everything: breakers by name. A closed one is as if it were not there."""
+    """Breaker snapshots by name: all of them, or those that changed. A missing breaker is closed."""
 
     nodes: Mapping[str, BreakerSnapshot] = {}
     """By node id."""
@@ -58,7 +58,7 @@ class BreakerSnapshots(Struct, frozen=True):
 
 
 class ProbeKind(StrEnum):
-    """What a probe asks a node for."""
+    """The kind of request that a probe sends to a node."""
 
     CHAT = "chat"
     COMPLETION = "completion"
@@ -67,11 +67,11 @@ class ProbeKind(StrEnum):
 
 
 class ProbeResult(Struct, frozen=True, gc=False):
-    """What came of one probe."""
+    """The result of one probe."""
 
     node_id: str
     ok: bool | None
-    """None: the node answered something that speaks neither for nor against it (429, 4xx)."""
+    """None: the answer says nothing about the node's health (429 or another 4xx)."""
     ttft_ms: float | None = None
-    """To the first byte of content; of an answer that is no stream, to its end."""
+    """Time to the first byte of content of a stream, or to the end of any other answer."""
     reason: str = ""

@@ -1,6 +1,6 @@
-"""A node as a member of the network: what it registered, what it last said about itself, and what is thought of it.
+"""A node as a member of the network: its registration, its latest heartbeat, its state and its trust.
 
-Rule: what a node *is* (`Registration`) changes only by registering anew; how it *does* (`Heartbeat`) changes with every heartbeat.
+A `Registration` changes only when the node registers again; a `Heartbeat` replaces the previous one.
 """
 
 from enum import StrEnum
@@ -11,66 +11,66 @@ from din_extproc.domain.node import Node
 
 
 class NodeState(StrEnum):
-    """Whether a node takes requests. Only `READY` ones are routed to."""
+    """Whether a node takes requests. Only `READY` nodes are routed to."""
 
     LOADING = "loading"
-    """Registered; its weights are not in memory yet."""
+    """Registered; its weights are not loaded yet."""
     READY = "ready"
     DRAINING = "draining"
-    """Ends what it has, takes nothing new."""
+    """Finishes its requests and takes no new ones."""
     QUARANTINED = "quarantined"
-    """Kept out because of what it said or did; `Member.reasons` says why."""
+    """Excluded because of its claims or its behaviour; `Member.reasons` gives the reasons."""
     DEAD = "dead"
-    """Not heard of for `dead_after_s`."""
+    """No heartbeat for `dead_after_s`."""
 
 
 class Registration(Struct, frozen=True, kw_only=True):
-    """What a node says of itself when it joins (R12)."""
+    """A node's claims when it joins."""
 
     node: Node
     engine: str
     network: str = ""
-    """Networks of different names never mix; "" is the only one of a gateway that names none."""
+    """The network's name; gateways and nodes of different networks never mix. "" is the unnamed network."""
     pool: str = ""
-    """The pool it wants to join; "": every pool of the same model, dtype and tensor-parallel size."""
+    """The pool to join; "" means every pool of the same model, dtype and tensor-parallel size."""
     weights_sha256: str = ""
     free_memory_bytes: int | None = None
     epoch: int = 0
-    """Grows with every registration of one id (milliseconds since the epoch when it started): the newest one counts."""
+    """Milliseconds since the Unix epoch at which the node started; the registration with the highest epoch of a node id is current."""
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True):
-    """What a node says with each heartbeat. None: its engine does not tell."""
+    """One heartbeat of a node. None: the engine does not report the value."""
 
     state: NodeState
     sequence: int
-    """Grows with each beat of one registration."""
+    """Grows with each heartbeat of one registration."""
     waiting: int | None = None
     running: int | None = None
     kv_cache_usage: float | None = None
     """0 to 1."""
     tokens_in_use: int | None = None
     prefill_rate: float | None = None
-    """Measured, prompt tokens per second."""
+    """Measured prompt tokens per second."""
     decode_rate: float | None = None
-    """Measured, output tokens per second, all requests together."""
+    """Measured output tokens per second, all requests together."""
     free_memory_bytes: int | None = None
     reason: str = ""
-    """Why it is not ready, for people."""
+    """Why the node is not ready, as text for operators."""
 
 
 class HeartbeatReading(Struct, frozen=True, gc=False):
-    """A beat, and when it came."""
+    """A heartbeat with its time of arrival and the node's trust at that time."""
 
     beat: Heartbeat
     at: float
-    """Seconds, by this process's monotonic clock."""
+    """Seconds of this process's monotonic clock."""
     trust: float = 1.0
-    """0 to 1, as the registry has it by then."""
+    """From 0 to 1, as computed by the registry."""
 
 
 class MembershipDelta(Struct, frozen=True):
-    """Who came and who went, by pool. A node that changed went and came."""
+    """Nodes that joined and left, by pool. A changed node is in both."""
 
     joined: dict[str, tuple[Node, ...]]
     left: dict[str, tuple[str, ...]]
@@ -83,12 +83,12 @@ class Member(Struct, frozen=True, kw_only=True):
     registration: Registration
     state: NodeState
     trust: float
-    """0 to 1 (R14)."""
+    """0 to 1."""
     reasons: tuple[str, ...] = ()
-    """Why state and trust are what they are, newest last."""
+    """Reasons for the state and the trust, newest last."""
     beat: Heartbeat | None = None
-    """The latest; None before the first, and for nodes that have no agent."""
+    """The latest heartbeat; None before the first one and for nodes without an agent."""
     beat_at: float | None = None
-    """Seconds since the epoch, by the registry's clock."""
+    """Seconds since the Unix epoch, by the registry's clock."""
     stale: bool = False
-    """The registry could not be asked lately: this is the last that was known."""
+    """The registry is unreachable: this row is its last known value."""

@@ -1,4 +1,4 @@
-"""A GPU node and the pool it belongs to: what the catalogue and the registration say, never how busy it is."""
+"""A GPU node and its pool: static properties from the catalogue and the registration, without load."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -12,7 +12,7 @@ _PORTS = range(1, 65536)
 
 
 class Endpoint(Struct, frozen=True, gc=False, order=True):
-    """An IP address and a port, in the one spelling that Envoy's `override_host` compares: `10.0.0.7:8000`, `[fd00::10]:8000`."""
+    """An IP address and a port in the spelling that Envoy's `override_host` compares: `10.0.0.7:8000`, `[fd00::10]:8000`."""
 
     host: str
     port: int
@@ -49,7 +49,7 @@ class Endpoint(Struct, frozen=True, gc=False, order=True):
 
 
 class Node(Struct, frozen=True, gc=False):
-    """One engine instance that serves one model (R12, R17). Lengths in tokens."""
+    """One engine instance that serves one model. Lengths in tokens."""
 
     id: str
     endpoint: Endpoint
@@ -69,51 +69,51 @@ class Node(Struct, frozen=True, gc=False):
 
 
 class LongTail(Struct, frozen=True, gc=False):
-    """What is different for requests that take far longer than the rest (R21)."""
+    """Limits for requests that take far longer than most."""
 
     over_s: float
-    """They would take longer than this at a usual node that is not busy."""
+    """The predicted duration on an idle node above which a request belongs to the long tail."""
     share: float
-    """Of each node's slots: they may hold so many, and always one. Counted by each worker for itself."""
+    """The share of each node's slots that long requests may hold, at least one slot. Each worker counts its own requests."""
     timeout_ms: int
-    """How long Envoy waits for them."""
+    """Envoy's route timeout for these requests."""
 
 
 class PoolTimeouts(Struct, frozen=True, gc=False):
-    """How long the answers of a pool's nodes may take, in milliseconds; None: as long as Envoy's configuration says for all."""
+    """Timeouts of a pool's answers in milliseconds; None: the value of Envoy's configuration."""
 
     first_byte_ms: int | None = None
-    """Until the answer begins, for streams and what is not generated; then another node is asked."""
+    """Until the response starts, for streams and requests that generate nothing; then Envoy retries on another node."""
     total_ms: int | None = None
-    """The whole answer, of requests that are not of the long tail."""
+    """For the whole response, except requests of the long tail."""
 
 
 class TrafficClass(StrEnum):
-    """What the requests of a pool are like: how soon a node of it counts as failed (R23)."""
+    """The latency class of a pool's requests, which decides how soon a node counts as failed."""
 
     REALTIME = "realtime"
     STANDARD = "standard"
     BATCH = "batch"
 
 
-MOVES = "+"
-"""Stands between the two pools in the name of a cluster whose requests may move from one to the other. No pool's name has it."""
+POOL_SEPARATOR = "+"
+"""Separates the two pools in the name of an in-flight fallback cluster; no pool name contains it."""
 
 
-def moving_cluster(pool: str, fallback: str) -> str:
-    """The Envoy cluster of a pool with another that takes over in flight."""
-    return f"{pool}{MOVES}{fallback}"
+def in_flight_cluster(pool: str, fallback: str) -> str:
+    """Return the name of the Envoy cluster that holds a pool and its in-flight fallback."""
+    return f"{pool}{POOL_SEPARATOR}{fallback}"
 
 
 class Pool(Struct, frozen=True):
-    """Nodes that may stand in for each other: one model, one engine, one strategy."""
+    """Interchangeable nodes: one model, one engine, one scheduling strategy."""
 
     name: str
     """Also the name of the Envoy cluster."""
     model: str
-    """The physical model name that tenants are allowed and billed for."""
+    """The physical model name that tenants are allowed to use and billed for."""
     served_model: str
-    """The name that the pool's engine answers to; what is spliced into the body."""
+    """The model name that the engine expects; it is spliced into the body."""
     engine: str
     scheduler: str
     nodes: tuple[Node, ...]
@@ -122,24 +122,24 @@ class Pool(Struct, frozen=True):
     stream_usage: bool = True
     """The engine honours `stream_options.include_usage`."""
     api: str = "openai"
-    """What the engine is spoken to in: `openai`, or `native` for its own interface."""
+    """The engine's interface: `openai`, or `native` for its own."""
     unmappable: str = "refuse"
-    """Requests with a parameter that the engine can't be told: `refuse` them, or `drop` it and say so."""
+    """How requests with a parameter that the engine does not support are handled: `refuse`, or `drop` the parameter and report it."""
     dtype: str = ""
-    """Of every node, those that register too; "": of any."""
+    """Required of every node, registered ones included; "": any."""
     tp_world_size: int = 0
-    """Likewise; 0: any."""
+    """Required likewise; 0: any."""
     compute_capability: str = ""
-    """Likewise; "": any."""
+    """Required likewise; "": any."""
     min_seq_len: int = 0
-    """Nodes that register take at least so many tokens."""
+    """The smallest context length in tokens that a registering node may have."""
     scheduler_options: Mapping[str, float] = {}
     traffic: TrafficClass = TrafficClass.STANDARD
     long_tail: LongTail | None = None
-    """None: every request is like the others."""
+    """None: no request is treated as long."""
     timeouts: PoolTimeouts = PoolTimeouts()
 
-    def hands_over_to(self, other: "Pool") -> bool:
-        """Whether a request for this pool is one for the other but for the model's name, so that it can move there in flight."""
+    def supports_in_flight_fallback(self, other: "Pool") -> bool:
+        """Whether Envoy can move a request to `other` in flight: both accept the same bytes except for the model's name."""
         own = (self.engine, self.api, self.stream_usage, self.unmappable)
         return self.api == "openai" and own == (other.engine, other.api, other.stream_usage, other.unmappable)

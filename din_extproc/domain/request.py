@@ -1,6 +1,6 @@
-"""What a client asks for: the request's head, and the intent read from head and body.
+"""A client's request: its head, and the intent read from head and body.
 
-Rule: nothing here knows how a request arrived or where it goes.
+Nothing here depends on the transport or the destination.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from msgspec import Struct
 
 
 class Operation(StrEnum):
-    """The northbound interfaces, by their canonical path."""
+    """The northbound interfaces, named by their canonical path."""
 
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
@@ -22,7 +22,7 @@ class Operation(StrEnum):
 
 
 class Priority(StrEnum):
-    """How long a tenant's request is willing to stand back, highest first."""
+    """Priority classes, highest first."""
 
     CRITICAL = "critical"
     STANDARD = "standard"
@@ -38,46 +38,46 @@ class RequestHead(Struct, frozen=True, gc=False):
     headers: Mapping[str, str]
 
     def header(self, name: str) -> str:
-        """The header's value, "" when it is not there."""
+        """Return the header's value, "" when it is missing."""
         return self.headers.get(name, "")
 
 
 class Estimate(Struct, frozen=True, gc=False):
-    """How many tokens a prompt holds, as far as its bytes tell (see `intent/estimate.py`)."""
+    """An estimate of a prompt's tokens, made from its bytes (see `intent/estimate.py`)."""
 
     tokens: int
     features: tuple[float, ...] = ()
-    """What the estimate was made from: units per script class, in the order of `intent.estimate.CLASSES`. Learned from at settlement."""
+    """Units per script class in the order of `intent.estimate.CLASSES`; the calibrator learns from them at settlement."""
     fixed: int = 0
-    """Tokens inside `tokens` that no class explains: per-message overhead, media parts, token ids."""
+    """The part of `tokens` that no class explains: per-message overhead, media parts, token ids."""
     exact: bool = False
     """Counted by the model's own tokenizer."""
     longest: "Estimate | None" = None
-    """Of several inputs, each of which the engine reads by itself, the longest: it has to fit into a context, `tokens` is what all of them
-    cost. None: it is one."""
+    """The longest of several inputs that the engine reads separately: it must fit into the context, while `tokens` is the cost of all of
+    them. None: there is one input."""
 
 
 class Intent(Struct, frozen=True, gc=False):
-    """What one request wants (R01). Token counts are whole tokens, times whole milliseconds."""
+    """The content of one request that decisions depend on. Token counts are whole tokens, times whole milliseconds."""
 
     operation: Operation
     model: str
-    """As the client wrote it: an alias, a physical name, or either with `@constraint`."""
+    """The model as the client wrote it: an alias, a physical name, or either with `@constraint`."""
     estimate: Estimate
     output_tokens: int | None = None
-    """The largest output that an engine may give, all answers together. None: the client did not say."""
+    """The largest output that an engine may generate, all answers together. None: unspecified."""
     stream: bool = False
     wants_usage: bool = False
     """The client asked for `stream_options.include_usage` itself."""
     timeout_ms: int | None = None
     task_tier: str = ""
     version: str = ""
-    """The client's version constraint, as written. "" allows every version."""
+    """The client's version constraint as written; "" allows every version."""
     priority: Priority | None = None
     answers: int = 1
-    """How many it asks for: one to each prompt, times the choices."""
+    """The number of answers: prompts times choices."""
     output_each: int | None = None
-    """The least that an engine may take for the limit of one answer: that much has to fit beside its prompt. None: it did not say."""
+    """The smallest output limit of one answer, which must fit into the context beside its prompt. None: unspecified."""
 
     @property
     def prompt_tokens(self) -> int:

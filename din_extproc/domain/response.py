@@ -1,6 +1,6 @@
-"""A node's answer on its way to the client, and what may be done with it: passed on, replaced whole, or translated piece by piece.
+"""A node's response and its treatment: pass it on, replace it as a whole, or translate it as a stream.
 
-Rule: the treatment is chosen when the answer's head has come, and nothing of the body is seen unless it says so.
+The treatment is chosen from the response head; only some treatments read the body.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,65 +11,66 @@ from msgspec import Struct
 
 from din_extproc.domain.verdict import Headers
 
-GOOD = range(HTTPStatus.OK, HTTPStatus.MULTIPLE_CHOICES)
-"""Statuses of answers that may go on as they are. A redirection may not: a client that follows it takes its prompt along."""
+SUCCESS_STATUSES = range(HTTPStatus.OK, HTTPStatus.MULTIPLE_CHOICES)
+"""Status codes of responses that may be passed on unchanged. Redirections are excluded: a client that follows one sends its prompt
+along."""
 
 
 class ResponseHead(Struct, frozen=True, gc=False):
-    """An answer's status and headers: names in lower case, values as text (latin-1)."""
+    """A response's status and headers: names in lower case, values as text (latin-1)."""
 
     status: int
     headers: Mapping[str, str]
 
     def header(self, name: str) -> str:
-        """The header's value, "" when it is not there."""
+        """Return the header's value, "" when it is missing."""
         return self.headers.get(name, "")
 
 
 class PassThrough(Struct, frozen=True, gc=False):
-    """The answer goes on as it is."""
+    """Pass the response on unchanged."""
 
     headers: Headers = ()
-    """Set on it all the same."""
+    """Headers to set on the response nevertheless."""
 
 
 class Replacement(Struct, frozen=True, gc=False):
-    """What the client gets instead of a whole answer."""
+    """A response that replaces the node's whole response."""
 
     status: int
     headers: Headers
-    """Set on the answer; `content-length` sets itself."""
+    """Headers to set; `content-length` is set automatically."""
     body: bytes
 
 
 class BufferedTranslation(Struct, frozen=True, gc=False):
-    """The answer is held until its body is complete, and replaced. Envoy answers 502 by itself when it outgrows its buffer."""
+    """Buffer the response until its body is complete, then replace it. Envoy answers 502 when the body outgrows its buffer."""
 
     rewrite: Callable[[bytes], Replacement | None]
-    """Given the whole body. Total. None: it stays as it is."""
+    """Map the whole body to its replacement, or to None to keep it. Never raises."""
 
 
 class Translator(Protocol):
-    """Turns one body into another while it passes. Total: whatever bytes come, it raises nothing."""
+    """Translates one body into another while it streams. Never raises, whatever the input."""
 
     def feed(self, data: bytes) -> bytes:
-        """The next bytes, cut anywhere: what the client gets for them, b"" when that takes more of them."""
+        """Consume the next bytes, split anywhere, and return the output that they complete, possibly b""."""
 
     def end(self) -> bytes:
-        """The body is complete: what the client still gets."""
+        """Mark the end of the body and return the remaining output."""
 
 
 class StreamTranslation(Struct, frozen=True, gc=False):
-    """The answer's body is translated piece by piece, none of which is held longer than the translator needs."""
+    """Translate the body as a stream, holding back only what the translator needs."""
 
     translator: Translator
     headers: Headers = ()
-    """Set on the answer's head; `content-length` is removed by itself."""
-    broken: bytes = b""
-    """What the client gets instead of the rest should the translator fail all the same."""
+    """Headers to set on the response; `content-length` is removed automatically."""
+    failure_output: bytes = b""
+    """Output that replaces the rest of the body if the translator raises nevertheless."""
 
 
 Treatment = PassThrough | Replacement | BufferedTranslation | StreamTranslation
-"""A `Replacement` at once: the body, whatever comes of it, is not wanted."""
+"""A `Replacement` is sent at once, without waiting for the body."""
 
 PASS = PassThrough()

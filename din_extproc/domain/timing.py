@@ -1,4 +1,4 @@
-"""One exchange as the gateway's clock saw it: what people who look at a deployment from outside hold against their own clock."""
+"""Timings of one exchange by the gateway's clock, to compare with measurements from outside."""
 
 from msgspec import Struct
 
@@ -6,11 +6,11 @@ from din_extproc.domain.usage import ExchangeRecord
 
 
 class GatewayTimes(Struct, frozen=True, omit_defaults=True):
-    """When what happened. Milliseconds since the request's first byte, None where Envoy has none."""
+    """Moments of one exchange in milliseconds since the request's first byte; None where Envoy has no value."""
 
     trace_id: str
     started_at: float
-    """The request's first byte: seconds since the epoch, by the gateway's clock."""
+    """Time of the request's first byte: seconds since the Unix epoch, by the gateway's clock."""
     outcome: str
     status: int = 0
     node_id: str = ""
@@ -23,19 +23,19 @@ class GatewayTimes(Struct, frozen=True, omit_defaults=True):
     sent_ms: float | None = None
     """The first byte that went to the node."""
     first_token_ms: float | None = None
-    """The first token, of a stream."""
+    """The first token of a stream."""
     node_ended_ms: float | None = None
     """The last byte that came from the node."""
     ended_ms: float | None = None
     """The last byte that went to the client."""
     decided_ms: float | None = None
-    """How long the verdict took, `waited_ms` included. Not a moment."""
+    """Duration of the decision, `waited_ms` included."""
     waited_ms: float = 0.0
-    """How long the request stood in line for tokens or slots. Not a moment."""
+    """Time spent in the admission queue."""
 
     @classmethod
-    def of(cls, record: ExchangeRecord) -> "GatewayTimes":
-        """From what Envoy's access log told."""
+    def from_record(cls, record: ExchangeRecord) -> "GatewayTimes":
+        """Build the timings from a record of Envoy's access log."""
         return cls(
             trace_id=record.trace_id,
             started_at=record.started_at,

@@ -1,4 +1,4 @@
-"""How many tokens an exchange really cost, and how it ended: what the accounting plane settles."""
+"""Token usage and outcome of finished exchanges: the input of settlement."""
 
 from enum import StrEnum
 
@@ -12,16 +12,16 @@ class Usage(Struct, frozen=True, gc=False):
     completion_tokens: int
     cached_tokens: int = 0
     estimated: bool = False
-    """The engine did not say: counted from deltas and the prompt's estimate."""
+    """The engine reported no usage: tokens were counted from stream deltas and the prompt's estimate."""
 
     @property
     def total_tokens(self) -> int:
-        """What the tenant is charged."""
+        """The tokens that the tenant is charged."""
         return self.prompt_tokens + self.completion_tokens
 
 
 class Outcome(StrEnum):
-    """How an exchange ended. Only the `UPSTREAM_*` ones speak against the node."""
+    """How an exchange ended. Only the `UPSTREAM_*` outcomes count against the node."""
 
     COMPLETED = "completed"
     REFUSED = "refused"
@@ -35,41 +35,41 @@ class Outcome(StrEnum):
 
 
 class Sensitive(Struct, frozen=True, gc=False):
-    """The verdict on the sensitive data of one prompt: kinds and numbers, never the data."""
+    """Findings of sensitive data in one prompt: kinds and counts, never the data."""
 
     policy: str
-    """What was done: `flag`, `mask` or `block`."""
+    """The action taken: `flag`, `mask` or `block`."""
     kinds: dict[str, int]
-    """Findings by kind."""
+    """Number of findings by kind."""
     whole: bool = True
-    """False: there were too many to look at them all."""
+    """False: the scan stopped at its limit, so there may be more."""
 
     @property
-    def said(self) -> str:
-        """On one line: `mask bank_card=1 email=2`."""
+    def summary(self) -> str:
+        """One line of text, such as `mask bank_card=1 email=2`."""
         kinds = [f"{kind}={number}" for kind, number in sorted(self.kinds.items())]
         return " ".join([self.policy, *kinds, *(() if self.whole else ("and more",))])
 
 
 class Tags(Struct, frozen=True, gc=False, omit_defaults=True):
-    """What a request asked for besides its length: with its sizes, enough to decide about it again without its text."""
+    """Properties of a request besides its sizes; together they are enough to decide about it again without its text."""
 
     model: str = ""
-    """As the client wrote it."""
+    """The model as the client wrote it."""
     output_tokens: int | None = None
-    """None: it did not say."""
+    """None: unspecified."""
     version: str = ""
     task_tier: str = ""
     priority: str = ""
     answers: int = 1
     longest: int = 0
-    """Estimated tokens of the longest input; 0: the prompt is one input."""
+    """Estimated tokens of the longest input; 0: there is only one input."""
 
 
 class Labels(Struct, frozen=True, gc=False, omit_defaults=True):
-    """What was decided about a request, as the access log brings it back: JSON in one field of the metadata.
+    """The decision about a request as it returns through the access log: JSON in one field of the dynamic metadata.
 
-    Of one that was refused: whose it is and what it asked for, as far as that was known.
+    For a refused request: the tenant and the request's properties, as far as they were known.
     """
 
     request_id: str = ""
@@ -84,31 +84,31 @@ class Labels(Struct, frozen=True, gc=False, omit_defaults=True):
     reserved_tokens: int = 0
     prompt_estimate: int = 0
     features: tuple[float, ...] = ()
-    """What the estimate was made from."""
+    """Features of the estimate, see `Estimate`."""
     fixed: int = 0
     stream: bool = False
     degraded: bool = False
     operation: str = ""
     """The canonical path."""
     would_refuse: str = ""
-    """The limit that would have refused it, were it enforced: `rpm`, `tpm`, `max_streams` or `oversize`."""
+    """The limit that would have refused the request had it been enforced: `rpm`, `tpm`, `max_streams` or `oversize`."""
     sensitive: Sensitive | None = None
-    """None: nothing was found, or nobody looked."""
+    """None: nothing was found, or the prompt was not scanned."""
     tags: Tags | None = None
     span: str = ""
-    """Trace, span and parent of an exchange that leaves spans, with hyphens between."""
+    """Trace id, span id and parent id of a traced exchange, joined by hyphens."""
     decided_us: int = 0
-    """From the whole request to its verdict, `waited_us` included."""
+    """Time from the complete request to its verdict in microseconds, `waited_us` included."""
     waited_us: int = 0
-    """In line for tokens or slots."""
+    """Time in the admission queue in microseconds."""
 
 
 ANSWER_TOO_LARGE = "answer_too_large"
-"""The error of an answer that is larger than the gateway holds to translate it: the node did what it was asked."""
+"""The error of a response that exceeds the gateway's buffer for translation; it does not count against the node."""
 
 
 class ExchangeRecord(Struct, frozen=True, gc=False):
-    """One finished HTTP exchange as Envoy's access log tells it. Times in milliseconds, None where Envoy has none."""
+    """One finished HTTP exchange from Envoy's access log. Times in milliseconds, None where Envoy has no value."""
 
     request_id: str
     trace_id: str
@@ -132,81 +132,81 @@ class ExchangeRecord(Struct, frozen=True, gc=False):
     attempts: int
     degraded: bool
     started_at: float
-    """Seconds since the epoch, by Envoy's clock."""
+    """Seconds since the Unix epoch, by Envoy's clock."""
     duration_ms: float | None = None
     first_token_ms: float | None = None
     """From the request's first byte to the first token in any channel."""
     last_token_ms: float | None = None
-    """Likewise to the last one, of a stream that came to its end."""
+    """From the request's first byte to the last token of a completed stream."""
     response_flags: tuple[str, ...] = ()
-    """Envoy's own short codes: `UF`, `DC`, ..."""
+    """Envoy's response flags: `UF`, `DC`, ..."""
     refusal: str = ""
-    """The error code, when the gateway refused."""
+    """The error code of the gateway's refusal, "" if there was none."""
     error: str = ""
-    """Code or type of the error that the node's answer carried in its body or stream, never its text; or `ANSWER_TOO_LARGE`."""
+    """Code or type of the error in the node's response body or stream, never its text; or `ANSWER_TOO_LARGE`."""
     bad_events: int = 0
-    """Events of the stream that were no JSON."""
+    """The number of stream events that were not valid JSON."""
     retry_after_s: int | None = None
-    """How long the node asked to be left alone."""
+    """The node's `retry-after`, in seconds."""
     operation: str = ""
     """The canonical path."""
     span: str = ""
-    """Trace, span and parent of an exchange that leaves spans, with hyphens between."""
+    """Trace id, span id and parent id of a traced exchange, joined by hyphens."""
     version: str = ""
-    """Of the model, as the node that answered has it."""
+    """The model version of the node that answered."""
     received_ms: float | None = None
     """From the request's first byte to its last."""
     sent_ms: float | None = None
-    """From the request's first byte to the first that went to the node that answered."""
+    """From the request's first byte to the first byte sent to the node that answered."""
     node_ended_ms: float | None = None
-    """From the request's first byte to the last that came from the node."""
+    """From the request's first byte to the last byte from the node."""
     decided_ms: float | None = None
-    """From the whole request to the gateway's verdict, `waited_ms` included."""
+    """From the complete request to the gateway's verdict, `waited_ms` included."""
     waited_ms: float = 0.0
-    """In line for tokens or slots."""
+    """Time in the admission queue."""
     would_refuse: str = ""
-    """The limit that would have refused it, were it enforced."""
+    """The limit that would have refused the request had it been enforced."""
     moved_from: str = ""
-    """The pool that could not answer and whose request moved in flight, "" when it did not."""
-    out_of_time: bool = False
-    """The time for the whole request ran out, be it the client's: that says nothing of the node."""
+    """The original pool of a request that moved to the fallback pool in flight, "" otherwise."""
+    deadline_exceeded: bool = False
+    """The timeout for the whole request expired, possibly the client's own: that does not count against the node."""
     tags: Tags | None = None
-    """None: it was refused before it was read."""
+    """None: the request was refused before it was read."""
     sensitive: Sensitive | None = None
-    """What the prompt held; None: nothing was found, or nobody looked."""
+    """Findings in the prompt; None: nothing was found, or the prompt was not scanned."""
 
     @property
-    def to_node_ms(self) -> float | None:
-        """How long the whole request was here before it went on."""
+    def dispatch_delay_ms(self) -> float | None:
+        """Time from the complete request to its dispatch to the node."""
         if self.sent_ms is None or self.received_ms is None:
             return None
         return max(0.0, self.sent_ms - self.received_ms)
 
 
 class FailedAttempt(Struct, frozen=True, gc=False):
-    """One try of a request at one node that failed, whether or not another node then answered."""
+    """One attempt at one node that failed, whether or not a later attempt succeeded."""
 
     node_id: str
     reason: str
-    """A status or Envoy's own short code."""
+    """An HTTP status or an Envoy response flag."""
     duration_ms: float = 0.0
     started_at: float = 0.0
     """Seconds since the epoch, by Envoy's clock."""
     traceparent: str = ""
-    """W3C's header, as the node was sent it."""
+    """The W3C `traceparent` header that was sent to the node."""
 
 
 class NodePace(Struct, frozen=True, gc=False):
-    """How quick one node has been lately, as its finished exchanges tell."""
+    """Recent speed of one node, computed from its finished exchanges."""
 
     node_id: str
     at: float
-    """When the newest of them ended: seconds, the machine's monotonic clock."""
+    """End of the newest exchange: seconds of the machine's monotonic clock."""
     p99_ms: float
-    """Duration: an average of recent 99th percentiles, the newest counting most."""
+    """Exponentially weighted average of recent 99th percentiles of the duration."""
     seconds: float
     """Mean duration."""
     prefill_rate: float | None = None
-    """Prompt tokens per second; None: no stream told."""
+    """Prompt tokens per second; None: no stream reported it."""
     stream_rate: float | None = None
     """Output tokens per second of one request."""

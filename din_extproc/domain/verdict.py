@@ -1,4 +1,4 @@
-"""What is done with a request: it is sent to a node, or answered here. Holds the only table of error codes."""
+"""The verdict on a request: send it to a node, or answer it here. Holds the only table of error codes."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -10,7 +10,7 @@ Headers = tuple[tuple[str, str], ...]
 
 
 class RefusalCode(Enum):
-    """Every error that the gateway itself answers with: (code, HTTP status, OpenAI error type, title)."""
+    """Every error of the gateway itself: (code, HTTP status, OpenAI error type, title)."""
 
     INVALID_REQUEST = ("invalid_request", 400, "invalid_request_error", "The request is malformed")
     REQUEST_EXCEEDS_LIMIT = ("request_exceeds_limit", 400, "invalid_request_error", "The request is larger than the whole limit")
@@ -45,16 +45,16 @@ class RefusalCode(Enum):
 
 
 class Refusal(Struct, frozen=True, gc=False):
-    """Why a request is not sent on. `message` is for people and never quotes the prompt or a key."""
+    """Why a request is refused. `message` is for people and never quotes the prompt or a key."""
 
     code: RefusalCode
     message: str
     param: str | None = None
     retry_after_ms: int | None = None
-    """After this the same request can pass; None: retrying does not help."""
+    """The time after which the same request can pass; None: retrying does not help."""
     headers: Headers = ()
     labels: Mapping[str, str] = {}
-    """Further dynamic metadata, for the accounts."""
+    """Additional dynamic metadata for the accounting."""
 
 
 class Send(Struct, frozen=True, gc=False):
@@ -62,24 +62,24 @@ class Send(Struct, frozen=True, gc=False):
 
     cluster: str
     endpoints: tuple[str, ...]
-    """The chosen node first, then those a retry may try, as `address:port`."""
+    """The chosen node first, then those for retries, as `address:port`."""
     request_headers: Headers
-    """Set on the way up, besides cluster, endpoint and content-length."""
+    """Headers to set on the request, besides cluster, endpoint and content-length."""
     response_headers: Headers
-    """Set on the answer, at its headers phase."""
+    """Headers to set on the response."""
     metadata: Mapping[str, str | float | bool]
-    """Dynamic metadata, namespace `din`: what the access log brings back."""
+    """Dynamic metadata in namespace `din`, which the access log returns."""
     body: bytes | None = None
     """The new body; None leaves it as it is."""
     path: str | None = None
     """The new `:path`; None leaves it as it is."""
     remove_headers: tuple[str, ...] = ()
-    translated: bool = False
-    """Whoever decided wants to see the head of every answer. The heads of error answers are shown anyway."""
+    needs_response_head: bool = False
+    """Whether the handler needs the head of every response; heads of error responses are always passed to it."""
 
 
 class ImmediateResponse(Struct, frozen=True, gc=False):
-    """Answer here, without a node."""
+    """Answer the request here, without a node."""
 
     status: int
     headers: Headers
@@ -93,7 +93,10 @@ Verdict = Send | ImmediateResponse
 def error_body(
     code: RefusalCode, message: str, *, trace_id: str, instance: str = "", param: str | None = None, status: int | None = None
 ) -> bytes:
-    """The one error body: an RFC 9457 problem document with OpenAI's `error` object inside. `status` None: the code's own."""
+    """Encode the gateway's only error body: an RFC 9457 problem document that contains OpenAI's `error` object.
+
+    `status` None means the code's own status.
+    """
     return msgspec.json.encode(
         {
             "type": f"urn:din-extproc:error:{code.code}",

@@ -30,7 +30,7 @@ def admission(granted: Decision, at: float) -> AdmissionRecord:
 
 def ending(record: ExchangeRecord) -> RefusalRecord | SettlementRecord:
     """An exchange is over."""
-    screening = "" if record.sensitive is None else record.sensitive.said
+    screening = "" if record.sensitive is None else record.sensitive.summary
     at = round(record.started_at + (record.duration_ms or 0.0) / 1000, 6)
     if record.outcome is Outcome.REFUSED and not record.request_id:
         return RefusalRecord(

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from din_extproc.admit.headers import standing_headers
 from din_extproc.admit.keys import Authenticated
 from din_extproc.admit.ledger import Claim, RateLimitStatus
-from din_extproc.domain.node import Pool, moving_cluster
+from din_extproc.domain.node import Pool, in_flight_cluster
 from din_extproc.domain.request import Intent, RequestHead
 from din_extproc.domain.usage import Labels, Tags
 from din_extproc.domain.verdict import Headers, Send
@@ -62,7 +62,7 @@ def dispatch(granted: Decision, head: RequestHead) -> Send:
     if move is not None and target.spare is not None:
         spares = [endpoint for node in granted.picked.spares if (endpoint := str(node.endpoint)) not in endpoints]
         if spares:  # one engine can serve both pools: asked once more by address, it would be asked for the first one's model
-            cluster = moving_cluster(cluster, target.spare[0].name)
+            cluster = in_flight_cluster(cluster, target.spare[0].name)
             endpoints += spares
             metadata["move"] = move
     return Send(
@@ -79,7 +79,7 @@ def dispatch(granted: Decision, head: RequestHead) -> Send:
         body=order.body if order.body is not reading.body or reading.decoded else None,
         path=path,
         remove_headers=("content-encoding",) if reading.decoded else (),
-        translated=order.dialect is not None,
+        needs_response_head=order.dialect is not None,
     )
 
 

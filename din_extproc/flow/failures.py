@@ -10,7 +10,7 @@ from functools import partial
 from http import HTTPStatus
 
 from din_extproc.domain.request import RequestHead
-from din_extproc.domain.response import GOOD, PASS, BufferedTranslation, Replacement, ResponseHead, Treatment
+from din_extproc.domain.response import PASS, SUCCESS_STATUSES, BufferedTranslation, Replacement, ResponseHead, Treatment
 from din_extproc.domain.verdict import Headers, error_body
 from din_extproc.flow import answers
 from din_extproc.southbound.error_body import READ_BYTES, ParsedError, said
@@ -30,7 +30,7 @@ def treatment(engine: str, response: ResponseHead, request: RequestHead, trace_i
         trace_id: Of the exchange.
         wall: Now, seconds since the epoch.
     """
-    if response.status in GOOD:
+    if response.status in SUCCESS_STATUSES:
         return PASS
     retold = partial(_retold, engine, response, request, trace_id, wall)
     if response.status < HTTPStatus.BAD_REQUEST or not _is_read(response):

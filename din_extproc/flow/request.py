@@ -16,7 +16,7 @@ from din_extproc.admit.queue import worth_waiting
 from din_extproc.admit.reservation import OutputHistory
 from din_extproc.audit.records import AdmissionRecord
 from din_extproc.domain.request import Intent, Operation, RequestHead
-from din_extproc.domain.response import GOOD, PASS, Replacement, ResponseHead, Treatment
+from din_extproc.domain.response import PASS, SUCCESS_STATUSES, Replacement, ResponseHead, Treatment
 from din_extproc.domain.tenant import Tenant
 from din_extproc.domain.verdict import ImmediateResponse, Refusal, Send, Verdict
 from din_extproc.flow import answers, failures
@@ -173,7 +173,7 @@ class ExtProcHandler:
         if self._held is None:
             return PASS
         asked, wall = self._held.translated, self._desk.clock.wall()
-        if asked is None or asked.dialect is None or head.status not in GOOD:
+        if asked is None or asked.dialect is None or head.status not in SUCCESS_STATUSES:
             return failures.treatment(self._held.engine, head, self._head, self._trace_id, wall)
         named = AnswerContext(asked.operation, self._request_id, int(wall), asked.model, asked.fields)
         return Translation(asked.dialect, named, asked.stream, self._head, self._trace_id).treat(head)

@@ -75,7 +75,7 @@ class TrafficSplit:
         for node_id, standing in standings.nodes.items():
             self._open.pop(node_id, None)
             self._partial.pop(node_id, None)
-            if standing.left_out:
+            if standing.excluded:
                 self._open[node_id] = standing
             elif standing.state is not BreakerState.CLOSED:
                 self._partial[node_id] = standing

@@ -90,7 +90,7 @@ def purse(who: Authenticated, model: str, priority: Priority, commons: GlobalLim
     if key.limits is not None:
         budgets.append(Budget(f"key:{key.id}", key.limits, enforced=enforced))
     if commons is not NO_COMMONS:
-        budgets += _common("network", commons.everything, priority, enforced=commons.enforce)
+        budgets += _common("network", commons.total, priority, enforced=commons.enforce)
         if model in commons.per_model:
             budgets += _common(f"network:model:{model}", commons.per_model[model], priority, enforced=commons.enforce)
     sizes = [budget.limits.tpm for budget in budgets if budget.limits.tpm is not None and budget.enforced]
@@ -122,5 +122,5 @@ def _common(scope: str, ceilings: ScopeLimits, priority: Priority, *, enforced: 
     """The budgets that all tenants share under this scope."""
     found = [(scope, ceilings.limits), (f"{scope}:priority:{priority}", ceilings.per_priority.get(priority))]
     if priority is not Priority.CRITICAL:
-        found.append((f"{scope}:below_critical", ceilings.below_critical))
+        found.append((f"{scope}:below_critical", ceilings.non_critical_limits))
     return [Budget(name, limits, shared=True, enforced=enforced) for name, limits in found if limits is not None and limits != _NO_LIMITS]

@@ -172,7 +172,7 @@ def _record(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[s
         tags=labels.tags,
         sensitive=labels.sensitive or (_sensitive(told["sensitive"].string_value) if "sensitive" in told else None),
         moved_from=labels.pool if moved else "",
-        out_of_time=entry.response.response_code_details == _TOTAL_TIMEOUT,
+        deadline_exceeded=entry.response.response_code_details == _TOTAL_TIMEOUT,
     )
 
 

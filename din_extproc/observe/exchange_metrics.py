@@ -96,7 +96,7 @@ class ExchangeMetrics:
             each = time_per_output_token_s(record)
             if each is not None:
                 self._each_token.record(labels, each)
-        to_node_ms = record.to_node_ms
+        to_node_ms = record.dispatch_delay_ms
         if to_node_ms is not None:
             self._to_node.record((model, tenant), to_node_ms / 1000)
         if usage.prompt_tokens:

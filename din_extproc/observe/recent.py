@@ -161,7 +161,7 @@ class Recent:
 
     def times(self, trace: str) -> list[GatewayTimes]:
         """The exchanges among the last two thousand whose trace id begins so, oldest first."""
-        return [GatewayTimes.of(record) for record in self._records if record.trace_id.startswith(trace)]
+        return [GatewayTimes.from_record(record) for record in self._records if record.trace_id.startswith(trace)]
 
     def traffic(self, now: float) -> Mapping[str, Mapping[str, TrafficStats]]:
         """The last minute by rule, alias and tenant."""

@@ -98,7 +98,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         """Pools, each with the one that takes over its requests in flight: of rules, those of which a request can move as it is."""
         if not self.envoy.retry.to_fallback:
             return ()
-        return tuple((pool.name, fallback.name) for pool, fallback in self.routes.fallbacks if pool.hands_over_to(fallback))
+        return tuple((pool.name, fallback.name) for pool, fallback in self.routes.fallbacks if pool.supports_in_flight_fallback(fallback))
 
     @property
     def in_flight(self) -> InFlightFallback:

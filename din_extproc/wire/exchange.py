@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from din_extproc.domain.request import RequestHead
 from din_extproc.domain.response import (
-    GOOD,
+    SUCCESS_STATUSES,
     BufferedTranslation,
     PassThrough,
     Replacement,
@@ -169,7 +169,7 @@ class Exchange:
         if verdict.response_headers:
             self._given = verdict.response_headers
             self._answer = Reply(encode.response_headers(verdict.response_headers))
-        self._asked = verdict.translated
+        self._asked = verdict.needs_response_head
         self.state = State.SENT
         return (message, *self._after)
 
@@ -198,7 +198,7 @@ class Exchange:
                 self.state = State.WHOLE
             case StreamTranslation():
                 message = encode.response_headers_of_pieces((*self._given, *treatment.headers))
-                self._translator, self._broken = treatment.translator, treatment.broken
+                self._translator, self._broken = treatment.translator, treatment.failure_output
                 self.state = State.PIECES
             case _:
                 assert_never(treatment)
@@ -271,7 +271,7 @@ class Exchange:
 
     def _node_answers(self, event: ResponseHeaders) -> Command:
         """A node's answer after `Send`; or Envoy's, when it reached none."""
-        if event.status in GOOD and not self._asked:
+        if event.status in SUCCESS_STATUSES and not self._asked:
             self.state = State.ANSWERING
             return self._answer
         self._ends_at_head = event.end_of_stream

@@ -35,7 +35,7 @@ async def treating(behaviour, treat):
 
         async def decide(_head, _body):
             endpoints, given = (made.parts.nodes[0].endpoint,), (("x-given", "1"),)
-            return Send("pool", endpoints, request_headers=(), response_headers=given, metadata={}, translated=True)
+            return Send("pool", endpoints, request_headers=(), response_headers=given, metadata={}, needs_response_head=True)
 
         made.conductor.decision, made.conductor.treat = decide, treat
         made.parts.nodes[0].behaviour = behaviour

@@ -209,9 +209,9 @@ def _end(prefix_length: int, shared: bytes, charges: tuple[Charge, ...]) -> _End
 
 @lru_cache(maxsize=16_384)
 def _plan(prefix_length: int, shared: bytes, budgets: tuple[Budget, ...]) -> _Plan:
-    counted = [budget for budget in budgets if any(budget.limits.numbers)]
+    counted = [budget for budget in budgets if any(budget.limits.as_tuple)]
     charges = tuple(Charge(each.scope, each.limits.tpm or 0, each.limits.max_streams or 0, each.shared) for each in counted)
-    numbers = [number or 0 for budget in counted for number in budget.limits.numbers]
+    numbers = [number or 0 for budget in counted for number in budget.limits.as_tuple]
     enforced = "" if all(budget.enforced for budget in counted) else "".join(str(int(budget.enforced)) for budget in counted)
     count, packed = bulks(*numbers, enforced, msgspec.msgpack.encode(charges))
     return _Plan(

@@ -106,6 +106,6 @@ def _line(record: ExchangeRecord) -> _LogLine:
         duration_ms=record.duration_ms,
         first_token_ms=record.first_token_ms,
         last_token_ms=record.last_token_ms,
-        to_node_ms=record.to_node_ms,
+        to_node_ms=record.dispatch_delay_ms,
         flags=record.response_flags,
     )

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from din_extproc.control.supported import NEWEST_TESTED, OLDEST, minor, unsupported
 from din_extproc.control.topology import EXT_PROC_CLUSTER, UnixSocket
-from din_extproc.domain.node import moving_cluster
+from din_extproc.domain.node import in_flight_cluster
 from din_extproc.settings.settings import Settings
 
 OLDEST_REDIS = (6, 2)
@@ -87,7 +87,7 @@ def _as_rendered(dump: Mapping[str, Any], settings: Settings) -> Iterator[Diagno
     )
     yield from _sockets(dump, settings, again)
     known = {cluster.get("name") for cluster in _all(dump, "cluster") if isinstance(cluster, Mapping)}
-    wanted_clusters = [*(pool.name for pool in settings.pools), *(moving_cluster(*pair) for pair in settings.moves)]
+    wanted_clusters = [*(pool.name for pool in settings.pools), *(in_flight_cluster(*pair) for pair in settings.moves)]
     missing = [name for name in wanted_clusters if name not in known]
     if missing:
         yield Diagnosis("pools", "wrong", f"Envoy has no {', '.join(missing)}", again)

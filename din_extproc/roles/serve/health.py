@@ -205,7 +205,7 @@ class HealthMonitor:
                 self.tell()
             return
         unreached = outcome is Outcome.NOT_DISPATCHED and _NO_HOST in record.response_flags
-        if not (outcome in _FAULTS or unreached) or record.out_of_time or record.error == ANSWER_TOO_LARGE:
+        if not (outcome in _FAULTS or unreached) or record.deadline_exceeded or record.error == ANSWER_TOO_LARGE:
             return
         bad = BreakerEvent(BreakerEventKind.FAILED, now, began, record.error or outcome.value)
         told = record.status >= _SERVER_ERROR or not _ATTEMPT_FLAGS.isdisjoint(record.response_flags)

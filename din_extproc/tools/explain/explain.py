@@ -163,7 +163,7 @@ def _dropped(pool: str, placer: NodeSelector, versions: Constraint, size: Reques
     found += [
         Candidate(node=node.id, pool=pool, why=f"left out: {said.get(node.id, '')}")
         for node in everyone
-        if (standing := placer.shares.standing(node.id)) is not None and standing.left_out
+        if (standing := placer.shares.standing(node.id)) is not None and standing.excluded
     ]
     models = {node.model for node in everyone} or {row.node.model for row in rows if pool == row.node.pool}
     found += [

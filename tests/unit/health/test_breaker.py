@@ -37,7 +37,7 @@ def test_after_thirty_seconds_it_is_half_open_with_a_twentieth():
 def test_a_busy_node_is_left_alone_for_as_long_as_it_asks_and_gets_everything_again_at_once():
     breaker = CircuitBreaker("n", POLICY, 0.0)
     assert breaker.hear(BreakerEvent(BreakerEventKind.BUSY, 1.0, reason="busy", rest_s=7.0))
-    assert (breaker.standing.state, breaker.standing.left_out, breaker.row) == (BreakerState.COOLING, True, 0)
+    assert (breaker.standing.state, breaker.standing.excluded, breaker.row) == (BreakerState.COOLING, True, 0)
     assert not breaker.hear(BreakerEvent(BreakerEventKind.BUSY, 2.0, rest_s=1.0)), "one that asks for less shortens nothing"
     breaker.hear(BreakerEvent(BreakerEventKind.BUSY, 3.0, rest_s=7.0))
     breaker.hear(BreakerEvent(BreakerEventKind.TIME, 9.9))

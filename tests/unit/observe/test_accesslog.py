@@ -203,4 +203,4 @@ def test_an_answer_that_was_too_large_to_be_held_is_named() -> None:
 def test_the_end_of_the_whole_requests_time_is_told_from_that_of_one_attempt() -> None:
     late, silent = entry(LABELS, "upstream_request_timeout"), entry(LABELS, "upstream_request_timeout")
     late.response.response_code_details, silent.response.response_code_details = "response_timeout", "upstream_per_try_timeout"
-    assert [record.out_of_time for record in records(message(late, silent), {})] == [True, False]
+    assert [record.deadline_exceeded for record in records(message(late, silent), {})] == [True, False]

@@ -20,7 +20,7 @@ from din_extproc.wire.exchange import Decide, Exchange, Ignore, Reply, State, Tr
 
 HEAD = RequestHead("POST", "/v1/chat/completions", {})
 SEND = Send(cluster="pool", endpoints=("10.0.0.1:8000",), request_headers=(), response_headers=(("x-a", "b"),), metadata={})
-TRANSLATED = replace(SEND, translated=True)
+TRANSLATED = replace(SEND, needs_response_head=True)
 ANSWER = ImmediateResponse(status=429, headers=(), body=b"{}")
 
 

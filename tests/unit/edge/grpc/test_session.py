@@ -243,7 +243,7 @@ def answering(treat, status="200", instead=None):
     """A session whose answer's head is here, after a verdict that wants to see it."""
 
     async def decide(head, body):
-        return replace(await send_on(head, body), translated=True)
+        return replace(await send_on(head, body), needs_response_head=True)
 
     sink, conductor = FakeSink(), FakeConductor(decide, treat)
     session = ExtProcSession(sink, conductor)
@@ -274,7 +274,7 @@ async def test_a_fault_in_a_treatment_is_answered_instead(treat):
 
 
 async def test_the_rest_of_a_stream_whose_treatment_failed_is_left_out():
-    session, sink, flow = answering(lambda _head: StreamTranslation(Failing(), broken=b"broken off"), instead=INSTEAD)
+    session, sink, flow = answering(lambda _head: StreamTranslation(Failing(), failure_output=b"broken off"), instead=INSTEAD)
     before = len(sink.sent)
     for data, end in ((b"one", False), (b"bad", False), (b"two", False), (b"", True)):
         session.message(message("response_body", body=data, end=end))

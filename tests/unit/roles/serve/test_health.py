@@ -83,7 +83,7 @@ def test_what_clients_cause_speaks_for_nothing(tmp_path):
     for _ in range(10):
         watched.record(Outcome.CLIENT_CANCELLED, status=0, response_flags=("DC",))
         watched.record(Outcome.CLIENT_ERROR, status=400)
-        watched.record(Outcome.UPSTREAM_TIMEOUT, status=504, response_flags=("UT",), out_of_time=True)
+        watched.record(Outcome.UPSTREAM_TIMEOUT, status=504, response_flags=("UT",), deadline_exceeded=True)
         watched.record(Outcome.REFUSED, node_id="", status=429)
     assert (watched.state(), watched.pool(), watched.told) == (BreakerState.CLOSED, BreakerState.CLOSED, [])
 
