@@ -1,4 +1,4 @@
-"""The command line: parse, call a role, print."""
+"""The command line: parse, call a role, print. Its modules are the groups of `--help`: run, configure, plan, operate."""
 
 from din_extproc.cli.app import main
 

@@ -249,5 +249,5 @@ def test_a_key_is_made_rotated_with_an_overlap_and_revoked_while_it_runs(stack):
 def test_a_revoked_key_of_the_configuration_is_refused_though_the_file_still_has_it(stack):
     assert status_with(stack, key_of("batch")) == 200
     said = keys(stack, "revoke", "batch")["said"]
-    assert "take it out of din.yaml" in said
+    assert "remove it from din.yaml" in said
     stack.eventually(lambda: status_with(stack, key_of("batch")) == 401, "it is refused", 3.0)

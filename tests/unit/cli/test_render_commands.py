@@ -38,7 +38,7 @@ def test_what_lies_there_and_is_no_text_is_said(render, tmp_path):
     output = tmp_path / "envoy.yaml"
     output.write_bytes(b"\xff\xfe\x00")
     told = render("envoy", "--no-validate", "-o", str(output))
-    assert (told.exit_code, told.stderr) == (1, f"error: {output}: what it holds is no text\n"), told.output
+    assert (told.exit_code, told.stderr) == (1, f"error: {output}: the file is not UTF-8 text\n"), told.output
 
 
 @pytest.mark.parametrize("command", [MESH, GATEWAY], ids=lambda each: each[0])

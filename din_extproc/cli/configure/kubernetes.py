@@ -1,6 +1,6 @@
-"""Names that a cluster can take, as the options of `render` hold them.
+"""Syntax checks of Kubernetes names in the options of `render`.
 
-Rule: refused is what no cluster takes, with the option's name; whether something is called so, the cluster says.
+Rule: a name that no cluster accepts is a wrong call (`BadParameter`); whether the object exists is not checked.
 """
 
 import re
@@ -17,26 +17,26 @@ _is_label_name = re.compile(_LABEL_NAME).fullmatch
 
 
 def host(text: str) -> str:
-    """That clients call: a DNS name, or `*.` and one."""
+    """Return a host that clients call: a DNS name, or `*.` and one."""
     if not _dotted(text.removeprefix("*.")) or _is_address(text):
         raise typer.BadParameter(f"{text!r} is no host's name such as llm.example.com or *.example.com, in lower case")
     return text
 
 
 def mesh_host(text: str) -> str:
-    """The same for Istio, which takes an address, too, and `*`."""
+    """Return a host for Istio, which also accepts an IP address and `*`."""
     return text if text == "*" or _is_address(text) else host(text)
 
 
 def namespace(text: str) -> str:
-    """Of resources."""
+    """Return the name of a namespace."""
     if _is_word(text) is None:
         raise typer.BadParameter(f"{text!r} is no namespace: 1-63 lower-case letters, digits and '-', a letter or digit first and last")
     return text
 
 
 def resource(text: str) -> str:
-    """The name of a resource, or of a Gateway's listener."""
+    """Return the name of a resource or of a Gateway's listener."""
     if not _dotted(text):
         raise typer.BadParameter(
             f"{text!r} is no resource's name: lower-case letters, digits, '-' and '.', a letter or digit first and last"
@@ -44,8 +44,8 @@ def resource(text: str) -> str:
     return text
 
 
-def placed_resource(text: str) -> str:
-    """A name, or namespace/name."""
+def resource_reference(text: str) -> str:
+    """Return a reference to a resource: name, or namespace/name."""
     where, _, name = text.rpartition("/")
     if where or "/" in text:
         namespace(where)
@@ -54,7 +54,7 @@ def placed_resource(text: str) -> str:
 
 
 def label(text: str) -> tuple[str, str]:
-    """`label=value`; a label may have a prefix before `/`, a value may be empty."""
+    """Split `label=value`; a label may have a prefix before `/`, a value may be empty."""
     name, equals, value = text.partition("=")
     prefix, slash, own = name.rpartition("/")
     if not equals or (slash and not _dotted(prefix)) or _is_label_name(own) is None or (value and _is_label_name(value) is None):

@@ -1,0 +1,1 @@
+"""Commands that check and write configuration: `check`, `render ...`, `keys ...`."""
