@@ -1,1 +1,1 @@
-"""Circuit breakers, ramps and probes' timing: what outcomes say of nodes and pools. Pure: time is an argument."""
+"""Circuit breakers, traffic ramps and the probe schedule. Pure: time is an argument."""

@@ -1,11 +1,11 @@
-"""One circuit breaker: what each event means in each state. No clock, no names of nodes: only the table and the step (R23, R26).
+"""State machine of one circuit breaker. It reads no clock and knows no node: events carry the time.
 
-Rule: every pair of state and event stands in the table, and only the table changes a state.
+Invariant: `TRANSITIONS` has an entry for every pair of state and event, and only its functions change the state.
 
-    closed ──failures in a row, or too large a share──▶ open ──its pause is over──▶ half open ──trials went well──▶ ramping ──▶ closed
-                                                         ▲                            │ one failure                  │ as if closed
+    closed ──consecutive failures, or failure share──▶ open ──open time is over──▶ half open ──trials succeeded──▶ ramping ──▶ closed
+                                                         ▲                            │ one failure                  │ as in closed
                                                          └────────────────────────────┴──────────────────────────────┘
-    closed or ramping ──busy, and asks for time──▶ cooling ──it is over──▶ as it was; failures meanwhile count as if closed
+    closed or ramping ──busy──▶ cooling ──cool-down is over──▶ previous state; failures count as in closed
 """
 
 from collections.abc import Callable
@@ -22,228 +22,239 @@ _COOLING = BreakerState.COOLING
 
 
 class BreakerEventKind(Enum):
-    """What a breaker hears."""
+    """Kinds of breaker events."""
 
-    ANSWERED = "answered"
-    """A request ran to its end."""
+    SUCCEEDED = "succeeded"
+    """A request completed."""
     FAILED = "failed"
-    """A request failed through the fault of the node."""
+    """A request failed and the node is at fault."""
     BUSY = "busy"
-    """The node has too much to do and asks to be left alone for a while: it is well."""
-    PROBE_ANSWERED = "probe answered"
+    """The node is healthy but overloaded and asked for a pause (429)."""
+    PROBE_SUCCEEDED = "probe succeeded"
     PROBE_FAILED = "probe failed"
-    TIME = "time"
-    """Nothing happened but that time went by."""
-    TOLD = "told"
-    """Another replica's breaker has opened."""
-    RETURNED = "returned"
-    """The node is a member again after it was none."""
+    TICK = "tick"
+    """Time has passed: open times, cool-downs and ramps may end."""
+    REMOTE_OPEN = "remote open"
+    """Another replica's breaker opened."""
+    REJOINED = "rejoined"
+    """The node is a member again after it had left."""
 
 
 class BreakerEvent(Struct, frozen=True, gc=False):
-    """One event."""
+    """One event of one breaker. Times in seconds of the monotonic clock."""
 
-    event: BreakerEventKind
+    kind: BreakerEventKind
     now: float
-    began: float | None = None
-    """When the request began that ended; what began before the state did says nothing of the state. None: now."""
+    started_at: float | None = None
+    """Start of the request that ended; results of requests that started before the current state are ignored. None: `now`."""
     reason: str = ""
-    rest_s: float = 0.0
-    """For how long a busy one asks to be left alone."""
+    cool_down_s: float = 0.0
+    """The pause that a busy node asked for."""
 
 
 class CircuitBreaker:
-    """A breaker of one node or pool.
+    """Circuit breaker of one node or pool.
 
     Args:
-        name: Whose it is.
-        policy: Its parameters; they may be replaced at any time.
+        name: Name of the node or pool; seeds the jitter.
+        policy: Its parameters; replaceable at any time.
         now: Seconds, the monotonic clock.
     """
 
-    __slots__ = ("_failed_at", "_name", "_ramps", "_row", "_trials", "_trips", "_window", "cause", "policy", "standing")
+    __slots__ = (
+        "_consecutive_failures",
+        "_failed_at",
+        "_name",
+        "_trials",
+        "_trips",
+        "_was_ramping",
+        "_window",
+        "cause",
+        "policy",
+        "snapshot",
+    )
 
     def __init__(self, name: str, policy: BreakerPolicy, now: float) -> None:
         self.policy = policy
-        self.standing = BreakerSnapshot(_CLOSED, now)
+        self.snapshot = BreakerSnapshot(_CLOSED, now)
         self.cause: BreakerEventKind | None = None
-        """What took it out of the closed state the last time. None: nothing ever did."""
+        """The event that last took it out of the closed state. None: it was always closed."""
         self._name = name
         self._window = OutcomeWindow(policy.window_s)
-        self._row = 0
+        self._consecutive_failures = 0
         self._failed_at: float | None = None
         self._trials = 0
         self._trips = 0
-        self._ramps = False
-        """While cooling: it was ramping before."""
+        self._was_ramping = False
+        """The state before cooling was ramping."""
 
     @property
-    def row(self) -> int:
-        """Failures since the last success."""
-        return self._row
+    def consecutive_failures(self) -> int:
+        """Failures since the last success, without those of the same incident."""
+        return self._consecutive_failures
 
     @property
     def trips(self) -> int:
-        """How often it opened, without a whole pause of peace between."""
+        """How often it opened without being closed for a whole open time in between."""
         return self._trips
 
-    def counts(self, now: float) -> tuple[int, int]:
-        """Answers in the window that went well, and those that did not."""
-        return self._window.counts(now)
+    def count_outcomes(self, now: float) -> tuple[int, int]:
+        """Return the numbers of successes and failures in the window."""
+        return self._window.count(now)
 
-    def hear(self, heard: BreakerEvent) -> bool:
-        """Take an event. True: the standing is another one now."""
-        before = self.standing
-        TABLE[before.state, heard.event](self, heard)
-        return self.standing is not before
+    def on_event(self, event: BreakerEvent) -> bool:
+        """Apply an event. Return whether the snapshot changed."""
+        previous = self.snapshot
+        TRANSITIONS[previous.state, event.kind](self, event)
+        return self.snapshot is not previous
 
-    # -- what the table does ---------------------------------------------------------------------------------------------------------
+    # -- transitions --------------------------------------------------------------------------------------------------------------------
 
-    def _stay(self, heard: BreakerEvent) -> None:
-        """It says nothing here."""
+    def _ignore(self, event: BreakerEvent) -> None:
+        """Ignore the event in this state."""
 
-    def _good(self, heard: BreakerEvent) -> None:
-        self._window.good(heard.now)
-        self._row = 0
+    def _record_success(self, event: BreakerEvent) -> None:
+        self._window.record_success(event.now)
+        self._consecutive_failures = 0
 
-    def _bad(self, heard: BreakerEvent) -> None:
-        """A failed request: one more in the window, and in the row unless it belongs to the last incident."""
-        if self._is_echo(heard):
+    def _record_failure(self, event: BreakerEvent) -> None:
+        """Count a failed request; failures within `incident_s` of the last counted one are one consecutive failure."""
+        if self._predates_state(event):
             return
-        self._window.bad(heard.now)
-        if self._failed_at is None or heard.now - self._failed_at >= self.policy.incident_s or not self._row:
-            self._failed_at = heard.now
-            self._row += 1
-        self._judge(heard)
+        self._window.record_failure(event.now)
+        if self._failed_at is None or event.now - self._failed_at >= self.policy.incident_s or not self._consecutive_failures:
+            self._failed_at = event.now
+            self._consecutive_failures += 1
+        self._open_if_over_threshold(event)
 
-    def _probe_good(self, _heard: BreakerEvent) -> None:
-        self._row = 0
+    def _record_probe_success(self, _event: BreakerEvent) -> None:
+        self._consecutive_failures = 0
 
-    def _probe_bad(self, heard: BreakerEvent) -> None:
-        self._row += 1
-        self._judge(heard)
+    def _record_probe_failure(self, event: BreakerEvent) -> None:
+        self._consecutive_failures += 1
+        self._open_if_over_threshold(event)
 
-    def _try(self, heard: BreakerEvent) -> None:
-        """The pause may be over."""
-        until = self.standing.until
-        if until is not None and heard.now >= until:
+    def _half_open_if_due(self, event: BreakerEvent) -> None:
+        """Enter half-open when the open time is over."""
+        until = self.snapshot.until
+        if until is not None and event.now >= until:
             self._trials = 0
-            self.standing = BreakerSnapshot(_HALF_OPEN, heard.now, None, self.policy.trial_share, self.standing.reason)
+            self.snapshot = BreakerSnapshot(_HALF_OPEN, event.now, None, self.policy.trial_share, self.snapshot.reason)
 
-    def _trial_good(self, heard: BreakerEvent) -> None:
-        if self._is_echo(heard):
+    def _record_trial_success(self, event: BreakerEvent) -> None:
+        if self._predates_state(event):
             return
         self._trials += 1
         if self._trials >= self.policy.trials:
-            self._ramp(heard)
+            self._start_ramp(event)
 
-    def _trial_bad(self, heard: BreakerEvent) -> None:
-        if not self._is_echo(heard):
-            self._open(heard)
+    def _record_trial_failure(self, event: BreakerEvent) -> None:
+        if not self._predates_state(event):
+            self._open(event)
 
-    def _ramp(self, heard: BreakerEvent) -> None:
-        self._row, self._failed_at = 0, None
+    def _start_ramp(self, event: BreakerEvent) -> None:
+        self._consecutive_failures, self._failed_at = 0, None
         self._window.clear()
-        reason = self.standing.reason
-        if heard.event is BreakerEventKind.RETURNED:
-            self.cause, reason = heard.event, heard.reason
-        self.standing = BreakerSnapshot(_RAMPING, heard.now, heard.now + self.policy.ramp_s, self.policy.ramp_from, reason)
+        reason = self.snapshot.reason
+        if event.kind is BreakerEventKind.REJOINED:
+            self.cause, reason = event.kind, event.reason
+        self.snapshot = BreakerSnapshot(_RAMPING, event.now, event.now + self.policy.ramp_s, self.policy.ramp_from, reason)
 
-    def _cool(self, heard: BreakerEvent) -> None:
-        """It is left alone for as long as it asks, never for less than it asked before."""
-        until = heard.now + heard.rest_s
-        if self.standing.state is _COOLING and until <= (self.standing.until or 0.0):
+    def _cool_down(self, event: BreakerEvent) -> None:
+        """Enter or extend cooling; a shorter request never shortens it."""
+        until = event.now + event.cool_down_s
+        if self.snapshot.state is _COOLING and until <= (self.snapshot.until or 0.0):
             return
-        if self.standing.state is not _COOLING:
-            self._ramps = self.standing.state is _RAMPING
-        self.cause = heard.event
-        self.standing = BreakerSnapshot(_COOLING, heard.now, until, 0.0, heard.reason)
+        if self.snapshot.state is not _COOLING:
+            self._was_ramping = self.snapshot.state is _RAMPING
+        self.cause = event.kind
+        self.snapshot = BreakerSnapshot(_COOLING, event.now, until, 0.0, event.reason)
 
-    def _warm(self, heard: BreakerEvent) -> None:
-        """The time that it asked for may be over."""
-        until = self.standing.until
-        if until is None or heard.now < until:
+    def _end_cool_down_if_due(self, event: BreakerEvent) -> None:
+        """Return to the previous state when the cool-down is over."""
+        until = self.snapshot.until
+        if until is None or event.now < until:
             return
-        if self._ramps:
-            self._ramp(heard)
+        if self._was_ramping:
+            self._start_ramp(event)
         else:
-            self.standing = BreakerSnapshot(_CLOSED, heard.now)
+            self.snapshot = BreakerSnapshot(_CLOSED, event.now)
 
-    def _arrive(self, heard: BreakerEvent) -> None:
-        """The ramp may be at its end."""
-        until = self.standing.until
-        if until is not None and heard.now >= until:
-            self.standing = BreakerSnapshot(_CLOSED, heard.now)
+    def _close_if_ramped_up(self, event: BreakerEvent) -> None:
+        """Enter closed when the ramp is over."""
+        until = self.snapshot.until
+        if until is not None and event.now >= until:
+            self.snapshot = BreakerSnapshot(_CLOSED, event.now)
 
-    def _open(self, heard: BreakerEvent) -> None:
-        policy, before = self.policy, self.standing
-        peace_s = heard.now - before.since if before.state is _CLOSED else 0.0
-        if self._trips and peace_s >= policy.pause_s(self._trips, self._name):
+    def _open(self, event: BreakerEvent) -> None:
+        policy, previous = self.policy, self.snapshot
+        closed_s = event.now - previous.since if previous.state is _CLOSED else 0.0
+        if self._trips and closed_s >= policy.compute_open_s(self._trips, self._name):
             self._trips = 0
         self._trips += 1
-        self.cause = heard.event
-        self._row, self._failed_at = 0, None
+        self.cause = event.kind
+        self._consecutive_failures, self._failed_at = 0, None
         self._window.clear()
-        until = heard.now + policy.pause_s(self._trips, self._name)
-        self.standing = BreakerSnapshot(_OPEN, heard.now, until, 0.0, heard.reason)
+        until = event.now + policy.compute_open_s(self._trips, self._name)
+        self.snapshot = BreakerSnapshot(_OPEN, event.now, until, 0.0, event.reason)
 
-    def _judge(self, heard: BreakerEvent) -> None:
+    def _open_if_over_threshold(self, event: BreakerEvent) -> None:
         policy = self.policy
-        if policy.row is not None and self._row >= policy.row:
-            said = f"{self._row} failures in a row" if self._row > 1 else "a failure"
+        if policy.consecutive_failures is not None and self._consecutive_failures >= policy.consecutive_failures:
+            reason = f"{self._consecutive_failures} consecutive failures" if self._consecutive_failures > 1 else "a failure"
         else:
-            good, bad = self._window.counts(heard.now)
-            if good + bad < policy.least or bad <= policy.share * (good + bad):
+            successes, failures = self._window.count(event.now)
+            if successes + failures < policy.min_outcomes or failures <= policy.failure_share * (successes + failures):
                 return
-            said = f"{bad} of {good + bad} answers failed within {policy.window_s:g} s"
-        self._open(BreakerEvent(heard.event, heard.now, None, f"{said}{f', the last: {heard.reason}' if heard.reason else ''}"))
+            reason = f"{failures} of {successes + failures} answers failed within {policy.window_s:g} s"
+        self._open(BreakerEvent(event.kind, event.now, None, f"{reason}{f', the last: {event.reason}' if event.reason else ''}"))
 
-    def _is_echo(self, heard: BreakerEvent) -> bool:
-        """Whether the request began before the state did, which is then not spoken of."""
-        return heard.began is not None and heard.began < self.standing.since and self.standing.state not in {_CLOSED, _COOLING}
+    def _predates_state(self, event: BreakerEvent) -> bool:
+        """Return whether the request started before the current state; then its result is ignored."""
+        return event.started_at is not None and event.started_at < self.snapshot.since and self.snapshot.state not in {_CLOSED, _COOLING}
 
 
-Step = Callable[[CircuitBreaker, BreakerEvent], None]
-TABLE: dict[tuple[BreakerState, BreakerEventKind], Step] = {
-    (_CLOSED, BreakerEventKind.ANSWERED): CircuitBreaker._good,  # noqa: SLF001 - the table is the class's own
-    (_CLOSED, BreakerEventKind.FAILED): CircuitBreaker._bad,  # noqa: SLF001
-    (_CLOSED, BreakerEventKind.BUSY): CircuitBreaker._cool,  # noqa: SLF001
-    (_CLOSED, BreakerEventKind.PROBE_ANSWERED): CircuitBreaker._probe_good,  # noqa: SLF001
-    (_CLOSED, BreakerEventKind.PROBE_FAILED): CircuitBreaker._probe_bad,  # noqa: SLF001
-    (_CLOSED, BreakerEventKind.TIME): CircuitBreaker._stay,  # noqa: SLF001
-    (_CLOSED, BreakerEventKind.TOLD): CircuitBreaker._open,  # noqa: SLF001
-    (_CLOSED, BreakerEventKind.RETURNED): CircuitBreaker._ramp,  # noqa: SLF001
-    (_OPEN, BreakerEventKind.ANSWERED): CircuitBreaker._stay,  # noqa: SLF001
-    (_OPEN, BreakerEventKind.FAILED): CircuitBreaker._stay,  # noqa: SLF001
-    (_OPEN, BreakerEventKind.BUSY): CircuitBreaker._stay,  # noqa: SLF001
-    (_OPEN, BreakerEventKind.PROBE_ANSWERED): CircuitBreaker._stay,  # noqa: SLF001
-    (_OPEN, BreakerEventKind.PROBE_FAILED): CircuitBreaker._stay,  # noqa: SLF001
-    (_OPEN, BreakerEventKind.TIME): CircuitBreaker._try,  # noqa: SLF001
-    (_OPEN, BreakerEventKind.TOLD): CircuitBreaker._stay,  # noqa: SLF001
-    (_OPEN, BreakerEventKind.RETURNED): CircuitBreaker._ramp,  # noqa: SLF001
-    (_HALF_OPEN, BreakerEventKind.ANSWERED): CircuitBreaker._trial_good,  # noqa: SLF001
-    (_HALF_OPEN, BreakerEventKind.FAILED): CircuitBreaker._trial_bad,  # noqa: SLF001
-    (_HALF_OPEN, BreakerEventKind.BUSY): CircuitBreaker._stay,  # noqa: SLF001
-    (_HALF_OPEN, BreakerEventKind.PROBE_ANSWERED): CircuitBreaker._trial_good,  # noqa: SLF001
-    (_HALF_OPEN, BreakerEventKind.PROBE_FAILED): CircuitBreaker._trial_bad,  # noqa: SLF001
-    (_HALF_OPEN, BreakerEventKind.TIME): CircuitBreaker._stay,  # noqa: SLF001
-    (_HALF_OPEN, BreakerEventKind.TOLD): CircuitBreaker._open,  # noqa: SLF001
-    (_HALF_OPEN, BreakerEventKind.RETURNED): CircuitBreaker._ramp,  # noqa: SLF001
-    (_RAMPING, BreakerEventKind.ANSWERED): CircuitBreaker._good,  # noqa: SLF001
-    (_RAMPING, BreakerEventKind.FAILED): CircuitBreaker._bad,  # noqa: SLF001
-    (_RAMPING, BreakerEventKind.BUSY): CircuitBreaker._cool,  # noqa: SLF001
-    (_RAMPING, BreakerEventKind.PROBE_ANSWERED): CircuitBreaker._probe_good,  # noqa: SLF001
-    (_RAMPING, BreakerEventKind.PROBE_FAILED): CircuitBreaker._probe_bad,  # noqa: SLF001
-    (_RAMPING, BreakerEventKind.TIME): CircuitBreaker._arrive,  # noqa: SLF001
-    (_RAMPING, BreakerEventKind.TOLD): CircuitBreaker._open,  # noqa: SLF001
-    (_RAMPING, BreakerEventKind.RETURNED): CircuitBreaker._stay,  # noqa: SLF001
-    (_COOLING, BreakerEventKind.ANSWERED): CircuitBreaker._good,  # noqa: SLF001
-    (_COOLING, BreakerEventKind.FAILED): CircuitBreaker._bad,  # noqa: SLF001
-    (_COOLING, BreakerEventKind.BUSY): CircuitBreaker._cool,  # noqa: SLF001
-    (_COOLING, BreakerEventKind.PROBE_ANSWERED): CircuitBreaker._probe_good,  # noqa: SLF001
-    (_COOLING, BreakerEventKind.PROBE_FAILED): CircuitBreaker._probe_bad,  # noqa: SLF001
-    (_COOLING, BreakerEventKind.TIME): CircuitBreaker._warm,  # noqa: SLF001
-    (_COOLING, BreakerEventKind.TOLD): CircuitBreaker._open,  # noqa: SLF001
-    (_COOLING, BreakerEventKind.RETURNED): CircuitBreaker._ramp,  # noqa: SLF001
+Transition = Callable[[CircuitBreaker, BreakerEvent], None]
+TRANSITIONS: dict[tuple[BreakerState, BreakerEventKind], Transition] = {
+    (_CLOSED, BreakerEventKind.SUCCEEDED): CircuitBreaker._record_success,  # noqa: SLF001 - the table is the class's own
+    (_CLOSED, BreakerEventKind.FAILED): CircuitBreaker._record_failure,  # noqa: SLF001
+    (_CLOSED, BreakerEventKind.BUSY): CircuitBreaker._cool_down,  # noqa: SLF001
+    (_CLOSED, BreakerEventKind.PROBE_SUCCEEDED): CircuitBreaker._record_probe_success,  # noqa: SLF001
+    (_CLOSED, BreakerEventKind.PROBE_FAILED): CircuitBreaker._record_probe_failure,  # noqa: SLF001
+    (_CLOSED, BreakerEventKind.TICK): CircuitBreaker._ignore,  # noqa: SLF001
+    (_CLOSED, BreakerEventKind.REMOTE_OPEN): CircuitBreaker._open,  # noqa: SLF001
+    (_CLOSED, BreakerEventKind.REJOINED): CircuitBreaker._start_ramp,  # noqa: SLF001
+    (_OPEN, BreakerEventKind.SUCCEEDED): CircuitBreaker._ignore,  # noqa: SLF001
+    (_OPEN, BreakerEventKind.FAILED): CircuitBreaker._ignore,  # noqa: SLF001
+    (_OPEN, BreakerEventKind.BUSY): CircuitBreaker._ignore,  # noqa: SLF001
+    (_OPEN, BreakerEventKind.PROBE_SUCCEEDED): CircuitBreaker._ignore,  # noqa: SLF001
+    (_OPEN, BreakerEventKind.PROBE_FAILED): CircuitBreaker._ignore,  # noqa: SLF001
+    (_OPEN, BreakerEventKind.TICK): CircuitBreaker._half_open_if_due,  # noqa: SLF001
+    (_OPEN, BreakerEventKind.REMOTE_OPEN): CircuitBreaker._ignore,  # noqa: SLF001
+    (_OPEN, BreakerEventKind.REJOINED): CircuitBreaker._start_ramp,  # noqa: SLF001
+    (_HALF_OPEN, BreakerEventKind.SUCCEEDED): CircuitBreaker._record_trial_success,  # noqa: SLF001
+    (_HALF_OPEN, BreakerEventKind.FAILED): CircuitBreaker._record_trial_failure,  # noqa: SLF001
+    (_HALF_OPEN, BreakerEventKind.BUSY): CircuitBreaker._ignore,  # noqa: SLF001
+    (_HALF_OPEN, BreakerEventKind.PROBE_SUCCEEDED): CircuitBreaker._record_trial_success,  # noqa: SLF001
+    (_HALF_OPEN, BreakerEventKind.PROBE_FAILED): CircuitBreaker._record_trial_failure,  # noqa: SLF001
+    (_HALF_OPEN, BreakerEventKind.TICK): CircuitBreaker._ignore,  # noqa: SLF001
+    (_HALF_OPEN, BreakerEventKind.REMOTE_OPEN): CircuitBreaker._open,  # noqa: SLF001
+    (_HALF_OPEN, BreakerEventKind.REJOINED): CircuitBreaker._start_ramp,  # noqa: SLF001
+    (_RAMPING, BreakerEventKind.SUCCEEDED): CircuitBreaker._record_success,  # noqa: SLF001
+    (_RAMPING, BreakerEventKind.FAILED): CircuitBreaker._record_failure,  # noqa: SLF001
+    (_RAMPING, BreakerEventKind.BUSY): CircuitBreaker._cool_down,  # noqa: SLF001
+    (_RAMPING, BreakerEventKind.PROBE_SUCCEEDED): CircuitBreaker._record_probe_success,  # noqa: SLF001
+    (_RAMPING, BreakerEventKind.PROBE_FAILED): CircuitBreaker._record_probe_failure,  # noqa: SLF001
+    (_RAMPING, BreakerEventKind.TICK): CircuitBreaker._close_if_ramped_up,  # noqa: SLF001
+    (_RAMPING, BreakerEventKind.REMOTE_OPEN): CircuitBreaker._open,  # noqa: SLF001
+    (_RAMPING, BreakerEventKind.REJOINED): CircuitBreaker._ignore,  # noqa: SLF001
+    (_COOLING, BreakerEventKind.SUCCEEDED): CircuitBreaker._record_success,  # noqa: SLF001
+    (_COOLING, BreakerEventKind.FAILED): CircuitBreaker._record_failure,  # noqa: SLF001
+    (_COOLING, BreakerEventKind.BUSY): CircuitBreaker._cool_down,  # noqa: SLF001
+    (_COOLING, BreakerEventKind.PROBE_SUCCEEDED): CircuitBreaker._record_probe_success,  # noqa: SLF001
+    (_COOLING, BreakerEventKind.PROBE_FAILED): CircuitBreaker._record_probe_failure,  # noqa: SLF001
+    (_COOLING, BreakerEventKind.TICK): CircuitBreaker._end_cool_down_if_due,  # noqa: SLF001
+    (_COOLING, BreakerEventKind.REMOTE_OPEN): CircuitBreaker._open,  # noqa: SLF001
+    (_COOLING, BreakerEventKind.REJOINED): CircuitBreaker._start_ramp,  # noqa: SLF001
 }
-"""What each event does in each state."""
+"""The transition of every state and event."""

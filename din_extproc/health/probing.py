@@ -1,76 +1,76 @@
-"""When each node is asked for its one token (R25): every so often, not in step, and not at all while real answers say the same.
+"""Schedule of the one-token probes: one per node and interval, with jitter.
 
-Rule: a node that just answered a real request costs no probe; one that is in doubt is asked soon.
+Invariant: a node that answered a real request within the interval is not probed; a node that failed is probed early.
 """
 
 from collections.abc import Iterable
 from heapq import heappop, heappush
 
-from din_extproc.health.policy import place
+from din_extproc.health.policy import hash_to_fraction
 
 _JITTER = 0.2
-_SOON = 0.2
-"""A node in doubt is asked after this share of the usual time."""
-_SOONEST_S = 0.5
+_EXPEDITED_SHARE = 0.2
+"""An expedited probe is due after this share of the interval."""
+_MIN_DELAY_S = 0.5
 
 
 class ProbeSchedule:
-    """The timetable of one replica.
+    """Probe schedule of one replica. Times in seconds.
 
     Args:
-        every_s: Between two questions to one node, a fifth more or less.
+        interval_s: Time between two probes of one node, give or take a fifth.
     """
 
-    __slots__ = ("_answered", "_due", "_heap", "_turns", "every_s", "saved")
+    __slots__ = ("_answered_at", "_due_at", "_heap", "_rounds", "interval_s", "skipped")
 
-    def __init__(self, every_s: float) -> None:
-        self.every_s = every_s
-        self.saved = 0
-        """Questions that a real answer made needless."""
-        self._due: dict[str, float] = {}
+    def __init__(self, interval_s: float) -> None:
+        self.interval_s = interval_s
+        self.skipped = 0
+        """Probes that were skipped because a real request had succeeded."""
+        self._due_at: dict[str, float] = {}
         self._heap: list[tuple[float, str]] = []
-        self._answered: dict[str, float] = {}
-        self._turns: dict[str, int] = {}
+        self._answered_at: dict[str, float] = {}
+        self._rounds: dict[str, int] = {}
 
-    def use(self, node_ids: Iterable[str], now: float) -> None:
-        """Ask these from now on, and no others; a new one at its own moment within the usual time."""
+    def set_nodes(self, node_ids: Iterable[str], now: float) -> None:
+        """Replace the set of probed nodes. A new node is first probed at an offset within the interval."""
         wanted = set(node_ids)
-        for node_id in self._due.keys() - wanted:
-            del self._due[node_id]
-            self._answered.pop(node_id, None)
-            self._turns.pop(node_id, None)
-        for node_id in wanted - self._due.keys():
-            self._plan(node_id, now + self.every_s * place(node_id))
+        for node_id in self._due_at.keys() - wanted:
+            del self._due_at[node_id]
+            self._answered_at.pop(node_id, None)
+            self._rounds.pop(node_id, None)
+        for node_id in wanted - self._due_at.keys():
+            self._schedule(node_id, now + self.interval_s * hash_to_fraction(node_id))
 
-    def answered(self, node_id: str, now: float) -> None:
-        """The node answered a real request."""
-        self._answered[node_id] = now
+    def record_answer(self, node_id: str, now: float) -> None:
+        """Record that the node answered a real request."""
+        self._answered_at[node_id] = now
 
-    def doubt(self, node_id: str, now: float) -> None:
-        """The node failed at something: ask it soon, unless it will be asked before."""
-        self._answered.pop(node_id, None)
-        soon = now + max(_SOONEST_S, self.every_s * _SOON)
-        if self._due.get(node_id, 0.0) > soon:
-            self._plan(node_id, soon)
+    def expedite(self, node_id: str, now: float) -> None:
+        """Probe the node early because it failed."""
+        self._answered_at.pop(node_id, None)
+        soon = now + max(_MIN_DELAY_S, self.interval_s * _EXPEDITED_SHARE)
+        if self._due_at.get(node_id, 0.0) > soon:
+            self._schedule(node_id, soon)
 
-    def due(self, now: float) -> list[str]:
-        """The nodes to ask now."""
-        found = []
+    def take_due(self, now: float) -> list[str]:
+        """Return the nodes to probe now and schedule their next probes."""
+        due = []
         while self._heap and self._heap[0][0] <= now:
             at, node_id = heappop(self._heap)
-            if self._due.get(node_id) != at:
+            if self._due_at.get(node_id) != at:
                 continue
-            turn = self._turns[node_id] = self._turns.get(node_id, 0) + 1
-            pause = self.every_s * (1.0 - _JITTER + 2 * _JITTER * place(f"{node_id} {turn}"))
-            answered = self._answered.get(node_id)
-            if answered is not None and now - answered < self.every_s:
-                self.saved += 1
-                self._plan(node_id, answered + max(pause, _SOONEST_S))
+            number = self._rounds[node_id] = self._rounds.get(node_id, 0) + 1
+            delay_s = self.interval_s * (1.0 - _JITTER + 2 * _JITTER * hash_to_fraction(f"{node_id} {number}"))
+            answered_at = self._answered_at.get(node_id)
+            if answered_at is not None and now - answered_at < self.interval_s:
+                self.skipped += 1
+                self._schedule(node_id, answered_at + max(delay_s, _MIN_DELAY_S))
             else:
-                found.append(node_id)
-                self._plan(node_id, now + pause)
-        return found
+                due.append(node_id)
+                self._schedule(node_id, now + delay_s)
+        return due
 
-    def _plan(self, node_id: str, at: float) -> None:
-        self._due[node_id] = at
+    def _schedule(self, node_id: str, at: float) -> None:
+        self._due_at[node_id] = at
         heappush(self._heap, (at, node_id))

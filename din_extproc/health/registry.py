@@ -1,6 +1,6 @@
-"""All breakers of one replica: of every node and every pool that something happened to.
+"""All circuit breakers of one replica, of nodes and pools.
 
-Rule: what was never heard of is closed and costs nothing; what has changed since it was last asked comes out once, newest state only.
+Invariant: a breaker is created by its first event, and `take_changes` returns each change once, newest state only.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,94 +11,94 @@ from din_extproc.health.policy import BreakerPolicy
 
 
 class BreakerSet:
-    """Breakers by name. Names that have no policy are not kept.
+    """Circuit breakers by name. Events for names without a policy are ignored.
 
     Args:
-        policies: By name.
+        policies: Breaker policies by name.
     """
 
-    __slots__ = ("_awake", "_breakers", "_changed", "_policies")
+    __slots__ = ("_breakers", "_changed", "_not_closed", "_policies")
 
     def __init__(self, policies: Mapping[str, BreakerPolicy]) -> None:
         self._policies = dict(policies)
         self._breakers: dict[str, CircuitBreaker] = {}
-        self._awake: set[str] = set()
-        """Those that are not closed."""
+        self._not_closed: set[str] = set()
+        """Names of the breakers that are not closed."""
         self._changed: set[str] = set()
 
-    def use(self, policies: Mapping[str, BreakerPolicy]) -> None:
-        """Other policies; what is open stays so, and who has none any more is forgotten."""
+    def reload(self, policies: Mapping[str, BreakerPolicy]) -> None:
+        """Replace the policies. Breakers keep their state; those without a policy are dropped."""
         self._policies = dict(policies)
         for name in self._breakers.keys() - policies.keys():
             self._forget(name)
         for name, breaker in self._breakers.items():
             breaker.policy = policies[name]
 
-    def release(self, causes: frozenset[BreakerEventKind], now: float) -> None:
-        """Such events speak for nothing any more: whoever stands as it does for one of them, and whoever is closed, begins anew."""
+    def reset_caused_by(self, causes: frozenset[BreakerEventKind], now: float) -> None:
+        """Reset the breakers that are closed or whose state was caused by one of these kinds of events."""
         for name, breaker in self._breakers.items():
-            if name in self._awake and breaker.cause not in causes:
+            if name in self._not_closed and breaker.cause not in causes:
                 continue
             self._breakers[name] = CircuitBreaker(name, self._policies[name], now)
-            if name in self._awake:
-                self._awake.discard(name)
+            if name in self._not_closed:
+                self._not_closed.discard(name)
                 self._changed.add(name)
 
-    def add(self, name: str, policy: BreakerPolicy) -> None:
-        """One more."""
+    def add_policy(self, name: str, policy: BreakerPolicy) -> None:
+        """Add or replace one policy."""
         self._policies[name] = policy
         if name in self._breakers:
             self._breakers[name].policy = policy
 
-    def hear(self, name: str, heard: BreakerEvent) -> bool:
-        """Something happened to one of them. True: it stands otherwise now."""
+    def on_event(self, name: str, event: BreakerEvent) -> bool:
+        """Apply an event to one breaker. Return whether its snapshot changed."""
         breaker = self._breakers.get(name)
         if breaker is None:
             policy = self._policies.get(name)
             if policy is None:
                 return False
-            breaker = self._breakers[name] = CircuitBreaker(name, policy, heard.now)
-        if not breaker.hear(heard):
+            breaker = self._breakers[name] = CircuitBreaker(name, policy, event.now)
+        if not breaker.on_event(event):
             return False
         self._changed.add(name)
-        if breaker.standing.state is BreakerState.CLOSED:
-            self._awake.discard(name)
+        if breaker.snapshot.state is BreakerState.CLOSED:
+            self._not_closed.discard(name)
         else:
-            self._awake.add(name)
+            self._not_closed.add(name)
         return True
 
-    def pass_time(self, now: float) -> None:
-        """Look whether pauses and ramps have ended."""
-        for name in list(self._awake):
-            self.hear(name, BreakerEvent(BreakerEventKind.TIME, now))
+    def on_tick(self, now: float) -> None:
+        """Let open times, cool-downs and ramps end."""
+        for name in list(self._not_closed):
+            self.on_event(name, BreakerEvent(BreakerEventKind.TICK, now))
 
-    def standing(self, name: str) -> BreakerSnapshot | None:
-        """How one stands; None: nothing was ever heard of it."""
+    def get_snapshot(self, name: str) -> BreakerSnapshot | None:
+        """Return the snapshot of one breaker; None if it has had no event."""
         breaker = self._breakers.get(name)
-        return None if breaker is None else breaker.standing
+        return None if breaker is None else breaker.snapshot
 
-    def row(self, name: str) -> int:
-        """Failures since its last success."""
+    def get_consecutive_failures(self, name: str) -> int:
+        """Return the number of failures since the last success."""
         breaker = self._breakers.get(name)
-        return 0 if breaker is None else breaker.row
+        return 0 if breaker is None else breaker.consecutive_failures
 
-    def all(self) -> dict[str, BreakerSnapshot]:
-        """Those that are not closed."""
-        return {name: self._breakers[name].standing for name in sorted(self._awake)}
+    def snapshot_not_closed(self) -> dict[str, BreakerSnapshot]:
+        """Names of the breakers that are not closed."""
+        return {name: self._breakers[name].snapshot for name in sorted(self._not_closed)}
 
-    def changed(self) -> dict[str, BreakerSnapshot]:
-        """How those stand that changed since this was last asked."""
+    def take_changes(self) -> dict[str, BreakerSnapshot]:
+        """Return the snapshots that changed since the last call."""
         changed, self._changed = self._changed, set()
-        return {name: self._breakers[name].standing for name in changed if name in self._breakers}
+        return {name: self._breakers[name].snapshot for name in changed if name in self._breakers}
 
     def _forget(self, name: str) -> None:
-        if self._breakers.pop(name).standing.state is not BreakerState.CLOSED:
-            self._awake.discard(name)
+        if self._breakers.pop(name).snapshot.state is not BreakerState.CLOSED:
+            self._not_closed.discard(name)
             self._changed.discard(name)
 
 
 class BreakerRegistry:
-    """The breakers of nodes and pools, and what every outcome means to them."""
+    """The circuit breakers of all nodes and pools."""
 
     __slots__ = ("nodes", "pools")
 
@@ -106,25 +106,25 @@ class BreakerRegistry:
         self.nodes = BreakerSet({})
         self.pools = BreakerSet({})
 
-    def release(self, causes: frozenset[BreakerEventKind], now: float) -> None:
-        """Such events speak for nothing any more, and what they have caused ends."""
-        self.nodes.release(causes, now)
-        self.pools.release(causes, now)
+    def reset_caused_by(self, causes: frozenset[BreakerEventKind], now: float) -> None:
+        """Reset the breakers that are closed or whose state was caused by one of these kinds of events."""
+        self.nodes.reset_caused_by(causes, now)
+        self.pools.reset_caused_by(causes, now)
 
-    def pass_time(self, now: float) -> None:
-        """Look whether pauses and ramps have ended."""
-        self.nodes.pass_time(now)
-        self.pools.pass_time(now)
+    def on_tick(self, now: float) -> None:
+        """Let open times, cool-downs and ramps end."""
+        self.nodes.on_tick(now)
+        self.pools.on_tick(now)
 
-    def changed(self) -> BreakerSnapshots:
-        """What stands otherwise since this was last asked."""
-        return BreakerSnapshots(self.nodes.changed(), self.pools.changed())
+    def take_changes(self) -> BreakerSnapshots:
+        """Return the snapshots that changed since the last call."""
+        return BreakerSnapshots(self.nodes.take_changes(), self.pools.take_changes())
 
-    def all(self) -> BreakerSnapshots:
-        """Everything that is not closed."""
-        return BreakerSnapshots(self.nodes.all(), self.pools.all())
+    def snapshot_not_closed(self) -> BreakerSnapshots:
+        """Return the snapshots of the breakers that are not closed."""
+        return BreakerSnapshots(self.nodes.snapshot_not_closed(), self.pools.snapshot_not_closed())
 
 
-def strictest(policies: Iterable[BreakerPolicy]) -> BreakerPolicy:
-    """Of a node that stands in several pools: the policy that opens first."""
-    return min(policies, key=lambda policy: float("inf") if policy.row is None else policy.row)
+def select_strictest(policies: Iterable[BreakerPolicy]) -> BreakerPolicy:
+    """Return the policy that opens first, for a node in several pools."""
+    return min(policies, key=lambda policy: float("inf") if policy.consecutive_failures is None else policy.consecutive_failures)

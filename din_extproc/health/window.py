@@ -1,6 +1,6 @@
-"""How many answers went well and ill lately: a window that slides in twelfths.
+"""Counts of successes and failures in a sliding window of twelve slices.
 
-Rule: the memory does not grow with the number of answers, and an answer older than the window never counts.
+Invariant: memory does not grow with the number of outcomes, and an outcome older than the window is never counted.
 """
 
 from msgspec import Struct
@@ -8,47 +8,47 @@ from msgspec import Struct
 _SLICES = 12
 
 
-class Slice(Struct):
-    """The answers of one twelfth of the window."""
+class WindowSlice(Struct):
+    """Outcomes of one twelfth of the window."""
 
     number: int
-    good: int = 0
-    bad: int = 0
+    successes: int = 0
+    failures: int = 0
 
 
 class OutcomeWindow:
-    """The answers of the last `seconds`, give or take a twelfth."""
+    """Outcomes of the last `seconds`, to the precision of one slice."""
 
     __slots__ = ("_slice_s", "_slices")
 
     def __init__(self, seconds: float) -> None:
         self._slice_s = seconds / _SLICES
-        self._slices: list[Slice] = []
+        self._slices: list[WindowSlice] = []
 
-    def good(self, now: float) -> None:
-        """An answer went well."""
-        self._current(now).good += 1
+    def record_success(self, now: float) -> None:
+        """Count a success."""
+        self._current(now).successes += 1
 
-    def bad(self, now: float) -> None:
-        """One did not."""
-        self._current(now).bad += 1
+    def record_failure(self, now: float) -> None:
+        """Count a failure."""
+        self._current(now).failures += 1
 
-    def counts(self, now: float) -> tuple[int, int]:
-        """How many went well, and how many ill."""
+    def count(self, now: float) -> tuple[int, int]:
+        """Return the numbers of successes and failures."""
         oldest = int(now / self._slice_s) - _SLICES
         recent = [each for each in self._slices if each.number > oldest]
-        return sum(each.good for each in recent), sum(each.bad for each in recent)
+        return sum(each.successes for each in recent), sum(each.failures for each in recent)
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Drop all outcomes."""
         self._slices.clear()
 
-    def _current(self, now: float) -> Slice:
+    def _current(self, now: float) -> WindowSlice:
         number = int(now / self._slice_s)
         slices = self._slices
-        if slices and slices[-1].number >= number:  # a clock that stands still, or is read a moment apart
+        if slices and slices[-1].number >= number:  # the clock did not advance, or was read slightly earlier
             return slices[-1]
         if len(slices) >= _SLICES:
             del slices[0]
-        slices.append(Slice(number))
+        slices.append(WindowSlice(number))
         return slices[-1]

@@ -1,10 +1,11 @@
-"""`health:`, when nodes and pools are left alone, and how they come back (R23, R25, R26).
+"""`health:`: circuit breakers, ramp-up and probes of nodes and pools.
 
-Rule: the defaults are the policy's own; what would never open, or never come back, is refused.
+Defaults are those of `BreakerPolicy`; a policy that never opens or never closes again is rejected.
 """
 
 from typing import Annotated
 
+from msgspec.structs import replace
 from pydantic import BeforeValidator, Field, model_validator
 
 from din_extproc.control.topology import SlowStart
@@ -51,12 +52,12 @@ class HealthSection(Section):
     """False: only probes speak for or against a node, not what becomes of requests. Switching it off, or `probe`,
     lets go of whom it has left out."""
     failover_threshold: ThresholdSection = ThresholdSection()
-    failure_share: _Share = _POLICY.share
-    least_answers: Annotated[int, Field(ge=1, le=1_000_000)] = _POLICY.least
+    failure_share: _Share = _POLICY.failure_share
+    least_answers: Annotated[int, Field(ge=1, le=1_000_000)] = _POLICY.min_outcomes
     window_s: _Seconds = _POLICY.window_s
     open_s: _Seconds = _POLICY.open_s
     backoff_factor: Annotated[float, Field(strict=False, ge=1, le=100)] = _POLICY.backoff_factor
-    longest_open_s: _Seconds = _POLICY.longest_open_s
+    longest_open_s: _Seconds = _POLICY.max_open_s
     trial_share: _Share = _POLICY.trial_share
     trials: Annotated[int, Field(ge=1, le=1000)] = _POLICY.trials
     ramp: RampSection = RampSection()
@@ -73,15 +74,15 @@ class HealthSection(Section):
         return SlowStart(round(self.ramp.over_s * 1000), 100 * self.ramp.start)
 
     def node_policy(self, traffic: TrafficClass) -> BreakerPolicy:
-        """For the nodes of a pool with such traffic."""
+        """Return the breaker policy of nodes of pools with this traffic class."""
         return BreakerPolicy(
-            row=int(getattr(self.failover_threshold, traffic.value)),
-            share=self.failure_share,
-            least=self.least_answers,
+            consecutive_failures=int(getattr(self.failover_threshold, traffic.value)),
+            failure_share=self.failure_share,
+            min_outcomes=self.least_answers,
             window_s=self.window_s,
             open_s=self.open_s,
             backoff_factor=self.backoff_factor,
-            longest_open_s=self.longest_open_s,
+            max_open_s=self.longest_open_s,
             trial_share=self.trial_share,
             trials=self.trials,
             ramp_from=self.ramp.start,
@@ -89,6 +90,5 @@ class HealthSection(Section):
         )
 
     def pool_policy(self, pool: Pool) -> BreakerPolicy:
-        """For a pool as a whole, of which only the share of failures among its answers speaks."""
-        policy = self.node_policy(pool.traffic)
-        return BreakerPolicy(**{field: getattr(policy, field) for field in policy.__struct_fields__} | {"row": None})
+        """Return the breaker policy of a whole pool: only the failure share opens it."""
+        return replace(self.node_policy(pool.traffic), consecutive_failures=None)

@@ -48,10 +48,10 @@ async def test_what_one_says_the_others_hear_and_not_itself(link, server):
     try:
         await asyncio.wait_for(listening.wait(), 10)
         probes = (ProbeResult("a", ok=True, ttft_ms=12.5), ProbeResult("b", ok=False, reason="no token within 5 s"))
-        await one.say(probes, {"c": "3 failures in a row"}, {})
+        await one.say(probes, {"c": "3 consecutive failures"}, {})
         message = await asyncio.wait_for(heard.get(), 10)
         said = two.heard(message)
-        assert (said.replica, said.probes, said.opened) == ("one", probes, {"c": "3 failures in a row"})
+        assert (said.replica, said.probes, said.opened) == ("one", probes, {"c": "3 consecutive failures"})
         assert one.heard(message) is None
         assert two.heard(b"nonsense") is None
     finally:

@@ -126,7 +126,7 @@ def test_what_is_left_out_is_said_wherever_one_asks(stack, engines, tmp_path):
     until_open(stack, "a-1")
     shown = stack.status()["breakers"]["nodes"]["a-1"]
     assert (shown["state"], shown["share"]) == ("open", 0.0)
-    assert "failures in a row, the last: 503" in shown["reason"]
+    assert "consecutive failures, the last: 503" in shown["reason"]
     request = tmp_path / "request.json"
     request.write_text(json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}]}))
     said = CliRunner().invoke(app, ["explain", str(request), "--tenant", "acme", "--live", "-c", str(stack.config_file)])

@@ -1,4 +1,4 @@
-"""The breaker under any history: what holds in every state, after every event, at any time."""
+"""Invariants of the circuit breaker under arbitrary event histories."""
 
 from itertools import pairwise
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from din_extproc.domain.health import BreakerSnapshot, BreakerState
-from din_extproc.health.breaker import TABLE, BreakerEvent, BreakerEventKind, CircuitBreaker
+from din_extproc.health.breaker import TRANSITIONS, BreakerEvent, BreakerEventKind, CircuitBreaker
 from din_extproc.health.policy import BreakerPolicy
 from din_extproc.health.window import OutcomeWindow
 
@@ -20,17 +20,17 @@ MAY = {
     RAMPING: {OPEN, CLOSED, COOLING},
     COOLING: {OPEN, CLOSED, RAMPING, COOLING},
 }
-"""The only changes there are."""
+"""The permitted transitions."""
 
 policies = st.builds(
     BreakerPolicy,
-    row=st.one_of(st.none(), st.integers(1, 6)),
-    share=st.floats(0.05, 1.0),
-    least=st.integers(1, 20),
+    consecutive_failures=st.one_of(st.none(), st.integers(1, 6)),
+    failure_share=st.floats(0.05, 1.0),
+    min_outcomes=st.integers(1, 20),
     window_s=st.floats(1.0, 120.0),
     open_s=st.floats(0.5, 60.0),
     backoff_factor=st.floats(1.0, 4.0),
-    longest_open_s=st.floats(60.0, 600.0),
+    max_open_s=st.floats(60.0, 600.0),
     trial_share=st.floats(0.01, 0.5),
     trials=st.integers(1, 5),
     ramp_from=st.floats(0.05, 1.0),
@@ -42,64 +42,64 @@ steps = st.lists(
 
 
 def history(policy: BreakerPolicy, events, name: str = "gpu-1"):
-    """Every (heard, standing before, breaker, standing after) of a run."""
+    """Yield (event, snapshot before, breaker, snapshot after) for every event."""
     breaker, now = CircuitBreaker(name, policy, 0.0), 0.0
-    for event, later, age in events:
-        now += later
-        heard = BreakerEvent(event, now, None if age is None else now - age, rest_s=age or 7.0)
-        before = breaker.standing
-        changed = breaker.hear(heard)
-        assert changed is (breaker.standing is not before)
-        yield heard, before, breaker, breaker.standing
+    for kind, delay, age in events:
+        now += delay
+        event = BreakerEvent(kind, now, None if age is None else now - age, cool_down_s=age or 7.0)
+        before = breaker.snapshot
+        changed = breaker.on_event(event)
+        assert changed is (breaker.snapshot is not before)
+        yield event, before, breaker, breaker.snapshot
 
 
-def test_every_event_has_its_place_in_every_state():
-    assert set(TABLE) == {(state, event) for state in BreakerState for event in BreakerEventKind}
+def test_the_table_has_a_transition_for_every_state_and_event():
+    assert set(TRANSITIONS) == {(state, event) for state in BreakerState for event in BreakerEventKind}
 
 
 @given(policies, steps)
-def test_only_the_changes_of_the_picture_happen(policy, events):
-    for heard, before, _, after in history(policy, events):
+def test_only_permitted_transitions_happen(policy, events):
+    for event, before, _, after in history(policy, events):
         if after is not before:
-            assert after.state in MAY[before.state], (before, heard, after)
-            assert after.since == heard.now
+            assert after.state in MAY[before.state], (before, event, after)
+            assert after.since == event.now
 
 
 @given(policies, steps)
-def test_an_open_one_is_left_alone_for_its_whole_pause_and_then_tried(policy, events):
-    for heard, before, _, after in history(policy, events):
+def test_an_open_breaker_becomes_half_open_only_after_its_open_time(policy, events):
+    for event, before, _, after in history(policy, events):
         if before.state is OPEN and after.state is HALF_OPEN:
-            assert heard.event is BreakerEventKind.TIME
-            assert heard.now >= before.until
+            assert event.kind is BreakerEventKind.TICK
+            assert event.now >= before.until
         if after.state is OPEN:
-            assert after.share(heard.now) == 0.0
-            assert policy.open_s <= after.until - after.since <= policy.pause_s(100, "gpu-1") * (1 + policy.spread) + 1e-6
+            assert after.share(event.now) == 0.0
+            assert policy.open_s <= after.until - after.since <= policy.compute_open_s(100, "gpu-1") * (1 + policy.jitter) + 1e-6
 
 
 @given(policies)
-def test_pauses_grow_by_the_factor_up_to_the_longest_while_there_is_no_peace(policy):
+def test_open_times_grow_by_the_backoff_factor_up_to_the_maximum(policy):
     breaker, now, pauses = CircuitBreaker("gpu-1", policy, 0.0), 0.0, []
-    breaker.hear(BreakerEvent(BreakerEventKind.TOLD, now))
+    breaker.on_event(BreakerEvent(BreakerEventKind.REMOTE_OPEN, now))
     for _ in range(6):
-        pauses.append(breaker.standing.until - breaker.standing.since)
-        now = breaker.standing.until
-        breaker.hear(BreakerEvent(BreakerEventKind.TIME, now))
-        breaker.hear(BreakerEvent(BreakerEventKind.PROBE_FAILED, now))
-        assert breaker.standing.state is OPEN
+        pauses.append(breaker.snapshot.until - breaker.snapshot.since)
+        now = breaker.snapshot.until
+        breaker.on_event(BreakerEvent(BreakerEventKind.TICK, now))
+        breaker.on_event(BreakerEvent(BreakerEventKind.PROBE_FAILED, now))
+        assert breaker.snapshot.state is OPEN
     for number, (one, next_one) in enumerate(pairwise(pauses), 1):
-        bare = min(policy.open_s * policy.backoff_factor**number, policy.longest_open_s)
-        assert bare <= next_one <= bare * (1 + policy.spread) + 1e-6
-        assert one <= policy.longest_open_s * (1 + policy.spread) + 1e-6
+        bare = min(policy.open_s * policy.backoff_factor**number, policy.max_open_s)
+        assert bare <= next_one <= bare * (1 + policy.jitter) + 1e-6
+        assert one <= policy.max_open_s * (1 + policy.jitter) + 1e-6
 
 
 @given(policies, steps)
-def test_it_comes_back_by_the_ramp_only_and_the_ramp_never_falls(policy, events):
+def test_a_breaker_closes_only_through_a_monotonic_ramp(policy, events):
     ramping = False
     for _, before, _, after in history(policy, events):
         if after.state is CLOSED and before is not after:
             assert before.state in {RAMPING, COOLING}
             assert after.since >= before.until
-            assert before.state is RAMPING or not ramping, "what was ramping goes on with its ramp"
+            assert before.state is RAMPING or not ramping, "a ramp interrupted by cooling continues"
         ramping = after.state is RAMPING or (ramping and after.state is COOLING)
         if after.state is RAMPING:
             shares = [after.share(after.since + policy.ramp_s * part / 10) for part in range(11)]
@@ -111,59 +111,63 @@ def test_it_comes_back_by_the_ramp_only_and_the_ramp_never_falls(policy, events)
 
 
 @given(policies, steps)
-def test_a_busy_one_is_left_alone_for_as_long_as_it_asks_and_is_no_failure(policy, events):
-    for heard, before, breaker, after in history(policy, events):
-        if heard.event is BreakerEventKind.BUSY and before.state in {CLOSED, RAMPING, COOLING}:
+def test_a_busy_node_cools_down_for_the_requested_time_without_a_failure(policy, events):
+    for event, before, breaker, after in history(policy, events):
+        if event.kind is BreakerEventKind.BUSY and before.state in {CLOSED, RAMPING, COOLING}:
             assert after.state is COOLING
-            assert after.until >= heard.now + heard.rest_s
-            assert after.share(heard.now) == 0.0
-            assert breaker.row == 0 or before.state is not CLOSED or breaker.row < (policy.row or 1 << 30)
+            assert after.until >= event.now + event.cool_down_s
+            assert after.share(event.now) == 0.0
+            assert (
+                breaker.consecutive_failures == 0
+                or before.state is not CLOSED
+                or breaker.consecutive_failures < (policy.consecutive_failures or 1 << 30)
+            )
         if before.state is COOLING and after.state in {CLOSED, RAMPING}:
-            assert heard.event is BreakerEventKind.RETURNED or heard.now >= before.until
+            assert event.kind is BreakerEventKind.REJOINED or event.now >= before.until
 
 
 @given(policies, steps)
-def test_no_answer_from_before_a_pause_ends_or_prolongs_it(policy, events):
-    for heard, before, _, after in history(policy, events):
-        old = heard.began is not None and heard.began < before.since and before.state not in {CLOSED, COOLING}
-        if old and heard.event in {BreakerEventKind.ANSWERED, BreakerEventKind.FAILED} and before.state in {OPEN, HALF_OPEN}:
+def test_results_from_before_the_current_state_change_nothing(policy, events):
+    for event, before, _, after in history(policy, events):
+        old = event.started_at is not None and event.started_at < before.since and before.state not in {CLOSED, COOLING}
+        if old and event.kind in {BreakerEventKind.SUCCEEDED, BreakerEventKind.FAILED} and before.state in {OPEN, HALF_OPEN}:
             assert after is before
 
 
 @given(policies, steps)
 def test_successes_alone_never_open_it(policy, events):
-    for heard, before, _, after in history(policy, events):
+    for event, before, _, after in history(policy, events):
         if after.state is OPEN and before.state is not OPEN:
-            assert heard.event in {BreakerEventKind.FAILED, BreakerEventKind.PROBE_FAILED, BreakerEventKind.TOLD}
-            assert after.reason or heard.event is not BreakerEventKind.FAILED or before.state is HALF_OPEN
+            assert event.kind in {BreakerEventKind.FAILED, BreakerEventKind.PROBE_FAILED, BreakerEventKind.REMOTE_OPEN}
+            assert after.reason or event.kind is not BreakerEventKind.FAILED or before.state is HALF_OPEN
 
 
 @given(policies, steps)
-def test_whatever_happened_a_node_that_is_well_again_gets_everything_again(policy, events):
-    heard, _, breaker, _ = list(history(policy, events))[-1]
-    now = heard.now
+def test_a_recovered_node_always_returns_to_full_traffic(policy, events):
+    event, _, breaker, _ = list(history(policy, events))[-1]
+    now = event.now
     for _ in range(8):
         now += 1000.0
-        breaker.hear(BreakerEvent(BreakerEventKind.TIME, now))
+        breaker.on_event(BreakerEvent(BreakerEventKind.TICK, now))
         for _ in range(policy.trials):
-            breaker.hear(BreakerEvent(BreakerEventKind.ANSWERED, now, now))
-    assert breaker.standing.state is CLOSED
+            breaker.on_event(BreakerEvent(BreakerEventKind.SUCCEEDED, now, now))
+    assert breaker.snapshot.state is CLOSED
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0.0, 10.0)), max_size=80), st.floats(1.0, 60.0))
-def test_a_window_counts_what_is_young_enough_give_or_take_a_twelfth(answers, seconds):
+def test_a_window_counts_recent_outcomes_to_the_precision_of_one_slice(answers, seconds):
     window, now, seen = OutcomeWindow(seconds), 0.0, []
     for good, later in answers:
         now += later
-        (window.good if good else window.bad)(now)
+        (window.record_success if good else window.record_failure)(now)
         seen.append((now, good))
         young = [kind for at, kind in seen if now - at < seconds * 11 / 12]
         able = [kind for at, kind in seen if now - at <= seconds]
-        good_count, bad_count = window.counts(now)
+        good_count, bad_count = window.count(now)
         assert sum(young) <= good_count <= sum(able)
         assert len(young) - sum(young) <= bad_count <= len(able) - sum(able)
 
 
-def test_a_standing_says_its_share_at_any_time():
+def test_the_share_of_a_ramp_grows_linearly():
     ramp = BreakerSnapshot(RAMPING, 100.0, 160.0, 0.1)
     assert [round(ramp.share(now), 2) for now in (90.0, 100.0, 130.0, 160.0, 1000.0)] == [0.1, 0.1, 0.55, 1.0, 1.0]

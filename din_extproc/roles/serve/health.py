@@ -20,7 +20,7 @@ from din_extproc.edge.registry.forms import HealthForm, MemberForm
 from din_extproc.health.breaker import BreakerEvent, BreakerEventKind
 from din_extproc.health.policy import BreakerPolicy
 from din_extproc.health.probing import ProbeSchedule
-from din_extproc.health.registry import BreakerRegistry, strictest
+from din_extproc.health.registry import BreakerRegistry, select_strictest
 from din_extproc.settings.health import HealthSection
 from din_extproc.settings.settings import Settings
 
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 _LOOK_S = 0.25
 _EVERY_S = 10.0
-_OF_REQUESTS = frozenset({BreakerEventKind.FAILED, BreakerEventKind.BUSY, BreakerEventKind.TOLD})
+_OF_REQUESTS = frozenset({BreakerEventKind.FAILED, BreakerEventKind.BUSY, BreakerEventKind.REMOTE_OPEN})
 _OF_PROBES = frozenset({BreakerEventKind.PROBE_FAILED})
 _FAULTS = frozenset({Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT, Outcome.UPSTREAM_TRUNCATED})
 _ATTEMPT_FLAGS = frozenset({"UF", "UR", "UC", "UT", "SI", "UPE"})
@@ -100,14 +100,14 @@ class HealthMonitor:
         """Other pools, or other parameters. What is switched off releases whom it has left out."""
         before, self.settings = self.settings, settings
         self._pools = {pool.name: pool for pool in settings.pools}
-        self.board.pools.use({pool.name: settings.health.pool_policy(pool) for pool in settings.pools})
+        self.board.pools.reload({pool.name: settings.health.pool_policy(pool) for pool in settings.pools})
         self._listed = {}
         for pool in settings.pools:
             for node in pool.nodes:
                 self._listed.setdefault(node.id, {})[pool.name] = node
-        self.board.nodes.use({node_id: self._policy(node_id) for node_id in (*self._listed, *self._joined)})
+        self.board.nodes.reload({node_id: self._policy(node_id) for node_id in (*self._listed, *self._joined)})
         if settings.health.probe is not None:
-            self.probing.every_s = settings.health.probe.every_s
+            self.probing.interval_s = settings.health.probe.every_s
         self._plan()
         self._release(before.health, settings.health)
 
@@ -119,8 +119,8 @@ class HealthMonitor:
         if before.probe is not None and after.probe is None:
             causes |= _OF_PROBES
         if causes:
-            self.board.release(causes, SystemClock.monotonic())
-            self.opened = {name: reason for name, reason in self.opened.items() if name in self.board.nodes.all()}
+            self.board.reset_caused_by(causes, SystemClock.monotonic())
+            self.opened = {name: reason for name, reason in self.opened.items() if name in self.board.nodes.snapshot_not_closed()}
             self.tell()
 
     def turn(self, turnover: MembershipDelta) -> None:
@@ -137,10 +137,10 @@ class HealthMonitor:
             for node in nodes:
                 self._joined.setdefault(node.id, {})[pool] = node
         for node_id in {node.id for nodes in turnover.joined.values() for node in nodes}:
-            self.board.nodes.add(node_id, self._policy(node_id))
+            self.board.nodes.add_policy(node_id, self._policy(node_id))
             if node_id in self._left:
                 del self._left[node_id]
-                self.board.nodes.hear(node_id, BreakerEvent(BreakerEventKind.RETURNED, now, None, "it is back in the network"))
+                self.board.nodes.on_event(node_id, BreakerEvent(BreakerEventKind.REJOINED, now, None, "it is back in the network"))
         while len(self._left) > _REMEMBERED:
             del self._left[next(iter(self._left))]
         self._plan()
@@ -155,8 +155,8 @@ class HealthMonitor:
         self._probed[probed.node_id] = (probed, before if probed.ttft_ms is None else probed.ttft_ms, now)
         if probed.ok is None:
             return
-        event = BreakerEventKind.PROBE_ANSWERED if probed.ok else BreakerEventKind.PROBE_FAILED
-        self.board.nodes.hear(probed.node_id, BreakerEvent(event, now, None, probed.reason))
+        event = BreakerEventKind.PROBE_SUCCEEDED if probed.ok else BreakerEventKind.PROBE_FAILED
+        self.board.nodes.on_event(probed.node_id, BreakerEvent(event, now, None, probed.reason))
         self._ask_soon(probed.node_id, now)
         self.tell()
 
@@ -164,14 +164,14 @@ class HealthMonitor:
         """Another replica leaves the node alone. Of probes that failed everybody has heard; without a breaker nothing else counts."""
         if not self.settings.health.breaker:
             return
-        self.board.nodes.hear(node_id, BreakerEvent(BreakerEventKind.TOLD, SystemClock.monotonic(), None, reason))
+        self.board.nodes.on_event(node_id, BreakerEvent(BreakerEventKind.REMOTE_OPEN, SystemClock.monotonic(), None, reason))
         self.tell(ours=False)
 
     def told_busy(self, node_id: str, rest_s: float) -> None:
         """A node has asked another replica to be left alone."""
         if not self.settings.health.breaker:
             return
-        self.board.nodes.hear(node_id, BreakerEvent(BreakerEventKind.BUSY, SystemClock.monotonic(), None, _BUSY, rest_s))
+        self.board.nodes.on_event(node_id, BreakerEvent(BreakerEventKind.BUSY, SystemClock.monotonic(), None, _BUSY, rest_s))
         self.tell(ours=False)
 
     def target(self, node_id: str) -> ProbeTarget | None:
@@ -188,19 +188,19 @@ class HealthMonitor:
             return
         began = now - (record.duration_ms or 0.0) / 1000
         if record.moved_from:
-            self.board.pools.hear(record.moved_from, BreakerEvent(BreakerEventKind.FAILED, now, began, "moved in flight"))
+            self.board.pools.on_event(record.moved_from, BreakerEvent(BreakerEventKind.FAILED, now, began, "moved in flight"))
         outcome = record.outcome
         if outcome is Outcome.COMPLETED:
             if record.node_id:
-                self.probing.answered(record.node_id, now)
-                good = BreakerEvent(BreakerEventKind.ANSWERED, now, began)
-                changed = self.board.nodes.hear(record.node_id, good)
-                if self.board.pools.hear(record.pool, good) or changed:
+                self.probing.record_answer(record.node_id, now)
+                good = BreakerEvent(BreakerEventKind.SUCCEEDED, now, began)
+                changed = self.board.nodes.on_event(record.node_id, good)
+                if self.board.pools.on_event(record.pool, good) or changed:
                     self.tell()
             return
         if outcome is Outcome.UPSTREAM_BUSY and record.node_id:
             rest_s = min(self.settings.health.longest_open_s, record.retry_after_s or _REST_S)
-            if self.board.nodes.hear(record.node_id, BreakerEvent(BreakerEventKind.BUSY, now, began, _BUSY, rest_s)):
+            if self.board.nodes.on_event(record.node_id, BreakerEvent(BreakerEventKind.BUSY, now, began, _BUSY, rest_s)):
                 self.busy[record.node_id] = rest_s
                 self.tell()
             return
@@ -210,27 +210,27 @@ class HealthMonitor:
         bad = BreakerEvent(BreakerEventKind.FAILED, now, began, record.error or outcome.value)
         told = record.status >= _SERVER_ERROR or not _ATTEMPT_FLAGS.isdisjoint(record.response_flags)
         if not unreached and not (told and self._attempts_told):
-            self.board.nodes.hear(record.node_id, bad)
-        self.board.pools.hear(record.pool, bad)
+            self.board.nodes.on_event(record.node_id, bad)
+        self.board.pools.on_event(record.pool, bad)
         self.tell()
 
     def attempt_failed(self, attempt: FailedAttempt, now: float) -> None:
         """A try at one node failed."""
         self._attempts_told = True
         if self.settings.health.breaker:
-            self.board.nodes.hear(
+            self.board.nodes.on_event(
                 attempt.node_id, BreakerEvent(BreakerEventKind.FAILED, now, now - attempt.duration_ms / 1000, attempt.reason)
             )
-            self.probing.doubt(attempt.node_id, now)
+            self.probing.expedite(attempt.node_id, now)
             self.tell()
 
     def all(self) -> BreakerSnapshots:
         """Everything that is not closed: what a worker has to know before it serves."""
-        return self.board.all()
+        return self.board.snapshot_not_closed()
 
     def form(self, node_id: str) -> HealthForm | None:
         """How a node does, for people; None: nothing was heard of it."""
-        standing, now = self.board.nodes.standing(node_id), SystemClock.monotonic()
+        standing, now = self.board.nodes.get_snapshot(node_id), SystemClock.monotonic()
         form = None if standing is None else HealthForm.of(standing, now)
         found = self._probed.get(node_id)
         if found is None:
@@ -246,7 +246,7 @@ class HealthMonitor:
 
     def shown(self) -> dict[str, object]:
         """For the admin page: every breaker that is not closed."""
-        now, standings = SystemClock.monotonic(), self.board.all()
+        now, standings = SystemClock.monotonic(), self.board.snapshot_not_closed()
         return {
             kind: {name: HealthForm.of(standing, now) for name, standing in found.items()}
             for kind, found in (("nodes", standings.nodes), ("pools", standings.pools))
@@ -254,7 +254,7 @@ class HealthMonitor:
 
     def tell(self, *, ours: bool = True) -> None:
         """Pass on what has changed. `ours`: other replicas do not know it."""
-        changed = self.board.changed()
+        changed = self.board.take_changes()
         if not changed:
             return
         for kind, standings in (("node", changed.nodes), ("pool", changed.pools)):
@@ -269,24 +269,26 @@ class HealthMonitor:
 
     async def _look(self) -> None:
         now = SystemClock.monotonic()
-        self.board.pass_time(now)
-        for node_id, standing in self.board.nodes.all().items():
+        self.board.on_tick(now)
+        for node_id, standing in self.board.nodes.snapshot_not_closed().items():
             if standing.state is BreakerState.HALF_OPEN:
-                self.probing.doubt(node_id, now)
+                self.probing.expedite(node_id, now)
         self.tell()
 
     def _ask_soon(self, node_id: str, now: float) -> None:
         """A node with failures and no success since is asked again before its time."""
-        if self.board.nodes.row(node_id):
-            self.probing.doubt(node_id, now)
+        if self.board.nodes.get_consecutive_failures(node_id):
+            self.probing.expedite(node_id, now)
 
     def _plan(self) -> None:
         """Ask the nodes that there are."""
         members = self._joined.keys() | self._listed.keys()
-        self.probing.use(members, SystemClock.monotonic())
+        self.probing.set_nodes(members, SystemClock.monotonic())
         self._probed = {node_id: probed for node_id, probed in self._probed.items() if node_id in members}
 
     def _policy(self, node_id: str) -> BreakerPolicy:
         pools = (*self._listed.get(node_id, ()), *self._joined.get(node_id, ()))
         health = self.settings.health
-        return strictest([health.node_policy(self._pools[pool].traffic) for pool in pools if pool in self._pools] or [BreakerPolicy()])
+        return select_strictest(
+            [health.node_policy(self._pools[pool].traffic) for pool in pools if pool in self._pools] or [BreakerPolicy()]
+        )

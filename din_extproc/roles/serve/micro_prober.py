@@ -89,7 +89,7 @@ class MicroProber:
 
     def shown(self) -> dict[str, object]:
         """For the admin page."""
-        return {"asked_here": self.mine, "saved": self._health.probing.saved}
+        return {"asked_here": self.mine, "saved": self._health.probing.skipped}
 
     async def _renew(self) -> None:
         try:
@@ -107,7 +107,7 @@ class MicroProber:
                 await self._lease.say(said, opened, busy)
         if section is None or session is None or self._stopped:
             return
-        due = self._health.probing.due(SystemClock.monotonic())
+        due = self._health.probing.take_due(SystemClock.monotonic())
         if not self.mine or not due:
             return
         probe = MicroProbe(session, section.timeout_s, SystemClock.monotonic, lambda: self._ids.make(SystemClock.wall()))

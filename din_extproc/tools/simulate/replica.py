@@ -71,8 +71,8 @@ class SimulatedReplica:
         self._paces = NodePaces(plan.half_lives_s)
         self._outputs = OutputHistory()
         self.board = BreakerRegistry()
-        self.board.nodes.use(plan.node_policies)
-        self.board.pools.use(plan.pool_policies)
+        self.board.nodes.reload(plan.node_policies)
+        self.board.pools.reload(plan.pool_policies)
         self.queue = QueueState()
         self.serves_at: float | None = None
         """When those that wait are looked at next."""
@@ -178,17 +178,17 @@ class SimulatedReplica:
         """A node was asked for a token."""
         if ok:
             self._doubts.discard(node_id)
-        event, reason = (BreakerEventKind.PROBE_ANSWERED, "") if ok else (BreakerEventKind.PROBE_FAILED, "no token")
+        event, reason = (BreakerEventKind.PROBE_SUCCEEDED, "") if ok else (BreakerEventKind.PROBE_FAILED, "no token")
         self._hear(self.board.nodes, node_id, BreakerEvent(event, now, None, reason))
 
     def told_open(self, node_id: str, now: float) -> None:
         """Another replica leaves the node alone."""
-        self._hear(self.board.nodes, node_id, BreakerEvent(BreakerEventKind.TOLD, now))
+        self._hear(self.board.nodes, node_id, BreakerEvent(BreakerEventKind.REMOTE_OPEN, now))
         self.adopt()
 
     def pass_time(self, now: float) -> None:
         """Breakers look whether pauses and ramps have ended."""
-        self.board.pass_time(now)
+        self.board.on_tick(now)
         self._stirred = True
 
     def adopt(self) -> list[str]:
@@ -196,7 +196,7 @@ class SimulatedReplica:
         if not self._stirred:
             return []
         self._stirred = False
-        changed = self.board.changed()
+        changed = self.board.take_changes()
         if not changed:
             return []
         self.placer.judge(changed)
@@ -212,16 +212,16 @@ class SimulatedReplica:
 
     def doubted(self) -> list[str]:
         """The nodes that probes are for: those that have failed and not answered since, and those on trial."""
-        trials = [name for name, standing in self.board.nodes.all().items() if standing.state is BreakerState.HALF_OPEN]
+        trials = [name for name, standing in self.board.nodes.snapshot_not_closed().items() if standing.state is BreakerState.HALF_OPEN]
         return sorted({*self._doubts, *trials})
 
     def _hear(self, breakers: BreakerSet, name: str, heard: BreakerEvent) -> None:
-        self._stirred |= breakers.hear(name, heard)
+        self._stirred |= breakers.on_event(name, heard)
 
     def _judge(self, record: ExchangeRecord, now: float) -> None:
         began = record.started_at
         if record.outcome is Outcome.COMPLETED:
-            good = BreakerEvent(BreakerEventKind.ANSWERED, now, began)
+            good = BreakerEvent(BreakerEventKind.SUCCEEDED, now, began)
             self._doubts.discard(record.node_id)
             self._hear(self.board.nodes, record.node_id, good)
             self._hear(self.board.pools, record.pool, good)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from din_extproc.domain.node import Node, Pool
 from din_extproc.flow.pool_membership import PoolMembership
-from din_extproc.health.registry import strictest
+from din_extproc.health.registry import select_strictest
 from din_extproc.roles.serve.decision_view import half_lives_s, make_view
 from din_extproc.settings.load import load
 from din_extproc.settings.problems import ConfigRejected
@@ -163,7 +163,7 @@ class _Scene(Struct, frozen=True):
             view=make_view(settings, {}),
             pools=pools,
             kinds=kinds,
-            node_policies={node_id: strictest(found) for node_id, found in policies.items()},
+            node_policies={node_id: select_strictest(found) for node_id, found in policies.items()},
             pool_policies={pool.name: health.pool_policy(pool) for pool in pools},
             breaker=health.breaker,
             probes=None if health.probe is None else ProbePlan(health.probe.every_s, health.probe.timeout_s),

@@ -16,7 +16,7 @@ from din_extproc.schedule.pick import STRATEGIES
 from din_extproc.schedule.placement_request import PlacementRequest
 
 SIZE = RequestSize(100, 100)
-OPEN = BreakerSnapshot(BreakerState.OPEN, 0.0, 30.0, 0.0, "3 failures in a row")
+OPEN = BreakerSnapshot(BreakerState.OPEN, 0.0, 30.0, 0.0, "3 consecutive failures")
 HALF_OPEN = BreakerSnapshot(BreakerState.HALF_OPEN, 0.0, None, 0.05)
 CLOSED = BreakerSnapshot(BreakerState.CLOSED, 0.0)
 

@@ -1,65 +1,67 @@
-"""What opens a breaker, in the figures of the requirements, and what does not."""
+"""Events that open, cool, ramp and close a circuit breaker, with the default policy's numbers."""
 
 from din_extproc.domain.health import BreakerSnapshots, BreakerState
 from din_extproc.health.breaker import BreakerEvent, BreakerEventKind, CircuitBreaker
 from din_extproc.health.policy import BreakerPolicy
-from din_extproc.health.registry import BreakerRegistry, strictest
+from din_extproc.health.registry import BreakerRegistry, select_strictest
 
 POLICY = BreakerPolicy()
 
 
 def answer(breaker: CircuitBreaker, good: int, bad: int, now: float) -> None:
-    """So many answers, evenly mixed, each its own incident no longer than the policy's."""
+    """Feed `good` successes and `bad` failures, evenly mixed, 10 ms apart."""
     for turn in range(good + bad):
         failed = (turn + 1) * bad // (good + bad) > turn * bad // (good + bad)
-        breaker.hear(BreakerEvent(BreakerEventKind.FAILED if failed else BreakerEventKind.ANSWERED, now + turn * 0.01, now + turn * 0.01))
+        breaker.on_event(
+            BreakerEvent(BreakerEventKind.FAILED if failed else BreakerEventKind.SUCCEEDED, now + turn * 0.01, now + turn * 0.01)
+        )
 
 
 def test_a_quarter_of_failures_in_a_minute_does_not_open_it_and_more_does():
-    breaker = CircuitBreaker("n", BreakerPolicy(row=None), 0.0)
+    breaker = CircuitBreaker("n", BreakerPolicy(consecutive_failures=None), 0.0)
     answer(breaker, 75, 25, 0.0)
-    assert breaker.standing.state is BreakerState.CLOSED
+    assert breaker.snapshot.state is BreakerState.CLOSED
     answer(breaker, 1, 5, 2.0)
-    assert breaker.standing.state is BreakerState.OPEN
-    assert "answers failed within 60 s" in breaker.standing.reason
+    assert breaker.snapshot.state is BreakerState.OPEN
+    assert "answers failed within 60 s" in breaker.snapshot.reason
 
 
 def test_after_thirty_seconds_it_is_half_open_with_a_twentieth():
     breaker = CircuitBreaker("n", POLICY, 0.0)
-    breaker.hear(BreakerEvent(BreakerEventKind.TOLD, 0.0))
-    breaker.hear(BreakerEvent(BreakerEventKind.TIME, 29.9))
-    assert breaker.standing.state is BreakerState.OPEN
-    breaker.hear(BreakerEvent(BreakerEventKind.TIME, 33.1))
-    assert breaker.standing.state is BreakerState.HALF_OPEN
-    assert breaker.standing.share(34.0) == 0.05
+    breaker.on_event(BreakerEvent(BreakerEventKind.REMOTE_OPEN, 0.0))
+    breaker.on_event(BreakerEvent(BreakerEventKind.TICK, 29.9))
+    assert breaker.snapshot.state is BreakerState.OPEN
+    breaker.on_event(BreakerEvent(BreakerEventKind.TICK, 33.1))
+    assert breaker.snapshot.state is BreakerState.HALF_OPEN
+    assert breaker.snapshot.share(34.0) == 0.05
 
 
 def test_a_busy_node_is_left_alone_for_as_long_as_it_asks_and_gets_everything_again_at_once():
     breaker = CircuitBreaker("n", POLICY, 0.0)
-    assert breaker.hear(BreakerEvent(BreakerEventKind.BUSY, 1.0, reason="busy", rest_s=7.0))
-    assert (breaker.standing.state, breaker.standing.excluded, breaker.row) == (BreakerState.COOLING, True, 0)
-    assert not breaker.hear(BreakerEvent(BreakerEventKind.BUSY, 2.0, rest_s=1.0)), "one that asks for less shortens nothing"
-    breaker.hear(BreakerEvent(BreakerEventKind.BUSY, 3.0, rest_s=7.0))
-    breaker.hear(BreakerEvent(BreakerEventKind.TIME, 9.9))
-    assert breaker.standing.state is BreakerState.COOLING
-    breaker.hear(BreakerEvent(BreakerEventKind.TIME, 10.0))
-    assert (breaker.standing.state, breaker.trips) == (BreakerState.CLOSED, 0)
+    assert breaker.on_event(BreakerEvent(BreakerEventKind.BUSY, 1.0, reason="busy", cool_down_s=7.0))
+    assert (breaker.snapshot.state, breaker.snapshot.excluded, breaker.consecutive_failures) == (BreakerState.COOLING, True, 0)
+    assert not breaker.on_event(BreakerEvent(BreakerEventKind.BUSY, 2.0, cool_down_s=1.0)), "a shorter pause does not shorten the cool-down"
+    breaker.on_event(BreakerEvent(BreakerEventKind.BUSY, 3.0, cool_down_s=7.0))
+    breaker.on_event(BreakerEvent(BreakerEventKind.TICK, 9.9))
+    assert breaker.snapshot.state is BreakerState.COOLING
+    breaker.on_event(BreakerEvent(BreakerEventKind.TICK, 10.0))
+    assert (breaker.snapshot.state, breaker.trips) == (BreakerState.CLOSED, 0)
 
 
 def test_a_node_that_is_busy_on_its_way_back_goes_on_with_its_ramp_afterwards():
     breaker = CircuitBreaker("n", POLICY, 0.0)
-    breaker.hear(BreakerEvent(BreakerEventKind.RETURNED, 0.0))
-    breaker.hear(BreakerEvent(BreakerEventKind.BUSY, 10.0, rest_s=5.0))
-    breaker.hear(BreakerEvent(BreakerEventKind.TIME, 15.0))
-    assert (breaker.standing.state, breaker.standing.share(15.0)) == (BreakerState.RAMPING, 0.1)
+    breaker.on_event(BreakerEvent(BreakerEventKind.REJOINED, 0.0))
+    breaker.on_event(BreakerEvent(BreakerEventKind.BUSY, 10.0, cool_down_s=5.0))
+    breaker.on_event(BreakerEvent(BreakerEventKind.TICK, 15.0))
+    assert (breaker.snapshot.state, breaker.snapshot.share(15.0)) == (BreakerState.RAMPING, 0.1)
 
 
-def test_a_node_that_fails_while_it_cools_is_opened_all_the_same():
+def test_failures_while_cooling_open_the_breaker():
     breaker = CircuitBreaker("n", POLICY, 0.0)
-    breaker.hear(BreakerEvent(BreakerEventKind.BUSY, 1.0, rest_s=60.0))
+    breaker.on_event(BreakerEvent(BreakerEventKind.BUSY, 1.0, cool_down_s=60.0))
     for at in (2.0, 3.0, 4.0):
-        breaker.hear(BreakerEvent(BreakerEventKind.FAILED, at, 0.5))
-    assert breaker.standing.state is BreakerState.OPEN
+        breaker.on_event(BreakerEvent(BreakerEventKind.FAILED, at, 0.5))
+    assert breaker.snapshot.state is BreakerState.OPEN
 
 
 def test_three_failed_probes_in_a_row_open_it_and_two_with_a_good_one_between_do_not():
@@ -67,81 +69,86 @@ def test_three_failed_probes_in_a_row_open_it_and_two_with_a_good_one_between_do
     for event in (
         BreakerEventKind.PROBE_FAILED,
         BreakerEventKind.PROBE_FAILED,
-        BreakerEventKind.PROBE_ANSWERED,
+        BreakerEventKind.PROBE_SUCCEEDED,
         BreakerEventKind.PROBE_FAILED,
         BreakerEventKind.PROBE_FAILED,
     ):
-        breaker.hear(BreakerEvent(event, 1.0))
-    assert breaker.standing.state is BreakerState.CLOSED
-    breaker.hear(BreakerEvent(BreakerEventKind.PROBE_FAILED, 2.0))
-    assert breaker.standing.state is BreakerState.OPEN
-    assert "3 failures in a row" in breaker.standing.reason
+        breaker.on_event(BreakerEvent(event, 1.0))
+    assert breaker.snapshot.state is BreakerState.CLOSED
+    breaker.on_event(BreakerEvent(BreakerEventKind.PROBE_FAILED, 2.0))
+    assert breaker.snapshot.state is BreakerState.OPEN
+    assert "3 consecutive failures" in breaker.snapshot.reason
 
 
-def test_ten_streams_that_break_at_one_instant_are_one_failure_in_the_row():
+def test_ten_streams_that_break_at_one_instant_count_as_one_consecutive_failure():
     breaker = CircuitBreaker("n", POLICY, 0.0)
     answer(breaker, 50, 0, 0.0)
     for _ in range(10):
-        breaker.hear(BreakerEvent(BreakerEventKind.FAILED, 10.0, 9.0, "UC"))
-    assert breaker.standing.state is BreakerState.CLOSED
-    assert breaker.row == 1
-    breaker.hear(BreakerEvent(BreakerEventKind.FAILED, 10.2, 10.1, "UF"))
-    breaker.hear(BreakerEvent(BreakerEventKind.FAILED, 10.4, 10.3, "UF"))
-    assert breaker.standing.state is BreakerState.OPEN
+        breaker.on_event(BreakerEvent(BreakerEventKind.FAILED, 10.0, 9.0, "UC"))
+    assert breaker.snapshot.state is BreakerState.CLOSED
+    assert breaker.consecutive_failures == 1
+    breaker.on_event(BreakerEvent(BreakerEventKind.FAILED, 10.2, 10.1, "UF"))
+    breaker.on_event(BreakerEvent(BreakerEventKind.FAILED, 10.4, 10.3, "UF"))
+    assert breaker.snapshot.state is BreakerState.OPEN
 
 
-def test_one_failure_during_the_trial_opens_it_again_for_twice_as_long():
-    breaker = CircuitBreaker("n", BreakerPolicy(spread=0.0), 0.0)
-    breaker.hear(BreakerEvent(BreakerEventKind.TOLD, 0.0))
-    breaker.hear(BreakerEvent(BreakerEventKind.TIME, 30.0))
-    breaker.hear(BreakerEvent(BreakerEventKind.FAILED, 31.0, 30.5))
-    assert breaker.standing.until == 31.0 + 60.0
+def test_a_failed_trial_doubles_the_open_time():
+    breaker = CircuitBreaker("n", BreakerPolicy(jitter=0.0), 0.0)
+    breaker.on_event(BreakerEvent(BreakerEventKind.REMOTE_OPEN, 0.0))
+    breaker.on_event(BreakerEvent(BreakerEventKind.TICK, 30.0))
+    breaker.on_event(BreakerEvent(BreakerEventKind.FAILED, 31.0, 30.5))
+    assert breaker.snapshot.until == 31.0 + 60.0
 
 
 def test_three_good_trials_begin_the_ramp_at_a_tenth():
-    breaker = CircuitBreaker("n", BreakerPolicy(spread=0.0), 0.0)
-    breaker.hear(BreakerEvent(BreakerEventKind.TOLD, 0.0))
-    breaker.hear(BreakerEvent(BreakerEventKind.TIME, 30.0))
-    for event in (BreakerEventKind.PROBE_ANSWERED, BreakerEventKind.ANSWERED, BreakerEventKind.ANSWERED):
-        assert breaker.standing.state is BreakerState.HALF_OPEN
-        breaker.hear(BreakerEvent(event, 31.0, 30.5))
-    assert breaker.standing.state is BreakerState.RAMPING
-    assert breaker.standing.share(31.0) == 0.1
+    breaker = CircuitBreaker("n", BreakerPolicy(jitter=0.0), 0.0)
+    breaker.on_event(BreakerEvent(BreakerEventKind.REMOTE_OPEN, 0.0))
+    breaker.on_event(BreakerEvent(BreakerEventKind.TICK, 30.0))
+    for event in (BreakerEventKind.PROBE_SUCCEEDED, BreakerEventKind.SUCCEEDED, BreakerEventKind.SUCCEEDED):
+        assert breaker.snapshot.state is BreakerState.HALF_OPEN
+        breaker.on_event(BreakerEvent(event, 31.0, 30.5))
+    assert breaker.snapshot.state is BreakerState.RAMPING
+    assert breaker.snapshot.share(31.0) == 0.1
 
 
-def test_peace_for_a_whole_pause_makes_the_next_pause_the_first_again():
-    breaker = CircuitBreaker("n", BreakerPolicy(spread=0.0, ramp_s=1.0, trials=1), 0.0)
-    breaker.hear(BreakerEvent(BreakerEventKind.TOLD, 0.0))
-    breaker.hear(BreakerEvent(BreakerEventKind.TIME, 30.0))
-    breaker.hear(BreakerEvent(BreakerEventKind.PROBE_ANSWERED, 30.0))
-    breaker.hear(BreakerEvent(BreakerEventKind.TIME, 31.0))
-    assert breaker.standing.state is BreakerState.CLOSED
-    breaker.hear(BreakerEvent(BreakerEventKind.TOLD, 62.0))
+def test_a_closed_breaker_resets_its_backoff_after_a_whole_open_time():
+    breaker = CircuitBreaker("n", BreakerPolicy(jitter=0.0, ramp_s=1.0, trials=1), 0.0)
+    breaker.on_event(BreakerEvent(BreakerEventKind.REMOTE_OPEN, 0.0))
+    breaker.on_event(BreakerEvent(BreakerEventKind.TICK, 30.0))
+    breaker.on_event(BreakerEvent(BreakerEventKind.PROBE_SUCCEEDED, 30.0))
+    breaker.on_event(BreakerEvent(BreakerEventKind.TICK, 31.0))
+    assert breaker.snapshot.state is BreakerState.CLOSED
+    breaker.on_event(BreakerEvent(BreakerEventKind.REMOTE_OPEN, 62.0))
     assert breaker.trips == 1
-    assert breaker.standing.until == 92.0
+    assert breaker.snapshot.until == 92.0
 
 
-def test_pauses_of_different_nodes_do_not_end_together():
-    ends = {BreakerPolicy().pause_s(1, f"gpu-{number}") for number in range(50)}
+def test_open_times_of_different_nodes_are_jittered():
+    ends = {BreakerPolicy().compute_open_s(1, f"gpu-{number}") for number in range(50)}
     assert len(ends) > 40
     assert all(30.0 <= end <= 33.0 for end in ends)
 
 
-def test_a_board_tells_what_changed_once_and_knows_no_strangers():
-    board = BreakerRegistry()
-    board.nodes.use({"a": BreakerPolicy(row=1)})
-    board.nodes.hear("stranger", BreakerEvent(BreakerEventKind.FAILED, 1.0))
-    assert not board.changed()
-    board.nodes.hear("a", BreakerEvent(BreakerEventKind.FAILED, 1.0))
-    changed = board.changed()
+def test_take_changes_returns_each_change_once_and_ignores_unknown_names():
+    registry = BreakerRegistry()
+    registry.nodes.reload({"a": BreakerPolicy(consecutive_failures=1)})
+    registry.nodes.on_event("unknown", BreakerEvent(BreakerEventKind.FAILED, 1.0))
+    assert not registry.take_changes()
+    registry.nodes.on_event("a", BreakerEvent(BreakerEventKind.FAILED, 1.0))
+    changed = registry.take_changes()
     assert changed.nodes["a"].state is BreakerState.OPEN
-    assert board.changed() == BreakerSnapshots()
-    assert board.all().nodes.keys() == {"a"}
-    board.pass_time(40.0)
-    assert board.changed().nodes["a"].state is BreakerState.HALF_OPEN
-    board.nodes.use({})
-    assert board.all() == BreakerSnapshots()
+    assert registry.take_changes() == BreakerSnapshots()
+    assert registry.snapshot_not_closed().nodes.keys() == {"a"}
+    registry.on_tick(40.0)
+    assert registry.take_changes().nodes["a"].state is BreakerState.HALF_OPEN
+    registry.nodes.reload({})
+    assert registry.snapshot_not_closed() == BreakerSnapshots()
 
 
-def test_a_node_of_several_pools_keeps_to_the_strictest():
-    assert strictest([BreakerPolicy(row=5), BreakerPolicy(row=2), BreakerPolicy(row=None)]).row == 2
+def test_the_strictest_policy_is_the_one_with_the_lowest_failure_threshold():
+    assert (
+        select_strictest(
+            [BreakerPolicy(consecutive_failures=5), BreakerPolicy(consecutive_failures=2), BreakerPolicy(consecutive_failures=None)]
+        ).consecutive_failures
+        == 2
+    )

@@ -58,11 +58,11 @@ class Watched:
         self.health.attempt_failed(FailedAttempt(node_id, reason, 5.0), self.now)
 
     def state(self, node_id: str = "a") -> BreakerState:
-        standing = self.health.board.nodes.standing(node_id)
+        standing = self.health.board.nodes.get_snapshot(node_id)
         return BreakerState.CLOSED if standing is None else standing.state
 
     def pool(self, name: str = "chat") -> BreakerState:
-        standing = self.health.board.pools.standing(name)
+        standing = self.health.board.pools.get_snapshot(name)
         return BreakerState.CLOSED if standing is None else standing.state
 
 
@@ -74,7 +74,7 @@ def test_attempts_that_fail_in_a_row_open_a_node_by_the_traffic_of_its_pool(tmp_
     assert watched.state(node_id) is BreakerState.CLOSED
     watched.attempt(node_id)
     assert watched.state(node_id) is BreakerState.OPEN
-    assert watched.told[-1].nodes[node_id].reason.endswith("failures in a row, the last: UF")
+    assert watched.told[-1].nodes[node_id].reason.endswith("consecutive failures, the last: UF")
     assert watched.health.opened == {node_id: watched.told[-1].nodes[node_id].reason}, "other replicas will be told"
 
 
@@ -100,7 +100,7 @@ def test_a_failure_that_envoy_told_as_an_attempt_counts_once(tmp_path):
     watched.attempt()
     watched.record(Outcome.UPSTREAM_ERROR, status=503)
     assert watched.state() is BreakerState.CLOSED
-    assert watched.health.board.nodes.row("a") == 1
+    assert watched.health.board.nodes.get_consecutive_failures("a") == 1
 
 
 def test_where_envoy_tells_no_attempts_what_fails_for_good_counts(tmp_path):
@@ -147,7 +147,7 @@ def test_probes_alone_open_a_node_and_say_how_it_does(tmp_path):
 
 def test_what_another_replica_opened_is_open_here_and_is_not_told_back(tmp_path):
     watched = Watched(tmp_path)
-    watched.health.told_open("a", "2 failures in a row (told by r2)")
+    watched.health.told_open("a", "2 consecutive failures (told by r2)")
     assert watched.state() is BreakerState.OPEN
     assert watched.health.opened == {}
 
