@@ -12,15 +12,15 @@ from msgspec import Struct
 from din_extproc.domain.membership import Heartbeat, NodeState, Registration
 from din_extproc.domain.node import Endpoint
 
-_SAYABLE = frozenset({NodeState.LOADING, NodeState.READY, NodeState.DRAINING})
-_MOST = 1 << 40
+_REPORTABLE_STATES = frozenset({NodeState.LOADING, NodeState.READY, NodeState.DRAINING})
+_MAX_VALUE = 1 << 40
 """More of anything than one node has: requests, tokens, tokens per second."""
-MOST_BYTES = 1 << 50
-MOST_OF_A_NODE: Mapping[str, int] = {"max_seq_len": 1 << 30, "max_concurrency": 1 << 20, "tp_world_size": 1 << 12}
+MAX_BYTES = 1 << 50
+MAX_REGISTERED: Mapping[str, int] = {"max_seq_len": 1 << 30, "max_concurrency": 1 << 20, "tp_world_size": 1 << 12}
 """Likewise of what a node says when it joins, far beyond any that is built."""
-_LARGEST_SEQUENCE = 1 << 53
+_MAX_SEQUENCE = 1 << 53
 """As far as JSON counts exactly; room for microseconds since the epoch."""
-_LONGEST_REASON = 500
+_MAX_REASON_CHARS = 500
 
 
 class CatalogEntry(Struct, frozen=True):
@@ -63,7 +63,7 @@ Catalogue = Mapping[str, Mapping[str, CatalogEntry]]
 """Model -> version -> description. Empty: there is no catalogue, and any model may register."""
 
 
-def untrue(registration: Registration, catalogue: Catalogue) -> str:
+def find_contradiction(registration: Registration, catalogue: Catalogue) -> str:
     """Why the registration contradicts the catalogue."""
     node = registration.node
     if not catalogue:
@@ -84,23 +84,23 @@ def untrue(registration: Registration, catalogue: Catalogue) -> str:
     return ""
 
 
-def impossible(beat: Heartbeat) -> str:
+def find_impossible_value(beat: Heartbeat) -> str:
     """Why no node can be in the state that the beat tells."""
-    if beat.state not in _SAYABLE:
+    if beat.state not in _REPORTABLE_STATES:
         return f"a node does not say of itself that it is {beat.state.value}"
-    if not 0 <= beat.sequence < _LARGEST_SEQUENCE:
+    if not 0 <= beat.sequence < _MAX_SEQUENCE:
         return f"sequence {beat.sequence} is out of range"
     if beat.kv_cache_usage is not None and not 0.0 <= beat.kv_cache_usage <= 1.0:
         return f"kv_cache_usage {beat.kv_cache_usage} is not within 0 and 1"
     for name in ("waiting", "running", "tokens_in_use", "prefill_rate", "decode_rate"):
         value = getattr(beat, name)
-        if value is not None and not (math.isfinite(value) and 0 <= value <= _MOST):
+        if value is not None and not (math.isfinite(value) and 0 <= value <= _MAX_VALUE):
             return f"{name} {value} is impossible"
     for name in ("prefill_rate", "decode_rate"):
         if getattr(beat, name) == 0:
             return f"{name} 0 is impossible: leave it out while nothing is measured"
-    if len(beat.reason) > _LONGEST_REASON or not beat.reason.isprintable():
-        return f"reason is longer than {_LONGEST_REASON} characters or not printable"
-    if beat.free_memory_bytes is not None and not 0 <= beat.free_memory_bytes <= MOST_BYTES:
+    if len(beat.reason) > _MAX_REASON_CHARS or not beat.reason.isprintable():
+        return f"reason is longer than {_MAX_REASON_CHARS} characters or not printable"
+    if beat.free_memory_bytes is not None and not 0 <= beat.free_memory_bytes <= MAX_BYTES:
         return f"free_memory_bytes {beat.free_memory_bytes} is impossible"
     return ""

@@ -8,7 +8,7 @@ from din_extproc.domain.membership import Registration
 from din_extproc.domain.node import Pool
 
 
-def why_not(registration: Registration, pool: Pool) -> str:
+def find_mismatch(registration: Registration, pool: Pool) -> str:
     """Why the pool does not take the node; "" when it does."""
     node = registration.node
     if registration.pool and registration.pool != pool.name:

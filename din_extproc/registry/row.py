@@ -9,10 +9,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from din_extproc.domain.membership import Heartbeat, Member, NodeState, Registration
-from din_extproc.registry.claims import Catalogue, impossible, untrue
+from din_extproc.registry.claims import Catalogue, find_contradiction, find_impossible_value
 from din_extproc.registry.trust import Evidence
 
-_MOST_REASONS = 6
+_MAX_REASONS = 6
 
 
 class DenialReason(Enum):
@@ -62,7 +62,7 @@ class NodeRecord(Struct, frozen=True, kw_only=True):
         return self.registration.node.id
 
     @property
-    def place(self) -> str:
+    def address_and_model(self) -> str:
         """What only one living node can have: an address, for one model."""
         return f"{self.registration.node.endpoint} {self.registration.node.model}"
 
@@ -75,18 +75,18 @@ class NodeRecord(Struct, frozen=True, kw_only=True):
             return NodeState.DRAINING
         return NodeState.LOADING if self.beat is None else self.beat.state
 
-    def because(self, reason: str) -> "NodeRecord":
+    def with_reason(self, reason: str) -> "NodeRecord":
         """With one more reason."""
         if self.reasons[-1:] == (reason,):
             return self
-        return replace(self, reasons=(*self.reasons, reason)[-_MOST_REASONS:])
+        return replace(self, reasons=(*self.reasons, reason)[-_MAX_REASONS:])
 
-    def member(self, now: float, state: NodeState, *, stale: bool) -> Member:
+    def to_member(self, now: float, state: NodeState, *, stale: bool) -> Member:
         """As others see it."""
         return Member(
             registration=self.registration,
             state=state,
-            trust=self.evidence.trust(now),
+            trust=self.evidence.score_trust(now),
             reasons=self.reasons,
             beat=self.beat,
             beat_at=self.beat_at,
@@ -94,7 +94,7 @@ class NodeRecord(Struct, frozen=True, kw_only=True):
         )
 
 
-def registered(
+def record_registration(
     registration: Registration, lease: str, before: NodeRecord | None, *, alive: bool, catalogue: Catalogue, now: float
 ) -> NodeRecord | RegistryDenial:
     """The row of a node that registers.
@@ -109,65 +109,65 @@ def registered(
     """
     if before is not None and alive and registration.epoch < before.registration.epoch:
         return RegistryDenial(DenialReason.OUTDATED, f"a newer registration is in force, epoch {before.registration.epoch}")
-    lie = untrue(registration, catalogue)
+    lie = find_contradiction(registration, catalogue)
     if lie:
         return RegistryDenial(DenialReason.UNTRUE, lie)
-    evidence = Evidence(at=now) if before is None else before.evidence.plus(now)
+    evidence = Evidence(at=now) if before is None else before.evidence.add(now)
     row = NodeRecord(registration=registration, lease=lease, evidence=evidence, registered_at=now)
     if before is None:
         return row
-    return replace(row, revision=before.revision, distrust="" if evidence.rehabilitated else before.distrust)
+    return replace(row, revision=before.revision, distrust="" if evidence.is_rehabilitated else before.distrust)
 
 
-def caught(row: NodeRecord, reason: str, now: float) -> NodeRecord:
+def quarantine(row: NodeRecord, reason: str, now: float) -> NodeRecord:
     """A claim of the node did not hold: it is kept out until it registers soundly. The same claim once more is not held against it anew."""
     mismatches = 0 if row.quarantine == reason else 1
-    return replace(row, quarantine=reason, evidence=row.evidence.plus(now, mismatches=mismatches)).because(f"quarantined: {reason}")
+    return replace(row, quarantine=reason, evidence=row.evidence.add(now, mismatches=mismatches)).with_reason(f"quarantined: {reason}")
 
 
-def compared(row: NodeRecord, *, agreements: int, disagreements: int, reason: str, now: float) -> NodeRecord:
+def record_comparison(row: NodeRecord, *, agreements: int, disagreements: int, reason: str, now: float) -> NodeRecord:
     """Answers of the node were held against those of others of its kind (R41).
 
     When they differ again and again, it is kept out until that has faded.
     """
-    after = replace(row, evidence=row.evidence.plus(now, agreements=agreements, disagreements=disagreements))
+    after = replace(row, evidence=row.evidence.add(now, agreements=agreements, disagreements=disagreements))
     if not disagreements:
         return after
-    if not after.evidence.contradicted or after.distrust:
-        return after.because(f"answers differ: {reason}")
-    return replace(after, distrust=reason).because(f"quarantined, answers differ: {reason}")
+    if not after.evidence.is_contradicted or after.distrust:
+        return after.with_reason(f"answers differ: {reason}")
+    return replace(after, distrust=reason).with_reason(f"quarantined, answers differ: {reason}")
 
 
-def beaten(row: NodeRecord | None, lease: str, beat: Heartbeat, *, interval_s: float, now: float) -> NodeRecord | RegistryDenial:
+def record_heartbeat(row: NodeRecord | None, lease: str, beat: Heartbeat, *, interval_s: float, now: float) -> NodeRecord | RegistryDenial:
     """The row after a heartbeat. `interval_s`: what the node was told to keep to."""
     if row is None or row.lease != lease:
         return RegistryDenial(DenialReason.UNKNOWN, "no such lease: register anew")
     last = -1 if row.beat is None else row.beat.sequence
     if beat.sequence <= last:
         return RegistryDenial(DenialReason.OUTDATED, f"sequence {beat.sequence} comes after {last}")
-    reason = impossible(beat)
+    reason = find_impossible_value(beat)
     if reason:
         return RegistryDenial(DenialReason.IMPOSSIBLE, reason)
     since = now - (row.registered_at if row.beat_at is None else row.beat_at)
     missed = max(0, round(min(since, 3600.0) / interval_s) - 1)
-    evidence = row.evidence.plus(now, beats=1, missed=missed)
-    distrust = "" if evidence.rehabilitated else row.distrust
+    evidence = row.evidence.add(now, beats=1, missed=missed)
+    distrust = "" if evidence.is_rehabilitated else row.distrust
     after = replace(row, beat=beat, beat_at=now, evidence=evidence, distrust=distrust)
-    after = after.because(f"{missed} heartbeats missed") if missed else after
+    after = after.with_reason(f"{missed} heartbeats missed") if missed else after
     said_before = "" if row.beat is None else row.beat.reason
-    return after.because(f"{beat.state.value}: {beat.reason}") if beat.reason and beat.reason != said_before else after
+    return after.with_reason(f"{beat.state.value}: {beat.reason}") if beat.reason and beat.reason != said_before else after
 
 
-def babbled(row: NodeRecord, reason: str, now: float) -> NodeRecord:
+def reject_heartbeat(row: NodeRecord, reason: str, now: float) -> NodeRecord:
     """A heartbeat was refused as impossible: it counts as missed."""
-    return replace(row, evidence=row.evidence.plus(now, missed=1)).because(f"heartbeat refused: {reason}")
+    return replace(row, evidence=row.evidence.add(now, missed=1)).with_reason(f"heartbeat refused: {reason}")
 
 
-def drained(row: NodeRecord, reason: str) -> NodeRecord:
+def record_drain(row: NodeRecord, reason: str) -> NodeRecord:
     """The node takes nothing new."""
-    return replace(row, draining=True).because(f"drained{f': {reason}' if reason else ''}")
+    return replace(row, draining=True).with_reason(f"drained{f': {reason}' if reason else ''}")
 
 
-def observed(row: NodeRecord, *, answers: int, failures: int, now: float) -> NodeRecord:
+def record_answers(row: NodeRecord, *, answers: int, failures: int, now: float) -> NodeRecord:
     """So many requests were answered by the node, and so many failed at it."""
-    return replace(row, evidence=row.evidence.plus(now, answers=answers, failures=failures))
+    return replace(row, evidence=row.evidence.add(now, answers=answers, failures=failures))

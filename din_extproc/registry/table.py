@@ -11,8 +11,8 @@ from msgspec import Struct
 
 from din_extproc.domain.membership import Member, MembershipDelta, NodeState
 from din_extproc.domain.node import Endpoint, Node, Pool
-from din_extproc.registry.claims import Catalogue, untrue
-from din_extproc.registry.joining import why_not
+from din_extproc.registry.claims import Catalogue, find_contradiction
+from din_extproc.registry.joining import find_mismatch
 from din_extproc.registry.row import NodeRecord
 
 
@@ -36,7 +36,7 @@ class NodeEvent(Struct, frozen=True):
     reason: str
 
 
-_Joined = tuple[Node, tuple[str, ...]]
+_RoutedNode = tuple[Node, tuple[str, ...]]
 """A node that is routed to, and its pools."""
 
 
@@ -56,24 +56,24 @@ class NodeTable:
         """The shared table could not be asked lately."""
         self.catalogue = catalogue
         self._pools = tuple(pools)
-        self._dead: dict[str, str] = {}
+        self._death_reasons: dict[str, str] = {}
         """Why, by node id."""
-        self._takers: dict[str, tuple[str, ...]] = {}
+        self._eligible_pools: dict[str, tuple[str, ...]] = {}
         """The pools that take each node, were it ready."""
-        self._lies: dict[str, str] = {}
+        self._contradictions: dict[str, str] = {}
         """Registrations that the catalogue, as it is now, contradicts."""
-        self._places: dict[str, str] = {}
+        self._ids_by_address_and_model: dict[str, str] = {}
         """Node id by place."""
-        self._housed: dict[Endpoint, set[str]] = {}
+        self._ids_by_endpoint: dict[Endpoint, set[str]] = {}
         """Node ids by address, whatever they serve there."""
-        self._joined: dict[str, _Joined] = {}
+        self._routed: dict[str, _RoutedNode] = {}
         """What is routed to, by node id."""
-        self._turned: dict[str, _Joined | None] = {}
+        self._routed_before: dict[str, _RoutedNode | None] = {}
         """What was routed to before, of nodes that have changed since `turnover` was asked."""
 
     # -- what the store tells --------------------------------------------------------------------------------------------------------
 
-    def take(self, row: NodeRecord, now: float, *, alive: bool = True, reason: str = "") -> list[NodeEvent]:
+    def apply_row(self, row: NodeRecord, now: float, *, alive: bool = True, reason: str = "") -> list[NodeEvent]:
         """A row as it is now; an older one than is known changes nothing.
 
         Args:
@@ -85,173 +85,173 @@ class NodeTable:
         before = self.rows.get(row.id)
         if before is not None and row.revision < before.revision:
             return []
-        was = None if before is None else self.state(before)
+        was = None if before is None else self.get_state(before)
         self.revision = max(self.revision, row.revision)
         self.rows[row.id] = row
         if before is None or before.registration != row.registration:
             if before is not None:
-                self._vacate(before)
-            self._places[row.place] = row.id
-            self._housed.setdefault(row.registration.node.endpoint, set()).add(row.id)
-            self._judge(row)
+                self._unindex(before)
+            self._ids_by_address_and_model[row.address_and_model] = row.id
+            self._ids_by_endpoint.setdefault(row.registration.node.endpoint, set()).add(row.id)
+            self._check_registration(row)
         if alive:
-            self._dead.pop(row.id, None)
+            self._death_reasons.pop(row.id, None)
         else:
-            self._dead[row.id] = reason or "not heard of in time"
-        self._join(row)
-        return self._events(row, was, before, now)
+            self._death_reasons[row.id] = reason or "not heard of in time"
+        self._update_routing(row)
+        return self._make_events(row, was, before, now)
 
-    def remove(self, node_id: str, revision: int, now: float, reason: str) -> list[NodeEvent]:
+    def remove_row(self, node_id: str, revision: int, now: float, reason: str) -> list[NodeEvent]:
         """The node's row is no more."""
         row = self.rows.get(node_id)
         if row is None or revision < row.revision:
             return []
-        was = self.state(row)
+        was = self.get_state(row)
         del self.rows[node_id]
         self.revision = max(self.revision, revision)
-        self._vacate(row)
-        self._dead.pop(node_id, None)
-        self._lies.pop(node_id, None)
-        del self._takers[node_id]
-        self._leave(node_id)
+        self._unindex(row)
+        self._death_reasons.pop(node_id, None)
+        self._contradictions.pop(node_id, None)
+        del self._eligible_pools[node_id]
+        self._stop_routing(node_id)
         if was is NodeState.DEAD:
             return []
-        return [NodeEvent(NodeEventKind.LEFT, row.member(now, NodeState.DEAD, stale=self.stale), reason)]
+        return [NodeEvent(NodeEventKind.LEFT, row.to_member(now, NodeState.DEAD, stale=self.stale), reason)]
 
-    def use(self, pools: Iterable[Pool], catalogue: Catalogue, now: float) -> list[NodeEvent]:
+    def reload(self, pools: Iterable[Pool], catalogue: Catalogue, now: float) -> list[NodeEvent]:
         """Other pools, or another catalogue: every node is looked at again."""
         self._pools, self.catalogue = tuple(pools), catalogue
         events = []
         for row in list(self.rows.values()):
-            was = self.state(row)
-            self._judge(row)
-            self._join(row)
-            events += self._events(row, was, row, now)
+            was = self.get_state(row)
+            self._check_registration(row)
+            self._update_routing(row)
+            events += self._make_events(row, was, row, now)
         return events
 
     # -- what others ask -------------------------------------------------------------------------------------------------------------
 
-    def alive(self, node_id: str) -> bool:
+    def is_alive(self, node_id: str) -> bool:
         """Whether there is such a node, heard of in time."""
-        return node_id in self.rows and node_id not in self._dead
+        return node_id in self.rows and node_id not in self._death_reasons
 
-    def state(self, row: NodeRecord) -> NodeState:
+    def get_state(self, row: NodeRecord) -> NodeState:
         """What the node's row, its silence and the catalogue make of it together."""
-        if row.id in self._dead:
+        if row.id in self._death_reasons:
             return NodeState.DEAD
-        return NodeState.QUARANTINED if row.id in self._lies else row.state
+        return NodeState.QUARANTINED if row.id in self._contradictions else row.state
 
-    def owner(self, row: NodeRecord) -> NodeRecord | None:
+    def find_owner(self, row: NodeRecord) -> NodeRecord | None:
         """Another living node that has the row's place."""
-        owner = self._places.get(row.place)
-        return self.rows[owner] if owner is not None and owner != row.id and self.alive(owner) else None
+        owner = self._ids_by_address_and_model.get(row.address_and_model)
+        return self.rows[owner] if owner is not None and owner != row.id and self.is_alive(owner) else None
 
-    def member(self, node_id: str, now: float) -> Member | None:
+    def get_member(self, node_id: str, now: float) -> Member | None:
         """One node as others see it."""
         row = self.rows.get(node_id)
         if row is None:
             return None
-        why = self._dead.get(node_id) or self._lies.get(node_id)
-        shown = row.because(why) if why else row
-        return shown.member(now, self.state(row), stale=self.stale)
+        why = self._death_reasons.get(node_id) or self._contradictions.get(node_id)
+        shown = row.with_reason(why) if why else row
+        return shown.to_member(now, self.get_state(row), stale=self.stale)
 
-    def members(self, now: float) -> Iterator[Member]:
+    def iter_members(self, now: float) -> Iterator[Member]:
         """Every node, in the order in which they came."""
         for node_id in list(self.rows):
-            member = self.member(node_id, now)
+            member = self.get_member(node_id, now)
             if member is not None:
                 yield member
 
-    def configured(self, row: NodeRecord) -> Node | None:
+    def find_configured(self, row: NodeRecord) -> Node | None:
         """The node of the configuration that has the row's id or place."""
         node = row.registration.node
         own = (each for pool in self._pools for each in pool.nodes)
         return next((each for each in own if each.id == node.id or (each.endpoint, each.model) == (node.endpoint, node.model)), None)
 
-    def warnings(self, row: NodeRecord) -> tuple[str, ...]:
+    def list_warnings(self, row: NodeRecord) -> tuple[str, ...]:
         """What is odd about a sound registration."""
         endpoint = row.registration.node.endpoint
         found = [
             f"{other.id!r} serves {other.registration.node.model!r} at the same address: one node with two models shares its memory (R17)"
-            for other in (self.rows[node_id] for node_id in sorted(self._housed.get(endpoint, ())))
-            if other.id != row.id and self.alive(other.id)
+            for other in (self.rows[node_id] for node_id in sorted(self._ids_by_endpoint.get(endpoint, ())))
+            if other.id != row.id and self.is_alive(other.id)
         ]
-        if not self._takers.get(row.id):
+        if not self._eligible_pools.get(row.id):
             reasons = "; ".join(
-                f"{pool.name}: {why_not(row.registration, pool)}" for pool in self._pools if pool.model == row.registration.node.model
+                f"{pool.name}: {find_mismatch(row.registration, pool)}" for pool in self._pools if pool.model == row.registration.node.model
             )
             found.append(f"no pool takes it ({reasons or 'none serves its model'})")
         return tuple(found)
 
-    def pools_of(self, node_id: str) -> tuple[str, ...]:
+    def get_pools(self, node_id: str) -> tuple[str, ...]:
         """The pools that route to the node now."""
-        found = self._joined.get(node_id)
+        found = self._routed.get(node_id)
         return () if found is None else found[1]
 
-    def joined(self) -> MembershipDelta:
+    def snapshot(self) -> MembershipDelta:
         """Every node that is routed to, as if all of them had just come."""
-        return _turnover((None, now) for now in self._joined.values())
+        return _make_delta((None, now) for now in self._routed.values())
 
-    def turnover(self) -> MembershipDelta | None:
+    def take_changes(self) -> MembershipDelta | None:
         """Who came and who went since this was last asked; None: nobody."""
-        if not self._turned:
+        if not self._routed_before:
             return None
-        turned, self._turned = self._turned, {}
-        changed = [(before, self._joined.get(node_id)) for node_id, before in turned.items()]
+        turned, self._routed_before = self._routed_before, {}
+        changed = [(before, self._routed.get(node_id)) for node_id, before in turned.items()]
         changed = [(before, after) for before, after in changed if before != after]
-        return _turnover(changed) if changed else None
+        return _make_delta(changed) if changed else None
 
     # -- inside ----------------------------------------------------------------------------------------------------------------------
 
-    def _vacate(self, row: NodeRecord) -> None:
+    def _unindex(self, row: NodeRecord) -> None:
         """The node is no more where it was."""
-        if self._places.get(row.place) == row.id:
-            del self._places[row.place]
+        if self._ids_by_address_and_model.get(row.address_and_model) == row.id:
+            del self._ids_by_address_and_model[row.address_and_model]
         endpoint = row.registration.node.endpoint
-        housed = self._housed.get(endpoint, set())
+        housed = self._ids_by_endpoint.get(endpoint, set())
         housed.discard(row.id)
         if not housed:
-            self._housed.pop(endpoint, None)
+            self._ids_by_endpoint.pop(endpoint, None)
 
-    def _judge(self, row: NodeRecord) -> None:
+    def _check_registration(self, row: NodeRecord) -> None:
         """Hold what was registered against the catalogue and the pools."""
-        self._takers[row.id] = tuple(pool.name for pool in self._pools if not why_not(row.registration, pool))
-        lie = untrue(row.registration, self.catalogue)
+        self._eligible_pools[row.id] = tuple(pool.name for pool in self._pools if not find_mismatch(row.registration, pool))
+        lie = find_contradiction(row.registration, self.catalogue)
         if lie:
-            self._lies[row.id] = lie
+            self._contradictions[row.id] = lie
         else:
-            self._lies.pop(row.id, None)
+            self._contradictions.pop(row.id, None)
 
-    def _join(self, row: NodeRecord) -> None:
+    def _update_routing(self, row: NodeRecord) -> None:
         """Route to the node, or no longer."""
-        before = self._joined.get(row.id)
-        if self.state(row) is not NodeState.READY:
-            self._leave(row.id)
-        elif before is None or before != (row.registration.node, self._takers[row.id]):
-            self._turned.setdefault(row.id, before)
-            self._joined[row.id] = (row.registration.node, self._takers[row.id])
+        before = self._routed.get(row.id)
+        if self.get_state(row) is not NodeState.READY:
+            self._stop_routing(row.id)
+        elif before is None or before != (row.registration.node, self._eligible_pools[row.id]):
+            self._routed_before.setdefault(row.id, before)
+            self._routed[row.id] = (row.registration.node, self._eligible_pools[row.id])
 
-    def _leave(self, node_id: str) -> None:
-        before = self._joined.pop(node_id, None)
+    def _stop_routing(self, node_id: str) -> None:
+        before = self._routed.pop(node_id, None)
         if before is not None:
-            self._turned.setdefault(node_id, before)
+            self._routed_before.setdefault(node_id, before)
 
-    def _events(self, row: NodeRecord, was: NodeState | None, before: NodeRecord | None, now: float) -> list[NodeEvent]:
-        state = self.state(row)
+    def _make_events(self, row: NodeRecord, was: NodeState | None, before: NodeRecord | None, now: float) -> list[NodeEvent]:
+        state = self.get_state(row)
         if was is state and before is not None and before.registration == row.registration:
             return []
         gone = {None, NodeState.DEAD}
         if was in gone and state is NodeState.DEAD:
             return []
         kind = NodeEventKind.JOINED if was in gone else NodeEventKind.LEFT if state is NodeState.DEAD else NodeEventKind.CHANGED
-        member = self.member(row.id, now)
+        member = self.get_member(row.id, now)
         if member is None:
             return []
-        reason = self._dead.get(row.id) or self._lies.get(row.id) or (row.reasons[-1] if row.reasons else state.value)
+        reason = self._death_reasons.get(row.id) or self._contradictions.get(row.id) or (row.reasons[-1] if row.reasons else state.value)
         return [NodeEvent(kind, member, reason)]
 
 
-def _turnover(changes: Iterable[tuple[_Joined | None, _Joined | None]]) -> MembershipDelta:
+def _make_delta(changes: Iterable[tuple[_RoutedNode | None, _RoutedNode | None]]) -> MembershipDelta:
     joined: dict[str, list[Node]] = {}
     left: dict[str, list[str]] = {}
     for before, after in changes:

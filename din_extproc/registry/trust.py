@@ -16,13 +16,13 @@ The first answer that is not what another node of its kind gives halves the trus
 from msgspec import Struct
 
 _HALF_LIFE_S = 600.0
-_BEATS_GIVEN = 4.0
-_ANSWERS_GIVEN = 8.0
-_CHECKS_GIVEN = 2.0
-_ENDURED = 2.5
+_HEARTBEATS_PRIOR = 4.0
+_ANSWERS_PRIOR = 8.0
+_COMPARISONS_PRIOR = 2.0
+_MAX_DISAGREEMENTS = 2.5
 """Disagreements: the third within some minutes is one too many."""
-_SHARE_ENDURED = 0.1
-_FORGIVEN = 1.0
+_MAX_DISAGREEMENT_SHARE = 0.1
+_REHABILITATED_BELOW = 1.0
 
 
 class Evidence(Struct, frozen=True, gc=False, array_like=True):
@@ -30,7 +30,7 @@ class Evidence(Struct, frozen=True, gc=False, array_like=True):
 
     at: float
     """Seconds since the epoch."""
-    beats: float = 0.0
+    heartbeats: float = 0.0
     missed: float = 0.0
     answers: float = 0.0
     failures: float = 0.0
@@ -40,16 +40,18 @@ class Evidence(Struct, frozen=True, gc=False, array_like=True):
     disagreements: float = 0.0
 
     @property
-    def contradicted(self) -> bool:
+    def is_contradicted(self) -> bool:
         """Answers differed from those of others again and again: one may be chance (batches change what is computed)."""
-        return self.disagreements >= _ENDURED and self.disagreements > _SHARE_ENDURED * (self.agreements + self.disagreements)
+        return self.disagreements >= _MAX_DISAGREEMENTS and self.disagreements > _MAX_DISAGREEMENT_SHARE * (
+            self.agreements + self.disagreements
+        )
 
     @property
-    def rehabilitated(self) -> bool:
+    def is_rehabilitated(self) -> bool:
         """Next to nothing is left of that."""
-        return self.disagreements < _FORGIVEN
+        return self.disagreements < _REHABILITATED_BELOW
 
-    def plus(
+    def add(
         self,
         now: float,
         *,
@@ -65,7 +67,7 @@ class Evidence(Struct, frozen=True, gc=False, array_like=True):
         fade = 0.5 ** (max(0.0, now - self.at) / _HALF_LIFE_S)
         return Evidence(
             at=max(now, self.at),
-            beats=self.beats * fade + beats,
+            heartbeats=self.heartbeats * fade + beats,
             missed=self.missed * fade + missed,
             answers=self.answers * fade + answers,
             failures=self.failures * fade + failures,
@@ -74,10 +76,10 @@ class Evidence(Struct, frozen=True, gc=False, array_like=True):
             disagreements=self.disagreements * fade + disagreements,
         )
 
-    def trust(self, now: float) -> float:
+    def score_trust(self, now: float) -> float:
         """The score now, 0 to 1."""
-        faded = self.plus(now)
-        kept = (faded.beats + _BEATS_GIVEN) / (faded.beats + faded.missed + _BEATS_GIVEN)
-        served = (faded.answers + _ANSWERS_GIVEN) / (faded.answers + faded.failures + _ANSWERS_GIVEN)
-        agreeing = (faded.agreements + _CHECKS_GIVEN) / (faded.agreements + 2 * faded.disagreements + _CHECKS_GIVEN)
+        faded = self.add(now)
+        kept = (faded.heartbeats + _HEARTBEATS_PRIOR) / (faded.heartbeats + faded.missed + _HEARTBEATS_PRIOR)
+        served = (faded.answers + _ANSWERS_PRIOR) / (faded.answers + faded.failures + _ANSWERS_PRIOR)
+        agreeing = (faded.agreements + _COMPARISONS_PRIOR) / (faded.agreements + 2 * faded.disagreements + _COMPARISONS_PRIOR)
         return float(kept * served * 0.5**faded.mismatches * agreeing)

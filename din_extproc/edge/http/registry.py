@@ -103,7 +103,7 @@ class RegistryHttp:
             return stopped
         registrar = self._door.registrar
         now = registrar.now()
-        nodes = [MemberForm.of(member, registrar.table.pools_of(member.registration.node.id), now) for member in registrar.members()]
+        nodes = [MemberForm.of(member, registrar.table.get_pools(member.registration.node.id), now) for member in registrar.members()]
         return _NodeList(nodes, registrar.table.stale)
 
     def _stops(self, request: web.Request, node_id: str | None = None) -> RegistryError | None:

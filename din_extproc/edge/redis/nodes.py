@@ -98,7 +98,7 @@ class NodeStore:
         Raises:
             LimitsUnavailable: Redis can't be asked.
         """
-        packed = row.place.encode() + b"\n" + _ENCODER.encode(replace(row, revision=0))
+        packed = row.address_and_model.encode() + b"\n" + _ENCODER.encode(replace(row, revision=0))
         return await self._put(row.id, row.revision, packed, lasts_ms)
 
     async def remove(self, row: NodeRecord) -> RowWritten | RowConflict | PlaceTaken:

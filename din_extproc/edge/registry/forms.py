@@ -11,7 +11,7 @@ from msgspec import Struct
 from din_extproc.domain.health import BreakerSnapshot, BreakerState
 from din_extproc.domain.membership import Heartbeat, Member, NodeState, Registration
 from din_extproc.domain.node import Endpoint, Node
-from din_extproc.registry.claims import MOST_BYTES, MOST_OF_A_NODE
+from din_extproc.registry.claims import MAX_BYTES, MAX_REGISTERED
 from din_extproc.route.versions import is_version
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}").fullmatch
@@ -75,10 +75,10 @@ class NodeForm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
                 raise ValueError(f"{name} is longer than {_LONGEST} characters or not printable")
         if not self.model or not is_version(self.version):
             raise ValueError(f"version {self.version!r} of model {self.model!r} is not a version such as '2025.3.1'")
-        for name, most in MOST_OF_A_NODE.items():
+        for name, most in MAX_REGISTERED.items():
             if not 1 <= getattr(self, name) <= most:
                 raise ValueError(f"{name} {getattr(self, name)} is not within 1 and {most}")
-        if self.free_memory_bytes is not None and not 0 <= self.free_memory_bytes <= MOST_BYTES:
+        if self.free_memory_bytes is not None and not 0 <= self.free_memory_bytes <= MAX_BYTES:
             raise ValueError(f"free_memory_bytes {self.free_memory_bytes} is impossible")
         if not 0 <= self.epoch < 1 << 53:
             raise ValueError(f"epoch {self.epoch} is out of range")

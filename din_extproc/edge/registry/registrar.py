@@ -22,13 +22,13 @@ from din_extproc.registry.row import (
     DenialReason,
     NodeRecord,
     RegistryDenial,
-    babbled,
-    beaten,
-    caught,
-    compared,
-    drained,
-    observed,
-    registered,
+    quarantine,
+    record_answers,
+    record_comparison,
+    record_drain,
+    record_heartbeat,
+    record_registration,
+    reject_heartbeat,
 )
 from din_extproc.registry.table import NodeEvent, NodeTable
 
@@ -92,12 +92,12 @@ class Registrar:
         lease = secrets.token_hex(_LEASE_BYTES)
 
         def step(before: NodeRecord | None, alive: bool) -> NodeRecord | RegistryDenial:  # noqa: FBT001 - the shape of a step
-            row = registered(registration, lease, before, alive=alive, catalogue=self.table.catalogue, now=self.now())
+            row = record_registration(registration, lease, before, alive=alive, catalogue=self.table.catalogue, now=self.now())
             return row if isinstance(row, RegistryDenial) else self._placed(row)
 
         row = await self._write(registration.node.id, step, lives=True)
         if isinstance(row, NodeRecord):
-            return Registered(row.lease, self.table.warnings(row))
+            return Registered(row.lease, self.table.list_warnings(row))
         if row.kind is DenialReason.UNTRUE:
             _log.warning("node %s was refused: %s", registration.node.id, row.reason)
             await self._catch(registration.node.id, row.reason)
@@ -106,16 +106,16 @@ class Registrar:
     async def beat(self, node_id: str, lease: str, beat: Heartbeat) -> NodeRecord | RegistryDenial:
         """A node says how it does."""
         row = await self._write(
-            node_id, lambda before, _: beaten(before, lease, beat, interval_s=self.heartbeat_s, now=self.now()), lives=True
+            node_id, lambda before, _: record_heartbeat(before, lease, beat, interval_s=self.heartbeat_s, now=self.now()), lives=True
         )
         if isinstance(row, RegistryDenial) and row.kind is DenialReason.IMPOSSIBLE:
             reason = row.reason
-            await self._write(node_id, lambda before, _: _known(before, lease, lambda known: babbled(known, reason, self.now())))
+            await self._write(node_id, lambda before, _: _known(before, lease, lambda known: reject_heartbeat(known, reason, self.now())))
         return row
 
     async def drain(self, node_id: str, reason: str, lease: str = "") -> NodeRecord | RegistryDenial:
         """The node takes nothing new. `lease` "": whichever is in force."""
-        return await self._write(node_id, lambda before, _: _known(before, lease, lambda known: drained(known, reason)))
+        return await self._write(node_id, lambda before, _: _known(before, lease, lambda known: record_drain(known, reason)))
 
     async def deregister(self, node_id: str, reason: str, lease: str = "") -> RegistryDenial | None:
         """The node is no part of the network any more. `lease` "": whichever is in force."""
@@ -129,7 +129,7 @@ class Registrar:
                 self._away(error)
                 outcome = RowWritten(row.revision)
             if isinstance(outcome, RowWritten):
-                self._tell(self.table.remove(node_id, outcome.revision, self.now(), reason or "deregistered"))
+                self._tell(self.table.remove_row(node_id, outcome.revision, self.now(), reason or "deregistered"))
                 return None
             await self.sync()
         return RegistryDenial(DenialReason.OUTDATED, "the node's row changes too often")
@@ -139,7 +139,9 @@ class Registrar:
         if node_id in self.table.rows:
             await self._write(
                 node_id,
-                lambda before, _: _known(before, "", lambda known: observed(known, answers=answers, failures=failures, now=self.now())),
+                lambda before, _: _known(
+                    before, "", lambda known: record_answers(known, answers=answers, failures=failures, now=self.now())
+                ),
             )
 
     async def compare(self, node_id: str, *, agreements: int = 0, disagreements: int = 0, reason: str = "") -> None:
@@ -159,7 +161,9 @@ class Registrar:
                 lambda before, _: _known(
                     before,
                     "",
-                    lambda known: compared(known, agreements=agreements, disagreements=disagreements, reason=reason, now=self.now()),
+                    lambda known: record_comparison(
+                        known, agreements=agreements, disagreements=disagreements, reason=reason, now=self.now()
+                    ),
                 ),
             )
 
@@ -213,7 +217,7 @@ class Registrar:
                 self._loose.discard(node_id)
             elif now - (row.beat_at or row.registered_at) > self.dead_after_s:
                 self._loose.discard(node_id)
-                self._tell(self.table.remove(node_id, 0, now, "not heard of in time"))
+                self._tell(self.table.remove_row(node_id, 0, now, "not heard of in time"))
         try:
             await self._store.sweep(_FORGET_MS)
         except LimitsUnavailable as error:
@@ -226,7 +230,7 @@ class Registrar:
 
     def members(self) -> list[Member]:
         """Every node that is known."""
-        return list(self.table.members(self.now()))
+        return list(self.table.iter_members(self.now()))
 
     def now(self) -> float:
         """Seconds since the epoch by the clock of Redis, as far as it is known."""
@@ -239,7 +243,7 @@ class Registrar:
         lasts_ms = round(self.dead_after_s * 1000) if lives else 0
         asked = False
         for _ in range(_ATTEMPTS):
-            alive = self.table.alive(node_id)
+            alive = self.table.is_alive(node_id)
             row = step(self.table.rows.get(node_id), alive)
             if isinstance(row, RegistryDenial):
                 if asked or row.kind not in {DenialReason.UNKNOWN, DenialReason.OUTDATED}:
@@ -270,18 +274,18 @@ class Registrar:
 
     def _placed(self, row: NodeRecord) -> NodeRecord | RegistryDenial:
         """The row, when nobody else has its id or its place."""
-        configured = self.table.configured(row)
+        configured = self.table.find_configured(row)
         if configured is not None:
             return RegistryDenial(DenialReason.OUTDATED, f"node {configured.id!r} of the configuration has this id or this address")
-        owner = self.table.owner(row)
+        owner = self.table.find_owner(row)
         if owner is not None:
             return RegistryDenial(DenialReason.OUTDATED, f"node {owner.id!r} has this address and is heard of")
         return row
 
     async def _catch(self, node_id: str, reason: str) -> None:
         """A node that is in has lied: whatever it was before, it is not to be trusted now."""
-        if self.table.alive(node_id):
-            await self._write(node_id, lambda before, _: _known(before, "", lambda known: caught(known, reason, self.now())))
+        if self.table.is_alive(node_id):
+            await self._write(node_id, lambda before, _: _known(before, "", lambda known: quarantine(known, reason, self.now())))
 
     def _apply(self, change: NodeChange) -> None:
         known = self.table.rows.get(change.node_id)
@@ -289,17 +293,17 @@ class Registrar:
             return
         row = change.row
         if row is None:
-            self._tell(self.table.remove(change.node_id, change.revision, self.now(), "deregistered"))
+            self._tell(self.table.remove_row(change.node_id, change.revision, self.now(), "deregistered"))
         else:
             self._take(row, alive=change.alive)
 
     def _take(self, row: NodeRecord, *, alive: bool) -> None:
         before = self.table.rows.get(row.id)
         if row.beat is not None and (before is None or before.beat != row.beat):
-            self._readings[row.id] = HeartbeatReading(row.beat, SystemClock.monotonic(), row.evidence.trust(self.now()))
+            self._readings[row.id] = HeartbeatReading(row.beat, SystemClock.monotonic(), row.evidence.score_trust(self.now()))
         if not row.revision:
             self._loose.add(row.id)
-        self._tell(self.table.take(row, self.now(), alive=alive, reason=f"not heard of for {self.dead_after_s:g} s"))
+        self._tell(self.table.apply_row(row, self.now(), alive=alive, reason=f"not heard of for {self.dead_after_s:g} s"))
 
     def _tell(self, events: list[NodeEvent]) -> None:
         if not events:

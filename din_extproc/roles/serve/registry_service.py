@@ -117,11 +117,11 @@ class RegistryService:
         self._settings = settings
         self._door.tokens, self._door.reaches = NodeTokens(settings.node_tokens), settings.node_reaches
         registrar = self.registrar
-        self._changed(registrar.table.use(settings.pools, _catalogue(settings), registrar.now()))
+        self._changed(registrar.table.reload(settings.pools, _catalogue(settings), registrar.now()))
 
     def joined(self) -> MembershipDelta:
         """Every registered node that takes requests, by pool."""
-        return self.registrar.table.joined()
+        return self.registrar.table.snapshot()
 
     @property
     def stale(self) -> bool:
@@ -133,7 +133,7 @@ class RegistryService:
         registrar = self.registrar
         now = registrar.now()
         for member in registrar.members():
-            yield MemberForm.of(member, registrar.table.pools_of(member.registration.node.id), now)
+            yield MemberForm.of(member, registrar.table.get_pools(member.registration.node.id), now)
 
     def _changed(self, _events: list[NodeEvent]) -> None:
         """Pass it on at the end of this turn of the loop, many changes at once as one; in a storm of them, now and then."""
@@ -145,7 +145,7 @@ class RegistryService:
     def _flush(self) -> None:
         self._flushing = False
         self._flushed_at = asyncio.get_running_loop().time()
-        turnover = self.registrar.table.turnover()
+        turnover = self.registrar.table.take_changes()
         if turnover is not None:
             self._turned(turnover)
 

@@ -14,13 +14,13 @@ from din_extproc.registry.row import (
     DenialReason,
     NodeRecord,
     RegistryDenial,
-    babbled,
-    beaten,
-    caught,
-    compared,
-    drained,
-    observed,
-    registered,
+    quarantine,
+    record_answers,
+    record_comparison,
+    record_drain,
+    record_heartbeat,
+    record_registration,
+    reject_heartbeat,
 )
 from din_extproc.registry.table import NodeEventKind, NodeTable
 
@@ -57,29 +57,29 @@ class Network:
     def _take(self, row):
         if isinstance(row, NodeRecord):
             self.revision += 1
-            self.events += self.table.take(replace(row, revision=self.revision), self.now)
+            self.events += self.table.apply_row(replace(row, revision=self.revision), self.now)
         return row
 
     def register(self, what, lease="lease"):
         before = self.table.rows.get(what.node.id)
-        alive = self.table.alive(what.node.id)
-        row = registered(what, lease, before, alive=alive, catalogue=self.table.catalogue, now=self.now)
+        alive = self.table.is_alive(what.node.id)
+        row = record_registration(what, lease, before, alive=alive, catalogue=self.table.catalogue, now=self.now)
         return self._take(row)
 
     def beat(self, name="a", sequence=1, lease="lease", state=READY, **fields):
         beat = Heartbeat(state=state, sequence=sequence, **fields)
-        return self._take(beaten(self.table.rows.get(name), lease, beat, interval_s=3.0, now=self.now))
+        return self._take(record_heartbeat(self.table.rows.get(name), lease, beat, interval_s=3.0, now=self.now))
 
     def die(self, name="a"):
         self.revision += 1
-        self.events += self.table.take(replace(self.table.rows[name], revision=self.revision), self.now, alive=False)
+        self.events += self.table.apply_row(replace(self.table.rows[name], revision=self.revision), self.now, alive=False)
 
     def remove(self, name="a"):
         self.revision += 1
-        self.events += self.table.remove(name, self.revision, self.now, "deregistered")
+        self.events += self.table.remove_row(name, self.revision, self.now, "deregistered")
 
     def routed(self):
-        return {pool: {node.id for node in nodes} for pool, nodes in self.table.joined().joined.items()}
+        return {pool: {node.id for node in nodes} for pool, nodes in self.table.snapshot().joined.items()}
 
     def said(self):
         told = [(event.kind, event.member.registration.node.id, event.member.state) for event in self.events]
@@ -107,8 +107,8 @@ def test_a_node_that_comes_back_with_other_weights_is_refused_and_kept_out():
     lie = net.register(registration(epoch=2, sha=OTHER_SHA))
     assert lie.kind is DenialReason.UNTRUE
     assert OTHER_SHA in lie.reason
-    net._take(caught(net.table.rows["a"], lie.reason, net.now))
-    member = net.table.member("a", net.now)
+    net._take(quarantine(net.table.rows["a"], lie.reason, net.now))
+    member = net.table.get_member("a", net.now)
     assert member.state is NodeState.QUARANTINED
     assert member.trust < 0.6
     assert OTHER_SHA in member.reasons[-1]
@@ -127,7 +127,7 @@ def test_the_newest_registration_wins():
     assert old == RegistryDenial(DenialReason.OUTDATED, "a newer registration is in force, epoch 5")
     net.beat(lease="new")
     assert net.beat(lease="old", sequence=9).kind is DenialReason.UNKNOWN
-    assert net.table.joined().joined["chat"][0].endpoint.port == 8005
+    assert net.table.snapshot().joined["chat"][0].endpoint.port == 8005
 
 
 def test_a_dead_node_is_not_routed_to_and_may_come_back_under_any_epoch():
@@ -150,18 +150,18 @@ def test_a_late_row_changes_nothing():
     net.beat()
     old = net.table.rows["a"]
     net.beat(sequence=2, state=LOADING)
-    assert net.table.take(old, net.now) == []
-    assert net.table.remove("a", 1, net.now, "late") == []
-    assert net.table.member("a", net.now).state is LOADING
+    assert net.table.apply_row(old, net.now) == []
+    assert net.table.remove_row("a", 1, net.now, "late") == []
+    assert net.table.get_member("a", net.now).state is LOADING
 
 
 def test_draining_holds_whatever_the_node_says_then():
     net = Network()
     net.register(registration())
     net.beat()
-    net._take(drained(net.table.rows["a"], "maintenance"))
+    net._take(record_drain(net.table.rows["a"], "maintenance"))
     net.beat(sequence=2)
-    member = net.table.member("a", net.now)
+    member = net.table.get_member("a", net.now)
     assert member.state is NodeState.DRAINING
     assert member.reasons == ("drained: maintenance",)
     assert net.routed() == {}
@@ -189,11 +189,11 @@ def test_a_catalogue_that_changes_judges_those_who_are_in():
     net.register(registration(version="1.1", sha=""))
     net.beat()
     net.said()
-    net.events += net.table.use((CHAT,), {"m": {"1.1": CatalogEntry("bf16", 8192, SHA)}}, net.now)
+    net.events += net.table.reload((CHAT,), {"m": {"1.1": CatalogEntry("bf16", 8192, SHA)}}, net.now)
     assert net.said() == [(NodeEventKind.CHANGED, "a", NodeState.QUARANTINED)]
     assert net.routed() == {}
-    assert "sha256" in net.table.member("a", net.now).reasons[-1]
-    net.events += net.table.use((CHAT,), CATALOGUE, net.now)
+    assert "sha256" in net.table.get_member("a", net.now).reasons[-1]
+    net.events += net.table.reload((CHAT,), CATALOGUE, net.now)
     assert net.routed() == {"chat": {"a"}}
 
 
@@ -223,9 +223,9 @@ def test_an_impossible_heartbeat_is_refused_and_costs_trust(garbage):
     denied = net.beat(**{"sequence": 2, **garbage})
     assert denied.kind is DenialReason.IMPOSSIBLE
     before = net.table.rows["a"]
-    after = babbled(before, denied.reason, net.now)
+    after = reject_heartbeat(before, denied.reason, net.now)
     assert after.beat == before.beat
-    assert after.evidence.trust(net.now) < before.evidence.trust(net.now)
+    assert after.evidence.score_trust(net.now) < before.evidence.score_trust(net.now)
     assert denied.reason in after.reasons[-1]
 
 
@@ -241,27 +241,27 @@ def test_a_sequence_that_goes_back_is_refused():
 def test_two_nodes_can_not_have_one_address_unless_the_first_is_dead():
     net = Network()
     net.register(registration("a"))
-    row = registered(registration("b"), "l", None, alive=False, catalogue=CATALOGUE, now=net.now)
-    assert net.table.owner(row).id == "a"
+    row = record_registration(registration("b"), "l", None, alive=False, catalogue=CATALOGUE, now=net.now)
+    assert net.table.find_owner(row).id == "a"
     net.die("a")
-    assert net.table.owner(row) is None
+    assert net.table.find_owner(row) is None
 
 
 def test_addresses_are_compared_as_addresses_not_as_text():
     net = Network()
     net.register(replace(registration("a"), node=replace(registration("a").node, endpoint=Endpoint.parse("[fd00:0::10]:8000"))))
     twin = replace(registration("b"), node=replace(registration("b").node, endpoint=Endpoint.parse("[fd00::0010]:8000")))
-    row = registered(twin, "l", None, alive=False, catalogue=CATALOGUE, now=net.now)
-    assert row.place == "[fd00::10]:8000 m"
-    assert net.table.owner(row).id == "a"
+    row = record_registration(twin, "l", None, alive=False, catalogue=CATALOGUE, now=net.now)
+    assert row.address_and_model == "[fd00::10]:8000 m"
+    assert net.table.find_owner(row).id == "a"
 
 
 def test_two_models_at_one_address_are_let_in_with_a_warning():
     net = Network(CHAT, replace(CHAT, name="n", model="n"), catalogue={})
     net.register(registration("a"))
     row = net.register(registration("b", model="n"))
-    assert net.table.owner(row) is None
-    assert any("two models" in warning for warning in net.table.warnings(row))
+    assert net.table.find_owner(row) is None
+    assert any("two models" in warning for warning in net.table.list_warnings(row))
 
 
 def test_a_node_joins_the_pools_it_agrees_with_and_is_told_why_no_other():
@@ -271,54 +271,54 @@ def test_a_node_joins_the_pools_it_agrees_with_and_is_told_why_no_other():
         net.beat(name)
     assert net.routed() == {"chat": {"a", "c", "d"}, "wide": {"b"}, "h100": {"a"}}
     lost = net.register(registration("e", host="10.0.0.9", pool="elsewhere"))
-    assert "wants to join 'elsewhere'" in net.table.warnings(lost)[0]
+    assert "wants to join 'elsewhere'" in net.table.list_warnings(lost)[0]
 
 
 def test_one_mismatch_halves_trust_and_time_gives_it_back():
-    row = registered(registration(), "l", None, alive=False, catalogue=CATALOGUE, now=0.0)
-    assert row.evidence.trust(0.0) == 1.0
-    row = caught(row, "other weights", 0.0)
-    assert row.evidence.trust(0.0) == pytest.approx(0.5)
-    assert row.evidence.trust(600.0) == pytest.approx(0.5**0.5)
-    assert row.evidence.trust(36_000.0) > 0.99
+    row = record_registration(registration(), "l", None, alive=False, catalogue=CATALOGUE, now=0.0)
+    assert row.evidence.score_trust(0.0) == 1.0
+    row = quarantine(row, "other weights", 0.0)
+    assert row.evidence.score_trust(0.0) == pytest.approx(0.5)
+    assert row.evidence.score_trust(600.0) == pytest.approx(0.5**0.5)
+    assert row.evidence.score_trust(36_000.0) > 0.99
 
 
 def test_a_node_that_mends_its_claim_is_admitted_at_once_however_often_it_repeated_the_wrong_one():
-    row = registered(registration(), "l", None, alive=False, catalogue=CATALOGUE, now=0.0)
+    row = record_registration(registration(), "l", None, alive=False, catalogue=CATALOGUE, now=0.0)
     for second in range(20):
-        row = caught(row, "other weights", float(second))
-    assert row.evidence.trust(20.0) == pytest.approx(0.5, abs=0.02)
-    again = registered(registration(epoch=2), "l", row, alive=True, catalogue=CATALOGUE, now=20.0)
+        row = quarantine(row, "other weights", float(second))
+    assert row.evidence.score_trust(20.0) == pytest.approx(0.5, abs=0.02)
+    again = record_registration(registration(epoch=2), "l", row, alive=True, catalogue=CATALOGUE, now=20.0)
     assert isinstance(again, NodeRecord)
     assert again.state is LOADING
 
 
 def differing(row, times, now, agreements=0):
     for _ in range(times):
-        row = compared(row, agreements=agreements, disagreements=1, reason="other tokens from the third on", now=now)
+        row = record_comparison(row, agreements=agreements, disagreements=1, reason="other tokens from the third on", now=now)
     return row
 
 
 def test_answers_that_differ_cost_trust_and_only_again_and_again_the_place():
-    row = registered(registration(), "l", None, alive=False, catalogue=CATALOGUE, now=0.0)
+    row = record_registration(registration(), "l", None, alive=False, catalogue=CATALOGUE, now=0.0)
     once = differing(row, 1, 0.0)
-    assert (once.evidence.trust(0.0), once.state) == (pytest.approx(0.5), LOADING)
+    assert (once.evidence.score_trust(0.0), once.state) == (pytest.approx(0.5), LOADING)
     assert once.reasons == ("answers differ: other tokens from the third on",)
     thrice = differing(row, 3, 0.0)
     assert thrice.state is NodeState.QUARANTINED
     assert "quarantined, answers differ: other tokens from the third on" in thrice.reasons
     seldom = differing(row, 3, 0.0, agreements=40)
     assert seldom.state is LOADING, "three of a hundred and more are chance"
-    assert seldom.evidence.trust(0.0) > 0.9
+    assert seldom.evidence.score_trust(0.0) > 0.9
 
 
 def test_a_quarantine_for_answers_is_lifted_by_time_and_not_by_registering():
-    row = differing(registered(registration(), "l", None, alive=False, catalogue=CATALOGUE, now=0.0), 3, 0.0)
-    again = registered(registration(epoch=2), "l2", row, alive=True, catalogue=CATALOGUE, now=10.0)
+    row = differing(record_registration(registration(), "l", None, alive=False, catalogue=CATALOGUE, now=0.0), 3, 0.0)
+    again = record_registration(registration(epoch=2), "l2", row, alive=True, catalogue=CATALOGUE, now=10.0)
     assert again.state is NodeState.QUARANTINED
     beat = Heartbeat(state=READY, sequence=1)
-    assert beaten(again, "l2", beat, interval_s=3.0, now=12.0).state is NodeState.QUARANTINED
-    assert beaten(again, "l2", beat, interval_s=3.0, now=1200.0).state is READY
+    assert record_heartbeat(again, "l2", beat, interval_s=3.0, now=12.0).state is NodeState.QUARANTINED
+    assert record_heartbeat(again, "l2", beat, interval_s=3.0, now=1200.0).state is READY
 
 
 def test_missed_heartbeats_and_failures_cost_trust():
@@ -327,13 +327,13 @@ def test_missed_heartbeats_and_failures_cost_trust():
     for sequence in range(1, 20):
         net.now += 3
         net.beat(sequence=sequence)
-    assert net.table.member("a", net.now).trust == pytest.approx(1.0)
+    assert net.table.get_member("a", net.now).trust == pytest.approx(1.0)
     net.now += 9
     net.beat(sequence=20)
-    assert 0.8 < net.table.member("a", net.now).trust < 1.0
-    assert net.table.member("a", net.now).reasons == ("2 heartbeats missed",)
-    failing = observed(net.table.rows["a"], answers=100, failures=100, now=net.now)
-    assert 0.4 < failing.evidence.trust(net.now) < 0.6
+    assert 0.8 < net.table.get_member("a", net.now).trust < 1.0
+    assert net.table.get_member("a", net.now).reasons == ("2 heartbeats missed",)
+    failing = record_answers(net.table.rows["a"], answers=100, failures=100, now=net.now)
+    assert 0.4 < failing.evidence.score_trust(net.now) < 0.6
 
 
 operations = st.lists(
@@ -360,8 +360,8 @@ def perform(net, what, name, number, state, usage):
         {
             "die": lambda: net.die(name),
             "remove": lambda: net.remove(name),
-            "drain": lambda: net._take(drained(net.table.rows[name], "")),
-            "catch": lambda: net._take(caught(net.table.rows[name], "x", net.now)),
+            "drain": lambda: net._take(record_drain(net.table.rows[name], "")),
+            "catch": lambda: net._take(quarantine(net.table.rows[name], "x", net.now)),
         }[what]()
 
 
@@ -382,16 +382,16 @@ def test_whatever_happens_only_living_ready_nodes_are_routed_to_and_the_turnover
     followed: dict[str, set[str]] = {}
     for step in steps:
         perform(net, *step)
-        turned = net.table.turnover()
+        turned = net.table.take_changes()
         if turned is not None:
             follow(followed, turned)
         assert {pool: ids for pool, ids in followed.items() if ids} == net.routed()
         for routed in set().union(*net.routed().values()):
             row = net.table.rows[routed]
-            assert net.table.alive(routed)
-            assert net.table.state(row) is row.beat.state is READY
+            assert net.table.is_alive(routed)
+            assert net.table.get_state(row) is row.beat.state is READY
             assert not row.draining
             assert not row.quarantine
-        for member in net.table.members(net.now):
+        for member in net.table.iter_members(net.now):
             assert 0.0 <= member.trust <= 1.0
             assert len(member.reasons) <= 7
