@@ -221,12 +221,17 @@ def _no_brake() -> CircuitBreakers:
 
 
 def _outlier_detection(outlier: Outlier) -> OutlierDetection:
-    """Counts what a node does in a row; shares of failures are the sidecar's breaker's business."""
+    """Count connections in a row that could not be opened.
+
+    Envoy counts the reset of an open connection as one of them, but begins anew with each that opens, so that no number of requests that
+    break their connections ejects a node.
+    """
     return OutlierDetection(
-        consecutive_5xx=outlier.consecutive_5xx,
-        consecutive_gateway_failure=outlier.consecutive_gateway_failures,
-        enforcing_consecutive_gateway_failure=100,
+        split_external_local_origin_errors=True,
+        consecutive_local_origin_failure=outlier.consecutive_connect_failures,
+        enforcing_consecutive_5xx=0,
         enforcing_success_rate=0,
+        enforcing_local_origin_success_rate=0,
         interval=milliseconds(outlier.interval_ms),
         base_ejection_time=milliseconds(outlier.base_ejection_ms),
         max_ejection_percent=outlier.max_ejection_percent,

@@ -14,8 +14,9 @@ CLIENT_MAY_SEND = ("x-din-model-version", "x-din-priority", "x-din-timeout-ms", 
 """The intent headers: all that stays of the family."""
 _KEPT = "din-kept-"
 _FAMILIES = ("x-din-", "x-envoy-")
-_NAMES = ("x-bxagent-degraded", "x-gateway-destination-endpoint", "x-request-id")
-"""Single names: our own mark, the endpoint picker's, and the request id, which Envoy then makes anew."""
+_NAMES = ("x-bxagent-degraded", "x-gateway-destination-endpoint", "x-request-id", "te", "forwarded", "x-real-ip")
+"""Single names: our own mark, the endpoint picker's, the request id, which Envoy then makes anew, what holds for the client's own
+connection only, and the client's word on who it is."""
 
 
 def early_header_mutation() -> TypedExtensionConfig:

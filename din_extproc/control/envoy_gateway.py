@@ -14,7 +14,7 @@ from msgspec import Struct
 from din_extproc.control.access_log import LOG_NAME, REQUEST_HEADERS, RESPONSE_HEADERS
 from din_extproc.control.clusters import ENDPOINT_HEADER, discovered_pair
 from din_extproc.control.facts import NAMESPACE, endpoint_facts
-from din_extproc.control.filters import EXT_PROC, METADATA_NAMESPACE, http_filters
+from din_extproc.control.filters import EXT_PROC, HEALTH_CHECK, METADATA_NAMESPACE, http_filters
 from din_extproc.control.listener import connection_manager, held_bytes
 from din_extproc.control.packing import as_plain
 from din_extproc.control.routes import ALLOWED, CLUSTER_HEADER, EXPOSED, INSIDE, METHODS, SECRETS, UNDECIDED, who_answered
@@ -25,7 +25,7 @@ _OWN, _STANDARD = "gateway.envoyproxy.io", "gateway.networking.k8s.io"
 _LABELS = {"app.kubernetes.io/name": "din-extproc"}
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,240}[a-z0-9])?").fullmatch
 _MANAGER = "..filters[?(@.name=='envoy.filters.network.http_connection_manager')].typed_config"
-_FROM_STANDALONE = ("early_header_mutation_extensions", "local_reply_config")
+_FROM_STANDALONE = ("common_http_protocol_options", "early_header_mutation_extensions", "http_protocol_options", "local_reply_config")
 """Parts of the connection manager that its own kinds can't say."""
 _PROCESSING = ("processing_mode", "mutation_rules", "max_message_timeout")
 _HTTP2 = "gateway.envoyproxy.io/h2c"
@@ -186,6 +186,8 @@ def _clients(topology: Topology, placement: Placement) -> dict[str, Any]:
         "http2": {"initialStreamWindowSize": str(held_bytes(topology)), "initialConnectionWindowSize": str(held_bytes(topology))},
         "timeout": {"http": waits},
     }
+    if topology.health_path is not None:
+        spec["healthCheck"] = {"path": topology.health_path}
     return _resource(_OWN, "ClientTrafficPolicy", "din", spec)
 
 
@@ -248,8 +250,10 @@ def _asked(check: HealthCheck, pool: Pool) -> dict[str, Any]:
 
 def _watched(outlier: Outlier) -> dict[str, Any]:
     return {
-        "consecutive5XxErrors": outlier.consecutive_5xx,
-        "consecutiveGatewayErrors": outlier.consecutive_gateway_failures,
+        "splitExternalLocalOriginErrors": True,
+        "consecutiveLocalOriginFailures": outlier.consecutive_connect_failures,
+        "consecutive5XxErrors": 0,
+        "consecutiveGatewayErrors": 0,
         "interval": _duration(outlier.interval_ms),
         "baseEjectionTime": _duration(outlier.base_ejection_ms),
         "maxEjectionPercent": outlier.max_ejection_percent,
@@ -276,7 +280,7 @@ def _extension(topology: Topology) -> dict[str, Any]:
         "backendRefs": [_backend_ref("din-extproc")],
         "messageTimeout": _duration(topology.timeouts.message_ms),
         "failOpen": True,
-        "processingMode": {"request": {"body": "Buffered"}, "response": {}, "allowModeOverride": True},
+        "processingMode": {"request": {"body": "Buffered"}, "allowModeOverride": True},
         "metadata": {"writableNamespaces": [METADATA_NAMESPACE]},
     }
     spec: dict[str, Any] = {"targetSelectors": [_our_routes()], "extProc": [processor]}
@@ -305,6 +309,9 @@ def _of_listener(topology: Topology, placement: Placement) -> Iterator[dict[str,
     ours = f"..http_filters[?(@.name=='{EXT_PROC}/envoyextensionpolicy/{placement.namespace}/din/extproc/0')].typed_config"
     for part in _PROCESSING:
         yield _patch("listener.v3.Listener", placement.listener_path, ours, f"/{part}", asked[part])
+    if topology.health_path is not None:
+        health = f"..http_filters[?(@.name=='{HEALTH_CHECK}')].typed_config"
+        yield _patch("listener.v3.Listener", placement.listener_path, health, "/pass_through_mode", True)
 
 
 def _of_routes(placement: Placement) -> Iterator[dict[str, Any]]:

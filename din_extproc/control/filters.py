@@ -1,4 +1,4 @@
-"""The HTTP filters, in the order in which a request meets them: CORS, usage (Lua), the sidecar (ext_proc), the router.
+"""The HTTP filters, in the order in which a request meets them: health check, CORS, usage (Lua), the sidecar (ext_proc), the router.
 
 Rule: an answer passes them backwards, so CORS marks every answer, local ones too, and Lua sees what the sidecar left in metadata.
 """
@@ -12,6 +12,7 @@ from envoy_data_plane.envoy.config.core.v3 import (
     RetryPolicy,
     TypedExtensionConfig,
 )
+from envoy_data_plane.envoy.config.route.v3 import HeaderMatcher
 from envoy_data_plane.envoy.extensions.filters.http.cors.v3 import Cors
 from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
     ExternalProcessor,
@@ -21,9 +22,11 @@ from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
     ProcessingModeBodySendMode,
     ProcessingModeHeaderSendMode,
 )
+from envoy_data_plane.envoy.extensions.filters.http.health_check.v3 import HealthCheck
 from envoy_data_plane.envoy.extensions.filters.http.lua.v3 import Lua
 from envoy_data_plane.envoy.extensions.filters.http.router.v3 import Router
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import HttpFilter
+from envoy_data_plane.envoy.type.matcher.v3 import StringMatcher
 from envoy_data_plane.envoy.type.v3 import HttpStatus, StatusCode
 
 from din_extproc.control.access_log import failed_attempts
@@ -32,17 +35,26 @@ from din_extproc.control.topology import EXT_PROC_CLUSTER, Topology
 
 CORS = "envoy.filters.http.cors"
 EXT_PROC = "envoy.filters.http.ext_proc"
+HEALTH_CHECK = "envoy.filters.http.health_check"
 METADATA_NAMESPACE = "din"
 
 
 def http_filters(topology: Topology) -> list[HttpFilter]:
     """The chain."""
-    chain = [extension(CORS, Cors())] if topology.cors_origins else []
+    chain = [] if topology.health_path is None else [_health_check(topology.health_path)]
+    if topology.cors_origins:
+        chain.append(extension(CORS, Cors()))
     if topology.usage_lua:
         chain.append(extension("envoy.filters.http.lua", Lua(default_source_code=DataSource(inline_string=topology.usage_lua))))
     chain.append(_ext_proc(topology))
     chain.append(extension("envoy.filters.http.router", Router(suppress_envoy_headers=True, upstream_log=failed_attempts(topology))))
     return [HttpFilter(name=each.name, typed_config=each.typed_config) for each in chain]
+
+
+def _health_check(path: str) -> TypedExtensionConfig:
+    """Envoy answers 503 here while it drains, and leaves the answer to a worker otherwise."""
+    asked = HeaderMatcher(name=":path", string_match=StringMatcher(exact=path))
+    return extension(HEALTH_CHECK, HealthCheck(pass_through_mode=True, headers=[asked]))
 
 
 def _another_worker() -> RetryPolicy:
@@ -52,10 +64,12 @@ def _another_worker() -> RetryPolicy:
 
 
 def _ext_proc(topology: Topology) -> TypedExtensionConfig:
-    """The sidecar is asked three times: request headers, the whole body, response headers.
+    """The sidecar is asked twice, about the request's headers and its whole body, and by its own reply a third time.
 
-    The response's trailers are sent too, because Envoy 1.37 and 1.38 otherwise end the stream at the response's headers, and its
-    end is what releases a slot. Headers are sent and not skipped, because a request whose headers have left can't be routed by its body.
+    Its reply to the request's headers switches the response's headers and trailers on (`wire/encode.py`). Switched on from the start,
+    they would bring Envoy's own answers to a head that it refuses (431, 426, 400) to the sidecar, and lose them: Envoy ends such a stream
+    before the sidecar has replied. Request headers are sent and not skipped, because a request whose headers have left can't be routed by
+    its body.
 
     A sidecar that fails is passed by. That lets nothing through: the route of a request without a decision leads nowhere (or, where the
     operator says so, to the fail-open pool). But an answer that is under way goes on to its end, which Envoy would otherwise cut off.
@@ -74,9 +88,9 @@ def _ext_proc(topology: Topology) -> TypedExtensionConfig:
             request_header_mode=send,
             request_body_mode=ProcessingModeBodySendMode.BUFFERED,
             request_trailer_mode=skip,
-            response_header_mode=send,
+            response_header_mode=skip,
             response_body_mode=ProcessingModeBodySendMode.NONE,
-            response_trailer_mode=send,
+            response_trailer_mode=skip,
         ),
         allow_mode_override=True,
         mutation_rules=HeaderMutationRules(allow_envoy=True),

@@ -17,6 +17,7 @@ from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v
     HttpConnectionManagerServerHeaderTransformation,
     Rds,
 )
+from envoy_data_plane.envoy.type.matcher.v3 import StringMatcher
 
 from din_extproc.control.access_log import access_log
 from din_extproc.control.early_headers import early_header_mutation
@@ -32,6 +33,8 @@ model renamed. What a client sends in between is refused by the sidecar."""
 _CLIENT_KEEPALIVE_MS = 3_600_000
 _HEADERS_TIMEOUT_MS = 10_000
 _HTTP2_STREAMS = 256
+_HEADERS = 128
+"""Of a request, the gateway's own included. Envoy's default of 100 would leave a client that sends 90 no room for those."""
 
 
 def listener(topology: Topology) -> Listener:
@@ -74,9 +77,13 @@ def connection_manager(topology: Topology) -> HttpConnectionManager:
         stream_idle_timeout=milliseconds(topology.timeouts.stream_idle_ms),
         common_http_protocol_options=HttpProtocolOptions(
             idle_timeout=milliseconds(_CLIENT_KEEPALIVE_MS),
+            max_headers_count=_HEADERS,
             headers_with_underscores_action=HttpProtocolOptionsHeadersWithUnderscoresAction.DROP_HEADER,
         ),
-        http_protocol_options=Http1ProtocolOptions(override_stream_error_on_invalid_http_message=True),
+        http_protocol_options=Http1ProtocolOptions(
+            override_stream_error_on_invalid_http_message=True,
+            ignore_http_11_upgrade=[StringMatcher(exact="websocket", ignore_case=True)],
+        ),
         http2_protocol_options=Http2ProtocolOptions(
             max_concurrent_streams=_HTTP2_STREAMS,
             initial_stream_window_size=held_bytes(topology),

@@ -24,6 +24,8 @@ _TRACE_ID = "%REQ(X-DIN-TRACE-ID?X-REQUEST-ID)%"
 _PATH = "%PATH(NQ:ORIG_OR_PATH)%"
 """The client's, by the header that the sidecar sets where it writes another one for the node. Without the query, which can hold a key."""
 _RETRY_AFTER_S = "1"
+_TOO_MANY_HEADERS = f"{_DETAILS}.matches('^([Hh]eader|After)_mutation_')"
+"""There was no room for the gateway's own; each Envoy words it anew."""
 
 
 class _Reply(Struct, frozen=True):
@@ -76,6 +78,15 @@ _REPLIES = (
     _Reply(
         _details("path_normalization_failed", "absolute_path_rejected", "route_not_found"), RefusalCode.PATH_NOT_FOUND, "No such path", 404
     ),
+    _Reply(
+        _TOO_MANY_HEADERS + " && upstream.address != ''",
+        RefusalCode.UPSTREAM_ERROR,
+        "The node's answer has more headers than the gateway accepts",
+        502,
+    ),
+    _Reply(_TOO_MANY_HEADERS, RefusalCode.INVALID_REQUEST, "The request has more or larger headers than the gateway accepts", 431),
+    _Reply(_details("health_check_failed"), RefusalCode.INTERNAL_ERROR, "This Envoy is draining", 503),
+    _Reply(_details("low_version"), RefusalCode.UPGRADE_REQUIRED, "HTTP/1.0 is not served; use HTTP/1.1 or HTTP/2", 426),
     _Reply("response.code == 408", RefusalCode.INVALID_REQUEST, "The request did not arrive in time"),
     _Reply("response.code == 431", RefusalCode.INVALID_REQUEST, "The request headers are larger than the gateway accepts"),
     _Reply("response.code < 500", RefusalCode.INVALID_REQUEST, "The request is not valid HTTP, or not one that the gateway serves"),

@@ -142,17 +142,17 @@ class Retry(Struct, frozen=True):
 
 
 class Outlier(Struct, frozen=True):
-    """When a node that fails in traffic is taken out of its pool, and for how long."""
+    """When Envoy ejects a node that it can't connect to, and for how long."""
 
-    consecutive_5xx: int = 3
-    consecutive_gateway_failures: int = 3
-    """Connect failures, resets, timeouts, and 502-504."""
+    consecutive_connect_failures: int = 3
+    """Connections that could not be opened. What a node answers, and how it ends an exchange, is judged by the sidecar's breakers alone,
+    which know whose request it was."""
     interval_ms: int = 1_000
     base_ejection_ms: int = 30_000
     max_ejection_percent: int = 100
 
     def __post_init__(self) -> None:
-        for name in ("consecutive_5xx", "consecutive_gateway_failures", "interval_ms", "base_ejection_ms"):
+        for name in ("consecutive_connect_failures", "interval_ms", "base_ejection_ms"):
             if getattr(self, name) < 1:
                 raise ValueError(f"outlier.{name} is at least 1")
         if not 0 <= self.max_ejection_percent <= 100:  # noqa: PLR2004 - a share in percent
@@ -241,6 +241,8 @@ class Topology(Struct, frozen=True, kw_only=True):
     """Answers `/health` in the node's stead. None: the path is one like any other."""
     max_connections: int = 20_000
     """Of clients at once; further ones are not accepted."""
+    health_path: str | None = None
+    """Where load balancers ask the listener whether it serves. None: it is a path like any other."""
 
     def __post_init__(self) -> None:
         if not self.ext_proc:

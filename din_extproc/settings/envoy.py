@@ -48,10 +48,9 @@ class RetrySection(Section):
 
 
 class OutlierSection(Section):
-    """When a failing node is taken out of its pool, and for how long."""
+    """When Envoy ejects a node that it can't connect to, and for how long."""
 
-    consecutive_5xx: Count = _OUTLIER.consecutive_5xx
-    consecutive_gateway_failures: Count = _OUTLIER.consecutive_gateway_failures
+    consecutive_connect_failures: Count = _OUTLIER.consecutive_connect_failures
     interval_ms: Milliseconds = _OUTLIER.interval_ms
     base_ejection_ms: Milliseconds = _OUTLIER.base_ejection_ms
     max_ejection_percent: Annotated[int, Field(ge=0, le=100)] = _OUTLIER.max_ejection_percent
@@ -92,6 +91,12 @@ def _origin(text: str) -> str:
     return text
 
 
+def _health_path(text: str | None) -> str | None:
+    if text is not None and (_path(text).startswith("/v1/") or "?" in text):
+        raise ValueError(f"{text!r} is a path of the API, or has a query; choose one such as /healthz")
+    return text
+
+
 class CorsSection(Section):
     """Which web pages may call."""
 
@@ -120,6 +125,8 @@ class EnvoySection(Section):
     retry: RetrySection = RetrySection()
     outlier: OutlierSection = OutlierSection()
     health_check: Annotated[HealthCheckSection | None, BeforeValidator(off_is_none)] = HealthCheckSection()
+    health_path: Annotated[str | None, AfterValidator(_health_path), BeforeValidator(off_is_none)] = "/healthz"
+    """Load balancers ask the listener here whether it serves, without a key: 200 while a worker answers and Envoy is not draining."""
     cors: CorsSection = CorsSection()
     access_log_flush_ms: Annotated[int, Field(ge=1, le=10_000)] = 50
 

@@ -21,7 +21,23 @@ from din_extproc._proto.envoy.service.ext_proc.v3.external_processor_pb2 import 
 from din_extproc.domain.response import Replacement
 from din_extproc.domain.verdict import Headers, ImmediateResponse, Send
 
-CONTINUE_REQUEST_HEADERS = ProcessingResponse(request_headers=HeadersResponse()).SerializeToString()
+
+def _mode(response_body: ProcessingMode.BodySendMode) -> ProcessingMode:
+    """Which messages come from here on, see `control/filters.py` for why Envoy is not configured so.
+
+    The response's trailers are among them because Envoy 1.37 and 1.38 otherwise end the stream at the response's headers, and its end is
+    what releases a slot.
+    """
+    return ProcessingMode(
+        response_header_mode=ProcessingMode.SEND,
+        request_body_mode=ProcessingMode.BUFFERED,
+        response_body_mode=response_body,
+        response_trailer_mode=ProcessingMode.SEND,
+    )
+
+
+_ANSWER_WANTED = ProcessingResponse(mode_override=_mode(ProcessingMode.NONE)).SerializeToString()
+CONTINUE_REQUEST_HEADERS = ProcessingResponse(request_headers=HeadersResponse()).SerializeToString() + _ANSWER_WANTED
 CONTINUE_REQUEST_BODY = ProcessingResponse(request_body=BodyResponse()).SerializeToString()
 CONTINUE_REQUEST_TRAILERS = ProcessingResponse(request_trailers=TrailersResponse()).SerializeToString()
 CONTINUE_RESPONSE_HEADERS = ProcessingResponse(response_headers=HeadersResponse()).SerializeToString()
@@ -36,21 +52,11 @@ _CLEAR_BODY = "\x10\x01"
 _AND_REPLACE = "\x08\x01"
 _NO_LENGTH = "\x12\x0econtent-length"
 _NO_ENCODING = "\x12\x10content-encoding"
-_MODE = {
-    mode: ProcessingResponse(
-        mode_override=ProcessingMode(
-            response_header_mode=ProcessingMode.SEND,
-            request_body_mode=ProcessingMode.BUFFERED,
-            response_body_mode=mode,
-            response_trailer_mode=ProcessingMode.SEND,
-        )
-    )
-    .SerializeToString()
-    .decode("latin-1")
+_PIECES_MODE, _WHOLE_MODE = (
+    ProcessingResponse(mode_override=_mode(mode)).SerializeToString().decode("latin-1")
     for mode in (ProcessingMode.STREAMED, ProcessingMode.BUFFERED)
-}
-"""How the rest of an answer is to come. All but the body's mode is as Envoy is configured."""
-_PIECES_MODE, _WHOLE_MODE = _MODE[ProcessingMode.STREAMED], _MODE[ProcessingMode.BUFFERED]
+)
+"""How the rest of an answer is to come."""
 _OVERWRITE = "\x18\x02"
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _NAME = re.compile(r":?[a-z0-9!#$%&'*+.^_`|~-]+")
@@ -131,7 +137,7 @@ def send_at_headers(send: Send) -> bytes:
     if send.body is not None:
         raise ValueError("a request without a body can't be given one")
     common = _mutation(send) + _CLEAR_ROUTE_CACHE
-    return (_metadata(send.metadata) + _field("\x0a", _field("\x0a", common))).encode("latin-1")
+    return (_metadata(send.metadata) + _field("\x0a", _field("\x0a", common))).encode("latin-1") + _ANSWER_WANTED
 
 
 def send_at_body(send: Send) -> bytes:

@@ -91,7 +91,7 @@ def stack(sims) -> Iterator[Gateway]:
                 "retry": {"attempts": RETRIES},
                 "timeouts": {"node_idle_ms": IDLE_MS, "connect_ms": 300},
                 "health_check": False,
-                "outlier": {"consecutive_5xx": 1000, "consecutive_gateway_failures": 1000},
+                "outlier": {"consecutive_connect_failures": 1000},
             },
             "health": {"breaker": False},
         }

@@ -1,7 +1,7 @@
 """The rendered configuration in a real Envoy: where requests land, what is taken off them, and what Envoy answers by itself."""
 
 import asyncio
-import contextlib
+import json
 import random
 import socket
 import string
@@ -14,7 +14,7 @@ from aiohttp import web
 from din_extproc.control.listener import EDIT_ROOM_BYTES
 from din_extproc.control.topology import HealthCheck, Outlier, Retry, Timeouts
 from din_extproc.domain.verdict import RefusalCode, error_body
-from tests.support.rig import Answer, Reply, Rig, Route, rig, until
+from tests.support.rig import Answer, Reply, Rig, Route, fetch, rig, until
 
 pytestmark = pytest.mark.e2e
 
@@ -179,7 +179,7 @@ async def test_a_decision_that_does_not_refresh_the_route_is_noticed():
 
 
 async def test_a_dead_node_is_passed_over_and_the_headers_name_the_node_that_answered():
-    async with rig(3, dead=(0,), outlier=Outlier(consecutive_5xx=10_000, consecutive_gateway_failures=10_000)) as gateway:
+    async with rig(3, dead=(0,), outlier=Outlier(consecutive_connect_failures=10_000)) as gateway:
         dead, first, second = gateway.nodes
         gateway.sidecar.decide = lambda _headers, _body: gateway.toward(dead, second)
         replies = [await gateway.chat() for _ in range(100)]
@@ -192,7 +192,7 @@ async def test_a_dead_node_is_passed_over_and_the_headers_name_the_node_that_ans
 
 @pytest.mark.parametrize("failing", [busy, resetting])
 async def test_a_node_that_fails_before_its_first_byte_is_asked_once_and_another_answers(failing):
-    async with rig(2, outlier=Outlier(consecutive_5xx=10_000, consecutive_gateway_failures=10_000)) as gateway:
+    async with rig(2, outlier=Outlier(consecutive_connect_failures=10_000)) as gateway:
         bad, good = gateway.nodes
         bad.behaviour = failing
         gateway.sidecar.decide = lambda _headers, _body: gateway.toward(bad, good)
@@ -244,23 +244,34 @@ def nobody(_headers, _body):
     return Route("pool", ["10.255.255.1:9"])
 
 
-async def test_a_failing_node_is_ejected_from_the_fallback_and_an_empty_pool_says_so():
-    async with rig(2, outlier=Outlier(consecutive_5xx=2, consecutive_gateway_failures=2), retry=Retry(attempts=0)) as gateway:
+async def test_a_node_without_a_port_is_ejected_from_the_fallback_and_an_empty_pool_says_so():
+    async with rig(2, outlier=Outlier(consecutive_connect_failures=2), retry=Retry(attempts=0)) as gateway:
         bad, good = gateway.nodes
-        bad.behaviour = busy
+        await bad.stop()
         gateway.sidecar.decide = lambda _headers, _body: gateway.toward(bad)
         assert [(await gateway.chat()).status for _ in range(2)] == [503, 503]
         await until_stat(gateway, "cluster.pool.membership_healthy", 1)
         gateway.sidecar.decide = nobody
         assert [(await gateway.chat()).json() for _ in range(10)] == [{"node": good.name}] * 10
-        good.behaviour = busy
+        await good.stop()
+        gateway.sidecar.decide = lambda _headers, _body: gateway.toward(good)
         assert [(await gateway.chat()).status for _ in range(2)] == [503, 503]
         await until_stat(gateway, "cluster.pool.membership_healthy", 0)
-        asked = len(bad.seen) + len(good.seen)
+        gateway.sidecar.decide = nobody
         reply = await gateway.chat()
         assert_error(reply, RefusalCode.NO_HEALTHY_NODE)
         assert reply["retry-after"] == "1"
-        assert len(bad.seen) + len(good.seen) == asked
+
+
+@pytest.mark.parametrize("behaviour", ["busy", "resetting"])
+async def test_a_node_that_answers_badly_or_breaks_connections_is_not_ejected_by_envoy(behaviour):
+    async with rig(2, outlier=Outlier(consecutive_connect_failures=2), retry=Retry(attempts=0)) as gateway:
+        bad, _ = gateway.nodes
+        bad.behaviour = {"busy": busy, "resetting": resetting}[behaviour]
+        gateway.sidecar.decide = lambda _headers, _body: gateway.toward(bad)
+        assert {(await gateway.chat()).status for _ in range(8)} == {503 if behaviour == "busy" else 502}
+        assert await gateway.envoy.stat("cluster.pool.outlier_detection.ejections_enforced_total") == 0
+        assert len(bad.seen) == 8
 
 
 async def test_a_node_that_fails_its_health_check_leaves_the_fallback_and_comes_back():
@@ -357,25 +368,103 @@ async def test_a_client_may_speak_http2_without_tls():
 
 
 NOT_HTTP = [
-    b"GET v1/models HTTP/1.1\r\nhost: a\r\n\r\n",
-    b"POST /v1/models HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n",
-    b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"a" * 70_000 + b"\r\n\r\n",
-    b"GET /v1/models HTTP/1.0\r\n\r\n",
+    (400, b"GET v1/models HTTP/1.1\r\nhost: a\r\n\r\n"),
+    (400, b"POST /v1/models HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n"),
+    (431, b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"a" * 70_000 + b"\r\n\r\n"),
+    (431, b"GET / HTTP/1.1\r\nhost: a\r\n" + b"x: a\r\n" * 200 + b"\r\n"),
+    (431, b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n" + b"x: a\r\n" * 200 + b"\r\n"),
+    (426, b"GET /v1/models HTTP/1.0\r\n\r\n"),
+    (426, b"POST /v1/models HTTP/1.0\r\ncontent-length: 2\r\n\r\n{}"),
 ]
 
 
-@pytest.mark.parametrize("request_bytes", NOT_HTTP)
-async def test_what_is_not_http_ends_the_connection_and_is_logged(request_bytes):
+async def exchange(gateway: Rig, request_bytes: bytes) -> tuple[int, bytes]:
+    """Status and body of what the gateway sends before it closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.envoy.port)
+    writer.write(request_bytes)
+    async with asyncio.timeout(30):
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    return int(head.split()[1]), body
+
+
+@pytest.mark.parametrize(("status", "request_bytes"), NOT_HTTP)
+async def test_a_head_that_envoy_refuses_gets_its_answer_with_our_body_and_is_logged(status, request_bytes):
     async with rig(1) as gateway:
-        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.envoy.port)
-        writer.write(request_bytes)
-        async with asyncio.timeout(10):
-            with contextlib.suppress(ConnectionResetError):
-                await reader.read()
-        writer.close()
+        got, body = await exchange(gateway, request_bytes)
+        assert (got, json.loads(body)["status"]) == (status, status)
+        assert json.loads(body)["error"]["code"] == ("upgrade_required" if status == 426 else "invalid_request")
         [entry] = await gateway.logged(1)
-        assert 400 <= entry["response"]["response_code"] < 500
+        assert entry["response"]["response_code"] == status
         assert gateway.nodes[0].seen == []
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_there_is_room_for_the_gateways_own_headers_and_a_head_without_it_is_a_431(method):
+    async with rig(1) as gateway:
+        own = {f"x-din-{index}": "v" for index in range(12)}
+        gateway.sidecar.decide = lambda _headers, _body: gateway.toward(gateway.nodes[0], headers=own, response_headers={"x-own": "1"})
+        for count, status in ((92, 200), (100, 200), (112, 431), (120, 431)):
+            lines = "".join(f"x-{index}: v\r\n" for index in range(count))
+            length = "content-length: 2\r\n" if method == "POST" else ""
+            sent = f"{method} /v1/models HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{length}{lines}\r\n{'{}' if length else ''}"
+            got, body = await exchange(gateway, sent.encode())
+            assert got == status, body
+            assert status == 200 or json.loads(body)["error"]["code"] == "invalid_request"
+        assert len(gateway.nodes[0].seen) == 2
+
+
+async def test_an_answer_with_too_many_headers_is_the_nodes_fault():
+    async with rig(1, retry=Retry(attempts=0)) as gateway:
+        many = {f"x-{index}": "v" for index in range(90)}
+        gateway.nodes[0].behaviour = lambda _request: _reply(many)
+        own = {f"x-own-{index}": "v" for index in range(30)}
+        gateway.sidecar.decide = lambda _headers, _body: gateway.toward(gateway.nodes[0], response_headers=own)
+        assert_error(await gateway.chat(), RefusalCode.UPSTREAM_ERROR, 502)
+
+
+async def _reply(headers: dict[str, str]) -> web.Response:
+    return web.json_response({}, headers=headers)
+
+
+async def test_what_a_client_says_of_its_connection_and_of_itself_reaches_no_node():
+    async with rig(1) as gateway:
+        gateway.sidecar.decide = lambda _headers, _body: gateway.toward(gateway.nodes[0])
+        said = {
+            "te": "trailers",
+            "x-real-ip": "203.0.113.9",
+            "forwarded": "for=203.0.113.9",
+            "connection": "keep-alive, x-hop",
+            "x-hop": "1",
+        }
+        assert (await gateway.chat(said)).status == 200
+        assert not said.keys() & gateway.nodes[0].seen[0].headers.keys()
+
+
+async def test_a_websocket_handshake_is_an_ordinary_request_to_the_sidecar_and_leaves_the_connection_usable():
+    async with rig(1) as gateway:
+        gateway.sidecar.decide = lambda headers, _body: Answer(426 if "sec-websocket-key" in headers else 200, b"{}")
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.envoy.port)
+        asked = "connection: Upgrade\r\nupgrade: {}\r\nsec-websocket-version: 13\r\nsec-websocket-key: eA==\r\n"
+        for lines, status in ((asked.format("websocket"), b"426"), (asked.format("WebSocket"), b"426"), ("", b"200")):
+            writer.write(f"GET /v1/responses HTTP/1.1\r\nhost: a\r\n{lines}\r\n".encode())
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.split()[1] == status
+            await reader.readexactly(2)
+        writer.close()
+
+
+async def test_the_health_path_is_asked_of_the_sidecar_until_envoy_drains():
+    async with rig(1, health_path="/healthz") as gateway:
+        gateway.sidecar.decide = lambda _headers, _body: Answer(200, b"ok")
+        assert (await gateway.fetch("GET", "/healthz")).status == 200
+        await fetch(gateway.envoy.admin_port, "POST", "/healthcheck/fail")
+        draining = await gateway.fetch("GET", "/healthz")
+        assert_error(draining, RefusalCode.INTERNAL_ERROR, 503)
+        assert (await gateway.fetch("GET", "/v1/models")).status == 200
+        await fetch(gateway.envoy.admin_port, "POST", "/healthcheck/ok")
+        await gateway.sidecar.stop()
+        assert (await gateway.fetch("GET", "/healthz")).status == 503
 
 
 # What Envoy answers by itself
@@ -403,7 +492,7 @@ async def test_envoys_own_answers_bear_our_error_body():
         gateway.sidecar.delay_s = 0
         late = await gateway.fetch("POST", "/v1/embeddings", {"content-length": "9"})
         assert assert_error(late, RefusalCode.INVALID_REQUEST, 408)["trace_id"] == late["x-din-trace-id"]
-        upgrade = await gateway.fetch("GET", "/v1/models", {"connection": "upgrade", "upgrade": "websocket"})
+        upgrade = await gateway.fetch("GET", "/v1/models", {"connection": "upgrade", "upgrade": "mqtt"})
         assert_error(upgrade, RefusalCode.INVALID_REQUEST, 403)
 
 

@@ -45,7 +45,7 @@ def stack(sims) -> Iterator[Stack]:
         "envoy": {
             "retry": {"attempts": RETRIES},
             "health_check": False,
-            "outlier": {"consecutive_5xx": 1000, "consecutive_gateway_failures": 1000},
+            "outlier": {"consecutive_connect_failures": 1000},
         },
         "health": {"breaker": False},
     }

@@ -56,7 +56,7 @@ def stack(engines, liar) -> Iterator[Stack]:
         "envoy": {
             "health_check": False,
             "timeouts": {"connect_ms": 500, "node_idle_ms": 3000},
-            "outlier": {"consecutive_5xx": 1000, "consecutive_gateway_failures": 1000},
+            "outlier": {"consecutive_connect_failures": 1000},
         },
     }
     with Stack(config) as running:

@@ -101,7 +101,7 @@ def stack(parrot, sim) -> Iterator[Stack]:
         "envoy": {
             "retry": {"attempts": 1},
             "health_check": False,
-            "outlier": {"consecutive_5xx": 1000, "consecutive_gateway_failures": 1000},
+            "outlier": {"consecutive_connect_failures": 1000},
         },
     }
     with Stack(config) as running:

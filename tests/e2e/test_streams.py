@@ -61,7 +61,7 @@ def stack(sims, zipped) -> Iterator[Stack]:
         "pools": pools,
         "rules": [{"id": name, "when": {"model": name}, "pool": name} for name in pools],
         "tenants": [tenant("acme")],
-        "envoy": {"health_check": False, "outlier": {"consecutive_5xx": 1000, "consecutive_gateway_failures": 1000}},
+        "envoy": {"health_check": False, "outlier": {"consecutive_connect_failures": 1000}},
         "health": {"breaker": False},
     }
     with Stack(config) as running:

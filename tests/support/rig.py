@@ -22,6 +22,7 @@ from aiohttp import web
 from google.protobuf import json_format
 
 from din_extproc._proto.envoy.data.accesslog.v3.accesslog_pb2 import UpstreamEnd
+from din_extproc._proto.envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 from din_extproc._proto.envoy.service.accesslog.v3 import als_pb2
 from din_extproc._proto.envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from din_extproc.control import bootstrap
@@ -196,6 +197,10 @@ class Sidecar:
         return als_pb2.StreamAccessLogsResponse()
 
 
+_ANSWER_TOO = ProcessingMode(response_header_mode="SEND", request_body_mode="BUFFERED", response_trailer_mode="SEND")
+"""What the sidecar says of the messages that it wants from then on."""
+
+
 def _set(mutation: Any, headers: dict[str, str]) -> None:
     for key, value in headers.items():
         option = mutation.set_headers.add()
@@ -209,6 +214,8 @@ def _headers_reply(kind: str, headers: dict[str, str]) -> Any:
     part.SetInParent()
     if headers:
         _set(part.response.header_mutation, headers)
+    if kind == "request_headers":
+        reply.mode_override.CopyFrom(_ANSWER_TOO)
     return reply
 
 
@@ -220,6 +227,8 @@ def _decision(kind: str, verdict: Route | Answer) -> Any:
         reply.immediate_response.details = verdict.details
         _set(reply.immediate_response.headers, verdict.headers)
         return reply
+    if kind == "request_headers":
+        reply.mode_override.CopyFrom(_ANSWER_TOO)
     common = getattr(reply, kind).response
     chosen = {"x-din-cluster": verdict.cluster, "x-din-endpoint": ",".join(verdict.endpoints), **verdict.headers}
     if verdict.body is not None:

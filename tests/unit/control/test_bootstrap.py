@@ -30,14 +30,14 @@ def test_filters_that_nobody_asked_for_are_left_out():
     assert [each["name"].rpartition(".")[2] for each in connection_manager(full)["http_filters"]] == ["cors", "lua", "ext_proc", "router"]
 
 
-def test_the_sidecar_is_sent_trailers_so_that_its_stream_lasts_as_long_as_the_exchange():
+def test_envoys_own_answers_to_a_head_that_it_refuses_are_not_sent_to_the_sidecar():
     ext_proc = next(each for each in connection_manager(rendered())["http_filters"] if each["name"].endswith("ext_proc"))["typed_config"]
     assert ext_proc["processing_mode"] == {
         "request_header_mode": "SEND",
         "request_body_mode": "BUFFERED",
         "request_trailer_mode": "SKIP",
-        "response_header_mode": "SEND",
-        "response_trailer_mode": "SEND",
+        "response_header_mode": "SKIP",
+        "response_trailer_mode": "SKIP",
     }
 
 

@@ -70,7 +70,7 @@ def test_a_topology_that_can_not_be_rendered_can_not_be_built(changes, field):
         (lambda: Retry(attempts=-1), "retry.attempts"),
         (lambda: Retry(jitter_ms=0), "retry.jitter_ms"),
         (lambda: Retry(statuses=(200,)), "retry.statuses"),
-        (lambda: Outlier(consecutive_5xx=0), "outlier.consecutive_5xx"),
+        (lambda: Outlier(consecutive_connect_failures=0), "outlier.consecutive_connect_failures"),
         (lambda: Outlier(max_ejection_percent=101), "outlier.max_ejection_percent"),
         (lambda: HealthCheck(interval_ms=0), "health_check.interval_ms"),
         (lambda: HealthCheck(path="health"), "health_check"),

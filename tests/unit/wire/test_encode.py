@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from din_extproc._proto.envoy.config.core.v3.base_pb2 import HeaderValueOption
+from din_extproc._proto.envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 from din_extproc._proto.envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingResponse
 from din_extproc.domain.verdict import ImmediateResponse, Send
 from din_extproc.wire import encode
@@ -137,6 +138,14 @@ def test_only_a_final_status_answers(status):
 )
 def test_each_constant_answers_its_own_phase(data, kind):
     assert written(data).WhichOneof("response") == kind
+
+
+def test_the_reply_to_a_requests_headers_asks_for_the_answers_headers_and_trailers():
+    send = Send(cluster="c", endpoints=("e",), request_headers=(), response_headers=(), metadata={})
+    for data in (encode.CONTINUE_REQUEST_HEADERS, encode.send_at_headers(send)):
+        mode = written(data).mode_override
+        assert (mode.response_header_mode, mode.response_trailer_mode) == (ProcessingMode.SEND, ProcessingMode.SEND)
+        assert (mode.request_body_mode, mode.response_body_mode) == (ProcessingMode.BUFFERED, ProcessingMode.NONE)
 
 
 LONG = st.integers(0, 300).map(lambda size: "v" * size)
