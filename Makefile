@@ -79,8 +79,9 @@ lint: setup ## ruff: rules and format
 type: setup ## mypy, strict
 	@$(BIN)/mypy
 
-arch: setup ## who may import whom
+arch: setup ## who may import whom, and what else the structure forbids
 	@$(BIN)/lint-imports
+	@$(PY) -m tests.architecture
 
 proto: setup ## generate din_extproc/_proto from proto/
 	@$(PY) proto/generate.py

@@ -91,7 +91,14 @@ def standing(requests: list[tuple[int, int, int]], tokens: list[tuple[int, int, 
     """The tightest budget of each dimension: the one with the fewest left, the first of equals."""
     limit_requests, remaining_requests, reset_requests = min(requests, key=_left, default=(None, None, None))
     limit_tokens, remaining_tokens, reset_tokens = min(tokens, key=_left, default=(None, None, None))
-    return RateLimitStatus(limit_requests, remaining_requests, reset_requests, limit_tokens, remaining_tokens, reset_tokens)
+    return RateLimitStatus(
+        limit_requests=limit_requests,
+        remaining_requests=remaining_requests,
+        reset_requests_ms=reset_requests,
+        limit_tokens=limit_tokens,
+        remaining_tokens=remaining_tokens,
+        reset_tokens_ms=reset_tokens,
+    )
 
 
 def _left(triple: tuple[int, int, int]) -> int:

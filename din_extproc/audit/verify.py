@@ -241,7 +241,7 @@ class _LogReader:
         self._find(self._name, what, line=at, seq=first, last=last)
 
     def _find(self, file: str, what: str, *, line: int = 0, seq: int = 0, last: int = 0, trace_id: str = "", told: bool = False) -> None:
-        self.report.findings.append(AuditFinding(file, what, line, seq, last, trace_id, told))
+        self.report.findings.append(AuditFinding(file=file, what=what, line=line, seq=seq, last=last, trace_id=trace_id, told=told))
 
 
 def _number(text: bytes) -> int | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from google.protobuf.message import DecodeError
 from msgspec import Struct
 
-from din_extproc._proto.envoy.config.core.v3.base_pb2 import Node as EnvoyNode
+from din_extproc._proto.envoy.config.core.v3 import base_pb2
 from din_extproc._proto.envoy.service.discovery.v3.discovery_pb2 import (
     DeltaDiscoveryRequest,
     DeltaDiscoveryResponse,
@@ -60,7 +60,7 @@ class DiscoveryStream:
     def __init__(self, snapshot: Snapshot, *, delta: bool) -> None:
         self.snapshot = snapshot
         self._delta = delta
-        self._node = EnvoyNode()
+        self._node = base_pb2.Node()
         self._subscriptions: dict[str, XdsSubscription] = {}
         self._offers = 0
 

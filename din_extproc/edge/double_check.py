@@ -90,4 +90,14 @@ class DoubleChecker:
 
 def _compared(check: DoubleCheck, second: Node, agreement: Agreement, at: int = 0, tokens: int = 0) -> DoubleCheckResult:
     node = check.node
-    return DoubleCheckResult(check.trace_id, node.model, node.version, node.dtype, node.id, second.id, agreement, at, tokens)
+    return DoubleCheckResult(
+        trace_id=check.trace_id,
+        model=node.model,
+        version=node.version,
+        dtype=node.dtype,
+        node_id=node.id,
+        second_node_id=second.id,
+        agreement=agreement,
+        at_token=at,
+        tokens=tokens,
+    )

@@ -118,7 +118,17 @@ class _Draft:
 
     def prompt(self) -> Prompt:
         text, objects = b",".join(self.strings), b",".join(self.objects)
-        return Prompt(text, objects, self.messages, self.token_ids, self.media, self.templated, self.number, self.again, self.longest)
+        return Prompt(
+            strings=text,
+            objects=objects,
+            messages=self.messages,
+            token_ids=self.token_ids,
+            media=self.media,
+            templated=self.templated,
+            inputs=self.number,
+            again=self.again,
+            longest=self.longest,
+        )
 
     def chat(self, raw: memoryview) -> None:
         """A list of messages, or a string that stands for one."""

@@ -105,7 +105,9 @@ def read(head: RequestHead, body: bytes, gauges: Callable[[str], TokenCalibrator
     if isinstance(wishes, Refusal):
         return wishes
     if place.operation is Operation.MODELS:
-        intent = _intent(head.headers, place.operation, place.model, wishes, Estimate(0), _NO_OUTPUT)
+        intent = _intent(
+            headers=head.headers, operation=place.operation, model=place.model, wishes=wishes, size=Estimate(0), output=_NO_OUTPUT
+        )
         return ParsedRequest(intent, b"", False, _NOTHING, _NO_PROMPT)
     sent = plain(head.headers, body, limit)
     if isinstance(sent, Refusal):
@@ -149,12 +151,12 @@ def _read_json(
     if isinstance(output, Refusal):
         return output
     intent = _intent(
-        headers,
-        operation,
-        model,
-        wishes,
-        estimate(asked, gauges(model)),
-        output,
+        headers=headers,
+        operation=operation,
+        model=model,
+        wishes=wishes,
+        size=estimate(asked, gauges(model)),
+        output=output,
         stream=found.value(body, "stream") == b"true",
         wants_usage=wants_usage,
     )
@@ -173,18 +175,18 @@ def _intent(
     wants_usage: bool = False,
 ) -> Intent:
     return Intent(
-        operation,
-        model,
-        size,
-        output.tokens,
-        stream,
-        wants_usage,
-        wishes.timeout_ms,
-        headers.get("x-task-tier", "").strip(),
-        headers.get("x-din-model-version", "").strip(),
-        wishes.priority,
-        output.answers,
-        output.each,
+        operation=operation,
+        model=model,
+        estimate=size,
+        output_tokens=output.tokens,
+        stream=stream,
+        wants_usage=wants_usage,
+        timeout_ms=wishes.timeout_ms,
+        task_tier=headers.get("x-task-tier", "").strip(),
+        version=headers.get("x-din-model-version", "").strip(),
+        priority=wishes.priority,
+        answers=output.answers,
+        output_each=output.each,
     )
 
 

@@ -37,60 +37,78 @@ def _without_state(samples: str) -> str:
 _OPEN = selected(of.BREAKERS, **{label(of.STATE): "open"})
 _MOST_OPEN = f"{_without_state(_OPEN)} > 0.5 * {_without_state(of.NODES.prometheus)}"
 ALERTS = (
-    Alert("DinNotReady", f"{of.READY.prometheus} == 0", "1m", "page", "The sidecar takes no requests.", "/readyz of its admin port"),
-    Alert("DinFailures", f"{failures(_WINDOW)} > 0.05", "5m", "page", "More than 5 % of the requests fail at nodes.", "dashboard nodes"),
+    Alert("DinNotReady", f"{of.READY.prometheus} == 0", "1m", "page", "The sidecar takes no requests.", look="/readyz of its admin port"),
+    Alert(
+        "DinFailures", f"{failures(_WINDOW)} > 0.05", "5m", "page",
+        "More than 5 % of the requests fail at nodes.", look="dashboard nodes",
+    ),
     Alert(
         "DinNoNode", f"{rate(of.REFUSALS, window=_WINDOW, **{label(of.CODE): 'no_healthy_node'})} > 0", "2m", "page",
-        "Requests are refused because no node is healthy.", "din-extproc nodes",
+        "Requests are refused because no node is healthy.", look="din-extproc nodes",
     ),
-    Alert("DinFaults", _grew(of.FAULTS), "0m", "page", "The gateway itself failed.", "its log, level error: each fault with its trace id"),
+    Alert(
+        "DinFaults", _grew(of.FAULTS), "0m", "page",
+        "The gateway itself failed.", look="its log, level error: each fault with its trace id",
+    ),
     Alert(
         "DinSlowDecisions", f"{quantile(0.99, of.DECISION, window=_WINDOW)} > 0.05", "5m", "page",
-        "One decision in a hundred takes more than 50 ms.", "Redis, and how busy the workers are",
+        "One decision in a hundred takes more than 50 ms.", look="Redis, and how busy the workers are",
     ),
-    Alert("DinRedisAway", f"{of.REDIS_UP.prometheus} == 0", "1m", "page", "Redis does not answer.", "/status; limits follow on_error"),
-    Alert("DinLimitsNotShared", f"{of.LIMITS_SHARED.prometheus} == 0", "1m", "ticket", "Limits are not counted in Redis.", "/status"),
+    Alert("DinRedisAway", f"{of.REDIS_UP.prometheus} == 0", "1m", "page", "Redis does not answer.", look="/status; limits follow on_error"),
+    Alert("DinLimitsNotShared", f"{of.LIMITS_SHARED.prometheus} == 0", "1m", "ticket", "Limits are not counted in Redis.", look="/status"),
     Alert(
         "DinConfigurationRefused", f"{of.CONFIG_SOUND.prometheus} == 0", "1m", "ticket",
-        "The configuration as it is now is not in use.", "din-extproc check",
+        "The configuration as it is now is not in use.", look="din-extproc check",
     ),
     Alert(
         "DinUnsettled", f"{of.UNSETTLED.prometheus} > 1000", "2m", "page",
-        "What exchanges cost can't be settled.", "Redis; past 10,000 it is lost",
+        "What exchanges cost can't be settled.", look="Redis; past 10,000 it is lost",
     ),
-    Alert("DinAccountsLost", _grew(of.GIVEN_UP), "0m", "page", "What exchanges cost was never settled.", "Redis was away too long"),
+    Alert("DinAccountsLost", _grew(of.GIVEN_UP), "0m", "page", "What exchanges cost was never settled.", look="Redis was away too long"),
     Alert(
         "DinAccessLogsDropped", _grew(of.LOGS_DROPPED), "0m", "ticket",
-        "Envoy dropped entries of its access log: these requests are not accounted for.", "whether the accounts keep up",
+        "Envoy dropped entries of its access log: these requests are not accounted for.", look="whether the accounts keep up",
     ),
-    Alert("DinAccessLogsUnreadable", _grew(of.LOGS_UNREADABLE), "0m", "ticket", "Access logs can't be read.", "the versions of both"),
-    Alert("DinAuditFailing", f"{of.AUDIT_FAILING.prometheus} == 1", "0m", "page", "The audit log can't be written.", "the disk; /status"),
-    Alert("DinAuditLost", _grew(of.AUDIT_DROPPED), "0m", "page", "The audit log lost events.", "din-extproc audit verify says how many"),
-    Alert("DinWorkersDie", f"increase({of.WORKER_RESTARTS.prometheus}[15m]) > 2", "0m", "page", "Workers keep dying.", "the log"),
+    Alert("DinAccessLogsUnreadable", _grew(of.LOGS_UNREADABLE), "0m", "ticket", "Access logs can't be read.", look="the versions of both"),
+    Alert(
+        "DinAuditFailing", f"{of.AUDIT_FAILING.prometheus} == 1", "0m", "page",
+        "The audit log can't be written.", look="the disk; /status",
+    ),
+    Alert(
+        "DinAuditLost", _grew(of.AUDIT_DROPPED), "0m", "page",
+        "The audit log lost events.", look="din-extproc audit verify says how many",
+    ),
+    Alert("DinWorkersDie", f"increase({of.WORKER_RESTARTS.prometheus}[15m]) > 2", "0m", "page", "Workers keep dying.", look="the log"),
     Alert(
         "DinNodeQuarantined", f"{selected(of.NODES, **{label(of.STATE): 'quarantined'})} > 0", "1m", "ticket",
-        "A node is kept out because of what it said or did.", "din-extproc nodes: the reason",
+        "A node is kept out because of what it said or did.", look="din-extproc nodes: the reason",
     ),
     Alert(
         "DinNodesDisagree", f"increase({selected(of.DOUBLE_CHECKS, **{label(of.AGREEMENT): 'differ'})}[10m]) > 0", "0m", "page",
-        "Nodes that should give the same answer do not.", "the log, level error; the audit log, mismatch",
+        "Nodes that should give the same answer do not.", look="the log, level error; the audit log, mismatch",
     ),
     Alert(
         "DinBreakersOpen", _MOST_OPEN,
-        "2m", "page", "The breakers of more than half of the nodes are open.", "din-extproc nodes: the reasons",
+        "2m", "page", "The breakers of more than half of the nodes are open.", look="din-extproc nodes: the reasons",
     ),
-    Alert("DinNodeUntrusted", f"{of.NODE_TRUST.prometheus} < 0.5", "5m", "ticket", "A node is trusted by less than half.", "its reasons"),
-    Alert("DinNodeTableStale", f"{of.TABLE_STALE.prometheus} == 1", "2m", "ticket", "The node table can't be shared.", "Redis"),
-    Alert("DinEnvoyRefused", f"{of.XDS_REFUSED.prometheus} > 0", "1m", "page", "An Envoy refused its configuration.", "/status, xds"),
+    Alert(
+        "DinNodeUntrusted", f"{of.NODE_TRUST.prometheus} < 0.5", "5m", "ticket",
+        "A node is trusted by less than half.", look="its reasons",
+    ),
+    Alert("DinNodeTableStale", f"{of.TABLE_STALE.prometheus} == 1", "2m", "ticket", "The node table can't be shared.", look="Redis"),
+    Alert("DinEnvoyRefused", f"{of.XDS_REFUSED.prometheus} > 0", "1m", "page", "An Envoy refused its configuration.", look="/status, xds"),
     Alert(
         "DinMixedDtype", f"{of.MIXED_DTYPE.prometheus} > 0.01", "10m", "ticket",
-        "A model is answered in more than one dtype.", "the pools of that model",
+        "A model is answered in more than one dtype.", look="the pools of that model",
     ),
     Alert(
         "DinEstimatesOff", f"abs({quantile(0.5, of.ESTIMATE_ERROR, of.MODEL, window='30m')}) > 0.25", "30m", "ticket",
-        "Half of the prompt estimates of a model are off by more than a quarter.", "a tokenizer in the catalogue",
+        "Half of the prompt estimates of a model are off by more than a quarter.", look="a tokenizer in the catalogue",
     ),
-    Alert("DinLabelsFull", _grew(of.SERIES_FOLDED, "1h"), "0m", "ticket", "A metric has no room for more labels.", "what comes and goes"),
+    Alert(
+        "DinLabelsFull", _grew(of.SERIES_FOLDED, "1h"), "0m", "ticket",
+        "A metric has no room for more labels.", look="what comes and goes",
+    ),
 )  # fmt: skip
 
 

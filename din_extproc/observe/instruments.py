@@ -88,19 +88,19 @@ _EXCHANGE = (OPERATION, MODEL, TENANT)
 
 REQUEST_DURATION = Instrument(
     "gen_ai.server.request.duration", InstrumentKind.HISTOGRAM, "s", "Whole exchanges, first byte in to last byte out.",
-    (*_EXCHANGE, ERROR_TYPE), _DURATION,
+    (*_EXCHANGE, ERROR_TYPE), bounds=_DURATION,
 )  # fmt: skip
 TIME_TO_FIRST_TOKEN = Instrument(
     "gen_ai.server.time_to_first_token", InstrumentKind.HISTOGRAM, "s", "Streams: request's first byte to first token in any channel.",
-    _EXCHANGE, _FIRST,
+    _EXCHANGE, bounds=_FIRST,
 )  # fmt: skip
 TIME_PER_OUTPUT_TOKEN = Instrument(
     "gen_ai.server.time_per_output_token", InstrumentKind.HISTOGRAM, "s", "Completed streams: mean time of each token after the first.",
-    _EXCHANGE, _PER_TOKEN,
+    _EXCHANGE, bounds=_PER_TOKEN,
 )  # fmt: skip
 TOKEN_USAGE = Instrument(
     "gen_ai.client.token.usage", InstrumentKind.HISTOGRAM, "{token}", "Tokens of an exchange, by type: input or output.",
-    (*_EXCHANGE, TOKEN_TYPE), _TOKENS,
+    (*_EXCHANGE, TOKEN_TYPE), bounds=_TOKENS,
 )  # fmt: skip
 TOKENS = Instrument(
     "din.tokens", InstrumentKind.COUNTER, "{token}", "Tokens charged; cached ones count as input too. Estimated: not reported.",
@@ -111,13 +111,13 @@ DEGRADED = Instrument("din.requests.degraded", InstrumentKind.COUNTER, "{request
 RETRIES = Instrument("din.requests.retries", InstrumentKind.COUNTER, "{attempt}", "Attempts after the first.", (MODEL, POOL))
 TO_NODE = Instrument(
     "din.request.queue.duration", InstrumentKind.HISTOGRAM, "s",
-    "Request's last byte in to its first byte at a node: decision, waiting for limits, connecting.", (MODEL, TENANT), _SHORT,
+    "Request's last byte in to its first byte at a node: decision, waiting for limits, connecting.", (MODEL, TENANT), bounds=_SHORT,
 )  # fmt: skip
 RESERVED = Instrument(
     "din.tokens.reserved", InstrumentKind.COUNTER, "{token}", "Tokens reserved for exchanges that are over.", (TENANT, MODEL)
 )
 ESTIMATE_ERROR = Instrument(
-    "din.prompt.estimate.error", InstrumentKind.HISTOGRAM, "1", "(estimated - counted) / counted prompt tokens.", (MODEL,), _ERROR
+    "din.prompt.estimate.error", InstrumentKind.HISTOGRAM, "1", "(estimated - counted) / counted prompt tokens.", (MODEL,), bounds=_ERROR
 )
 NODE_REQUESTS = Instrument(
     "din.node.requests", InstrumentKind.COUNTER, "{request}", "Exchanges that ended at the node.", (NODE, MODEL, OUTCOME)
@@ -126,10 +126,10 @@ NODE_TOKENS = Instrument(
     "din.node.tokens", InstrumentKind.COUNTER, "{token}", "Tokens read and made by the node.", (NODE, MODEL, TOKEN_TYPE)
 )
 NODE_FIRST_TOKEN = Instrument(
-    "din.node.time_to_first_token", InstrumentKind.HISTOGRAM, "s", "Request sent to the node to first token.", (NODE, MODEL), _FIRST
+    "din.node.time_to_first_token", InstrumentKind.HISTOGRAM, "s", "Request sent to the node to first token.", (NODE, MODEL), bounds=_FIRST
 )
 NODE_DURATION = Instrument(
-    "din.node.duration", InstrumentKind.HISTOGRAM, "s", "Request sent to the node to its last byte.", (NODE, MODEL), _DURATION
+    "din.node.duration", InstrumentKind.HISTOGRAM, "s", "Request sent to the node to its last byte.", (NODE, MODEL), bounds=_DURATION
 )
 BAD_EVENTS = Instrument("din.node.bad_events", InstrumentKind.COUNTER, "{event}", "Events of streams that were no JSON.", (NODE,))
 
@@ -141,7 +141,7 @@ DECISION = Instrument(
     "s",
     "From a whole request to its verdict.",
     (),
-    tuple(us / 1e6 for us in DECISION_US),
+    bounds=tuple(us / 1e6 for us in DECISION_US),
 )
 DECISIONS = Instrument("din.decisions", InstrumentKind.COUNTER, "{request}", "Verdicts: sent or refused.", (VERDICT,))
 REFUSALS = Instrument("din.refusals", InstrumentKind.COUNTER, "{request}", "Refused requests by error code.", (CODE,))

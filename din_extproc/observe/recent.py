@@ -157,7 +157,18 @@ class Recent:
             code = record.refusal or record.error or (str(record.status) if record.status else "")
             at = round(record.started_at + (record.duration_ms or 0) / 1000, 3)
             asked = record.alias or record.model
-            self.events.append(RecentEvent(at, what, code, record.trace_id, record.tenant, asked, record.rule, record.node_id))
+            self.events.append(
+                RecentEvent(
+                    at=at,
+                    what=what,
+                    code=code,
+                    trace_id=record.trace_id,
+                    tenant=record.tenant,
+                    model=asked,
+                    rule=record.rule,
+                    node=record.node_id,
+                )
+            )
 
     def times(self, trace: str) -> list[GatewayTimes]:
         """The exchanges among the last two thousand whose trace id begins so, oldest first."""

@@ -51,7 +51,17 @@ def attempt_span(attempt: FailedAttempt) -> Span | None:
     start = round(attempt.started_at * 1e6)
     told: dict[str, Attribute] = {of.NODE: attempt.node_id, of.ERROR_TYPE: attempt.reason}
     end = start + round(attempt.duration_ms * 1000)
-    return Span("din.attempt", "client", trace_id, own, _derived(way, _TO_NODE), start, end, told, error=attempt.reason)
+    return Span(
+        name="din.attempt",
+        kind="client",
+        trace_id=trace_id,
+        span_id=own,
+        parent_id=_derived(way, _TO_NODE),
+        start_us=start,
+        end_us=end,
+        attributes=told,
+        error=attempt.reason,
+    )
 
 
 def spans(record: ExchangeRecord) -> Iterator[Span]:
@@ -64,20 +74,64 @@ def spans(record: ExchangeRecord) -> Iterator[Span]:
     error = "" if record.outcome is Outcome.COMPLETED else record.refusal or record.outcome.value
     operation = operation_name(record.operation)
     name = f"{operation} {record.model}" if record.model else "refused"
-    yield Span(name, "server", trace_id, span_id, parent_id, start, end, _attributes(record, operation, error), error=error)
+    yield Span(
+        name=name,
+        kind="server",
+        trace_id=trace_id,
+        span_id=span_id,
+        parent_id=parent_id,
+        start_us=start,
+        end_us=end,
+        attributes=_attributes(record, operation, error),
+        error=error,
+    )
     if record.sent_ms is None:
         return
     sent = _after(record, record.sent_ms)
-    admission = _after(record, record.received_ms or 0.0), sent
-    yield Span("din.admission", "internal", trace_id, _derived(span_id, _ADMISSION), span_id, *admission, {of.POOL: record.pool})
+    yield Span(
+        name="din.admission",
+        kind="internal",
+        trace_id=trace_id,
+        span_id=_derived(span_id, _ADMISSION),
+        parent_id=span_id,
+        start_us=_after(record, record.received_ms or 0.0),
+        end_us=sent,
+        attributes={of.POOL: record.pool},
+    )
+    yield from _node_spans(record, trace_id, span_id, sent, error)
+
+
+def _node_spans(record: ExchangeRecord, trace_id: str, span_id: str, sent: int, error: str) -> Iterator[Span]:
+    """Yield the span from the gateway to the node, and that of the answer's tokens inside it."""
+    end = _after(record, record.duration_ms or 0.0)
     way = span_to_node(span_id)
     first = None if record.first_token_ms is None else _after(record, record.first_token_ms)
     events = () if first is None else (("first_token", first),)
     told: dict[str, Attribute] = {of.NODE: record.node_id, "din.attempts": record.attempts, of.MODEL: record.model}
-    yield Span("din.node", "client", trace_id, way, span_id, sent, max(sent, end), told, events, error if record.node_id else "")
+    yield Span(
+        name="din.node",
+        kind="client",
+        trace_id=trace_id,
+        span_id=way,
+        parent_id=span_id,
+        start_us=sent,
+        end_us=max(sent, end),
+        attributes=told,
+        events=events,
+        error=error if record.node_id else "",
+    )
     if first is not None:
         tokens: dict[str, Attribute] = {"gen_ai.usage.output_tokens": record.usage.completion_tokens}
-        yield Span("din.stream", "internal", trace_id, _derived(span_id, _STREAM), way, first, max(first, end), tokens)
+        yield Span(
+            name="din.stream",
+            kind="internal",
+            trace_id=trace_id,
+            span_id=_derived(span_id, _STREAM),
+            parent_id=way,
+            start_us=first,
+            end_us=max(first, end),
+            attributes=tokens,
+        )
 
 
 def _attributes(record: ExchangeRecord, operation: str, error: str) -> dict[str, Attribute]:

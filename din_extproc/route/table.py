@@ -125,9 +125,19 @@ class RouteTable:
             if pool.model in allowed and (pool.operations is None or operation in pool.operations) and rule.matches(facts):
                 versions = _on(target, pool.model, asked)
                 if asked is ANY or _has_version(versions_of(pool.name), versions):
-                    fallback = _usable(rule.fallback, operation, target, allowed, asked, versions_of)
+                    fallback = _usable(
+                        fallback=rule.fallback, operation=operation, target=target, allowed=allowed, asked=asked, versions_of=versions_of
+                    )
                     fallback_versions = ANY if fallback is None else _on(target, fallback.model, asked)
-                    return Routed(rule.id, target.name, pool.model, pool, versions, fallback, fallback_versions)
+                    return Routed(
+                        rule=rule.id,
+                        name=target.name,
+                        model=pool.model,
+                        pool=pool,
+                        versions=versions,
+                        fallback=fallback,
+                        fallback_versions=fallback_versions,
+                    )
         return _unserved(target, intent, allowed, asked, versions_of)
 
     def tried(
@@ -141,7 +151,7 @@ class RouteTable:
         facts = Facts(intent, tenant, head.headers, hour_utc, target.name)
         trials = []
         for rule in (*self._rules, *(rule for rule in target.rules if not rule.id)):
-            why = tuple(_against(rule, target, allowed, asked, facts, versions_of))
+            why = tuple(_against(rule=rule, target=target, allowed=allowed, asked=asked, facts=facts, versions_of=versions_of))
             trials.append(RuleEvaluation(rule.id, rule.pool.name, not why, why))
             if not why:
                 break

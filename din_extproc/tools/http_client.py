@@ -89,4 +89,13 @@ class OutsideClient:
                     arrivals.append((time.perf_counter() - began, len(parts)))
         except (TimeoutError, ClientError, OSError) as error:
             failure = str(error) or type(error).__name__
-        return OutsideResponse(status, came, bytes(parts), failure, head_s, time.perf_counter() - began, began_at, tuple(arrivals))
+        return OutsideResponse(
+            status=status,
+            headers=came,
+            body=bytes(parts),
+            failure=failure,
+            head_s=head_s,
+            total_s=time.perf_counter() - began,
+            began_at=began_at,
+            arrivals=tuple(arrivals),
+        )

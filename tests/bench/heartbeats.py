@@ -23,7 +23,7 @@ from din_extproc.admit.keys import ENTROPY_BYTES, NewKey, NodeTokens, make_node_
 from din_extproc.edge.background import Background
 from din_extproc.edge.grpc.h2_server import H2Server
 from din_extproc.edge.grpc.registry_service import NodeRegistryService
-from din_extproc.edge.redis.nodes import SCRIPTS
+from din_extproc.edge.redis.nodes import NODE_SCRIPTS
 from din_extproc.edge.redis.topology import carrier
 from din_extproc.edge.registry.auth import RegistryAuth
 from din_extproc.edge.telemetry.counters import DecisionCounters
@@ -107,7 +107,7 @@ class _Crowd:
     async def __aenter__(self) -> Self:
         server, folder = self._exits.enter_context(RedisServer()), self._exits.enter_context(tempfile.TemporaryDirectory())
         settings = _settings(server.url, Path(folder), self._names)
-        link = carrier(server.url, SCRIPTS, timeout_ms=20_000)
+        link = carrier(server.url, NODE_SCRIPTS, timeout_ms=20_000)
         assert await link.start()
         self._exits.push_async_callback(link.close)
         background = Background()

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from din_extproc.domain.membership import Heartbeat, NodeState, Registration
 from din_extproc.domain.node import Endpoint, Node, Pool
-from din_extproc.edge.redis.nodes import SCRIPTS, NodeStore
+from din_extproc.edge.redis.nodes import NODE_SCRIPTS, NodeStore
 from din_extproc.edge.redis.subscription import ChannelSubscription
 from din_extproc.edge.redis.topology import carrier, locator
 from din_extproc.edge.registry.registrar import Registered, Registrar
@@ -61,7 +61,7 @@ def ready(sequence: int, **fields) -> Heartbeat:
 
 @contextlib.asynccontextmanager
 async def replica(server: RedisServer, network: str, *, listens: bool = True) -> AsyncIterator[Registrar]:
-    link = carrier(server.url, SCRIPTS, timeout_ms=300)
+    link = carrier(server.url, NODE_SCRIPTS, timeout_ms=300)
     store = NodeStore(link, network)
     registrar = Registrar(NodeTable((POOL,), {}), store, network="", heartbeat_s=0.1, dead_after_s=DEAD_AFTER_S)
     registrar.events = []

@@ -18,7 +18,7 @@ from din_extproc.registry.row import NodeRecord
 PUT: Final = load("node_put")
 SWEEP: Final = load("node_sweep")
 CHANGES: Final = load("node_changes")
-SCRIPTS: Final = (PUT, SWEEP, CHANGES)
+NODE_SCRIPTS: Final = (PUT, SWEEP, CHANGES)
 
 _PAGE: Final = 500
 """Nodes per question: a reply of this size does not keep Redis from others for long."""

@@ -7,7 +7,7 @@ import logging
 from bisect import bisect_left
 
 from din_extproc.domain.usage import ExchangeRecord
-from din_extproc.observe.instruments import DECISION_US as BOUNDS_US
+from din_extproc.observe.instruments import DECISION_US
 
 _log = logging.getLogger(__name__)
 
@@ -22,8 +22,8 @@ class DecisionCounters:
         self.would_refuse: dict[str, int] = {}
         """By limit: requests that passed only because it is not enforced."""
         self.faults = 0
-        self.decisions = [0] * (len(BOUNDS_US) + 1)
-        """By decision time, see `BOUNDS_US`."""
+        self.decisions = [0] * (len(DECISION_US) + 1)
+        """By decision time, see `DECISION_US`."""
         self.decision_s = 0.0
         """All decisions together."""
         self.sensitive: dict[str, dict[str, int]] = {}
@@ -33,7 +33,7 @@ class DecisionCounters:
 
     def decided(self, seconds: float, refused: str) -> None:
         """A verdict took so long. `refused`: the error code, "" when the request was sent on."""
-        self.decisions[bisect_left(BOUNDS_US, seconds * 1e6)] += 1
+        self.decisions[bisect_left(DECISION_US, seconds * 1e6)] += 1
         self.decision_s += seconds
         if refused:
             self.refused[refused] = self.refused.get(refused, 0) + 1
@@ -66,7 +66,7 @@ class DecisionCounters:
             "would_refuse": self.would_refuse,
             "faults": self.faults,
             "sensitive": self.sensitive,
-            "decisions_by_us": {bound: count for bound, count in zip((*BOUNDS_US, "more"), self.decisions, strict=True) if count},
+            "decisions_by_us": {bound: count for bound, count in zip((*DECISION_US, "more"), self.decisions, strict=True) if count},
             "decision_s": self.decision_s,
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,

@@ -124,12 +124,14 @@ class NodeRole:
         settings = self._settings
         started_ms = int(SystemClock.wall() * 1000)
         return NodeAgent(
-            Registration(node=settings.node, engine=settings.engine, network=settings.network, pool=settings.pool, epoch=started_ms),
-            settings.engine_url,
-            settings.served_model,
-            EngineProbe(session, settings.engine, settings.metrics_url, SystemClock.monotonic),
-            RegistryClient(session, settings.registries, self._token, settings.registry_tls),
-            None if settings.proxy is None else self._held,
+            registration=Registration(
+                node=settings.node, engine=settings.engine, network=settings.network, pool=settings.pool, epoch=started_ms
+            ),
+            engine_url=settings.engine_url,
+            served_model=settings.served_model,
+            probe=EngineProbe(session, settings.engine, settings.metrics_url, SystemClock.monotonic),
+            client=RegistryClient(session, settings.registries, self._token, settings.registry_tls),
+            held=None if settings.proxy is None else self._held,
         )
 
     def _held(self) -> EnvoyLoad:

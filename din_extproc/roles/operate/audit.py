@@ -116,15 +116,15 @@ def _given(key: str) -> tuple[str, bytes]:
 
 def _shown(folder: Path, report: AuditReport) -> ReplicaProof:
     return ReplicaProof(
-        report.replica,
-        str(folder),
-        report.network,
-        report.records,
-        report.segments,
-        report.last,
-        report.first_at,
-        report.last_at,
-        report.kinds,
+        replica=report.replica,
+        folder=str(folder),
+        network=report.network,
+        records=report.records,
+        segments=report.segments,
+        last=report.last,
+        first_at=report.first_at,
+        last_at=report.last_at,
+        kinds=report.kinds,
     )
 
 

@@ -70,7 +70,15 @@ class AccountingService:
         self._shut = False
         self._accounts = ExchangeObservers(settings, link, counters, standing, self._close_or_open)
         self._breakers = make_health(settings, lambda standings: tell(WorkerUpdate(standings=standings)), link, background)
-        self._plane = AccountingPlane(settings, ledger, background, self._accounts, gauges, outputs, self._breakers)
+        self._plane = AccountingPlane(
+            settings=settings,
+            ledger=ledger,
+            background=background,
+            observer=self._accounts,
+            gauges=gauges,
+            outputs=outputs,
+            health=self._breakers,
+        )
         self._scraper = Scraper(lambda readings: tell(WorkerUpdate(readings=readings)))
         self._membership: RegistryService | None = None
         if settings.gateway.registry is not None:

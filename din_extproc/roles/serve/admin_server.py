@@ -51,9 +51,18 @@ class AdminServer:
         self._tenants_page = TenantsPage(reloader.settings, link)
         self._dashboard = None
         if reloader.settings.gateway.dashboard is not None:
-            self._dashboard = DashboardBuilder(reloader, self._shown, self._nodes, unready, self._tenants, keeper.recent).pages
+            self._dashboard = DashboardBuilder(
+                reloader=reloader, status=self._shown, nodes=self._nodes, unready=unready, tenants=self._tenants, recent=keeper.recent
+            ).pages
         self._port = AdminPages(
-            self._status, unready, self._nodes, self._tenants, self._metrics, keeper.recent.times, reloader.opens, self._dashboard
+            status=self._status,
+            reasons=unready,
+            nodes=self._nodes,
+            tenants=self._tenants,
+            metrics=self._metrics,
+            times=keeper.recent.times,
+            opens=reloader.opens,
+            dashboard=self._dashboard,
         ).port
 
     async def start(self, settings: Settings) -> None:

@@ -39,7 +39,14 @@ def make_view(settings: Settings, counters: Mapping[str, TokenCounter]) -> Decis
             known = replace(known, output_tokens_default=described.output_tokens_default, media_tokens=described.media_tokens)
         models[model] = known
     commons = NO_COMMONS if settings.commons == NO_COMMONS else settings.commons
-    return DecisionView(settings.routes, KeyRing(settings.keys), models, settings.body_limit, commons, _screenings(settings))
+    return DecisionView(
+        table=settings.routes,
+        keys=KeyRing(settings.keys),
+        models=models,
+        body_limit=settings.body_limit,
+        commons=commons,
+        screenings=_screenings(settings),
+    )
 
 
 def _screenings(settings: Settings) -> dict[str, ScreeningPolicy]:

@@ -69,11 +69,26 @@ class GatewayProcess:
             self._decider = Worker(settings, self._link, self._ledger, self._background, self._counters)
         if options.worker is None:
             self._keeper = self._make_keeper(settings, transport)
-            self._pages = AdminServer(self._reloader, self._link, self._ledger, self._keeper, self._numbers, self._unready)
+            self._pages = AdminServer(
+                reloader=self._reloader,
+                link=self._link,
+                ledger=self._ledger,
+                keeper=self._keeper,
+                numbers=self._numbers,
+                unready=self._unready,
+            )
             if self._decider is None:
                 count, drain_s = settings.gateway.workers, options.drain_s
                 greeting, take = self._keeper.greeting, self._keeper.take
-                self._workers = WorkerPool(count, options.worker_command, dict[str, Any], drain_s, greeting, self._remember, take)
+                self._workers = WorkerPool(
+                    count=count,
+                    command=options.worker_command,
+                    expected=dict[str, Any],
+                    grace_s=drain_s,
+                    greeting=greeting,
+                    farewell=self._remember,
+                    heard=take,
+                )
         services = [service for half in (self._decider, self._keeper) if half is not None for service in half.services]
         self._health = HealthService(*(service.name for service in services))
         self._server = transport((*services, self._health), max_body_bytes=settings.body_limit)
@@ -103,14 +118,14 @@ class GatewayProcess:
         else:
             gauges, outputs = self._decider.plane.gauges, self._decider.plane.outputs
         return AccountingService(
-            settings,
-            self._link,
-            self._ledger,
-            self._background,
-            transport,
-            self._counters,
-            gauges,
-            outputs,
+            settings=settings,
+            link=self._link,
+            ledger=self._ledger,
+            background=self._background,
+            transport=transport,
+            counters=self._counters,
+            gauges=gauges,
+            outputs=outputs,
             standing=lambda: iter(()) if self._pages is None else self._pages.standing(),
             tell=self._tell,
         )

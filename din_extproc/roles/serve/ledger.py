@@ -12,7 +12,7 @@ from din_extproc.edge.redis.cluster import ClusterLinks
 from din_extproc.edge.redis.guard import PRESENCE, GuardedLedger, OnError
 from din_extproc.edge.redis.ledger import SCRIPTS, Names, RedisLedger
 from din_extproc.edge.redis.link import Link
-from din_extproc.edge.redis.nodes import SCRIPTS as NODE_SCRIPTS
+from din_extproc.edge.redis.nodes import NODE_SCRIPTS
 from din_extproc.edge.redis.prober import PROBER
 from din_extproc.edge.redis.topology import carrier
 from din_extproc.edge.redis.usage import USAGE
@@ -30,4 +30,13 @@ def ledger(settings: Settings, *, decides: bool) -> tuple[Link | ClusterLinks, G
     link = carrier(store.url.get_secret_value(), (*SCRIPTS, PRESENCE, PROBER, USAGE, *NODE_SCRIPTS), timeout_ms=store.timeout_ms)
     shared, local = RedisLedger(link, names=Names(settings.network, store.one_slot)), LocalLedger(SystemClock.monotonic_ms)
     name, workers = replica_name(), settings.gateway.workers
-    return link, GuardedLedger(link, shared, local, OnError(store.on_error), name, settings.network, workers=workers, decides=decides)
+    return link, GuardedLedger(
+        runner=link,
+        shared=shared,
+        local=local,
+        on_error=OnError(store.on_error),
+        replica=name,
+        network=settings.network,
+        workers=workers,
+        decides=decides,
+    )

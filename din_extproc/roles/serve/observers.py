@@ -165,4 +165,6 @@ def _exporter(settings: Settings, telemetry: TelemetrySection, families: Callabl
         service["service.namespace"] = settings.network
     headers = {name: value.get_secret_value() for name, value in telemetry.headers.items()}
     tls = None if telemetry.tls is None else telemetry.tls.files(settings.folder)
-    return OtlpExporter(telemetry.endpoint, headers, service, telemetry.timeout_s, families, tls)
+    return OtlpExporter(
+        endpoint=telemetry.endpoint, headers=headers, service=service, timeout_s=telemetry.timeout_s, families=families, tls=tls
+    )

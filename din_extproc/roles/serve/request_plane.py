@@ -65,7 +65,14 @@ class RequestPlane:
     ) -> None:
         view = make_view(settings, {})
         if waiting is None:
-            waiting = AdmissionQueue(ledger, _NoWakeups(), lambda: True, SystemClock.monotonic_ms, background.start, QueueState())
+            waiting = AdmissionQueue(
+                ledger=ledger,
+                bell=_NoWakeups(),
+                shared=lambda: True,
+                now_ms=SystemClock.monotonic_ms,
+                start=background.start,
+                queue=QueueState(),
+            )
         self._one_script = settings.store.one_script
         self.gauges = TokenCalibrators(view.table.preferred)
         self.outputs = OutputHistory()

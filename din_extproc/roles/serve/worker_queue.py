@@ -28,7 +28,14 @@ class WorkerQueue:
     def __init__(self, settings: Settings, link: Runner, ledger: GuardedLedger, background: Background) -> None:
         names = Names(settings.network, settings.store.one_slot)
         bell = RedisWakeupChannel(link, names)
-        self.room = AdmissionQueue(ledger, bell, lambda: ledger.state.shared, SystemClock.monotonic_ms, background.start, QueueState())
+        self.room = AdmissionQueue(
+            ledger=ledger,
+            bell=bell,
+            shared=lambda: ledger.state.shared,
+            now_ms=SystemClock.monotonic_ms,
+            start=background.start,
+            queue=QueueState(),
+        )
         locate = locator(settings.store.url.get_secret_value())
         heard = bell.heard(self.room.ring, self.room.granted_elsewhere)
         self._subscription = ChannelSubscription(locate, names.channel, heard, self.room.ring_for_everybody)

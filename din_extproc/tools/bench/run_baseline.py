@@ -178,7 +178,7 @@ async def _compare(settings: Settings, options: BaselineOptions) -> BaselineComp
     async with node as to_node, OutsideClient(options.url, options.key, options.timeout_s) as to_all:
         askers = TimedClient(to_node, aim.pool.served_model), TimedClient(to_all, aim.model)
         await _warm(askers, load, (f"node {aim.node} at {aim.endpoint}", options.url))
-        found = _Measured(aim, await asyncio.to_thread(_status, settings), [], [], {}, [], [])
+        found = _Measured(aim=aim, before=await asyncio.to_thread(_status, settings), direct=[], through=[], answers={}, times=[], notes=[])
         for number in range(load.rounds):
             for through in (False, True) if number % 2 == 0 else (True, False):
                 questions = _questions(load, trace if through else f"direct-{trace}", number)

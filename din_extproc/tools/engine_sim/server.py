@@ -165,7 +165,9 @@ class EngineServer:
         try:
             if ask.stream:
                 events = surface.stream(identity, ask, reporting)
-                return await self._stream(request, record, struck, ask, surface.content_type, events)
+                return await self._stream(
+                    request=request, record=record, struck=struck, ask=ask, content_type=surface.content_type, events=events
+                )
             await self._run(record, [script.finish_reason for script in ask.scripts])
             body = surface.whole(identity, ask, reporting)
             return web.Response(body=body, content_type="application/json", headers={**HEADERS, **surface.headers(ask)})

@@ -104,7 +104,7 @@ def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None =
     if output is None:
         output = facts(view, routed.model).output_tokens_default * reading.intent.answers
     ask = PlacementRequest(reading.intent.prompt_tokens, output, 0.0, prefix=prefix(reading.prompt))
-    return _placed(known, placer, routed, size, reading, ask, rows or ())
+    return _placed(known=known, placer=placer, routed=routed, size=size, reading=reading, ask=ask, rows=rows or ())
 
 
 def _placed(

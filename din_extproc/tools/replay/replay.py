@@ -113,7 +113,14 @@ def _changes(record: list[ReplayedRequest], then: list[ReplayOutcome], now: list
             found.setdefault((past.tenant, before.text, after.text), []).append(past)
     for (tenant, before_text, after_text), pasts in sorted(found.items(), key=lambda item: -len(item[1])):
         examples = tuple(past.trace_id for past in pasts[:_EXAMPLES])
-        yield OutcomeChange(tenant, before_text, after_text, len(pasts), sum(past.charged for past in pasts), examples)
+        yield OutcomeChange(
+            tenant=tenant,
+            before=before_text,
+            after=after_text,
+            requests=len(pasts),
+            tokens=sum(past.charged for past in pasts),
+            examples=examples,
+        )
 
 
 def recorded(folders: Iterable[Path]) -> list[ReplayedRequest]:
@@ -151,23 +158,41 @@ def _past(text: bytes) -> ReplayedRequest | None:
     if event is None:
         return None
     tags = Tags(
-        event.asked_for,
-        event.output_asked,
-        event.version_asked,
-        event.task_tier,
-        event.priority,
-        event.answers_asked,
-        event.longest_estimate,
+        model=event.asked_for,
+        output_tokens=event.output_asked,
+        version=event.version_asked,
+        task_tier=event.task_tier,
+        priority=event.priority,
+        answers=event.answers_asked,
+        longest=event.longest_estimate,
     )
     intent = intent_of(tags, event.operation, event.prompt_estimate, stream=event.stream)
     took_ms = round(event.duration_ms or 0.0)
     began_ms = round(event.at * 1000) - took_ms
     if isinstance(event, RefusalRecord):
         return ReplayedRequest(
-            event.trace_id, event.tenant, event.key_id, began_ms, None, 0, 0, 0, intent, ReplayOutcome(refusal=event.code)
+            trace_id=event.trace_id,
+            tenant=event.tenant,
+            key_id=event.key_id,
+            began_ms=began_ms,
+            took_ms=None,
+            charged=0,
+            answered=0,
+            reserved=0,
+            intent=intent,
+            fate=ReplayOutcome(refusal=event.code),
         )
     charged, answered = event.prompt_tokens + event.completion_tokens, event.completion_tokens
     fate = ReplayOutcome(event.pool, event.model, event.rule, degraded=event.degraded)
     return ReplayedRequest(
-        event.trace_id, event.tenant, event.key_id, began_ms, took_ms, charged, answered, event.reserved_tokens, intent, fate
+        trace_id=event.trace_id,
+        tenant=event.tenant,
+        key_id=event.key_id,
+        began_ms=began_ms,
+        took_ms=took_ms,
+        charged=charged,
+        answered=answered,
+        reserved=event.reserved_tokens,
+        intent=intent,
+        fate=fate,
     )

@@ -132,7 +132,18 @@ class ReplayRun:
         if isinstance(target, Refusal):
             return ReplayOutcome(refusal=target.code.code)
         expected = past.reserved - past.intent.prompt_tokens if past.reserved else None
-        reply = self._twin.reserve(claim_for(self._view, str(at), past.intent, who, target.pool.model, expected, LEASE_MS), now_ms)
+        reply = self._twin.reserve(
+            claim_for(
+                view=self._view,
+                request_id=str(at),
+                intent=past.intent,
+                who=who,
+                model=target.pool.model,
+                expected=expected,
+                lease_ms=LEASE_MS,
+            ),
+            now_ms,
+        )
         waited = now_ms - past.began_ms
         if isinstance(reply, Denied):
             if worth_waiting(reply) and waited + _LOOK_AGAIN_MS <= who.tenant.queueing.max_wait_ms:

@@ -95,7 +95,15 @@ class SimulatedReplica:
         if isinstance(target, Refusal):
             return target
         model = target.pool.model
-        claim = claim_for(plan.view, str(number), intent, who, model, self._outputs.expected(arrival.tenant, model), LEASE_MS)
+        claim = claim_for(
+            view=plan.view,
+            request_id=str(number),
+            intent=intent,
+            who=who,
+            model=model,
+            expected=self._outputs.expected(arrival.tenant, model),
+            lease_ms=LEASE_MS,
+        )
         if arrival.tenant != claim.tenant:
             claim = Claim(claim.request_id, arrival.tenant, claim.budgets, claim.tokens, claim.lease_ms)
         choice = SimulatedDecision(routed.rule, target, claim, number)

@@ -115,7 +115,9 @@ def simulate(options: SimulateOptions, env: Mapping[str, str]) -> Simulated | Co
     if first is None or last is None:
         raise SimulationRefused("there is nothing to try")
     workload = first.workload
-    return Simulated(workload.seconds, workload.seed, last.skipped, workload.slo.promised, options.size, tuple(rows))
+    return Simulated(
+        seconds=workload.seconds, seed=workload.seed, skipped=last.skipped, slo=workload.slo.promised, sized=options.size, rows=tuple(rows)
+    )
 
 
 class _Scene(Struct, frozen=True):
@@ -140,7 +142,9 @@ class _Scene(Struct, frozen=True):
         else:
             arrivals = _again(self.record, self.settings, self.speed)
         tally = SimulationStats(plan.pools, workload.seconds, workload.warm_up_s)
-        network = SimulatedNetwork(plan, arrivals, workload.failures, workload.seconds, tally, self._chance("failures"))
+        network = SimulatedNetwork(
+            plan=plan, arrivals=arrivals, failures=workload.failures, seconds=workload.seconds, tally=tally, chance=self._chance("failures")
+        )
         collects = gc.isenabled()
         gc.disable()  # nothing here goes in circles; looking for circles takes a fifth of the time
         try:
@@ -299,4 +303,13 @@ def _again(record: list[ReplayedRequest], settings: Settings, speed: float) -> I
         prompt = past.charged - past.answered or intent.prompt_tokens or 1
         head = head_of(past, intent, who, settings.routes, versions)
         at = (past.began_ms - record[0].began_ms) / 1000 / speed
-        yield Arrival(at, intent.model, past.tenant, who, intent, head, max(1, prompt), answered)
+        yield Arrival(
+            at=at,
+            source=intent.model,
+            tenant=past.tenant,
+            who=who,
+            intent=intent,
+            head=head,
+            prompt_tokens=max(1, prompt),
+            output_tokens=answered,
+        )

@@ -147,17 +147,17 @@ def _arrivals(source: TrafficSource, seconds: float, hour: float, chance: Callab
         prompt, output = prefix_tokens + source.prompt.draw(draws), source.output.draw(draws)
         tenant = f"{source.who.tenant.id}~{int(draws.random() * source.tenants)}" if source.tenants else source.who.tenant.id
         yield Arrival(
-            at,
-            source.name,
-            tenant,
-            source.who,
-            _intent(source, prompt),
-            head,
-            prompt,
-            output if source.asked is None else min(output, source.asked),
-            prefix,
-            prefix_tokens,
-            source.patience_s,
+            at=at,
+            source=source.name,
+            tenant=tenant,
+            who=source.who,
+            intent=_intent(source, prompt),
+            head=head,
+            prompt_tokens=prompt,
+            output_tokens=output if source.asked is None else min(output, source.asked),
+            prefix=prefix,
+            prefix_tokens=prefix_tokens,
+            patience_s=source.patience_s,
         )
 
 

@@ -241,7 +241,10 @@ def load_workload(
         overhead_s=config.overhead_ms / 1000,
         kinds=config.nodes,
         sources=sources,
-        failures=tuple(PlannedFailure(each.node, each.kind, each.at_s, each.for_s, each.factor, each.share) for each in config.failures),
+        failures=tuple(
+            PlannedFailure(node=each.node, kind=each.kind, at_s=each.at_s, for_s=each.for_s, factor=each.factor, share=each.share)
+            for each in config.failures
+        ),
         slo=Slo(**config.slo.model_dump()),
     )
 

@@ -96,7 +96,17 @@ class RouteCoverage:
                 reasons.append(entry)
         if not found:
             why = reasons[0] if reasons else "no request meets its condition"
-            yield RouteEntry(name, rule.id, rule.pool, Operation.CHAT, 0, RequestHead("POST", Operation.CHAT.value, {}), b"", (), why)
+            yield RouteEntry(
+                name=name,
+                rule=rule.id,
+                pool=rule.pool,
+                operation=Operation.CHAT,
+                tokens=0,
+                head=RequestHead("POST", Operation.CHAT.value, {}),
+                body=b"",
+                nodes=(),
+                why=why,
+            )
 
     def _entry(self, name: str, rule: CompiledRule, lowest: int, highest: int | None) -> RouteEntry | str:
         """An entry of one segment; or why there is none, "" when the segment is not the rule's."""
@@ -132,7 +142,17 @@ class RouteCoverage:
             taker = f"rule {routed.rule}" if routed.rule else f"pool {routed.pool.name}"
             return f"{taker} takes its requests"
         nodes, why = self._nodes(routed, reading)
-        return RouteEntry(name, rule.id, rule.pool, operation, reading.intent.estimate.tokens, head, body, nodes, why)
+        return RouteEntry(
+            name=name,
+            rule=rule.id,
+            pool=rule.pool,
+            operation=operation,
+            tokens=reading.intent.estimate.tokens,
+            head=head,
+            body=body,
+            nodes=nodes,
+            why=why,
+        )
 
     def _sized(
         self, name: str, head: RequestHead, operation: Operation, size: tuple[int, int, int | None], *, stream: bool

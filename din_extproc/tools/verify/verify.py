@@ -79,7 +79,15 @@ def _members(settings: Settings, rows: tuple[MemberForm, ...]) -> PoolMembership
 
 async def _verified(entry: RouteEntry, client: OutsideClient, longest: int) -> VerifiedEntry:
     why = entry.why or (f"its prompt of {entry.tokens} tokens is longer than the {longest} to ask with" if entry.tokens > longest else "")
-    found = VerifiedEntry(NOT_ASKED, entry.name, entry.rule, entry.pool.name, entry.operation.value, entry.tokens, why=why)
+    found = VerifiedEntry(
+        verdict=NOT_ASKED,
+        name=entry.name,
+        rule=entry.rule,
+        pool=entry.pool.name,
+        operation=entry.operation.value,
+        tokens=entry.tokens,
+        why=why,
+    )
     if why:
         return found
     expected = {node.id: node for node in entry.nodes}

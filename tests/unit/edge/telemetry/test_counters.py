@@ -2,7 +2,8 @@
 
 from itertools import pairwise
 
-from din_extproc.edge.telemetry.counters import BOUNDS_US, DecisionCounters
+from din_extproc.edge.telemetry.counters import DecisionCounters
+from din_extproc.observe.instruments import DECISION_US
 
 
 def test_a_decision_is_counted_in_the_bucket_of_its_time():
@@ -16,4 +17,4 @@ def test_a_decision_is_counted_in_the_bucket_of_its_time():
 
 
 def test_each_bucket_is_at_most_a_quarter_wider_than_the_one_before():
-    assert all(1 < upper / lower < 1.25 for lower, upper in pairwise(BOUNDS_US))
+    assert all(1 < upper / lower < 1.25 for lower, upper in pairwise(DECISION_US))

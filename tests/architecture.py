@@ -1,0 +1,132 @@
+"""Count what the structure of the code does not allow, print one line for each, and fail unless all counts are 0.
+
+`python -m tests.architecture` is a part of `make arch`. Who may import whom is for import-linter;
+this module counts what it does not see.
+"""
+
+import ast
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "din_extproc"
+PRODUCT = ("roles", "settings", "edge", "flow", "wire", "intent", "route", "screen", "admit", "schedule", "health", "southbound", "observe",
+           "registry", "control", "sim", "audit", "measure", "domain")  # fmt: skip
+"""Everything but the tools and the command line that starts them."""
+MAX_POSITIONAL = 5
+_TEXTS = {".py", ".md", ".lua", ".yaml", ".yml", ".mjs", ".toml", ".proto", ".sh", ""}
+_IDS = re.compile(r"(?<![\w%.-])(?:[BNR]\d{2,3})\b(?!-)|\btest_(?:[bnr]\d{2,3}_)+")
+"""A case's or requirement's id as a word of its own or at the head of a test's name. Linter codes are taken out first."""
+_LINTER_CODES = re.compile(r"noqa: [A-Z0-9, ]+|\"[A-Z]{1,4}\d{3,4}\",")
+
+
+def main() -> int:
+    """Print every count with its places, and return 1 unless all are 0."""
+    trees = {file: ast.parse(file.read_text()) for file in sorted(PACKAGE.rglob("*.py")) if "_proto" not in file.parts}
+    checks = {
+        "class names defined twice": class_names_twice(trees),
+        "own classes imported under another name": renamed_imports(trees),
+        "requirement and case ids": ids(),
+        f"calls with more than {MAX_POSITIONAL} positional arguments": positional_calls(trees),
+        "product modules that import tools": imports_of_tools(trees),
+    }
+    for title, found in checks.items():
+        print(f"{len(found):4} {title}", *found, sep="\n       ")
+    return 1 if any(checks.values()) else 0
+
+
+def class_names_twice(trees: dict[Path, ast.Module]) -> list[str]:
+    """Classes of any nesting that share a name with one of another place."""
+    places = defaultdict(list)
+    for file, each in _walk(trees, ast.ClassDef):
+        places[each.name].append(_place(file, each))
+    return [f"{name}: {', '.join(where)}" for name, where in sorted(places.items()) if len(where) > 1]
+
+
+def renamed_imports(trees: dict[Path, ast.Module]) -> list[str]:
+    """`from din_extproc... import Name as Other`."""
+    return [
+        f"{_place(file, each)}: {alias.name} as {alias.asname}"
+        for file, each in _walk(trees, ast.ImportFrom)
+        if each.level or (each.module or "").startswith("din_extproc")
+        for alias in each.names
+        if alias.asname and alias.name.lstrip("_")[:1].isupper()
+    ]
+
+
+def ids() -> list[str]:
+    """Ids in code, tests, documents and deployment files, generated messages and recorded traffic excepted."""
+    return [
+        f"{file.relative_to(ROOT)}:{number}: {match[0]}"
+        for file in sorted(_files())
+        for number, line in enumerate(file.read_text().splitlines(), 1)
+        for match in _IDS.finditer(_LINTER_CODES.sub("", line))
+    ]
+
+
+def positional_calls(trees: dict[Path, ast.Module]) -> list[str]:
+    """Calls of functions and classes of the package, by the last part of their name.
+
+    A library's signature is not ours to change, and a function that takes any number of arguments (`*args`) has no keywords for them.
+    """
+    functions = [each for _, each in _walk(trees, ast.FunctionDef, ast.AsyncFunctionDef)]
+    own = {each.name for each in functions} | {each.name for _, each in _walk(trees, ast.ClassDef)}
+    own -= {each.name for each in functions if each.args.vararg}
+    return [
+        f"{_place(file, each)}: {ast.unparse(each.func)} with {len(each.args)}"
+        for file, each in _walk(trees, ast.Call)
+        if len(each.args) > MAX_POSITIONAL and _last_name(each.func) in own - _library_names(trees[file])
+    ]
+
+
+def imports_of_tools(trees: dict[Path, ast.Module]) -> list[str]:
+    """Imports of `din_extproc.tools` in whatever `serve` and `node` are made of, those inside functions included."""
+    return [
+        _place(file, each)
+        for file, each in _walk(trees, ast.Import, ast.ImportFrom)
+        if file.relative_to(PACKAGE).parts[0] in PRODUCT
+        for name in _imported(each)
+        if f"{name}.".startswith("din_extproc.tools.")
+    ]
+
+
+def _walk(trees: dict[Path, ast.Module], *kinds: type[ast.AST]) -> Iterator[tuple[Path, ast.AST]]:
+    return ((file, each) for file, tree in trees.items() for each in ast.walk(tree) if isinstance(each, kinds))
+
+
+def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [f"{node.module}.{alias.name}" for alias in node.names]
+
+
+def _last_name(callee: ast.expr) -> str:
+    return callee.attr if isinstance(callee, ast.Attribute) else callee.id if isinstance(callee, ast.Name) else ""
+
+
+def _library_names(tree: ast.Module) -> set[str]:
+    return {
+        alias.asname or alias.name
+        for each in ast.walk(tree)
+        if isinstance(each, ast.ImportFrom) and not (each.module or "").startswith("din_extproc")
+        for alias in each.names
+    }
+
+
+def _place(file: Path, node: ast.AST) -> str:
+    return f"{file.relative_to(ROOT)}:{node.lineno}"
+
+
+def _files() -> Iterator[Path]:
+    for top in ("din_extproc", "tests", "deploy", "envoy", "proto", ".ci"):
+        for file in (ROOT / top).rglob("*"):
+            if file.is_file() and file.suffix in _TEXTS and not {"_proto", "captures", "__pycache__"} & set(file.parts):
+                yield file
+    yield from (ROOT / name for name in ("Makefile", "README.md", "CHANGELOG.md", "pyproject.toml"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
