@@ -4,16 +4,13 @@ Rule: what depends on nodes alone is kept in the route cache; what depends on th
 is open are as if they were not there, but for the reason that a client is told.
 """
 
-from collections.abc import Iterable
-
 from msgspec import Struct
 from msgspec.structs import replace
 
 from din_extproc.domain.health import BreakerSnapshots
-from din_extproc.domain.membership import HeartbeatReading
+from din_extproc.domain.membership import MembershipDelta
 from din_extproc.domain.node import Node, Pool
 from din_extproc.domain.request import Intent
-from din_extproc.domain.usage import NodePace
 from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.flow.pool_membership import PoolMembership
 from din_extproc.flow.traffic_split import TrafficSplit, shut
@@ -107,10 +104,10 @@ class NodeSelector:
         members: The nodes of every pool.
     """
 
-    __slots__ = ("_fleets", "_load", "_ranked", "_spares", "_whole", "cache", "members", "moves", "shares")
+    __slots__ = ("_fleets", "_ranked", "_spares", "_whole", "cache", "load", "members", "moves", "shares")
 
     def __init__(self, load: LoadModel, members: PoolMembership) -> None:
-        self._load = load
+        self.load = load
         self.members = members
         self.cache: RouteCache[Ranking | Refusal] = RouteCache()
         self._fleets: dict[str, Fleet] = {}
@@ -164,25 +161,16 @@ class NodeSelector:
         if target.spare is not None and (spares := self._spare_nodes(target.spare[0].name, target.spare[1], ask)) and len(nodes) < tries:
             nodes = (nodes * tries)[:tries]
         picked = NodeSelection(nodes, NodeLease(nodes[0].id, ask.prompt_tokens, ask.output_tokens, long=long), timeout_ms, spares)
-        self._load.take(picked.taken, ask.now)
+        self.load.take(picked.taken, ask.now)
         return picked
 
     def free(self, taken: NodeLease) -> None:
         """The request has ended."""
-        self._load.give(taken)
+        self.load.give(taken)
 
-    def hear(self, node_id: str, reading: HeartbeatReading) -> None:
-        """A node has said how it does."""
-        self.members.hear(node_id, reading)
-        self._load.hear(node_id, reading)
-
-    def learn(self, paces: Iterable[NodePace]) -> None:
-        """Finished exchanges have taught how quick nodes are."""
-        self._load.learn(paces)
-
-    def in_use(self) -> dict[str, int]:
-        """Tokens in flight by node id, of nodes that have any."""
-        return self._load.in_use()
+    def on_membership(self, delta: MembershipDelta) -> None:
+        """Add the nodes that joined and remove those that left: no decision from here on names one that left."""
+        self.change(self.members.after(delta))
 
     def judge(self, standings: BreakerSnapshots) -> None:
         """Breakers opened or closed: no decision from here on names a node that is left out."""
@@ -198,7 +186,7 @@ class NodeSelector:
     def change(self, members: PoolMembership) -> None:
         """Nodes came, went or changed: the cache is empty at once (R04), and only the pools they concern are ranked anew."""
         before, self.members = self.members, members
-        self._load.keep(members.ids)
+        self.load.keep(members.ids)
         self.cache.clear()
         self._fleets = {pool: fleet for pool, fleet in self._fleets.items() if members.nodes(pool) is before.nodes(pool)}
         self._ranked = {key: ranked for key, ranked in self._ranked.items() if key[0] in self._fleets}
@@ -207,7 +195,7 @@ class NodeSelector:
     def forget(self, members: PoolMembership) -> None:
         """The pools themselves may have changed."""
         self.members = members
-        self._load.keep(members.ids)
+        self.load.keep(members.ids)
         self.cache.clear()
         self._fleets.clear()
         self._ranked.clear()
@@ -290,7 +278,7 @@ class NodeSelector:
         ranked = self._ranked.get(key)
         if ranked is None:
             chosen = tuple(node for shape in shapes for node in nodes[shape])
-            ranked = self._ranked[key] = ranking(pool, chosen, self._load)
+            ranked = self._ranked[key] = ranking(pool, chosen, self.load)
         return ranked
 
     def _refused(self, pool: Pool, demand: Demand, refusal: Refusal) -> Refusal:

@@ -1,11 +1,11 @@
-"""Which nodes every pool has at this moment, and what each of them last said.
+"""Which nodes every pool has at this moment.
 
-Invariant: the set of nodes of one `PoolMembership` never changes; a change makes a new one that keeps the last heartbeats.
+Invariant: a `PoolMembership` never changes; a change makes a new one.
 """
 
 from collections.abc import Iterable, Mapping
 
-from din_extproc.domain.membership import HeartbeatReading, MembershipDelta
+from din_extproc.domain.membership import MembershipDelta
 from din_extproc.domain.node import Node, Pool
 
 _NOBODY: tuple[Node, ...] = ()
@@ -18,21 +18,19 @@ class PoolMembership:
     Args:
         configured: By pool name, those of the configuration.
         registered: By pool name and node id, those that registered and take requests now.
-        readings: What nodes last said, by node id; the one of the predecessor, so that nothing said is lost.
+        before: The predecessor, whose tuples are kept for pools that have not changed.
     """
 
-    __slots__ = ("_configured", "_nodes", "_readings", "_registered", "_versions")
+    __slots__ = ("_configured", "_nodes", "_registered", "_versions")
 
     def __init__(
         self,
         configured: Mapping[str, tuple[Node, ...]],
         registered: Mapping[str, Mapping[str, Node]],
-        readings: dict[str, HeartbeatReading],
         before: "PoolMembership | None" = None,
     ) -> None:
         self._configured = configured
         self._registered = registered
-        self._readings = readings
         self._nodes: dict[str, tuple[Node, ...]] = {}
         self._versions: dict[str, frozenset[str]] = {}
         for pool in {**configured, **registered}:
@@ -49,14 +47,14 @@ class PoolMembership:
     @classmethod
     def of(cls, pools: Iterable[Pool]) -> "PoolMembership":
         """The nodes of the configuration, and no others."""
-        return cls({pool.name: pool.nodes for pool in pools}, {}, {})
+        return cls({pool.name: pool.nodes for pool in pools}, {})
 
     def under(self, pools: Iterable[Pool]) -> "PoolMembership":
         """The same registered nodes beside those of another configuration."""
-        return PoolMembership({pool.name: pool.nodes for pool in pools}, self._registered, self._readings)
+        return PoolMembership({pool.name: pool.nodes for pool in pools}, self._registered)
 
     def after(self, turnover: MembershipDelta) -> "PoolMembership":
-        """With those who registered and without those who went. Other pools keep their very tuples; what nodes have said stays known."""
+        """With those who registered and without those who went. Other pools keep their very tuples."""
         registered = dict(self._registered)
         for pool in turnover.left.keys() | turnover.joined.keys():
             nodes = dict(registered.get(pool, _NONE))
@@ -64,12 +62,7 @@ class PoolMembership:
                 nodes.pop(node_id, None)
             nodes.update((node.id, node) for node in turnover.joined.get(pool, _NOBODY))
             registered[pool] = nodes
-        left = {node_id for ids in turnover.left.values() for node_id in ids} - {
-            node.id for own in turnover.joined.values() for node in own
-        }
-        for node_id in left:
-            self._readings.pop(node_id, None)
-        return PoolMembership(self._configured, registered, self._readings, self)
+        return PoolMembership(self._configured, registered, self)
 
     def nodes(self, pool: str) -> tuple[Node, ...]:
         """The pool's nodes: those of the configuration first, then those that registered."""
@@ -91,11 +84,3 @@ class PoolMembership:
     def ids(self) -> set[str]:
         """Every node's."""
         return {node.id for own in self._nodes.values() for node in own}
-
-    def reading(self, node_id: str) -> HeartbeatReading | None:
-        """What the node last said of its load; None when it never did."""
-        return self._readings.get(node_id)
-
-    def hear(self, node_id: str, reading: HeartbeatReading) -> None:
-        """The node has said how it does."""
-        self._readings[node_id] = reading

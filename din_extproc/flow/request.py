@@ -115,10 +115,6 @@ class WorkerContext(Struct):
         self.gauges.know_media({model: known.media_tokens for model, known in view.models.items()})
         self.placer.forget(members)
 
-    def change_members(self, members: PoolMembership) -> None:
-        """Nodes came, went or changed: no decision from here on names one that went."""
-        self.placer.change(members)
-
 
 class _GrantedRequest(Struct, frozen=True, gc=False):
     """What a request that was sent on has taken."""

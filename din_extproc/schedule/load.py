@@ -4,7 +4,7 @@ Rule: whoever takes gives the same back, once. Between heartbeats a node's load 
 has taken and given since. What fell, and whose pace became known, is noted, so that rankings can follow without a scan.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from msgspec import Struct
 
@@ -173,6 +173,11 @@ class LoadModel:
         self.of(node_id).hear(reading)
         self.fallen.append(node_id)
         self.told.append(node_id)
+
+    def on_readings(self, readings: Mapping[str, HeartbeatReading]) -> None:
+        """Take over the latest heartbeats of nodes, by node id."""
+        for node_id, reading in readings.items():
+            self.hear(node_id, reading)
 
     def learn(self, paces: Iterable[NodePace]) -> None:
         """Finished exchanges have taught something."""

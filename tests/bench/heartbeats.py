@@ -115,7 +115,16 @@ class _Crowd:
         self._plane = RequestPlane(settings, Free(), background, DecisionCounters())
         section = settings.gateway.registry
         assert section is not None
-        membership = RegistryService(settings, section, link, H2Server, background, turned=self._plane.turn, said=self._plane.hear)
+        selector = self._plane.selector
+        membership = RegistryService(
+            settings=settings,
+            section=section,
+            runner=link,
+            server=H2Server,
+            background=background,
+            on_membership=selector.on_membership,
+            on_readings=selector.load.on_readings,
+        )
         await membership.start()
         self._exits.push_async_callback(membership.stop)
         self._methods = NodeRegistryService(

@@ -74,7 +74,7 @@ async def test_a_thousand_cancels_at_random_await_points_leave_every_counter_at_
         ledger = GuardedLedger(link, RedisLedger(link, names=Names()), LocalLedger(lambda: 0), OnError.CLOSED, "here")
         background = Background()
         waits = WorkerQueue(settings, link, ledger, background)
-        waits.use(settings)
+        waits.reload(settings)
         plane = RequestPlane(settings, ledger, background, DecisionCounters(), waits.room)
         clients = []
         for number in range(CLIENTS):
@@ -97,6 +97,6 @@ async def test_a_thousand_cancels_at_random_await_points_leave_every_counter_at_
     assert shown["left"] > 0
     assert shown["granted"] > 0
     assert plane.desk.live == {}
-    assert plane.desk.placer.in_use() == {}
+    assert plane.desk.placer.load.in_use() == {}
     assert not any(leases.values())
     assert set(used.values()) <= {bytes(8)}, "no token is charged any more"

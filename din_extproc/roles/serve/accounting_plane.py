@@ -18,7 +18,7 @@ from din_extproc.observe.accesslog import records
 from din_extproc.observe.mixture import DtypeMixture
 from din_extproc.roles.serve.decision_view import half_lives_s, node_names
 from din_extproc.roles.serve.health import HealthMonitor
-from din_extproc.roles.serve.worker_update import LearnedStats
+from din_extproc.roles.serve.worker_update import WorkerUpdate
 from din_extproc.schedule.pace import NodePaces
 from din_extproc.settings.settings import Settings
 
@@ -77,15 +77,15 @@ class AccountingPlane:
         self._background.every(_LOOK_S, "looking for mixed dtypes", self._look)
         self._background.every(_ASK_S, "asking Envoy what it dropped", self._envoy.ask)
 
-    def use(self, settings: Settings) -> None:
+    def reload(self, settings: Settings) -> None:
         """Know the nodes of this configuration."""
         self._nodes = self._registered | node_names(settings)
         self._described |= {node.id: node for pool in settings.pools for node in pool.nodes}
         self._paces.half_lives_s = half_lives_s(settings)
 
-    def turn(self, turnover: MembershipDelta) -> None:
-        """Registered nodes came or went."""
-        for nodes in turnover.joined.values():
+    def on_membership(self, delta: MembershipDelta) -> None:
+        """Remember the endpoints of nodes that joined."""
+        for nodes in delta.joined.values():
             for node in nodes:
                 self._registered.pop(str(node.endpoint), None)  # the newest stand last
                 self._registered[str(node.endpoint)] = node.id
@@ -111,9 +111,11 @@ class AccountingPlane:
             return
         self._background.trickle(finished, self._finished)
 
-    def lessons(self) -> LearnedStats:
-        """What was learned since this was last asked."""
-        return LearnedStats(self._gauges.changed(), self._outputs.changed(), self._paces.changed())
+    def learned(self) -> WorkerUpdate:
+        """Return what was learned since the last call."""
+        return WorkerUpdate(
+            calibrations=self._gauges.changed() or None, outputs=self._outputs.changed() or None, paces=self._paces.changed() or None
+        )
 
     def shown(self) -> dict[str, object]:
         """For the admin page."""

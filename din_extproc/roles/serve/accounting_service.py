@@ -1,6 +1,13 @@
-"""What keeps the accounts and knows the nodes: the accounting plane with those who hear of exchanges, breakers, registry, discovery.
+"""The parts of the accounting process: settlement, observers, breakers, node registry and xDS.
 
-Rule: one process of a sidecar has it. What those that decide have to know of it, it tells as news.
+One process of a sidecar owns them. Who tells whom:
+
+    Envoy's access log -> `AccountingPlane`  -> settlement, `ExchangeObservers`, `HealthMonitor`, learned statistics
+    nodes              -> `RegistryService`  -> `_on_membership`: accounting plane, xDS, breakers, workers
+    metrics pages      -> `Scraper`          -> workers
+    probes, failures   -> `HealthMonitor`    -> workers
+
+Workers get all of it as `WorkerUpdate`; `Worker` holds the table of their handlers.
 """
 
 import logging
@@ -9,7 +16,7 @@ from itertools import chain
 from typing import Any
 
 from din_extproc.admit.reservation import OutputHistory
-from din_extproc.domain.membership import MembershipDelta
+from din_extproc.domain.membership import HeartbeatReading, MembershipDelta
 from din_extproc.edge.background import Background
 from din_extproc.edge.grpc.grpcio_server import GrpcioServer
 from din_extproc.edge.grpc.h2_server import H2Server
@@ -34,26 +41,28 @@ _log = logging.getLogger(__name__)
 
 _OBSERVE_S = 5.0
 _GOODBYE_S = 1.0
+_LEARNED_S = 0.5
 
 
 class AccountingService:
-    """One sidecar's own: `open`, `use`, `start`, `listen`, and back by `leave` and `close`.
+    """The accounting of one sidecar. Call `reload`, `start`, `listen` in this order, and `leave` and `close` at the end.
 
     Args:
         settings: The configuration.
-        link: What carries commands to Redis.
-        ledger: The counters.
-        background: Runs what is to be done again and again.
-        transport: What carries gRPC to nodes and to Envoys that ask for their configuration.
-        counters: Told how exchanges ended.
-        gauges: What prompts teach.
-        outputs: What answers teach.
-        standing: How the whole sidecar stands, as metrics; None: others may go first.
-        tell: Tells those that decide.
+        link: Runs Redis commands.
+        ledger: The rate-limit counters.
+        background: Runs periodic tasks.
+        transport: The gRPC server for nodes and for Envoys that use xDS.
+        counters: Counts how exchanges ended.
+        gauges: Learns prompt lengths.
+        outputs: Learns output lengths.
+        standing: Returns the state of the whole sidecar as metrics; None between them lets other tasks run.
+        send: Sends an update to the workers.
     """
 
     def __init__(
         self,
+        *,
         settings: Settings,
         link: Runner,
         ledger: GuardedLedger,
@@ -63,143 +72,127 @@ class AccountingService:
         gauges: TokenCalibrators,
         outputs: OutputHistory,
         standing: Callable[[], Iterator[Family | None]],
-        tell: Callable[[WorkerUpdate], None],
+        send: Callable[[WorkerUpdate], None],
     ) -> None:
         self._background = background
-        self._tell = tell
-        self._shut = False
-        self._accounts = ExchangeObservers(settings, link, counters, standing, self._close_or_open)
-        self._breakers = make_health(settings, lambda standings: tell(WorkerUpdate(standings=standings)), link, background)
-        self._plane = AccountingPlane(
-            settings=settings,
-            ledger=ledger,
-            background=background,
-            observer=self._accounts,
+        self._send = send
+        self._audit_blocked = False
+        self.observers = ExchangeObservers(settings, link, counters, standing, self._block_requests)
+        self._breakers = make_health(settings, lambda changed: send(WorkerUpdate(breakers=changed)), link, background)
+        self.plane = AccountingPlane(
+            settings,
+            ledger,
+            background,
+            observer=self.observers,
             gauges=gauges,
             outputs=outputs,
             health=self._breakers,
         )
-        self._scraper = Scraper(lambda readings: tell(WorkerUpdate(readings=readings)))
-        self._membership: RegistryService | None = None
+        self._scraper = Scraper(self._send_readings)
+        self._xds = None if settings.gateway.xds is None else XdsControlPlane(transport, background)
+        self._registry: RegistryService | None = None
         if settings.gateway.registry is not None:
-            self._membership = RegistryService(
-                settings,
-                settings.gateway.registry,
-                link,
-                transport,
-                background,
-                turned=self._turned,
-                said=lambda readings: tell(WorkerUpdate(readings=readings)),
+            self._registry = RegistryService(
+                settings=settings,
+                section=settings.gateway.registry,
+                runner=link,
+                server=transport,
+                background=background,
+                on_membership=self._on_membership,
+                on_readings=self._send_readings,
             )
-            self._membership.registrar.watchers.add(self._accounts.nodes)
-            self._accounts.checks.registrar = self._membership.registrar
-        self._discovery = None if settings.gateway.xds is None else XdsControlPlane(transport, background)
-        self.services: list[GrpcService] = [AccessLogService(self._plane.received)]
-        self.recent = self._accounts.recent
-        self.take = self._accounts.take
-        self.families = self._accounts.families
-        self.numbers = self._plane.shown
-
-    def open(self) -> None:
-        """Begin to write.
-
-        Raises:
-            OSError: the audit log's folder can't be used.
-        """
-        self._accounts.start(self._background)
+            self._registry.registrar.watchers.add(self.observers.nodes)
+            self.observers.checks.registrar = self._registry.registrar
+        self.services: list[GrpcService] = [AccessLogService(self.plane.received)]
 
     async def publish(self, settings: Settings) -> None:
-        """Tell Envoys of this configuration: to be done before anybody decides by it."""
-        if self._discovery is not None:
-            await self._discovery.use(settings)
+        """Send this configuration to Envoys by xDS. To be awaited before a worker decides by it."""
+        if self._xds is not None:
+            await self._xds.reload(settings)
 
-    def use(self, settings: Settings) -> None:
-        """Keep accounts and look at nodes by this configuration."""
-        self._plane.use(settings)
-        self._accounts.use(settings)
-        self._breakers.use(settings)
-        if self._membership is not None:
-            self._membership.use(settings)
+    def reload(self, settings: Settings) -> None:
+        """Settle exchanges and watch nodes by this configuration."""
+        for part in (self.plane, self.observers, self._breakers, self._registry):
+            if part is not None:
+                part.reload(settings)
         targets = (ScrapeTarget.of(node, pool.engine) for pool in settings.pools for node in pool.nodes)
         self._scraper.use(targets, settings.gateway.scrape_s)
 
     async def start(self) -> None:
-        """Settle, and look after nodes."""
-        self._plane.start()
+        """Start settlement, breakers and probes."""
+        self.plane.start()
         await self._breakers.start(self._background)
+        self._background.every(_LEARNED_S, "sending learned statistics to workers", self._send_learned)
 
     async def listen(self, settings: Settings) -> None:
-        """Open the ports for nodes and for Envoys that ask for their configuration.
+        """Open the ports for nodes and for Envoys that use xDS.
 
         Raises:
             OSError: an address is taken.
         """
-        if self._membership is not None:
-            await self._membership.start()
-            self._background.every(_OBSERVE_S, "telling what answers say of nodes", self._observe)
-        if self._discovery is not None and settings.gateway.xds is not None:
+        if self._registry is not None:
+            await self._registry.start()
+            self._background.every(_OBSERVE_S, "rating nodes by their answers", self._rate_nodes)
+        if self._xds is not None and settings.gateway.xds is not None:
             where = secured(str(settings.gateway.xds.address), settings.gateway.xds.tls, settings.folder)
-            await self._discovery.start(where)
-            _log.info("telling Envoys their nodes at %s", where)
+            await self._xds.start(where)
+            _log.info("serving xDS to Envoys at %s", where)
 
     async def leave(self) -> None:
         """Close these ports."""
-        if self._membership is not None:
-            await self._membership.stop()
-        if self._discovery is not None:
-            await self._discovery.stop(_GOODBYE_S)
+        if self._registry is not None:
+            await self._registry.stop()
+        if self._xds is not None:
+            await self._xds.stop(_GOODBYE_S)
 
     async def close(self) -> None:
         """Settle and write what is left."""
-        await self._plane.settler.retry()
-        await self._accounts.stop()
+        await self.plane.settler.retry()
+        await self.observers.stop()
         await self._scraper.stop()
         await self._breakers.stop()
 
-    def teach(self) -> None:
-        """Tell what answers have taught."""
-        lessons = self._plane.lessons()
-        if lessons:
-            self._tell(WorkerUpdate(lessons=lessons))
-
-    def greeting(self) -> WorkerUpdate:
-        """What a process that is new has to know before it decides."""
-        turnover = None if self._membership is None else self._membership.joined()
-        return WorkerUpdate(turnover=turnover, standings=self._breakers.all(), shut=self._shut)
-
-    @property
-    def shut(self) -> str:
-        """Why no request may be taken, "" when requests may."""
-        return self._accounts.shut
+    def initial_update(self) -> WorkerUpdate:
+        """Return what a new worker has to know before it decides."""
+        membership = None if self._registry is None else self._registry.registrar.table.snapshot()
+        return WorkerUpdate(membership=membership, breakers=self._breakers.all(), audit_blocked=self._audit_blocked)
 
     @property
     def stale(self) -> bool:
-        """The table of registered nodes can't be shared: the last view is in use."""
-        return self._membership is not None and self._membership.stale
+        """Whether the node table is the last known one because Redis can't be reached."""
+        return self._registry is not None and self._registry.registrar.table.stale
 
     def rows(self, settings: Settings) -> Iterator[MemberForm]:
-        """The nodes: those of the configuration, and those that registered."""
+        """Yield every node, configured and registered, with its state and health."""
         listed = configured(settings, self._scraper.latest)
-        return self._breakers.beside(listed if self._membership is None else chain(listed, self._membership.rows()))
+        return self._breakers.beside(listed if self._registry is None else chain(listed, self._registry.rows()))
 
     def shown(self) -> dict[str, Any]:
-        """What stands beside the numbers on the admin page."""
-        discovery = {} if self._discovery is None else self._discovery.shown()
-        return {"breakers": self._breakers.shown(), **discovery, **self._accounts.shown()}
+        """Return the state of breakers, xDS and audit log for the admin page."""
+        xds = {} if self._xds is None else self._xds.shown()
+        return {"breakers": self._breakers.shown(), **xds, **self.observers.shown()}
 
-    def _turned(self, turnover: MembershipDelta) -> None:
-        """Who settles requests and who sends them hears of nodes that came or went."""
-        self._plane.turn(turnover)
-        if self._discovery is not None:
-            self._discovery.turn(turnover)
-        self._breakers.turn(turnover)
-        self._tell(WorkerUpdate(turnover=turnover))
+    def _on_membership(self, delta: MembershipDelta) -> None:
+        """Pass on that nodes joined or left. Envoys and breakers know a node before a worker sends requests to it."""
+        self.plane.on_membership(delta)
+        if self._xds is not None:
+            self._xds.on_membership(delta)
+        self._breakers.on_membership(delta)
+        self._send(WorkerUpdate(membership=delta))
 
-    def _close_or_open(self, shut: bool) -> None:  # noqa: FBT001 - the shape of who is told
-        self._shut = shut
-        self._tell(WorkerUpdate(shut=shut))
+    def _send_readings(self, readings: dict[str, HeartbeatReading]) -> None:
+        self._send(WorkerUpdate(readings=readings))
 
-    async def _observe(self) -> None:
-        if self._membership is not None:
-            for node_id, (answers, failures) in self._plane.tallies().items():
-                await self._membership.registrar.observe(node_id, answers, failures)
+    def _block_requests(self, blocked: bool) -> None:  # noqa: FBT001 - a handler takes the value alone
+        self._audit_blocked = blocked
+        self._send(WorkerUpdate(audit_blocked=blocked))
+
+    async def _send_learned(self) -> None:
+        learned = self.plane.learned()
+        if learned != WorkerUpdate():
+            self._send(learned)
+
+    async def _rate_nodes(self) -> None:
+        if self._registry is not None:
+            for node_id, (answers, failures) in self.plane.tallies().items():
+                await self._registry.registrar.observe(node_id, answers, failures)

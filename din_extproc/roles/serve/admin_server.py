@@ -52,7 +52,12 @@ class AdminServer:
         self._dashboard = None
         if reloader.settings.gateway.dashboard is not None:
             self._dashboard = DashboardBuilder(
-                reloader=reloader, status=self._shown, nodes=self._nodes, unready=unready, tenants=self._tenants, recent=keeper.recent
+                reloader=reloader,
+                status=self._shown,
+                nodes=self._nodes,
+                unready=unready,
+                tenants=self._tenants,
+                recent=keeper.observers.recent,
             ).pages
         self._port = AdminPages(
             status=self._status,
@@ -60,7 +65,7 @@ class AdminServer:
             nodes=self._nodes,
             tenants=self._tenants,
             metrics=self._metrics,
-            times=keeper.recent.times,
+            times=keeper.observers.recent.times,
             opens=reloader.opens,
             dashboard=self._dashboard,
         ).port
@@ -87,7 +92,7 @@ class AdminServer:
         yield from node_families(self._keeper.rows(self._reloader.settings), stale=self._keeper.stale)
 
     def _metrics(self) -> Iterator[bytes]:
-        return slices(self._keeper.families())
+        return slices(self._keeper.observers.families())
 
     def _status(self) -> dict[str, object]:
         return {**self._shown(), "membership": self._nodes()}

@@ -74,7 +74,7 @@ class AuditRecorder:
         """Write the rest."""
         await self._log.close()
 
-    def use(self, settings: Settings) -> None:
+    def reload(self, settings: Settings) -> None:
         """Another configuration is in use."""
         before, self._settings = self._settings, settings
         if settings.audit is not None:

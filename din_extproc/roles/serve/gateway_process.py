@@ -1,9 +1,10 @@
-"""The role `serve`: the sidecar beside Envoy, in one process or in several. Starts its parts, and takes them down in order.
+"""One process of a sidecar: it owns the parts, starts them and stops them in an order that loses nothing.
 
-Rule: it goes down the way that loses nothing: not serving -> no new streams -> open ones end -> what they cost is settled -> gone.
+With one worker, one process holds the `Worker` and the `AccountingService`. With more, this process holds the accounting service,
+the admin server and a `WorkerPool`; each worker process holds a `Worker` and a channel. The accounting side sends `WorkerUpdate`s,
+workers send reports: their numbers, admissions to record and double checks.
 
-With one worker one process decides and keeps the accounts. With more, this process keeps the accounts and the admin port, and starts a
-worker process per socket that decides; it tells them what answers have taught, and they tell it what they do.
+Rule: shutdown goes not serving -> no new streams -> open ones end -> they are settled -> exit.
 """
 
 import asyncio
@@ -40,56 +41,52 @@ from din_extproc.settings.tls import secured
 
 _log = logging.getLogger(__name__)
 
-_LOOK_S = 1.0
-_TELL_S = 0.5
-_LAST_WORDS_S = 2.0
+_RELOAD_S = 1.0
+_REPORT_S = 0.5
+_QUIET_S = 2.0
 _TRANSPORTS: dict[str, type[H2Server | GrpcioServer]] = {"wire": H2Server, "grpcio": GrpcioServer}
 
 
 class GatewayProcess:
-    """One process of a sidecar."""
+    """One process of a sidecar. `run` returns after a signal."""
 
     def __init__(self, settings: Settings, options: ServeOptions, source: CatalogSource) -> None:
         self._options = options
         self._serving = False
         self._background = Background()
         self._counters = DecisionCounters()
-        self._former: dict[str, Any] = {}
-        """What workers that are gone have counted."""
-        self._reloader = ConfigReloader(settings, self._use, source)
+        self._ended_workers: dict[str, Any] = {}
+        """The counters of workers that have ended."""
+        self._reloader = ConfigReloader(settings, self._reload, source)
         decides = options.worker is not None or settings.gateway.workers == 1
         self._link, self._ledger = ledger(settings, decides=decides)
         self._channel: MessageChannel[WorkerUpdate] | None = None
-        self._workers: WorkerPool[dict[str, Any]] | None = None
-        self._decider: Worker | None = None
-        self._keeper: AccountingService | None = None
-        self._pages: AdminServer | None = None
+        """A worker process's end of the channel to the accounting process."""
+        self._pool: WorkerPool[dict[str, Any]] | None = None
+        self._worker: Worker | None = None
+        self._accounting: AccountingService | None = None
+        self._admin: AdminServer | None = None
         transport = _TRANSPORTS[options.transport]
         if decides:
-            self._decider = Worker(settings, self._link, self._ledger, self._background, self._counters)
-        if options.worker is None:
-            self._keeper = self._make_keeper(settings, transport)
-            self._pages = AdminServer(
-                reloader=self._reloader,
-                link=self._link,
-                ledger=self._ledger,
-                keeper=self._keeper,
-                numbers=self._numbers,
-                unready=self._unready,
+            self._worker = Worker(
+                settings, self._link, self._ledger, self._background, counters=self._counters, follow_config=self._follow_config
             )
-            if self._decider is None:
-                count, drain_s = settings.gateway.workers, options.drain_s
-                greeting, take = self._keeper.greeting, self._keeper.take
-                self._workers = WorkerPool(
-                    count=count,
+        if options.worker is None:
+            self._accounting = self._make_accounting(settings, transport)
+            self._admin = AdminServer(
+                self._reloader, self._link, self._ledger, self._accounting, numbers=self._numbers, unready=self._unready
+            )
+            if self._worker is None:
+                self._pool = WorkerPool(
+                    count=settings.gateway.workers,
                     command=options.worker_command,
                     expected=dict[str, Any],
-                    grace_s=drain_s,
-                    greeting=greeting,
-                    farewell=self._remember,
-                    heard=take,
+                    grace_s=options.drain_s,
+                    greeting=self._accounting.initial_update,
+                    farewell=self._keep_counters,
+                    heard=self._accounting.observers.take,
                 )
-        services = [service for half in (self._decider, self._keeper) if half is not None for service in half.services]
+        services = [service for part in (self._worker, self._accounting) if part is not None for service in part.services]
         self._health = HealthService(*(service.name for service in services))
         self._server = transport((*services, self._health), max_body_bytes=settings.body_limit)
 
@@ -112,11 +109,9 @@ class GatewayProcess:
         finally:
             await self._stop()
 
-    def _make_keeper(self, settings: Settings, transport: type[H2Server | GrpcioServer]) -> AccountingService:
-        if self._decider is None:
-            gauges, outputs = TokenCalibrators(settings.routes.preferred), OutputHistory()
-        else:
-            gauges, outputs = self._decider.plane.gauges, self._decider.plane.outputs
+    def _make_accounting(self, settings: Settings, transport: type[H2Server | GrpcioServer]) -> AccountingService:
+        """Make the accounting service. Beside a worker it shares what the worker learns."""
+        plane = None if self._worker is None else self._worker.plane
         return AccountingService(
             settings=settings,
             link=self._link,
@@ -124,10 +119,10 @@ class GatewayProcess:
             background=self._background,
             transport=transport,
             counters=self._counters,
-            gauges=gauges,
-            outputs=outputs,
-            standing=lambda: iter(()) if self._pages is None else self._pages.standing(),
-            tell=self._tell,
+            gauges=TokenCalibrators(settings.routes.preferred) if plane is None else plane.gauges,
+            outputs=OutputHistory() if plane is None else plane.outputs,
+            standing=lambda: iter(()) if self._admin is None else self._admin.standing(),
+            send=self._send_update,
         )
 
     async def _start(self, stop: asyncio.Event) -> None:
@@ -135,141 +130,136 @@ class GatewayProcess:
         if not await self._link.start():
             _log.warning("redis: %s; limits follow `on_error: %s`", self._link.state.reason, settings.store.on_error)
         await self._ledger.start()
-        if self._keeper is not None:
-            self._keeper.open()
-        await self._use(settings)
+        if self._accounting is not None:
+            self._accounting.observers.start(self._background)
+        await self._reload(settings)
         if self._options.channel is not None:
             self._channel = await MessageChannel.over(socket.socket(fileno=self._options.channel), WorkerUpdate)
-            self._heed(await self._channel.receive() or WorkerUpdate())
-        if self._decider is not None:
-            await self._decider.start()
-        look = self._reloader.look if self._channel is None else self._reloader.follow
-        self._background.every(_LOOK_S, "looking at the configuration", look)
-        if self._keeper is not None:
-            await self._keeper.start()
-            self._background.every(_TELL_S, "telling what was learned", self._teach)
+            self._send_update(await self._channel.receive() or WorkerUpdate())
+        if self._worker is not None:
+            await self._worker.start()
+        reload = self._reloader.look if self._channel is None else self._reloader.follow
+        self._background.every(_RELOAD_S, "checking the configuration for changes", reload)
+        if self._accounting is not None:
+            await self._accounting.start()
         addresses = self._addresses(settings)
         await self._server.start(*addresses)
         _log.info("listening on %s", ", ".join(map(str, addresses)))
-        if self._keeper is not None:
-            await self._keeper.listen(settings)
-        if self._workers is not None:
-            await self._workers.start()
-        if self._pages is not None:
-            await self._pages.start(settings)
+        if self._accounting is not None:
+            await self._accounting.listen(settings)
+        if self._pool is not None:
+            await self._pool.start()
+        if self._admin is not None:
+            await self._admin.start(settings)
         if self._channel is not None:
-            self._background.run("hearing news", self._hear(self._channel, stop))
-            self._background.every(_TELL_S, "reporting", self._report)
+            self._background.run("receiving updates from the accounting process", self._receive_updates(self._channel, stop))
+        if self._worker is not None:
+            self._background.every(_REPORT_S, "reporting to the accounting process", self._report)
             await self._report()
         gc.collect()
-        gc.freeze()  # what lives as long as the process is not looked at again by the collector
-        self._switch(serving=True)
+        gc.freeze()  # objects that live as long as the process are not scanned again
+        self._set_serving(serving=True)
         _log.info("serving configuration %s", settings.fingerprint)
 
     async def _stop(self) -> None:
-        self._switch(serving=False)
-        if self._keeper is not None:
-            await self._keeper.leave()
-        if self._workers is not None:
-            await self._workers.stop()
+        self._set_serving(serving=False)
+        if self._accounting is not None:
+            await self._accounting.leave()
+        if self._pool is not None:
+            await self._pool.stop()
         await self._server.stop(self._options.drain_s)
-        await self._background.quiet(_LAST_WORDS_S)
-        if self._keeper is not None:
-            self._pass_on()
-            await self._keeper.close()
+        await self._background.quiet(_QUIET_S)
+        await self._report()
+        if self._accounting is not None:
+            await self._accounting.close()
         if self._channel is not None:
-            await self._report()
             self._channel.close()
         await self._background.close()
-        if self._decider is not None:
-            await self._decider.close()
-        if self._pages is not None:
-            await self._pages.stop()
+        if self._worker is not None:
+            await self._worker.close()
+        if self._admin is not None:
+            await self._admin.stop()
         await self._ledger.close()
         await self._link.close()
         _log.info("stopped")
 
     def _addresses(self, settings: Settings) -> list[str | TlsAddress]:
-        """Where this process listens for Envoy."""
+        """Return the addresses where this process listens for Envoy."""
         gateway = settings.gateway
         workers = [secured(_listen_text(address), gateway.ext_proc.tls, settings.folder) for address in gateway.worker_addresses]
         if self._options.worker is not None:
             return [workers[self._options.worker]]
         logs = secured(str(gateway.access_log.address), gateway.access_log.tls, settings.folder)
-        return [*(workers if self._workers is None else ()), logs]
+        return [*(workers if self._pool is None else ()), logs]
 
-    def _switch(self, *, serving: bool) -> None:
+    def _set_serving(self, *, serving: bool) -> None:
         self._serving = serving
         self._health.switch(serving=serving)
 
-    async def _use(self, settings: Settings) -> None:
-        if self._keeper is not None:
-            await self._keeper.publish(settings)
-        if self._decider is not None:
-            await self._decider.use(settings)
-        if self._keeper is not None:
-            self._keeper.use(settings)
-        if self._workers is not None:
-            self._workers.tell(WorkerUpdate(configuration=settings.fingerprint))
+    async def _reload(self, settings: Settings) -> None:
+        """Use this configuration: Envoys know its pools before a worker decides by it."""
+        if self._accounting is not None:
+            await self._accounting.publish(settings)
+        if self._worker is not None:
+            await self._worker.reload(settings)
+        if self._accounting is not None:
+            self._accounting.reload(settings)
+        if self._pool is not None:
+            self._pool.tell(WorkerUpdate(configuration=settings.fingerprint))
+
+    def _follow_config(self, fingerprint: str) -> None:
+        self._background.run("taking over the configuration", self._reloader.follow(fingerprint))
 
     def _replace_workers(self) -> None:
-        if self._workers is not None:
-            self._background.run("replacing workers", self._workers.replace())
+        if self._pool is not None:
+            self._background.run("replacing workers", self._pool.replace())
 
-    async def _teach(self) -> None:
-        if self._keeper is not None:
-            self._pass_on()
-            self._keeper.teach()
+    def _send_update(self, update: WorkerUpdate) -> None:
+        """Send an update to the worker of this process, or to all worker processes."""
+        if self._pool is not None:
+            self._pool.tell(update)
+        elif self._worker is not None:
+            self._worker.apply(update)
 
-    def _pass_on(self) -> None:
-        """What this process has admitted is recorded."""
-        if self._decider is not None and self._keeper is not None:
-            self._keeper.take(self._decider.plane.to_record())
-
-    def _tell(self, news: WorkerUpdate) -> None:
-        """Whoever decides about requests hears it."""
-        if self._workers is not None:
-            self._workers.tell(news)
-        else:
-            self._heed(news)
-
-    def _heed(self, news: WorkerUpdate) -> None:
-        if self._decider is not None:
-            self._decider.heed(news)
-        if news.configuration:
-            self._background.run("taking the configuration over", self._reloader.follow(news.configuration))
-
-    async def _hear(self, channel: MessageChannel[WorkerUpdate], stop: asyncio.Event) -> None:
-        """Heed what the accounting process tells; without that process there is no reason to go on."""
-        while (news := await channel.receive()) is not None:
-            self._heed(news)
+    async def _receive_updates(self, channel: MessageChannel[WorkerUpdate], stop: asyncio.Event) -> None:
+        """Apply updates from the accounting process until it has ended; then stop this worker process."""
+        while (update := await channel.receive()) is not None:
+            self._send_update(update)
         stop.set()
 
     async def _report(self) -> None:
-        if self._channel is not None and self._decider is not None:
-            self._channel.send({**self._own_numbers(), **self._decider.plane.to_record()})
+        """Hand admissions and double checks of this process's worker to the accounting service, with numbers if it is another process."""
+        if self._worker is None:
+            return
+        if self._channel is not None:
+            self._channel.send({**self._own_numbers(), **self._worker.plane.to_record()})
+        elif self._accounting is not None:
+            self._accounting.observers.take(self._worker.plane.to_record())
 
-    def _remember(self, report: dict[str, Any]) -> None:  # a worker is gone
-        self._former = added(self._former, kept_of(report))
+    def _keep_counters(self, report: dict[str, Any]) -> None:
+        """Add the counters of a worker that has ended."""
+        self._ended_workers = added(self._ended_workers, kept_of(report))
 
     def _own_numbers(self) -> dict[str, Any]:
-        decided = {} if self._decider is None else self._decider.plane.shown()
-        kept = {} if self._keeper is None else self._keeper.numbers()
-        return added(decided, kept, {"counts": self._counters.shown()})
+        """Return the numbers of this process for the admin page."""
+        decided = {} if self._worker is None else self._worker.plane.shown()
+        accounted = {} if self._accounting is None else self._accounting.plane.shown()
+        return added(decided, accounted, {"counts": self._counters.shown()})
 
     def _numbers(self) -> dict[str, Any]:
-        """What all processes of the sidecar count."""
-        if self._workers is None:
+        """Return the sum of the numbers of all processes."""
+        if self._pool is None:
             return self._own_numbers()
-        numbers = added(self._own_numbers(), self._former, *self._workers.reports)
-        return {"workers": {"configured": self._reloader.settings.gateway.workers, "restarts": self._workers.restarts}, **numbers}
+        numbers = added(self._own_numbers(), self._ended_workers, *self._pool.reports)
+        return {"workers": {"configured": self._reloader.settings.gateway.workers, "restarts": self._pool.restarts}, **numbers}
 
     def _unready(self) -> list[str]:
+        """Return the reasons why the sidecar is not ready."""
         reasons = [] if self._serving else ["starting or stopping"]
         if not self._link.state.up and OnError(self._reloader.settings.store.on_error) is OnError.CLOSED:
             reasons.append(f"redis is not reachable: {self._link.state.reason}")
-        if self._keeper is not None and self._keeper.shut:
-            reasons.append(self._keeper.shut)
+        if self._accounting is not None and self._accounting.observers.shut:
+            reasons.append(self._accounting.observers.shut)
         return reasons
 
 

@@ -83,7 +83,7 @@ class HealthMonitor:
         self._attempts_told = False
         """Envoy tells of attempts; one whose listener is not ours may not, and then what failed for good has to do."""
         self.probing = ProbeSchedule(_EVERY_S)
-        self.use(settings)
+        self.reload(settings)
 
     async def start(self, background: Background) -> None:
         """Look after pauses and ramps from now on, and ask nodes."""
@@ -96,7 +96,7 @@ class HealthMonitor:
         if self.prober is not None:
             await self.prober.stop()
 
-    def use(self, settings: Settings) -> None:
+    def reload(self, settings: Settings) -> None:
         """Other pools, or other parameters. What is switched off releases whom it has left out."""
         before, self.settings = self.settings, settings
         self._pools = {pool.name: pool for pool in settings.pools}
@@ -123,20 +123,20 @@ class HealthMonitor:
             self.opened = {name: reason for name, reason in self.opened.items() if name in self.board.nodes.snapshot_not_closed()}
             self.tell()
 
-    def turn(self, turnover: MembershipDelta) -> None:
+    def on_membership(self, delta: MembershipDelta) -> None:
         """Registered nodes came or went. Who comes back begins with a part of its requests."""
         now = SystemClock.monotonic()
-        for pool, ids in turnover.left.items():
+        for pool, ids in delta.left.items():
             for node_id in ids:
                 pools = self._joined.get(node_id, {})
                 pools.pop(pool, None)
                 if not pools:
                     self._joined.pop(node_id, None)
                     self._left[node_id] = None
-        for pool, nodes in turnover.joined.items():
+        for pool, nodes in delta.joined.items():
             for node in nodes:
                 self._joined.setdefault(node.id, {})[pool] = node
-        for node_id in {node.id for nodes in turnover.joined.values() for node in nodes}:
+        for node_id in {node.id for nodes in delta.joined.values() for node in nodes}:
             self.board.nodes.add_policy(node_id, self._policy(node_id))
             if node_id in self._left:
                 del self._left[node_id]

@@ -94,10 +94,10 @@ class ExchangeObservers:
         if self._exporter is not None:
             await self._exporter.push_spans()
 
-    def use(self, settings: Settings) -> None:
+    def reload(self, settings: Settings) -> None:
         """Another configuration is in use."""
         if self._auditor is not None:
-            self._auditor.use(settings)
+            self._auditor.reload(settings)
 
     def take(self, report: dict[str, Any]) -> None:
         """A request plane, of this process or another one, tells what it sent on and which nodes it compared: taken out of the report."""

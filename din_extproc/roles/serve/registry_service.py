@@ -49,24 +49,25 @@ class RegistryService:
         runner: The link to Redis.
         server: Which transport carries gRPC.
         background: Runs what repeats.
-        turned: Told who came and who went.
-        said: Told what nodes say of their load.
+        on_membership: Called with the nodes that joined or left.
+        on_readings: Called with the latest heartbeats, by node id.
     """
 
     def __init__(
         self,
+        *,
         settings: Settings,
         section: RegistryListenSection,
         runner: Runner,
         server: type[H2Server | GrpcioServer],
         background: Background,
-        turned: Callable[[MembershipDelta], None],
-        said: Callable[[dict[str, HeartbeatReading]], None],
+        on_membership: Callable[[MembershipDelta], None],
+        on_readings: Callable[[dict[str, HeartbeatReading]], None],
     ) -> None:
         self._section = section
         self._background = background
-        self._turned = turned
-        self._said = said
+        self._on_membership = on_membership
+        self._on_readings = on_readings
         self._settings = settings
         self._flushing = False
         self._flushed_at = 0.0
@@ -112,21 +113,12 @@ class RegistryService:
         await self._http.stop()
         await self._grpc.stop(_STOP_S)
 
-    def use(self, settings: Settings) -> None:
+    def reload(self, settings: Settings) -> None:
         """Other pools, another catalogue, other tokens."""
         self._settings = settings
         self._door.tokens, self._door.reaches = NodeTokens(settings.node_tokens), settings.node_reaches
         registrar = self.registrar
         self._changed(registrar.table.reload(settings.pools, _catalogue(settings), registrar.now()))
-
-    def joined(self) -> MembershipDelta:
-        """Every registered node that takes requests, by pool."""
-        return self.registrar.table.snapshot()
-
-    @property
-    def stale(self) -> bool:
-        """The table can't be shared: it is the last view."""
-        return self.registrar.table.stale
 
     def rows(self) -> Iterator[MemberForm]:
         """For the admin page: every node that registered."""
@@ -145,14 +137,14 @@ class RegistryService:
     def _flush(self) -> None:
         self._flushing = False
         self._flushed_at = asyncio.get_running_loop().time()
-        turnover = self.registrar.table.take_changes()
-        if turnover is not None:
-            self._turned(turnover)
+        delta = self.registrar.table.take_changes()
+        if delta is not None:
+            self._on_membership(delta)
 
     async def _hear(self) -> None:
         readings = self.registrar.readings()
         if readings:
-            self._said(readings)
+            self._on_readings(readings)
 
     async def _resolve(self) -> None:
         while True:

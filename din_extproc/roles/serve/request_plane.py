@@ -15,8 +15,6 @@ from din_extproc.admit.ledger import Ledger
 from din_extproc.admit.queue import QueueState
 from din_extproc.admit.reservation import OutputHistory
 from din_extproc.audit.records import AdmissionRecord
-from din_extproc.domain.health import BreakerSnapshots
-from din_extproc.domain.membership import HeartbeatReading, MembershipDelta
 from din_extproc.domain.node import Node
 from din_extproc.edge.admission_queue import AdmissionQueue
 from din_extproc.edge.audit.gate import AuditGate
@@ -33,7 +31,6 @@ from din_extproc.flow.trace import Sampler, TraceIds
 from din_extproc.flow.view import NO_COMMONS, TokenCounter
 from din_extproc.roles.serve.decision_view import make_view, node_number
 from din_extproc.roles.serve.ext_authz_leases import ExtAuthzLeases
-from din_extproc.roles.serve.worker_update import LearnedStats
 from din_extproc.schedule.load import LoadModel
 from din_extproc.settings.settings import Settings
 
@@ -76,10 +73,11 @@ class RequestPlane:
         self._one_script = settings.store.one_script
         self.gauges = TokenCalibrators(view.table.preferred)
         self.outputs = OutputHistory()
+        self.selector = NodeSelector(LoadModel(), PoolMembership.of(settings.pools))
         self.desk = WorkerContext(
             view=view,
             ledger=ledger,
-            placer=NodeSelector(LoadModel(), PoolMembership.of(settings.pools)),
+            placer=self.selector,
             gauges=self.gauges,
             outputs=self.outputs,
             ids=TraceIds(node_number(settings), secrets.randbits(_SEED_BITS)),
@@ -104,7 +102,7 @@ class RequestPlane:
             self._patience_s = settings.audit.section.block_ms / _MS
         self._gate: AuditGate | None = None
         self._background = background
-        self._moves = self.desk.placer.moves = settings.in_flight
+        self._moves = self.selector.moves = settings.in_flight
 
     def start(self) -> None:
         """Renew the leases of what runs, from now on."""
@@ -114,38 +112,19 @@ class RequestPlane:
         if self._checker is not None:
             self._background.every(_CHECK_S, "asking nodes once more", self._checker.work)
 
-    def use(self, settings: Settings, tokenizers: Mapping[str, TokenCounter]) -> None:
+    def reload(self, settings: Settings, tokenizers: Mapping[str, TokenCounter]) -> None:
         """Decide by this configuration from the next request on."""
         view = make_view(settings, tokenizers)
         if not self._one_script and view.commons is not NO_COMMONS:
             _log.warning("`limits` of all tenants together are not counted before the next start, for `store.one_slot` is read only then")
             view = replace(view, commons=NO_COMMONS)
-        self.desk.change(view, self.desk.placer.members.under(settings.pools))
+        self.desk.change(view, self.selector.members.under(settings.pools))
         moves = settings.in_flight
-        self.desk.placer.moves = moves if settings.gateway.xds is not None else moves.among(self._moves)  # Envoy knows what it began with
+        self.selector.moves = moves if settings.gateway.xds is not None else moves.among(self._moves)  # Envoy knows what it began with
 
-    def turn(self, turnover: MembershipDelta) -> None:
-        """Registered nodes came or went."""
-        self.desk.change_members(self.desk.placer.members.after(turnover))
-
-    def hear(self, readings: Mapping[str, HeartbeatReading]) -> None:
-        """Nodes have said how they do."""
-        for node_id, reading in readings.items():
-            self.desk.placer.hear(node_id, reading)
-
-    def judge(self, standings: BreakerSnapshots) -> None:
-        """Breakers opened or closed."""
-        self.desk.placer.judge(standings)
-
-    def adopt(self, lessons: LearnedStats) -> None:
-        """Know what was learned elsewhere."""
-        self.gauges.adopt(lessons.prompts)
-        self.outputs.adopt(lessons.outputs)
-        self.desk.placer.learn(lessons.paces)
-
-    def shut(self, *, shut: bool) -> None:
-        """Take no requests, or take them again."""
-        before, self._gate = self._gate, AuditGate(self._patience_s) if shut else None
+    def block_requests(self, blocked: bool) -> None:  # noqa: FBT001 - a handler takes the value alone
+        """Hold requests while the audit log can't be written, or accept them again."""
+        before, self._gate = self._gate, AuditGate(self._patience_s) if blocked else None
         self.desk.gate = self._gate
         if before is not None:
             before.open()
@@ -164,19 +143,18 @@ class RequestPlane:
 
     def _nodes(self, pool: str) -> tuple[Node, ...]:
         """The pool's nodes now: `members` is another one after each change."""
-        return self.desk.placer.members.nodes(pool)
+        return self.selector.members.nodes(pool)
 
     def _trace_id(self) -> str:
         return self.desk.ids.make(self.desk.clock.wall())
 
     def shown(self) -> dict[str, object]:
         """For the admin page: nested numbers, which add up over processes."""
-        placer = self.desk.placer
         return {
             "exchanges": {"open": len(self.desk.live)},
             "queue": self._waiting.shown(),
-            "route_cache": {"hits": placer.cache.hits, "misses": placer.cache.misses},
-            "nodes": {node: {"tokens_in_use": tokens} for node, tokens in placer.in_use().items()},
+            "route_cache": {"hits": self.selector.cache.hits, "misses": self.selector.cache.misses},
+            "nodes": {node: {"tokens_in_use": tokens} for node, tokens in self.selector.load.in_use().items()},
         }
 
     async def _renew(self) -> None:

@@ -1,7 +1,11 @@
-"""What decides about requests in one process: the request plane, where requests wait, and who is to be refused by now.
+"""A worker: the parts of a process that decide about requests.
 
-Rule: it serves Envoy's calls and heeds news; it tells nobody anything by itself.
+It owns the request plane, the admission queue and the list of revoked keys. `_handlers` is the table of what each part of a
+`WorkerUpdate` changes; nothing else passes from the accounting process to the request plane.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 from din_extproc.edge.background import Background
 from din_extproc.edge.grpc.authorization import AuthorizationService
@@ -18,17 +22,26 @@ from din_extproc.settings.settings import Settings
 
 
 class Worker:
-    """One process's own. `start` it after the first `use`, and `close` it.
+    """The worker of this process. Call `start` after the first `reload`, and `close` at the end.
 
     Args:
         settings: The configuration.
-        link: What carries commands to Redis.
-        ledger: The counters.
-        background: Runs what is to be done again and again.
-        counters: Told of verdicts.
+        link: Runs Redis commands.
+        ledger: The rate-limit counters.
+        background: Runs periodic tasks.
+        counters: Counts decisions.
+        follow_config: Takes over the configuration with this fingerprint.
     """
 
-    def __init__(self, settings: Settings, link: Runner, ledger: GuardedLedger, background: Background, counters: DecisionCounters) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        link: Runner,
+        ledger: GuardedLedger,
+        background: Background,
+        counters: DecisionCounters,
+        follow_config: Callable[[str], None],
+    ) -> None:
         self._background = background
         self._waits = WorkerQueue(settings, link, ledger, background)
         self.plane = RequestPlane(settings, ledger, background, counters, self._waits.room)
@@ -36,30 +49,31 @@ class Worker:
         self.services: list[GrpcService] = [ExtProcService(self.plane.desk)]
         if self.plane.permits is not None:
             self.services.append(AuthorizationService(self.plane.permits.conductor))
+        self._handlers: dict[str, Callable[[Any], None]] = {
+            "membership": self.plane.selector.on_membership,
+            "breakers": self.plane.selector.judge,
+            "readings": self.plane.selector.load.on_readings,
+            "calibrations": self.plane.gauges.adopt,
+            "outputs": self.plane.outputs.adopt,
+            "paces": self.plane.selector.load.learn,
+            "audit_blocked": self.plane.block_requests,
+            "configuration": follow_config,
+        }
 
     async def start(self) -> None:
-        """From now on it may be asked."""
+        """Start periodic tasks and read the revoked keys."""
         self.plane.start()
         await self._revoked.start(self._background)
 
-    async def use(self, settings: Settings) -> None:
+    async def reload(self, settings: Settings) -> None:
         """Decide by this configuration from the next request on."""
-        self.plane.use(settings, await load_tokenizers(settings))
-        self._waits.use(settings)
+        self.plane.reload(settings, await load_tokenizers(settings))
+        self._waits.reload(settings)
 
-    def heed(self, news: WorkerUpdate) -> None:
-        """Know it from the next request on."""
-        if news.turnover is not None:
-            self.plane.turn(news.turnover)
-        if news.standings is not None:
-            self.plane.judge(news.standings)
-        if news.readings:
-            self.plane.hear(news.readings)
-        if news.lessons is not None:
-            self.plane.adopt(news.lessons)
-        if news.shut is not None:
-            self.plane.shut(shut=news.shut)
+    def apply(self, update: WorkerUpdate) -> None:
+        """Apply an update from the next request on."""
+        update.apply(self._handlers)
 
     async def close(self) -> None:
-        """Whoever still waits is told that it is over."""
+        """Refuse the requests that still wait."""
         await self._waits.room.close()

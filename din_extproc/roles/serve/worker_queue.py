@@ -42,7 +42,7 @@ class WorkerQueue:
         self._background = background
         self._listening = False
 
-    def use(self, settings: Settings) -> None:
+    def reload(self, settings: Settings) -> None:
         """Listen from now on, if somebody may have to wait under this configuration."""
         if not self._listening and any(tenant.queueing.max_wait_ms for tenant in settings.tenants):
             self._listening = True

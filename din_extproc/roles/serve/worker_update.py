@@ -1,7 +1,10 @@
-"""What the process that keeps the accounts tells those that decide about requests.
+"""Messages from the accounting process to its workers.
 
-Rule: plain values, which cross processes; whoever did not hear some of it decides less well, never wrongly.
+Rule: a message holds plain values that cross process borders. A worker that misses one decides with older data, never wrongly.
 """
+
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from msgspec import Struct
 
@@ -12,28 +15,26 @@ from din_extproc.domain.usage import NodePace
 from din_extproc.intent.calibration import Calibration
 
 
-class LearnedStats(Struct, frozen=True):
-    """What finished exchanges taught, since it was last asked."""
+class WorkerUpdate(Struct, frozen=True, omit_defaults=True):
+    """What has changed for workers. None: this part has not changed."""
 
-    prompts: dict[str, Calibration]
-    """By physical model."""
-    outputs: tuple[OutputEstimate, ...]
-    paces: tuple[NodePace, ...]
-    """How quick nodes are."""
+    membership: MembershipDelta | None = None
+    breakers: BreakerSnapshots | None = None
+    """The breakers that changed, or all that are not closed."""
+    readings: dict[str, HeartbeatReading] | None = None
+    """The latest load report of nodes, by node id."""
+    calibrations: dict[str, Calibration] | None = None
+    """Bytes per prompt token, by physical model."""
+    outputs: tuple[OutputEstimate, ...] | None = None
+    paces: tuple[NodePace, ...] | None = None
+    audit_blocked: bool | None = None
+    """Whether requests are held because the audit log can't be written."""
+    configuration: str | None = None
+    """The fingerprint of the configuration in use; Envoys know its pools."""
 
-    def __bool__(self) -> bool:
-        return bool(self.prompts or self.outputs or self.paces)
-
-
-class WorkerUpdate(Struct, frozen=True):
-    """What the process that keeps the accounts tells a worker."""
-
-    lessons: LearnedStats | None = None
-    turnover: MembershipDelta | None = None
-    readings: dict[str, HeartbeatReading] = {}
-    shut: bool | None = None
-    """Requests may (False) or may not be taken, for the audit log's sake; None: as before."""
-    configuration: str = ""
-    """The fingerprint of the one that is in use now: Envoys know its pools."""
-    standings: BreakerSnapshots | None = None
-    """Of breakers that changed."""
+    def apply(self, handlers: Mapping[str, Callable[[Any], None]]) -> None:
+        """Call the handler of each part that has changed. `handlers`: by the name of the field."""
+        for name, handle in handlers.items():
+            value = getattr(self, name)
+            if value is not None:
+                handle(value)

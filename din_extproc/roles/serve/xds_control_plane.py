@@ -66,7 +66,7 @@ class XdsControlPlane:
         if self._server is not None:
             await self._server.stop(grace_s)
 
-    async def use(self, settings: Settings) -> None:
+    async def reload(self, settings: Settings) -> None:
         """Serve this configuration. Returns when the Envoys that are connected know its pools, or have had the time to."""
         made = await asyncio.get_running_loop().run_in_executor(None, _blueprint, settings)
         former = self._blueprint
@@ -82,9 +82,9 @@ class XdsControlPlane:
                 await self._service.settled()
         self._background.run("taking away what is no more", self._retire(kept, made))
 
-    def turn(self, turnover: MembershipDelta) -> None:
-        """Registered nodes came or went: the Envoys are told now."""
-        self._members = self._members.after(turnover)
+    def on_membership(self, delta: MembershipDelta) -> None:
+        """Send nodes that joined or left to Envoys at once."""
+        self._members = self._members.after(delta)
         self._tell()
 
     def shown(self) -> dict[str, object]:

@@ -89,7 +89,7 @@ def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None =
     placer.judge(BreakerSnapshots({row.node.id: row.health.standing() for row in rows or () if row.health is not None}))
     for row in rows or ():
         if row.beat is not None:
-            placer.hear(row.node.id, HeartbeatReading(row.beat, 0.0))
+            placer.load.hear(row.node.id, HeartbeatReading(row.beat, 0.0))
     size = RequestSize.of(reading.intent, gauges.of(routed.model).calibration.band)
     known = Explanation(
         sent=False,
@@ -186,7 +186,7 @@ def members_of(rows: Rows) -> PoolMembership:
     for row in rows:
         for pool in row.pools if row.state is NodeState.READY else ():
             nodes[pool] = (*nodes.get(pool, ()), row.node.registration().node)
-    return PoolMembership(nodes, {}, {})
+    return PoolMembership(nodes, {})
 
 
 def _request(text: bytes) -> RecordedRequest:

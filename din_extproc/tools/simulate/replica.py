@@ -212,11 +212,11 @@ class SimulatedReplica:
 
     def hear(self, node_id: str, reading: HeartbeatReading) -> None:
         """A node has said how it does."""
-        self.placer.hear(node_id, reading)
+        self.placer.load.hear(node_id, reading)
 
     def learn(self) -> None:
         """Know what finished exchanges have taught since."""
-        self.placer.learn(self._paces.changed())
+        self.placer.load.learn(self._paces.changed())
 
     def doubted(self) -> list[str]:
         """The nodes that probes are for: those that have failed and not answered since, and those on trial."""

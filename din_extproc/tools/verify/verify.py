@@ -74,7 +74,7 @@ async def _verify(settings: Settings, options: VerifyOptions, rows: tuple[Member
 def _members(settings: Settings, rows: tuple[MemberForm, ...]) -> PoolMembership:
     """Listed nodes as the configuration has them; of pools without any, those that registered."""
     registered = members_of(rows)
-    return PoolMembership({pool.name: pool.nodes or registered.nodes(pool.name) for pool in settings.pools}, {}, {})
+    return PoolMembership({pool.name: pool.nodes or registered.nodes(pool.name) for pool in settings.pools}, {})
 
 
 async def _verified(entry: RouteEntry, client: OutsideClient, longest: int) -> VerifiedEntry:

@@ -1,6 +1,6 @@
 """The nodes of every pool, as they change under running decisions."""
 
-from din_extproc.domain.membership import Heartbeat, HeartbeatReading, MembershipDelta, NodeState
+from din_extproc.domain.membership import MembershipDelta
 from din_extproc.domain.node import Endpoint, Node, Pool
 from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.flow.node_selector import NodeSelector, RequestSize
@@ -40,11 +40,11 @@ def test_a_change_reaches_the_next_decision_long_before_the_cache_would_forget()
     p = pool("p", node("s"))
     placer = NodeSelector(LoadModel(), PoolMembership.of([p]).after(MembershipDelta({"p": (node("a"), node("b"))}, {})))
     assert sorted(placed(placer, p)) == ["a", "b", "s"]
-    placer.change(placer.members.after(MembershipDelta({"p": (node("c"),)}, {"p": ("a",)})))
+    placer.on_membership(MembershipDelta({"p": (node("c"),)}, {"p": ("a",)}))
     assert sorted(placed(placer, p)) == ["b", "c", "s"]
     placer.forget(placer.members.under([pool("p")]))
     assert sorted(placed(placer, p)) == ["b", "c"], "the configuration lost its own node, the others stay"
-    placer.change(placer.members.after(MembershipDelta({}, {"p": ("b", "c")})))
+    placer.on_membership(MembershipDelta({}, {"p": ("b", "c")}))
     assert placed(placer, p).code is RefusalCode.NO_HEALTHY_NODE
     assert placer.members.versions("p") == frozenset()
 
@@ -53,17 +53,8 @@ def test_a_pool_that_did_not_change_keeps_its_turn():
     p, q = pool("p", node("a"), node("b")), pool("q", node("s"))
     placer = NodeSelector(LoadModel(), PoolMembership.of([p, q]).after(MembershipDelta({"q": (node("c"),)}, {})))
     assert placed(placer, p)[0] == "a"
-    placer.change(placer.members.after(MembershipDelta({}, {"q": ("c",)})))
+    placer.on_membership(MembershipDelta({}, {"q": ("c",)}))
     assert placed(placer, p)[0] == "b"
-
-
-def test_what_a_node_said_outlives_changes_of_others_and_goes_with_it():
-    members = PoolMembership.of([pool("p")]).after(MembershipDelta({"p": (node("a"), node("b"))}, {}))
-    reading = HeartbeatReading(Heartbeat(state=NodeState.READY, sequence=1, waiting=3), 12.5)
-    members.hear("a", reading)
-    members = members.after(MembershipDelta({}, {"p": ("b",)}))
-    assert members.reading("a") is reading
-    assert members.after(MembershipDelta({"p": (node("c"),)}, {"p": ("a",)})).reading("a") is None
 
 
 def test_versions_in_service_are_those_of_the_nodes_there_are():

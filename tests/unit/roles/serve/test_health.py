@@ -38,7 +38,7 @@ class Watched:
         self.now = SystemClock.monotonic()
 
     def reload(self, **health: Any) -> None:
-        self.health.use(self._settings(health))
+        self.health.reload(self._settings(health))
 
     def _settings(self, health: dict[str, Any]) -> Settings:
         self._file.write_text(yaml.safe_dump(CONFIG | {"health": CONFIG["health"] | health}))
@@ -155,11 +155,11 @@ def test_what_another_replica_opened_is_open_here_and_is_not_told_back(tmp_path)
 def test_a_node_that_registers_again_after_it_was_gone_begins_with_a_tenth(tmp_path):
     watched = Watched(tmp_path)
     new = Node("g", Endpoint("10.0.0.7", 8000), "m", "1", "bf16", "", 1, 8192, 8)
-    watched.health.turn(MembershipDelta({"chat": (new,)}, {}))
+    watched.health.on_membership(MembershipDelta({"chat": (new,)}, {}))
     assert watched.told == [], "one that is new to the network takes its part at once"
-    watched.health.turn(MembershipDelta({}, {"chat": ("g",)}))
+    watched.health.on_membership(MembershipDelta({}, {"chat": ("g",)}))
     assert watched.health.target("g") is None
-    watched.health.turn(MembershipDelta({"chat": (new,)}, {}))
+    watched.health.on_membership(MembershipDelta({"chat": (new,)}, {}))
     standing = watched.told[-1].nodes["g"]
     assert (standing.state, standing.share(standing.since)) == (BreakerState.RAMPING, 0.1)
 
