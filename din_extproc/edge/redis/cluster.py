@@ -54,7 +54,7 @@ class ClusterLinks:
         states = [link.state for link in self._links.values()]
         down = [state for state in states if not state.up]
         if states:
-            return down[0] if down else states[0]
+            return next((state for state in (*down, *states) if not state.up or state.warning), states[0])
         return LinkState(up=False, since=0.0, reason=self._reason, address=str(self._seeds[0]))
 
     async def start(self, wait_s: float = 1.0) -> bool:

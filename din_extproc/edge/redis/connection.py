@@ -5,6 +5,7 @@ Rule: the oldest unanswered command decides: once it is overdue the connection i
 
 import asyncio
 import hashlib
+import re
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
@@ -62,6 +63,15 @@ class RedisError(LimitsUnavailable):
     """Redis answered with an error."""
 
 
+_INNER_ERROR: Final = re.compile(r"ERR Error running script .*?: -([A-Z]+ .*)", re.DOTALL)
+
+
+def command_error(text: str) -> str:
+    """The error of the command that failed. Before version 7, Redis wraps that of a command in a script in an error of its own."""
+    inner = _INNER_ERROR.fullmatch(text)
+    return text if inner is None else inner[1]
+
+
 class CommandRetry(Struct, frozen=True, gc=False):
     """How to ask again: the call of a script or a plain command, and how often it was asked already."""
 
@@ -70,10 +80,6 @@ class CommandRetry(Struct, frozen=True, gc=False):
     tail: bytes
     """Of a script: `count` bulk strings. Of a plain command: all of it."""
     attempt: int = 0
-
-    def command(self) -> bytes:
-        """What to send."""
-        return self.tail if self.script is None else self.script.evalsha(self.count, self.tail)
 
     def again(self) -> "CommandRetry":
         """Asked once more."""
@@ -154,7 +160,7 @@ class RedisConnection(asyncio.Protocol):
                 sent = pending.popleft()
                 if isinstance(reply, hiredis.ReplyError):
                     if not sent[0].done():
-                        self._on_error(self, str(reply), sent)
+                        self._on_error(self, command_error(str(reply)), sent)
                 elif not sent[0].done():
                     sent[0].set_result(reply)
         except (hiredis.ProtocolError, IndexError) as error:

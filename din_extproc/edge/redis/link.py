@@ -7,15 +7,17 @@ import asyncio
 import contextlib
 import logging
 import random
+import re
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from din_extproc.admit.ledger import LimitsUnavailable
 from din_extproc.edge.redis.address import Address
-from din_extproc.edge.redis.connection import Argument, CommandRetry, LuaScript, RedisConnection, RedisError, Sent, pack
+from din_extproc.edge.redis.connection import Argument, CommandRetry, LuaScript, RedisConnection, RedisError, Sent, bulks, pack
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +27,10 @@ _LONGEST_PAUSE_S: Final = 0.8
 _ATTEMPTS: Final = 3
 _MOVED_ON: Final = ("READONLY", "MASTERDOWN", "LOADING", "NOREPLICAS")
 """Errors of a server that is not, or not yet, the one to ask: the link looks for it again."""
+
+_NOT_ALLOWED: Final = re.compile(r"(?:NOPERM|ERR).*\b(?:script|evalsha)\b", re.IGNORECASE | re.DOTALL)
+"""What users without the permission are told, and those of proxies that don't know the command."""
+_NO_WORK: Final = LuaScript(b"return 1")
 
 Locate = Callable[[], Awaitable[Address]]
 Redirect = Callable[[str, asyncio.Future[Any], float, CommandRetry], bool]
@@ -40,6 +46,8 @@ class LinkState(Struct, frozen=True):
     reason: str
     """Why it is down; "" when it is up."""
     address: str
+    warning: str = ""
+    """What is not as it should be although it is up."""
 
 
 class Link:
@@ -73,6 +81,8 @@ class Link:
         self._loop: asyncio.AbstractEventLoop
         self._connection: RedisConnection | None = None
         self._reloading: set[LuaScript] = set()
+        self._sends_source = False
+        """Scripts go out whole: this server lets us neither load them nor call them by digest."""
         self._at = "redis"
         """Where it was last tried, for people."""
         self._lost = asyncio.Event()
@@ -122,7 +132,8 @@ class Link:
         connection = self._usable()
         future: asyncio.Future[Any] = self._loop.create_future()
         deadline = self._loop.time() + self._timeout_s
-        connection.send(script.evalsha(count, tail), future, deadline, CommandRetry(script, count, tail))
+        call = script.eval if self._sends_source else script.evalsha
+        connection.send(call(count, tail), future, deadline, CommandRetry(script, count, tail))
         return future
 
     def resume(self, future: asyncio.Future[Any], deadline: float, run: CommandRetry, *, asking: bool) -> None:
@@ -134,7 +145,7 @@ class Link:
         connection = self._usable()
         if asking:
             connection.send(pack(("ASKING",)), self._unwatched(), deadline)
-        connection.send(run.command(), future, deadline, run)
+        self._send_again(connection, future, deadline, run)
 
     def _usable(self) -> RedisConnection:
         connection = self._connection
@@ -157,6 +168,11 @@ class Link:
             if kind == "NOSCRIPT" and run.script is not None:
                 self._reload(connection, future, deadline, run.again(), run.script)
                 return
+            if run.script is not None and not run.attempt and _NOT_ALLOWED.match(error):
+                if not self._sends_source:
+                    self._send_source(error)
+                self._send_again(connection, future, deadline, run.again())
+                return
             if self._redirect is not None and self._redirect(error, future, deadline, run.again()):
                 return
         future.set_exception(RedisError(error))
@@ -175,7 +191,21 @@ class Link:
             loaded = self._unwatched()
             loaded.add_done_callback(lambda _: self._reloading.discard(script))
             connection.send(pack(("SCRIPT", "LOAD", script.source)), loaded, deadline)
-        connection.send(run.command(), future, deadline, run)
+        self._send_again(connection, future, deadline, run)
+
+    def _send_again(self, connection: RedisConnection, future: asyncio.Future[Any], deadline: float, run: CommandRetry) -> None:
+        if run.script is None:
+            connection.send(run.tail, future, deadline, run)
+        else:
+            call = run.script.eval if self._sends_source else run.script.evalsha
+            connection.send(call(run.count, run.tail), future, deadline, run)
+
+    def _send_source(self, error: str) -> None:
+        """From here on, until the next connection, every call of a script brings its source along."""
+        self._sends_source = True
+        warning = f"scripts are sent whole with every call (EVAL), because this user may not use SCRIPT LOAD and EVALSHA: {error}"
+        _log.warning("redis %s: %s", self._at, warning)
+        self.state = replace(self.state, warning=warning)
 
     async def _stay_connected(self) -> None:
         pause_s = _FIRST_PAUSE_S
@@ -216,7 +246,7 @@ class Link:
                 connection.drop("the greeting failed")
                 raise
         self._connection = connection
-        self._change(LinkState(up=True, since=time.time(), reason="", address=str(address)))
+        self._change(LinkState(up=True, since=time.time(), reason="", address=str(address), warning=self.state.warning))
 
     async def _greet(self, connection: RedisConnection, address: Address) -> None:
         commands: list[tuple[Argument, ...]] = []
@@ -224,13 +254,30 @@ class Link:
             commands.append(("AUTH", address.username, address.password) if address.username else ("AUTH", address.password))
         if address.db:
             commands.append(("SELECT", address.db))
-        commands += [(b"SCRIPT", b"LOAD", script.source) for script in self._scripts]
         commands.append(("PING",))
+        await self._ask(connection, *map(pack, commands))
+        self._sends_source, self.state = False, replace(self.state, warning="")
+        try:
+            await self._ask(connection, *(pack((b"SCRIPT", b"LOAD", script.source)) for script in self._scripts))
+        except RedisError as error:
+            if not _NOT_ALLOWED.match(str(error)):
+                raise
+            await self._ask(connection, _NO_WORK.eval(*bulks(0)))
+            self._send_source(str(error))
+
+    async def _ask(self, connection: RedisConnection, *commands: bytes) -> None:
+        """Wait for the answers to all of these.
+
+        Raises:
+            RedisError: one of them was refused.
+        """
         answers: list[asyncio.Future[Any]] = [self._loop.create_future() for _ in commands]
         deadline = self._loop.time() + _CONNECT_S
         for command, answer in zip(commands, answers, strict=True):
-            connection.send(pack(command), answer, deadline)
-        await asyncio.gather(*answers)
+            connection.send(command, answer, deadline)
+        for answered in await asyncio.gather(*answers, return_exceptions=True):
+            if isinstance(answered, BaseException):
+                raise answered
 
     def _disconnected(self, connection: RedisConnection, reason: str) -> None:
         if self._connection is connection:

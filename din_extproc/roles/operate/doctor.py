@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from din_extproc import __version__
 from din_extproc.edge.probe.envoy_admin import EnvoyAdmin, EnvoyAdminUnreachable
+from din_extproc.edge.redis.connection import LuaScript, bulks
 from din_extproc.edge.redis.link import Link
 from din_extproc.edge.redis.topology import locator
 from din_extproc.roles.operate.diagnosis import Diagnosis, of_envoy, of_exchanges, of_machine, of_redis, of_sidecar, of_timeouts
@@ -18,6 +19,7 @@ from din_extproc.settings.settings import Settings
 
 _PATIENCE_MS = 2_000
 _STATS = r"ext_proc|logs_dropped"
+_SCRIPT = LuaScript(b"return 1")
 _MARKS = {"fine": "✓", "doubtful": "?", "wrong": "✗"}
 
 
@@ -60,7 +62,7 @@ def _sidecar(settings: Settings) -> Iterator[Diagnosis]:
 
 
 async def _redis(settings: Settings) -> list[Diagnosis]:
-    link = Link(locator(settings.store.url.get_secret_value()), (), timeout_ms=_PATIENCE_MS)
+    link = Link(locator(settings.store.url.get_secret_value()), (_SCRIPT,), timeout_ms=_PATIENCE_MS)
     try:
         if not await link.start():
             return [Diagnosis("redis", "wrong", link.state.reason, "start it, or correct store.url; limits follow `on_error` until then")]
@@ -70,10 +72,13 @@ async def _redis(settings: Settings) -> list[Diagnosis]:
         seconds, micros = await link.call(b"TIME")
         skew_s = int(seconds) + int(micros) / 1e6 - time.time()
         text = await link.call(b"INFO")
+        await link.run(_SCRIPT, *bulks(0))
+        warning = link.state.warning
     finally:
         await link.close()
     info = dict(line.split(":", 1) for line in text.decode().splitlines() if ":" in line)
-    return list(of_redis(info, took_ms, skew_s, settings))
+    refused = [Diagnosis("redis scripts", "doubtful", warning, "allow the user +script and +evalsha")] if warning else []
+    return [*of_redis(info, took_ms, skew_s, settings), *refused]
 
 
 def _machine() -> Iterator[Diagnosis]:

@@ -7,11 +7,11 @@ import pytest
 
 from din_extproc.admit.ledger import LimitsUnavailable
 from din_extproc.edge.redis import address
-from din_extproc.edge.redis.connection import CommandUnanswered, LuaScript, RedisConnection, RedisError, bulks, pack
+from din_extproc.edge.redis.connection import CommandUnanswered, LuaScript, RedisConnection, RedisError, bulks, command_error, pack
 from din_extproc.edge.redis.link import Link
 from din_extproc.edge.turn import AT_ONCE
 from tests.support.ledgers import linked
-from tests.support.servers import RedisServer, free_port
+from tests.support.servers import FLAVOURS, RedisServer, free_port
 
 ECHO = LuaScript(b"return ARGV[1]")
 
@@ -242,6 +242,57 @@ async def test_closing_a_link_that_never_came_up_is_quick_and_silent():
     await link.start(wait_s=0.01)
     await link.close()
     assert not link.state.up
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+async def test_a_server_that_became_a_replica_is_left_at_the_first_script_that_writes(flavour):
+    write = LuaScript(b"return redis.call('SET', KEYS[1], ARGV[1])")
+    with RedisServer(flavour=flavour) as server:
+        async with linked(server.url) as link, linked(server.unix_url) as admin:
+            await admin.call("REPLICAOF", "127.0.0.1", free_port())
+            with pytest.raises(RedisError, match=r"^READONLY "):
+                await link.run(write, *bulks(1, "a", 1))
+            assert not link.state.up
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("forbidden", [("-script",), ("-evalsha",), ("-script", "-evalsha")])
+async def test_scripts_that_can_not_be_loaded_or_called_by_digest_are_sent_whole_and_it_is_said(flavour, forbidden, caplog):
+    script = LuaScript(b"return {ARGV[1], redis.call('INCR', KEYS[1])}")
+    with RedisServer(flavour=flavour) as server:
+        async with linked(server.url) as admin:
+            await admin.call("ACL", "SETUSER", "din", "on", ">secret", "~*", "&*", "+@all", *forbidden)
+        async with linked(f"redis://din:secret@127.0.0.1:{server.port}") as link:
+            answers = await asyncio.gather(*(link.run(script, *bulks(1, "n", n)) for n in range(20)))
+            assert answers == [[b"%d" % n, n + 1] for n in range(20)]
+            assert link.state.up
+            assert "EVAL" in link.state.warning
+            assert "NOPERM" in link.state.warning
+    assert len([record for record in caplog.records if "sent whole" in record.message]) == 1
+
+
+async def test_a_user_that_may_run_no_script_at_all_does_not_connect(server):
+    async with linked(server.url) as admin:
+        await admin.call("ACL", "SETUSER", "din", "on", ">secret", "~*", "+@all", "-@scripting")
+        link = Link(at(f"redis://din:secret@127.0.0.1:{server.port}"), (ECHO,))
+        assert not await link.start(wait_s=0.2)
+        assert "NOPERM" in link.state.reason
+        await link.close()
+        await admin.call("ACL", "DELUSER", "din")
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("ERR Error running script (call to f_0a): @user_script:7: -READONLY You can't write.", "READONLY You can't write."),
+        ("ERR Error running script (call to f_0a): @user_script:7: @user_script: 7: -OOM command not allowed", "OOM command not allowed"),
+        ("ERR Error running script (call to f_0a): @user_script:1: attempt to index a nil value", None),
+        ("READONLY You can't write against a read only replica.", None),
+        ("WRONGTYPE Operation against a key, Error running script x: -READONLY y", None),
+    ],
+)
+def test_the_error_inside_a_scripts_error_is_the_one_that_counts(said, meant):
+    assert command_error(said) == (meant or said)
 
 
 async def test_a_server_that_became_a_replica_is_left():
