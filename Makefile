@@ -7,7 +7,7 @@ JOBS   ?= 4
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-check test test-fast test-e2e test-envoy-matrix test-sdks test-engines test-manifests test-dashboard test-chaos bench bench-all bench-peers bench-smoke lint type arch proto proto-check golden check lock clean
+.PHONY: help setup demo demo-check test test-fast test-e2e test-envoy-matrix test-sdks test-engines test-manifests test-dashboard test-chaos bench bench-all bench-peers bench-smoke docs lint type arch proto proto-check golden check lock clean
 
 help: ## show every target
 	@grep -hE '^[a-z][a-z0-9-]*:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
@@ -73,8 +73,11 @@ bench-peers: setup ## LiteLLM and vllm-router, for `make bench` to compare with 
 bench-smoke: setup ## every benchmark once, briefly: they still run
 	@$(PY) -m tests.bench --smoke
 
-lint: setup ## ruff: rules and format
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+lint: setup ## ruff (rules and format) and the prose style of docs
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(PY) -m tests.prose
+
+docs: setup ## the documentation site in build/site; fails on a warning or a broken link
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict -f deploy/docs/mkdocs.yml && echo "build/site/index.html"
 
 type: setup ## mypy, strict
 	@$(BIN)/mypy

@@ -28,7 +28,7 @@ Packages, in the order in which one request passes them:
 Imports go down only: cli -> tools -> roles -> settings -> edge -> flow -> {core packages} -> domain -> _proto. Core packages never import
 each other. Time, randomness and I/O are arguments; a refusal is a value, an exception is a fault.
 
-Glossary: see `GLOSSARY.md` beside this file.
+Glossary: `deploy/docs/pages/glossary.md`.
 """
 
 __version__ = "0.1.0"

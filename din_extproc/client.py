@@ -31,7 +31,7 @@ class NetworkError(Exception):
     """The network did not give a good answer.
 
     Attributes:
-        code: As in the README's table of errors; "unproven" where headers are missing.
+        code: As in the documentation's table of errors; "unproven" where headers are missing.
         status: Of HTTP.
         trace_id: What operators find the request by, "" when there was none.
         retry_after_s: When it may be tried again; None: that was not said.

@@ -87,7 +87,7 @@ PAGES: tuple[tuple[str, tuple[str, ...], Callable[[Figures], str]], ...] = (
     (report.COSTS, ("tenants", "accounting", "screening"), report.costs),
     (report.CLAIMS, claims.PARTS, claims.table),
 )
-"""Tables of the README: their marker, and the benchmarks that they need."""
+"""Tables of the performance page: their marker, and the benchmarks that they need."""
 
 
 def main() -> int:
@@ -113,13 +113,13 @@ def main() -> int:
     print(f"\n{tables}\n")
     if given.json:
         given.json.write_text(json.dumps({"machine": on, "versions": of, "figures": figures, "missing": missing}, indent=2) + "\n")
-    if not (given.smoke or given.names or failed) and report.rewrite_readme(report.BENCH, tables):
-        print("the README's table is up to date")
+    if not (given.smoke or given.names or failed) and report.rewrite_page(report.BENCH, tables):
+        print("the table of the performance page is up to date")
     for marker, parts, table in PAGES:
         if set(parts) <= set(names) and not set(parts) & set(failed):
             print(f"\n{table(figures)}")
             if not given.smoke:
-                report.rewrite_readme(marker, table(figures))
+                report.rewrite_page(marker, table(figures))
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0

@@ -76,7 +76,7 @@ def calibrate(field: Field) -> Figures:
 
 
 def table(figures: Figures) -> str:
-    """For the README."""
+    """For the performance page."""
     lines = ["| run | requests/s | simulated | error | first token P99 s | simulated | error |", "|---|---|---|---|---|---|---|"]
     names = {**{name: f"four engine simulators, {rate:g} requests/s" for name, rate in LOADS.items()}, "llamacpp": "llama.cpp"}
     for name, title in names.items():

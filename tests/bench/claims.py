@@ -126,7 +126,7 @@ def shipped_rules(_field: Field) -> Figures:
 
 
 def table(figures: Figures) -> str:
-    """For the README. KeyError: a figure was not measured."""
+    """For the performance page. KeyError: a figure was not measured."""
     found = {name: figures[name] for name in _SHOWN}
     rows = [[each.format(**found) for each in row] for row in _ROWS]
     return "\n".join(["| claim | papers | here | obtained by |", "|---|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)])

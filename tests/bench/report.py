@@ -1,6 +1,6 @@
 """What was measured, for people: the table of figures with their bars, the rows of the contenders, the machine.
 
-Rule: the README is changed between its two markers only.
+Invariant: the performance page is changed between its markers only.
 """
 
 import importlib.metadata
@@ -18,8 +18,8 @@ from tests.bench.field import Figures
 from tests.support.servers import redis_binary
 
 BENCH, STRATEGIES, STALL, COSTS, CALIBRATE, CLAIMS = "bench", "strategies", "stall", "costs", "calibrate", "claims"
-"""What the README's markers are called."""
-README = ROOT / "README.md"
+"""Names of the markers in the performance page."""
+PAGE = ROOT / "deploy" / "docs" / "pages" / "performance.md"
 
 
 class Bar(Struct, frozen=True):
@@ -185,14 +185,12 @@ def _number(figure: float) -> str:
     return f"{figure:,.0f}" if figure >= 100 else f"{figure:.3g}"
 
 
-def rewrite_readme(name: str, text: str) -> bool:
-    """Put the text between the README's markers of this name. False: it has none."""
-    if not README.exists():
-        return False
-    content = README.read_text(encoding="utf-8")
+def rewrite_page(name: str, text: str) -> bool:
+    """Put the text between the page's markers of this name. False: it has none."""
+    content = PAGE.read_text(encoding="utf-8")
     before, begin, rest = content.partition(f"<!-- {name} -->")
     _, end, after = rest.partition(f"<!-- /{name} -->")
     if not begin or not end:
         return False
-    README.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
+    PAGE.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
     return True

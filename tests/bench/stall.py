@@ -115,8 +115,8 @@ def _stalled(sims: list[EngineSim], threshold: int, mode: str, stall_s: float) -
 
 
 def table(figures: Figures) -> str:
-    """For the README."""
-    lines = ["| failures in a row | probes alone | with the breaker | P99 s, probes alone | with the breaker |", "|---|---|---|---|---|"]
+    """For the performance page."""
+    lines = ["| consecutive failures | probes alone | with the breaker | P99 s, probes alone | with the breaker |", "|---|---|---|---|---|"]
     for name in figures:
         if name.startswith("stall_errors_probes_"):
             threshold = name.rpartition("_")[2]

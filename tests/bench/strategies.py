@@ -101,7 +101,7 @@ def strategies(field: Field) -> Figures:
 
 
 def table(figures: Figures) -> str:
-    """For the README."""
+    """For the performance page."""
     base = figures["strategy_round_robin_requests_per_s"]
     lines = ["| strategy | requests/s | against round robin | P50 s | P99 s | first token P99 s |", "|---|---|---|---|---|---|"]
     for name in STRATEGIES:

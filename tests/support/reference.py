@@ -1,6 +1,6 @@
-"""The reference of `din.yaml`, made from the classes that read it: every key, its type, its range, its default, and what its text says.
+"""The generated pages of the documentation: configuration, command line and metrics, made from the classes and tables that define them.
 
-Rule: nothing is written here that the classes do not say.
+Invariant: a page contains only what the code says.
 """
 
 import ast
@@ -11,25 +11,79 @@ import typing
 from collections.abc import Iterator
 from enum import Enum
 
+import typer
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
+from typer.core import TyperCommand, TyperGroup
 
+from din_extproc.cli.app import app
 from din_extproc.domain.node import Endpoint
+from din_extproc.observe import instruments
 from din_extproc.settings.schema import DinYaml
 
-_HEAD = """# Reference of din.yaml
+_HEAD = """# Configuration
 
-Made from the classes that read the file (`make golden`); the commented example is [din.yaml](din.yaml). A key that does not stand here is
-an error. A value may be `${NAME}` or `${NAME:-default}`, a variable of the environment.
+Every key of `din.yaml`, generated from the classes that read it (`make golden`). The commented example is `envoy/din.yaml`; the sections are
+described in [configuration in prose](behaviour.md). Other keys are errors. A value may be `${NAME}` or `${NAME:-default}`, an environment
+variable.
+"""
+_COMMANDS = """# Command line
+
+Generated from `--help` (`make golden`). Exit codes: 0; 1 when the answer is no; 2 for a wrong call. Commands that report have `--json`.
+`din-extproc --install-completion` installs completion for bash, zsh and fish.
+"""
+_METRICS = """# Metrics
+
+Generated from `din_extproc/observe/instruments.py` (`make golden`). `GET /metrics` on the admin port is for Prometheus; one scrape covers all
+workers. OpenTelemetry's names apply to OTLP. A family has at most 5,000 label sets; the rest counts as `other`. No label contains text that
+clients choose.
+
+| Prometheus | OpenTelemetry | kind | unit | labels | meaning |
+|---|---|---|---|---|---|
 """
 _WORDS = {int: "integer", float: "number", str: "text", bool: "true or false", SecretStr: "text, kept secret", Endpoint: "address:port"}
 
 
-def reference() -> str:
-    """The whole page."""
+def configuration_page() -> str:
+    """Return the page of every key of `din.yaml`: type, range, default, meaning."""
     done: set[type[BaseModel]] = set()
     return _HEAD + "".join(_section(DinYaml, "", done))
+
+
+def commands_page() -> str:
+    """Return the page of every command with its arguments and options."""
+    return _COMMANDS + "".join(_command(typer.main.get_command(app), "din-extproc"))
+
+
+def metrics_page() -> str:
+    """Return the page of every metric."""
+    rows = (
+        (
+            f"`{each.prometheus}`",
+            f"`{each.name}`",
+            each.kind.value,
+            each.unit,
+            ", ".join(f"`{name}`" for name in each.labels),
+            _flat(each.about),
+        )
+        for each in instruments.ALL
+    )
+    return _METRICS + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _command(command: TyperCommand | TyperGroup, name: str) -> Iterator[str]:
+    """Yield a command's section, then those of its subcommands."""
+    if isinstance(command, TyperGroup):
+        for each in command.commands.values():
+            yield from _command(each, f"{name} {each.name}")
+        return
+    yield f"\n## {name}\n\n{_flat(command.help or '')}\n\n| argument or option | default | meaning |\n|---|---|---|\n"
+    for parameter in command.params:
+        names = (*parameter.opts, *parameter.secondary_opts) if parameter.param_type_name == "option" else (parameter.human_readable_name,)
+        spelled = " ".join(f"`{name}`" for name in names)
+        plain = parameter.default not in (None, False, [], ()) and not callable(parameter.default)
+        yield f"| {spelled} | {f'`{parameter.default}`' if plain else ''} | {_flat(getattr(parameter, 'help', '') or '')} |\n"
 
 
 def _section(model: type[BaseModel], path: str, done: set[type[BaseModel]]) -> Iterator[str]:

@@ -48,9 +48,9 @@ def test_a_workload_is_read_with_its_defaults(tmp_path, settings):
     assert workload.slo.first_token_p99_s == 2
 
 
-def test_the_example_of_the_readme_is_sound(tmp_path, settings):
-    readme = (DIN.parents[1] / "README.md").read_text()
-    [example] = re.findall(r"```yaml\n(seconds: .*?)```", readme, re.DOTALL)
+def test_the_example_of_the_documentation_is_sound(tmp_path, settings):
+    page = (DIN.parents[1] / "deploy" / "docs" / "pages" / "howto" / "size-a-pool.md").read_text()
+    [example] = re.findall(r"```yaml\n(seconds: .*?)```", page, re.DOTALL)
     workload = read(tmp_path, settings, example)
     assert isinstance(workload, Workload), str(workload)
     assert [source.name for source in workload.sources] == ["chat", "reports"]

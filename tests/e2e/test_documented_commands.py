@@ -1,4 +1,4 @@
-"""Every command of the README, executed. Those that would reach outside this machine run in a form that stays on it."""
+"""Every command of README and documentation, executed. Commands that would reach outside this machine run in a form that stays on it."""
 
 import contextlib
 import hashlib
@@ -23,15 +23,17 @@ from din_extproc.settings.settings import Settings
 from tests.bench.__main__ import BENCHMARKS
 from tests.support.certificates import Authority
 from tests.support.node_stack import RegistryThread
-from tests.support.readme import ROOT, TEXT, Console, blocks
+from tests.support.pages import ROOT, TEXTS, Console, code_blocks, shell_blocks
 from tests.support.servers import EngineSim, RedisServer, free_port
 from tests.support.stack import Stack, events, key_of, node, tenant
 
 pytestmark = pytest.mark.e2e
 
-BLOCKS = blocks()
+BLOCKS = shell_blocks()
 FINANCE = "din_fin-2026-11_HkQ67137dVaKBtXmnsUsVYdaeIAKHTDHsgnj2kNqFcy"
-RUN_HERE = {"Try it", "Use it", "Two nodes on this machine", "Nodes that register", "A node's agent", "Simulate", "Deploy"}
+RUN_HERE = {
+    "README", "start/demo", "start/own-envoy", "start/first-tenant", "start/node-joins", "howto/size-a-pool", "howto/deploy",
+}  # fmt: skip
 
 
 def answers(url: str) -> bool:
@@ -42,14 +44,6 @@ def answers(url: str) -> bool:
 
 def test_no_block_of_commands_is_left_out():
     assert set(BLOCKS) == RUN_HERE
-
-
-def test_every_command_of_the_program_that_the_readme_names_is_there():
-    named = set(re.findall(r"^\|[^|]*\| `([a-z-]+)", (ROOT / "README.md").read_text(), re.MULTILINE))
-    ours = {command.name or command.callback.__name__ for command in app.registered_commands} | {
-        group.name for group in app.registered_groups
-    }
-    assert {name.replace("_", "-") for name in ours} <= named | {"keys"}
 
 
 PATHS = {
@@ -73,8 +67,9 @@ PATHS = {
 
 
 def named_in_the_text() -> list[list[str]]:
-    """Every command that stands in running text or in a table, as its words."""
-    running = re.sub(r"^```.*?^```$", "", TEXT, flags=re.MULTILINE | re.DOTALL)
+    """Return every command in running text or tables, as its words."""
+    text = "\n".join(text for page, text in TEXTS.items() if page != "reference/cli")
+    running = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", running)]
     spans += [f"{before} {after}" for before, after in re.findall(r"`([a-z-]+ [^`]+)`[^`|]*\(`(--[a-z-]+)`", running)]
     return [words for span in spans for words in [span.split()] if words[0] in KINDS or " ".join(words[:2]) in PATHS]
@@ -113,14 +108,14 @@ def test_every_command_in_the_running_text_is_there_with_its_options():
 
 
 def test_the_example_of_the_client(engine):
-    [example] = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    [example] = code_blocks("howto/python-client", "python")
     pools = {"p": {"model": "qwen2.5-14b-instruct", "engine": "vllm", "nodes": [node("gpu-07", engine.address)]}}
     aliases = {"bx-fast-chat": {"model": "qwen2.5-14b-instruct"}}
     told: list[tuple[object, ...]] = []
     with Stack({"aliases": aliases, "pools": pools, "tenants": [tenant("acme")]}) as stack:
         example = example.replace('"http://localhost:10000"', repr(stack.url)).replace("[...]", '[{"role": "user", "content": "hello"}]')
         names = {"key": key_of("acme"), "print": lambda *words: told.append(words)}
-        exec(compile(example, "README.md", "exec"), names)
+        exec(compile(example, "python-client.md", "exec"), names)
     [(node_id, trace, *times)] = told
     assert (node_id, len(trace)) == ("gpu-07", 32)
     assert names["text"]
@@ -128,7 +123,7 @@ def test_the_example_of_the_client(engine):
 
 
 def test_the_example_of_tls_is_sound(tmp_path):
-    [example] = re.findall(r"^```yaml\n(gateway:.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    [example] = code_blocks("howto/tls", "yaml")
     authority = Authority(tmp_path, "nodes-ca")
     for name in ("din", "envoy"):
         authority.issue(name, "din.internal")
@@ -144,10 +139,11 @@ def test_the_example_of_tls_is_sound(tmp_path):
     assert settings.gateway.registry.bind_certificates
 
 
-def test_try_it():
+@pytest.mark.parametrize("page", ["README", "start/demo"])
+def test_the_make_targets_of_a_first_visit(page):
     with Console({}) as console:
-        for command in BLOCKS["Try it"][0]:
-            console.run(command)
+        for command in BLOCKS[page][0]:
+            assert console.run(command)
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +155,7 @@ def engine() -> Iterator[EngineSim]:
 def test_use_it_from_the_example_to_the_first_streamed_answer(engine):
     ports = {name: free_port() for name in ("10000", "9901", "50052", "9090")}
     instead = {"http://localhost:10000": f"http://localhost:{ports['10000']}", "din_team-a-2026_...": FINANCE}
-    [prepare, [ask]] = BLOCKS["Use it"]
+    [prepare, [ask]] = BLOCKS["start/own-envoy"]
     with RedisServer() as redis, Console(instead, DIN_REDIS_URL=redis.url) as console:
         (console.folder / "envoy").mkdir()
         example = (
@@ -181,8 +177,8 @@ def test_use_it_from_the_example_to_the_first_streamed_answer(engine):
 
 
 def test_two_nodes_on_this_machine_and_the_one_that_is_left():
-    [example] = re.findall(r"^```yaml\n(version: 1.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
-    [commands] = BLOCKS["Two nodes on this machine"]
+    [example] = code_blocks("start/first-tenant", "yaml")
+    [commands] = BLOCKS["start/first-tenant"]
     ports = {name: str(free_port()) for name in ("6379", "8001", "8002", "50051", "10000")}
     config = yaml.safe_load(example)
     config["gateway"] |= {name: {"address": f"127.0.0.1:{free_port()}"} for name in ("access_log", "admin")}
@@ -208,7 +204,7 @@ def test_two_nodes_on_this_machine_and_the_one_that_is_left():
 
 
 def test_nodes_that_register_with_curl(tmp_path):
-    [commands] = BLOCKS["Nodes that register"]
+    [_, _, commands] = BLOCKS["start/node-joins"]
     with Console({}) as console:
         made = console.run(commands[0])
     token, line = re.findall(r"(din\w*_\S+)|^(gpu-7: .*)$", made, re.MULTILINE)
@@ -238,7 +234,7 @@ def test_nodes_that_register_with_curl(tmp_path):
 
 
 def test_a_node_s_agent_and_the_sum_of_its_weights(engine, tmp_path):
-    [agent, [make_sums, sum_of_sums]] = BLOCKS["A node's agent"]
+    [agent, [make_sums, sum_of_sums], _] = BLOCKS["start/node-joins"]
     health, listener, admin = free_port(), free_port(), free_port()
     with RegistryThread() as registry, Console({}) as console:
         example = yaml.safe_load((ROOT / "envoy" / "node.din.yaml").read_text())
@@ -272,7 +268,7 @@ def folder_sum(folder: Path, make_sums: str, sum_of_sums: str) -> str:
 
 
 def test_simulate():
-    [example] = re.findall(r"```yaml\n(seconds: .*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    [example] = code_blocks("howto/size-a-pool", "yaml")
     small = yaml.safe_load(example) | {"seconds": 30, "failures": [], "slo": {}}
     small["requests"][0]["rate"] = 1
     asked = {"asked_for": "bx-auto", "operation": "/v1/chat/completions", "prompt_estimate": 100, "duration_ms": 500.0}
@@ -287,7 +283,7 @@ def test_simulate():
         (console.folder / "workload.yaml").write_text(yaml.safe_dump(small))
         (console.folder / "audit").mkdir()
         (console.folder / "audit" / segment_file("gw", 1)).write_bytes(sign(b"s" * 32, b"\0" * 32, 1, settled)[0])
-        told = [console.run(command) for command in BLOCKS["Simulate"][0]]
+        told = [console.run(command) for command in BLOCKS["howto/size-a-pool"][0]]
     assert "| cluster-fast-throughput-14b | 4 |" in told[0]
     assert all("requests/s" in each for each in told)
     assert "nodes of cluster-fast-throughput-14b are enough" in told[4]
@@ -296,5 +292,5 @@ def test_simulate():
 def test_deploy():
     with Console({}) as console:
         (console.folder / "deploy").symlink_to(ROOT / "deploy")
-        for command in BLOCKS["Deploy"][0]:
+        for command in BLOCKS["howto/deploy"][0]:
             console.run(command)

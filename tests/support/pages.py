@@ -1,7 +1,7 @@
-"""The commands of the README, and a console that runs them on this machine: addresses become free ports on loopback, programs that reach
-outside are stood in for by what checks the same thing here.
+"""The commands of README and documentation pages, and a console that runs them on this machine.
 
-Rule: a command runs as it stands but for those addresses; what it starts is ended with the console.
+Addresses become free ports on loopback; stand-ins replace programs that reach outside and check the same thing here.
+Invariant: a command runs as written apart from those addresses, and the console ends what it starts.
 """
 
 import os
@@ -23,7 +23,11 @@ from din_extproc.edge.process.envoy_binary import find_envoy
 from din_extproc.tools.demo.binaries import find_redis
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "README.md").read_text()
+PAGES = ROOT / "deploy" / "docs" / "pages"
+TEXTS = {"README": (ROOT / "README.md").read_text()} | {
+    str(page.relative_to(PAGES).with_suffix("")): page.read_text() for page in sorted(PAGES.rglob("*.md"))
+}
+"""The text of each page by its path."""
 _STANDINS = {
     "din-extproc": f'exec {sys.executable} -m din_extproc "$@"',
     "pip": f'test "$*" = "install ." && exec {sys.executable} -m pip install --dry-run --no-deps --quiet {ROOT}',
@@ -35,16 +39,15 @@ _STANDINS = {
 """`make demo` and `make demo-check` have tests of their own; here their targets need to be there."""
 
 
-def blocks() -> dict[str, list[list[str]]]:
-    """The shell blocks by the heading that they stand under, each as its commands."""
-    found: dict[str, list[list[str]]] = {}
-    heading = ""
-    for part in re.finditer(r"^## ([^\n]*)$|^```sh\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL):
-        if part[1] is not None:
-            heading = part[1]
-        else:
-            found.setdefault(heading, []).append(_commands(part[2]))
-    return found
+def code_blocks(page: str, language: str) -> list[str]:
+    """Return a page's fenced code blocks of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", TEXTS[page], re.MULTILINE | re.DOTALL)
+
+
+def shell_blocks() -> dict[str, list[list[str]]]:
+    """Return the shell blocks by page, each as its commands."""
+    found = {page: [_commands(block) for block in code_blocks(page, "sh")] for page in TEXTS}
+    return {page: blocks for page, blocks in found.items() if blocks}
 
 
 def _commands(block: str) -> list[str]:
