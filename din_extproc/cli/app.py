@@ -27,7 +27,7 @@ _GROUPS: dict[str, dict[str, Callable[..., Any] | typer.Typer]] = {
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     help="An Envoy sidecar that routes LLM requests to GPU nodes.",
 )

@@ -78,7 +78,7 @@ def named_in_the_text() -> list[list[str]]:
 def of_the_program(words: list[str]) -> str:
     command = typer.main.get_command(app)
     rest = words[1:] if words[0] == "din-extproc" else words
-    while isinstance(command, TyperGroup) and rest:
+    while isinstance(command, TyperGroup) and rest and not rest[0].startswith("-"):
         if rest[0] not in command.commands:
             return f"no command {rest[0]}"
         command, rest = command.commands[rest[0]], rest[1:]

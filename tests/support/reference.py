@@ -24,9 +24,9 @@ from din_extproc.settings.schema import DinYaml
 
 _HEAD = """# Configuration
 
-Every key of `din.yaml`, generated from the classes that read it (`make golden`). The commented example is `envoy/din.yaml`; the sections are
-described in [configuration in prose](behaviour.md). Other keys are errors. A value may be `${NAME}` or `${NAME:-default}`, an environment
-variable.
+Every key of `din.yaml`, generated from the classes that read it (`make golden`). The commented example is `envoy/din.yaml`;
+sections are described in [configuration in prose](behaviour.md). Other keys are errors. A value may be `${NAME}` or `${NAME:-default}`,
+an environment variable.
 """
 _COMMANDS = """# Command line
 
@@ -35,9 +35,9 @@ Generated from `--help` (`make golden`). Exit codes: 0; 1 when the answer is no;
 """
 _METRICS = """# Metrics
 
-Generated from `din_extproc/observe/instruments.py` (`make golden`). `GET /metrics` on the admin port is for Prometheus; one scrape covers all
-workers. OpenTelemetry's names apply to OTLP. A family has at most 5,000 label sets; the rest counts as `other`. No label contains text that
-clients choose.
+Generated from `din_extproc/observe/instruments.py` (`make golden`). `GET /metrics` on the admin port is for Prometheus; one scrape
+covers all workers. OpenTelemetry's names apply to OTLP. A family has at most 5,000 label sets; the rest counts as `other`. No label
+contains text that clients choose.
 
 | Prometheus | OpenTelemetry | kind | unit | labels | meaning |
 |---|---|---|---|---|---|
@@ -80,7 +80,9 @@ def _command(command: TyperCommand | TyperGroup, name: str) -> Iterator[str]:
         return
     yield f"\n## {name}\n\n{_flat(command.help or '')}\n\n| argument or option | default | meaning |\n|---|---|---|\n"
     for parameter in command.params:
-        names = (*parameter.opts, *parameter.secondary_opts) if parameter.param_type_name == "option" else (parameter.human_readable_name,)
+        if getattr(parameter, "hidden", False):
+            continue
+        names = (*parameter.opts, *parameter.secondary_opts) if parameter.param_type_name == "option" else ((parameter.name or "").upper(),)
         spelled = " ".join(f"`{name}`" for name in names)
         plain = parameter.default not in (None, False, [], ()) and not callable(parameter.default)
         yield f"| {spelled} | {f'`{parameter.default}`' if plain else ''} | {_flat(getattr(parameter, 'help', '') or '')} |\n"
