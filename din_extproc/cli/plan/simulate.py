@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 
 def simulate(
-    workload: Annotated[
-        Path | None, typer.Argument(help="A YAML file with requests, node speeds and incidents (documentation: Size a pool).")
-    ] = None,
+    workload: Annotated[Path | None, typer.Argument(help="A YAML file with requests, node speeds and incidents (see the docs).")] = None,
     config: Config = DEFAULT_CONFIG,
     record: Annotated[
         list[Path] | None, typer.Option(help="Send the requests of the audit log in this folder instead of the workload's; repeatable.")
