@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from tests.support.readme import TEXT
+from tests.support.pages import TEXTS
 
 from tests.support.engine_fleet import EngineFleet
 from tests.support.engine_steps import STEPS, Asker, Subject, outcome
@@ -95,7 +95,7 @@ def test_what_a_client_sees_of_every_engine_is_the_table_in_the_readme(stack, en
         subject = Subject(name, name, pooled, pooled, faults=engines[name].fail, chats=name in CHATTY, tool_choice="auto")
         table.append([name, *(outcome(step, Asker(stack, subject)) for step, _ in STEPS.values())])
     text = "\n".join(f"| {' | '.join(row)} |" for row in table)
-    assert text in TEXT, f"\n{text}"
+    assert text in TEXTS["reference/engines"], f"\n{text}"
 
 
 @pytest.mark.parametrize("name", CHATTY)

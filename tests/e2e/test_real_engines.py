@@ -5,7 +5,7 @@ import shutil
 import subprocess
 
 import pytest
-from tests.support.readme import ROOT
+from tests.support.pages import ROOT
 
 from tests.support import real_engines
 from tests.support.engine_fleet import EngineFleet
