@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from tests.support.pages import TEXTS
 
 from tests.support.engine_fleet import EngineFleet
 from tests.support.engine_steps import STEPS, Asker, Subject, outcome
+from tests.support.pages import TEXTS
 from tests.support.servers import EngineSim
 from tests.support.stack import Stack, events, node, tenant
 

@@ -5,10 +5,10 @@ import shutil
 import subprocess
 
 import pytest
-from tests.support.pages import ROOT
 
 from tests.support import real_engines
 from tests.support.engine_fleet import EngineFleet
+from tests.support.pages import ROOT
 
 pytestmark = pytest.mark.e2e
 
