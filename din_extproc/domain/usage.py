@@ -13,6 +13,8 @@ class Usage(Struct, frozen=True, gc=False):
     cached_tokens: int = 0
     estimated: bool = False
     """The engine reported no usage: tokens were counted from stream deltas and the prompt's estimate."""
+    disputed: bool = False
+    """The engine reported a usage that cannot be, so it was estimated."""
 
     @property
     def total_tokens(self) -> int:
@@ -101,6 +103,8 @@ class Labels(Struct, frozen=True, gc=False, omit_defaults=True):
     """Time from the complete request to its verdict in microseconds, `waited_us` included."""
     waited_us: int = 0
     """Time in the admission queue in microseconds."""
+    media: int = 0
+    """Images, audio and files of the prompt: their tokens are assumed, not estimated."""
 
 
 ANSWER_TOO_LARGE = "answer_too_large"

@@ -11,7 +11,7 @@ from din_extproc.admit.headers import standing_headers
 from din_extproc.admit.keys import Authenticated
 from din_extproc.admit.ledger import Claim, RateLimitStatus
 from din_extproc.domain.node import Pool, in_flight_cluster
-from din_extproc.domain.request import Intent, RequestHead
+from din_extproc.domain.request import Intent, Operation, RequestHead
 from din_extproc.domain.usage import Labels, Tags
 from din_extproc.domain.verdict import Headers, Send
 from din_extproc.flow import answers
@@ -24,6 +24,8 @@ from din_extproc.intent.splice import place_after
 from din_extproc.route.table import Routed
 
 _as_json = msgspec.json.Encoder().encode
+_DIALECTS = {Operation.MESSAGES: "messages", Operation.RESPONSES: "responses"}
+"""How clients of an operation expect errors in their stream, where that is not as chat completions have them."""
 
 
 class Decision(Struct, frozen=True, gc=False):
@@ -127,7 +129,7 @@ def _trace(granted: Decision) -> Headers:
 
 
 def _metadata(granted: Decision) -> dict[str, str | float | bool]:
-    """One field for settlement, because every field costs both Envoy and us; two more for the filter that reads the answer."""
+    """One field for settlement, because every field costs both Envoy and us; the others are for the filter that reads the answer."""
     intent, target, claim = granted.intent, granted.target, granted.claim
     estimate, pool = intent.estimate, target.pool
     labels = Labels(
@@ -152,11 +154,21 @@ def _metadata(granted: Decision) -> dict[str, str | float | bool]:
         "" if granted.span is None else granted.span.text,
         round(granted.decided_s * 1e6),
         round(granted.waited_s * 1e6),
+        granted.reading.prompt.media,
     )
     metadata: dict[str, str | float | bool] = {"request_id": claim.request_id, "labels": _as_json(labels).decode()}
     if granted.order.strips_usage:
         metadata["strip_usage"] = True
+    if intent.operation in _DIALECTS:
+        metadata["dialect"] = _DIALECTS[intent.operation]
+    if intent.stream and intent.answers > 1 and _tells_choices(granted):
+        metadata["choices"] = intent.answers
     return metadata
+
+
+def _tells_choices(granted: Decision) -> bool:
+    """Whether every answer that was asked for is a choice of the stream: `best_of` asks for more, an engine that has no `n` gives one."""
+    return "best_of" not in granted.reading.outline.spans and granted.order.edits is not None
 
 
 def _path(path: str, canonical: str) -> str | None:

@@ -218,6 +218,10 @@ def _ending(
         one_prompt=labels.operation == Operation.CHAT,
         generates=labels.operation not in _WITHOUT_OUTPUT,
         unread=told.get("unread", _ABSENT).bool_value,
+        open_choices=_count(told, "open_choices"),
+        total_tokens=_count(told, "total_tokens") if "total_tokens" in told else None,
+        bad_usage=told.get("bad_usage", _ABSENT).bool_value,
+        media=labels.media > 0,
     )
 
 

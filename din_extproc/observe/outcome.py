@@ -26,21 +26,31 @@ What it costs (`Usage`):
 |------------------------------------------------------------------|--------------------------------------------------------------|
 | refused, or no node reached                                      | 0: the whole reservation goes back                           |
 | the engine told a usage that can be                              | that; of a cut stream at least what was counted              |
+| the engine told no more than the sum                             | that sum; where tokens are generated, those counted are the  |
+|                                                                  | output and the rest the prompt (`estimated`)                 |
 | the node failed or refused (4xx, 429, 5xx, reset) with no token  | 0: a client can't cause this and gain by it                  |
 | anything else: cut, left, timed out, no usage or an absurd one   | prompt estimate + tokens counted (`estimated`)               |
 
-What can be: a prompt that the context holds, and as much output as was asked for; more than that where the bytes that passed hold so
-many tokens (engines have parameters of their own) and the context does too. Zeros alone are a usage where nothing is generated, such as
-the embedding of an empty text; elsewhere they are none: some engines send them until the end, or always.
+A usage can be when all of this holds; otherwise the engine's word is `disputed`, which costs the node trust:
 
-Tokens counted: events of a stream, by bytes where an event has several; of any other answer its bytes over four, whatever was reserved,
-for they have passed. An engine that pads its answers gains no more than twice its context by that. Where nothing is generated, none.
+- Its numbers count tokens (whole, not negative, below 10^12), and none falls while the answer is written.
+- The prompt has at most 4 times the tokens of its estimate, and 1,024 more for what an engine adds by itself. The band of an estimate is
+  narrower by far. A prompt with media, whose tokens nobody can estimate, fills two contexts at most.
+- The output is no more than the client asked for, no more than the context has room for, and every token but a few (marks that are not
+  shown) has passed as at least one byte.
+
+Zeros alone are a usage where nothing is generated, such as the embedding of an empty text; elsewhere they are none: some engines send
+them until the end, or always.
+
+Tokens counted: events of a stream, by bytes where an event has several; of any other answer its bytes over four; never more than the client
+asked for, nor than fits into two contexts. Where nothing is generated, none.
 """
 
 import math
 from http import HTTPStatus
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from din_extproc.domain.usage import Outcome, Usage
 
@@ -54,11 +64,11 @@ _DELTAS_OF_ONE_TOKEN = (7, 64)
 """Bytes per delta, and beyond that: no more, and every event has one token. More: the engine puts several into one."""
 _CONTEXTS, _CONTEXTS_OF_MANY = 2, 128
 """More tokens than fill so many contexts are no usage, of one prompt or of a list of them."""
-_ESTIMATES = 4
-"""A prompt of more tokens than this many estimates, which fills contexts as well, is none."""
+_ESTIMATES, _ADDED = 4, 1024
+"""A prompt of more tokens than so many estimates and what an engine may add by itself is none."""
 _BODY_BYTES_PER_TOKEN = 4
-_LEAST_BYTES_PER_TOKEN = 2
-"""More tokens than that have not passed."""
+_UNSEEN = 64
+"""Output tokens that may pass without a byte: marks of turns, of reasoning and of tool calls."""
 _ENVELOPE_BYTES = 350
 """What surrounds the text of a JSON answer."""
 
@@ -95,11 +105,19 @@ class ExchangeEnding(Struct, frozen=True, gc=False):
     """There are output tokens at all: not so of embeddings and ranks."""
     unread: bool = False
     """An event was too long to be read: the end may have been in it."""
+    open_choices: int = 0
+    """Choices that have not finished while another has."""
+    total_tokens: int | None = None
+    """The sum, where the engine told no more than that."""
+    bad_usage: bool = False
+    """The engine told numbers that count no tokens, or took back what it had told."""
+    media: bool = False
+    """The prompt holds images, audio or files."""
 
     @property
     def ended(self) -> bool:
         """The answer was complete when it left the node."""
-        return self.done or bool(self.finish_reason)
+        return self.done or (bool(self.finish_reason) and not self.open_choices)
 
 
 def outcome(ending: ExchangeEnding) -> Outcome:
@@ -138,34 +156,43 @@ def usage(ending: ExchangeEnding, ended_as: Outcome) -> Usage:
     """What the exchange costs: the second table above."""
     if not ending.reached or ended_as in (Outcome.REFUSED, Outcome.NOT_DISPATCHED):
         return Usage(0, 0)
-    prompt, completion = ending.prompt_tokens, ending.completion_tokens
     counted = _counted(ending)
-    if (prompt is not None or completion is not None) and _can_be(ending, prompt or 0, completion or 0):
-        told, least = completion or 0, 0 if _is_final(ending) else counted
-        guessed = prompt is None or least > told
-        return Usage(ending.prompt_estimate if prompt is None else prompt, max(told, least), ending.cached_tokens, estimated=guessed)
+    told = _told(ending, counted)
+    disputed = ending.bad_usage or (told is not None and not _can_be(ending, told))
+    if told is not None and not disputed and (told.total_tokens or not ending.generates):
+        least = 0 if _is_final(ending) else counted
+        return told if least <= told.completion_tokens else replace(told, completion_tokens=least, estimated=True)
     if ended_as in _UNCHARGED and not ending.deltas:
-        return Usage(0, 0)
-    return Usage(ending.prompt_estimate, counted, estimated=True)
+        return Usage(0, 0, disputed=disputed)
+    return Usage(ending.prompt_estimate, counted, estimated=True, disputed=disputed)
+
+
+def _told(ending: ExchangeEnding, counted: int) -> Usage | None:
+    """The engine's own usage, with the estimate for a prompt that it left out; None: it told none."""
+    prompt, completion = ending.prompt_tokens, ending.completion_tokens
+    if prompt is None and completion is None:
+        total = ending.total_tokens
+        if total is None:
+            return None
+        output = min(counted, total)
+        return Usage(total - output, output, ending.cached_tokens, estimated=ending.generates)
+    assumed = prompt is None
+    return Usage(ending.prompt_estimate if assumed else prompt or 0, completion or 0, ending.cached_tokens, estimated=assumed)
 
 
 def _is_final(ending: ExchangeEnding) -> bool:
     """Whether the usage that was told is the last one: of several choices one finishes first, and the stream can be cut after it."""
     if ending.done or ending.deltas is None:
         return True
-    return bool(ending.finish_reason) and not ending.flags & _CUT
+    return ending.ended and not ending.flags & _CUT
 
 
-def _can_be(ending: ExchangeEnding, prompt: int, completion: int) -> bool:
+def _can_be(ending: ExchangeEnding, told: Usage) -> bool:
     """Whether an engine can have used that much: one that lies, or counts wrongly, does not empty a tenant's bucket."""
-    if not prompt and not completion:
-        return not ending.generates
-    if ending.context and prompt > max(_CONTEXTS * ending.context, _ESTIMATES * ending.prompt_estimate):
-        return False
-    asked = ending.output_asked if ending.one_prompt else 0
-    if asked and completion <= asked:
-        return True
-    return completion <= _room(ending) and (not asked or completion <= _most(ending))
+    prompt, completion = told.prompt_tokens, told.completion_tokens
+    estimated = _ESTIMATES * ending.prompt_estimate
+    most = max(_room(ending), estimated) if ending.media else estimated + _ADDED
+    return prompt <= most and completion <= min(_room(ending), ending.output_asked or math.inf, _passed(ending) + _UNSEEN)
 
 
 def _room(ending: ExchangeEnding) -> float:
@@ -173,20 +200,21 @@ def _room(ending: ExchangeEnding) -> float:
     return (_CONTEXTS if ending.one_prompt else _CONTEXTS_OF_MANY) * ending.context or math.inf
 
 
-def _most(ending: ExchangeEnding) -> int:
-    """Tokens that can have passed."""
-    if ending.deltas is not None:
-        return max(ending.deltas, ending.delta_bytes // _LEAST_BYTES_PER_TOKEN)
-    return ending.body_bytes // _LEAST_BYTES_PER_TOKEN
+def _passed(ending: ExchangeEnding) -> int:
+    """Tokens that can have passed, each as one byte; of a stream whose events nobody reads, by all its bytes."""
+    if not ending.deltas or ending.unread:
+        return ending.body_bytes
+    return max(ending.deltas, ending.delta_bytes)
 
 
 def _counted(ending: ExchangeEnding) -> int:
-    """Output tokens as far as events or bytes tell; by bytes no more than the context has room for."""
+    """Output tokens as far as events or bytes tell; no more than were asked for, nor than the context has room for."""
     if ending.deltas is not None:
         each, beyond = _DELTAS_OF_ONE_TOKEN
-        if ending.delta_bytes <= each * ending.deltas + beyond:
-            return ending.deltas
-        return max(ending.deltas, math.ceil(ending.delta_bytes / _DELTA_BYTES_PER_TOKEN))
-    if not ending.generates or not ending.answered or ending.status >= HTTPStatus.BAD_REQUEST:
+        one_each = ending.delta_bytes <= each * ending.deltas + beyond
+        count = ending.deltas if one_each else max(ending.deltas, math.ceil(ending.delta_bytes / _DELTA_BYTES_PER_TOKEN))
+    elif not ending.generates or not ending.answered or ending.status >= HTTPStatus.BAD_REQUEST:
         return 0
-    return int(min(_room(ending), max(0, ending.body_bytes - _ENVELOPE_BYTES) // _BODY_BYTES_PER_TOKEN))
+    else:
+        count = max(0, ending.body_bytes - _ENVELOPE_BYTES) // _BODY_BYTES_PER_TOKEN
+    return int(min(count, _room(ending), ending.output_asked or math.inf))

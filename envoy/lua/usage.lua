@@ -2,21 +2,27 @@
 usage.lua: count what a node answers, inside Envoy, while the answer streams past.
 
 Rule: the client's bytes are the node's bytes, with four exceptions: the usage-only event that the client did not ask for
-is taken out, an in-band error that is a bare string gets the shape that clients can read, a stream that ends without end
-mark and finish reason is closed with an error event (`upstream_truncated`), because it would look complete (unless an event
-passed unread), and a web page that calls itself a good answer is a 502. An event is passed on when it is whole; a fault in here ends the counting, never
-the stream.
+is taken out, an in-band error gets the shape that clients of the dialect read, a stream that ends without end
+mark and before all its choices have finished is closed with an error event (`upstream_truncated`) of its dialect, because it would look
+complete (unless an event passed unread), and a web page that calls itself a good answer is a 502. An event is passed on when it is
+whole; a fault in here ends the counting, never the stream.
 
 IN    dynamic metadata, namespace `din`, set by ext_proc before the answer begins; without it, that of ext_authz
         request_id     without it (or with `refusal`) nothing is looked at: the answer is not a node's
         strip_usage    true: take the usage-only event (`choices: []` and usage) out of the stream
+        dialect        `messages` or `responses`: how the client expects errors; absent: as chat completions have them
+        choices        how many choices the stream must finish when it has no end mark; absent: those that began
 OUT   dynamic metadata, namespace `din`; absent when not seen
         prompt_tokens, completion_tokens, cached_tokens   the last usage that the engine sent; cached are part of prompt
+        total_tokens   the sum, where the engine sent no more than that
+        bad_usage      true: a usage held a number that counts no tokens (negative, a fraction, a text, 1e12 or more), or was less than
+                       an earlier one of the same answer; then no usage of this answer is to be believed
         deltas         events that carried a token in any channel; 0 or more for every event stream that was read
         delta_bytes    bytes of those tokens as JSON text
         first_token_us microseconds since the epoch when the first of them passed
         last_token_us  likewise the last one, of an answer that has come to its end
-        finish_reason  the last one that was not null
+        finish_reason  the last one that was neither null nor empty
+        open_choices   choices that have not finished while another has
         done           true: `[DONE]` (or the dialect's own end) passed, or a JSON body ended
         error          code or type of an in-band error, never its text
         bad_events     events that are not JSON although they should be, or longer than MAX_EVENT
@@ -41,13 +47,39 @@ local NAMESPACE = "din"
 local PERMITS = "envoy.filters.http.ext_authz" -- where Envoy keeps what it was told when it only asked whether a request may pass
 local MAX_EVENT = 1048576 -- bytes of one event that are held back at most
 local MAX_USAGE = 16384 -- bytes of a usage object in a JSON body
+local MAX_TOKENS = 1e12 -- as many are no number of tokens
+local MAX_CHOICES = 4096 -- choices of one stream that are told apart
 local MAX_STRUCTURE = 1000000 -- strings, braces and brackets of a JSON body that are followed
 local HEAD = 1024 -- bytes of a JSON body in which an error is looked for
 local CR, LF, SPACE, QUOTE, COLON, BRACKET, BACKSLASH, BRACE = 13, 10, 32, 34, 58, 91, 92, 123
 local WHITE = { [9] = true, [10] = true, [13] = true, [32] = true } -- between the parts of a JSON text
 
-local ERROR = '{"error":{"message":%s,"type":"server_error","param":null,"code":"%s"}}'
-local TRUNCATED = "data: " .. string.format(ERROR, '"The node ended the stream before the answer was complete."', "upstream_truncated") .. "\n\n"
+local FAILED = '"The node failed."'
+local CUT_OFF = '"The node ended the stream before the answer was complete."'
+local ERROR = '{"message":%s,"type":"server_error","param":null,"code":"%s"}'
+
+-- How each dialect writes an error event, by its message as JSON, its code, and the events before it.
+local ERRORS = {
+  chat = function(message, code)
+    return 'data: {"error":' .. string.format(ERROR, message, code) .. "}\n\n"
+  end,
+  messages = function(message, _, _, kind)
+    return string.format('event: error\ndata: {"type":"error","error":{"type":"%s","message":%s}}\n\n', kind, message)
+  end,
+  -- Readers of the flat event and of an `error` object each find theirs; agents that know neither wait for `response.failed`.
+  responses = function(message, code, state)
+    local sequence, id = (tonumber(state.sequence) or 0) + 1, state.response_id or ""
+    return string.format('event: error\ndata: {"type":"error","code":"%s","message":%s,"param":null,"sequence_number":%d,"error":', code, message, sequence)
+      .. string.format(ERROR, message, code)
+      .. string.format('}\n\nevent: response.failed\ndata: {"type":"response.failed","sequence_number":%d,"response":{"id":"%s",', sequence + 1, id)
+      .. string.format('"object":"response","status":"failed","output":[],"error":{"code":"%s","message":%s}}}\n\n', code, message)
+  end,
+}
+-- Types of Anthropic's errors, which need no other name.
+local ANTHROPIC = {
+  invalid_request_error = true, authentication_error = true, permission_error = true, not_found_error = true,
+  request_too_large = true, rate_limit_error = true, overloaded_error = true, timeout_error = true,
+}
 
 local PAGE = '{"type":"urn:din-extproc:error:upstream_error","title":"The node answered with an error","status":502,'
   .. '"detail":%s,"instance":"","code":"upstream_error","trace_id":"%s",'
@@ -74,7 +106,7 @@ local MESSAGE = { speaks = CHANNELS, strings = NOTHING, containers = { usage = t
 local RESPONSE = { speaks = NOTHING, strings = { error = true }, containers = { usage = true, error = true }, into = NOTHING }
 local ROOT = {
   speaks = { delta = true }, -- of Responses: what its other events have in `text`, the deltas said before
-  strings = { type = true, error = true, object = true },
+  strings = { type = true, error = true, object = true, code = true, message = true },
   containers = { usage = true, error = true, choices = true },
   into = { choices = CHOICE, message = MESSAGE, response = RESPONSE, delta = OUTPUT, content_block = OUTPUT },
 }
@@ -83,14 +115,19 @@ local ROOT = {
 local ENDINGS = { ["message_stop"] = true, ["response.completed"] = true, ["response.incomplete"] = true }
 
 local FACTS = {
-  "prompt_tokens", "completion_tokens", "cached_tokens", "deltas", "delta_bytes", "first_token_us", "last_token_us",
-  "finish_reason", "done", "error", "bad_events", "unread", "encoded",
+  "prompt_tokens", "completion_tokens", "cached_tokens", "total_tokens", "bad_usage", "deltas", "delta_bytes", "first_token_us",
+  "last_token_us", "finish_reason", "open_choices", "done", "error", "bad_events", "unread", "encoded",
 }
+
+-- Whether the answer has come to its end.
+local function complete(state)
+  return state.done or (state.finish_reason and (state.open_choices or 0) == 0)
+end
 
 -- Write the facts that changed.
 local function write(state)
   local metadata, written = nil, state.written
-  if state.passed and (state.done or state.finish_reason) then
+  if state.passed and complete(state) then
     state.last_token_us = tonumber(state.passed)
   end
   for i = 1, #FACTS do
@@ -162,32 +199,58 @@ local function structural(text, at, ahead)
   return first
 end
 
--- The number that follows a key, which is given with its quotes.
+-- The number of tokens that follows a key, which is given with its quotes. nil: none is there; false: one that counts no tokens.
 local function number(text, key)
   local at = find(text, key, 1, true)
-  return at and tonumber(match(text, "^%s*:%s*(%d+)", at + #key))
+  local said = at and match(text, "^%s*:%s*([^%s,}%]]+)", at + #key)
+  if not said or said == "null" then
+    return nil
+  end
+  local value = tonumber(match(said, "^%-?%d[%d.eE+-]*$"))
+  return value ~= nil and value >= 0 and value < MAX_TOKENS and value % 1 == 0 and value
+end
+
+-- Keep what one usage object counts. A number never falls while one answer is written; of several, each may tell its own.
+local function keep_usage(state, prompt, completion, cached)
+  local falls = completion and completion < (state.completion_tokens or 0) or prompt and prompt < (state.prompt_tokens or 0)
+  if falls and prompt == 0 and (completion or 0) == 0 then
+    return
+  end
+  state.bad_usage = state.bad_usage or (falls and (state.began or 0) < 2) or nil
+  state.prompt_tokens = prompt or state.prompt_tokens
+  state.completion_tokens = completion or state.completion_tokens
+  state.cached_tokens = cached or (state.cached_tokens and 0)
 end
 
 -- Take the numbers of one usage object. OpenAI's replace all that was known; Anthropic sends them in parts, and counts
--- cached prompt tokens beside the others.
+-- cached prompt tokens beside the others. Returns whether there are any.
 local function take_usage(state, object)
   local prompt, completion = number(object, '"prompt_tokens"'), number(object, '"completion_tokens"')
-  local cached = number(object, '"cached_tokens"')
-  if prompt or completion then
-    local total = not completion and number(object, '"total_tokens"')
-    state.prompt_tokens = prompt or state.prompt_tokens
-    state.completion_tokens = completion or (total and math.max(0, total - prompt)) or 0
-    state.cached_tokens = cached or (state.cached_tokens and 0)
-    return true
-  end
   local input, output = number(object, '"input_tokens"'), number(object, '"output_tokens"')
-  if input then
+  local total, cached = number(object, '"total_tokens"'), number(object, '"cached_tokens"') or nil
+  if prompt == false or completion == false or input == false or output == false or total == false then
+    state.bad_usage = true
+  elseif prompt or completion then
+    completion = completion or (total and math.max(0, total - prompt)) or 0
+    keep_usage(state, prompt or (total and math.max(0, total - completion)), completion, cached)
+  elseif input then
     local reused = number(object, '"cache_read_input_tokens"') or 0
-    state.prompt_tokens = input + reused + (number(object, '"cache_creation_input_tokens"') or 0)
-    state.cached_tokens = cached or (reused > 0 and reused) or (state.cached_tokens and 0)
+    local whole = input + reused + (number(object, '"cache_creation_input_tokens"') or 0)
+    keep_usage(state, whole, output, cached or (reused > 0 and reused) or nil)
+  elseif output then
+    keep_usage(state, nil, output, state.cached_tokens)
+  elseif total then
+    state.total_tokens = total
+  else
+    return false
   end
-  state.completion_tokens = output or state.completion_tokens
-  return input ~= nil or output ~= nil
+  return true
+end
+
+-- Take what rerankers tell in `meta` instead of `usage`.
+local function take_meta(state, object)
+  local tokens = match(object, '"tokens"%s*:%s*(%b{})') or match(object, '"billed_units"%s*:%s*(%b{})')
+  return tokens and not state.prompt_tokens and take_usage(state, tokens)
 end
 
 -- The code in an error body of the gateway's own, which the sidecar or Envoy has put in place of the node's.
@@ -240,14 +303,22 @@ end
 
 -- Note one other member whose value is a string.
 local function see_string(seen, text, key, open, close)
-  if key == "finish_reason" then
+  if close == open then
+    return
+  elseif key == "finish_reason" then
     seen.finish = sub(gsub(sub(text, open, close - 1), "[^%w_.-]", "_"), 1, 64)
+    seen.choice.finished = true
   elseif key == "type" then
-    seen.ending = seen.ending or ENDINGS[sub(text, open, close - 1)]
-  elseif key == "error" and close > open then
+    seen.type = sub(text, open, close - 1)
+    seen.ending = seen.ending or ENDINGS[seen.type]
+  elseif key == "error" then
     seen.error, seen.message = open, sub(text, open - 1, close)
   elseif key == "object" and sub(text, open, close - 1) == "error" then
-    seen.error = open
+    seen.error = 1
+  elseif key == "code" then
+    seen.code = sub(gsub(sub(text, open, close - 1), "[^%w_.-]", "_"), 1, 64)
+  elseif key == "message" then
+    seen.text = sub(text, open - 1, close)
   end
 end
 
@@ -282,7 +353,17 @@ local function see_member(seen, text, place, key, value)
     end
     return value, place.into[key] or place.others or false
   end
+  if key == "index" and place == CHOICE then
+    seen.choice.index = match(text, "^%d+", value)
+  end
   return value, false
+end
+
+-- Note that a choice begins here.
+local function see_choice(seen)
+  seen.choice = { index = "0" }
+  seen.choices = seen.choices or {}
+  seen.choices[#seen.choices + 1] = seen.choice
 end
 
 -- The value that follows a string which ends at `stop`, if that is a key.
@@ -324,6 +405,9 @@ local function look(text)
         depth = depth + 1
         outer[depth], place = place, inner
         inner = lead == BRACKET and place
+        if place == CHOICE and lead == BRACE then
+          see_choice(seen)
+        end
       elseif depth > 0 then
         place = outer[depth]
         depth, inner = depth - 1, place
@@ -348,11 +432,32 @@ local function data_of(event)
   return lines[1] and table.concat(lines, "\n")
 end
 
+-- Keep which choices have begun and which have finished.
+local function follow(state, choices)
+  for i = 1, #choices do
+    local choice = choices[i]
+    local before = state.choices[choice.index]
+    if before == nil and state.began < MAX_CHOICES then
+      state.choices[choice.index], state.began, before = false, state.began + 1, false
+    end
+    if choice.finished and before == false then
+      state.choices[choice.index], state.finished = true, state.finished + 1
+    end
+  end
+  if state.finish_reason then
+    local open = math.max(state.expected, state.began) - state.finished
+    state.open_choices = (open > 0 or state.open_choices) and open or nil
+  end
+end
+
 -- Keep the counts of one event. `event` is its text when that is one line, to learn the template from.
 local function take(state, seen, event)
   if seen.finish or seen.ending then
     state.finish_reason, state.done = seen.finish or state.finish_reason, seen.ending or state.done
     state.urgent = true
+  end
+  if seen.choices then
+    follow(state, seen.choices)
   end
   local usage = seen.usage and take_usage(state, seen.usage)
   if seen.channels == 0 and not seen.tools then
@@ -365,6 +470,45 @@ local function take(state, seen, event)
     state.before, state.after = sub(event, 1, seen.open + skipped - 1), sub(event, seen.close + skipped)
   end
   return false
+end
+
+-- Whether clients of the dialect read the error where it stands.
+local function readable(state, seen, event)
+  local kind = seen.type
+  if state.dialect == "responses" then
+    return kind == "error" or kind == "response.failed"
+  end
+  if state.dialect == "messages" then
+    return kind == "error" and not seen.message and find(event, "^event:%s*error[\r\n]") ~= nil and seen.error ~= 1
+  end
+  return seen.error ~= 1 and not seen.message and kind ~= "response.failed"
+end
+
+-- The message of an error whose object begins at `at`, as JSON.
+local function error_message(text, at)
+  local _, open = find(text, '"message"%s*:%s*"', at)
+  local close = open and closing_quote(text, open + 1)
+  return close and close > open + 1 and sub(text, open, close) or FAILED
+end
+
+-- Note an error in the stream. Returns the event that stands in its place; nil: itself.
+local function take_error(state, seen, text, event)
+  local code = seen.error ~= 1 and error_code(text, seen.error) or seen.code or seen.type or "error"
+  if seen.message then
+    code = "error"
+  end
+  if seen.usage then
+    take_usage(state, seen.usage)
+  end
+  state.error, state.urgent = state.error or code, true
+  if readable(state, seen, event) then
+    return nil
+  end
+  local message = seen.message or (seen.error == 1 and seen.text) or error_message(text, seen.error)
+  local kind = match(text, '"type"%s*:%s*"([%w_]+)"', seen.error)
+  kind = ANTHROPIC[kind] and kind or (match(text, '"code"%s*:%s*4%d%d%D', seen.error) and "invalid_request_error") or "api_error"
+  local retold = ERRORS[state.dialect](message, "upstream_error", state, kind)
+  return sub(retold, 1, -3) -- the event's own blank line closes it
 end
 
 -- Read one event. Returns what stands in its place: nil for itself, "" for nothing, or other text.
@@ -388,12 +532,15 @@ local function read(state, event)
     state.bad_events = (state.bad_events or 0) + 1
     return nil
   end
+  if state.dialect == "responses" then
+    state.sequence = match(text, '"sequence_number"%s*:%s*(%d+)') or state.sequence
+    state.response_id = state.response_id or match(text, '^[^{]*{.-"response"%s*:%s*{[^{}]-"id"%s*:%s*"([%w_-]+)"')
+  end
+  if not seen.error and (seen.type == "error" or seen.type == "response.failed") then
+    seen.error = 1
+  end
   if seen.error then
-    state.error, state.urgent = state.error or error_code(text, seen.error), true
-    if single and seen.message then
-      return "data: " .. string.format(ERROR, seen.message, "upstream_error")
-    end
-    return nil
+    return take_error(state, seen, text, event)
   end
   seen.length = #text
   if take(state, seen, single and event) and state.strip then
@@ -478,18 +625,25 @@ local function end_events(state)
     read(state, (gsub(rest, "[\r\n]+$", "")))
     state.bad_events = bad
   end
-  if state.good and not (state.done or state.finish_reason or state.error or state.unread) then
-    return TRUNCATED
+  if state.good and not (complete(state) or state.error or state.unread) then
+    return ERRORS[state.dialect](CUT_OFF, "upstream_truncated", state, "api_error")
   end
   return rest
 end
 
--- Whether the text may go on as a member `usage` that is an object: so far nothing speaks against it.
-local function may_be_usage(text, at)
-  if #text - at >= MAX_USAGE or sub(text, at, at + 6) ~= sub('"usage"', 1, #text - at + 1) then
+-- Members of a JSON body that tell tokens, and what takes them.
+local TELLING = {
+  { key = '"usage"', whole = '^"usage"%s*:%s*(%b{})', odd = { '^"usage"%s*[^%s:]', '^"usage"%s*:%s*[^%s{]' }, take = take_usage },
+  { key = '"meta"', whole = '^"meta"%s*:%s*(%b{})', odd = { '^"meta"%s*[^%s:]', '^"meta"%s*:%s*[^%s{]' }, take = take_meta },
+}
+
+-- Whether the text may go on as such a member whose value is an object: so far nothing speaks against it.
+local function may_tell(text, at, member)
+  local key, odd = member.key, member.odd
+  if #text - at >= MAX_USAGE or sub(text, at, at + #key - 1) ~= sub(key, 1, #text - at + 1) then
     return false
   end
-  return not find(text, '^"usage"%s*[^%s:]', at) and not find(text, '^"usage"%s*:%s*[^%s{]', at)
+  return not find(text, odd[1], at) and not find(text, odd[2], at)
 end
 
 -- Note that the text ends inside a string, of which it holds what is at `from` and after it.
@@ -503,14 +657,15 @@ end
 
 -- Pass over a string, or over what is a usage. Returns where to go on; nil: the text ends before it does.
 local function pass_string(state, text, at, depth)
-  if depth == 1 then
-    local _, last, object = find(text, '^"usage"%s*:%s*(%b{})', at)
+  for i = 1, depth == 1 and #TELLING or 0 do
+    local member = TELLING[i]
+    local _, last, object = find(text, member.whole, at)
     if object then
-      take_usage(state, object)
+      member.take(state, object)
       state.urgent = true
       return last + 1
     end
-    if may_be_usage(text, at) then
+    if may_tell(text, at, member) then
       state.tail = sub(text, at)
       return nil
     end
@@ -576,12 +731,14 @@ local function end_json(state)
   return ""
 end
 
-local function open_state(handle, content_type, strip)
+local function open_state(handle, content_type, known)
   local state = { handle = handle, written = {}, urgent = false }
   if find(content_type, "text/event-stream", 1, true) then
     state.feed, state.finish = feed_events, end_events
-    state.carry, state.strip = "", strip
+    state.carry, state.strip = "", known.strip_usage == true
+    state.dialect = ERRORS[known.dialect] and known.dialect or "chat"
     state.deltas, state.delta_bytes = 0, 0
+    state.choices, state.began, state.finished, state.expected = {}, 0, 0, known.choices or 1
   elseif find(content_type, "json", 1, true) and not find(content_type, "ndjson", 1, true) then
     state.feed, state.finish = feed_json, end_json
     state.carry, state.head, state.tail = "", "", ""
@@ -650,7 +807,7 @@ function envoy_on_response(handle)
     handle:streamInfo():dynamicMetadata():set(NAMESPACE, "encoded", true)
     return
   end
-  local state = open_state(handle, content_type, known.strip_usage == true)
+  local state = open_state(handle, content_type, known)
   if not state then
     return
   end

@@ -221,7 +221,7 @@ async def test_what_a_client_made_the_node_echo_neither_blames_the_node_nor_chan
     forged = {"error": {"code": "x"}, "finish_reason": "abort", "usage": {"input_tokens": 1, "output_tokens": 1}}
     told = {
         "object": "response",
-        "usage": {"input_tokens": 1000, "output_tokens": 900},
+        "usage": {"input_tokens": 1000, "output_tokens": 90},
         "metadata": forged,
         "tools": [{"parameters": forged}],
     }
@@ -231,7 +231,7 @@ async def test_what_a_client_made_the_node_echo_neither_blames_the_node_nor_chan
     else:
         got, found = await exchange(setup, answers([json.dumps(told).encode()], headers={"content-type": "application/json"}))
     assert b"upstream_error" not in got
-    assert (found.outcome, found.usage, found.error) == (Outcome.COMPLETED, Usage(1000, 900), "")
+    assert (found.outcome, found.usage, found.error) == (Outcome.COMPLETED, Usage(1000, 90), "")
 
 
 async def test_an_end_that_passed_in_an_event_too_long_to_read_is_no_truncation(setup: Rig) -> None:

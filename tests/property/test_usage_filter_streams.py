@@ -12,13 +12,21 @@ from tests.support.lua_filter import TRUNCATED, UsageFilter
 LINE_ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 CHANNEL = st.sampled_from(["content", "reasoning_content", "reasoning", "refusal", "role"])
-DELTA = st.builds(lambda channel, text: {"choices": [{"index": 0, "delta": {channel: text}, "finish_reason": None}]}, CHANNEL, TEXT)
+INDEX = st.sampled_from([0, 0, 0, 1, 2])
+DELTA = st.builds(
+    lambda index, channel, text, none: {"choices": [{"index": index, "delta": {channel: text}, "finish_reason": none}]},
+    INDEX,
+    CHANNEL,
+    TEXT,
+    st.sampled_from([None, ""]),
+)
+COUNT = st.one_of(st.integers(0, 10**6), st.sampled_from([-3, 1.5, 12.0, 1e300, 1e12, 2e1]))
 USAGE = st.builds(
     lambda prompt, completion: {"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": completion}},
-    st.integers(0, 10**6),
-    st.integers(0, 10**6),
+    COUNT,
+    COUNT | st.none(),
 )
-FINISH = st.just({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+FINISH = INDEX.map(lambda index: {"choices": [{"delta": {}, "finish_reason": "stop", "index": index}]})
 CHUNK = st.builds(lambda chunk, ascii_only: [json.dumps(chunk, ensure_ascii=ascii_only).encode()], DELTA | USAGE | FINISH, st.booleans())
 LINES = st.one_of(
     CHUNK.map(lambda datas: [b"data: " + datas[0]]),
@@ -55,7 +63,7 @@ def test_any_stream_in_any_pieces_is_counted_like_the_grammar_says(
     played = usage.play(chunks, ending=ending)
     assert played.log == ""
     expected = sse.facts(stream)
-    if "done" in expected or "finish_reason" in expected:
+    if sse.ended(expected):
         assert played.out == stream
     else:
         whole = played.out.removesuffix(TRUNCATED)

@@ -43,26 +43,35 @@ class UsageFilter:
         *,
         headers: dict[str, str] = SSE,
         strip: bool = False,
+        dialect: str = "",
+        choices: int = 1,
         ending: str = "data",
         clock: list[int] | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> Played:
         """Play one answer. `ending`: see `envoy_handle.lua`; `clock`: microseconds at each chunk; `metadata`: instead of ext_proc's."""
-        known = self._known(strip=strip) if metadata is None else self._table(metadata)
+        known = self._known(strip=strip, dialect=dialect, choices=choices) if metadata is None else self._table(metadata)
         out, facts, log = self._play(
             self._lua.table(*chunks), known, self._table(headers), ending.encode(), clock and self._lua.table(*clock)
         )
         told = {key.decode(): value.decode() if isinstance(value, bytes) else value for key, value in facts.items()}
-        for key in ("request_id", "strip_usage"):
+        for key in ("request_id", "strip_usage", "dialect", "choices"):
             told.pop(key, None)
         return Played(out=out, facts=told, log=log.decode())
 
-    def first_bad_split(self, body: bytes, *, headers: dict[str, str] = SSE, strip: bool = False) -> int:
+    def first_bad_split(self, body: bytes, *, headers: dict[str, str] = SSE, strip: bool = False, dialect: str = "") -> int:
         """Play the body cut in two at every place, and byte by byte (-1). Returns 0, or the first cut that changes bytes or facts."""
-        return int(self._every_split(body, self._known(strip=strip), self._table(headers)))
+        return int(self._every_split(body, self._known(strip=strip, dialect=dialect), self._table(headers)))
 
-    def _known(self, *, strip: bool) -> Any:
-        return self._table({"request_id": "r-1", **({"strip_usage": True} if strip else {})})
+    def _known(self, *, strip: bool, dialect: str = "", choices: int = 1) -> Any:
+        known: dict[str, Any] = {"request_id": "r-1"}
+        if strip:
+            known["strip_usage"] = True
+        if dialect:
+            known["dialect"] = dialect
+        if choices > 1:
+            known["choices"] = choices
+        return self._table(known)
 
     def _table(self, values: dict[str, Any]) -> Any:
         return self._lua.table_from({key.encode(): value.encode() if isinstance(value, str) else value for key, value in values.items()})

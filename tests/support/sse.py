@@ -29,6 +29,7 @@ def datas(stream: bytes) -> list[bytes]:
 def facts(stream: bytes) -> dict[str, Any]:
     """Deltas, finish reason, usage, end and malformed events of an OpenAI stream, under the filter's names."""
     known: dict[str, Any] = {"deltas": 0}
+    begun: dict[int, bool] = {}
     for data in datas(stream):
         if data == b"[DONE]":
             known["done"] = True
@@ -39,11 +40,16 @@ def facts(stream: bytes) -> dict[str, Any]:
             known["bad_events"] = known.get("bad_events", 0) + 1
             continue
         if isinstance(chunk, dict):
-            _take(chunk, known)
+            _take(chunk, known, begun)
     return known
 
 
-def _take(chunk: dict[str, Any], known: dict[str, Any]) -> None:
+def ended(known: dict[str, Any]) -> bool:
+    """Whether a stream of these facts is complete."""
+    return "done" in known or ("finish_reason" in known and not known.get("open_choices"))
+
+
+def _take(chunk: dict[str, Any], known: dict[str, Any], begun: dict[int, bool]) -> None:
     error = chunk.get("error")
     if error:
         code = error if isinstance(error, dict) else {}
@@ -52,14 +58,36 @@ def _take(chunk: dict[str, Any], known: dict[str, Any]) -> None:
     choices = chunk.get("choices") or []
     known["deltas"] += any(_speaks(choice) for choice in choices)
     for choice in choices:
+        index = choice.get("index", 0)
+        begun[index] = begun.get(index, False) or bool(choice.get("finish_reason"))
         if choice.get("finish_reason"):
             known["finish_reason"] = choice["finish_reason"]
+    still_open = list(begun.values()).count(False)
+    if choices and "finish_reason" in known and (still_open or "open_choices" in known):
+        known["open_choices"] = still_open
     usage = chunk.get("usage")
     if usage:
-        known["prompt_tokens"], known["completion_tokens"] = usage["prompt_tokens"], usage.get("completion_tokens", 0)
-        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-        if cached is not None:
-            known["cached_tokens"] = cached
+        _use(usage, known, len(begun))
+
+
+def _use(usage: dict[str, Any], known: dict[str, Any], choices: int) -> None:
+    prompt, completion = usage["prompt_tokens"], usage.get("completion_tokens") or 0
+    if not (_counts(prompt) and _counts(completion)):
+        known["bad_usage"] = True
+        return
+    falls = prompt < known.get("prompt_tokens", 0) or completion < known.get("completion_tokens", 0)
+    if falls and not prompt and not completion:
+        return
+    if falls and choices < 2:
+        known["bad_usage"] = True
+    known["prompt_tokens"], known["completion_tokens"] = int(prompt), int(completion)
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    if cached is not None:
+        known["cached_tokens"] = cached
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 <= value < 1e12 and value == int(value)
 
 
 def _speaks(choice: dict[str, Any]) -> bool:

@@ -138,8 +138,8 @@ class AccountingPlane:
         self._background.start(self.settler.settle(record))
 
     def _tally(self, record: ExchangeRecord) -> None:
-        """What the exchange says of its node."""
-        failed = record.outcome in _FAULTS
+        """What the exchange says of its node. A token usage that can't be counts as a failure, however good the answer was."""
+        failed = record.outcome in _FAULTS or record.usage.disputed
         if not record.node_id or not (failed or record.outcome is Outcome.COMPLETED):
             return
         answers, failures = self._tallies.get(record.node_id, (0, 0))

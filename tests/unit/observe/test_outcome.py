@@ -35,6 +35,10 @@ def guess(prompt: int, completion: int) -> Usage:
     return Usage(prompt, completion, estimated=True)
 
 
+def disputed(prompt: int, completion: int) -> Usage:
+    return Usage(prompt, completion, estimated=True, disputed=True)
+
+
 @pytest.mark.parametrize(
     ("changes", "ended_as", "cost"),
     [
@@ -98,7 +102,7 @@ def test_an_aborted_stream_is_never_free_and_never_the_whole_reservation() -> No
 
 
 def test_cached_tokens_are_a_part_and_not_an_addition() -> None:
-    told = replace(STREAM, prompt_tokens=3604, completion_tokens=878, cached_tokens=3604)
+    told = replace(STREAM, prompt_tokens=3604, completion_tokens=878, cached_tokens=3604, prompt_estimate=3000, delta_bytes=4000)
     cost = usage(told, outcome(told))
     assert (cost.total_tokens, cost.cached_tokens) == (4482, 3604)
 
@@ -110,26 +114,55 @@ ASKED: dict[str, Any] = {"context": 8192, "prompt_tokens": 40}
     ("changes", "cost"),
     [
         ({**ASKED, "completion_tokens": 10, "output_asked": 10}, Usage(40, 10)),
-        ({**ASKED, "completion_tokens": 12, "output_asked": 1}, Usage(40, 12)),
-        ({**ASKED, "completion_tokens": 25, "output_asked": 10}, Usage(40, 25)),
-        ({**ASKED, "completion_tokens": 26, "output_asked": 10}, guess(40, 12)),
-        ({**ASKED, **BODY, "body_bytes": 1000, "completion_tokens": 120, "output_asked": 1}, Usage(40, 120)),
-        ({**ASKED, **BODY, "body_bytes": 1000, "completion_tokens": 501, "output_asked": 1}, guess(40, 162)),
-        ({**ASKED, **BODY, "body_bytes": 10**6, "completion_tokens": 16_385, "output_asked": 1}, guess(40, 16_384)),
-        ({**ASKED, **BODY, "body_bytes": 10**6, "completion_tokens": 10**12, "output_asked": 1}, guess(40, 16_384)),
-        ({**ASKED, "completion_tokens": 16_384}, Usage(40, 16_384)),
-        ({**ASKED, "completion_tokens": 16_385}, guess(40, 12)),
-        ({**ASKED, "completion_tokens": 1_000_000, "output_asked": 10, "one_prompt": False}, Usage(40, 1_000_000)),
-        ({**ASKED, "completion_tokens": 10**12, "one_prompt": False}, guess(40, 12)),
-        ({**ASKED, "prompt_tokens": 10**9, "completion_tokens": 1}, guess(40, 12)),
-        ({**ASKED, "prompt_tokens": 16_384}, Usage(16_384, 0)),
+        ({**ASKED, "completion_tokens": 11, "output_asked": 10}, disputed(40, 10)),
+        ({**ASKED, "completion_tokens": 12, "output_asked": 4096}, Usage(40, 12)),
+        ({**ASKED, "completion_tokens": 50 + 64, "output_asked": 4096}, Usage(40, 114)),
+        ({**ASKED, "completion_tokens": 50 + 65, "output_asked": 4096}, disputed(40, 12)),
+        ({**ASKED, "completion_tokens": 4096}, disputed(40, 12)),
+        ({**ASKED, "completion_tokens": 4065, "unread": True}, disputed(40, 12)),
+        ({**ASKED, "completion_tokens": 4000, "unread": True}, Usage(40, 4000)),
+        ({**ASKED, **BODY, "body_bytes": 1000, "completion_tokens": 120}, Usage(40, 120)),
+        ({**ASKED, **BODY, "body_bytes": 1000, "completion_tokens": 1065}, disputed(40, 162)),
+        ({**ASKED, **BODY, "body_bytes": 40 << 20, "completion_tokens": 262_144, "output_asked": 10}, disputed(40, 10)),
+        ({**BODY, "body_bytes": 40 << 20, "output_asked": 10}, guess(40, 10)),
+        ({**ASKED, **BODY, "body_bytes": 10**6, "completion_tokens": 16_385}, disputed(40, 16_384)),
+        ({**ASKED, "completion_tokens": 16_384, "delta_bytes": 50_000}, Usage(40, 16_384)),
+        ({**ASKED, "completion_tokens": 16_385, "delta_bytes": 50_000}, disputed(40, 8334)),
+        ({**ASKED, "completion_tokens": 40_000, "delta_bytes": 50_000, "one_prompt": False}, Usage(40, 40_000)),
+        ({**ASKED, "completion_tokens": 10**11, "one_prompt": False}, disputed(40, 12)),
+        ({**ASKED, "prompt_tokens": 4 * 40 + 1024}, Usage(1184, 0)),
+        ({**ASKED, "prompt_tokens": 4 * 40 + 1025}, disputed(40, 12)),
+        ({"prompt_tokens": 120_000, "completion_tokens": 12, "prompt_estimate": 12}, disputed(12, 12)),
         ({**ASKED, "prompt_tokens": 100_000, "prompt_estimate": 30_000}, Usage(100_000, 0)),
-        ({"prompt_tokens": 10**9, "completion_tokens": 13}, Usage(10**9, 13)),
+        ({**ASKED, "prompt_tokens": 16_384, "media": True}, Usage(16_384, 0)),
+        ({**ASKED, "prompt_tokens": 16_385, "media": True}, disputed(40, 12)),
+        ({"bad_usage": True}, disputed(40, 12)),
+        ({"bad_usage": True, "prompt_tokens": 40, "completion_tokens": 1}, disputed(40, 12)),
     ],
 )
-def test_a_usage_that_can_not_be_is_none(changes, cost):
-    """A list of prompts fills a context each; of a node whose context nobody knows everything is believed."""
+def test_an_engine_charges_no_more_than_was_asked_and_passed_and_the_estimate_allows(changes: dict[str, Any], cost: Usage) -> None:
     assert usage(replace(STREAM, **changes), Outcome.COMPLETED) == cost
+
+
+@pytest.mark.parametrize(
+    ("changes", "cost"),
+    [
+        ({**BODY, "body_bytes": 900, "generates": False, "total_tokens": 60}, Usage(60, 0)),
+        ({"total_tokens": 60}, guess(48, 12)),
+        ({"total_tokens": 8}, guess(0, 8)),
+        ({"total_tokens": 60, "prompt_tokens": 40, "completion_tokens": 15}, Usage(40, 15)),
+        ({"total_tokens": 10**6}, disputed(40, 12)),
+    ],
+)
+def test_a_total_alone_is_the_prompt_where_nothing_is_generated_and_shared_out_elsewhere(changes: dict[str, Any], cost: Usage) -> None:
+    assert usage(replace(STREAM, **changes), Outcome.COMPLETED) == cost
+
+
+def test_a_stream_whose_choices_have_not_all_finished_is_truncated() -> None:
+    ending = replace(STREAM, done=False, open_choices=1)
+    assert outcome(ending) is Outcome.UPSTREAM_TRUNCATED
+    assert outcome(replace(ending, open_choices=0)) is Outcome.COMPLETED
+    assert outcome(replace(ending, flags=frozenset({"DC"}))) is Outcome.CLIENT_CANCELLED
 
 
 ZEROS: dict[str, Any] = {"prompt_tokens": 0, "completion_tokens": 0}
