@@ -1,1 +1,1 @@
-"""Admission: may this tenant spend so many tokens now? Pure arithmetic, and the port to whoever keeps the counters."""
+"""Admission: whether a tenant may spend a request's tokens now. Contains the arithmetic and the port to the counters."""

@@ -1,6 +1,6 @@
-"""The counters in memory: what the Lua scripts do in Redis, step for step, in Python.
+"""The ledger's counters in memory: a Python model of the Lua scripts in `edge/redis/lua`.
 
-Rule: the same answers and the same state as `edge/redis/lua/*.lua` for the same calls at the same times; time is an argument (ms).
+The same calls at the same times give the same answers and the same state as in Redis. Time is an argument in milliseconds.
 """
 
 from collections.abc import Iterator
@@ -8,19 +8,19 @@ from collections.abc import Iterator
 import msgspec
 from msgspec import Struct
 
-from din_extproc.admit.budget import CLOSED_MS, KEEP_MS, BudgetCounters, standing
+from din_extproc.admit.budget import RETENTION_MS, SETTLED_RETENTION_MS, BudgetCounters, tightest_status
 from din_extproc.admit.ledger import Claim, Denied, Granted, RateLimitStatus
 from din_extproc.domain.tenant import Budget, RateLimits
 
 _EMPTY = BudgetCounters()
-NETWORK = "\0network"
-"""Stands for the tenant in the names of shared counters; no tenant is called so."""
+SHARED_OWNER = "\0network"
+"""Owner of the counters that all tenants share; no tenant can have this name."""
 _OVERSIZE_MS = 1 << 62
 """Longer than any wait."""
 
 
 class LedgerRecord(Struct, gc=False):
-    """What is remembered of one request."""
+    """The record of one admitted request."""
 
     expires_ms: int
     tokens: int
@@ -31,54 +31,54 @@ class LedgerRecord(Struct, gc=False):
 
 
 class InMemoryLedger:
-    """All tenants' counters of one process."""
+    """The counters of all tenants of one process."""
 
     def __init__(self) -> None:
         self.counters: dict[tuple[str, str], BudgetCounters] = {}
-        """By owner (the tenant, or `NETWORK`) and scope."""
+        """By owner (the tenant or `SHARED_OWNER`) and scope."""
         self.leases: dict[tuple[str, str], dict[str, int]] = {}
-        """By owner and scope: when each request's slot expires."""
+        """Expiry of each request's slot in milliseconds, by owner and scope."""
         self.records: dict[tuple[str, str], LedgerRecord] = {}
         """By tenant and request id."""
 
     def reserve(self, claim: Claim, now_ms: int) -> Granted | Denied:
-        """Check every budget, then charge every budget. A request that was granted before gets the same answer again."""
+        """Check every budget, then charge every budget. Repeat the earlier answer for a request that was already granted."""
         record = self._record(claim.tenant, claim.request_id, now_ms)
         if record is not None:
-            return Granted(record.answer.standing)
+            return Granted(record.answer.status)
         states = [self._state(claim.tenant, budget, now_ms) for budget in claim.budgets]
-        denied = self._refusal(claim, states, now_ms, enforced=True)
+        denied = self._find_denial(claim, states, now_ms, enforced=True)
         if denied is not None:
             return denied
         shadow = not all(budget.enforced for budget in claim.budgets)
-        overlooked = self._refusal(claim, states, now_ms, enforced=False) if shadow else None
+        shadow_denial = self._find_denial(claim, states, now_ms, enforced=False) if shadow else None
         states = [_charge(budget.limits, state, claim.tokens, now_ms) for budget, state in zip(claim.budgets, states, strict=True)]
-        after = _standing(claim.budgets, states, now_ms)
-        answer = Granted(after, None if overlooked is None else msgspec.structs.replace(overlooked, standing=after))
+        after = _status(claim.budgets, states, now_ms)
+        answer = Granted(after, None if shadow_denial is None else msgspec.structs.replace(shadow_denial, status=after))
         self._write(claim, states, answer, now_ms)
         return answer
 
     def renew(self, tenant: str, request_id: str, lease_ms: int, now_ms: int) -> bool:
-        """Keep the slots and the record of a request that still runs, even if its lease has run out meanwhile. False: it does not run."""
+        """Extend the slots and the record of a running request, even if its lease has expired. False: it is not running."""
         record = self._record(tenant, request_id, now_ms)
         if record is None or record.released:
             return False
         for budget in record.budgets:
             if budget.limits.max_streams is not None:
                 self.leases.setdefault((_owner(tenant, budget), budget.scope), {})[request_id] = now_ms + lease_ms
-        record.expires_ms = max(record.expires_ms, now_ms + max(KEEP_MS, lease_ms))
+        record.expires_ms = max(record.expires_ms, now_ms + max(RETENTION_MS, lease_ms))
         return True
 
     def release(self, tenant: str, request_id: str, now_ms: int) -> None:
-        """Give the slots back."""
+        """Release the request's slots."""
         record = self._record(tenant, request_id, now_ms)
         if record is None or record.released:
             return
-        self._free(record, tenant, request_id)
-        record.expires_ms = now_ms + KEEP_MS
+        self._free_slots(record, tenant, request_id)
+        record.expires_ms = now_ms + RETENTION_MS
 
     def settle(self, tenant: str, request_id: str, tokens: int, now_ms: int) -> bool:
-        """Replace the reserved tokens by the actual ones, once, and give back slots still held. False: unknown, expired or settled."""
+        """Replace the reserved tokens by the actual ones, once, and release slots still held. False: unknown, expired or settled."""
         record = self._record(tenant, request_id, now_ms)
         if record is None or record.settled:
             return False
@@ -87,23 +87,23 @@ class InMemoryLedger:
             if tpm is not None and tokens != record.tokens:
                 key = _owner(tenant, budget), budget.scope
                 state = self.counters.get(key, _EMPTY)
-                self.counters[key] = state.drained(tpm, now_ms).charged(tokens - record.tokens, tpm)
+                self.counters[key] = state.drain(tpm, now_ms).charge(tokens - record.tokens, tpm)
         record.settled = True
-        self._free(record, tenant, request_id)
-        record.expires_ms = min(record.expires_ms, now_ms + CLOSED_MS)
+        self._free_slots(record, tenant, request_id)
+        record.expires_ms = min(record.expires_ms, now_ms + SETTLED_RETENTION_MS)
         return True
 
-    def knows(self, tenant: str, request_id: str) -> bool:
-        """Whether a record of the request is here, be it expired."""
+    def has_record(self, tenant: str, request_id: str) -> bool:
+        """Return whether a record of the request exists, expired or not."""
         return (tenant, request_id) in self.records
 
     def sweep(self, now_ms: int) -> None:
-        """Forget what Redis would have expired. Reads don't need it; it bounds the memory."""
+        """Delete expired state. Reads do not depend on it; it bounds the memory."""
         self.records = {key: record for key, record in self.records.items() if record.expires_ms > now_ms}
         self.leases = {key: held for key, held in self.leases.items() if any(expiry > now_ms for expiry in held.values())}
-        self.counters = {key: state for key, state in self.counters.items() if _alive(state, now_ms)}
+        self.counters = {key: state for key, state in self.counters.items() if _is_alive(state, now_ms)}
 
-    def _free(self, record: LedgerRecord, tenant: str, request_id: str) -> None:
+    def _free_slots(self, record: LedgerRecord, tenant: str, request_id: str) -> None:
         for budget in record.budgets:
             self.leases.get((_owner(tenant, budget), budget.scope), {}).pop(request_id, None)
         record.released = True
@@ -113,16 +113,16 @@ class InMemoryLedger:
         return record if record is not None and record.expires_ms > now_ms else None
 
     def _state(self, tenant: str, budget: Budget, now_ms: int) -> BudgetCounters:
-        """The budget's counters now."""
+        """Return the budget's counters at `now_ms`."""
         state = self.counters.get((_owner(tenant, budget), budget.scope), _EMPTY)
         if budget.limits.rpm is not None:
-            state = state.turned(now_ms)
+            state = state.slide_window(now_ms)
         if budget.limits.tpm is not None:
-            state = state.drained(budget.limits.tpm, now_ms)
+            state = state.drain(budget.limits.tpm, now_ms)
         return state
 
-    def _refusal(self, claim: Claim, states: list[BudgetCounters], now_ms: int, *, enforced: bool) -> Denied | None:
-        """Of the budgets that are enforced, or of the others: the first that is too small for the request, else the longest wait."""
+    def _find_denial(self, claim: Claim, states: list[BudgetCounters], now_ms: int, *, enforced: bool) -> Denied | None:
+        """Return the denial by the budgets that are enforced, or by the others: an oversized request first, else the longest wait."""
         worst_ms, worst = 0, None
         for budget, state in zip(claim.budgets, states, strict=True):
             for dimension, limit, wait_ms in self._waits(claim, budget, state, now_ms) if budget.enforced == enforced else ():
@@ -130,10 +130,10 @@ class InMemoryLedger:
                     worst_ms, worst = wait_ms, (budget.scope, dimension, limit)
         if worst is None:
             return None
-        return Denied(*worst, 0 if worst_ms == _OVERSIZE_MS else worst_ms, _standing(claim.budgets, states, now_ms))
+        return Denied(*worst, 0 if worst_ms == _OVERSIZE_MS else worst_ms, _status(claim.budgets, states, now_ms))
 
     def _waits(self, claim: Claim, budget: Budget, state: BudgetCounters, now_ms: int) -> Iterator[tuple[str, int, int]]:
-        """Dimension, limit and wait of each limit that the budget has."""
+        """Yield dimension, limit and wait in milliseconds for each limit of the budget."""
         limits = budget.limits
         if limits.rpm is not None:
             yield "rpm", limits.rpm, state.request_wait_ms(limits.rpm, now_ms)
@@ -145,7 +145,7 @@ class InMemoryLedger:
             yield "max_streams", limits.max_streams, self._lease_wait_ms(_owner(claim.tenant, budget), budget, now_ms)
 
     def _lease_wait_ms(self, owner: str, budget: Budget, now_ms: int) -> int:
-        """How long until enough leases have expired for one request more, if nobody releases or renews; 0: there is room."""
+        """Return the time until enough leases have expired for one more request, assuming no release or renewal; 0: there is room."""
         leases, limit = self.leases.get((owner, budget.scope), {}), budget.limits.max_streams or 0
         if len(leases) < limit:
             return 0
@@ -160,33 +160,35 @@ class InMemoryLedger:
                 self.counters[key] = state
             if budget.limits.max_streams is not None:
                 held = self.leases.setdefault(key, {})
-                if len(held) >= budget.limits.max_streams:  # only then; a clock that is set back finds the others still there
+                if (
+                    len(held) >= budget.limits.max_streams
+                ):  # # expired leases are dropped only when the limit is reached, so that they survive a clock that is set back
                     held = self.leases[key] = {request: expiry for request, expiry in held.items() if expiry > now_ms}
                 held[claim.request_id] = now_ms + claim.lease_ms
-        expires_ms = now_ms + max(KEEP_MS, claim.lease_ms)
+        expires_ms = now_ms + max(RETENTION_MS, claim.lease_ms)
         self.records[claim.tenant, claim.request_id] = LedgerRecord(expires_ms, claim.tokens, answer, claim.budgets)
 
 
 def _owner(tenant: str, budget: Budget) -> str:
-    """Whose counters a budget has."""
-    return NETWORK if budget.shared else tenant
+    """Return the owner of a budget's counters."""
+    return SHARED_OWNER if budget.shared else tenant
 
 
-def _alive(state: BudgetCounters, now_ms: int) -> bool:
-    return state.at_ms + KEEP_MS > now_ms or bool(state.turned(now_ms).requests)
+def _is_alive(state: BudgetCounters, now_ms: int) -> bool:
+    return state.at_ms + RETENTION_MS > now_ms or bool(state.slide_window(now_ms).requests)
 
 
 def _charge(limits: RateLimits, state: BudgetCounters, tokens: int, now_ms: int) -> BudgetCounters:
     if limits.rpm is not None:
-        state = state.counted(now_ms)
+        state = state.count_request(now_ms)
     if limits.tpm is not None:
-        state = state.charged(tokens, limits.tpm)
+        state = state.charge(tokens, limits.tpm)
     return state
 
 
-def _standing(budgets: tuple[Budget, ...], states: list[BudgetCounters], now_ms: int) -> RateLimitStatus:
+def _status(budgets: tuple[Budget, ...], states: list[BudgetCounters], now_ms: int) -> RateLimitStatus:
     pairs = [(budget.limits, state) for budget, state in zip(budgets, states, strict=True)]
-    return standing(
-        [state.request_standing(limits.rpm, now_ms) for limits, state in pairs if limits.rpm is not None],
-        [state.token_standing(limits.tpm) for limits, state in pairs if limits.tpm is not None],
+    return tightest_status(
+        [state.request_status(limits.rpm, now_ms) for limits, state in pairs if limits.rpm is not None],
+        [state.token_status(limits.tpm) for limits, state in pairs if limits.tpm is not None],
     )

@@ -1,6 +1,6 @@
-"""API keys (R29): `din_<key id>_<secret>`, found by id, proven by a salted hash, never kept or quoted.
+"""API keys `din_<key id>_<secret>`: looked up by id, verified by a salted hash; secrets are neither stored nor quoted.
 
-Rule: an unknown id costs as much as a wrong secret, and nothing tells the two apart.
+An unknown id takes as long as a wrong secret and gets the same refusal.
 """
 
 import hashlib
@@ -17,9 +17,9 @@ from din_extproc.domain.verdict import Refusal, RefusalCode
 PREFIX = "din_"
 SALT_BYTES = 16
 ENTROPY_BYTES = SALT_BYTES + 32
-"""Random bytes that a new key is made from."""
-LONGEST_KEY = 256
-"""Characters: longer ones are refused unread."""
+"""Number of random bytes for a new key."""
+MAX_KEY_LENGTH = 256
+"""In characters; longer keys are refused unread."""
 
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _SECRET_LENGTH = 43
@@ -32,14 +32,14 @@ _EXPIRED = Refusal(RefusalCode.INVALID_API_KEY, "The API key has expired.")
 
 
 class Authenticated(Struct, frozen=True, gc=False):
-    """Who asks."""
+    """The tenant and the key of an authenticated request."""
 
     tenant: Tenant
     key: ApiKey
 
 
 class NewKey(Struct, frozen=True, gc=False):
-    """A key just made: `text` goes to the client and is shown once, `hash` goes into the configuration."""
+    """A new key: `text` goes to the client and is shown once, `hash` goes into the configuration."""
 
     text: str
     hash: str
@@ -59,19 +59,19 @@ class KeyRing:
 
     def __init__(self, keys: Iterable[tuple[Tenant, Iterable[ApiKey]]]) -> None:
         self._entries = {
-            key.id: (Authenticated(tenant, key), key.salt, key.digest, _moment(key.expires)) for tenant, own in keys for key in own
+            key.id: (Authenticated(tenant, key), key.salt, key.digest, _expiry_seconds(key.expires)) for tenant, own in keys for key in own
         }
 
     def authenticate(
         self, authorization: str, x_api_key: str, now: float, revoked: frozenset[str] = frozenset()
     ) -> Authenticated | Refusal:
-        """Whose request this is, by `authorization: Bearer` or, without one, by `x-api-key`.
+        """Authenticate a request by `authorization: Bearer` or, without one, by `x-api-key`.
 
         Args:
             authorization: That header's value, "" when it is absent.
             x_api_key: Likewise.
-            now: Seconds since the epoch.
-            revoked: Ids of keys that are valid no more.
+            now: Seconds since the Unix epoch.
+            revoked: Ids of revoked keys.
         """
         scheme, _, text = authorization.strip().partition(" ")
         if scheme.lower() != "bearer":
@@ -79,16 +79,16 @@ class KeyRing:
         text = text.strip()
         if not text:
             return _MISSING
-        if len(text) > LONGEST_KEY or not text.startswith(PREFIX):
+        if len(text) > MAX_KEY_LENGTH or not text.startswith(PREFIX):
             return _WRONG
         key_id, _, secret = text[len(PREFIX) :].rpartition("_")
-        who, salt, digest, expires = self._entries.get(key_id, _NOBODY)
+        identity, salt, digest, expires = self._entries.get(key_id, _UNKNOWN_KEY)
         proven = hmac.compare_digest(_digest(salt, secret), digest)
-        if who is None or not proven or key_id in revoked:
+        if identity is None or not proven or key_id in revoked:
             return _WRONG
         if expires <= now:
             return _EXPIRED
-        return who
+        return identity
 
 
 class NodeTokens:
@@ -103,11 +103,11 @@ class NodeTokens:
     def __init__(self, hashes: Mapping[str, tuple[bytes, bytes]]) -> None:
         self._hashes = dict(hashes)
 
-    def owner(self, authorization: str) -> str | None:
-        """The node whose token it is; None when it is nobody's."""
+    def find_owner(self, authorization: str) -> str | None:
+        """Return the id of the node that owns the token, or None for an invalid token."""
         scheme, _, text = authorization.strip().partition(" ")
         text = text.strip()
-        if scheme.lower() != "bearer" or len(text) > LONGEST_KEY or not text.startswith(PREFIX):
+        if scheme.lower() != "bearer" or len(text) > MAX_KEY_LENGTH or not text.startswith(PREFIX):
             return None
         node_id, _, secret = text[len(PREFIX) :].rpartition("_")
         salt, digest = self._hashes.get(node_id, (bytes(SALT_BYTES), bytes(32)))
@@ -116,28 +116,28 @@ class NodeTokens:
 
 
 def make_key(key_id: str, entropy: bytes) -> NewKey:
-    """A new key and its hash.
+    """Create a key and its hash.
 
     Args:
         key_id: Letters, digits, `-` and `.`, at most 64; names the key in logs.
         entropy: `ENTROPY_BYTES` random bytes, used once.
 
     Raises:
-        ValueError: the id has other characters, or there are fewer or more bytes.
+        ValueError: The id has other characters, or the number of bytes is wrong.
     """
     if not is_key_id(key_id):
         raise ValueError(f"{key_id!r}: a key id is 1-64 letters, digits, '-' and '.', a letter or digit first")
-    return _made(key_id, entropy)
+    return _build_key(key_id, entropy)
 
 
 def make_node_token(node_id: str, entropy: bytes) -> NewKey:
-    """A new token of a node, and its hash. Errors as with `make_key`; a node's id may be any name."""
+    """Create a node token and its hash. Raises `ValueError` as `make_key` does; a node id may also contain `_`."""
     if not is_node_id(node_id):
         raise ValueError(f"{node_id!r}: a node's id is 1-128 letters, digits, '.', '_' and '-', a letter or digit first")
-    return _made(node_id, entropy)
+    return _build_key(node_id, entropy)
 
 
-def _made(name: str, entropy: bytes) -> NewKey:
+def _build_key(name: str, entropy: bytes) -> NewKey:
     if len(entropy) != ENTROPY_BYTES:
         raise ValueError(f"a key is made from {ENTROPY_BYTES} random bytes")
     number = int.from_bytes(entropy[SALT_BYTES:], "big")
@@ -151,17 +151,17 @@ def _made(name: str, entropy: bytes) -> NewKey:
 
 
 def is_key_id(text: str) -> bool:
-    """Whether a key may be called this."""
+    """Return whether the text is a valid key id."""
     return _KEY_ID(text) is not None
 
 
 def is_node_id(text: str) -> bool:
-    """Whether a node that has a token may be called this."""
+    """Return whether the text is a valid id for a node with a token."""
     return _NODE_ID(text) is not None
 
 
 def parse_hash(text: str) -> tuple[bytes, bytes] | None:
-    """Salt and digest of `sha256$<salt, hex>$<digest, hex>`; None when it is something else."""
+    """Return salt and digest of `sha256$<salt, hex>$<digest, hex>`, or None for any other text."""
     found = _HASH(text)
     return None if found is None else (bytes.fromhex(found[1]), bytes.fromhex(found[2]))
 
@@ -170,11 +170,11 @@ def _digest(salt: bytes, secret: str) -> bytes:
     return hashlib.sha256(salt + secret.encode("utf-8", "replace")).digest()
 
 
-def _moment(expires: datetime | None) -> float:
-    """Seconds since the epoch; a time without zone is UTC."""
+def _expiry_seconds(expires: datetime | None) -> float:
+    """Return the expiry in seconds since the Unix epoch; a time without zone is UTC."""
     if expires is None:
         return float("inf")
     return (expires if expires.tzinfo else expires.replace(tzinfo=UTC)).timestamp()
 
 
-_NOBODY: tuple[Authenticated | None, bytes, bytes, float] = (None, bytes(SALT_BYTES), bytes(32), 0.0)
+_UNKNOWN_KEY: tuple[Authenticated | None, bytes, bytes, float] = (None, bytes(SALT_BYTES), bytes(32), 0.0)

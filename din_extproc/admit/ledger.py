@@ -1,6 +1,6 @@
-"""The port to the counters: reserve before a request is sent, release its slot when it ends, settle what it cost.
+"""The port to the counters: reserve before a request is sent, release its slot when it ends, settle its cost.
 
-Rule: every verb names the request, so that saying it twice counts once.
+Every operation names the request and is idempotent.
 """
 
 from typing import Protocol
@@ -11,11 +11,11 @@ from din_extproc.domain.tenant import Budget
 
 
 class LimitsUnavailable(Exception):  # noqa: N818 - the name says what is the matter
-    """The counters can't be reached or did not answer in time."""
+    """The counters are unreachable or did not answer in time."""
 
 
 class Claim(Struct, frozen=True, gc=False):
-    """What one request asks of its tenant's budgets. All of them must have room, or none is charged."""
+    """The demand of one request on its tenant's budgets. Either all budgets are charged or none."""
 
     request_id: str
     tenant: str
@@ -23,52 +23,52 @@ class Claim(Struct, frozen=True, gc=False):
     tokens: int
     """Prompt estimate plus expected output."""
     lease_ms: int
-    """How long the slots stay taken if nobody renews or releases them."""
+    """How long the slots stay taken unless they are renewed or released."""
 
 
 class RateLimitStatus(Struct, frozen=True, gc=False):
-    """Where the tightest budget stands after the verdict: the `x-ratelimit-*` headers. None: no such limit."""
+    """Status of the tightest budgets after the verdict, for the `x-ratelimit-*` headers. None: no such limit."""
 
     limit_requests: int | None = None
     remaining_requests: int | None = None
     reset_requests_ms: int | None = None
-    """Until the whole request allowance is there again."""
+    """Time until the whole request allowance is available."""
     limit_tokens: int | None = None
     remaining_tokens: int | None = None
     reset_tokens_ms: int | None = None
 
 
 class Denied(Struct, frozen=True, gc=False):
-    """The request may not go; nothing was charged."""
+    """The request is refused; nothing was charged."""
 
     scope: str
     dimension: str
-    """`rpm`, `tpm`, `max_streams`; or `oversize`: `tokens` is more than the whole `tpm` of the scope, waiting won't help."""
+    """`rpm`, `tpm`, `max_streams`; or `oversize`: `tokens` exceeds the scope's whole `tpm`, so waiting does not help."""
     limit: int
     retry_after_ms: int
-    """True waiting time, at least 1. 0 with `oversize`."""
-    standing: RateLimitStatus
+    """Exact waiting time, at least 1; 0 with `oversize`."""
+    status: RateLimitStatus
 
 
 class Granted(Struct, frozen=True, gc=False):
-    """The request may go; its tokens and slots are taken."""
+    """The request is admitted; its tokens and slots are taken."""
 
-    standing: RateLimitStatus
-    overlooked: Denied | None = None
-    """What would have refused it, were that budget enforced."""
+    status: RateLimitStatus
+    shadow_denial: Denied | None = None
+    """The denial by budgets that are not enforced."""
 
 
 class Ledger(Protocol):
-    """Counters of all tenants, shared by every replica. Every verb may raise `LimitsUnavailable`."""
+    """Counters of all tenants, shared by every replica. Every operation may raise `LimitsUnavailable`."""
 
     async def reserve(self, claim: Claim) -> Granted | Denied:
         """Check every budget, then charge every budget."""
 
     async def renew(self, tenant: str, request_id: str, lease_ms: int) -> bool:
-        """Keep the slots of a request that still runs. False: it is unknown, or has ended."""
+        """Extend the slots of a running request. False: it is unknown or has ended."""
 
     async def release(self, tenant: str, request_id: str) -> None:
-        """Give the slots back: the request has ended. Its settlement is to come."""
+        """Release the slots of a request that has ended, before its settlement."""
 
     async def settle(self, tenant: str, request_id: str, tokens: int) -> bool:
-        """Replace the reserved tokens by the actual ones, both ways, once, and give back slots still held. False: unknown or settled."""
+        """Replace the reserved tokens by the actual ones, once, and release slots still held. False: unknown or settled."""

@@ -1,6 +1,6 @@
-"""The ledger of one process alone: the counters in memory behind the port, and one replica's share of a budget.
+"""The in-memory ledger behind the `Ledger` port, and one replica's share of a budget.
 
-Rule: a share is never zero, and what fits the whole bucket is never called too large for its share.
+A share is never zero, and a request that fits the whole bucket is never oversized for a share.
 """
 
 from collections.abc import Callable
@@ -14,44 +14,47 @@ from din_extproc.domain.tenant import Budget, RateLimits
 
 
 class LocalLedger:
-    """A `Ledger` that no other process shares.
+    """A `Ledger` of one process.
 
     Args:
-        now_ms: milliseconds that only move on, from any start.
+        now_ms: Returns monotonic milliseconds.
     """
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
-        self._twin = InMemoryLedger()
+        self._ledger = InMemoryLedger()
         self._now_ms = now_ms
 
-    def knows(self, tenant: str, request_id: str) -> bool:
-        """Whether the request was granted here and not long ago."""
-        return self._twin.knows(tenant, request_id)
+    def has_record(self, tenant: str, request_id: str) -> bool:
+        """Return whether the request was granted here recently."""
+        return self._ledger.has_record(tenant, request_id)
 
     def sweep(self) -> None:
-        """Forget what has expired: to be called every few seconds."""
-        self._twin.sweep(self._now_ms())
+        """Delete expired state. Call it every few seconds."""
+        self._ledger.sweep(self._now_ms())
 
     async def reserve(self, claim: Claim) -> Granted | Denied:
         """Check every budget, then charge every budget."""
-        return self._twin.reserve(claim, self._now_ms())
+        return self._ledger.reserve(claim, self._now_ms())
 
     async def renew(self, tenant: str, request_id: str, lease_ms: int) -> bool:
-        """Keep the slots of a request that still runs. False: it is unknown, or has ended."""
-        return self._twin.renew(tenant, request_id, lease_ms, self._now_ms())
+        """Extend the slots of a running request. False: it is unknown or has ended."""
+        return self._ledger.renew(tenant, request_id, lease_ms, self._now_ms())
 
     async def release(self, tenant: str, request_id: str) -> None:
-        """Give the slots back: the request has ended."""
-        self._twin.release(tenant, request_id, self._now_ms())
+        """Release the slots of a request that has ended."""
+        self._ledger.release(tenant, request_id, self._now_ms())
 
     async def settle(self, tenant: str, request_id: str, tokens: int) -> bool:
-        """Replace the reserved tokens by the actual ones, both ways, once, and give back slots still held. False: unknown or settled."""
-        return self._twin.settle(tenant, request_id, tokens, self._now_ms())
+        """Replace the reserved tokens by the actual ones, once, and release slots still held. False: unknown or settled."""
+        return self._ledger.settle(tenant, request_id, tokens, self._now_ms())
 
 
-def share(claim: Claim, replicas: int) -> Claim:
-    """The claim against this replica's share of its budgets. A claim that only the whole bucket holds takes the whole share."""
-    budgets = _shares(claim.budgets, max(1, replicas))
+def scale_claim(claim: Claim, replicas: int) -> Claim:
+    """Return the claim against one replica's share of its budgets.
+
+    A claim larger than the share, but not than the bucket, takes the whole share.
+    """
+    budgets = _scale_budgets(claim.budgets, max(1, replicas))
     tokens = claim.tokens
     if all(tokens <= budget.limits.tpm for budget in claim.budgets if budget.limits.tpm is not None):
         tokens = min([tokens, *(budget.limits.tpm for budget in budgets if budget.limits.tpm is not None)])
@@ -59,11 +62,11 @@ def share(claim: Claim, replicas: int) -> Claim:
 
 
 @lru_cache(maxsize=4096)
-def _shares(budgets: tuple[Budget, ...], replicas: int) -> tuple[Budget, ...]:
-    return tuple(msgspec.structs.replace(budget, limits=_divided(budget.limits, replicas)) for budget in budgets)
+def _scale_budgets(budgets: tuple[Budget, ...], replicas: int) -> tuple[Budget, ...]:
+    return tuple(msgspec.structs.replace(budget, limits=_divide_limits(budget.limits, replicas)) for budget in budgets)
 
 
-def _divided(limits: RateLimits, replicas: int) -> RateLimits:
+def _divide_limits(limits: RateLimits, replicas: int) -> RateLimits:
     def part(limit: int | None) -> int | None:
         return limit if limit is None else max(1, limit // replicas)
 

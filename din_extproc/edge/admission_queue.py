@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from din_extproc.admit.ledger import Claim, Denied, Granted, Ledger, LimitsUnavailable
-from din_extproc.admit.queue import QueueState, Ticket, worth_waiting
+from din_extproc.admit.queue import QueueState, Ticket, is_queueable
 from din_extproc.domain.request import Priority
 from din_extproc.domain.tenant import Queueing
 from din_extproc.flow.queueing import QueueFull
@@ -67,7 +67,7 @@ class AdmissionQueue:
 
     def is_behind(self, claim: Claim, priority: Priority) -> bool:
         """Whether somebody waits whom a newcomer must not overtake."""
-        return self._queue.is_behind(claim, priority)
+        return self._queue.must_queue(claim, priority)
 
     async def wait(self, claim: Claim, priority: Priority, queueing: Queueing, patience_ms: int) -> Granted | Denied | QueueFull:
         """Until the claim is granted, or the patience is at its end: then what was short. Cancelled: it leaves.
@@ -81,7 +81,7 @@ class AdmissionQueue:
         ticket = Ticket(claim, priority, queueing, now_ms + patience_ms)
         if not self._queue.join(ticket):
             self.counts["full"] += 1
-            return QueueFull(self._queue.place_in_ms(claim, now_ms))
+            return QueueFull(self._queue.next_vacancy_ms(claim, now_ms))
         self._want(claim.tenant, now_ms, patience_ms)
         future: asyncio.Future[Granted | Denied] = asyncio.get_running_loop().create_future()
         self._futures[ticket] = future
@@ -97,7 +97,7 @@ class AdmissionQueue:
             raise
         finally:
             del self._futures[ticket]
-            if not ticket.gone:
+            if not ticket.left:
                 self._queue.leave(ticket)
                 self._go_on()
 
@@ -106,19 +106,19 @@ class AdmissionQueue:
         if not self._queue:
             return
         if tenant is None:
-            self._queue.freed_for_all()
+            self._queue.on_shared_freed()
         else:
-            self._queue.freed(tenant)
+            self._queue.on_freed(tenant)
         self._rung.set()
 
     def granted_elsewhere(self, tenant: str, cost: float) -> None:
         """Another process has granted the tenant so much of what tenants share."""
-        self._queue.granted_elsewhere(tenant, cost)
+        self._queue.record_remote_grant(tenant, cost)
 
     def ring_for_everybody(self) -> None:
         """Nobody knows what came back meanwhile."""
         if self._queue:
-            self._queue.freed_somehow()
+            self._queue.on_any_freed()
             self._rung.set()
 
     async def close(self) -> None:
@@ -130,7 +130,7 @@ class AdmissionQueue:
 
     def shown(self) -> dict[str, object]:
         """For the admin page."""
-        return {"waiting": len(self._queue), "by_tenant": self._queue.by_tenant(), **self.counts}
+        return {"waiting": len(self._queue), "by_tenant": self._queue.count_by_tenant(), **self.counts}
 
     def _want(self, tenant: str, now_ms: int, patience_ms: int) -> None:
         """What is asked for after this sees whatever was freed before, and the bell rings for what is freed later."""
@@ -148,13 +148,13 @@ class AdmissionQueue:
         while self._queue:
             self._rung.clear()
             now_ms = self._now_ms()
-            overdue = self._queue.overdue(now_ms)
-            ticket = overdue or self._queue.turn(now_ms)
+            overdue = self._queue.next_expired(now_ms)
+            ticket = overdue or self._queue.next_ticket(now_ms)
             if ticket is not None:
                 await self._ask(ticket, last=overdue is not None)
                 continue
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout((self._queue.due_ms(now_ms) - now_ms) / 1000):
+                async with asyncio.timeout((self._queue.next_action_ms(now_ms) - now_ms) / 1000):
                     await self._rung.wait()
         self._wanted = {tenant: until for tenant, until in self._wanted.items() if until > self._now_ms()}
 
@@ -167,13 +167,13 @@ class AdmissionQueue:
             return
         if isinstance(reply, Granted):
             await self._grant(ticket, reply)
-        elif last or not worth_waiting(reply) or not self._shared():
+        elif last or not is_queueable(reply) or not self._shared():
             self._end(ticket, reply)
-        elif not ticket.gone:
-            self._queue.denied(ticket, reply, self._now_ms())
+        elif not ticket.left:
+            self._queue.record_denial(ticket, reply, self._now_ms())
 
     async def _grant(self, ticket: Ticket, granted: Granted) -> None:
-        if ticket.gone or self._futures[ticket].done():
+        if ticket.left or self._futures[ticket].done():
             await self._give_back(ticket.claim)
             return
         self.counts["granted"] += 1
@@ -187,7 +187,7 @@ class AdmissionQueue:
             await self._ledger.settle(claim.tenant, claim.request_id, 0)
 
     def _end(self, ticket: Ticket, answer: Denied | LimitsUnavailable) -> None:
-        if ticket.gone or self._futures[ticket].done():
+        if ticket.left or self._futures[ticket].done():
             return
         self._queue.leave(ticket)
         if isinstance(answer, LimitsUnavailable):

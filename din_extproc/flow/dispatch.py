@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from din_extproc.admit.headers import standing_headers
+from din_extproc.admit.headers import rate_limit_headers
 from din_extproc.admit.keys import Authenticated
 from din_extproc.admit.ledger import Claim, RateLimitStatus
 from din_extproc.domain.node import Pool, in_flight_cluster
@@ -54,7 +54,7 @@ class Decision(Struct, frozen=True, gc=False):
 def dispatch(granted: Decision, head: RequestHead) -> Send:
     """The verdict that sends it."""
     reading, target, order = granted.reading, granted.target, granted.order
-    answer_headers: Headers = (("x-din-trace-id", granted.trace_id), *standing_headers(granted.standing), *order.headers)
+    answer_headers: Headers = (("x-din-trace-id", granted.trace_id), *rate_limit_headers(granted.standing), *order.headers)
     if target.degraded:
         answer_headers = (*answer_headers, ("x-bxagent-degraded", "true"), ("x-din-degraded-reason", target.degraded))
     endpoints = [str(node.endpoint) for node in granted.picked.nodes]

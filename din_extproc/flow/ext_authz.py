@@ -5,7 +5,7 @@ Rule: nothing tells when such a request ends but the access log, whose settlemen
 
 import msgspec
 
-from din_extproc.admit.headers import standing_headers
+from din_extproc.admit.headers import rate_limit_headers
 from din_extproc.domain.request import Intent, Operation, RequestHead
 from din_extproc.domain.tenant import OnSensitive, Tenant
 from din_extproc.domain.usage import Labels
@@ -86,7 +86,7 @@ class ExtAuthzHandler(ExtProcHandler):
             operation=intent.operation.value,
             sensitive=reading.sensitive,
         )
-        return self._passed(standing_headers(admitted.standing), {"request_id": self._request_id, "labels": _as_json(labels).decode()})
+        return self._passed(rate_limit_headers(admitted.status), {"request_id": self._request_id, "labels": _as_json(labels).decode()})
 
     def _screening(self, tenant: str) -> ScreeningPolicy | None:
         """A body can't be changed by whoever is only asked: what would be masked is refused."""

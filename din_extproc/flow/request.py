@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from din_extproc.admit import headers as limit_headers
 from din_extproc.admit.keys import Authenticated
 from din_extproc.admit.ledger import Claim, Denied, Granted, Ledger, LimitsUnavailable
-from din_extproc.admit.queue import worth_waiting
+from din_extproc.admit.queue import is_queueable
 from din_extproc.admit.reservation import OutputHistory
 from din_extproc.audit.records import AdmissionRecord
 from din_extproc.domain.request import Intent, Operation, RequestHead
@@ -243,7 +243,7 @@ class ExtProcHandler:
         self._held = _GrantedRequest(who.tenant.id, picked.taken, target.pool.engine, translated)
         desk.live[self._request_id] = who.tenant.id
         self._who = self._intent = None  # what is open for minutes keeps no more than it needs
-        trace, key, standing, over = self._trace_id, who.key.id, admitted.standing, missed(admitted)
+        trace, key, standing, over = self._trace_id, who.key.id, admitted.status, missed(admitted)
         took = desk.clock.monotonic() - began, self._waited_s
         granted = Decision(trace, key, reading, intent, asked, routed, target, picked, claim, standing, over, self._span, *took)
         return self._sent(granted, wall, head)
@@ -325,7 +325,7 @@ class ExtProcHandler:
 
     def _claim(self, intent: Intent, who: Authenticated, model: str) -> Claim:
         desk = self._desk
-        return claim_for(desk.view, self._request_id, intent, who, model, desk.outputs.expected(who.tenant.id, model), desk.lease_ms)
+        return claim_for(desk.view, self._request_id, intent, who, model, desk.outputs.expected_tokens(who.tenant.id, model), desk.lease_ms)
 
     def _ask(self, intent: Intent, reading: ParsedRequest, tokens: int, now: float) -> PlacementRequest:
         """What is asked of a node. `tokens`: prompt and likely output."""
@@ -339,13 +339,13 @@ class ExtProcHandler:
                 reply = await self._waited(claim, intent, tenant)
             else:
                 reply = await desk.ledger.reserve(claim)
-                if patience_ms and isinstance(reply, Denied) and worth_waiting(reply):
+                if patience_ms and isinstance(reply, Denied) and is_queueable(reply):
                     reply = await self._waited(claim, intent, tenant)
         except LimitsUnavailable:
-            return limit_headers.limits_unavailable()
+            return limit_headers.refuse_limits_unavailable()
         if isinstance(reply, QueueFull):
-            return limit_headers.queue_full(reply.place_in_ms)
-        return limit_headers.refusal(reply, claim) if isinstance(reply, Denied) else reply
+            return limit_headers.refuse_queue_full(reply.place_in_ms)
+        return limit_headers.refuse_denied(reply, claim) if isinstance(reply, Denied) else reply
 
     async def _waited(self, claim: Claim, intent: Intent, tenant: Tenant) -> Granted | Denied | QueueFull:
         """The answer after a wait, no longer than tenant and client allow."""
@@ -378,4 +378,4 @@ class ExtProcHandler:
 
 def missed(admitted: Granted) -> str:
     """The limit that would have refused it, were it enforced."""
-    return "" if admitted.overlooked is None else admitted.overlooked.dimension
+    return "" if admitted.shadow_denial is None else admitted.shadow_denial.dimension

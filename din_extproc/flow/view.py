@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from din_extproc.admit.keys import Authenticated, KeyRing
 from din_extproc.admit.ledger import Claim
-from din_extproc.admit.reservation import reservation
+from din_extproc.admit.reservation import compute_reservation
 from din_extproc.domain.request import Estimate, Intent, Priority
 from din_extproc.domain.tenant import Budget, GlobalLimits, OnSensitive, RateLimits, ScopeLimits
 from din_extproc.intent.estimate import TokenCalibrator
@@ -114,7 +114,7 @@ def claim_for(
     charged = purse(who, model, who.tenant.priority_of(intent.priority), view.commons)
     answers, default = intent.answers, facts(view, model).output_tokens_default
     likely = None if expected is None else expected * answers
-    tokens = reservation(intent.prompt_tokens, intent.output_tokens, likely, default * answers, charged.bucket)
+    tokens = compute_reservation(intent.prompt_tokens, intent.output_tokens, likely, default * answers, charged.bucket)
     return Claim(request_id, who.tenant.id, charged.budgets, tokens, lease_ms)
 
 

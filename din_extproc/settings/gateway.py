@@ -74,7 +74,7 @@ class AdminSection(ListenSection):
 
     def opens(self, authorization: str) -> bool:
         """Whether who sends this may see everything."""
-        return not self.keys or _tokens(self.keys).owner(authorization) is not None
+        return not self.keys or _tokens(self.keys).find_owner(authorization) is not None
 
 
 class DashboardSection(Section):
@@ -85,7 +85,7 @@ class DashboardSection(Section):
 
     def owner(self, authorization: str) -> str | None:
         """Whose key it is; None: nobody's."""
-        return _tokens(self.keys).owner(authorization)
+        return _tokens(self.keys).find_owner(authorization)
 
 
 class ExtAuthzSection(Section):

@@ -162,7 +162,7 @@ async def test_every_replica_enforces_its_share_and_nobody_is_refunded_twice(ser
         assert await link.call("ZCARD", "din:{t=finance}:lease:tenant") == 0
         answer = await guards[0].reserve(claim("after", ceiling, 1))
         assert isinstance(answer, Granted)
-        assert 5399 <= answer.standing.remaining_tokens <= 5999
+        assert 5399 <= answer.status.remaining_tokens <= 5999
 
 
 async def test_closed_refuses_and_open_lets_everything_pass(server):

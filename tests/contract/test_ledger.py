@@ -16,11 +16,11 @@ async def limits(request, redis_servers) -> AsyncIterator[Counter]:
         yield subject
 
 
-async def standing(limits: Counter, *ceilings: RateLimits) -> RateLimitStatus:
+async def rate_limit_status(limits: Counter, *ceilings: RateLimits) -> RateLimitStatus:
     """Where the budgets stand: asked with a claim that no bucket holds, which changes nothing."""
     answer = await limits.ask(*ceilings, tokens=10**9)
     assert isinstance(answer, Denied)
-    return answer.standing
+    return answer.status
 
 
 async def test_refused_requests_leave_the_bucket_as_it_was(limits):
@@ -38,7 +38,7 @@ async def test_a_refusal_for_one_dimension_charges_no_other(limits):
     await limits.ledger.release("finance", "busy")
     answer = await limits.ask(ceiling)
     assert isinstance(answer, Granted)
-    assert answer.standing.remaining_requests == 9
+    assert answer.status.remaining_requests == 9
 
 
 async def test_a_refusal_by_the_model_charges_no_tenant(limits):
@@ -48,7 +48,7 @@ async def test_a_refusal_by_the_model_charges_no_tenant(limits):
         answer = await limits.ask(tenant, model, tokens=50)
         assert isinstance(answer, Denied)
         assert (answer.scope, answer.dimension, answer.limit) == ("model:m", "tpm", 100)
-    after = await standing(limits, tenant)
+    after = await rate_limit_status(limits, tenant)
     assert (after.remaining_requests, after.remaining_tokens) == (9, 9900)
     assert await limits.granted(10, tenant) == 4
 
@@ -58,7 +58,7 @@ async def test_an_enormous_request_changes_nothing(limits):
     await limits.ask(ceiling, tokens=9800)
     answer = await limits.ask(ceiling, tokens=1_000_000)
     assert isinstance(answer, Denied)
-    assert answer.standing.remaining_tokens == 200
+    assert answer.status.remaining_tokens == 200
     assert isinstance(await limits.ask(ceiling, tokens=100), Granted)
 
 
@@ -67,7 +67,7 @@ async def test_larger_than_the_whole_bucket_is_called_oversize_and_charges_no_re
     answer = await limits.ask(ceiling, tokens=9000)
     assert isinstance(answer, Denied)
     assert (answer.scope, answer.dimension, answer.limit, answer.retry_after_ms) == ("tenant", "oversize", 8000, 0)
-    assert answer.standing.remaining_requests == 10
+    assert answer.status.remaining_requests == 10
     assert isinstance(await limits.ask(ceiling, tokens=8000), Granted)
 
 
@@ -99,7 +99,7 @@ async def test_a_raised_limit_helps_at_once_and_a_lowered_one_clamps_at_zero(lim
     assert await limits.granted(10, RateLimits(rpm=20)) == 10
     answer = await limits.ask(RateLimits(rpm=5))
     assert isinstance(answer, Denied)
-    assert answer.standing.remaining_requests == 0
+    assert answer.status.remaining_requests == 0
     assert 1 <= answer.retry_after_ms <= 61_000
     limits.now_ms += answer.retry_after_ms
     assert isinstance(await limits.ask(RateLimits(rpm=5)), Granted)
@@ -111,7 +111,7 @@ async def test_a_changed_token_limit_applies_to_what_was_charged(limits):
     assert isinstance(raised, Granted)
     lowered = await limits.ask(RateLimits(tpm=1000), tokens=1000)
     assert isinstance(lowered, Denied)
-    assert lowered.standing.remaining_tokens == 0
+    assert lowered.status.remaining_tokens == 0
     assert lowered.retry_after_ms <= 120_000
     limits.now_ms += lowered.retry_after_ms
     assert isinstance(await limits.ask(RateLimits(tpm=1000), tokens=1000), Granted)
@@ -168,10 +168,10 @@ async def test_the_bucket_refills_evenly(limits):
     await limits.ask(ceiling, tokens=600)
     for second in range(1, 60):
         limits.now_ms = NOON_MS + second * 1000
-        assert (await standing(limits, ceiling)).remaining_tokens == second * 10
+        assert (await rate_limit_status(limits, ceiling)).remaining_tokens == second * 10
 
 
-async def test_the_standing_tells_the_tightest_budget_of_each_dimension(limits):
+async def test_the_status_tells_the_tightest_budget_of_each_dimension(limits):
     answer = await limits.ask(RateLimits(rpm=100, tpm=500), RateLimits(rpm=3, tpm=90_000), RateLimits(tpm=400), tokens=100)
     assert answer == Granted(
         RateLimitStatus(
@@ -185,7 +185,7 @@ async def test_the_standing_tells_the_tightest_budget_of_each_dimension(limits):
     )
 
 
-async def test_no_limit_no_standing(limits):
+async def test_no_limit_no_status(limits):
     assert await limits.ask(RateLimits(), RateLimits()) == Granted(RateLimitStatus())
     assert await limits.ask() == Granted(RateLimitStatus())
     assert await limits.ask(RateLimits(max_streams=2)) == Granted(RateLimitStatus())
@@ -198,7 +198,7 @@ async def test_reserving_twice_charges_once_and_answers_the_same(limits):
     assert await limits.ask(ceiling, tokens=300, request_id="same") == first
     answer = await limits.ask(ceiling, tokens=300)
     assert isinstance(answer, Granted)
-    assert (answer.standing.remaining_requests, answer.standing.remaining_tokens) == (8, 483)
+    assert (answer.status.remaining_requests, answer.status.remaining_tokens) == (8, 483)
 
 
 async def test_a_refused_request_may_ask_again_under_its_id(limits):
@@ -223,25 +223,25 @@ async def test_settling_corrects_both_ways_and_once(limits, actual, left):
     await limits.ask(ceiling, tokens=500, request_id="r")
     assert await limits.ledger.settle("finance", "r", actual)
     assert not await limits.ledger.settle("finance", "r", actual)
-    assert (await standing(limits, ceiling)).remaining_tokens == left
+    assert (await rate_limit_status(limits, ceiling)).remaining_tokens == left
 
 
 async def test_settling_corrects_every_budget_of_the_request(limits):
     ceilings = RateLimits(tpm=1000), RateLimits(tpm=2000), RateLimits(rpm=5)
     await limits.ask(*ceilings, tokens=500, request_id="r")
     assert await limits.ledger.settle("finance", "r", 100)
-    assert (await standing(limits, ceilings[0])).remaining_tokens == 900
-    assert (await standing(limits, RateLimits(), ceilings[1])).remaining_tokens == 1900
+    assert (await rate_limit_status(limits, ceilings[0])).remaining_tokens == 900
+    assert (await rate_limit_status(limits, RateLimits(), ceilings[1])).remaining_tokens == 1900
 
 
 async def test_a_bucket_below_zero_is_full_again_within_two_windows(limits):
     ceiling = RateLimits(tpm=1000)
     await limits.ask(ceiling, tokens=1000, request_id="r")
     assert await limits.ledger.settle("finance", "r", 10**9)
-    after = await standing(limits, ceiling)
+    after = await rate_limit_status(limits, ceiling)
     assert (after.remaining_tokens, after.reset_tokens_ms) == (0, 120_000)
     limits.now_ms += 120_000
-    assert (await standing(limits, ceiling)).remaining_tokens == 1000
+    assert (await rate_limit_status(limits, ceiling)).remaining_tokens == 1000
 
 
 async def test_a_refund_does_not_overfill_the_bucket(limits):
@@ -257,7 +257,7 @@ async def test_an_extra_charge_counts_from_the_moment_it_is_known(limits):
     await limits.ask(ceiling, tokens=100, request_id="r")
     limits.now_ms += 100_000
     assert await limits.ledger.settle("finance", "r", 700)
-    assert (await standing(limits, ceiling)).remaining_tokens == 400
+    assert (await rate_limit_status(limits, ceiling)).remaining_tokens == 400
 
 
 async def test_settling_needs_a_reservation(limits):
@@ -270,7 +270,7 @@ async def test_settling_after_the_record_is_gone_says_so(limits):
     await limits.ask(RateLimits(tpm=1000), tokens=10, request_id="r")
     limits.now_ms += 120_000
     assert not await limits.ledger.settle("finance", "r", 500)
-    assert (await standing(limits, RateLimits(tpm=1000))).remaining_tokens == 1000
+    assert (await rate_limit_status(limits, RateLimits(tpm=1000))).remaining_tokens == 1000
 
 
 @pytest.mark.parametrize("order", ["release first", "settle first"])
@@ -285,7 +285,7 @@ async def test_release_and_settle_come_in_any_order(limits, order):
     assert not await limits.ledger.settle("finance", "r", 200)
     answer = await limits.ask(ceiling, tokens=100)
     assert isinstance(answer, Granted)
-    assert answer.standing.remaining_tokens == 700
+    assert answer.status.remaining_tokens == 700
 
 
 async def test_a_settlement_gives_back_the_slots_that_nobody_released(limits):
@@ -325,7 +325,7 @@ async def test_a_renewed_slot_stays_taken_and_its_record_stays_known(limits):
     assert await limits.ledger.settle("finance", "long", 1000)
     answer = await limits.ask(ceiling, tokens=1)
     assert isinstance(answer, Granted)
-    assert answer.standing.remaining_tokens == 399
+    assert answer.status.remaining_tokens == 399
 
 
 async def test_renewing_does_not_bring_back_what_was_released(limits):
@@ -380,7 +380,7 @@ async def test_what_all_tenants_share_is_counted_for_all_and_their_own_for_each(
     assert await limits.ledger.settle("a", "a0", 110)
     again = await limits.ledger.reserve(of("c", "c", Budget("network", RateLimits(tpm=600, max_streams=6), shared=True), tokens=440))
     assert isinstance(again, Granted), "one slot and no more than 100 tokens went with the settlement"
-    assert again.standing.remaining_tokens == 0
+    assert again.status.remaining_tokens == 0
 
 
 async def test_a_refusal_by_what_tenants_share_charges_no_tenant(limits):
@@ -391,20 +391,20 @@ async def test_a_refusal_by_what_tenants_share_charges_no_tenant(limits):
     await limits.ledger.release("other", "busy")
     answer = await limits.ledger.reserve(of("finance", "last", own, full, tokens=100))
     assert isinstance(answer, Granted)
-    assert (answer.standing.remaining_requests, answer.standing.remaining_tokens) == (9, 900)
+    assert (answer.status.remaining_requests, answer.status.remaining_tokens) == (9, 900)
 
 
 async def test_a_limit_that_is_not_enforced_counts_and_tells_and_refuses_nothing(limits):
     shadow = Budget("tenant", RateLimits(rpm=2, tpm=100, max_streams=3), enforced=False)
     answers = [await limits.ledger.reserve(of("finance", f"r{n}", shadow, tokens=30)) for n in range(5)]
     assert all(isinstance(answer, Granted) for answer in answers)
-    told = [answer.overlooked and (answer.overlooked.scope, answer.overlooked.dimension) for answer in answers]
-    assert told == [None, None, ("tenant", "rpm"), ("tenant", "rpm"), ("tenant", "rpm")]
-    assert (answers[-1].standing.remaining_requests, answers[-1].standing.remaining_tokens) == (0, 0)
+    denials = [answer.shadow_denial and (answer.shadow_denial.scope, answer.shadow_denial.dimension) for answer in answers]
+    assert denials == [None, None, ("tenant", "rpm"), ("tenant", "rpm"), ("tenant", "rpm")]
+    assert (answers[-1].status.remaining_requests, answers[-1].status.remaining_tokens) == (0, 0)
     huge = await limits.ledger.reserve(of("finance", "huge", shadow, tokens=101))
     assert isinstance(huge, Granted)
-    assert huge.overlooked is not None
-    assert (huge.overlooked.dimension, huge.overlooked.retry_after_ms) == ("oversize", 0)
+    assert huge.shadow_denial is not None
+    assert (huge.shadow_denial.dimension, huge.shadow_denial.retry_after_ms) == ("oversize", 0)
     for name in ("r0", "r1", "r2", "r3", "r4", "huge"):
         assert await limits.ledger.settle("finance", name, 0)
     enforced = await limits.ledger.reserve(of("finance", "now", Budget("tenant", RateLimits(tpm=100, max_streams=1)), tokens=100))
@@ -416,10 +416,10 @@ async def test_an_enforced_limit_refuses_beside_one_that_is_not(limits):
     assert isinstance(await limits.ledger.reserve(of("finance", "a", shadow, enforced)), Granted)
     second = await limits.ledger.reserve(of("finance", "b", shadow, enforced))
     assert isinstance(second, Granted)
-    assert second.overlooked is not None
+    assert second.shadow_denial is not None
     third = await limits.ledger.reserve(of("finance", "c", shadow, enforced))
     assert isinstance(third, Denied)
-    assert (third.scope, third.dimension, third.standing.remaining_requests) == ("key:k", "rpm", 0)
+    assert (third.scope, third.dimension, third.status.remaining_requests) == ("key:k", "rpm", 0)
 
 
 @pytest.mark.parametrize("back_s", [1, 30, 60])
@@ -450,7 +450,7 @@ async def test_the_largest_ceilings_of_a_configuration_are_counted_to_the_token(
     for tokens, left in ((largest - 2, 2), (1, 1)):
         answer = await limits.ask(ceilings, tokens=tokens)
         assert isinstance(answer, Granted)
-        assert answer.standing.remaining_tokens == left
+        assert answer.status.remaining_tokens == left
     answer = await limits.ask(ceilings, tokens=2)
     assert isinstance(answer, Denied)
     assert answer.dimension == "tpm"

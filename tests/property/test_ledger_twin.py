@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from din_extproc.admit.budget import KEEP_MS, SLOTS, BudgetCounters
+from din_extproc.admit.budget import RETENTION_MS, WINDOW_SECONDS, BudgetCounters
 from din_extproc.admit.in_memory_ledger import InMemoryLedger
 from din_extproc.admit.ledger import Claim, Denied, Granted
 from din_extproc.domain.tenant import Budget, RateLimits
@@ -112,7 +112,7 @@ class Both:
             elif key[0] == "request":
                 live[key] = value if value[0] > self.now_ms else None
             else:
-                used = value.used if value.at_ms + KEEP_MS > self.now_ms else 0
+                used = value.used if value.at_ms + RETENTION_MS > self.now_ms else 0
                 live[key] = BudgetCounters(used, value.at_ms if used else 0, value.turned(self.now_ms).requests)
         return {key: value for key, value in live.items() if value and value != BudgetCounters()}
 
@@ -120,8 +120,8 @@ class Both:
 def decoded(value: bytes) -> BudgetCounters:
     used, at_ms, head, total = struct.unpack_from(">ddII", value)
     ring = value[24:]
-    seconds = range(head - SLOTS + 1, head + 1) if ring else ()
-    counts = [(second, int.from_bytes(ring[second % SLOTS * 3 :][:3], "big")) for second in seconds]
+    seconds = range(head - WINDOW_SECONDS + 1, head + 1) if ring else ()
+    counts = [(second, int.from_bytes(ring[second % WINDOW_SECONDS * 3 :][:3], "big")) for second in seconds]
     counters = BudgetCounters(int(used), int(at_ms), tuple((second, count) for second, count in counts if count))
     assert counters.total == total
     return counters

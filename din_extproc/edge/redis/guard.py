@@ -14,7 +14,7 @@ from typing import Final
 from msgspec import Struct
 
 from din_extproc.admit.ledger import Claim, Denied, Granted, LimitsUnavailable, RateLimitStatus
-from din_extproc.admit.local import LocalLedger, share
+from din_extproc.admit.local import LocalLedger, scale_claim
 from din_extproc.edge.redis.connection import CommandUnanswered, RedisError, bulks
 from din_extproc.edge.redis.ledger import RedisLedger, Runner, load, namespace
 
@@ -124,11 +124,11 @@ class GuardedLedger:
                 raise
             if self._on_error is OnError.OPEN:
                 return _UNMETERED
-            return await self._local.reserve(share(claim, self.state.replicas))
+            return await self._local.reserve(scale_claim(claim, self.state.replicas))
 
     async def renew(self, tenant: str, request_id: str, lease_ms: int) -> bool:
         """Keep the slots of a request that still runs. Missed once, the next renewal takes them again. False: it has ended, as is known."""
-        if self._local.knows(tenant, request_id):
+        if self._local.has_record(tenant, request_id):
             return await self._local.renew(tenant, request_id, lease_ms)
         try:
             return await self._shared.renew(tenant, request_id, lease_ms)
@@ -137,7 +137,7 @@ class GuardedLedger:
 
     async def release(self, tenant: str, request_id: str) -> None:
         """Give the slots back, in Redis as soon as it is there."""
-        if self._local.knows(tenant, request_id):
+        if self._local.has_record(tenant, request_id):
             await self._local.release(tenant, request_id)
             return
         try:
@@ -147,7 +147,7 @@ class GuardedLedger:
 
     async def settle(self, tenant: str, request_id: str, tokens: int) -> bool:
         """Replace the reserved tokens by the actual ones, once, and give the slots back; True as well when Redis will be told later."""
-        if self._local.knows(tenant, request_id):
+        if self._local.has_record(tenant, request_id):
             return await self._local.settle(tenant, request_id, tokens)
         try:
             return await self._shared.settle(tenant, request_id, tokens)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from din_extproc.admit.budget import SLOTS, UNIT, BudgetCounters
+from din_extproc.admit.budget import UNITS_PER_TOKEN, WINDOW_SECONDS, BudgetCounters
 from din_extproc.domain.tenant import Budget
 from din_extproc.edge.redis.ledger import Names, Runner
 
@@ -56,13 +56,13 @@ def read_counters(value: bytes) -> BudgetCounters:
     """A counter as `lua/admit.lua` keeps it."""
     used, at_ms, head, _ = _HEADER.unpack_from(value)
     ring = value[_HEADER.size :]
-    seconds = range(head - SLOTS + 1, head + 1) if ring else ()
-    counts = [(second, int.from_bytes(ring[second % SLOTS * _SLOT_BYTES :][:_SLOT_BYTES], "big")) for second in seconds]
+    seconds = range(head - WINDOW_SECONDS + 1, head + 1) if ring else ()
+    counts = [(second, int.from_bytes(ring[second % WINDOW_SECONDS * _SLOT_BYTES :][:_SLOT_BYTES], "big")) for second in seconds]
     return BudgetCounters(int(used), int(at_ms), tuple([pair for pair in counts if pair[1]]))
 
 
 def _standing(budget: Budget, value: bytes | None, streams: int, now_ms: int) -> BudgetUsage:
-    counters = (BudgetCounters() if value is None else read_counters(value)).turned(now_ms)
+    counters = (BudgetCounters() if value is None else read_counters(value)).slide_window(now_ms)
     tpm = budget.limits.tpm
-    used = 0 if tpm is None else counters.drained(tpm, now_ms).used
-    return BudgetUsage(counters.total, -(-used // UNIT), streams)
+    used = 0 if tpm is None else counters.drain(tpm, now_ms).used
+    return BudgetUsage(counters.total, -(-used // UNITS_PER_TOKEN), streams)

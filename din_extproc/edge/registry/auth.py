@@ -98,7 +98,7 @@ class RegistryAuth:
             names: Those in its certificate.
             node_id: None: it only wants to look.
         """
-        owner = self.tokens.owner(authorization)
+        owner = self.tokens.find_owner(authorization)
         if owner is None:
             return _NOBODY
         if self._bound and owner not in names:

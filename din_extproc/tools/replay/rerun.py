@@ -15,7 +15,7 @@ from msgspec import Struct
 from din_extproc.admit.in_memory_ledger import InMemoryLedger
 from din_extproc.admit.keys import Authenticated
 from din_extproc.admit.ledger import Denied
-from din_extproc.admit.queue import worth_waiting
+from din_extproc.admit.queue import is_queueable
 from din_extproc.domain.request import Estimate, Intent, Operation, Priority, RequestHead
 from din_extproc.domain.usage import Tags
 from din_extproc.domain.verdict import Refusal, RefusalCode
@@ -146,7 +146,7 @@ class ReplayRun:
         )
         waited = now_ms - past.began_ms
         if isinstance(reply, Denied):
-            if worth_waiting(reply) and waited + _LOOK_AGAIN_MS <= who.tenant.queueing.max_wait_ms:
+            if is_queueable(reply) and waited + _LOOK_AGAIN_MS <= who.tenant.queueing.max_wait_ms:
                 self._schedule(now_ms + _LOOK_AGAIN_MS, at, ends=False)
                 return ReplayOutcome(waits=True)
             return ReplayOutcome(refusal=_refusal(reply))

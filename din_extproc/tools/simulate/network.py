@@ -214,8 +214,8 @@ class SimulatedNetwork:
         self._adopt(call.replica, now)
         for replica in self._replicas:
             if replica.queue:
-                replica.queue.freed(call.choice.claim.tenant)
-                replica.queue.freed_for_all()
+                replica.queue.on_freed(call.choice.claim.tenant)
+                replica.queue.on_shared_freed()
                 self._serve_at(replica, now)
 
     def _record(self, call: SimulatedCall, outcome: Outcome, produced: int, now: float) -> ExchangeRecord:

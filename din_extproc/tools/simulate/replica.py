@@ -8,7 +8,7 @@ from msgspec import Struct
 from din_extproc.admit import headers as limit_headers
 from din_extproc.admit.in_memory_ledger import InMemoryLedger
 from din_extproc.admit.ledger import Claim, Denied
-from din_extproc.admit.queue import QueueState, Ticket, worth_waiting
+from din_extproc.admit.queue import QueueState, Ticket, is_queueable
 from din_extproc.admit.reservation import OutputHistory
 from din_extproc.domain.health import BreakerState
 from din_extproc.domain.membership import HeartbeatReading
@@ -115,13 +115,13 @@ class SimulatedReplica:
         """Ask the limits, then for a node."""
         tenant, claim, intent = arrival.who.tenant, choice.claim, arrival.intent
         waits = tenant.queueing.max_wait_ms
-        if waits and self.queue and self.queue.is_behind(claim, tenant.priority_of(intent.priority)):
+        if waits and self.queue and self.queue.must_queue(claim, tenant.priority_of(intent.priority)):
             return self._waiting(choice, tenant, intent, arrival.patience_s, now_ms)
         reply = self._twin.reserve(claim, now_ms)
         if isinstance(reply, Denied):
-            if waits and worth_waiting(reply):
+            if waits and is_queueable(reply):
                 return self._waiting(choice, tenant, intent, arrival.patience_s, now_ms)
-            return limit_headers.refusal(reply, claim)
+            return limit_headers.refuse_denied(reply, claim)
         return self.pick(choice, arrival, now)
 
     def pick(self, choice: SimulatedDecision, arrival: Arrival, now: float) -> SimulatedDecision | Refusal:
@@ -143,25 +143,25 @@ class SimulatedReplica:
         patience_ms = queueing.max_wait_ms if patience_s is None else min(queueing.max_wait_ms, int(patience_s * 1000))
         ticket = Ticket(choice.claim, tenant.priority_of(intent.priority), queueing, now_ms + patience_ms)
         if not self.queue.join(ticket):
-            return limit_headers.queue_full(self.queue.place_in_ms(choice.claim, now_ms))
+            return limit_headers.refuse_queue_full(self.queue.next_vacancy_ms(choice.claim, now_ms))
         return SimulatedQueue(choice, ticket)
 
     def turn(self, now: float) -> tuple[Ticket, Refusal | None] | float:
         """The next that has waited to its end, and the refusal it gets if it does; or when to look again, in seconds."""
         queue, now_ms = self.queue, self._ms(now)
         while True:
-            overdue = queue.overdue(now_ms)
-            ticket = overdue or queue.turn(now_ms)
+            overdue = queue.next_expired(now_ms)
+            ticket = overdue or queue.next_ticket(now_ms)
             if ticket is None:
-                return (queue.due_ms(now_ms) - self._plan.start_ms) / 1000
+                return (queue.next_action_ms(now_ms) - self._plan.start_ms) / 1000
             reply = self._twin.reserve(ticket.claim, now_ms)
             if not isinstance(reply, Denied):
                 queue.leave(ticket, granted=True)
                 return ticket, None
-            if overdue is not None or not worth_waiting(reply):
+            if overdue is not None or not is_queueable(reply):
                 queue.leave(ticket)
-                return ticket, limit_headers.refusal(reply, ticket.claim)
-            queue.denied(ticket, reply, now_ms)
+                return ticket, limit_headers.refuse_denied(reply, ticket.claim)
+            queue.record_denial(ticket, reply, now_ms)
 
     # -- what comes of it ------------------------------------------------------------------------------------------------------------
 

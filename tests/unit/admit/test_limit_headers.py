@@ -2,7 +2,7 @@
 
 import pytest
 
-from din_extproc.admit.headers import duration, limits_unavailable, refusal, retry_headers, standing_headers
+from din_extproc.admit.headers import format_duration, rate_limit_headers, refuse_denied, refuse_limits_unavailable, retry_headers
 from din_extproc.admit.ledger import Claim, Denied, RateLimitStatus
 from din_extproc.domain.verdict import RefusalCode
 
@@ -30,11 +30,11 @@ CLAIM = Claim("r", "finance", (), 9000, 1000)
     ],
 )
 def test_durations_are_written_as_go_and_openai_write_them(ms, text):
-    assert duration(ms) == text
+    assert format_duration(ms) == text
 
 
-def test_the_standing_has_openais_names():
-    assert dict(standing_headers(FULL)) == {
+def test_the_status_has_openais_names():
+    assert dict(rate_limit_headers(FULL)) == {
         "x-ratelimit-limit-requests": "600",
         "x-ratelimit-remaining-requests": "599",
         "x-ratelimit-reset-requests": "1m1s",
@@ -45,15 +45,15 @@ def test_the_standing_has_openais_names():
 
 
 def test_a_dimension_without_a_limit_has_no_header():
-    assert standing_headers(RateLimitStatus()) == ()
+    assert rate_limit_headers(RateLimitStatus()) == ()
     requests = RateLimitStatus(limit_requests=1, remaining_requests=1, reset_requests_ms=0)
-    assert [name for name, _ in standing_headers(requests)] == [
+    assert [name for name, _ in rate_limit_headers(requests)] == [
         "x-ratelimit-limit-requests",
         "x-ratelimit-remaining-requests",
         "x-ratelimit-reset-requests",
     ]
     tokens = RateLimitStatus(limit_tokens=1, remaining_tokens=1, reset_tokens_ms=0)
-    assert [name for name, _ in standing_headers(tokens)] == [
+    assert [name for name, _ in rate_limit_headers(tokens)] == [
         "x-ratelimit-limit-tokens",
         "x-ratelimit-remaining-tokens",
         "x-ratelimit-reset-tokens",
@@ -74,28 +74,28 @@ def test_retry_after_is_whole_seconds_rounded_up_and_never_zero(ms, seconds, exa
     ],
 )
 def test_a_reached_limit_is_a_429_that_says_when_to_come_back(dimension, code):
-    refused = refusal(Denied("model:m", dimension, 8000, 950, FULL), CLAIM)
+    refused = refuse_denied(Denied("model:m", dimension, 8000, 950, FULL), CLAIM)
     assert refused.code is code
     assert refused.retry_after_ms == 950
-    assert refused.headers == (*standing_headers(FULL), ("retry-after", "1"), ("retry-after-ms", "950"))
+    assert refused.headers == (*rate_limit_headers(FULL), ("retry-after", "1"), ("retry-after-ms", "950"))
     assert "model m" in refused.message
     assert "8000" in refused.message
     assert "950ms" in refused.message
 
 
 def test_a_token_refusal_names_limit_and_requested():
-    assert "requested 9000" in refusal(Denied("tenant", "tpm", 10_000, 1, FULL), CLAIM).message
+    assert "requested 9000" in refuse_denied(Denied("tenant", "tpm", 10_000, 1, FULL), CLAIM).message
 
 
 @pytest.mark.parametrize(("lease_left_ms", "told_ms"), [(30_000, 1000), (400, 400)])
 def test_a_slot_is_worth_another_try_before_the_oldest_lease_runs_out(lease_left_ms, told_ms):
-    refused = refusal(Denied("tenant", "max_streams", 2, lease_left_ms, FULL), CLAIM)
+    refused = refuse_denied(Denied("tenant", "max_streams", 2, lease_left_ms, FULL), CLAIM)
     assert refused.code is RefusalCode.CONCURRENCY_LIMIT_EXCEEDED
     assert refused.retry_after_ms == told_ms
 
 
 def test_oversize_is_a_400_without_a_time_to_retry():
-    refused = refusal(Denied("tenant", "oversize", 8000, 0, FULL), CLAIM)
+    refused = refuse_denied(Denied("tenant", "oversize", 8000, 0, FULL), CLAIM)
     assert refused.code is RefusalCode.REQUEST_EXCEEDS_LIMIT
     assert refused.retry_after_ms is None
     names = [name for name, _ in refused.headers]
@@ -105,6 +105,6 @@ def test_oversize_is_a_400_without_a_time_to_retry():
 
 
 def test_unavailable_limits_are_a_503_with_retry_after():
-    refused = limits_unavailable()
+    refused = refuse_limits_unavailable()
     assert refused.code is RefusalCode.LIMITS_UNAVAILABLE
     assert ("retry-after", "1") in refused.headers

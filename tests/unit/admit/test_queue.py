@@ -1,7 +1,7 @@
 """Who waits, and whose turn it is: classes, weights, bounds, and what holds up whom."""
 
 from din_extproc.admit.ledger import Claim, Denied, RateLimitStatus
-from din_extproc.admit.queue import LOOK_AGAIN_MS, QueueState, Ticket, worth_waiting
+from din_extproc.admit.queue import RECHECK_MS, QueueState, Ticket, is_queueable
 from din_extproc.domain.request import Priority
 from din_extproc.domain.tenant import Budget, Queueing, RateLimits
 
@@ -22,17 +22,17 @@ class Room(QueueState):
 
     def serve(self) -> str:
         """Grant whoever's turn it is."""
-        ticket = self.turn(self.now)
+        ticket = self.next_ticket(self.now)
         assert ticket is not None
         self.leave(ticket, granted=True)
         return ticket.claim.tenant
 
     def deny(self, ticket, scope="network", dimension="tpm", wait_ms=200) -> None:
-        self.denied(ticket, Denied(scope, dimension, 1000, wait_ms, RateLimitStatus()), self.now)
+        self.record_denial(ticket, Denied(scope, dimension, 1000, wait_ms, RateLimitStatus()), self.now)
 
 
 def test_only_what_comes_back_soon_is_waited_for():
-    waited_for = [worth_waiting(Denied("tenant", what, 1, 1, RateLimitStatus())) for what in ("tpm", "max_streams", "rpm", "oversize")]
+    waited_for = [is_queueable(Denied("tenant", what, 1, 1, RateLimitStatus())) for what in ("tpm", "max_streams", "rpm", "oversize")]
     assert waited_for == [True, True, False, False]
 
 
@@ -41,7 +41,7 @@ def test_within_a_tenant_class_goes_before_arrival():
     tickets = [room.come(priority=priority) for priority in (Priority.BATCH, Priority.STANDARD, Priority.CRITICAL, Priority.STANDARD)]
     order = []
     while room:
-        ticket = room.turn(0)
+        ticket = room.next_ticket(0)
         order.append(tickets.index(ticket))
         room.leave(ticket, granted=True)
     assert order == [2, 1, 3, 0]
@@ -88,7 +88,7 @@ def test_what_a_tenant_is_granted_elsewhere_counts_against_its_weight_here():
     served = []
     for _ in range(30):
         served.append(room.serve())
-        room.granted_elsewhere("both", 5)
+        room.record_remote_grant("both", 5)
     assert 8 <= served.count("both") <= 10, "half of what it is owed it gets elsewhere"
 
 
@@ -117,22 +117,22 @@ def test_who_waits_for_what_all_share_holds_up_whoever_comes_behind_however_smal
     small = room.come("small", tokens=1)
     apart = room.come("apart", budgets=(OWN,))
     room.deny(large)
-    assert room.turn(0) is apart
+    assert room.next_ticket(0) is apart
     room.leave(apart)
-    assert room.turn(0) is None
-    assert room.is_behind(small.claim, Priority.STANDARD)
-    assert not room.is_behind(Claim("x", "other", (OWN, COMMON), 1, 1), Priority.CRITICAL), "class goes first"
+    assert room.next_ticket(0) is None
+    assert room.must_queue(small.claim, Priority.STANDARD)
+    assert not room.must_queue(Claim("x", "other", (OWN, COMMON), 1, 1), Priority.CRITICAL), "class goes first"
     room.now = 200
-    assert room.turn(200) is large, "its tokens are there"
+    assert room.next_ticket(200) is large, "its tokens are there"
 
 
 def test_what_is_short_for_one_tenant_holds_up_nobody_else():
     room = Room()
     room.deny(room.come("short"), scope="tenant")
     other = room.come("other")
-    assert room.turn(0) is other
-    assert not room.is_behind(Claim("x", "third", (OWN, COMMON), 1, 1), Priority.STANDARD)
-    assert room.is_behind(Claim("x", "short", (OWN,), 1, 1), Priority.STANDARD)
+    assert room.next_ticket(0) is other
+    assert not room.must_queue(Claim("x", "third", (OWN, COMMON), 1, 1), Priority.STANDARD)
+    assert room.must_queue(Claim("x", "short", (OWN,), 1, 1), Priority.STANDARD)
 
 
 def test_what_comes_back_wakes_those_that_it_concerns():
@@ -140,14 +140,14 @@ def test_what_comes_back_wakes_those_that_it_concerns():
     own, common = room.come("own"), room.come("common")
     room.deny(own, scope="tenant", dimension="max_streams", wait_ms=30_000)
     room.deny(common, dimension="max_streams", wait_ms=30_000)
-    assert room.turn(0) is None
-    room.freed("own")
-    assert room.turn(0) is own
+    assert room.next_ticket(0) is None
+    room.on_freed("own")
+    assert room.next_ticket(0) is own
     room.deny(own, scope="tenant", dimension="max_streams")
-    room.freed_for_all()
-    assert room.turn(0) is common
+    room.on_shared_freed()
+    assert room.next_ticket(0) is common
     room.deny(common, dimension="max_streams")
-    assert (room.turn(LOOK_AGAIN_MS - 1), room.turn(LOOK_AGAIN_MS)) == (None, own), "a bell that was not heard does not matter for long"
+    assert (room.next_ticket(RECHECK_MS - 1), room.next_ticket(RECHECK_MS)) == (None, own), "a lost wakeup is made up for"
 
 
 def test_the_next_in_line_asks_when_the_first_has_left():
@@ -155,7 +155,7 @@ def test_the_next_in_line_asks_when_the_first_has_left():
     first, second = room.come(), room.come()
     room.deny(first, wait_ms=100_000)
     room.leave(first)
-    assert room.turn(0) is second
+    assert room.next_ticket(0) is second
 
 
 def test_places_are_bounded_per_tenant_and_in_all_and_the_last_ones_are_for_critical_requests():
@@ -175,17 +175,17 @@ def test_a_full_queue_says_when_somebody_will_have_left_it():
     room = Room(2, 0)
     room.come("a", wait_ms=700)
     room.come("b", wait_ms=300)
-    assert room.place_in_ms(Claim("x", "a", (OWN,), 1, 1), 100) == 600
-    assert room.place_in_ms(Claim("x", "new", (OWN,), 1, 1), 100) == 200
-    assert room.place_in_ms(Claim("x", "new", (OWN,), 1, 1), 5000) == 1
+    assert room.next_vacancy_ms(Claim("x", "a", (OWN,), 1, 1), 100) == 600
+    assert room.next_vacancy_ms(Claim("x", "new", (OWN,), 1, 1), 100) == 200
+    assert room.next_vacancy_ms(Claim("x", "new", (OWN,), 1, 1), 5000) == 1
 
 
 def test_the_overdue_are_found_in_the_order_of_their_deadlines():
     room = Room()
     late, early, gone = room.come("a", wait_ms=400), room.come("b", wait_ms=200), room.come("c", wait_ms=100)
     room.leave(gone)
-    assert room.overdue(199) is None
-    assert room.due_ms(0) == 200
-    assert room.overdue(500) is early
+    assert room.next_expired(199) is None
+    assert room.next_action_ms(0) == 200
+    assert room.next_expired(500) is early
     room.leave(early)
-    assert room.overdue(500) is late
+    assert room.next_expired(500) is late

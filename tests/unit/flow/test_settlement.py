@@ -48,7 +48,7 @@ async def test_the_real_cost_replaces_the_reservation_and_the_slot_is_free() -> 
     assert await SettlementService(ledger, school, school, school).settle(RECORD)
     after = await ledger.reserve(replace(claim, request_id="r-2", tokens=950))
     assert isinstance(after, Granted)
-    assert after.standing.remaining_tokens == 0
+    assert after.status.remaining_tokens == 0
 
 
 async def test_real_usage_teaches_and_everyone_is_told_once() -> None:

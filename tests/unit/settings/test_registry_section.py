@@ -32,7 +32,7 @@ def test_a_pool_may_have_no_node_yet_when_nodes_can_register(tmp_path):
     assert not isinstance(settings, ConfigRejected), settings
     pool = settings.pools[0]
     assert (pool.nodes, pool.dtype, pool.tp_world_size, pool.min_seq_len) == ((), "fp8", 2, 4096)
-    assert NodeTokens(settings.node_tokens).owner(f"Bearer {TOKEN.text}") == "gpu_7"
+    assert NodeTokens(settings.node_tokens).find_owner(f"Bearer {TOKEN.text}") == "gpu_7"
     assert str(tmp_path / "tokens.yaml") in settings.files
 
 
@@ -70,17 +70,17 @@ def test_a_broken_file_of_tokens_is_reported_line_by_line_without_what_it_holds(
 
 def test_a_token_is_its_own_nodes_and_nothing_else_is_one():
     tokens = NodeTokens({"gpu_7": parse_hash(TOKEN.hash)})
-    assert tokens.owner(f"bearer  {TOKEN.text} ") == "gpu_7"
-    assert tokens.owner(f"Bearer {OTHER.text}") is None
+    assert tokens.find_owner(f"bearer  {TOKEN.text} ") == "gpu_7"
+    assert tokens.find_owner(f"Bearer {OTHER.text}") is None
     for text in ("", "Bearer", "Bearer din_", f"Basic {TOKEN.text}", "Bearer " + "x" * 10_000, "Bearer din_gpu_7_", TOKEN.text):
-        assert tokens.owner(text) is None
+        assert tokens.find_owner(text) is None
 
 
 def test_a_token_can_hold_for_some_addresses_only(tmp_path):
     text = f'gpu_7: {{ hash: "{TOKEN.hash}", addresses: ["10.0.0.0/24", "fd00::/64", "10.9.9.9:8000"] }}\ngpu-8: "{OTHER.hash}"\n'
     settings = loaded(tmp_path, SECTION, tokens=text)
     assert not isinstance(settings, ConfigRejected), settings
-    assert NodeTokens(settings.node_tokens).owner(f"Bearer {TOKEN.text}") == "gpu_7"
+    assert NodeTokens(settings.node_tokens).find_owner(f"Bearer {TOKEN.text}") == "gpu_7"
     reach = settings.node_reaches["gpu_7"]
     for address, allowed in (
         ("10.0.0.7:1", True),

@@ -136,7 +136,7 @@ async def test_a_waiter_that_is_cancelled_takes_nothing_and_disturbs_nobody(link
     assert await link.call("ZCARD", "din:{t=finance}:lease:tenant") == 20
     answer = await ledger.reserve(claim("last", ceiling, 100))
     assert isinstance(answer, Granted)
-    assert 7900 <= answer.standing.remaining_tokens <= 8000
+    assert 7900 <= answer.status.remaining_tokens <= 8000
 
 
 async def test_a_coroutine_driven_by_hand_is_enough(link):
