@@ -18,7 +18,7 @@ from din_extproc.route.cache import SEGMENT_TOKENS, RouteCache
 from din_extproc.route.table import Routed
 from din_extproc.route.versions import Constraint
 from din_extproc.schedule.load import LoadModel, NodeLease
-from din_extproc.schedule.pick import Demand, Fleet, NodeShape, Picker, Ranking, fitting, fleet, ranking
+from din_extproc.schedule.pick import Demand, Fleet, NodeShape, Picker, Ranking, build_ranking, filter_shapes, group_by_shape
 from din_extproc.schedule.placement_request import PlacementRequest
 
 _TRIED_NODES = 3
@@ -269,9 +269,9 @@ class NodeSelector:
     def _rank(self, pool: Pool, versions: Constraint, tokens: int, at_least: int) -> Ranking | Refusal:
         nodes = self._fleets.get(pool.name)
         if nodes is None:
-            nodes = self._fleets[pool.name] = fleet(self.shares.left(self.members.nodes(pool.name)))
+            nodes = self._fleets[pool.name] = group_by_shape(self.shares.left(self.members.nodes(pool.name)))
         demand = Demand(tokens, at_least, versions.text, versions.allows)
-        shapes = fitting(nodes, demand)
+        shapes = filter_shapes(nodes, demand)
         if isinstance(shapes, Refusal):
             return self._refused(pool, demand, shapes)
         key = (pool.name, shapes)
@@ -288,6 +288,6 @@ class NodeSelector:
             return refusal
         whole = self._whole.get(pool.name)
         if whole is None:
-            whole = self._whole[pool.name] = fleet(everyone)
-        reason = fitting(whole, demand)
+            whole = self._whole[pool.name] = group_by_shape(everyone)
+        reason = filter_shapes(whole, demand)
         return reason if isinstance(reason, Refusal) else shut(None, 0.0)

@@ -1,1 +1,1 @@
-"""Which node of the pool: filter, score, pick. One file per strategy."""
+"""Node selection within a pool: filter, score, pick. One file per strategy."""

@@ -1,7 +1,6 @@
-"""Latency: the node whose recent P99, times the requests in line there, is least (R20). For nodes that differ in pace but not in size.
+"""Latency strategy: the node with the smallest recent P99 times requests. For nodes that differ in speed but not in size.
 
-Rule: a P99 that nobody confirms fades toward what is usual in the pool, so that no node is feared or trusted for ever; and what is
-under way counts, or every request would run to the node that was quickest a moment ago.
+A P99 without new readings decays toward the pool's mean. Requests in flight count, or all would go to the node that was fastest last.
 """
 
 from math import exp, log
@@ -13,17 +12,17 @@ from din_extproc.domain.node import Node
 from din_extproc.schedule.load import LoadModel
 from din_extproc.schedule.pace import HALF_LIFE_S
 from din_extproc.schedule.placement_request import PlacementRequest
-from din_extproc.schedule.sample import SIZE, sample
+from din_extproc.schedule.sample import SAMPLE_SIZE, sample
 from din_extproc.schedule.typical import Typical
 
-_NOTHING_KNOWN_MS = 1000.0
+_DEFAULT_P99_MS = 1000.0
 
 
 class LatencyEwmaOptions(Struct, frozen=True, forbid_unknown_fields=True):
-    """How it remembers."""
+    """Options of the latency strategy."""
 
     half_life_s: Annotated[float, Meta(gt=0, le=3600)] = HALF_LIFE_S
-    """After so long an old reading counts half: against newer ones, and against what is usual when none comes."""
+    """The age at which a reading has half its weight, against newer ones or against the pool's mean."""
 
 
 class LatencyEwma:
@@ -34,16 +33,16 @@ class LatencyEwma:
     def __init__(self, nodes: tuple[Node, ...], load: LoadModel, options: LatencyEwmaOptions) -> None:
         self._nodes = nodes
         self._load = load
-        self._loads = tuple(load.of(node.id) for node in nodes)
+        self._loads = tuple(load.node_load(node.id) for node in nodes)
         self._typical = Typical(nodes, load)
         self._decay = log(2) / options.half_life_s
 
     def pick(self, count: int, ask: PlacementRequest) -> tuple[Node, ...]:
-        """The node with the shortest wait in sight, then the next ones: at most `count`, all different."""
+        """Return the nodes with the shortest predicted wait, best first: at most `count`, all different."""
         nodes, loads = self._nodes, self._loads
-        self._typical.follow()
+        self._typical.update()
         ranks = []
-        for place, index in enumerate(sample(len(nodes), SIZE, ask.chance)):
+        for place, index in enumerate(sample(len(nodes), SAMPLE_SIZE, ask.chance)):
             load = loads[index]
             requests = load.requests_in_use
             ranks.append((load.is_full(nodes[index]), self._p99_ms(index, ask.now) * (requests + 1), place, index))
@@ -51,16 +50,16 @@ class LatencyEwma:
         return tuple([nodes[rank[3]] for rank in ranks[:count]])
 
     def score(self, node: Node, ask: PlacementRequest) -> tuple[float, str]:
-        """Milliseconds times requests."""
-        self._typical.follow()
+        """Return milliseconds times requests, with an explanation."""
+        self._typical.update()
         p99_ms = self._p99_ms(self._nodes.index(node), ask.now)
-        requests = self._load.of(node.id).requests_in_use + 1
+        requests = self._load.node_load(node.id).requests_in_use + 1
         return p99_ms * requests, f"P99 {p99_ms:.0f} ms, {requests} in line"
 
     def _p99_ms(self, index: int, now: float) -> float:
         load, usual = self._loads[index], self._typical.p99_ms
         if usual is None:
-            return _NOTHING_KNOWN_MS
+            return _DEFAULT_P99_MS
         if load.p99_ms is None:
             return usual
         return usual + (load.p99_ms - usual) * exp((load.p99_at - now) * self._decay)

@@ -1,7 +1,6 @@
-"""The long tail: requests that would take far longer than the rest hold at most a share of each node's slots (R21).
+"""Long-tail limit: requests that would take far longer than most hold at most a share of each node's slots.
 
-Rule: what is long is told by what is usual in the pool, not by the node that happens to be busy; and where the share is used up
-a long request is refused, never let in as a short one.
+The classification uses the pool's typical speed, not that of a busy node. When the share is exhausted a long request is refused.
 """
 
 from din_extproc.domain.node import LongTail, Node
@@ -16,37 +15,37 @@ _RETRY_AFTER: Headers = (("retry-after", "1"), ("retry-after-ms", str(_RETRY_AFT
 
 
 class TailGate:
-    """Places the long requests of one set of nodes.
+    """Selects nodes for the long requests of one set of nodes.
 
     Args:
         nodes: The set.
-        load: What is known of them.
-        tail: What the pool's settings say.
+        load: Load of the nodes.
+        tail: The pool's settings.
     """
 
     __slots__ = ("_loads", "_nodes", "_predicted", "_slots", "_tail", "_typical", "timeout_ms")
 
     def __init__(self, nodes: tuple[Node, ...], load: LoadModel, tail: LongTail) -> None:
         self._nodes = nodes
-        self._loads = tuple(load.of(node.id) for node in nodes)
+        self._loads = tuple(load.node_load(node.id) for node in nodes)
         self._slots = tuple(max(1, int(node.max_concurrency * tail.share)) for node in nodes)
         self._predicted = PredictedTime(nodes, load)
         self._typical = Typical(nodes, load)
         self._tail = tail
         self.timeout_ms = tail.timeout_ms
 
-    def seconds(self, ask: PlacementRequest) -> float:
-        """What the request takes at a usual node that is not busy."""
-        self._typical.follow()
+    def predict_seconds(self, ask: PlacementRequest) -> float:
+        """Return the predicted duration in seconds at an idle node of typical speed."""
+        self._typical.update()
         return ask.prompt_tokens / self._typical.prefill_rate + ask.output_tokens / self._typical.stream_rate
 
     def is_long(self, ask: PlacementRequest) -> bool:
-        """Whether it belongs to the long tail."""
-        return self.seconds(ask) > self._tail.over_s
+        """Return whether the request belongs to the long tail."""
+        return self.predict_seconds(ask) > self._tail.over_s
 
     def pick(self, count: int, ask: PlacementRequest) -> tuple[Node, ...] | Refusal:
-        """The quickest nodes that have a slot for a long request."""
-        ranks = [rank for rank in self._predicted.ranked(ask) if self._loads[rank[3]].long < self._slots[rank[3]]]
+        """Return the fastest nodes that have a slot for a long request."""
+        ranks = [rank for rank in self._predicted.rank_sample(ask) if self._loads[rank[3]].long_requests < self._slots[rank[3]]]
         if not ranks:
             return Refusal(
                 RefusalCode.INSUFFICIENT_GPU_CAPACITY,

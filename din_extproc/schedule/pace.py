@@ -1,6 +1,6 @@
-"""What finished exchanges teach about the pace of nodes.
+"""Learns the speed of nodes from finished exchanges.
 
-Rule: exchanges are gathered in windows, and a window moves what is known by as much as it is newer: one slow answer is no slow node.
+Exchanges are gathered in windows that are averaged exponentially by age, so that one slow answer does not mark a node as slow.
 """
 
 from collections import OrderedDict
@@ -13,8 +13,8 @@ _WINDOW_S = 2.0
 _WINDOW_EXCHANGES = 128
 _QUANTILE = 0.99
 HALF_LIFE_S = 10.0
-_FEWEST_TOKENS = 8
-"""An answer of fewer says nothing about the pace of tokens."""
+_MIN_TOKENS = 8
+"""Answers with fewer tokens are ignored for the output rate."""
 
 
 _UNKNOWN = NodePace(node_id="", at=0.0, p99_ms=0.0, seconds=0.0)
@@ -29,7 +29,7 @@ class _Window:
         self.began = began
         self.durations: list[float] = []
         self.prefill_rate = 0.0
-        """The best: the one that waited least before its prompt was read."""
+        """The highest rate, from the exchange that queued least before its prompt was processed."""
         self.stream_tokens = 0
         self.stream_seconds = 0.0
 
@@ -40,7 +40,7 @@ class _Window:
             return
         if first > 0:
             self.prefill_rate = max(self.prefill_rate, (usage.prompt_tokens - usage.cached_tokens) * 1000 / first)
-        if usage.completion_tokens >= _FEWEST_TOKENS and duration_ms > first:
+        if usage.completion_tokens >= _MIN_TOKENS and duration_ms > first:
             self.stream_tokens += usage.completion_tokens - 1
             self.stream_seconds += (duration_ms - first) / 1000
 
@@ -50,11 +50,11 @@ class _Window:
 
 
 class NodePaces:
-    """What is known of every node that answered.
+    """Speed of every node that answered.
 
     Args:
-        half_lives_s: By pool name, where it is not 10 s: after so many seconds of newer exchanges, older ones count half.
-        limit: Nodes remembered; the one not heard of for longest goes first.
+        half_lives_s: By pool name, where it is not 10 s: the time in seconds after which older exchanges count half.
+        limit: The largest number of nodes; the least recently updated one is evicted.
     """
 
     __slots__ = ("_changed", "_limit", "_paces", "_windows", "half_lives_s")
@@ -67,7 +67,7 @@ class NodePaces:
         self._changed: set[str] = set()
 
     def learn(self, record: ExchangeRecord, now: float) -> None:
-        """An exchange is over. Only those that ran to their end tell a pace. `now`: seconds, the machine's monotonic clock."""
+        """Add a finished exchange; only completed ones count. `now`: seconds of the machine's monotonic clock."""
         if record.outcome is not Outcome.COMPLETED or not record.node_id or record.duration_ms is None:
             return
         node_id = record.node_id
@@ -82,17 +82,17 @@ class NodePaces:
         window.add(record, record.duration_ms)
         first_ever = node_id not in self._paces
         if first_ever or now - window.began >= _WINDOW_S or len(window.durations) >= _WINDOW_EXCHANGES:
-            self._paces[node_id] = self._closed(node_id, window, now, self.half_lives_s.get(record.pool, HALF_LIFE_S))
+            self._paces[node_id] = self._close_window(node_id, window, now, self.half_lives_s.get(record.pool, HALF_LIFE_S))
             self._windows[node_id] = _Window(now)
             self._windows.move_to_end(node_id)
             self._changed.add(node_id)
 
-    def changed(self) -> tuple[NodePace, ...]:
-        """What was learned since this was last asked."""
+    def take_changes(self) -> tuple[NodePace, ...]:
+        """Return the nodes' speeds that changed since the previous call."""
         changed, self._changed = self._changed, set()
         return tuple(self._paces[node_id] for node_id in changed if node_id in self._paces)
 
-    def _closed(self, node_id: str, window: _Window, now: float, half_life_s: float) -> NodePace:
+    def _close_window(self, node_id: str, window: _Window, now: float, half_life_s: float) -> NodePace:
         before = self._paces.get(node_id, _UNKNOWN)
         weight = 1.0 if before is _UNKNOWN else 1.0 - 0.5 ** ((now - before.at) / half_life_s)
         prefill = window.prefill_rate or None
@@ -103,13 +103,13 @@ class NodePaces:
             at=now,
             p99_ms=before.p99_ms + (window.p99_ms() - before.p99_ms) * weight,
             seconds=before.seconds + (mean - before.seconds) * weight,
-            prefill_rate=_moved(before.prefill_rate, prefill, weight),
-            stream_rate=_moved(before.stream_rate, stream, weight),
+            prefill_rate=_interpolate(before.prefill_rate, prefill, weight),
+            stream_rate=_interpolate(before.stream_rate, stream, weight),
         )
 
 
-def _moved(old: float | None, new: float | None, weight: float) -> float | None:
-    """The old value moved toward the new one by a share of the way."""
+def _interpolate(old: float | None, new: float | None, weight: float) -> float | None:
+    """Return the old value moved toward the new one by `weight`."""
     if old is None or new is None:
         return old if new is None else new
     return old + (new - old) * weight

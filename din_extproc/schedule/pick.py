@@ -1,6 +1,6 @@
-"""Filter the pool's nodes, then let a strategy rank them.
+"""Filters a pool's nodes and ranks the rest with the pool's strategy.
 
-Rule: filtering looks at shapes, not at nodes: ten thousand nodes of two kinds are two things to look at.
+Filtering looks at node shapes instead of nodes: ten thousand nodes of two kinds are two shapes.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,24 +18,24 @@ from din_extproc.schedule.placement_request import PlacementRequest
 
 
 class Strategy(Protocol):
-    """Ranks one set of nodes, which is never empty. Made anew whenever the set changes."""
+    """Ranks one non-empty set of nodes. A new instance is made whenever the set changes."""
 
     def pick(self, count: int, ask: PlacementRequest) -> tuple[Node, ...]:
-        """The best node first; at most `count`, all different. A node at its concurrency comes after those that are not."""
+        """Return the best nodes first: at most `count`, all different. Nodes at their concurrency limit come last."""
 
     def score(self, node: Node, ask: PlacementRequest) -> tuple[float, str]:
-        """What one node of the set is ranked by, least first, and the same in words. For people: it may look at all nodes."""
+        """Return a node's score, lower is better, with an explanation for people. May look at all nodes."""
 
 
 class Picker(Protocol):
-    """A strategy, or what stands before one."""
+    """A strategy or a filter in front of one."""
 
     def pick(self, count: int, ask: PlacementRequest) -> tuple[Node, ...] | Refusal:
-        """The best node first; refused: none may have the request."""
+        """Return the best nodes first, or a refusal if none may take the request."""
 
 
 class StrategySpec(Struct, frozen=True):
-    """A strategy as settings name it."""
+    """A strategy's constructor and options."""
 
     make: Callable[[tuple[Node, ...], LoadModel, Any], Strategy]
     options: type[Struct]
@@ -51,24 +51,24 @@ STRATEGIES: dict[str, StrategySpec] = {
 
 
 class Ranking(Struct, frozen=True, gc=False):
-    """How one set of a pool's nodes is chosen from."""
+    """The strategy of one set of a pool's nodes."""
 
     strategy: Strategy
     tail: TailGate | None = None
-    """None: the pool knows no long tail."""
-    among: int = 0
-    """How many nodes they are."""
+    """None: the pool has no long-tail limit."""
+    node_count: int = 0
+    """The number of nodes."""
 
 
-def ranking(pool: Pool, nodes: tuple[Node, ...], load: LoadModel) -> Ranking:
-    """Rank these nodes, at least one, as the pool's settings say."""
+def build_ranking(pool: Pool, nodes: tuple[Node, ...], load: LoadModel) -> Ranking:
+    """Build the pool's configured strategy for these nodes, at least one."""
     kind = STRATEGIES[pool.scheduler]
     strategy = kind.make(nodes, load, msgspec.convert(pool.scheduler_options, kind.options))
     return Ranking(strategy, None if pool.long_tail is None else TailGate(nodes, load, pool.long_tail), len(nodes))
 
 
 class NodeShape(Struct, frozen=True, gc=False, order=True):
-    """What filtering looks at: nodes of one shape can take the same requests."""
+    """The properties that filtering looks at: nodes of one shape accept the same requests."""
 
     version: str
     max_seq_len: int
@@ -78,8 +78,8 @@ Fleet = dict[NodeShape, tuple[Node, ...]]
 """A pool's nodes by shape, in the pool's order."""
 
 
-def fleet(nodes: Iterable[Node]) -> Fleet:
-    """Sort nodes by their shape."""
+def group_by_shape(nodes: Iterable[Node]) -> Fleet:
+    """Group nodes by shape."""
     found: dict[NodeShape, list[Node]] = {}
     for node in nodes:
         found.setdefault(NodeShape(node.version, node.max_seq_len), []).append(node)
@@ -87,21 +87,21 @@ def fleet(nodes: Iterable[Node]) -> Fleet:
 
 
 class Demand(Struct, frozen=True, gc=False):
-    """What a node must bring."""
+    """A request's requirements on nodes."""
 
     tokens: int
-    """Prompt plus requested output, as estimated."""
-    at_least: int
-    """The same, if the estimate is as much too high as estimates get."""
+    """Estimated prompt plus requested output."""
+    min_tokens: int
+    """Lower bound of `tokens`, given the estimate's error."""
     version: str
     accepts: Callable[[str], bool]
-    """Whether a model version meets the constraint that `version` spells."""
+    """Returns whether a model version meets the constraint `version`."""
 
 
-def fitting(shapes: Iterable[NodeShape], demand: Demand) -> tuple[NodeShape, ...] | Refusal:
-    """The shapes that can take the request at all; a refusal that names the first thing that none of them has.
+def filter_shapes(shapes: Iterable[NodeShape], demand: Demand) -> tuple[NodeShape, ...] | Refusal:
+    """Return the shapes that can take the request, or a refusal that names the first requirement that no shape meets.
 
-    Where only an estimate says that the request is too long, the longest ones get it: the engine counts.
+    If the request is too long only by the estimate, the shapes with the longest context are returned: the engine counts exactly.
     """
     offered = sorted(shapes)
     if not offered:
@@ -118,7 +118,7 @@ def fitting(shapes: Iterable[NodeShape], demand: Demand) -> tuple[NodeShape, ...
     if roomy:
         return roomy
     longest = max(shape.max_seq_len for shape in versioned)
-    if longest >= demand.at_least:
+    if longest >= demand.min_tokens:
         return tuple(shape for shape in versioned if shape.max_seq_len == longest)
     return Refusal(
         RefusalCode.CONTEXT_LENGTH_EXCEEDED,

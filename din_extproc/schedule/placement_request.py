@@ -1,20 +1,20 @@
-"""What a strategy may know of the request that it finds a node for.
+"""The properties of a request that strategies use.
 
-Rule: plain numbers, the time and the chance among them: the same ask gives the same pick.
+All are plain numbers, including the time and the random number, so that the same request gives the same choice.
 """
 
 from msgspec import Struct
 
 
 class PlacementRequest(Struct, frozen=True, gc=False):
-    """One request, as scheduling sees it."""
+    """One request as seen by scheduling."""
 
     prompt_tokens: int
     output_tokens: int
-    """As many as the answer will likely have."""
+    """The expected output."""
     now: float
-    """Seconds, the machine's monotonic clock."""
+    """Seconds of the machine's monotonic clock."""
     chance: int = 0
-    """Any whole number, different for each request: which nodes of a large pool are looked at, and which of equals comes first."""
+    """A random integer per request: it selects the sample of a large pool and the order of equal nodes."""
     prefix: int = 0
-    """The same for requests whose prompts begin alike; 0: not known."""
+    """Hash of the prompt's prefix, equal for prompts that start alike; 0: unknown."""

@@ -1,10 +1,9 @@
-"""Predicted time: the node that would end this request first (R21). For nodes that differ in anything, and requests of every length.
+"""Predicted-time strategy: the node that would finish the request first. For nodes and requests that differ in any way.
 
-Rule: what can be measured is: rates come from finished exchanges, from the nodes' heartbeats before there was one, and from the
-pool's other nodes before either. Times in seconds.
+Rates come from finished exchanges, else from heartbeats, else from the pool's other nodes. Times in seconds.
 
-A request also slows those that it joins: its prompt holds up their next token, and each of its tokens makes theirs later. What it costs
-them counts as if it were its own time. Without that, everyone runs to the quickest node until that is no quicker than the slowest.
+A request also slows the requests in the same batch: its prompt delays their next token, and each of its tokens lengthens theirs. This delay
+counts like its own time; otherwise all requests would go to the fastest node until it is no faster than the slowest.
 """
 
 from msgspec import Struct
@@ -12,19 +11,19 @@ from msgspec import Struct
 from din_extproc.domain.node import Node
 from din_extproc.schedule.load import LoadModel, NodeLoad
 from din_extproc.schedule.placement_request import PlacementRequest
-from din_extproc.schedule.sample import SIZE, sample
+from din_extproc.schedule.sample import SAMPLE_SIZE, sample
 from din_extproc.schedule.typical import Typical
 
 _BATCH_SLOWDOWN = 0.02
-"""By how much one more request lengthens every request's token, as a share of the time of one alone: what continuous batching costs."""
+"""Relative increase of every request's time per token for each additional request in the batch: the cost of continuous batching."""
 
 
 class PredictedTimeOptions(Struct, frozen=True, forbid_unknown_fields=True):
-    """Predictions have none."""
+    """The predicted-time strategy has no options."""
 
 
 class PredictedTime:
-    """Ranks a sample of one set of nodes by the time that the request would take."""
+    """Ranks a sample of one set of nodes by predicted time."""
 
     __slots__ = ("_index", "_load", "_loads", "_nodes", "_typical")
 
@@ -32,29 +31,29 @@ class PredictedTime:
         self._nodes = nodes
         self._index = {node.id: index for index, node in enumerate(nodes)}
         self._load = load
-        self._loads = tuple(load.of(node.id) for node in nodes)
+        self._loads = tuple(load.node_load(node.id) for node in nodes)
         self._typical = Typical(nodes, load)
 
     def pick(self, count: int, ask: PlacementRequest) -> tuple[Node, ...]:
-        """The quickest node, then the next ones: at most `count`, all different."""
-        return tuple([self._nodes[index] for _, _, _, index in self.ranked(ask)[:count]])
+        """Return the fastest nodes, best first: at most `count`, all different."""
+        return tuple([self._nodes[index] for _, _, _, index in self.rank_sample(ask)[:count]])
 
     def score(self, node: Node, ask: PlacementRequest) -> tuple[float, str]:
-        """Seconds."""
-        self._typical.follow()
+        """Return the predicted seconds with an explanation."""
+        self._typical.update()
         queue, prompt, output, others = parts = self._predict(self._index[node.id], ask)
         own = f"{queue:.2f} s in line, {prompt:.2f} prompt, {output:.2f} output"
         return sum(parts), f"{own}; {others:.2f} for others"
 
-    def ranked(self, ask: PlacementRequest) -> list[tuple[bool, float, int, int]]:
-        """The sample in order: (full, seconds, place in the sample, index)."""
-        self._typical.follow()
-        ranks = [self.rank(index, place, ask) for place, index in enumerate(sample(len(self._nodes), SIZE, ask.chance))]
+    def rank_sample(self, ask: PlacementRequest) -> list[tuple[bool, float, int, int]]:
+        """Return the sample in order: (full, seconds, place in the sample, index)."""
+        self._typical.update()
+        ranks = [self.rank_node(index, place, ask) for place, index in enumerate(sample(len(self._nodes), SAMPLE_SIZE, ask.chance))]
         ranks.sort()
         return ranks
 
-    def rank(self, index: int, place: int, ask: PlacementRequest) -> tuple[bool, float, int, int]:
-        """One node's entry."""
+    def rank_node(self, index: int, place: int, ask: PlacementRequest) -> tuple[bool, float, int, int]:
+        """Return one node's entry of `rank_sample`."""
         queue, prompt, output, others = self._predict(index, ask)
         return self._loads[index].is_full(self._nodes[index]), queue + prompt + output + others, place, index
 
@@ -62,7 +61,7 @@ class PredictedTime:
         """Seconds in line (prompts before it; slots or memory that others have to leave first), for prompt and output, and of others."""
         load, typical, slots = self._loads[index], self._typical, self._nodes[index].max_concurrency
         prefill_rate = load.prefill_rate or typical.prefill_rate
-        requests = load.requests + load.elsewhere_requests
+        requests = load.requests + load.remote_requests
         beside = requests if requests < slots else slots - 1
         if load.stream_rate is None:
             alone = ask.output_tokens / typical.stream_rate
@@ -72,12 +71,12 @@ class PredictedTime:
         more = alone * _BATCH_SLOWDOWN * beside
         queue = load.backlog(ask.now, prefill_rate) / prefill_rate
         if requests >= slots or load.kv_tokens is not None:
-            queue += _over(load, requests + 1, slots, ask) * (load.seconds or prompt + alone)
+            queue += _excess_demand(load, requests + 1, slots, ask) * (load.mean_seconds or prompt + alone)
         return queue, prompt, alone + more, prompt * beside + more
 
 
-def _over(load: NodeLoad, requests: int, slots: int, ask: PlacementRequest) -> float:
-    """How much more is asked of the node than it has, as a share of it: of its slots or of its memory."""
+def _excess_demand(load: NodeLoad, requests: int, slots: int, ask: PlacementRequest) -> float:
+    """Return by what fraction demand exceeds the node's slots or memory; 0: it does not."""
     over = requests / slots - 1.0
     if load.kv_tokens is not None:
         over = max(over, (load.tokens_in_use + ask.prompt_tokens + ask.output_tokens) / load.kv_tokens - 1.0)

@@ -1,7 +1,7 @@
-"""Prefix affinity: requests whose prompts begin alike go to one node, which has read that beginning before, while it has headroom.
+"""Prefix affinity: prompts with a common prefix go to one node, whose cache holds that prefix, while it has headroom.
 
-Rule: no memory of prompts. The prefix's place on a ring of nodes says where it belongs, so every worker and every gateway says the same;
-a node's coming or going moves only what was, or will be, its own.
+No prompts are stored. Consistent hashing maps a prefix to nodes, so all workers and gateways agree, and a membership change moves only the
+prefixes of the nodes concerned.
 """
 
 from bisect import bisect_right
@@ -15,24 +15,24 @@ from din_extproc.schedule.load import LoadModel
 from din_extproc.schedule.placement_request import PlacementRequest
 from din_extproc.schedule.predicted_time import PredictedTime
 
-_HOMES = 3
-"""Nodes in line for one prefix: it moves on to the next while the first has no headroom."""
-_POINTS = 8192
-"""On the ring, about; each node has at least two."""
-_MOST_POINTS = 64
-_MIXED = 0x9E3779B1
-"""Spreads prefixes that differ in a bit: a prime near 2**32 over the golden ratio (Knuth)."""
+_CANDIDATES = 3
+"""The number of candidate nodes per prefix: the next one is used while the previous one lacks headroom."""
+_RING_POINTS = 8192
+"""Approximate number of points on the ring; each node has at fastest two."""
+_MAX_NODE_POINTS = 64
+_HASH_MULTIPLIER = 0x9E3779B1
+"""Multiplier that spreads prefixes which differ in one bit: a prime near 2**32 over the golden ratio (Knuth)."""
 
 
 class PrefixAffinityOptions(Struct, frozen=True, forbid_unknown_fields=True):
-    """When a prefix leaves its node."""
+    """Options of prefix affinity."""
 
     headroom: Annotated[float, Meta(ge=1, le=100)] = 1.5
-    """It stays while its request would take at most so many times what it would take at the quickest node looked at."""
+    """A prefix stays at its node while the request takes at most this many times the predicted time of the fastest sampled node."""
 
 
 class PrefixAffinity:
-    """Ranks one set of nodes: the prefix's own ones while they have headroom, then by predicted time."""
+    """Ranks one set of nodes: the prefix's candidates while they have headroom, then by predicted time."""
 
     __slots__ = ("_headroom", "_nodes", "_owners", "_points", "_predicted")
 
@@ -40,42 +40,42 @@ class PrefixAffinity:
         self._nodes = nodes
         self._predicted = PredictedTime(nodes, load)
         self._headroom = options.headroom
-        each = max(2, min(_MOST_POINTS, _POINTS // len(nodes)))
+        each = max(2, min(_MAX_NODE_POINTS, _RING_POINTS // len(nodes)))
         ring = sorted((crc32(b"%d %b" % (point, node.id.encode())), index) for index, node in enumerate(nodes) for point in range(each))
         self._points = [point for point, _ in ring]
         self._owners = [owner for _, owner in ring]
 
     def pick(self, count: int, ask: PlacementRequest) -> tuple[Node, ...]:
-        """The prefix's node, then the next ones: at most `count`, all different."""
-        ranks = self._predicted.ranked(ask)
+        """Return the prefix's nodes, then the fastest ones: at most `count`, all different."""
+        ranks = self._predicted.rank_sample(ask)
         if not ask.prefix:
             return tuple([self._nodes[rank[3]] for rank in ranks[:count]])
-        full, least, _, _ = ranks[0]
-        limit = least * self._headroom
-        homes = []
-        for index in self._homes(ask.prefix):
-            rank = self._predicted.rank(index, 0, ask)
+        full, fastest, _, _ = ranks[0]
+        limit = fastest * self._headroom
+        candidates = []
+        for index in self._find_candidates(ask.prefix):
+            rank = self._predicted.rank_node(index, 0, ask)
             if rank[0] <= full and rank[1] <= limit:
-                homes.append(index)
-        order = dict.fromkeys([*homes, *[rank[3] for rank in ranks]])
+                candidates.append(index)
+        order = dict.fromkeys([*candidates, *[rank[3] for rank in ranks]])
         return tuple([self._nodes[index] for index in order][:count])
 
     def score(self, node: Node, ask: PlacementRequest) -> tuple[float, str]:
-        """Seconds, and whether the prefix belongs there."""
+        """Return the predicted seconds, with an explanation that includes the prefix's candidates."""
         seconds, why = self._predicted.score(node, ask)
-        homes = self._homes(ask.prefix) if ask.prefix else []
+        candidates = self._find_candidates(ask.prefix) if ask.prefix else []
         index = self._nodes.index(node)
-        return seconds, f"{why}; choice {homes.index(index) + 1} of the prefix" if index in homes else why
+        return seconds, f"{why}; choice {candidates.index(index) + 1} of the prefix" if index in candidates else why
 
-    def _homes(self, prefix: int) -> list[int]:
-        """The different nodes that follow the prefix on the ring."""
+    def _find_candidates(self, prefix: int) -> list[int]:
+        """Return the different nodes that follow the prefix on the ring."""
         points, owners = self._points, self._owners
-        start = bisect_right(points, (prefix * _MIXED) & 0xFFFFFFFF)
-        homes: list[int] = []
-        for step in range(min(len(owners), 4 * _HOMES)):
+        start = bisect_right(points, (prefix * _HASH_MULTIPLIER) & 0xFFFFFFFF)
+        candidates: list[int] = []
+        for step in range(min(len(owners), 4 * _CANDIDATES)):
             owner = owners[(start + step) % len(owners)]
-            if owner not in homes:
-                homes.append(owner)
-                if len(homes) == _HOMES:
+            if owner not in candidates:
+                candidates.append(owner)
+                if len(candidates) == _CANDIDATES:
                     break
-        return homes
+        return candidates

@@ -1,24 +1,24 @@
-"""A few nodes of many: the power of k choices.
+"""Sampling of a few nodes out of many: the power of k choices.
 
-Rule: the same chance gives the same sample; every node can be in it; no more is looked at however many nodes there are.
+The sample is a function of `chance`, can contain every node, and has the same size for any number of nodes.
 """
 
 _MASK = (1 << 64) - 1
 _MULTIPLIER = 6364136223846793005
 _INCREMENT = 1442695040888963407
-"""Knuth's linear congruential generator: the high bits are good enough to choose nodes by."""
+"""Knuth's linear congruential generator; its high bits are random enough to choose nodes."""
 
-SIZE = 8
-"""Nodes looked at. Two would do for balance (the power of two choices); eight also find the quick ones among uneven nodes."""
+SAMPLE_SIZE = 8
+"""Sample size. Two balance load (the power of two choices); eight also find the fast nodes among uneven ones."""
 
 
 def sample(population: int, size: int, chance: int) -> list[int]:
-    """Different indexes below `population`, at most `size`: one from each of as many equal parts, or all in turn from a random one.
+    """Return up to `size` different indexes below `population`: one from each of `size` equal parts, or all of them from a random start.
 
     Args:
         population: At least 1.
         size: At least 1.
-        chance: Any whole number.
+        chance: Any integer.
     """
     chance = (chance * _MULTIPLIER + _INCREMENT) & _MASK
     if population <= size:

@@ -1,7 +1,7 @@
-"""Token margin: the node with the most room, `max_seq_len - tokens in use` (R20). For nodes of unequal strength.
+"""Token margin: the node with the most room, `max_seq_len - tokens in use`. For nodes of unequal capacity.
 
-Rule: never scan the nodes. A heap keeps them ranked; a node whose load rose is put back when it comes up,
-a node whose load fell is pushed again because `LoadModel` noted it.
+Nodes are never scanned. A heap ranks them; a node whose load rose is corrected when it reaches the top, a node whose load fell is pushed
+again from `LoadModel`'s change log.
 """
 
 from heapq import heapify, heappop, heappush, heapreplace
@@ -13,15 +13,15 @@ from din_extproc.schedule.load import LoadModel
 from din_extproc.schedule.placement_request import PlacementRequest
 
 _Rank = tuple[bool, int, int, int]
-"""(full, -margin, turn, index): those with a free slot first, of them most room, and among equals the one picked longest ago."""
+"""(full, -margin, turn, index): nodes with a free slot first, then by room, then least recently picked."""
 
 
 class TokenAvailableOptions(Struct, frozen=True, forbid_unknown_fields=True):
-    """The token margin has none."""
+    """The token margin has no options."""
 
 
 class TokenAvailable:
-    """Ranks one set of nodes by the tokens they have left."""
+    """Ranks one set of nodes by free tokens."""
 
     __slots__ = ("_heap", "_index", "_load", "_loads", "_nodes", "_read", "_turn")
 
@@ -29,20 +29,20 @@ class TokenAvailable:
         self._nodes = nodes
         self._index = {node.id: index for index, node in enumerate(nodes)}
         self._load = load
-        self._loads = tuple(load.of(node.id) for node in nodes)
+        self._loads = tuple(load.node_load(node.id) for node in nodes)
         self._turn = len(nodes)
         self._heap: list[_Rank] = []
         self._read = 0
         self._rank_all()
 
-    def pick(self, count: int, ask: PlacementRequest) -> tuple[Node, ...]:  # noqa: ARG002 - room is room, whatever is asked
-        """The node with the most room, then the next ones: at most `count`, all different."""
-        self._follow_falls()
+    def pick(self, count: int, ask: PlacementRequest) -> tuple[Node, ...]:  # noqa: ARG002 - independent of the request
+        """Return the nodes with the most room, best first: at most `count`, all different."""
+        self._apply_load_drops()
         chosen: list[_Rank] = []
         nodes: list[Node] = []
         seen: set[int] = set()
         while self._heap and len(nodes) < count:
-            rank = self._settled_top()
+            rank = self._correct_top()
             heappop(self._heap)
             if rank[3] in seen:  # an older, equal entry of the same node
                 continue
@@ -50,32 +50,32 @@ class TokenAvailable:
             chosen.append(rank)
             nodes.append(self._nodes[rank[3]])
         for place, rank in enumerate(chosen):
-            if place == 0:  # who is picked goes behind its equals
+            if place == 0:  # # the picked node goes behind its equals
                 self._turn += 1
                 heappush(self._heap, (rank[0], rank[1], self._turn, rank[3]))
             else:
                 heappush(self._heap, rank)
         return tuple(nodes)
 
-    def score(self, node: Node, ask: PlacementRequest) -> tuple[float, str]:  # noqa: ARG002 - room is room, whatever is asked
-        """The margin, turned over."""
-        margin = node.max_seq_len - self._load.of(node.id).tokens_in_use
+    def score(self, node: Node, ask: PlacementRequest) -> tuple[float, str]:  # noqa: ARG002 - independent of the request
+        """Return the negative margin with an explanation."""
+        margin = node.max_seq_len - self._load.node_load(node.id).tokens_in_use
         return -margin, f"{margin} tokens left"
 
-    def _settled_top(self) -> _Rank:
-        """Put back what promises more room than it has, until the first entry tells the truth."""
+    def _correct_top(self) -> _Rank:
+        """Correct outdated entries at the top of the heap until the first one is accurate."""
         while True:
             top = self._heap[0]
-            full, margin = self._standing(top[3])
+            full, margin = self._rank_key(top[3])
             if (top[0], top[1]) >= (full, margin):
                 return top
             heapreplace(self._heap, (full, margin, top[2], top[3]))
 
-    def _follow_falls(self) -> None:
-        fallen = self._load.fallen
-        if self._read == fallen.end:
+    def _apply_load_drops(self) -> None:
+        drops = self._load.load_drops
+        if self._read == drops.end:
             return
-        ids = fallen.since(self._read)
+        ids = drops.read_from(self._read)
         if ids is None or len(ids) > len(self._nodes) or len(self._heap) > 2 * len(self._nodes) + 64:
             self._rank_all()
             return
@@ -83,14 +83,14 @@ class TokenAvailable:
             index = self._index.get(node_id)
             if index is not None:
                 self._turn += 1
-                heappush(self._heap, (*self._standing(index), self._turn, index))
-        self._read = fallen.end
+                heappush(self._heap, (*self._rank_key(index), self._turn, index))
+        self._read = drops.end
 
     def _rank_all(self) -> None:
-        self._heap = [(*self._standing(index), index, index) for index in range(len(self._nodes))]
+        self._heap = [(*self._rank_key(index), index, index) for index in range(len(self._nodes))]
         heapify(self._heap)
-        self._read = self._load.fallen.end
+        self._read = self._load.load_drops.end
 
-    def _standing(self, index: int) -> tuple[bool, int]:
+    def _rank_key(self, index: int) -> tuple[bool, int]:
         node, load = self._nodes[index], self._loads[index]
         return load.is_full(node), load.tokens_in_use - node.max_seq_len

@@ -49,14 +49,14 @@ class Traffic(RuleBasedStateMachine):
         end = self.now + step
         while (due := self.batches.next_due) is not None and due <= end:
             self.now = due
-            going = self.batches.due(due)
+            going = self.batches.release_due(due)
             assert going
             self.released(going)
         self.now = end
 
     @invariant()
     def nobody_is_lost(self):
-        assert self.batches.held == len(self.held)
+        assert self.batches.held_count == len(self.held)
 
     @invariant()
     def no_bucket_mixes_segments_or_holds_too_much(self):
@@ -73,4 +73,4 @@ def test_any_traffic_keeps_the_windows_promises():
 def test_requests_of_one_length_go_in_the_order_in_which_they_came(sizes):
     batches = BatchBuckets(BatchLimits(max_batch_tokens=1_500, max_wait_s=1.0))
     gone = [request for at, tokens in enumerate(sizes) for request in batches.join(at, tokens, 0.0)]
-    assert [*gone, *batches.due(1.0)] == list(range(len(sizes)))
+    assert [*gone, *batches.release_due(1.0)] == list(range(len(sizes)))

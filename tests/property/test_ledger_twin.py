@@ -113,7 +113,7 @@ class Both:
                 live[key] = value if value[0] > self.now_ms else None
             else:
                 used = value.used if value.at_ms + RETENTION_MS > self.now_ms else 0
-                live[key] = BudgetCounters(used, value.at_ms if used else 0, value.turned(self.now_ms).requests)
+                live[key] = BudgetCounters(used, value.at_ms if used else 0, value.slide_window(self.now_ms).requests)
         return {key: value for key, value in live.items() if value and value != BudgetCounters()}
 
 

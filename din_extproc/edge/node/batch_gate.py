@@ -24,12 +24,12 @@ class BatchGate:
     @property
     def held(self) -> int:
         """How many requests wait for their batch."""
-        return self._batches.held
+        return self._batches.held_count
 
     def open(self) -> None:
         """Hold nobody back any more: the node drains."""
         self._open = True
-        self._let_go(self._batches.due(math.inf))
+        self._let_go(self._batches.release_due(math.inf))
 
     async def hold(self, tokens: int) -> None:
         """Return when a request with a prompt of so many tokens may go."""
@@ -65,5 +65,5 @@ class BatchGate:
 
     def _ring(self) -> None:
         self._timer = None
-        self._let_go(self._batches.due(max(asyncio.get_running_loop().time(), self._rings_at)))  # a loop may wake a little early
+        self._let_go(self._batches.release_due(max(asyncio.get_running_loop().time(), self._rings_at)))  # a loop may wake a little early
         self._set_timer()

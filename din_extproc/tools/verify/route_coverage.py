@@ -22,7 +22,7 @@ from din_extproc.flow.pool_membership import PoolMembership
 from din_extproc.flow.view import DecisionView, facts
 from din_extproc.intent.read import ParsedRequest, read
 from din_extproc.route.table import CompiledRule, Routed
-from din_extproc.schedule.pick import Demand, fitting, fleet
+from din_extproc.schedule.pick import Demand, filter_shapes, group_by_shape
 from din_extproc.tools.verify.sample_request import SampleRequest, wishes
 
 _OPERATIONS = (
@@ -174,8 +174,8 @@ class RouteCoverage:
     def _nodes(self, routed: Routed, reading: ParsedRequest) -> tuple[tuple[Node, ...], str]:
         """The nodes that take the request for certain: those that would get it only in case the estimate is too high are out."""
         tokens = RequestSize.of(reading.intent, band=0.0).tokens
-        shapes = fleet(self._members.nodes(routed.pool.name))
-        fit = fitting(shapes, Demand(tokens, tokens, routed.versions.text, routed.versions.allows))
+        shapes = group_by_shape(self._members.nodes(routed.pool.name))
+        fit = filter_shapes(shapes, Demand(tokens, tokens, routed.versions.text, routed.versions.allows))
         if isinstance(fit, Refusal):
             return (), fit.message
         return tuple(node for shape in fit for node in shapes[shape]), ""

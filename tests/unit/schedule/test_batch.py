@@ -12,8 +12,8 @@ def test_a_bucket_waits_until_its_first_request_has_waited_long_enough():
     assert batches.join(1, 100, 0.0) == ()
     assert batches.join(2, 100, 0.04) == ()
     assert batches.next_due == 0.05
-    assert batches.due(0.049) == ()
-    assert batches.due(0.05) == (1, 2)
+    assert batches.release_due(0.049) == ()
+    assert batches.release_due(0.05) == (1, 2)
     assert batches.next_due is None
 
 
@@ -22,7 +22,7 @@ def test_a_full_bucket_goes_at_once():
     for request in range(9):
         assert batches.join(request, 100, 0.0) == ()
     assert batches.join(9, 100, 0.0) == tuple(range(10))
-    assert batches.held == 0
+    assert batches.held_count == 0
 
 
 def test_a_request_that_does_not_fit_sends_the_others_ahead():
@@ -41,8 +41,8 @@ def test_a_short_request_does_not_wait_for_a_long_one():
     batches = BatchBuckets(WINDOW)
     batches.join(1, 600, 0.0)
     batches.join(2, 10, 0.03)
-    assert batches.due(0.05) == (1,)
-    assert batches.due(0.08) == (2,)
+    assert batches.release_due(0.05) == (1,)
+    assert batches.release_due(0.08) == (2,)
 
 
 def test_a_client_that_is_gone_leaves_its_bucket():
@@ -52,10 +52,10 @@ def test_a_client_that_is_gone_leaves_its_bucket():
     batches.leave(1)
     batches.leave(1)
     assert batches.join(3, 450, 0.0) == ()
-    assert batches.due(1.0) == (2, 3)
+    assert batches.release_due(1.0) == (2, 3)
     batches.join(4, 1, 2.0)
     batches.leave(4)
-    assert (batches.next_due, batches.held) == (None, 0)
+    assert (batches.next_due, batches.held_count) == (None, 0)
 
 
 def test_a_window_that_holds_nothing_is_none():

@@ -36,11 +36,11 @@ def record(node_id="n-1", *, duration_ms=1000.0, first_token_ms=200.0, outcome=O
 def test_one_exchange_tells_a_first_pace():
     paces = NodePaces({})
     paces.learn(record(prompt=500, cached=100), 5.0)
-    (pace,) = paces.changed()
+    (pace,) = paces.take_changes()
     assert (pace.node_id, pace.at, pace.p99_ms, pace.seconds) == ("n-1", 5.0, 1000.0, 1.0)
     assert pace.prefill_rate == pytest.approx(2000)
     assert pace.stream_rate == pytest.approx(100)
-    assert paces.changed() == ()
+    assert paces.take_changes() == ()
 
 
 def test_a_window_tells_its_99th_percentile_and_the_best_prefill_it_saw():
@@ -49,7 +49,7 @@ def test_a_window_tells_its_99th_percentile_and_the_best_prefill_it_saw():
     for number in range(1, 101):
         paces.learn(record(duration_ms=1000.0 + number, first_token_ms=400.0 if number % 2 else 100.0), 1000.0)
     paces.learn(record(duration_ms=1.0, first_token_ms=None), 1002.5)
-    (pace,) = paces.changed()
+    (pace,) = paces.take_changes()
     assert pace.p99_ms == pytest.approx(1099, abs=1)  # of 101 exchanges, all but one are at most as long
     assert pace.prefill_rate == pytest.approx(4000, rel=0.01)
 
@@ -59,12 +59,12 @@ def test_newer_windows_count_by_half_after_a_half_life():
     paces.learn(record(duration_ms=1000.0), 0.0)
     for now in (7.0, 10.0):
         paces.learn(record(duration_ms=2000.0), now)
-    (pace,) = paces.changed()
+    (pace,) = paces.take_changes()
     assert pace.p99_ms == pytest.approx(1500)
     paces.half_lives_s = {"p": 2.5}
     for now in (10.4, 12.5):
         paces.learn(record(duration_ms=2000.0), now)
-    (pace,) = paces.changed()
+    (pace,) = paces.take_changes()
     assert pace.p99_ms == pytest.approx(1750, rel=0.01)
 
 
@@ -73,18 +73,18 @@ def test_only_whole_answers_tell_a_pace(outcome):
     paces = NodePaces({})
     paces.learn(record(outcome=outcome), 0.0)
     paces.learn(record(node_id=""), 0.0)
-    assert paces.changed() == ()
+    assert paces.take_changes() == ()
 
 
 def test_a_short_or_unstreamed_answer_says_nothing_about_tokens_per_second():
     paces = NodePaces({})
     paces.learn(record("a", output=3), 0.0)
     paces.learn(record("b", first_token_ms=None), 0.0)
-    assert [pace.stream_rate for pace in paces.changed()] == [None, None]
+    assert [pace.stream_rate for pace in paces.take_changes()] == [None, None]
 
 
 def test_memory_is_bounded():
     paces = NodePaces({}, limit=3)
     for number in range(9):
         paces.learn(record(f"n-{number}"), 0.0)
-    assert {pace.node_id for pace in paces.changed()} == {"n-6", "n-7", "n-8"}
+    assert {pace.node_id for pace in paces.take_changes()} == {"n-6", "n-7", "n-8"}

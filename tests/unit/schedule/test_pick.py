@@ -14,9 +14,9 @@ from din_extproc.domain.node import Endpoint, LongTail, Node, Pool
 from din_extproc.domain.usage import NodePace
 from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.schedule.load import ChangeLog, LoadModel, NodeLease
-from din_extproc.schedule.pick import STRATEGIES, Demand, NodeShape, fitting, fleet, ranking
+from din_extproc.schedule.pick import STRATEGIES, Demand, NodeShape, build_ranking, filter_shapes, group_by_shape
 from din_extproc.schedule.placement_request import PlacementRequest
-from din_extproc.schedule.sample import SIZE, sample
+from din_extproc.schedule.sample import SAMPLE_SIZE, sample
 
 ASK = PlacementRequest(prompt_tokens=100, output_tokens=50, now=0.0, chance=7, prefix=99)
 
@@ -42,7 +42,7 @@ def pool(scheduler, long_tail=None, **options):
 
 
 def strategy(name, nodes, load=None, **options):
-    return ranking(pool(name, **options), tuple(nodes), load or LoadModel()).strategy
+    return build_ranking(pool(name, **options), tuple(nodes), load or LoadModel()).strategy
 
 
 def taken(node_id, tokens=100, **more):
@@ -58,7 +58,7 @@ def reading(at=0.0, **said):
 
 
 def demand(tokens: int, version: str = "", accepts=lambda _version: True, at_least: int | None = None) -> Demand:
-    return Demand(tokens=tokens, at_least=tokens if at_least is None else at_least, version=version, accepts=accepts)
+    return Demand(tokens=tokens, min_tokens=tokens if at_least is None else at_least, version=version, accepts=accepts)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -80,7 +80,7 @@ def test_a_node_at_its_concurrency_comes_last_but_comes(name):
     load = LoadModel()
     nodes = [node(0, max_concurrency=1), node(1), node(2)]
     ranked = strategy(name, nodes, load)
-    load.take(taken("gpu-0", 1), 0.0)
+    load.add_lease(taken("gpu-0", 1), 0.0)
     assert [ids(ranked.pick(3, replace(ASK, chance=n)))[-1] for n in range(5)] == ["gpu-0"] * 5
 
 
@@ -106,9 +106,9 @@ def test_the_cost_of_a_pick_does_not_grow_with_the_number_of_nodes(name):
         def one():
             ask = replace(ASK, chance=next(ticks), prefix=next(ticks))
             has = taken(ranked.pick(3, ask)[0].id)
-            load.take(has, 0.0)
-            load.hear(has.node_id, reading(tokens_in_use=100, running=1))
-            load.give(has)
+            load.add_lease(has, 0.0)
+            load.on_reading(has.node_id, reading(tokens_in_use=100, running=1))
+            load.remove_lease(has)
 
         one()
         return min(repeat(one, number=200, repeat=5, timer=process_time))
@@ -126,25 +126,25 @@ def test_token_available_takes_the_node_with_the_most_room():
     load = LoadModel()
     ranked = strategy("token_available", [node(0, max_seq_len=1000), node(1, max_seq_len=4000), node(2, max_seq_len=2000)], load)
     assert ids(ranked.pick(3, ASK)) == ["gpu-1", "gpu-2", "gpu-0"]
-    load.take(taken("gpu-1", 2500), 0.0)
+    load.add_lease(taken("gpu-1", 2500), 0.0)
     assert ids(ranked.pick(2, ASK)) == ["gpu-2", "gpu-1"]
-    load.give(taken("gpu-1", 2500))
+    load.remove_lease(taken("gpu-1", 2500))
     assert ids(ranked.pick(1, ASK)) == ["gpu-1"]
 
 
 def test_what_others_have_at_a_node_counts_and_own_requests_correct_it_until_the_next_heartbeat():
     load = LoadModel()
     ranked = strategy("token_available", [node(0), node(1)], load)
-    load.take(taken("gpu-0", 300), 0.0)
-    load.hear("gpu-0", reading(tokens_in_use=300, running=1))  # the own one
-    load.hear("gpu-1", reading(tokens_in_use=1000, running=2))  # somebody else's
+    load.add_lease(taken("gpu-0", 300), 0.0)
+    load.on_reading("gpu-0", reading(tokens_in_use=300, running=1))  # the own one
+    load.on_reading("gpu-1", reading(tokens_in_use=1000, running=2))  # somebody else's
     assert ids(ranked.pick(1, ASK)) == ["gpu-0"]
-    load.take(taken("gpu-0", 800), 0.0)
-    assert load.of("gpu-0").tokens_in_use == 1100
+    load.add_lease(taken("gpu-0", 800), 0.0)
+    assert load.node_load("gpu-0").tokens_in_use == 1100
     assert ids(ranked.pick(1, ASK)) == ["gpu-1"]
-    load.hear("gpu-1", reading(tokens_in_use=4000, running=7))
+    load.on_reading("gpu-1", reading(tokens_in_use=4000, running=7))
     assert ids(ranked.pick(1, ASK)) == ["gpu-0"]
-    load.hear("gpu-1", reading(tokens_in_use=0, running=0))
+    load.on_reading("gpu-1", reading(tokens_in_use=0, running=0))
     assert ids(ranked.pick(1, ASK)) == ["gpu-1"]
 
 
@@ -155,11 +155,11 @@ def pace(node_id, *, at=0.0, p99_ms=1000.0, **more):
 def test_latency_ewma_takes_the_quick_node_until_enough_wait_there():
     load = LoadModel()
     ranked = strategy("latency_ewma", [node(0), node(1)], load)
-    load.learn([pace("gpu-0", p99_ms=100), pace("gpu-1", p99_ms=390)])
+    load.on_paces([pace("gpu-0", p99_ms=100), pace("gpu-1", p99_ms=390)])
     picks = []
     for _ in range(5):
         picks.append(ranked.pick(1, ASK)[0].id)
-        load.take(taken(picks[-1]), 0.0)
+        load.add_lease(taken(picks[-1]), 0.0)
     assert picks == ["gpu-0", "gpu-0", "gpu-0", "gpu-1", "gpu-0"]
 
 
@@ -167,7 +167,7 @@ def test_a_stale_latency_fades_toward_what_is_usual():
     load = LoadModel()
     nodes = [node(0), node(1)]
     ranked = strategy("latency_ewma", nodes, load, half_life_s=10)
-    load.learn([pace("gpu-0", p99_ms=100), pace("gpu-1", p99_ms=500)])
+    load.on_paces([pace("gpu-0", p99_ms=100), pace("gpu-1", p99_ms=500)])
     seen = [[ranked.score(each, replace(ASK, now=now))[0] for each in nodes] for now in (0.0, 10.0, 20.0, 1000.0)]
     assert seen == [pytest.approx(pair) for pair in ([100, 500], [200, 400], [250, 350], [300, 300])]
 
@@ -176,8 +176,8 @@ def test_a_node_of_which_nothing_is_known_is_taken_for_a_usual_one():
     load = LoadModel()
     ranked = strategy("predicted_time", [node(n) for n in range(3)], load)
     for number, rate in ((0, 1000.0), (1, 3000.0)):
-        load.hear(f"gpu-{number}", reading(prefill_rate=rate, decode_rate=50.0, running=1))
-        load.hear(f"gpu-{number}", reading(running=0))
+        load.on_reading(f"gpu-{number}", reading(prefill_rate=rate, decode_rate=50.0, running=1))
+        load.on_reading(f"gpu-{number}", reading(running=0))
     order = ids(ranked.pick(3, PlacementRequest(3000, 1, 0.0)))
     assert order == ["gpu-1", "gpu-2", "gpu-0"]
 
@@ -186,11 +186,11 @@ def test_predicted_time_counts_prompt_output_and_those_in_line():
     load = LoadModel()
     nodes = [node(0, max_concurrency=2), node(1, max_concurrency=2)]
     ranked = strategy("predicted_time", nodes, load)
-    load.hear("gpu-0", reading(prefill_rate=10_000.0, decode_rate=20.0, running=1, waiting=0))  # reads quickly, writes slowly
-    load.hear("gpu-1", reading(prefill_rate=1_000.0, decode_rate=100.0, running=1, waiting=0))
+    load.on_reading("gpu-0", reading(prefill_rate=10_000.0, decode_rate=20.0, running=1, waiting=0))  # reads quickly, writes slowly
+    load.on_reading("gpu-1", reading(prefill_rate=1_000.0, decode_rate=100.0, running=1, waiting=0))
     assert ids(ranked.pick(1, PlacementRequest(4000, 10, 1.0))) == ["gpu-0"]
     assert ids(ranked.pick(1, PlacementRequest(100, 500, 1.0))) == ["gpu-1"]
-    load.take(NodeLease("gpu-1", 8000, 500), 1.0)  # eight seconds of prompt before the next
+    load.add_lease(NodeLease("gpu-1", 8000, 500), 1.0)  # eight seconds of prompt before the next
     assert ranked.score(nodes[1], PlacementRequest(100, 500, 1.0))[0] > 8 + ranked.score(nodes[1], PlacementRequest(100, 500, 9.0))[0] - 1
     assert ids(ranked.pick(1, PlacementRequest(100, 100, 1.0))) == ["gpu-0"]
 
@@ -198,18 +198,18 @@ def test_predicted_time_counts_prompt_output_and_those_in_line():
 def test_predicted_time_learns_from_exchanges_where_there_is_no_agent():
     load = LoadModel()
     ranked = strategy("predicted_time", [node(0), node(1)], load)
-    load.learn([pace("gpu-0", prefill_rate=500.0, stream_rate=10.0), pace("gpu-1", prefill_rate=500.0, stream_rate=30.0)])
+    load.on_paces([pace("gpu-0", prefill_rate=500.0, stream_rate=10.0), pace("gpu-1", prefill_rate=500.0, stream_rate=30.0)])
     assert ids(ranked.pick(2, ASK)) == ["gpu-1", "gpu-0"]
-    load.hear("gpu-0", reading(prefill_rate=500.0, decode_rate=90.0, running=1))  # what clients saw counts more
-    load.hear("gpu-0", reading(running=0))
+    load.on_reading("gpu-0", reading(prefill_rate=500.0, decode_rate=90.0, running=1))  # what clients saw counts more
+    load.on_reading("gpu-0", reading(running=0))
     assert ids(ranked.pick(2, ASK)) == ["gpu-1", "gpu-0"]
 
 
 def test_a_full_key_value_memory_makes_a_node_wait_for_others_to_leave():
     load = LoadModel()
     ranked = strategy("predicted_time", [node(0), node(1)], load)
-    load.hear("gpu-0", reading(tokens_in_use=9_950, kv_cache_usage=0.995, running=4))
-    load.hear("gpu-1", reading(tokens_in_use=9_950, kv_cache_usage=0.5, running=4))
+    load.on_reading("gpu-0", reading(tokens_in_use=9_950, kv_cache_usage=0.995, running=4))
+    load.on_reading("gpu-1", reading(tokens_in_use=9_950, kv_cache_usage=0.5, running=4))
     assert ids(ranked.pick(1, ASK)) == ["gpu-1"]
 
 
@@ -222,10 +222,10 @@ def test_one_prefix_stays_at_one_node_in_every_process_and_moves_only_while_that
     assert len(set(homes.values())) == 6
     home = homes[1]
     for _ in range(6):
-        first.take(taken(home, 3000), 0.0)
+        first.add_lease(taken(home, 3000), 0.0)
     assert ranked.pick(1, replace(ASK, prefix=1))[0].id != home
     for _ in range(6):
-        first.give(taken(home, 3000))
+        first.remove_lease(taken(home, 3000))
     assert ranked.pick(1, replace(ASK, prefix=1, now=60.0))[0].id == home
 
 
@@ -240,7 +240,7 @@ def test_a_node_that_goes_moves_only_its_own_prefixes():
 
 @given(
     st.sampled_from(sorted(STRATEGIES)),
-    st.lists(st.integers(100, 5000), min_size=1, max_size=SIZE),
+    st.lists(st.integers(100, 5000), min_size=1, max_size=SAMPLE_SIZE),
     st.lists(st.tuples(st.integers(0, 7), st.integers(1, 3000), st.sampled_from(["take", "give", "hear", "learn"])), max_size=40),
 )
 def test_the_ranking_never_differs_from_a_plain_scan_of_the_scores(name, lengths, steps):
@@ -251,16 +251,16 @@ def test_the_ranking_never_differs_from_a_plain_scan_of_the_scores(name, lengths
     for at, (which, tokens, step) in enumerate(steps):
         node_id = nodes[which % len(nodes)].id
         if step == "give" and held:
-            load.give(held.pop(which % len(held)))
+            load.remove_lease(held.pop(which % len(held)))
         elif step == "hear":
-            load.hear(node_id, reading(tokens_in_use=tokens, running=tokens % 4, prefill_rate=float(tokens), decode_rate=9.0))
+            load.on_reading(node_id, reading(tokens_in_use=tokens, running=tokens % 4, prefill_rate=float(tokens), decode_rate=9.0))
         elif step == "learn":
-            load.learn([pace(node_id, at=float(at), p99_ms=tokens, prefill_rate=float(tokens))])
+            load.on_paces([pace(node_id, at=float(at), p99_ms=tokens, prefill_rate=float(tokens))])
         else:
             held.append(taken(node_id, tokens))
-            load.take(held[-1], float(at))
+            load.add_lease(held[-1], float(at))
         ask = PlacementRequest(prompt_tokens=tokens, output_tokens=which, now=float(at), chance=at * 7919)
-        scores = {each.id: (load.of(each.id).is_full(each), ranked.score(each, ask)[0]) for each in nodes}
+        scores = {each.id: (load.node_load(each.id).is_full(each), ranked.score(each, ask)[0]) for each in nodes}
         picked = [scores[each.id] for each in ranked.pick(3, ask)]
         assert picked == sorted(scores.values())[: len(picked)]
         assert len(picked) == min(3, len(nodes))
@@ -277,7 +277,7 @@ def test_a_sample_has_different_members_of_the_population(population, size, chan
 def test_every_member_of_a_large_population_is_sampled_sooner_or_later():
     counts = [0] * 1000
     for chance in range(20_000):
-        for index in sample(1000, SIZE, chance):
+        for index in sample(1000, SAMPLE_SIZE, chance):
             counts[index] += 1
     assert min(counts) > 80
     assert max(counts) < 260
@@ -289,79 +289,79 @@ TAIL = LongTail(over_s=10.0, share=0.25, timeout_ms=120_000)
 def test_long_requests_hold_at_most_their_share_of_the_slots_and_then_are_refused():
     load = LoadModel()
     nodes = (node(0), node(1))
-    gate = ranking(pool("token_available", TAIL), nodes, load).tail
-    load.hear("gpu-0", reading(prefill_rate=1000.0, decode_rate=50.0, running=1))
+    gate = build_ranking(pool("token_available", TAIL), nodes, load).tail
+    load.on_reading("gpu-0", reading(prefill_rate=1000.0, decode_rate=50.0, running=1))
     assert not gate.is_long(PlacementRequest(1000, 400, 0.0))
     long = PlacementRequest(2000, 500, 0.0)
     assert gate.is_long(long)
     for _ in range(4):  # a quarter of eight slots, twice
         picked = gate.pick(3, long)
-        load.take(taken(picked[0].id, long=True), 0.0)
-    assert {load.of(each.id).long for each in nodes} == {2}
+        load.add_lease(taken(picked[0].id, long=True), 0.0)
+    assert {load.node_load(each.id).long_requests for each in nodes} == {2}
     refused = gate.pick(3, long)
     assert isinstance(refused, Refusal)
     assert refused.code is RefusalCode.INSUFFICIENT_GPU_CAPACITY
     assert refused.retry_after_ms
-    load.give(taken("gpu-1", long=True))
+    load.remove_lease(taken("gpu-1", long=True))
     assert ids(gate.pick(3, long)) == ["gpu-1"]
 
 
 def test_a_node_with_few_slots_has_one_for_a_long_request():
-    gate = ranking(pool("round_robin", TAIL), (node(0, max_concurrency=2),), LoadModel()).tail
+    gate = build_ranking(pool("round_robin", TAIL), (node(0, max_concurrency=2),), LoadModel()).tail
     assert ids(gate.pick(1, PlacementRequest(1, 10_000, 0.0))) == ["gpu-0"]
 
 
 def test_a_load_given_back_leaves_nothing_behind():
     load = LoadModel()
     for _ in range(3):
-        load.take(taken("a", 7), 0.0)
-    assert load.in_use() == {"a": 21}
+        load.add_lease(taken("a", 7), 0.0)
+    assert load.tokens_in_flight() == {"a": 21}
     for _ in range(3):
-        load.give(taken("a", 7))
-    assert load.in_use() == {}
-    assert load.of("a").requests_in_use == 0
+        load.remove_lease(taken("a", 7))
+    assert load.tokens_in_flight() == {}
+    assert load.node_load("a").requests_in_use == 0
 
 
 def test_nodes_that_are_gone_are_forgotten_once_nothing_is_under_way_there():
     load = LoadModel()
-    load.take(taken("gone"), 0.0)
-    load.hear("stays", reading(running=3))
-    load.keep({"stays"})
-    assert load.in_use() == {"gone": 100}
-    load.give(taken("gone"))
-    before = load.of("gone")
-    load.keep({"stays"})
-    assert load.of("gone") is not before
-    assert load.of("stays").requests_in_use == 3
+    load.add_lease(taken("gone"), 0.0)
+    load.on_reading("stays", reading(running=3))
+    load.retain({"stays"})
+    assert load.tokens_in_flight() == {"gone": 100}
+    load.remove_lease(taken("gone"))
+    before = load.node_load("gone")
+    load.retain({"stays"})
+    assert load.node_load("gone") is not before
+    assert load.node_load("stays").requests_in_use == 3
 
 
 def test_a_reader_that_was_away_too_long_is_told_so():
     log = ChangeLog(limit=4)
     for name in "abcdef":
         log.append(name)
-    assert log.since(0) is None
-    assert log.since(log.end - 2) == ["e", "f"]
-    assert log.since(log.end) == []
+    assert log.read_from(0) is None
+    assert log.read_from(log.end - 2) == ["e", "f"]
+    assert log.read_from(log.end) == []
 
 
 def test_the_filter_names_what_no_node_has():
-    shapes = fleet((node(0, max_seq_len=1000, version="2025.3.1"), node(1, max_seq_len=2000, version="2025.4.0")))
-    assert fitting(shapes, demand(1500)) == (NodeShape("2025.4.0", 2000),)
-    too_long = fitting(shapes, demand(2001))
+    shapes = group_by_shape((node(0, max_seq_len=1000, version="2025.3.1"), node(1, max_seq_len=2000, version="2025.4.0")))
+    assert filter_shapes(shapes, demand(1500)) == (NodeShape("2025.4.0", 2000),)
+    too_long = filter_shapes(shapes, demand(2001))
     assert too_long.code is RefusalCode.CONTEXT_LENGTH_EXCEEDED
     assert "2000" in too_long.message
-    wrong = fitting(shapes, demand(10, ">=2026", lambda version: version >= "2026"))
+    wrong = filter_shapes(shapes, demand(10, ">=2026", lambda version: version >= "2026"))
     assert wrong.code is RefusalCode.VERSION_MISMATCH
     assert "2025.3.1, 2025.4.0" in wrong.message
-    assert fitting((), demand(1)).code is RefusalCode.NO_HEALTHY_NODE
+    assert filter_shapes((), demand(1)).code is RefusalCode.NO_HEALTHY_NODE
 
 
 def test_an_estimate_alone_refuses_nobody_but_a_certain_length_does():
-    shapes = fleet((node(0, max_seq_len=1000), node(1, max_seq_len=2000)))
-    assert fitting(shapes, demand(2100, at_least=1900)) == (NodeShape("2025.3.1", 2000),)
-    assert fitting(shapes, demand(2100, at_least=2001)).code is RefusalCode.CONTEXT_LENGTH_EXCEEDED
+    shapes = group_by_shape((node(0, max_seq_len=1000), node(1, max_seq_len=2000)))
+    assert filter_shapes(shapes, demand(2100, at_least=1900)) == (NodeShape("2025.3.1", 2000),)
+    assert filter_shapes(shapes, demand(2100, at_least=2001)).code is RefusalCode.CONTEXT_LENGTH_EXCEEDED
 
 
 def test_nodes_of_one_shape_stay_together_in_the_pools_order():
     nodes = (node(0), node(1, max_seq_len=1000), node(2))
-    assert fleet(nodes) == {NodeShape("2025.3.1", 4096): (nodes[0], nodes[2]), NodeShape("2025.3.1", 1000): (nodes[1],)}
+    assert group_by_shape(nodes) == {NodeShape("2025.3.1", 4096): (nodes[0], nodes[2]), NodeShape("2025.3.1", 1000): (nodes[1],)}

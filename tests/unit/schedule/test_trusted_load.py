@@ -27,9 +27,9 @@ def node(name):
 def test_every_strategy_passes_over_a_distrusted_node_that_holds_its_share(name):
     load = LoadModel()
     for each, trust in (("a", 0.25), ("b", 1.0)):
-        load.hear(each, HeartbeatReading(Heartbeat(state=NodeState.READY, sequence=1), 0.0, trust))
+        load.on_reading(each, HeartbeatReading(Heartbeat(state=NodeState.READY, sequence=1), 0.0, trust))
         for _ in range(2):
-            load.take(NodeLease(each, 100, 10), 0.0)
+            load.add_lease(NodeLease(each, 100, 10), 0.0)
     kind = STRATEGIES[name]
     strategy = kind.make((node("a"), node("b")), load, kind.options())
     assert [strategy.pick(2, PlacementRequest(100, 10, 0.0, chance=number))[0].id for number in range(4)] == ["b"] * 4
@@ -37,7 +37,7 @@ def test_every_strategy_passes_over_a_distrusted_node_that_holds_its_share(name)
 
 def test_a_distrusted_node_still_gets_a_request_when_it_has_none():
     load = LoadModel()
-    load.hear("a", HeartbeatReading(Heartbeat(state=NodeState.READY, sequence=1), 0.0, 0.0))
-    assert not load.of("a").is_full(node("a"))
-    load.take(NodeLease("a", 100, 10), 0.0)
-    assert load.of("a").is_full(node("a"))
+    load.on_reading("a", HeartbeatReading(Heartbeat(state=NodeState.READY, sequence=1), 0.0, 0.0))
+    assert not load.node_load("a").is_full(node("a"))
+    load.add_lease(NodeLease("a", 100, 10), 0.0)
+    assert load.node_load("a").is_full(node("a"))
