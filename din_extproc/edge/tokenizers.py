@@ -95,7 +95,7 @@ class ModelTokenizer:
             fails, and of a list of documents, each of which is read with the query.
         """
         loaded = self._loaded
-        if loaded is None or prompt.again:
+        if loaded is None or prompt.repeated:
             return estimate
         try:
             if len(prompt.strings) + len(prompt.objects) <= _INLINE_BYTES:

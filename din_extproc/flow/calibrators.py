@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
-from din_extproc.intent.calibration import Calibration, learn
+from din_extproc.intent.calibration import Calibration, update_calibration
 from din_extproc.intent.estimate import TokenCalibrator
 
 _GENERAL = TokenCalibrator()
@@ -46,7 +46,7 @@ class TokenCalibrators:
     def learn(self, model: str, features: tuple[float, ...], fixed: int, prompt_tokens: int) -> None:
         """The engine counted a prompt that was estimated from these features."""
         gauge = self.of(model)
-        self._by_model[model] = replace(gauge, calibration=learn(gauge.calibration, features, fixed, prompt_tokens))
+        self._by_model[model] = replace(gauge, calibration=update_calibration(gauge.calibration, features, fixed, prompt_tokens))
         self._changed.add(model)
 
     def changed(self) -> dict[str, Calibration]:

@@ -20,7 +20,7 @@ from din_extproc.flow.node_selector import NodeSelection, PlacementTarget
 from din_extproc.flow.timeouts import limits
 from din_extproc.flow.trace import SpanContext
 from din_extproc.intent.read import ParsedRequest
-from din_extproc.intent.splice import place_after
+from din_extproc.intent.splice import offset_after_splice
 from din_extproc.route.table import Routed
 
 _as_json = msgspec.json.Encoder().encode
@@ -91,7 +91,7 @@ def _move(granted: Decision) -> str | None:
     if not granted.picked.spares or order.edits is None or "model" not in at.spans:
         return None
     length = len(order.edits["model"]) if "model" in order.edits else at.spans["model"][1] - at.spans["model"][0]
-    return f"{place_after(at, order.edits, 'model')} {length} {granted.routed.fallback_versions.text}"
+    return f"{offset_after_splice(at, order.edits, 'model')} {length} {granted.routed.fallback_versions.text}"
 
 
 def _version(routed: Routed, pool: Pool, intent: Intent) -> Headers:

@@ -13,7 +13,7 @@ from din_extproc.domain.node import Node
 from din_extproc.domain.request import Operation
 from din_extproc.flow.dispatch import Decision
 from din_extproc.intent.outline import Outline
-from din_extproc.intent.splice import with_values
+from din_extproc.intent.splice import splice_values
 
 ASKED = 3
 """Nodes at most: two, and a third when they differ."""
@@ -109,7 +109,7 @@ def _check(granted: Decision, max_tokens: int) -> DoubleCheck | None:
         return None
     output = min(max_tokens, intent.output_tokens or max_tokens)
     edits = _edits(outline, intent.operation, output) | {"model": msgspec.json.encode(pool.served_model)}
-    question = with_values(body, outline, edits)
+    question = splice_values(body, outline, edits)
     tokens = intent.prompt_tokens + output
     return DoubleCheck(granted.trace_id, pool.name, intent.operation.value, question, granted.picked.nodes[0], tokens)
 

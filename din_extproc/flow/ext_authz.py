@@ -12,7 +12,7 @@ from din_extproc.domain.usage import Labels
 from din_extproc.domain.verdict import Headers, Refusal, RefusalCode, Send, Verdict
 from din_extproc.flow.request import ExtProcHandler, WorkerContext, missed
 from din_extproc.flow.view import ScreeningPolicy
-from din_extproc.intent.paths import locate
+from din_extproc.intent.paths import find_endpoint_kind
 
 _SECRETS = ("authorization", "x-api-key")
 _as_json = msgspec.json.Encoder().encode
@@ -48,7 +48,7 @@ class ExtAuthzHandler(ExtProcHandler):
         desk, view = self._desk, self._desk.view
         if head.method == "OPTIONS":
             return self._passed((), {})
-        place = locate(head.method, head.path)
+        place = find_endpoint_kind(head.method, head.path)
         if isinstance(place, Refusal):
             return place
         wall = desk.clock.wall()

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from din_extproc.domain.node import Pool
 from din_extproc.domain.request import Intent, Operation
 from din_extproc.domain.verdict import Headers, Refusal, RefusalCode
-from din_extproc.intent.outline import without_lone_surrogates
+from din_extproc.intent.outline import replace_lone_surrogates
 from din_extproc.intent.read import ParsedRequest
-from din_extproc.intent.splice import asking_for_usage, with_values
+from din_extproc.intent.splice import add_include_usage, splice_values
 from din_extproc.southbound.dialect import Dialect, PlainRequest
 from din_extproc.southbound.engines import engine
 from din_extproc.southbound.parameters import OF_CHATS, Table, renamed
@@ -69,7 +69,7 @@ def _openai(reading: ParsedRequest, intent: Intent, pool: Pool) -> NodeRequest |
     if intent.model != pool.served_model:
         edits["model"] = _quoted(pool.served_model)
     if ours:
-        edits["stream_options"] = asking_for_usage(reading.outline.value(reading.body, "stream_options"))
+        edits["stream_options"] = add_include_usage(reading.outline.value(reading.body, "stream_options"))
     table = engine(pool.engine).openai if pool.stream_usage else {**engine(pool.engine).openai, **_STREAM_OPTIONS}
     named = table.keys() & reading.outline.spans.keys()
     if intent.operation is Operation.COMPLETIONS:
@@ -80,7 +80,7 @@ def _openai(reading: ParsedRequest, intent: Intent, pool: Pool) -> NodeRequest |
             return changed
         values, removed, headers = changed
         edits |= values
-    body = with_values(reading.body, reading.outline, edits, removed) if edits or removed else reading.body
+    body = splice_values(reading.body, reading.outline, edits, removed) if edits or removed else reading.body
     return NodeRequest(intent.operation, intent.stream, intent.operation, body, ours, headers, None if removed else edits)
 
 
@@ -134,7 +134,7 @@ def _decoded(raw: bytes, param: str | None = None) -> Any | Refusal:
 
 def _decoded_whole(raw: bytes, param: str | None) -> Any | Refusal:
     try:
-        return _decode(without_lone_surrogates(raw))
+        return _decode(replace_lone_surrogates(raw))
     except msgspec.DecodeError:
         return replace(_TOO_LARGE, param=param)
 

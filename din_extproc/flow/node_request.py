@@ -15,7 +15,7 @@ from din_extproc.flow import answers
 from din_extproc.flow.request import Clock, DecisionObserver
 from din_extproc.flow.trace import TraceIds, kept
 from din_extproc.intent.estimate import TokenCalibrator
-from din_extproc.intent.read import read
+from din_extproc.intent.read import parse_request
 from din_extproc.route.versions import combine
 from din_extproc.southbound.engines import native_path
 
@@ -132,5 +132,5 @@ class NodeRequestHandler:
             return Refusal(RefusalCode.VERSION_MISMATCH, message, param="x-din-model-version")
         if head.method == "POST" and native_path(head.path):
             return len(body) // _BYTES_PER_TOKEN
-        reading = read(head, body, lambda _: _GAUGE, desk.body_limit)
+        reading = parse_request(head, body, lambda _: _GAUGE, desk.body_limit)
         return reading if isinstance(reading, Refusal) else reading.intent.prompt_tokens

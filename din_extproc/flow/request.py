@@ -34,10 +34,10 @@ from din_extproc.flow.trace import Sampler, SpanContext, TraceIds, kept
 from din_extproc.flow.translation import Translation, unreadable
 from din_extproc.flow.view import DecisionView, ScreeningPolicy, claim_for, facts
 from din_extproc.intent.boundary import needs_exact
-from din_extproc.intent.estimate import estimate
-from din_extproc.intent.paths import locate
-from din_extproc.intent.prefix import prefix
-from din_extproc.intent.read import ParsedRequest, read
+from din_extproc.intent.estimate import estimate_tokens
+from din_extproc.intent.paths import find_endpoint_kind
+from din_extproc.intent.prefix import hash_prefix
+from din_extproc.intent.read import ParsedRequest, parse_request
 from din_extproc.route.table import Routed
 from din_extproc.schedule.load import NodeLease
 from din_extproc.schedule.placement_request import PlacementRequest
@@ -203,7 +203,7 @@ class ExtProcHandler:
         desk, view = self._desk, self._desk.view
         if head.method == "OPTIONS":
             return answers.options(self._trace_id)
-        place = locate(head.method, head.path)
+        place = find_endpoint_kind(head.method, head.path)
         if isinstance(place, Refusal):
             return place
         wall = desk.clock.wall()
@@ -258,7 +258,7 @@ class ExtProcHandler:
     def _read(self, head: RequestHead, body: bytes, who: Authenticated) -> ParsedRequest | Refusal:
         """The request, and its prompt held against the tenant's policy for sensitive data, if it has one."""
         desk = self._desk
-        reading = read(head, body, desk.gauges.named, desk.view.body_limit)
+        reading = parse_request(head, body, desk.gauges.named, desk.view.body_limit)
         screening = self._screening(who.tenant.id)
         if screening is None or isinstance(reading, Refusal):
             return reading
@@ -321,7 +321,7 @@ class ExtProcHandler:
         gauges = self._desk.gauges
         if intent.estimate.exact or gauges.of(model) is gauges.named(intent.model):
             return intent
-        return replace(intent, estimate=estimate(reading.prompt, gauges.of(model)))
+        return replace(intent, estimate=estimate_tokens(reading.prompt, gauges.of(model)))
 
     def _claim(self, intent: Intent, who: Authenticated, model: str) -> Claim:
         desk = self._desk
@@ -330,7 +330,7 @@ class ExtProcHandler:
     def _ask(self, intent: Intent, reading: ParsedRequest, tokens: int, now: float) -> PlacementRequest:
         """What is asked of a node. `tokens`: prompt and likely output."""
         prompt_tokens = intent.prompt_tokens
-        return PlacementRequest(prompt_tokens, max(0, tokens - prompt_tokens), now, hash(self._request_id), prefix(reading.prompt))
+        return PlacementRequest(prompt_tokens, max(0, tokens - prompt_tokens), now, hash(self._request_id), hash_prefix(reading.prompt))
 
     async def _admitted(self, claim: Claim, intent: Intent, tenant: Tenant) -> Granted | Refusal:
         desk, patience_ms = self._desk, tenant.queueing.max_wait_ms

@@ -15,9 +15,9 @@ from din_extproc.domain.usage import Sensitive
 from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.flow.view import ScreeningPolicy
 from din_extproc.intent.estimate import TokenCalibrator
-from din_extproc.intent.outline import without_lone_surrogates
-from din_extproc.intent.read import ParsedRequest, read_again
-from din_extproc.intent.splice import with_values
+from din_extproc.intent.outline import replace_lone_surrogates
+from din_extproc.intent.read import ParsedRequest, reparse_body
+from din_extproc.intent.splice import splice_values
 from din_extproc.screen.find import Findings
 from din_extproc.screen.texts import Edit, decoded, edited, literals
 
@@ -52,13 +52,13 @@ def screened(
         return replace(reading, sensitive=sensitive)
     if screening.policy is OnSensitive.BLOCK or not found.whole:
         return _refused(sensitive)
-    again = read_again(head, reading, _masked(reading, values, literals(joined), found), gauges)
+    again = reparse_body(head, reading, _masked(reading, values, literals(joined), found), gauges)
     return again if isinstance(again, Refusal) else replace(again, sensitive=sensitive)
 
 
 def _values(reading: ParsedRequest) -> dict[str, bytes]:
     """What holds text, by its top-level key, with nothing that a decoder refuses."""
-    body = without_lone_surrogates(reading.body)
+    body = replace_lone_surrogates(reading.body)
     values = {key: body[start:end] for key, (start, end) in reading.outline.spans.items() if key not in _IDS}
     return {key: value for key, value in values.items() if value[:1] in _TEXTUAL}
 
@@ -74,7 +74,7 @@ def _masked(reading: ParsedRequest, values: dict[str, bytes], strings: list[byte
         if place.text in done:
             own.append((place.start, place.end, place.kind.mark))
     body, outline = reading.body, reading.outline
-    return with_values(body, outline, {key: edited(outline.value(body, key), value, edits) for key, value in values.items()})
+    return splice_values(body, outline, {key: edited(outline.value(body, key), value, edits) for key, value in values.items()})
 
 
 def _refused(sensitive: Sensitive) -> Refusal:

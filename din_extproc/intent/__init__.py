@@ -1,1 +1,1 @@
-"""From head and body to an Intent: what does this request want? Byte-exact, and never a loop over text."""
+"""From head and body to an intent: what the request wants. Byte-exact, and without Python loops over text."""

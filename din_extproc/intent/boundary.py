@@ -1,6 +1,6 @@
-"""When an estimate is not good enough: a boundary that decides something lies within its error.
+"""Decides when an estimate is too inexact: when a boundary that affects a decision lies within its error.
 
-Rule: counting exactly costs milliseconds, so it is asked for only where the answer could change.
+Counting exactly costs milliseconds, so it is requested only where the decision could change.
 """
 
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from din_extproc.domain.request import Estimate
 
 
 def needs_exact(estimate: Estimate, band: float, boundaries: Sequence[int]) -> bool:
-    """Whether an exact count could put the prompt, or the longest of its inputs, on the other side of a boundary.
+    """Return whether an exact count could put the prompt, or the longest of its inputs, on the other side of a boundary.
 
     Args:
         estimate: The prompt's size.
         band: Relative error that estimates stay within (`Calibration.band`).
-        boundaries: Token counts at which something is decided otherwise: rule thresholds, the pools' `max_seq_len` less the
-            requested output, the tenant's `tpm`.
+        boundaries: Token counts at which a decision changes: rule thresholds, the pools' `max_seq_len` less the requested
+            output, the tenant's `tpm`.
     """
     if estimate.exact or not boundaries:
         return False

@@ -1,9 +1,9 @@
-"""What one unit of each script class costs in tokens of one model, learned from the prompts that the model itself counted.
+"""Learns the tokens per unit of each script class for one model, from prompts that the model itself counted.
 
-Rule: a calibration is a value; learning returns a new one. An engine that lies can bend it slowly and never beyond its bounds.
+A calibration is immutable; learning returns a new one. An engine that misreports can bend it slowly and never beyond its bounds.
 
-It is a Kalman filter over weights that drift: each settled prompt is one measurement of relative error, long prompts are trusted
-more than short ones, and a weight that is not exercised keeps its uncertainty instead of forgetting what it was.
+It is a Kalman filter over drifting weights: each settled prompt is one measurement of the relative error, long prompts count more than
+short ones, and a weight without measurements keeps its uncertainty.
 """
 
 from itertools import repeat
@@ -27,8 +27,8 @@ CLASSES = (
     "message",
     "request",
 )
-"""What is counted in a prompt: characters by class, neighbours that tokenizers merge or split, messages, and the request itself (the
-template's frame)."""
+"""The features of a prompt: characters by class, pairs that tokenizers merge or split, messages, and the request itself (the template's
+frame)."""
 
 _PRIOR = (
     (0.05, 0.05),
@@ -46,41 +46,41 @@ _PRIOR = (
     (4.0, 4.0),
     (5.0, 16.0),
 )
-"""Weight and standard deviation per class before anything is learned: the mean over the vocabularies of four current models."""
+"""Initial weight and standard deviation per class: the mean over the vocabularies of four current models."""
 
 _VARIANCE = tuple(deviation * deviation for _, deviation in _PRIOR)
 _DRIFT = tuple(variance * 1e-5 for variance in _VARIANCE)
 _BOUNDS = tuple((weight - 4 * deviation, weight + 4 * deviation) for weight, deviation in _PRIOR)
 _NOISE_LONG = 0.02**2
-"""Variance of the relative error that stays for a very long prompt."""
+"""Variance of the relative error that remains for a very long prompt."""
 _NOISE_SHORT = 0.5
-"""What one over the prompt's tokens adds to it."""
+"""Additional variance, divided by the prompt's tokens."""
 _BAND_SHARE = 0.02
-"""What the latest error counts in the band, once there were some."""
+"""Weight of the latest error in the band after the first errors."""
 _P95_OVER_MEAN = 2.8
-"""As measured over mixed texts; 2.45 if errors were normally distributed."""
+"""Measured over mixed texts; 2.45 for normally distributed errors."""
 _TEXT_CLASSES = 8
 _TRUSTED_AFTER = 64
 
 
 class Calibration(Struct, frozen=True, gc=False):
-    """Tokens per unit of each class, and how wrong estimates made with them are."""
+    """Tokens per unit of each class, and the error of estimates made with them."""
 
     weights: tuple[float, ...] = tuple(weight for weight, _ in _PRIOR)
     covariance: tuple[tuple[float, ...], ...] = tuple(
         tuple(_VARIANCE[row] if row == column else 0.0 for column in range(len(_PRIOR))) for row in range(len(_PRIOR))
     )
     band: float = 0.3
-    """Relative error that 19 of 20 recent estimates stayed within."""
+    """The relative error that 19 of 20 recent estimates stayed within."""
     seen: int = 0
-    """Prompts learned from."""
+    """Number of prompts learned from."""
 
 
-def learn(calibration: Calibration, features: tuple[float, ...], fixed: int, actual: int) -> Calibration:
-    """The calibration after one more prompt whose tokens the engine counted.
+def update_calibration(calibration: Calibration, features: tuple[float, ...], fixed: int, actual: int) -> Calibration:
+    """Return the calibration after one more prompt with the engine's token count.
 
-    A prompt with a fixed part teaches nothing: what its text cost is not known. A count that no tokenizer can arrive at is
-    ignored, a surprising one moves the weights no further than half a band.
+    Prompts with a fixed part are ignored, because the cost of their text is unknown. Counts that no tokenizer can produce are ignored, and
+    an outlier moves the weights by at most half a band.
 
     Args:
         calibration: Of the model that answered.
@@ -88,30 +88,30 @@ def learn(calibration: Calibration, features: tuple[float, ...], fixed: int, act
         fixed: `Estimate.fixed` of the request.
         actual: The engine's `prompt_tokens`.
     """
-    if fixed or len(features) != len(CLASSES) or not _possible(features, actual):
+    if fixed or len(features) != len(CLASSES) or not _is_plausible(features, actual):
         return calibration
     error = 1.0 - sum(map(mul, calibration.weights, features)) / actual
     seen = calibration.seen + 1
-    band = _moved_band(calibration.band, abs(error), seen)
+    band = _update_band(calibration.band, abs(error), seen)
     if seen > _TRUSTED_AFTER and abs(error) < calibration.band / 4:
         return Calibration(calibration.weights, calibration.covariance, band, seen)
     units = [feature / actual for feature in features]
-    weights, covariance = _updated(calibration, units, error, _NOISE_LONG + _NOISE_SHORT / actual)
+    weights, covariance = _update_weights(calibration, units, error, _NOISE_LONG + _NOISE_SHORT / actual)
     return Calibration(weights, covariance, band, seen)
 
 
-def _possible(features: tuple[float, ...], actual: int) -> bool:
+def _is_plausible(features: tuple[float, ...], actual: int) -> bool:
     characters = sum(features[:_TEXT_CLASSES])
     return characters / 32 < actual < 4 * characters + 4096 + 256 * features[-2]
 
 
-def _moved_band(band: float, error: float, seen: int) -> float:
-    """One step of a running mean of errors, as the P95 of errors with that mean."""
+def _update_band(band: float, error: float, seen: int) -> float:
+    """Return the band after one step of a running mean of errors, scaled to their P95."""
     share = max(_BAND_SHARE, 1.0 / (seen + 1))
     return min(1.0, max(0.01, band + share * (_P95_OVER_MEAN * min(1.0, error) - band)))
 
 
-def _updated(
+def _update_weights(
     calibration: Calibration, units: list[float], error: float, noise: float
 ) -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...]]:
     spread = [sum(map(mul, row, units)) for row in calibration.covariance]

@@ -1,6 +1,6 @@
-"""From the body as sent to plain JSON bytes: content-type and content-encoding.
+"""Decodes the body to plain JSON bytes according to content-type and content-encoding.
 
-Rule: what is decoded is bounded while it is decoded, never after.
+The size limit applies while decoding.
 """
 
 import zlib
@@ -10,7 +10,7 @@ from din_extproc.domain.verdict import Refusal, RefusalCode
 
 _GZIP = 16 + zlib.MAX_WBITS
 _MAX_MEMBERS = 16
-"""Gzip members in one body. Each costs a copy of what follows it, so their number is bounded."""
+"""The largest number of gzip members in one body. Each costs a copy of the rest of the body."""
 
 _EMPTY = Refusal(RefusalCode.INVALID_REQUEST, "The request has no body; a JSON object is expected")
 _NOT_JSON = Refusal(RefusalCode.INVALID_REQUEST, "The content-type is not application/json", param="content-type")
@@ -19,13 +19,13 @@ _UNSUPPORTED = Refusal(RefusalCode.UNSUPPORTED_MEDIA, "Only gzip and identity ar
 
 
 def is_json(content_type: str) -> bool:
-    """Whether a content-type, with or without parameters, names JSON. No content-type counts as JSON."""
+    """Return whether a content-type, with or without parameters, is JSON. A missing content-type counts as JSON."""
     media = content_type.partition(";")[0].strip().lower()
     return not media or media == "application/json" or (media.startswith("application/") and media.endswith("+json"))
 
 
-def plain(headers: Mapping[str, str], body: bytes, limit: int) -> tuple[bytes, bool] | Refusal:
-    """The body without its content-encoding.
+def decode_body(headers: Mapping[str, str], body: bytes, limit: int) -> tuple[bytes, bool] | Refusal:
+    """Remove the body's content-encoding.
 
     Args:
         headers: The request's headers, names in lower case.
@@ -33,7 +33,7 @@ def plain(headers: Mapping[str, str], body: bytes, limit: int) -> tuple[bytes, b
         limit: The largest plain body, in bytes.
 
     Returns:
-        The plain bytes and whether they differ from what was sent, or a refusal with status 400, 413 or 415.
+        The plain bytes and whether they differ from the body, or a refusal with status 400, 413 or 415.
     """
     content_type = headers.get("content-type", "")
     if content_type != "application/json" and not is_json(content_type):
@@ -48,7 +48,7 @@ def plain(headers: Mapping[str, str], body: bytes, limit: int) -> tuple[bytes, b
             return inflated
         body = inflated
     if len(body) > limit:
-        return _too_large(limit)
+        return _refuse_too_large(limit)
     return (body, decoded) if body else _EMPTY
 
 
@@ -64,7 +64,7 @@ def _gunzip(body: bytes, limit: int) -> bytes | Refusal:
         parts.append(part)
         room -= len(part)
         if room <= 0:
-            return _too_large(limit)
+            return _refuse_too_large(limit)
         if not member.eof:
             return _CORRUPT
         body = member.unused_data
@@ -73,5 +73,5 @@ def _gunzip(body: bytes, limit: int) -> bytes | Refusal:
     return _CORRUPT
 
 
-def _too_large(limit: int) -> Refusal:
+def _refuse_too_large(limit: int) -> Refusal:
     return Refusal(RefusalCode.REQUEST_TOO_LARGE, f"The body is larger than {limit} bytes")

@@ -1,6 +1,6 @@
-"""How many tokens a prompt holds, told from its bytes: units per script class, times the tokens that each unit costs.
+"""Estimates a prompt's tokens from its bytes: units per script class times tokens per unit.
 
-Rule: the cost is bounded. Every step is one pass in C, and of a long text only evenly spread windows are looked at.
+The cost is bounded: each step is one pass in C, and only evenly spread windows of a long text are read.
 """
 
 import string
@@ -12,18 +12,18 @@ from msgspec import Struct
 from din_extproc.domain.request import Estimate
 from din_extproc.intent.calibration import CLASSES, Calibration
 from din_extproc.intent.openai import Prompt
-from din_extproc.intent.outline import holds_more
+from din_extproc.intent.outline import has_more_values
 
 _WINDOWS = 64
-_WINDOW = 512
-"""Bytes of one window."""
-_WHOLE = _WINDOWS * _WINDOW
-"""Bytes up to which a text is looked at as a whole."""
-_MOST_VALUES = 1 << 16
-"""Values of a prompt's objects up to which their escapes are decoded."""
+_WINDOW_BYTES = 512
+"""Bytes per window."""
+_WHOLE = _WINDOWS * _WINDOW_BYTES
+"""The largest text, in bytes, that is read as a whole."""
+_MAX_VALUES = 1 << 16
+"""The largest number of values of a prompt's objects whose escapes are decoded."""
 
 
-def _shapes() -> bytes:
+def _build_shapes() -> bytes:
     shapes = bytearray(b"." * 128 + b"k" * 64 + b"o" * 64)
     for shape, members in (
         (b"a", string.ascii_lowercase.encode()),
@@ -39,73 +39,76 @@ def _shapes() -> bytes:
     return bytes(shapes)
 
 
-_SHAPES = _shapes()
-"""Each byte's class. UTF-8 tells a character's script by its first byte: E4-E9 are CJK ideographs, E3 and EF kana, CJK and full-width
-punctuation, the other first bytes any other script; the bytes that follow (`k`) are not counted."""
+_SHAPES = _build_shapes()
+"""Each byte's class. The first byte of a UTF-8 character gives its script: E4-E9 are CJK ideographs, E3 and EF kana, CJK and full-width
+punctuation, other first bytes any other script. Continuation bytes (`k`) are not counted."""
 _BLANKS = bytes(b" "[0] if byte in b" \t" else b"."[0] for byte in range(256))
 
 _strings = msgspec.json.Decoder(list[str]).decode
 
 
 class TokenCalibrator(Struct, frozen=True, gc=False):
-    """What the size of a model's prompts is told by."""
+    """The parameters of a model's prompt estimates."""
 
     calibration: Calibration = Calibration()
     media_tokens: int = 1024
-    """One image, audio or file."""
+    """Tokens per image, audio or file."""
 
 
-def estimate(prompt: Prompt, gauge: TokenCalibrator) -> Estimate:
-    """Estimate a prompt's tokens. Text is weighed, token ids are counted, media cost what the gauge says; the longest input likewise."""
-    longest = None if prompt.longest is None else estimate(prompt.longest, gauge)
+def estimate_tokens(prompt: Prompt, calibrator: TokenCalibrator) -> Estimate:
+    """Estimate a prompt's tokens, and those of its longest input.
+
+    Text is weighted by class, token ids are counted, media cost a fixed number of tokens each.
+    """
+    longest = None if prompt.longest is None else estimate_tokens(prompt.longest, calibrator)
     text = b"%b,%b" % (prompt.strings, prompt.objects) if prompt.objects else prompt.strings
     size = len(text)
-    units = _units(text)
-    if prompt.again:
+    units = _count_units(text)
+    if prompt.repeated:
         times = prompt.inputs - 1
-        size += times * len(prompt.again)
-        units = tuple([one + times * more for one, more in zip(units, _units(prompt.again), strict=True)])
+        size += times * len(prompt.repeated)
+        units = tuple([one + times * more for one, more in zip(units, _count_units(prompt.repeated), strict=True)])
     features = (*units, prompt.messages, 1)
-    fixed = prompt.token_ids + prompt.media * gauge.media_tokens
+    fixed = prompt.token_ids + prompt.media * calibrator.media_tokens
     if not size and not prompt.messages:
         return Estimate(fixed, features, fixed, longest=longest)
-    weighed = sum(map(mul, gauge.calibration.weights, features))
+    weighed = sum(map(mul, calibrator.calibration.weights, features))
     tokens = int(min(max(weighed, size / 64), size + 64 * (prompt.messages + 4)))
     return Estimate(tokens + fixed, features, fixed, longest=longest)
 
 
-def _units(text: bytes) -> tuple[int, ...]:
-    """Units per text class in JSON values joined by commas, in the order of `CLASSES`."""
-    sample = _sample(text)
+def _count_units(text: bytes) -> tuple[int, ...]:
+    """Return the units per text class of JSON values joined by commas, in the order of `CLASSES`."""
+    sample = _sample_text(text)
     if b"\\" in sample:
         try:
             sample = b'"%b"' % '","'.join(_strings(b"[%b]" % sample)).encode()
-        except msgspec.DecodeError:  # objects among the strings, or windows that cut an escape
+        except msgspec.DecodeError:  # # objects among the strings, or windows that cut an escape
             if b"\\u" in sample:
-                text = _in_utf8(text)
-                sample = _sample(text)
+                text = _unescape(text)
+                sample = _sample_text(text)
             sample = sample.replace(b"\\n", b"\n").replace(b'\\"', b'"').replace(b"\\\\", b"\\")
-    units = _counts(sample)
+    units = _count_classes(sample)
     if len(text) <= _WHOLE:
         return units
     scale = len(text) / _WHOLE
     return tuple([round(count * scale) for count in units])
 
 
-def _sample(text: bytes) -> bytes:
-    """The text, or when it is long `_WHOLE` bytes of it in windows from its first byte to its last."""
-    last = len(text) - _WINDOW
+def _sample_text(text: bytes) -> bytes:
+    """Return the text, or `_WHOLE` bytes of a longer text in evenly spread windows."""
+    last = len(text) - _WINDOW_BYTES
     if len(text) <= _WHOLE:
         return text
-    return b"".join([text[start : start + _WINDOW] for start in [last * index // (_WINDOWS - 1) for index in range(_WINDOWS)]])
+    return b"".join([text[start : start + _WINDOW_BYTES] for start in [last * index // (_WINDOWS - 1) for index in range(_WINDOWS)]])
 
 
-def _in_utf8(text: bytes) -> bytes:
-    r"""The same values with UTF-8 for `\uXXXX`: some clients write every other script so. Objects of very many values stay as they are."""
+def _unescape(text: bytes) -> bytes:
+    r"""Return the same values with UTF-8 instead of `\uXXXX`. Objects with very many values are returned unchanged."""
     try:
         return msgspec.json.encode(_strings(b"[%b]" % text))[1:-1]
     except msgspec.DecodeError:
-        if holds_more(text, _MOST_VALUES):
+        if has_more_values(text, _MAX_VALUES):
             return text
     try:
         return msgspec.json.encode(msgspec.json.decode(b"[%b]" % text))[1:-1]
@@ -113,8 +116,8 @@ def _in_utf8(text: bytes) -> bytes:
         return text
 
 
-def _counts(text: bytes) -> tuple[int, ...]:
-    """One pass for the classes, one each for the pairs; the rest is counted in what is left without lower case letters."""
+def _count_classes(text: bytes) -> tuple[int, ...]:
+    """Count the classes in one pass and each kind of pair in another; lower case letters are removed first."""
     shapes = text.translate(_SHAPES)
     rest = shapes.translate(None, b"ak")
     count = rest.count
@@ -139,4 +142,4 @@ def _counts(text: bytes) -> tuple[int, ...]:
     )
 
 
-assert len(CLASSES) == len(_units(b"")) + 2  # noqa: S101 - the order of the two is one contract
+assert len(CLASSES) == len(_count_units(b"")) + 2  # noqa: S101 - the order of the two is one contract

@@ -1,6 +1,6 @@
-"""The part of a request body that becomes the model's input, per operation.
+"""Extracts the model's input from a request body, per operation.
 
-Rule: tolerant. Whatever a body holds where text is expected, it yields a prompt; whether it makes sense is the engine's business.
+Tolerant: any JSON yields a prompt; validating it is the engine's task.
 """
 
 from collections.abc import Callable
@@ -11,47 +11,47 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from din_extproc.domain.request import Operation
-from din_extproc.intent.outline import Outline, holds_more
+from din_extproc.intent.outline import Outline, has_more_values
 
 _T = TypeVar("_T")
 _ABSENT = Raw(b"null")
-_ALL_BUT_LISTS = bytes(byte for byte in range(256) if byte not in b"[],")
+_NON_LIST_BYTES = bytes(byte for byte in range(256) if byte not in b"[],")
 _BYTES_PER_TOKEN = 4
-"""Where a text is held against token ids, to tell which input is the longest."""
+"""Weight of a token id against text bytes when the longest input is determined."""
 _MAX_NESTING = 4
-"""Levels of parts inside parts that are looked into: a tool's result holds parts of its own, nothing nests deeper."""
+"""The largest depth of parts inside parts that is read: a tool's result holds parts of its own."""
 _MAX_ELEMENTS = 4096
-"""Elements of one list that are looked at one by one. A longer list counts by its bytes, so that no body costs more than its size."""
-_MOST_ELEMENTS = 1 << 15
-"""Elements of all lists of a body, likewise."""
-_MOST_VALUES = 1 << 16
-"""Values in a list, at any depth, from which on its elements are not even told apart."""
+"""The largest list whose elements are read one by one. A longer one counts by its bytes, so that the cost is bounded by the body's size."""
+_MAX_TOTAL_ELEMENTS = 1 << 15
+"""The largest number of elements read over all lists of a body."""
+_MAX_VALUES = 1 << 16
+"""The largest number of values in a list, at any depth, for which its elements are separated."""
 
 
 class Prompt(Struct, frozen=True, gc=False):
-    """A request's input, as bytes of its body."""
+    """A request's input as slices of its body."""
 
     strings: bytes
-    """JSON strings, quotes and escapes as sent, joined by commas."""
+    """JSON strings with quotes and escapes as sent, joined by commas."""
     objects: bytes = b""
-    """JSON that the engine prints into the prompt, tool schemas and tool calls, joined by commas."""
+    """JSON that the engine prints into the prompt: tool schemas and tool calls, joined by commas."""
     messages: int = 0
-    """Messages of a chat, or inputs of a list: each costs the template a little."""
+    """Messages of a chat or inputs of a list: each adds a few tokens of template."""
     token_ids: int = 0
-    """Tokens that the client sent as numbers."""
+    """The number of tokens sent as ids."""
     media: int = 0
-    """Images, audio and files, however large they are as bytes."""
+    """The number of images, audio clips and files."""
     templated: bool = False
-    """A chat: the engine's template frames every message."""
+    """The engine's chat template frames every message."""
     inputs: int = 1
-    """Of a list, how many the engine reads each by itself."""
-    again: bytes = b""
-    """The string among `strings` that is read with each of the inputs, not with the first alone: the query of a list of documents."""
+    """The number of inputs that the engine reads separately."""
+    repeated: bytes = b""
+    """The string among `strings` that is read with every input instead of the first only: the query for a list of documents."""
     longest: "Prompt | None" = None
-    """Of several inputs the longest, as far as bytes tell; of documents, with the query that each is read with. None: it is one input."""
+    """The longest of several inputs by bytes; for documents, with the query. None: there is one input."""
 
     def texts(self) -> list[str]:
-        """Everything that is text, decoded: what a tokenizer is given."""
+        """Return all text, decoded: the input for a tokenizer."""
         strings = _strings(b"[%b]" % self.strings)
         if strings is None:
             strings = [self.strings.decode(errors="replace")]
@@ -59,7 +59,7 @@ class Prompt(Struct, frozen=True, gc=False):
 
 
 _UNKNOWN = Prompt(b"")
-"""In place of the longest input, where it can't be told: the engine judges."""
+"""Replaces the longest input where it can't be determined; the engine then enforces its limit."""
 
 
 class _ChatMessage(Struct, gc=False):
@@ -100,9 +100,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _Draft:
-    """What is gathered while a body is read."""
+    """Accumulates the prompt while a body is read."""
 
-    __slots__ = ("again", "left", "longest", "media", "messages", "number", "objects", "strings", "templated", "token_ids")
+    __slots__ = ("elements_left", "input_count", "longest", "media", "messages", "objects", "repeated", "strings", "templated", "token_ids")
 
     def __init__(self) -> None:
         self.strings: list[bytes] = []
@@ -111,12 +111,12 @@ class _Draft:
         self.token_ids = 0
         self.media = 0
         self.templated = False
-        self.left = _MOST_ELEMENTS
-        self.number = 1
-        self.again = b""
+        self.elements_left = _MAX_TOTAL_ELEMENTS
+        self.input_count = 1
+        self.repeated = b""
         self.longest: Prompt | None = None
 
-    def prompt(self) -> Prompt:
+    def build(self) -> Prompt:
         text, objects = b",".join(self.strings), b",".join(self.objects)
         return Prompt(
             strings=text,
@@ -130,105 +130,105 @@ class _Draft:
             longest=self.longest,
         )
 
-    def chat(self, raw: memoryview) -> None:
-        """A list of messages, or a string that stands for one."""
+    def add_chat(self, raw: memoryview) -> None:
+        """Add a list of messages, or a string in its place."""
         self.templated = True
         messages = _messages(raw)
         if messages is None:
             self.messages += 1
-            self.content(bytes(raw), 0)
+            self.add_content(bytes(raw), 0)
             return
         self.messages += len(messages)
         if len(messages) > _MAX_ELEMENTS:
-            self.object(bytes(raw))
+            self.add_object(bytes(raw))
             return
         for message in messages:
-            self.content(bytes(message.content), 0)
+            self.add_content(bytes(message.content), 0)
             if message.tool_calls is not _ABSENT:
-                self.object(bytes(message.tool_calls))
+                self.add_object(bytes(message.tool_calls))
             if message.function_call is not _ABSENT:
-                self.object(bytes(message.function_call))
+                self.add_object(bytes(message.function_call))
             if message.arguments is not _ABSENT:
-                self.content(bytes(message.arguments), 0)
+                self.add_content(bytes(message.arguments), 0)
             if message.reasoning_content is not _ABSENT:
-                self.content(bytes(message.reasoning_content), 0)
+                self.add_content(bytes(message.reasoning_content), 0)
             elif message.reasoning is not _ABSENT:
-                self.content(bytes(message.reasoning), 0)
+                self.add_content(bytes(message.reasoning), 0)
             if message.output is not _ABSENT:
-                self.content(bytes(message.output), 0)
+                self.add_content(bytes(message.output), 0)
 
-    def content(self, raw: bytes, nesting: int) -> None:
-        """A string, null, a list of parts, or an object that no interface knows."""
+    def add_content(self, raw: bytes, nesting: int) -> None:
+        """Add a string, null, a list of parts, or an unknown object."""
         if raw.startswith(b'"'):
             self.strings.append(raw)
         elif raw.startswith(b"["):
-            items = self.elements(raw) if nesting < _MAX_NESTING else None
+            items = self.split_list(raw) if nesting < _MAX_NESTING else None
             if items is None:
-                self.object(raw)
+                self.add_object(raw)
                 return
             for item in items:
                 element = bytes(item)
                 found = _part(element) if element.startswith(b"{") else None
                 if found is not None:
-                    self.part(found, nesting)
+                    self.add_part(found, nesting)
                 else:
-                    self.content(element, nesting + 1)
+                    self.add_content(element, nesting + 1)
         elif raw.startswith(b"{"):
-            self.object(raw)
+            self.add_object(raw)
 
-    def elements(self, raw: bytes) -> list[Raw] | None:
-        """A list's elements; None: there are too many to look at each."""
-        if self.left <= 0 or holds_more(raw, _MOST_VALUES):
+    def split_list(self, raw: bytes) -> list[Raw] | None:
+        """Split a list into its elements; None: there are too many."""
+        if self.elements_left <= 0 or has_more_values(raw, _MAX_VALUES):
             return None
         items = _items(raw)
         if items is None:
             return None
-        self.left -= len(items)
+        self.elements_left -= len(items)
         return items if len(items) <= _MAX_ELEMENTS else None
 
-    def part(self, part: _Part, nesting: int) -> None:
-        """Text counts by its length; what is neither text nor a tool's doing counts as one medium."""
+    def add_part(self, part: _Part, nesting: int) -> None:
+        """Add a part. Text counts by its length; a part that is neither text nor a tool call counts as one medium."""
         for words in (part.text, part.refusal, part.thinking):
             if words is not _ABSENT:
-                self.content(bytes(words), nesting + 1)
+                self.add_content(bytes(words), nesting + 1)
                 return
         if part.content is not _ABSENT:
-            self.content(bytes(part.content), nesting + 1)
+            self.add_content(bytes(part.content), nesting + 1)
         elif part.input is not _ABSENT:
-            self.object(bytes(part.input))
+            self.add_object(bytes(part.input))
         else:
             self.media += 1
 
-    def object(self, raw: bytes) -> None:
-        """A tool call or a tool's schema."""
+    def add_object(self, raw: bytes) -> None:
+        """Add a tool call or a tool's schema."""
         if raw != b"null":
             self.objects.append(raw)
 
-    def inputs(self, raw: bytes) -> None:
-        """One text or a list of them, as strings or as token ids; lists may be mixed."""
+    def add_inputs(self, raw: bytes) -> None:
+        """Add one text or a list of them, as strings or as token ids; lists may be mixed."""
         if raw.startswith(b'"'):
             self.messages += 1
             self.strings.append(raw)
         elif raw.startswith(b"["):
             if b'"' not in raw and b"{" not in raw:
-                self.token_ids += _numbers(raw)
+                self.token_ids += _count_numbers(raw)
                 if (lists := raw.count(b"[") - 1) > 1:
-                    self.number, self.longest = lists, Prompt(b"", token_ids=_most_numbers(raw))
+                    self.input_count, self.longest = lists, Prompt(b"", token_ids=_count_longest_list(raw))
                 return
             strings = _strings(raw)
             if strings is not None:
                 self.messages += len(strings)
                 self.strings.append(raw.strip()[1:-1])
                 if len(strings) > 1:
-                    self.number, self.longest = len(strings), Prompt(_longest(strings, raw), messages=1)
+                    self.input_count, self.longest = len(strings), Prompt(_longest_text(strings, raw), messages=1)
                 return
-            self.mixed(raw)
+            self.add_mixed(raw)
 
-    def mixed(self, raw: bytes) -> None:
-        """A list of texts, token ids, lists of token ids and objects with texts (Jina's `{"text": ...}`)."""
-        items = self.elements(raw)
+    def add_mixed(self, raw: bytes) -> None:
+        """Add a list of texts, token ids, lists of token ids and objects with texts (Jina's `{"text": ...}`)."""
+        items = self.split_list(raw)
         if items is None:
-            self.object(raw)
+            self.add_object(raw)
             self.longest = _UNKNOWN
             return
         self.messages += len(items)
@@ -239,90 +239,90 @@ class _Draft:
             if element.startswith(b"{"):
                 found = _part(element)
                 if found is not None:
-                    self.part(found, 0)
+                    self.add_part(found, 0)
             elif element.startswith(b'"'):
                 self.strings.append(element)
             else:
-                self.token_ids += _numbers(element)
+                self.token_ids += _count_numbers(element)
             ids = self.token_ids - ids
             weight = ids * _BYTES_PER_TOKEN if ids else len(element)
             if weight > most and self.media == media:
                 longest, most = Prompt(b",".join(self.strings[texts:]), messages=1, token_ids=ids), weight
         if len(items) > 1:
-            self.number, self.longest = len(items), longest
+            self.input_count, self.longest = len(items), longest
 
 
-def _numbers(raw: bytes) -> int:
-    """How many numbers a JSON list of numbers, or of lists of numbers, holds; a lone number is one."""
+def _count_numbers(raw: bytes) -> int:
+    """Count the numbers in a JSON list of numbers or of lists of numbers; a lone number is one."""
     digits = raw.translate(None, b" \t\r\n")
     empty = digits.count(b"[]")
     return max(0, digits.count(b",") + 1 - empty) if any(map(digits.__contains__, b"0123456789")) else 0
 
 
-def _most_numbers(raw: bytes) -> int:
-    """How many numbers the longest of a JSON list's lists of numbers holds."""
-    commas = raw.translate(None, _ALL_BUT_LISTS).replace(b"],[", b"]").replace(b"[", b"")
+def _count_longest_list(raw: bytes) -> int:
+    """Count the numbers in the longest list of a JSON list of lists of numbers."""
+    commas = raw.translate(None, _NON_LIST_BYTES).replace(b"],[", b"]").replace(b"[", b"")
     return max(map(len, commas.split(b"]"))) + 1
 
 
-def _longest(strings: list[str], raw: bytes) -> bytes:
-    """The longest of a list of texts in UTF-8, whose bytes are the better measure of tokens than characters, as a JSON string."""
+def _longest_text(strings: list[str], raw: bytes) -> bytes:
+    """Return the longest of a list of texts as a JSON string, measured in UTF-8 bytes, which predict tokens better than characters."""
     if raw.isascii() and b"\\u" not in raw:
         return _encode(max(strings, key=len))
     return _encode(max(map(str.encode, strings), key=len).decode())
 
 
-def _chat(draft: _Draft, body: bytes, outline: Outline) -> None:
-    draft.chat(outline.view(body, "messages"))
-    _extras(draft, body, outline)
+def _read_chat(draft: _Draft, body: bytes, outline: Outline) -> None:
+    draft.add_chat(outline.view(body, "messages"))
+    _read_extras(draft, body, outline)
 
 
-def _completion(draft: _Draft, body: bytes, outline: Outline) -> None:
-    draft.inputs(outline.value(body, "prompt"))
-    draft.content(outline.value(body, "suffix"), 0)
+def _read_completion(draft: _Draft, body: bytes, outline: Outline) -> None:
+    draft.add_inputs(outline.value(body, "prompt"))
+    draft.add_content(outline.value(body, "suffix"), 0)
 
 
-def _embedding(draft: _Draft, body: bytes, outline: Outline) -> None:
-    draft.inputs(outline.value(body, "input"))
+def _read_embedding(draft: _Draft, body: bytes, outline: Outline) -> None:
+    draft.add_inputs(outline.value(body, "input"))
     if "messages" in outline.spans:
-        draft.chat(outline.view(body, "messages"))
+        draft.add_chat(outline.view(body, "messages"))
 
 
-def _rerank(draft: _Draft, body: bytes, outline: Outline) -> None:
+def _read_rerank(draft: _Draft, body: bytes, outline: Outline) -> None:
     query = outline.value(body, "query")
-    draft.inputs(query)
+    draft.add_inputs(query)
     for key in ("documents", "texts"):
-        draft.inputs(outline.value(body, key))
+        draft.add_inputs(outline.value(body, key))
     if draft.longest is not None and draft.longest.strings and query.startswith(b'"'):
-        draft.again, draft.longest = query, replace(draft.longest, strings=b"%b,%b" % (query, draft.longest.strings))
+        draft.repeated, draft.longest = query, replace(draft.longest, strings=b"%b,%b" % (query, draft.longest.strings))
 
 
-def _response(draft: _Draft, body: bytes, outline: Outline) -> None:
-    draft.chat(outline.view(body, "input"))
-    draft.content(outline.value(body, "instructions"), 0)
-    _extras(draft, body, outline)
+def _read_response(draft: _Draft, body: bytes, outline: Outline) -> None:
+    draft.add_chat(outline.view(body, "input"))
+    draft.add_content(outline.value(body, "instructions"), 0)
+    _read_extras(draft, body, outline)
 
 
-def _extras(draft: _Draft, body: bytes, outline: Outline) -> None:
+def _read_extras(draft: _Draft, body: bytes, outline: Outline) -> None:
     for key in ("tools", "functions", "response_format", "documents"):
         if key in outline.spans:
-            draft.object(outline.value(body, key))
+            draft.add_object(outline.value(body, key))
     if "system" in outline.spans:
-        draft.content(outline.value(body, "system"), 0)
+        draft.add_content(outline.value(body, "system"), 0)
 
 
 _READERS: dict[Operation, Callable[[_Draft, bytes, Outline], None]] = {
-    Operation.CHAT: _chat,
-    Operation.COMPLETIONS: _completion,
-    Operation.EMBEDDINGS: _embedding,
-    Operation.RERANK: _rerank,
-    Operation.RESPONSES: _response,
-    Operation.MESSAGES: _chat,
+    Operation.CHAT: _read_chat,
+    Operation.COMPLETIONS: _read_completion,
+    Operation.EMBEDDINGS: _read_embedding,
+    Operation.RERANK: _read_rerank,
+    Operation.RESPONSES: _read_response,
+    Operation.MESSAGES: _read_chat,
 }
 
 
-def prompt(operation: Operation, body: bytes, outline: Outline) -> Prompt:
-    """The model's input in a JSON body.
+def extract_prompt(operation: Operation, body: bytes, outline: Outline) -> Prompt:
+    """Extract the model's input from a JSON body.
 
     Args:
         operation: Any that takes a body.
@@ -331,4 +331,4 @@ def prompt(operation: Operation, body: bytes, outline: Outline) -> Prompt:
     """
     draft = _Draft()
     _READERS[operation](draft, body, outline)
-    return draft.prompt()
+    return draft.build()

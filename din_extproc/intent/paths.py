@@ -1,7 +1,7 @@
-"""Which interface a request addresses, from its method and `:path`.
+"""Maps method and `:path` to the operation that a request addresses.
 
-Rule: one spelling per operation, but for Cohere's `/v2/rerank`. A query string and one trailing slash are tolerated, every other spelling
-is unknown.
+Each operation has one path, except Cohere's additional `/v2/rerank`. A query string and one trailing slash are accepted; any other
+spelling is unknown.
 """
 
 from urllib.parse import unquote
@@ -12,7 +12,7 @@ from din_extproc.domain.request import Operation
 from din_extproc.domain.verdict import Refusal, RefusalCode
 
 MAX_NAME = 256
-"""Characters of a model name, as a client may write it."""
+"""The longest model name, in characters."""
 
 _OPERATIONS = {operation.value: operation for operation in Operation} | {"/v2/rerank": Operation.RERANK}
 _MODELS = Operation.MODELS.value + "/"
@@ -25,7 +25,7 @@ _READ_ONLY = Refusal(RefusalCode.METHOD_NOT_ALLOWED, "This path takes GET", head
 
 
 class EndpointKind(Struct, frozen=True, gc=False):
-    """An operation, and for `/v1/models/<name>` the name ("": the whole list)."""
+    """An operation, with the model's name for `/v1/models/<name>` ("": the whole list)."""
 
     operation: Operation
     model: str = ""
@@ -34,15 +34,15 @@ class EndpointKind(Struct, frozen=True, gc=False):
 _POSTED = {operation: EndpointKind(operation) for operation in Operation}
 
 
-def locate(method: str, path: str) -> EndpointKind | Refusal:
-    """The operation that `method` and `path` address.
+def find_endpoint_kind(method: str, path: str) -> EndpointKind | Refusal:
+    """Return the operation that `method` and `path` address.
 
     Args:
-        method: `:method`. `OPTIONS` is no operation: preflights are answered before.
+        method: `:method`. `OPTIONS` requests are answered earlier.
         path: `:path` as sent, with its query string.
 
     Returns:
-        A place, or a refusal with status 404 (no such path or model) or 405.
+        The endpoint kind, or a refusal with status 404 (unknown path or model) or 405.
     """
     path = path.partition("?")[0]
     operation = _OPERATIONS.get(path) or _OPERATIONS.get(path.removesuffix("/"))
@@ -55,13 +55,13 @@ def locate(method: str, path: str) -> EndpointKind | Refusal:
     if method not in _READS:
         return _READ_ONLY
     name = unquote(path[len(_MODELS) :].removesuffix("/"))
-    return EndpointKind(Operation.MODELS, name) if sound(name) else _NO_MODEL
+    return EndpointKind(Operation.MODELS, name) if is_valid_model_name(name) else _NO_MODEL
 
 
-def sound(name: str) -> bool:
-    """Whether a model name is usable: not empty, not overlong, no control characters, nothing that UTF-8 can't write."""
-    return 0 < len(name) <= MAX_NAME and (name.isprintable() or not _unwritable(name))
+def is_valid_model_name(name: str) -> bool:
+    """Return whether a model name is usable: neither empty nor too long, no control characters, no lone surrogates."""
+    return 0 < len(name) <= MAX_NAME and (name.isprintable() or not _has_invalid_characters(name))
 
 
-def _unwritable(name: str) -> bool:
+def _has_invalid_characters(name: str) -> bool:
     return any(character < " " or "\x7f" <= character < "\xa0" or "\ud800" <= character <= "\udfff" for character in name)

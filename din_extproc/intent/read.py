@@ -1,6 +1,6 @@
-"""From a request's head and body to its intent: what does it want, and how large is it?
+"""Reads a request's head and body into its intent.
 
-Rule: total. Any bytes and any headers give a reading or a refusal, never an exception, and no refusal quotes what was sent.
+Total: any bytes and headers give a parsed request or a refusal, never an exception, and no refusal quotes the input.
 """
 
 import math
@@ -13,37 +13,37 @@ from din_extproc.domain.request import Estimate, Intent, Operation, Priority, Re
 from din_extproc.domain.usage import Sensitive
 from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.intent import outline as outlines
-from din_extproc.intent.encoding import plain
-from din_extproc.intent.estimate import TokenCalibrator, estimate
-from din_extproc.intent.openai import Prompt, prompt
-from din_extproc.intent.outline import TOO_DEEP, Outline, outline
-from din_extproc.intent.paths import locate, sound
+from din_extproc.intent.encoding import decode_body
+from din_extproc.intent.estimate import TokenCalibrator, estimate_tokens
+from din_extproc.intent.openai import Prompt, extract_prompt
+from din_extproc.intent.outline import TOO_DEEP, Outline, build_outline
+from din_extproc.intent.paths import find_endpoint_kind, is_valid_model_name
 
 MAX_TOKENS = 10**12
-"""A requested output over this is no number of tokens."""
+"""A larger requested output is refused."""
 _MAX_TIMEOUT_DIGITS = 9
 _EXACT_DIGITS = 13
 _FLOAT_DIGITS = 32
 _DIGITS = tuple(b"%d" % digit for digit in range(1, 10))
 
 _PRIORITIES = {priority.value: priority for priority in Priority}
-_LIMITS = {
+_LIMIT_FIELDS = {
     Operation.CHAT: ("max_completion_tokens", "max_tokens"),
     Operation.COMPLETIONS: ("max_tokens",),
     Operation.MESSAGES: ("max_tokens",),
     Operation.RESPONSES: ("max_output_tokens",),
 }
-"""What limits an answer, by operation: the first of them that is a positive number, for every engine. OpenAI put the one in the other's
-place."""
-_OWN_LIMITS = ("max_completion_tokens", "n_predict", "num_predict", "max_new_tokens")
-"""What some engines take for it besides, and before it: llama.cpp the first two, wherever they stand. Others pass them over, so that the
-largest is what is reserved, the least what has to fit, and without a limit for every engine there is none."""
-_CHOICES = ("n", "best_of", "n_cmpl")
-"""Answers to each prompt. The last is llama.cpp's own word, and TGI generates `best_of`."""
-_MOST_ANSWERS = 1 << 20
+"""The fields that limit an answer, by operation: the first one with a positive number applies. OpenAI replaced `max_tokens` by the
+other."""
+_ENGINE_LIMIT_FIELDS = ("max_completion_tokens", "n_predict", "num_predict", "max_new_tokens")
+"""Fields that some engines prefer as the limit: llama.cpp reads the first two on every path. Other engines ignore them, so the largest
+value is reserved and the smallest must fit; without a standard field there is no limit."""
+_ANSWER_COUNT_FIELDS = ("n", "best_of", "n_cmpl")
+"""Fields for the number of answers per prompt: the last is llama.cpp's, and TGI generates `best_of`."""
+_MAX_ANSWERS = 1 << 20
 _WITH_MESSAGES = (Operation.CHAT, Operation.MESSAGES)
 _NO_PROMPT = Prompt(b"")
-_NOTHING = Outline(0, {})
+_NO_OUTLINE = Outline(0, {})
 
 _decode_name = msgspec.json.Decoder(str).decode
 
@@ -56,22 +56,22 @@ _BAD_PRIORITY = Refusal(RefusalCode.INVALID_REQUEST, "x-din-priority is critical
 
 
 class ParsedRequest(Struct, frozen=True, gc=False):
-    """A request that was understood, with what is needed to send it on edited."""
+    """A parsed request with the data needed to edit it."""
 
     intent: Intent
     body: bytes
     """Plain JSON."""
     decoded: bool
-    """`body` is not what was sent: it replaces the body, and `content-encoding` is removed."""
+    """`body` differs from the bytes sent: it replaces the body, and `content-encoding` is removed."""
     outline: Outline
-    """Of `body`."""
+    """The outline of `body`."""
     prompt: Prompt
     sensitive: Sensitive | None = None
-    """What the prompt held when it was looked at."""
+    """Findings of the scan for sensitive data."""
 
 
 class _Output(Struct, frozen=True, gc=False):
-    """The three fields of the intent, see there."""
+    """The intent's fields about its output, see `Intent`."""
 
     tokens: int | None
     answers: int
@@ -81,29 +81,29 @@ class _Output(Struct, frozen=True, gc=False):
 _NO_OUTPUT = _Output(0, 1, 0)
 
 
-class _Wishes(Struct, frozen=True, gc=False):
+class _HeaderOptions(Struct, frozen=True, gc=False):
     timeout_ms: int | None
     priority: Priority | None
 
 
-def read(head: RequestHead, body: bytes, gauges: Callable[[str], TokenCalibrator], limit: int) -> ParsedRequest | Refusal:
+def parse_request(head: RequestHead, body: bytes, calibrators: Callable[[str], TokenCalibrator], limit: int) -> ParsedRequest | Refusal:
     """Read a request.
 
     Args:
         head: Its pseudo headers and headers.
         body: The whole body as sent, b"" when there was none.
-        gauges: The gauge of a model, by the name a client may use. Total.
+        calibrators: Returns the calibrator of a model by any name that a client may use.
         limit: The largest plain body, in bytes.
 
     Returns:
-        A reading; or a refusal with status 400, 404, 405, 413 or 415.
+        The parsed request, or a refusal with status 400, 404, 405, 413 or 415.
     """
-    place = locate(head.method, head.path)
+    place = find_endpoint_kind(head.method, head.path)
     if isinstance(place, Refusal):
         return place
-    wishes = _wishes(head.headers)
-    if isinstance(wishes, Refusal):
-        return wishes
+    options = _read_options(head.headers)
+    if isinstance(options, Refusal):
+        return options
     if place.operation is Operation.MODELS:
         intent = _intent(
             headers=head.headers, operation=place.operation, model=place.model, wishes=wishes, size=Estimate(0), output=_NO_OUTPUT
@@ -113,30 +113,36 @@ def read(head: RequestHead, body: bytes, gauges: Callable[[str], TokenCalibrator
     if isinstance(sent, Refusal):
         return sent
     try:
-        return _read_json(head.headers, place.operation, sent, wishes, gauges)
+        return _parse_json(head.headers, place.operation, sent, options, calibrators)
     except RecursionError:
         return TOO_DEEP
 
 
-def read_again(head: RequestHead, reading: ParsedRequest, body: bytes, gauges: Callable[[str], TokenCalibrator]) -> ParsedRequest | Refusal:
-    """Read a request whose body is another than the client sent: it replaces that. Else as `read`."""
+def reparse_body(
+    head: RequestHead, reading: ParsedRequest, body: bytes, calibrators: Callable[[str], TokenCalibrator]
+) -> ParsedRequest | Refusal:
+    """Read a request again with a replaced body. Errors as with `parse_request`."""
     intent = reading.intent
-    return _read_json(head.headers, intent.operation, (body, True), _Wishes(intent.timeout_ms, intent.priority), gauges)
+    return _parse_json(head.headers, intent.operation, (body, True), _HeaderOptions(intent.timeout_ms, intent.priority), calibrators)
 
 
-def _read_json(
-    headers: Mapping[str, str], operation: Operation, sent: tuple[bytes, bool], wishes: _Wishes, gauges: Callable[[str], TokenCalibrator]
+def _parse_json(
+    headers: Mapping[str, str],
+    operation: Operation,
+    sent: tuple[bytes, bool],
+    options: _HeaderOptions,
+    calibrators: Callable[[str], TokenCalibrator],
 ) -> ParsedRequest | Refusal:
     body, decoded = sent
     readable = body
-    found = outline(body)
+    found = build_outline(body)
     if isinstance(found, Refusal):
-        readable = outlines.without_lone_surrogates(body)
-        again = outline(readable) if readable != body else found
+        readable = outlines.replace_lone_surrogates(body)
+        again = build_outline(readable) if readable != body else found
         if isinstance(again, Refusal):
             return found
         found = again
-    model = _model(found.value(body, "model"))
+    model = _read_model(found.value(body, "model"))
     if isinstance(model, Refusal):
         return model
     if operation in _WITH_MESSAGES and not found.value(body, "messages").startswith(b"["):
@@ -144,10 +150,10 @@ def _read_json(
     wants_usage = _wants_usage(found.value(readable, "stream_options"))
     if isinstance(wants_usage, Refusal):
         return wants_usage
-    asked = prompt(operation, readable, found)
-    if outlines.too_deep(readable, asked.strings):
+    asked = extract_prompt(operation, readable, found)
+    if outlines.is_too_deep(readable, asked.strings):
         return TOO_DEEP
-    output = _output(operation, readable, found, asked.inputs)
+    output = _read_output(operation, readable, found, asked.inputs)
     if isinstance(output, Refusal):
         return output
     intent = _intent(
@@ -163,11 +169,11 @@ def _read_json(
     return ParsedRequest(intent, body, decoded, found, asked)
 
 
-def _intent(
+def _build_intent(
     headers: Mapping[str, str],
     operation: Operation,
     model: str,
-    wishes: _Wishes,
+    options: _HeaderOptions,
     size: Estimate,
     output: _Output,
     *,
@@ -190,7 +196,7 @@ def _intent(
     )
 
 
-def _wishes(headers: Mapping[str, str]) -> _Wishes | Refusal:
+def _read_options(headers: Mapping[str, str]) -> _HeaderOptions | Refusal:
     timeout = headers.get("x-din-timeout-ms")
     timeout_ms = None
     if timeout is not None:
@@ -204,10 +210,10 @@ def _wishes(headers: Mapping[str, str]) -> _Wishes | Refusal:
         priority = _PRIORITIES.get(named.strip())
         if priority is None:
             return _BAD_PRIORITY
-    return _Wishes(timeout_ms, priority)
+    return _HeaderOptions(timeout_ms, priority)
 
 
-def _model(raw: bytes) -> str | Refusal:
+def _read_model(raw: bytes) -> str | Refusal:
     if not raw.startswith(b'"'):
         return _NO_MODEL
     try:
@@ -216,54 +222,56 @@ def _model(raw: bytes) -> str | Refusal:
         return _BAD_MODEL
     if not name:
         return _NO_MODEL
-    return name if sound(name) else _BAD_MODEL
+    return name if is_valid_model_name(name) else _BAD_MODEL
 
 
 def _wants_usage(options: bytes) -> bool | Refusal:
     if not options.startswith(b"{"):
         return False
-    inner = outline(options)
+    inner = build_outline(options)
     return _BAD_OPTIONS if isinstance(inner, Refusal) else inner.value(options, "include_usage") == b"true"
 
 
-def _output(operation: Operation, body: bytes, found: Outline, prompts: int) -> _Output | Refusal:
-    """How much may be answered to so many prompts."""
-    keys, spans = _LIMITS.get(operation), found.spans
+def _read_output(operation: Operation, body: bytes, found: Outline, prompts: int) -> _Output | Refusal:
+    """Read the output limits for so many prompts."""
+    keys, spans = _LIMIT_FIELDS.get(operation), found.spans
     if keys is None:
         return _NO_OUTPUT
     limit = 0
     for key in keys:
         if key in spans:
-            tokens = _count(found.value(body, key))
+            tokens = _read_count(found.value(body, key))
             if tokens is None:
-                return _no_tokens(key)
+                return _refuse_limit(key)
             limit = limit or tokens
-    answers = min(_MOST_ANSWERS, prompts * max([_count(found.value(body, key)) or 1 for key in _CHOICES if key in spans], default=1))
+    answers = min(
+        _MAX_ANSWERS, prompts * max([_read_count(found.value(body, key)) or 1 for key in _ANSWER_COUNT_FIELDS if key in spans], default=1)
+    )
     if not limit:
         return _Output(None, answers, None)
     most = least = limit
-    for key in _OWN_LIMITS:
+    for key in _ENGINE_LIMIT_FIELDS:
         if key in spans and key not in keys:
-            tokens = _count(found.value(body, key))
+            tokens = _read_count(found.value(body, key))
             if tokens is None:
-                return _no_tokens(key)
+                return _refuse_limit(key)
             most, least = max(most, tokens), min(least, tokens or least)
     return _Output(min(MAX_TOKENS, most * answers), answers, least)
 
 
-def _no_tokens(key: str) -> Refusal:
+def _refuse_limit(key: str) -> Refusal:
     return Refusal(RefusalCode.INVALID_REQUEST, f"{key} is no number of tokens", param=key)
 
 
-def _count(raw: bytes) -> int | None:
-    """A positive whole number, 0 for what is none and for the engine to judge, None for one that can't be meant.
+def _read_count(raw: bytes) -> int | None:
+    """Return a positive integer, 0 for a value that the engine must judge, or None for one that is out of range.
 
-    A number in quotes counts, however it is spelled: engines read it as one.
+    A number in quotes counts, because engines accept it.
     """
     if raw.isdigit() and len(raw) < _EXACT_DIGITS:
         return int(raw)
     if raw.startswith(b'"'):
-        raw = _unquoted(raw)
+        raw = _unquote(raw)
     if raw[:1] not in _DIGITS:
         return 0
     try:
@@ -275,8 +283,8 @@ def _count(raw: bytes) -> int | None:
     return int(number) if number.is_integer() else 0
 
 
-def _unquoted(raw: bytes) -> bytes:
-    """What a string says, without the blanks, the sign and the zeros that may stand before a number."""
+def _unquote(raw: bytes) -> bytes:
+    """Decode a string and strip blanks, sign and zeros in front of a number."""
     try:
         return _decode_name(raw).strip().lstrip("+0").encode()
     except msgspec.DecodeError:

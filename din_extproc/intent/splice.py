@@ -1,27 +1,27 @@
-"""Byte-exact edits of a JSON object: values are replaced or keys inserted, and every other byte stays as the client sent it.
+"""Byte-exact edits of a JSON object: values are replaced or keys inserted, every other byte stays as sent.
 
-Rule: nothing is serialised again. Big integers, number spellings, white space and unknown fields survive.
+Nothing is serialised again. Big integers, number spellings, white space and unknown fields survive.
 """
 
 from collections.abc import Collection, Mapping
 
 from din_extproc.domain.verdict import Refusal
-from din_extproc.intent.outline import Outline, outline, without_lone_surrogates
+from din_extproc.intent.outline import Outline, build_outline, replace_lone_surrogates
 
 _USAGE_ONLY = b'{"include_usage":true}'
 
 
-def with_values(body: bytes, at: Outline, values: Mapping[str, bytes], removed: Collection[str] = ()) -> bytes:
-    """The object with these values: in the place of the old one, or in front of all keys where there was none.
+def splice_values(body: bytes, at: Outline, values: Mapping[str, bytes], removed: Collection[str] = ()) -> bytes:
+    """Return the object with these values: in place of the old value, or before all keys if the key is new.
 
     Args:
         body: A JSON object.
         at: Its outline.
         values: JSON by top-level key. Keys are plain names that JSON writes without escapes.
-        removed: Keys that go, with their values and one comma. None of them has a new value.
+        removed: Keys to remove with their values and one comma. None of them may be in `values`.
     """
     if removed:
-        return _without(body, at, values, removed)
+        return _splice_and_remove(body, at, values, removed)
     edits = sorted((at.spans[key], value) for key, value in values.items() if key in at.spans)
     inserted = [b'"%b":%b' % (key.encode(), value) for key, value in values.items() if key not in at.spans]
     parts = [body[: at.start], b",".join(inserted)]
@@ -35,8 +35,8 @@ def with_values(body: bytes, at: Outline, values: Mapping[str, bytes], removed: 
     return b"".join(parts)
 
 
-def place_after(at: Outline, values: Mapping[str, bytes], key: str) -> int:
-    """Where a value that the object has begins in what `with_values` makes of it, when nothing is removed."""
+def offset_after_splice(at: Outline, values: Mapping[str, bytes], key: str) -> int:
+    """Return the offset of an existing value in the result of `splice_values`, when nothing is removed."""
     inserted = [len(name) + 3 + len(value) for name, value in values.items() if name not in at.spans]
     start = at.spans[key][0]
     shift = sum(inserted) + len(inserted)
@@ -47,8 +47,8 @@ def place_after(at: Outline, values: Mapping[str, bytes], key: str) -> int:
     return start + shift
 
 
-def _without(body: bytes, at: Outline, values: Mapping[str, bytes], removed: Collection[str]) -> bytes:
-    """The same, member by member: from its comma to the end of its value."""
+def _splice_and_remove(body: bytes, at: Outline, values: Mapping[str, bytes], removed: Collection[str]) -> bytes:
+    """Return the object as `splice_values` does, copying member by member: from its comma to the end of its value."""
     parts = [body[: at.start], b",".join([b'"%b":%b' % (key.encode(), value) for key, value in values.items() if key not in at.spans])]
     follows, position = bool(parts[1]), at.start
     for index, (key, (start, end)) in enumerate(at.spans.items()):
@@ -62,15 +62,15 @@ def _without(body: bytes, at: Outline, values: Mapping[str, bytes], removed: Col
     return b"".join(parts)
 
 
-def asking_for_usage(options: bytes) -> bytes:
-    """`stream_options` with `include_usage` set, whatever else it holds.
+def add_include_usage(options: bytes) -> bytes:
+    """Return `stream_options` with `include_usage` set and everything else unchanged.
 
     Args:
-        options: The value as sent, b"" when there is none. What is neither an object nor null is left for the engine to refuse.
+        options: The value as sent, b"" when it is missing. A value that is neither an object nor null is returned unchanged.
     """
     if options in (b"", b"null"):
         return _USAGE_ONLY
-    inner = outline(without_lone_surrogates(options) if b"\\u" in options else options)
+    inner = build_outline(replace_lone_surrogates(options) if b"\\u" in options else options)
     if isinstance(inner, Refusal) or inner.value(options, "include_usage") == b"true":
         return options
-    return with_values(options, inner, {"include_usage": b"true"})
+    return splice_values(options, inner, {"include_usage": b"true"})

@@ -15,10 +15,10 @@ from msgspec import Struct
 from tokenizers import Tokenizer
 
 from din_extproc.domain.request import Operation
-from din_extproc.intent.calibration import Calibration, learn
-from din_extproc.intent.estimate import TokenCalibrator, estimate
-from din_extproc.intent.openai import Prompt, prompt
-from din_extproc.intent.outline import Outline, outline
+from din_extproc.intent.calibration import Calibration, update_calibration
+from din_extproc.intent.estimate import TokenCalibrator, estimate_tokens
+from din_extproc.intent.openai import Prompt, extract_prompt
+from din_extproc.intent.outline import Outline, build_outline
 from tests.bench.corpus import EVEN, KINDS, MOSTLY_SHORT, SIZES, Text, texts
 from tests.bench.vocabularies import NAMES, tokenizer
 
@@ -56,22 +56,22 @@ def calibrated(half: list[Sample]) -> Calibration:
     calibration = Calibration()
     for turn in range(_ROUNDS):
         for sample in random.Random(turn).sample(half, len(half)):
-            found = estimate(sample.prompt, TokenCalibrator())
-            calibration = learn(calibration, found.features, found.fixed, sample.tokens)
+            found = estimate_tokens(sample.prompt, TokenCalibrator())
+            calibration = update_calibration(calibration, found.features, found.fixed, sample.tokens)
     return calibration
 
 
 def errors(half: list[Sample], calibration: Calibration) -> list[Error]:
     """How wrong the estimates of these are."""
     gauge = TokenCalibrator(calibration)
-    return [Error(one.text.kind, one.text.size, estimate(one.prompt, gauge).tokens / one.tokens - 1) for one in half]
+    return [Error(one.text.kind, one.text.size, estimate_tokens(one.prompt, gauge).tokens / one.tokens - 1) for one in half]
 
 
 def time_ratio(exact: Tokenizer) -> float:
     """Time to estimate a prompt of 32 thousand tokens of English over the time to tokenize it, both from the decoded body's bytes."""
     long = max((text for text in texts(1, (0, 0, 0, 0, 1)) if text.kind == "english"), key=lambda text: len(text.text))
     asked = _prompt(long.text)
-    return _quickest(lambda: estimate(asked, TokenCalibrator()), 50) / _quickest(lambda: exact.encode_batch_fast([long.text]), 3)
+    return _quickest(lambda: estimate_tokens(asked, TokenCalibrator()), 50) / _quickest(lambda: exact.encode_batch_fast([long.text]), 3)
 
 
 def measure(names: tuple[str, ...] = NAMES) -> dict[str, float]:
@@ -97,9 +97,9 @@ def measure(names: tuple[str, ...] = NAMES) -> dict[str, float]:
 
 def _prompt(text: str) -> Prompt:
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}, ensure_ascii=False).encode()
-    found = outline(body)
+    found = build_outline(body)
     assert isinstance(found, Outline)
-    return prompt(Operation.CHAT, body, found)
+    return extract_prompt(Operation.CHAT, body, found)
 
 
 def _mean(found: list[Error]) -> float:

@@ -13,7 +13,7 @@ from din_extproc.domain.node import Pool
 from din_extproc.domain.request import RequestHead
 from din_extproc.flow.node_order import NodeRequest, order
 from din_extproc.intent.estimate import TokenCalibrator
-from din_extproc.intent.read import ParsedRequest, read
+from din_extproc.intent.read import ParsedRequest, parse_request
 from din_extproc.southbound.engines import ENGINES
 from tests.property.test_dialect_streams import cut
 from tests.support.lua_filter import JSON, UsageFilter
@@ -85,7 +85,7 @@ def spelled(seed: int, *, streams: bool, tells: bool, same_name: bool) -> tuple[
 @given(seed=seeds, engine=st.sampled_from(sorted(ENGINES)), streams=st.booleans(), tells=st.booleans(), same_name=st.booleans())
 def test_a_request_reaches_the_engine_as_it_was_sent_but_for_what_is_spliced(seed, engine, streams, tells, same_name):
     body, wanted = spelled(seed, streams=streams, tells=tells, same_name=same_name)
-    reading = read(RequestHead("POST", "/v1/chat/completions", {}), body, lambda _name: TokenCalibrator(), 1 << 20)
+    reading = parse_request(RequestHead("POST", "/v1/chat/completions", {}), body, lambda _name: TokenCalibrator(), 1 << 20)
     assert isinstance(reading, ParsedRequest), reading
     made = order(reading, reading.intent, Pool("p", "physical", "physical", engine=engine, scheduler="round_robin", nodes=()))
     assert isinstance(made, NodeRequest)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from din_extproc.domain.request import Operation, RequestHead
 from din_extproc.domain.verdict import Refusal, error_body
 from din_extproc.intent.estimate import TokenCalibrator
-from din_extproc.intent.outline import outline
-from din_extproc.intent.read import ParsedRequest, read
-from din_extproc.intent.splice import asking_for_usage, with_values
+from din_extproc.intent.outline import build_outline
+from din_extproc.intent.read import ParsedRequest, parse_request
+from din_extproc.intent.splice import add_include_usage, splice_values
 from tests.support.odd_json import KEYS, Speller
 
 GAUGE = TokenCalibrator()
@@ -26,7 +26,7 @@ posted = st.sampled_from([operation.value for operation in Operation if operatio
 
 
 def checked(head, body):
-    found = read(head, body, lambda _model: GAUGE, LIMIT)
+    found = parse_request(head, body, lambda _model: GAUGE, LIMIT)
     if isinstance(found, Refusal):
         assert 400 <= found.code.status < 500
         assert len(error_body(found.code, found.message, trace_id="t", param=found.param)) < 2000
@@ -87,16 +87,16 @@ def test_nasty_repetitions_are_read_or_refused(path, opening, place):
 @given(body=bodies, value=values, keys=st.lists(st.sampled_from([*KEYS, "new", "other"]), min_size=1, max_size=3, unique=True))
 @example(body=b"{}", value="1", keys=["new", "other"])
 def test_a_splice_changes_these_values_and_no_other_byte(body, value, keys):
-    found = outline(body)
+    found = build_outline(body)
     expected = json.loads(body)
-    result = with_values(body, found, dict.fromkeys(keys, value.encode()))
+    result = splice_values(body, found, dict.fromkeys(keys, value.encode()))
     expected.update(dict.fromkeys(keys, json.loads(value)))
     assert json.loads(result) == expected
-    after = outline(result)
+    after = build_outline(result)
     assert list(after.spans)[-len(found.spans) or len(after.spans) :] == list(found.spans)
     back = result
     for key in (key for key in keys if key in found.spans):
-        back = with_values(back, outline(back), {key: found.value(body, key)})
+        back = splice_values(back, build_outline(back), {key: found.value(body, key)})
     for key in reversed([key for key in keys if key not in found.spans]):
         inserted = b'"%b":%b' % (key.encode(), value.encode())
         at = back.index(inserted)
@@ -108,14 +108,14 @@ def test_a_splice_changes_these_values_and_no_other_byte(body, value, keys):
 @settings(max_examples=300)
 @given(options=bodies)
 def test_usage_is_asked_for_with_every_other_option_kept(options):
-    result = asking_for_usage(options)
+    result = add_include_usage(options)
     assert json.loads(result) == {**json.loads(options), "include_usage": True}
 
 
 @settings(max_examples=300)
 @given(body=bodies)
 def test_spans_are_the_values(body):
-    found = outline(body)
+    found = build_outline(body)
     whole = json.loads(body)
     assert list(found.spans) == list(whole)
     for key, (start, end) in found.spans.items():
@@ -125,8 +125,8 @@ def test_spans_are_the_values(body):
 @settings(max_examples=300)
 @given(body=bodies, data=st.data())
 def test_a_key_said_twice_is_refused(body, data):
-    spans = outline(body).spans
+    spans = build_outline(body).spans
     if spans:
         key = data.draw(st.sampled_from(list(spans)))
         twice = body.rstrip()[:-1] + b"," + json.dumps(key).encode() + b":" + data.draw(st.sampled_from([b"1", b"null", b'"x"'])) + b"}"
-        assert isinstance(outline(twice), Refusal)
+        assert isinstance(build_outline(twice), Refusal)

@@ -10,7 +10,7 @@ from din_extproc.domain.tenant import OnSensitive
 from din_extproc.flow.calibrators import TokenCalibrators
 from din_extproc.flow.screening import screened
 from din_extproc.flow.view import ScreeningPolicy
-from din_extproc.intent.read import ParsedRequest, read
+from din_extproc.intent.read import ParsedRequest, parse_request
 from din_extproc.screen.find import Screen
 from din_extproc.screen.kinds import BUILT_IN
 
@@ -44,7 +44,7 @@ def test_only_findings_change(messages, data):
     sent = [written(text, data.draw) for text in texts]
     shape = '{{ "model":"m" ,"user": "a.b@example.com", "messages" : [{}], "seed":1.50 }}'
     body = shape.format(", ".join(f'{{"role":"user","content" : {text}}}' for text in sent)).encode()
-    reading = read(HEAD, body, GAUGES.named, 1 << 20)
+    reading = parse_request(HEAD, body, GAUGES.named, 1 << 20)
     assert isinstance(reading, ParsedRequest)
     seen = screened(reading, SCREENING, HEAD, GAUGES.named)
     assert isinstance(seen, ParsedRequest)

@@ -23,8 +23,8 @@ from din_extproc.flow.pool_membership import PoolMembership
 from din_extproc.flow.screening import screened
 from din_extproc.flow.timeouts import limits
 from din_extproc.flow.view import facts
-from din_extproc.intent.prefix import prefix
-from din_extproc.intent.read import ParsedRequest, read
+from din_extproc.intent.prefix import hash_prefix
+from din_extproc.intent.read import ParsedRequest, parse_request
 from din_extproc.roles.operate.unknown_tenant import stranger
 from din_extproc.roles.serve.decision_view import make_view
 from din_extproc.route.table import Routed
@@ -70,7 +70,7 @@ def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None =
     head = RequestHead(request.method, request.path, {name.lower(): value for name, value in request.headers.items()})
     view = make_view(settings, {})
     gauges = TokenCalibrators(view.table.preferred)
-    reading = read(head, bytes(request.body), gauges.named, view.body_limit)
+    reading = parse_request(head, bytes(request.body), gauges.named, view.body_limit)
     if isinstance(reading, Refusal):
         return refused(reading)
     screening = view.screenings.get(tenant.id)
@@ -78,7 +78,7 @@ def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None =
         reading = screened(reading, screening, head, gauges.named)
         if isinstance(reading, Refusal):
             return refused(reading)
-    wish = ExplainedIntent.of(reading.intent, prefix(reading.prompt))
+    wish = ExplainedIntent.of(reading.intent, hash_prefix(reading.prompt))
     members = PoolMembership.of(settings.pools) if rows is None else members_of(rows)
     asked = (reading.intent, tenant, head, datetime.now(UTC).hour, members.versions)
     routed, tried = view.table.route(*asked), view.table.tried(*asked)

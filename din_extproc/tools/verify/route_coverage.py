@@ -20,7 +20,7 @@ from din_extproc.flow.calibrators import TokenCalibrators
 from din_extproc.flow.node_selector import RequestSize
 from din_extproc.flow.pool_membership import PoolMembership
 from din_extproc.flow.view import DecisionView, facts
-from din_extproc.intent.read import ParsedRequest, read
+from din_extproc.intent.read import ParsedRequest, parse_request
 from din_extproc.route.table import CompiledRule, Routed
 from din_extproc.schedule.pick import Demand, filter_shapes, group_by_shape
 from din_extproc.tools.verify.sample_request import SampleRequest, wishes
@@ -162,7 +162,7 @@ class RouteCoverage:
         words = max(1, wanted)
         for _ in range(_ATTEMPTS):
             body = _body(operation, name, words, stream=stream)
-            reading = read(head, body, self._gauges.named, self._view.body_limit)
+            reading = parse_request(head, body, self._gauges.named, self._view.body_limit)
             if isinstance(reading, Refusal):
                 break
             estimated = reading.intent.prompt_tokens

@@ -11,9 +11,9 @@ import pytest
 from din_extproc.domain.request import Operation
 from din_extproc.edge.tokenizers import ModelTokenizer, TokenizerUnavailable
 from din_extproc.intent.calibration import Calibration
-from din_extproc.intent.estimate import TokenCalibrator, estimate
-from din_extproc.intent.openai import prompt
-from din_extproc.intent.outline import outline
+from din_extproc.intent.estimate import TokenCalibrator, estimate_tokens
+from din_extproc.intent.openai import extract_prompt
+from din_extproc.intent.outline import build_outline
 from tests.bench.vocabularies import package_folder, smollm2_folder, tokenizer
 from tests.support.stack import node, tenant
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 def asked(body, operation=Operation.CHAT):
     encoded = msgspec.json.encode(body)
-    return prompt(operation, encoded, outline(encoded))
+    return extract_prompt(operation, encoded, build_outline(encoded))
 
 
 def loaded(folder):
@@ -35,7 +35,7 @@ def loaded(folder):
 def counted(found, body, operation=Operation.CHAT, gauge=None):
     gauge = gauge or TokenCalibrator()
     question = asked(body, operation)
-    return asyncio.run(found.count(question, estimate(question, gauge), gauge))
+    return asyncio.run(found.count(question, estimate_tokens(question, gauge), gauge))
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_media_and_features_stay_as_estimated(smollm2):
         "messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "data:"}}]}]
     }
     exact = counted(smollm2, body, gauge=TokenCalibrator(media_tokens=500))
-    plain = estimate(asked(body), TokenCalibrator(media_tokens=500))
+    plain = estimate_tokens(asked(body), TokenCalibrator(media_tokens=500))
     assert (exact.features, exact.fixed) == (plain.features, 500)
     assert 500 < exact.tokens < 560
 
@@ -91,7 +91,7 @@ def test_embeddings_count_their_special_tokens_per_input():
 
 def test_until_it_is_loaded_the_estimate_stays():
     question = asked({"messages": [{"role": "user", "content": "x"}]})
-    before = estimate(question, TokenCalibrator())
+    before = estimate_tokens(question, TokenCalibrator())
     assert asyncio.run(ModelTokenizer(Path("nowhere")).count(question, before, TokenCalibrator())) is before
 
 

@@ -1,10 +1,10 @@
 """What prompts are weighed with: by model, learned, told to other processes, with the catalogue's cost of media."""
 
 from din_extproc.flow.calibrators import TokenCalibrators
-from din_extproc.intent.estimate import TokenCalibrator, estimate
+from din_extproc.intent.estimate import TokenCalibrator, estimate_tokens
 from din_extproc.intent.openai import Prompt
 
-TEXT = estimate(Prompt(b'"' + b"word " * 400 + b'"', messages=1), TokenCalibrator())
+TEXT = estimate_tokens(Prompt(b'"' + b"word " * 400 + b'"', messages=1), TokenCalibrator())
 
 
 def gauges() -> TokenCalibrators:

@@ -9,14 +9,14 @@ from din_extproc.domain.request import RequestHead
 from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.flow.node_order import order
 from din_extproc.intent.estimate import TokenCalibrator
-from din_extproc.intent.read import ParsedRequest, read
+from din_extproc.intent.read import ParsedRequest, parse_request
 from din_extproc.southbound.engines import ENGINES
 
 CHAT = "/v1/chat/completions"
 
 
 def asked(body: bytes, *, path: str = CHAT, **pool):
-    reading = read(RequestHead("POST", path, {}), body, lambda _name: TokenCalibrator(), 1 << 20)
+    reading = parse_request(RequestHead("POST", path, {}), body, lambda _name: TokenCalibrator(), 1 << 20)
     assert isinstance(reading, ParsedRequest), reading
     settings = {"engine": "vllm", "scheduler": "round_robin", "nodes": (), **pool}
     return order(reading, reading.intent, Pool("p", "physical", "physical", **settings))

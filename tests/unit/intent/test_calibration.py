@@ -4,8 +4,8 @@ import pytest
 
 from din_extproc.domain.request import Estimate
 from din_extproc.intent.boundary import needs_exact
-from din_extproc.intent.calibration import CLASSES, Calibration, learn
-from din_extproc.intent.estimate import TokenCalibrator, estimate
+from din_extproc.intent.calibration import CLASSES, Calibration, update_calibration
+from din_extproc.intent.estimate import TokenCalibrator, estimate_tokens
 from din_extproc.intent.openai import Prompt
 from tests.bench.estimate_error import _mean, _p95, calibrated, errors, samples, time_ratio
 from tests.bench.vocabularies import tokenizer
@@ -21,8 +21,8 @@ def taught(teach, times, start=None):
     calibration = start or Calibration()
     for turn in range(times):
         for prompt in (PROSE, CHINESE):
-            found = estimate(prompt, TokenCalibrator())
-            calibration = learn(calibration, found.features, found.fixed, teach(prompt, turn))
+            found = estimate_tokens(prompt, TokenCalibrator())
+            calibration = update_calibration(calibration, found.features, found.fixed, teach(prompt, turn))
     return calibration
 
 
@@ -44,16 +44,16 @@ def test_the_error_after_calibration_is_within_its_bar(name, tmp_path_factory):
 def test_a_model_is_learned_within_a_few_prompts():
     gauge = TokenCalibrator(taught(truth, 20))
     for prompt in (PROSE, CHINESE):
-        assert abs(estimate(prompt, gauge).tokens / truth(prompt) - 1) < 0.03
+        assert abs(estimate_tokens(prompt, gauge).tokens / truth(prompt) - 1) < 0.03
     assert gauge.calibration.band < Calibration().band / 2
 
 
 def test_what_was_learned_of_one_script_is_kept_while_another_is_used():
     calibration = taught(truth, 20)
-    before = estimate(CHINESE, TokenCalibrator(calibration)).tokens
+    before = estimate_tokens(CHINESE, TokenCalibrator(calibration)).tokens
     for _ in range(2000):
-        calibration = learn(calibration, estimate(PROSE, TokenCalibrator()).features, 0, 400)
-    assert abs(estimate(CHINESE, TokenCalibrator(calibration)).tokens / before - 1) < 0.1
+        calibration = update_calibration(calibration, estimate_tokens(PROSE, TokenCalibrator()).features, 0, 400)
+    assert abs(estimate_tokens(CHINESE, TokenCalibrator(calibration)).tokens / before - 1) < 0.1
 
 
 @pytest.mark.parametrize("lie", [0, -5, 1, 10**9, 2**63])
@@ -66,33 +66,33 @@ def test_one_lie_in_ten_bends_little():
     chance = random.Random(3)
     gauge = TokenCalibrator(taught(lambda prompt, _turn: truth(prompt) * (4 if chance.random() < 0.1 else 1), 400))
     for prompt in (PROSE, CHINESE):
-        assert abs(estimate(prompt, gauge).tokens / truth(prompt) - 1) < 0.15
+        assert abs(estimate_tokens(prompt, gauge).tokens / truth(prompt) - 1) < 0.15
 
 
 def test_a_liar_never_leaves_the_bounds():
     chance = random.Random(4)
     gauge = TokenCalibrator(taught(lambda prompt, _turn: chance.randrange(len(prompt.strings) // 16, len(prompt.strings)), 1000))
-    assert 1 <= estimate(PROSE, gauge).tokens <= len(PROSE.strings) + 320
+    assert 1 <= estimate_tokens(PROSE, gauge).tokens <= len(PROSE.strings) + 320
     assert gauge.calibration.band <= 1
 
 
 def test_prompts_with_media_or_token_ids_teach_nothing():
-    features = estimate(PROSE, TokenCalibrator()).features
-    assert learn(Calibration(), features, 1024, 1400) == Calibration()
-    assert learn(Calibration(), (0,) * len(CLASSES), 0, 5) is not None
-    assert learn(Calibration(), (), 0, 400) == Calibration()
-    assert learn(Calibration(), (1.0, 2.0), 0, 400) == Calibration()
+    features = estimate_tokens(PROSE, TokenCalibrator()).features
+    assert update_calibration(Calibration(), features, 1024, 1400) == Calibration()
+    assert update_calibration(Calibration(), (0,) * len(CLASSES), 0, 5) is not None
+    assert update_calibration(Calibration(), (), 0, 400) == Calibration()
+    assert update_calibration(Calibration(), (1.0, 2.0), 0, 400) == Calibration()
 
 
 def test_a_long_text_is_sampled_and_still_scaled_to_its_length():
-    whole = estimate(PROSE, TokenCalibrator()).tokens
+    whole = estimate_tokens(PROSE, TokenCalibrator()).tokens
     long = Prompt(b'"%b"' % (PROSE.strings[1:-1] * 200), messages=1)
-    assert estimate(long, TokenCalibrator()).tokens == pytest.approx(200 * whole, rel=0.03)
+    assert estimate_tokens(long, TokenCalibrator()).tokens == pytest.approx(200 * whole, rel=0.03)
 
 
 def test_an_empty_prompt_costs_nothing_and_media_cost_their_constant():
-    assert estimate(Prompt(b""), TokenCalibrator()).tokens == 0
-    found = estimate(Prompt(b"", token_ids=7, media=2), TokenCalibrator(media_tokens=300))
+    assert estimate_tokens(Prompt(b""), TokenCalibrator()).tokens == 0
+    found = estimate_tokens(Prompt(b"", token_ids=7, media=2), TokenCalibrator(media_tokens=300))
     assert (found.tokens, found.fixed) == (607, 607)
 
 

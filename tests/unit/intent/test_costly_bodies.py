@@ -10,8 +10,8 @@ import pytest
 from din_extproc.domain.request import RequestHead
 from din_extproc.domain.verdict import Refusal
 from din_extproc.intent.estimate import TokenCalibrator
-from din_extproc.intent.outline import outline, too_deep, without_lone_surrogates
-from din_extproc.intent.read import ParsedRequest, read
+from din_extproc.intent.outline import build_outline, is_too_deep, replace_lone_surrogates
+from din_extproc.intent.read import ParsedRequest, parse_request
 
 SIZE = 4 << 20
 MOST = 12.0
@@ -113,7 +113,7 @@ def spent(body: bytes, path: str = "/v1/chat/completions") -> float:
 
 def timed(body: bytes, path: str = "/v1/chat/completions") -> float:
     began = time.process_time()
-    read(RequestHead("POST", path, {}), body, lambda _model: GAUGE, 3 * SIZE)
+    parse_request(RequestHead("POST", path, {}), body, lambda _model: GAUGE, 3 * SIZE)
     return time.process_time() - began
 
 
@@ -138,30 +138,30 @@ def test_no_list_of_inputs_costs_much_more_than_a_chat_of_its_size(ordinary, sha
 
 def test_the_bounds_hold_for_what_gzip_unfolds_to():
     body = gzip.compress(chat(b'"messages":[],' + keys(b'"k%d":[{}]')), compresslevel=1)
-    found = read(RequestHead("POST", "/v1/chat/completions", {"content-encoding": "gzip"}), body, lambda _model: GAUGE, 2 * SIZE)
+    found = parse_request(RequestHead("POST", "/v1/chat/completions", {"content-encoding": "gzip"}), body, lambda _model: GAUGE, 2 * SIZE)
     assert isinstance(found, Refusal)
-    assert found.message in {outline(chat(keys(b'"k%d":1'))).message, outline(chat(keys(b'"k%d":[{}]'))).message}
+    assert found.message in {build_outline(chat(keys(b'"k%d":1'))).message, build_outline(chat(keys(b'"k%d":[{}]'))).message}
 
 
 def test_brackets_in_texts_are_neither_lists_nor_depth():
     for inside in (b"[", b'\\"[', b"\\\\", b'\\\\\\"[{'):
         body = chat(b'"messages":[],"x":["%b",[1],"","]"]' % (inside * 400_000))
-        assert not isinstance(outline(body), Refusal), inside
-        assert not too_deep(body), inside
-    assert too_deep(b'{"a":["\\\\",' + b'["]",' * 600 + b"1" + b"]" * 601 + b"}")
+        assert not isinstance(build_outline(body), Refusal), inside
+        assert not is_too_deep(body), inside
+    assert is_too_deep(b'{"a":["\\\\",' + b'["]",' * 600 + b"1" + b"]" * 601 + b"}")
 
 
 def test_more_halves_of_surrogate_pairs_than_any_client_cuts_are_no_json():
     body = chat(b'"messages":[{"role":"user","content":"%b"}]' % (b"\\ud83dx" * 60_000))
     many = text(b"\\ud83d")
-    assert isinstance(read(RequestHead("POST", "/v1/chat/completions", {}), body, lambda _model: GAUGE, SIZE), ParsedRequest)
-    found = read(RequestHead("POST", "/v1/chat/completions", {}), many, lambda _model: GAUGE, 2 * SIZE)
+    assert isinstance(parse_request(RequestHead("POST", "/v1/chat/completions", {}), body, lambda _model: GAUGE, SIZE), ParsedRequest)
+    found = parse_request(RequestHead("POST", "/v1/chat/completions", {}), many, lambda _model: GAUGE, 2 * SIZE)
     assert isinstance(found, Refusal)
     assert "not valid JSON" in found.message
-    assert len(without_lone_surrogates(many)) == len(many)
+    assert len(replace_lone_surrogates(many)) == len(many)
 
 
 def test_a_half_after_what_only_looks_like_an_escape_is_a_half():
     body = chat(b'"messages":[{"role":"user","content":"\\\\ud83d\\ude00"}]')
-    assert json.loads(without_lone_surrogates(body))["messages"][0]["content"] == "\\ud83d\ufffd"
-    assert without_lone_surrogates(b'"\\ud83d\0\\\\"') == b'"\\ud83d\0\\\\"'
+    assert json.loads(replace_lone_surrogates(body))["messages"][0]["content"] == "\\ud83d\ufffd"
+    assert replace_lone_surrogates(b'"\\ud83d\0\\\\"') == b'"\\ud83d\0\\\\"'

@@ -4,12 +4,12 @@ import time
 import pytest
 
 from din_extproc.domain.verdict import Refusal, RefusalCode
-from din_extproc.intent.outline import MAX_DEPTH, MAX_KEYS, Outline, outline, too_deep, without_lone_surrogates
+from din_extproc.intent.outline import MAX_DEPTH, MAX_KEYS, Outline, build_outline, is_too_deep, replace_lone_surrogates
 
 
 def test_spans_hold_the_values_exactly():
     body = b' {"a" : "x\\"y" ,\n"b":[1, {"c":"}"}],"":{},"n":-1.50e+3\t, "\xe4\xb8\xad":null}\r\n'
-    found = outline(body)
+    found = build_outline(body)
     assert {key: body[start:end] for key, (start, end) in found.spans.items()} == {
         "a": b'"x\\"y"',
         "b": b'[1, {"c":"}"}]',
@@ -36,7 +36,7 @@ def test_spans_hold_the_values_exactly():
     ],
 )
 def test_a_key_that_occurs_twice_is_refused_by_name(body, key):
-    refusal = outline(body)
+    refusal = build_outline(body)
     assert isinstance(refusal, Refusal)
     assert refusal.code is RefusalCode.INVALID_REQUEST
     assert refusal.param == key
@@ -80,7 +80,7 @@ def test_a_key_that_occurs_twice_is_refused_by_name(body, key):
     ],
 )
 def test_what_is_no_json_object_is_refused_shortly(body):
-    refusal = outline(body)
+    refusal = build_outline(body)
     assert isinstance(refusal, Refusal)
     assert refusal.code.status == 400
     assert len(refusal.message) < 200
@@ -88,9 +88,9 @@ def test_what_is_no_json_object_is_refused_shortly(body):
 
 def test_depth_is_counted_outside_strings_only():
     brackets = b'"' + b"[{" * 2000 + b'"'
-    assert not too_deep(b'{"a":' + brackets + b"}", brackets)
-    assert not too_deep(b'{"a":' + brackets + b"}")
-    assert not too_deep(b'{"a":["\\"' + b"[" * 2000 + b'"]}')
+    assert not is_too_deep(b'{"a":' + brackets + b"}", brackets)
+    assert not is_too_deep(b'{"a":' + brackets + b"}")
+    assert not is_too_deep(b'{"a":["\\"' + b"[" * 2000 + b'"]}')
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":'])
@@ -98,9 +98,9 @@ def test_depth_is_exact_at_the_limit(opening):
     closing = b"]" if opening == b"[" else b"}"
     for depth in (MAX_DEPTH, MAX_DEPTH + 1):
         body = opening * depth + b"1" + closing * depth
-        assert too_deep(body) is (depth > MAX_DEPTH)
+        assert is_too_deep(body) is (depth > MAX_DEPTH)
     wide = b"[" + b",".join([b"[[{}]]"] * 3000) + b"]"
-    assert not too_deep(wide)
+    assert not is_too_deep(wide)
 
 
 @pytest.mark.parametrize(
@@ -108,32 +108,32 @@ def test_depth_is_exact_at_the_limit(opening):
 )
 def test_half_a_surrogate_pair_is_replaced_in_place(lone):
     body = f'{{"a":"x{lone}","b":1}}'.encode()
-    replaced = without_lone_surrogates(body)
+    replaced = replace_lone_surrogates(body)
     assert len(replaced) == len(body)
-    assert isinstance(outline(replaced), Outline)
+    assert isinstance(build_outline(replaced), Outline)
     assert json.loads(replaced)["a"] == "".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in json.loads(body)["a"])
 
 
 @pytest.mark.parametrize("whole", ["\\ud83d\\ude00", "\\\\ud83d", "\\u00e9", "plain"])
 def test_whole_pairs_and_escaped_backslashes_stay(whole):
     body = f'{{"a":"{whole}"}}'.encode()
-    assert without_lone_surrogates(body) == body
+    assert replace_lone_surrogates(body) == body
 
 
 def test_an_object_of_half_a_million_keys_is_refused_before_anybody_makes_them():
     crowded = b'{"model":"m",' + b",".join(b'"k%d":1' % number for number in range(500_000)) + b"}"
     busy = b'{"model":"m","messages":[' + b",".join([b'{"role":"user","content":"hi"}'] * 200_000) + b"]}"
     began = time.process_time()
-    assert "more than 1024 keys" in outline(crowded).message
+    assert "more than 1024 keys" in build_outline(crowded).message
     refusing = time.process_time() - began
     began = time.process_time()
-    assert outline(busy).spans.keys() == {"model", "messages"}
+    assert build_outline(busy).spans.keys() == {"model", "messages"}
     assert refusing < 2 * (time.process_time() - began), "a crowd costs no more than a long conversation"
 
 
 def test_a_broken_body_full_of_keys_is_told_so_as_a_broken_body():
     broken = b'{"model":"m",' + b",".join(b'"k%d":1' % number for number in range(500)) + b',"x":{' + b'"a":1,' * 20_000 + b"!}"
-    assert "not valid JSON" in outline(broken).message
+    assert "not valid JSON" in build_outline(broken).message
 
 
 _MIB = 1 << 20
@@ -154,16 +154,16 @@ def test_a_body_of_millions_of_small_values_is_refused_before_they_are_looked_at
     body = b'{"model":"m","x":[' + b",".join([unit] * (16 * _MIB // (len(unit) + 1))) + b"]}"
     plain = b'{"model":"m","x":"' + b"a" * len(body) + b'"}'
     began = time.process_time()
-    refused = outline(body)
+    refused = build_outline(body)
     spent = time.process_time() - began
     assert isinstance(refused, Refusal)
     assert "The JSON holds more than" in refused.message
     began = time.process_time()
-    assert isinstance(outline(plain), Outline)
+    assert isinstance(build_outline(plain), Outline)
     assert spent < 30 * (time.process_time() - began) + 0.3
 
 
 def test_a_long_prompt_of_json_is_one_text():
     text = json.dumps([{"a": [1, 2, "x"], "b": {"c": []}}] * 150_000)
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode()
-    assert isinstance(outline(body), Outline)
+    assert isinstance(build_outline(body), Outline)

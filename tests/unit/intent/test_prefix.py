@@ -3,14 +3,14 @@
 import json
 
 from din_extproc.domain.request import Operation
-from din_extproc.intent.openai import prompt
-from din_extproc.intent.outline import outline
-from din_extproc.intent.prefix import BYTES, prefix
+from din_extproc.intent.openai import extract_prompt
+from din_extproc.intent.outline import build_outline
+from din_extproc.intent.prefix import PREFIX_BYTES, hash_prefix
 
 
 def of(operation, **body):
     text = json.dumps(body).encode()
-    return prefix(prompt(operation, text, outline(text)))
+    return hash_prefix(extract_prompt(operation, text, build_outline(text)))
 
 
 def chat(*texts):
@@ -25,7 +25,7 @@ def test_one_system_prompt_is_one_number_whatever_is_asked():
 
 
 def test_only_the_first_bytes_count():
-    assert chat("a" * BYTES + "b") == chat("a" * BYTES + "c", "d")
+    assert chat("a" * PREFIX_BYTES + "b") == chat("a" * PREFIX_BYTES + "c", "d")
     assert chat("a" * 20 + "b") != chat("a" * 20 + "c")
 
 

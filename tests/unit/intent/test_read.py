@@ -7,8 +7,8 @@ import pytest
 from din_extproc.domain.request import Operation, Priority, RequestHead
 from din_extproc.domain.verdict import Refusal, RefusalCode, error_body
 from din_extproc.intent.estimate import TokenCalibrator
-from din_extproc.intent.read import ParsedRequest, read
-from din_extproc.intent.splice import with_values
+from din_extproc.intent.read import ParsedRequest, parse_request
+from din_extproc.intent.splice import splice_values
 
 LIMIT = 4 << 20
 GAUGE = TokenCalibrator(media_tokens=500)
@@ -17,7 +17,7 @@ GAUGE = TokenCalibrator(media_tokens=500)
 def reading(body, path="/v1/chat/completions", *, method="POST", limit=LIMIT, **headers):
     body = body if isinstance(body, bytes) else json.dumps(body).encode()
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return read(RequestHead(method, path, named), body, lambda _model: GAUGE, limit)
+    return parse_request(RequestHead(method, path, named), body, lambda _model: GAUGE, limit)
 
 
 def intent(body, path="/v1/chat/completions", **headers):
@@ -208,7 +208,7 @@ def test_half_a_surrogate_pair_in_text_is_forwarded_as_sent(lone):
     body += f'{{"role":"assistant","tool_calls":[{{"function":{{"arguments":"{lone}"}}}}]}}]}}'.encode()
     found = reading(body)
     assert found.body == body
-    assert with_values(found.body, found.outline, {"model": b'"other"'}) == body.replace(b'"m"', b'"other"')
+    assert splice_values(found.body, found.outline, {"model": b'"other"'}) == body.replace(b'"m"', b'"other"')
     error_body(RefusalCode.INTERNAL_ERROR, found.intent.model, trace_id="")
 
 

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from din_extproc.intent.outline import Outline, outline
-from din_extproc.intent.splice import asking_for_usage, place_after, with_values
+from din_extproc.intent.outline import Outline, build_outline
+from din_extproc.intent.splice import add_include_usage, offset_after_splice, splice_values
 
 BODY = (
     b'{"model":"alias","chat_template_kwargs":{"enable_thinking":false},"stream":true,'
@@ -12,13 +12,13 @@ BODY = (
 
 
 def spliced(body, values):
-    found = outline(body)
+    found = build_outline(body)
     assert isinstance(found, Outline)
-    return with_values(body, found, values)
+    return splice_values(body, found, values)
 
 
 def test_only_the_model_and_our_flag_differ():
-    options = asking_for_usage(outline(BODY).value(BODY, "stream_options"))
+    options = add_include_usage(build_outline(BODY).value(BODY, "stream_options"))
     assert spliced(BODY, {"model": b'"physical-name"', "stream_options": options}) == BODY.replace(b'"alias"', b'"physical-name"').replace(
         b'{"step_usage_chunks":true}', b'{"include_usage":true,"step_usage_chunks":true}'
     )
@@ -62,7 +62,7 @@ def test_a_key_written_with_escapes_is_the_same_key():
     ],
 )
 def test_usage_is_asked_for_and_the_other_options_stay(options, expected):
-    assert asking_for_usage(options) == expected
+    assert add_include_usage(options) == expected
 
 
 @pytest.mark.parametrize(
@@ -78,9 +78,9 @@ def test_usage_is_asked_for_and_the_other_options_stay(options, expected):
     ],
 )
 def test_the_place_of_a_value_after_the_edits_is_where_it_stands(body, values):
-    at = outline(body)
-    edited = with_values(body, at, values)
+    at = build_outline(body)
+    edited = splice_values(body, at, values)
     value = values.get("model", at.value(body, "model"))
-    place = place_after(at, values, "model")
+    place = offset_after_splice(at, values, "model")
     assert edited[place : place + len(value)] == value
-    assert outline(edited).spans["model"][0] == place
+    assert build_outline(edited).spans["model"][0] == place

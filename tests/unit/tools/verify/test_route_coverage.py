@@ -9,7 +9,7 @@ from din_extproc.domain.request import Operation
 from din_extproc.domain.verdict import Refusal
 from din_extproc.flow.calibrators import TokenCalibrators
 from din_extproc.flow.pool_membership import PoolMembership
-from din_extproc.intent.read import ParsedRequest, read
+from din_extproc.intent.read import ParsedRequest, parse_request
 from din_extproc.roles.serve.decision_view import make_view
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
@@ -69,7 +69,7 @@ def test_a_request_that_is_made_gets_there(settings: Settings) -> None:
     made = [entry for entry in entries(settings) if not entry.why]
     assert len(made) > 10
     for entry in made:
-        reading = read(entry.head, entry.body, TokenCalibrators(view.table.preferred).named, view.body_limit)
+        reading = parse_request(entry.head, entry.body, TokenCalibrators(view.table.preferred).named, view.body_limit)
         assert isinstance(reading, ParsedRequest)
         routed = view.table.route(reading.intent, acme, entry.head, 12, members.versions)
         assert not isinstance(routed, Refusal)
