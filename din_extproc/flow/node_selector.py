@@ -261,7 +261,7 @@ class NodeSelector:
         found = self.cache.find(key, now)
         if found is None:
             upper = (segment + 1) * SEGMENT_TOKENS - 1
-            found = self.cache.keep(key, self._rank(pool, versions, upper, upper), now)
+            found = self.cache.store(key, self._rank(pool, versions, upper, upper), now)
         if isinstance(found, Refusal):  # a node's limit may lie within the segment, or within the estimate's error
             return self._rank(pool, versions, size.tokens, size.at_least)
         return found

@@ -111,7 +111,7 @@ class WorkerContext(Struct):
     def change(self, view: DecisionView, members: PoolMembership) -> None:
         """Use another view, and the nodes of its pools, from the next request on."""
         self.view = view
-        self.gauges.model_of = view.table.preferred
+        self.gauges.model_of = view.table.preferred_model
         self.gauges.know_media({model: known.media_tokens for model, known in view.models.items()})
         self.placer.forget(members)
 

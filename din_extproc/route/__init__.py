@@ -1,1 +1,1 @@
-"""Which pool serves this intent: aliases, versions, ordered rules, compiled once into an immutable table."""
+"""Routing: maps an intent to a pool by aliases, versions and ordered rules, compiled once into an immutable table."""

@@ -1,6 +1,6 @@
-"""The route cache (R03): decisions kept for a short while, by pool, version constraint and length segment, never by model alone.
+"""The route cache: recent decisions by pool, version constraint and length segment, never by model alone.
 
-Rule: time is an argument, and a change of topology empties it at once (R04): no entry outlives the nodes it names.
+Time is an argument. A change of topology empties the cache, so no entry outlives the nodes it names.
 """
 
 from typing import Generic, TypeVar
@@ -13,11 +13,11 @@ SEGMENT_TOKENS = 512
 
 
 class RouteCache(Generic[Value]):
-    """Bounded, with one time to live for all entries.
+    """A bounded cache with one time to live for all entries.
 
     Args:
-        ttl_s: How long an entry is good, in seconds.
-        limit: How many entries are kept; at the limit all of them go (they live two seconds anyway).
+        ttl_s: Time to live in seconds.
+        limit: The largest number of entries; when it is reached, all entries are dropped (they live two seconds anyway).
     """
 
     __slots__ = ("_entries", "_limit", "_ttl_s", "hits", "misses")
@@ -30,7 +30,7 @@ class RouteCache(Generic[Value]):
         self.misses = 0
 
     def find(self, key: Key, now: float) -> Value | None:
-        """The kept decision, None when there is none or it is too old. `now` in seconds, any monotonic clock."""
+        """Return the cached value, or None when it is missing or expired. `now`: seconds of any monotonic clock."""
         entry = self._entries.get(key)
         if entry is None or entry[0] <= now:
             self.misses += 1
@@ -38,13 +38,13 @@ class RouteCache(Generic[Value]):
         self.hits += 1
         return entry[1]
 
-    def keep(self, key: Key, value: Value, now: float) -> Value:
-        """Keep a decision and return it."""
+    def store(self, key: Key, value: Value, now: float) -> Value:
+        """Store a value and return it."""
         if len(self._entries) >= self._limit:
             self._entries.clear()
         self._entries[key] = (now + self._ttl_s, value)
         return value
 
     def clear(self) -> None:
-        """Forget everything: nodes came, went or changed."""
+        """Drop all entries after a change of nodes."""
         self._entries.clear()

@@ -1,6 +1,6 @@
-"""Pools, aliases, rules and tenants to one route table, or every flaw in them at once.
+"""Compiles pools, aliases, rules and tenants to one route table, or reports all their flaws at once.
 
-Rule: whatever can be known before a request comes is worked out here: who may use what, which rules concern which name.
+Everything that does not depend on a request is computed here: the models of each tenant, the rules that concern each name.
 """
 
 from collections import Counter
@@ -11,52 +11,52 @@ from msgspec import Struct
 
 from din_extproc.domain.node import Pool
 from din_extproc.domain.tenant import Tenant
-from din_extproc.route.aliases import Alias, Reach, resolve
+from din_extproc.route.aliases import Alias, Reach, resolve_aliases
 from din_extproc.route.flaw import Flaw, Place, did_you_mean
-from din_extproc.route.rules import Known, Rule, always, compile_condition, dead_patterns
+from din_extproc.route.rules import KnownNames, Rule, compile_condition, find_dead_patterns, match_always
 from din_extproc.route.table import CompiledRule, RouteTable, RouteTarget
 from din_extproc.route.versions import ANY, parse_constraint
 
 
 class Compiled(Struct, frozen=True):
-    """The table, None when a flaw forbids it; warnings come with a table."""
+    """The table, None if a flaw prevents it; warnings come with a table."""
 
     table: RouteTable | None
     flaws: tuple[Flaw, ...]
 
 
 def compile_routes(pools: Sequence[Pool], aliases: Sequence[Alias], rules: Sequence[Rule], tenants: Sequence[Tenant]) -> Compiled:
-    """Compile the routes. The order of pools, rules and an alias's models means something; that of aliases and tenants does not."""
+    """Compile the routes. The order of pools, rules and an alias's models matters; that of aliases and tenants does not."""
     by_name = {pool.name: pool for pool in pools}
     models = tuple(dict.fromkeys(pool.model for pool in pools))
-    reaches, flaws = resolve(aliases, models)
-    compiled, found = _rules(rules, by_name, Known(frozenset(tenant.id for tenant in tenants), (*models, *reaches)))
+    reaches, flaws = resolve_aliases(aliases, models)
+    compiled, found = _compile_rules(rules, by_name, KnownNames(frozenset(tenant.id for tenant in tenants), (*models, *reaches)))
     flaws += found
-    flaws += _circles(rules)
-    flaws += _shadowed(rules, by_name)
-    allowed, found = _allowed(tenants, models, reaches)
+    flaws += _find_cycles(rules)
+    flaws += _find_shadowed(rules, by_name)
+    allowed, found = _allowed_models(tenants, models, reaches)
     flaws += found
     if not all(flaw.warning for flaw in flaws):
         return Compiled(None, tuple(flaws))
     names: dict[str, tuple[bool, Reach]] = {model: (False, {model: ""}) for model in models}
     names |= {alias: (True, reach) for alias, reach in reaches.items()}
-    targets = {name: _target(name, is_alias, reach, compiled, pools) for name, (is_alias, reach) in names.items()}
+    targets = {name: _build_target(name, is_alias, reach, compiled, pools) for name, (is_alias, reach) in names.items()}
     return Compiled(RouteTable(targets, allowed, compiled), tuple(flaws))
 
 
-def _target(name: str, is_alias: bool, reach: Reach, rules: Sequence[CompiledRule], pools: Sequence[Pool]) -> RouteTarget:  # noqa: FBT001
-    """The rules that concern the name; after them each of its pools, which takes what no rule took."""
+def _build_target(name: str, is_alias: bool, reach: Reach, rules: Sequence[CompiledRule], pools: Sequence[Pool]) -> RouteTarget:  # noqa: FBT001
+    """Return the rules that concern the name, followed by each of its pools as a default."""
     preference = {model: rank for rank, model in enumerate(reach)}
     serving = sorted((pool for pool in pools if pool.model in reach), key=lambda pool: preference[pool.model])
     return RouteTarget(
         name=name,
         alias=is_alias,
         models={model: parse_constraint(version) or ANY for model, version in reach.items()},
-        rules=(*(rule for rule in rules if rule.pool.model in reach), *(CompiledRule("", always, pool, None) for pool in serving)),
+        rules=(*(rule for rule in rules if rule.pool.model in reach), *(CompiledRule("", match_always, pool, None) for pool in serving)),
     )
 
 
-def _rules(rules: Sequence[Rule], pools: Mapping[str, Pool], known: Known) -> tuple[list[CompiledRule], list[Flaw]]:
+def _compile_rules(rules: Sequence[Rule], pools: Mapping[str, Pool], known: KnownNames) -> tuple[list[CompiledRule], list[Flaw]]:
     compiled: list[CompiledRule] = []
     flaws: list[Flaw] = []
     times = Counter(rule.id for rule in rules)
@@ -69,9 +69,9 @@ def _rules(rules: Sequence[Rule], pools: Mapping[str, Pool], known: Known) -> tu
         flaws += found
         pool = pools.get(rule.pool)
         if pool is None:
-            flaws.append(_no_pool((*place, "pool"), rule.pool, pools))
+            flaws.append(_unknown_pool((*place, "pool"), rule.pool, pools))
         if rule.fallback and rule.fallback not in pools:
-            flaws.append(_no_pool((*place, "fallback"), rule.fallback, pools))
+            flaws.append(_unknown_pool((*place, "fallback"), rule.fallback, pools))
         if rule.fallback == rule.pool:
             flaws.append(Flaw((*place, "fallback"), "the fallback is the pool itself", "name another pool, or leave it out"))
         if pool is not None:
@@ -79,8 +79,8 @@ def _rules(rules: Sequence[Rule], pools: Mapping[str, Pool], known: Known) -> tu
     return compiled, flaws
 
 
-def _circles(rules: Sequence[Rule]) -> list[Flaw]:
-    """Fallbacks that lead back to where they began: while all of their pools fail, each would be the other's way out."""
+def _find_cycles(rules: Sequence[Rule]) -> list[Flaw]:
+    """Return a flaw for each cycle of fallbacks: if all of its pools failed, each would be another's fallback."""
     ways: dict[str, list[tuple[str, int]]] = {}
     for index, rule in enumerate(rules):
         if rule.fallback and rule.fallback != rule.pool:
@@ -99,49 +99,49 @@ def _circles(rules: Sequence[Rule]) -> list[Flaw]:
                 continue
             pool, index = step
             if pool in path:
-                circle = path[path.index(pool) :]
-                if frozenset(circle) not in named:
-                    named.add(frozenset(circle))
-                    shown = " -> ".join((*circle, pool))
+                cycle = path[path.index(pool) :]
+                if frozenset(cycle) not in named:
+                    named.add(frozenset(cycle))
+                    shown = " -> ".join((*cycle, pool))
                     hint = "let one of them fall back to a pool that needs none"
-                    flaws.append(Flaw(("rules", index, "fallback"), f"the fallbacks run in a circle: {shown}", hint))
+                    flaws.append(Flaw(("rules", index, "fallback"), f"the fallbacks form a cycle: {shown}", hint))
             elif pool not in settled and pool in ways:
                 path.append(pool)
                 branches.append(iter(ways[pool]))
     return flaws
 
 
-def _no_pool(place: Place, name: str, pools: Mapping[str, Pool]) -> Flaw:
+def _unknown_pool(place: Place, name: str, pools: Mapping[str, Pool]) -> Flaw:
     return Flaw(place, f"no pool is called {name!r}", did_you_mean(name, pools), missing=("pools", name))
 
 
-def _shadowed(rules: Sequence[Rule], pools: Mapping[str, Pool]) -> list[Flaw]:
-    """Rules that can't be reached: one before them takes everything that their pool's model and operations can bring."""
+def _find_shadowed(rules: Sequence[Rule], pools: Mapping[str, Pool]) -> list[Flaw]:
+    """Return a warning for each rule that is unreachable because an earlier rule takes everything that its pool can serve."""
     flaws: list[Flaw] = []
-    takers: list[tuple[str, Pool]] = []
+    catch_alls: list[tuple[str, Pool]] = []
     for index, rule in enumerate(rules):
         pool = pools.get(rule.pool)
         if pool is None:
             continue
-        taker = next((taker for taker, taken in takers if taken.model == pool.model and _covers(taken, pool)), None)
-        if taker is not None:
-            message = f"rule {rule.id!r} is never reached: {taker!r} before it takes every request for {pool.model!r}"
+        catch_all = next((catch_all for catch_all, taken in catch_alls if taken.model == pool.model and _covers(taken, pool)), None)
+        if catch_all is not None:
+            message = f"rule {rule.id!r} is never reached: {catch_all!r} before it takes every request for {pool.model!r}"
             flaws.append(Flaw(("rules", index), message, "move it up", warning=True))
         if rule.when.always:
-            takers.append((rule.id, pool))
+            catch_alls.append((rule.id, pool))
     return flaws
 
 
 def _covers(wide: Pool, narrow: Pool) -> bool:
-    """Whether whatever operation and version `narrow` could take, `wide` takes too."""
+    """Return whether `wide` serves every operation and version of `narrow`."""
     operations = wide.operations is None or (narrow.operations is not None and narrow.operations <= wide.operations)
     return operations and {node.version for node in narrow.nodes} <= {node.version for node in wide.nodes}
 
 
-def _allowed(
+def _allowed_models(
     tenants: Sequence[Tenant], models: Sequence[str], reaches: Mapping[str, Reach]
 ) -> tuple[dict[str, frozenset[str]], list[Flaw]]:
-    """Per tenant the physical models that it may use, whatever name it asks under; tenants with the same patterns share one set."""
+    """Return the physical models that each tenant may use under any name; tenants with equal patterns share one set."""
     sets: dict[tuple[str, ...], frozenset[str]] = {}
     dead: dict[str, bool] = {}
     flaws: list[Flaw] = []
@@ -153,5 +153,5 @@ def _allowed(
             if pattern not in dead:
                 dead[pattern] = not any(fnmatchcase(name, pattern) for name in (*models, *reaches))
             if dead[pattern]:
-                flaws += dead_patterns((pattern,), ("tenants", at, "models", index), (*models, *reaches))
+                flaws += find_dead_patterns((pattern,), ("tenants", at, "models", index), (*models, *reaches))
     return {tenant.id: sets[tenant.models] for tenant in tenants}, flaws

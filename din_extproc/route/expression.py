@@ -1,6 +1,6 @@
-"""Rule conditions written in CEL, for what the declarative ones can't say: compiled once, checked against the known variables.
+"""Rule conditions in CEL, for what declarative conditions can't express: compiled once, checked against the known variables.
 
-Rule: an expression that fails on a request, or says neither true nor false, does not match.
+An expression that fails on a request, or whose result is not a boolean, does not match.
 """
 
 import re
@@ -15,7 +15,7 @@ from din_extproc.domain.tenant import Tenant
 
 
 class Facts(Struct, frozen=True, gc=False):
-    """What a condition may look at."""
+    """The data available to a condition."""
 
     intent: Intent
     tenant: Tenant
@@ -23,7 +23,7 @@ class Facts(Struct, frozen=True, gc=False):
     """Names in lower case."""
     hour_utc: int
     model: str
-    """The name asked for, without its version constraint."""
+    """The requested name without its version constraint."""
 
 
 Matches = Callable[[Facts], bool]
@@ -40,8 +40,7 @@ VARIABLES: dict[str, Callable[[Facts], Any]] = {
     "headers": lambda facts: dict(facts.headers),
     "hour_utc": lambda facts: facts.hour_utc,
 }
-"""`estimated_tokens` are those of the whole prompt, all inputs of a list together; `output_tokens` those of all answers, 0 when the client
-did not say."""
+"""`estimated_tokens` covers the whole prompt, all inputs of a list together; `output_tokens` covers all answers, 0 if unspecified."""
 
 _SAMPLE: dict[str, Any] = {
     "path": "/v1/chat/completions",
@@ -56,7 +55,7 @@ _SAMPLE: dict[str, Any] = {
     "hour_utc": 0,
 }
 FUNCTIONS = ("size", "contains", "startsWith", "endsWith", "matches", "int", "uint", "double", "string")
-"""Besides operators and the macros `has`, `all`, `exists`, `exists_one`, `map` and `filter`."""
+"""In addition to operators and the macros `has`, `all`, `exists`, `exists_one`, `map` and `filter`."""
 
 _FAULTS = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
 _BOUND_BY_MACRO = re.compile(r"\.\s*(?:all|exists|exists_one|map|filter)\s*\(\s*([A-Za-z_]\w*)\s*,")
@@ -66,14 +65,14 @@ _HEADERS_INDEX = re.compile(
 )
 _QUOTED = r"""[rR]?(?:"{3}[\s\S]*?"{3}|'{3}[\s\S]*?'{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')"""
 _PATTERN = re.compile(rf"//[^\n]*|\.\s*matches\s*\(\s*(?P<pattern>{_QUOTED})\s*\)|{_QUOTED}")
-"""A pattern that stands as such; what is in comments and in other strings is stepped over."""
-_NO_PATTERN = "not a valid regex"
+"""A literal pattern; comments and other strings are skipped."""
+_INVALID_REGEX = "not a valid regex"
 _POSITION = re.compile(r"<input>:(\d+):(\d+): (?:Syntax error: )?([^\n]*)")
-_DETAIL = 120
+_MAX_DETAIL = 120
 
 
 class BadExpression(Struct, frozen=True, gc=False):
-    """Why an expression can't be used. `line` and `column` count from 1, inside the expression; 0: all of it."""
+    """Why an expression is invalid. `line` and `column` count from 1 inside the expression; 0: the whole expression."""
 
     message: str
     line: int = 0
@@ -83,7 +82,7 @@ class BadExpression(Struct, frozen=True, gc=False):
 
 
 def compile_expression(source: str) -> Matches | BadExpression:
-    """Compile, and refuse what can be known to fail: syntax, unknown names, wrong types, a result that is not true or false."""
+    """Compile an expression, or report a syntax error, an unknown name, a wrong type or a result that is not a boolean."""
     try:
         program = cel.compile(source)
     except ValueError as error:
@@ -94,7 +93,7 @@ def compile_expression(source: str) -> Matches | BadExpression:
     unknown += [name for name in names["functions"] if name.isidentifier() and name not in FUNCTIONS]
     if unknown:
         return _unknown_name(source, unknown[0])
-    flaw = _bad_pattern(source)
+    flaw = _find_invalid_pattern(source)
     if flaw is not None:
         return flaw
     used = [name for name in names["variables"] if name in VARIABLES and name not in bound]
@@ -103,39 +102,39 @@ def compile_expression(source: str) -> Matches | BadExpression:
     except (ArithmeticError, LookupError, ValueError):
         result = False
     except (RuntimeError, TypeError) as error:
-        if _NO_PATTERN in str(error):
-            return BadExpression(_in_words(error))
+        if _INVALID_REGEX in str(error):
+            return BadExpression(_describe_error(error))
         if isinstance(error, RuntimeError) and not str(error).startswith("Undefined"):
-            result = False  # a conversion that this value does not allow, another may
+            result = False  # # a conversion may fail for the sample value only
         else:
-            return BadExpression(f"the expression fails: {str(error)[:_DETAIL].split('.')[0]}")
+            return BadExpression(f"the expression fails: {str(error)[:_MAX_DETAIL].split('.')[0]}")
     if not isinstance(result, bool):
-        return BadExpression(f"the expression says neither true nor false but something of type {type(result).__name__}")
-    return _matcher(program, {name: VARIABLES[name] for name in used}, _headers_named(source))
+        return BadExpression(f"the expression's result is not a boolean but of type {type(result).__name__}")
+    return _build_matcher(program, {name: VARIABLES[name] for name in used}, _find_header_names(source))
 
 
-def failure(source: str, facts: Facts) -> str:
-    """How a sound expression fails on a request, in words; "" when it says true or false."""
+def describe_failure(source: str, facts: Facts) -> str:
+    """Return why a valid expression fails on a request; "" when its result is a boolean."""
     program = cel.compile(source)
     try:
         program.execute({name: VARIABLES[name](facts) for name in program.references()["variables"] if name in VARIABLES})
     except _FAULTS as error:
-        return _in_words(error)
+        return _describe_error(error)
     return ""
 
 
-def _in_words(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     if isinstance(error, LookupError):
         return f"there is no {error}"
     text = str(error)
-    if _NO_PATTERN in text:
-        pattern = text.partition(" error: ")[2].partition(_NO_PATTERN)[0].strip()
+    if _INVALID_REGEX in text:
+        pattern = text.partition(" error: ")[2].partition(_INVALID_REGEX)[0].strip()
         return f"{pattern} is not a pattern: {text.rpartition('error: ')[2].partition('. Check ')[0]}"
-    return " ".join(text.partition(". Check ")[0].split())[:_DETAIL]
+    return " ".join(text.partition(". Check ")[0].split())[:_MAX_DETAIL]
 
 
-def _bad_pattern(source: str) -> BadExpression | None:
-    """A pattern that does not compile makes its expression fail on every request that comes to it."""
+def _find_invalid_pattern(source: str) -> BadExpression | None:
+    """Return the first invalid regex pattern: it would make its expression fail on every request."""
     for found in _PATTERN.finditer(source):
         if found["pattern"] is None:
             continue
@@ -143,12 +142,12 @@ def _bad_pattern(source: str) -> BadExpression | None:
             cel.evaluate(f"''.matches({found['pattern']})")
         except _FAULTS as error:
             before = source[: found.start("pattern")]
-            return BadExpression(_in_words(error), line=before.count("\n") + 1, column=len(before) - before.rfind("\n"))
+            return BadExpression(_describe_error(error), line=before.count("\n") + 1, column=len(before) - before.rfind("\n"))
     return None
 
 
-def _matcher(program: cel.Program, read: dict[str, Callable[[Facts], Any]], named: tuple[str, ...] | None) -> Matches:
-    """Hand over only what the expression uses: each header costs some microseconds on the way into CEL."""
+def _build_matcher(program: cel.Program, read: dict[str, Callable[[Facts], Any]], named: tuple[str, ...] | None) -> Matches:
+    """Return a matcher that passes only the used variables: each header costs some microseconds to convert to CEL."""
     if "headers" in read and named is not None:
         read = {**read, "headers": lambda facts: {name: facts.headers[name] for name in named if name in facts.headers}}
     readers = tuple(read.items())
@@ -163,8 +162,8 @@ def _matcher(program: cel.Program, read: dict[str, Callable[[Facts], Any]], name
     return matches
 
 
-def _headers_named(source: str) -> tuple[str, ...] | None:
-    """The headers that an expression looks at, None when that can't be told from its text."""
+def _find_header_names(source: str) -> tuple[str, ...] | None:
+    """Return the names of the headers that an expression reads; None when its text does not determine them."""
     uses = _HEADERS_INDEX.findall(source)
     if len(uses) != len(_HEADERS_USE.findall(source)):
         return None
@@ -174,9 +173,9 @@ def _headers_named(source: str) -> tuple[str, ...] | None:
 def _syntax_error(text: str) -> BadExpression:
     found = _POSITION.search(text)
     if found is None:
-        return BadExpression(text.splitlines()[0][:_DETAIL])
+        return BadExpression(text.splitlines()[0][:_MAX_DETAIL])
     detail = found[3].split(" expecting ")[0].replace("'<EOF>'", "end")
-    return BadExpression(f"syntax error: {detail[:_DETAIL]}", line=int(found[1]), column=int(found[2]))
+    return BadExpression(f"syntax error: {detail[:_MAX_DETAIL]}", line=int(found[1]), column=int(found[2]))
 
 
 def _unknown_name(source: str, name: str) -> BadExpression:

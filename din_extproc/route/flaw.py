@@ -1,6 +1,6 @@
-"""What is wrong with a set of routes, as values: every flaw at once, each at its place in the configuration.
+"""Flaws of a route configuration as values, each with its place.
 
-Rule: a place is the path of keys and indexes from the top (`("rules", 2, "when", "cel")`); which file and line that is, others know.
+A place is the path of keys and indexes from the top (`("rules", 2, "when", "cel")`); `settings` maps it to file and line.
 """
 
 from collections.abc import Iterable
@@ -18,12 +18,12 @@ class Flaw(Struct, frozen=True, gc=False):
     message: str
     hint: str = ""
     missing: tuple[str, str] | None = None
-    """What the place refers to but nothing declares: (`pools`, `aliases`, `tenants` or `models`; its name)."""
+    """The undeclared object that the place refers to: (`pools`, `aliases`, `tenants` or `models`; its name)."""
     warning: bool = False
-    """Routing works without it being mended."""
+    """Routing works despite the flaw."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint at the known name that is closest; "" when none is close."""
+    """Return a hint with the closest known name; "" when none is close."""
     close = get_close_matches(name, list(known), n=1)
     return f"did you mean {close[0]!r}?" if close else ""

@@ -1,6 +1,6 @@
-"""Rule conditions (R05) as data, and their compilation to closures that look at nothing but what they were given.
+"""Rule conditions as data, and their compilation to closures.
 
-Rule: all fields of one condition must hold; an empty condition is no condition and is refused.
+All fields of a condition must hold; an empty condition is refused.
 """
 
 from collections.abc import Collection, Iterable
@@ -15,7 +15,7 @@ from din_extproc.route.flaw import Flaw, Place, did_you_mean
 
 
 class TokenRange(Struct, frozen=True, gc=False):
-    """Bounds on the prompt's estimated tokens; of a list of inputs or documents, on those of all together. None: no such bound."""
+    """Bounds on the prompt's estimated tokens, over all inputs or documents together. None: no bound."""
 
     gt: int | None = None
     ge: int | None = None
@@ -23,39 +23,39 @@ class TokenRange(Struct, frozen=True, gc=False):
     le: int | None = None
 
     @property
-    def lowest(self) -> int:
-        """The least number of tokens inside."""
+    def min_tokens(self) -> int:
+        """The smallest number of tokens inside the bounds."""
         return max(0, -1 if self.gt is None else self.gt + 1, self.ge or 0)
 
     @property
-    def highest(self) -> int | None:
-        """The largest number of tokens inside, None without an upper bound."""
+    def max_tokens(self) -> int | None:
+        """The largest number of tokens inside the bounds, None without an upper bound."""
         bounds = [bound for bound in (None if self.lt is None else self.lt - 1, self.le) if bound is not None]
         return min(bounds) if bounds else None
 
 
 class RuleCondition(Struct, frozen=True, kw_only=True):
-    """When a rule applies. None and empty fields ask for nothing."""
+    """When a rule applies. None and empty fields are not checked."""
 
     always: bool = False
     path: tuple[Operation, ...] = ()
     estimated_tokens: TokenRange | None = None
     header: dict[str, tuple[str, ...] | bool] = {}
-    """Name in lower case -> one of these values exactly; True: any value; False: the header is absent."""
+    """Header name in lower case -> one of these exact values; True: any value; False: absent."""
     model: tuple[str, ...] = ()
-    """The name the client asked for: patterns, `*` and `?` as in a shell."""
+    """Patterns for the requested name, with `*` and `?` as in a shell."""
     tenant: tuple[str, ...] = ()
     priority: tuple[Priority, ...] = ()
     stream: bool | None = None
     any: "tuple[RuleCondition, ...]" = ()
     all: "tuple[RuleCondition, ...]" = ()
     negated: "RuleCondition | None" = None
-    """Written `not`."""
+    """`not` in the configuration."""
     cel: str = ""
 
 
 class Rule(Struct, frozen=True):
-    """Requests that meet the condition go to the pool; when it can't answer, to the fallback."""
+    """Sends matching requests to the pool, or to the fallback when the pool can't serve them."""
 
     id: str
     when: RuleCondition
@@ -63,29 +63,29 @@ class Rule(Struct, frozen=True):
     fallback: str = ""
 
 
-class Known(Struct, frozen=True):
-    """What conditions may refer to."""
+class KnownNames(Struct, frozen=True):
+    """Names that conditions may refer to."""
 
     tenants: Collection[str]
     names: Collection[str]
     """Aliases and physical models."""
 
 
-def thresholds(conditions: Iterable[RuleCondition]) -> frozenset[int]:
-    """Token counts at which one of the conditions turns. Those inside CEL expressions are not known."""
+def find_thresholds(conditions: Iterable[RuleCondition]) -> frozenset[int]:
+    """Return the token counts at which one of the conditions changes, except those inside CEL expressions."""
     found: set[int] = set()
     for condition in conditions:
         if condition.estimated_tokens is not None:
-            found |= {condition.estimated_tokens.lowest, (condition.estimated_tokens.highest or 0) + 1} - {0, 1}
-        found |= thresholds((*condition.any, *condition.all, *([] if condition.negated is None else [condition.negated])))
+            found |= {condition.estimated_tokens.min_tokens, (condition.estimated_tokens.max_tokens or 0) + 1} - {0, 1}
+        found |= find_thresholds((*condition.any, *condition.all, *([] if condition.negated is None else [condition.negated])))
     return frozenset(found)
 
 
-def compile_condition(condition: RuleCondition, place: Place, known: Known) -> tuple[Matches, list[Flaw]]:
-    """The condition as one function, and every flaw in it. A flawed condition matches nothing."""
+def compile_condition(condition: RuleCondition, place: Place, known: KnownNames) -> tuple[Matches, list[Flaw]]:
+    """Compile a condition to one function, and return all its flaws. A flawed condition matches nothing."""
     flaws: list[Flaw] = []
-    parts = [*_on_intent(condition, place, known, flaws), *_on_request(condition, place, known, flaws)]
-    for name, nested, joined in (("any", condition.any, _any_of), ("all", condition.all, _all_of)):
+    parts = [*_match_intent(condition, place, known, flaws), *_match_request(condition, place, known, flaws)]
+    for name, nested, joined in (("any", condition.any, _match_any), ("all", condition.all, _match_all)):
         if nested:
             compiled = [compile_condition(inner, (*place, name, index), known) for index, inner in enumerate(nested)]
             flaws += [flaw for _, found in compiled for flaw in found]
@@ -98,17 +98,17 @@ def compile_condition(condition: RuleCondition, place: Place, known: Known) -> t
         expression = compile_expression(condition.cel)
         if isinstance(expression, BadExpression):
             where = f" (line {expression.line}, column {expression.column} of the expression)" if expression.line else ""
-            flaws.append(Flaw((*place, "cel"), expression.message + where, _known_names(expression)))
+            flaws.append(Flaw((*place, "cel"), expression.message + where, _list_known_names(expression)))
         else:
             parts.append(expression)
     if condition.always:
-        parts.append(always)
+        parts.append(match_always)
     if not parts and not flaws:
-        flaws.append(Flaw(place, "a condition that asks for nothing", "write `when: always` for a rule that takes everything"))
-    return (_all_of(tuple(parts)) if all(flaw.warning for flaw in flaws) else _never), flaws
+        flaws.append(Flaw(place, "the condition is empty", "write `when: always` for a rule that takes everything"))
+    return (_match_all(tuple(parts)) if all(flaw.warning for flaw in flaws) else _match_never), flaws
 
 
-def _on_intent(condition: RuleCondition, place: Place, known: Known, flaws: list[Flaw]) -> list[Matches]:
+def _match_intent(condition: RuleCondition, place: Place, known: KnownNames, flaws: list[Flaw]) -> list[Matches]:
     parts: list[Matches] = []
     if condition.path:
         operations = frozenset(condition.path)
@@ -116,22 +116,22 @@ def _on_intent(condition: RuleCondition, place: Place, known: Known, flaws: list
             flaws.append(Flaw((*place, "path"), f"{Operation.MODELS.value} is answered by the gateway and never routed"))
         parts.append(lambda facts: facts.intent.operation in operations)
     if condition.estimated_tokens is not None:
-        low, high = condition.estimated_tokens.lowest, condition.estimated_tokens.highest
+        low, high = condition.estimated_tokens.min_tokens, condition.estimated_tokens.max_tokens
         if high is not None and low > high:
             flaws.append(Flaw((*place, "estimated_tokens"), "no number of tokens is inside these bounds"))
-        parts.append(_at_least(low) if high is None else _between(low, high))
+        parts.append(_match_at_least(low) if high is None else _match_between(low, high))
     if condition.stream is not None:
         stream = condition.stream
         parts.append(lambda facts: facts.intent.stream is stream)
     if condition.model:
-        flaws += dead_patterns(condition.model, (*place, "model"), known.names)
+        flaws += find_dead_patterns(condition.model, (*place, "model"), known.names)
         pattern = compile_pattern("|".join(map(translate, condition.model))).match
         parts.append(lambda facts: pattern(facts.model) is not None)
     return parts
 
 
-def _on_request(condition: RuleCondition, place: Place, known: Known, flaws: list[Flaw]) -> list[Matches]:
-    parts: list[Matches] = [_header(name, wanted) for name, wanted in condition.header.items()]
+def _match_request(condition: RuleCondition, place: Place, known: KnownNames, flaws: list[Flaw]) -> list[Matches]:
+    parts: list[Matches] = [_match_header(name, wanted) for name, wanted in condition.header.items()]
     if condition.tenant:
         ids = frozenset(condition.tenant)
         flaws += [
@@ -146,7 +146,7 @@ def _on_request(condition: RuleCondition, place: Place, known: Known, flaws: lis
     return parts
 
 
-def _header(name: str, wanted: tuple[str, ...] | bool) -> Matches:  # noqa: FBT001 - as the configuration says it
+def _match_header(name: str, wanted: tuple[str, ...] | bool) -> Matches:  # noqa: FBT001 - as the configuration says it
     if isinstance(wanted, bool):
         return lambda facts: (name in facts.headers) is wanted
     if len(wanted) == 1:
@@ -156,15 +156,15 @@ def _header(name: str, wanted: tuple[str, ...] | bool) -> Matches:  # noqa: FBT0
     return lambda facts: facts.headers.get(name) in values
 
 
-def _at_least(low: int) -> Matches:
+def _match_at_least(low: int) -> Matches:
     return lambda facts: facts.intent.estimate.tokens >= low
 
 
-def _between(low: int, high: int) -> Matches:
+def _match_between(low: int, high: int) -> Matches:
     return lambda facts: low <= facts.intent.estimate.tokens <= high
 
 
-def _any_of(parts: tuple[Matches, ...]) -> Matches:
+def _match_any(parts: tuple[Matches, ...]) -> Matches:
     def matches(facts: Facts) -> bool:
         for part in parts:  # noqa: SIM110 - a generator costs more than the conditions
             if part(facts):
@@ -174,7 +174,7 @@ def _any_of(parts: tuple[Matches, ...]) -> Matches:
     return matches
 
 
-def _all_of(parts: tuple[Matches, ...]) -> Matches:
+def _match_all(parts: tuple[Matches, ...]) -> Matches:
     if len(parts) == 1:
         return parts[0]
 
@@ -187,21 +187,21 @@ def _all_of(parts: tuple[Matches, ...]) -> Matches:
     return matches
 
 
-def always(facts: Facts) -> bool:  # noqa: ARG001 - the shape of a condition
-    """The condition that everything meets."""
+def match_always(facts: Facts) -> bool:  # noqa: ARG001 - the shape of a condition
+    """Match every request."""
     return True
 
 
-def _never(facts: Facts) -> bool:  # noqa: ARG001 - the shape of a condition
+def _match_never(facts: Facts) -> bool:  # noqa: ARG001 - the shape of a condition
     return False
 
 
-def _known_names(expression: BadExpression) -> str:
+def _list_known_names(expression: BadExpression) -> str:
     return f"variables: {', '.join(VARIABLES)}; functions: {', '.join(FUNCTIONS)}" if expression.unknown else ""
 
 
-def dead_patterns(patterns: tuple[str, ...], place: Place, names: Collection[str]) -> list[Flaw]:
-    """A warning for each pattern that matches neither an alias nor a model."""
+def find_dead_patterns(patterns: tuple[str, ...], place: Place, names: Collection[str]) -> list[Flaw]:
+    """Return a warning for each pattern that matches neither an alias nor a model."""
     return [
         Flaw(place, f"{pattern!r} matches no model and no alias", did_you_mean(pattern, names), missing=("models", pattern), warning=True)
         for pattern in patterns

@@ -1,6 +1,6 @@
-"""Version constraints (R07): text to a predicate over version strings, made once per text.
+"""Version constraints, parsed once per text into predicates over version strings.
 
-Rule: an unreadable constraint is a value (None); an unreadable version satisfies only the constraint that allows everything.
+An invalid constraint is None; an invalid version satisfies only the constraint that allows everything.
 """
 
 import re
@@ -11,64 +11,64 @@ from msgspec import Struct
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-LONGEST = 128
-"""Characters of a constraint: clients write them."""
-_LONGEST_COMBINED = 4 * LONGEST
-"""What client and configuration ask together is never cut."""
+MAX_LENGTH = 128
+"""The longest constraint of a client or the configuration, in characters."""
+_MAX_COMBINED_LENGTH = 4 * MAX_LENGTH
+"""The longest combined constraint of client and configuration, in characters."""
 
 _PART = re.compile(r"\s*(>=|<=|==|!=|~=|>|<|=|~|\^)?\s*([^\s,<>=!~^]+)\s*").fullmatch
 
 
 class Constraint(Struct, frozen=True, gc=False):
-    """What a model version has to meet."""
+    """A constraint on a model version."""
 
     text: str
-    """As written, "" allows every version."""
+    """The text as written; "" allows every version."""
     allows: Callable[[str], bool]
-    """Whether a version, as a node states it, meets the constraint."""
+    """Returns whether a node's version meets the constraint."""
 
 
-def _everything(version: str) -> bool:  # noqa: ARG001 - the shape of `allows`
+def _allow_all(version: str) -> bool:  # noqa: ARG001 - the shape of `allows`
     return True
 
 
-ANY = Constraint("", _everything)
+ANY = Constraint("", _allow_all)
 
 
 @lru_cache(maxsize=4096)
 def parse_constraint(text: str) -> Constraint | None:
-    """Read a constraint: comma-separated parts, all of which a version must meet.
+    """Parse a constraint: comma-separated parts, all of which a version must meet.
 
-    A part is `>=2025.3` (also `>`, `<=`, `<`, `!=`, `~=`), `2025.03.1` (exactly that; leading zeros count for nothing),
-    `~2025.3` (`>=2025.3,<2025.4`), `^2025.3` (`>=2025.3,<2026`), `2025.3.*` or `*`. "" allows everything.
+    A part is `>=2025.3` (also `>`, `<=`, `<`, `!=`, `~=`), `2025.03.1` (exact, ignoring leading zeros), `~2025.3` (`>=2025.3,<2025.4`),
+    `^2025.3` (`>=2025.3,<2026`), `2025.3.*` or `*`. "" allows everything.
 
     Returns:
-        None when a part is none of these, or the text is longer than `LONGEST`.
+        None for an invalid part, or a text longer than `MAX_LENGTH`.
     """
-    return None if len(text) > LONGEST else _parsed(text)
+    return None if len(text) > MAX_LENGTH else _parse(text)
 
 
 @lru_cache(maxsize=4096)
 def combine(*texts: str) -> Constraint | None:
-    """The constraint that meets all of them; None when one can't be read."""
+    """Return the constraint that requires all of them; None when one is invalid."""
     text = ",".join(text for text in texts if text and not text.isspace())
-    return None if len(text) > _LONGEST_COMBINED else _parsed(text)
+    return None if len(text) > _MAX_COMBINED_LENGTH else _parse(text)
 
 
-def _parsed(text: str) -> Constraint | None:
+def _parse(text: str) -> Constraint | None:
     if not text or text.isspace():
         return ANY
     try:
-        specifiers = SpecifierSet(",".join(filter(None, map(_specifier, text.split(",")))), prereleases=True)
+        specifiers = SpecifierSet(",".join(filter(None, map(_to_specifier, text.split(",")))), prereleases=True)
     except ValueError:
         return None
     if not len(specifiers):
-        return Constraint(text, _everything)
-    return Constraint(text, lru_cache(maxsize=256)(_predicate(specifiers)))
+        return Constraint(text, _allow_all)
+    return Constraint(text, lru_cache(maxsize=256)(_build_predicate(specifiers)))
 
 
 def is_version(text: str) -> bool:
-    """Whether constraints can be held against this version."""
+    """Return whether constraints can be checked against this version."""
     try:
         Version(text)
     except ValueError:
@@ -76,18 +76,18 @@ def is_version(text: str) -> bool:
     return True
 
 
-def _predicate(specifiers: SpecifierSet) -> Callable[[str], bool]:
+def _build_predicate(specifiers: SpecifierSet) -> Callable[[str], bool]:
     def allows(version: str) -> bool:
         return is_version(version) and specifiers.contains(version)
 
     return allows
 
 
-def _specifier(part: str) -> str:
-    """One part in the spelling of PEP 440, "" for one that allows everything.
+def _to_specifier(part: str) -> str:
+    """Return one part in the spelling of PEP 440, "" for one that allows everything.
 
     Raises:
-        ValueError: it is no constraint.
+        ValueError: The part is not a constraint.
     """
     found = _PART(part)
     if found is None:
@@ -98,14 +98,14 @@ def _specifier(part: str) -> str:
     if operator in {None, "="}:
         return f"=={version}"
     if operator == "~":
-        return f">={version},<{_bumped(Version(version), keep=2)}"
+        return f">={version},<{_next_release(Version(version), keep=2)}"
     if operator == "^":
         leading_zeros = next((at for at, number in enumerate(Version(version).release) if number), len(Version(version).release) - 1)
-        return f">={version},<{_bumped(Version(version), keep=leading_zeros + 1)}"
+        return f">={version},<{_next_release(Version(version), keep=leading_zeros + 1)}"
     return f"{operator}{version}"
 
 
-def _bumped(version: Version, *, keep: int) -> str:
-    """The first release that differs within the first `keep` numbers."""
+def _next_release(version: Version, *, keep: int) -> str:
+    """Return the first release that differs within the first `keep` numbers."""
     head = version.release[:keep]
     return f"{version.epoch}!{'.'.join(map(str, (*head[:-1], head[-1] + 1)))}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from din_extproc.edge.registry.catalog_source import CatalogSource, CatalogUnavailable, is_url
 from din_extproc.edge.tokenizers import missing
-from din_extproc.route.rules import thresholds
+from din_extproc.route.rules import find_thresholds
 from din_extproc.settings.assemble import assemble, declares
 from din_extproc.settings.audit import AuditSettings, read_audit
 from din_extproc.settings.catalog import Catalog, CatalogFile, CatalogModel, CatalogSection
@@ -76,7 +76,7 @@ def load(
         keys=keys,
         sensitive_patterns=config.sensitive_data.patterns,
         routes=assembled.routes,
-        token_thresholds=thresholds(rule.rule().when for rule in config.rules),
+        token_thresholds=find_thresholds(rule.rule().when for rule in config.rules),
         health=config.health,
         envoy=config.envoy,
         telemetry=config.telemetry,

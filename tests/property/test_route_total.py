@@ -68,11 +68,11 @@ intents = st.builds(
 )
 def test_every_intent_is_routed_to_an_allowed_model_or_refused_and_what_is_said_of_it_is_so(intent, tenant, headers, hour_utc):
     asked = (intent, tenant, RequestHead(method="POST", path=intent.operation.value, headers=headers), hour_utc, MEMBERS.versions)
-    routed, tried = TABLE.route(*asked), TABLE.tried(*asked)
-    assert [(trial.rule, trial.pool) for trial in tried if trial.took] == (
+    routed, tried = TABLE.route(*asked), TABLE.evaluate_rules(*asked)
+    assert [(trial.rule, trial.pool) for trial in tried if trial.matched] == (
         [] if isinstance(routed, Refusal) else [(routed.rule, routed.pool.name)]
     )
-    assert all("".join(trial.why) for trial in tried if not trial.took)
+    assert all("".join(trial.reasons) for trial in tried if not trial.matched)
     if isinstance(routed, Refusal):
         assert routed.message.isprintable()
         return

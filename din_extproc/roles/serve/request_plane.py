@@ -71,7 +71,7 @@ class RequestPlane:
                 queue=QueueState(),
             )
         self._one_script = settings.store.one_script
-        self.gauges = TokenCalibrators(view.table.preferred)
+        self.gauges = TokenCalibrators(view.table.preferred_model)
         self.outputs = OutputHistory()
         self.selector = NodeSelector(LoadModel(), PoolMembership.of(settings.pools))
         self.desk = WorkerContext(

@@ -69,7 +69,7 @@ def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None =
     request = _request(text)
     head = RequestHead(request.method, request.path, {name.lower(): value for name, value in request.headers.items()})
     view = make_view(settings, {})
-    gauges = TokenCalibrators(view.table.preferred)
+    gauges = TokenCalibrators(view.table.preferred_model)
     reading = parse_request(head, bytes(request.body), gauges.named, view.body_limit)
     if isinstance(reading, Refusal):
         return refused(reading)
@@ -81,7 +81,7 @@ def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None =
     wish = ExplainedIntent.of(reading.intent, hash_prefix(reading.prompt))
     members = PoolMembership.of(settings.pools) if rows is None else members_of(rows)
     asked = (reading.intent, tenant, head, datetime.now(UTC).hour, members.versions)
-    routed, tried = view.table.route(*asked), view.table.tried(*asked)
+    routed, tried = view.table.route(*asked), view.table.evaluate_rules(*asked)
     if isinstance(routed, Refusal):
         return refused(routed, wish, tried)
     placer = NodeSelector(LoadModel(), members)

@@ -93,7 +93,8 @@ class Explanation(Struct, frozen=True, omit_defaults=True):
         for trial in self.rules:
             name = trial.rule or "(no rule)"
             shown.append(
-                f"rule      {'*' if trial.took else '-'} {name} -> {trial.pool}" + (": " + "; ".join(trial.why) if trial.why else "")
+                f"rule      {'*' if trial.matched else '-'} {name} -> {trial.pool}"
+                + (": " + "; ".join(trial.reasons) if trial.reasons else "")
             )
         if self.model is not None:
             shown.append(f"model     {self.model}")

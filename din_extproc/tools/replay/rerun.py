@@ -164,7 +164,7 @@ def head_of(past: ReplayedRequest, intent: Intent, who: Authenticated, table: Ro
     """The head of a recorded request, as far as it is known: the task tier, and what the rule asks for which took it and still does."""
     hour = past.began_ms // _HOUR_MS % 24
     tier = {"x-task-tier": intent.task_tier} if intent.task_tier else {}
-    for rule in table.rules_of(intent.model):
+    for rule in table.rules_for(intent.model):
         if past.fate.rule and rule.id == past.fate.rule:
             for wish in wishes(rule.condition):
                 head = RequestHead("POST", intent.operation.value, {**wish.headers, **tier})

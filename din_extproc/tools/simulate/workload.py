@@ -262,7 +262,7 @@ def _sources(config: WorkloadYaml, settings: Settings, document: Document) -> It
             continue
         offered = [listed.name for listed in settings.routes.models_for(who.tenant)]
         model = section.model or next(iter(offered), "")
-        if not settings.routes.rules_of(model):
+        if not settings.routes.rules_for(model):
             document.report((*place, "model"), f"{model!r} is neither an alias nor a model", _like(model, offered))
         shared = config.prefixes.get(section.prefixes or "")
         if section.prefixes is not None and shared is None:

@@ -76,12 +76,12 @@ class RouteCoverage:
         self._members = members
         self._tenant = tenant
         self._hour_utc = hour_utc
-        self._gauges = TokenCalibrators(view.table.preferred)
+        self._gauges = TokenCalibrators(view.table.preferred_model)
 
     def entries(self) -> Iterator[RouteEntry]:
         """All of them: names sorted, aliases first; of each its rules in order, and of each its segments, shortest first."""
         for listed in self._view.table.models_for(self._tenant):
-            for rule in self._view.table.rules_of(listed.name):
+            for rule in self._view.table.rules_for(listed.name):
                 yield from self._entries(listed.name, rule)
 
     def _entries(self, name: str, rule: CompiledRule) -> Iterator[RouteEntry]:

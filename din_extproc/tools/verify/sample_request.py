@@ -52,8 +52,8 @@ def wishes(condition: RuleCondition) -> Iterator[SampleRequest]:
     """Every way to meet the condition, one for each choice among its alternatives."""
     own = SampleRequest(
         operations=condition.path,
-        lowest=0 if condition.estimated_tokens is None else condition.estimated_tokens.lowest,
-        highest=None if condition.estimated_tokens is None else condition.estimated_tokens.highest,
+        lowest=0 if condition.estimated_tokens is None else condition.estimated_tokens.min_tokens,
+        highest=None if condition.estimated_tokens is None else condition.estimated_tokens.max_tokens,
         headers={name: _SOME_VALUE if wanted is True else wanted[0] for name, wanted in condition.header.items() if wanted is not False},
         stream=condition.stream,
         priority=condition.priority[0] if condition.priority else None,

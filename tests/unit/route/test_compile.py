@@ -5,7 +5,7 @@ import pytest
 from din_extproc.domain.node import Pool
 from din_extproc.domain.request import Operation, Priority
 from din_extproc.domain.tenant import RateLimits, Tenant
-from din_extproc.route.aliases import LONGEST_CHAIN, Alias, resolve
+from din_extproc.route.aliases import MAX_CHAIN, Alias, resolve_aliases
 from din_extproc.route.compile import compile_routes
 from din_extproc.route.rules import Rule, RuleCondition
 
@@ -23,45 +23,45 @@ def tenant(name, *models):
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_circle_of_aliases_is_named_once(order):
     aliases = [Alias("a", ("b",)), Alias("b", ("c",)), Alias("c", ("a",))][::order]
-    _, flaws = resolve(aliases, ["m"])
+    _, flaws = resolve_aliases(aliases, ["m"])
     assert len(flaws) == 1
     assert "a -> b -> c -> a" in flaws[0].message or "c -> a -> b -> c" in flaws[0].message
 
 
 @pytest.mark.parametrize("target", ["a", "A"])
 def test_an_alias_of_itself_is_a_circle_in_any_case(target):
-    _, flaws = resolve([Alias("a", (target,))], ["m"])
-    assert [flaw.message for flaw in flaws] == [f"aliases go round in a circle: a -> {target}"]
+    _, flaws = resolve_aliases([Alias("a", (target,))], ["m"])
+    assert [flaw.message for flaw in flaws] == [f"aliases form a cycle: a -> {target}"]
 
 
 def test_an_alias_may_differ_from_its_model_in_case_alone():
-    reaches, flaws = resolve([Alias("qwen", ("Qwen",))], ["Qwen"])
+    reaches, flaws = resolve_aliases([Alias("qwen", ("Qwen",))], ["Qwen"])
     assert flaws == []
     assert reaches == {"qwen": {"Qwen": ""}}
 
 
 @pytest.mark.parametrize("order", [1, -1])
-@pytest.mark.parametrize("length", [LONGEST_CHAIN + 1, 30, 3000])
+@pytest.mark.parametrize("length", [MAX_CHAIN + 1, 30, 3000])
 def test_a_long_chain_is_refused_whatever_the_order(length, order):
     aliases = [Alias(f"a{at}", (f"a{at + 1}",)) for at in range(length - 1)] + [Alias(f"a{length - 1}", ("m",))]
-    _, flaws = resolve(aliases[::order], ["m"])
+    _, flaws = resolve_aliases(aliases[::order], ["m"])
     assert flaws
-    assert "more than 8 aliases in a row" in flaws[0].message
+    assert "more than 8 aliases in a chain" in flaws[0].message
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_chain_of_the_allowed_length_reaches_its_model(order):
-    aliases = [Alias(f"a{at}", (f"a{at + 1}",)) for at in range(LONGEST_CHAIN - 1)] + [Alias(f"a{LONGEST_CHAIN - 1}", ("m",))]
-    reaches, flaws = resolve(aliases[::order], ["m"])
+    aliases = [Alias(f"a{at}", (f"a{at + 1}",)) for at in range(MAX_CHAIN - 1)] + [Alias(f"a{MAX_CHAIN - 1}", ("m",))]
+    reaches, flaws = resolve_aliases(aliases[::order], ["m"])
     assert flaws == []
     assert reaches["a0"] == {"m": ""}
 
 
 def test_two_ways_to_one_model_are_fine_unless_they_ask_for_different_versions():
     same = [Alias("top", ("x", "y")), Alias("x", ("m",)), Alias("y", ("m",))]
-    assert resolve(same, ["m"]) == ({"top": {"m": ""}, "x": {"m": ""}, "y": {"m": ""}}, [])
+    assert resolve_aliases(same, ["m"]) == ({"top": {"m": ""}, "x": {"m": ""}, "y": {"m": ""}}, [])
     different = [Alias("top", ("x", "y")), Alias("x", ("m",), ">=1"), Alias("y", ("m",))]
-    _, flaws = resolve(different, ["m"])
+    _, flaws = resolve_aliases(different, ["m"])
     assert "under two version constraints" in flaws[0].message
 
 
@@ -99,7 +99,7 @@ def test_fallbacks_that_run_in_a_circle_are_refused_once_and_named(length):
     compiled = compile_routes([pool(name, name) for name in names], [], rules, [tenant("t", "*")])
     assert compiled.table is None
     (flaw,) = compiled.flaws
-    assert flaw.message == f"the fallbacks run in a circle: {' -> '.join([*names, 'p0'])}"
+    assert flaw.message == f"the fallbacks form a cycle: {' -> '.join([*names, 'p0'])}"
     assert flaw.place == ("rules", length - 1, "fallback")
 
 

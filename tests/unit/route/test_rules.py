@@ -5,10 +5,10 @@ import pytest
 from din_extproc.domain.request import Estimate, Intent, Operation, Priority
 from din_extproc.domain.tenant import RateLimits, Tenant
 from din_extproc.route.expression import BadExpression, Facts, compile_expression
-from din_extproc.route.rule_evaluation import unmet
-from din_extproc.route.rules import Known, RuleCondition, TokenRange, compile_condition
+from din_extproc.route.rule_evaluation import describe_unmet
+from din_extproc.route.rules import KnownNames, RuleCondition, TokenRange, compile_condition
 
-KNOWN = Known(frozenset({"finance", "hr"}), ("bx-fast", "big"))
+KNOWN = KnownNames(frozenset({"finance", "hr"}), ("bx-fast", "big"))
 
 
 def facts(headers=None, model="bx-fast", hour_utc=12, tenant_priority=Priority.STANDARD, **fields):
@@ -92,7 +92,7 @@ def test_an_expression_that_fails_on_a_request_does_not_match(expression):
         ("tenant == 'a' &&\n  hour_utc >> 3", "syntax error", 2, 13),
         ("tenant == 'a' && tennant == 'b'", "'tennant' is neither a variable nor a function", 1, 18),
         ("true ||\n bogus(tenant)", "'bogus' is neither a variable nor a function", 2, 2),
-        ("estimated_tokens", "neither true nor false but something of type int", 0, 0),
+        ("estimated_tokens", "not a boolean but of type int", 0, 0),
         ("tenant + 1 == 2", "the expression fails: ", 0, 0),
         ("estimated_tokens.startsWith('a')", "the expression fails: ", 0, 0),
         ("", "syntax error", 1, 1),
@@ -124,14 +124,14 @@ def test_whoever_asks_why_an_expression_did_not_match_hears_how_it_failed():
         ("'a'.matches(model)", "fails ('(' is not a pattern: unclosed group): 'a'.matches(model)"),
         ("stream", "not true: stream"),
     ):
-        assert unmet(RuleCondition(cel=source), facts(model="(")) == (said,)
+        assert describe_unmet(RuleCondition(cel=source), facts(model="(")) == (said,)
 
 
 @pytest.mark.parametrize(
     ("condition", "place", "message"),
     [
-        (RuleCondition(), (), "asks for nothing"),
-        (RuleCondition(any=(RuleCondition(), RuleCondition(cel="x"))), ("any", 0), "asks for nothing"),
+        (RuleCondition(), (), "condition is empty"),
+        (RuleCondition(any=(RuleCondition(), RuleCondition(cel="x"))), ("any", 0), "condition is empty"),
         (RuleCondition(all=(RuleCondition(stream=True), RuleCondition(cel="x"))), ("all", 1, "cel"), "'x' is neither"),
         (RuleCondition(negated=RuleCondition(tenant=("finnance",))), ("not", "tenant"), "no tenant is called 'finnance'"),
         (RuleCondition(path=(Operation.MODELS,)), ("path",), "never routed"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from din_extproc.route.versions import ANY, LONGEST, combine, parse_constraint
+from din_extproc.route.versions import ANY, MAX_LENGTH, combine, parse_constraint
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,22 @@ def test_an_unreadable_version_meets_no_real_constraint():
 
 @pytest.mark.parametrize(
     "constraint",
-    ["latest", ">=", ">=1,,<2", ">=1,", ">=1 <2", "1 || 2", "~latest", "^*", ">*", "===1", "1.*.2", ">=1.*", "\ud83d", "1" * (LONGEST + 1)],
+    [
+        "latest",
+        ">=",
+        ">=1,,<2",
+        ">=1,",
+        ">=1 <2",
+        "1 || 2",
+        "~latest",
+        "^*",
+        ">*",
+        "===1",
+        "1.*.2",
+        ">=1.*",
+        "\ud83d",
+        "1" * (MAX_LENGTH + 1),
+    ],
 )
 def test_a_text_that_is_no_constraint_is_none(constraint):
     assert parse_constraint(constraint) is None

@@ -57,11 +57,11 @@ def why(explained):
 
 def test_every_rule_says_why_it_did_or_did_not_take_the_request(settings):
     told = explain(settings, "t", request({"x-task-tier": "y"}))
-    assert [(trial.rule, trial.took) for trial in told.rules] == [("long", False), ("tier", False), ("rest", True)]
-    assert "not at least 9001" in told.rules[0].why[0]
-    assert told.rules[1].why == ("x-task-tier is 'y'",)
+    assert [(trial.rule, trial.matched) for trial in told.rules] == [("long", False), ("tier", False), ("rest", True)]
+    assert "not at least 9001" in told.rules[0].reasons[0]
+    assert told.rules[1].reasons == ("x-task-tier is 'y'",)
     told = explain(settings, "t", request({"x-task-tier": "x"}, stream=True))
-    assert told.rules[1].why == ("what it excludes is so",)
+    assert told.rules[1].reasons == ("its excluded condition holds",)
     assert told.intent.stream
 
 
@@ -131,7 +131,7 @@ def test_a_refusal_is_explained_as_far_as_it_came(settings):
     told = explain(settings, "t", request({"x-din-model-version": ">=9"}))
     assert told.refusal == "version_mismatch"
     assert told.rules
-    assert not any(trial.took for trial in told.rules)
+    assert not any(trial.matched for trial in told.rules)
     with pytest.raises(ExplainFailed, match="there are: t"):
         explain(settings, "nobody", request())
 

@@ -69,7 +69,7 @@ def test_a_request_that_is_made_gets_there(settings: Settings) -> None:
     made = [entry for entry in entries(settings) if not entry.why]
     assert len(made) > 10
     for entry in made:
-        reading = parse_request(entry.head, entry.body, TokenCalibrators(view.table.preferred).named, view.body_limit)
+        reading = parse_request(entry.head, entry.body, TokenCalibrators(view.table.preferred_model).named, view.body_limit)
         assert isinstance(reading, ParsedRequest)
         routed = view.table.route(reading.intent, acme, entry.head, 12, members.versions)
         assert not isinstance(routed, Refusal)
