@@ -87,10 +87,10 @@ class BudgetCounters(Struct, frozen=True, gc=False):
         return tpm, max(0, (tpm * UNITS_PER_TOKEN - self.used) // UNITS_PER_TOKEN), -(-self.used // tpm)
 
 
-def standing(requests: list[tuple[int, int, int]], tokens: list[tuple[int, int, int]]) -> RateLimitStatus:
-    """The tightest budget of each dimension: the one with the fewest left, the first of equals."""
-    limit_requests, remaining_requests, reset_requests = min(requests, key=_left, default=(None, None, None))
-    limit_tokens, remaining_tokens, reset_tokens = min(tokens, key=_left, default=(None, None, None))
+def tightest_status(requests: list[tuple[int, int, int]], tokens: list[tuple[int, int, int]]) -> RateLimitStatus:
+    """Return the status of the tightest budget of each dimension: the one with the fewest remaining, the first of equals."""
+    limit_requests, remaining_requests, reset_requests = min(requests, key=_remaining, default=(None, None, None))
+    limit_tokens, remaining_tokens, reset_tokens = min(tokens, key=_remaining, default=(None, None, None))
     return RateLimitStatus(
         limit_requests=limit_requests,
         remaining_requests=remaining_requests,

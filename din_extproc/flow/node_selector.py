@@ -161,12 +161,12 @@ class NodeSelector:
         if target.spare is not None and (spares := self._spare_nodes(target.spare[0].name, target.spare[1], ask)) and len(nodes) < tries:
             nodes = (nodes * tries)[:tries]
         picked = NodeSelection(nodes, NodeLease(nodes[0].id, ask.prompt_tokens, ask.output_tokens, long=long), timeout_ms, spares)
-        self.load.take(picked.taken, ask.now)
+        self.load.add_lease(picked.taken, ask.now)
         return picked
 
     def free(self, taken: NodeLease) -> None:
         """The request has ended."""
-        self.load.give(taken)
+        self.load.remove_lease(taken)
 
     def on_membership(self, delta: MembershipDelta) -> None:
         """Add the nodes that joined and remove those that left: no decision from here on names one that left."""
@@ -186,7 +186,7 @@ class NodeSelector:
     def change(self, members: PoolMembership) -> None:
         """Nodes came, went or changed: the cache is empty at once (R04), and only the pools they concern are ranked anew."""
         before, self.members = self.members, members
-        self.load.keep(members.ids)
+        self.load.retain(members.ids)
         self.cache.clear()
         self._fleets = {pool: fleet for pool, fleet in self._fleets.items() if members.nodes(pool) is before.nodes(pool)}
         self._ranked = {key: ranked for key, ranked in self._ranked.items() if key[0] in self._fleets}
@@ -195,7 +195,7 @@ class NodeSelector:
     def forget(self, members: PoolMembership) -> None:
         """The pools themselves may have changed."""
         self.members = members
-        self.load.keep(members.ids)
+        self.load.retain(members.ids)
         self.cache.clear()
         self._fleets.clear()
         self._ranked.clear()
@@ -278,7 +278,7 @@ class NodeSelector:
         ranked = self._ranked.get(key)
         if ranked is None:
             chosen = tuple(node for shape in shapes for node in nodes[shape])
-            ranked = self._ranked[key] = ranking(pool, chosen, self.load)
+            ranked = self._ranked[key] = build_ranking(pool, chosen, self.load)
         return ranked
 
     def _refused(self, pool: Pool, demand: Demand, refusal: Refusal) -> Refusal:

@@ -125,8 +125,8 @@ class _Draft:
             token_ids=self.token_ids,
             media=self.media,
             templated=self.templated,
-            inputs=self.number,
-            again=self.again,
+            inputs=self.input_count,
+            repeated=self.repeated,
             longest=self.longest,
         )
 

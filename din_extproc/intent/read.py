@@ -105,11 +105,11 @@ def parse_request(head: RequestHead, body: bytes, calibrators: Callable[[str], T
     if isinstance(options, Refusal):
         return options
     if place.operation is Operation.MODELS:
-        intent = _intent(
-            headers=head.headers, operation=place.operation, model=place.model, wishes=wishes, size=Estimate(0), output=_NO_OUTPUT
+        intent = _build_intent(
+            headers=head.headers, operation=place.operation, model=place.model, options=options, size=Estimate(0), output=_NO_OUTPUT
         )
-        return ParsedRequest(intent, b"", False, _NOTHING, _NO_PROMPT)
-    sent = plain(head.headers, body, limit)
+        return ParsedRequest(intent, b"", False, _NO_OUTLINE, _NO_PROMPT)
+    sent = decode_body(head.headers, body, limit)
     if isinstance(sent, Refusal):
         return sent
     try:
@@ -156,12 +156,12 @@ def _parse_json(
     output = _read_output(operation, readable, found, asked.inputs)
     if isinstance(output, Refusal):
         return output
-    intent = _intent(
+    intent = _build_intent(
         headers=headers,
         operation=operation,
         model=model,
-        wishes=wishes,
-        size=estimate(asked, gauges(model)),
+        options=options,
+        size=estimate_tokens(asked, calibrators(model)),
         output=output,
         stream=found.value(body, "stream") == b"true",
         wants_usage=wants_usage,
@@ -187,10 +187,10 @@ def _build_intent(
         output_tokens=output.tokens,
         stream=stream,
         wants_usage=wants_usage,
-        timeout_ms=wishes.timeout_ms,
+        timeout_ms=options.timeout_ms,
         task_tier=headers.get("x-task-tier", "").strip(),
         version=headers.get("x-din-model-version", "").strip(),
-        priority=wishes.priority,
+        priority=options.priority,
         answers=output.answers,
         output_each=output.each,
     )

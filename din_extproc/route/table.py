@@ -126,10 +126,10 @@ class RouteTable:
             if pool.model in allowed and (pool.operations is None or operation in pool.operations) and rule.matches(facts):
                 versions = _combined_constraint(target, pool.model, asked)
                 if asked is ANY or _has_version(versions_of(pool.name), versions):
-                    fallback = _usable(
+                    fallback = _usable_fallback(
                         fallback=rule.fallback, operation=operation, target=target, allowed=allowed, asked=asked, versions_of=versions_of
                     )
-                    fallback_versions = ANY if fallback is None else _on(target, fallback.model, asked)
+                    fallback_versions = ANY if fallback is None else _combined_constraint(target, fallback.model, asked)
                     return Routed(
                         rule=rule.id,
                         name=target.name,
@@ -139,7 +139,7 @@ class RouteTable:
                         fallback=fallback,
                         fallback_versions=fallback_versions,
                     )
-        return _unserved(target, intent, allowed, asked, versions_of)
+        return _refuse_unserved(target, intent, allowed, asked, versions_of)
 
     def evaluate_rules(
         self, intent: Intent, tenant: Tenant, head: RequestHead, hour_utc: int, versions_of: VersionsOf
@@ -152,8 +152,8 @@ class RouteTable:
         facts = Facts(intent, tenant, head.headers, hour_utc, target.name)
         evaluations = []
         for rule in (*self._rules, *(rule for rule in target.rules if not rule.id)):
-            why = tuple(_against(rule=rule, target=target, allowed=allowed, asked=asked, facts=facts, versions_of=versions_of))
-            trials.append(RuleEvaluation(rule.id, rule.pool.name, not why, why))
+            why = tuple(_find_objections(rule=rule, target=target, allowed=allowed, asked=asked, facts=facts, versions_of=versions_of))
+            evaluations.append(RuleEvaluation(rule.id, rule.pool.name, not why, why))
             if not why:
                 break
         return tuple(evaluations)

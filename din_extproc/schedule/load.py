@@ -175,12 +175,12 @@ class LoadModel:
         self.rate_changes.append(node_id)
 
     def on_readings(self, readings: Mapping[str, HeartbeatReading]) -> None:
-        """Take over the latest heartbeats of nodes, by node id."""
+        """Apply the latest heartbeats, by node id."""
         for node_id, reading in readings.items():
-            self.hear(node_id, reading)
+            self.on_reading(node_id, reading)
 
-    def learn(self, paces: Iterable[NodePace]) -> None:
-        """Finished exchanges have taught something."""
+    def on_paces(self, paces: Iterable[NodePace]) -> None:
+        """Apply rates learned from finished exchanges."""
         for pace in paces:
             self.node_load(pace.node_id).apply_pace(pace)
             self.rate_changes.append(pace.node_id)

@@ -1,7 +1,7 @@
 """What engines call the parameters of a request, and which ones they don't have: one vocabulary, one table per interface.
 
 Rule: a parameter is passed on with its meaning, or it is refused, or it is dropped and named. It is never silently changed. A value that
-condition is empty (null, a penalty of 0, one choice) may be left out without a word.
+asks for nothing (null, a penalty of 0, one choice) may be left out without a word.
 
 The vocabulary is OpenAI's and, beyond it, that of vLLM's extensions. A table names the parameters for which an engine has another word
 (`name`), another shape (`Shape`), or none (`UNMAPPABLE`).
@@ -67,7 +67,7 @@ class Mapped(Struct, frozen=True):
 
 
 def neutral(name: str, value: Any) -> bool:
-    """Whether the value condition is empty that would not happen anyway."""
+    """Whether the value asks for nothing that would not happen anyway."""
     if value is None:
         return True
     return any(value == each and isinstance(value, bool) is isinstance(each, bool) for each in _NEUTRAL.get(name, ()))

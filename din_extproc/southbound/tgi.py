@@ -80,7 +80,7 @@ def _stop(value: Any) -> tuple[str, Any] | None:
 
 
 def _below_one(value: Any) -> tuple[str, Any] | None:
-    """TGI refuses a `top_p` of 1, which condition is empty."""
+    """TGI refuses a `top_p` of 1, which asks for nothing."""
     return ("top_p", None) if value == 1 else ("top_p", value)
 
 

@@ -97,6 +97,6 @@ async def test_a_thousand_cancels_at_random_await_points_leave_every_counter_at_
     assert shown["left"] > 0
     assert shown["granted"] > 0
     assert plane.desk.live == {}
-    assert plane.desk.placer.load.in_use() == {}
+    assert plane.desk.placer.load.tokens_in_flight() == {}
     assert not any(leases.values())
     assert set(used.values()) <= {bytes(8)}, "no token is charged any more"

@@ -114,7 +114,9 @@ class AccountingPlane:
     def learned(self) -> WorkerUpdate:
         """Return what was learned since the last call."""
         return WorkerUpdate(
-            calibrations=self._gauges.changed() or None, outputs=self._outputs.changed() or None, paces=self._paces.changed() or None
+            calibrations=self._gauges.changed() or None,
+            outputs=self._outputs.take_changes() or None,
+            paces=self._paces.take_changes() or None,
         )
 
     def shown(self) -> dict[str, object]:

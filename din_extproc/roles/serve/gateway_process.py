@@ -119,7 +119,7 @@ class GatewayProcess:
             background=self._background,
             transport=transport,
             counters=self._counters,
-            gauges=TokenCalibrators(settings.routes.preferred) if plane is None else plane.gauges,
+            gauges=TokenCalibrators(settings.routes.preferred_model) if plane is None else plane.gauges,
             outputs=OutputHistory() if plane is None else plane.outputs,
             standing=lambda: iter(()) if self._admin is None else self._admin.standing(),
             send=self._send_update,

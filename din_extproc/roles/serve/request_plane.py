@@ -154,7 +154,7 @@ class RequestPlane:
             "exchanges": {"open": len(self.desk.live)},
             "queue": self._waiting.shown(),
             "route_cache": {"hits": self.selector.cache.hits, "misses": self.selector.cache.misses},
-            "nodes": {node: {"tokens_in_use": tokens} for node, tokens in self.selector.load.in_use().items()},
+            "nodes": {node: {"tokens_in_use": tokens} for node, tokens in self.selector.load.tokens_in_flight().items()},
         }
 
     async def _renew(self) -> None:

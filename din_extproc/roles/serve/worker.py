@@ -54,8 +54,8 @@ class Worker:
             "breakers": self.plane.selector.judge,
             "readings": self.plane.selector.load.on_readings,
             "calibrations": self.plane.gauges.adopt,
-            "outputs": self.plane.outputs.adopt,
-            "paces": self.plane.selector.load.learn,
+            "outputs": self.plane.outputs.merge,
+            "paces": self.plane.selector.load.on_paces,
             "audit_blocked": self.plane.block_requests,
             "configuration": follow_config,
         }

@@ -89,7 +89,7 @@ def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None =
     placer.judge(BreakerSnapshots({row.node.id: row.health.standing() for row in rows or () if row.health is not None}))
     for row in rows or ():
         if row.beat is not None:
-            placer.load.hear(row.node.id, HeartbeatReading(row.beat, 0.0))
+            placer.load.on_reading(row.node.id, HeartbeatReading(row.beat, 0.0))
     size = RequestSize.of(reading.intent, gauges.of(routed.model).calibration.band)
     known = Explanation(
         sent=False,
@@ -103,7 +103,7 @@ def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None =
     output = reading.intent.output_tokens
     if output is None:
         output = facts(view, routed.model).output_tokens_default * reading.intent.answers
-    ask = PlacementRequest(reading.intent.prompt_tokens, output, 0.0, prefix=prefix(reading.prompt))
+    ask = PlacementRequest(reading.intent.prompt_tokens, output, 0.0, prefix=hash_prefix(reading.prompt))
     return _placed(known=known, placer=placer, routed=routed, size=size, reading=reading, ask=ask, rows=rows or ())
 
 

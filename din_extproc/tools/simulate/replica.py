@@ -101,7 +101,7 @@ class SimulatedReplica:
             intent=intent,
             who=who,
             model=model,
-            expected=self._outputs.expected(arrival.tenant, model),
+            expected=self._outputs.expected_tokens(arrival.tenant, model),
             lease_ms=LEASE_MS,
         )
         if arrival.tenant != claim.tenant:
@@ -212,11 +212,11 @@ class SimulatedReplica:
 
     def hear(self, node_id: str, reading: HeartbeatReading) -> None:
         """A node has said how it does."""
-        self.placer.load.hear(node_id, reading)
+        self.placer.load.on_reading(node_id, reading)
 
     def learn(self) -> None:
         """Know what finished exchanges have taught since."""
-        self.placer.load.learn(self._paces.changed())
+        self.placer.load.on_paces(self._paces.take_changes())
 
     def doubted(self) -> list[str]:
         """The nodes that probes are for: those that have failed and not answered since, and those on trial."""

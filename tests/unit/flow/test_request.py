@@ -128,9 +128,9 @@ async def test_a_request_does_not_move_between_pools_that_one_port_serves(tmp_pa
 async def test_the_end_of_an_exchange_frees_its_place_and_its_node(plane):
     flow, _ = await decide(plane)
     assert code((await decide(plane))[1]) == "concurrency_limit_exceeded"
-    assert plane.desk.placer.load.in_use()
+    assert plane.desk.placer.load.tokens_in_flight()
     flow.ended()
-    assert plane.desk.placer.load.in_use() == {}
+    assert plane.desk.placer.load.tokens_in_flight() == {}
     assert plane.desk.live == {}
     assert isinstance((await decide(plane))[1], Send)
 
@@ -146,7 +146,7 @@ async def test_a_client_that_leaves_while_the_counters_are_asked_leaves_nothing_
     flow.ended()
     assert [type(each) for each in heard] == [asyncio.CancelledError]
     ledger.gate = None
-    assert plane.desk.placer.load.in_use() == {}
+    assert plane.desk.placer.load.tokens_in_flight() == {}
     _, verdict = await decide(plane)
     assert tokens_left(verdict) == tokens_left((await decide(fresh()))[1])
 
@@ -174,7 +174,7 @@ async def test_a_verdict_that_can_not_be_sent_gives_everything_back(plane):
     assert code(told) == "internal_error"
     assert "header" not in told.body.decode()
     flow.ended()
-    assert plane.desk.placer.load.in_use() == {}
+    assert plane.desk.placer.load.tokens_in_flight() == {}
     assert tokens_left((await decide(plane))[1]) == tokens_left(verdict)
 
 
@@ -183,7 +183,7 @@ async def test_counters_that_can_not_be_asked_are_said_so_with_a_time_to_come_ba
     _, verdict = await decide(plane)
     assert code(verdict) == "limits_unavailable"
     assert int(dict(verdict.headers)["retry-after"]) >= 1
-    assert plane.desk.placer.load.in_use() == {}
+    assert plane.desk.placer.load.tokens_in_flight() == {}
 
 
 async def test_a_request_that_only_the_fallback_can_take_goes_there_and_says_why(plane):

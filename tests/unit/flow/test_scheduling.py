@@ -83,7 +83,7 @@ async def test_what_exchanges_taught_decides_the_next_pick(plane):
         return NodePace(node_id=node_id, at=0.0, p99_ms=1.0, seconds=1.0, prefill_rate=1000.0, stream_rate=rate)
 
     for quick, endpoint in (("a", "10.0.0.1:8000"), ("b", "10.0.0.2:8000")):
-        plane.selector.load.learn(tuple(pace(name, 90.0 if name == quick else 30.0) for name in "ab"))
+        plane.selector.load.on_paces(tuple(pace(name, 90.0 if name == quick else 30.0) for name in "ab"))
         flow, verdict = await decide(plane, 300)
         assert verdict.endpoints[0] == endpoint
         flow.ended()
