@@ -139,6 +139,10 @@ class Pool(Struct, frozen=True):
     """None: no request is treated as long."""
     timeouts: PoolTimeouts = PoolTimeouts()
 
+    def serves(self, operation: Operation) -> bool:
+        """Whether the pool takes requests for this operation."""
+        return self.operations is None or operation in self.operations
+
     def supports_in_flight_fallback(self, other: "Pool") -> bool:
         """Whether Envoy can move a request to `other` in flight: both accept the same bytes except for the model's name."""
         own = (self.engine, self.api, self.stream_usage, self.unmappable)

@@ -21,6 +21,12 @@ class Operation(StrEnum):
     MODELS = "/v1/models"
 
 
+GENERATING = frozenset({Operation.CHAT, Operation.COMPLETIONS, Operation.RESPONSES, Operation.MESSAGES})
+"""What a model that generates text is asked for."""
+POOLING = frozenset({Operation.EMBEDDINGS, Operation.RERANK})
+"""What an embedding or ranking model is asked for."""
+
+
 class Priority(StrEnum):
     """Priority classes, highest first."""
 

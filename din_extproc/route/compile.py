@@ -4,7 +4,7 @@ Everything that does not depend on a request is computed here: the models of eac
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from msgspec import Struct
@@ -74,9 +74,25 @@ def _compile_rules(rules: Sequence[Rule], pools: Mapping[str, Pool], known: Know
             flaws.append(_unknown_pool((*place, "fallback"), rule.fallback, pools))
         if rule.fallback == rule.pool:
             flaws.append(Flaw((*place, "fallback"), "the fallback is the pool itself", "name another pool, or leave it out"))
+        flaws += _find_unserved(rule, pool, pools.get(rule.fallback), place)
         if pool is not None:
             compiled.append(CompiledRule(rule.id, matches, pool, pools.get(rule.fallback), rule.when))
     return compiled, flaws
+
+
+def _find_unserved(rule: Rule, pool: Pool | None, fallback: Pool | None, place: Place) -> Iterator[Flaw]:
+    """Paths of a rule's condition that its pool does not serve: no request could be routed by it."""
+    for operation in sorted(rule.when.operations()):
+        if pool is not None and not pool.serves(operation):
+            message = f"pool {pool.name!r} ({pool.engine}, api {pool.api}) does not serve {operation.value}: no such request can go there"
+            yield Flaw((*place, "when"), message, _served_by(pool))
+        elif pool is not None and fallback is not None and not fallback.serves(operation):
+            message = f"the fallback {fallback.name!r} does not serve {operation.value}: those requests have no fallback"
+            yield Flaw((*place, "fallback"), message, _served_by(fallback), warning=True)
+
+
+def _served_by(pool: Pool) -> str:
+    return f"it serves {', '.join(sorted(pool.operations or ())) or 'nothing'}; see its `operations`, `engine` and `api`"
 
 
 def _find_cycles(rules: Sequence[Rule]) -> list[Flaw]:

@@ -53,6 +53,10 @@ class RuleCondition(Struct, frozen=True, kw_only=True):
     """`not` in the configuration."""
     cel: str = ""
 
+    def operations(self) -> frozenset[Operation]:
+        """Every operation that the condition names; of `any` and `all` too, of `not` none."""
+        return frozenset(self.path).union(*(inner.operations() for inner in (*self.any, *self.all)))
+
 
 class Rule(Struct, frozen=True):
     """Sends matching requests to the pool, or to the fallback when the pool can't serve them."""

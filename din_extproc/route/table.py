@@ -210,7 +210,7 @@ def _find_objections(
         return
     if pool.model not in allowed:
         yield f"the tenant may not use {pool.model}"
-    if pool.operations is not None and facts.intent.operation not in pool.operations:
+    if not pool.serves(facts.intent.operation):
         yield f"its pool does not serve {facts.intent.operation.value}"
     yield from describe_unmet(rule.condition, facts)
     versions = _combined_constraint(target, pool.model, asked)
@@ -224,7 +224,7 @@ def _usable_fallback(
     """Return the fallback, or None if the tenant, the operation or the client's version constraint excludes it."""
     if fallback is None or fallback.model not in allowed:
         return None
-    if fallback.operations is not None and operation not in fallback.operations:
+    if not fallback.serves(operation):
         return None
     if asked is ANY:
         return fallback
@@ -263,7 +263,7 @@ def _client_constraint(suffix: str, header: str) -> Constraint | Refusal:
 
 def _refuse_unserved(target: RouteTarget, intent: Intent, allowed: frozenset[str], asked: Constraint, versions_of: VersionsOf) -> Refusal:
     pools = [rule.pool for rule in target.rules if not rule.id and rule.pool.model in allowed]
-    serving = [pool for pool in pools if pool.operations is None or intent.operation in pool.operations]
+    serving = [pool for pool in pools if pool.serves(intent.operation)]
     if not serving:
         return Refusal(
             RefusalCode.INVALID_REQUEST, f"The model {_quote(target.name)} does not serve {intent.operation.value}.", param="model"

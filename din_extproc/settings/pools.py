@@ -10,13 +10,13 @@ from msgspec import Struct
 from pydantic import BeforeValidator, Field
 
 from din_extproc.domain.node import LongTail, Node, PoolTimeouts, TrafficClass
-from din_extproc.domain.request import Operation
+from din_extproc.domain.request import GENERATING, POOLING, Operation
 from din_extproc.schedule.pick import STRATEGIES
 from din_extproc.settings.catalog import Catalog, VersionText
 from din_extproc.settings.document import Document
 from din_extproc.settings.problems import Place
 from din_extproc.settings.section import AsTuple, ModelName, Name, NodeAddress, Positive, Section, Text, one_or_many
-from din_extproc.southbound.engines import native_operations
+from din_extproc.southbound.engines import native_operations, openai_operations
 
 Engine = Literal["vllm", "sglang", "tgi", "ollama", "llamacpp", "tensorrt_llm", "triton"]
 _UNROUTED = {Operation.MODELS.value}
@@ -30,7 +30,19 @@ def read_operation(text: object) -> object:
     return Operation(text)
 
 
+_KINDS = {"generate": GENERATING, "pooling": POOLING}
+
+
+def _pool_operations(value: object) -> object:
+    """Paths, or a word for all paths of one kind of model; the words are replaced by their paths."""
+    given = one_or_many(value)
+    if not isinstance(given, (list, tuple)):
+        return given
+    return tuple(path for each in given for path in (sorted(_KINDS[each]) if isinstance(each, str) and each in _KINDS else [each]))
+
+
 Operations = Annotated[tuple[Annotated[Operation, BeforeValidator(read_operation)], ...], BeforeValidator(one_or_many)]
+PoolOperations = Annotated[tuple[Annotated[Operation, BeforeValidator(read_operation)], ...], BeforeValidator(_pool_operations)]
 
 
 class PoolNodeSection(Section):
@@ -126,8 +138,9 @@ class PoolSection(Section):
     timeouts: PoolTimeoutsSection = PoolTimeoutsSection()
     traffic: Annotated[TrafficClass, BeforeValidator(_traffic)] = TrafficClass.STANDARD
     """How soon a node counts as failed: see `health.failover_threshold`."""
-    operations: Operations | None = None
-    """None: every one."""
+    operations: PoolOperations | None = None
+    """Paths; or `generate` for chats, completions, responses and messages, `pooling` for embeddings and rerank, as far as the engine has
+    them. None: every one that the engine has."""
     api: Literal["openai", "native"] = "openai"
     """What the engine is spoken to in: OpenAI's words, or its own (Ollama, TGI, Triton)."""
     unmappable: Literal["refuse", "drop"] = "refuse"
@@ -162,18 +175,24 @@ def make_nodes(name: str, pool: PoolSection, catalog: Catalog | None, document: 
 
 
 def make_operations(name: str, pool: PoolSection, document: Document) -> frozenset[Operation] | None:
-    """What the pool can be asked: what it says, and no more than its engine's own interface has."""
-    given = None if pool.operations is None else frozenset(pool.operations)
-    if pool.api == "openai":
-        return given
-    served = native_operations(pool.engine)
-    if served is None:
+    """What the pool can be asked: what it says, and no more than the interface of its engine has that `api` chooses."""
+    native, in_openai = native_operations(pool.engine), openai_operations(pool.engine)
+    if pool.api == "native" and native is None:
         document.report(("pools", name, "api"), f"{pool.engine} has no interface of its own", "leave `api` out: it speaks OpenAI's words")
-        return given
-    for operation in sorted((given or frozenset()) - served):
-        listed = ", ".join(sorted(served))
-        document.report(("pools", name, "operations"), f"{operation.value} is nothing that {pool.engine} has natively", f"it has {listed}")
-    return served if given is None else given
+    served = in_openai if pool.api == "openai" else native
+    if pool.operations is None or served is None:
+        return served if pool.operations is None else frozenset(pool.operations)
+    given = frozenset(pool.operations)
+    named = document.data["pools"][name]["operations"]
+    others = (native if pool.api == "openai" else in_openai) or frozenset()
+    for operation in sorted(given - served):
+        if operation in ([named] if isinstance(named, str) else named):
+            interface = "natively" if pool.api == "native" else "in its OpenAI interface"
+            hint = f"it has {', '.join(sorted(served))}"
+            if operation in others:
+                hint = f"it has it with `api: {'native' if pool.api == 'openai' else 'openai'}`"
+            document.report(("pools", name, "operations"), f"{pool.engine} does not have {operation.value} {interface}", hint)
+    return given & served
 
 
 class NodeRequirements(Struct, frozen=True):

@@ -20,6 +20,8 @@ from tests.support.servers import EngineSim, together
 from tests.support.stack import Stack, key_of, node, tenant
 
 pytestmark = pytest.mark.e2e
+GENERATING = {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"}
+TEXT = {"operations": "generate"}
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +40,8 @@ def config(engines: dict[str, EngineSim]) -> dict[str, Any]:
     return {
         "aliases": {"m": {"model": "small"}, "auto": {"models": ["small", "large"]}},
         "pools": {
-            "fast": {"model": "small", "engine": "vllm", "scheduler": "round_robin", "nodes": [at("fast-a"), at("fast-b")]},
-            "deep": {"model": "large", "engine": "vllm", "nodes": [at("deep", max_seq_len=32768, version="2026.1.0")]},
+            "fast": {"model": "small", "engine": "vllm", "scheduler": "round_robin", **TEXT, "nodes": [at("fast-a"), at("fast-b")]},
+            "deep": {"model": "large", "engine": "vllm", **TEXT, "nodes": [at("deep", max_seq_len=32768, version="2026.1.0")]},
             "embed": {"model": "embedder", "engine": "vllm", "operations": ["/v1/embeddings"], "nodes": [at("embed")]},
         },
         "rules": [
@@ -74,7 +76,7 @@ def changed(stack: Stack, tmp_path: Path, change) -> Path:
 
 
 def wrong(report: dict[str, Any]) -> list[dict[str, Any]]:
-    return [entry for entry in report["entries"] if entry["verdict"] not in ("ok", "not asked")]
+    return [entry for entry in report["entries"] if entry["verdict"] not in ("ok", "no request")]
 
 
 def test_every_entry_of_a_sound_deployment_is_ok(stack: Stack) -> None:
@@ -86,7 +88,8 @@ def test_every_entry_of_a_sound_deployment_is_ok(stack: Stack) -> None:
     assert ("embedder", "vectors", "embed") in asked
     light = next(entry for entry in report["entries"] if (entry["name"], entry["rule"]) == ("m", "light"))
     assert {each["node"] for each in light["answered"]} == {"fast-a", "fast-b"}
-    never = [entry for entry in report["entries"] if entry["verdict"] == "not asked"]
+    assert {entry["operation"] for entry in report["entries"] if entry["pool"] == "deep" and not entry.get("why")} == GENERATING
+    never = [entry for entry in report["entries"] if entry["verdict"] == "no request"]
     assert never
     assert all(entry["why"] for entry in never)
 
@@ -97,12 +100,36 @@ def test_only_what_the_tenant_may_use_is_walked(stack: Stack) -> None:
     assert {entry["name"] for entry in report["entries"]} == {"auto", "large"}
 
 
-def test_an_entry_longer_than_wanted_is_named_and_not_asked(stack: Stack) -> None:
+def test_an_entry_longer_than_wanted_is_named_and_makes_the_answer_a_no(stack: Stack) -> None:
     code, report = verify(stack, longest=1000)
-    assert code == 0
+    assert code == 1
     long = next(entry for entry in report["entries"] if (entry["name"], entry["rule"]) == ("auto", "long"))
     assert long["verdict"] == "not asked"
     assert "longer than the 1000" in long["why"]
+
+
+def test_an_operation_that_the_engine_does_not_have_is_found(stack: Stack, tmp_path: Path) -> None:
+    code, report = verify(stack, changed(stack, tmp_path, lambda content: content["pools"]["deep"].pop("operations")), key="other")
+    assert code == 1
+    assert {entry["operation"] for entry in wrong(report)} == {"/v1/embeddings", "/v1/rerank"}
+
+
+def test_what_no_request_can_be_made_for_is_named_and_makes_the_answer_a_no(stack: Stack, tmp_path: Path) -> None:
+    rule = {"id": "at-night", "when": {"cel": 'headers["x-mood"] == "dark"'}, "pool": "deep"}
+    code, report = verify(stack, changed(stack, tmp_path, lambda content: content["rules"].insert(0, rule)), key="other")
+    assert code == 1
+    missed = [entry for entry in report["entries"] if entry["verdict"] == "not asked"]
+    assert {entry["rule"] for entry in missed} == {"at-night"}
+    assert all("no request could be made that meets its condition" in entry["why"] for entry in missed)
+
+
+def test_a_request_that_the_tenants_limits_never_allow_is_named_and_makes_the_answer_a_no(engines: dict[str, EngineSim]) -> None:
+    with Stack({**config(engines), "tenants": [tenant("acme", tpm=2000)]}) as small:
+        code, report = verify(small)
+    assert code == 1
+    missed = [entry for entry in report["entries"] if entry["verdict"] == "not asked"]
+    assert {entry["rule"] for entry in missed} >= {"long"}
+    assert all("the tenant's limits refuse it" in entry["why"] for entry in missed)
 
 
 def test_a_relabelled_node_is_found(stack: Stack, tmp_path: Path) -> None:
@@ -147,7 +174,7 @@ def test_on_the_command_line_the_exit_code_is_the_answer(stack: Stack) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, env=os.environ | {"DIN_KEY": key_of("other")})
     assert done.returncode == 0, done.stderr
     assert "ok          large -> long -> deep (/v1/chat/completions, " in done.stdout
-    assert done.stdout.splitlines()[-1].startswith(f"8 entries of other at {stack.url}: ")
+    assert done.stdout.splitlines()[-1].startswith(f"{len(done.stdout.splitlines()) - 1} entries of other at {stack.url}: ")
 
 
 def test_a_key_of_nobody_is_a_clear_no(stack: Stack) -> None:
@@ -159,5 +186,5 @@ def test_a_key_of_nobody_is_a_clear_no(stack: Stack) -> None:
 def test_a_gateway_that_is_not_there_makes_every_entry_unreachable(stack: Stack) -> None:
     verified = walk(load(stack.config_file, {}), VerifyOptions("http://127.0.0.1:9", key_of("other")))
     assert not verified.sound
-    assert {entry.verdict for entry in verified.entries} == {"unreachable", "not asked"}
+    assert {entry.verdict for entry in verified.entries} == {"unreachable", "no request"}
     assert any(line.startswith("unreachable auto -> long -> deep") for line in verified.lines())

@@ -60,7 +60,7 @@ def verify(
     url: Annotated[str, typer.Option(help="Envoy's URL, as clients reach it.")],
     key: Annotated[str, typer.Option(envvar="DIN_KEY", help="An API key: its tenant's view of the route table is verified.")],
     config: Config = DEFAULT_CONFIG,
-    longest: Annotated[int, typer.Option(help="Longest prompt to send, in tokens.")] = 20_000,
+    longest: Annotated[int | None, typer.Option(help="Longest prompt to send, in tokens; default: as long as each entry needs.")] = None,
     live: Annotated[bool, typer.Option("--live", help="Include registered nodes, as the running sidecar knows them.")] = False,  # noqa: FBT002
     json: Json = False,  # noqa: FBT002 - a flag
 ) -> None:

@@ -8,6 +8,14 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from din_extproc.tools.engine_model.agent_apis import (
+    MessageStream,
+    ResponseStream,
+    message_body,
+    read_message,
+    read_response,
+    response_body,
+)
 from din_extproc.tools.engine_model.answers import EventStream, Identity, Reporting, chat_body, completion_body
 from din_extproc.tools.engine_model.errors import EngineFailure
 from din_extproc.tools.engine_model.model import ModelSpec
@@ -78,13 +86,23 @@ def openai(model: ModelSpec, tokenizer: SimulatedTokenizer) -> EngineDialect:
     completion = ApiEmulation(reader.completion, completion_body, lambda *about: EventStream(*about, chat=False), "cmpl-")
     rerank, score = PoolingApiEmulation(pooled.rerank, pool_body), PoolingApiEmulation(pooled.score, pool_body)
     return EngineDialect(
-        {"/v1/chat/completions": chat, "/v1/completions": completion},
+        {
+            "/v1/chat/completions": chat,
+            "/v1/completions": completion,
+            "/v1/responses": ApiEmulation(read_response(reader), response_body, ResponseStream, "resp_"),
+            "/v1/messages": ApiEmulation(read_message(reader), message_body, MessageStream, "msg_"),
+        },
         {
             "/v1/embeddings": PoolingApiEmulation(pooled.embeddings, pool_body),
             **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), rerank),
             **dict.fromkeys(("/score", "/v1/score"), score),
         },
     )
+
+
+def chats_only(face: EngineDialect) -> dict[str, ApiEmulation]:
+    """What generates there, of an engine that has no other than chats and completions in OpenAI's words."""
+    return {path: face.generating[path] for path in ("/v1/chat/completions", "/v1/completions")}
 
 
 def embedding_only(face: EngineDialect) -> dict[str, PoolingApiEmulation]:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from din_extproc.tools.engine_model.answers import EventStream, Identity, Reporting, chat_body
-from din_extproc.tools.engine_model.api import ApiEmulation, EngineDialect, openai
+from din_extproc.tools.engine_model.api import ApiEmulation, EngineDialect, chats_only, openai
 from din_extproc.tools.engine_model.errors import EngineFailure
 from din_extproc.tools.engine_model.fields import decode_body
 from din_extproc.tools.engine_model.model import ModelSpec
@@ -33,7 +33,7 @@ def tgi(model: ModelSpec, tokenizer: SimulatedTokenizer) -> EngineDialect:
     chat = ApiEmulation(reader.chat, chat_body, lambda *about: EventStream(*about, chat=True, repeats=True))
     pages = {"/info": {"model_id": model.root, "max_total_tokens": model.max_model_len, "version": "3.3.7"}}
     own = {"/generate": whole, "/generate_stream": stream, "/v1/chat/completions": chat}
-    return EngineDialect({**base.generating, **own}, {}, reword, pages)
+    return EngineDialect({**chats_only(base), **own}, {}, reword, pages)
 
 
 def reword(failure: EngineFailure) -> EngineFailure:

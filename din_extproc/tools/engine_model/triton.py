@@ -11,7 +11,7 @@ from urllib.parse import quote
 import msgspec
 
 from din_extproc.tools.engine_model.answers import Identity, Reporting
-from din_extproc.tools.engine_model.api import ApiEmulation, EngineDialect, PoolingApiEmulation, embedding_only, openai
+from din_extproc.tools.engine_model.api import ApiEmulation, EngineDialect, PoolingApiEmulation, chats_only, embedding_only, openai
 from din_extproc.tools.engine_model.errors import EngineFailure
 from din_extproc.tools.engine_model.fields import decode_body
 from din_extproc.tools.engine_model.model import ModelSpec
@@ -33,7 +33,7 @@ def triton(model: ModelSpec, tokenizer: SimulatedTokenizer) -> EngineDialect:
     """Its own paths beside OpenAI's, which its frontend has."""
     reader, pooled = Reader(model, tokenizer), PoolReader(model, tokenizer)
     base = openai(model, tokenizer)
-    generating, pooling = dict(base.generating), embedding_only(base)
+    generating, pooling = chats_only(base), embedding_only(base)
     pages: dict[str, object] = {"/v2": _SERVER, "/v2/health/live": {}, "/v2/health/ready": {}}
     for name in model.names:
         path = f"/v2/models/{quote(name, safe='')}"

@@ -2,8 +2,8 @@
 
 from msgspec import Struct
 
-OK, WRONG, UNREACHABLE, PARTLY, NOT_ASKED = "ok", "wrong", "unreachable", "partly", "not asked"
-_FAULTY = (WRONG, UNREACHABLE)
+OK, WRONG, UNREACHABLE, PARTLY, NOT_ASKED, IDLE = "ok", "wrong", "unreachable", "partly", "not asked", "no request"
+_FAULTY = (WRONG, UNREACHABLE, NOT_ASKED)
 
 
 class NodeAnswers(Struct, frozen=True, omit_defaults=True):
@@ -19,7 +19,8 @@ class VerifiedEntry(Struct, frozen=True, omit_defaults=True):
 
     verdict: str
     """`ok`: every node that can take it answered as it should. `partly`: all answers were right, and some nodes were never chosen.
-    `wrong`: an answer came from elsewhere or lacks something. `unreachable`: no answer. `not asked`: no request gets there, see `why`."""
+    `wrong`: an answer came from elsewhere or lacks something. `unreachable`: no answer. `not asked`: it could not be asked, see `why`.
+    `no request`: it is proven that none of this tenant gets there, see `why`."""
     name: str
     rule: str
     pool: str
@@ -32,13 +33,13 @@ class VerifiedEntry(Struct, frozen=True, omit_defaults=True):
     problems: tuple[str, ...] = ()
     """The same one once."""
     why: str = ""
-    """Why it was not asked."""
+    """Why it was not asked, or why no request gets there."""
 
     @property
     def line(self) -> str:
         """For a terminal."""
         what = f"{self.name} -> {self.rule or '(no rule)'} -> {self.pool}"
-        if self.verdict == NOT_ASKED:
+        if self.why:
             return f"{self.verdict:11} {what}: {self.why}"
         nodes = ", ".join(f"{each.node} x{each.answers}" for each in self.answered) or "nobody"
         silent = f"; never chosen: {', '.join(self.silent)}" if self.silent else ""
@@ -55,7 +56,7 @@ class VerifyReport(Struct, frozen=True):
 
     @property
     def sound(self) -> bool:
-        """Nothing is wrong, and nothing that should answer is unreachable."""
+        """Everything that a request can reach was asked, and answered as it should."""
         return not any(entry.verdict in _FAULTY for entry in self.entries)
 
     def counts(self) -> dict[str, int]:
@@ -68,4 +69,7 @@ class VerifyReport(Struct, frozen=True):
     def lines(self) -> list[str]:
         """For a terminal."""
         counted = ", ".join(f"{count} {verdict}" for verdict, count in self.counts().items()) or "none"
-        return [*(entry.line for entry in self.entries), f"{len(self.entries)} entries of {self.tenant} at {self.url}: {counted}"]
+        lines = [*(entry.line for entry in self.entries), f"{len(self.entries)} entries of {self.tenant} at {self.url}: {counted}"]
+        if missed := self.counts().get(NOT_ASKED):
+            lines.append(f"{missed} could not be asked: the lines `{NOT_ASKED}` say why")
+        return lines

@@ -1,9 +1,9 @@
-"""Every entry of the route table with a request that it takes: what a verification walks (R42).
+"""Every entry of the route table with a request that it takes: what a verification walks.
 
 Rule: a request is proven by the very reading and routing that serve it. An entry for which none can be made says why, and is not left out.
 
-An entry is a name that clients use, a rule (or the pool that takes what no rule took) and a segment of prompt lengths, inside which no
-rule turns and no node is too short.
+An entry is a name that clients use, a rule (or the pool that takes what no rule took), a segment of prompt lengths, inside which no
+rule turns and no node is too short, and an operation that the pool serves.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,9 +13,9 @@ import msgspec
 from msgspec import Struct
 
 from din_extproc.domain.node import Node, Pool
-from din_extproc.domain.request import Operation, RequestHead
+from din_extproc.domain.request import Operation, Priority, RequestHead
 from din_extproc.domain.tenant import Tenant
-from din_extproc.domain.verdict import Refusal
+from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.flow.calibrators import TokenCalibrators
 from din_extproc.flow.node_selector import RequestSize
 from din_extproc.flow.pool_membership import PoolMembership
@@ -23,7 +23,7 @@ from din_extproc.flow.view import DecisionView, facts
 from din_extproc.intent.read import ParsedRequest, parse_request
 from din_extproc.route.table import CompiledRule, Routed
 from din_extproc.schedule.pick import Demand, filter_shapes, group_by_shape
-from din_extproc.tools.verify.sample_request import SampleRequest, wishes
+from din_extproc.tools.verify.sample_request import SampleRequest, invertible, variants, wishes
 
 _OPERATIONS = (
     Operation.CHAT,
@@ -39,6 +39,7 @@ _SHORT = 24
 _BEYOND = 1.3
 """How far over its lower end a prompt is made, so that an estimate that is off still lies inside."""
 _ATTEMPTS = 6
+_PRIORITIES = tuple(reversed(Priority))
 
 
 class RouteEntry(Struct, frozen=True):
@@ -57,8 +58,20 @@ class RouteEntry(Struct, frozen=True):
     body: bytes
     nodes: tuple[Node, ...]
     """Those of the pool that can take the request; its answer comes from one of them."""
+    first: bool = True
+    """The first operation of its segment: this is the one that has to reach every node."""
     why: str = ""
     """Why no request gets there; "" when one does."""
+    idle: bool = False
+    """It is proven that no request of this tenant gets there: nothing is left unverified."""
+
+
+class Miss(Struct, frozen=True):
+    """Why a sample request does not reach an entry."""
+
+    why: str
+    idle: bool
+    """No other request would either."""
 
 
 class RouteCoverage:
@@ -79,69 +92,86 @@ class RouteCoverage:
         self._gauges = TokenCalibrators(view.table.preferred_model)
 
     def entries(self) -> Iterator[RouteEntry]:
-        """All of them: names sorted, aliases first; of each its rules in order, and of each its segments, shortest first."""
+        """All of them: names sorted, aliases first; of each its rules in order, then its segments, shortest first, then its operations."""
         for listed in self._view.table.models_for(self._tenant):
             for rule in self._view.table.rules_for(listed.name):
                 yield from self._entries(listed.name, rule)
 
     def _entries(self, name: str, rule: CompiledRule) -> Iterator[RouteEntry]:
         found = False
-        reasons = []
+        misses: list[Miss] = []
         for lowest, end in pairwise((0, *facts(self._view, rule.pool.model).boundaries, None)):
-            entry = self._entry(name, rule, lowest or 0, None if end is None else end - 1)
-            if isinstance(entry, RouteEntry):
-                found = True
-                yield entry
-            elif entry:
-                reasons.append(entry)
-        if not found:
-            why = reasons[0] if reasons else "no request meets its condition"
+            reached, missed = self._segment(name, rule, lowest or 0, None if end is None else end - 1)
+            found = found or bool(reached)
+            misses += missed
+            yield from reached
+        unknown = next((miss for miss in misses if not miss.idle), None)
+        if not found or unknown is not None:
+            miss = unknown or next(iter(misses), Miss("no request meets its condition", idle=True))
+            head = RequestHead("POST", Operation.CHAT.value, {})
             yield RouteEntry(
                 name=name,
                 rule=rule.id,
                 pool=rule.pool,
                 operation=Operation.CHAT,
                 tokens=0,
-                head=RequestHead("POST", Operation.CHAT.value, {}),
+                head=head,
                 body=b"",
                 nodes=(),
-                why=why,
+                why=miss.why,
+                idle=miss.idle,
             )
 
-    def _entry(self, name: str, rule: CompiledRule, lowest: int, highest: int | None) -> RouteEntry | str:
-        """An entry of one segment; or why there is none, "" when the segment is not the rule's."""
-        why = ""
-        for wish in wishes(rule.condition):
-            first = max(wish.lowest, lowest)
-            last = min((bound for bound in (wish.highest, highest) if bound is not None), default=None)
-            if last is not None and last < first:
+    def _segment(self, name: str, rule: CompiledRule, lowest: int, highest: int | None) -> tuple[list[RouteEntry], list[Miss]]:
+        """One entry for each operation that gets there; for the others why not."""
+        reached: list[RouteEntry] = []
+        misses: list[Miss] = []
+        for operation in _OPERATIONS:
+            if not rule.pool.serves(operation):
                 continue
-            tokens = _inside(first, last)
-            for operation in _OPERATIONS:
-                if (wish.operations and operation not in wish.operations) or not _serves(rule.pool, operation):
-                    continue
-                made = self._made(name, rule, wish, operation, (first, tokens, last))
-                if isinstance(made, RouteEntry):
-                    return made
-                why = why or made
-                break
-        return why
+            tried = [made for wish in wishes(rule.condition) for made in self._tried(name, rule, wish, operation, (lowest, highest))]
+            entry = next((made for made in tried if isinstance(made, RouteEntry)), None)
+            if entry is not None:
+                reached.append(msgspec.structs.replace(entry, first=not reached))
+            else:
+                misses += [made for made in tried if isinstance(made, Miss)]
+        return reached, misses
+
+    def _tried(
+        self, name: str, rule: CompiledRule, wish: SampleRequest, operation: Operation, segment: tuple[int, int | None]
+    ) -> Iterator[RouteEntry | Miss]:
+        """What becomes of sample requests for one operation and segment, until one gets there; nothing where the wish is for others."""
+        lowest, highest = segment
+        first = max(wish.lowest, lowest)
+        last = min((bound for bound in (wish.highest, highest) if bound is not None), default=None)
+        if (last is not None and last < first) or (wish.operations and operation not in wish.operations):
+            return
+        for each in variants(wish, _PRIORITIES):
+            made = self._made(name, rule, each, operation, (first, _inside(first, last), last))
+            yield made
+            if isinstance(made, RouteEntry):
+                return
 
     def _made(
         self, name: str, rule: CompiledRule, wish: SampleRequest, operation: Operation, size: tuple[int, int, int | None]
-    ) -> RouteEntry | str:
+    ) -> RouteEntry | Miss:
         """The entry with its request; or what else happens to the request."""
         head = RequestHead("POST", operation.value, {"content-type": "application/json", **wish.headers, **_priority(wish)})
         body, reading = self._sized(name, head, operation, size, stream=bool(wish.stream))
         if isinstance(reading, Refusal):
-            return reading.message
+            return Miss(reading.message, idle=False)
         routed = self._view.table.route(reading.intent, self._tenant, head, self._hour_utc, self._members.versions)
         if isinstance(routed, Refusal):
-            return routed.message
+            return Miss(routed.message, idle=False)
         if (routed.rule, routed.pool.name) != (rule.id, rule.pool.name):
             taker = f"rule {routed.rule}" if routed.rule else f"pool {routed.pool.name}"
-            return f"{taker} takes its requests"
-        nodes, why = self._nodes(routed, reading)
+            known = invertible(rule.condition)
+            return Miss(
+                f"{taker} takes its requests" if known else f"no request could be made that meets its condition; {taker} took it", known
+            )
+        nodes = self._nodes(routed, reading)
+        if isinstance(nodes, Refusal):
+            return Miss(nodes.message, idle=nodes.code is RefusalCode.CONTEXT_LENGTH_EXCEEDED)
         return RouteEntry(
             name=name,
             rule=rule.id,
@@ -151,7 +181,6 @@ class RouteCoverage:
             head=head,
             body=body,
             nodes=nodes,
-            why=why,
         )
 
     def _sized(
@@ -171,24 +200,18 @@ class RouteCoverage:
             words = max(1, round(words * wanted / max(1, estimated)))
         return body, reading
 
-    def _nodes(self, routed: Routed, reading: ParsedRequest) -> tuple[tuple[Node, ...], str]:
+    def _nodes(self, routed: Routed, reading: ParsedRequest) -> tuple[Node, ...] | Refusal:
         """The nodes that take the request for certain: those that would get it only in case the estimate is too high are out."""
         tokens = RequestSize.of(reading.intent, band=0.0).tokens
         shapes = group_by_shape(self._members.nodes(routed.pool.name))
         fit = filter_shapes(shapes, Demand(tokens, tokens, routed.versions.text, routed.versions.allows))
-        if isinstance(fit, Refusal):
-            return (), fit.message
-        return tuple(node for shape in fit for node in shapes[shape]), ""
+        return fit if isinstance(fit, Refusal) else tuple(node for shape in fit for node in shapes[shape])
 
 
 def _inside(first: int, last: int | None) -> int:
     """A prompt length well inside a segment."""
     wanted = max(_SHORT, int(first * _BEYOND))
     return wanted if last is None or wanted <= last else (first + last + 1) // 2
-
-
-def _serves(pool: Pool, operation: Operation) -> bool:
-    return pool.operations is None or operation in pool.operations
 
 
 def _priority(wish: SampleRequest) -> Mapping[str, str]:

@@ -6,6 +6,7 @@ Rule: a wish is a guess, proven by routing the request that is made from it. Wha
 from collections.abc import Iterator
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from din_extproc.domain.request import Operation, Priority
 from din_extproc.route.rules import RuleCondition
@@ -46,6 +47,19 @@ def both(one: SampleRequest, other: SampleRequest) -> SampleRequest | None:
         and (joined.highest is None or joined.lowest <= joined.highest)
     )
     return joined if agree else None
+
+
+def invertible(condition: RuleCondition) -> bool:
+    """Whether `wishes` gives every way to meet the condition: nothing in it can't be wished for but a tenant or a model."""
+    own = not condition.cel and condition.negated is None
+    return own and all(invertible(inner) for inner in (*condition.any, *condition.all))
+
+
+def variants(wish: SampleRequest, priorities: tuple[Priority, ...]) -> Iterator[SampleRequest]:
+    """The wish itself, then with what it leaves open decided otherwise: streamed, and of another priority."""
+    for priority in (None, *priorities) if wish.priority is None else (wish.priority,):
+        for stream in (None, True) if wish.stream is None else (wish.stream,):
+            yield replace(wish, stream=stream, priority=priority)
 
 
 def wishes(condition: RuleCondition) -> Iterator[SampleRequest]:

@@ -1,4 +1,4 @@
-"""The role `verify`: asks a deployment through every entry of its route table, as a client of one tenant (R42, R37, R38).
+"""The role `verify`: asks a deployment through every entry of its route table, as a client of one tenant .
 
 Rule: the configuration says what is right, the answers say what is; nothing inside the deployment is asked but which nodes registered.
 
@@ -11,13 +11,15 @@ import asyncio
 import secrets
 import time
 from datetime import UTC, datetime
+from http import HTTPStatus
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from din_extproc.admit.keys import KeyRing
 from din_extproc.domain.node import Node
-from din_extproc.domain.verdict import Refusal
+from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.edge.registry.forms import MemberForm
 from din_extproc.flow.pool_membership import PoolMembership
 from din_extproc.measure.provenance import TRACE, Provenance
@@ -25,12 +27,30 @@ from din_extproc.roles.serve.decision_view import make_view
 from din_extproc.settings.settings import Settings
 from din_extproc.tools.explain.explain import members_of
 from din_extproc.tools.http_client import OutsideClient, OutsideResponse
-from din_extproc.tools.verify.report import NOT_ASKED, OK, PARTLY, UNREACHABLE, WRONG, NodeAnswers, VerifiedEntry, VerifyReport
+from din_extproc.tools.verify.report import IDLE, NOT_ASKED, OK, PARTLY, UNREACHABLE, WRONG, NodeAnswers, VerifiedEntry, VerifyReport
 from din_extproc.tools.verify.route_coverage import RouteCoverage, RouteEntry
 
 _LIE = "verify-says-so"
 _LIES = {"x-din-node-id": _LIE, "x-din-cluster": _LIE, "x-din-endpoint": "127.0.0.1:1", "x-din-model": _LIE, "x-din-tenant": _LIE}
 _WAVES = 3
+
+
+_LIMITS = frozenset(
+    code.code
+    for code in (
+        RefusalCode.REQUEST_EXCEEDS_LIMIT,
+        RefusalCode.RATE_LIMIT_EXCEEDED,
+        RefusalCode.CONCURRENCY_LIMIT_EXCEEDED,
+        RefusalCode.QUEUE_FULL,
+    )
+)
+
+
+class _Problem(Struct):
+    """The fields of an error's body that matter here."""
+
+    code: str = ""
+    detail: str = ""
 
 
 class VerifyRefused(Exception):  # noqa: N818 - it says what the deployment is
@@ -42,9 +62,12 @@ class VerifyOptions(Struct, frozen=True):
 
     url: str
     key: str
-    longest: int = 20_000
-    """The most prompt tokens to ask with."""
+    longest: int | None = None
+    """The most prompt tokens to ask with; None: as many as an entry needs."""
     timeout_s: float = 60.0
+    """For one answer."""
+    wait_s: float = 120.0
+    """In all for one entry, while the tenant's limits ask to come later."""
 
 
 def verify(settings: Settings, options: VerifyOptions, rows: tuple[MemberForm, ...] = ()) -> VerifyReport:
@@ -67,7 +90,7 @@ async def _verify(settings: Settings, options: VerifyOptions, rows: tuple[Member
         raise VerifyRefused(who.message)
     walk = RouteCoverage(make_view(settings, {}), _members(settings, rows), who.tenant, datetime.now(UTC).hour)
     async with OutsideClient(options.url, options.key, options.timeout_s) as client:
-        entries = [await _verified(entry, client, options.longest) for entry in walk.entries()]
+        entries = [await _verified(entry, client, options) for entry in walk.entries()]
     return VerifyReport(options.url, who.tenant.id, tuple(entries))
 
 
@@ -77,10 +100,13 @@ def _members(settings: Settings, rows: tuple[MemberForm, ...]) -> PoolMembership
     return PoolMembership({pool.name: pool.nodes or registered.nodes(pool.name) for pool in settings.pools}, {})
 
 
-async def _verified(entry: RouteEntry, client: OutsideClient, longest: int) -> VerifiedEntry:
-    why = entry.why or (f"its prompt of {entry.tokens} tokens is longer than the {longest} to ask with" if entry.tokens > longest else "")
+async def _verified(entry: RouteEntry, client: OutsideClient, options: VerifyOptions) -> VerifiedEntry:
+    why = entry.why
+    if options.longest is not None and entry.tokens > options.longest:
+        why = f"its prompt of {entry.tokens} tokens is longer than the {options.longest} to ask with (--longest)"
+    verdict = IDLE if entry.idle else NOT_ASKED
     found = VerifiedEntry(
-        verdict=NOT_ASKED,
+        verdict=verdict,
         name=entry.name,
         rule=entry.rule,
         pool=entry.pool.name,
@@ -93,24 +119,49 @@ async def _verified(entry: RouteEntry, client: OutsideClient, longest: int) -> V
     expected = {node.id: node for node in entry.nodes}
     answers: dict[str, list[tuple[str, ...]]] = {}
     failures: list[str] = []
-    for _ in range(_WAVES):
-        for trace_id, outcome in await _wave(entry, client, 2 * len(expected)):
+    for _ in range(_WAVES if entry.first else 1):
+        for trace_id, outcome in await _wave(entry, client, 2 * len(expected) if entry.first and len(expected) > 1 else 1, options.wait_s):
+            refusal = _refused_by_limits(outcome)
+            if refusal:
+                return replace(found, verdict=NOT_ASKED, why=refusal)
             if not outcome.good:
                 failures.append(outcome.trouble)
             else:
                 answers.setdefault(outcome.headers.get("x-din-node-id", ""), []).append(_problems(outcome, trace_id, expected))
         if expected.keys() <= answers.keys() or failures:
             break
+    if not entry.first:
+        expected = {node_id: node for node_id, node in expected.items() if node_id in answers}
     return _judged(found, expected, answers, failures)
 
 
-async def _wave(entry: RouteEntry, client: OutsideClient, count: int) -> list[tuple[str, OutsideResponse]]:
+async def _wave(entry: RouteEntry, client: OutsideClient, count: int, wait_s: float) -> list[tuple[str, OutsideResponse]]:
     """So many requests at once, each with its trace id."""
     ids = [f"verify-{secrets.token_hex(8)}" for _ in range(count)]
-    requests = [
-        client.ask(entry.head.method, entry.head.path, {**entry.head.headers, **_LIES, "x-din-trace-id": each}, entry.body) for each in ids
-    ]
-    return list(zip(ids, await asyncio.gather(*requests), strict=True))
+    return list(zip(ids, await asyncio.gather(*(_asked(entry, client, each, wait_s) for each in ids)), strict=True))
+
+
+async def _asked(entry: RouteEntry, client: OutsideClient, trace_id: str, wait_s: float) -> OutsideResponse:
+    """One answer; while limits say to come later, later."""
+    head = entry.head
+    while True:
+        outcome = await client.ask(head.method, head.path, {**head.headers, **_LIES, "x-din-trace-id": trace_id}, entry.body)
+        later = outcome.headers.get("retry-after", "")
+        if outcome.status != HTTPStatus.TOO_MANY_REQUESTS or not later.isdigit() or int(later) > wait_s:
+            return outcome
+        wait_s -= max(1, int(later))
+        await asyncio.sleep(max(1, int(later)))
+
+
+def _refused_by_limits(outcome: OutsideResponse) -> str:
+    """Why the tenant's own limits keep the entry from being asked; "" when they do not."""
+    if outcome.status not in (HTTPStatus.BAD_REQUEST, HTTPStatus.TOO_MANY_REQUESTS):
+        return ""
+    try:
+        problem = msgspec.json.decode(outcome.body, type=_Problem)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
+    return f"the tenant's limits refuse it: {problem.detail}" if problem.code in _LIMITS else ""
 
 
 def _problems(outcome: OutsideResponse, trace_id: str, expected: dict[str, Node]) -> tuple[str, ...]:

@@ -315,10 +315,34 @@ def test_a_pool_is_spoken_to_in_openais_words_unless_it_says_otherwise(written):
 
 
 @pytest.mark.parametrize(
+    ("lines", "operations"),
+    [
+        ("engine: tgi", {Operation.CHAT, Operation.COMPLETIONS}),
+        ("engine: triton", {Operation.CHAT, Operation.COMPLETIONS, Operation.EMBEDDINGS}),
+        ("engine: triton\n    operations: generate", {Operation.CHAT, Operation.COMPLETIONS}),
+        ("engine: triton\n    api: native\n    operations: pooling", {Operation.EMBEDDINGS, Operation.RERANK}),
+        ("engine: vllm\n    operations: [generate, /v1/rerank]", set(Operation) - {Operation.EMBEDDINGS, Operation.MODELS}),
+    ],
+)
+def test_a_pool_serves_what_it_says_and_its_engine_has(written, lines, operations):
+    (pool,) = written(SMALL.replace("engine: vllm", lines)).pools
+    assert pool.operations == operations
+
+
+def test_a_rule_whose_pool_does_not_serve_its_path_is_refused(written):
+    rule = "rules:\n  - { id: ranks, when: { path: [/v1/rerank, /v1/embeddings] }, pool: p }\n"
+    rejected = written(SMALL.replace("engine: vllm", "engine: triton") + rule)
+    assert isinstance(rejected, ConfigRejected)
+    assert "pool 'p' (triton, api openai) does not serve /v1/rerank: no such request can go there" in str(rejected)
+    assert "/v1/embeddings: no such request" not in str(rejected)
+
+
+@pytest.mark.parametrize(
     ("line", "complaint"),
     [
         ("engine: vllm\n    api: native", "vllm has no interface of its own"),
-        ("engine: triton\n    api: native\n    operations: /v1/chat/completions", "is nothing that triton has natively"),
+        ("engine: triton\n    api: native\n    operations: /v1/chat/completions", "triton does not have /v1/chat/completions natively"),
+        ("engine: triton\n    operations: /v1/rerank", "triton does not have /v1/rerank in its OpenAI interface"),
     ],
 )
 def test_a_native_interface_that_an_engine_has_not_is_a_problem(written, line, complaint):

@@ -1,0 +1,180 @@
+"""OpenAI's Responses and Anthropic's Messages, as vLLM serves them: the same work as a chat, in other words.
+
+Text only: tools and media are not modelled here.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from din_extproc.tools.engine_model.answers import Identity, Reporting
+from din_extproc.tools.engine_model.errors import EngineFailure
+from din_extproc.tools.engine_model.fields import decode_body
+from din_extproc.tools.engine_model.requests import EngineRequest, Reader
+
+_encode = msgspec.json.encode
+
+
+def read_response(reader: Reader) -> Callable[[bytes, str], EngineRequest | EngineFailure]:
+    """Reads bodies of /v1/responses."""
+
+    def read(body: bytes, content_type: str) -> EngineRequest | EngineFailure:
+        given = decode_body(body, content_type)
+        if isinstance(given, EngineFailure):
+            return given
+        asked = given.get("input")
+        items = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+        instructions = given.get("instructions")
+        before = [{"role": "system", "content": instructions}] if instructions else []
+        messages = [*before, *items] if isinstance(items, list) else items
+        return reader.chat(_as_chat(given, messages, given.get("max_output_tokens")), content_type)
+
+    return read
+
+
+def read_message(reader: Reader) -> Callable[[bytes, str], EngineRequest | EngineFailure]:
+    """Reads bodies of /v1/messages."""
+
+    def read(body: bytes, content_type: str) -> EngineRequest | EngineFailure:
+        given = decode_body(body, content_type)
+        if isinstance(given, EngineFailure):
+            return _reworded(given)
+        system, messages = given.get("system"), given.get("messages")
+        if system and isinstance(messages, list):
+            messages = [{"role": "system", "content": system}, *messages]
+        found = reader.chat(_as_chat(given, messages, given.get("max_tokens")), content_type)
+        return _reworded(found) if isinstance(found, EngineFailure) else found
+
+    return read
+
+
+def response_body(identity: Identity, ask: EngineRequest, reporting: Reporting) -> bytes:
+    """A whole /v1/responses answer."""
+    return _encode(_response(identity, ask, reporting))
+
+
+def message_body(identity: Identity, ask: EngineRequest, reporting: Reporting) -> bytes:
+    """A whole /v1/messages answer."""
+    script = ask.scripts[0]
+    content = [{"type": "text", "text": script.text}]
+    return _encode({**_message_head(identity), "content": content, "stop_reason": _stop_reason(ask), "usage": _usage(ask, reporting)})
+
+
+class ResponseStream:
+    """The events of a streamed response."""
+
+    def __init__(self, identity: Identity, ask: EngineRequest, reporting: Reporting) -> None:
+        self._identity = identity
+        self._ask = ask
+        self._reporting = reporting
+
+    def opening(self) -> bytes:
+        """What comes before the first token."""
+        begun = {**_response(self._identity, self._ask, self._reporting), "status": "in_progress", "output": [], "usage": None}
+        return _event("response.created", {"response": begun})
+
+    def token(self, index: int, position: int, *, finish: str | None = None) -> bytes:  # noqa: ARG002 - the end says why
+        """One token."""
+        piece = self._ask.scripts[index].pieces[position]
+        return _event("response.output_text.delta", {"item_id": f"msg_{self._identity.id}", "output_index": 0, "delta": piece})
+
+    def closing(self) -> bytes:
+        """What comes after the last token."""
+        whole = _response(self._identity, self._ask, self._reporting)
+        return _event(f"response.{whole['status']}", {"response": whole})
+
+    def failed(self, message: str, *, as_text: bool) -> bytes:  # noqa: ARG002 - it has one way
+        """An error inside the stream."""
+        error = {"code": "server_error", "message": message}
+        whole = {**_response(self._identity, self._ask, self._reporting), "status": "failed", "error": error}
+        return _event("response.failed", {"response": whole})
+
+    def aborted(self) -> bytes:
+        """Nothing: the stream just ends."""
+        return b""
+
+
+class MessageStream:
+    """The events of a streamed message."""
+
+    def __init__(self, identity: Identity, ask: EngineRequest, reporting: Reporting) -> None:
+        self._identity = identity
+        self._ask = ask
+        self._reporting = reporting
+
+    def opening(self) -> bytes:
+        """What comes before the first token."""
+        usage = {"input_tokens": (_usage(self._ask, self._reporting) or {}).get("input_tokens", 0), "output_tokens": 0}
+        begun = {**_message_head(self._identity), "content": [], "stop_reason": None, "usage": usage}
+        block = {"index": 0, "content_block": {"type": "text", "text": ""}}
+        return _event("message_start", {"message": begun}) + _event("content_block_start", block)
+
+    def token(self, index: int, position: int, *, finish: str | None = None) -> bytes:  # noqa: ARG002 - the end says why
+        """One token."""
+        piece = self._ask.scripts[index].pieces[position]
+        return _event("content_block_delta", {"index": 0, "delta": {"type": "text_delta", "text": piece}})
+
+    def closing(self) -> bytes:
+        """What comes after the last token."""
+        ended = {"delta": {"stop_reason": _stop_reason(self._ask), "stop_sequence": None}, "usage": _usage(self._ask, self._reporting)}
+        return _event("content_block_stop", {"index": 0}) + _event("message_delta", ended) + _event("message_stop", {})
+
+    def failed(self, message: str, *, as_text: bool) -> bytes:  # noqa: ARG002 - it has one way
+        """An error inside the stream."""
+        return _event("error", {"error": {"type": "api_error", "message": message}})
+
+    def aborted(self) -> bytes:
+        """Nothing: the stream just ends."""
+        return b""
+
+
+def _as_chat(given: dict[str, Any], messages: Any, limit: Any) -> bytes:
+    """The same as a chat; a missing field stays missing."""
+    kept = {name: given[name] for name in ("model", "temperature", "top_p", "stream") if name in given}
+    return _encode({**kept, **({} if messages is None else {"messages": messages}), **({} if limit is None else {"max_tokens": limit})})
+
+
+def _reworded(failure: EngineFailure) -> EngineFailure:
+    """An error in Anthropic's shape."""
+    decoded = msgspec.json.decode(failure.body)
+    error = decoded.get("error") if isinstance(decoded, dict) else None
+    message = error.get("message") if isinstance(error, dict) else failure.body.decode(errors="replace")
+    kind = "not_found_error" if failure.status == 404 else "invalid_request_error"  # noqa: PLR2004 - HTTP's
+    return EngineFailure(failure.status, _encode({"type": "error", "error": {"type": kind, "message": message}}), failure.headers)
+
+
+def _message_head(identity: Identity) -> dict[str, Any]:
+    return {"id": identity.id, "type": "message", "role": "assistant", "model": identity.model, "stop_sequence": None}
+
+
+def _stop_reason(ask: EngineRequest) -> str:
+    return "max_tokens" if ask.scripts[0].finish_reason == "length" else "end_turn"
+
+
+def _usage(ask: EngineRequest, reporting: Reporting) -> dict[str, Any] | None:
+    usage = reporting.of(ask.prompt_tokens, len(ask.scripts[0].pieces))
+    return usage and {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
+
+
+def _response(identity: Identity, ask: EngineRequest, reporting: Reporting) -> dict[str, Any]:
+    script, usage = ask.scripts[0], _usage(ask, reporting)
+    cut = script.finish_reason == "length"
+    status = "incomplete" if cut else "completed"
+    text = {"type": "output_text", "text": script.text, "annotations": []}
+    message = {"id": f"msg_{identity.id}", "type": "message", "role": "assistant", "status": status, "content": [text]}
+    return {
+        "id": identity.id,
+        "object": "response",
+        "created_at": identity.created,
+        "status": status,
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "error": None,
+        "model": identity.model,
+        "output": [message],
+        "usage": usage and {**usage, "total_tokens": usage["input_tokens"] + usage["output_tokens"]},
+    }
+
+
+def _event(kind: str, fields: dict[str, Any]) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (kind.encode(), _encode({"type": kind, **fields}))
