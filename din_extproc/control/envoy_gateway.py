@@ -27,7 +27,7 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,240}[a-z0-9])?").fullmatch
 _MANAGER = "..filters[?(@.name=='envoy.filters.network.http_connection_manager')].typed_config"
 _FROM_STANDALONE = ("common_http_protocol_options", "early_header_mutation_extensions", "http_protocol_options", "local_reply_config")
 """Parts of the connection manager that its own kinds can't say."""
-_PROCESSING = ("processing_mode", "mutation_rules", "max_message_timeout")
+_PROCESSING = ("mutation_rules", "max_message_timeout")
 _HTTP2 = "gateway.envoyproxy.io/h2c"
 
 
@@ -301,7 +301,7 @@ def _patch(kind: str, name: str, place: str, path: str, value: Any) -> dict[str,
 
 
 def _of_listener(topology: Topology, placement: Placement) -> Iterator[dict[str, Any]]:
-    """What guards the door, and how the sidecar is asked (its own kinds know no trailers, whose end is the end of an exchange)."""
+    """What guards the door, and what its own kinds can't say of how the sidecar is asked."""
     manager = as_plain(connection_manager(topology))
     for part in _FROM_STANDALONE:
         yield _patch("listener.v3.Listener", placement.listener_path, _MANAGER, f"/{part}", manager[part])

@@ -170,8 +170,19 @@ def _asked(egctl: str, rendered: list[dict[str, Any]]) -> Resources:
 def _snake(value: Any) -> Any:
     """Names of fields as patches have them; what has a dot is the name of an extension."""
     if isinstance(value, dict):
-        return {name if "." in name else _capital(lambda at: f"_{at[0].lower()}", name): _snake(each) for name, each in value.items()}
+        return {_field(name): _snake(each) for name, each in value.items()}
     return [_snake(each) for each in value] if isinstance(value, list) else value
+
+
+def _field(name: str) -> str:
+    """Digits tell nothing of where a word begins."""
+    return (
+        "ignore_http_11_upgrade"
+        if name == "ignoreHttp11Upgrade"
+        else name
+        if "." in name
+        else _capital(lambda at: f"_{at[0].lower()}", name)
+    )
 
 
 def main(egctl: str) -> None:
