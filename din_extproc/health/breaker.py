@@ -1,11 +1,13 @@
 """State machine of one circuit breaker. It reads no clock and knows no node: events carry the time.
 
-Invariant: `TRANSITIONS` has an entry for every pair of state and event, and only its functions change the state.
+Invariant: `TRANSITIONS` has an entry for every pair of state and event, and only its functions change the state. As long as a node is left
+out, the time until which it is only grows: a shorter deadline never replaces a longer one, in whatever state it comes.
 
     closed ──consecutive failures, or failure share──▶ open ──open time is over──▶ half open ──trials succeeded──▶ ramping ──▶ closed
                                                          ▲                            │ one failure                  │ as in closed
                                                          └────────────────────────────┴──────────────────────────────┘
     closed or ramping ──busy──▶ cooling ──cool-down is over──▶ previous state; failures count as in closed
+    half open ──busy──▶ open for as long as the node asks
 """
 
 from collections.abc import Callable
@@ -163,7 +165,7 @@ class CircuitBreaker:
     def _cool_down(self, event: BreakerEvent) -> None:
         """Enter or extend cooling; a shorter request never shortens it."""
         until = event.now + event.cool_down_s
-        if self.snapshot.state is _COOLING and until <= (self.snapshot.until or 0.0):
+        if until <= self._excluded_until():
             return
         if self.snapshot.state is not _COOLING:
             self._was_ramping = self.snapshot.state is _RAMPING
@@ -195,8 +197,20 @@ class CircuitBreaker:
         self.cause = event.kind
         self._consecutive_failures, self._failed_at = 0, None
         self._window.clear()
-        until = event.now + policy.compute_open_s(self._trips, self._name)
+        until = max(self._excluded_until(), event.now + policy.compute_open_s(self._trips, self._name))
         self.snapshot = BreakerSnapshot(_OPEN, event.now, until, 0.0, event.reason)
+
+    def _extend_open(self, event: BreakerEvent) -> None:
+        """Stay open, or open again from half-open, until a busy node's or another replica's deadline if that is later."""
+        pause_s = event.cool_down_s if event.kind is BreakerEventKind.BUSY else self.policy.compute_open_s(max(1, self._trips), self._name)
+        if event.now + pause_s > self._excluded_until():
+            since = self.snapshot.since if self.snapshot.state is _OPEN else event.now
+            self.snapshot = BreakerSnapshot(_OPEN, since, event.now + pause_s, 0.0, event.reason or self.snapshot.reason)
+
+    def _excluded_until(self) -> float:
+        """Return the time until which it gets no requests; 0 when it gets some."""
+        snapshot = self.snapshot
+        return snapshot.until or 0.0 if snapshot.state in {_OPEN, _COOLING} else 0.0
 
     def _open_if_over_threshold(self, event: BreakerEvent) -> None:
         policy = self.policy
@@ -226,15 +240,15 @@ TRANSITIONS: dict[tuple[BreakerState, BreakerEventKind], Transition] = {
     (_CLOSED, BreakerEventKind.REJOINED): CircuitBreaker._start_ramp,  # noqa: SLF001
     (_OPEN, BreakerEventKind.SUCCEEDED): CircuitBreaker._ignore,  # noqa: SLF001
     (_OPEN, BreakerEventKind.FAILED): CircuitBreaker._ignore,  # noqa: SLF001
-    (_OPEN, BreakerEventKind.BUSY): CircuitBreaker._ignore,  # noqa: SLF001
+    (_OPEN, BreakerEventKind.BUSY): CircuitBreaker._extend_open,  # noqa: SLF001
     (_OPEN, BreakerEventKind.PROBE_SUCCEEDED): CircuitBreaker._ignore,  # noqa: SLF001
     (_OPEN, BreakerEventKind.PROBE_FAILED): CircuitBreaker._ignore,  # noqa: SLF001
     (_OPEN, BreakerEventKind.TICK): CircuitBreaker._half_open_if_due,  # noqa: SLF001
-    (_OPEN, BreakerEventKind.REMOTE_OPEN): CircuitBreaker._ignore,  # noqa: SLF001
+    (_OPEN, BreakerEventKind.REMOTE_OPEN): CircuitBreaker._extend_open,  # noqa: SLF001
     (_OPEN, BreakerEventKind.REJOINED): CircuitBreaker._start_ramp,  # noqa: SLF001
     (_HALF_OPEN, BreakerEventKind.SUCCEEDED): CircuitBreaker._record_trial_success,  # noqa: SLF001
     (_HALF_OPEN, BreakerEventKind.FAILED): CircuitBreaker._record_trial_failure,  # noqa: SLF001
-    (_HALF_OPEN, BreakerEventKind.BUSY): CircuitBreaker._ignore,  # noqa: SLF001
+    (_HALF_OPEN, BreakerEventKind.BUSY): CircuitBreaker._extend_open,  # noqa: SLF001
     (_HALF_OPEN, BreakerEventKind.PROBE_SUCCEEDED): CircuitBreaker._record_trial_success,  # noqa: SLF001
     (_HALF_OPEN, BreakerEventKind.PROBE_FAILED): CircuitBreaker._record_trial_failure,  # noqa: SLF001
     (_HALF_OPEN, BreakerEventKind.TICK): CircuitBreaker._ignore,  # noqa: SLF001

@@ -15,7 +15,7 @@ CLOSED, OPEN, HALF_OPEN, RAMPING = BreakerState.CLOSED, BreakerState.OPEN, Break
 COOLING = BreakerState.COOLING
 MAY = {
     CLOSED: {OPEN, RAMPING, COOLING},
-    OPEN: {HALF_OPEN, RAMPING},
+    OPEN: {OPEN, HALF_OPEN, RAMPING},
     HALF_OPEN: {OPEN, RAMPING},
     RAMPING: {OPEN, CLOSED, COOLING},
     COOLING: {OPEN, CLOSED, RAMPING, COOLING},
@@ -62,7 +62,7 @@ def test_only_permitted_transitions_happen(policy, events):
     for event, before, _, after in history(policy, events):
         if after is not before:
             assert after.state in MAY[before.state], (before, event, after)
-            assert after.since == event.now
+            assert after.since == event.now or before.state is after.state is OPEN
 
 
 @given(policies, steps)
@@ -73,7 +73,21 @@ def test_an_open_breaker_becomes_half_open_only_after_its_open_time(policy, even
             assert event.now >= before.until
         if after.state is OPEN:
             assert after.share(event.now) == 0.0
-            assert policy.open_s <= after.until - after.since <= policy.compute_open_s(100, "gpu-1") * (1 + policy.jitter) + 1e-6
+        if after.state is OPEN and before.state is not OPEN and event.kind is not BreakerEventKind.BUSY:
+            assert policy.open_s <= after.until - after.since
+            longest_s = policy.compute_open_s(100, "gpu-1") * (1 + policy.jitter) + 1e-6
+            assert after.until <= max(after.since + longest_s, (before.until or 0.0) if before.state is COOLING else 0.0)
+
+
+@given(policies, steps)
+def test_the_time_until_which_a_node_is_left_out_only_grows(policy, events):
+    for event, before, _, after in history(policy, events):
+        if before.excluded and event.now < before.until and event.kind is not BreakerEventKind.REJOINED:
+            assert after.excluded
+            assert after.until >= before.until
+        if event.kind is BreakerEventKind.BUSY and before.state is not CLOSED:
+            assert after.excluded
+            assert after.until >= event.now + event.cool_down_s
 
 
 @given(policies)
@@ -138,7 +152,8 @@ def test_results_from_before_the_current_state_change_nothing(policy, events):
 def test_successes_alone_never_open_it(policy, events):
     for event, before, _, after in history(policy, events):
         if after.state is OPEN and before.state is not OPEN:
-            assert event.kind in {BreakerEventKind.FAILED, BreakerEventKind.PROBE_FAILED, BreakerEventKind.REMOTE_OPEN}
+            opening = {BreakerEventKind.FAILED, BreakerEventKind.PROBE_FAILED, BreakerEventKind.REMOTE_OPEN}
+            assert event.kind in opening or (event.kind is BreakerEventKind.BUSY and before.state is HALF_OPEN)
             assert after.reason or event.kind is not BreakerEventKind.FAILED or before.state is HALF_OPEN
 
 

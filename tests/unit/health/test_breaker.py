@@ -1,5 +1,7 @@
 """Events that open, cool, ramp and close a circuit breaker, with the default policy's numbers."""
 
+import pytest
+
 from din_extproc.domain.health import BreakerSnapshots, BreakerState
 from din_extproc.health.breaker import BreakerEvent, BreakerEventKind, CircuitBreaker
 from din_extproc.health.policy import BreakerPolicy
@@ -62,6 +64,48 @@ def test_failures_while_cooling_open_the_breaker():
     for at in (2.0, 3.0, 4.0):
         breaker.on_event(BreakerEvent(BreakerEventKind.FAILED, at, 0.5))
     assert breaker.snapshot.state is BreakerState.OPEN
+
+
+def failed(now: float) -> BreakerEvent:
+    return BreakerEvent(BreakerEventKind.FAILED, now)
+
+
+def busy(now: float, pause_s: float) -> BreakerEvent:
+    return BreakerEvent(BreakerEventKind.BUSY, now, cool_down_s=pause_s)
+
+
+REMOTE = BreakerEvent(BreakerEventKind.REMOTE_OPEN, 1.0)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        (busy(0.0, 300.0), failed(1.0), failed(2.0), failed(3.0)),
+        (busy(0.0, 300.0), REMOTE),
+        (busy(0.0, 300.0), busy(1.0, 5.0)),
+        (REMOTE, busy(2.0, 298.0)),
+        (failed(0.0), failed(1.0), failed(2.0), busy(3.0, 297.0), busy(4.0, 5.0), REMOTE),
+        (REMOTE, BreakerEvent(BreakerEventKind.TICK, 40.0), busy(41.0, 259.0)),
+        (BreakerEvent(BreakerEventKind.REJOINED, 0.0), busy(1.0, 299.0), failed(2.0), failed(3.0), failed(4.0)),
+    ],
+)
+def test_a_later_and_shorter_reason_never_shortens_the_time_that_a_node_is_left_out(events):
+    breaker = CircuitBreaker("n", POLICY, 0.0)
+    for event in events:
+        breaker.on_event(event)
+    breaker.on_event(BreakerEvent(BreakerEventKind.TICK, 299.9))
+    assert breaker.snapshot.excluded
+    breaker.on_event(BreakerEvent(BreakerEventKind.TICK, 300.1))
+    assert not breaker.snapshot.excluded
+
+
+def test_news_of_another_replica_prolongs_an_open_breaker_without_another_trip():
+    breaker = CircuitBreaker("n", POLICY, 0.0)
+    breaker.on_event(REMOTE)
+    first = breaker.snapshot.until
+    breaker.on_event(BreakerEvent(BreakerEventKind.REMOTE_OPEN, 21.0))
+    assert (breaker.snapshot.state, breaker.snapshot.since, breaker.trips) == (BreakerState.OPEN, 1.0, 1)
+    assert breaker.snapshot.until == first + 20.0
 
 
 def test_three_failed_probes_in_a_row_open_it_and_two_with_a_good_one_between_do_not():
