@@ -45,6 +45,8 @@ class Tagged(AuditEvent, frozen=True, kw_only=True, omit_defaults=True):
     version_asked: str = ""
     task_tier: str = ""
     priority: str = ""
+    entry: str = ""
+    """How it came: "" by ext_proc; `ext_authz`: another proxy asked whether it may pass, and chose the node."""
     duration_ms: float | None = None
     """From the first byte to the end, which is `at`."""
 

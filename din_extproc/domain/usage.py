@@ -66,6 +66,8 @@ class Tags(Struct, frozen=True, gc=False, omit_defaults=True):
     answers: int = 1
     longest: int = 0
     """Estimated tokens of the longest input; 0: there is only one input."""
+    entry: str = ""
+    """The entry point: "" for ext_proc; `ext_authz` when another proxy asked for permission and chose the node."""
 
 
 class Labels(Struct, frozen=True, gc=False, omit_defaults=True):

@@ -7,20 +7,20 @@ from typing import Any
 
 from din_extproc.audit.records import AdmissionRecord, RefusalRecord, SettlementRecord
 from din_extproc.domain.usage import ExchangeRecord, Outcome, Tags
-from din_extproc.flow.dispatch import Decision
+from din_extproc.flow.decision import Decision, PendingRequest
 
 _NO_TAGS = Tags()
 
 
-def admission(granted: Decision, at: float) -> AdmissionRecord:
+def admission(granted: Decision, request: PendingRequest, at: float) -> AdmissionRecord:
     """A request is sent on. `at`: seconds since the epoch."""
-    claim = granted.claim
+    claim, who = granted.claim, request.who
     return AdmissionRecord(
         at=at,
         request_id=claim.request_id,
-        trace_id=granted.trace_id,
+        trace_id=request.trace_id,
         tenant=claim.tenant,
-        key_id=granted.key_id,
+        key_id="" if who is None else who.key.id,
         model=granted.target.pool.model,
         pool=granted.target.pool.name,
         node_id=granted.picked.nodes[0].id,
@@ -85,5 +85,6 @@ def _tags(record: ExchangeRecord) -> dict[str, Any]:
         "version_asked": tags.version,
         "task_tier": tags.task_tier,
         "priority": tags.priority,
+        "entry": tags.entry,
         "duration_ms": record.duration_ms,
     }

@@ -1,66 +1,44 @@
-"""From a granted request to what Envoy is told: where it goes, what changes on the way, and what comes back with the access log.
+"""From a decision to what Envoy is told: where it goes, what changes on the way, and what comes back with the access log.
 
 Rule: the body changes by splices only, and every label that settlement needs is in the metadata, so that no worker has to live until then.
 """
 
+from collections.abc import Mapping
+
 import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
 from din_extproc.admit.headers import rate_limit_headers
-from din_extproc.admit.keys import Authenticated
-from din_extproc.admit.ledger import Claim, RateLimitStatus
+from din_extproc.admit.ledger import Claim
 from din_extproc.domain.node import Pool, in_flight_cluster
-from din_extproc.domain.request import Intent, Operation, RequestHead
+from din_extproc.domain.request import Intent, Operation
 from din_extproc.domain.usage import Labels, Tags
 from din_extproc.domain.verdict import Headers, Send
 from din_extproc.flow import answers
-from din_extproc.flow.node_order import NodeRequest
-from din_extproc.flow.node_selector import NodeSelection, PlacementTarget
+from din_extproc.flow.decision import Decision, PendingRequest, Permit
 from din_extproc.flow.timeouts import limits
-from din_extproc.flow.trace import SpanContext
 from din_extproc.intent.read import ParsedRequest
 from din_extproc.intent.splice import offset_after_splice
 from din_extproc.route.table import Routed
 
-_as_json = msgspec.json.Encoder().encode
 _DIALECTS = {Operation.MESSAGES: "messages", Operation.RESPONSES: "responses"}
 """How clients of an operation expect errors in their stream, where that is not as chat completions have them."""
+_SECRETS = ("authorization", "x-api-key")
+_NO_METADATA: Mapping[str, str | float | bool] = {}
+_as_json = msgspec.json.Encoder().encode
 
 
-class Decision(Struct, frozen=True, gc=False):
-    """Everything that was decided about one request."""
-
-    trace_id: str
-    key_id: str
-    reading: ParsedRequest
-    intent: Intent
-    order: NodeRequest
-    routed: Routed
-    target: PlacementTarget
-    picked: NodeSelection
-    claim: Claim
-    standing: RateLimitStatus
-    would_refuse: str = ""
-    """The limit that would have refused it, were it enforced."""
-    span: SpanContext | None = None
-    """None: it leaves no spans."""
-    decided_s: float = 0.0
-    """How long all of that took, `waited_s` included."""
-    waited_s: float = 0.0
-    """In line for tokens or slots."""
-
-
-def dispatch(granted: Decision, head: RequestHead) -> Send:
-    """The verdict that sends it."""
-    reading, target, order = granted.reading, granted.target, granted.order
-    answer_headers: Headers = (("x-din-trace-id", granted.trace_id), *rate_limit_headers(granted.standing), *order.headers)
+def dispatch(granted: Decision, request: PendingRequest, parsed: ParsedRequest, decided_s: float) -> Send:
+    """The verdict that sends it. `decided_s`: how long the decision took, the wait in line included."""
+    target, order, head = granted.target, granted.order, request.head
+    answer_headers: Headers = (("x-din-trace-id", request.trace_id), *rate_limit_headers(granted.standing), *order.headers)
     if target.degraded:
         answer_headers = (*answer_headers, ("x-bxagent-degraded", "true"), ("x-din-degraded-reason", target.degraded))
     endpoints = [str(node.endpoint) for node in granted.picked.nodes]
-    cluster, metadata = target.pool.name, _metadata(granted)
+    cluster = target.pool.name
+    metadata = _metadata(granted, request, parsed, decided_s)
     path = _path(head.path, order.path)
-    move = _move(granted)
+    move = _move(granted, parsed)
     if move is not None and target.spare is not None:
         spares = [endpoint for node in granted.picked.spares if (endpoint := str(node.endpoint)) not in endpoints]
         if spares:  # one engine can serve both pools: asked once more by address, it would be asked for the first one's model
@@ -71,23 +49,47 @@ def dispatch(granted: Decision, head: RequestHead) -> Send:
         cluster=cluster,
         endpoints=tuple(endpoints),
         request_headers=(
-            *_trace(granted),
+            *_trace(request),
             *_version(granted.routed, target.pool, granted.intent),
             *limits(granted.intent, target.pool, granted.picked).headers(),
             *(() if path is None else _original(head.path, path)),
         ),
         response_headers=answer_headers,
         metadata=metadata,
-        body=order.body if order.body is not reading.body or reading.decoded else None,
+        body=order.body if order.body is not parsed.body or parsed.decoded else None,
         path=path,
-        remove_headers=("content-encoding",) if reading.decoded else (),
+        remove_headers=("content-encoding",) if parsed.decoded else (),
         needs_response_head=order.dialect is not None,
     )
 
 
-def _move(granted: Decision) -> str | None:
+def permission(granted: Permit, request: PendingRequest, decided_s: float) -> Send:
+    """The verdict for a proxy that chooses the node itself: go on, without the key."""
+    labels = _labels(
+        request,
+        granted.intent,
+        granted.claim,
+        model=granted.model,
+        alias=granted.intent.model if granted.routed is None else granted.routed.name,
+        pool="",
+        rule="",
+        degraded=False,
+        would_refuse=granted.would_refuse,
+        decided_s=decided_s,
+    )
+    metadata: dict[str, str | float | bool] = {"request_id": request.request_id, "labels": _as_json(labels).decode()}
+    return passed(request, rate_limit_headers(granted.standing), metadata)
+
+
+def passed(request: PendingRequest, standing: Headers = (), metadata: Mapping[str, str | float | bool] = _NO_METADATA) -> Send:
+    """The verdict for a proxy that chooses the node itself, on a request that costs nothing."""
+    trace = ("x-din-trace-id", request.trace_id)
+    return Send("", (), _trace(request), (trace, *standing), metadata, remove_headers=_SECRETS)
+
+
+def _move(granted: Decision, parsed: ParsedRequest) -> str | None:
     """What changes for the pool that takes over: where the model's name stands, the constraint on its version. None: it can't move."""
-    order, at = granted.order, granted.reading.outline
+    order, at = granted.order, parsed.outline
     if not granted.picked.spares or order.edits is None or "model" not in at.spans:
         return None
     length = len(order.edits["model"]) if "model" in order.edits else at.spans["model"][1] - at.spans["model"][0]
@@ -100,16 +102,27 @@ def _version(routed: Routed, pool: Pool, intent: Intent) -> Headers:
     return () if wanted == intent.version else (("x-din-model-version", wanted),)
 
 
-def tags(intent: Intent) -> Tags:
+def tags(intent: Intent, entry: str) -> Tags:
     """What the request asked for, for whoever decides about it again."""
-    priority = "" if intent.priority is None else intent.priority.value
     longest = intent.estimate.longest
-    prompt = 0 if longest is None else max(1, longest.tokens)
-    return Tags(intent.model, intent.output_tokens, intent.version, intent.task_tier, priority, intent.answers, prompt)
+    return Tags(
+        model=intent.model,
+        output_tokens=intent.output_tokens,
+        version=intent.version,
+        task_tier=intent.task_tier,
+        priority="" if intent.priority is None else intent.priority.value,
+        answers=intent.answers,
+        longest=0 if longest is None else max(1, longest.tokens),
+        entry=entry,
+    )
 
 
-def refused_metadata(who: Authenticated, intent: Intent | None) -> dict[str, str]:
-    """What the access log brings back of a request that was refused after its key was proven. `intent`: None when it was not read."""
+def refused_metadata(request: PendingRequest) -> dict[str, str]:
+    """What the access log brings back of a request that was refused, as far as it is known."""
+    metadata = {} if request.span is None else {"span": request.span.text}
+    who, intent = request.who, request.intent
+    if who is None:
+        return metadata
     labels = Labels(tenant=who.tenant.id, key_id=who.key.id)
     if intent is not None:
         labels = replace(
@@ -117,58 +130,82 @@ def refused_metadata(who: Authenticated, intent: Intent | None) -> dict[str, str
             prompt_estimate=intent.prompt_tokens,
             stream=intent.stream,
             operation=intent.operation,
-            tags=tags(intent),
+            tags=tags(intent, request.entry),
         )
-    return {"labels": _as_json(labels).decode()}
-
-
-def _trace(granted: Decision) -> Headers:
-    """The client's own `traceparent` goes on untouched when the exchange leaves no spans."""
-    named = ("x-din-trace-id", granted.trace_id)
-    return (named,) if granted.span is None else (named, ("traceparent", granted.span.traceparent))
-
-
-def _metadata(granted: Decision) -> dict[str, str | float | bool]:
-    """One field for settlement, because every field costs both Envoy and us; the others are for the filter that reads the answer."""
-    intent, target, claim = granted.intent, granted.target, granted.claim
-    estimate, pool = intent.estimate, target.pool
-    labels = Labels(
-        claim.request_id,
-        granted.trace_id,
-        claim.tenant,
-        granted.key_id,
-        pool.model,
-        granted.routed.name,
-        pool.name,
-        granted.routed.rule,
-        claim.tokens,
-        estimate.tokens,
-        estimate.features,
-        estimate.fixed,
-        intent.stream,
-        bool(target.degraded),
-        intent.operation,
-        granted.would_refuse,
-        granted.reading.sensitive,
-        tags(intent),
-        "" if granted.span is None else granted.span.text,
-        round(granted.decided_s * 1e6),
-        round(granted.waited_s * 1e6),
-        granted.reading.prompt.media,
-    )
-    metadata: dict[str, str | float | bool] = {"request_id": claim.request_id, "labels": _as_json(labels).decode()}
-    if granted.order.strips_usage:
-        metadata["strip_usage"] = True
-    if intent.operation in _DIALECTS:
-        metadata["dialect"] = _DIALECTS[intent.operation]
-    if intent.stream and intent.answers > 1 and _tells_choices(granted):
-        metadata["choices"] = intent.answers
+    metadata["labels"] = _as_json(labels).decode()
     return metadata
 
 
-def _tells_choices(granted: Decision) -> bool:
-    """Whether every answer that was asked for is a choice of the stream: `best_of` asks for more, an engine that has no `n` gives one."""
-    return "best_of" not in granted.reading.outline.spans and granted.order.edits is not None
+def _labels(
+    request: PendingRequest,
+    intent: Intent,
+    claim: Claim,
+    *,
+    model: str,
+    alias: str,
+    pool: str,
+    rule: str,
+    degraded: bool,
+    would_refuse: str,
+    decided_s: float,
+) -> Labels:
+    """The record of the decision that settlement reads."""
+    estimate, who, parsed = intent.estimate, request.who, request.parsed
+    return Labels(
+        request_id=claim.request_id,
+        trace_id=request.trace_id,
+        tenant=claim.tenant,
+        key_id="" if who is None else who.key.id,
+        model=model,
+        alias=alias,
+        pool=pool,
+        rule=rule,
+        reserved_tokens=claim.tokens,
+        prompt_estimate=estimate.tokens,
+        features=estimate.features,
+        fixed=estimate.fixed,
+        stream=intent.stream,
+        degraded=degraded,
+        operation=intent.operation,
+        would_refuse=would_refuse,
+        sensitive=None if parsed is None else parsed.sensitive,
+        tags=tags(intent, request.entry),
+        span="" if request.span is None else request.span.text,
+        decided_us=round(decided_s * 1e6),
+        waited_us=round(request.waited_s * 1e6),
+        media=0 if parsed is None else parsed.prompt.media,
+    )
+
+
+def _trace(request: PendingRequest) -> Headers:
+    """The client's own `traceparent` goes on untouched when the exchange leaves no spans."""
+    named = ("x-din-trace-id", request.trace_id)
+    return (named,) if request.span is None else (named, ("traceparent", request.span.traceparent))
+
+
+def _metadata(granted: Decision, request: PendingRequest, parsed: ParsedRequest, decided_s: float) -> dict[str, str | float | bool]:
+    """One field for settlement, because every field costs both Envoy and us; the others are for the filter that reads the answer."""
+    intent, order, pool = granted.intent, granted.order, granted.target.pool
+    labels = _labels(
+        request,
+        intent,
+        granted.claim,
+        model=pool.model,
+        alias=granted.routed.name,
+        pool=pool.name,
+        rule=granted.routed.rule,
+        degraded=bool(granted.target.degraded),
+        would_refuse=granted.would_refuse,
+        decided_s=decided_s,
+    )
+    metadata: dict[str, str | float | bool] = {"request_id": request.request_id, "labels": _as_json(labels).decode()}
+    if order.strips_usage:
+        metadata["strip_usage"] = True
+    if intent.operation in _DIALECTS:
+        metadata["dialect"] = _DIALECTS[intent.operation]
+    if intent.stream and intent.answers > 1 and order.edits is not None and "best_of" not in parsed.outline.spans:
+        metadata["choices"] = intent.answers  # `best_of` asks for more than the stream has; an engine without `n` gives one
+    return metadata
 
 
 def _path(path: str, canonical: str) -> str | None:

@@ -11,8 +11,9 @@ from msgspec import Struct
 
 from din_extproc.domain.node import Node
 from din_extproc.domain.request import Operation
-from din_extproc.flow.dispatch import Decision
+from din_extproc.flow.decision import Decision
 from din_extproc.intent.outline import Outline
+from din_extproc.intent.read import ParsedRequest
 from din_extproc.intent.splice import splice_values
 
 ASKED = 3
@@ -69,12 +70,12 @@ class CheckSampler:
         self._budget = float(policy.tokens_per_minute)
         self._since: float | None = None
 
-    def offer(self, granted: Decision, now: float) -> None:
+    def offer(self, granted: Decision, parsed: ParsedRequest, trace_id: str, now: float) -> None:
         """A request was sent on."""
         self._due += self.policy.share
         if self._due < 1.0:
             return
-        check = _check(granted, self.policy.max_tokens)
+        check = _check(granted, parsed, trace_id, self.policy.max_tokens)
         if check is None or len(self.waiting) >= _WAITING:
             self._due = 1.0  # the next one, then
             return
@@ -97,11 +98,11 @@ class CheckSampler:
         return True
 
 
-def _check(granted: Decision, max_tokens: int) -> DoubleCheck | None:
+def _check(granted: Decision, parsed: ParsedRequest, trace_id: str, max_tokens: int) -> DoubleCheck | None:
     """The question; None: answers to this request can't be compared."""
-    reading, intent, pool = granted.reading, granted.intent, granted.target.pool
-    outline, body = reading.outline, reading.body
-    if intent.operation not in {Operation.CHAT, Operation.COMPLETIONS} or pool.engine not in _ENGINES or reading.prompt.media:
+    intent, pool = granted.intent, granted.target.pool
+    outline, body = parsed.outline, parsed.body
+    if intent.operation not in {Operation.CHAT, Operation.COMPLETIONS} or pool.engine not in _ENGINES or parsed.prompt.media:
         return None
     if any(key in outline.spans for key in _INCOMPARABLE) or outline.value(body, "n") not in {b"", b"1", b"null"}:
         return None
@@ -111,7 +112,9 @@ def _check(granted: Decision, max_tokens: int) -> DoubleCheck | None:
     edits = _edits(outline, intent.operation, output) | {"model": msgspec.json.encode(pool.served_model)}
     question = splice_values(body, outline, edits)
     tokens = intent.prompt_tokens + output
-    return DoubleCheck(granted.trace_id, pool.name, intent.operation.value, question, granted.picked.nodes[0], tokens)
+    return DoubleCheck(
+        trace_id=trace_id, pool=pool.name, path=intent.operation.value, body=question, node=granted.picked.nodes[0], tokens=tokens
+    )
 
 
 def _edits(outline: Outline, operation: Operation, output: int) -> dict[str, bytes]:

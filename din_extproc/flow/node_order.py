@@ -81,7 +81,15 @@ def _openai(reading: ParsedRequest, intent: Intent, pool: Pool) -> NodeRequest |
         values, removed, headers = changed
         edits |= values
     body = splice_values(reading.body, reading.outline, edits, removed) if edits or removed else reading.body
-    return NodeRequest(intent.operation, intent.stream, intent.operation, body, ours, headers, None if removed else edits)
+    return NodeRequest(
+        operation=intent.operation,
+        stream=intent.stream,
+        path=intent.operation,
+        body=body,
+        strips_usage=ours,
+        headers=headers,
+        edits=None if removed else edits,
+    )
 
 
 def _renamed(
@@ -113,9 +121,16 @@ def _native(reading: ParsedRequest, intent: Intent, pool: Pool, dialect: Dialect
     made = dialect.order(PlainRequest(intent.operation, fields, pool.served_model, intent.stream, drop=pool.unmappable == "drop"))
     if isinstance(made, Refusal):
         return made
-    strips = intent.stream and not intent.wants_usage
     return NodeRequest(
-        intent.operation, intent.stream, made.path, made.body, strips, _dropped(made.dropped), None, dialect, pool.served_model, fields
+        operation=intent.operation,
+        stream=intent.stream,
+        path=made.path,
+        body=made.body,
+        strips_usage=intent.stream and not intent.wants_usage,
+        headers=_dropped(made.dropped),
+        dialect=dialect,
+        model=pool.served_model,
+        fields=fields,
     )
 
 

@@ -12,7 +12,8 @@ from din_extproc.domain.request import RequestHead
 from din_extproc.domain.response import PASS, ResponseHead, Treatment
 from din_extproc.domain.verdict import Headers, ImmediateResponse, Refusal, RefusalCode, Send, Verdict
 from din_extproc.flow import answers
-from din_extproc.flow.request import Clock, DecisionObserver
+from din_extproc.flow.decision import Clock
+from din_extproc.flow.request import DecisionObserver
 from din_extproc.flow.trace import TraceIds, kept
 from din_extproc.intent.estimate import TokenCalibrator
 from din_extproc.intent.read import parse_request

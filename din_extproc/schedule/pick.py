@@ -56,15 +56,15 @@ class Ranking(Struct, frozen=True, gc=False):
     strategy: Strategy
     tail: TailGate | None = None
     """None: the pool has no long-tail limit."""
-    node_count: int = 0
-    """The number of nodes."""
+    nodes: tuple[Node, ...] = ()
+    """The set."""
 
 
 def build_ranking(pool: Pool, nodes: tuple[Node, ...], load: LoadModel) -> Ranking:
     """Build the pool's configured strategy for these nodes, at least one."""
     kind = STRATEGIES[pool.scheduler]
     strategy = kind.make(nodes, load, msgspec.convert(pool.scheduler_options, kind.options))
-    return Ranking(strategy, None if pool.long_tail is None else TailGate(nodes, load, pool.long_tail), len(nodes))
+    return Ranking(strategy, None if pool.long_tail is None else TailGate(nodes, load, pool.long_tail), nodes)
 
 
 class NodeShape(Struct, frozen=True, gc=False, order=True):

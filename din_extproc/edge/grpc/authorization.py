@@ -1,26 +1,45 @@
 """`envoy.service.auth.v3.Authorization`: one question, one answer, whichever transport carries them."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
+from typing import Any, Protocol
 
-from din_extproc.domain.verdict import Verdict
+from din_extproc.domain.request import RequestHead
+from din_extproc.domain.verdict import ImmediateResponse, Verdict
 from din_extproc.edge.grpc.services import CallHandler, ServerCall, Take
-from din_extproc.edge.grpc.session import INTERNAL, INVALID_ARGUMENT, HandlerFactory
+from din_extproc.edge.grpc.session import INTERNAL, INVALID_ARGUMENT
 from din_extproc.edge.inline_task import InlineTask
 from din_extproc.wire.check import decode_check, encode_check
 from din_extproc.wire.events import ProtocolError
 
 
+class CheckHandler(Protocol):
+    """Decides about one request of a proxy that only asks."""
+
+    def decide(self, head: RequestHead, body: bytes) -> Coroutine[Any, Any, Verdict]:
+        """Return whether the request may pass (an `async def`). Called at most once; cancelled when the proxy does not wait any more."""
+
+    def failed(self, error: BaseException) -> ImmediateResponse:
+        """Return what the client gets when `decide` raised `error`, or when its verdict could not be put on the wire."""
+
+
+class CheckHandlerFactory(Protocol):
+    """Makes one `CheckHandler` per call."""
+
+    def begin(self) -> CheckHandler:
+        """Return the handler of a new call."""
+
+
 class AuthorizationService:
-    """`Authorization`: each call is a flow of its own.
+    """`Authorization`: each call has a handler of its own.
 
     Args:
-        conductor: Makes the flows.
+        conductor: Makes the handlers.
     """
 
     name = "envoy.service.auth.v3.Authorization"
 
-    def __init__(self, conductor: HandlerFactory) -> None:
+    def __init__(self, conductor: CheckHandlerFactory) -> None:
         self.conductor = conductor
         self.calls = 0
         self.idle = asyncio.Event()
@@ -99,7 +118,6 @@ class _AuthzCall:
     def _end(self) -> None:
         self._over = True
         self._deciding = None
-        self._flow.ended()
         self._service.calls -= 1
         if not self._service.calls:
             self._service.idle.set()

@@ -1,6 +1,6 @@
 """The role `explain`: where a request would go and why: over the nodes of the configuration, or those that a running sidecar knows.
 
-Rule: the same reading, routing and placing as in service; only the counters are not asked.
+Rule: the same pipeline as in service; only the counters are not asked.
 """
 
 from collections.abc import Sequence
@@ -10,21 +10,23 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from din_extproc.admit.keys import Authenticated
+from din_extproc.admit.ledger import Claim, Granted, RateLimitStatus
+from din_extproc.admit.reservation import OutputHistory
 from din_extproc.domain.health import BreakerSnapshots
 from din_extproc.domain.membership import HeartbeatReading, NodeState
 from din_extproc.domain.node import Node
-from din_extproc.domain.request import RequestHead
+from din_extproc.domain.request import Priority, RequestHead
+from din_extproc.domain.tenant import ApiKey, Queueing
 from din_extproc.domain.verdict import Refusal
 from din_extproc.edge.registry.forms import MemberForm
 from din_extproc.flow.calibrators import TokenCalibrators
-from din_extproc.flow.node_order import DROPPED, order
-from din_extproc.flow.node_selector import NodeSelector, PlacementTarget, RequestSize
+from din_extproc.flow.decision import Decision, DecisionContext, PendingRequest
+from din_extproc.flow.node_order import DROPPED, NodeRequest
+from din_extproc.flow.node_selector import NodeSelection, NodeSelector, PlacementTarget, RequestSize
+from din_extproc.flow.pipeline import decide, node_request, read_request
 from din_extproc.flow.pool_membership import PoolMembership
-from din_extproc.flow.screening import screened
 from din_extproc.flow.timeouts import limits
-from din_extproc.flow.view import facts
-from din_extproc.intent.prefix import hash_prefix
-from din_extproc.intent.read import ParsedRequest, parse_request
 from din_extproc.roles.operate.unknown_tenant import stranger
 from din_extproc.roles.serve.decision_view import make_view
 from din_extproc.route.table import Routed
@@ -34,6 +36,11 @@ from din_extproc.schedule.pick import Demand, NodeShape, filter_shapes, group_by
 from din_extproc.schedule.placement_request import PlacementRequest
 from din_extproc.settings.settings import Settings
 from din_extproc.tools.explain.explanation import Candidate, ExplainedIntent, Explanation, refused
+from din_extproc.tools.virtual_time import LEASE_MS, Pause, VirtualClock, resume, run_now
+
+_HOUR_S = 3600
+_ANY_KEY = ApiKey(id="", salt=b"", digest=b"")
+"""Stands for a key of the tenant without limits of its own."""
 
 Rows = Sequence[MemberForm]
 
@@ -66,31 +73,37 @@ def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None =
     tenant = next((tenant for tenant in settings.tenants if tenant.id == tenant_id), None)
     if tenant is None:
         raise ExplainFailed(stranger(settings, tenant_id))
-    request = _request(text)
-    head = RequestHead(request.method, request.path, {name.lower(): value for name, value in request.headers.items()})
+    recorded = _request(text)
     view = make_view(settings, {})
-    gauges = TokenCalibrators(view.table.preferred_model)
-    reading = parse_request(head, bytes(request.body), gauges.named, view.body_limit)
-    if isinstance(reading, Refusal):
-        return refused(reading)
-    screening = view.screenings.get(tenant.id)
-    if screening is not None:
-        reading = screened(reading, screening, head, gauges.named)
-        if isinstance(reading, Refusal):
-            return refused(reading)
-    wish = ExplainedIntent.of(reading.intent, hash_prefix(reading.prompt))
-    members = PoolMembership.of(settings.pools) if rows is None else members_of(rows)
-    asked = (reading.intent, tenant, head, datetime.now(UTC).hour, members.versions)
-    routed, tried = view.table.route(*asked), view.table.evaluate_rules(*asked)
-    if isinstance(routed, Refusal):
-        return refused(routed, wish, tried)
-    placer = NodeSelector(LoadModel(), members)
-    placer.moves = settings.in_flight
-    placer.judge(BreakerSnapshots({row.node.id: row.health.standing() for row in rows or () if row.health is not None}))
-    for row in rows or ():
-        if row.beat is not None:
-            placer.load.on_reading(row.node.id, HeartbeatReading(row.beat, 0.0))
-    size = RequestSize.of(reading.intent, gauges.of(routed.model).calibration.band)
+    clock = VirtualClock(datetime.now(UTC).timestamp())
+    selector = _RecordingSelector(LoadModel(), PoolMembership.of(settings.pools) if rows is None else members_of(rows))
+    selector.moves = settings.in_flight
+    _apply_state(selector, rows or ())
+    context = DecisionContext(
+        view=view,
+        ledger=_Unlimited(),
+        placer=selector,
+        gauges=TokenCalibrators(view.table.preferred_model),
+        outputs=OutputHistory(),
+        clock=clock,
+        start=run_now,
+        waiting=_Unlimited(),
+        lease_ms=LEASE_MS,
+    )
+    request = PendingRequest()
+    request.head = RequestHead(recorded.method, recorded.path, {name.lower(): value for name, value in recorded.headers.items()})
+    request.who, request.account = Authenticated(tenant, _ANY_KEY), tenant.id
+    parsed = read_request(context, request, bytes(recorded.body))
+    if isinstance(parsed, Refusal):
+        return refused(parsed)
+    wish = ExplainedIntent.of(parsed.intent, request.prefix)
+    tried = view.table.evaluate_rules(parsed.intent, tenant, request.head, int(clock.wall()) // _HOUR_S % 24, selector.members.versions)
+    decided = resume(decide(context, request, request.who, parsed.intent, began=clock.monotonic(), wall=clock.wall()))
+    assert not isinstance(decided, Pause)  # noqa: S101 - nothing here is waited for
+    if selector.routed is None or selector.size is None:
+        assert isinstance(decided, Refusal)  # noqa: S101 - what passes has a route
+        return refused(decided, wish, tried)
+    routed = selector.routed
     known = Explanation(
         sent=False,
         intent=wish,
@@ -100,42 +113,99 @@ def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None =
         pool=routed.pool.name,
         fallback=None if routed.fallback is None else routed.fallback.name,
     )
-    output = reading.intent.output_tokens
-    if output is None:
-        output = facts(view, routed.model).output_tokens_default * reading.intent.answers
-    ask = PlacementRequest(reading.intent.prompt_tokens, output, 0.0, prefix=hash_prefix(reading.prompt))
-    return _placed(known=known, placer=placer, routed=routed, size=size, reading=reading, ask=ask, rows=rows or ())
+    return _placed(known=known, selector=selector, request=request, routed=routed, size=selector.size, decided=decided, rows=rows or ())
+
+
+class _RecordingSelector(NodeSelector):
+    """The node selector of a decision that is explained: it keeps what it was asked for and what it answered."""
+
+    __slots__ = ("ask", "routed", "scores", "size", "target_found")
+
+    def __init__(self, load: LoadModel, members: PoolMembership) -> None:
+        super().__init__(load, members)
+        self.routed: Routed | None = None
+        self.size: RequestSize | None = None
+        self.target_found: PlacementTarget | Refusal | None = None
+        self.ask: PlacementRequest | None = None
+        self.scores: dict[str, tuple[float, str]] = {}
+        """By node id, of every node that can take the request, at the moment of the choice."""
+
+    def target(self, routed: Routed, size: RequestSize, now: float) -> PlacementTarget | Refusal:
+        self.routed, self.size = routed, size
+        self.target_found = super().target(routed, size, now)
+        return self.target_found
+
+    def pick(self, target: PlacementTarget, ask: PlacementRequest) -> NodeSelection | Refusal:
+        self.ask = ask
+        self.scores = {node.id: target.ranking.strategy.score(node, ask) for node in target.ranking.nodes}
+        return super().pick(target, ask)
+
+
+class _Unlimited:
+    """Counters that grant everything, and the queue before them, in which nobody waits."""
+
+    async def reserve(self, claim: Claim) -> Granted:  # noqa: ARG002 - the port's signature
+        return Granted(RateLimitStatus())
+
+    async def settle(self, tenant: str, request_id: str, tokens: int) -> bool:  # noqa: ARG002 - the port's signature
+        return True
+
+    def __len__(self) -> int:
+        return 0
+
+    def is_behind(self, claim: Claim, priority: Priority) -> bool:  # noqa: ARG002 - the port's signature
+        return False
+
+    async def wait(self, claim: Claim, priority: Priority, queueing: Queueing, patience_ms: int) -> Granted:  # noqa: ARG002
+        return Granted(RateLimitStatus())
+
+
+def _apply_state(selector: NodeSelector, rows: Rows) -> None:
+    """Know of nodes what a running sidecar knows."""
+    selector.judge(BreakerSnapshots({row.node.id: row.health.standing() for row in rows if row.health is not None}))
+    for row in rows:
+        if row.beat is not None:
+            selector.load.on_reading(row.node.id, HeartbeatReading(row.beat, 0.0))
 
 
 def _placed(
-    known: Explanation, placer: NodeSelector, routed: Routed, size: RequestSize, reading: ParsedRequest, ask: PlacementRequest, rows: Rows
+    known: Explanation,
+    selector: _RecordingSelector,
+    request: PendingRequest,
+    routed: Routed,
+    size: RequestSize,
+    decided: Decision | Refusal,
+    rows: Rows,
 ) -> Explanation:
     """The rest of the way: pool or fallback, node by node."""
-    target = placer.target(routed, size, 0.0)
-    own = _dropped(routed.pool.name, placer, routed.versions, size, rows)
-    if isinstance(target, Refusal):
-        return _answered(known, target, own)
+    target, intent, ask = selector.target_found, request.intent, selector.ask
+    own = _dropped(routed.pool.name, selector, routed.versions, size, rows)
+    if isinstance(decided, Refusal) and (isinstance(target, Refusal) or target is None or intent is None):
+        return _answered(known, decided, own)
+    assert isinstance(target, PlacementTarget)  # noqa: S101 - see above
+    assert intent is not None  # noqa: S101 - see above
     if target.degraded:
-        own += _dropped(target.pool.name, placer, routed.fallback_versions, size, rows)
+        own += _dropped(target.pool.name, selector, routed.fallback_versions, size, rows)
     tail = target.ranking.tail
-    found = replace(known, degraded=target.degraded or None, scheduler=target.pool.scheduler, long=tail is not None and tail.is_long(ask))
-    asked = order(reading, reading.intent, target.pool)
-    if isinstance(asked, Refusal):
-        return _answered(found, asked, own)
-    left_out = next((value for name, value in asked.headers if name == DROPPED), None)
-    found = replace(found, node_path=None if asked.dialect is None else asked.path, left_out=left_out)
+    found = replace(
+        known,
+        degraded=target.degraded or None,
+        scheduler=target.pool.scheduler,
+        long=tail is not None and ask is not None and tail.is_long(ask),
+    )
+    asked = decided.order if isinstance(decided, Decision) else node_request(request, intent, target)
+    if isinstance(asked, NodeRequest):
+        left_out = next((value for name, value in asked.headers if name == DROPPED), None)
+        found = replace(found, node_path=None if asked.dialect is None else asked.path, left_out=left_out)
+    if isinstance(decided, Refusal):
+        return _answered(found, decided, own)
     dropped = {each.node for each in own}
-    nodes = [node for node in placer.members.nodes(target.pool.name) if node.id not in dropped]
-    scores = {node.id: target.ranking.strategy.score(node, ask) for node in nodes}
-    picked = placer.pick(target, ask)
-    if isinstance(picked, Refusal):
-        return _answered(found, picked, own)
-    names = tuple(node.id for node in picked.nodes)
-    ranked = [_ranked(node_id, target, names, score) for node_id, score in scores.items()]
+    names = tuple(node.id for node in decided.picked.nodes)
+    ranked = [_ranked(node_id, target, names, score) for node_id, score in selector.scores.items() if node_id not in dropped]
     ranked.sort(key=lambda each: (each.place or len(ranked) + 1, each.score))
-    wait = limits(reading.intent, target.pool, picked)
+    wait = limits(decided.intent, target.pool, decided.picked)
     found = replace(found, nodes=names, candidates=(*ranked, *own), timeout_ms=wait.total_ms, first_byte_ms=wait.first_byte_ms)
-    return replace(found, sent=True, moves_to=picked.spares[0].id if picked.spares else None)
+    return replace(found, sent=True, moves_to=decided.picked.spares[0].id if decided.picked.spares else None)
 
 
 def _ranked(node_id: str, target: PlacementTarget, names: tuple[str, ...], score: tuple[float, str]) -> Candidate:

@@ -93,9 +93,15 @@ def replay(folders: tuple[Path, ...], after: Settings, before: Settings | None) 
     decided = [past for past in record if past.intent is not None and (before is not None or _by_configuration(past.fate))]
     then = [past.fate for past in decided] if before is None else _rerun(before).fates(decided)
     now = _rerun(after).fates(decided)
-    if before is None:  # a wait is not recorded
-        now = [msgspec.structs.replace(fate, waits=False) for fate in now]
+    if before is None:
+        now = [_comparable(past, fate) for past, fate in zip(decided, now, strict=True)]
     return ReplayReport(len(decided), len(record) - len(decided), tuple(_changes(decided, then, now)))
+
+
+def _comparable(past: ReplayedRequest, fate: ReplayOutcome) -> ReplayOutcome:
+    """The fate as a record could tell it: a wait is not recorded, and whether a long request finds a slot depends on the moment."""
+    moment = fate.refusal == RefusalCode.INSUFFICIENT_GPU_CAPACITY.code
+    return past.fate if moment else msgspec.structs.replace(fate, waits=False)
 
 
 def _rerun(settings: Settings) -> ReplayRun:
@@ -170,29 +176,20 @@ def _past(text: bytes) -> ReplayedRequest | None:
     took_ms = round(event.duration_ms or 0.0)
     began_ms = round(event.at * 1000) - took_ms
     if isinstance(event, RefusalRecord):
-        return ReplayedRequest(
-            trace_id=event.trace_id,
-            tenant=event.tenant,
-            key_id=event.key_id,
-            began_ms=began_ms,
-            took_ms=None,
-            charged=0,
-            answered=0,
-            reserved=0,
-            intent=intent,
-            fate=ReplayOutcome(refusal=event.code),
-        )
-    charged, answered = event.prompt_tokens + event.completion_tokens, event.completion_tokens
-    fate = ReplayOutcome(event.pool, event.model, event.rule, degraded=event.degraded)
+        answered, charged, reserved, fate = None, 0, 0, ReplayOutcome(refusal=event.code)
+    else:
+        answered, charged, reserved = event.completion_tokens, event.prompt_tokens + event.completion_tokens, event.reserved_tokens
+        fate = ReplayOutcome(event.pool, event.model, event.rule, degraded=event.degraded)
     return ReplayedRequest(
         trace_id=event.trace_id,
         tenant=event.tenant,
         key_id=event.key_id,
         began_ms=began_ms,
-        took_ms=took_ms,
+        took_ms=None if answered is None else took_ms,
         charged=charged,
-        answered=answered,
-        reserved=event.reserved_tokens,
+        answered=answered or 0,
+        reserved=reserved,
         intent=intent,
+        entry=event.entry,
         fate=fate,
     )

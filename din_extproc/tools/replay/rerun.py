@@ -7,32 +7,33 @@ What a record does not hold is assumed as little as can be: headers other than t
 the request.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from heapq import heappop, heappush
+from typing import Any
 
 from msgspec import Struct
 
 from din_extproc.admit.in_memory_ledger import InMemoryLedger
 from din_extproc.admit.keys import Authenticated
-from din_extproc.admit.ledger import Denied
+from din_extproc.admit.ledger import Claim, Denied, Granted
 from din_extproc.admit.queue import is_queueable
 from din_extproc.domain.request import Estimate, Intent, Operation, Priority, RequestHead
+from din_extproc.domain.tenant import Queueing
 from din_extproc.domain.usage import Tags
 from din_extproc.domain.verdict import Refusal, RefusalCode
-from din_extproc.flow.node_selector import NodeSelector, RequestSize
+from din_extproc.flow.calibrators import TokenCalibrators
+from din_extproc.flow.decision import Decision, DecisionContext, PendingRequest, Permit
+from din_extproc.flow.node_selector import NodeSelector
+from din_extproc.flow.pipeline import decide, permit
 from din_extproc.flow.pool_membership import PoolMembership
-from din_extproc.flow.view import DecisionView, claim_for
-from din_extproc.intent.estimate import TokenCalibrator
+from din_extproc.flow.view import DecisionView
 from din_extproc.route.table import Routed, RouteTable, VersionsOf
-from din_extproc.schedule.load import LoadModel
+from din_extproc.schedule.load import LoadModel, NodeLease
 from din_extproc.tools.verify.sample_request import wishes
+from din_extproc.tools.virtual_time import LEASE_MS, Pause, VirtualClock, VirtualLedger, resume, run_now
 
-_BAND = TokenCalibrator().calibration.band
 _HOUR_MS = 3_600_000
-LEASE_MS = 1 << 40
-"""Nobody renews leases in virtual time."""
 _NEVER = (0, 0, 0)
-_NO_LIMIT = "oversize"
 _LOOK_AGAIN_MS = 50
 """How often a request that waits tries again; in service it is woken."""
 
@@ -41,6 +42,7 @@ class ReplayOutcome(Struct, frozen=True, omit_defaults=True):
     """What becomes of a request."""
 
     pool: str = ""
+    """"" of one that another proxy was permitted to send on."""
     model: str = ""
     rule: str = ""
     degraded: bool = False
@@ -56,7 +58,8 @@ class ReplayOutcome(Struct, frozen=True, omit_defaults=True):
         if self.refusal:
             return f"refused: {self.refusal}"
         notes = [note for note, so in (("degraded", self.degraded), ("after a wait", self.waits)) if so]
-        return f"{self.rule or '(no rule)'} -> {self.pool} ({self.model})" + (f", {', '.join(notes)}" if notes else "")
+        where = f"{self.rule or '(no rule)'} -> {self.pool}" if self.pool else "passed"
+        return f"{where} ({self.model})" + (f", {', '.join(notes)}" if notes else "")
 
 
 class ReplayedRequest(Struct, frozen=True):
@@ -77,8 +80,48 @@ class ReplayedRequest(Struct, frozen=True):
     """Tokens; 0: nothing was."""
     intent: Intent | None
     """None: it was refused before it was read."""
+    entry: str
+    """As in its tags: how it came."""
     fate: ReplayOutcome
     """As it was."""
+
+
+class _RecordedOutputs:
+    """The output that was expected of the request that is being decided, as its reservation tells."""
+
+    tokens: int | None = None
+
+    def expected_tokens(self, tenant: str, model: str) -> int | None:  # noqa: ARG002 - of one request
+        return self.tokens
+
+
+class _RepeatedReservation:
+    """The queue of a replay: a request that waits tries again every `_LOOK_AGAIN_MS`; nobody stands before another."""
+
+    def __init__(self, ledger: VirtualLedger) -> None:
+        self._ledger = ledger
+
+    def __len__(self) -> int:
+        return 0
+
+    def is_behind(self, claim: Claim, priority: Priority) -> bool:  # noqa: ARG002 - the port's signature
+        return False
+
+    async def wait(self, claim: Claim, priority: Priority, queueing: Queueing, patience_ms: int) -> Granted | Denied:  # noqa: ARG002
+        waited_ms, reply = 0, await self._ledger.reserve(claim)
+        while isinstance(reply, Denied) and is_queueable(reply) and waited_ms + _LOOK_AGAIN_MS <= patience_ms:
+            await Pause(_LOOK_AGAIN_MS)
+            waited_ms += _LOOK_AGAIN_MS
+            reply = await self._ledger.reserve(claim)
+        return reply
+
+
+class _ReplayedDecision(Struct):
+    """A request whose decision has begun."""
+
+    request: PendingRequest
+    coroutine: Coroutine[Any, Any, Decision | Permit | Refusal]
+    taken: NodeLease | None = None
 
 
 class ReplayRun:
@@ -91,73 +134,88 @@ class ReplayRun:
     """
 
     def __init__(self, view: DecisionView, members: PoolMembership, owners: Mapping[str, Authenticated]) -> None:
-        self._view = view
         self._owners = owners
-        self._placer = NodeSelector(LoadModel(), members)
-        self._twin = InMemoryLedger()
+        self._counters = InMemoryLedger()
+        self._clock = VirtualClock(0.0)
+        self._outputs = _RecordedOutputs()
+        ledger = VirtualLedger(self._counters, self._clock)
+        self._context = DecisionContext(
+            view=view,
+            ledger=ledger,
+            placer=NodeSelector(LoadModel(), members),
+            gauges=TokenCalibrators(view.table.preferred_model),
+            outputs=self._outputs,
+            clock=self._clock,
+            start=run_now,
+            waiting=_RepeatedReservation(ledger),
+            lease_ms=LEASE_MS,
+        )
         self._fates: dict[int, ReplayOutcome] = {}
-        self._events: list[tuple[int, int, int, bool]] = []
-        """When (ms), a running number, which request, and whether it ends or comes (again)."""
+        self._begun: dict[int, _ReplayedDecision] = {}
+        self._events: list[tuple[int, int, Callable[[int, ReplayedRequest], None], int]] = []
+        """When (ms), a running number, what happens, and to which request."""
         self._count = 0
         self._usual: Mapping[str, tuple[int, int, int]] = {}
 
     def fates(self, record: Sequence[ReplayedRequest]) -> list[ReplayOutcome]:
-        """What becomes of each of them, in their order."""
+        """Return what becomes of each of them, in their order."""
         self._usual = usual(record)
         for at, past in enumerate(record):
-            self._schedule(past.began_ms, at, ends=False)
+            self._schedule(past.began_ms, self._begin, at)
         while self._events:
-            now_ms, _, at, ends = heappop(self._events)
-            past = record[at]
-            if ends:
-                self._twin.settle(past.tenant, str(at), past.charged or self._usual.get(past.tenant, _NEVER)[1], now_ms)
-            else:
-                self._fates[at] = self._comes(at, past, now_ms)
+            now_ms, _, happen, at = heappop(self._events)
+            self._clock.now = now_ms / 1000
+            happen(at, record[at])
         return [self._fates[at] for at in range(len(record))]
 
-    def _schedule(self, when_ms: int, at: int, *, ends: bool) -> None:
+    def _schedule(self, when_ms: int, happen: Callable[[int, ReplayedRequest], None], at: int) -> None:
         self._count += 1
-        heappush(self._events, (when_ms, self._count, at, ends))
+        heappush(self._events, (when_ms, self._count, happen, at))
 
-    def _comes(self, at: int, past: ReplayedRequest, now_ms: int) -> ReplayOutcome:
-        who = self._owners.get(past.key_id)
-        if past.intent is None:
-            return past.fate
+    def _begin(self, at: int, past: ReplayedRequest) -> None:
+        who, intent = self._owners.get(past.key_id), past.intent
+        if intent is None:
+            self._fates[at] = past.fate
+            return
         if who is None or who.tenant.id != past.tenant:
-            return ReplayOutcome(refusal=RefusalCode.INVALID_API_KEY.code)
-        routed = self._routed(past, past.intent, who)
-        if isinstance(routed, Refusal):
-            return ReplayOutcome(refusal=routed.code.code)
-        target = self._placer.target(routed, RequestSize.of(past.intent, _BAND), now_ms / 1000)
-        if isinstance(target, Refusal):
-            return ReplayOutcome(refusal=target.code.code)
-        expected = past.reserved - past.intent.prompt_tokens if past.reserved else None
-        reply = self._twin.reserve(
-            claim_for(
-                view=self._view,
-                request_id=str(at),
-                intent=past.intent,
-                who=who,
-                model=target.pool.model,
-                expected=expected,
-                lease_ms=LEASE_MS,
-            ),
-            now_ms,
-        )
-        waited = now_ms - past.began_ms
-        if isinstance(reply, Denied):
-            if is_queueable(reply) and waited + _LOOK_AGAIN_MS <= who.tenant.queueing.max_wait_ms:
-                self._schedule(now_ms + _LOOK_AGAIN_MS, at, ends=False)
-                return ReplayOutcome(waits=True)
-            return ReplayOutcome(refusal=_refusal(reply))
-        took_ms = self._usual.get(past.tenant, _NEVER)[0] if past.took_ms is None else past.took_ms
-        self._schedule(now_ms + took_ms, at, ends=True)
-        return ReplayOutcome(target.pool.name, target.pool.model, routed.rule, degraded=bool(target.degraded), waits=waited > 0)
+            self._fates[at] = ReplayOutcome(refusal=RefusalCode.INVALID_API_KEY.code)
+            return
+        context = self._context
+        request = PendingRequest()
+        request.request_id, request.who, request.account = str(at), who, who.tenant.id
+        request.head = head_of(past, intent, who, context.view.table, context.placer.members.versions)
+        now = self._clock.monotonic()
+        stages = permit if past.entry else decide
+        self._outputs.tokens = past.reserved - intent.prompt_tokens if past.reserved else None
+        self._begun[at] = _ReplayedDecision(request, stages(context, request, who, intent, began=now, wall=self._clock.wall()))
+        self._go_on(at, past)
 
-    def _routed(self, past: ReplayedRequest, intent: Intent, who: Authenticated) -> Routed | Refusal:
-        """By the headers that the rule asks for which took it, where that rule still takes it; else without."""
-        table, hour, versions = self._view.table, past.began_ms // _HOUR_MS % 24, self._placer.members.versions
-        return table.route(intent, who.tenant, head_of(past, intent, who, table, versions), hour, versions)
+    def _go_on(self, at: int, past: ReplayedRequest) -> None:
+        """Run the decision to its end, or until it looks again."""
+        begun = self._begun[at]
+        decided = resume(begun.coroutine)
+        if isinstance(decided, Pause):
+            self._schedule(self._clock.ms + _LOOK_AGAIN_MS, self._go_on, at)
+            return
+        if isinstance(decided, Refusal):
+            del self._begun[at]
+            self._fates[at] = ReplayOutcome(refusal=decided.code.code)
+            return
+        waits = begun.request.waited_s > 0
+        if isinstance(decided, Permit):
+            self._fates[at] = ReplayOutcome(model=decided.model, waits=waits)
+        else:
+            begun.taken, target = decided.picked.taken, decided.target
+            self._fates[at] = ReplayOutcome(target.pool.name, target.pool.model, decided.routed.rule, bool(target.degraded), waits)
+        took_ms = self._usual.get(past.tenant, _NEVER)[0] if past.took_ms is None else past.took_ms
+        self._schedule(self._clock.ms + took_ms, self._end, at)
+
+    def _end(self, at: int, past: ReplayedRequest) -> None:
+        taken = self._begun.pop(at).taken
+        if taken is not None:
+            self._context.placer.free(taken)
+        charged = past.charged or self._usual.get(past.tenant, _NEVER)[1]
+        self._counters.settle(past.tenant, str(at), charged, self._clock.ms)
 
 
 def head_of(past: ReplayedRequest, intent: Intent, who: Authenticated, table: RouteTable, versions: VersionsOf) -> RequestHead:
@@ -200,9 +258,3 @@ def usual(record: Sequence[ReplayedRequest]) -> dict[str, tuple[int, int, int]]:
             count, took_ms, tokens, answered = sums.get(past.tenant, (0, 0, 0, 0))
             sums[past.tenant] = count + 1, took_ms + past.took_ms, tokens + past.charged, answered + past.answered
     return {tenant: (took_ms // count, tokens // count, answered // count) for tenant, (count, took_ms, tokens, answered) in sums.items()}
-
-
-def _refusal(denied: Denied) -> str:
-    if denied.dimension == _NO_LIMIT:
-        return RefusalCode.REQUEST_EXCEEDS_LIMIT.code
-    return (RefusalCode.CONCURRENCY_LIMIT_EXCEEDED if denied.dimension == "max_streams" else RefusalCode.RATE_LIMIT_EXCEEDED).code

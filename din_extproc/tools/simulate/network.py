@@ -13,12 +13,14 @@ from din_extproc.domain.membership import HeartbeatReading
 from din_extproc.domain.node import Node, Pool
 from din_extproc.domain.usage import ExchangeRecord, Outcome, Usage
 from din_extproc.domain.verdict import Refusal
+from din_extproc.flow.decision import Decision
 from din_extproc.tools.engine_model.engine import SimulatedSequence
 from din_extproc.tools.simulate.machine import SimulatedNode
 from din_extproc.tools.simulate.plan import NodeIncident, PlannedFailure, RandomSource, SimulationPlan
-from din_extproc.tools.simulate.replica import SimulatedDecision, SimulatedQueue, SimulatedReplica
+from din_extproc.tools.simulate.replica import PendingDecision, SimulatedReplica, SimulatedWait
 from din_extproc.tools.simulate.tally import SimulationStats
 from din_extproc.tools.simulate.traffic import Arrival
+from din_extproc.tools.virtual_time import VirtualClock
 
 _TICK_S = 0.25
 _TICKS_PER_LESSON = 2
@@ -30,12 +32,13 @@ _UNAVAILABLE = 503
 class SimulatedCall:
     """A request that a gateway has let pass, until its end."""
 
-    __slots__ = ("arrival", "attempts", "choice", "machine", "over", "replica", "running", "sent", "tries", "waited")
+    __slots__ = ("arrival", "attempts", "decision", "machine", "over", "replica", "running", "sent", "tries", "waited")
 
-    def __init__(self, arrival: Arrival, replica: SimulatedReplica, choice: SimulatedDecision) -> None:
+    def __init__(self, arrival: Arrival, replica: SimulatedReplica, decision: Decision, *, waited: bool) -> None:
         self.arrival = arrival
         self.replica = replica
-        self.choice = choice
+        self.decision = decision
+        self.waited = waited
         self.tries: list[Node] = []
         """Nodes still to try, the next one last."""
         self.machine: SimulatedNode | None = None
@@ -44,7 +47,6 @@ class SimulatedCall:
         self.sent = 0.0
         """When the attempt began."""
         self.over = False
-        self.waited = False
 
 
 class SimulatedNetwork:
@@ -73,13 +75,14 @@ class SimulatedNetwork:
         self._seconds = seconds
         self._tally = tally
         self._chance = chance
-        self._twin = InMemoryLedger()
-        self._replicas = [SimulatedReplica(plan, self._twin) for _ in range(plan.replicas)]
+        self._counters = InMemoryLedger()
+        self._clock = VirtualClock(plan.start_ms / 1000)
+        self._replicas = [SimulatedReplica(plan, self._counters, self._clock) for _ in range(plan.replicas)]
         self._pools = {pool.name: pool for pool in plan.pools}
         self.machines = {node.id: SimulatedNode(node, plan.kinds[node.id]) for pool in plan.pools for node in pool.nodes}
         self._row = list(self.machines.values())
         self._calls: dict[SimulatedSequence, SimulatedCall] = {}
-        self._tickets: dict[Ticket, SimulatedCall] = {}
+        self._waiting: dict[Ticket, tuple[Arrival, PendingDecision]] = {}
         self._number = 0
         self._tie = 0
         self._events: list[tuple[float, int, Callable[[Any, float], None], Any]] = []
@@ -97,6 +100,7 @@ class SimulatedNetwork:
         events, last = self._events, self._seconds
         while events and events[0][0] <= last:
             now, _, happen, what = heappop(events)
+            self._clock.now = now
             happen(what, now)
         for machine in self._row:
             machine.close(last)
@@ -112,7 +116,7 @@ class SimulatedNetwork:
         self._tie += 1
         heappush(self._events, (at, self._tie, happen, what))
 
-    # -- a request comes -------------------------------------------------------------------------------------------------------------
+    # -- a request comes ----------------------------------------------------------------------------------------------------------------
 
     def _next_arrival(self) -> None:
         arrival = next(self._arrivals, None)
@@ -123,28 +127,29 @@ class SimulatedNetwork:
         number = self._number = self._number + 1
         self._tally.came(arrival)
         replica = self._replicas[number % len(self._replicas)]
-        decided = replica.decide(arrival, number, now)
-        if isinstance(decided, SimulatedDecision):
-            self._go(SimulatedCall(arrival, replica, decided), now)
-        elif isinstance(decided, SimulatedQueue):
-            call = SimulatedCall(arrival, replica, decided.choice)
-            call.waited = True
-            self._tickets[decided.ticket] = call
+        self._decided(arrival, replica, replica.decide(arrival, number, now), now, waited=False)
+        self._next_arrival()
+
+    def _decided(
+        self, arrival: Arrival, replica: SimulatedReplica, decided: Decision | SimulatedWait | Refusal, now: float, *, waited: bool
+    ) -> None:
+        """Send the request on, keep it until its turn comes, or count its refusal."""
+        if isinstance(decided, Decision):
+            self._go(SimulatedCall(arrival, replica, decided, waited=waited), now)
+        elif isinstance(decided, SimulatedWait):
+            self._waiting[decided.ticket] = arrival, decided.decision
             self._serve_at(replica, now)
         else:
             self._tally.refused(arrival, decided.code.code)
-        self._next_arrival()
 
     def _go(self, call: SimulatedCall, now: float) -> None:
         """It has a node, and a client that waits so long."""
-        picked, patience = call.choice.picked, call.arrival.patience_s
-        if picked is None:
-            return
+        picked, patience = call.decision.picked, call.arrival.patience_s
         tries = picked.nodes[: 1 + self._plan.retries] if not picked.spares else (*picked.nodes, picked.spares[0])
         call.tries = list(tries[::-1])
         if picked.timeout_ms is not None:
             self._at(now + picked.timeout_ms / 1000, self._times_out, call)
-        elif (total_ms := call.choice.target.pool.timeouts.total_ms) is not None:
+        elif (total_ms := call.decision.target.pool.timeouts.total_ms) is not None:
             self._at(now + total_ms / 1000, self._times_out, call)
         if patience is not None:
             self._at(max(now, call.arrival.at + patience), self._gives_up, call)
@@ -184,7 +189,7 @@ class SimulatedNetwork:
         call.replica.failed(machine.node, call.sent, now, reason)
         self._adopt(call.replica, now)
 
-    # -- nodes compute ---------------------------------------------------------------------------------------------------------------
+    # -- nodes compute ------------------------------------------------------------------------------------------------------------------
 
     def _watch(self, machine: SimulatedNode) -> None:
         at = machine.next_at
@@ -209,38 +214,54 @@ class SimulatedNetwork:
             return
         call.over = True
         record = self._record(call, outcome, produced, now)
-        call.replica.ended(call.choice, record, now)
+        call.replica.ended(call.decision, record, now)
         self._tally.ended(call.arrival, record, now, waited=call.waited)
         self._adopt(call.replica, now)
         for replica in self._replicas:
             if replica.queue:
-                replica.queue.on_freed(call.choice.claim.tenant)
+                replica.queue.on_freed(call.decision.claim.tenant)
                 replica.queue.on_shared_freed()
                 self._serve_at(replica, now)
 
     def _record(self, call: SimulatedCall, outcome: Outcome, produced: int, now: float) -> ExchangeRecord:
         arrival, pool, overhead = call.arrival, self._pool_of(call), self._plan.overhead_s
-        running, first = call.running, call.choice.target.pool
+        running, first = call.running, call.decision.target.pool
         began = None if running is None or not (produced or outcome is Outcome.COMPLETED) else running.first_token or now
         prompt = arrival.prompt_tokens if running is not None or outcome is Outcome.CLIENT_ERROR else 0
         return ExchangeRecord(
-            request_id="", trace_id="", tenant=arrival.tenant, key_id="", model=pool.model, alias=arrival.intent.model, pool=pool.name,
-            rule=call.choice.rule, node_id="" if call.machine is None else call.machine.node.id, status=_STATUS.get(outcome, _UNAVAILABLE),
-            outcome=outcome, stream=arrival.intent.stream, usage=Usage(prompt, produced), reserved_tokens=call.choice.claim.tokens,
-            prompt_estimate=arrival.prompt_tokens, features=(), fixed=0, attempts=call.attempts, degraded=bool(call.choice.target.degraded),
-            started_at=arrival.at, duration_ms=(now - arrival.at + overhead) * 1000,
+            request_id="",
+            trace_id="",
+            tenant=arrival.tenant,
+            key_id="",
+            model=pool.model,
+            alias=arrival.intent.model,
+            pool=pool.name,
+            rule=call.decision.routed.rule,
+            node_id="" if call.machine is None else call.machine.node.id,
+            status=_STATUS.get(outcome, _UNAVAILABLE),
+            outcome=outcome,
+            stream=arrival.intent.stream,
+            usage=Usage(prompt, produced),
+            reserved_tokens=call.decision.claim.tokens,
+            prompt_estimate=arrival.prompt_tokens,
+            features=(),
+            fixed=0,
+            attempts=call.attempts,
+            degraded=bool(call.decision.target.degraded),
+            started_at=arrival.at,
+            duration_ms=(now - arrival.at + overhead) * 1000,
             first_token_ms=None if began is None else (began - arrival.at + overhead) * 1000,
             moved_from="" if pool is first else first.name,
-        )  # fmt: skip
+        )
 
     def _pool_of(self, call: SimulatedCall) -> Pool:
         """The pool whose node has it: the one it was meant for, or the one that took over in flight."""
-        target, picked = call.choice.target, call.choice.picked
-        if target.spare is not None and picked is not None and call.machine is not None and call.machine.node in picked.spares:
+        target, picked = call.decision.target, call.decision.picked
+        if target.spare is not None and call.machine is not None and call.machine.node in picked.spares:
             return target.spare[0]
         return target.pool
 
-    # -- deadlines -------------------------------------------------------------------------------------------------------------------
+    # -- deadlines ----------------------------------------------------------------------------------------------------------------------
 
     def _is_silent(self, what: tuple[SimulatedCall, int], now: float) -> None:
         """The time until the first byte is over: another node is asked."""
@@ -276,7 +297,7 @@ class SimulatedNetwork:
         self._watch(machine)
         return running.produced
 
-    # -- those that wait -------------------------------------------------------------------------------------------------------------
+    # -- those that wait ----------------------------------------------------------------------------------------------------------------
 
     def _serve_at(self, replica: SimulatedReplica, at: float) -> None:
         if replica.serves_at is None or at < replica.serves_at:
@@ -288,19 +309,15 @@ class SimulatedNetwork:
             return
         replica.serves_at = None
         while replica.queue:
-            turn = replica.turn(now)
+            turn = replica.turn()
             if not isinstance(turn, tuple):
                 self._serve_at(replica, max(turn, now + 0.001))
                 return
-            ticket, refusal = turn
-            call = self._tickets.pop(ticket)
-            decided = refusal or replica.pick(call.choice, call.arrival, now)
-            if isinstance(decided, Refusal):
-                self._tally.refused(call.arrival, decided.code.code)
-            else:
-                self._go(call, now)
+            ticket, reply = turn
+            arrival, decision = self._waiting.pop(ticket)
+            self._decided(arrival, replica, replica.go_on(decision, reply), now, waited=True)
 
-    # -- what goes on by itself ------------------------------------------------------------------------------------------------------
+    # -- what goes on by itself ---------------------------------------------------------------------------------------------------------
 
     def _ticks(self, tick: int, now: float) -> None:
         """Breakers look at the time, nodes say how they do, lessons are learned."""
@@ -348,10 +365,10 @@ class SimulatedNetwork:
             self._adopt(replica, now)
 
     def _sweeps(self, _: None, now: float) -> None:
-        self._twin.sweep(self._plan.start_ms + int(now * 1000))
+        self._counters.sweep(self._clock.ms)
         self._at(now + _SWEEP_S, self._sweeps, None)
 
-    # -- trouble ---------------------------------------------------------------------------------------------------------------------
+    # -- trouble ------------------------------------------------------------------------------------------------------------------------
 
     def _fails(self, failure: PlannedFailure, now: float) -> None:
         machine = self.machines[failure.node]

@@ -1,57 +1,50 @@
-"""One gateway: the product's own table, limits, queue, placing, breakers and lessons, told the time.
+"""One gateway: the product's own pipeline, limits, queue, breakers and lessons, in virtual time.
 
-Rule: nothing is decided here that the product's rooms decide; here stands only in which order they are asked.
+Rule: nothing is decided here that the product's modules decide; this module gives them their ports and their time.
 """
+
+from collections.abc import Coroutine
+from typing import Any
 
 from msgspec import Struct
 
-from din_extproc.admit import headers as limit_headers
 from din_extproc.admit.in_memory_ledger import InMemoryLedger
-from din_extproc.admit.ledger import Claim, Denied
+from din_extproc.admit.ledger import Claim, Denied, Granted
 from din_extproc.admit.queue import QueueState, Ticket, is_queueable
 from din_extproc.admit.reservation import OutputHistory
 from din_extproc.domain.health import BreakerState
 from din_extproc.domain.membership import HeartbeatReading
 from din_extproc.domain.node import Node
-from din_extproc.domain.request import Intent
-from din_extproc.domain.tenant import Tenant
+from din_extproc.domain.request import Priority
+from din_extproc.domain.tenant import Queueing
 from din_extproc.domain.usage import ExchangeRecord, Outcome
 from din_extproc.domain.verdict import Refusal
-from din_extproc.flow.node_selector import NodeSelection, NodeSelector, PlacementTarget, RequestSize
+from din_extproc.flow.calibrators import TokenCalibrators
+from din_extproc.flow.decision import Decision, DecisionContext, PendingRequest
+from din_extproc.flow.node_selector import NodeSelector
+from din_extproc.flow.pipeline import decide
 from din_extproc.flow.pool_membership import PoolMembership
-from din_extproc.flow.view import claim_for
+from din_extproc.flow.queueing import QueueFull
 from din_extproc.health.breaker import BreakerEvent, BreakerEventKind
 from din_extproc.health.registry import BreakerRegistry, BreakerSet
-from din_extproc.intent.estimate import TokenCalibrator
 from din_extproc.schedule.load import LoadModel
 from din_extproc.schedule.pace import NodePaces
-from din_extproc.schedule.placement_request import PlacementRequest
-from din_extproc.tools.replay.rerun import LEASE_MS
 from din_extproc.tools.simulate.plan import SimulationPlan
 from din_extproc.tools.simulate.traffic import Arrival
+from din_extproc.tools.virtual_time import LEASE_MS, Pause, VirtualClock, VirtualLedger, resume, run_now
 
-_BAND = TokenCalibrator().calibration.band
-_HOUR_MS = 3_600_000
 _SPREAD = 0x9E3779B97F4A7C15
 _FAULTS = frozenset({Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT, Outcome.UPSTREAM_TRUNCATED})
 
-
-class SimulatedDecision(Struct, gc=False):
-    """What a gateway has decided about a request."""
-
-    rule: str
-    target: PlacementTarget
-    claim: Claim
-    number: int
-    picked: NodeSelection | None = None
-    """None: the limits have not been asked yet, or it waits."""
+PendingDecision = Coroutine[Any, Any, Decision | Refusal]
 
 
-class SimulatedQueue(Struct, frozen=True, gc=False):
-    """It stands in the tenant's queue."""
+class SimulatedWait(Struct, frozen=True, gc=False):
+    """A request stands in the tenant's queue."""
 
-    choice: SimulatedDecision
     ticket: Ticket
+    decision: PendingDecision
+    """Goes on when its turn has come."""
 
 
 class SimulatedReplica:
@@ -59,14 +52,15 @@ class SimulatedReplica:
 
     Args:
         plan: The network.
-        twin: The counters, which all replicas share.
+        counters: Of the limits, which all replicas share.
+        clock: The time.
     """
 
-    def __init__(self, plan: SimulationPlan, twin: InMemoryLedger) -> None:
+    def __init__(self, plan: SimulationPlan, counters: InMemoryLedger, clock: VirtualClock) -> None:
         self._plan = plan
-        self._twin = twin
-        self._load = LoadModel()
-        self.placer = NodeSelector(self._load, PoolMembership.of(plan.pools))
+        self._counters = counters
+        self._clock = clock
+        self.placer = NodeSelector(LoadModel(), PoolMembership.of(plan.pools))
         self.placer.moves = plan.moves
         self._paces = NodePaces(plan.half_lives_s)
         self._outputs = OutputHistory()
@@ -74,6 +68,19 @@ class SimulatedReplica:
         self.board.nodes.reload(plan.node_policies)
         self.board.pools.reload(plan.pool_policies)
         self.queue = QueueState()
+        self._context = DecisionContext(
+            view=plan.view,
+            ledger=VirtualLedger(counters, clock),
+            placer=self.placer,
+            gauges=TokenCalibrators(plan.view.table.preferred_model),
+            outputs=self._outputs,
+            clock=clock,
+            start=run_now,
+            waiting=self,
+            lease_ms=LEASE_MS,
+        )
+        self._patience_s: float | None = None
+        """Of the client whose request is being decided."""
         self.serves_at: float | None = None
         """When those that wait are looked at next."""
         self._doubts: set[str] = set()
@@ -81,95 +88,67 @@ class SimulatedReplica:
         self._stirred = False
         """A breaker may stand otherwise."""
 
-    # -- one request -----------------------------------------------------------------------------------------------------------------
+    # -- one request --------------------------------------------------------------------------------------------------------------------
 
-    def decide(self, arrival: Arrival, number: int, now: float) -> SimulatedDecision | SimulatedQueue | Refusal:
-        """What becomes of a request. `number`: counts all of them."""
-        plan, intent, who, placer = self._plan, arrival.intent, arrival.who, self.placer
-        now_ms = self._ms(now)
-        hour = now_ms // _HOUR_MS % 24
-        routed = plan.view.table.route(intent, who.tenant, arrival.head, hour, placer.members.versions)
-        if isinstance(routed, Refusal):
-            return routed
-        target = placer.target(routed, RequestSize.of(intent, _BAND), now)
-        if isinstance(target, Refusal):
-            return target
-        model = target.pool.model
-        claim = claim_for(
-            view=plan.view,
-            request_id=str(number),
-            intent=intent,
-            who=who,
-            model=model,
-            expected=self._outputs.expected_tokens(arrival.tenant, model),
-            lease_ms=LEASE_MS,
-        )
-        if arrival.tenant != claim.tenant:
-            claim = Claim(claim.request_id, arrival.tenant, claim.budgets, claim.tokens, claim.lease_ms)
-        choice = SimulatedDecision(routed.rule, target, claim, number)
-        return self._admitted(choice, arrival, now, now_ms)
+    def decide(self, arrival: Arrival, number: int, now: float) -> Decision | SimulatedWait | Refusal:
+        """Decide about a request. `number`: counts all of them."""
+        request = PendingRequest()
+        request.request_id, request.head, request.who = str(number), arrival.head, arrival.who
+        request.account, request.prefix, request.chance = arrival.tenant, arrival.prefix, number * _SPREAD
+        self._patience_s = arrival.patience_s
+        return self.go_on(decide(self._context, request, arrival.who, arrival.intent, began=now, wall=self._clock.wall()))
 
-    def _admitted(
-        self, choice: SimulatedDecision, arrival: Arrival, now: float, now_ms: int
-    ) -> SimulatedDecision | SimulatedQueue | Refusal:
-        """Ask the limits, then for a node."""
-        tenant, claim, intent = arrival.who.tenant, choice.claim, arrival.intent
-        waits = tenant.queueing.max_wait_ms
-        if waits and self.queue and self.queue.must_queue(claim, tenant.priority_of(intent.priority)):
-            return self._waiting(choice, tenant, intent, arrival.patience_s, now_ms)
-        reply = self._twin.reserve(claim, now_ms)
-        if isinstance(reply, Denied):
-            if waits and is_queueable(reply):
-                return self._waiting(choice, tenant, intent, arrival.patience_s, now_ms)
-            return limit_headers.refuse_denied(reply, claim)
-        return self.pick(choice, arrival, now)
+    def go_on(self, decision: PendingDecision, reply: Granted | Denied | None = None) -> Decision | SimulatedWait | Refusal:
+        """Run a decision to its end or into the queue. `reply`: what its wait has brought."""
+        decided = resume(decision, reply)
+        if not isinstance(decided, Pause):
+            return decided
+        assert isinstance(decided.what, Ticket)  # noqa: S101 - decisions of a replica pause in its own `wait` only
+        return SimulatedWait(decided.what, decision)
 
-    def pick(self, choice: SimulatedDecision, arrival: Arrival, now: float) -> SimulatedDecision | Refusal:
-        """A node for a request that the limits let pass."""
-        prompt = arrival.intent.estimate.tokens
-        chance = choice.number * _SPREAD
-        ask = PlacementRequest(prompt, max(0, choice.claim.tokens - prompt), now, chance, arrival.prefix)
-        picked = self.placer.pick(choice.target, ask)
-        if isinstance(picked, Refusal):
-            self._twin.settle(choice.claim.tenant, choice.claim.request_id, 0, self._ms(now))
-            return picked
-        choice.picked = picked
-        return choice
+    # -- the queue, as the pipeline's port ----------------------------------------------------------------------------------------------
 
-    def _waiting(
-        self, choice: SimulatedDecision, tenant: Tenant, intent: Intent, patience_s: float | None, now_ms: int
-    ) -> SimulatedQueue | Refusal:
-        queueing = tenant.queueing
-        patience_ms = queueing.max_wait_ms if patience_s is None else min(queueing.max_wait_ms, int(patience_s * 1000))
-        ticket = Ticket(choice.claim, tenant.priority_of(intent.priority), queueing, now_ms + patience_ms)
+    def __len__(self) -> int:
+        return len(self.queue)
+
+    def is_behind(self, claim: Claim, priority: Priority) -> bool:
+        """Return whether somebody waits whom a newcomer must not overtake."""
+        return self.queue.must_queue(claim, priority)
+
+    async def wait(self, claim: Claim, priority: Priority, queueing: Queueing, patience_ms: int) -> Granted | Denied | QueueFull:
+        """Wait until the claim is granted, or the client's patience is at its end: then what was short."""
+        now_ms = self._clock.ms
+        if self._patience_s is not None:
+            patience_ms = min(patience_ms, int(self._patience_s * 1000))
+        ticket = Ticket(claim, priority, queueing, now_ms + patience_ms)
         if not self.queue.join(ticket):
-            return limit_headers.refuse_queue_full(self.queue.next_vacancy_ms(choice.claim, now_ms))
-        return SimulatedQueue(choice, ticket)
+            return QueueFull(self.queue.next_vacancy_ms(claim, now_ms))
+        reply: Granted | Denied = await Pause(ticket)
+        return reply
 
-    def turn(self, now: float) -> tuple[Ticket, Refusal | None] | float:
-        """The next that has waited to its end, and the refusal it gets if it does; or when to look again, in seconds."""
-        queue, now_ms = self.queue, self._ms(now)
+    def turn(self) -> tuple[Ticket, Granted | Denied] | float:
+        """Return the next whose wait is over, with what it has brought; or when to look again, in seconds."""
+        queue, now_ms = self.queue, self._clock.ms
         while True:
             overdue = queue.next_expired(now_ms)
             ticket = overdue or queue.next_ticket(now_ms)
             if ticket is None:
                 return (queue.next_action_ms(now_ms) - self._plan.start_ms) / 1000
-            reply = self._twin.reserve(ticket.claim, now_ms)
-            if not isinstance(reply, Denied):
+            reply = self._counters.reserve(ticket.claim, now_ms)
+            if isinstance(reply, Granted):
                 queue.leave(ticket, granted=True)
-                return ticket, None
+                return ticket, reply
             if overdue is not None or not is_queueable(reply):
                 queue.leave(ticket)
-                return ticket, limit_headers.refuse_denied(reply, ticket.claim)
+                return ticket, reply
             queue.record_denial(ticket, reply, now_ms)
 
-    # -- what comes of it ------------------------------------------------------------------------------------------------------------
+    # -- what comes of it ---------------------------------------------------------------------------------------------------------------
 
-    def ended(self, choice: SimulatedDecision, record: ExchangeRecord, now: float) -> None:
-        """An exchange is over."""
-        if choice.picked is not None:
-            self.placer.free(choice.picked.taken)
-        self._twin.settle(choice.claim.tenant, choice.claim.request_id, record.usage.total_tokens, self._ms(now))
+    def ended(self, decision: Decision, record: ExchangeRecord, now: float) -> None:
+        """Settle a finished exchange, and learn from it."""
+        self.placer.free(decision.picked.taken)
+        self._counters.settle(decision.claim.tenant, decision.claim.request_id, record.usage.total_tokens, self._clock.ms)
         self._paces.learn(record, now)
         if record.outcome is Outcome.COMPLETED:
             self._outputs.learn(record.tenant, record.model, record.usage.completion_tokens)
@@ -237,6 +216,3 @@ class SimulatedReplica:
             self._hear(self.board.pools, record.pool, BreakerEvent(BreakerEventKind.FAILED, now, began, record.outcome.value))
         if record.moved_from:
             self._hear(self.board.pools, record.moved_from, BreakerEvent(BreakerEventKind.FAILED, now, began, "moved in flight"))
-
-    def _ms(self, now: float) -> int:
-        return self._plan.start_ms + int(now * 1000)

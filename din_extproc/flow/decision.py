@@ -1,0 +1,140 @@
+"""The inputs and outputs of the decision pipeline: its ports, the request on its way, and what is decided about it.
+
+Rule: `PendingRequest` is the only one that changes, and only the stages and the caller that made it change it.
+"""
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from din_extproc.admit.keys import Authenticated
+from din_extproc.admit.ledger import Claim, Denied, Granted, RateLimitStatus
+from din_extproc.domain.request import Intent, RequestHead
+from din_extproc.flow.calibrators import TokenCalibrators
+from din_extproc.flow.node_order import NodeRequest
+from din_extproc.flow.node_selector import NodeSelection, NodeSelector, PlacementTarget
+from din_extproc.flow.queueing import RequestQueue
+from din_extproc.flow.trace import SpanContext
+from din_extproc.flow.view import DecisionView
+from din_extproc.intent.read import ParsedRequest
+from din_extproc.route.table import Routed
+
+_NO_HEAD = RequestHead(method="", path="", headers={})
+
+
+class Clock(Protocol):
+    """Both are read once or twice per request."""
+
+    def wall(self) -> float:
+        """Seconds since the epoch."""
+
+    def monotonic(self) -> float:
+        """Seconds that only grow."""
+
+
+class ReservationLedger(Protocol):
+    """What a decision needs of the counters. Both may raise `LimitsUnavailable`."""
+
+    async def reserve(self, claim: Claim) -> Granted | Denied:
+        """Check every budget, then charge every budget."""
+
+    async def settle(self, tenant: str, request_id: str, tokens: int) -> bool:
+        """Replace the reserved tokens by the actual ones and give back slots still held."""
+
+
+class ExpectedOutputs(Protocol):
+    """How long answers usually are."""
+
+    def expected_tokens(self, tenant: str, model: str) -> int | None:
+        """Tokens that one answer to this tenant usually stays under; None: not known."""
+
+
+class DecisionContext(Struct, kw_only=True):
+    """The ports of the stages: what all decisions of one worker, or of one run of a tool, share."""
+
+    view: DecisionView
+    ledger: ReservationLedger
+    placer: NodeSelector
+    gauges: TokenCalibrators
+    outputs: ExpectedOutputs
+    clock: Clock
+    start: Callable[[Coroutine[Any, Any, None]], None]
+    """Runs a coroutine that nobody waits for."""
+    waiting: RequestQueue
+    """Where requests wait for tokens and slots."""
+    lease_ms: int
+    """How long a request keeps its slots without being heard of."""
+    revoked: frozenset[str] = frozenset()
+    """Ids of keys that are valid no more, whatever the view says."""
+
+
+class PendingRequest:
+    """What is known of one request between the stages."""
+
+    __slots__ = ("account", "chance", "head", "intent", "parsed", "prefix", "request_id", "span", "trace_id", "waited_s", "who")
+
+    edits_body = True
+    """False: the caller can't send another body on, so what would be masked is refused."""
+    entry = ""
+    """How the request came, as its record says: "" by ext_proc, else `ext_authz`."""
+
+    def __init__(self) -> None:
+        self.head = _NO_HEAD
+        self.request_id = ""
+        self.trace_id = ""
+        self.span: SpanContext | None = None
+        """None: it leaves no spans."""
+        self.who: Authenticated | None = None
+        """None: not authenticated yet."""
+        self.account = ""
+        """The tenant whose counters it is charged to."""
+        self.parsed: ParsedRequest | None = None
+        """None: the body is not read yet, or not at hand."""
+        self.intent: Intent | None = None
+        """None: not read yet. Counted exactly from stage 5 on."""
+        self.prefix = 0
+        """Of the prompt, for schedulers that send equal beginnings to one node."""
+        self.chance = 0
+        """Decides between equal nodes."""
+        self.waited_s = 0.0
+        """In line for tokens or slots."""
+
+
+class CandidatePool(Struct, frozen=True, gc=False):
+    """Stage 7: where a request can go."""
+
+    target: PlacementTarget
+    intent: Intent
+    """The request by the measure of the model there."""
+    order: NodeRequest
+    """What a node there will be asked."""
+
+
+class Decision(Struct, frozen=True, gc=False, kw_only=True):
+    """A request may go, and to this node. It holds its reservation and its place at the node from now on."""
+
+    intent: Intent
+    routed: Routed
+    target: PlacementTarget
+    order: NodeRequest
+    claim: Claim
+    standing: RateLimitStatus
+    would_refuse: str
+    """The limit that would have refused it, were it enforced; "" when none would."""
+    picked: NodeSelection
+
+
+class Permit(Struct, frozen=True, gc=False, kw_only=True):
+    """A request may go, and its proxy chooses where. It holds its reservation from now on."""
+
+    intent: Intent
+    routed: Routed | None
+    """None: no pool of the configuration serves the model."""
+    target: PlacementTarget | None
+    """Where it would go if the choice were ours; None: nowhere."""
+    model: str
+    """The physical model that it is charged for; the name that was asked for where no pool serves it."""
+    claim: Claim
+    standing: RateLimitStatus
+    would_refuse: str

@@ -1,0 +1,333 @@
+"""The one order of a decision: ext_proc, ext_authz, `explain`, `replay` and `simulate` call the functions of this module.
+
+| stage              | function              | gives                                       | refuses                                  |
+|--------------------|-----------------------|---------------------------------------------|------------------------------------------|
+| 1 endpoint kind    | `accept`              | `EndpointKind`; `None` for OPTIONS          | 404, 405                                 |
+| 2 authentication   | `accept`              | `PendingRequest.who`                        | `invalid_api_key`                        |
+| 3 read             | `read_request`        | `ParsedRequest`                             | what the body lacks                      |
+| 4 sensitive data   | `read_request`        | `ParsedRequest`, masked where that is asked | `sensitive_data_blocked`                 |
+| 5 exact count      | `decide`, `permit`    | `PendingRequest.intent`                     | -                                        |
+| 6 route            | `route`               | `Routed`                                    | unknown model, no version                |
+| 7 candidate pool   | `select_pool`         | `CandidatePool`                             | no node of pool or fallback can take it  |
+| 8 reservation      | `reserve`             | `Granted`                                   | limits, full queue                       |
+| 9 node             | `select_node`         | `NodeSelection`                             | no slot for a long request; deadline     |
+
+`accept` has the stages before the body is understood, `decide` those after it; `permit` is `decide` for a proxy that chooses the node
+itself. The caller makes the verdict (stage 10) from the `Decision` or `Permit`: `flow/dispatch.py` for the two that serve. The types are in
+`flow/decision.py`.
+
+Invariant: whatever `decide` or `permit` reserves and does not hand out in its result is refunded.
+
+A new stage is a function here, called at its place in `decide` and `permit`; what it needs of the worker is a field of
+`DecisionContext`, what it has to remember of the request a slot of `PendingRequest`. Every caller has it from then on.
+"""
+
+from msgspec.structs import replace
+
+from din_extproc.admit import headers as limit_headers
+from din_extproc.admit.keys import Authenticated
+from din_extproc.admit.ledger import Claim, Denied, Granted, LimitsUnavailable
+from din_extproc.admit.queue import is_queueable
+from din_extproc.domain.request import Intent, Operation
+from din_extproc.domain.tenant import OnSensitive, Tenant
+from din_extproc.domain.verdict import Refusal, RefusalCode
+from din_extproc.flow.decision import CandidatePool, Decision, DecisionContext, PendingRequest, Permit, ReservationLedger
+from din_extproc.flow.node_order import NodeRequest, order
+from din_extproc.flow.node_selector import NodeSelection, PlacementTarget, RequestSize
+from din_extproc.flow.queueing import QueueFull
+from din_extproc.flow.screening import screened
+from din_extproc.flow.timeouts import remaining
+from din_extproc.flow.view import ScreeningPolicy, TokenCounter, claim_for, facts
+from din_extproc.intent.boundary import needs_exact
+from din_extproc.intent.estimate import estimate_tokens
+from din_extproc.intent.paths import EndpointKind, find_endpoint_kind
+from din_extproc.intent.prefix import hash_prefix
+from din_extproc.intent.read import ParsedRequest, parse_request
+from din_extproc.route.table import Routed
+from din_extproc.schedule.placement_request import PlacementRequest
+
+_HOUR_S = 3600
+_NO_BODY = NodeRequest(operation=Operation.CHAT, stream=False, path="", body=b"", strips_usage=False)
+"""What a node is asked by a request whose body is not at hand."""
+
+
+def accept(context: DecisionContext, request: PendingRequest, body: bytes, wall: float) -> ParsedRequest | EndpointKind | Refusal | None:
+    """Stages 1 to 4: whose request it is and what it wants.
+
+    Returns:
+        The request as it was read; the endpoint when it is one without a body (the model list); None for OPTIONS, which needs no key.
+    """
+    head = request.head
+    if head.method == "OPTIONS":
+        return None
+    endpoint = find_endpoint_kind(head.method, head.path)
+    if isinstance(endpoint, Refusal):
+        return endpoint
+    who = context.view.keys.authenticate(head.header("authorization"), head.header("x-api-key"), wall, context.revoked)
+    if isinstance(who, Refusal):
+        return who
+    request.who = who
+    request.account = who.tenant.id
+    if endpoint.operation is Operation.MODELS:
+        return endpoint
+    return read_request(context, request, body)
+
+
+def read_request(context: DecisionContext, request: PendingRequest, body: bytes) -> ParsedRequest | Refusal:
+    """Stages 3 and 4: the request, and its prompt held against the tenant's policy for sensitive data, if it has one."""
+    parsed = parse_request(request.head, body, context.gauges.named, context.view.body_limit)
+    if isinstance(parsed, Refusal):
+        return parsed
+    screening = context.view.screenings.get(request.account)
+    if screening is not None:
+        if screening.policy is OnSensitive.MASK and not request.edits_body:
+            screening = ScreeningPolicy(OnSensitive.BLOCK, screening.screen)
+        parsed = screened(parsed, screening, request.head, context.gauges.named)
+        if isinstance(parsed, Refusal):
+            return parsed
+    request.parsed = parsed
+    request.intent = parsed.intent
+    request.prefix = hash_prefix(parsed.prompt)
+    return parsed
+
+
+async def decide(
+    context: DecisionContext, request: PendingRequest, who: Authenticated, intent: Intent, *, began: float, wall: float
+) -> Decision | Refusal:
+    """Stages 5 to 9: the decision about a request that was read.
+
+    Args:
+        context: The ports.
+        request: The request, with its head, ids and, where there is a body, what was read from it.
+        who: Who asks.
+        intent: What it wants, as it was read.
+        began: When the whole request was there, by the monotonic clock.
+        wall: Likewise, in seconds since the epoch.
+    """
+    counter = exact_counter(context, request, intent)
+    if counter is not None:
+        intent = await count_exactly(context, request, intent, counter)
+    routed = route(context, request, who, intent, wall)
+    if isinstance(routed, Refusal):
+        return routed
+    pool = select_pool(context, request, routed, intent, began)
+    if isinstance(pool, Refusal):
+        return pool
+    claim = make_claim(context, request, who, pool.intent, pool.target.pool.model)
+    members = context.placer.members
+    granted = await reserve(context, request, who.tenant, pool.intent, claim)
+    if isinstance(granted, Refusal):
+        return granted
+    if pool.intent.timeout_ms is not None or context.placer.members is not members:
+        again = confirm_pool(context, request, routed, pool, began)
+        if isinstance(again, Refusal):
+            context.start(refund(context.ledger, claim.tenant, claim.request_id))
+            return again
+        pool = again
+    picked = select_node(context, request, pool, claim, began)
+    if isinstance(picked, Refusal):
+        context.start(refund(context.ledger, claim.tenant, claim.request_id))
+        return picked
+    return Decision(
+        intent=pool.intent,
+        routed=routed,
+        target=pool.target,
+        order=pool.order,
+        claim=claim,
+        standing=granted.status,
+        would_refuse=unenforced(granted),
+        picked=picked,
+    )
+
+
+async def permit(
+    context: DecisionContext, request: PendingRequest, who: Authenticated, intent: Intent, *, began: float, wall: float
+) -> Permit | Refusal:
+    """Stages 5 to 8 for a proxy that chooses the node itself. The arguments are those of `decide`.
+
+    It is charged for the model that `decide` would send it to. Where the configuration serves no such model, or no node can take it now,
+    that is for the proxy to know: it is charged for the model that its name stands for.
+    """
+    counter = exact_counter(context, request, intent)
+    if counter is not None:
+        intent = await count_exactly(context, request, intent, counter)
+    routed = route(context, request, who, intent, wall)
+    target: PlacementTarget | Refusal | None = None
+    if isinstance(routed, Refusal):
+        if routed.code is RefusalCode.MODEL_NOT_ALLOWED:
+            return routed
+        model = named_model(context, intent, who.tenant)
+        if isinstance(model, Refusal):
+            return model
+    else:
+        target = context.placer.target(routed, size_of(context, intent, routed.model), began)
+        model = routed.model if isinstance(target, Refusal) else target.pool.model
+        intent = reweighed(context, request, intent, model)
+    claim = make_claim(context, request, who, intent, model)
+    granted = await reserve(context, request, who.tenant, intent, claim)
+    if isinstance(granted, Refusal):
+        return granted
+    return Permit(
+        intent=intent,
+        routed=None if isinstance(routed, Refusal) else routed,
+        target=None if isinstance(target, Refusal) else target,
+        model=model,
+        claim=claim,
+        standing=granted.status,
+        would_refuse=unenforced(granted),
+    )
+
+
+# -- stages ----------------------------------------------------------------------------------------------------------------------------
+
+
+def exact_counter(context: DecisionContext, request: PendingRequest, intent: Intent) -> TokenCounter | None:
+    """Stage 5: the model's tokenizer, when it is at hand and the estimate could decide wrongly; None: the estimate will do."""
+    model = context.gauges.model_of(intent.model)
+    known = facts(context.view, model or "")
+    if known.counter is None or not known.boundaries or request.parsed is None:
+        return None
+    output = intent.output_each or 1
+    boundaries = (*known.boundaries, *(boundary - output for boundary in known.boundaries))
+    band = context.gauges.of(model or "").calibration.band
+    return known.counter if needs_exact(intent.estimate, band, boundaries) else None
+
+
+async def count_exactly(context: DecisionContext, request: PendingRequest, intent: Intent, counter: TokenCounter) -> Intent:
+    """Stage 5: the intent with the exact length of its prompt; with the estimate when counting fails."""
+    if request.parsed is None:
+        return intent
+    gauge = context.gauges.named(intent.model)
+    counted = request.intent = replace(intent, estimate=await counter.count(request.parsed.prompt, intent.estimate, gauge))
+    return counted
+
+
+def route(context: DecisionContext, request: PendingRequest, who: Authenticated, intent: Intent, wall: float) -> Routed | Refusal:
+    """Stage 6: the rule that takes the request, and its pool."""
+    hour = int(wall) // _HOUR_S % 24
+    return context.view.table.route(intent, who.tenant, request.head, hour, context.placer.members.versions)
+
+
+def select_pool(context: DecisionContext, request: PendingRequest, routed: Routed, intent: Intent, now: float) -> CandidatePool | Refusal:
+    """Stage 7: the rule's pool or its fallback, and what a node there will be asked."""
+    target = context.placer.target(routed, size_of(context, intent, routed.model), now)
+    if isinstance(target, Refusal):
+        return target
+    intent = reweighed(context, request, intent, target.pool.model)
+    asked = node_request(request, intent, target)
+    return asked if isinstance(asked, Refusal) else CandidatePool(target, intent, asked)
+
+
+def node_request(request: PendingRequest, intent: Intent, target: PlacementTarget) -> NodeRequest | Refusal:
+    """Stage 7: the request in the words of the pool's engine; a placeholder where there is no body."""
+    return _NO_BODY if request.parsed is None else order(request.parsed, intent, target.pool)
+
+
+def named_model(context: DecisionContext, intent: Intent, tenant: Tenant) -> str | Refusal:
+    """Stage 7 of `permit`: the physical model that the name stands for; where no pool serves it, the name itself."""
+    name = intent.model.partition("@")[0]
+    model = context.gauges.model_of(intent.model) or name
+    if tenant.may_use(name) or tenant.may_use(model):
+        return model
+    return Refusal(RefusalCode.MODEL_NOT_ALLOWED, "The key may not use this model.", param="model")
+
+
+def make_claim(context: DecisionContext, request: PendingRequest, who: Authenticated, intent: Intent, model: str) -> Claim:
+    """Stage 8: what is asked of the budgets of key, tenant, model and network."""
+    expected = context.outputs.expected_tokens(request.account, model)
+    claim = claim_for(
+        view=context.view,
+        request_id=request.request_id,
+        intent=intent,
+        who=who,
+        model=model,
+        expected=expected,
+        lease_ms=context.lease_ms,
+    )
+    return claim if request.account == claim.tenant else replace(claim, tenant=request.account)
+
+
+async def reserve(context: DecisionContext, request: PendingRequest, tenant: Tenant, intent: Intent, claim: Claim) -> Granted | Refusal:
+    """Stage 8: tokens and slots, after a wait where the tenant has a queue."""
+    queueing = tenant.queueing
+    try:
+        if queueing.max_wait_ms and context.waiting and context.waiting.is_behind(claim, tenant.priority_of(intent.priority)):
+            reply = await _wait(context, request, tenant, intent, claim)
+        else:
+            reply = await context.ledger.reserve(claim)
+            if queueing.max_wait_ms and isinstance(reply, Denied) and is_queueable(reply):
+                reply = await _wait(context, request, tenant, intent, claim)
+    except LimitsUnavailable:
+        return limit_headers.refuse_limits_unavailable()
+    if isinstance(reply, QueueFull):
+        return limit_headers.refuse_queue_full(reply.place_in_ms)
+    return limit_headers.refuse_denied(reply, claim) if isinstance(reply, Denied) else reply
+
+
+async def _wait(
+    context: DecisionContext, request: PendingRequest, tenant: Tenant, intent: Intent, claim: Claim
+) -> Granted | Denied | QueueFull:
+    """The answer after a wait, no longer than tenant and client allow."""
+    queueing = tenant.queueing
+    wait_ms = queueing.max_wait_ms if intent.timeout_ms is None else min(queueing.max_wait_ms, intent.timeout_ms)
+    joined = context.clock.monotonic()
+    reply = await context.waiting.wait(claim, tenant.priority_of(intent.priority), queueing, wait_ms)
+    request.waited_s = context.clock.monotonic() - joined
+    return reply
+
+
+def confirm_pool(
+    context: DecisionContext, request: PendingRequest, routed: Routed, pool: CandidatePool, began: float
+) -> CandidatePool | Refusal:
+    """Stage 8: what the time that the reservation took has left of the client's deadline and of the nodes."""
+    now = context.clock.monotonic()
+    target = context.placer.target(routed, size_of(context, pool.intent, pool.target.pool.model), now)
+    if isinstance(target, Refusal):
+        return target
+    intent = remaining(pool.intent, now - began)
+    if isinstance(intent, Refusal):
+        return intent
+    if target.pool.model != pool.target.pool.model:
+        return CandidatePool(pool.target, intent, pool.order)
+    if target.pool is pool.target.pool:
+        return CandidatePool(target, intent, pool.order)
+    asked = node_request(request, intent, target)
+    return asked if isinstance(asked, Refusal) else CandidatePool(target, intent, asked)
+
+
+def select_node(
+    context: DecisionContext, request: PendingRequest, pool: CandidatePool, claim: Claim, now: float
+) -> NodeSelection | Refusal:
+    """Stage 9: a node of the pool, which has the request from now on."""
+    prompt_tokens = pool.intent.prompt_tokens
+    ask = PlacementRequest(prompt_tokens, max(0, claim.tokens - prompt_tokens), now, request.chance, request.prefix)
+    return context.placer.pick(pool.target, ask)
+
+
+# -- what several stages use -----------------------------------------------------------------------------------------------------------
+
+
+def size_of(context: DecisionContext, intent: Intent, model: str) -> RequestSize:
+    """How long the request is, and how long at the very least."""
+    return RequestSize.of(intent, context.gauges.of(model).calibration.band)
+
+
+def reweighed(context: DecisionContext, request: PendingRequest, intent: Intent, model: str) -> Intent:
+    """The intent by the calibrator of the model that it goes to, when that is not the one it was read for."""
+    gauges, parsed = context.gauges, request.parsed
+    if parsed is None or intent.estimate.exact or gauges.of(model) is gauges.named(intent.model):
+        return intent
+    return replace(intent, estimate=estimate_tokens(parsed.prompt, gauges.of(model)))
+
+
+def unenforced(granted: Granted) -> str:
+    """The limit that would have refused it, were it enforced; "" when none would."""
+    return "" if granted.shadow_denial is None else granted.shadow_denial.dimension
+
+
+async def refund(ledger: ReservationLedger, tenant: str, request_id: str) -> None:
+    """Give back everything that a request has reserved. While the counters are away, lease and bucket recover by themselves."""
+    try:
+        await ledger.settle(tenant, request_id, 0)
+    except LimitsUnavailable:
+        return
