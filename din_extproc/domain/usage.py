@@ -36,6 +36,10 @@ class Outcome(StrEnum):
     NOT_DISPATCHED = "not_dispatched"
 
 
+UPSTREAM_FAULTS = frozenset({Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT, Outcome.UPSTREAM_TRUNCATED})
+"""Outcomes that are failures of the node; one that is busy does what it should."""
+
+
 class Sensitive(Struct, frozen=True, gc=False):
     """Findings of sensitive data in one prompt: kinds and counts, never the data."""
 

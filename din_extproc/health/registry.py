@@ -6,7 +6,9 @@ Invariant: a breaker is created by its first event, and `take_changes` returns e
 from collections.abc import Iterable, Mapping
 
 from din_extproc.domain.health import BreakerSnapshot, BreakerSnapshots, BreakerState
+from din_extproc.domain.usage import ExchangeRecord
 from din_extproc.health.breaker import BreakerEvent, BreakerEventKind, CircuitBreaker
+from din_extproc.health.exchanges import ExchangeEvents
 from din_extproc.health.policy import BreakerPolicy
 
 
@@ -115,6 +117,17 @@ class BreakerRegistry:
         """Let open times, cool-downs and ramps end."""
         self.nodes.on_tick(now)
         self.pools.on_tick(now)
+
+    def on_exchange(self, record: ExchangeRecord, events: ExchangeEvents) -> bool:
+        """Feed the breakers that a finished exchange concerns. Return whether any of them changed."""
+        changed = False
+        if events.moved_from is not None:
+            changed = self.pools.on_event(record.moved_from, events.moved_from)
+        if events.node is not None:
+            changed |= self.nodes.on_event(record.node_id, events.node)
+        if events.pool is not None:
+            changed |= self.pools.on_event(record.pool, events.pool)
+        return changed
 
     def take_changes(self) -> BreakerSnapshots:
         """Return the snapshots that changed since the last call."""

@@ -8,7 +8,7 @@ import logging
 from din_extproc.admit.ledger import Ledger
 from din_extproc.admit.reservation import OutputHistory
 from din_extproc.domain.membership import MembershipDelta
-from din_extproc.domain.usage import ExchangeRecord, FailedAttempt, Outcome
+from din_extproc.domain.usage import UPSTREAM_FAULTS, ExchangeRecord, FailedAttempt, Outcome
 from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.probe.envoy_admin import DroppedLogs
@@ -28,7 +28,6 @@ _RETRY_S = 0.5
 _LOOK_S = 1.0
 _ASK_S = 5.0
 _REMEMBERED_NODES = 50_000
-_FAULTS = frozenset({Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT, Outcome.UPSTREAM_TRUNCATED})
 """Outcomes that speak against the node."""
 
 
@@ -141,7 +140,7 @@ class AccountingPlane:
 
     def _tally(self, record: ExchangeRecord) -> None:
         """What the exchange says of its node. A token usage that can't be counts as a failure, however good the answer was."""
-        failed = record.outcome in _FAULTS or record.usage.disputed
+        failed = record.outcome in UPSTREAM_FAULTS or record.usage.disputed
         if not record.node_id or not (failed or record.outcome is Outcome.COMPLETED):
             return
         answers, failures = self._tallies.get(record.node_id, (0, 0))

@@ -12,12 +12,13 @@ from msgspec.structs import replace
 from din_extproc.domain.health import BreakerSnapshots, BreakerState, ProbeResult
 from din_extproc.domain.membership import MembershipDelta
 from din_extproc.domain.node import Node, Pool
-from din_extproc.domain.usage import ANSWER_TOO_LARGE, ExchangeRecord, FailedAttempt, Outcome
+from din_extproc.domain.usage import ExchangeRecord, FailedAttempt
 from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.probe.micro_probe import ProbeTarget
 from din_extproc.edge.registry.forms import HealthForm, MemberForm
 from din_extproc.health.breaker import BreakerEvent, BreakerEventKind
+from din_extproc.health.exchanges import BUSY_REASON, PROBE_CAUSES, REQUEST_CAUSES, classify_attempt, classify_exchange
 from din_extproc.health.policy import BreakerPolicy
 from din_extproc.health.probing import ProbeSchedule
 from din_extproc.health.registry import BreakerRegistry, select_strictest
@@ -28,15 +29,6 @@ _log = logging.getLogger(__name__)
 
 _LOOK_S = 0.25
 _EVERY_S = 10.0
-_OF_REQUESTS = frozenset({BreakerEventKind.FAILED, BreakerEventKind.BUSY, BreakerEventKind.REMOTE_OPEN})
-_OF_PROBES = frozenset({BreakerEventKind.PROBE_FAILED})
-_FAULTS = frozenset({Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT, Outcome.UPSTREAM_TRUNCATED})
-_ATTEMPT_FLAGS = frozenset({"UF", "UR", "UC", "UT", "SI", "UPE"})
-_SERVER_ERROR = 500
-_BUSY = "it is busy and asks for time"
-_REST_S = 1.0
-"""For a node that answers 429 and does not say for how long."""
-_NO_HOST = "UH"
 _REMEMBERED = 50_000
 
 
@@ -114,10 +106,10 @@ class HealthMonitor:
     def _release(self, before: HealthSection, after: HealthSection) -> None:
         causes: frozenset[BreakerEventKind] = frozenset()
         if before.breaker and not after.breaker:
-            causes |= _OF_REQUESTS
+            causes |= REQUEST_CAUSES
             self.busy.clear()
         if before.probe is not None and after.probe is None:
-            causes |= _OF_PROBES
+            causes |= PROBE_CAUSES
         if causes:
             self.board.reset_caused_by(causes, SystemClock.monotonic())
             self.opened = {name: reason for name, reason in self.opened.items() if name in self.board.nodes.snapshot_not_closed()}
@@ -171,7 +163,7 @@ class HealthMonitor:
         """A node has asked another replica to be left alone."""
         if not self.settings.health.breaker:
             return
-        self.board.nodes.on_event(node_id, BreakerEvent(BreakerEventKind.BUSY, SystemClock.monotonic(), None, _BUSY, rest_s))
+        self.board.nodes.on_event(node_id, BreakerEvent(BreakerEventKind.BUSY, SystemClock.monotonic(), None, BUSY_REASON, rest_s))
         self.tell(ours=False)
 
     def target(self, node_id: str) -> ProbeTarget | None:
@@ -183,44 +175,24 @@ class HealthMonitor:
         return ProbeTarget.of(node, self._pools[pool]) if pool in self._pools else None
 
     def finished(self, record: ExchangeRecord, now: float) -> None:
-        """An exchange is over. The failures of attempts are told one by one, so here they speak of the pool only."""
+        """Feed the breakers with a finished exchange."""
         if not self.settings.health.breaker:
             return
-        began = now - (record.duration_ms or 0.0) / 1000
-        if record.moved_from:
-            self.board.pools.on_event(record.moved_from, BreakerEvent(BreakerEventKind.FAILED, now, began, "moved in flight"))
-        outcome = record.outcome
-        if outcome is Outcome.COMPLETED:
-            if record.node_id:
-                self.probing.record_answer(record.node_id, now)
-                good = BreakerEvent(BreakerEventKind.SUCCEEDED, now, began)
-                changed = self.board.nodes.on_event(record.node_id, good)
-                if self.board.pools.on_event(record.pool, good) or changed:
-                    self.tell()
-            return
-        if outcome is Outcome.UPSTREAM_BUSY and record.node_id:
-            rest_s = min(self.settings.health.longest_open_s, record.retry_after_s or _REST_S)
-            if self.board.nodes.on_event(record.node_id, BreakerEvent(BreakerEventKind.BUSY, now, began, _BUSY, rest_s)):
-                self.busy[record.node_id] = rest_s
-                self.tell()
-            return
-        unreached = outcome is Outcome.NOT_DISPATCHED and _NO_HOST in record.response_flags
-        if not (outcome in _FAULTS or unreached) or record.deadline_exceeded or record.error == ANSWER_TOO_LARGE:
-            return
-        bad = BreakerEvent(BreakerEventKind.FAILED, now, began, record.error or outcome.value)
-        told = record.status >= _SERVER_ERROR or not _ATTEMPT_FLAGS.isdisjoint(record.response_flags)
-        if not unreached and not (told and self._attempts_told):
-            self.board.nodes.on_event(record.node_id, bad)
-        self.board.pools.on_event(record.pool, bad)
-        self.tell()
+        longest_open_s = self.settings.health.longest_open_s
+        events = classify_exchange(record, now, attempts_reported=self._attempts_told, longest_open_s=longest_open_s)
+        changed = self.board.on_exchange(record, events)
+        if events.node is not None and events.node.kind is BreakerEventKind.SUCCEEDED:
+            self.probing.record_answer(record.node_id, now)
+        if changed:
+            if events.node is not None and events.node.kind is BreakerEventKind.BUSY:
+                self.busy[record.node_id] = events.node.cool_down_s
+            self.tell()
 
     def attempt_failed(self, attempt: FailedAttempt, now: float) -> None:
-        """A try at one node failed."""
+        """Feed the node's breaker with a failed attempt."""
         self._attempts_told = True
         if self.settings.health.breaker:
-            self.board.nodes.on_event(
-                attempt.node_id, BreakerEvent(BreakerEventKind.FAILED, now, now - attempt.duration_ms / 1000, attempt.reason)
-            )
+            self.board.nodes.on_event(attempt.node_id, classify_attempt(attempt, now))
             self.probing.expedite(attempt.node_id, now)
             self.tell()
 

@@ -10,11 +10,11 @@ from typing import Any
 from din_extproc.admit.in_memory_ledger import InMemoryLedger
 from din_extproc.admit.queue import Ticket
 from din_extproc.domain.membership import HeartbeatReading
-from din_extproc.domain.node import Node, Pool
-from din_extproc.domain.usage import ExchangeRecord, Outcome, Usage
+from din_extproc.domain.usage import FailedAttempt, Outcome
 from din_extproc.domain.verdict import Refusal
 from din_extproc.flow.decision import Decision
 from din_extproc.tools.engine_model.engine import SimulatedSequence
+from din_extproc.tools.simulate.call import SimulatedCall
 from din_extproc.tools.simulate.machine import SimulatedNode
 from din_extproc.tools.simulate.plan import NodeIncident, PlannedFailure, RandomSource, SimulationPlan
 from din_extproc.tools.simulate.replica import PendingDecision, SimulatedReplica, SimulatedWait
@@ -25,28 +25,6 @@ from din_extproc.tools.virtual_time import VirtualClock
 _TICK_S = 0.25
 _TICKS_PER_LESSON = 2
 _SWEEP_S = 120.0
-_STATUS = {Outcome.COMPLETED: 200, Outcome.CLIENT_CANCELLED: 0, Outcome.CLIENT_ERROR: 400, Outcome.UPSTREAM_TIMEOUT: 504}
-_UNAVAILABLE = 503
-
-
-class SimulatedCall:
-    """A request that a gateway has let pass, until its end."""
-
-    __slots__ = ("arrival", "attempts", "decision", "machine", "over", "replica", "running", "sent", "tries", "waited")
-
-    def __init__(self, arrival: Arrival, replica: SimulatedReplica, decision: Decision, *, waited: bool) -> None:
-        self.arrival = arrival
-        self.replica = replica
-        self.decision = decision
-        self.waited = waited
-        self.tries: list[Node] = []
-        """Nodes still to try, the next one last."""
-        self.machine: SimulatedNode | None = None
-        self.running: SimulatedSequence | None = None
-        self.attempts = 0
-        self.sent = 0.0
-        """When the attempt began."""
-        self.over = False
 
 
 class SimulatedNetwork:
@@ -162,9 +140,12 @@ class SimulatedNetwork:
             machine = self.machines[call.tries.pop().id]
             call.attempts += 1
             call.sent, call.machine = now, machine
-            if machine.down or self._errs(machine):
+            if machine.down or self._errs(machine, NodeIncident.ERRORS):
                 self._attempt_failed(machine, call, now, "503" if not machine.down else "UF")
                 continue
+            if self._errs(machine, NodeIncident.BUSY):
+                self._ends(call, Outcome.UPSTREAM_BUSY, 0, now)
+                return
             room = machine.kind.spec.max_model_len - arrival.prompt_tokens
             if room < 1 or (arrival.intent.output_tokens or 1) > room:
                 self._ends(call, Outcome.CLIENT_ERROR, 0, now)
@@ -173,20 +154,20 @@ class SimulatedNetwork:
             call.running = machine.take(prompt, output, arrival.prefix, arrival.prefix_tokens, now)
             self._calls[call.running] = call
             self._watch(machine)
-            first_byte_ms = self._pool_of(call).timeouts.first_byte_ms
+            first_byte_ms = call.pool.timeouts.first_byte_ms
             if first_byte_ms is not None:
                 self._at(now + first_byte_ms / 1000, self._is_silent, (call, call.attempts))
             return
         self._ends(call, Outcome.UPSTREAM_ERROR, 0, now)
 
-    def _errs(self, machine: SimulatedNode) -> bool:
-        """Whether a node that fails sometimes does so now."""
+    def _errs(self, machine: SimulatedNode, kind: NodeIncident) -> bool:
+        """Return whether a node that fails sometimes in this way does so now."""
         trouble = machine.trouble
-        return trouble is not None and trouble.kind is NodeIncident.ERRORS and self._chance.random() < trouble.share
+        return trouble is not None and trouble.kind is kind and self._chance.random() < trouble.share
 
     def _attempt_failed(self, machine: SimulatedNode, call: SimulatedCall, now: float, reason: str) -> None:
         """The latest attempt failed; its gateway hears of it."""
-        call.replica.failed(machine.node, call.sent, now, reason)
+        call.replica.attempt_failed(FailedAttempt(machine.node.id, reason, (now - call.sent) * 1000, call.sent), now)
         self._adopt(call.replica, now)
 
     # -- nodes compute ------------------------------------------------------------------------------------------------------------------
@@ -208,12 +189,12 @@ class SimulatedNetwork:
             self._ends(call, Outcome.COMPLETED, running.produced, now)
         self._watch(machine)
 
-    def _ends(self, call: SimulatedCall, outcome: Outcome, produced: int, now: float) -> None:
-        """It is over, however."""
+    def _ends(self, call: SimulatedCall, outcome: Outcome, produced: int, now: float, *, deadline_exceeded: bool = False) -> None:
+        """It is over, however. `deadline_exceeded`: the timeout of the whole request has ended it."""
         if call.over:
             return
         call.over = True
-        record = self._record(call, outcome, produced, now)
+        record = call.record(outcome, produced, now, overhead_s=self._plan.overhead_s, deadline_exceeded=deadline_exceeded)
         call.replica.ended(call.decision, record, now)
         self._tally.ended(call.arrival, record, now, waited=call.waited)
         self._adopt(call.replica, now)
@@ -222,44 +203,6 @@ class SimulatedNetwork:
                 replica.queue.on_freed(call.decision.claim.tenant)
                 replica.queue.on_shared_freed()
                 self._serve_at(replica, now)
-
-    def _record(self, call: SimulatedCall, outcome: Outcome, produced: int, now: float) -> ExchangeRecord:
-        arrival, pool, overhead = call.arrival, self._pool_of(call), self._plan.overhead_s
-        running, first = call.running, call.decision.target.pool
-        began = None if running is None or not (produced or outcome is Outcome.COMPLETED) else running.first_token or now
-        prompt = arrival.prompt_tokens if running is not None or outcome is Outcome.CLIENT_ERROR else 0
-        return ExchangeRecord(
-            request_id="",
-            trace_id="",
-            tenant=arrival.tenant,
-            key_id="",
-            model=pool.model,
-            alias=arrival.intent.model,
-            pool=pool.name,
-            rule=call.decision.routed.rule,
-            node_id="" if call.machine is None else call.machine.node.id,
-            status=_STATUS.get(outcome, _UNAVAILABLE),
-            outcome=outcome,
-            stream=arrival.intent.stream,
-            usage=Usage(prompt, produced),
-            reserved_tokens=call.decision.claim.tokens,
-            prompt_estimate=arrival.prompt_tokens,
-            features=(),
-            fixed=0,
-            attempts=call.attempts,
-            degraded=bool(call.decision.target.degraded),
-            started_at=arrival.at,
-            duration_ms=(now - arrival.at + overhead) * 1000,
-            first_token_ms=None if began is None else (began - arrival.at + overhead) * 1000,
-            moved_from="" if pool is first else first.name,
-        )
-
-    def _pool_of(self, call: SimulatedCall) -> Pool:
-        """The pool whose node has it: the one it was meant for, or the one that took over in flight."""
-        target, picked = call.decision.target, call.decision.picked
-        if target.spare is not None and call.machine is not None and call.machine.node in picked.spares:
-            return target.spare[0]
-        return target.pool
 
     # -- deadlines ----------------------------------------------------------------------------------------------------------------------
 
@@ -281,7 +224,7 @@ class SimulatedNetwork:
     def _times_out(self, call: SimulatedCall, now: float) -> None:
         """The time for the whole answer is over."""
         if not call.over:
-            self._ends(call, Outcome.UPSTREAM_TIMEOUT, self._leave(call, now), now)
+            self._ends(call, Outcome.UPSTREAM_TIMEOUT, self._leave(call, now), now, deadline_exceeded=True)
 
     def _gives_up(self, call: SimulatedCall, now: float) -> None:
         """Its client goes away."""
@@ -352,7 +295,7 @@ class SimulatedNetwork:
             return
         for node_id in sorted({node_id for replica in self._replicas for node_id in replica.doubted()}):
             machine = self.machines[node_id]
-            errors = self._errs(machine)
+            errors = self._errs(machine, NodeIncident.ERRORS)
             if machine.stalled:
                 self._at(now + probes.timeout_s, self._probed, (node_id, False))
             else:

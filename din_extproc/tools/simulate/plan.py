@@ -55,6 +55,8 @@ class SimulationPlan(Struct, frozen=True, kw_only=True):
     node_policies: Mapping[str, BreakerPolicy]
     """By node id."""
     pool_policies: Mapping[str, BreakerPolicy]
+    longest_open_s: float = BreakerPolicy().max_open_s
+    """The longest pause that a busy node is given."""
     breaker: bool = True
     """Breakers hear what becomes of requests, not of probes alone."""
     probes: ProbePlan | None = None
@@ -85,6 +87,8 @@ class NodeIncident(StrEnum):
     """Everything takes `factor` times as long."""
     ERRORS = "errors"
     """It answers a `share` of the requests with 503."""
+    BUSY = "busy"
+    """It answers a `share` of the requests with 429 and asks for `retry_after_s`."""
 
 
 class PlannedFailure(Struct, frozen=True):
@@ -96,3 +100,4 @@ class PlannedFailure(Struct, frozen=True):
     for_s: float
     factor: float = 4.0
     share: float = 1.0
+    retry_after_s: int = 1

@@ -14,10 +14,9 @@ from din_extproc.admit.queue import QueueState, Ticket, is_queueable
 from din_extproc.admit.reservation import OutputHistory
 from din_extproc.domain.health import BreakerState
 from din_extproc.domain.membership import HeartbeatReading
-from din_extproc.domain.node import Node
 from din_extproc.domain.request import Priority
 from din_extproc.domain.tenant import Queueing
-from din_extproc.domain.usage import ExchangeRecord, Outcome
+from din_extproc.domain.usage import ExchangeRecord, FailedAttempt, Outcome
 from din_extproc.domain.verdict import Refusal
 from din_extproc.flow.calibrators import TokenCalibrators
 from din_extproc.flow.decision import Decision, DecisionContext, PendingRequest
@@ -26,6 +25,7 @@ from din_extproc.flow.pipeline import decide
 from din_extproc.flow.pool_membership import PoolMembership
 from din_extproc.flow.queueing import QueueFull
 from din_extproc.health.breaker import BreakerEvent, BreakerEventKind
+from din_extproc.health.exchanges import classify_attempt, classify_exchange
 from din_extproc.health.registry import BreakerRegistry, BreakerSet
 from din_extproc.schedule.load import LoadModel
 from din_extproc.schedule.pace import NodePaces
@@ -34,7 +34,6 @@ from din_extproc.tools.simulate.traffic import Arrival
 from din_extproc.tools.virtual_time import LEASE_MS, Pause, VirtualClock, VirtualLedger, resume, run_now
 
 _SPREAD = 0x9E3779B97F4A7C15
-_FAULTS = frozenset({Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT, Outcome.UPSTREAM_TRUNCATED})
 
 PendingDecision = Coroutine[Any, Any, Decision | Refusal]
 
@@ -152,14 +151,16 @@ class SimulatedReplica:
         self._paces.learn(record, now)
         if record.outcome is Outcome.COMPLETED:
             self._outputs.learn(record.tenant, record.model, record.usage.completion_tokens)
+            self._doubts.discard(record.node_id)
         if self._plan.breaker:
-            self._judge(record, now)
+            events = classify_exchange(record, now, attempts_reported=True, longest_open_s=self._plan.longest_open_s)
+            self._stirred |= self.board.on_exchange(record, events)
 
-    def failed(self, node: Node, began: float, now: float, reason: str) -> None:
-        """A try at one node failed."""
-        self._doubts.add(node.id)
+    def attempt_failed(self, attempt: FailedAttempt, now: float) -> None:
+        """Feed the node's breaker with a failed attempt."""
+        self._doubts.add(attempt.node_id)
         if self._plan.breaker:
-            self._hear(self.board.nodes, node.id, BreakerEvent(BreakerEventKind.FAILED, now, began, reason))
+            self._hear(self.board.nodes, attempt.node_id, classify_attempt(attempt, now))
 
     def probed(self, node_id: str, now: float, *, ok: bool) -> None:
         """A node was asked for a token."""
@@ -204,15 +205,3 @@ class SimulatedReplica:
 
     def _hear(self, breakers: BreakerSet, name: str, heard: BreakerEvent) -> None:
         self._stirred |= breakers.on_event(name, heard)
-
-    def _judge(self, record: ExchangeRecord, now: float) -> None:
-        began = record.started_at
-        if record.outcome is Outcome.COMPLETED:
-            good = BreakerEvent(BreakerEventKind.SUCCEEDED, now, began)
-            self._doubts.discard(record.node_id)
-            self._hear(self.board.nodes, record.node_id, good)
-            self._hear(self.board.pools, record.pool, good)
-        elif record.outcome in _FAULTS:
-            self._hear(self.board.pools, record.pool, BreakerEvent(BreakerEventKind.FAILED, now, began, record.outcome.value))
-        if record.moved_from:
-            self._hear(self.board.pools, record.moved_from, BreakerEvent(BreakerEventKind.FAILED, now, began, "moved in flight"))

@@ -169,6 +169,7 @@ class _Scene(Struct, frozen=True):
             kinds=kinds,
             node_policies={node_id: select_strictest(found) for node_id, found in policies.items()},
             pool_policies={pool.name: health.pool_policy(pool) for pool in pools},
+            longest_open_s=health.longest_open_s,
             breaker=health.breaker,
             probes=None if health.probe is None else ProbePlan(health.probe.every_s, health.probe.timeout_s),
             half_lives_s=half_lives_s(settings),

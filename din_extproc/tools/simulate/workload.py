@@ -154,6 +154,7 @@ class FailureSection(Section):
     for_s: _Number
     factor: Annotated[float, Field(strict=False, ge=1, le=1e6)] = 4.0
     share: _Share = 1.0
+    retry_after_s: Annotated[int, Field(ge=1)] = 1
 
 
 class SloSection(Section):
@@ -242,7 +243,15 @@ def load_workload(
         kinds=config.nodes,
         sources=sources,
         failures=tuple(
-            PlannedFailure(node=each.node, kind=each.kind, at_s=each.at_s, for_s=each.for_s, factor=each.factor, share=each.share)
+            PlannedFailure(
+                node=each.node,
+                kind=each.kind,
+                at_s=each.at_s,
+                for_s=each.for_s,
+                factor=each.factor,
+                share=each.share,
+                retry_after_s=each.retry_after_s,
+            )
             for each in config.failures
         ),
         slo=Slo(**config.slo.model_dump()),

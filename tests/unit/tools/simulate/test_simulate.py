@@ -132,6 +132,23 @@ def test_requests_whose_pool_answers_with_errors_move_in_flight_where_envoy_may_
     assert stayed.outcomes.failed["upstream_error"] > 0.3 * stayed.outcomes.sources["light"].requests
 
 
+def test_a_node_that_is_busy_is_left_alone_for_as_long_as_it_asks(desk: Desk) -> None:
+    busy = [{"node": "s1", "kind": "busy", "at_s": 10, "for_s": 100, "retry_after_s": 5}]
+    on, off = (
+        desk.outcomes({"health": {"breaker": breaker, "probe": False}}, {"failures": busy}).failed["upstream_busy"]
+        for breaker in (True, False)
+    )
+    assert 10 <= on <= 40, "one request after each pause of five seconds"
+    assert off > 2 * on
+
+
+def test_the_timeout_of_a_whole_request_opens_no_breaker(desk: Desk) -> None:
+    pools = {**CONFIG["pools"], "small": {**CONFIG["pools"]["small"], "timeouts": {"total_s": 0.2}}}
+    found = desk.outcomes({"pools": pools})
+    assert found.failed["upstream_timeout"] > 100
+    assert found.breakers_opened == 0
+
+
 def test_probes_let_a_node_come_back_that_no_request_asks(desk: Desk) -> None:
     failures = [{"node": "s1", "kind": "errors", "at_s": 10, "for_s": 20}]
     for probe, opened in (({"every_s": 1, "timeout_s": 1}, True), (False, True)):
