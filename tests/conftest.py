@@ -1,14 +1,21 @@
 """Fixtures that several folders share."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import settings
 
 from tests.support.servers import FLAVOURS, RedisServer
+from tests.support.waiting import VirtualLoop
 
 settings.register_profile("din", deadline=None)  # how long an example takes says more about the machine than about the code
 settings.load_profile("din")
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Choose the loop of a test: one with a clock that jumps if the test is marked with `virtual_time`, or else the usual one."""
+    return {"loop": VirtualLoop if item.get_closest_marker("virtual_time") else asyncio.new_event_loop}
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from din_extproc.edge.redis.prober import PROBER, ProberLease
 from din_extproc.edge.redis.subscription import ChannelSubscription
 from din_extproc.edge.redis.topology import carrier, locator
 from tests.support.servers import FLAVOURS, RedisServer
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module", params=FLAVOURS)
@@ -36,8 +37,7 @@ async def test_one_replica_of_all_asks_until_it_goes_or_falls_silent(link):
     assert not await two.take(60_000)
     await one.take(0)
     assert await two.take(50)
-    await asyncio.sleep(0.2)
-    assert await one.take(60_000)
+    await until(lambda: one.take(60_000))
     await one.take(0)
 
 

@@ -15,6 +15,7 @@ from din_extproc.domain.verdict import Send
 from din_extproc.edge.grpc import grpcio_server, h2_server, services
 from tests.support.fakes import FakeConductor, send_on
 from tests.support.peer import PROCESS, EnvoyPeer, message, play
+from tests.support.waiting import until
 
 TRANSPORTS = {"our wire": h2_server.H2Server, "grpcio": grpcio_server.GrpcioServer}
 EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -84,12 +85,6 @@ def rig(request):
             yield made
 
     return make
-
-
-async def until(condition):
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0.005)
 
 
 async def test_an_exchange_goes_through_over_tcp(rig):

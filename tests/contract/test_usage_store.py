@@ -1,7 +1,5 @@
 """Usage by day: counted from finished exchanges, added once on real Redis servers, read back whole."""
 
-import asyncio
-
 import pytest
 from msgspec.structs import replace
 
@@ -12,6 +10,7 @@ from din_extproc.observe.usage_book import UsageBook, UsageKey, UsageTotals
 from din_extproc.roles.serve.usage import UsageKeeper
 from tests.support.ledgers import linked
 from tests.support.servers import FLAVOURS, RedisServer
+from tests.support.waiting import until
 
 MIDNIGHT = 1_798_761_600.0
 """2027-01-01T00:00:00Z."""
@@ -80,9 +79,7 @@ async def test_usage_that_could_not_be_said_is_said_when_redis_is_back():
                 for _ in range(3):
                     keeper.finished(record())
                     await keeper.say()
-            async with asyncio.timeout(10):
-                while not link.state.up:  # noqa: ASYNC110 - what is waited for is another process's state
-                    await asyncio.sleep(0.02)
+            await until(lambda: link.state.up)
             for _ in range(2):
                 await keeper.say()
             (used,) = (await UsageStore(link, "").day("2026-12-31")).values()

@@ -20,6 +20,7 @@ from din_extproc.edge.redis.topology import locator
 from din_extproc.edge.redis.wakeup_channel import RedisWakeupChannel
 from tests.support.ledgers import linked
 from tests.support.servers import FLAVOURS
+from tests.support.waiting import LIMIT_S, until
 
 OWN = Budget("tenant", RateLimits(max_streams=1))
 COMMON = Budget("network", RateLimits(tpm=1000, max_streams=1), shared=True)
@@ -66,10 +67,7 @@ async def replicas(request, redis_servers, monkeypatch) -> AsyncIterator[tuple[R
 
 
 async def asked(replica: Replica) -> None:
-    async with asyncio.timeout(10):
-        while not await replica.link.call("EXISTS", "din:{t=finance}:waiting"):  # noqa: ASYNC110 - what is waited for is in Redis
-            await asyncio.sleep(0.005)
-    await asyncio.sleep(0.05)
+    await until(lambda: replica.link.call("EXISTS", "din:{t=finance}:waiting"))
 
 
 @pytest.mark.parametrize("end", ["release", "settle"])
@@ -82,7 +80,7 @@ async def test_what_one_replica_gives_back_wakes_whoever_waits_for_it_in_another
         await here.ledger.release("finance", "busy")
     else:
         await here.ledger.settle("finance", "busy", 10)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         assert isinstance(await waiting, Granted)
 
 
@@ -92,10 +90,9 @@ async def test_what_one_tenant_gives_back_of_what_all_share_wakes_another_tenant
     waiting = there.wait("next", "finance", OWN, COMMON)
     await asked(there)
     await here.ledger.settle("support", "busy", 10)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         assert isinstance(await waiting, Granted)
-        while not here.granted:  # noqa: ASYNC110 - told over Redis
-            await asyncio.sleep(0.005)
+        await until(lambda: here.granted)
     assert (here.granted, there.granted) == ([("finance", 10.0)], []), "the others hear of it, for the sake of weights"
 
 

@@ -12,18 +12,24 @@ from din_extproc.domain.request import Priority
 from din_extproc.domain.tenant import Budget, Queueing, RateLimits
 from din_extproc.edge.admission_queue import AdmissionQueue
 from din_extproc.edge.background import Background
-from din_extproc.edge.clock import SystemClock
 from din_extproc.flow.queueing import QueueFull
+from tests.support.waiting import turns, until
 
 ONE = (Budget("tenant", RateLimits(max_streams=1)),)
 PATIENT = Queueing(5000, 10, 1)
+
+pytestmark = pytest.mark.virtual_time
+
+
+def now_ms() -> int:
+    return round(asyncio.get_running_loop().time() * 1000)
 
 
 class Ringing(LocalLedger):
     """Counters that tell who waits of everything that comes back, as the scripts do; also the bell."""
 
     def __init__(self) -> None:
-        super().__init__(SystemClock.monotonic_ms)
+        super().__init__(now_ms)
         self.wanted: list[str] = []
         self.asked: list[str] = []
         self.gone = False
@@ -39,7 +45,7 @@ class Ringing(LocalLedger):
         self.asked.append(claim.request_id)
         if self.gone:
             raise LimitsUnavailable("gone")
-        await asyncio.sleep(0)
+        await turns()
         return await super().reserve(claim)
 
     async def release(self, tenant, request_id):
@@ -53,9 +59,7 @@ class Place:
     def __init__(self) -> None:
         self.ledger = Ringing()
         self.shared = True
-        self.room = AdmissionQueue(
-            self.ledger, self.ledger, lambda: self.shared, SystemClock.monotonic_ms, Background().start, QueueState(20, 5)
-        )
+        self.room = AdmissionQueue(self.ledger, self.ledger, lambda: self.shared, now_ms, Background().start, QueueState(20, 5))
         self.ledger.room = self.room
 
     def wait(self, name, patience_ms=5000, priority=Priority.STANDARD, queueing=PATIENT, tenant="t"):
@@ -72,12 +76,6 @@ async def place():
     assert isinstance(await made.ledger.reserve(claim("busy")), Granted)
     yield made
     await made.room.close()
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - what is waited for is anybody's state
-            await asyncio.sleep(0.002)
 
 
 async def test_a_slot_that_comes_back_is_taken_by_whoever_waits_first(place):
@@ -115,8 +113,8 @@ async def test_what_is_granted_to_nobody_any_more_is_given_back(place):
     leaver = place.wait("leaver")
     await until(lambda: "leaver" in place.ledger.asked)
     await place.ledger.release("t", "busy")
-    while len(place.room):  # noqa: ASYNC110 - turn by turn, so that it has not heard of it yet
-        await asyncio.sleep(0)
+    while len(place.room):  # turn by turn, so that it has not heard of it yet
+        await turns()
     leaver.cancel()  # it was granted, and has not heard of it
     with contextlib.suppress(asyncio.CancelledError):
         await leaver
@@ -125,7 +123,7 @@ async def test_what_is_granted_to_nobody_any_more_is_given_back(place):
 
 async def test_a_full_queue_turns_away_and_says_when_there_is_room(place):
     waiting = [place.wait(f"w{n}", 2000, queueing=Queueing(5000, 2, 1)) for n in range(2)]
-    await asyncio.sleep(0)
+    await turns()
     answer = await place.wait("third", queueing=Queueing(5000, 2, 1))
     assert isinstance(answer, QueueFull)
     assert 1 <= answer.place_in_ms <= 2000
@@ -137,10 +135,10 @@ async def test_a_full_queue_turns_away_and_says_when_there_is_room(place):
 async def test_tokens_that_refill_are_asked_for_when_they_are_there(place):
     budgets = (Budget("tenant", RateLimits(tpm=60_000)),)
     assert isinstance(await place.ledger.reserve(Claim("all", "u", budgets, 60_000, 1000)), Granted)
-    began = SystemClock.monotonic_ms()
+    began = now_ms()
     answer = await place.room.wait(Claim("some", "u", budgets, 200, 1000), Priority.STANDARD, PATIENT, 5000)
     assert isinstance(answer, Granted)
-    assert 150 <= SystemClock.monotonic_ms() - began <= 3000
+    assert 150 <= now_ms() - began <= 201
     assert place.ledger.asked.count("some") <= 4, "it is not asked for again and again"
 
 

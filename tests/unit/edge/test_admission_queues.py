@@ -13,6 +13,7 @@ from din_extproc.domain.request import Priority
 from din_extproc.domain.tenant import Budget, Queueing, RateLimits
 from din_extproc.edge.admission_queue import AdmissionQueue
 from din_extproc.edge.background import Background
+from tests.support.waiting import turns
 
 WEIGHTS = {"light": 1, "middle": 2, "heavy": 5}
 SLOTS = 8
@@ -43,7 +44,7 @@ class Remote(LocalLedger):
     """Counters that are not at once at hand."""
 
     async def reserve(self, claim):
-        await asyncio.sleep(0)
+        await turns()
         return await super().reserve(claim)
 
 
@@ -63,6 +64,7 @@ class Workers:
             self.rooms.append(bell.room)
         self.granted: Counter[str] = Counter()
         self.made = 0
+        self.enough = asyncio.Event()
 
     async def client(self, tenant: str) -> None:
         """Asks again as soon as it has its answer, wherever Envoy sends it."""
@@ -73,8 +75,9 @@ class Workers:
             answer = await room.wait(claim, Priority.STANDARD, Queueing(1 << 30, 1000, WEIGHTS[tenant]), 1 << 30)
             assert isinstance(answer, Granted)
             self.granted[tenant] += claim.tokens
-            for _ in range(self.chosen.randrange(1, 9)):
-                await asyncio.sleep(0)
+            if sum(self.granted.values()) >= EXCHANGES * 100:
+                self.enough.set()
+            await turns(self.chosen.randrange(1, 9))
             await self.ledger.settle(tenant, claim.request_id, claim.tokens)
             order = self.rooms if self.ring_order == "fixed" else self.chosen.sample(self.rooms, len(self.rooms))
             for each in order:
@@ -83,8 +86,7 @@ class Workers:
     async def run(self, clients: int) -> dict[str, float]:
         """The part of all tokens that each tenant got."""
         lanes = [asyncio.ensure_future(self.client(tenant)) for tenant in WEIGHTS for _ in range(clients)]
-        while sum(self.granted.values()) < EXCHANGES * 100:  # noqa: ASYNC110 - all of them together
-            await asyncio.sleep(0.005)
+        await self.enough.wait()
         for lane in lanes:
             lane.cancel()
         await asyncio.gather(*lanes, return_exceptions=True)

@@ -1,11 +1,11 @@
 """What runs beside requests: bursts that are worked off in turns of the loop."""
 
-import asyncio
 import logging
 
 import pytest
 
 from din_extproc.edge.background import Background
+from tests.support.waiting import turns
 
 
 async def test_a_burst_is_worked_off_in_turns_between_which_others_run() -> None:
@@ -14,7 +14,7 @@ async def test_a_burst_is_worked_off_in_turns_between_which_others_run() -> None
     assert 0 < len(done) < 50
     while len(done) < 50:
         seen_between.append(len(done))
-        await asyncio.sleep(0)
+        await turns()
     assert done == list(range(50))
     assert len(seen_between) > 5
     await background.quiet(1)

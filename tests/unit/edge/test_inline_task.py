@@ -6,6 +6,7 @@ import gc
 import pytest
 
 from din_extproc.edge.inline_task import InlineTask
+from tests.support.waiting import let_pass, turns, until
 
 
 class Told:
@@ -22,11 +23,6 @@ class Told:
 @pytest.fixture
 def told():
     return Told()
-
-
-async def turns(count=3):
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 async def test_a_coroutine_that_never_waits_is_done_before_drive_returns(told):
@@ -66,10 +62,10 @@ async def test_a_coroutine_goes_on_when_what_it_waits_for_is_there(told):
 
     told.drive(wait())
     first.set_result(1)
-    await turns()
+    await turns(3)
     assert told.results == []
     second.set_result(2)
-    await turns()
+    await turns(3)
     assert told.results == [3]
 
 
@@ -84,7 +80,7 @@ async def test_an_error_of_what_it_waits_for_is_raised_inside(told):
 
     told.drive(wait())
     future.set_exception(KeyError("x"))
-    await turns()
+    await turns(3)
     assert told.results == ["caught"]
 
 
@@ -93,28 +89,28 @@ async def test_a_bare_yield_gives_others_their_turn(told):
 
     async def polite():
         order.append("before")
-        await asyncio.sleep(0)
+        await turns()
         order.append("after")
         return "done"
 
     told.drive(polite())
     order.append("other")
-    await turns()
+    await turns(3)
     assert order == ["before", "other", "after"]
     assert told.results == ["done"]
 
 
+@pytest.mark.virtual_time
 async def test_tasks_and_timers_can_be_waited_for(told):
     async def work():
-        await asyncio.sleep(0.001)
+        await let_pass(10)
         return "slept"
 
     async def wait():
-        return await asyncio.ensure_future(work()), await asyncio.wait_for(work(), 5)
+        return await asyncio.ensure_future(work()), await asyncio.wait_for(work(), 20)
 
     told.drive(wait())
-    while not told.results:  # noqa: ASYNC110 - turns are what is driven
-        await asyncio.sleep(0)
+    await until(lambda: told.results)
     assert told.results == [("slept", "slept")]
 
 
@@ -134,17 +130,17 @@ async def test_cancel_is_heard_at_once_and_what_was_waited_for_is_cancelled(told
     assert heard == [True]
     assert future.cancelled()
     assert isinstance(told.errors[0], asyncio.CancelledError)
-    await turns()
+    await turns(3)
     assert (len(told.errors), told.results) == (1, [])
 
 
 async def test_cancel_during_a_bare_yield_is_heard_once(told):
     async def polite():
-        await asyncio.sleep(0)
+        await turns()
         return "done"
 
     told.drive(polite()).cancel()
-    await turns()
+    await turns(3)
     assert told.results == []
     assert len(told.errors) == 1
 
@@ -158,7 +154,7 @@ async def test_cancel_beats_a_result_that_has_not_been_delivered(told):
     drive = told.drive(wait())
     future.set_result("late")
     drive.cancel()
-    await turns()
+    await turns(3)
     assert told.results == []
     assert isinstance(told.errors[0], asyncio.CancelledError)
 
@@ -177,7 +173,7 @@ async def test_a_cancelled_coroutine_may_still_wait_to_tidy_up(told):
     drive.cancel()
     assert told.errors == []
     second.set_result("tidy")
-    await turns()
+    await turns(3)
     assert tidied == ["tidy"]
     assert isinstance(told.errors[0], asyncio.CancelledError)
 
@@ -198,12 +194,12 @@ async def test_cancel_from_inside_is_heard_at_the_next_wait(told):
     future = asyncio.get_running_loop().create_future()
 
     async def suicidal():
-        await asyncio.sleep(0)
+        await turns()
         drives[0].cancel()
         await future
 
     drives.append(told.drive(suicidal()))
-    await turns()
+    await turns(3)
     assert isinstance(told.errors[0], asyncio.CancelledError)
     assert future.cancelled()
 
@@ -246,11 +242,11 @@ async def test_a_drive_that_has_ended_keeps_nothing_alive(told):
         pass
 
     async def hold(weight):
-        await asyncio.sleep(0)
+        await turns()
         return type(weight).__name__
 
     kept = [told.drive(hold(Weighty())) for _ in range(10)]
-    await turns()
+    await turns(3)
     assert told.results == ["Weighty"] * 10
     gc.collect()
     assert not [item for item in gc.get_objects() if isinstance(item, Weighty)]

@@ -8,9 +8,11 @@ import ssl
 import pytest
 import uvloop
 
+from din_extproc.edge import tls_listener
 from din_extproc.edge.tls import ServerFiles, server_context
 from din_extproc.edge.tls_listener import TlsListener
 from tests.support.certificates import Authority
+from tests.support.waiting import until
 
 
 class Inside(asyncio.Protocol):
@@ -32,24 +34,34 @@ async def crowded(context: ssl.SSLContext, trusting: ssl.SSLContext) -> None:
     port = await door.open("127.0.0.1", 0)
     silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(40)]
     try:
-        async with asyncio.timeout(8):  # less than a handshake may take
-            assert await greeted(port, trusting) == b"hello"
-            for reader, _ in silent[:30]:
-                with contextlib.suppress(ConnectionError):
-                    assert await reader.read() == b""
-            assert await greeted(port, trusting) == b"hello"
+        assert await greeted(port, trusting) == b"hello"
+        for reader, _ in silent[:30]:
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+        assert await greeted(port, trusting) == b"hello"
         door.close()
-        await asyncio.sleep(0.05)
-        with pytest.raises(ConnectionRefusedError):
-            await greeted(port, trusting)
+        await until(lambda: refused(port))
     finally:
         for _, writer in silent:
             writer.close()
-        await asyncio.sleep(0.05)
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+async def refused(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except ConnectionRefusedError:
+        return True
+    except ConnectionResetError:  # it was in the backlog when the port closed
+        return False
+    writer.transport.abort()
+    return False
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_however_many_stand_in_the_doorway_a_newcomer_gets_in_at_once(tmp_path, run):
+def test_however_many_stand_in_the_doorway_a_newcomer_gets_in_at_once(tmp_path, run, monkeypatch):
+    monkeypatch.setattr(tls_listener, "HANDSHAKE_S", 3600.0)
     authority = Authority(tmp_path)
     context = server_context(ServerFiles(**authority.issue("port", "localhost")), ())
     run(crowded(context, authority.client()))

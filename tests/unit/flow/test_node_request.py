@@ -10,6 +10,7 @@ from din_extproc.domain.request import RequestHead
 from din_extproc.domain.verdict import ImmediateResponse, Send
 from din_extproc.flow.node_request import NodeHandlerFactory
 from din_extproc.flow.trace import TraceIds
+from tests.support.waiting import turns
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}],"max_tokens":8}'
 TRACE = "0123456789abcdef"
@@ -116,7 +117,7 @@ async def test_a_request_waits_for_its_batch_with_the_tokens_of_its_prompt():
     desk = desk_of(gate)
     flow = desk.begin()
     task = asyncio.create_task(flow.decide(RequestHead("POST", "/v1/chat/completions", {"x-din-trace-id": TRACE}), BODY))
-    await asyncio.sleep(0)
+    await turns()
     assert not task.done()
     assert desk.in_flight == 1
     assert 0 < gate.tokens[0] < 30
@@ -128,7 +129,7 @@ async def test_a_client_that_leaves_the_batch_is_no_longer_in_flight():
     desk = desk_of(FakeGate())
     flow = desk.begin()
     task = asyncio.create_task(flow.decide(RequestHead("POST", "/v1/chat/completions", {"x-din-trace-id": TRACE}), BODY))
-    await asyncio.sleep(0)
+    await turns()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

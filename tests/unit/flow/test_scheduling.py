@@ -1,6 +1,5 @@
 """What scheduling adds to a verdict: timeouts, the long tail's refusal, and lessons about nodes."""
 
-import asyncio
 import json
 
 import pytest
@@ -15,6 +14,7 @@ from din_extproc.edge.telemetry.counters import DecisionCounters
 from din_extproc.roles.serve.request_plane import RequestPlane
 from din_extproc.settings.load import load
 from tests.support.stack import key_of, node, tenant
+from tests.support.waiting import turns
 
 TIMEOUT = "x-envoy-upstream-rq-timeout-ms"
 CONFIG = {
@@ -69,7 +69,7 @@ async def test_without_a_slot_for_long_requests_one_is_refused_and_pays_nothing_
     assert isinstance(refused, ImmediateResponse)
     assert json.loads(refused.body)["code"] == "insufficient_gpu_capacity"
     assert int(dict(refused.headers)["retry-after"]) >= 1
-    await asyncio.sleep(0)
+    await turns()
     _, short = await decide(plane)
     assert isinstance(short, Send)
     left = int(dict(short.response_headers)["x-ratelimit-remaining-tokens"])

@@ -11,6 +11,7 @@ from din_extproc.domain.tenant import Budget, RateLimits
 from din_extproc.domain.usage import ExchangeRecord, Outcome, Tags, Usage
 from din_extproc.flow.settlement import SettlementService
 from tests.support.fakes import BrokenLedger, FakeSchool
+from tests.support.waiting import turns
 
 RECORD = ExchangeRecord(
     request_id="r-1",
@@ -129,7 +130,7 @@ async def test_a_record_outlives_the_cancellation_of_its_settlement() -> None:
     school = FakeSchool()
     settler = SettlementService(Stuck(), school, school, school)
     task = asyncio.create_task(settler.settle(RECORD))
-    await asyncio.sleep(0)
+    await turns()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

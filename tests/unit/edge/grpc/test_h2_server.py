@@ -17,6 +17,7 @@ from din_extproc.wire.limits import WireLimits, limits_for
 from tests.support.fakes import FakeConductor
 from tests.support.frame_peer import HELLO, data, message, opening, split
 from tests.support.peer import message as extproc_message
+from tests.support.waiting import turns, until
 
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 
@@ -126,12 +127,6 @@ async def counted(server, client):
 
 def call(stream_id, **changed):
     return opening(stream_id, path="/test.Echo/Call", **changed)
-
-
-async def until(condition):
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0.005)
 
 
 async def test_a_method_that_raises_fails_its_call_tells_the_operator_and_spares_the_others():
@@ -263,14 +258,14 @@ async def test_an_open_stream_costs_no_more_than_6000_bytes():
         head = message(extproc_message("request_headers", {":method": "POST", ":path": "/v1/chat/completions"}))
         parts = [opening(2 * at + 1, path=PROCESS) + data(2 * at + 1, head) for at in range(count)]
         connection.data_received(b"".join(parts[:10]))
-        await asyncio.sleep(0)
+        await turns()
         gc.collect()
         tracemalloc.start()
         try:
             before = tracemalloc.get_traced_memory()[0]
             for part in parts[10:]:
                 connection.data_received(part)
-            await asyncio.sleep(0)
+            await turns()
             gc.collect()
             each = (tracemalloc.get_traced_memory()[0] - before) / (count - 10)
         finally:
@@ -296,7 +291,7 @@ async def test_calls_that_end_in_any_way_leave_nothing_for_the_garbage_collector
                 connection.data_received(opening(at + 2, path=PROCESS) + data(at + 2, head, end=True))
                 connection.data_received(opening(at + 4, path=PROCESS) + data(at + 4, message(b"no protobuf")))
                 connection.data_received(opening(at + 6, path=PROCESS) + data(at + 6, b"\1\0\0\0\0"))
-                await asyncio.sleep(0)
+                await turns()
             left = [thing for thing in gc.get_objects() if type(thing) is GrpcCall]
         finally:
             gc.enable()

@@ -14,6 +14,7 @@ from din_extproc.domain.verdict import ImmediateResponse, Send
 from din_extproc.edge.grpc.session import INTERNAL, INVALID_ARGUMENT, ExtProcSession
 from tests.support.fakes import FakeConductor, FakeSink, send_on
 from tests.support.peer import EnvoyPeer, message
+from tests.support.waiting import turns, until
 
 HEADS = message("request_headers", {":method": "POST", ":path": "/v1/chat/completions"})
 BODY = message("request_body", body=b"{}", end=True)
@@ -79,15 +80,14 @@ async def test_a_request_without_a_body_is_answered_from_its_head():
 @pytest.mark.parametrize("error", [RuntimeError("secret"), KeyError("x"), RecursionError(), asyncio.CancelledError(), TimeoutError()])
 async def test_any_fault_in_the_decision_is_answered_with_a_body(body, error):
     async def decide(_head, _body):
-        await asyncio.sleep(0)
+        await turns()
         raise error
 
     session, sink, flow = opened(decide)
     peer = EnvoyPeer(body=body)
     for data in peer.messages():
         session.message(data)
-        while not sink.sent:  # noqa: ASYNC110 - the decision takes a turn
-            await asyncio.sleep(0)
+        await until(lambda: sink.sent)
         peer.reply(sink.sent.pop(0))
     session.ended(cancelled=False)
     assert peer.answered.status == 500
@@ -145,7 +145,7 @@ async def test_an_end_said_twice_is_decided_once():
         session.message(data)
     assert len(sink.sent) == 1
     gate.set_result(None)
-    await asyncio.sleep(0)
+    await turns()
     session.message(BODY)
     kinds = [ProcessingResponse.FromString(data).WhichOneof("response") for data in sink.sent]
     assert kinds == ["request_headers", "request_body", "request_body", "request_body"]

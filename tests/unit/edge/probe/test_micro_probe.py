@@ -1,6 +1,5 @@
 """One-token questions to modelled engines that are well, stuck, broken or of another kind."""
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -14,6 +13,7 @@ from din_extproc.edge.probe.micro_probe import MicroProbe, ProbeTarget
 from din_extproc.tools.engine_model.faults import parse_faults
 from din_extproc.tools.engine_sim.main import EngineSimOptions, build
 from din_extproc.tools.engine_sim.server import EngineServer
+from tests.support.waiting import turns
 
 
 @pytest.fixture
@@ -80,4 +80,4 @@ async def test_engines_that_don_t_generate_are_asked_for_what_they_do(kind):
         assert (await ask(port, kind)).ok is True
     finally:
         await server.stop()
-    await asyncio.sleep(0)
+    await turns()

@@ -7,6 +7,9 @@ import pytest
 from din_extproc.domain.node import Endpoint, Node
 from din_extproc.edge.probe.scrape import Scraper, ScrapeTarget
 from tests.support.fakes import FakeEngine
+from tests.support.waiting import let_pass, turns
+
+pytestmark = pytest.mark.virtual_time
 
 
 def node_at(port, host="127.0.0.1"):
@@ -35,7 +38,7 @@ class Heard:
         self.more.set()
 
     async def until(self, holds):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(3600):
             while not holds():
                 self.more.clear()
                 await self.more.wait()
@@ -71,7 +74,7 @@ async def test_a_node_that_is_gone_says_nothing_and_is_asked_again(engine):
     scraper = Scraper(heard)
     await engine.stop()
     scraper.use([ScrapeTarget.of(node_at(engine.port), "vllm")], 0.02)
-    await asyncio.sleep(0.05)
+    await let_pass(60)
     assert heard.count == 0
     await engine.start()
     await heard.until(lambda: heard.count)
@@ -82,7 +85,7 @@ async def test_an_engine_that_does_not_tell_is_no_reading(engine):
     heard = Heard()
     scraper = Scraper(heard)
     scraper.use([ScrapeTarget.of(node_at(engine.port), "llamacpp"), ScrapeTarget.of(node_at(engine.port), "ollama")], 0.02)
-    await asyncio.sleep(0.1)
+    await let_pass(60)
     await scraper.stop()
     assert heard.count == 0
 
@@ -96,9 +99,9 @@ async def test_a_node_that_left_the_configuration_is_not_asked_any_more(engine):
     scraper.use([target], 0.02)
     await heard.until(lambda: heard.count >= 2)
     scraper.use([], 0.02)
-    await asyncio.sleep(0)
+    await turns()
     before = heard.count
-    await asyncio.sleep(0.1)
+    await let_pass(60)
     assert heard.count == before
     await scraper.stop()
 

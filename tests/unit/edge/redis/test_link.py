@@ -12,6 +12,7 @@ from din_extproc.edge.redis.link import Link
 from din_extproc.edge.turn import AT_ONCE
 from tests.support.ledgers import linked
 from tests.support.servers import FLAVOURS, RedisServer, free_port
+from tests.support.waiting import turns, until
 
 ECHO = LuaScript(b"return ARGV[1]")
 
@@ -109,7 +110,7 @@ async def test_answers_that_come_in_a_burst_are_told_in_several_turns_in_their_o
     told = []
     while not all(answer.done() for answer in answers):
         told.append([answer.result() for answer in answers if answer.done()])
-        await asyncio.sleep(0)
+        await turns()
     assert told == [[*range(AT_ONCE)], [*range(2 * AT_ONCE)]]
     assert [answer.result() for answer in answers] == [*range(3 * AT_ONCE)]
     connection.drop("done")
@@ -121,8 +122,7 @@ async def test_answers_that_have_come_are_told_although_the_connection_breaks_or
         connection.data_received(b":1\r\n" * (3 * AT_ONCE - 1))
         end(connection)
         end(connection)
-        for _ in range(10):
-            await asyncio.sleep(0)
+        await turns(10)
         assert [answer.result() for answer in answers[:-1]] == [1] * (3 * AT_ONCE - 1)
         connection.drop("done")
         assert isinstance(answers[-1].exception(), CommandUnanswered)
@@ -130,7 +130,7 @@ async def test_answers_that_have_come_are_told_although_the_connection_breaks_or
 
 async def test_what_is_asked_in_one_turn_of_the_loop_leaves_in_one_write():
     connection, writes, answers = asked(3)
-    await asyncio.sleep(0)
+    await turns()
     assert writes == [b"*1\r\n$4\r\nPING\r\n" * 3]
     for byte in b"+PONG\r\n:1\r\n$2\r\nab\r\n":
         connection.data_received(bytes((byte,)))
@@ -330,6 +330,11 @@ async def test_a_broken_connection_fails_those_who_wait_as_unanswered():
     with RedisServer() as server:
         async with linked(server.url) as link, linked(server.unix_url) as admin:
             blocked = link.call("BLPOP", "never", 0)
+            await until(lambda: _waits(admin))
             await admin.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
             with pytest.raises(CommandUnanswered):
                 await blocked
+
+
+async def _waits(admin):
+    return b"blocked_clients:1\r\n" in await admin.call("INFO", "clients")

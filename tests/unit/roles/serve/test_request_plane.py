@@ -8,6 +8,7 @@ from din_extproc.edge.telemetry.counters import DecisionCounters
 from din_extproc.roles.serve.request_plane import RequestPlane
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
+from tests.support.waiting import turns
 
 EXAMPLE = Path(__file__).parents[4] / "envoy" / "din.yaml"
 
@@ -39,7 +40,7 @@ async def test_thousands_of_leases_are_renewed_a_few_at_a_time() -> None:
     held = [f"r-{number}" for number in range(2000)]
     plane.desk.live.update(dict.fromkeys(held, "acme"))
     renewing = asyncio.ensure_future(plane._renew())
-    await asyncio.sleep(0)
+    await turns()
     for ended in held[1000:1100]:
         del plane.desk.live[ended]
     await renewing

@@ -5,19 +5,19 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from din_extproc.tools.demo.processes import ChildFailed, Children, accepts, accepts_unix, free_ports, serves
+from tests.support.waiting import eventually, turns, until
 
-SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+SLEEP = [sys.executable, "-c", "import signal; signal.pause()"]
 DEAF = [
     sys.executable,
     "-c",
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)",
+    "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); signal.pause()",
 ]
 
 
@@ -27,13 +27,6 @@ async def at_once() -> bool:
 
 def alive(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
-def until(condition, seconds: float = 10.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to be"
-        time.sleep(0.02)
 
 
 async def test_a_child_is_waited_for_until_it_serves(tmp_path):
@@ -81,7 +74,7 @@ async def test_the_first_death_is_told_apart(tmp_path):
         await children.start("stays", SLEEP, ready=at_once)
         mortal = await children.start("dies", SLEEP, ready=at_once)
         death = asyncio.ensure_future(children.first_death())
-        await asyncio.sleep(0.05)
+        await turns(5)
         os.kill(mortal.pid, signal.SIGKILL)
         assert await death is mortal
         assert "dies ended with exit code -9" in str(mortal.failure(f"ended with exit code {mortal.exit_code}"))
@@ -94,7 +87,7 @@ async def test_a_child_stopped_on_purpose_is_no_death(tmp_path):
         death = asyncio.ensure_future(children.first_death())
         await children.stop(leaves)
         assert not alive(leaves.pid)
-        await asyncio.sleep(0.1)
+        await turns(20)
         assert not death.done()
         death.cancel()
 
@@ -102,18 +95,18 @@ async def test_a_child_stopped_on_purpose_is_no_death(tmp_path):
 async def test_a_child_that_does_not_listen_is_ended_all_the_same(tmp_path):
     async with Children(tmp_path) as children:
         child = await children.start("deaf", DEAF, ready=at_once)
-        await asyncio.to_thread(until, lambda: "deaf" in child.log.read_text())
+        await until(lambda: "deaf" in child.log.read_text())
         await child.stop(grace_s=0.1)
         assert child.exit_code == -signal.SIGKILL
 
 
 async def test_what_a_child_has_started_goes_with_it(tmp_path):
-    program = f"import subprocess, time; print(subprocess.Popen({SLEEP!r}).pid, flush=True); time.sleep(60)"
+    program = f"import signal, subprocess; print(subprocess.Popen({SLEEP!r}).pid, flush=True); signal.pause()"
     async with Children(tmp_path) as children:
         child = await children.start("parent", [sys.executable, "-c", program], ready=at_once)
-        await asyncio.to_thread(until, lambda: child.log.read_text().strip())
+        await until(lambda: child.log.read_text().strip())
         grandchild = int(child.log.read_text())
-    await asyncio.to_thread(until, lambda: not alive(grandchild))
+    await until(lambda: not alive(grandchild))
 
 
 def test_children_end_when_we_are_killed(tmp_path):
@@ -126,7 +119,7 @@ async def main():
     async with Children(Path({str(tmp_path)!r})) as children:
         child = await children.start("orphan", {SLEEP!r}, ready=ready)
         print(child.pid, flush=True)
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
 asyncio.run(main())
 """
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=Path(__file__).parents[4])
@@ -134,4 +127,4 @@ asyncio.run(main())
         child = int(parent.stdout.readline())
         assert alive(child)
         parent.kill()
-    until(lambda: not alive(child))
+    eventually(lambda: not alive(child))

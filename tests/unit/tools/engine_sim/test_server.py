@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from tests.support.servers import EngineSim
+from tests.support.waiting import eventually
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 6, "ignore_eos": True}
@@ -48,13 +49,6 @@ def datas(body: bytes) -> list[str]:
 
 def contents(body: bytes) -> int:
     return sum(1 for data in datas(body) if '"delta":{"content":' in data)
-
-
-def until(condition, seconds: float = 10.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to be"
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +91,7 @@ def test_a_reset_comes_before_the_first_byte_or_after_so_many_tokens(engine):
             got.extend(iter(lambda: raw.recv(65536), None))
     # RST drops what the kernel has not sent yet: the last tokens may or may not have come.
     assert b"".join(got).count(b'"delta":{"content":') <= 3
-    until(lambda: engine.gauge("num_requests_running") == 0)
+    eventually(lambda: engine.gauge("num_requests_running") == 0)
 
 
 def test_a_stream_can_be_truncated_without_its_end_marker(engine):
@@ -149,7 +143,7 @@ def test_a_stalled_engine_accepts_says_nothing_and_looks_healthy(engine):
         with pytest.raises(TimeoutError):
             connection.getresponse()
     assert engine.ask("GET", "/health") == b""
-    until(lambda: engine.seen()[1][-1]["outcome"] == "aborted")
+    eventually(lambda: engine.seen()[1][-1]["outcome"] == "aborted")
 
 
 def test_a_stream_can_go_silent_after_some_tokens(engine):
@@ -183,11 +177,11 @@ def test_a_client_that_leaves_frees_its_slot_at_once(engine):
     connections = [http.client.HTTPConnection("127.0.0.1", engine.port, timeout=10) for _ in range(10)]
     for connection in connections:
         connection.request("POST", CHAT, json.dumps(long), {"content-type": "application/json"})
-    until(lambda: (engine.gauge("num_requests_running"), engine.gauge("num_requests_waiting")) == (8, 2))
+    eventually(lambda: (engine.gauge("num_requests_running"), engine.gauge("num_requests_waiting")) == (8, 2))
     # One that waits, one that runs, and the rest: whatever they were doing, nothing of them stays.
     for connection in connections:
         connection.sock.close()
-    until(lambda: (engine.gauge("num_requests_running"), engine.gauge("num_requests_waiting")) == (0, 0))
+    eventually(lambda: (engine.gauge("num_requests_running"), engine.gauge("num_requests_waiting")) == (0, 0))
     totals, records = engine.seen()
     assert totals["aborted"] == 10
     assert all(record["completion_tokens"] < 4000 and record["ended"] is not None for record in records)
@@ -197,10 +191,10 @@ def test_a_client_that_leaves_frees_its_slot_at_once(engine):
 def test_a_client_that_resets_a_whole_answer_frees_its_slot_too(engine):
     connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=10)
     connection.request("POST", CHAT, json.dumps({**BODY, "max_tokens": 4000}), {"content-type": "application/json"})
-    until(lambda: engine.gauge("num_requests_running") == 1)
+    eventually(lambda: engine.gauge("num_requests_running") == 1)
     connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
-    until(lambda: engine.gauge("num_requests_running") == 0)
+    eventually(lambda: engine.gauge("num_requests_running") == 0)
 
 
 def test_the_record_holds_what_was_sent_and_what_it_really_cost(engine):
@@ -236,7 +230,7 @@ def test_a_paused_engine_goes_on_where_it_was(engine):
     connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=10)
     with contextlib.closing(connection):
         connection.request("POST", CHAT, json.dumps({**STREAM, "max_tokens": 2000}), {"content-type": "application/json"})
-        until(lambda: engine.gauge("num_requests_running") == 1)
+        eventually(lambda: engine.gauge("num_requests_running") == 1)
         before = engine.seen()[1][-1]["completion_tokens"]
         os.kill(engine.pid, signal.SIGSTOP)
         time.sleep(1.5)
@@ -305,7 +299,7 @@ def test_a_stopped_engine_tells_its_streams_that_they_are_aborted():
         connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=10)
         with contextlib.closing(connection):
             connection.request("POST", CHAT, json.dumps({**STREAM, "max_tokens": 2000}), {"content-type": "application/json"})
-            until(lambda: engine.gauge("num_requests_running") == 1)
+            eventually(lambda: engine.gauge("num_requests_running") == 1)
             engine.process.terminate()
             body = connection.getresponse().read()
         assert b'"finish_reason":"abort"' in body
