@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -17,9 +18,12 @@ from din_extproc.registry.claims import CatalogEntry
 from din_extproc.registry.row import DenialReason, NodeRecord, RegistryDenial
 from din_extproc.registry.table import NodeEventKind, NodeTable
 from tests.support.servers import FLAVOURS, RedisServer
+from tests.support.waiting import repeatedly, until
 
 POOL = Pool(name="chat", model="m", served_model="m", engine="vllm", scheduler="round_robin", nodes=())
-DEAD_AFTER_S = 0.5
+LIVES_S = 3600.0
+SOON_S = 0.05
+"""How long a node lives without another word: for ever, unless a test lets it die."""
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +64,14 @@ def ready(sequence: int, **fields) -> Heartbeat:
 
 
 @contextlib.asynccontextmanager
-async def replica(server: RedisServer, network: str, *, listens: bool = True) -> AsyncIterator[Registrar]:
-    link = carrier(server.url, NODE_SCRIPTS, timeout_ms=300)
+async def replica(server: RedisServer, network: str, *, listens: bool = True, timeout_ms: int = 5000) -> AsyncIterator[Registrar]:
+    link = carrier(server.url, NODE_SCRIPTS, timeout_ms=timeout_ms)
     store = NodeStore(link, network)
-    registrar = Registrar(NodeTable((POOL,), {}), store, network="", heartbeat_s=0.1, dead_after_s=DEAD_AFTER_S)
+    registrar = Registrar(NodeTable((POOL,), {}), store, network="", heartbeat_s=0.1, dead_after_s=LIVES_S)
     registrar.events = []
     registrar.watchers.add(registrar.events.extend)
     await link.start()
-    tasks = [asyncio.create_task(_tend(registrar))]
+    tasks = [asyncio.create_task(repeatedly(lambda: _tend(registrar)))]
     if listens:
         began = asyncio.Event()
 
@@ -76,7 +80,7 @@ async def replica(server: RedisServer, network: str, *, listens: bool = True) ->
             began.set()
 
         tasks.append(asyncio.create_task(ChannelSubscription(locator(server.url), store.channel, registrar.heard, begin).run()))
-        await asyncio.wait_for(began.wait(), 5)
+        await began.wait()
     await registrar.sync()
     try:
         yield registrar
@@ -88,19 +92,16 @@ async def replica(server: RedisServer, network: str, *, listens: bool = True) ->
 
 
 async def _tend(registrar: Registrar) -> None:
-    while True:
-        await asyncio.sleep(0.03)
-        await registrar.sync()
-        await registrar.sweep()
+    await registrar.sync()
+    await registrar.sweep()
 
 
-async def until(holds, what: str, seconds: float = 5.0) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            while not holds():  # noqa: ASYNC110 - what is waited for has no event
-                await asyncio.sleep(0.005)
-            return
-    raise AssertionError(f"never happened: {what}")
+@contextlib.contextmanager
+def dying(registrar: Registrar) -> Iterator[None]:
+    """Whom this replica hears of meanwhile is not heard of again in time."""
+    registrar.dead_after_s = SOON_S
+    yield
+    registrar.dead_after_s = LIVES_S
 
 
 def routed(registrar: Registrar) -> set[str]:
@@ -133,6 +134,8 @@ async def test_a_silent_node_dies_for_everybody_and_may_come_back(each_server, l
     async with replica(each_server, request.node.name) as one, replica(each_server, request.node.name, listens=listens) as two:
         lease = await join(one)
         await until(lambda: routed(two) == {"a"}, "joined")
+        with dying(one):
+            assert isinstance(await one.beat("a", lease, ready(8)), NodeRecord)
         await until(lambda: not routed(one) and not routed(two), "both give it up")
         assert two.events[-1].kind is NodeEventKind.LEFT
         assert "not heard of" in two.events[-1].reason
@@ -163,9 +166,12 @@ async def test_one_address_has_one_living_node_even_when_two_replicas_are_asked_
         assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Registered", "RegistryDenial"]
         loser = next(outcome for outcome in outcomes if isinstance(outcome, RegistryDenial))
         assert "has this address" in loser.reason
-        await asyncio.sleep(DEAD_AFTER_S)
+        winner = "ab"[outcomes.index(next(outcome for outcome in outcomes if isinstance(outcome, Registered)))]
+        with dying(one):
+            assert isinstance(await one.beat(winner, outcomes["ab".index(winner)].lease, ready(1)), NodeRecord)
         await until(lambda: not any(one.table.is_alive(name) for name in "ab"), "the first is dead")
-        assert isinstance(await one.register(registration("b", epoch=2)), Registered), "a dead node's address is free"
+        other = "b" if winner == "a" else "a"
+        assert isinstance(await one.register(registration(other, epoch=2)), Registered), "a dead node's address is free"
 
 
 async def test_two_registrations_of_one_id_leave_the_newest(server, request):
@@ -188,12 +194,13 @@ async def test_beats_at_two_replicas_at_once_all_count_or_are_told_why_not(serve
 
 async def test_while_redis_is_away_the_last_view_stays_and_is_called_stale(request):
     with RedisServer() as server:
-        async with replica(server, request.node.name) as one:
+        async with replica(server, request.node.name, timeout_ms=300) as one:
             lease = await join(one)
             with server.paused():
                 await until(lambda: one.table.stale, "it is noticed")
                 assert isinstance(await one.beat("a", lease, ready(2, waiting=3)), NodeRecord)
-                await asyncio.sleep(2 * DEAD_AFTER_S)
+                with dying(one):
+                    await one.sweep()
                 assert routed(one) == {"a"}
                 assert one.members()[0].stale
             await until(lambda: not one.table.stale, "it is back")
@@ -203,25 +210,23 @@ async def test_while_redis_is_away_the_last_view_stays_and_is_called_stale(reque
 
 async def test_a_registry_that_comes_back_empty_forgets_only_who_is_silent(request):
     with RedisServer() as server:
-        async with replica(server, request.node.name) as one, replica(server, request.node.name) as two:
+        async with replica(server, request.node.name, timeout_ms=300) as one, replica(server, request.node.name, timeout_ms=300) as two:
             lease = await join(one)
             await join(one, "silent", port=9000)
             await until(lambda: routed(two) == {"a", "silent"}, "both are known")
+            lost = max(row.revision for each in (one, two) for row in each.table.rows.values())
             server.restart()
-            sequence = 2
+            sequences = itertools.count(3)
 
-            async def beaten() -> None:
-                nonlocal sequence
-                for _ in range(round(4 * DEAD_AFTER_S / 0.1)):
-                    sequence += 1
-                    assert isinstance(await two.beat("a", lease, ready(sequence)), NodeRecord)
-                    await asyncio.sleep(0.1)
+            async def is_shared_again() -> bool:
+                assert isinstance(await two.beat("a", lease, ready(next(sequences))), NodeRecord)
+                return min(each.table.rows["a"].revision for each in (one, two)) > lost
 
-            beating = asyncio.create_task(beaten())
-            await until(lambda: routed(one) == {"a"} and routed(two) == {"a"}, "the silent one is given up, the other never", 10)
+            await until(is_shared_again, "the one that beats is in the new table")
+            with dying(one), dying(two):
+                await until(lambda: routed(one) == routed(two) == {"a"}, "the silent one is given up, the other never")
             assert not any(event.kind is NodeEventKind.LEFT and event.member.registration.node.id == "a" for event in two.events)
-            await beating
-            async with replica(server, request.node.name) as three:
+            async with replica(server, request.node.name, timeout_ms=300) as three:
                 assert set(three.table.rows) == {"a"}
 
 
@@ -252,29 +257,18 @@ async def test_garbage_on_the_channel_or_in_beats_harms_nobody(server, request):
 async def test_answers_that_differ_at_one_replica_quarantine_the_node_at_all_of_them(server, listens):
     network = f"compared-{listens}"
     async with replica(server, network) as one, replica(server, network, listens=listens) as other:
-        joined = await one.register(registration())
-        assert isinstance(joined, Registered)
-
-        async def beats() -> None:
-            for sequence in range(1, 10_000):
-                await one.beat("a", joined.lease, ready(sequence))
-                await asyncio.sleep(0.1)
-
-        beating = asyncio.create_task(beats())
-        try:
-            await until(lambda: other.table.get_pools("a") == ("chat",), "it is ready at both")
-            await other.compare("a", agreements=3)
-            await one.compare("a", disagreements=1, reason="other tokens")
-            await until(lambda: other.table.rows["a"].evidence.disagreements > 0.9, "the other knows")
-            assert other.table.rows["a"].state is NodeState.READY, "once may be chance"
-            for each in (other, one):
-                await each.compare("a", disagreements=1, reason="other tokens")
-            await until(lambda: {each.members()[0].state for each in (one, other)} == {NodeState.QUARANTINED}, "it is out at both")
-            for each in (one, other):
-                [member] = each.members()
-                assert "quarantined, answers differ: other tokens" in member.reasons
-                assert member.trust < 0.5
-                assert each.table.get_pools("a") == ()
-            await one.compare("nobody", disagreements=1, reason="x")
-        finally:
-            beating.cancel()
+        await join(one)
+        await until(lambda: other.table.get_pools("a") == ("chat",), "it is ready at both")
+        await other.compare("a", agreements=3)
+        await one.compare("a", disagreements=1, reason="other tokens")
+        await until(lambda: other.table.rows["a"].evidence.disagreements > 0.9, "the other knows")
+        assert other.table.rows["a"].state is NodeState.READY, "once may be chance"
+        for each in (other, one):
+            await each.compare("a", disagreements=1, reason="other tokens")
+        await until(lambda: {each.members()[0].state for each in (one, other)} == {NodeState.QUARANTINED}, "it is out at both")
+        for each in (one, other):
+            [member] = each.members()
+            assert "quarantined, answers differ: other tokens" in member.reasons
+            assert member.trust < 0.5
+            assert each.table.get_pools("a") == ()
+        await one.compare("nobody", disagreements=1, reason="x")

@@ -54,7 +54,7 @@ class Replica:
 @pytest.fixture(params=FLAVOURS)
 async def replicas(request, redis_servers, monkeypatch) -> AsyncIterator[tuple[Replica, Replica]]:
     """Two that hear of what comes back by the bell alone."""
-    monkeypatch.setattr(queue, "LOOK_AGAIN_MS", 60_000)
+    monkeypatch.setattr(queue, "RECHECK_MS", 60_000)
     url = redis_servers[request.param].url
     async with linked(url) as one, linked(url) as other:
         await one.call("FLUSHALL")

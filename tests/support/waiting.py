@@ -7,7 +7,7 @@ import asyncio
 import inspect
 import selectors
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 LIMIT_S = 60.0
@@ -39,6 +39,13 @@ async def turns(count: int = 1) -> None:
     """Let everything that is ready run, `count` times over."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+async def repeatedly(step: Callable[[], Awaitable[Any]]) -> None:
+    """Run a step again and again until cancelled, as something beside the test does."""
+    while True:
+        await step()
+        await asyncio.sleep(0.02)
 
 
 async def let_pass(seconds: float) -> None:

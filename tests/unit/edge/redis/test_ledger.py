@@ -13,6 +13,7 @@ from din_extproc.edge.redis.ledger import RedisLedger, tag
 from din_extproc.edge.redis.link import Link
 from tests.support.ledgers import linked
 from tests.support.servers import FLAVOURS
+from tests.support.waiting import turns, until
 
 NAMES = ["a:b", "a", "a}", "{a}", "{", "}", "", " ", "a b", "ü", "%C3%BC", "t=a", "A" * 300, "A" * 301, "a\r\nb", "\ud800"]
 
@@ -28,13 +29,23 @@ def claim(request_id: str, limits: RateLimits, tokens: int = 1, tenant: str = "f
     return Claim(request_id, tenant, (Budget("tenant", limits), Budget("model:m", limits)), tokens, lease_ms)
 
 
+async def now_ms(link: Link) -> float:
+    seconds, micros = await link.call("TIME")
+    return int(seconds) * 1000 + int(micros) / 1000
+
+
+async def reached(link: Link, time_ms: float) -> bool:
+    return await now_ms(link) >= time_ms
+
+
 @pytest.mark.parametrize("ceiling", [RateLimits(tpm=60_000), RateLimits(max_streams=1)])
 async def test_sleeping_as_told_is_enough_by_redis_time(link, ceiling):
     ledger = RedisLedger(link)
     await ledger.reserve(claim("first", ceiling, 60_000, lease_ms=70))
     answer = await ledger.reserve(claim("second", ceiling, 50))
     assert isinstance(answer, Denied)
-    await asyncio.sleep(answer.retry_after_ms / 1000)
+    told_ms = await now_ms(link) + answer.retry_after_ms
+    await until(lambda: reached(link, told_ms))
     assert isinstance(await ledger.reserve(claim("second", ceiling, 50)), Granted)
 
 
@@ -127,7 +138,7 @@ async def test_a_waiter_that_is_cancelled_takes_nothing_and_disturbs_nobody(link
     ledger = RedisLedger(link)
     ceiling = RateLimits(tpm=10_000, max_streams=100)
     waiters = [asyncio.ensure_future(ledger.reserve(claim(f"r{n}", ceiling, 100))) for n in range(40)]
-    await asyncio.sleep(0)
+    await turns()
     for waiter in waiters[::2]:
         waiter.cancel()
     answers = await asyncio.gather(*waiters, return_exceptions=True)
