@@ -56,6 +56,8 @@ BARS = (
     Bar("chunk_envoy_cpu_lua_vs_none", "Envoy CPU per stream chunk, with the usage filter ÷ without", 1.6, 1.3),
     Bar("sidecar_bytes_per_open_stream", "memory per open stream in the sidecar, bytes", 20_000, 6_000),
     Bar("estimate_32k_time_vs_tokenizer", "token estimate of a 32 k-token prompt ÷ exact tokenizer, time", 0.05, 0.01),
+    Bar("dearest_body_vs_chat", "reading the dearest body we know ÷ a chat of its size, CPU", 12, 7),
+    Bar("screen_1mb_vs_128kb", "looking for sensitive data in 1 MB ÷ in 125 kB, CPU, the worst text we know", 24, 9),
     Bar("simulate_1k_nodes_hour_s", "simulating 1,000 nodes, 100,000 tenants and 180,000 requests for an hour, s", 60, 20),
     Bar("estimate_error_p95", "its relative error, P95 over the mixed corpus", 0.08, 0.04),
 )

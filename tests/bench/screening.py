@@ -4,11 +4,13 @@ import random
 import time
 
 from din_extproc.screen.find import Screen
-from din_extproc.screen.kinds import BUILT_IN
+from din_extproc.screen.kinds import BUILT_IN, custom
 from tests.bench.field import Field, Figures
 from tests.bench.harness import median
 
 _WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "42", "lazy", "dogs", "in", "Paris", "on", "2025-03-01,", "version", "10.2;")
+_UNITS = (b"41111111 ", b"4111 1111 1111 1112 ", b"a", b"-----BEGIN RSA PRIVATE KEY-----\n", b"a.a@")
+"""What patterns might go back and try again at."""
 _DEAREST = b"a@b.co 4111111111111112 13800138000 078-05-1120 12345678A 529.982.247-26 4111-1111-1111-1112 "
 
 
@@ -23,7 +25,15 @@ def screening(field: Field) -> Figures:
         "screen_1kb_us": _us(screen, clean[:1_000], rounds, 200),
         "screen_1mb_ms": _us(screen, clean[:1_000_000], rounds, 1) / 1e3,
         "screen_1mb_dearest_ms": _us(screen, dearest, rounds, 1) / 1e3,
+        "screen_1mb_vs_128kb": max(_growth(unit, rounds) for unit in (*_UNITS, _DEAREST)),
     }
+
+
+def _growth(unit: bytes, rounds: int) -> float:
+    """The time of a megabyte against that of an eighth of it: 8 where time is linear."""
+    screen = Screen([*BUILT_IN.values(), custom("nested", "(a+)+b"), custom("either", "(a|aa)+c")])
+    short, long = ((unit * (size // len(unit) + 1))[:size] for size in (125_000, 1_000_000))
+    return _us(screen, long, rounds, 1) / _us(screen, short, rounds, 1)
 
 
 def _us(screen: Screen, text: bytes, rounds: int, looks: int) -> float:

@@ -1,10 +1,10 @@
 import json
-import time
 
 import pytest
 
 from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.intent.outline import MAX_DEPTH, MAX_KEYS, Outline, build_outline, is_too_deep, replace_lone_surrogates
+from tests.support.steps import lines_run
 
 
 def test_spans_hold_the_values_exactly():
@@ -122,13 +122,8 @@ def test_whole_pairs_and_escaped_backslashes_stay(whole):
 
 def test_an_object_of_half_a_million_keys_is_refused_before_anybody_makes_them():
     crowded = b'{"model":"m",' + b",".join(b'"k%d":1' % number for number in range(500_000)) + b"}"
-    busy = b'{"model":"m","messages":[' + b",".join([b'{"role":"user","content":"hi"}'] * 200_000) + b"]}"
-    began = time.process_time()
     assert "more than 1024 keys" in build_outline(crowded).message
-    refusing = time.process_time() - began
-    began = time.process_time()
-    assert build_outline(busy).spans.keys() == {"model", "messages"}
-    assert refusing < 2 * (time.process_time() - began), "a crowd costs no more than a long conversation"
+    assert lines_run(lambda: build_outline(crowded)) < 5_000
 
 
 def test_a_broken_body_full_of_keys_is_told_so_as_a_broken_body():
@@ -152,15 +147,10 @@ _MIB = 1 << 20
 )
 def test_a_body_of_millions_of_small_values_is_refused_before_they_are_looked_at(unit):
     body = b'{"model":"m","x":[' + b",".join([unit] * (16 * _MIB // (len(unit) + 1))) + b"]}"
-    plain = b'{"model":"m","x":"' + b"a" * len(body) + b'"}'
-    began = time.process_time()
     refused = build_outline(body)
-    spent = time.process_time() - began
     assert isinstance(refused, Refusal)
     assert "The JSON holds more than" in refused.message
-    began = time.process_time()
-    assert isinstance(build_outline(plain), Outline)
-    assert spent < 30 * (time.process_time() - began) + 0.3
+    assert lines_run(lambda: build_outline(body)) < 500
 
 
 def test_a_long_prompt_of_json_is_one_text():
