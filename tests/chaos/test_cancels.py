@@ -75,7 +75,7 @@ async def test_a_thousand_cancels_at_random_await_points_leave_every_counter_at_
         background = Background()
         waits = WorkerQueue(settings, link, ledger, background)
         waits.reload(settings)
-        plane = RequestPlane(settings, ledger, background, DecisionCounters(), waits.room)
+        plane = RequestPlane(settings, ledger, background, DecisionCounters(), waits.queue)
         clients = []
         for number in range(CLIENTS):
             clients.append(Client(plane, ("acme", "trial")[number % 2]))
@@ -84,12 +84,12 @@ async def test_a_thousand_cancels_at_random_await_points_leave_every_counter_at_
         await asyncio.gather(*(client.leave(plane, chance) for client in clients))
         await background.quiet(5)
         await asyncio.sleep(0.2)
-        shown = waits.room.shown()
+        shown = waits.queue.shown()
         leases = {key: await link.call("ZCARD", key) for key in await link.call("KEYS", "*:lease:*")}
         used = {key: (await link.call("GETRANGE", key, 0, 7)) for key in await link.call("KEYS", "*:count:*")}
         sent = sum(client.sent for client in clients)
         print(f"{CLIENTS} cancelled: {sent} were sent, queue {shown}, leases {leases}")
-        await waits.room.close()
+        await waits.queue.close()
         await background.close()
         await link.close()
     assert not any(client.faults and not isinstance(client.faults[0], asyncio.CancelledError) for client in clients)

@@ -59,7 +59,7 @@ def test_a_node_whose_breaker_opens_at_one_replica_is_left_alone_by_all(pair, en
         if breaker(one, "b"):
             break
     two.eventually(lambda: breaker(two, "b").get("state") == "open", "it is told")
-    assert "told by" in breaker(two, "b")["reason"]
+    assert "reported by" in breaker(two, "b")["reason"]
 
 
 def test_a_breaker_that_is_switched_off_lets_go_of_what_is_open_at_once_at_every_replica(pair, engines, config):

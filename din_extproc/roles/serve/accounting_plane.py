@@ -1,6 +1,6 @@
-"""The accounting plane of one sidecar: finished exchanges settled, and learned from.
+"""The accounting plane of one sidecar: it settles finished exchanges and learns from them.
 
-Rule: it runs without a request plane. What they share are the counters in Redis, and news.
+Rule: it does not need a request plane in its process; they share the counters in Redis and `WorkerUpdate`s.
 """
 
 import logging
@@ -28,20 +28,19 @@ _RETRY_S = 0.5
 _LOOK_S = 1.0
 _ASK_S = 5.0
 _REMEMBERED_NODES = 50_000
-"""Outcomes that speak against the node."""
 
 
 class AccountingPlane:
-    """Settles finished exchanges, and learns from them.
+    """Settles finished exchanges and learns from them.
 
     Args:
         settings: The configuration.
-        ledger: The counters.
-        background: Runs the settling.
-        observer: Told of every exchange and of attempts that failed.
-        gauges: What prompts teach.
-        outputs: What answers teach.
-        health: Told what becomes of requests.
+        ledger: The rate-limit counters.
+        background: Runs settlement.
+        observer: Gets every finished exchange and every failed attempt.
+        gauges: Learns prompt lengths.
+        outputs: Learns output lengths.
+        health: Gets the outcome of requests.
     """
 
     def __init__(
@@ -64,20 +63,20 @@ class AccountingPlane:
         self._paces = NodePaces(half_lives_s(settings))
         self.settler = SettlementService(ledger, gauges, outputs, observer)
         self._registered: dict[str, str] = {}
-        """Node id by endpoint; of those that left, too: their last entries come later."""
+        """Node id by endpoint. Nodes that left stay, because their last log entries arrive later."""
         self._tallies: dict[str, tuple[int, int]] = {}
         self._envoy = DroppedLogs(settings.envoy.admin)
         self._unreadable = 0
         self.mixture = DtypeMixture()
 
     def start(self) -> None:
-        """Settle again and again what could not be settled at once."""
-        self._background.every(_RETRY_S, "settling what waits", self._retry)
-        self._background.every(_LOOK_S, "looking for mixed dtypes", self._look)
-        self._background.every(_ASK_S, "asking Envoy what it dropped", self._envoy.ask)
+        """Start the periodic tasks."""
+        self._background.every(_RETRY_S, "retrying settlements", self._retry)
+        self._background.every(_LOOK_S, "checking for mixed dtypes", self._look)
+        self._background.every(_ASK_S, "reading Envoy's dropped log entries", self._envoy.ask)
 
     def reload(self, settings: Settings) -> None:
-        """Know the nodes of this configuration."""
+        """Use the nodes and half-lives of this configuration."""
         self._nodes = self._registered | node_names(settings)
         self._described |= {node.id: node for pool in settings.pools for node in pool.nodes}
         self._paces.half_lives_s = half_lives_s(settings)
@@ -86,7 +85,7 @@ class AccountingPlane:
         """Remember the endpoints of nodes that joined."""
         for nodes in delta.joined.values():
             for node in nodes:
-                self._registered.pop(str(node.endpoint), None)  # the newest stand last
+                self._registered.pop(str(node.endpoint), None)  # the newest ones last
                 self._registered[str(node.endpoint)] = node.id
                 self._nodes[str(node.endpoint)] = node.id
                 self._described[node.id] = node
@@ -96,17 +95,17 @@ class AccountingPlane:
             self._described.pop(self._registered.pop(endpoint), None)
 
     def tallies(self) -> dict[str, tuple[int, int]]:
-        """Requests that nodes answered and that failed at them, since this was last asked."""
+        """Return (answers, failures) per node since the last call."""
         tallies, self._tallies = self._tallies, {}
         return tallies
 
     def received(self, message: bytes) -> None:
-        """Take one message of Envoy's access log."""
+        """Handle one message of Envoy's access log."""
         try:
             finished = records(message, self._nodes, self._described)
         except ValueError:
             self._unreadable += 1
-            _log.warning("an access log message of %d bytes could not be read", len(message))
+            _log.warning("access log message of %d bytes ignored: it can't be decoded", len(message))
             return
         self._background.trickle(finished, self._finished)
 
@@ -119,7 +118,7 @@ class AccountingPlane:
         )
 
     def shown(self) -> dict[str, object]:
-        """For the admin page."""
+        """Return the settlement state for the admin page."""
         settler = self.settler
         return {
             "exchanges": {"unsettled": settler.waiting, "given_up": settler.dropped, "unknown": settler.unknown},
@@ -139,7 +138,7 @@ class AccountingPlane:
         self._background.start(self.settler.settle(record))
 
     def _tally(self, record: ExchangeRecord) -> None:
-        """What the exchange says of its node. A token usage that can't be counts as a failure, however good the answer was."""
+        """Count the exchange for or against its node. An impossible token usage counts as a failure, even of a good answer."""
         failed = record.outcome in UPSTREAM_FAULTS or record.usage.disputed
         if not record.node_id or not (failed or record.outcome is Outcome.COMPLETED):
             return
@@ -153,9 +152,9 @@ class AccountingPlane:
         for alarm in self.mixture.look(SystemClock.monotonic()):
             names = ", ".join(alarm.dtypes)
             if alarm.mixed:
-                _log.warning("%.1f %% of the answers of %s are not in its commonest dtype (%s)", 100 * alarm.share, alarm.model, names)
+                _log.warning("%.1f %% of the answers of %s have another dtype than most (%s)", 100 * alarm.share, alarm.model, names)
             else:
-                _log.info("%s is answered in one dtype again (%s)", alarm.model, alarm.dtypes[0])
+                _log.info("answers of %s have one dtype again (%s)", alarm.model, alarm.dtypes[0])
 
     async def _retry(self) -> None:
         if self.settler.waiting:

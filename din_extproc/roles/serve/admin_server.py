@@ -1,6 +1,6 @@
-"""What the admin port tells of a sidecar: its numbers, its nodes, its tenants, its metrics, its dashboard.
+"""The admin port of a sidecar: status, nodes, tenants, metrics and dashboard.
 
-Rule: what several processes of it count is added up; nothing is kept here.
+Rule: numbers are the sums over all processes of the sidecar; no state is kept here.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,15 +22,15 @@ from din_extproc.settings.tls import secured
 
 
 class AdminServer:
-    """The admin port. `start` it, `stop` it.
+    """The admin port. Call `start`, and `stop` at the end.
 
     Args:
-        reloader: Knows the configuration in use.
-        link: What carries commands to Redis.
-        ledger: The counters.
-        keeper: Knows accounts and nodes.
-        numbers: What all processes count, added up.
-        unready: Why the sidecar is not ready.
+        reloader: Holds the configuration in use.
+        link: Runs Redis commands.
+        ledger: The rate-limit counters.
+        keeper: The accounting service, which knows the nodes.
+        numbers: Returns the sum of the numbers of all processes.
+        unready: Returns the reasons why the sidecar is not ready.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class AdminServer:
         await self._port.start(secured(str(settings.gateway.admin.address), settings.gateway.admin.tls, settings.folder))
 
     async def stop(self) -> None:
-        """Close it; whoever watches the dashboard is let go."""
+        """Close the port and the streams of open dashboards."""
         if self._dashboard is not None:
             self._dashboard.close()
         await self._port.stop()
 
     def standing(self) -> Iterator[Family | None]:
-        """How everything stands, as metrics; None: others may go first."""
+        """Yield the state of the sidecar as metrics; None lets other tasks run."""
         shown = self._shown()
         yield from request_families(shown)
         yield from state_families(shown, ready=not self._unready())
@@ -106,7 +106,7 @@ class AdminServer:
         return await self._tenants_page.shown(self._reloader.settings, tenant, waiting)
 
     def _shown(self) -> dict[str, Any]:
-        """What the admin page shows but for the nodes."""
+        """Return the status page without its nodes."""
         settings = self._reloader.settings
         return {
             "configuration": {"file": settings.file, "fingerprint": settings.fingerprint, "rejected_successor": self._reloader.problem},

@@ -1,6 +1,6 @@
-"""What the sidecar records for good, and when: admissions, endings, configurations, keys, nodes.
+"""The audit records of a sidecar: admissions, settlements, configurations, keys and nodes.
 
-Rule: one process of a sidecar writes, the one that keeps the accounts; nothing here waits for the disk.
+Rule: only the accounting process writes, and no caller waits for the disk.
 """
 
 import logging
@@ -33,10 +33,10 @@ class AuditRecorder:
     """The audit log of one sidecar.
 
     Args:
-        audit: Where and how.
-        network: Whose log it is.
-        link: What carries commands to Redis, where replicas tell each other how far their logs have come.
-        turned: Told when the disk takes no more (True), and when it does again (False).
+        audit: Folder, keys and policy of the log.
+        network: The network that the log belongs to.
+        link: Runs Redis commands; replicas publish there how far their logs have come.
+        turned: Called with True when the disk takes no more, with False when it does again.
     """
 
     def __init__(self, audit: AuditSettings, network: str, link: Runner, turned: Callable[[bool], None]) -> None:
@@ -58,24 +58,24 @@ class AuditRecorder:
         self._replica = audit.replica
         self._heads = AuditHeads(link, network)
         self._witnessed: dict[str, int] = {}
-        """The last record of each other replica that this log speaks of."""
+        """The last record of each other replica that this log has witnessed."""
 
     def start(self, background: Background) -> None:
-        """Go on with the log.
+        """Continue the log and start the periodic tasks.
 
         Raises:
             OSError: its folder can't be used, or another process writes it.
         """
         self._log.start()
         background.every(self._flush_s, "writing the audit log", self._log.flush)
-        background.every(_WITNESS_S, "witnessing the audit logs of other replicas", self.witness)
+        background.every(_WITNESS_S, "witnessing other replicas' audit logs", self.witness)
 
     async def stop(self) -> None:
-        """Write the rest."""
+        """Write the remaining records and close the log."""
         await self._log.close()
 
     def reload(self, settings: Settings) -> None:
-        """Another configuration is in use."""
+        """Record what changed in the configuration, and use its keys."""
         before, self._settings = self._settings, settings
         if settings.audit is not None:
             self._log.use(settings.audit.keys)
@@ -83,7 +83,7 @@ class AuditRecorder:
             self.note(_configured(before, settings))
 
     async def witness(self) -> None:
-        """Record how far the logs of other replicas have come, when that is more than they have to say of each other."""
+        """Record how far the logs of other replicas have come, if that is farther than recorded before."""
         seq, chain = self._log.head
         try:
             heads = await self._heads.exchange(self._replica, seq, chain)
@@ -99,16 +99,16 @@ class AuditRecorder:
         self._log.note(event)
 
     def finished(self, record: ExchangeRecord) -> None:
-        """An exchange is over."""
+        """Record a settled exchange."""
         self._log.note(ending(record))
 
     def admitted(self, records: Iterable[Any]) -> None:
-        """Requests were sent on, as a request plane, of this process or another one, has noted it."""
+        """Record requests that a worker, of this process or another one, sent on."""
         for record in records:
             self._log.note(record if type(record) is AdmissionRecord else msgspec.convert(record, AdmissionRecord))
 
     def nodes(self, events: list[NodeEvent]) -> None:
-        """Nodes came, changed or went."""
+        """Record that nodes joined, changed or left."""
         now = SystemClock.wall()
         for event in events:
             node = event.member.registration.node
@@ -125,7 +125,7 @@ class AuditRecorder:
 
     @property
     def shut(self) -> str:
-        """Why no request may be taken, "" when requests may."""
+        """The reason why requests are held, "" when they are not."""
         return (
             ""
             if self._drops or not self._log.failing
@@ -133,17 +133,17 @@ class AuditRecorder:
         )
 
     def shown(self) -> dict[str, object]:
-        """For the admin page."""
+        """Return the state of the log for the admin page."""
         return self._log.shown()
 
     @property
     def _drops(self) -> bool:
-        """What can't be recorded goes on all the same."""
+        """Whether requests that can't be recorded are served all the same."""
         return self._on_full == "drop_with_alarm"
 
 
-def _nobody(_shut: bool) -> None:  # noqa: FBT001 - the shape of who is told
-    """Requests go on, recorded or not."""
+def _nobody(_shut: bool) -> None:  # noqa: FBT001 - a callback takes the value alone
+    """Ignore the state of the log: requests are served, recorded or not."""
 
 
 def _configured(before: Settings | None, settings: Settings) -> Configured:
@@ -176,6 +176,6 @@ def _keys(settings: Settings | None) -> Mapping[str, object]:
 
 
 def _differing(before: Mapping[str, object], now: Mapping[str, object]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """What came, what went and what is another, by id."""
+    """Return the ids that were added, removed and changed."""
     changed = sorted(name for name in before.keys() & now.keys() if before[name] != now[name])
     return tuple(sorted(now.keys() - before.keys())), tuple(sorted(before.keys() - now.keys())), tuple(changed)

@@ -1,6 +1,6 @@
-"""What the dashboard shows: pools and nodes, traffic, tenants, what was refused lately; put together for everybody who watches.
+"""The data of the dashboard: pools, nodes, traffic, tenants and recent refusals, built once for all viewers.
 
-Rule: read only, bounded, without secrets; a thousand nodes are put together in slices, so that requests go first.
+Rule: read only, bounded, without secrets; rows of many nodes are built in slices so that requests go first.
 """
 
 import asyncio
@@ -18,19 +18,19 @@ from din_extproc.roles.serve.config_reloader import ConfigReloader
 
 _SLICE = 50
 _OLD_S = 5
-"""Silence of a node that is worth saying."""
+"""Heartbeat age from which on a node is reported."""
 
 
 class DashboardBuilder:
-    """Puts it together.
+    """Builds the data of the dashboard.
 
     Args:
-        reloader: Knows the configuration in use.
-        status: What `/status` shows but for the nodes.
-        nodes: What `/nodes` shows.
-        unready: Why the sidecar is not ready.
-        tenants: What `/tenants` shows, of all tenants ("").
-        recent: What finished lately.
+        reloader: Holds the configuration in use.
+        status: Returns the status page without nodes.
+        nodes: Returns the nodes page.
+        unready: Returns the reasons why the sidecar is not ready.
+        tenants: Returns the tenants page, with "" for all tenants.
+        recent: Statistics of the last minutes.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class DashboardBuilder:
         self.pages = DashboardPages(self._owner, self.shown)
 
     def _owner(self, authorization: str) -> str | None:
-        """Whose key it is. A key that was taken out of the configuration opens nothing any more."""
+        """Return the id of the dashboard key, by the configuration in use."""
         section = self._reloader.settings.gateway.dashboard
         return None if section is None else section.owner(authorization)
 
     async def shown(self) -> DashboardData:
-        """How everything is now."""
+        """Build the current data."""
         settings, status, members = self._reloader.settings, self._status(), self._nodes()
         now = SystemClock.monotonic()
         traffic = self._recent.traffic(now)
@@ -119,7 +119,7 @@ def _breaker(health: HealthForm | None) -> BreakerView | None:
 
 
 def _problems(status: Mapping[str, Any], unready: list[str], *, stale: bool) -> list[str]:
-    """What somebody should look at, in words."""
+    """Yield the problems that need attention, in words."""
     said = [f"not ready: {reason}" for reason in unready]
     if not status["redis"].up:
         said.append("Redis is away: limits follow `on_error`")

@@ -1,6 +1,6 @@
-"""From settings to what decisions read.
+"""Builds what decisions read (`DecisionView`) from the settings.
 
-Rule: a configuration that is sound always gives a view; what can't be loaded beside it is said and done without.
+Rule: a valid configuration always gives a view; tokenizers that can't be loaded are logged and left out.
 """
 
 import logging
@@ -25,11 +25,11 @@ _NODE_NUMBERS = 1 << 16
 
 
 def make_view(settings: Settings, counters: Mapping[str, TokenCounter]) -> DecisionView:
-    """The view of one configuration.
+    """Return the view of one configuration.
 
     Args:
-        settings: A sound configuration.
-        counters: Tokenizers by physical model, of those that have one.
+        settings: A valid configuration.
+        counters: The tokenizers that there are, by physical model.
     """
     models = {}
     for model in {pool.model for pool in settings.pools}:
@@ -50,7 +50,7 @@ def make_view(settings: Settings, counters: Mapping[str, TokenCounter]) -> Decis
 
 
 def _screenings(settings: Settings) -> dict[str, ScreeningPolicy]:
-    """By tenant. Tenants with the same kinds share a screen: its tables are large."""
+    """Return the screening policies by tenant. Tenants with the same kinds share a screen, whose tables are large."""
     own = {name: custom(name, pattern) for name, pattern in settings.sensitive_patterns.items()}
     kinds = {**own, **BUILT_IN}
     screens: dict[tuple[str, ...], Screen] = {}
@@ -66,7 +66,7 @@ def _screenings(settings: Settings) -> dict[str, ScreeningPolicy]:
 
 
 async def load_tokenizers(settings: Settings) -> dict[str, TokenCounter]:
-    """The tokenizers that the catalogue names, by physical model. One that does not load is said and left out: lengths are estimated."""
+    """Load the tokenizers that the catalogue names, by physical model. One that fails is logged and left out: lengths are estimated."""
     counters: dict[str, TokenCounter] = {}
     for model in sorted({pool.model for pool in settings.pools}):
         described = settings.catalog.model(model)
@@ -76,31 +76,31 @@ async def load_tokenizers(settings: Settings) -> dict[str, TokenCounter]:
         try:
             await tokenizer.load()
         except TokenizerUnavailable as error:
-            _log.error("lengths for %s are estimated: %s", model, error)
+            _log.error("tokenizer of %s failed to load, token counts are estimated: %s", model, error)
         else:
             counters[model] = tokenizer
     return counters
 
 
 def node_names(settings: Settings) -> dict[str, str]:
-    """Node id by endpoint, as access logs name them."""
+    """Return node ids by endpoint, as access logs name them."""
     return {str(node.endpoint): node.id for pool in settings.pools for node in pool.nodes}
 
 
 def half_lives_s(settings: Settings) -> dict[str, float]:
-    """How quickly the pace of a pool's nodes is forgotten, by pool name, where the settings say."""
+    """Return the half-life of pace statistics by pool, where it is set."""
     return {pool.name: seconds for pool in settings.pools if (seconds := pool.scheduler_options.get("half_life_s")) is not None}
 
 
 def node_number(settings: Settings) -> int:
-    """The gateway's number inside trace ids: as configured, else from the host's name."""
+    """Return the gateway's number in trace ids: as configured, else from the host name."""
     if settings.gateway.node_number is not None:
         return settings.gateway.node_number
     return zlib.crc32(socket.gethostname().encode()) % _NODE_NUMBERS
 
 
 def _boundaries(settings: Settings, model: str) -> tuple[int, ...]:
-    """Prompt sizes at which a request for the model goes elsewhere or nowhere."""
+    """Return the prompt lengths at which a request is routed differently or refused."""
     lengths = {node.max_seq_len for pool in settings.pools if pool.model == model for node in pool.nodes}
     if settings.gateway.registry is not None:
         lengths |= {entry.max_seq_len for entry in settings.catalog.versions(model).values()}

@@ -1,6 +1,6 @@
-"""What is done about double checks (R41): counted, written down, and where nodes differ said loudly and held against them.
+"""Results of double checks: counted, recorded, and disagreements logged and counted against the nodes.
 
-Rule: a pair that no third node could tell apart costs both some trust, at most once in ten minutes each: never the whole pool.
+Rule: if no third node decides between two, both lose some trust, each at most once in ten minutes: never the whole pool.
 """
 
 import logging
@@ -15,34 +15,34 @@ from din_extproc.edge.clock import SystemClock
 
 _log = logging.getLogger(__name__)
 
-_UNTOLD_S = 600.0
+_BLAME_PAUSE_S = 600.0
 _REMEMBERED = 10_000
 
 
 class AgreementRecorder(Protocol):
-    """Holds agreements and disagreements against nodes."""
+    """Counts agreements and disagreements for and against nodes."""
 
     async def compare(self, node_id: str, *, agreements: int = 0, disagreements: int = 0, reason: str = "") -> None:
-        """So many answers were what another of its kind gives too, and so many were not."""
+        """Add agreements and disagreements of a node with another node of its kind."""
 
 
 class DoubleChecks:
-    """Hears of every double check of this sidecar.
+    """Takes the results of all double checks of this sidecar.
 
     Args:
-        note: Writes into the audit log.
+        note: Writes an event into the audit log.
     """
 
     def __init__(self, note: Callable[[Mismatched], None]) -> None:
         self._note = note
-        self._told: dict[str, float] = {}
-        """When a node was last blamed without a third one's word."""
+        self._blamed_at: dict[str, float] = {}
+        """When a node was last blamed without a third node's answer."""
         self.registrar: AgreementRecorder | None = None
-        """None: nodes do not register, so that there is no trust to lose."""
+        """None: nodes do not register, so they have no trust score."""
         self.counts = dict.fromkeys((each.value for each in Agreement), 0)
 
     async def heard(self, found: Iterable[Any]) -> None:
-        """Checks were done, in this process or another one."""
+        """Take results of this process or another one."""
         for each in found:
             compared = each if type(each) is DoubleCheckResult else msgspec.convert(each, DoubleCheckResult)
             self.counts[compared.agreement] += 1
@@ -53,9 +53,9 @@ class DoubleChecks:
                     await self.registrar.compare(node_id, agreements=1)
 
     async def _differs(self, compared: DoubleCheckResult) -> None:
-        reason = f"{compared.node_id} and {compared.second_node_id} part at token {compared.at_token}"
+        reason = f"{compared.node_id} and {compared.second_node_id} differ at token {compared.at_token}"
         _log.error(
-            "nodes that should agree do not: %s (%s %s, %s), blamed: %s; trace id %s",
+            "double check failed: %s (%s %s, %s), blamed: %s; trace id %s",
             *(reason, compared.model, compared.version, compared.dtype, ", ".join(compared.blamed), compared.trace_id),
         )
         record = Mismatched(
@@ -73,14 +73,14 @@ class DoubleChecks:
         if self.registrar is None:
             return
         for node_id in compared.blamed:
-            if len(compared.blamed) == 1 or self._may_be_told(node_id):
+            if len(compared.blamed) == 1 or self._may_be_blamed(node_id):
                 await self.registrar.compare(node_id, disagreements=1, reason=reason)
 
-    def _may_be_told(self, node_id: str) -> bool:
+    def _may_be_blamed(self, node_id: str) -> bool:
         now = SystemClock.monotonic()
-        if now - self._told.get(node_id, -_UNTOLD_S) < _UNTOLD_S:
+        if now - self._blamed_at.get(node_id, -_BLAME_PAUSE_S) < _BLAME_PAUSE_S:
             return False
-        if len(self._told) >= _REMEMBERED:
-            self._told.clear()
-        self._told[node_id] = now
+        if len(self._blamed_at) >= _REMEMBERED:
+            self._blamed_at.clear()
+        self._blamed_at[node_id] = now
         return True

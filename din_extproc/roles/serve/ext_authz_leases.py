@@ -1,6 +1,6 @@
-"""Slots of requests that other proxies were permitted to send on: renewed until their settlement, wherever that happens.
+"""Slots of requests that ext_authz has permitted: renewed until their settlement, in any process.
 
-Rule: what is never heard of again is renewed no longer after `longest_s`.
+Rule: a request that is never settled is renewed for `longest_s` at most.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ _BETWEEN_S = 0.005
 
 
 class ExtAuthzLeases:
-    """The permitted requests of one process.
+    """Renews the leases of the permitted requests of one process.
 
     Args:
-        desk: What decides.
-        longest_s: How long a request may take.
+        desk: The worker's shared state.
+        longest_s: Maximum duration of a request, in seconds.
     """
 
     def __init__(self, desk: WorkerContext, longest_s: float) -> None:
@@ -30,11 +30,11 @@ class ExtAuthzLeases:
         self.conductor = ExtAuthzHandlerFactory(desk)
 
     def start(self, background: Background) -> None:
-        """Renew from now on."""
-        background.every(self._desk.lease_ms / 1000 / _RENEWALS_PER_LEASE, "renewing permits", self.renew)
+        """Start renewing."""
+        background.every(self._desk.lease_ms / 1000 / _RENEWALS_PER_LEASE, "renewing ext_authz leases", self.renew)
 
     async def renew(self) -> None:
-        """Renew what has not been settled; forget the rest."""
+        """Renew the leases of requests that are not settled; forget the others."""
         permits = self.conductor.permits
         for at, (request_id, (tenant, since)) in enumerate(list(permits.items())):
             if at % _AT_ONCE == 0:

@@ -1,6 +1,6 @@
-"""Breakers as a part of the sidecar, in the process that keeps the accounts: fed with what becomes of requests, telling whoever decides.
+"""Circuit breakers of the accounting process: they take the outcomes of requests and probes, and report changes to workers.
 
-Rule: what opens is told in the same turn of the loop; what a client causes (its patience, its errors, its leaving) speaks for nothing.
+Rule: a breaker that opens is reported in the same event loop turn; what a client causes (deadline, errors, disconnect) does not count.
 """
 
 import logging
@@ -33,63 +33,63 @@ _REMEMBERED = 50_000
 
 
 class Prober(Protocol):
-    """Asks nodes for a token, and speaks with other replicas."""
+    """Probes nodes and shares the results with other replicas."""
 
     async def start(self) -> None:
-        """Begin."""
+        """Start probing."""
 
     async def stop(self) -> None:
-        """End."""
+        """Stop probing."""
 
     def shown(self) -> dict[str, object]:
-        """For the admin page."""
+        """Return the state of the prober for the admin page."""
 
 
 class HealthMonitor:
     """The breakers of this replica.
 
     Args:
-        settings: A sound configuration.
-        told: Told what has changed.
+        settings: A valid configuration.
+        told: Called with the breakers that changed.
     """
 
     def __init__(self, settings: Settings, told: Callable[[BreakerSnapshots], None]) -> None:
         self.board = BreakerRegistry()
         self.prober: Prober | None = None
-        """None: nobody asks nodes, and other replicas are not heard."""
+        """None: nodes are not probed, and other replicas are not heard."""
         self.settings = settings
         self._told = told
         self._pools: dict[str, Pool] = {}
         self._joined: dict[str, dict[str, Node]] = {}
-        """The nodes that registered and are in, by node id and pool."""
+        """The registered nodes, by node id and pool."""
         self._listed: dict[str, dict[str, Node]] = {}
-        """Those of the configuration, likewise."""
+        """The configured nodes, by node id and pool."""
         self._left: dict[str, None] = {}
-        """Nodes that were in and went, oldest first."""
+        """Registered nodes that left, oldest first."""
         self._probed: dict[str, tuple[ProbeResult, float | None, float]] = {}
-        """The last probe of each node, the last time to a first token, and when."""
+        """The last probe of each node, its last time to first token in ms, and when (monotonic seconds)."""
         self.busy: dict[str, float] = {}
-        """Nodes that asked here for so many seconds of rest since other replicas were told."""
+        """Cool-downs in seconds that nodes asked for since other replicas were informed."""
         self.opened: dict[str, str] = {}
-        """Nodes whose breaker opened here since other replicas were told, with the reason."""
+        """Reasons of breakers that opened here since other replicas were informed, by node id."""
         self._attempts_told = False
-        """Envoy tells of attempts; one whose listener is not ours may not, and then what failed for good has to do."""
+        """Whether Envoy reports single attempts. If it does not, final failures count against the node."""
         self.probing = ProbeSchedule(_EVERY_S)
         self.reload(settings)
 
     async def start(self, background: Background) -> None:
-        """Look after pauses and ramps from now on, and ask nodes."""
-        background.every(_LOOK_S, "looking at breakers", self._look)
+        """Start the timers of pauses and ramps, and probing."""
+        background.every(_LOOK_S, "advancing breakers", self._look)
         if self.prober is not None:
             await self.prober.start()
 
     async def stop(self) -> None:
-        """Ask nobody any more."""
+        """Stop probing."""
         if self.prober is not None:
             await self.prober.stop()
 
     def reload(self, settings: Settings) -> None:
-        """Other pools, or other parameters. What is switched off releases whom it has left out."""
+        """Use the pools and parameters of this configuration. Breakers whose cause is switched off close."""
         before, self.settings = self.settings, settings
         self._pools = {pool.name: pool for pool in settings.pools}
         self.board.pools.reload({pool.name: settings.health.pool_policy(pool) for pool in settings.pools})
@@ -116,7 +116,7 @@ class HealthMonitor:
             self.tell()
 
     def on_membership(self, delta: MembershipDelta) -> None:
-        """Registered nodes came or went. Who comes back begins with a part of its requests."""
+        """Add nodes that joined and remove those that left. A node that returns begins with a share of its requests."""
         now = SystemClock.monotonic()
         for pool, ids in delta.left.items():
             for node_id in ids:
@@ -132,14 +132,16 @@ class HealthMonitor:
             self.board.nodes.add_policy(node_id, self._policy(node_id))
             if node_id in self._left:
                 del self._left[node_id]
-                self.board.nodes.on_event(node_id, BreakerEvent(BreakerEventKind.REJOINED, now, None, "it is back in the network"))
+                self.board.nodes.on_event(
+                    node_id, BreakerEvent(BreakerEventKind.REJOINED, now, None, "the node has returned to the network")
+                )
         while len(self._left) > _REMEMBERED:
             del self._left[next(iter(self._left))]
         self._plan()
         self.tell()
 
     def probed(self, probed: ProbeResult) -> None:
-        """A node was asked for a token, here or by another replica. Once nobody is to be asked, what others still hear says nothing."""
+        """Take the result of a probe, of this replica or another one. Ignored if probes are switched off."""
         now = SystemClock.monotonic()
         before = self._probed.get(probed.node_id, (None, None, 0.0))[1]
         if self.target(probed.node_id) is None or self.settings.health.probe is None:
@@ -153,21 +155,21 @@ class HealthMonitor:
         self.tell()
 
     def told_open(self, node_id: str, reason: str) -> None:
-        """Another replica leaves the node alone. Of probes that failed everybody has heard; without a breaker nothing else counts."""
+        """Open the breaker because another replica's has opened, unless breakers are switched off."""
         if not self.settings.health.breaker:
             return
         self.board.nodes.on_event(node_id, BreakerEvent(BreakerEventKind.REMOTE_OPEN, SystemClock.monotonic(), None, reason))
         self.tell(ours=False)
 
     def told_busy(self, node_id: str, rest_s: float) -> None:
-        """A node has asked another replica to be left alone."""
+        """Cool down a node that asked another replica for it."""
         if not self.settings.health.breaker:
             return
         self.board.nodes.on_event(node_id, BreakerEvent(BreakerEventKind.BUSY, SystemClock.monotonic(), None, BUSY_REASON, rest_s))
         self.tell(ours=False)
 
     def target(self, node_id: str) -> ProbeTarget | None:
-        """How to ask a node for a token; None: it is no member."""
+        """Return how to probe a node; None: the node is unknown."""
         members = self._joined.get(node_id) or self._listed.get(node_id)
         if not members:
             return None
@@ -197,11 +199,11 @@ class HealthMonitor:
             self.tell()
 
     def all(self) -> BreakerSnapshots:
-        """Everything that is not closed: what a worker has to know before it serves."""
+        """Return all breakers that are not closed."""
         return self.board.snapshot_not_closed()
 
     def form(self, node_id: str) -> HealthForm | None:
-        """How a node does, for people; None: nothing was heard of it."""
+        """Return a node's health for the admin page; None: nothing is known."""
         standing, now = self.board.nodes.get_snapshot(node_id), SystemClock.monotonic()
         form = None if standing is None else HealthForm.of(standing, now)
         found = self._probed.get(node_id)
@@ -212,12 +214,12 @@ class HealthMonitor:
         return replace(form or HealthForm(state=BreakerState.CLOSED), ttft_ms=ttft_ms, probe=said, probe_age_s=round(now - at, 3))
 
     def beside(self, rows: Iterable[MemberForm]) -> Iterator[MemberForm]:
-        """The nodes of the admin page with how they do."""
+        """Yield the rows with the health of their nodes."""
         for row in rows:
             yield replace(row, health=self.form(row.node.id))
 
     def shown(self) -> dict[str, object]:
-        """For the admin page: every breaker that is not closed."""
+        """Return every breaker that is not closed, and the prober's state, for the admin page."""
         now, standings = SystemClock.monotonic(), self.board.snapshot_not_closed()
         return {
             kind: {name: HealthForm.of(standing, now) for name, standing in found.items()}
@@ -225,7 +227,7 @@ class HealthMonitor:
         } | {"probes": {} if self.prober is None else self.prober.shown()}
 
     def tell(self, *, ours: bool = True) -> None:
-        """Pass on what has changed. `ours`: other replicas do not know it."""
+        """Report changed breakers. `ours`: other replicas do not know about them."""
         changed = self.board.take_changes()
         if not changed:
             return
@@ -248,12 +250,12 @@ class HealthMonitor:
         self.tell()
 
     def _ask_soon(self, node_id: str, now: float) -> None:
-        """A node with failures and no success since is asked again before its time."""
+        """Probe a node earlier that has failures and no success since."""
         if self.board.nodes.get_consecutive_failures(node_id):
             self.probing.expedite(node_id, now)
 
     def _plan(self) -> None:
-        """Ask the nodes that there are."""
+        """Probe the current nodes."""
         members = self._joined.keys() | self._listed.keys()
         self.probing.set_nodes(members, SystemClock.monotonic())
         self._probed = {node_id: probed for node_id, probed in self._probed.items() if node_id in members}

@@ -1,6 +1,6 @@
-"""The counters that all replicas share, as a process of a sidecar reaches them.
+"""Builds the rate-limit counters that all replicas share.
 
-Rule: whoever counts goes through the outage policy; nobody asks Redis itself.
+Rule: all counting goes through the outage policy (`GuardedLedger`).
 """
 
 import os
@@ -20,12 +20,12 @@ from din_extproc.settings.settings import Settings
 
 
 def replica_name() -> str:
-    """This process's name among all that share one Redis."""
+    """Return this process's name among all that share one Redis."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def ledger(settings: Settings, *, decides: bool) -> tuple[Link | ClusterLinks, GuardedLedger]:
-    """The counters in Redis, guarded by the outage policy. `decides`: whether this process takes a share of the limits."""
+    """Return the Redis link and the guarded counters. `decides`: whether this process takes a share of the limits."""
     store = settings.store
     link = carrier(store.url.get_secret_value(), (*SCRIPTS, PRESENCE, PROBER, USAGE, *NODE_SCRIPTS), timeout_ms=store.timeout_ms)
     shared, local = RedisLedger(link, names=Names(settings.network, store.one_slot)), LocalLedger(SystemClock.monotonic_ms)

@@ -1,6 +1,6 @@
-"""The command `serve`: the configuration is read, the sidecar runs until a signal, and what goes wrong before that becomes an exit code.
+"""The command `serve`: load the configuration, run the sidecar until a signal, return the exit code.
 
-Rule: everything that can be said about a wrong start is said in one line.
+Rule: a failed start is reported in one line.
 """
 
 import logging
@@ -27,7 +27,7 @@ def run(options: ServeOptions) -> int:
     source = CatalogSource()
     settings = load(options.config, os.environ, source)
     if isinstance(settings, ConfigRejected):
-        print(settings, file=sys.stderr)  # noqa: T201 - for the person who starts it; nothing runs yet
+        print(settings, file=sys.stderr)  # noqa: T201 - the log is for running processes
         return 1
     open_as_many_files_as_allowed()
     if options.worker is None:
@@ -36,7 +36,7 @@ def run(options: ServeOptions) -> int:
     try:
         uvloop.run(_serve(settings, options, source))
     except OSError as error:
-        _log.error("can't start: %s", error)
+        _log.error("start failed: %s", error)
         return 1
     except (WorkerFailed, CertificateUnusable) as error:
         _log.error("%s", error)
@@ -45,5 +45,5 @@ def run(options: ServeOptions) -> int:
 
 
 async def _serve(settings: Settings, options: ServeOptions, source: CatalogSource) -> None:
-    """Made inside the loop: grpcio's servers belong to the one they are made in."""
+    """Build the process inside the event loop, to which grpcio's servers are bound."""
     await GatewayProcess(settings, options, source).run()

@@ -1,6 +1,6 @@
-"""Micro probes as a part of the sidecar: one replica of all asks, all of them hear what came of it.
+"""Micro probes: one replica of all probes the nodes, and all replicas get the results.
 
-Rule: a question costs one token; a node that has just answered a real request here is not asked, and none is asked twice at once.
+Rule: a probe costs one token; a node that has just answered a request is not probed, and no node is probed twice at once.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _AT_ONCE = 32
 
 
 def make_health(settings: Settings, told: Callable[[BreakerSnapshots], None], runner: Runner, background: Background) -> HealthMonitor:
-    """The breakers of this replica, with their prober."""
+    """Return the breakers of this replica, with their prober."""
     health = HealthMonitor(settings, told)
     health.prober = MicroProber(settings, health, runner, replica_name(), background)
     return health
@@ -44,11 +44,11 @@ class MicroProber:
     """The prober of this replica.
 
     Args:
-        settings: A sound configuration.
-        health: Who is told what came of questions, and knows the nodes.
-        runner: The link to Redis.
-        replica: This process's name among all.
-        background: Runs what repeats.
+        settings: A valid configuration.
+        health: Takes the results and knows the nodes.
+        runner: Runs Redis commands.
+        replica: This process's name among all replicas.
+        background: Runs periodic tasks.
     """
 
     def __init__(self, settings: Settings, health: HealthMonitor, runner: Runner, replica: str, background: Background) -> None:
@@ -65,18 +65,18 @@ class MicroProber:
         self._stopped = False
         self._said: list[ProbeResult] = []
         self.mine = False
-        """This replica is the one that asks."""
+        """Whether this replica holds the prober lease."""
 
     async def start(self) -> None:
-        """Ask, and hear what others found out."""
+        """Start probing and receiving the results of other replicas."""
         self._session = aiohttp.ClientSession()
-        self._background.run("hearing of nodes' health", self._subscription.run())
-        self._background.every(_LEASE_S, "being the one that asks nodes", self._renew)
-        self._background.every(_STEP_S, "asking nodes for a token", self._step)
+        self._background.run("receiving probe results", self._subscription.run())
+        self._background.every(_LEASE_S, "renewing the prober lease", self._renew)
+        self._background.every(_STEP_S, "probing nodes", self._step)
         await self._renew()
 
     async def stop(self) -> None:
-        """Ask no more; another replica may begin at once."""
+        """Stop probing and give up the lease, so that another replica can take over at once."""
         self._stopped = True
         for task in list(self._asking.values()):
             task.cancel()
@@ -88,7 +88,7 @@ class MicroProber:
                 await self._lease.take(0)
 
     def shown(self) -> dict[str, object]:
-        """For the admin page."""
+        """Return the state of the prober for the admin page."""
         return {"asked_here": self.mine, "saved": self._health.probing.skipped}
 
     async def _renew(self) -> None:
@@ -114,7 +114,7 @@ class MicroProber:
         for node_id in due:
             target = self._health.target(node_id)
             if target is not None and node_id not in self._asking:
-                task = asyncio.get_running_loop().create_task(self._ask(probe, target), name=f"asking {node_id} for a token")
+                task = asyncio.get_running_loop().create_task(self._ask(probe, target), name=f"probing {node_id}")
                 self._asking[node_id] = task
 
     async def _ask(self, probe: MicroProbe, target: ProbeTarget) -> None:
@@ -133,6 +133,6 @@ class MicroProber:
         for probed in said.probes:
             self._health.probed(probed)
         for node_id, reason in said.opened.items():
-            self._health.told_open(node_id, f"{reason} (told by {said.replica})")
+            self._health.told_open(node_id, f"{reason} (reported by {said.replica})")
         for node_id, rest_s in said.busy.items():
             self._health.told_busy(node_id, rest_s)

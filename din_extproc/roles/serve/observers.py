@@ -1,6 +1,6 @@
-"""Who hears of requests in the process that keeps the accounts, and what it makes of them: metrics, usage by day, audit, log, spans.
+"""The observers of finished exchanges: metrics, usage per day, audit, exchange log and spans.
 
-Rule: hearing costs microseconds and never fails; whatever takes longer, or touches a file or the network, is done later, in slices.
+Rule: an observer takes microseconds and never fails; files and the network are written later, in slices.
 """
 
 import socket
@@ -34,18 +34,18 @@ _LOG_S = 0.2
 if TYPE_CHECKING:
     from din_extproc.edge.telemetry.otlp import OtlpExporter
 
-_SAY_S = 1.0
+_USAGE_S = 1.0
 
 
 class ExchangeObservers:
-    """The observer of one sidecar.
+    """The observers of one sidecar.
 
     Args:
         settings: The configuration.
-        link: What carries commands to Redis.
-        counters: The numbers of the admin page.
-        standing: How everything else stands, as families.
-        shut: Told when requests may not be taken because they can't be recorded (True), and when they may again (False).
+        link: Runs Redis commands.
+        counters: The counters of the admin page.
+        standing: Returns all other metrics.
+        shut: Called with True when requests must be held because they can't be recorded, with False when they may pass again.
     """
 
     def __init__(
@@ -63,21 +63,21 @@ class ExchangeObservers:
         self._background: Background | None = None
         self.checks = DoubleChecks(self.note)
         self.recent = Recent()
-        """The last minutes, for who watches."""
+        """Statistics of the last minutes, for the dashboard."""
         self._auditor = None if settings.audit is None else AuditRecorder(settings.audit, settings.network, link, shut)
         self._log = ExchangeLog(settings.gateway.log_exchanges, sys.stderr.buffer.write)
         self._telemetry = settings.telemetry
         self._exporter = None if settings.telemetry is None else _exporter(settings, settings.telemetry, self.families)
 
     def start(self, background: Background) -> None:
-        """Begin to write.
+        """Open the audit log and start the periodic writers.
 
         Raises:
             OSError: the audit log's folder can't be used.
         """
         self._background = background
-        background.every(_SAY_S, "telling what tenants used", self._usage.say)
-        background.every(_LOG_S, "writing the log of exchanges", self._log.flush)
+        background.every(_USAGE_S, "writing usage to Redis", self._usage.say)
+        background.every(_LOG_S, "writing the exchange log", self._log.flush)
         if self._auditor is not None:
             self._auditor.start(background)
         if self._exporter is not None and self._telemetry is not None:
@@ -86,7 +86,7 @@ class ExchangeObservers:
                 background.every(self._telemetry.metrics_every_s, "pushing metrics", self._exporter.push_metrics)
 
     async def stop(self) -> None:
-        """Write the rest."""
+        """Write what is left."""
         await self._usage.say()
         await self._log.flush()
         if self._auditor is not None:
@@ -95,12 +95,12 @@ class ExchangeObservers:
             await self._exporter.push_spans()
 
     def reload(self, settings: Settings) -> None:
-        """Another configuration is in use."""
+        """Use the audit settings of this configuration."""
         if self._auditor is not None:
             self._auditor.reload(settings)
 
     def take(self, report: dict[str, Any]) -> None:
-        """A request plane, of this process or another one, tells what it sent on and which nodes it compared: taken out of the report."""
+        """Take admissions and double checks out of a worker's report."""
         admitted, compared = report.pop("admitted", ()), report.pop("compared", ())
         if self._auditor is not None:
             self._auditor.admitted(admitted)
@@ -108,7 +108,7 @@ class ExchangeObservers:
             self._background.start(self.checks.heard(compared))
 
     def finished(self, record: ExchangeRecord) -> None:
-        """An exchange is over."""
+        """Pass a settled exchange to every observer."""
         self._counters.finished(record)
         self._metrics.finished(record)
         self._usage.finished(record)
@@ -120,27 +120,27 @@ class ExchangeObservers:
             self._exporter.finished(record)
 
     def attempt_failed(self, attempt: FailedAttempt) -> None:
-        """A try at one node failed."""
+        """Pass a failed attempt to the spans."""
         if self._exporter is not None:
             self._exporter.attempt_failed(attempt)
 
     def nodes(self, events: list[NodeEvent]) -> None:
-        """Nodes came, changed or went."""
+        """Record that nodes joined, changed or left."""
         if self._auditor is not None:
             self._auditor.nodes(events)
 
     def note(self, event: Event) -> None:
-        """Something else that is to be recorded."""
+        """Record another event."""
         if self._auditor is not None:
             self._auditor.note(event)
 
     @property
     def shut(self) -> str:
-        """Why no request may be taken, "" when requests may."""
+        """The reason why requests are held, "" when they are not."""
         return "" if self._auditor is None else self._auditor.shut
 
     def families(self) -> Iterator[Family | None]:
-        """All metrics, as they are now; None: others may go first."""
+        """Yield all metrics; None lets other tasks run."""
         yield from self._standing()
         yield from self._metrics.families()
         yield labelled(of.DOUBLE_CHECKS, self.checks.counts.items())
@@ -151,7 +151,7 @@ class ExchangeObservers:
             yield one(of.SPANS_DROPPED, self._exporter.dropped)
 
     def shown(self) -> dict[str, object]:
-        """For the admin page."""
+        """Return the counts of double checks and the audit log's state for the admin page."""
         shown: dict[str, object] = {"double_checks": self.checks.counts}
         return shown if self._auditor is None else {**shown, "audit": self._auditor.shown()}
 

@@ -1,4 +1,4 @@
-"""What `din-extproc serve` is told on its command line."""
+"""The options of `din-extproc serve`."""
 
 import sys
 from pathlib import Path
@@ -12,17 +12,17 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
 
     config: Path
     transport: Literal["wire", "grpcio"] = "wire"
-    """Our own HTTP/2, or grpcio's."""
+    """The built-in HTTP/2 server, or grpcio's."""
     drain_s: float = 20.0
-    """How long open exchanges may go on after SIGTERM."""
+    """Seconds that open exchanges may take to end after SIGTERM."""
     log_level: str = "info"
     worker: int | None = None
-    """Which worker this process is; None: the one that is started by hand."""
+    """The number of this worker process; None: the main process."""
     channel: int | None = None
-    """A worker's end of the channel to the process that started it."""
+    """The file descriptor of a worker's channel to the main process."""
 
     def worker_command(self, number: int, channel: int) -> list[str]:
-        """The command line of one worker. `channel`: its end, a file descriptor."""
+        """Return the command line of one worker. `channel`: the file descriptor of its end."""
         command = [sys.executable, "-m", "din_extproc", "serve", "--config", str(self.config), "--log-level", self.log_level]
         command += ["--drain-s", str(self.drain_s), "--transport", self.transport]
         return [*command, "--worker", str(number), "--channel", str(channel)]

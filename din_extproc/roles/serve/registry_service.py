@@ -1,6 +1,6 @@
-"""The registry as a part of the sidecar: composed of table, store, channel and services in the process that keeps the accounts.
+"""The node registry of the accounting process: node table, Redis store, channel and servers.
 
-Rule: who comes and who goes is told at once, what nodes say of their load several times a second; both as differences.
+Rule: changes of membership are passed on at once, load readings several times a second; both as differences.
 """
 
 import asyncio
@@ -33,9 +33,9 @@ _log = logging.getLogger(__name__)
 _LONGEST_MESSAGE = 64 * 1024
 _SYNC_S = 2.0
 _BETWEEN_DOUBTS_S = 0.02
-_HEAR_S = 0.1
-_BETWEEN_TURNOVERS_S = 0.05
-"""Every one of them makes workers rank their nodes anew."""
+_READINGS_S = 0.1
+_BETWEEN_DELTAS_S = 0.05
+"""Minimum pause between two changes of membership: each makes workers rank nodes again."""
 _LOOKS_PER_DEATH = 24
 _STOP_S = 2.0
 
@@ -44,11 +44,11 @@ class RegistryService:
     """The registry of this replica.
 
     Args:
-        settings: With a `gateway.registry` section.
+        settings: A configuration with a `gateway.registry` section.
         section: That section.
-        runner: The link to Redis.
-        server: Which transport carries gRPC.
-        background: Runs what repeats.
+        runner: Runs Redis commands.
+        server: The gRPC server to use.
+        background: Runs periodic tasks.
         on_membership: Called with the nodes that joined or left.
         on_readings: Called with the latest heartbeats, by node id.
     """
@@ -80,59 +80,59 @@ class RegistryService:
             dead_after_s=section.dead_after_s,
         )
         self.registrar.watchers.add(self._changed)
-        self._door = RegistryAuth(self.registrar, NodeTokens(settings.node_tokens), settings.node_reaches, bound=section.bind_certificates)
+        self._auth = RegistryAuth(self.registrar, NodeTokens(settings.node_tokens), settings.node_reaches, bound=section.bind_certificates)
         self._subscription = ChannelSubscription(
             locator(settings.store.url.get_secret_value()), store.channel, self.registrar.heard, self.registrar.began
         )
-        self._grpc = server((NodeRegistryService(self._door, background.start),), max_body_bytes=_LONGEST_MESSAGE)
-        self._http = RegistryHttp(self._door).port
+        self._grpc = server((NodeRegistryService(self._auth, background.start),), max_body_bytes=_LONGEST_MESSAGE)
+        self._http = RegistryHttp(self._auth).port
 
     async def start(self) -> None:
-        """Know the nodes there are, and let others come.
+        """Read the node table and open the ports.
 
         Raises:
             OSError: an address is taken.
         """
         await self.registrar.sync()
-        self._background.run("hearing of nodes", self._subscription.run())
-        self._background.run("asking for what was missed", self._resolve())
-        self._background.every(_SYNC_S, "comparing the node table", self.registrar.sync)
-        self._background.every(self._section.dead_after_s / _LOOKS_PER_DEATH, "giving up silent nodes", self.registrar.sweep)
-        self._background.every(_HEAR_S, "passing on what nodes say", self._hear)
+        self._background.run("receiving node changes", self._subscription.run())
+        self._background.run("re-reading doubtful nodes", self._resolve())
+        self._background.every(_SYNC_S, "synchronizing the node table", self.registrar.sync)
+        self._background.every(self._section.dead_after_s / _LOOKS_PER_DEATH, "marking silent nodes dead", self.registrar.sweep)
+        self._background.every(_READINGS_S, "passing on load readings", self._pass_readings)
         if self._section.address is not None:
             where = secured(str(self._section.address), self._section.tls, self._settings.folder)
             await self._grpc.start(where)
-            _log.info("nodes register at %s (gRPC)", where)
+            _log.info("node registry listening on %s (gRPC)", where)
         if self._section.http_address is not None:
             where = secured(str(self._section.http_address), self._section.tls, self._settings.folder)
             await self._http.start(where)
-            _log.info("nodes register at %s (HTTP)", where)
+            _log.info("node registry listening on %s (HTTP)", where)
 
     async def stop(self) -> None:
-        """Take no more messages."""
+        """Close the ports."""
         await self._http.stop()
         await self._grpc.stop(_STOP_S)
 
     def reload(self, settings: Settings) -> None:
-        """Other pools, another catalogue, other tokens."""
+        """Use the pools, catalogue and tokens of this configuration."""
         self._settings = settings
-        self._door.tokens, self._door.reaches = NodeTokens(settings.node_tokens), settings.node_reaches
+        self._auth.tokens, self._auth.reaches = NodeTokens(settings.node_tokens), settings.node_reaches
         registrar = self.registrar
         self._changed(registrar.table.reload(settings.pools, _catalogue(settings), registrar.now()))
 
     def rows(self) -> Iterator[MemberForm]:
-        """For the admin page: every node that registered."""
+        """Yield every registered node for the admin page."""
         registrar = self.registrar
         now = registrar.now()
         for member in registrar.members():
             yield MemberForm.of(member, registrar.table.get_pools(member.registration.node.id), now)
 
     def _changed(self, _events: list[NodeEvent]) -> None:
-        """Pass it on at the end of this turn of the loop, many changes at once as one; in a storm of them, now and then."""
+        """Schedule one delta for all changes of this event loop turn; in a storm of changes, one per pause."""
         if not self._flushing:
             self._flushing = True
             loop = asyncio.get_running_loop()
-            loop.call_at(max(loop.time(), self._flushed_at + _BETWEEN_TURNOVERS_S), self._flush)
+            loop.call_at(max(loop.time(), self._flushed_at + _BETWEEN_DELTAS_S), self._flush)
 
     def _flush(self) -> None:
         self._flushing = False
@@ -141,7 +141,7 @@ class RegistryService:
         if delta is not None:
             self._on_membership(delta)
 
-    async def _hear(self) -> None:
+    async def _pass_readings(self) -> None:
         readings = self.registrar.readings()
         if readings:
             self._on_readings(readings)
@@ -154,7 +154,7 @@ class RegistryService:
 
 
 def configured(settings: Settings, readings: Mapping[str, HeartbeatReading]) -> Iterator[MemberForm]:
-    """The nodes that the configuration lists, with what their metrics pages said, by node id."""
+    """Yield the configured nodes, with the latest readings of their metrics pages by node id."""
     now = SystemClock.monotonic()
     for pool in settings.pools:
         for node in pool.nodes:

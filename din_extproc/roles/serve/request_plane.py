@@ -1,6 +1,6 @@
-"""The request plane of one process: what decides about requests, from this configuration and these nodes.
+"""The request plane of one process: it decides about requests by one configuration and the current nodes.
 
-Rule: it runs without the accounting plane, which may be in another process. What they share are the counters in Redis, and news.
+Rule: it does not need the accounting plane in its process; they share the counters in Redis and `WorkerUpdate`s.
 """
 
 import asyncio
@@ -45,17 +45,17 @@ _BETWEEN_RENEWALS_S = 0.005
 
 
 class _NoWakeups:
-    """The bell of counters that no other process shares."""
+    """The wake-up channel of counters that no other process shares."""
 
     def want(self, tenant: str, lasting_ms: int) -> None:
-        """Nothing is to be heard."""
+        """Ignore: wake-ups come from this process only."""
 
     def granted(self, tenant: str, cost: float) -> None:
-        """Nobody else is to be told."""
+        """Ignore: no other process waits."""
 
 
 class RequestPlane:
-    """Decides about requests. Its `desk` is the conductor of ext_proc streams."""
+    """Decides about requests. `desk` is the worker's shared state and makes the handlers of ext_proc streams."""
 
     def __init__(
         self, settings: Settings, ledger: Ledger, background: Background, counters: DecisionCounters, waiting: AdmissionQueue | None = None
@@ -91,46 +91,48 @@ class RequestPlane:
         )
         authz = settings.gateway.ext_authz
         self.permits = None if authz is None else ExtAuthzLeases(self.desk, authz.longest_s)
-        """For Envoys that only ask whether a request may pass."""
+        """The leases of requests that ext_authz permitted; None: ext_authz is off."""
         self._checker: DoubleChecker | None = None
         if settings.verification is not None:
             self.desk.checks = CheckSampler(settings.verification.policy(settings.gateway.workers))
             self._checker = DoubleChecker(self.desk.checks, self._nodes, self._trace_id)
         self._waiting = waiting
-        self._patience_s = 0.0
+        self._block_s = 0.0
         if settings.audit is not None and settings.audit.section.on_full == "block":
-            self._patience_s = settings.audit.section.block_ms / _MS
+            self._block_s = settings.audit.section.block_ms / _MS
         self._gate: AuditGate | None = None
         self._background = background
         self._moves = self.selector.moves = settings.in_flight
 
     def start(self) -> None:
-        """Renew the leases of what runs, from now on."""
+        """Start renewing leases and double checks."""
         if self.permits is not None:
             self.permits.start(self._background)
         self._background.every(self.desk.lease_ms / 1000 / _RENEWALS_PER_LEASE, "renewing leases", self._renew)
         if self._checker is not None:
-            self._background.every(_CHECK_S, "asking nodes once more", self._checker.work)
+            self._background.every(_CHECK_S, "running double checks", self._checker.work)
 
     def reload(self, settings: Settings, tokenizers: Mapping[str, TokenCounter]) -> None:
         """Decide by this configuration from the next request on."""
         view = make_view(settings, tokenizers)
         if not self._one_script and view.commons is not NO_COMMONS:
-            _log.warning("`limits` of all tenants together are not counted before the next start, for `store.one_slot` is read only then")
+            _log.warning("`limits` of all tenants together are not counted: restart to apply `store.one_slot`")
             view = replace(view, commons=NO_COMMONS)
         self.desk.change(view, self.selector.members.under(settings.pools))
         moves = settings.in_flight
-        self.selector.moves = moves if settings.gateway.xds is not None else moves.among(self._moves)  # Envoy knows what it began with
+        self.selector.moves = (
+            moves if settings.gateway.xds is not None else moves.among(self._moves)
+        )  # without xDS, Envoy knows only the clusters it started with
 
     def block_requests(self, blocked: bool) -> None:  # noqa: FBT001 - a handler takes the value alone
         """Hold requests while the audit log can't be written, or accept them again."""
-        before, self._gate = self._gate, AuditGate(self._patience_s) if blocked else None
+        before, self._gate = self._gate, AuditGate(self._block_s) if blocked else None
         self.desk.gate = self._gate
         if before is not None:
             before.open()
 
     def admissions(self) -> list[AdmissionRecord]:
-        """Requests that were sent on since this was last asked."""
+        """Return the requests that were sent on since the last call."""
         taken = self.desk.admissions
         if not taken:
             return []
@@ -138,18 +140,18 @@ class RequestPlane:
         return taken
 
     def to_record(self) -> dict[str, list[Any]]:
-        """What the accounts have to hear, since this was last asked: requests that were sent on, and double checks."""
+        """Return admissions and double checks since the last call, for the accounting service."""
         return {"admitted": self.admissions(), "compared": [] if self._checker is None else self._checker.found()}
 
     def _nodes(self, pool: str) -> tuple[Node, ...]:
-        """The pool's nodes now: `members` is another one after each change."""
+        """Return the current nodes of a pool."""
         return self.selector.members.nodes(pool)
 
     def _trace_id(self) -> str:
         return self.desk.ids.make(self.desk.clock.wall())
 
     def shown(self) -> dict[str, object]:
-        """For the admin page: nested numbers, which add up over processes."""
+        """Return the numbers for the admin page: nested, so that they add up over processes."""
         return {
             "exchanges": {"open": len(self.desk.live)},
             "queue": self._waiting.shown(),
@@ -158,7 +160,7 @@ class RequestPlane:
         }
 
     async def _renew(self) -> None:
-        """A few at a time: thousands at once would hold up decisions, and the link to Redis takes only so many."""
+        """Renew leases in small groups: thousands at once would delay decisions and overfill the link to Redis."""
         desk = self.desk
         held = list(desk.live.items())
         for start in range(0, len(held), _RENEWED_AT_ONCE):

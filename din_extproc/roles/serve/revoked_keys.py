@@ -1,6 +1,6 @@
-"""Keys that were revoked, as a process that decides about requests knows them.
+"""The revoked keys, as a worker knows them.
 
-Rule: while Redis is away, what is known of them stays.
+Rule: while Redis can't be reached, the known ones stay revoked.
 """
 
 import contextlib
@@ -12,16 +12,16 @@ from din_extproc.edge.redis.revocations import Revocations
 from din_extproc.flow.request import WorkerContext
 
 _LOOK_S = 0.2
-"""A key is refused everywhere within a second of its revocation: five looks, so that four may fail or be late."""
+"""A revocation takes effect within a second: five polls, so that four may fail or be late."""
 
 
 class RevokedKeys:
-    """Keeps a desk up to date.
+    """Polls revoked keys for a worker.
 
     Args:
-        link: What carries commands to Redis.
-        network: Whose keys.
-        desk: Told which keys are valid no more.
+        link: Runs Redis commands.
+        network: The network of the keys.
+        desk: The worker's shared state, whose `revoked` is extended.
     """
 
     def __init__(self, link: Runner, network: str, desk: WorkerContext) -> None:
@@ -29,9 +29,9 @@ class RevokedKeys:
         self._desk = desk
 
     async def start(self, background: Background) -> None:
-        """Know them now, and look again and again."""
+        """Read the revoked keys now and periodically."""
         await self._look()
-        background.every(_LOOK_S, "looking for revoked keys", self._look)
+        background.every(_LOOK_S, "reading revoked keys", self._look)
 
     async def _look(self) -> None:
         with contextlib.suppress(LimitsUnavailable):

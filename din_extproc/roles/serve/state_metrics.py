@@ -1,6 +1,6 @@
-"""How the sidecar stands, as metrics: what the request planes have counted, and what `/status` and `/nodes` show at this moment.
+"""The state of the sidecar as metrics: the counters of the request planes, and the values of `/status` and `/nodes`.
 
-Rule: nothing is measured here; every value is one that the admin port shows as well.
+Rule: nothing is measured here; the admin port shows the same values.
 """
 
 from collections import Counter
@@ -14,18 +14,18 @@ from din_extproc.observe import instruments as of
 from din_extproc.observe.families import Distribution, Family, labelled, one
 
 _ROWS = 16
-"""Nodes that are looked at at one go: a tenth of a millisecond."""
+"""Nodes per slice: a tenth of a millisecond."""
 _MONOTONIC = ("counts", "route_cache")
-"""Parts of a worker's report that only grow: they outlive the worker."""
+"""Parts of a worker's report that only grow: they are kept after the worker has ended."""
 
 
 def kept_of(report: Mapping[str, Any]) -> dict[str, Any]:
-    """What still counts of a worker that is gone. Without it counters would fall, and a falling counter reads as one that began anew."""
+    """Return the counters of a report that outlive its worker; a falling counter would read as a restart."""
     return {name: report[name] for name in _MONOTONIC if name in report}
 
 
 def added(*parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested numbers, added up: what several processes count is what the sidecar counts."""
+    """Add nested numbers of several processes."""
     total: dict[str, Any] = {}
     for part in parts:
         for name, value in part.items():
@@ -40,7 +40,7 @@ def added(*parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def request_families(numbers: Mapping[str, Any]) -> Iterator[Family]:
-    """What the request planes of all processes have counted, added up."""
+    """Yield the metrics of decisions, from the sum over all processes."""
     counts, cache = numbers["counts"], numbers.get("route_cache", {})
     refused: Mapping[str, int] = counts["refused"]
     yield Family(of.DECISION, (((), _decisions(counts)),))
@@ -58,7 +58,7 @@ def request_families(numbers: Mapping[str, Any]) -> Iterator[Family]:
 
 
 def state_families(status: Mapping[str, Any], *, ready: bool) -> Iterator[Family]:
-    """What `/status` says of the sidecar itself."""
+    """Yield the metrics of the sidecar's own state, from `/status`."""
     exchanges = status["exchanges"]
     yield one(of.READY, float(ready))
     yield one(of.OPEN, exchanges.get("open", 0))
@@ -84,7 +84,7 @@ def state_families(status: Mapping[str, Any], *, ready: bool) -> Iterator[Family
 
 
 def node_families(rows: Iterable[MemberForm], *, stale: bool) -> Iterator[Family | None]:
-    """What `/nodes` says; None: others may go first. `rows`: each is made when it is asked for."""
+    """Yield the metrics of nodes; None lets other tasks run. `rows` is consumed lazily."""
     trusted: list[tuple[str, float]] = []
     silent: list[tuple[str, float]] = []
     forms: list[tuple[str, HealthForm]] = []
@@ -117,7 +117,7 @@ def node_families(rows: Iterable[MemberForm], *, stale: bool) -> Iterator[Family
 
 
 def audit_families(shown: Mapping[str, Any]) -> Iterator[Family]:
-    """How the audit log does."""
+    """Yield the metrics of the audit log."""
     yield one(of.AUDIT_RECORDS, shown["written"])
     yield one(of.AUDIT_WAITING, shown["waiting"])
     yield one(of.AUDIT_DROPPED, shown["dropped"])

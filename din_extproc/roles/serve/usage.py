@@ -1,6 +1,6 @@
-"""The usage of tenants, from finished exchanges to whoever charges for it.
+"""The usage of tenants, from finished exchanges to charge-back.
 
-Rule: what was counted goes to Redis every second, in numbered portions; while Redis is away it is kept, and said again.
+Rule: counts go to Redis every second in numbered portions; while Redis can't be reached they are kept and sent again.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ _TIMEOUT_MS = 5000
 
 
 class UsageKeeper:
-    """Brings what this replica counts to Redis.
+    """Writes the usage that this replica counts to Redis.
 
     Args:
-        link: What carries commands to Redis.
-        network: Whose usage.
+        link: Runs Redis commands.
+        network: The network of the usage.
     """
 
     def __init__(self, link: Runner, network: str) -> None:
@@ -42,11 +42,11 @@ class UsageKeeper:
         self._saying = asyncio.Lock()
 
     def finished(self, record: ExchangeRecord) -> None:
-        """An exchange is over."""
+        """Count a settled exchange."""
         self._book.finished(record)
 
     async def say(self) -> None:
-        """Tell Redis what was counted. What it does not take now is told the next time, under the same number."""
+        """Write the counts to Redis. What fails is sent again under the same number, so that it counts once."""
         async with self._saying:
             if not self._unsaid:
                 self._unsaid.extend(portions(self._book.take(), self._number))
@@ -58,11 +58,11 @@ class UsageKeeper:
 
 
 def used(settings: Settings, first: date, last: date, tenant: str) -> list[dict[str, Any]]:
-    """Rows per day, tenant and model, both days included. `tenant` "": of all.
+    """Return rows per day, tenant and model, both days included. `tenant` "": all tenants.
 
     Raises:
         LimitsUnavailable: Redis does not answer.
-        Stranger: no tenant is called so, and none was in that time.
+        UnknownTenant: neither the configuration nor the usage has this tenant.
     """
     rows = asyncio.run(_used(settings, first, last, tenant))
     if tenant and not rows and tenant not in {each.id for each in settings.tenants}:
@@ -87,7 +87,7 @@ async def _used(settings: Settings, first: date, last: date, tenant: str) -> lis
 
 
 def _days(first: date, last: date) -> Iterable[date]:
-    """Those of the range of which there can be any usage; replicas' clocks may be ahead."""
+    """Return the days of the range for which usage can exist; clocks of replicas may be a day ahead."""
     today = datetime.now(UTC).date()
     first, last = max(first, today - timedelta(days=KEPT_DAYS + 1)), min(last, today + timedelta(days=1))
     return (first + timedelta(days=number) for number in range((last - first).days + 1))

@@ -43,8 +43,8 @@ class Worker:
         follow_config: Callable[[str], None],
     ) -> None:
         self._background = background
-        self._waits = WorkerQueue(settings, link, ledger, background)
-        self.plane = RequestPlane(settings, ledger, background, counters, self._waits.room)
+        self._queue = WorkerQueue(settings, link, ledger, background)
+        self.plane = RequestPlane(settings, ledger, background, counters, self._queue.queue)
         self._revoked = RevokedKeys(link, settings.network, self.plane.desk)
         self.services: list[GrpcService] = [ExtProcService(self.plane.desk)]
         if self.plane.permits is not None:
@@ -68,7 +68,7 @@ class Worker:
     async def reload(self, settings: Settings) -> None:
         """Decide by this configuration from the next request on."""
         self.plane.reload(settings, await load_tokenizers(settings))
-        self._waits.reload(settings)
+        self._queue.reload(settings)
 
     def apply(self, update: WorkerUpdate) -> None:
         """Apply an update from the next request on."""
@@ -76,4 +76,4 @@ class Worker:
 
     async def close(self) -> None:
         """Refuse the requests that still wait."""
-        await self._waits.room.close()
+        await self._queue.queue.close()

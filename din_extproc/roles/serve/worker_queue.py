@@ -1,6 +1,6 @@
-"""Where the requests of one process wait for tokens and slots, and what wakes them.
+"""The admission queue of a worker, and the channel that wakes it.
 
-Rule: nothing is listened to as long as no tenant's requests may wait.
+Rule: the channel is subscribed to only if the requests of some tenant may wait.
 """
 
 from din_extproc.admit.queue import QueueState
@@ -16,34 +16,34 @@ from din_extproc.settings.settings import Settings
 
 
 class WorkerQueue:
-    """The waiting room and its bell.
+    """The admission queue of one worker.
 
     Args:
         settings: The configuration.
-        link: What carries commands to Redis.
-        ledger: The counters.
-        background: Runs what listens.
+        link: Runs Redis commands.
+        ledger: The rate-limit counters.
+        background: Runs the subscription.
     """
 
     def __init__(self, settings: Settings, link: Runner, ledger: GuardedLedger, background: Background) -> None:
         names = Names(settings.network, settings.store.one_slot)
-        bell = RedisWakeupChannel(link, names)
-        self.room = AdmissionQueue(
+        channel = RedisWakeupChannel(link, names)
+        self.queue = AdmissionQueue(
             ledger=ledger,
-            bell=bell,
+            bell=channel,
             shared=lambda: ledger.state.shared,
             now_ms=SystemClock.monotonic_ms,
             start=background.start,
             queue=QueueState(),
         )
         locate = locator(settings.store.url.get_secret_value())
-        heard = bell.heard(self.room.ring, self.room.granted_elsewhere)
-        self._subscription = ChannelSubscription(locate, names.channel, heard, self.room.ring_for_everybody)
+        heard = channel.heard(self.queue.ring, self.queue.granted_elsewhere)
+        self._subscription = ChannelSubscription(locate, names.channel, heard, self.queue.ring_for_everybody)
         self._background = background
         self._listening = False
 
     def reload(self, settings: Settings) -> None:
-        """Listen from now on, if somebody may have to wait under this configuration."""
+        """Subscribe to wake-ups if requests may wait under this configuration."""
         if not self._listening and any(tenant.queueing.max_wait_ms for tenant in settings.tenants):
             self._listening = True
-            self._background.run("hearing what comes back", self._subscription.run())
+            self._background.run("receiving wake-ups", self._subscription.run())

@@ -1,7 +1,7 @@
-"""What running Envoys are told of pools, nodes and routes, as the configuration and the membership change.
+"""The xDS control plane: it sends pools, nodes and routes to Envoys as configuration and membership change.
 
-Rule: a new pool is known to the Envoys before a request is sent there, and an old one stays until the last request that was sent there
-must have arrived. Nodes of which none is left are such a pool; any other node goes at once.
+Rule: Envoys know a new pool before a request is sent to it, and keep an old pool until the last request that was sent to it
+must have arrived. The same holds when all nodes of a pool are replaced; any other node is removed at once.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from din_extproc.settings.settings import Settings
 
 _log = logging.getLogger(__name__)
 
-_PATIENCE_S = 3.0
-"""How long a change waits for the answers of all Envoys, which look at new nodes before they answer; one that is slow must not keep it
-from the others."""
+_ACK_WAIT_S = 3.0
+"""Seconds that a change waits for the ACKs of all Envoys, which health-check new nodes first; a slow one must not delay
+the others."""
 _LINGER_S = 5.0
 _MESSAGE_BYTES = 16 << 20
 
@@ -32,8 +32,8 @@ class XdsControlPlane:
     """The control plane of one sidecar.
 
     Args:
-        transport: What carries it.
-        background: Runs what is to be done later.
+        transport: The gRPC server to use.
+        background: Runs delayed tasks.
     """
 
     def __init__(self, transport: type[H2Server | GrpcioServer], background: Background) -> None:
@@ -48,26 +48,26 @@ class XdsControlPlane:
         self._server: H2Server | GrpcioServer | None = None
 
     async def start(self, address: str | TlsAddress) -> None:
-        """Serve what was last used, on `host:port`.
+        """Serve the last configuration on `host:port`.
 
         Raises:
             OSError: the address is taken.
-            Unusable: certificates can't be used.
+            CertificateUnusable: the certificates can't be used.
         """
         snapshot = self._snapshot()
         if snapshot is None:
-            raise ValueError("there is nothing to serve yet")
+            raise ValueError("xDS can't start before a configuration is loaded")
         self._service = DiscoveryService(snapshot)
         self._server = self._transport((self._service,), max_body_bytes=_MESSAGE_BYTES)
         await self._server.start(address)
 
     async def stop(self, grace_s: float) -> None:
-        """Say goodbye to the Envoys."""
+        """Close the streams of Envoys."""
         if self._server is not None:
             await self._server.stop(grace_s)
 
     async def reload(self, settings: Settings) -> None:
-        """Serve this configuration. Returns when the Envoys that are connected know its pools, or have had the time to."""
+        """Serve this configuration. Return when the connected Envoys know its pools, or after the time limit."""
         made = await asyncio.get_running_loop().run_in_executor(None, _blueprint, settings)
         former = self._blueprint
         self._blueprint = kept = made if former is None else made.keeping(former)
@@ -78,9 +78,9 @@ class XdsControlPlane:
         if self._service is None:
             return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(_ACK_WAIT_S):
                 await self._service.settled()
-        self._background.run("taking away what is no more", self._retire(kept, made))
+        self._background.run("removing former pools", self._retire(kept, made))
 
     def on_membership(self, delta: MembershipDelta) -> None:
         """Send nodes that joined or left to Envoys at once."""
@@ -88,7 +88,7 @@ class XdsControlPlane:
         self._tell()
 
     def shown(self) -> dict[str, object]:
-        """For the admin page: what is served, and how each Envoy stands."""
+        """Return the served versions and each Envoy's state for the admin page."""
         return {} if self._service is None else {"xds": self._service.shown()}
 
     def _snapshot(self) -> Snapshot | None:
@@ -104,7 +104,7 @@ class XdsControlPlane:
             self._service.publish(snapshot)
 
     async def _retire(self, kept: Blueprint, made: Blueprint) -> None:
-        """Take away what only the former configuration had, unless yet another one has come: then that one will."""
+        """Remove what only the former configuration had, unless another configuration has arrived since."""
         await asyncio.sleep(_LINGER_S)
         if self._blueprint is kept:
             self._blueprint = made
@@ -113,7 +113,7 @@ class XdsControlPlane:
 
 
 def _bridged(before: tuple[Node, ...], after: tuple[Node, ...]) -> tuple[Node, ...]:
-    """The nodes of a pool, with those before them for as long as all of them are new: Envoy has not looked at a new one yet."""
+    """Return the nodes of a pool, together with the former ones while all are new: Envoy has not checked new ones yet."""
     ids = {node.id for node in before}
     if not after or any(node.id in ids for node in after):
         return after

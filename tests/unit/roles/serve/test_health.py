@@ -147,7 +147,7 @@ def test_probes_alone_open_a_node_and_say_how_it_does(tmp_path):
 
 def test_what_another_replica_opened_is_open_here_and_is_not_told_back(tmp_path):
     watched = Watched(tmp_path)
-    watched.health.told_open("a", "2 consecutive failures (told by r2)")
+    watched.health.told_open("a", "2 consecutive failures (reported by r2)")
     assert watched.state() is BreakerState.OPEN
     assert watched.health.opened == {}
 
