@@ -1,11 +1,11 @@
-"""For programs that ask the network: OpenAI's own client, its answers with their proof and their times. Needs the extra `client`.
+"""A Python client for programs that call the network: OpenAI's client plus provenance and timings. Needs the extra `client`.
 
-Rule: an answer without the headers that prove where it comes from is an error, never an answer.
+Rule: an answer without the headers that prove its origin raises an error.
 
     from din_extproc.client import Client
 
     with Client("http://gateway:10000", key) as network:
-        answer = network.chat(model="bx-fast-chat", messages=[...], version=">=2025.3", patience_ms=10_000)
+        answer = network.chat(model="bx-fast-chat", messages=[...], version=">=2025.3", deadline_ms=10_000)
         print(answer.content.choices[0].message.content, answer.provenance.node_id, answer.times.total_ms)
         with network.stream(model="bx-fast-chat", messages=[...]) as stream:
             for chunk in stream:
@@ -28,13 +28,13 @@ from din_extproc.measure.provenance import Provenance
 
 
 class NetworkError(Exception):
-    """The network did not give a good answer.
+    """The network did not return a valid answer.
 
     Attributes:
-        code: As in the documentation's table of errors; "unproven" where headers are missing.
-        status: Of HTTP.
-        trace_id: What operators find the request by, "" when there was none.
-        retry_after_s: When it may be tried again; None: that was not said.
+        code: A code of the documentation's table of errors; "unproven" if headers are missing.
+        status: The HTTP status.
+        trace_id: The id by which operators find the request, "" if there is none.
+        retry_after_s: Seconds after which to retry; None: unknown.
     """
 
     def __init__(self, message: str, code: str, status: int, trace_id: str, retry_after_s: float | None = None) -> None:
@@ -45,42 +45,42 @@ class NetworkError(Exception):
         self.retry_after_s = retry_after_s
 
 
-class RequestRefused(NetworkError):  # noqa: N818 - it says what came
-    """The request is at fault: as it is, it will be refused again."""
+class RequestRefused(NetworkError):  # noqa: N818 - the name says what happened
+    """The request is invalid; retrying it unchanged fails again."""
 
 
 class VersionMismatch(RequestRefused):
-    """No node serves a version that was asked for."""
+    """No node serves a version that the request accepts."""
 
 
-class LimitReached(NetworkError):  # noqa: N818 - it says what came
-    """A limit of the tenant is reached, or nodes are busy: later it passes."""
+class LimitReached(NetworkError):  # noqa: N818 - the name says what happened
+    """A limit of the tenant is reached, or nodes are busy; retry later."""
 
 
-class Unavailable(NetworkError):  # noqa: N818 - it says what came
+class Unavailable(NetworkError):  # noqa: N818 - the name says what happened
     """The network or its nodes failed."""
 
 
-class Unproven(NetworkError):  # noqa: N818 - it says what came
-    """The answer does not say where it comes from, or it is another one's."""
+class Unproven(NetworkError):  # noqa: N818 - the name says what happened
+    """The answer has no proof of its origin, or has that of another request."""
 
 
 class AnswerTimes(Struct, frozen=True):
-    """One answer by the client's stopwatch, in milliseconds."""
+    """Timings of one answer in milliseconds, measured by the client."""
 
     head_ms: float
-    """Until the answer's head."""
+    """Until the response headers."""
     total_ms: float
     transfer_ms: float
-    """Of the head: what was not spent between the gateway's first byte of the request and the node's first of the answer."""
+    """The part of `head_ms` outside of the gateway and the node: network transfer."""
     ttft_ms: float | None = None
-    """Until the first token of a stream; None: there was none, or it was no stream."""
+    """Until the first token of a stream; None: no token, or not a stream."""
     tpot_ms: float | None = None
-    """Each token after the first, on the average."""
+    """Average time per token after the first."""
 
 
 class Answer(Struct, frozen=True):
-    """A whole answer."""
+    """A complete answer."""
 
     content: ChatCompletion
     provenance: Provenance
@@ -88,48 +88,48 @@ class Answer(Struct, frozen=True):
 
 
 class Streamed:
-    """A stream that is being read. `times` is there when it is over."""
+    """An open stream. `times` is available at its end."""
 
     def __init__(self, chunks: Stream[ChatCompletionChunk], provenance: Provenance, began: float) -> None:
         self.provenance = provenance
         self._chunks = chunks
         self._began = began
-        self._head_ms = _since(began)
+        self._head_ms = _ms_since(began)
         self._arrivals: list[float] = []
         self._times: AnswerTimes | None = None
 
     def __iter__(self) -> Iterator[ChatCompletionChunk]:
         tokens = None
-        with _told(self.provenance.trace_id):
+        with _translate_errors(self.provenance.trace_id):
             for chunk in self._chunks:
                 if chunk.usage is not None:
                     tokens = chunk.usage.completion_tokens
                 if any(_has_token(choice.delta.model_dump(exclude_none=True)) for choice in chunk.choices):
-                    self._arrivals.append(_since(self._began))
+                    self._arrivals.append(_ms_since(self._began))
                 yield chunk
         seen = self._arrivals
         first, last = (seen[0], seen[-1]) if seen else (None, None)
-        told = measured.TimedAnswer(_since(self._began), first, last, len(seen) if tokens is None else tokens)
+        told = measured.TimedAnswer(_ms_since(self._began), first, last, len(seen) if tokens is None else tokens)
         self._times = _times(self._head_ms, told.total_ms, self.provenance, first, told.per_token_ms)
 
     @property
     def times(self) -> AnswerTimes:
-        """How long it took.
+        """The timings.
 
         Raises:
-            RuntimeError: the stream is not over.
+            RuntimeError: the stream has not ended.
         """
         if self._times is None:
-            raise RuntimeError("the stream is not over")
+            raise RuntimeError("the stream has not ended; read it to its end first")
         return self._times
 
 
 class Client:
-    """One tenant's client. A context manager.
+    """A client of one tenant, and a context manager.
 
     Args:
-        url: The gateway's, without `/v1`.
-        key: The tenant's.
+        url: The gateway's URL, without `/v1`.
+        key: The tenant's API key.
         options: Further arguments of `openai.OpenAI`, such as `timeout` and `max_retries`.
     """
 
@@ -142,77 +142,77 @@ class Client:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.openai.close()
 
-    def chat(self, *, version: str = "", patience_ms: int | None = None, trace_id: str = "", traceparent: str = "", **body: Any) -> Answer:
-        """A whole chat completion.
+    def chat(self, *, version: str = "", deadline_ms: int | None = None, trace_id: str = "", traceparent: str = "", **body: Any) -> Answer:
+        """Create a chat completion.
 
         Args:
             version: A constraint on the model's version, such as `>=2025.3,<2026`.
-            patience_ms: How long the answer may take, waiting in the gateway included.
-            trace_id: Under which it is to be found; "": the gateway makes one.
-            traceparent: Of the W3C trace that it belongs to.
-            body: As `chat.completions.create` takes it.
+            deadline_ms: The deadline in milliseconds, including time spent queued.
+            trace_id: The trace id of the request; "": the gateway makes one.
+            traceparent: The W3C trace context that it belongs to.
+            body: The arguments of `chat.completions.create`.
 
         Raises:
-            NetworkError: no good answer came; its classes say what to do about it.
+            NetworkError: no valid answer arrived; the subclass says what to do about it.
         """
         began = time.perf_counter()
-        asked = _headers(version, patience_ms, trace_id, traceparent)
-        with _told():
-            raw = self.openai.chat.completions.with_raw_response.create(extra_headers=asked, **body)
-            head_ms = _since(began)
-            proof = _proven(raw.headers, raw.status_code, trace_id)
-            return Answer(raw.parse(), proof, _times(head_ms, _since(began), proof))
+        headers = _headers(version, body.pop("patience_ms", deadline_ms), trace_id, traceparent)  # the argument's former name
+        with _translate_errors():
+            raw = self.openai.chat.completions.with_raw_response.create(extra_headers=headers, **body)
+            head_ms = _ms_since(began)
+            proof = _provenance(raw.headers, raw.status_code, trace_id)
+            return Answer(raw.parse(), proof, _times(head_ms, _ms_since(began), proof))
 
     @contextmanager
     def stream(
-        self, *, version: str = "", patience_ms: int | None = None, trace_id: str = "", traceparent: str = "", **body: Any
+        self, *, version: str = "", deadline_ms: int | None = None, trace_id: str = "", traceparent: str = "", **body: Any
     ) -> Iterator[Streamed]:
-        """The same as a stream: iterate over it, then read its `times`. Raises as `chat` does."""
+        """Create a streamed chat completion: iterate over it, then read its `times`. Raises as `chat` does."""
         began = time.perf_counter()
-        asked = _headers(version, patience_ms, trace_id, traceparent)
-        with _told():
-            raw = self.openai.chat.completions.with_raw_response.create(extra_headers=asked, stream=True, **body)
+        headers = _headers(version, body.pop("patience_ms", deadline_ms), trace_id, traceparent)  # the argument's former name
+        with _translate_errors():
+            raw = self.openai.chat.completions.with_raw_response.create(extra_headers=headers, stream=True, **body)
         with raw.parse() as chunks:
-            yield Streamed(chunks, _proven(raw.headers, raw.status_code, trace_id), began)
+            yield Streamed(chunks, _provenance(raw.headers, raw.status_code, trace_id), began)
 
 
-def _headers(version: str, patience_ms: int | None, trace_id: str, traceparent: str) -> dict[str, str]:
-    patience = "" if patience_ms is None else str(patience_ms)
-    found = {"x-din-model-version": version, "x-din-timeout-ms": patience, "x-din-trace-id": trace_id, "traceparent": traceparent}
+def _headers(version: str, deadline_ms: int | None, trace_id: str, traceparent: str) -> dict[str, str]:
+    deadline = "" if deadline_ms is None else str(deadline_ms)
+    found = {"x-din-model-version": version, "x-din-timeout-ms": deadline, "x-din-trace-id": trace_id, "traceparent": traceparent}
     return {name: value for name, value in found.items() if value}
 
 
-def _proven(headers: Mapping[str, str], status: int, trace_id: str) -> Provenance:
+def _provenance(headers: Mapping[str, str], status: int, trace_id: str) -> Provenance:
     found = Provenance.of(headers)
     if found.missing:
         raise Unproven(f"the answer has no {', '.join(found.missing)}", "unproven", status, found.trace_id)
     if trace_id and found.trace_id != trace_id:
-        raise Unproven(f"the answer is that of {found.trace_id}, asked was {trace_id}", "unproven", status, found.trace_id)
+        raise Unproven(f"the answer has trace id {found.trace_id}, the request had {trace_id}", "unproven", status, found.trace_id)
     return found
 
 
 @contextmanager
-def _told(trace_id: str = "") -> Iterator[None]:
-    """The gateway's refusals and failures under their own names. `trace_id`: of a stream that has begun."""
+def _translate_errors(trace_id: str = "") -> Iterator[None]:
+    """Translate refusals and failures into this module's errors. `trace_id`: of a stream that has begun."""
     try:
         yield
     except APIStatusError as error:
         headers, status = error.response.headers, error.status_code
         code = error.code or str(status)
         after = headers.get("retry-after", "")
-        raise _kind(status, code)(
+        raise _error_class(status, code)(
             error.message, code, status, headers.get("x-din-trace-id", ""), float(after) if after.isdigit() else None
         ) from error
-    except APIError as error:  # inside a stream, or on the way
+    except APIError as error:  # inside a stream, or a connection error
         raise Unavailable(error.message, error.code or "unreachable", 0, trace_id) from error
 
 
-def _kind(status: int, code: str) -> type[NetworkError]:
+def _error_class(status: int, code: str) -> type[NetworkError]:
     if code == "version_mismatch":
         return VersionMismatch
-    if status == 429:  # noqa: PLR2004 - HTTP's own number
+    if status == 429:  # noqa: PLR2004 - an HTTP status
         return LimitReached
-    return RequestRefused if status < 500 else Unavailable  # noqa: PLR2004 - HTTP's own border
+    return RequestRefused if status < 500 else Unavailable  # noqa: PLR2004 - an HTTP status class
 
 
 def _times(head_ms: float, total_ms: float, proof: Provenance, ttft_ms: float | None = None, tpot_ms: float | None = None) -> AnswerTimes:
@@ -223,5 +223,5 @@ def _has_token(delta: Mapping[str, Any]) -> bool:
     return any(delta.get(channel) for channel in measured.CHANNELS)
 
 
-def _since(began: float) -> float:
+def _ms_since(began: float) -> float:
     return (time.perf_counter() - began) * 1e3

@@ -45,7 +45,7 @@ def nodes(
     settings = load_settings(config)
     with fail_on(role.SidecarUnreachable), suppress(KeyboardInterrupt):
         if json:
-            print_json(role.ask(settings))
+            print_json(role.fetch_page(settings))
         elif watch:
             role.watch(settings, every_s)
         else:
@@ -70,7 +70,7 @@ def tenants(
     settings = load_settings(config)
     with fail_on(SidecarUnreachable, UnknownTenant), suppress(KeyboardInterrupt):
         if json:
-            print_json(role.asked(settings, tenant))
+            print_json(role.fetch_tenants(settings, tenant))
         elif watch:
             role.watch(settings, tenant, every_s)
         else:
@@ -93,7 +93,7 @@ def usage(
     from din_extproc.admit.ledger import LimitsUnavailable  # noqa: PLC0415 - the other commands start without it
     from din_extproc.edge.redis.usage import COLUMNS  # noqa: PLC0415
     from din_extproc.roles.operate.unknown_tenant import UnknownTenant  # noqa: PLC0415
-    from din_extproc.roles.serve.usage import used  # noqa: PLC0415
+    from din_extproc.roles.serve.usage import usage_rows  # noqa: PLC0415
 
     today = datetime.now(UTC)
     begin, end = (first or today - timedelta(days=30)).date(), (last or today).date()
@@ -101,7 +101,7 @@ def usage(
         raise typer.BadParameter(f"{begin} is later than the last day, {end}", param_hint="--from")
     try:
         with fail_on(UnknownTenant):
-            rows = used(load_settings(config), begin, end, tenant)
+            rows = usage_rows(load_settings(config), begin, end, tenant)
     except LimitsUnavailable as error:
         fail(f"redis: {error}")
     if form == "json":
@@ -140,10 +140,10 @@ def doctor(
 
     It prints a verdict and a remedy per finding. Exit code 1: something fails.
     """
-    from din_extproc.roles.operate.doctor import examine, lines  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.operate.doctor import examine, report_lines  # noqa: PLC0415 - the other commands start without it
 
     findings = examine(load_settings(config))
-    finish(findings, lines(findings), json=json, ok=not any(each.verdict == "wrong" for each in findings))
+    finish(findings, report_lines(findings), json=json, ok=not any(each.verdict == "fail" for each in findings))
 
 
 @audit_app.command("verify")
@@ -162,8 +162,8 @@ def audit_verify(
 
     Exit code 1: something was; it is named.
     """
-    from din_extproc.roles.operate.audit import AuditUnreadable, proof  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.operate.audit import AuditUnreadable, verify_logs  # noqa: PLC0415 - the other commands start without it
 
     with fail_on(AuditUnreadable):
-        proved = proof(tuple(folders or ()), config or (None if key else DEFAULT_CONFIG), tuple(key or ()), since, os.environ)
+        proved = verify_logs(tuple(folders or ()), config or (None if key else DEFAULT_CONFIG), tuple(key or ()), since, os.environ)
     finish(proved, [proved.text], json=json, ok=proved.whole)

@@ -7,7 +7,7 @@ from din_extproc.admit.ledger import LimitsUnavailable
 from din_extproc.domain.usage import ExchangeRecord, Outcome, Usage
 from din_extproc.edge.redis.usage import USAGE, UsageStore, portions
 from din_extproc.observe.usage_book import UsageBook, UsageKey, UsageTotals
-from din_extproc.roles.serve.usage import UsageKeeper
+from din_extproc.roles.serve.usage import UsageRecorder
 from tests.support.ledgers import linked
 from tests.support.servers import FLAVOURS, RedisServer
 from tests.support.waiting import until
@@ -72,16 +72,16 @@ async def test_usage_that_could_not_be_said_is_said_when_redis_is_back():
     with RedisServer() as server:
         async with linked(server.url, timeout_ms=100) as link:
             await link.call("SCRIPT", "LOAD", USAGE.source)
-            keeper = UsageKeeper(link, "")
+            keeper = UsageRecorder(link, "")
             keeper.finished(record())
-            await keeper.say()
+            await keeper.flush()
             with server.paused():
                 for _ in range(3):
                     keeper.finished(record())
-                    await keeper.say()
+                    await keeper.flush()
             await until(lambda: link.state.up)
             for _ in range(2):
-                await keeper.say()
+                await keeper.flush()
             (used,) = (await UsageStore(link, "").day("2026-12-31")).values()
             assert (used.requests, used.completion_tokens) == (4, 12), "be it counted or not before the pause, each counts once"
 

@@ -16,7 +16,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from din_extproc.observe import instruments as of
-from din_extproc.roles.configure.monitoring import monitoring
+from din_extproc.roles.configure.monitoring import monitoring_files
 from din_extproc.settings.load import load
 from din_extproc.tools.replay.replay import replay
 from tests.support.collector import Collector
@@ -296,7 +296,7 @@ def test_every_metric_that_dashboards_and_alerts_ask_for_is_on_the_page_of_a_run
     with urllib.request.urlopen(f"http://127.0.0.1:{audited.admin_port}/metrics", timeout=10) as reply:
         kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", reply.read().decode(), re.MULTILINE))
     there = {name + suffix for name, kind in kinds.items() for suffix in (("_bucket", "_sum", "_count") if kind == "histogram" else ("",))}
-    for name, text in monitoring().items():
+    for name, text in monitoring_files().items():
         for where, query in queries_in(name, text).items():
             assert metrics_of(query) <= there, where
 

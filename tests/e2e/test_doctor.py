@@ -53,15 +53,15 @@ def examined(
 
 
 def findings(run: subprocess.CompletedProcess[str]) -> dict[str, dict]:
-    """By what was looked at, those that are not fine before the others."""
+    """By what was looked at, those that are not ok before the others."""
     found = json.loads(run.stdout)
-    assert all(each["change"] for each in found if each["verdict"] != "fine"), "what is not fine says what to change"
-    assert run.returncode == any(each["verdict"] == "wrong" for each in found)
-    return {each["what"]: each for each in sorted(found, key=lambda each: each["verdict"] != "fine")}
+    assert all(each["change"] for each in found if each["verdict"] != "ok"), "what is not ok says what to change"
+    assert run.returncode == any(each["verdict"] == "fail" for each in found)
+    return {each["what"]: each for each in sorted(found, key=lambda each: each["verdict"] != "ok")}
 
 
 def verdicts(run: subprocess.CompletedProcess[str]) -> dict[str, str]:
-    return {what: each["verdict"] for what, each in findings(run).items() if each["verdict"] != "fine"}
+    return {what: each["verdict"] for what, each in findings(run).items() if each["verdict"] != "ok"}
 
 
 CHECKS = {
@@ -74,7 +74,7 @@ def test_a_gateway_in_health_passes_every_check(stack):
     assert stack.chat().status_code == 200
     healthy = findings(examined(stack, "--json"))
     assert healthy.keys() >= CHECKS
-    assert {what: each for what, each in healthy.items() if each["verdict"] == "wrong"} == {}
+    assert {what: each for what, each in healthy.items() if each["verdict"] == "fail"} == {}
 
 
 def test_an_envoy_that_runs_with_another_file_is_told_what_differs(stack):
@@ -93,7 +93,7 @@ def test_an_envoy_that_runs_with_another_file_is_told_what_differs(stack):
     try:
         stack.start_envoy(yaml.safe_dump(other))
         sick = findings(examined(stack, "--json"))
-        wrong = {what: each["said"] for what, each in sick.items() if each["verdict"] == "wrong"}
+        wrong = {what: each["said"] for what, each in sick.items() if each["verdict"] == "fail"}
         assert wrong == {
             "buffer limit": "Envoy has 1.04858e+06 bytes, din.yaml says 3.362e+07",
             "message timeout": "Envoy has 0.2 s, din.yaml says 5",
@@ -150,16 +150,16 @@ def test_a_redis_that_is_old_slow_evicts_and_has_another_time(stack):
     sick.server.shutdown()
     sick.server.server_close()
     assert {what: told[what]["verdict"] for what in ("redis version", "redis latency", "redis memory", "clock", "open files")} == {
-        "redis version": "wrong",
-        "redis latency": "wrong",
-        "redis memory": "wrong",
-        "clock": "wrong",
-        "open files": "doubtful",
+        "redis version": "fail",
+        "redis latency": "fail",
+        "redis memory": "fail",
+        "clock": "fail",
+        "open files": "warn",
     }
     assert "Redis is -9" in told["clock"]["said"]
     assert "synchronise the clocks" in told["clock"]["change"]
     assert "noeviction" in told["redis memory"]["change"]
-    assert told["configuration"]["verdict"] == "doubtful", "the sidecar runs with another file"
+    assert told["configuration"]["verdict"] == "warn", "the sidecar runs with another file"
 
 
 class OldEnvoy(BaseHTTPRequestHandler):
@@ -186,7 +186,7 @@ def test_an_envoy_that_is_too_old_and_knows_nothing_of_us(stack):
 
         told = findings(examined(stack, "--json", change=there))
         old.shutdown()
-    wrong = {what for what, each in told.items() if each["verdict"] == "wrong"}
+    wrong = {what for what, each in told.items() if each["verdict"] == "fail"}
     assert wrong == {"envoy version", "envoy state", "buffer limit", "message timeout", "stream idle timeout", "pools", "workers"}
     assert told["envoy version"]["said"] == "1.30.2"
 
@@ -195,11 +195,11 @@ def test_timeouts_in_the_wrong_order_and_a_file_that_is_not_in_use(stack, engine
     def hasty(config: dict) -> None:
         config["store"]["timeout_ms"] = 4000
 
-    assert verdicts(examined(stack, "--json", change=hasty))["timeouts"] == "wrong"
+    assert verdicts(examined(stack, "--json", change=hasty))["timeouts"] == "fail"
     stack.write(sections(engine, aliases={"x": {"model": "nowhere"}}))
     stack.eventually(lambda: stack.status()["configuration"]["rejected_successor"] != "", "the file is refused")
     sick = verdicts(examined(stack, "--json", change=lambda config: config.pop("aliases")))
-    assert sick["configuration"] == "wrong"
+    assert sick["configuration"] == "fail"
     stack.write(sections(engine))
     stack.eventually(lambda: stack.status()["configuration"]["rejected_successor"] == "", "the file is good again")
 
@@ -210,7 +210,7 @@ def test_a_sidecar_that_answers_too_late_shows_in_what_envoy_counts_and_then_par
     stack.sidecar.send_signal(18)
     stack.eventually(lambda: stack.chat().status_code == 200, "it answers again")
     late = findings(examined(stack, "--json"))
-    assert late["ext_proc message_timeouts"]["verdict"] == "wrong"
+    assert late["ext_proc message_timeouts"]["verdict"] == "fail"
     assert "raise envoy.timeouts.message_ms" in late["ext_proc message_timeouts"]["change"]
     for part in (stack.envoy, stack.sidecar):
         part.kill()
@@ -219,5 +219,5 @@ def test_a_sidecar_that_answers_too_late_shows_in_what_envoy_counts_and_then_par
     sick = examined(stack)
     assert sick.returncode == 1
     assert sick.stderr == ""
-    for word in ("✗ envoy: ", "✗ sidecar: ", "✗ redis: ", "start it", "3 wrong"):
+    for word in ("✗ envoy: ", "✗ sidecar: ", "✗ redis: ", "start it", "3 fail"):
         assert word in sick.stdout, sick.stdout

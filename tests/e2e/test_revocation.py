@@ -8,7 +8,7 @@ from typing import Self
 
 import pytest
 
-from din_extproc.roles.configure.keys import revoke
+from din_extproc.roles.configure.keys import revoke_key
 from din_extproc.settings.load import load
 from tests.support.servers import EngineSim, RedisServer
 from tests.support.stack import Stack, node, tenant
@@ -70,7 +70,7 @@ def test_a_revoked_key_is_refused_by_every_worker_of_every_replica_within_a_seco
         with Watched(replicas, key) as watched:
             replicas[0].eventually(lambda w=watched: len(w.answers) > 20, "all of them ask", 30)
             began = time.monotonic()
-            revoke(settings, key)
+            revoke_key(settings, key)
             time.sleep(PROMISE_S + 0.5)
         before = {status for at, status in watched.answers if at < began}
         assert before == {200}, "it was valid"

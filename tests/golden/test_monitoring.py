@@ -9,7 +9,7 @@ import yaml
 
 from din_extproc.observe import instruments as of
 from din_extproc.observe.exposition import samples
-from din_extproc.roles.configure.monitoring import monitoring, write
+from din_extproc.roles.configure.monitoring import monitoring_files, write_monitoring
 from tests.support.promql import metrics_of, queries_in
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
@@ -18,13 +18,13 @@ KNOWN = {name for each in of.ALL for name in samples(each)}
 
 def queries() -> dict[str, str]:
     """Every query of every file, by where it stands."""
-    return {where: query for name, text in monitoring().items() for where, query in queries_in(name, text).items()}
+    return {where: query for name, text in monitoring_files().items() for where, query in queries_in(name, text).items()}
 
 
 def test_the_files_in_deploy_are_what_the_code_says():
     if os.environ.get("DIN_REWRITE_GOLDENS") == "1":
-        write(DEPLOY)
-    assert {name: (DEPLOY / name).read_text() for name in monitoring()} == monitoring()
+        write_monitoring(DEPLOY)
+    assert {name: (DEPLOY / name).read_text() for name in monitoring_files()} == monitoring_files()
 
 
 def test_every_metric_in_every_query_is_one_of_ours_and_every_one_of_ours_is_asked_for():
@@ -46,7 +46,7 @@ def test_labels_in_queries_are_those_of_their_metrics():
 
 
 def test_a_dashboard_s_panels_do_not_overlap_and_legends_name_labels_that_are_there():
-    for name, text in monitoring().items():
+    for name, text in monitoring_files().items():
         if not name.endswith(".json"):
             continue
         panels = json.loads(text)["panels"]
@@ -59,7 +59,7 @@ def test_a_dashboard_s_panels_do_not_overlap_and_legends_name_labels_that_are_th
 
 
 def test_alerts_have_names_of_their_own_and_say_where_to_look():
-    (group,) = yaml.safe_load(monitoring()["prometheus/rules/din-extproc.yml"])["groups"]
+    (group,) = yaml.safe_load(monitoring_files()["prometheus/rules/din-extproc.yml"])["groups"]
     names = [rule["alert"] for rule in group["rules"]]
     assert len(set(names)) == len(names)
     assert all(rule["annotations"]["description"].startswith("Look at: ") for rule in group["rules"])

@@ -9,7 +9,7 @@ import sys
 import urllib.request
 from pathlib import Path
 
-from din_extproc.roles.configure.monitoring import monitoring
+from din_extproc.roles.configure.monitoring import monitoring_files
 from tests.support.promql import queries_in
 
 _RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "rules"
@@ -31,7 +31,7 @@ def _rules(promtool: str) -> list[str]:
 
 
 def _queries(promtool: str) -> list[str]:
-    queries = [query for name, text in monitoring().items() for query in queries_in(name, text).values()]
+    queries = [query for name, text in monitoring_files().items() for query in queries_in(name, text).values()]
     print(f"{len(queries)} queries")
     objections = []
     for query in queries:

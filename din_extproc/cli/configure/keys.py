@@ -41,7 +41,7 @@ def new(
     valid_for = None if expires_days is None else timedelta(days=expires_days)
     if tenant:
         with fail_on(keys.KeyFileError):
-            stored = keys.new(load_settings(config), tenant, key_id, valid_for)
+            stored = keys.make_key_of_tenant(load_settings(config), tenant, key_id, valid_for)
         _print_key(stored, json=json)
         return
     if key_id is None:
@@ -69,7 +69,7 @@ def rotate(
     from din_extproc.roles.configure import keys  # noqa: PLC0415 - the other commands start without it
 
     with fail_on(keys.KeyFileError):
-        made = keys.rotate(load_settings(config), key_id, timedelta(hours=overlap_hours))
+        made = keys.rotate_key(load_settings(config), key_id, timedelta(hours=overlap_hours))
     _print_key(made, json=json)
 
 
@@ -79,7 +79,7 @@ def revoke(key_id: KeyId, config: Config = DEFAULT_CONFIG) -> None:
     from din_extproc.roles.configure import keys  # noqa: PLC0415 - the other commands start without it
 
     with fail_on(keys.KeyFileError):
-        removed = keys.revoke(load_settings(config), key_id)
+        removed = keys.revoke_key(load_settings(config), key_id)
     typer.echo(f"{key_id} is revoked{'' if removed else '; also remove it from din.yaml within a month'}")
 
 
@@ -91,7 +91,7 @@ def list_keys(
     """List key ids with tenant, state and expiry."""
     from din_extproc.roles.configure import keys  # noqa: PLC0415 - the other commands start without it
 
-    found = keys.listed(load_settings(config))
+    found = keys.list_keys(load_settings(config))
     if json:
         print_json(found)
         return

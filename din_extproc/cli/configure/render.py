@@ -100,7 +100,7 @@ def render_envoy_gateway(
 @render_app.command("monitoring")
 def render_monitoring(folder: Annotated[Path, typer.Argument(help="The folder for grafana/*.json and prometheus/rules/*.yml.")]) -> None:
     """Write Grafana dashboards and Prometheus alert rules."""
-    from din_extproc.roles.configure.monitoring import write as write_files  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.configure.monitoring import write_monitoring as write_files  # noqa: PLC0415 - the other commands start without it
 
     try:
         for path in write_files(folder):

@@ -22,7 +22,7 @@ def explain(
 
     It prints what was read from the request, each rule and each node. Exit code 1: the request would be refused.
     """
-    from din_extproc.roles.operate.nodes import SidecarUnreachable, rows  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.operate.nodes import SidecarUnreachable, fetch_rows  # noqa: PLC0415 - the other commands start without it
     from din_extproc.tools.explain.explain import ExplainFailed  # noqa: PLC0415
     from din_extproc.tools.explain.explain import explain as explain_request  # noqa: PLC0415
 
@@ -31,7 +31,7 @@ def explain(
         fail(f"{request} is no file; give a file with the request's JSON, or - for standard input")
     with fail_on(ExplainFailed, SidecarUnreachable, OSError):
         text = sys.stdin.buffer.read() if str(request) == "-" else request.read_bytes()
-        explained = explain_request(settings, tenant, text, rows(settings) if live else None)
+        explained = explain_request(settings, tenant, text, fetch_rows(settings) if live else None)
     finish(explained, explained.lines(), json=json, ok=explained.sent)
 
 
@@ -68,11 +68,11 @@ def verify(
 
     Exit code 1: an answer did not come from where the route table says.
     """
-    from din_extproc.roles.operate.nodes import SidecarUnreachable, rows  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.roles.operate.nodes import SidecarUnreachable, fetch_rows  # noqa: PLC0415 - the other commands start without it
     from din_extproc.tools.verify.verify import VerifyOptions, VerifyRefused  # noqa: PLC0415
     from din_extproc.tools.verify.verify import verify as verify_routes  # noqa: PLC0415
 
     settings = load_settings(config)
     with fail_on(VerifyRefused, SidecarUnreachable):
-        verified = verify_routes(settings, VerifyOptions(url, key, longest), rows(settings) if live else ())
+        verified = verify_routes(settings, VerifyOptions(url, key, longest), fetch_rows(settings) if live else ())
     finish(verified, verified.lines(), json=json, ok=verified.sound)

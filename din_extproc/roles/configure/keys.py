@@ -1,6 +1,6 @@
-"""The role behind `din-extproc keys`: makes, rotates, revokes and lists the keys of tenants in the file that the configuration names.
+"""The role of `din-extproc keys`: makes, rotates, revokes and lists API keys in the configuration's `keys_file`.
 
-Rule: a key is returned once, to be shown once; what is written is its hash. A revocation is told to all replicas before the file changes.
+Rule: a key is returned once and only its hash is stored. A revocation reaches all replicas before the file changes.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from din_extproc.domain.tenant import ApiKey
 from din_extproc.edge.keys_file import changed
 from din_extproc.edge.redis.revocations import Revocations
 from din_extproc.edge.redis.topology import carrier
-from din_extproc.roles.operate.unknown_tenant import stranger
+from din_extproc.roles.operate.unknown_tenant import unknown_tenant_message
 from din_extproc.settings.settings import Settings
 
 _TIMEOUT_MS = 2000
@@ -25,11 +25,11 @@ _SUFFIX_BYTES = 3
 
 
 class KeyFileError(Exception):
-    """Why the keys are as they were."""
+    """The keys were not changed; the message says why."""
 
 
 class MadeKey(Struct, frozen=True):
-    """A new key, to be shown once."""
+    """A new key, to be printed once."""
 
     id: str
     tenant: str
@@ -38,7 +38,7 @@ class MadeKey(Struct, frozen=True):
 
 
 class ListedKey(Struct, frozen=True):
-    """One key as a list shows it."""
+    """One row of `keys list`."""
 
     id: str
     tenant: str
@@ -47,14 +47,14 @@ class ListedKey(Struct, frozen=True):
     """`valid`, `expired` or `revoked`."""
 
 
-def new(settings: Settings, tenant: str, key_id: str | None, valid_for: timedelta | None) -> MadeKey:
-    """Make a key and keep its hash.
+def make_key_of_tenant(settings: Settings, tenant: str, key_id: str | None, valid_for: timedelta | None) -> MadeKey:
+    """Make a key of a tenant and store its hash.
 
     Raises:
-        Unkept: no file is named, the tenant or the id is wrong, or the file can't be written.
+        KeyFileError: no file is configured, the tenant or the id is wrong, or the file can't be written.
     """
     if tenant not in {each.id for each in settings.tenants}:
-        raise KeyFileError(stranger(settings, tenant))
+        raise KeyFileError(unknown_tenant_message(settings, tenant))
     expires = expiry(valid_for)
     key_id = key_id or f"{tenant.replace('_', '-')}-{secrets.token_hex(_SUFFIX_BYTES)}"
     made = _make(settings, key_id)
@@ -63,15 +63,15 @@ def new(settings: Settings, tenant: str, key_id: str | None, valid_for: timedelt
 
 
 def expiry(valid_for: timedelta | None) -> datetime | None:
-    """When a key that is made now ends; None: never."""
+    """Return when a key that is made now expires; None: never."""
     return None if valid_for is None else _now() + valid_for
 
 
-def rotate(settings: Settings, key_id: str, overlap: timedelta) -> MadeKey:
-    """Make a successor with the same limits; the key itself expires when the overlap is over.
+def rotate_key(settings: Settings, key_id: str, overlap: timedelta) -> MadeKey:
+    """Make a successor with the same limits; the old key expires after the overlap.
 
     Raises:
-        Unkept: as with `new`, or the key is not in the file.
+        KeyFileError: as with `make_key_of_tenant`, or the key is not in the file.
     """
     stem, _, number = key_id.rpartition(".r")
     successor = f"{stem}.r{int(number) + 1}" if stem and number.isdigit() else f"{key_id}.r2"
@@ -92,18 +92,18 @@ def rotate(settings: Settings, key_id: str, overlap: timedelta) -> MadeKey:
     return MadeKey(successor, found[0], made.text)
 
 
-def revoke(settings: Settings, key_id: str) -> bool:
-    """Refuse the key in every replica from within a second on, and take it out of the file. False: the file did not have it.
+def revoke_key(settings: Settings, key_id: str) -> bool:
+    """Revoke a key in every replica within a second, and remove it from the file. False: the file did not have it.
 
     Raises:
-        Unkept: no key is called so, Redis can't be told, or the file can't be written.
+        KeyFileError: the key is unknown, Redis can't be reached, or the file can't be written.
     """
     if key_id not in {key.id for _, keys in settings.keys for key in keys}:
-        raise KeyFileError(f"no key is called {key_id!r}")
+        raise KeyFileError(f"there is no key {key_id!r}")
     try:
-        asyncio.run(_tell(settings, key_id))
+        asyncio.run(_publish_revocation(settings, key_id))
     except LimitsUnavailable as error:
-        raise KeyFileError(f"the replicas can't be told, for redis does not answer ({error}); {key_id!r} is still valid") from error
+        raise KeyFileError(f"{key_id!r} is still valid: the revocation can't be written to redis ({error})") from error
     before = []
     if settings.keys_file is not None:
         try:
@@ -111,12 +111,12 @@ def revoke(settings: Settings, key_id: str) -> bool:
                 before = [entry for entry in entries if entry["id"] == key_id]
                 entries[:] = [entry for entry in entries if entry["id"] != key_id]
         except OSError as error:
-            raise KeyFileError(f"{key_id!r} is refused by all replicas, but still in the file: {error}") from error
+            raise KeyFileError(f"{key_id!r} is revoked, but still in the file: {error}") from error
     return bool(before)
 
 
-def listed(settings: Settings) -> tuple[ListedKey, ...]:
-    """Every key that there is, by tenant. Which were revoked is known only if Redis answers."""
+def list_keys(settings: Settings) -> tuple[ListedKey, ...]:
+    """Return every key, by tenant. Revocations are known only if Redis answers."""
     try:
         revoked = asyncio.run(_revoked(settings))
     except LimitsUnavailable:
@@ -132,13 +132,13 @@ def _state(key: ApiKey, revoked: frozenset[str]) -> str:
 
 def _file(settings: Settings) -> Path:
     if settings.keys_file is None:
-        raise KeyFileError("the configuration names no `keys_file` to keep keys in")
+        raise KeyFileError("the configuration has no `keys_file`; set it to store keys")
     return Path(settings.keys_file)
 
 
 def _make(settings: Settings, key_id: str) -> NewKey:
     if key_id in {key.id for _, keys in settings.keys for key in keys}:
-        raise KeyFileError(f"a key is called {key_id!r} already")
+        raise KeyFileError(f"the key {key_id!r} already exists")
     try:
         return make_key(key_id, secrets.token_bytes(ENTROPY_BYTES))
     except ValueError as error:
@@ -150,7 +150,7 @@ def _edit(settings: Settings, key_id: str, change: Any) -> None:
     try:
         with changed(file) as entries:
             if any(entry["id"] == key_id for entry in entries):
-                raise KeyFileError(f"a key is called {key_id!r} already")
+                raise KeyFileError(f"the key {key_id!r} already exists")
             change(entries)
     except OSError as error:
         raise KeyFileError(f"{file}: {error.strerror or error}") from error
@@ -166,13 +166,13 @@ def _now() -> datetime:
 
 
 def _moment(written: Any) -> datetime | None:
-    """An expiry as YAML gives it: a time without a zone is UTC, a date its first moment."""
+    """Return an expiry that YAML has parsed: a time without a zone is UTC, a date its first moment."""
     if isinstance(written, datetime):
         return written if written.tzinfo else written.replace(tzinfo=UTC)
     return None if written is None else datetime(written.year, written.month, written.day, tzinfo=UTC)
 
 
-async def _tell(settings: Settings, key_id: str) -> None:
+async def _publish_revocation(settings: Settings, key_id: str) -> None:
     link = carrier(settings.store.url.get_secret_value(), (), timeout_ms=_TIMEOUT_MS)
     try:
         if not await link.start():

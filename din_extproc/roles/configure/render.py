@@ -1,6 +1,6 @@
-"""The role `render`: Envoy's configuration out of `din.yaml`, or out of a node's `node.yaml`.
+"""The role of `render`: proxies' configuration from a `din.yaml` or a node's `node.yaml`.
 
-Rule: what is printed was accepted by an Envoy of this machine, where there is one.
+Rule: a rendered Envoy configuration was validated by this machine's Envoy, if there is one.
 """
 
 import socket
@@ -16,27 +16,27 @@ from din_extproc.settings.node import NodeSettings
 from din_extproc.settings.settings import Settings
 
 KEPT = ".rendered"
-"""Stands behind the name of a rendered file: the rendering as it was, so that hand edits are known."""
+"""Suffix of the copy that keeps the last rendering, so that manual changes are recognized."""
 
 
 class RenderFailed(Exception):  # noqa: N818 - it says what the configuration is
-    """Envoy refuses what the configuration asks for, or it can't be asked for; the message names the field."""
+    """The configuration can't be rendered, or Envoy rejects it; the message names the field."""
 
 
 def render_envoy(
     settings: Settings, *, validate: bool = False, xds: bool = False, node_id: str = "", envoy_version: str | None = None
 ) -> str:
-    """Envoy's bootstrap as YAML.
+    """Return Envoy's bootstrap as YAML.
 
     Args:
-        settings: A sound configuration.
-        validate: Ask the Envoy of this machine, when there is one, whether it would start with it.
-        xds: For an Envoy that is told its pools, nodes and routes while it runs.
-        node_id: By which name it asks then; "" is this host's.
-        envoy_version: Of the Envoy that it is for; an Envoy of this machine of another version is then not asked.
+        settings: A valid configuration.
+        validate: Validate with this machine's Envoy, if there is one.
+        xds: Whether Envoy gets pools, nodes and routes by xDS.
+        node_id: Envoy's node id for xDS; "" is the host name.
+        envoy_version: Envoy's version; a local Envoy of another version does not validate.
 
     Raises:
-        Unrenderable: Envoy would not start, or nothing tells it anything while it runs.
+        RenderFailed: Envoy rejects the result, or xDS is asked for and not configured.
     """
     from din_extproc.control.bootstrap import as_yaml  # noqa: PLC0415 - three seconds, for those who render only
 
@@ -45,38 +45,38 @@ def render_envoy(
         raise RenderFailed(refused)
     discovery = settings.discovery(node_id or socket.gethostname()) if xds else None
     if xds and discovery is None:
-        raise RenderFailed("`gateway.xds` is not configured: nothing would tell that Envoy its nodes")
+        raise RenderFailed("`gateway.xds` is not configured; set it, or render with --static")
     text = as_yaml(settings.topology(usage_lua(), discovery))
     return accepted(text, validate=validate, envoy_version=envoy_version)
 
 
 def render_node(settings: NodeSettings, *, validate: bool = False) -> str:
-    """The bootstrap of the Envoy in front of a node's engine, as YAML.
+    """Return the bootstrap of a node's Envoy as YAML.
 
     Args:
-        settings: A sound configuration.
-        validate: Ask the Envoy of this machine, when there is one, whether it would start with it.
+        settings: A valid configuration.
+        validate: Validate with this machine's Envoy, if there is one.
 
     Raises:
-        Unrenderable: it would not, or the configuration asks for no such Envoy.
+        RenderFailed: Envoy rejects the result, or the configuration has no `proxy` section.
     """
     from din_extproc.control.bootstrap import as_yaml  # noqa: PLC0415 - three seconds, for those who render only
 
     if settings.proxy is None:
-        raise RenderFailed(f"{settings.file} has no section `proxy`: no Envoy stands in front of the engine")
+        raise RenderFailed(f"{settings.file} has no section `proxy`; add it to put an Envoy in front of the engine")
     return accepted(as_yaml(settings.topology(), "node"), validate=validate)
 
 
 def render_istio(settings: Settings, *, mode: Literal["gateway", "sidecar"], **placed: Any) -> str:
-    """Istio's resources as YAML.
+    """Return Istio resources as YAML.
 
     Args:
-        settings: A sound configuration.
-        mode: Whose Envoys are patched: an ingress gateway's, or the clients' own.
+        settings: A valid configuration.
+        mode: Whose Envoys are patched: an ingress gateway's, or the clients' sidecars.
         placed: The other fields of `control.istio.Mesh`.
 
     Raises:
-        Unrenderable: the mesh could not reach the sidecar or the nodes.
+        RenderFailed: the mesh could not reach the sidecar or the nodes.
     """
     from din_extproc.control.bootstrap import documents  # noqa: PLC0415 - three seconds, for those who render only
     from din_extproc.control.istio import Mesh, istio  # noqa: PLC0415
@@ -88,10 +88,10 @@ def render_istio(settings: Settings, *, mode: Literal["gateway", "sidecar"], **p
 
 
 def render_envoy_gateway(settings: Settings, **placed: Any) -> str:
-    """Envoy Gateway's resources as YAML. `placed`: the fields of `control.envoy_gateway.Placement`.
+    """Return Envoy Gateway resources as YAML. `placed`: the fields of `control.envoy_gateway.Placement`.
 
     Raises:
-        Unrenderable: a part of the configuration has no place in a cluster.
+        RenderFailed: a part of the configuration can't be used in a cluster.
     """
     from din_extproc.control.bootstrap import documents  # noqa: PLC0415 - three seconds, for those who render only
     from din_extproc.control.envoy_gateway import Placement, envoy_gateway  # noqa: PLC0415
@@ -103,45 +103,47 @@ def render_envoy_gateway(settings: Settings, **placed: Any) -> str:
 
 
 def write_over(output: Path, rendered: str, *, force: bool) -> None:
-    """Write it where an earlier rendering may lie, which somebody may have changed by hand; the rendering as it is stays beside it.
+    """Write a rendering over an earlier one, keeping manual changes, and keep a copy of the rendering beside it.
 
     Args:
         output: The file.
-        rendered: What it is to say.
-        force: Forget what was changed by hand.
+        rendered: The new content.
+        force: Discard manual changes.
 
     Raises:
-        Unrenderable: both changed the same lines, or it is not known what was changed by hand.
+        RenderFailed: both changed the same lines, or the copy that shows manual changes is missing.
         OSError: a file can't be read or written.
-        UnicodeDecodeError: what lies there is no text.
+        UnicodeDecodeError: the file is not UTF-8 text.
     """
     kept = output.with_name(output.name + KEPT)
     text: str | tuple[EditConflict, ...] = rendered
     if output.exists() and not force and (found := output.read_text()) != rendered:
         if not kept.exists():
-            raise RenderFailed(f"{output} is there, and {kept.name} is not: nobody knows what was changed by hand; --force overwrites it")
+            raise RenderFailed(f"{output} exists without {kept.name}, so manual changes can't be told apart; use --force to overwrite it")
         text = merged(kept.read_text(), found, rendered)
     if not isinstance(text, str):
-        raise RenderFailed(f"{output} was changed by hand where it changes: {'; '.join(map(str, text))}")
+        raise RenderFailed(
+            f"{output} has manual changes in lines that the rendering changes; undo them or use --force: {'; '.join(map(str, text))}"
+        )
     output.write_text(text)
-    kept.write_text(rendered)  # last: beside an older file it would call what is old there changed by hand
+    kept.write_text(rendered)  # last: beside an older file, old lines would count as manual changes
 
 
 def accepted(text: str, *, validate: bool, envoy_version: str | None = None) -> str:
-    """The configuration, if Envoy takes it, or need not be asked: there is none here, or one of another version.
+    """Return the configuration if Envoy accepts it, or if there is no Envoy of this version to validate it.
 
     Raises:
-        Unrenderable: it does not.
+        RenderFailed: Envoy rejects it.
     """
     binary = find_envoy() if validate else None
     if binary is not None and envoy_version is not None and minor(envoy_version_of(binary)) != minor(envoy_version):
         binary = None
     refused = None if binary is None else complaint(text, binary)
     if refused is not None:
-        raise RenderFailed(f"Envoy refuses the rendered configuration: {refused}")
+        raise RenderFailed(f"Envoy rejects the rendered configuration: {refused}")
     return text
 
 
 def usage_lua() -> str:
-    """The source of the filter that counts what nodes answer (a link to `envoy/lua/usage.lua`)."""
+    """Return the source of the Lua filter that counts tokens (a link to `envoy/lua/usage.lua`)."""
     return files("din_extproc.control").joinpath("usage.lua").read_text()

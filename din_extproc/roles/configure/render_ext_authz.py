@@ -1,6 +1,6 @@
-"""The configuration of an Envoy that only asks whether requests may pass, out of `din.yaml`.
+"""The role of `render ext-authz`: an example Envoy that uses the sidecar for ext_authz.
 
-Rule: a whole configuration that starts, of which a team takes over what is marked.
+Rule: the configuration starts as it is; marked parts are meant to be copied.
 """
 
 import json
@@ -16,19 +16,19 @@ _MARGIN_MS = 500
 
 
 def render_ext_authz(settings: Settings, node: str, *, validate: bool = False) -> str:
-    """The configuration as YAML.
+    """Return the configuration as YAML.
 
     Args:
-        settings: A sound configuration.
-        node: `host:port` of where requests go.
-        validate: Ask the Envoy of this machine, when there is one, whether it would start with it.
+        settings: A valid configuration.
+        node: `host:port` to which requests go.
+        validate: Validate with this machine's Envoy, if there is one.
 
     Raises:
-        Unrenderable: nobody would answer, the node's address is none, or Envoy would not start.
+        RenderFailed: ext_authz is not configured, the node's address is malformed, or Envoy rejects the result.
     """
     gateway, envoy = settings.gateway, settings.envoy
     if gateway.ext_authz is None:
-        raise RenderFailed("`gateway.ext_authz` is not configured: nobody would answer")
+        raise RenderFailed("`gateway.ext_authz` is not configured; add it")
     reached = _address(node)
     logs = as_reached(gateway.access_log.address)
     waits_ms = max((tenant.queueing.max_wait_ms for tenant in settings.tenants), default=0)
@@ -55,7 +55,7 @@ def _address(node: str) -> SocketAddress:
     bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if bracketed else host
     if is_host(host) is None or bracketed != (":" in host) or not port.isdecimal():
-        raise RenderFailed(f"{node!r} is no host:port")
+        raise RenderFailed(f"the node's address {node!r} is not host:port")
     try:
         return SocketAddress(host, int(port))
     except ValueError as error:

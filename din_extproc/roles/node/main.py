@@ -1,6 +1,6 @@
-"""The role `node`: an agent beside one engine, and the ext_proc server of the Envoy in front of it, where there is one.
+"""The role of `node`: the agent beside one engine, and the ext_proc server of the Envoy in front of it, if there is one.
 
-Rule: nothing is registered that was not verified. It goes down the way that loses nothing: told -> requests end -> deregistered -> gone.
+Rule: weights are verified before the node registers. Shutdown loses nothing: report draining -> requests end -> deregister -> exit.
 """
 
 import asyncio
@@ -53,31 +53,31 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
 
 
 class NodeNotFit(Exception):  # noqa: N818 - it says what the node is
-    """The node may not register; the message says why."""
+    """The node can't register; the message says why."""
 
 
 def run(options: NodeOptions) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit code; 1 when the configuration or the weights are refused, or an address is taken."""
     settings = load_node(options.config, os.environ)
     if isinstance(settings, ConfigRejected):
-        print(settings, file=sys.stderr)  # noqa: T201 - for the person who starts it; nothing runs yet
+        print(settings, file=sys.stderr)  # noqa: T201 - the log is for running processes
         return 1
     for warning in settings.warnings:
         _log.warning("%s", warning)
     try:
         token = "" if settings.token_file is None else settings.token_file.read_text().strip()
-        uvloop.run(NodeRole(settings, token).run())
+        uvloop.run(NodeProcess(settings, token).run())
     except NodeNotFit as error:
-        _log.error("the node does not register: %s", error)
+        _log.error("node not registered: %s", error)
         return 1
     except (OSError, CertificateUnusable) as error:
-        _log.error("can't start: %s", error)
+        _log.error("start failed: %s", error)
         return 1
     return 0
 
 
-class NodeRole:
-    """One node's process."""
+class NodeProcess:
+    """The process of one node. `run` returns after a signal."""
 
     def __init__(self, settings: NodeSettings, token: str) -> None:
         self._settings = settings
@@ -104,7 +104,7 @@ class NodeRole:
 
         Raises:
             OSError: an address is taken.
-            Unfit: the weights are not those of the catalogue.
+            NodeNotFit: the weights are not those of the catalogue.
         """
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -131,22 +131,22 @@ class NodeRole:
             served_model=settings.served_model,
             probe=EngineProbe(session, settings.engine, settings.metrics_url, SystemClock.monotonic),
             client=RegistryClient(session, settings.registries, self._token, settings.registry_tls),
-            held=None if settings.proxy is None else self._held,
+            held=None if settings.proxy is None else self._envoy_load,
         )
 
-    def _held(self) -> EnvoyLoad:
+    def _envoy_load(self) -> EnvoyLoad:
         return EnvoyLoad(self._desk.in_flight, 0 if self._gate is None else self._gate.held)
 
     async def _serve(self, stop: asyncio.Event) -> None:
-        """Everything between the first look at the weights and the last word to the registry."""
+        """Register, send heartbeats and serve ext_proc until a signal, then deregister."""
         proxy = self._settings.proxy
         if proxy is not None:
             await self._server.start(secured(_listen_text(proxy.ext_proc), proxy.ext_proc.tls, self._settings.folder))
             self._health.switch(serving=True)
         try:
             if await self._verify(stop):
-                self._background.every(_LOOK_S, "looking at the engine", self._agent.watch)
-                self._background.every(self._settings.heartbeat_s, "the heartbeat", self._agent.tell)
+                self._background.every(_LOOK_S, "probing the engine", self._agent.watch)
+                self._background.every(self._settings.heartbeat_s, "sending heartbeats", self._agent.tell)
                 await self._agent.watch()
                 await stop.wait()
                 if self._gate is not None:
@@ -158,7 +158,7 @@ class NodeRole:
                 await self._server.stop(_LAST_STREAMS_S)
 
     async def _verify(self, stop: asyncio.Event) -> bool:
-        """Hold the weights against the catalogue; False when a signal came meanwhile."""
+        """Compare the weights with the catalogue; False: a signal came meanwhile."""
         settings, given_up = self._settings, Event()
         if settings.weights is None:
             return True
@@ -176,14 +176,14 @@ class NodeRole:
 
 
 class _VerificationAbandoned(Exception):  # noqa: N818 - what happened
-    """Nobody waits for the digest any more."""
+    """The digest is no longer needed."""
 
 
 def _verify(path: Path, expected: str, cache: Path, given_up: Event) -> str:
-    """The weights' digest; "" when it was given up.
+    """Return the weights' digest; "" if it was abandoned.
 
     Raises:
-        Unfit: it is not the catalogue's, or can't be made.
+        NodeNotFit: it is not the catalogue's, or can't be computed.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:

@@ -1,6 +1,6 @@
-"""The role `audit verify`: the logs of one or more replicas, held against their keys and against each other.
+"""The role of `audit verify`: checks the logs of one or more replicas against their keys and against each other.
 
-Rule: it only reads. A log that is being written is read again when its last line was in the making.
+Rule: it only reads. A log that is being written is read again if its last line was incomplete.
 """
 
 import time
@@ -17,16 +17,16 @@ from din_extproc.settings.load import load
 from din_extproc.settings.problems import ConfigRejected
 
 _SHOWN = 50
-"""Findings that people are shown."""
+"""Number of findings that the text shows."""
 _AGAIN_S = 0.5
 
 
 class AuditUnreadable(Exception):  # noqa: N818 - it says what the logs are
-    """There is no log, no key, or no way to read them."""
+    """The logs or the keys can't be read; the message says why."""
 
 
 class ReplicaProof(Struct, frozen=True):
-    """One replica's log."""
+    """The result for one replica's log."""
 
     replica: str
     folder: str
@@ -40,7 +40,7 @@ class ReplicaProof(Struct, frozen=True):
 
 
 class Proof(Struct, frozen=True):
-    """What the logs turned out to be."""
+    """The result for all logs."""
 
     whole: bool
     replicas: tuple[ReplicaProof, ...]
@@ -48,7 +48,7 @@ class Proof(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """For people."""
+        """The result as text."""
         lines = [_line(each) for each in self.replicas]
         lines += [str(finding) for finding in self.findings[:_SHOWN]]
         if len(self.findings) > _SHOWN:
@@ -57,18 +57,18 @@ class Proof(Struct, frozen=True):
         return "\n".join(lines)
 
 
-def proof(folders: tuple[Path, ...], config: Path | None, keys: tuple[str, ...], since: int, env: Mapping[str, str]) -> Proof:
+def verify_logs(folders: tuple[Path, ...], config: Path | None, keys: tuple[str, ...], since: int, env: Mapping[str, str]) -> Proof:
     """Verify every log in the folders.
 
     Args:
-        folders: None: that of the configuration.
+        folders: Folders with logs; empty: that of the configuration.
         config: A configuration with an `audit` section; None: keys are given.
         keys: Further keys, as `ID=FILE`.
-        since: The first segment.
-        env: What `${NAME}` in the configuration stands for.
+        since: The first segment to verify.
+        env: The environment for `${NAME}` in the configuration.
 
     Raises:
-        Unverifiable: there is nothing to verify, or nothing to do it with.
+        AuditUnreadable: there is no log or no key, or one can't be read.
     """
     known, own = _configured(config, env)
     known |= dict(_given(key) for key in keys)
@@ -78,7 +78,7 @@ def proof(folders: tuple[Path, ...], config: Path | None, keys: tuple[str, ...],
     except OSError as error:
         raise AuditUnreadable(f"{error.filename}: {error.strerror}") from error
     if not found:
-        raise AuditUnreadable(f"there is no audit log in {', '.join(str(folder) for folder in folders or own) or 'no folder'}")
+        raise AuditUnreadable(f"no audit log found in {', '.join(str(folder) for folder in folders or own) or 'no folder'}")
     reports = [report for _, report in found]
     findings = [finding for report in reports for finding in report.findings] + list(contradictions(reports))
     shown = tuple(_shown(folder, report) for folder, report in found)
@@ -98,16 +98,16 @@ def _configured(config: Path | None, env: Mapping[str, str]) -> tuple[dict[str, 
         return {}, ()
     settings = load(config, env)
     if isinstance(settings, ConfigRejected):
-        raise AuditUnreadable(f"{config} is not sound, see `din-extproc check {config}`; or give --key and a folder")
+        raise AuditUnreadable(f"{config} has errors, see `din-extproc check {config}`; or give --key and a folder")
     if settings.audit is None:
-        raise AuditUnreadable(f"{config} has no section `audit`")
+        raise AuditUnreadable(f"{config} has no section `audit`; add it, or give --key and a folder")
     return {key.id: key.secret for key in settings.audit.keys}, (settings.audit.folder,)
 
 
 def _given(key: str) -> tuple[str, bytes]:
     name, _, file = key.partition("=")
     if not name or not file:
-        raise AuditUnreadable(f"--key {key!r}: ID=FILE is expected")
+        raise AuditUnreadable(f"--key {key!r} is not ID=FILE")
     try:
         return name, Path(file).read_bytes().rstrip()
     except OSError as error:

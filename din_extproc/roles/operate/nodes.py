@@ -1,6 +1,6 @@
-"""The role `nodes`: what a running sidecar knows of its nodes, as a table.
+"""The role of `nodes`: the nodes of a running sidecar, as a table.
 
-Rule: only the admin port is asked; nothing is decided here.
+Rule: the admin port is the only source.
 """
 
 import os
@@ -43,18 +43,18 @@ _COLUMNS = {
     "heard": 140,
     "why": 0,
 }
-"""In order, each with the width of the terminal from which on there is room for it."""
+"""The columns in order, each with the terminal width from which on it is shown."""
 
 
 class SidecarUnreachable(Exception):  # noqa: N818 - it says what the sidecar is
-    """The sidecar did not answer."""
+    """The sidecar's admin port did not answer; the message says where and why."""
 
 
-def ask(settings: Settings, page: str = "nodes") -> dict[str, Any]:
-    """What a page of the admin port says.
+def fetch_page(settings: Settings, page: str = "nodes") -> dict[str, Any]:
+    """Return a page of the admin port.
 
     Raises:
-        Unanswered: nobody is there, or it answers otherwise.
+        SidecarUnreachable: the port does not answer, or answers with an error.
     """
     section = settings.gateway.admin
     reached = as_reached(section.address)
@@ -62,45 +62,45 @@ def ask(settings: Settings, page: str = "nodes") -> dict[str, Any]:
     url = f"{'http' if section.tls is None else 'https'}://{Endpoint(reached.host, reached.port)}/{page}"
     try:
         tls = None if section.tls is None else pinned_context(section.tls.files(settings.folder))
-        request = urllib.request.Request(url, headers={"authorization": f"Bearer {key}"} if key else {})  # noqa: S310 - the scheme stands above
+        request = urllib.request.Request(url, headers={"authorization": f"Bearer {key}"} if key else {})  # noqa: S310 - the scheme is fixed above
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=tls) as reply:  # noqa: S310 - likewise
             return msgspec.json.decode(reply.read(), type=dict[str, Any])
     except urllib.error.HTTPError as error:
-        hint = f"; the environment's {_KEY} is to hold a key of gateway.admin.keys" if error.code == HTTPStatus.UNAUTHORIZED else ""
+        hint = f"; set {_KEY} in the environment to a key of gateway.admin.keys" if error.code == HTTPStatus.UNAUTHORIZED else ""
         raise SidecarUnreachable(f"{url}: {error.reason}{hint}") from error
     except (OSError, CertificateUnusable, msgspec.DecodeError) as error:
         raise SidecarUnreachable(f"{url}: {getattr(error, 'reason', error)}") from error
 
 
-def rows(settings: Settings) -> tuple[MemberForm, ...]:
-    """Every node that the sidecar knows. Raises as `ask` does."""
-    return msgspec.convert(ask(settings)["nodes"], tuple[MemberForm, ...])
+def fetch_rows(settings: Settings) -> tuple[MemberForm, ...]:
+    """Return every node that the sidecar knows. Raises as `fetch_page` does."""
+    return msgspec.convert(fetch_page(settings)["nodes"], tuple[MemberForm, ...])
 
 
 def show(settings: Settings) -> None:
-    """Print the table once. Raises as `ask` does."""
+    """Print the table once. Raises as `fetch_page` does."""
     console = Console()
-    console.print(_table(ask(settings), console.width))
+    console.print(_table(fetch_page(settings), console.width))
 
 
 def watch(settings: Settings, every_s: float) -> None:
-    """Keep the table up to date until Ctrl-C. Raises as `ask` does, the first time only."""
+    """Refresh the table until Ctrl-C."""
     console = Console()
-    with Live(_table(ask(settings), console.width), console=console, auto_refresh=False) as live:
+    with Live(_table(fetch_page(settings), console.width), console=console, auto_refresh=False) as live:
         while True:
             time.sleep(every_s)
             try:
-                live.update(_table(ask(settings), console.width), refresh=True)
+                live.update(_table(fetch_page(settings), console.width), refresh=True)
             except SidecarUnreachable as error:
                 live.update(f"[red]{error}[/red]", refresh=True)
 
 
 def _table(shown: dict[str, Any], width: int) -> Table:
-    """As much as so many columns hold: reasons are folded, never cut."""
+    """Build the table for a terminal width: long reasons are folded, never cut."""
     nodes = shown["nodes"]
     states = ", ".join(f"{count} {state}" for state, count in _counted(nodes)) or "none"
     title = f"nodes{' of ' + shown['network'] if shown['network'] else ''}: {states}"
-    table = Table(title=title + (" - stale: redis can't be asked" if shown["stale"] else ""), title_justify="left", title_style="bold")
+    table = Table(title=title + (" - stale: redis can't be reached" if shown["stale"] else ""), title_justify="left", title_style="bold")
     names = [name for name, fits in _COLUMNS.items() if width >= fits]
     for name in names:
         right = name in _NUMBERS
@@ -112,7 +112,7 @@ def _table(shown: dict[str, Any], width: int) -> Table:
 
 
 def _cells(row: dict[str, Any]) -> dict[str, str]:
-    """One node, by the column's name."""
+    """Return the cells of one node by column."""
     node, beat = row["node"], row["beat"] or {}
     health = None if row.get("health") is None else msgspec.convert(row["health"], HealthForm)
     usage, age = beat.get("kv_cache_usage"), row["beat_age_s"]

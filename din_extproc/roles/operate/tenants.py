@@ -1,6 +1,6 @@
-"""Tenants as they stand: what each uses of its limits at this moment and has used today. The page of the admin port, and the table.
+"""The tenants' current load and usage today: the page of the admin port, and the table of `tenants`.
 
-Rule: the page tells of so many tenants at most: of those that used most today, or of the one asked for.
+Rule: the page has a limited number of tenants: those that used most today, or the one that is asked for.
 """
 
 import time
@@ -18,8 +18,8 @@ from din_extproc.edge.redis.ledger import Names, Runner
 from din_extproc.edge.redis.live_counters import BudgetUsage, LiveCounters
 from din_extproc.edge.redis.usage import UsageStore
 from din_extproc.observe.usage_book import UsageTotals, day_of
-from din_extproc.roles.operate.nodes import SidecarUnreachable, ask
-from din_extproc.roles.operate.unknown_tenant import UnknownTenant, stranger
+from din_extproc.roles.operate.nodes import SidecarUnreachable, fetch_page
+from din_extproc.roles.operate.unknown_tenant import UnknownTenant, unknown_tenant_message
 from din_extproc.settings.settings import Settings
 
 _MOST = 200
@@ -27,19 +27,19 @@ _TODAY = ("requests", "refused", "would_refuse", "prompt_tokens", "completion_to
 
 
 class TenantsPage:
-    """What `/tenants` shows.
+    """Builds the page `/tenants`.
 
     Args:
         settings: The configuration at the start.
-        link: What carries commands to Redis.
+        link: Runs Redis commands.
     """
 
     def __init__(self, settings: Settings, link: Runner) -> None:
         self._live = LiveCounters(link, Names(settings.network, settings.store.one_slot))
         self._usage = UsageStore(link, settings.network)
 
-    async def shown(self, settings: Settings, tenant: str, waiting: Mapping[str, int]) -> dict[str, Any]:
-        """The page. `tenant`: the only one to be shown; "": those that used most today. `waiting`: requests that wait here, by tenant."""
+    async def build(self, settings: Settings, tenant: str, waiting: Mapping[str, int]) -> dict[str, Any]:
+        """Build the page. `tenant`: the only one to include; "": those that used most today. `waiting`: queued requests by tenant."""
         chosen = [each for each in settings.tenants if tenant in {"", each.id}]
         try:
             today = _by_tenant(await self._usage.day(day_of(time.time()).isoformat()))
@@ -83,26 +83,26 @@ def _row(tenant: Tenant, live: BudgetUsage | None, today: Mapping[str, int] | No
 
 
 def show(settings: Settings, tenant: str) -> None:
-    """Print the table once. Raises as `asked`."""
-    Console().print(_table(asked(settings, tenant)))
+    """Print the table once. Raises as `fetch_tenants` does."""
+    Console().print(_table(fetch_tenants(settings, tenant)))
 
 
 def watch(settings: Settings, tenant: str, every_s: float) -> None:
-    """Keep the table up to date until Ctrl-C. Raises as `asked`, the first time only."""
-    with Live(_table(asked(settings, tenant)), console=Console(), auto_refresh=False) as live:
+    """Refresh the table until Ctrl-C."""
+    with Live(_table(fetch_tenants(settings, tenant)), console=Console(), auto_refresh=False) as live:
         while True:
             time.sleep(every_s)
             try:
-                live.update(_table(asked(settings, tenant)), refresh=True)
+                live.update(_table(fetch_tenants(settings, tenant)), refresh=True)
             except (SidecarUnreachable, UnknownTenant) as error:
                 live.update(f"[red]{error}[/red]", refresh=True)
 
 
-def asked(settings: Settings, tenant: str) -> dict[str, Any]:
-    """What `/tenants` says. Raises `SidecarUnreachable`; and `UnknownTenant`, if the sidecar knows no such tenant."""
-    shown = ask(settings, f"tenants?tenant={quote(tenant)}" if tenant else "tenants")
+def fetch_tenants(settings: Settings, tenant: str) -> dict[str, Any]:
+    """Return the page `/tenants`."""
+    shown = fetch_page(settings, f"tenants?tenant={quote(tenant)}" if tenant else "tenants")
     if tenant and not shown["tenants"]:
-        raise UnknownTenant(stranger(settings, tenant))
+        raise UnknownTenant(unknown_tenant_message(settings, tenant))
     return shown
 
 
@@ -110,7 +110,7 @@ def _table(shown: dict[str, Any]) -> Table:
     rows = shown["tenants"]
     more = f" (the {len(rows)} that used most today)" if len(rows) < shown["count"] else ""
     title = f"tenants{' of ' + shown['network'] if shown['network'] else ''}: {shown['count']}{more}"
-    table = Table(title=title + (" - redis can't be asked" if shown["stale"] else ""), title_justify="left", title_style="bold")
+    table = Table(title=title + (" - redis can't be reached" if shown["stale"] else ""), title_justify="left", title_style="bold")
     for name in ("tenant", "priority", "requests / min", "tokens / min", "streams", "waiting", "today", "refused", "tokens today"):
         table.add_column(name, justify="left" if name in {"tenant", "priority"} else "right")
     for row in rows:

@@ -1,6 +1,6 @@
-"""A tenant that the configuration does not have, as every command says it.
+"""The error for a tenant that the configuration does not have, shared by all commands.
 
-Rule: the name that was meant is guessed; if none is close, some that there are stand beside it.
+Rule: the message suggests the closest name, or lists some that exist.
 """
 
 from din_extproc.route.flaw import did_you_mean
@@ -10,11 +10,11 @@ _SHOWN = 10
 
 
 class UnknownTenant(Exception):  # noqa: N818 - it says who the tenant is
-    """No tenant is called so."""
+    """The configuration has no such tenant."""
 
 
-def stranger(settings: Settings, tenant: str) -> str:
-    """What is said of a name that no tenant has."""
+def unknown_tenant_message(settings: Settings, tenant: str) -> str:
+    """Return the error message for a name that no tenant has."""
     known = [each.id for each in settings.tenants]
     more = ", ..." if len(known) > _SHOWN else ""
     hint = did_you_mean(tenant, known) or f"there are: {', '.join(known[:_SHOWN])}{more}"

@@ -72,7 +72,7 @@ class AccountingPlane:
     def start(self) -> None:
         """Start the periodic tasks."""
         self._background.every(_RETRY_S, "retrying settlements", self._retry)
-        self._background.every(_LOOK_S, "checking for mixed dtypes", self._look)
+        self._background.every(_LOOK_S, "checking for mixed dtypes", self._check_dtypes)
         self._background.every(_ASK_S, "reading Envoy's dropped log entries", self._envoy.ask)
 
     def reload(self, settings: Settings) -> None:
@@ -94,12 +94,12 @@ class AccountingPlane:
             self._nodes.pop(endpoint, None)
             self._described.pop(self._registered.pop(endpoint), None)
 
-    def tallies(self) -> dict[str, tuple[int, int]]:
+    def take_tallies(self) -> dict[str, tuple[int, int]]:
         """Return (answers, failures) per node since the last call."""
         tallies, self._tallies = self._tallies, {}
         return tallies
 
-    def received(self, message: bytes) -> None:
+    def on_access_log(self, message: bytes) -> None:
         """Handle one message of Envoy's access log."""
         try:
             finished = records(message, self._nodes, self._described)
@@ -107,9 +107,9 @@ class AccountingPlane:
             self._unreadable += 1
             _log.warning("access log message of %d bytes ignored: it can't be decoded", len(message))
             return
-        self._background.trickle(finished, self._finished)
+        self._background.trickle(finished, self._on_record)
 
-    def learned(self) -> WorkerUpdate:
+    def take_learned(self) -> WorkerUpdate:
         """Return what was learned since the last call."""
         return WorkerUpdate(
             calibrations=self._gauges.changed() or None,
@@ -117,7 +117,7 @@ class AccountingPlane:
             paces=self._paces.take_changes() or None,
         )
 
-    def shown(self) -> dict[str, object]:
+    def snapshot(self) -> dict[str, object]:
         """Return the settlement state for the admin page."""
         settler = self.settler
         return {
@@ -126,7 +126,7 @@ class AccountingPlane:
             "mixed_dtype_share": self.mixture.shares(),
         }
 
-    def _finished(self, record: ExchangeRecord | FailedAttempt) -> None:
+    def _on_record(self, record: ExchangeRecord | FailedAttempt) -> None:
         now = SystemClock.monotonic()
         if isinstance(record, FailedAttempt):
             self._health.attempt_failed(record, now)
@@ -148,7 +148,7 @@ class AccountingPlane:
         if node is not None and not failed:
             self.mixture.count(record.model, node.dtype)
 
-    async def _look(self) -> None:
+    async def _check_dtypes(self) -> None:
         for alarm in self.mixture.look(SystemClock.monotonic()):
             names = ", ".join(alarm.dtypes)
             if alarm.mixed:

@@ -29,9 +29,9 @@ from din_extproc.edge.telemetry.counters import DecisionCounters
 from din_extproc.flow.calibrators import TokenCalibrators
 from din_extproc.observe.families import Family
 from din_extproc.roles.serve.accounting_plane import AccountingPlane
-from din_extproc.roles.serve.micro_prober import make_health
+from din_extproc.roles.serve.micro_prober import make_health_monitor
 from din_extproc.roles.serve.observers import ExchangeObservers
-from din_extproc.roles.serve.registry_service import RegistryService, configured
+from din_extproc.roles.serve.registry_service import RegistryService, configured_rows
 from din_extproc.roles.serve.worker_update import WorkerUpdate
 from din_extproc.roles.serve.xds_control_plane import XdsControlPlane
 from din_extproc.settings.settings import Settings
@@ -78,7 +78,7 @@ class AccountingService:
         self._send = send
         self._audit_blocked = False
         self.observers = ExchangeObservers(settings, link, counters, standing, self._block_requests)
-        self._breakers = make_health(settings, lambda changed: send(WorkerUpdate(breakers=changed)), link, background)
+        self._breakers = make_health_monitor(settings, lambda changed: send(WorkerUpdate(breakers=changed)), link, background)
         self.plane = AccountingPlane(
             settings,
             ledger,
@@ -101,9 +101,9 @@ class AccountingService:
                 on_membership=self._on_membership,
                 on_readings=self._send_readings,
             )
-            self._registry.registrar.watchers.add(self.observers.nodes)
+            self._registry.registrar.watchers.add(self.observers.on_node_events)
             self.observers.checks.registrar = self._registry.registrar
-        self.services: list[GrpcService] = [AccessLogService(self.plane.received)]
+        self.services: list[GrpcService] = [AccessLogService(self.plane.on_access_log)]
 
     async def publish(self, settings: Settings) -> None:
         """Send this configuration to Envoys by xDS. To be awaited before a worker decides by it."""
@@ -155,7 +155,7 @@ class AccountingService:
     def initial_update(self) -> WorkerUpdate:
         """Return what a new worker has to know before it decides."""
         membership = None if self._registry is None else self._registry.registrar.table.snapshot()
-        return WorkerUpdate(membership=membership, breakers=self._breakers.all(), audit_blocked=self._audit_blocked)
+        return WorkerUpdate(membership=membership, breakers=self._breakers.open_breakers(), audit_blocked=self._audit_blocked)
 
     @property
     def stale(self) -> bool:
@@ -164,13 +164,13 @@ class AccountingService:
 
     def rows(self, settings: Settings) -> Iterator[MemberForm]:
         """Yield every node, configured and registered, with its state and health."""
-        listed = configured(settings, self._scraper.latest)
-        return self._breakers.beside(listed if self._registry is None else chain(listed, self._registry.rows()))
+        listed = configured_rows(settings, self._scraper.latest)
+        return self._breakers.add_health(listed if self._registry is None else chain(listed, self._registry.rows()))
 
-    def shown(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, Any]:
         """Return the state of breakers, xDS and audit log for the admin page."""
-        xds = {} if self._xds is None else self._xds.shown()
-        return {"breakers": self._breakers.shown(), **xds, **self.observers.shown()}
+        xds = {} if self._xds is None else self._xds.snapshot()
+        return {"breakers": self._breakers.snapshot(), **xds, **self.observers.snapshot()}
 
     def _on_membership(self, delta: MembershipDelta) -> None:
         """Pass on that nodes joined or left. Envoys and breakers know a node before a worker sends requests to it."""
@@ -188,11 +188,11 @@ class AccountingService:
         self._send(WorkerUpdate(audit_blocked=blocked))
 
     async def _send_learned(self) -> None:
-        learned = self.plane.learned()
+        learned = self.plane.take_learned()
         if learned != WorkerUpdate():
             self._send(learned)
 
     async def _rate_nodes(self) -> None:
         if self._registry is not None:
-            for node_id, (answers, failures) in self.plane.tallies().items():
+            for node_id, (answers, failures) in self.plane.take_tallies().items():
                 await self._registry.registrar.observe(node_id, answers, failures)

@@ -66,7 +66,7 @@ class AdminServer:
             tenants=self._tenants,
             metrics=self._metrics,
             times=keeper.observers.recent.times,
-            opens=reloader.opens,
+            opens=reloader.is_reader,
             dashboard=self._dashboard,
         ).port
 
@@ -84,7 +84,7 @@ class AdminServer:
             self._dashboard.close()
         await self._port.stop()
 
-    def standing(self) -> Iterator[Family | None]:
+    def state_metrics(self) -> Iterator[Family | None]:
         """Yield the state of the sidecar as metrics; None lets other tasks run."""
         shown = self._shown()
         yield from request_families(shown)
@@ -103,7 +103,7 @@ class AdminServer:
 
     async def _tenants(self, tenant: str) -> dict[str, Any]:
         waiting = self._numbers().get("queue", {}).get("by_tenant", {})
-        return await self._tenants_page.shown(self._reloader.settings, tenant, waiting)
+        return await self._tenants_page.build(self._reloader.settings, tenant, waiting)
 
     def _shown(self) -> dict[str, Any]:
         """Return the status page without its nodes."""
@@ -112,6 +112,6 @@ class AdminServer:
             "configuration": {"file": settings.file, "fingerprint": settings.fingerprint, "rejected_successor": self._reloader.problem},
             "limits": self._ledger.state,
             "redis": self._link.state,
-            **self._keeper.shown(),
+            **self._keeper.snapshot(),
             **self._numbers(),
         }

@@ -53,7 +53,7 @@ class AuditRecorder:
         )
         self._flush_s = section.flush_ms / _MS
         self._on_full = section.on_full
-        self._log = AuditLog(options, audit.keys, _nobody if self._drops else turned)
+        self._log = AuditLog(options, audit.keys, _ignore if self._drops else turned)
         self._settings: Settings | None = None
         self._replica = audit.replica
         self._heads = AuditHeads(link, network)
@@ -80,7 +80,7 @@ class AuditRecorder:
         if settings.audit is not None:
             self._log.use(settings.audit.keys)
         if before is None or before.fingerprint != settings.fingerprint:
-            self.note(_configured(before, settings))
+            self.record(_configured(before, settings))
 
     async def witness(self) -> None:
         """Record how far the logs of other replicas have come, if that is farther than recorded before."""
@@ -92,9 +92,9 @@ class AuditRecorder:
         for replica, (other, mac) in sorted(heads.items()):
             if other - self._witnessed.get(replica, 0) > len(heads):
                 self._witnessed[replica] = other
-                self.note(Witness(at=SystemClock.wall(), replica=replica, record=other, chain=mac))
+                self.record(Witness(at=SystemClock.wall(), replica=replica, record=other, chain=mac))
 
-    def note(self, event: Event) -> None:
+    def record(self, event: Event) -> None:
         """Record an event."""
         self._log.note(event)
 
@@ -102,12 +102,12 @@ class AuditRecorder:
         """Record a settled exchange."""
         self._log.note(ending(record))
 
-    def admitted(self, records: Iterable[Any]) -> None:
+    def record_admissions(self, records: Iterable[Any]) -> None:
         """Record requests that a worker, of this process or another one, sent on."""
         for record in records:
             self._log.note(record if type(record) is AdmissionRecord else msgspec.convert(record, AdmissionRecord))
 
-    def nodes(self, events: list[NodeEvent]) -> None:
+    def on_node_events(self, events: list[NodeEvent]) -> None:
         """Record that nodes joined, changed or left."""
         now = SystemClock.wall()
         for event in events:
@@ -124,7 +124,7 @@ class AuditRecorder:
             self._log.note(record)
 
     @property
-    def shut(self) -> str:
+    def blocked_reason(self) -> str:
         """The reason why requests are held, "" when they are not."""
         return (
             ""
@@ -132,7 +132,7 @@ class AuditRecorder:
             else f"the audit log can't be written, `on_full: {self._on_full}`: {self._log.failing}"
         )
 
-    def shown(self) -> dict[str, object]:
+    def snapshot(self) -> dict[str, object]:
         """Return the state of the log for the admin page."""
         return self._log.shown()
 
@@ -142,13 +142,13 @@ class AuditRecorder:
         return self._on_full == "drop_with_alarm"
 
 
-def _nobody(_shut: bool) -> None:  # noqa: FBT001 - a callback takes the value alone
+def _ignore(_shut: bool) -> None:  # noqa: FBT001 - a callback takes the value alone
     """Ignore the state of the log: requests are served, recorded or not."""
 
 
 def _configured(before: Settings | None, settings: Settings) -> Configured:
-    added, removed, changed = _differing(_keys(before), _keys(settings))
-    nodes = _differing({} if before is None else before.node_tokens, settings.node_tokens)
+    added, removed, changed = _diff(_keys(before), _keys(settings))
+    nodes = _diff({} if before is None else before.node_tokens, settings.node_tokens)
     differing: tuple[str, ...] = ()
     if before is not None:
         found = [name for name in _SECTIONS if getattr(before, name) != getattr(settings, name)]
@@ -175,7 +175,7 @@ def _keys(settings: Settings | None) -> Mapping[str, object]:
     return {f"{tenant.id}/{key.id}": key for tenant, keys in settings.keys for key in keys}
 
 
-def _differing(before: Mapping[str, object], now: Mapping[str, object]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+def _diff(before: Mapping[str, object], now: Mapping[str, object]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """Return the ids that were added, removed and changed."""
     changed = sorted(name for name in before.keys() & now.keys() if before[name] != now[name])
     return tuple(sorted(now.keys() - before.keys())), tuple(sorted(before.keys() - now.keys())), tuple(changed)

@@ -43,18 +43,18 @@ class ConfigReloader:
         self._following = asyncio.Lock()
         self._asked_at = SystemClock.monotonic()
 
-    def opens(self, authorization: str) -> bool:
+    def is_reader(self, authorization: str) -> bool:
         """Whether this `authorization` header may read the admin port, by the configuration in use."""
         return self.settings.gateway.admin.opens(authorization)
 
-    def demand(self) -> None:
+    def force_reload(self) -> None:
         """Reload at the next check, even if no file seems changed."""
         self._mark = ()
 
-    async def look(self) -> None:
+    async def reload_if_changed(self) -> None:
         """Reload if the files have changed and are valid."""
         mark = _mark(self.settings)
-        if mark == self._mark and not await self._pulled():
+        if mark == self._mark and not await self._catalogue_changed():
             return
         self._mark = mark
         loaded = await asyncio.get_running_loop().run_in_executor(None, load, Path(self.settings.file), os.environ, self._source)
@@ -106,7 +106,7 @@ class ConfigReloader:
             self._source.changed(self.settings.catalog_url)
         return load(Path(self.settings.file), os.environ, self._source)
 
-    async def _pulled(self) -> bool:
+    async def _catalogue_changed(self) -> bool:
         """Whether a check of the catalogue was due and found another one."""
         url, refresh_s = self.settings.catalog_url, self.settings.catalog_refresh_s
         now = SystemClock.monotonic()

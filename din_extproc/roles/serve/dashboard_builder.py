@@ -48,14 +48,14 @@ class DashboardBuilder:
         self._unready = unready
         self._tenants = tenants
         self._recent = recent
-        self.pages = DashboardPages(self._owner, self.shown)
+        self.pages = DashboardPages(self._owner, self.build)
 
     def _owner(self, authorization: str) -> str | None:
         """Return the id of the dashboard key, by the configuration in use."""
         section = self._reloader.settings.gateway.dashboard
         return None if section is None else section.owner(authorization)
 
-    async def shown(self) -> DashboardData:
+    async def build(self) -> DashboardData:
         """Build the current data."""
         settings, status, members = self._reloader.settings, self._status(), self._nodes()
         now = SystemClock.monotonic()

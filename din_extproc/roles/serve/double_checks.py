@@ -41,18 +41,18 @@ class DoubleChecks:
         """None: nodes do not register, so they have no trust score."""
         self.counts = dict.fromkeys((each.value for each in Agreement), 0)
 
-    async def heard(self, found: Iterable[Any]) -> None:
+    async def on_results(self, found: Iterable[Any]) -> None:
         """Take results of this process or another one."""
         for each in found:
             compared = each if type(each) is DoubleCheckResult else msgspec.convert(each, DoubleCheckResult)
             self.counts[compared.agreement] += 1
             if compared.agreement is Agreement.DIFFER:
-                await self._differs(compared)
+                await self._on_difference(compared)
             elif compared.agreement is Agreement.AGREE and self.registrar is not None:
                 for node_id in (compared.node_id, compared.second_node_id):
                     await self.registrar.compare(node_id, agreements=1)
 
-    async def _differs(self, compared: DoubleCheckResult) -> None:
+    async def _on_difference(self, compared: DoubleCheckResult) -> None:
         reason = f"{compared.node_id} and {compared.second_node_id} differ at token {compared.at_token}"
         _log.error(
             "double check failed: %s (%s %s, %s), blamed: %s; trace id %s",

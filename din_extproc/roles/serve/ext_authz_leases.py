@@ -27,7 +27,7 @@ class ExtAuthzLeases:
     def __init__(self, desk: WorkerContext, longest_s: float) -> None:
         self._desk = desk
         self._longest_s = longest_s
-        self.conductor = ExtAuthzHandlerFactory(desk)
+        self.factory = ExtAuthzHandlerFactory(desk)
 
     def start(self, background: Background) -> None:
         """Start renewing."""
@@ -35,7 +35,7 @@ class ExtAuthzLeases:
 
     async def renew(self) -> None:
         """Renew the leases of requests that are not settled; forget the others."""
-        permits = self.conductor.permits
+        permits = self.factory.permits
         for at, (request_id, (tenant, since)) in enumerate(list(permits.items())):
             if at % _AT_ONCE == 0:
                 await asyncio.sleep(_BETWEEN_S)

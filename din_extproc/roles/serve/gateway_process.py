@@ -31,9 +31,9 @@ from din_extproc.flow.calibrators import TokenCalibrators
 from din_extproc.roles.serve.accounting_service import AccountingService
 from din_extproc.roles.serve.admin_server import AdminServer
 from din_extproc.roles.serve.config_reloader import ConfigReloader
-from din_extproc.roles.serve.ledger import ledger
+from din_extproc.roles.serve.ledger import make_ledger
 from din_extproc.roles.serve.options import ServeOptions
-from din_extproc.roles.serve.state_metrics import added, kept_of
+from din_extproc.roles.serve.state_metrics import lasting_counters, sum_numbers
 from din_extproc.roles.serve.worker import Worker
 from din_extproc.roles.serve.worker_update import WorkerUpdate
 from din_extproc.settings.settings import Settings
@@ -59,7 +59,7 @@ class GatewayProcess:
         """The counters of workers that have ended."""
         self._reloader = ConfigReloader(settings, self._reload, source)
         decides = options.worker is not None or settings.gateway.workers == 1
-        self._link, self._ledger = ledger(settings, decides=decides)
+        self._link, self._ledger = make_ledger(settings, decides=decides)
         self._channel: MessageChannel[WorkerUpdate] | None = None
         """A worker process's end of the channel to the accounting process."""
         self._pool: WorkerPool[dict[str, Any]] | None = None
@@ -84,7 +84,7 @@ class GatewayProcess:
                     grace_s=options.drain_s,
                     greeting=self._accounting.initial_update,
                     farewell=self._keep_counters,
-                    heard=self._accounting.observers.take,
+                    heard=self._accounting.observers.on_report,
                 )
         services = [service for part in (self._worker, self._accounting) if part is not None for service in part.services]
         self._health = HealthService(*(service.name for service in services))
@@ -101,7 +101,7 @@ class GatewayProcess:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        loop.add_signal_handler(signal.SIGHUP, self._reloader.demand)
+        loop.add_signal_handler(signal.SIGHUP, self._reloader.force_reload)
         loop.add_signal_handler(signal.SIGUSR1, self._replace_workers)
         try:
             await self._start(stop)
@@ -121,7 +121,7 @@ class GatewayProcess:
             counters=self._counters,
             gauges=TokenCalibrators(settings.routes.preferred_model) if plane is None else plane.gauges,
             outputs=OutputHistory() if plane is None else plane.outputs,
-            standing=lambda: iter(()) if self._admin is None else self._admin.standing(),
+            standing=lambda: iter(()) if self._admin is None else self._admin.state_metrics(),
             send=self._send_update,
         )
 
@@ -138,7 +138,7 @@ class GatewayProcess:
             self._send_update(await self._channel.receive() or WorkerUpdate())
         if self._worker is not None:
             await self._worker.start()
-        reload = self._reloader.look if self._channel is None else self._reloader.follow
+        reload = self._reloader.reload_if_changed if self._channel is None else self._reloader.follow
         self._background.every(_RELOAD_S, "checking the configuration for changes", reload)
         if self._accounting is not None:
             await self._accounting.start()
@@ -232,25 +232,25 @@ class GatewayProcess:
         if self._worker is None:
             return
         if self._channel is not None:
-            self._channel.send({**self._own_numbers(), **self._worker.plane.to_record()})
+            self._channel.send({**self._own_numbers(), **self._worker.plane.take_records()})
         elif self._accounting is not None:
-            self._accounting.observers.take(self._worker.plane.to_record())
+            self._accounting.observers.on_report(self._worker.plane.take_records())
 
     def _keep_counters(self, report: dict[str, Any]) -> None:
         """Add the counters of a worker that has ended."""
-        self._ended_workers = added(self._ended_workers, kept_of(report))
+        self._ended_workers = sum_numbers(self._ended_workers, lasting_counters(report))
 
     def _own_numbers(self) -> dict[str, Any]:
         """Return the numbers of this process for the admin page."""
-        decided = {} if self._worker is None else self._worker.plane.shown()
-        accounted = {} if self._accounting is None else self._accounting.plane.shown()
-        return added(decided, accounted, {"counts": self._counters.shown()})
+        decided = {} if self._worker is None else self._worker.plane.snapshot()
+        accounted = {} if self._accounting is None else self._accounting.plane.snapshot()
+        return sum_numbers(decided, accounted, {"counts": self._counters.shown()})
 
     def _numbers(self) -> dict[str, Any]:
         """Return the sum of the numbers of all processes."""
         if self._pool is None:
             return self._own_numbers()
-        numbers = added(self._own_numbers(), self._ended_workers, *self._pool.reports)
+        numbers = sum_numbers(self._own_numbers(), self._ended_workers, *self._pool.reports)
         return {"workers": {"configured": self._reloader.settings.gateway.workers, "restarts": self._pool.restarts}, **numbers}
 
     def _unready(self) -> list[str]:
@@ -258,8 +258,8 @@ class GatewayProcess:
         reasons = [] if self._serving else ["starting or stopping"]
         if not self._link.state.up and OnError(self._reloader.settings.store.on_error) is OnError.CLOSED:
             reasons.append(f"redis is not reachable: {self._link.state.reason}")
-        if self._accounting is not None and self._accounting.observers.shut:
-            reasons.append(self._accounting.observers.shut)
+        if self._accounting is not None and self._accounting.observers.blocked_reason:
+            reasons.append(self._accounting.observers.blocked_reason)
         return reasons
 
 

@@ -41,7 +41,7 @@ class Prober(Protocol):
     async def stop(self) -> None:
         """Stop probing."""
 
-    def shown(self) -> dict[str, object]:
+    def snapshot(self) -> dict[str, object]:
         """Return the state of the prober for the admin page."""
 
 
@@ -54,7 +54,7 @@ class HealthMonitor:
     """
 
     def __init__(self, settings: Settings, told: Callable[[BreakerSnapshots], None]) -> None:
-        self.board = BreakerRegistry()
+        self.breakers = BreakerRegistry()
         self.prober: Prober | None = None
         """None: nodes are not probed, and other replicas are not heard."""
         self.settings = settings
@@ -72,14 +72,14 @@ class HealthMonitor:
         """Cool-downs in seconds that nodes asked for since other replicas were informed."""
         self.opened: dict[str, str] = {}
         """Reasons of breakers that opened here since other replicas were informed, by node id."""
-        self._attempts_told = False
+        self._attempts_reported = False
         """Whether Envoy reports single attempts. If it does not, final failures count against the node."""
-        self.probing = ProbeSchedule(_EVERY_S)
+        self.probe_schedule = ProbeSchedule(_EVERY_S)
         self.reload(settings)
 
     async def start(self, background: Background) -> None:
         """Start the timers of pauses and ramps, and probing."""
-        background.every(_LOOK_S, "advancing breakers", self._look)
+        background.every(_LOOK_S, "advancing breakers", self._advance)
         if self.prober is not None:
             await self.prober.start()
 
@@ -92,15 +92,15 @@ class HealthMonitor:
         """Use the pools and parameters of this configuration. Breakers whose cause is switched off close."""
         before, self.settings = self.settings, settings
         self._pools = {pool.name: pool for pool in settings.pools}
-        self.board.pools.reload({pool.name: settings.health.pool_policy(pool) for pool in settings.pools})
+        self.breakers.pools.reload({pool.name: settings.health.pool_policy(pool) for pool in settings.pools})
         self._listed = {}
         for pool in settings.pools:
             for node in pool.nodes:
                 self._listed.setdefault(node.id, {})[pool.name] = node
-        self.board.nodes.reload({node_id: self._policy(node_id) for node_id in (*self._listed, *self._joined)})
+        self.breakers.nodes.reload({node_id: self._policy(node_id) for node_id in (*self._listed, *self._joined)})
         if settings.health.probe is not None:
-            self.probing.interval_s = settings.health.probe.every_s
-        self._plan()
+            self.probe_schedule.interval_s = settings.health.probe.every_s
+        self._schedule_probes()
         self._release(before.health, settings.health)
 
     def _release(self, before: HealthSection, after: HealthSection) -> None:
@@ -111,9 +111,9 @@ class HealthMonitor:
         if before.probe is not None and after.probe is None:
             causes |= PROBE_CAUSES
         if causes:
-            self.board.reset_caused_by(causes, SystemClock.monotonic())
-            self.opened = {name: reason for name, reason in self.opened.items() if name in self.board.nodes.snapshot_not_closed()}
-            self.tell()
+            self.breakers.reset_caused_by(causes, SystemClock.monotonic())
+            self.opened = {name: reason for name, reason in self.opened.items() if name in self.breakers.nodes.snapshot_not_closed()}
+            self.publish_changes()
 
     def on_membership(self, delta: MembershipDelta) -> None:
         """Add nodes that joined and remove those that left. A node that returns begins with a share of its requests."""
@@ -129,46 +129,46 @@ class HealthMonitor:
             for node in nodes:
                 self._joined.setdefault(node.id, {})[pool] = node
         for node_id in {node.id for nodes in delta.joined.values() for node in nodes}:
-            self.board.nodes.add_policy(node_id, self._policy(node_id))
+            self.breakers.nodes.add_policy(node_id, self._policy(node_id))
             if node_id in self._left:
                 del self._left[node_id]
-                self.board.nodes.on_event(
+                self.breakers.nodes.on_event(
                     node_id, BreakerEvent(BreakerEventKind.REJOINED, now, None, "the node has returned to the network")
                 )
         while len(self._left) > _REMEMBERED:
             del self._left[next(iter(self._left))]
-        self._plan()
-        self.tell()
+        self._schedule_probes()
+        self.publish_changes()
 
-    def probed(self, probed: ProbeResult) -> None:
+    def on_probe(self, probed: ProbeResult) -> None:
         """Take the result of a probe, of this replica or another one. Ignored if probes are switched off."""
         now = SystemClock.monotonic()
         before = self._probed.get(probed.node_id, (None, None, 0.0))[1]
-        if self.target(probed.node_id) is None or self.settings.health.probe is None:
+        if self.probe_target(probed.node_id) is None or self.settings.health.probe is None:
             return
         self._probed[probed.node_id] = (probed, before if probed.ttft_ms is None else probed.ttft_ms, now)
         if probed.ok is None:
             return
         event = BreakerEventKind.PROBE_SUCCEEDED if probed.ok else BreakerEventKind.PROBE_FAILED
-        self.board.nodes.on_event(probed.node_id, BreakerEvent(event, now, None, probed.reason))
-        self._ask_soon(probed.node_id, now)
-        self.tell()
+        self.breakers.nodes.on_event(probed.node_id, BreakerEvent(event, now, None, probed.reason))
+        self._probe_soon(probed.node_id, now)
+        self.publish_changes()
 
-    def told_open(self, node_id: str, reason: str) -> None:
+    def on_remote_open(self, node_id: str, reason: str) -> None:
         """Open the breaker because another replica's has opened, unless breakers are switched off."""
         if not self.settings.health.breaker:
             return
-        self.board.nodes.on_event(node_id, BreakerEvent(BreakerEventKind.REMOTE_OPEN, SystemClock.monotonic(), None, reason))
-        self.tell(ours=False)
+        self.breakers.nodes.on_event(node_id, BreakerEvent(BreakerEventKind.REMOTE_OPEN, SystemClock.monotonic(), None, reason))
+        self.publish_changes(ours=False)
 
-    def told_busy(self, node_id: str, rest_s: float) -> None:
+    def on_remote_busy(self, node_id: str, rest_s: float) -> None:
         """Cool down a node that asked another replica for it."""
         if not self.settings.health.breaker:
             return
-        self.board.nodes.on_event(node_id, BreakerEvent(BreakerEventKind.BUSY, SystemClock.monotonic(), None, BUSY_REASON, rest_s))
-        self.tell(ours=False)
+        self.breakers.nodes.on_event(node_id, BreakerEvent(BreakerEventKind.BUSY, SystemClock.monotonic(), None, BUSY_REASON, rest_s))
+        self.publish_changes(ours=False)
 
-    def target(self, node_id: str) -> ProbeTarget | None:
+    def probe_target(self, node_id: str) -> ProbeTarget | None:
         """Return how to probe a node; None: the node is unknown."""
         members = self._joined.get(node_id) or self._listed.get(node_id)
         if not members:
@@ -181,30 +181,30 @@ class HealthMonitor:
         if not self.settings.health.breaker:
             return
         longest_open_s = self.settings.health.longest_open_s
-        events = classify_exchange(record, now, attempts_reported=self._attempts_told, longest_open_s=longest_open_s)
-        changed = self.board.on_exchange(record, events)
+        events = classify_exchange(record, now, attempts_reported=self._attempts_reported, longest_open_s=longest_open_s)
+        changed = self.breakers.on_exchange(record, events)
         if events.node is not None and events.node.kind is BreakerEventKind.SUCCEEDED:
-            self.probing.record_answer(record.node_id, now)
+            self.probe_schedule.record_answer(record.node_id, now)
         if changed:
             if events.node is not None and events.node.kind is BreakerEventKind.BUSY:
                 self.busy[record.node_id] = events.node.cool_down_s
-            self.tell()
+            self.publish_changes()
 
     def attempt_failed(self, attempt: FailedAttempt, now: float) -> None:
         """Feed the node's breaker with a failed attempt."""
-        self._attempts_told = True
+        self._attempts_reported = True
         if self.settings.health.breaker:
-            self.board.nodes.on_event(attempt.node_id, classify_attempt(attempt, now))
-            self.probing.expedite(attempt.node_id, now)
-            self.tell()
+            self.breakers.nodes.on_event(attempt.node_id, classify_attempt(attempt, now))
+            self.probe_schedule.expedite(attempt.node_id, now)
+            self.publish_changes()
 
-    def all(self) -> BreakerSnapshots:
+    def open_breakers(self) -> BreakerSnapshots:
         """Return all breakers that are not closed."""
-        return self.board.snapshot_not_closed()
+        return self.breakers.snapshot_not_closed()
 
-    def form(self, node_id: str) -> HealthForm | None:
+    def health_form(self, node_id: str) -> HealthForm | None:
         """Return a node's health for the admin page; None: nothing is known."""
-        standing, now = self.board.nodes.get_snapshot(node_id), SystemClock.monotonic()
+        standing, now = self.breakers.nodes.get_snapshot(node_id), SystemClock.monotonic()
         form = None if standing is None else HealthForm.of(standing, now)
         found = self._probed.get(node_id)
         if found is None:
@@ -213,22 +213,22 @@ class HealthMonitor:
         said = "" if probed.ok else probed.reason
         return replace(form or HealthForm(state=BreakerState.CLOSED), ttft_ms=ttft_ms, probe=said, probe_age_s=round(now - at, 3))
 
-    def beside(self, rows: Iterable[MemberForm]) -> Iterator[MemberForm]:
+    def add_health(self, rows: Iterable[MemberForm]) -> Iterator[MemberForm]:
         """Yield the rows with the health of their nodes."""
         for row in rows:
-            yield replace(row, health=self.form(row.node.id))
+            yield replace(row, health=self.health_form(row.node.id))
 
-    def shown(self) -> dict[str, object]:
+    def snapshot(self) -> dict[str, object]:
         """Return every breaker that is not closed, and the prober's state, for the admin page."""
-        now, standings = SystemClock.monotonic(), self.board.snapshot_not_closed()
+        now, standings = SystemClock.monotonic(), self.breakers.snapshot_not_closed()
         return {
             kind: {name: HealthForm.of(standing, now) for name, standing in found.items()}
             for kind, found in (("nodes", standings.nodes), ("pools", standings.pools))
-        } | {"probes": {} if self.prober is None else self.prober.shown()}
+        } | {"probes": {} if self.prober is None else self.prober.snapshot()}
 
-    def tell(self, *, ours: bool = True) -> None:
+    def publish_changes(self, *, ours: bool = True) -> None:
         """Report changed breakers. `ours`: other replicas do not know about them."""
-        changed = self.board.take_changes()
+        changed = self.breakers.take_changes()
         if not changed:
             return
         for kind, standings in (("node", changed.nodes), ("pool", changed.pools)):
@@ -241,23 +241,23 @@ class HealthMonitor:
                 )
         self._told(changed)
 
-    async def _look(self) -> None:
+    async def _advance(self) -> None:
         now = SystemClock.monotonic()
-        self.board.on_tick(now)
-        for node_id, standing in self.board.nodes.snapshot_not_closed().items():
+        self.breakers.on_tick(now)
+        for node_id, standing in self.breakers.nodes.snapshot_not_closed().items():
             if standing.state is BreakerState.HALF_OPEN:
-                self.probing.expedite(node_id, now)
-        self.tell()
+                self.probe_schedule.expedite(node_id, now)
+        self.publish_changes()
 
-    def _ask_soon(self, node_id: str, now: float) -> None:
+    def _probe_soon(self, node_id: str, now: float) -> None:
         """Probe a node earlier that has failures and no success since."""
-        if self.board.nodes.get_consecutive_failures(node_id):
-            self.probing.expedite(node_id, now)
+        if self.breakers.nodes.get_consecutive_failures(node_id):
+            self.probe_schedule.expedite(node_id, now)
 
-    def _plan(self) -> None:
+    def _schedule_probes(self) -> None:
         """Probe the current nodes."""
         members = self._joined.keys() | self._listed.keys()
-        self.probing.set_nodes(members, SystemClock.monotonic())
+        self.probe_schedule.set_nodes(members, SystemClock.monotonic())
         self._probed = {node_id: probed for node_id, probed in self._probed.items() if node_id in members}
 
     def _policy(self, node_id: str) -> BreakerPolicy:

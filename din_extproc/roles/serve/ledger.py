@@ -24,7 +24,7 @@ def replica_name() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def ledger(settings: Settings, *, decides: bool) -> tuple[Link | ClusterLinks, GuardedLedger]:
+def make_ledger(settings: Settings, *, decides: bool) -> tuple[Link | ClusterLinks, GuardedLedger]:
     """Return the Redis link and the guarded counters. `decides`: whether this process takes a share of the limits."""
     store = settings.store
     link = carrier(store.url.get_secret_value(), (*SCRIPTS, PRESENCE, PROBER, USAGE, *NODE_SCRIPTS), timeout_ms=store.timeout_ms)

@@ -33,7 +33,9 @@ _LEASE_MS = 5000
 _AT_ONCE = 32
 
 
-def make_health(settings: Settings, told: Callable[[BreakerSnapshots], None], runner: Runner, background: Background) -> HealthMonitor:
+def make_health_monitor(
+    settings: Settings, told: Callable[[BreakerSnapshots], None], runner: Runner, background: Background
+) -> HealthMonitor:
     """Return the breakers of this replica, with their prober."""
     health = HealthMonitor(settings, told)
     health.prober = MicroProber(settings, health, runner, replica_name(), background)
@@ -55,7 +57,7 @@ class MicroProber:
         self._health = health
         self._lease = ProberLease(runner, settings.network, replica)
         self._subscription = ChannelSubscription(
-            locator(settings.store.url.get_secret_value()), self._lease.channel, self._heard, lambda: None
+            locator(settings.store.url.get_secret_value()), self._lease.channel, self._on_message, lambda: None
         )
         self._background = background
         self._asking: dict[str, asyncio.Task[None]] = {}
@@ -64,16 +66,16 @@ class MicroProber:
         self._ids = TraceIds(node_number(settings), hash(replica))
         self._stopped = False
         self._said: list[ProbeResult] = []
-        self.mine = False
+        self.holds_lease = False
         """Whether this replica holds the prober lease."""
 
     async def start(self) -> None:
         """Start probing and receiving the results of other replicas."""
         self._session = aiohttp.ClientSession()
         self._background.run("receiving probe results", self._subscription.run())
-        self._background.every(_LEASE_S, "renewing the prober lease", self._renew)
+        self._background.every(_LEASE_S, "renewing the prober lease", self._renew_lease)
         self._background.every(_STEP_S, "probing nodes", self._step)
-        await self._renew()
+        await self._renew_lease()
 
     async def stop(self) -> None:
         """Stop probing and give up the lease, so that another replica can take over at once."""
@@ -83,19 +85,19 @@ class MicroProber:
         await asyncio.gather(*self._asking.values(), return_exceptions=True)
         if self._session is not None:
             await self._session.close()
-        if self.mine:
+        if self.holds_lease:
             with contextlib.suppress(LimitsUnavailable):
                 await self._lease.take(0)
 
-    def shown(self) -> dict[str, object]:
+    def snapshot(self) -> dict[str, object]:
         """Return the state of the prober for the admin page."""
-        return {"asked_here": self.mine, "saved": self._health.probing.skipped}
+        return {"asked_here": self.holds_lease, "saved": self._health.probe_schedule.skipped}
 
-    async def _renew(self) -> None:
+    async def _renew_lease(self) -> None:
         try:
-            self.mine = await self._lease.take(_LEASE_MS)
+            self.holds_lease = await self._lease.take(_LEASE_MS)
         except LimitsUnavailable:
-            self.mine = True
+            self.holds_lease = True
 
     async def _step(self) -> None:
         section, session = self._health.settings.health.probe, self._session
@@ -107,32 +109,32 @@ class MicroProber:
                 await self._lease.say(said, opened, busy)
         if section is None or session is None or self._stopped:
             return
-        due = self._health.probing.take_due(SystemClock.monotonic())
-        if not self.mine or not due:
+        due = self._health.probe_schedule.take_due(SystemClock.monotonic())
+        if not self.holds_lease or not due:
             return
         probe = MicroProbe(session, section.timeout_s, SystemClock.monotonic, lambda: self._ids.make(SystemClock.wall()))
         for node_id in due:
-            target = self._health.target(node_id)
+            target = self._health.probe_target(node_id)
             if target is not None and node_id not in self._asking:
-                task = asyncio.get_running_loop().create_task(self._ask(probe, target), name=f"probing {node_id}")
+                task = asyncio.get_running_loop().create_task(self._probe(probe, target), name=f"probing {node_id}")
                 self._asking[node_id] = task
 
-    async def _ask(self, probe: MicroProbe, target: ProbeTarget) -> None:
+    async def _probe(self, probe: MicroProbe, target: ProbeTarget) -> None:
         try:
             async with self._turns:
                 probed = await probe.ask(target)
-            self._health.probed(probed)
+            self._health.on_probe(probed)
             self._said.append(probed)
         finally:
             self._asking.pop(target.node_id, None)
 
-    def _heard(self, message: bytes) -> None:
+    def _on_message(self, message: bytes) -> None:
         said = self._lease.heard(message)
         if said is None:
             return
         for probed in said.probes:
-            self._health.probed(probed)
+            self._health.on_probe(probed)
         for node_id, reason in said.opened.items():
-            self._health.told_open(node_id, f"{reason} (reported by {said.replica})")
+            self._health.on_remote_open(node_id, f"{reason} (reported by {said.replica})")
         for node_id, rest_s in said.busy.items():
-            self._health.told_busy(node_id, rest_s)
+            self._health.on_remote_busy(node_id, rest_s)

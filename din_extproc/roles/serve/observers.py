@@ -25,7 +25,7 @@ from din_extproc.roles.serve.audit_recorder import AuditRecorder
 from din_extproc.roles.serve.decision_view import node_number
 from din_extproc.roles.serve.double_checks import DoubleChecks
 from din_extproc.roles.serve.state_metrics import audit_families
-from din_extproc.roles.serve.usage import UsageKeeper
+from din_extproc.roles.serve.usage import UsageRecorder
 from din_extproc.settings.settings import Settings
 from din_extproc.settings.telemetry import TelemetrySection
 
@@ -59,9 +59,9 @@ class ExchangeObservers:
         self._counters = counters
         self._standing = standing
         self._metrics = ExchangeMetrics()
-        self._usage = UsageKeeper(link, settings.network)
+        self._usage = UsageRecorder(link, settings.network)
         self._background: Background | None = None
-        self.checks = DoubleChecks(self.note)
+        self.checks = DoubleChecks(self.record_event)
         self.recent = Recent()
         """Statistics of the last minutes, for the dashboard."""
         self._auditor = None if settings.audit is None else AuditRecorder(settings.audit, settings.network, link, shut)
@@ -76,7 +76,7 @@ class ExchangeObservers:
             OSError: the audit log's folder can't be used.
         """
         self._background = background
-        background.every(_USAGE_S, "writing usage to Redis", self._usage.say)
+        background.every(_USAGE_S, "writing usage to Redis", self._usage.flush)
         background.every(_LOG_S, "writing the exchange log", self._log.flush)
         if self._auditor is not None:
             self._auditor.start(background)
@@ -87,7 +87,7 @@ class ExchangeObservers:
 
     async def stop(self) -> None:
         """Write what is left."""
-        await self._usage.say()
+        await self._usage.flush()
         await self._log.flush()
         if self._auditor is not None:
             await self._auditor.stop()
@@ -99,13 +99,13 @@ class ExchangeObservers:
         if self._auditor is not None:
             self._auditor.reload(settings)
 
-    def take(self, report: dict[str, Any]) -> None:
+    def on_report(self, report: dict[str, Any]) -> None:
         """Take admissions and double checks out of a worker's report."""
         admitted, compared = report.pop("admitted", ()), report.pop("compared", ())
         if self._auditor is not None:
-            self._auditor.admitted(admitted)
+            self._auditor.record_admissions(admitted)
         if compared and self._background is not None:
-            self._background.start(self.checks.heard(compared))
+            self._background.start(self.checks.on_results(compared))
 
     def finished(self, record: ExchangeRecord) -> None:
         """Pass a settled exchange to every observer."""
@@ -124,20 +124,20 @@ class ExchangeObservers:
         if self._exporter is not None:
             self._exporter.attempt_failed(attempt)
 
-    def nodes(self, events: list[NodeEvent]) -> None:
+    def on_node_events(self, events: list[NodeEvent]) -> None:
         """Record that nodes joined, changed or left."""
         if self._auditor is not None:
-            self._auditor.nodes(events)
+            self._auditor.on_node_events(events)
 
-    def note(self, event: Event) -> None:
+    def record_event(self, event: Event) -> None:
         """Record another event."""
         if self._auditor is not None:
-            self._auditor.note(event)
+            self._auditor.record(event)
 
     @property
-    def shut(self) -> str:
+    def blocked_reason(self) -> str:
         """The reason why requests are held, "" when they are not."""
-        return "" if self._auditor is None else self._auditor.shut
+        return "" if self._auditor is None else self._auditor.blocked_reason
 
     def families(self) -> Iterator[Family | None]:
         """Yield all metrics; None lets other tasks run."""
@@ -145,15 +145,15 @@ class ExchangeObservers:
         yield from self._metrics.families()
         yield labelled(of.DOUBLE_CHECKS, self.checks.counts.items())
         if self._auditor is not None:
-            yield from audit_families(self._auditor.shown())
+            yield from audit_families(self._auditor.snapshot())
         if self._exporter is not None:
             yield one(of.SPANS, self._exporter.exported)
             yield one(of.SPANS_DROPPED, self._exporter.dropped)
 
-    def shown(self) -> dict[str, object]:
+    def snapshot(self) -> dict[str, object]:
         """Return the counts of double checks and the audit log's state for the admin page."""
         shown: dict[str, object] = {"double_checks": self.checks.counts}
-        return shown if self._auditor is None else {**shown, "audit": self._auditor.shown()}
+        return shown if self._auditor is None else {**shown, "audit": self._auditor.snapshot()}
 
 
 def _exporter(settings: Settings, telemetry: TelemetrySection, families: Callable[[], Iterator[Family | None]]) -> "OtlpExporter":

@@ -79,7 +79,7 @@ class RegistryService:
             heartbeat_s=section.heartbeat_s,
             dead_after_s=section.dead_after_s,
         )
-        self.registrar.watchers.add(self._changed)
+        self.registrar.watchers.add(self._schedule_delta)
         self._auth = RegistryAuth(self.registrar, NodeTokens(settings.node_tokens), settings.node_reaches, bound=section.bind_certificates)
         self._subscription = ChannelSubscription(
             locator(settings.store.url.get_secret_value()), store.channel, self.registrar.heard, self.registrar.began
@@ -95,7 +95,7 @@ class RegistryService:
         """
         await self.registrar.sync()
         self._background.run("receiving node changes", self._subscription.run())
-        self._background.run("re-reading doubtful nodes", self._resolve())
+        self._background.run("re-reading doubtful nodes", self._resync_doubtful())
         self._background.every(_SYNC_S, "synchronizing the node table", self.registrar.sync)
         self._background.every(self._section.dead_after_s / _LOOKS_PER_DEATH, "marking silent nodes dead", self.registrar.sweep)
         self._background.every(_READINGS_S, "passing on load readings", self._pass_readings)
@@ -118,7 +118,7 @@ class RegistryService:
         self._settings = settings
         self._auth.tokens, self._auth.reaches = NodeTokens(settings.node_tokens), settings.node_reaches
         registrar = self.registrar
-        self._changed(registrar.table.reload(settings.pools, _catalogue(settings), registrar.now()))
+        self._schedule_delta(registrar.table.reload(settings.pools, _catalogue(settings), registrar.now()))
 
     def rows(self) -> Iterator[MemberForm]:
         """Yield every registered node for the admin page."""
@@ -127,14 +127,14 @@ class RegistryService:
         for member in registrar.members():
             yield MemberForm.of(member, registrar.table.get_pools(member.registration.node.id), now)
 
-    def _changed(self, _events: list[NodeEvent]) -> None:
+    def _schedule_delta(self, _events: list[NodeEvent]) -> None:
         """Schedule one delta for all changes of this event loop turn; in a storm of changes, one per pause."""
         if not self._flushing:
             self._flushing = True
             loop = asyncio.get_running_loop()
-            loop.call_at(max(loop.time(), self._flushed_at + _BETWEEN_DELTAS_S), self._flush)
+            loop.call_at(max(loop.time(), self._flushed_at + _BETWEEN_DELTAS_S), self._pass_delta)
 
-    def _flush(self) -> None:
+    def _pass_delta(self) -> None:
         self._flushing = False
         self._flushed_at = asyncio.get_running_loop().time()
         delta = self.registrar.table.take_changes()
@@ -146,14 +146,14 @@ class RegistryService:
         if readings:
             self._on_readings(readings)
 
-    async def _resolve(self) -> None:
+    async def _resync_doubtful(self) -> None:
         while True:
             await self.registrar.doubt.wait()
             await self.registrar.sync()
             await asyncio.sleep(_BETWEEN_DOUBTS_S)
 
 
-def configured(settings: Settings, readings: Mapping[str, HeartbeatReading]) -> Iterator[MemberForm]:
+def configured_rows(settings: Settings, readings: Mapping[str, HeartbeatReading]) -> Iterator[MemberForm]:
     """Yield the configured nodes, with the latest readings of their metrics pages by node id."""
     now = SystemClock.monotonic()
     for pool in settings.pools:

@@ -90,7 +90,7 @@ class RequestPlane:
             admissions=None if settings.audit is None else [],
         )
         authz = settings.gateway.ext_authz
-        self.permits = None if authz is None else ExtAuthzLeases(self.desk, authz.longest_s)
+        self.ext_authz_leases = None if authz is None else ExtAuthzLeases(self.desk, authz.longest_s)
         """The leases of requests that ext_authz permitted; None: ext_authz is off."""
         self._checker: DoubleChecker | None = None
         if settings.verification is not None:
@@ -106,8 +106,8 @@ class RequestPlane:
 
     def start(self) -> None:
         """Start renewing leases and double checks."""
-        if self.permits is not None:
-            self.permits.start(self._background)
+        if self.ext_authz_leases is not None:
+            self.ext_authz_leases.start(self._background)
         self._background.every(self.desk.lease_ms / 1000 / _RENEWALS_PER_LEASE, "renewing leases", self._renew)
         if self._checker is not None:
             self._background.every(_CHECK_S, "running double checks", self._checker.work)
@@ -131,7 +131,7 @@ class RequestPlane:
         if before is not None:
             before.open()
 
-    def admissions(self) -> list[AdmissionRecord]:
+    def take_admissions(self) -> list[AdmissionRecord]:
         """Return the requests that were sent on since the last call."""
         taken = self.desk.admissions
         if not taken:
@@ -139,9 +139,9 @@ class RequestPlane:
         self.desk.admissions = []
         return taken
 
-    def to_record(self) -> dict[str, list[Any]]:
+    def take_records(self) -> dict[str, list[Any]]:
         """Return admissions and double checks since the last call, for the accounting service."""
-        return {"admitted": self.admissions(), "compared": [] if self._checker is None else self._checker.found()}
+        return {"admitted": self.take_admissions(), "compared": [] if self._checker is None else self._checker.found()}
 
     def _nodes(self, pool: str) -> tuple[Node, ...]:
         """Return the current nodes of a pool."""
@@ -150,7 +150,7 @@ class RequestPlane:
     def _trace_id(self) -> str:
         return self.desk.ids.make(self.desk.clock.wall())
 
-    def shown(self) -> dict[str, object]:
+    def snapshot(self) -> dict[str, object]:
         """Return the numbers for the admin page: nested, so that they add up over processes."""
         return {
             "exchanges": {"open": len(self.desk.live)},

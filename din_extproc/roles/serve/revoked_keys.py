@@ -30,9 +30,9 @@ class RevokedKeys:
 
     async def start(self, background: Background) -> None:
         """Read the revoked keys now and periodically."""
-        await self._look()
-        background.every(_LOOK_S, "reading revoked keys", self._look)
+        await self._poll()
+        background.every(_LOOK_S, "reading revoked keys", self._poll)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         with contextlib.suppress(LimitsUnavailable):
             self._desk.revoked |= await self._revocations.known()

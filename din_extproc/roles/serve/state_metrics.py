@@ -19,18 +19,18 @@ _MONOTONIC = ("counts", "route_cache")
 """Parts of a worker's report that only grow: they are kept after the worker has ended."""
 
 
-def kept_of(report: Mapping[str, Any]) -> dict[str, Any]:
+def lasting_counters(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return the counters of a report that outlive its worker; a falling counter would read as a restart."""
     return {name: report[name] for name in _MONOTONIC if name in report}
 
 
-def added(*parts: Mapping[str, Any]) -> dict[str, Any]:
+def sum_numbers(*parts: Mapping[str, Any]) -> dict[str, Any]:
     """Add nested numbers of several processes."""
     total: dict[str, Any] = {}
     for part in parts:
         for name, value in part.items():
             if isinstance(value, Mapping):
-                total[name] = added(total.get(name, {}), value)
+                total[name] = sum_numbers(total.get(name, {}), value)
             elif isinstance(value, list):
                 before = total.get(name, [0] * len(value))
                 total[name] = [one + other for one, other in zip(before, value, strict=True)]

@@ -19,13 +19,13 @@ from din_extproc.edge.redis.ledger import Runner
 from din_extproc.edge.redis.topology import carrier
 from din_extproc.edge.redis.usage import KEPT_DAYS, USAGE, UsagePortion, UsageStore, as_dict, portions
 from din_extproc.observe.usage_book import UsageBook
-from din_extproc.roles.operate.unknown_tenant import UnknownTenant, stranger
+from din_extproc.roles.operate.unknown_tenant import UnknownTenant, unknown_tenant_message
 from din_extproc.settings.settings import Settings
 
 _TIMEOUT_MS = 5000
 
 
-class UsageKeeper:
+class UsageRecorder:
     """Writes the usage that this replica counts to Redis.
 
     Args:
@@ -45,7 +45,7 @@ class UsageKeeper:
         """Count a settled exchange."""
         self._book.finished(record)
 
-    async def say(self) -> None:
+    async def flush(self) -> None:
         """Write the counts to Redis. What fails is sent again under the same number, so that it counts once."""
         async with self._saying:
             if not self._unsaid:
@@ -57,7 +57,7 @@ class UsageKeeper:
                     self._unsaid.popleft()
 
 
-def used(settings: Settings, first: date, last: date, tenant: str) -> list[dict[str, Any]]:
+def usage_rows(settings: Settings, first: date, last: date, tenant: str) -> list[dict[str, Any]]:
     """Return rows per day, tenant and model, both days included. `tenant` "": all tenants.
 
     Raises:
@@ -66,7 +66,7 @@ def used(settings: Settings, first: date, last: date, tenant: str) -> list[dict[
     """
     rows = asyncio.run(_used(settings, first, last, tenant))
     if tenant and not rows and tenant not in {each.id for each in settings.tenants}:
-        raise UnknownTenant(stranger(settings, tenant))
+        raise UnknownTenant(unknown_tenant_message(settings, tenant))
     return rows
 
 

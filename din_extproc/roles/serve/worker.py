@@ -47,8 +47,8 @@ class Worker:
         self.plane = RequestPlane(settings, ledger, background, counters, self._queue.queue)
         self._revoked = RevokedKeys(link, settings.network, self.plane.desk)
         self.services: list[GrpcService] = [ExtProcService(self.plane.desk)]
-        if self.plane.permits is not None:
-            self.services.append(AuthorizationService(self.plane.permits.conductor))
+        if self.plane.ext_authz_leases is not None:
+            self.services.append(AuthorizationService(self.plane.ext_authz_leases.factory))
         self._handlers: dict[str, Callable[[Any], None]] = {
             "membership": self.plane.selector.on_membership,
             "breakers": self.plane.selector.judge,

@@ -73,7 +73,7 @@ class XdsControlPlane:
         self._blueprint = kept = made if former is None else made.keeping(former)
         self._pools = frozenset(pool.name for pool in settings.pools)
         self._members = members = self._members.under(settings.pools)
-        self._nodes.update({pool: _bridged(self._nodes.get(pool, ()), members.nodes(pool)) for pool in self._pools})
+        self._nodes.update({pool: _keep_until_checked(self._nodes.get(pool, ()), members.nodes(pool)) for pool in self._pools})
         self._publish()
         if self._service is None:
             return
@@ -85,16 +85,16 @@ class XdsControlPlane:
     def on_membership(self, delta: MembershipDelta) -> None:
         """Send nodes that joined or left to Envoys at once."""
         self._members = self._members.after(delta)
-        self._tell()
+        self._publish_members()
 
-    def shown(self) -> dict[str, object]:
+    def snapshot(self) -> dict[str, object]:
         """Return the served versions and each Envoy's state for the admin page."""
         return {} if self._service is None else {"xds": self._service.shown()}
 
     def _snapshot(self) -> Snapshot | None:
         return None if self._blueprint is None else self._assigner.snapshot(self._blueprint, self._nodes)
 
-    def _tell(self) -> None:
+    def _publish_members(self) -> None:
         self._nodes.update({pool: self._members.nodes(pool) for pool in self._pools})
         self._publish()
 
@@ -109,10 +109,10 @@ class XdsControlPlane:
         if self._blueprint is kept:
             self._blueprint = made
             self._nodes = {}
-            self._tell()
+            self._publish_members()
 
 
-def _bridged(before: tuple[Node, ...], after: tuple[Node, ...]) -> tuple[Node, ...]:
+def _keep_until_checked(before: tuple[Node, ...], after: tuple[Node, ...]) -> tuple[Node, ...]:
     """Return the nodes of a pool, together with the former ones while all are new: Envoy has not checked new ones yet."""
     ids = {node.id for node in before}
     if not after or any(node.id in ids for node in after):

@@ -21,7 +21,7 @@ from din_extproc.domain.timing import GatewayTimes
 from din_extproc.domain.verdict import Refusal
 from din_extproc.edge.registry.forms import MemberForm
 from din_extproc.measure.answer import TimedAnswer
-from din_extproc.roles.operate.nodes import SidecarUnreachable, ask, rows
+from din_extproc.roles.operate.nodes import SidecarUnreachable, fetch_page, fetch_rows
 from din_extproc.roles.serve.decision_view import make_view
 from din_extproc.settings.settings import Settings
 from din_extproc.tools.bench.baseline import BOTTLENECK, BaselineFailed, BaselineLoad, BaselineRound, figures, reason, shares, spread
@@ -100,7 +100,7 @@ def aim_at(settings: Settings, key: str, model: str, node: str) -> BaselineTarge
     if isinstance(who, Refusal):
         raise BaselineFailed(who.message)
     try:
-        known: tuple[MemberForm, ...] | None = rows(settings)
+        known: tuple[MemberForm, ...] | None = fetch_rows(settings)
     except SidecarUnreachable:
         known = None
     name, explained = _explained(settings, who.tenant, model, known)
@@ -121,7 +121,7 @@ def told(settings: Settings, trace: str, count: int) -> list[GatewayTimes]:
     """
     deadline = time.monotonic() + _TOLD_WITHIN_S
     while True:
-        found = msgspec.convert(ask(settings, f"exchanges?trace={trace}")["exchanges"], list[GatewayTimes])
+        found = msgspec.convert(fetch_page(settings, f"exchanges?trace={trace}")["exchanges"], list[GatewayTimes])
         if len(found) >= count or time.monotonic() > deadline:
             return found
         time.sleep(_POLL_S)
@@ -249,7 +249,7 @@ def _hear(settings: Settings, trace: str, found: _Measured) -> None:
 def _status(settings: Settings) -> GatewayReport | None:
     """None: the admin port does not answer."""
     try:
-        status = ask(settings, "status")
+        status = fetch_page(settings, "status")
     except SidecarUnreachable:
         return None
     cache = status.get("route_cache", {})

@@ -27,7 +27,7 @@ from din_extproc.flow.node_selector import NodeSelection, NodeSelector, Placemen
 from din_extproc.flow.pipeline import decide, node_request, read_request
 from din_extproc.flow.pool_membership import PoolMembership
 from din_extproc.flow.timeouts import limits
-from din_extproc.roles.operate.unknown_tenant import stranger
+from din_extproc.roles.operate.unknown_tenant import unknown_tenant_message
 from din_extproc.roles.serve.decision_view import make_view
 from din_extproc.route.table import Routed
 from din_extproc.route.versions import Constraint
@@ -72,7 +72,7 @@ def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None =
     """
     tenant = next((tenant for tenant in settings.tenants if tenant.id == tenant_id), None)
     if tenant is None:
-        raise ExplainFailed(stranger(settings, tenant_id))
+        raise ExplainFailed(unknown_tenant_message(settings, tenant_id))
     recorded = _request(text)
     view = make_view(settings, {})
     clock = VirtualClock(datetime.now(UTC).timestamp())

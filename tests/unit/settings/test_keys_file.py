@@ -48,21 +48,21 @@ def tenant_of(file, made, now=0.0) -> str | None:
 
 def test_before_the_first_key_there_is_no_file_and_tenants_are_warned_of(file):
     assert len(settings(file).warnings) == 2
-    keys.new(settings(file), "a", None, None)
+    keys.make_key_of_tenant(settings(file), "a", None, None)
     assert len(settings(file).warnings) == 1
 
 
 def test_a_new_key_opens_its_tenant_and_expires_when_it_was_told_to(file):
-    made = keys.new(settings(file), "b_b", None, timedelta(days=1))
+    made = keys.make_key_of_tenant(settings(file), "b_b", None, timedelta(days=1))
     now = datetime.now(UTC).timestamp()
     assert tenant_of(file, made, now) == "b_b"
     assert tenant_of(file, made, now + 90_000) is None
 
 
 def test_a_rotated_key_lives_through_the_overlap_and_its_successor_after_it(file):
-    made = keys.new(settings(file), "a", "main", None)
-    successor = keys.rotate(settings(file), "main", timedelta(hours=2))
-    third = keys.rotate(settings(file), successor.id, timedelta(hours=2))
+    made = keys.make_key_of_tenant(settings(file), "a", "main", None)
+    successor = keys.rotate_key(settings(file), "main", timedelta(hours=2))
+    third = keys.rotate_key(settings(file), successor.id, timedelta(hours=2))
     assert (successor.id, third.id) == ("main.r2", "main.r3")
     now = datetime.now(UTC).timestamp()
     assert [tenant_of(file, each, now + 3600) for each in (made, successor, third)] == ["a"] * 3
@@ -70,17 +70,17 @@ def test_a_rotated_key_lives_through_the_overlap_and_its_successor_after_it(file
 
 
 def test_a_revocation_that_no_replica_hears_of_is_an_error_and_changes_nothing(file):
-    made = keys.new(settings(file), "a", "main", None)
+    made = keys.make_key_of_tenant(settings(file), "a", "main", None)
     with pytest.raises(keys.KeyFileError, match="still valid"):
-        keys.revoke(settings(file), "main")
+        keys.revoke_key(settings(file), "main")
     assert tenant_of(file, made) == "a"
 
 
 @pytest.mark.parametrize(("tenant", "key_id", "why"), [("x", "k", "no tenant"), ("a", "k k", "a key id is"), ("a", "main", "already")])
 def test_what_can_not_be_made_is_said(file, tenant, key_id, why):
-    keys.new(settings(file), "a", "main", None)
+    keys.make_key_of_tenant(settings(file), "a", "main", None)
     with pytest.raises(keys.KeyFileError, match=why):
-        keys.new(settings(file), tenant, key_id, None)
+        keys.make_key_of_tenant(settings(file), tenant, key_id, None)
 
 
 def test_keys_of_nobody_and_second_keys_of_one_name_are_refused(file):
@@ -93,7 +93,7 @@ def test_keys_of_nobody_and_second_keys_of_one_name_are_refused(file):
 
 
 def test_a_tenant_that_is_broken_is_not_one_that_is_missing(file):
-    keys.new(settings(file), "a", "main", None)
+    keys.make_key_of_tenant(settings(file), "a", "main", None)
     file.write_text(SMALL.replace("{ id: a,", "{ id: a, limits: { rpm: -1 },"))
     refused = load(file, {})
     assert isinstance(refused, ConfigRejected)
@@ -130,8 +130,8 @@ def test_a_hash_that_stands_twice_is_refused_with_both_places(file, one, other):
 
 
 def test_a_failed_change_leaves_the_file_as_it_was(file):
-    keys.new(settings(file), "a", "main", None)
+    keys.make_key_of_tenant(settings(file), "a", "main", None)
     before = (file.parent / "keys.yaml").read_text()
     with pytest.raises(keys.KeyFileError, match="has no key"):
-        keys.rotate(settings(file), "other", timedelta(hours=1))
+        keys.rotate_key(settings(file), "other", timedelta(hours=1))
     assert (file.parent / "keys.yaml").read_text() == before

@@ -46,8 +46,8 @@ def status(settings: Settings) -> dict:
 
 
 def bad(findings) -> dict[str, str]:
-    found = {each.what: each for each in findings if each.verdict != "fine"}
-    assert all(each.change for each in found.values()), "what is not fine says what to change"
+    found = {each.what: each for each in findings if each.verdict != "ok"}
+    assert all(each.change for each in found.values()), "what is not ok says what to change"
     return {what: each.verdict for what, each in found.items()}
 
 
@@ -66,12 +66,12 @@ def test_a_gateway_in_good_health_has_nothing_to_change(settings):
 @pytest.mark.parametrize(
     ("info", "took_ms", "skew_s", "expected"),
     [
-        ({"redis_version": "5.0.7"}, 1.0, 0.0, {"redis version": "wrong"}),
-        ({}, 30.0, 0.0, {"redis latency": "doubtful"}),
-        ({}, 80.0, 0.0, {"redis latency": "wrong"}),
-        ({}, 1.0, -3.0, {"clock": "doubtful"}),
-        ({}, 1.0, 8.0, {"clock": "wrong"}),
-        ({"maxmemory": "1000", "maxmemory_policy": "allkeys-lru"}, 1.0, 0.0, {"redis memory": "wrong"}),
+        ({"redis_version": "5.0.7"}, 1.0, 0.0, {"redis version": "fail"}),
+        ({}, 30.0, 0.0, {"redis latency": "warn"}),
+        ({}, 80.0, 0.0, {"redis latency": "fail"}),
+        ({}, 1.0, -3.0, {"clock": "warn"}),
+        ({}, 1.0, 8.0, {"clock": "fail"}),
+        ({"maxmemory": "1000", "maxmemory_policy": "allkeys-lru"}, 1.0, 0.0, {"redis memory": "fail"}),
     ],
 )
 def test_of_redis(settings, info, took_ms, skew_s, expected):
@@ -84,20 +84,20 @@ def test_an_envoy_that_runs_with_another_file_is_found_out(settings):
     other["configs"][0]["listener"]["filters"][0]["typed_config"]["message_timeout"] = "0.200s"
     other["configs"][1]["static"].pop()
     old = {"version": "abc/1.35.1/Clean/RELEASE/BoringSSL", "state": "DRAINING"}
-    expected = dict.fromkeys(("envoy version", "envoy state", "buffer limit", "message timeout", "pools"), "wrong")
+    expected = dict.fromkeys(("envoy version", "envoy state", "buffer limit", "message timeout", "pools"), "fail")
     assert bad(of_envoy(old, other, settings)) == expected
 
 
 def test_an_envoy_that_knows_all_pools_and_not_the_pairs_between_which_requests_move_is_found_out(settings):
     assert settings.moves
     alone = dump(structs.replace(settings, routes=RouteTable({}, {}, ())))
-    assert bad(of_envoy(INFO, alone, settings)) == {"pools": "wrong"}
+    assert bad(of_envoy(INFO, alone, settings)) == {"pools": "fail"}
 
 
 def test_an_envoy_that_asks_where_no_worker_listens_is_told_to_be_rendered_again(settings):
     other = structs.replace(settings, gateway=settings.gateway.model_copy(update={"workers": 3}))
-    [finding] = [each for each in of_envoy(INFO, dump(settings), other) if each.verdict != "fine"]
-    assert (finding.what, finding.verdict) == ("workers' addresses", "wrong")
+    [finding] = [each for each in of_envoy(INFO, dump(settings), other) if each.verdict != "ok"]
+    assert (finding.what, finding.verdict) == ("workers' addresses", "fail")
     assert "ext_proc.sock.2" in finding.said
     assert "render envoy.yaml again" in finding.change
 
@@ -105,7 +105,7 @@ def test_an_envoy_that_asks_where_no_worker_listens_is_told_to_be_rendered_again
 def test_streams_that_could_not_be_opened_are_no_part_of_those_that_began():
     deaf = {"cluster.din_ext_proc.membership_healthy": 0, "http.din.ext_proc.streams_started": 8, "http.din.ext_proc.streams_failed": 14}
     workers, streams = of_exchanges(deaf)
-    assert (workers.what, streams.what, streams.verdict, streams.said) == ("workers", "ext_proc streams", "wrong", "14 failed, 8 began")
+    assert (workers.what, streams.what, streams.verdict, streams.said) == ("workers", "ext_proc streams", "fail", "14 failed, 8 began")
     assert all("render envoy.yaml again" in each.change for each in (workers, streams))
 
 
@@ -117,13 +117,13 @@ def test_of_exchanges_that_failed():
     counts = {"message_timeouts": 3, "rejected_header_mutations": 1, "clear_route_cache_ignored": 1, "streams_failed": 2}
     found = bad(of_exchanges(STATS | {f"http.din.ext_proc.{name}": count for name, count in counts.items()}))
     assert found == {
-        "ext_proc message_timeouts": "wrong",
-        "ext_proc rejected_header_mutations": "wrong",
-        "ext_proc clear_route_cache_ignored": "wrong",
-        "ext_proc streams": "doubtful",
+        "ext_proc message_timeouts": "fail",
+        "ext_proc rejected_header_mutations": "fail",
+        "ext_proc clear_route_cache_ignored": "fail",
+        "ext_proc streams": "warn",
     }
     lost = {"cluster.din_ext_proc.membership_healthy": 0, "access_logs.grpc_access_log.logs_dropped": 4}
-    assert bad(of_exchanges(STATS | lost)) == {"workers": "wrong", "access log": "wrong"}
+    assert bad(of_exchanges(STATS | lost)) == {"workers": "fail", "access log": "fail"}
 
 
 def test_of_a_sidecar_that_struggles(settings):
@@ -133,21 +133,21 @@ def test_of_a_sidecar_that_struggles(settings):
     told["exchanges"]["given_up"] = 2
     told["membership"]["nodes"][0]["state"] = "dead"
     assert bad(of_sidecar(told, settings)) == {
-        "configuration": "wrong",
-        "limits": "wrong",
-        "settlement": "doubtful",
-        "nodes": "doubtful",
+        "configuration": "fail",
+        "limits": "fail",
+        "settlement": "warn",
+        "nodes": "warn",
     }
     other = status(settings) | {"configuration": {"fingerprint": "000000000000", "rejected_successor": ""}}
-    assert bad(of_sidecar(other, settings)) == {"configuration": "doubtful"}
+    assert bad(of_sidecar(other, settings)) == {"configuration": "warn"}
 
 
 @pytest.mark.parametrize(
     ("log", "verdict"),
     [
         ({"records": 7, "dropped": 0, "failing": ""}, {}),
-        ({"records": 7, "dropped": 3, "failing": ""}, {"audit log": "doubtful"}),
-        ({"records": 7, "dropped": 0, "failing": "[Errno 28] No space left on device"}, {"audit log": "wrong"}),
+        ({"records": 7, "dropped": 3, "failing": ""}, {"audit log": "warn"}),
+        ({"records": 7, "dropped": 0, "failing": "[Errno 28] No space left on device"}, {"audit log": "fail"}),
     ],
 )
 def test_of_the_audit_log(settings, log, verdict):
@@ -155,5 +155,5 @@ def test_of_the_audit_log(settings, log, verdict):
 
 
 def test_of_a_machine_with_few_files():
-    assert bad(of_machine(1024)) == {"open files": "doubtful"}
+    assert bad(of_machine(1024)) == {"open files": "warn"}
     assert bad(of_machine(None)) == {}

@@ -13,4 +13,4 @@ async def test_a_configuration_that_cannot_be_read_ends_with_a_line_and_1(tmp_pa
         file.write_bytes(content)
     line = HotRestarter(EnvoyOptions(file=file, admin=Endpoint("127.0.0.1", 1)), tmp_path / "envoy", tmp_path)
     assert await line.run() == 1
-    assert [record.getMessage().startswith(f"{file} can't be read: ") for record in caplog.records] == [True]
+    assert [record.getMessage().startswith(f"can't read {file}: ") for record in caplog.records] == [True]

@@ -47,11 +47,11 @@ async def test_an_older_state_of_a_whole_log_is_found_by_what_another_replica_re
     one.start(background)
     other.start(background)
     for at in range(5):
-        one.note(settled(at))
+        one.record(settled(at))
     await one._log.flush()
     older = {path: path.read_bytes() for path in log_files(tmp_path) if path.name.startswith("gw-1")}
     for at in range(7):
-        one.note(settled(10 + at))
+        one.record(settled(10 + at))
     await one._log.flush()
     heads.away = True
     await one.witness()

@@ -28,8 +28,8 @@ async def test_a_change_that_comes_while_the_one_before_is_put_to_use_is_not_mis
 
     reloader = ConfigReloader(settings, use, CatalogSource())
     file.write_text(text(200))
-    await reloader.look()
+    await reloader.reload_if_changed()
     assert used == [200]
-    await reloader.look()
+    await reloader.reload_if_changed()
     assert used == [200, 30_000]
     assert reloader.settings.tenants[0].limits.rpm == 30_000

@@ -58,11 +58,11 @@ class Watched:
         self.health.attempt_failed(FailedAttempt(node_id, reason, 5.0), self.now)
 
     def state(self, node_id: str = "a") -> BreakerState:
-        standing = self.health.board.nodes.get_snapshot(node_id)
+        standing = self.health.breakers.nodes.get_snapshot(node_id)
         return BreakerState.CLOSED if standing is None else standing.state
 
     def pool(self, name: str = "chat") -> BreakerState:
-        standing = self.health.board.pools.get_snapshot(name)
+        standing = self.health.breakers.pools.get_snapshot(name)
         return BreakerState.CLOSED if standing is None else standing.state
 
 
@@ -100,7 +100,7 @@ def test_a_failure_that_envoy_told_as_an_attempt_counts_once(tmp_path):
     watched.attempt()
     watched.record(Outcome.UPSTREAM_ERROR, status=503)
     assert watched.state() is BreakerState.CLOSED
-    assert watched.health.board.nodes.get_consecutive_failures("a") == 1
+    assert watched.health.breakers.nodes.get_consecutive_failures("a") == 1
 
 
 def test_where_envoy_tells_no_attempts_what_fails_for_good_counts(tmp_path):
@@ -133,21 +133,21 @@ def test_probes_alone_open_a_node_and_say_how_it_does(tmp_path):
     watched.attempt()
     watched.attempt()
     assert watched.state() is BreakerState.CLOSED, "requests do not count"
-    watched.health.probed(ProbeResult("a", ok=True, ttft_ms=31.0))
-    watched.health.probed(ProbeResult("a", ok=None, reason="status 404"))
-    assert watched.health.form("a").ttft_ms == 31.0
+    watched.health.on_probe(ProbeResult("a", ok=True, ttft_ms=31.0))
+    watched.health.on_probe(ProbeResult("a", ok=None, reason="status 404"))
+    assert watched.health.health_form("a").ttft_ms == 31.0
     for _ in range(2):
-        watched.health.probed(ProbeResult("a", ok=False, reason="no token within 5 s"))
+        watched.health.on_probe(ProbeResult("a", ok=False, reason="no token within 5 s"))
     assert watched.state() is BreakerState.OPEN
-    form = watched.health.form("a")
+    form = watched.health.health_form("a")
     assert (form.state, form.ttft_ms, form.probe) == (BreakerState.OPEN, 31.0, "no token within 5 s")
-    watched.health.probed(ProbeResult("stranger", ok=False))
-    assert watched.health.form("stranger") is None
+    watched.health.on_probe(ProbeResult("stranger", ok=False))
+    assert watched.health.health_form("stranger") is None
 
 
 def test_what_another_replica_opened_is_open_here_and_is_not_told_back(tmp_path):
     watched = Watched(tmp_path)
-    watched.health.told_open("a", "2 consecutive failures (reported by r2)")
+    watched.health.on_remote_open("a", "2 consecutive failures (reported by r2)")
     assert watched.state() is BreakerState.OPEN
     assert watched.health.opened == {}
 
@@ -158,7 +158,7 @@ def test_a_node_that_registers_again_after_it_was_gone_begins_with_a_tenth(tmp_p
     watched.health.on_membership(MembershipDelta({"chat": (new,)}, {}))
     assert watched.told == [], "one that is new to the network takes its part at once"
     watched.health.on_membership(MembershipDelta({}, {"chat": ("g",)}))
-    assert watched.health.target("g") is None
+    assert watched.health.probe_target("g") is None
     watched.health.on_membership(MembershipDelta({"chat": (new,)}, {}))
     standing = watched.told[-1].nodes["g"]
     assert (standing.state, standing.share(standing.since)) == (BreakerState.RAMPING, 0.1)
@@ -168,10 +168,10 @@ def test_switching_the_breaker_off_releases_nodes_and_pools_that_requests_had_op
     watched = Watched(tmp_path)
     for _ in range(5):
         watched.record(Outcome.UPSTREAM_ERROR, status=503)
-    watched.health.told_open("b", "told by r2")
+    watched.health.on_remote_open("b", "told by r2")
     watched.record(Outcome.UPSTREAM_BUSY, node_id="z", pool="night", status=429)
     for _ in range(3):
-        watched.health.probed(ProbeResult("z", ok=False, reason="no token within 5 s"))
+        watched.health.on_probe(ProbeResult("z", ok=False, reason="no token within 5 s"))
     assert (watched.state("a"), watched.state("b"), watched.pool()) == (BreakerState.OPEN,) * 3
     assert watched.state("z") is BreakerState.COOLING
     watched.reload(breaker=False)
@@ -180,9 +180,9 @@ def test_switching_the_breaker_off_releases_nodes_and_pools_that_requests_had_op
     assert {name: each.state for name, each in watched.told[-1].nodes.items()} == dict.fromkeys("abz", BreakerState.CLOSED)
     assert watched.told[-1].pools["chat"].state is BreakerState.CLOSED
     assert (watched.health.opened, watched.health.busy) == ({}, {}), "other replicas are not told any more"
-    assert watched.health.shown()["nodes"] == {}
-    watched.health.told_open("b", "told by r2, which has the old configuration still")
-    watched.health.told_busy("b", 5.0)
+    assert watched.health.snapshot()["nodes"] == {}
+    watched.health.on_remote_open("b", "told by r2, which has the old configuration still")
+    watched.health.on_remote_busy("b", 5.0)
     assert watched.state("b") is BreakerState.CLOSED
 
 
@@ -191,19 +191,19 @@ def test_switching_probes_off_releases_whom_they_had_left_out_and_nobody_else(tm
     watched.attempt("a")
     watched.attempt("a")
     for _ in range(2):
-        watched.health.probed(ProbeResult("b", ok=False, reason="no token within 5 s"))
+        watched.health.on_probe(ProbeResult("b", ok=False, reason="no token within 5 s"))
     assert (watched.state("a"), watched.state("b")) == (BreakerState.OPEN, BreakerState.OPEN)
     watched.reload(probe=False)
     assert (watched.state("a"), watched.state("b")) == (BreakerState.OPEN, BreakerState.CLOSED)
     for _ in range(9):
-        watched.health.probed(ProbeResult("b", ok=False, reason="another replica asks still"))
+        watched.health.on_probe(ProbeResult("b", ok=False, reason="another replica asks still"))
     assert watched.state("b") is BreakerState.CLOSED
 
 
 def test_without_the_breaker_whom_probes_left_out_stays_so_until_they_are_switched_off_too(tmp_path):
     watched = Watched(tmp_path)
     for _ in range(2):
-        watched.health.probed(ProbeResult("b", ok=False, reason="no token within 5 s"))
+        watched.health.on_probe(ProbeResult("b", ok=False, reason="no token within 5 s"))
     watched.reload(breaker=False)
     assert watched.state("b") is BreakerState.OPEN
     watched.reload(breaker=False, probe=False)
