@@ -105,13 +105,13 @@ def test_a_broken_file_changes_nothing_and_is_told_with_its_reason(stack):
     for name, breaking in BROKEN.items():
         broken = breaking(sound)
         assert broken != sound, name
-        lines = stack.log("sidecar").count("is not used")
+        lines = stack.log("sidecar").count("changed configuration rejected")
         stack.config_file.write_text(broken)
         stack.eventually(lambda told=told: shown(stack)["rejected_successor"] not in ("", told), f"refused: {name}")
         told = shown(stack)["rejected_successor"]
         assert str(stack.config_file) in told, name
         assert (shown(stack)["fingerprint"], lands(stack)) == (used, "node-first"), name
-        assert stack.log("sidecar").count("is not used") == lines + 1, name
+        assert stack.log("sidecar").count("changed configuration rejected") == lines + 1, name
     stack.config_file.write_text(sound)
     stack.eventually(lambda: shown(stack)["rejected_successor"] == "", "the sound file is in use again")
 
