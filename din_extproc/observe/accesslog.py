@@ -1,22 +1,27 @@
-"""Envoy's access log, read: one record per exchange that the gateway decided about, and one per attempt that failed at a node.
+"""Envoy's access log -> one record per exchange that the gateway decided about, and one per attempt that failed at a node.
 
-Rule: a record is made from whatever is there. What is missing or has the wrong type counts as not told, never as an error.
+It comes in two forms: Fluentd records (`domain/access_log.py`, the cheaper one) and messages of Envoy's gRPC access log service, for
+It comes in two forms: Fluentd records (`domain/access_log.py`, the cheaper one), and messages of the gRPC access log service for meshes that
+can't set the other. Both become a `LogEntry`. Invariant: a record is made from what is there; a missing value or one of the wrong
 
 Dynamic metadata, namespace `din`: of a request that it has read, the gateway leaves `labels` (`domain.usage.Labels` as JSON: one field,
 because every field costs both sides); of one that it answered itself, `trace_id` and `refusal`,
-and `sensitive` (`Sensitive` as JSON) where that is why. What the node's answer cost comes from `envoy/lua/usage.lua`, see its head.
+and `sensitive` (`Sensitive` as JSON) where that is why. The usage of the node's answer comes from `envoy/lua/usage.lua`, see its head.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import msgspec
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
-from google.protobuf.struct_pb2 import Struct, Value
+from google.protobuf.struct_pb2 import Value
+from msgspec import Struct
 
 from din_extproc._proto.envoy.config.core.v3.address_pb2 import Address
 from din_extproc._proto.envoy.data.accesslog.v3.accesslog_pb2 import AccessLogCommon, HTTPAccessLogEntry, ResponseFlags, UpstreamEnd
 from din_extproc._proto.envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
+from din_extproc.domain.access_log import ATTEMPT_TAG
 from din_extproc.domain.node import Endpoint, Node
 from din_extproc.domain.request import Operation
 from din_extproc.domain.usage import ANSWER_TOO_LARGE, ExchangeRecord, FailedAttempt, Labels, Sensitive
@@ -24,7 +29,7 @@ from din_extproc.observe.outcome import ExchangeEnding, outcome, usage
 
 NAMESPACE = "din"
 _PERMITS = "envoy.filters.http.ext_authz"
-"""Where Envoy keeps what the gateway leaves when it is only asked whether a request may pass."""
+"""Namespace of what the gateway leaves as an ext_authz service."""
 _FLAGS = {
     "failed_local_healthcheck": "LH",
     "no_healthy_upstream": "UH",
@@ -61,30 +66,56 @@ _WITHOUT_OUTPUT = frozenset({Operation.EMBEDDINGS, Operation.RERANK})
 _NOT_HELD = "response_payload_too_large"
 """Envoy's word for an answer that is waited for and outgrows what it holds."""
 _NO_FLAGS: tuple[str, ...] = ()
-_OURS = NAMESPACE, _PERMITS
+_OURS = _PERMITS, NAMESPACE
+_SCALARS = frozenset({"number_value", "string_value", "bool_value"})
 _decode = msgspec.json.Decoder(Labels).decode
 _decode_sensitive = msgspec.json.Decoder(Sensitive).decode
 _UNLABELLED = Labels()
-_ABSENT = Value()
 _EXACT = 2.0**53
 """Larger numbers are not whole tokens any more."""
 _SECONDS_DIGITS = 10
 _NOBODY: Mapping[str, Node] = {}
-_Fields = Mapping[str, Value]
+_Fields = Mapping[str, Any]
 """The namespace's fields, those that are there."""
+
+
+class LogEntry(Struct, gc=False):
+    """One finished exchange as Envoy logged it. Times in milliseconds since its start; None: Envoy has none."""
+
+    fields: _Fields
+    """Dynamic metadata of the gateway and of the usage filter."""
+    status: int
+    flags: tuple[str, ...]
+    endpoint: str
+    """The node's address; "" when no node was reached."""
+    started_us: int
+    duration_ms: float | None
+    received_ms: float | None
+    """The request's last byte."""
+    sent_ms: float | None
+    """The first byte toward the node."""
+    answered: bool
+    """Whether a byte of the node's answer came."""
+    node_ended_ms: float | None
+    attempts: int
+    body_bytes: int
+    details: str
+    degraded: bool
+    version: str
+    retry_after: str
 
 
 def records(message: bytes, nodes: Mapping[str, str], described: Mapping[str, Node] = _NOBODY) -> Iterator[ExchangeRecord | FailedAttempt]:
     """Read one `StreamAccessLogsMessage`, record by record as they are asked for.
 
     Args:
-        message: As it came over gRPC.
-        nodes: Node ids by endpoint, as `10.0.0.7:8000` or `[fd00::10]:8000`. An endpoint that is not there stands for itself.
+        message: The serialised message.
+        nodes: Node ids by endpoint, such as `10.0.0.7:8000` or `[fd00::10]:8000`. An unknown endpoint is used as the node's id.
         described: Nodes by id, as far as they are known.
 
     Returns:
         Finished exchanges that the gateway decided about, in the log's order. Others, such as Envoy's own answer to a broken
-        request, leave no record. Between them, attempts at nodes that failed; of an exchange that failed for good, too.
+        request, leave no record. Between them, attempts at nodes that failed, also those of an exchange that failed for good.
 
     Raises:
         ValueError: These bytes are no such message.
@@ -96,6 +127,65 @@ def records(message: bytes, nodes: Mapping[str, str], described: Mapping[str, No
     return _each(entries, nodes, described)
 
 
+def fluentd_records(
+    tag: str, entries: Iterable[Any], nodes: Mapping[str, str], described: Mapping[str, Node] = _NOBODY
+) -> Iterator[ExchangeRecord | FailedAttempt]:
+    """Read the entries `[time, record]` of one Fluentd message, in the same way and order as `records`.
+
+    Raises:
+        ValueError: An entry is not such a pair. The records before it were good.
+    """
+    for entry in entries:
+        try:
+            _, found = entry
+            if tag == ATTEMPT_TAG:
+                yield _fluentd_attempt(found, nodes)
+                continue
+            fields = found["m"] or found["z"]
+            if fields:
+                yield _record(_fluentd_entry(found, fields), nodes, described)
+        except (TypeError, KeyError, ValueError) as error:
+            raise ValueError(f"not a record of the access log: {error}") from error
+
+
+def _fluentd_entry(found: Mapping[str, Any], fields: _Fields) -> LogEntry:
+    flags, answered = found["f"], found["a"]
+    duration = found["d"]
+    return LogEntry(
+        fields={**found["z"], **fields} if found["z"] and fields is not found["z"] else fields,
+        status=found["s"] or 0,
+        flags=_NO_FLAGS if flags == "-" else tuple(flags.split(",")),
+        endpoint=found["u"] or "",
+        started_us=int(found["t"].replace(".", "")),
+        duration_ms=found["l"] if duration is None else duration / 1e3,
+        received_ms=_scaled(found["r"]),
+        sent_ms=_scaled(found["w"]),
+        answered=answered is not None,
+        node_ended_ms=_scaled(found["e"]),
+        attempts=found["n"] or 0,
+        body_bytes=found["b"] or 0,
+        details=found["c"] or "",
+        degraded=found["g"] == "true",
+        version=found["v"] or "",
+        retry_after=found["y"] or "",
+    )
+
+
+def _fluentd_attempt(found: Mapping[str, Any], nodes: Mapping[str, str]) -> FailedAttempt:
+    endpoint = found["u"] or ""
+    return FailedAttempt(
+        node_id=nodes.get(endpoint, endpoint),
+        reason=str(found["s"] or 0) if found["f"] == "-" else found["f"],
+        duration_ms=float(found["l"] or 0),
+        started_at=float(found["t"]),
+        traceparent=found["p"] or "",
+    )
+
+
+def _scaled(microseconds: int | None) -> float | None:
+    return None if microseconds is None else microseconds / 1e3
+
+
 def _each(
     entries: Iterable[HTTPAccessLogEntry], nodes: Mapping[str, str], described: Mapping[str, Node]
 ) -> Iterator[ExchangeRecord | FailedAttempt]:
@@ -104,7 +194,7 @@ def _each(
         if common.access_log_type == UpstreamEnd:
             yield _attempt(entry, common, nodes)
         elif any(name in common.metadata.filter_metadata for name in _OURS) and not common.intermediate_log_entry:
-            yield _record(entry, common, nodes, described)
+            yield _record(_grpc_entry(entry, common), nodes, described)
 
 
 def _attempt(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[str, str]) -> FailedAttempt:
@@ -119,24 +209,47 @@ def _attempt(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[
     )
 
 
-def _record(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[str, str], described: Mapping[str, Node]) -> ExchangeRecord:
-    told = _told(common.metadata.filter_metadata)
-    labels = _labels(told)
-    flags = _flags(common.response_flags) if common.HasField("response_flags") else _NO_FLAGS
-    endpoint = _endpoint(common.upstream_remote_address) if common.HasField("upstream_remote_address") else ""
-    node_id = nodes.get(endpoint, endpoint)
-    headers = entry.response.response_headers
-    ending = _ending(entry, told, labels, flags, described.get(node_id), reached=bool(endpoint))
+def _grpc_entry(entry: HTTPAccessLogEntry, common: AccessLogCommon) -> LogEntry:
+    spaces, response, has = common.metadata.filter_metadata, entry.response, common.HasField
+    headers = response.response_headers
+    return LogEntry(
+        fields={name: _plain(value) for space in _OURS if space in spaces for name, value in spaces[space].fields.items()},
+        status=response.response_code.value,
+        flags=_flags(common.response_flags) if has("response_flags") else _NO_FLAGS,
+        endpoint=_endpoint(common.upstream_remote_address) if has("upstream_remote_address") else "",
+        started_us=common.start_time.seconds * 1_000_000 + common.start_time.nanos // 1000,
+        duration_ms=_ms(common.duration) if has("duration") else None,
+        received_ms=_ms(common.time_to_last_rx_byte) if has("time_to_last_rx_byte") else None,
+        sent_ms=_ms(common.time_to_first_upstream_tx_byte) if has("time_to_first_upstream_tx_byte") else None,
+        answered=has("time_to_first_upstream_rx_byte"),
+        node_ended_ms=_ms(common.time_to_last_upstream_rx_byte) if has("time_to_last_upstream_rx_byte") else None,
+        attempts=common.upstream_request_attempt_count,
+        body_bytes=response.response_body_bytes,
+        details=response.response_code_details,
+        degraded=headers.get("x-bxagent-degraded") == "true",
+        version=headers.get("x-din-model-version", ""),
+        retry_after=headers.get("retry-after", ""),
+    )
+
+
+def _plain(value: Value) -> float | str | bool | None:
+    kind = value.WhichOneof("kind")
+    return getattr(value, kind) if kind in _SCALARS else None
+
+
+def _record(entry: LogEntry, nodes: Mapping[str, str], described: Mapping[str, Node]) -> ExchangeRecord:
+    fields, started_us = entry.fields, entry.started_us
+    labels = _labels(fields)
+    node_id = nodes.get(entry.endpoint, entry.endpoint)
+    ending = _ending(entry, labels, described.get(node_id))
     ended_as = outcome(ending)
-    start = common.start_time
-    started_us = start.seconds * 1_000_000 + start.nanos // 1000
-    moved = _text(told, "moved_to")
+    moved = _text(fields, "moved_to")
     return ExchangeRecord(
         request_id=labels.request_id,
-        trace_id=labels.trace_id or _text(told, "trace_id"),
+        trace_id=labels.trace_id or _text(fields, "trace_id"),
         tenant=labels.tenant,
         key_id=labels.key_id,
-        model=_text(told, "moved_model") or labels.model,
+        model=_text(fields, "moved_model") or labels.model,
         alias=labels.alias,
         pool=moved or labels.pool,
         rule=labels.rule,
@@ -149,78 +262,68 @@ def _record(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[s
         prompt_estimate=labels.prompt_estimate,
         features=labels.features,
         fixed=labels.fixed,
-        attempts=common.upstream_request_attempt_count,
-        degraded=labels.degraded or headers.get("x-bxagent-degraded") == "true",
+        attempts=entry.attempts,
+        degraded=labels.degraded or entry.degraded,
         started_at=started_us / 1e6,
-        duration_ms=_ms(common.duration) if common.HasField("duration") else None,
-        first_token_ms=_since(started_us, told, "first_token_us"),
-        last_token_ms=_since(started_us, told, "last_token_us"),
-        response_flags=flags,
+        duration_ms=entry.duration_ms,
+        first_token_ms=_since(started_us, fields, "first_token_us"),
+        last_token_ms=_since(started_us, fields, "last_token_us"),
+        response_flags=entry.flags,
         refusal=ending.refusal,
-        error=ending.error or (ANSWER_TOO_LARGE if entry.response.response_code_details == _NOT_HELD else ""),
-        bad_events=_count(told, "bad_events"),
-        retry_after_s=_seconds(headers.get("retry-after", "")),
+        error=ending.error or (ANSWER_TOO_LARGE if entry.details == _NOT_HELD else ""),
+        bad_events=_count(fields, "bad_events"),
+        retry_after_s=_seconds(entry.retry_after),
         operation=labels.operation,
-        span=labels.span or _text(told, "span"),
-        version=headers.get("x-din-model-version", ""),
-        received_ms=_ms(common.time_to_last_rx_byte) if common.HasField("time_to_last_rx_byte") else None,
-        sent_ms=_ms(common.time_to_first_upstream_tx_byte) if common.HasField("time_to_first_upstream_tx_byte") else None,
-        node_ended_ms=_ms(common.time_to_last_upstream_rx_byte) if common.HasField("time_to_last_upstream_rx_byte") else None,
+        span=labels.span or _text(fields, "span"),
+        version=entry.version,
+        received_ms=entry.received_ms,
+        sent_ms=entry.sent_ms,
+        node_ended_ms=entry.node_ended_ms,
         decided_ms=labels.decided_us / 1e3 if labels.decided_us else None,
         waited_ms=labels.waited_us / 1e3,
         would_refuse=labels.would_refuse,
         tags=labels.tags,
-        sensitive=labels.sensitive or (_sensitive(told["sensitive"].string_value) if "sensitive" in told else None),
+        sensitive=labels.sensitive or _sensitive(_text(fields, "sensitive")),
         moved_from=labels.pool if moved else "",
-        deadline_exceeded=entry.response.response_code_details == _TOTAL_TIMEOUT,
+        deadline_exceeded=entry.details == _TOTAL_TIMEOUT,
     )
 
 
-def _told(spaces: Mapping[str, Struct]) -> _Fields:
-    """What the gateway left: in one namespace as a rule, and then its fields as they are."""
-    names = [name for name in _OURS if name in spaces]
-    if len(names) == 1:
-        return spaces[names[0]].fields
-    return {name: value for space in names for name, value in spaces[space].fields.items()}
-
-
-def _since(started_us: int, told: _Fields, name: str) -> float | None:
-    """Milliseconds from the start to a moment that was told."""
-    return max(0.0, (_count(told, name) - started_us) / 1e3) if name in told else None
+def _since(started_us: int, fields: _Fields, name: str) -> float | None:
+    """Return the milliseconds from the start to a reported moment."""
+    return max(0.0, (_count(fields, name) - started_us) / 1e3) if name in fields else None
 
 
 def _ms(duration: Duration) -> float:
     return duration.seconds * 1e3 + duration.nanos / 1e6
 
 
-def _ending(
-    entry: HTTPAccessLogEntry, told: _Fields, labels: Labels, flags: tuple[str, ...], node: Node | None, *, reached: bool
-) -> ExchangeEnding:
-    response = entry.response
+def _ending(entry: LogEntry, labels: Labels, node: Node | None) -> ExchangeEnding:
+    fields = entry.fields
     return ExchangeEnding(
-        status=response.response_code.value,
-        flags=frozenset(flags),
-        reached=reached,
-        answered=entry.common_properties.HasField("time_to_first_upstream_rx_byte"),
-        refusal=_text(told, "refusal"),
-        error=_text(told, "error"),
-        finish_reason=_text(told, "finish_reason"),
-        done=told.get("done", _ABSENT).bool_value,
-        deltas=_count(told, "deltas") if "deltas" in told else None,
-        delta_bytes=_count(told, "delta_bytes"),
-        body_bytes=response.response_body_bytes,
-        prompt_tokens=_count(told, "prompt_tokens") if "prompt_tokens" in told else None,
-        completion_tokens=_count(told, "completion_tokens") if "completion_tokens" in told else None,
-        cached_tokens=_count(told, "cached_tokens"),
+        status=entry.status,
+        flags=frozenset(entry.flags),
+        reached=bool(entry.endpoint),
+        answered=entry.answered,
+        refusal=_text(fields, "refusal"),
+        error=_text(fields, "error"),
+        finish_reason=_text(fields, "finish_reason"),
+        done=fields.get("done") is True,
+        deltas=_count(fields, "deltas") if "deltas" in fields else None,
+        delta_bytes=_count(fields, "delta_bytes"),
+        body_bytes=entry.body_bytes,
+        prompt_tokens=_count(fields, "prompt_tokens") if "prompt_tokens" in fields else None,
+        completion_tokens=_count(fields, "completion_tokens") if "completion_tokens" in fields else None,
+        cached_tokens=_count(fields, "cached_tokens"),
         prompt_estimate=labels.prompt_estimate,
         context=0 if node is None else node.max_seq_len,
         output_asked=0 if labels.tags is None else labels.tags.output_tokens or 0,
         one_prompt=labels.operation == Operation.CHAT,
         generates=labels.operation not in _WITHOUT_OUTPUT,
-        unread=told.get("unread", _ABSENT).bool_value,
-        open_choices=_count(told, "open_choices"),
-        total_tokens=_count(told, "total_tokens") if "total_tokens" in told else None,
-        bad_usage=told.get("bad_usage", _ABSENT).bool_value,
+        unread=fields.get("unread") is True,
+        open_choices=_count(fields, "open_choices"),
+        total_tokens=_count(fields, "total_tokens") if "total_tokens" in fields else None,
+        bad_usage=fields.get("bad_usage") is True,
         media=labels.media > 0,
     )
 
@@ -235,29 +338,31 @@ def _endpoint(address: Address) -> str:
     return str(Endpoint(address.socket_address.address, address.socket_address.port_value))
 
 
-def _count(told: _Fields, name: str) -> int:
-    found = told.get(name)
-    if found is None:
-        return 0
-    value = found.number_value
-    return int(value) if 0.0 <= value < _EXACT else 0
+def _count(fields: _Fields, name: str) -> int:
+    value = fields.get(name)
+    if type(value) is int or type(value) is float:
+        return int(value) if 0 <= value < _EXACT else 0
+    return 0
 
 
-def _text(told: _Fields, name: str) -> str:
-    return told.get(name, _ABSENT).string_value
+def _text(fields: _Fields, name: str) -> str:
+    value = fields.get(name)
+    return value if type(value) is str else ""
 
 
-def _labels(told: _Fields) -> Labels:
-    found = told.get("labels")
-    if found is None:
+def _labels(fields: _Fields) -> Labels:
+    text = _text(fields, "labels")
+    if not text:
         return _UNLABELLED
     try:
-        return _decode(found.string_value)
+        return _decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return _UNLABELLED
 
 
 def _sensitive(text: str) -> Sensitive | None:
+    if not text:
+        return None
     try:
         return _decode_sensitive(text)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,0 +1,40 @@
+"""The records of Envoy's Fluentd access logger: their keys, and the command operators that fill them.
+
+`control` renders them into Envoy's configuration, `observe` reads them. Operators: Envoy's "Command Operators" reference. Times are
+microseconds since the request's first byte; a value that Envoy does not have is null.
+"""
+
+EXCHANGE_TAG = "din"
+ATTEMPT_TAG = "din_attempts"
+
+EXCHANGE_RECORD = {
+    "m": "%DYNAMIC_METADATA(din)%",
+    "z": "%DYNAMIC_METADATA(envoy.filters.http.ext_authz)%",
+    "s": "%RESPONSE_CODE%",
+    "f": "%RESPONSE_FLAGS%",
+    "u": "%UPSTREAM_REMOTE_ADDRESS%",
+    "t": "%START_TIME(%s.%6f)%",
+    "d": "%COMMON_DURATION(DS_RX_BEG:DS_TX_END:us)%",
+    "l": "%DURATION%",
+    "r": "%COMMON_DURATION(DS_RX_BEG:DS_RX_END:us)%",
+    "w": "%COMMON_DURATION(DS_RX_BEG:US_TX_BEG:us)%",
+    "a": "%COMMON_DURATION(DS_RX_BEG:US_RX_BEG:us)%",
+    "e": "%COMMON_DURATION(DS_RX_BEG:US_RX_END:us)%",
+    "n": "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
+    "b": "%BYTES_SENT%",
+    "c": "%RESPONSE_CODE_DETAILS%",
+    "g": "%RESP(x-bxagent-degraded)%",
+    "v": "%RESP(x-din-model-version)%",
+    "y": "%RESP(retry-after)%",
+}
+"""One finished exchange. `l` (whole milliseconds) is known where an exchange ended before an answer was sent whole."""
+
+ATTEMPT_RECORD = {
+    "s": "%RESPONSE_CODE%",
+    "f": "%RESPONSE_FLAGS%",
+    "u": "%UPSTREAM_REMOTE_ADDRESS%",
+    "t": "%START_TIME(%s.%6f)%",
+    "l": "%DURATION%",
+    "p": "%REQ(traceparent)%",
+}
+"""One attempt that failed at a node."""
