@@ -3,6 +3,8 @@
 Rule: no header that can hold a key or a prompt is logged.
 """
 
+from collections.abc import Mapping
+
 from envoy_data_plane.envoy.config.accesslog.v3 import (
     AccessLog,
     AccessLogFilter,
@@ -14,17 +16,21 @@ from envoy_data_plane.envoy.config.accesslog.v3 import (
 )
 from envoy_data_plane.envoy.config.core.v3 import (
     ApiVersion,
+    BackoffStrategy,
     GrpcService,
     GrpcServiceEnvoyGrpc,
     RuntimeUInt32,
     SubstitutionFormatString,
+    TypedExtensionConfig,
 )
+from envoy_data_plane.envoy.extensions.access_loggers.fluentd.v3 import FluentdAccessLogConfig, FluentdAccessLogConfigRetryOptions
 from envoy_data_plane.envoy.extensions.access_loggers.grpc.v3 import CommonGrpcAccessLogConfig, HttpGrpcAccessLogConfig
 from envoy_data_plane.envoy.extensions.access_loggers.stream.v3 import StdoutAccessLog
 from envoy_data_plane.google.protobuf import Struct as ProtoStruct
 
 from din_extproc.control.packing import extension, milliseconds
 from din_extproc.control.topology import ACCESS_LOG_CLUSTER, Topology
+from din_extproc.domain.access_log import ATTEMPT_RECORD, ATTEMPT_TAG, EXCHANGE_RECORD, EXCHANGE_TAG
 
 LOG_NAME = "din"
 ATTEMPTS_NAME = "din_attempts"
@@ -55,12 +61,15 @@ def access_log(topology: Topology) -> AccessLog:
     """The logger of the listener."""
     if topology.access_log is None:
         return _lines()
-    config = HttpGrpcAccessLogConfig(
-        common_config=_told(LOG_NAME, topology),
-        additional_request_headers_to_log=REQUEST_HEADERS,
-        additional_response_headers_to_log=RESPONSE_HEADERS,
-    )
-    logger = extension("envoy.access_loggers.http_grpc", config)
+    if topology.fluentd_log:
+        logger = _fluentd(EXCHANGE_TAG, EXCHANGE_RECORD, topology)
+    else:
+        config = HttpGrpcAccessLogConfig(
+            common_config=_told(LOG_NAME, topology),
+            additional_request_headers_to_log=REQUEST_HEADERS,
+            additional_response_headers_to_log=RESPONSE_HEADERS,
+        )
+        logger = extension("envoy.access_loggers.http_grpc", config)
     return AccessLog(name=logger.name, typed_config=logger.typed_config)
 
 
@@ -78,9 +87,28 @@ def failed_attempts(topology: Topology) -> list[AccessLog]:
             AccessLogFilter(response_flag_filter=ResponseFlagFilter(flags=_NODE_FLAGS)),
         ]
     )
-    config = HttpGrpcAccessLogConfig(common_config=_told(ATTEMPTS_NAME, topology), additional_request_headers_to_log=ATTEMPT_HEADERS)
-    logger = extension("envoy.access_loggers.http_grpc", config)
+    if topology.fluentd_log:
+        logger = _fluentd(ATTEMPT_TAG, ATTEMPT_RECORD, topology)
+    else:
+        config = HttpGrpcAccessLogConfig(common_config=_told(ATTEMPTS_NAME, topology), additional_request_headers_to_log=ATTEMPT_HEADERS)
+        logger = extension("envoy.access_loggers.http_grpc", config)
     return [AccessLog(name=logger.name, filter=AccessLogFilter(or_filter=bad), typed_config=logger.typed_config)]
+
+
+def _fluentd(tag: str, record: Mapping[str, str], topology: Topology) -> TypedExtensionConfig:
+    """Return a logger that reconnects for ever (Envoy's default) and holds entries meanwhile."""
+    config = FluentdAccessLogConfig(
+        cluster=ACCESS_LOG_CLUSTER,
+        tag=tag,
+        stat_prefix=tag,
+        buffer_flush_interval=milliseconds(topology.access_log_flush_ms),
+        buffer_size_bytes=_HELD_BYTES,
+        record=ProtoStruct.from_dict(dict(record)),
+        retry_options=FluentdAccessLogConfigRetryOptions(
+            backoff_options=BackoffStrategy(base_interval=milliseconds(50), max_interval=milliseconds(1000))
+        ),
+    )
+    return extension("envoy.access_loggers.fluentd", config)
 
 
 def _told(name: str, topology: Topology) -> CommonGrpcAccessLogConfig:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from din_extproc.control.access_log import LOG_NAME, REQUEST_HEADERS, RESPONSE_HEADERS
 from din_extproc.control.clusters import ENDPOINT_HEADER, discovered_pair
@@ -55,6 +56,7 @@ def envoy_gateway(topology: Topology, placement: Placement) -> list[dict[str, An
     Raises:
         ValueError: a part of the topology has no place in a cluster.
     """
+    topology = replace(topology, fluentd_log=False)
     _check(topology)
     manifests = [*_proxy(topology), _clients(topology, placement), *_sidecar(topology)]
     for way in _ways(topology):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from din_extproc.control.clusters import pool_clusters
 from din_extproc.control.filters import http_filters
@@ -51,6 +52,7 @@ def istio(topology: Topology, mesh: Mesh) -> list[dict[str, Any]]:
     Raises:
         ValueError: the mesh can't reach the sidecar where the topology has it.
     """
+    topology = replace(topology, fluentd_log=False)
     sidecar, log = _services(topology)
     empty = [pool.name for pool in topology.pools if not pool.nodes]
     if empty:

@@ -235,6 +235,8 @@ class Topology(Struct, frozen=True, kw_only=True):
     fail_open_pool: str | None = None
     """Where requests go, unmetered and marked, while no worker answers. None: they are refused."""
     access_log_flush_ms: int = 50
+    fluentd_log: bool = True
+    """Whether the access log goes by Fluentd's forward protocol; otherwise by gRPC."""
     discovery: XdsSource | None = None
     """None: Envoy is told everything in the file that it starts with."""
     agent: Address | None = None

@@ -1,15 +1,15 @@
 """Envoy's access log -> one record per exchange that the gateway decided about, and one per attempt that failed at a node.
 
-It comes in two forms: Fluentd records (`domain/access_log.py`, the cheaper one) and messages of Envoy's gRPC access log service, for
-It comes in two forms: Fluentd records (`domain/access_log.py`, the cheaper one), and messages of the gRPC access log service for meshes that
-can't set the other. Both become a `LogEntry`. Invariant: a record is made from what is there; a missing value or one of the wrong
+It comes in two forms: Fluentd records (`domain/access_log.py`, the cheaper one), and messages of the gRPC access log service for meshes
+that can't set the other. Both become a `LogEntry`. Invariant: a record is made from what is there; a missing value or one of the wrong
+type counts as not reported, never as an error.
 
 Dynamic metadata, namespace `din`: of a request that it has read, the gateway leaves `labels` (`domain.usage.Labels` as JSON: one field,
 because every field costs both sides); of one that it answered itself, `trace_id` and `refusal`,
 and `sensitive` (`Sensitive` as JSON) where that is why. The usage of the node's answer comes from `envoy/lua/usage.lua`, see its head.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -128,12 +128,16 @@ def records(message: bytes, nodes: Mapping[str, str], described: Mapping[str, No
 
 
 def fluentd_records(
-    tag: str, entries: Iterable[Any], nodes: Mapping[str, str], described: Mapping[str, Node] = _NOBODY
+    tag: str,
+    entries: Iterable[Any],
+    nodes: Mapping[str, str],
+    described: Mapping[str, Node] = _NOBODY,
+    *,
+    unreadable: Callable[[], None] = lambda: None,
 ) -> Iterator[ExchangeRecord | FailedAttempt]:
     """Read the entries `[time, record]` of one Fluentd message, in the same way and order as `records`.
 
-    Raises:
-        ValueError: An entry is not such a pair. The records before it were good.
+    `unreadable` is called for each entry that is no record of ours.
     """
     for entry in entries:
         try:
@@ -144,8 +148,8 @@ def fluentd_records(
             fields = found["m"] or found["z"]
             if fields:
                 yield _record(_fluentd_entry(found, fields), nodes, described)
-        except (TypeError, KeyError, ValueError) as error:
-            raise ValueError(f"not a record of the access log: {error}") from error
+        except (TypeError, KeyError, ValueError, AttributeError):
+            unreadable()
 
 
 def _fluentd_entry(found: Mapping[str, Any], fields: _Fields) -> LogEntry:

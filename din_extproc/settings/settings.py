@@ -148,6 +148,7 @@ class Settings(Struct, frozen=True, kw_only=True):
             cors_origins=envoy.cors.allow_origins,
             fail_open_pool=self.fail_open_pool,
             access_log_flush_ms=envoy.access_log_flush_ms,
+            fluentd_log=envoy.access_log == "fluentd",
             health_path=envoy.health_path,
             discovery=discovery,
         )

@@ -138,7 +138,7 @@ def ours(reply: httpx.Response, status: int, code: str) -> dict:
 def accounted(stack: Stack, exchanges: int = 1) -> Iterator[SimpleNamespace]:
     """What the exchanges inside the block came to. Afterwards no slot is taken."""
     stack.eventually(lambda: not stack.status()["exchanges"]["open"], "nothing is open")
-    before = stack.status()["counts"]
+    before = stack.all_accounted()["counts"]
     told = SimpleNamespace()
     yield told
     after = stack.settled(sum(before["outcomes"].values()) + exchanges)["counts"]

@@ -84,7 +84,7 @@ def ask(model: str, **fields) -> dict:
 @contextlib.contextmanager
 def accounted(stack: Stack, exchanges: int = 1) -> Iterator[SimpleNamespace]:
     """What the exchanges inside the block came to: `outcomes`, `prompt` and `completion` tokens. Afterwards no slot is taken."""
-    before = stack.status()["counts"]
+    before = stack.all_accounted()["counts"]
     told = SimpleNamespace()
     yield told
     after = stack.settled(sum(before["outcomes"].values()) + exchanges)["counts"]

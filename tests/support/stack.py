@@ -208,6 +208,16 @@ class Stack:
         self.eventually(done, f"{exchanges} settled exchanges; {self.status()}")
         return self.status()
 
+    def all_accounted(self) -> dict[str, Any]:
+        """Return the sidecar's status once the access log of every decided request has come. Only where no request lists models."""
+
+        def done() -> bool:
+            counts = self.status()["counts"]
+            return sum(counts["outcomes"].values()) >= counts["sent"] + sum(counts["refused"].values())
+
+        self.eventually(done, f"every decided request is accounted for; {self.status()}")
+        return self.status()
+
     def stop(self) -> None:
         """End everything that was started and remove its folder."""
         for child in (self.envoy, self.sidecar):

@@ -52,6 +52,8 @@ class H2Server:
         }
         self.connections: set[_ServerProtocol] = set()
         self.crowd = ConnectionLimiter(most)
+        self.make_protocol: Callable[[], asyncio.BaseProtocol] = self.connection
+        """Makes the protocol of a new connection. A port that serves another protocol beside gRPC replaces it."""
         self._services = services
         self._servers: list[asyncio.Server | TlsListener] = []
         self._sockets: dict[str, tuple[int, int] | None] = {}
@@ -62,6 +64,10 @@ class H2Server:
     def calls(self) -> int:
         """How many calls are open, over all connections."""
         return sum(connection.grpc.calls for connection in self.connections)
+
+    def connection(self) -> asyncio.BaseProtocol:
+        """Return the protocol of a new gRPC connection."""
+        return _ServerProtocol(self)
 
     async def start(self, *addresses: str | TlsAddress) -> list[int]:
         """Listen on `host:port` (port 0: a free one) and `unix:/path`. Returns the ports, in order; 1 stands for a Unix socket.
@@ -104,13 +110,13 @@ class H2Server:
         tls = None if isinstance(where, str) else server_context(where.files, ("h2",))
         if address.startswith("unix:"):
             path = address.removeprefix("unix:")
-            self._servers.append(await loop.create_unix_server(lambda: _ServerProtocol(self), path, backlog=_BACKLOG))
+            self._servers.append(await loop.create_unix_server(self.make_protocol, path, backlog=_BACKLOG))
             self._sockets[path] = _seen(path)
             return 1
         host, _, port = address.rpartition(":")
         if not port.isdigit():
             raise OSError(f"can't listen on {address}")
-        listening, bound = await listen(lambda: _ServerProtocol(self), host, int(port), tls)
+        listening, bound = await listen(self.make_protocol, host, int(port), tls)
         self._servers.append(listening)
         return bound
 

@@ -104,7 +104,7 @@ class DroppedLogs:
     """How many access-log entries the Envoy beside this sidecar has dropped, which it alone knows. Silence changes nothing."""
 
     def __init__(self, admin: Endpoint) -> None:
-        self._url = f"http://{admin}/stats?filter=logs_dropped"
+        self._url = f"http://{admin}/stats?filter=logs_dropped|entries_lost"
         self._latest = 0
         self.total = 0
 

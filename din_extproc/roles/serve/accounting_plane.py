@@ -4,6 +4,7 @@ Rule: it does not need a request plane in its process; they share the counters i
 """
 
 import logging
+from typing import Any
 
 from din_extproc.admit.ledger import Ledger
 from din_extproc.admit.reservation import OutputHistory
@@ -14,7 +15,7 @@ from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.probe.envoy_admin import DroppedLogs
 from din_extproc.flow.calibrators import TokenCalibrators
 from din_extproc.flow.settlement import ExchangeObserver, SettlementService
-from din_extproc.observe.accesslog import records
+from din_extproc.observe.accesslog import fluentd_records, records
 from din_extproc.observe.mixture import DtypeMixture
 from din_extproc.roles.serve.decision_view import half_lives_s, node_names
 from din_extproc.roles.serve.health import HealthMonitor
@@ -109,6 +110,11 @@ class AccountingPlane:
             return
         self._background.trickle(finished, self._on_record)
 
+    def on_log_entries(self, tag: str, entries: list[Any]) -> None:
+        """Take one Fluentd message of Envoy's access log."""
+        finished = fluentd_records(tag, entries, self._nodes, self._described, unreadable=self._count_unreadable)
+        self._background.trickle(finished, self._on_record)
+
     def take_learned(self) -> WorkerUpdate:
         """Return what was learned since the last call."""
         return WorkerUpdate(
@@ -125,6 +131,9 @@ class AccountingPlane:
             "access_logs": {"unreadable": self._unreadable, "dropped": self._envoy.total},
             "mixed_dtype_share": self.mixture.shares(),
         }
+
+    def _count_unreadable(self) -> None:
+        self._unreadable += 1
 
     def _on_record(self, record: ExchangeRecord | FailedAttempt) -> None:
         now = SystemClock.monotonic()

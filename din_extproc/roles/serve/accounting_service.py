@@ -17,10 +17,10 @@ from typing import Any
 
 from din_extproc.admit.reservation import OutputHistory
 from din_extproc.domain.membership import HeartbeatReading, MembershipDelta
+from din_extproc.edge.access_log_port import AccessLogPort
 from din_extproc.edge.background import Background
 from din_extproc.edge.grpc.grpcio_server import GrpcioServer
 from din_extproc.edge.grpc.h2_server import H2Server
-from din_extproc.edge.grpc.services import AccessLogService, GrpcService
 from din_extproc.edge.probe.scrape import Scraper, ScrapeTarget
 from din_extproc.edge.redis.guard import GuardedLedger
 from din_extproc.edge.redis.ledger import Runner
@@ -103,7 +103,7 @@ class AccountingService:
             )
             self._registry.registrar.watchers.add(self.observers.on_node_events)
             self.observers.checks.registrar = self._registry.registrar
-        self.services: list[GrpcService] = [AccessLogService(self.plane.on_access_log)]
+        self._logs = AccessLogPort(self.plane.on_access_log, self.plane.on_log_entries)
 
     async def publish(self, settings: Settings) -> None:
         """Send this configuration to Envoys by xDS. To be awaited before a worker decides by it."""
@@ -137,6 +137,21 @@ class AccountingService:
             where = secured(str(settings.gateway.xds.address), settings.gateway.xds.tls, settings.folder)
             await self._xds.start(where)
             _log.info("serving xDS to Envoys at %s", where)
+
+    async def listen_for_logs(self, settings: Settings) -> None:
+        """Open the port for Envoy's access log.
+
+        Raises:
+            OSError: the address is taken.
+        """
+        section = settings.gateway.access_log
+        where = secured(str(section.address), section.tls, settings.folder)
+        await self._logs.start(where)
+        _log.info("receiving access logs at %s", where)
+
+    async def stop_logs(self) -> None:
+        """Take what Envoy still holds, then close that port."""
+        await self._logs.stop()
 
     async def leave(self) -> None:
         """Close these ports."""

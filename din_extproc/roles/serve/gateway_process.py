@@ -20,7 +20,7 @@ from din_extproc.domain.node import Endpoint
 from din_extproc.edge.background import Background
 from din_extproc.edge.grpc.grpcio_server import GrpcioServer
 from din_extproc.edge.grpc.h2_server import H2Server
-from din_extproc.edge.grpc.services import HealthService
+from din_extproc.edge.grpc.services import AccessLogService, HealthService
 from din_extproc.edge.process.channel import MessageChannel
 from din_extproc.edge.process.workers import WorkerPool
 from din_extproc.edge.redis.guard import OnError
@@ -86,8 +86,10 @@ class GatewayProcess:
                     farewell=self._keep_counters,
                     heard=self._accounting.observers.on_report,
                 )
-        services = [service for part in (self._worker, self._accounting) if part is not None for service in part.services]
-        self._health = HealthService(*(service.name for service in services))
+        services = [] if self._worker is None else self._worker.services
+        self._health = HealthService(
+            *(service.name for service in services), *(() if self._accounting is None else (AccessLogService.name,))
+        )
         self._server = transport((*services, self._health), max_body_bytes=settings.body_limit)
 
     async def run(self) -> None:
@@ -146,6 +148,7 @@ class GatewayProcess:
         await self._server.start(*addresses)
         _log.info("listening on %s", ", ".join(map(str, addresses)))
         if self._accounting is not None:
+            await self._accounting.listen_for_logs(settings)
             await self._accounting.listen(settings)
         if self._pool is not None:
             await self._pool.start()
@@ -168,6 +171,8 @@ class GatewayProcess:
         if self._pool is not None:
             await self._pool.stop()
         await self._server.stop(self._options.drain_s)
+        if self._accounting is not None:
+            await self._accounting.stop_logs()
         await self._background.quiet(_QUIET_S)
         await self._report()
         if self._accounting is not None:
@@ -189,8 +194,7 @@ class GatewayProcess:
         workers = [secured(_listen_text(address), gateway.ext_proc.tls, settings.folder) for address in gateway.worker_addresses]
         if self._options.worker is not None:
             return [workers[self._options.worker]]
-        logs = secured(str(gateway.access_log.address), gateway.access_log.tls, settings.folder)
-        return [*(workers if self._pool is None else ()), logs]
+        return workers if self._pool is None else []
 
     def _set_serving(self, *, serving: bool) -> None:
         self._serving = serving

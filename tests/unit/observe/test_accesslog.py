@@ -8,9 +8,10 @@ from msgspec.structs import replace
 
 from din_extproc._proto.envoy.data.accesslog.v3.accesslog_pb2 import HTTPAccessLogEntry, UpstreamEnd
 from din_extproc._proto.envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
+from din_extproc.domain.access_log import EXCHANGE_RECORD
 from din_extproc.domain.usage import FailedAttempt, Labels, Outcome, Tags, Usage
 from din_extproc.observe import accesslog
-from din_extproc.observe.accesslog import records
+from din_extproc.observe.accesslog import fluentd_records, records
 
 SENT = Labels(
     request_id="r-1",
@@ -204,3 +205,65 @@ def test_the_end_of_the_whole_requests_time_is_told_from_that_of_one_attempt() -
     late, silent = entry(LABELS, "upstream_request_timeout"), entry(LABELS, "upstream_request_timeout")
     late.response.response_code_details, silent.response.response_code_details = "response_timeout", "upstream_per_try_timeout"
     assert [record.deadline_exceeded for record in records(message(late, silent), {})] == [True, False]
+
+
+def fluentd(metadata: dict[str, Any] | None, **changed: Any) -> list[Any]:
+    """One entry of Envoy's Fluentd logger, like `entry`."""
+    record = {
+        **dict.fromkeys(EXCHANGE_RECORD),
+        "m": metadata,
+        "s": 200,
+        "f": "-",
+        "u": "10.0.0.7:8000",
+        "t": "1700000000.000500",
+        "d": 912_345,
+        "l": 912,
+        "r": 500,
+        "w": 900,
+        "a": 3_000,
+        "e": 912_000,
+        "n": 2,
+        "b": 4000,
+        "c": "via_upstream",
+    }
+    return [1_700_000_000, record | changed]
+
+
+def test_both_forms_of_the_log_give_the_same_record() -> None:
+    flags = ("upstream_connection_failure", "upstream_retry_limit_exceeded")
+    for metadata in ({**LABELS, **COUNTS}, {"trace_id": "t-1", "refusal": "invalid_api_key"}):
+        logged = entry(metadata, *flags)
+        logged.common_properties.time_to_last_rx_byte.FromMicroseconds(500)
+        logged.common_properties.time_to_first_upstream_tx_byte.FromMicroseconds(900)
+        logged.response.response_headers.update({"retry-after": "7", "x-bxagent-degraded": "true", "x-din-model-version": "1.2"})
+        same = fluentd(metadata, f="UF,URX", y="7", g="true", v="1.2")
+        nodes = {"10.0.0.7:8000": "gpu-07"}
+        assert list(fluentd_records("din", [same], nodes)) == list(records(message(logged), nodes))
+
+
+def test_entries_that_the_gateway_did_not_decide_leave_no_record() -> None:
+    entries = [fluentd(None), fluentd(LABELS), fluentd({})]
+    assert [record.request_id for record in fluentd_records("din", entries, {})] == ["r-1"]
+
+
+def test_metadata_of_ext_authz_is_read_too() -> None:
+    [record] = fluentd_records("din", [fluentd(COUNTS, z=LABELS)], {})
+    assert (record.request_id, record.usage) == ("r-1", Usage(40, 10, 8))
+
+
+@pytest.mark.parametrize("odd", [[1], 7, [1, None], [1, {}], fluentd(LABELS, t=None), fluentd(LABELS, f=None), fluentd(LABELS, m=[1])])
+def test_an_entry_that_is_no_record_is_counted_and_the_others_are_read(odd: Any) -> None:
+    seen: list[int] = []
+    found = list(fluentd_records("din", [odd, fluentd(LABELS)], {}, unreadable=lambda: seen.append(1)))
+    assert [record.request_id for record in found] == ["r-1"]
+    assert seen == [1]
+
+
+def test_a_failed_attempt_of_the_fluentd_log_names_its_node_and_reason() -> None:
+    attempt = {"s": 0, "f": "UF", "u": "10.0.0.7:8000", "t": "1700000000.5", "l": 12, "p": "00-a-b-01"}
+    answered = attempt | {"s": 503, "f": "-", "p": None}
+    found = list(fluentd_records("din_attempts", [[1, attempt], [1, answered]], {"10.0.0.7:8000": "gpu-07"}))
+    assert found == [
+        FailedAttempt(node_id="gpu-07", reason="UF", duration_ms=12.0, started_at=1_700_000_000.5, traceparent="00-a-b-01"),
+        FailedAttempt(node_id="gpu-07", reason="503", duration_ms=12.0, started_at=1_700_000_000.5, traceparent=""),
+    ]
