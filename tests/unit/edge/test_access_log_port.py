@@ -6,7 +6,7 @@ import msgpack
 import pytest
 
 from din_extproc.edge.access_log_port import AccessLogPort
-from tests.support.peer import eventually
+from tests.support.waiting import until
 
 
 class Received:
@@ -36,9 +36,9 @@ async def test_messages_arrive_whole_wherever_they_are_cut(port, cut):
     _, writer = await asyncio.open_connection("127.0.0.1", number)
     writer.write(MESSAGE + MESSAGE[:cut])
     await writer.drain()
-    await eventually(lambda: len(received.entries) >= 1)
+    await until(lambda: len(received.entries) >= 1)
     writer.write(MESSAGE[cut:])
-    await eventually(lambda: len(received.entries) == 2)
+    await until(lambda: len(received.entries) == 2)
     assert received.entries == [("din", [[1, {"s": 200}], [2, {"s": 429}]])] * 2
     writer.close()
 
@@ -61,10 +61,10 @@ async def test_a_stop_takes_what_is_under_way_and_closes(port):
     made, received, number = port
     reader, writer = await asyncio.open_connection("127.0.0.1", number)
     writer.write(MESSAGE)
-    await eventually(lambda: bool(received.entries))
+    await until(lambda: bool(received.entries))
     stopping = asyncio.create_task(made.stop())
     writer.write(MESSAGE)
-    await eventually(lambda: len(received.entries) == 2)
+    await until(lambda: len(received.entries) == 2)
     await stopping
     with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
         await reader.readexactly(1)
