@@ -360,6 +360,7 @@ async def rig(nodes: int = 2, *, dead: tuple[int, ...] = (), sidecar: bool = Tru
         Topology(
             ext_proc=(UnixSocket(side.ext_proc),),
             access_log=UnixSocket(side.access_log),
+            fluentd_log=False,
             listener=SocketAddress("127.0.0.1", free_port()),
             admin=SocketAddress("127.0.0.1", free_port()),
             **settings,
