@@ -120,6 +120,16 @@ class NodeChanged(AuditEvent, frozen=True, kw_only=True, omit_defaults=True, tag
     version: str = ""
 
 
+class OperatorOrder(AuditEvent, frozen=True, kw_only=True, omit_defaults=True, tag="order"):
+    """An operator ordered a node to be drained, quarantined, or given requests again."""
+
+    node_id: str
+    order: str
+    operator: str
+    """The id of the admin key."""
+    reason: str = ""
+
+
 class Mismatched(AuditEvent, frozen=True, kw_only=True, omit_defaults=True, tag="mismatch"):
     """Two nodes that should agree answered the same request differently."""
 
@@ -155,4 +165,4 @@ class Witness(AuditEvent, frozen=True, kw_only=True, omit_defaults=True, tag="wi
     chain: str
 
 
-Event = AdmissionRecord | RefusalRecord | SettlementRecord | Configured | NodeChanged | Mismatched | Gap | Witness
+Event = AdmissionRecord | RefusalRecord | SettlementRecord | Configured | NodeChanged | OperatorOrder | Mismatched | Gap | Witness

@@ -12,7 +12,7 @@ from din_extproc import __version__
 from din_extproc.cli.configure.check import check
 from din_extproc.cli.configure.keys import keys_app
 from din_extproc.cli.configure.render import render_app
-from din_extproc.cli.operate import audit_app, doctor, drain, nodes, tenants, usage
+from din_extproc.cli.operate import audit_app, doctor, drain, nodes_app, tenants, usage
 from din_extproc.cli.plan.bench import bench_app
 from din_extproc.cli.plan.decisions import explain, replay, verify
 from din_extproc.cli.plan.simulate import simulate
@@ -22,7 +22,7 @@ _GROUPS: dict[str, dict[str, Callable[..., Any] | typer.Typer]] = {
     "Run": {"serve": serve, "node": node, "envoy": envoy, "demo": demo, "engine-sim": engine_sim},
     "Configure": {"check": check, "render": render_app, "keys": keys_app},
     "Plan": {"explain": explain, "replay": replay, "simulate": simulate, "verify": verify, "bench": bench_app},
-    "Operate": {"nodes": nodes, "tenants": tenants, "usage": usage, "drain": drain, "doctor": doctor, "audit": audit_app},
+    "Operate": {"tenants": tenants, "usage": usage, "drain": drain, "doctor": doctor, "nodes": nodes_app, "audit": audit_app},
 }
 
 app = typer.Typer(

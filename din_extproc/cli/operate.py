@@ -30,7 +30,14 @@ Tenant = Annotated[str, typer.Option(help="Show only this tenant.")]
 audit_app = typer.Typer(no_args_is_help=True, help="Verify audit logs.")
 
 
+nodes_app = typer.Typer(help="List nodes; drain or quarantine them.")
+Reason = Annotated[str, typer.Option(help="Why; it is shown beside the node and recorded.")]
+NodeId = Annotated[str, typer.Argument(metavar="ID", help="The node's id.")]
+
+
+@nodes_app.callback(invoke_without_command=True)
 def nodes(
+    context: typer.Context,
     config: Config = DEFAULT_CONFIG,
     watch: Watch = False,  # noqa: FBT002 - a flag
     every_s: WatchInterval = 1.0,
@@ -42,6 +49,8 @@ def nodes(
     """
     from din_extproc.roles.operate import nodes as role  # noqa: PLC0415 - the other commands start without it
 
+    if context.invoked_subcommand is not None:
+        return
     settings = load_settings(config)
     with fail_on(role.SidecarUnreachable), suppress(KeyboardInterrupt):
         if json:
@@ -50,6 +59,51 @@ def nodes(
             role.watch(settings, every_s)
         else:
             role.show(settings)
+
+
+@nodes_app.command("drain")
+def nodes_drain(node_id: NodeId, reason: Reason = "", config: Config = DEFAULT_CONFIG) -> None:
+    """Send a node no new requests.
+
+    Those that it is working on go on. It holds in every replica, also after a restart of the node, until `nodes undrain`.
+    DIN_ADMIN_KEY holds a key with `operate: true`.
+    """
+    _order(config, node_id, "drain", reason)
+
+
+@nodes_app.command("undrain")
+def nodes_undrain(node_id: NodeId, reason: Reason = "", config: Config = DEFAULT_CONFIG) -> None:
+    """Send a drained node requests again."""
+    _order(config, node_id, "undrain", reason)
+
+
+@nodes_app.command("quarantine")
+def nodes_quarantine(node_id: NodeId, reason: Reason = "", config: Config = DEFAULT_CONFIG) -> None:
+    """Keep an untrusted node out of the network.
+
+    It holds until `nodes release`.
+    """
+    _order(config, node_id, "quarantine", reason)
+
+
+@nodes_app.command("release")
+def nodes_release(node_id: NodeId, reason: Reason = "", config: Config = DEFAULT_CONFIG) -> None:
+    """Lift a node's quarantine.
+
+    It does not matter whether an operator or the registry imposed it.
+    """
+    _order(config, node_id, "release", reason)
+
+
+def _order(config: Path, node_id: str, order: str, reason: str) -> None:
+    """Give an order and print what became of it."""
+    from din_extproc.roles.operate import nodes as role  # noqa: PLC0415 - the other commands start without it
+
+    with fail_on(role.SidecarUnreachable):
+        answer = role.give_order(load_settings(config), node_id, order, reason)
+    typer.echo(f"{node_id}: {order} is in force")
+    if answer.get("problem"):
+        typer.echo(f"warning: {answer['problem']}", err=True)
 
 
 def tenants(

@@ -22,6 +22,10 @@ class BreakerState(StrEnum):
     COOLING = "cooling"
 
 
+EXCLUDED = frozenset({BreakerState.OPEN, BreakerState.COOLING})
+"""The states in which a breaker lets no request pass."""
+
+
 class BreakerSnapshot(Struct, frozen=True, gc=False):
     """An immutable snapshot of a breaker, valid until the next one."""
 
@@ -36,7 +40,7 @@ class BreakerSnapshot(Struct, frozen=True, gc=False):
     @property
     def excluded(self) -> bool:
         """Whether the breaker lets no request pass."""
-        return self.state is BreakerState.OPEN or self.state is BreakerState.COOLING
+        return self.state in EXCLUDED
 
     def share(self, now: float) -> float:
         """Return the share of its usual traffic that passes at `now`, 0 to 1."""
@@ -75,3 +79,30 @@ class ProbeResult(Struct, frozen=True, gc=False):
     ttft_ms: float | None = None
     """Time to the first byte of content of a stream, or to the end of any other answer."""
     reason: str = ""
+
+
+class HoldKind(StrEnum):
+    """What an operator ordered for a node. A held node gets no new requests; what it is working on goes on."""
+
+    DRAIN = "drain"
+    QUARANTINE = "quarantine"
+    NONE = "none"
+    """The order before was taken back."""
+
+
+class NodeHold(Struct, frozen=True, kw_only=True):
+    """An operator's order for one node. The newest one of a node counts, in every replica."""
+
+    node_id: str
+    kind: HoldKind
+    operator: str
+    """The id of the admin key that gave the order."""
+    at: float
+    """Seconds since the epoch."""
+    reason: str = ""
+
+    @property
+    def text(self) -> str:
+        """The order in words, for people."""
+        verb = {HoldKind.DRAIN: "drained", HoldKind.QUARANTINE: "quarantined", HoldKind.NONE: "released"}[self.kind]
+        return f"{verb} by {self.operator}{f': {self.reason}' if self.reason else ''}"

@@ -168,6 +168,12 @@ def record_drain(row: NodeRecord, reason: str) -> NodeRecord:
     return replace(row, draining=True).with_reason(f"drained{f': {reason}' if reason else ''}")
 
 
+def record_release(row: NodeRecord, operator: str) -> NodeRecord:
+    """An operator lets the node take requests again: what kept it out is over, and disagreements until now count no more."""
+    evidence = replace(row.evidence, disagreements=0.0, mismatches=0.0)
+    return replace(row, draining=False, quarantine="", distrust="", evidence=evidence).with_reason(f"released by {operator}")
+
+
 def record_answers(row: NodeRecord, *, answers: int, failures: int, now: float) -> NodeRecord:
     """So many requests were answered by the node, and so many failed at it."""
     return replace(row, evidence=row.evidence.add(now, answers=answers, failures=failures))

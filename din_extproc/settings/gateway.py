@@ -5,6 +5,7 @@ Rule: an address here is one that we listen on; that of Envoy's listener is in `
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
@@ -62,19 +63,30 @@ class ReaderKeySection(Section):
     hash: KeyHash
 
 
-def _tokens(keys: tuple[ReaderKeySection, ...]) -> NodeTokens:
+class AdminKeySection(ReaderKeySection):
+    """A key of the admin port."""
+
+    operate: bool = False
+    """Its holder may also drain nodes, quarantine them, and give them requests again."""
+
+
+def _tokens(keys: Iterable[ReaderKeySection]) -> NodeTokens:
     return NodeTokens({key.id: parse_hash(key.hash) or (b"", b"") for key in keys})
 
 
 class AdminSection(ListenSection):
     """Health, metrics, state."""
 
-    keys: Annotated[tuple[ReaderKeySection, ...], AsTuple] = ()
+    keys: Annotated[tuple[AdminKeySection, ...], AsTuple] = ()
     """As `din-extproc keys new` prints them. With any, only their holders see more than whether it lives and is ready."""
 
     def opens(self, authorization: str) -> bool:
         """Whether who sends this may see everything."""
         return not self.keys or _tokens(self.keys).find_owner(authorization) is not None
+
+    def operator(self, authorization: str) -> str | None:
+        """Return the id of the key if its holder may change nodes; None: it may not."""
+        return _tokens(key for key in self.keys if key.operate).find_owner(authorization)
 
 
 class DashboardSection(Section):

@@ -66,7 +66,8 @@ def verdicts(run: subprocess.CompletedProcess[str]) -> dict[str, str]:
 
 CHECKS = {
     "din-extproc version", "timeouts", "envoy version", "buffer limit", "message timeout", "stream idle timeout", "pools",
-    "ext_proc streams", "workers' addresses", "configuration", "nodes", "redis version", "redis latency", "clock", "open files",
+    "nodes in Envoy", "models", "ext_proc streams", "workers' addresses", "configuration", "nodes", "redis version",
+    "redis latency", "clock", "open files",
 }  # fmt: skip
 
 
@@ -77,7 +78,7 @@ def test_a_gateway_in_health_passes_every_check(stack):
     assert {what: each for what, each in healthy.items() if each["verdict"] == "fail"} == {}
 
 
-def test_an_envoy_that_runs_with_another_file_is_told_what_differs(stack):
+def test_an_envoy_that_runs_with_another_file_is_told_what_differs(stack, engine):
     settings = load(stack.config_file, {})
     assert isinstance(settings, Settings)
     other = yaml.safe_load(render_envoy(settings))
@@ -99,6 +100,7 @@ def test_an_envoy_that_runs_with_another_file_is_told_what_differs(stack):
             "message timeout": "Envoy has 0.2 s, din.yaml says 5",
             "stream idle timeout": "Envoy has 5 s, din.yaml says 600",
             "pools": "Envoy has no second",
+            "nodes in Envoy": f"Envoy does not know node node-second ({engine.address}) of pool second",
         }
         assert all("render envoy.yaml again" in sick[what]["change"] for what in wrong)
     finally:
@@ -187,7 +189,16 @@ def test_an_envoy_that_is_too_old_and_knows_nothing_of_us(stack):
         told = findings(examined(stack, "--json", change=there))
         old.shutdown()
     wrong = {what for what, each in told.items() if each["verdict"] == "fail"}
-    assert wrong == {"envoy version", "envoy state", "buffer limit", "message timeout", "stream idle timeout", "pools", "workers"}
+    assert wrong == {
+        "envoy version",
+        "envoy state",
+        "buffer limit",
+        "message timeout",
+        "stream idle timeout",
+        "pools",
+        "workers",
+        "nodes in Envoy",
+    }
     assert told["envoy version"]["said"] == "1.30.2"
 
 

@@ -69,6 +69,7 @@ class Stack:
         server: A running Redis to use; None starts one of its own.
         serve: Further options of `din-extproc serve`.
         gateway: Further fields of the `gateway` section.
+        admin_keys: Of the admin port.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Stack:
         server: RedisServer | None = None,
         serve: tuple[str, ...] = (),
         gateway: Mapping[str, Any] | None = None,
+        admin_keys: list[dict[str, Any]] | None = None,
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="din-stack-"))
         self.port = free_port()
@@ -86,6 +88,7 @@ class Stack:
         self.redis = server or RedisServer()
         self._serve = serve
         self._gateway = dict(gateway or {})
+        self._admin_keys = admin_keys or []
         self.config_file = self.folder / "din.yaml"
         self.sidecar: subprocess.Popen[bytes] | None = None
         self.envoy: subprocess.Popen[bytes] | None = None
@@ -100,7 +103,7 @@ class Stack:
             "gateway": {
                 "ext_proc": {"socket": str(self.folder / "ext_proc.sock")},
                 "access_log": {"address": f"127.0.0.1:{self.access_log_port}"},
-                "admin": {"address": f"127.0.0.1:{self.admin_port}"},
+                "admin": {"address": f"127.0.0.1:{self.admin_port}", "keys": self._admin_keys},
                 **self._gateway,
             },
             "envoy": {

@@ -63,6 +63,14 @@ class EnvoyAdmin:
         dump: dict[str, Any] = msgspec.json.decode(self._said("GET", "/config_dump"))
         return dump
 
+    def endpoints(self) -> dict[str, frozenset[str]]:
+        """The addresses of every cluster's hosts.
+
+        Raises:
+            Silent: nobody answers.
+        """
+        return _endpoints(self._said("GET", "/clusters?format=json").encode())
+
     def say_goodbye(self) -> None:
         """Health checks fail from now on, and each answer asks its connection to close. New connections are still taken.
 
@@ -98,6 +106,47 @@ class EnvoyAdmin:
             raise EnvoyAdminUnreachable(
                 f"Envoy's administration at {self._address} does not answer: {getattr(error, 'reason', error)}"
             ) from error
+
+
+async def ask_endpoints(admin: Endpoint) -> dict[str, frozenset[str]] | None:
+    """Return the addresses of every cluster's hosts; None: this Envoy does not answer."""
+    url = f"http://{admin}/clusters?format=json"
+    try:
+        async with aiohttp.ClientSession(timeout=_TIMEOUT) as session, session.get(url) as reply:
+            return _endpoints(await reply.read())
+    except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
+        return None
+
+
+class _Socket(msgspec.Struct):
+    address: str = ""
+    port_value: int = 0
+
+
+class _Address(msgspec.Struct):
+    socket_address: _Socket | None = None
+
+
+class _Host(msgspec.Struct):
+    address: _Address
+
+
+class _Cluster(msgspec.Struct):
+    name: str
+    host_statuses: tuple[_Host, ...] = ()
+
+
+class _Clusters(msgspec.Struct):
+    cluster_statuses: tuple[_Cluster, ...] = ()
+
+
+def _endpoints(body: bytes) -> dict[str, frozenset[str]]:
+    found = msgspec.json.decode(body, type=_Clusters).cluster_statuses
+    sockets = {each.name: [host.address.socket_address for host in each.host_statuses] for each in found}
+    return {
+        name: frozenset(str(Endpoint(socket.address, socket.port_value)) for socket in hosts if socket is not None)
+        for name, hosts in sockets.items()
+    }
 
 
 class DroppedLogs:

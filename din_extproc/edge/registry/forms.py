@@ -8,7 +8,8 @@ from typing import Self
 
 from msgspec import Struct
 
-from din_extproc.domain.health import BreakerSnapshot, BreakerState
+from din_extproc.domain.availability import NodeShare
+from din_extproc.domain.health import EXCLUDED, BreakerSnapshot, BreakerState
 from din_extproc.domain.membership import Heartbeat, Member, NodeState, Registration
 from din_extproc.domain.node import Endpoint, Node
 from din_extproc.registry.claims import MAX_BYTES, MAX_REGISTERED
@@ -189,6 +190,15 @@ class MemberForm(Struct, frozen=True, kw_only=True):
     """Those that route to it now."""
     health: HealthForm | None = None
     """None: nothing was heard of it yet."""
+
+    @property
+    def share(self) -> NodeShare:
+        """How much of its usual traffic the node takes now."""
+        held_back = self.health is not None and self.health.state is not BreakerState.CLOSED
+        passes = 1.0 if self.health is None or not held_back else 0.0 if self.health.state in EXCLUDED else self.health.share
+        reason = self.reasons[-1] if self.state is not NodeState.READY and self.reasons else ""
+        said = reason or (self.health.said if self.health is not None else "")
+        return NodeShare(self.node.id, self.node.model, self.state, passes, said)
 
     @classmethod
     def of(cls, member: Member, pools: tuple[str, ...], now: float) -> Self:

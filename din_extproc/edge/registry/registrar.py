@@ -28,6 +28,7 @@ from din_extproc.registry.row import (
     record_drain,
     record_heartbeat,
     record_registration,
+    record_release,
     reject_heartbeat,
 )
 from din_extproc.registry.table import NodeEvent, NodeTable
@@ -116,6 +117,11 @@ class Registrar:
     async def drain(self, node_id: str, reason: str, lease: str = "") -> NodeRecord | RegistryDenial:
         """The node takes nothing new. `lease` "": whichever is in force."""
         return await self._write(node_id, lambda before, _: _known(before, lease, lambda known: record_drain(known, reason)))
+
+    async def release(self, node_id: str, operator: str) -> None:
+        """An operator takes back what keeps the node out: a drain, a quarantine. Nothing happens for nodes that did not register."""
+        if node_id in self.table.rows:
+            await self._write(node_id, lambda before, _: _known(before, "", lambda known: record_release(known, operator)))
 
     async def deregister(self, node_id: str, reason: str, lease: str = "") -> RegistryDenial | None:
         """The node is no part of the network any more. `lease` "": whichever is in force."""

@@ -3,7 +3,7 @@
 Rule: a finding that is not `ok` says what to change.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -122,6 +122,15 @@ def _same(what: str, has: float | None, wanted: float, unit: str, change: str) -
     return Diagnosis(what, "fail", f"Envoy has {'none' if has is None else f'{has:g} {unit}'}, din.yaml says {wanted:g}", change)
 
 
+def of_endpoints(unknown: Sequence[str]) -> Diagnosis:
+    """From the listed nodes that Envoy does not have."""
+    if unknown:
+        return Diagnosis(
+            "nodes in Envoy", "fail", f"Envoy does not know {'; '.join(unknown[:5])}", "render envoy.yaml again and reload Envoy"
+        )
+    return Diagnosis("nodes in Envoy", "ok", "it knows all that din.yaml lists")
+
+
 def of_exchanges(stats: Mapping[str, int]) -> Iterator[Diagnosis]:
     """Judge ext_proc by Envoy's counters."""
     counted = {name.rpartition(".")[2]: value for name, value in stats.items() if ".ext_proc." in name}
@@ -178,12 +187,31 @@ def of_sidecar(status: Mapping[str, Any], settings: Settings) -> Iterator[Diagno
             f"{unsettled} exchanges are not settled",
             "Redis was down or slow: they are retried; those given up stay reserved until they expire",
         )
-    silent = [member for member in status["membership"]["nodes"] if member["state"] != "ready"]
-    if silent:
-        said = ", ".join(f"{member['node']['id']} is {member['state']}" for member in silent[:5])
-        yield Diagnosis("nodes", "warn", said, "see the reasons in `din-extproc nodes`")
+    yield from _of_nodes(status)
+
+
+def _of_nodes(status: Mapping[str, Any]) -> Iterator[Diagnosis]:
+    """From the state of nodes and breakers: what takes requests now."""
+    members = status["membership"]["nodes"]
+    silent = [f"{member['node']['id']} is {member['state']}" for member in members if member["state"] != "ready"]
+    ejected = [
+        f"the breaker of {member['node']['id']} is {member['health']['state']}"
+        for member in members
+        if member["state"] == "ready" and (member.get("health") or {"state": "closed"})["state"] != "closed"
+    ]
+    if silent or ejected:
+        yield Diagnosis("nodes", "warn", ", ".join([*silent, *ejected][:5]), "`din-extproc nodes` says why")
     else:
-        yield Diagnosis("nodes", "ok", f"{len(status['membership']['nodes'])} ready")
+        yield Diagnosis("nodes", "ok", f"{len(members)} ready")
+    models = status["membership"]["models"]
+    for model in models:
+        if model["state"] != "available":
+            said = f"{model['available']} of {model['nodes']} nodes take requests, {model['share']:.0%} of the capacity"
+            verdict: Literal["warn", "fail"] = "fail" if model["state"] == "unavailable" else "warn"
+            why = "; ".join(f"{each['node_id']}: {each['reason']}" for each in model["unavailable"][:3]) or "no node has joined its pools"
+            yield Diagnosis(f"model {model['model']}", verdict, said, why)
+    if all(model["state"] == "available" for model in models):
+        yield Diagnosis("models", "ok", f"{len(models)} available")
 
 
 def _of_audit(log: Mapping[str, Any], settings: Settings) -> Diagnosis:

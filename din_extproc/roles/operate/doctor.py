@@ -13,8 +13,18 @@ from din_extproc.edge.probe.envoy_admin import EnvoyAdmin, EnvoyAdminUnreachable
 from din_extproc.edge.redis.connection import LuaScript, bulks
 from din_extproc.edge.redis.link import Link
 from din_extproc.edge.redis.topology import locator
-from din_extproc.roles.operate.diagnosis import Diagnosis, of_envoy, of_exchanges, of_machine, of_redis, of_sidecar, of_timeouts
+from din_extproc.roles.operate.diagnosis import (
+    Diagnosis,
+    of_endpoints,
+    of_envoy,
+    of_exchanges,
+    of_machine,
+    of_redis,
+    of_sidecar,
+    of_timeouts,
+)
 from din_extproc.roles.operate.nodes import SidecarUnreachable, fetch_page
+from din_extproc.roles.serve.envoy_nodes import find_unknown_nodes
 from din_extproc.settings.settings import Settings
 
 _TIMEOUT_MS = 2_000
@@ -49,6 +59,7 @@ def _envoy(settings: Settings) -> Iterator[Diagnosis]:
     admin = EnvoyAdmin(settings.envoy.admin)
     try:
         yield from of_envoy(admin.server_info(), admin.configuration(), settings)
+        yield of_endpoints(find_unknown_nodes(settings, admin.endpoints()))
         yield from of_exchanges(admin.stats(_STATS))
     except EnvoyAdminUnreachable as error:
         yield Diagnosis("envoy", "fail", str(error), "start it (`din-extproc envoy`), or run the doctor on its machine")

@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from rich.console import Console
@@ -17,7 +18,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from din_extproc.domain.health import BreakerState
+from din_extproc.domain.health import EXCLUDED, BreakerState
 from din_extproc.domain.node import Endpoint
 from din_extproc.edge.registry.forms import HealthForm, MemberForm
 from din_extproc.edge.tls import CertificateUnusable, pinned_context
@@ -26,7 +27,15 @@ from din_extproc.settings.settings import Settings
 
 _TIMEOUT_S = 3.0
 _KEY = "DIN_ADMIN_KEY"
-_COLOURS = {"ready": "green", "loading": "yellow", "draining": "yellow", "quarantined": "red", "dead": "red"}
+_COLOURS = {
+    "ready": "green",
+    "recovering": "yellow",
+    "ejected": "red",
+    "loading": "yellow",
+    "draining": "yellow",
+    "quarantined": "red",
+    "dead": "red",
+}
 _NUMBERS = frozenset({"trust", "ttft", "waiting", "running", "kv", "heard"})
 _COLUMNS = {
     "node": 0,
@@ -50,8 +59,8 @@ class SidecarUnreachable(Exception):  # noqa: N818 - it says what the sidecar is
     """The sidecar's admin port did not answer; the message says where and why."""
 
 
-def fetch_page(settings: Settings, page: str = "nodes") -> dict[str, Any]:
-    """Return a page of the admin port.
+def fetch_page(settings: Settings, page: str = "nodes", order: bytes | None = None) -> dict[str, Any]:
+    """Return a page of the admin port; with a body, its answer to an order.
 
     Raises:
         SidecarUnreachable: the port does not answer, or answers with an error.
@@ -62,14 +71,28 @@ def fetch_page(settings: Settings, page: str = "nodes") -> dict[str, Any]:
     url = f"{'http' if section.tls is None else 'https'}://{Endpoint(reached.host, reached.port)}/{page}"
     try:
         tls = None if section.tls is None else pinned_context(section.tls.files(settings.folder))
-        request = urllib.request.Request(url, headers={"authorization": f"Bearer {key}"} if key else {})  # noqa: S310 - the scheme is fixed above
+        request = urllib.request.Request(url, order, headers={"authorization": f"Bearer {key}"} if key else {})  # noqa: S310 - the scheme is fixed above
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=tls) as reply:  # noqa: S310 - likewise
             return msgspec.json.decode(reply.read(), type=dict[str, Any])
     except urllib.error.HTTPError as error:
-        hint = f"; set {_KEY} in the environment to a key of gateway.admin.keys" if error.code == HTTPStatus.UNAUTHORIZED else ""
+        needs = "a key of gateway.admin.keys" if order is None else "a key of gateway.admin.keys that has `operate: true`"
+        hint = f"; set {_KEY} in the environment to {needs}" if error.code == HTTPStatus.UNAUTHORIZED else _detail(error)
         raise SidecarUnreachable(f"{url}: {error.reason}{hint}") from error
     except (OSError, CertificateUnusable, msgspec.DecodeError) as error:
         raise SidecarUnreachable(f"{url}: {getattr(error, 'reason', error)}") from error
+
+
+def _detail(error: urllib.error.HTTPError) -> str:
+    """What the admin port says about a refusal."""
+    try:
+        return f": {msgspec.json.decode(error.read())['detail']}"
+    except (OSError, msgspec.DecodeError, LookupError, TypeError):
+        return ""
+
+
+def give_order(settings: Settings, node_id: str, order: str, reason: str) -> dict[str, Any]:
+    """Order a node to be drained, undrained, quarantined or released. Raises as `fetch_page` does."""
+    return fetch_page(settings, f"nodes/{quote(node_id, safe='')}/{order}", msgspec.json.encode({"reason": reason}))
 
 
 def fetch_rows(settings: Settings) -> tuple[MemberForm, ...]:
@@ -118,7 +141,7 @@ def _cells(row: dict[str, Any]) -> dict[str, str]:
     usage, age = beat.get("kv_cache_usage"), row["beat_age_s"]
     return {
         "node": escape(node["id"]),
-        "state": f"[{_COLOURS[row['state']]}]{row['state']}[/]",
+        "state": f"[{_COLOURS[_state(row)]}]{_state(row)}[/]",
         "trust": f"{row['trust']:.2f}",
         "breaker": _breaker(health),
         "ttft": "-" if health is None or health.ttft_ms is None else f"{health.ttft_ms:.0f} ms",
@@ -135,9 +158,17 @@ def _cells(row: dict[str, Any]) -> dict[str, str]:
 
 def _counted(nodes: list[dict[str, Any]]) -> Iterator[tuple[str, int]]:
     for state in _COLOURS:
-        count = sum(row["state"] == state for row in nodes)
+        count = sum(_state(row) == state for row in nodes)
         if count:
             yield state, count
+
+
+def _state(row: dict[str, Any]) -> str:
+    """The state in effect: a ready node whose breaker lets nothing pass is ejected, one that gets a part of its requests recovers."""
+    breaker = (row.get("health") or {"state": "closed"})["state"]
+    if row["state"] != "ready" or breaker == "closed":
+        return str(row["state"])
+    return "ejected" if breaker in EXCLUDED else "recovering"
 
 
 def _breaker(health: HealthForm | None) -> str:

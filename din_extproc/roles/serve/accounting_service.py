@@ -16,11 +16,16 @@ from itertools import chain
 from typing import Any
 
 from din_extproc.admit.reservation import OutputHistory
+from din_extproc.audit.records import OperatorOrder
+from din_extproc.domain.availability import ModelAvailability, availability
+from din_extproc.domain.health import HoldKind
 from din_extproc.domain.membership import HeartbeatReading, MembershipDelta
 from din_extproc.edge.access_log_port import AccessLogPort
 from din_extproc.edge.background import Background
+from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.grpc.grpcio_server import GrpcioServer
 from din_extproc.edge.grpc.h2_server import H2Server
+from din_extproc.edge.http.node_orders import NodeOrder
 from din_extproc.edge.probe.scrape import Scraper, ScrapeTarget
 from din_extproc.edge.redis.guard import GuardedLedger
 from din_extproc.edge.redis.ledger import Runner
@@ -29,7 +34,9 @@ from din_extproc.edge.telemetry.counters import DecisionCounters
 from din_extproc.flow.calibrators import TokenCalibrators
 from din_extproc.observe.families import Family
 from din_extproc.roles.serve.accounting_plane import AccountingPlane
+from din_extproc.roles.serve.envoy_nodes import EnvoyNodes
 from din_extproc.roles.serve.micro_prober import make_health_monitor
+from din_extproc.roles.serve.node_holds import OperatorHolds
 from din_extproc.roles.serve.observers import ExchangeObservers
 from din_extproc.roles.serve.registry_service import RegistryService, configured_rows
 from din_extproc.roles.serve.worker_update import WorkerUpdate
@@ -42,6 +49,15 @@ _log = logging.getLogger(__name__)
 _OBSERVE_S = 5.0
 _GOODBYE_S = 1.0
 _LEARNED_S = 0.5
+_ENVOY_S = 3.0
+
+
+_HOLDS = {
+    NodeOrder.DRAIN: HoldKind.DRAIN,
+    NodeOrder.UNDRAIN: HoldKind.NONE,
+    NodeOrder.QUARANTINE: HoldKind.QUARANTINE,
+    NodeOrder.RELEASE: HoldKind.NONE,
+}
 
 
 class AccountingService:
@@ -79,6 +95,7 @@ class AccountingService:
         self._audit_blocked = False
         self.observers = ExchangeObservers(settings, link, counters, standing, self._block_requests)
         self._breakers = make_health_monitor(settings, lambda changed: send(WorkerUpdate(breakers=changed)), link, background)
+        self._holds = OperatorHolds(settings, link, self._breakers.holds, self._breakers.on_holds)
         self.plane = AccountingPlane(
             settings,
             ledger,
@@ -88,6 +105,7 @@ class AccountingService:
             outputs=outputs,
             health=self._breakers,
         )
+        self._envoy_nodes = EnvoyNodes(settings)
         self._scraper = Scraper(self._send_readings)
         self._xds = None if settings.gateway.xds is None else XdsControlPlane(transport, background)
         self._registry: RegistryService | None = None
@@ -112,7 +130,7 @@ class AccountingService:
 
     def reload(self, settings: Settings) -> None:
         """Settle exchanges and watch nodes by this configuration."""
-        for part in (self.plane, self.observers, self._breakers, self._registry):
+        for part in (self.plane, self.observers, self._breakers, self._registry, self._envoy_nodes):
             if part is not None:
                 part.reload(settings)
         targets = (ScrapeTarget.of(node, pool.engine) for pool in settings.pools for node in pool.nodes)
@@ -122,6 +140,8 @@ class AccountingService:
         """Start settlement, breakers and probes."""
         self.plane.start()
         await self._breakers.start(self._background)
+        await self._holds.start(self._background)
+        self._background.every(_ENVOY_S, "asking Envoy which nodes it knows", self._envoy_nodes.look)
         self._background.every(_LEARNED_S, "sending learned statistics to workers", self._send_learned)
 
     async def listen(self, settings: Settings) -> None:
@@ -182,10 +202,31 @@ class AccountingService:
         listed = configured_rows(settings, self._scraper.latest)
         return self._breakers.add_health(listed if self._registry is None else chain(listed, self._registry.rows()))
 
+    def availability(self, settings: Settings) -> tuple[ModelAvailability, ...]:
+        """Return how much of each model's capacity takes requests now."""
+        shares = [row.share for row in self.rows(settings)]
+        return availability(settings.pools, self._breakers.open_breakers().pools, shares, SystemClock.monotonic())
+
+    async def order(self, settings: Settings, order: NodeOrder, node_id: str, operator: str, reason: str) -> str | None:
+        """Carry out an operator's order. Return what is still missing, "" for nothing; None: there is no such node."""
+        if not any(row.node.id == node_id for row in self.rows(settings)):
+            return None
+        self.observers.record_event(
+            OperatorOrder(at=SystemClock.wall(), node_id=node_id, order=order.value, operator=operator, reason=reason)
+        )
+        if self._registry is not None and order in (NodeOrder.UNDRAIN, NodeOrder.RELEASE):
+            await self._registry.registrar.release(node_id, operator)
+        return await self._holds.order(node_id, _HOLDS[order], operator, reason)
+
     def snapshot(self) -> dict[str, Any]:
         """Return the state of breakers, xDS and audit log for the admin page."""
         xds = {} if self._xds is None else self._xds.snapshot()
-        return {"breakers": self._breakers.snapshot(), **xds, **self.observers.snapshot()}
+        return {
+            "breakers": self._breakers.snapshot(),
+            "nodes_unknown_to_envoy": self._envoy_nodes.unknown,
+            **xds,
+            **self.observers.snapshot(),
+        }
 
     def _on_membership(self, delta: MembershipDelta) -> None:
         """Pass on that nodes joined or left. Envoys and breakers know a node before a worker sends requests to it."""

@@ -6,7 +6,9 @@ Rule: numbers are the sums over all processes of the sidecar; no state is kept h
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from din_extproc.domain.availability import ModelAvailability
 from din_extproc.edge.http.admin import AdminPages
+from din_extproc.edge.http.node_orders import NodeOrder, NodeOrders
 from din_extproc.edge.redis.cluster import ClusterLinks
 from din_extproc.edge.redis.guard import GuardedLedger
 from din_extproc.edge.redis.link import Link
@@ -63,9 +65,11 @@ class AdminServer:
             status=self._status,
             reasons=unready,
             nodes=self._nodes,
+            availability=self._availability,
             tenants=self._tenants,
             metrics=self._metrics,
             times=keeper.observers.recent.times,
+            orders=NodeOrders(reloader.operator, self._order),
             opens=reloader.is_reader,
             dashboard=self._dashboard,
         ).port
@@ -99,7 +103,24 @@ class AdminServer:
 
     def _nodes(self) -> dict[str, Any]:
         settings = self._reloader.settings
-        return {"network": settings.network, "stale": self._keeper.stale, "nodes": list(self._keeper.rows(settings))}
+        return {
+            "network": settings.network,
+            "stale": self._keeper.stale,
+            "nodes": list(self._keeper.rows(settings)),
+            "models": self._keeper.availability(settings),
+        }
+
+    def _availability(self, name: str) -> tuple[ModelAvailability, ...] | None:
+        """Of every model (""), or of those that a name stands for; None: it stands for none."""
+        settings = self._reloader.settings
+        found = self._keeper.availability(settings)
+        if not name:
+            return found
+        models = {rule.pool.model for rule in settings.routes.rules_for(name)}
+        return tuple(each for each in found if each.model in models) or None
+
+    async def _order(self, order: NodeOrder, node_id: str, operator: str, reason: str) -> str | None:
+        return await self._keeper.order(self._reloader.settings, order, node_id, operator, reason)
 
     async def _tenants(self, tenant: str) -> dict[str, Any]:
         waiting = self._numbers().get("queue", {}).get("by_tenant", {})

@@ -47,6 +47,10 @@ class ConfigReloader:
         """Whether this `authorization` header may read the admin port, by the configuration in use."""
         return self.settings.gateway.admin.opens(authorization)
 
+    def operator(self, authorization: str) -> str | None:
+        """Return the id of the admin key in this header, if its holder may change nodes by the configuration in use."""
+        return self.settings.gateway.admin.operator(authorization)
+
     def force_reload(self) -> None:
         """Reload at the next check, even if no file seems changed."""
         self._mark = ()

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from din_extproc.domain.health import BreakerSnapshots, BreakerState, ProbeResult
-from din_extproc.domain.membership import MembershipDelta
+from din_extproc.domain.health import BreakerSnapshot, BreakerSnapshots, BreakerState, HoldKind, ProbeResult
+from din_extproc.domain.membership import MembershipDelta, NodeState
 from din_extproc.domain.node import Node, Pool
 from din_extproc.domain.usage import ExchangeRecord, FailedAttempt
 from din_extproc.edge.background import Background
@@ -19,6 +19,7 @@ from din_extproc.edge.probe.micro_probe import ProbeTarget
 from din_extproc.edge.registry.forms import HealthForm, MemberForm
 from din_extproc.health.breaker import BreakerEvent, BreakerEventKind
 from din_extproc.health.exchanges import BUSY_REASON, PROBE_CAUSES, REQUEST_CAUSES, classify_attempt, classify_exchange
+from din_extproc.health.holds import NodeHolds
 from din_extproc.health.policy import BreakerPolicy
 from din_extproc.health.probing import ProbeSchedule
 from din_extproc.health.registry import BreakerRegistry, select_strictest
@@ -55,6 +56,7 @@ class HealthMonitor:
 
     def __init__(self, settings: Settings, told: Callable[[BreakerSnapshots], None]) -> None:
         self.breakers = BreakerRegistry()
+        self.holds = NodeHolds()
         self.prober: Prober | None = None
         """None: nodes are not probed, and other replicas are not heard."""
         self.settings = settings
@@ -102,6 +104,7 @@ class HealthMonitor:
             self.probe_schedule.interval_s = settings.health.probe.every_s
         self._schedule_probes()
         self._release(before.health, settings.health)
+        self.on_holds(node_id for node_id in self._listed if self.holds.get(node_id) is not None)
 
     def _release(self, before: HealthSection, after: HealthSection) -> None:
         causes: frozenset[BreakerEventKind] = frozenset()
@@ -139,6 +142,7 @@ class HealthMonitor:
             del self._left[next(iter(self._left))]
         self._schedule_probes()
         self.publish_changes()
+        self.on_holds({node.id for nodes in delta.joined.values() for node in nodes if self.holds.get(node.id) is not None})
 
     def on_probe(self, probed: ProbeResult) -> None:
         """Take the result of a probe, of this replica or another one. Ignored if probes are switched off."""
@@ -199,8 +203,17 @@ class HealthMonitor:
             self.publish_changes()
 
     def open_breakers(self) -> BreakerSnapshots:
-        """Return all breakers that are not closed."""
-        return self.breakers.snapshot_not_closed()
+        """Everything that is not closed: what a worker has to know before it serves."""
+        found = self.breakers.snapshot_not_closed()
+        return BreakerSnapshots({**found.nodes, **self.holds.snapshots(SystemClock.monotonic())}, found.pools)
+
+    def on_holds(self, node_ids: Iterable[str]) -> None:
+        """Operators gave orders for these nodes: tell the workers what holds for them now."""
+        now = SystemClock.monotonic()
+        held, closed = self.holds.snapshots(now), BreakerSnapshot(BreakerState.CLOSED, now)
+        told = {each: held.get(each) or self.breakers.nodes.get_snapshot(each) or closed for each in node_ids}
+        if told:
+            self._told(BreakerSnapshots(told))
 
     def health_form(self, node_id: str) -> HealthForm | None:
         """Return a node's health for the admin page; None: nothing is known."""
@@ -216,6 +229,10 @@ class HealthMonitor:
     def add_health(self, rows: Iterable[MemberForm]) -> Iterator[MemberForm]:
         """Yield the rows with the health of their nodes."""
         for row in rows:
+            hold = self.holds.get(row.node.id)
+            if hold is not None and row.state is not NodeState.DEAD:
+                state = NodeState.DRAINING if hold.kind is HoldKind.DRAIN else NodeState.QUARANTINED
+                row = replace(row, state=state, reasons=(*row.reasons, hold.text))  # noqa: PLW2901 - the same row, held
             yield replace(row, health=self.health_form(row.node.id))
 
     def snapshot(self) -> dict[str, object]:
@@ -239,7 +256,9 @@ class HealthMonitor:
                 _log.log(
                     level, "breaker of %s %s: %s%s", kind, name, standing.state.value, f": {standing.reason}" if standing.reason else ""
                 )
-        self._told(changed)
+        told = BreakerSnapshots({name: told for name, told in changed.nodes.items() if self.holds.get(name) is None}, changed.pools)
+        if told:
+            self._told(told)
 
     async def _advance(self) -> None:
         now = SystemClock.monotonic()

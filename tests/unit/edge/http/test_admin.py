@@ -4,6 +4,7 @@ import httpx
 import pytest
 
 from din_extproc.edge.http.admin import AdminPages
+from din_extproc.edge.http.node_orders import NodeOrders
 from tests.support.servers import free_port
 
 REASON = "redis: 10.0.0.7:6379 refuses connections"
@@ -17,7 +18,20 @@ async def site(request):
     def opens(authorization: str) -> bool:
         return not request.param or authorization == "Bearer right"
 
-    pages = AdminPages(dict, lambda: [REASON], dict, tenants, lambda: iter([b"x 1\n"]), lambda _: (), opens)
+    async def give(*_: object) -> str:
+        return ""
+
+    pages = AdminPages(
+        status=dict,
+        reasons=lambda: [REASON],
+        nodes=dict,
+        availability=lambda _: (),
+        tenants=tenants,
+        metrics=lambda: iter([b"x 1\n"]),
+        times=lambda _: (),
+        orders=NodeOrders(lambda authorization: "ops" if authorization == "Bearer ops" else None, give),
+        opens=opens,
+    )
     number = free_port()
     await pages.port.start(f"127.0.0.1:{number}")
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{number}", timeout=20, verify=False) as client:
@@ -36,6 +50,14 @@ async def test_probes_need_no_key_and_tell_a_stranger_no_reason(site):
 
 async def test_every_other_page_is_for_holders_of_a_key_where_one_is_wanted(site):
     client, guarded = site
-    for page in ("/status", "/nodes", "/tenants", "/metrics", "/exchanges?trace=01234567"):
+    for page in ("/status", "/nodes", "/availability", "/tenants", "/metrics", "/exchanges?trace=01234567"):
         for headers, status in (({}, 401 if guarded else 200), ({"authorization": "Bearer right"}, 200)):
             assert (await client.get(page, headers=headers)).status_code == status
+
+
+async def test_an_order_needs_a_key_that_may_operate_also_where_pages_need_none(site):
+    client, _ = site
+    told = [
+        (await client.post("/nodes/a/drain", headers={"authorization": f"Bearer {key}"})).status_code for key in ("none", "right", "ops")
+    ]
+    assert told == [401, 401, 200]

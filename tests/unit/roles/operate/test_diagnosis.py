@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from din_extproc.roles.operate.diagnosis import of_envoy, of_exchanges, of_machine, of_redis, of_sidecar, of_timeouts
+from din_extproc.roles.operate.diagnosis import of_endpoints, of_envoy, of_exchanges, of_machine, of_redis, of_sidecar, of_timeouts
 from din_extproc.route.table import RouteTable
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
@@ -41,7 +41,10 @@ def status(settings: Settings) -> dict:
         "configuration": {"fingerprint": settings.fingerprint, "rejected_successor": ""},
         "limits": {"shared": True, "reason": ""},
         "exchanges": {"unsettled": 0, "given_up": 0},
-        "membership": {"nodes": [{"node": {"id": "gpu-07"}, "state": "ready"}]},
+        "membership": {
+            "nodes": [{"node": {"id": "gpu-07"}, "state": "ready"}],
+            "models": [{"model": "m", "state": "available", "nodes": 1, "available": 1, "share": 1.0, "pools": {}, "unavailable": []}],
+        },
     }
 
 
@@ -124,6 +127,20 @@ def test_of_exchanges_that_failed():
     }
     lost = {"cluster.din_ext_proc.membership_healthy": 0, "access_logs.grpc_access_log.logs_dropped": 4}
     assert bad(of_exchanges(STATS | lost)) == {"workers": "fail", "access log": "fail"}
+
+
+@pytest.mark.parametrize(("breaker", "state", "verdict"), [("open", "unavailable", "fail"), ("half_open", "degraded", "warn")])
+def test_of_a_model_whose_only_node_is_ejected(settings, breaker, state, verdict):
+    told = status(settings)
+    told["membership"]["nodes"][0]["health"] = {"state": breaker}
+    lost = {"state": state, "available": 0, "share": 0.0, "unavailable": [{"node_id": "gpu-07", "share": 0.0, "reason": "no answer"}]}
+    told["membership"]["models"][0] |= lost
+    assert bad(of_sidecar(told, settings)) == {"nodes": "warn", "model m": verdict}
+
+
+def test_of_an_envoy_that_does_not_know_a_node():
+    assert bad([of_endpoints(())]) == {}
+    assert bad([of_endpoints(("node gpu-9 (10.0.0.9:8000) of pool p",))]) == {"nodes in Envoy": "fail"}
 
 
 def test_of_a_sidecar_that_struggles(settings):

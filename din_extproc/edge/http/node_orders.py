@@ -1,0 +1,78 @@
+"""Operators' orders at the admin port: `POST /nodes/{id}/drain`, `undrain`, `quarantine` and `release`.
+
+Rule: only a key with `operate: true` may give one; without such a key nobody may, not even on loopback.
+"""
+
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+
+import msgspec
+from aiohttp import web
+from msgspec import Struct
+
+from din_extproc.edge.http.port import HttpProblem, refused
+
+_LONGEST_REASON = 200
+
+
+class NodeOrder(StrEnum):
+    """What an operator can order."""
+
+    DRAIN = "drain"
+    UNDRAIN = "undrain"
+    QUARANTINE = "quarantine"
+    RELEASE = "release"
+
+
+class OrderForm(Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of an order."""
+
+    reason: str = ""
+
+
+class OrderReply(Struct, frozen=True):
+    """The answer to an order."""
+
+    node: str
+    order: str
+    problem: str = ""
+    """What is still missing, "" for nothing."""
+
+
+Give = Callable[[NodeOrder, str, str, str], Awaitable[str | None]]
+"""From order, node id, the operator's key id and reason to what is still missing; None: there is no such node."""
+
+
+class NodeOrders:
+    """The route.
+
+    Args:
+        operator: The id of the key in an `authorization` header, if it may give orders.
+        give: Carries an order out.
+    """
+
+    def __init__(self, operator: Callable[[str], str | None], give: Give) -> None:
+        self._operator = operator
+        self._give = give
+        self.routes = [web.post("/nodes/{id}/{order}", self._take)]
+
+    async def _take(self, request: web.Request) -> web.Response:
+        operator = self._operator(request.headers.get("authorization", ""))
+        if operator is None:
+            return refused("gateway.admin.keys that has `operate: true`")
+        node_id, name = request.match_info["id"], request.match_info["order"]
+        try:
+            order, form = NodeOrder(name), msgspec.json.decode(await request.read() or b"{}", type=OrderForm)
+        except ValueError as error:
+            return _problem(400, "invalid_request", f"drain, undrain, quarantine or release is expected, with {{reason}}: {error}")
+        if len(form.reason) > _LONGEST_REASON or not form.reason.isprintable():
+            return _problem(400, "invalid_request", f"reason is longer than {_LONGEST_REASON} characters, or not printable")
+        missing = await self._give(order, node_id, operator, form.reason)
+        if missing is None:
+            return _problem(404, "node_not_found", f"no node is called {node_id[:_LONGEST_REASON]!a}; `din-extproc nodes` lists them")
+        return web.Response(body=msgspec.json.encode(OrderReply(node_id, order.value, missing)), content_type="application/json")
+
+
+def _problem(status: int, code: str, detail: str) -> web.Response:
+    kind = f"urn:din-extproc:http:{code}"
+    return HttpProblem(type=kind, title="The order was not carried out", status=status, detail=detail, code=code).response()
