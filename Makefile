@@ -35,8 +35,8 @@ demo-check: setup ## start the demo, play a client against it, stop it
 test: setup ## every test, as many files at once as there are cores (JOBS=4: at most so many)
 	@$(PY) -m pytest -n logical --maxprocesses $(JOBS) --dist loadfile
 
-test-fast: setup ## tests that start no Envoy
-	@$(PY) -m pytest -m 'not e2e and not chaos'
+test-fast: setup ## unit, property and contract tests: a minute and a half on two cores
+	@$(PY) -m pytest -n logical --maxprocesses $(JOBS) --dist worksteal tests/unit tests/property tests/contract tests/test_house.py
 
 test-e2e: setup ## tests through a real Envoy
 	@$(PY) -m pytest -m e2e

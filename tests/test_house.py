@@ -55,6 +55,27 @@ def test_nothing_is_left_for_later_and_no_test_skips_itself():
     assert [str(path) for path in tests if skips.search(path.read_text())] == []
 
 
+def test_unit_contract_and_property_tests_wait_by_conditions_and_measure_no_time():
+    timed = re.compile(r"\bsleep\(|\b(perf_counter|process_time|thread_time)\(")
+    tests = [path for kind in ("unit", "contract", "property", "golden") for path in (ROOT / "tests" / kind).rglob("*.py")]
+    assert [str(path) for path in tests if timed.search(path.read_text())] == [], "tests/support/waiting.py waits, tests/bench measures"
+
+
+def test_every_test_asserts_something_itself():
+    silent = [
+        f"{path.relative_to(ROOT)}:{item.name}"
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for item in ast.walk(ast.parse(path.read_text()))
+        if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef) and item.name.startswith("test_")
+        if not any(isinstance(each, ast.Assert) or _expects_an_error(each) for each in ast.walk(item))
+    ]
+    assert silent == []
+
+
+def _expects_an_error(node: ast.AST) -> bool:
+    return isinstance(node, ast.withitem) and ast.unparse(node.context_expr).startswith(("pytest.raises(", "pytest.warns("))
+
+
 def test_only_the_edges_read_the_environment():
     allowed = {"cli", "edge", "roles", "tools"}
     readers = [path.relative_to(PACKAGE) for path in SOURCES if re.search(r"\bos\.(environ|getenv)\b", path.read_text())]

@@ -78,6 +78,7 @@ def test_fifty_clients_that_leave_lock_nobody_out(stack, when):
         if number % 10 == 9:
             stack.eventually(lambda: stack.chat(ask(1, stream=False), tenant_name="single").status_code == 200, "the next one passes")
     stack.eventually(lambda: stack.redis_keys(":lease:") == [], "no place is taken")
+    assert stack.chat(ask(1, stream=False), tenant_name="single").status_code == 200
 
 
 def asked(stack: Stack) -> int:
@@ -94,6 +95,7 @@ def test_a_client_that_leaves_while_its_place_is_being_taken_leaves_none_behind(
             leaver.leave()
         stack.eventually(lambda: stack.chat(ask(1, stream=False), tenant_name="single").status_code == 200, "the next one passes")
     stack.eventually(lambda: stack.redis_keys(":lease:") == [], "no place is taken")
+    assert stack.chat(ask(1, stream=False), tenant_name="single").status_code == 200
 
 
 class Crowd:

@@ -50,7 +50,7 @@ def test_each_of_our_commands_is_one_that_the_program_takes(service):
     command = typer.main.get_command(app)
     while isinstance(command, TyperGroup):
         command = command.commands[arguments.pop(0)]
-    command.make_context(service, arguments)
+    assert command.make_context(service, arguments).command is command
 
 
 def test_every_node_has_the_address_that_the_configuration_gives_it(settings):

@@ -292,5 +292,4 @@ def test_simulate():
 def test_deploy():
     with Console({}) as console:
         (console.folder / "deploy").symlink_to(ROOT / "deploy")
-        for command in BLOCKS["howto/deploy"][0]:
-            console.run(command)
+        assert [console.run(command) for command in BLOCKS["howto/deploy"][0]]

@@ -420,7 +420,7 @@ async def test_an_answer_with_too_many_headers_is_the_nodes_fault():
         gateway.nodes[0].behaviour = lambda _request: _reply(many)
         own = {f"x-own-{index}": "v" for index in range(30)}
         gateway.sidecar.decide = lambda _headers, _body: gateway.toward(gateway.nodes[0], response_headers=own)
-        assert_error(await gateway.chat(), RefusalCode.UPSTREAM_ERROR, 502)
+        assert assert_error(await gateway.chat(), RefusalCode.UPSTREAM_ERROR, 502)["error"]
 
 
 async def _reply(headers: dict[str, str]) -> web.Response:

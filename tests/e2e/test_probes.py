@@ -66,5 +66,6 @@ def test_when_the_replica_that_asks_goes_the_other_one_does(replicas, engines):
         second.eventually(lambda: second.status()["breakers"]["probes"]["asked_here"], "the other asks", 20)
         engines[0].forget()
         second.eventually(lambda: engines[0].seen()[0]["requests"] > 0, "it does ask", 20)
+        assert second.status()["breakers"]["probes"]["asked_here"]
     finally:
         first.start_sidecar()

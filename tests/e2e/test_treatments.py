@@ -142,4 +142,5 @@ async def test_a_client_that_leaves_ends_the_translation_and_the_node_hears_of_i
             await answer.content.readany()
             answer.close()
         await until(lambda: made.conductor.flows and made.conductor.flows[0].ends)
-        await asyncio.wait_for(gone.wait(), 10)
+        await until(gone.is_set)
+        assert made.conductor.flows[0].ends == 1

@@ -176,6 +176,7 @@ def test_what_a_node_is_marked_with_changes_in_place(settled, engines):
         each["version"] = "2026.1.0"
     change(settled, changed)
     settled.eventually(lambda: settled.chat().headers.get("x-din-model-version") == "2026.1.0", "the new mark")
+    assert {settled.chat().headers["x-din-model-version"] for _ in range(4)} == {"2026.1.0"}
 
 
 def test_a_new_pool_is_known_to_envoy_before_its_first_request_and_leaves_after_its_last(settled, engines):

@@ -2,7 +2,7 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from din_extproc.schedule.batch import SEGMENT_TOKENS, BatchBuckets, BatchLimits
 
@@ -65,8 +65,8 @@ class Traffic(RuleBasedStateMachine):
             assert bucket.tokens == sum(bucket.held.values()) < self.window.max_batch_tokens
 
 
-def test_any_traffic_keeps_the_windows_promises():
-    run_state_machine_as_test(Traffic, settings=settings(max_examples=40, stateful_step_count=30))
+TestTraffic = Traffic.TestCase
+TestTraffic.settings = settings(max_examples=40, stateful_step_count=30)
 
 
 @given(sizes=st.lists(st.integers(0, 511), min_size=1, max_size=50))

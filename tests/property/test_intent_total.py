@@ -30,12 +30,13 @@ def checked(head, body):
     if isinstance(found, Refusal):
         assert 400 <= found.code.status < 500
         assert len(error_body(found.code, found.message, trace_id="t", param=found.param)) < 2000
-        return
+        return found
     assert isinstance(found, ParsedRequest)
     assert found.decoded or head.method != "POST" or found.body == body
     assert found.intent.prompt_tokens >= 0
     found.intent.model.encode()
     found.prompt.texts()
+    return found
 
 
 @settings(max_examples=300)
@@ -43,8 +44,8 @@ def checked(head, body):
     body=st.one_of(st.binary(max_size=200), wild, chatty, bodies, wild.map(gzip.compress), chatty.map(lambda body: body[:-1])), path=posted
 )
 def test_any_body_is_read_or_refused(body, path):
-    checked(RequestHead("POST", path, {}), body)
-    checked(RequestHead("POST", path, {"content-encoding": "gzip"}), body)
+    assert checked(RequestHead("POST", path, {}), body)
+    assert checked(RequestHead("POST", path, {"content-encoding": "gzip"}), body)
 
 
 @settings(max_examples=300)
@@ -53,8 +54,8 @@ def test_any_body_is_read_or_refused(body, path):
 def test_any_limit_in_quotes_is_read_or_refused(said, escaped, path):
     quoted = "".join(f"\\u{ord(each):04x}" for each in said if ord(each) < 0xD800) if escaped else json.dumps(said)[1:-1]
     for key in ("max_tokens", "max_completion_tokens", "max_output_tokens", "n"):
-        checked(RequestHead("POST", path, {}), f'{{"model":"m","messages":[],"max_tokens":5,"{key}":"{quoted}"}}'.encode())
-        checked(RequestHead("POST", path, {}), f'{{"model":"m","messages":[],"{key}":"{quoted}"}}'.encode())
+        assert checked(RequestHead("POST", path, {}), f'{{"model":"m","messages":[],"max_tokens":5,"{key}":"{quoted}"}}'.encode())
+        assert checked(RequestHead("POST", path, {}), f'{{"model":"m","messages":[],"{key}":"{quoted}"}}'.encode())
 
 
 @settings(max_examples=300)
@@ -68,7 +69,7 @@ def test_any_limit_in_quotes_is_read_or_refused(said, escaped, path):
     body=chatty,
 )
 def test_any_head_is_read_or_refused(method, path, headers, body):
-    checked(RequestHead(method, path, headers), body)
+    assert checked(RequestHead(method, path, headers), body)
 
 
 @pytest.mark.parametrize("path", [operation.value for operation in Operation])
@@ -80,7 +81,7 @@ def test_any_head_is_read_or_refused(method, path, headers, body):
 )
 def test_nasty_repetitions_are_read_or_refused(path, opening, place):
     many = opening * 3000
-    checked(RequestHead("POST", path, {}), place.replace(b"%b", many))
+    assert checked(RequestHead("POST", path, {}), place.replace(b"%b", many))
 
 
 @settings(max_examples=300)

@@ -5,6 +5,7 @@ Rule: a limit here only ends a test that would wait for ever. It is far longer t
 
 import asyncio
 import inspect
+import math
 import selectors
 import time
 from collections.abc import Awaitable, Callable
@@ -68,8 +69,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._now
 
     def jump(self, seconds: float) -> None:
-        """Let so much time have passed."""
-        self._now += seconds
+        """Let so much time have passed, and never none: who rounds a timer to the time that it is would wait for ever."""
+        self._now = max(self._now + seconds, math.nextafter(self._now, math.inf))
 
 
 class _Jumping(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
@@ -79,8 +80,7 @@ class _Jumping(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0 if timeout else timeout)
-        if not ready and timeout:
-            self._loop.jump(timeout)
+        self._loop.jump(0.0 if ready or not timeout else timeout)
         return ready
 
 

@@ -29,7 +29,7 @@ async def greeted(port: int, context: ssl.SSLContext) -> bytes:
         return await reader.read()
 
 
-async def crowded(context: ssl.SSLContext, trusting: ssl.SSLContext) -> None:
+async def crowded(context: ssl.SSLContext, trusting: ssl.SSLContext) -> bytes:
     door = TlsListener(Inside, context, most=5)
     port = await door.open("127.0.0.1", 0)
     silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(40)]
@@ -38,9 +38,10 @@ async def crowded(context: ssl.SSLContext, trusting: ssl.SSLContext) -> None:
         for reader, _ in silent[:30]:
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b""
-        assert await greeted(port, trusting) == b"hello"
+        greeting = await greeted(port, trusting)
         door.close()
         await until(lambda: refused(port))
+        return greeting
     finally:
         for _, writer in silent:
             writer.close()
@@ -64,7 +65,7 @@ def test_however_many_stand_in_the_doorway_a_newcomer_gets_in_at_once(tmp_path, 
     monkeypatch.setattr(tls_listener, "HANDSHAKE_S", 3600.0)
     authority = Authority(tmp_path)
     context = server_context(ServerFiles(**authority.issue("port", "localhost")), ())
-    run(crowded(context, authority.client()))
+    assert run(crowded(context, authority.client())) == b"hello"
 
 
 async def test_a_port_that_is_taken_is_said(tmp_path):

@@ -54,12 +54,12 @@ def test_a_chat_is_read_with_its_headers():
 
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "1e3", "", "abc", "٣", "9999999999", "nan"])
 def test_a_timeout_is_a_positive_whole_number(value):
-    refusal(reading(HELLO, x_din_timeout_ms=value), param="x-din-timeout-ms")
+    assert refusal(reading(HELLO, x_din_timeout_ms=value), param="x-din-timeout-ms")
 
 
 @pytest.mark.parametrize("value", ["", "urgent", "CRITICAL", "critical,batch"])
 def test_a_priority_is_one_of_three_words(value):
-    refusal(reading(HELLO, x_din_priority=value), param="x-din-priority")
+    assert refusal(reading(HELLO, x_din_priority=value), param="x-din-priority")
 
 
 def test_models_are_listed_and_looked_up_without_a_body():
@@ -214,7 +214,7 @@ def test_half_a_surrogate_pair_in_text_is_forwarded_as_sent(lone):
 
 @pytest.mark.parametrize("model", ["m\\ud83d", "\\ude00", "\\ud83d\\ud83d\\ude00"])
 def test_half_a_surrogate_pair_in_the_model_is_refused(model):
-    refusal(reading(f'{{"model":"{model}","messages":[]}}'.encode()), param="model")
+    assert refusal(reading(f'{{"model":"{model}","messages":[]}}'.encode()), param="model")
 
 
 @pytest.mark.parametrize(
@@ -288,17 +288,17 @@ def test_gzip_in_several_members_is_one_body():
     ],
 )
 def test_corrupt_gzip_is_refused(body):
-    refusal(reading(body, content_encoding="gzip"), param="content-encoding")
+    assert refusal(reading(body, content_encoding="gzip"), param="content-encoding")
 
 
 @pytest.mark.parametrize("coding", ["zstd", "br", "deflate", "gzip, gzip", "gzip,br", "*"])
 def test_other_codings_are_unsupported(coding):
-    refusal(reading(HELLO, content_encoding=coding), RefusalCode.UNSUPPORTED_MEDIA, "content-encoding")
+    assert refusal(reading(HELLO, content_encoding=coding), RefusalCode.UNSUPPORTED_MEDIA, "content-encoding")
 
 
 def test_a_decompression_bomb_is_cut_off():
-    refusal(reading(gzip.compress(b" " * (64 << 20)), content_encoding="gzip"), RefusalCode.REQUEST_TOO_LARGE)
-    refusal(reading(b" " * (LIMIT + 1)), RefusalCode.REQUEST_TOO_LARGE)
+    assert refusal(reading(gzip.compress(b" " * (64 << 20)), content_encoding="gzip"), RefusalCode.REQUEST_TOO_LARGE)
+    assert refusal(reading(b" " * (LIMIT + 1)), RefusalCode.REQUEST_TOO_LARGE)
 
 
 def test_unknown_fields_pass_untouched():
@@ -334,7 +334,7 @@ def test_usage_is_wanted_by_the_boolean_true(options, wanted):
 
 def test_usage_wanted_and_not_wanted_at_once_is_refused():
     body = b'{"model":"m","messages":[],"stream_options":{"include_usage":true,"include_usage":false}}'
-    refusal(reading(body), param="stream_options")
+    assert refusal(reading(body), param="stream_options")
 
 
 @pytest.mark.parametrize(
@@ -482,7 +482,7 @@ def test_json_with_parameters_is_json(content_type):
     "content_type", ["text/plain; charset=utf-8", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"]
 )
 def test_other_content_types_are_refused(content_type):
-    refusal(reading(HELLO, content_type=content_type), param="content-type")
+    assert refusal(reading(HELLO, content_type=content_type), param="content-type")
 
 
 @pytest.mark.parametrize(

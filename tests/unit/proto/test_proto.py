@@ -122,8 +122,9 @@ def test_every_field_was_in_a_sample(ours, samples):
 def test_our_messages_live_beside_the_full_ones_in_one_process():
     for module in ("grpc_health.v1.health_pb2", "envoy.service.ext_proc.v3.external_processor_pb2", "google.rpc.status_pb2"):
         importlib.import_module(module)
-    importlib.import_module("din_extproc._proto.grpc.health.v1.health_pb2")
-    importlib.import_module("din_extproc._proto.google.rpc.status_pb2")
+    for name in ("grpc.health.v1.health_pb2", "google.rpc.status_pb2"):
+        ours = importlib.import_module(f"din_extproc._proto.{name}").DESCRIPTOR
+        assert ours.package == name.rpartition(".")[0], "another file of the same pool"
 
 
 def test_well_known_types_know_their_tricks():

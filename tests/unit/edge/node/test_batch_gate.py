@@ -41,6 +41,7 @@ async def test_a_request_larger_than_a_batch_waits_for_nobody():
     gate = BatchGate(BatchLimits(max_batch_tokens=300, max_wait_s=LONG))
     async with asyncio.timeout(5):
         await gate.hold(5_000)
+    assert gate.held == 0
 
 
 async def test_a_client_that_is_gone_leaves_its_bucket():

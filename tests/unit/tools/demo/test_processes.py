@@ -107,6 +107,7 @@ async def test_what_a_child_has_started_goes_with_it(tmp_path):
         await until(lambda: child.log.read_text().strip())
         grandchild = int(child.log.read_text())
     await until(lambda: not alive(grandchild))
+    assert not alive(child.pid)
 
 
 def test_children_end_when_we_are_killed(tmp_path):

@@ -4,11 +4,8 @@ import concurrent.futures
 import contextlib
 import http.client
 import json
-import os
-import signal
 import socket
 import struct
-import time
 import urllib.error
 
 import openai
@@ -195,6 +192,7 @@ def test_a_client_that_resets_a_whole_answer_frees_its_slot_too(engine):
     connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
     eventually(lambda: engine.gauge("num_requests_running") == 0)
+    assert engine.seen()[0]["aborted"] == 1
 
 
 def test_the_record_holds_what_was_sent_and_what_it_really_cost(engine):
@@ -224,19 +222,6 @@ def test_every_token_of_many_streams_is_counted(engine):
     totals, _ = engine.seen()
     assert totals["completion_tokens"] == sum(range(1, 33))
     assert totals["prompt_tokens"] == sum(usage["prompt_tokens"] for usage in usages)
-
-
-def test_a_paused_engine_goes_on_where_it_was(engine):
-    connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=10)
-    with contextlib.closing(connection):
-        connection.request("POST", CHAT, json.dumps({**STREAM, "max_tokens": 2000}), {"content-type": "application/json"})
-        eventually(lambda: engine.gauge("num_requests_running") == 1)
-        before = engine.seen()[1][-1]["completion_tokens"]
-        os.kill(engine.pid, signal.SIGSTOP)
-        time.sleep(1.5)
-        os.kill(engine.pid, signal.SIGCONT)
-        after = engine.seen()[1][-1]["completion_tokens"]
-    assert after - before < 400, "a second and a half at 400 tokens per second were not caught up"
 
 
 def test_the_official_client_is_content(engine):
