@@ -61,7 +61,7 @@ from envoy_data_plane.google.protobuf import Any as PackedAny
 from envoy_data_plane.google.protobuf import Struct as ProtoStruct
 
 from din_extproc.control.facts import NAMESPACE, WHOLE_WITH_ONE, endpoint_facts
-from din_extproc.control.moving import moving_filters
+from din_extproc.control.moving import ATTEMPT_POOL, moving_filters
 from din_extproc.control.packing import by_ads, envoy_address, extension, milliseconds
 from din_extproc.control.topology import (
     ACCESS_LOG_CLUSTER,
@@ -173,7 +173,8 @@ def _toward_node() -> list[HttpFilter]:
     """
     ours = [HeaderMutationRemoveOnMatch(key_matcher=StringMatcher(prefix=family)) for family in _ONLY_OURS]
     answer = [*(RuleMutation(remove_on_match=each) for each in ours), RuleMutation(remove="set-cookie")]
-    removal = HeaderMutation(mutations=Mutations(request_mutations=[RuleMutation(remove=ENDPOINT_HEADER)], response_mutations=answer))
+    removed = [RuleMutation(remove=ENDPOINT_HEADER), RuleMutation(remove=ATTEMPT_POOL)]
+    removal = HeaderMutation(mutations=Mutations(request_mutations=removed, response_mutations=answer))
     chain = [extension("envoy.filters.http.header_mutation", removal), extension("envoy.filters.http.upstream_codec", UpstreamCodec())]
     return [HttpFilter(name=each.name, typed_config=each.typed_config) for each in chain]
 

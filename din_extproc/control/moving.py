@@ -9,19 +9,32 @@ cluster's own chain of filters runs anew for every attempt: with what is known o
 
 import msgspec
 from envoy_data_plane.envoy.config.common.mutation_rules.v3 import HeaderMutation as RuleMutation
-from envoy_data_plane.envoy.config.core.v3 import DataSource
+from envoy_data_plane.envoy.config.core.v3 import DataSource, TypedExtensionConfig
+from envoy_data_plane.envoy.extensions.common.matching.v3 import ExtensionWithMatcher
+from envoy_data_plane.envoy.extensions.filters.common.matcher.action.v3 import SkipFilter
 from envoy_data_plane.envoy.extensions.filters.http.header_mutation.v3 import HeaderMutation, Mutations
 from envoy_data_plane.envoy.extensions.filters.http.lua.v3 import Lua
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import HttpFilter
+from envoy_data_plane.envoy.type.matcher.v3 import HttpRequestHeaderMatchInput
+from envoy_data_plane.google.protobuf import Any as PackedAny
+from envoy_data_plane.xds.core.v3 import TypedExtensionConfig as XdsExtension
+from envoy_data_plane.xds.type.matcher.v3 import (
+    Matcher,
+    MatcherMatcherList,
+    MatcherMatcherListFieldMatcher,
+    MatcherMatcherListPredicate,
+    MatcherMatcherListPredicateSinglePredicate,
+    MatcherOnMatch,
+    StringMatcher,
+)
 
 from din_extproc.control.packing import extension, overwrite
 from din_extproc.domain.node import Pool
 
-_ATTEMPT_POOL = "x-din-attempt-pool"
-"""Carries the pool of the node that was chosen to the script."""
+ATTEMPT_POOL = "x-din-attempt-pool"
+"""Carries the pool of the chosen node to the matcher that runs or skips the script."""
 _LUA = """\
 -- IN   metadata din.move: "<place> <length> <version>", where in the body the model's name stands, and the constraint for other nodes
---      x-din-attempt-pool: of the node that was chosen for this attempt
 -- OUT  metadata din.moved_to, din.moved_model: the pool that the request went to instead, and its model
 local FALLBACK, MODEL, SERVED = %s, %s, %s
 
@@ -30,18 +43,15 @@ local function facts(handle)
 end
 
 function envoy_on_request(handle)
-  local headers = handle:headers()
-  local pool = headers:get("x-din-attempt-pool")
-  headers:remove("x-din-attempt-pool")
   local place, length, version = string.match(facts(handle).move or "", "^(%%d+) (%%d+) (.*)$")
-  if not place or pool ~= FALLBACK then
+  if not place then
     return
   end
   local body = handle:body()
   local text = body:getBytes(0, body:length())
   local moved = string.sub(text, 1, place) .. SERVED .. string.sub(text, place + length + 1)
   body:setBytes(moved)
-  headers = handle:headers() -- an object that is kept while the body is waited for is dead
+  local headers = handle:headers() -- taken anew: an object from before the body is invalid
   headers:replace("content-length", tostring(#moved))
   headers:remove("x-din-model-version")
   if version ~= "" then
@@ -67,13 +77,26 @@ def moving_filters(fallback: Pool) -> list[HttpFilter]:
     Args:
         fallback: The pool that takes over, which is asked for its own model.
     """
-    carried = RuleMutation(append=overwrite(_ATTEMPT_POOL, "%UPSTREAM_METADATA(din:pool)%"))
+    carried = RuleMutation(append=overwrite(ATTEMPT_POOL, "%UPSTREAM_METADATA(din:pool)%"))
     script = _LUA % tuple(map(_literal, (fallback.name, fallback.model, msgspec.json.encode(fallback.served_model).decode())))
     chain = [
         extension("envoy.filters.http.header_mutation", HeaderMutation(mutations=Mutations(request_mutations=[carried]))),
-        extension("envoy.filters.http.lua", Lua(default_source_code=DataSource(inline_string=script))),
+        _only_toward(fallback.name, extension("envoy.filters.http.lua", Lua(default_source_code=DataSource(inline_string=script)))),
     ]
     return [HttpFilter(name=each.name, typed_config=each.typed_config) for each in chain]
+
+
+def _only_toward(pool: str, filter_config: TypedExtensionConfig) -> TypedExtensionConfig:
+    """Wrap a filter so that it runs only for attempts at nodes of this pool. A skipped Lua filter costs no coroutines."""
+    header = XdsExtension(name="pool", typed_config=PackedAny.pack(HttpRequestHeaderMatchInput(header_name=ATTEMPT_POOL)))
+    matches = MatcherMatcherListPredicateSinglePredicate(input=header, value_match=StringMatcher(exact=pool))
+    skip = XdsExtension(name="skip", typed_config=PackedAny.pack(SkipFilter()))
+    rule = MatcherMatcherListFieldMatcher(
+        predicate=MatcherMatcherListPredicate(not_matcher=MatcherMatcherListPredicate(single_predicate=matches)),
+        on_match=MatcherOnMatch(action=skip),
+    )
+    matcher = Matcher(matcher_list=MatcherMatcherList(matchers=[rule]))
+    return extension("envoy.filters.http.match_delegate", ExtensionWithMatcher(extension_config=filter_config, xds_matcher=matcher))
 
 
 def _literal(text: str) -> str:
