@@ -5,7 +5,7 @@ Rule: a call that breaks gRPC's rules or a bound ends with a status of its own; 
 
 from collections.abc import Callable
 from struct import Struct as Layout
-from typing import Any
+from typing import Generic, TypeVar
 from urllib.parse import quote
 
 from msgspec import Struct
@@ -47,9 +47,9 @@ class CallHead(Struct, frozen=True, gc=False):
 
 
 class GrpcCall(OutboundStream):
-    """One call. `owner` belongs to whoever serves the calls."""
+    """One call. The layer above adds its own."""
 
-    __slots__ = ("deadline", "head", "need", "owner", "partial", "partials")
+    __slots__ = ("deadline", "head", "need", "partial", "partials")
 
     def __init__(self, stream_id: int, window: int, head: CallHead, deadline: float | None) -> None:
         super().__init__(stream_id, window)
@@ -61,35 +61,37 @@ class GrpcCall(OutboundStream):
         """How long `partial` must grow before it is looked at again."""
         self.partials = 0
         """How many there were."""
-        self.owner: Any = None
 
 
-class Opened(Struct, frozen=True, gc=False):
+C = TypeVar("C", bound=GrpcCall)
+
+
+class Opened(Struct, Generic[C], frozen=True, gc=False):
     """A client calls `call.head.path`."""
 
-    call: GrpcCall
+    call: C
 
 
-class Message(Struct, frozen=True, gc=False):
+class Message(Struct, Generic[C], frozen=True, gc=False):
     """One whole message of a call."""
 
-    call: GrpcCall
+    call: C
     data: bytes
 
 
-class HalfClosed(Struct, frozen=True, gc=False):
+class HalfClosed(Struct, Generic[C], frozen=True, gc=False):
     """The client sends no more messages and waits for the end."""
 
-    call: GrpcCall
+    call: C
 
 
-class Cut(Struct, frozen=True, gc=False):
+class Cut(Struct, Generic[C], frozen=True, gc=False):
     """The call is gone: cancelled, out of time, refused, or lost with its connection. Nothing can be sent on it."""
 
-    call: GrpcCall
+    call: C
 
 
-Event = Opened | Message | HalfClosed | Cut
+Event = Opened[C] | Message[C] | HalfClosed[C] | Cut[C]
 
 
 def read_head(fields: Fields) -> CallHead:
@@ -111,21 +113,25 @@ def read_head(fields: Fields) -> CallHead:
     return CallHead(path, authorization, int(digits) * _SECONDS[unit])
 
 
-class GrpcConnection:
+class GrpcConnection(Generic[C]):
     """One accepted connection, as calls.
 
     Args:
         memo: `Memo(read_head)`, shared by the process.
         limits: what the peer may use.
         now: seconds, of the clock that every later `now` is of.
+        new_call: makes a call of its stream id, window, head and deadline.
     """
 
-    def __init__(self, memo: Memo[CallHead], limits: WireLimits, now: float) -> None:
+    def __init__(
+        self, memo: Memo[CallHead], limits: WireLimits, now: float, new_call: Callable[[int, int, CallHead, float | None], C]
+    ) -> None:
+        self._new_call = new_call
         self._limits = limits
         self._max_message_bytes = limits.max_message_bytes
-        self._connection: H2Connection[CallHead, GrpcCall] = H2Connection(self, memo, limits, now)
+        self._connection: H2Connection[CallHead, C] = H2Connection(self, memo, limits, now)
         self._outbox = self._connection.outbox
-        self._events: list[Event] = []
+        self._events: list[Event[C]] = []
         self._held = 0
         self._awaited: dict[int, tuple[int, float]] = {}
         """Calls whose message is not whole: which it is, and when it was first seen so."""
@@ -176,7 +182,7 @@ class GrpcConnection:
         """Bytes of unfinished messages and of replies that can't leave yet."""
         return self._held + self._outbox.queued
 
-    def take_events(self) -> list[Event]:
+    def take_events(self) -> list[Event[C]]:
         """What has happened since the last time, in order."""
         events = self._events
         if events:
@@ -185,7 +191,7 @@ class GrpcConnection:
 
     # -- answers -------------------------------------------------------------------------------------------------------------------
 
-    def send(self, call: GrpcCall, message: bytes) -> None:
+    def send(self, call: C, message: bytes) -> None:
         """Send one message. A call whose client lets too much wait is cut; on a call that is over this does nothing."""
         if call.finishing:
             return
@@ -194,7 +200,7 @@ class GrpcConnection:
         if not self._outbox.data(call, _PREFIX.pack(0, len(message)) + message):
             self._connection.reset(call, ErrorCode.ENHANCE_YOUR_CALM)
 
-    def finish(self, call: GrpcCall, status: int = OK, detail: str = "") -> None:
+    def finish(self, call: C, status: int = OK, detail: str = "") -> None:
         """End a call with a gRPC status; the client's part of it that is still to come is not wanted. Does nothing when it is over."""
         if not call.finishing:
             self._release(call)
@@ -236,23 +242,23 @@ class GrpcConnection:
 
     # -- what the connection below tells (http2.Receiver) --------------------------------------------------------------------------
 
-    def stream(self, stream_id: int, window: int, meaning: CallHead, now: float) -> GrpcCall:
+    def stream(self, stream_id: int, window: int, meaning: CallHead, now: float) -> C:
         """A stream was opened."""
         deadline: float | None = None
         if meaning.timeout_s is not None:
             deadline = now + meaning.timeout_s
             if self.next_deadline is None or deadline < self.next_deadline:
                 self.next_deadline = deadline
-        return GrpcCall(stream_id, window, meaning, deadline)
+        return self._new_call(stream_id, window, meaning, deadline)
 
-    def opened(self, stream: GrpcCall) -> None:
+    def opened(self, stream: C) -> None:
         """The stream may be answered."""
         if stream.head.refusal is None:
             self._events.append(Opened(stream))
         else:
             self._connection.finish(stream, stream.head.refusal)
 
-    def data(self, stream: GrpcCall, buffer: bytes, start: int, stop: int) -> None:
+    def data(self, stream: C, buffer: bytes, start: int, stop: int) -> None:
         """A piece of the call's messages."""
         if stream.finishing or start == stop:
             return
@@ -276,19 +282,19 @@ class GrpcConnection:
                 stream.partial = bytearray(view[done:]) if done < length else None
                 stream.partials += 1
 
-    def half_closed(self, stream: GrpcCall) -> None:
+    def half_closed(self, stream: C) -> None:
         """The client's half is complete."""
         if stream.partial is None:
             self._events.append(HalfClosed(stream))
         else:
             self._refuse(stream, INTERNAL, "the last message is incomplete")
 
-    def cut(self, stream: GrpcCall) -> None:
+    def cut(self, stream: C) -> None:
         """The stream is gone."""
         self._release(stream)
         self._events.append(Cut(stream))
 
-    def _messages(self, call: GrpcCall, buffer: bytes | memoryview, start: int, stop: int) -> int:
+    def _messages(self, call: C, buffer: bytes | memoryview, start: int, stop: int) -> int:
         """Tell every whole message. Returns where the first unfinished one starts, and notes how long it must grow."""
         need = _PREFIX_BYTES
         unpack = _PREFIX.unpack_from
@@ -309,7 +315,7 @@ class GrpcConnection:
         call.need = need
         return start
 
-    def _hold(self, call: GrpcCall, count: int) -> None:
+    def _hold(self, call: C, count: int) -> None:
         self._held += count
         if self._held > self._limits.max_held_bytes:
             self._refuse(call, RESOURCE_EXHAUSTED, "too many unfinished messages")
@@ -319,7 +325,7 @@ class GrpcConnection:
             self._held -= len(call.partial)
             call.partial = None
 
-    def _refuse(self, call: GrpcCall, status: int, detail: str) -> None:
+    def _refuse(self, call: C, status: int, detail: str) -> None:
         self.finish(call, status, detail)
         self._events.append(Cut(call))
 

@@ -12,8 +12,8 @@ import uvloop
 from din_extproc.domain.request import RequestHead
 from din_extproc.domain.response import PASS, ResponseHead, Treatment
 from din_extproc.domain.verdict import ImmediateResponse, Send, Verdict
+from din_extproc.edge.grpc.ext_proc import ExtProcService
 from din_extproc.edge.grpc.h2_server import H2Server
-from din_extproc.edge.grpc.services import ExtProcService
 from tests.bench.harness import pin_self
 
 _BODY_LIMIT = 32 << 20

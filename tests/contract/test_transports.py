@@ -13,6 +13,7 @@ from din_extproc._proto.envoy.service.accesslog.v3.als_pb2 import StreamAccessLo
 from din_extproc._proto.grpc.health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from din_extproc.domain.verdict import Send
 from din_extproc.edge.grpc import grpcio_server, h2_server, services
+from din_extproc.edge.grpc.ext_proc import ExtProcService
 from tests.support.fakes import FakeConductor, send_on
 from tests.support.peer import PROCESS, EnvoyPeer, message, play
 from tests.support.waiting import until
@@ -31,7 +32,7 @@ class Rig:
         self.logged = []
         self.health = services.HealthService(EXT_PROC)
         log = services.AccessLogService(self.logged.append, linger_s=0.01)
-        served = [self.health, services.ExtProcService(self.conductor), log]
+        served = [self.health, ExtProcService(self.conductor), log]
         self.server = TRANSPORTS[transport](served, max_body_bytes=8 * 1024 * 1024)
         self.address = address
 

@@ -10,11 +10,10 @@ import psutil
 import pytest
 from aiohttp import ClientSession, ClientTimeout
 
-from din_extproc.edge.grpc.h2_server import _H2ServerCall
-from din_extproc.edge.grpc.services import _ExtProcStream
+from din_extproc.edge.grpc.ext_proc import ExtProcStream
+from din_extproc.edge.grpc.h2_server import H2ServerCall
 from din_extproc.edge.inline_task import InlineTask
 from din_extproc.wire.exchange import Exchange
-from din_extproc.wire.grpc import GrpcCall
 from tests.support.clients import Http1, Http2, connected
 from tests.support.rig import until
 from tests.support.wired import MIB, BareNode, Wired, wired
@@ -49,7 +48,7 @@ async def test_eight_large_bodies_at_once_share_the_connections_windows():
 STREAMS, ROUNDS, LANES = 10_000, 5, 32
 BODIES = (None, b"x" * 128_000, *(bytes((65 + number,)) * size for number, size in enumerate((1, 300, 800, 801, 2_000, 8_000))))
 """One in eight has no body, one in eight a large one."""
-PARTS_OF_A_CALL = (GrpcCall, _H2ServerCall, _ExtProcStream, Exchange, InlineTask)
+PARTS_OF_A_CALL = (H2ServerCall, ExtProcStream, Exchange, InlineTask)
 
 
 def alive():

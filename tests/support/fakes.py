@@ -67,17 +67,24 @@ class FakeConductor:
 
 
 class FakeSink:
-    """Keeps what was sent, and how the stream was failed."""
+    """A call that keeps what was sent, and how it ended."""
+
+    authorization = ""
+    names: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
         self.failures: list[tuple[int, str]] = []
+        self.finished = 0
 
     def send(self, message: bytes) -> None:
         self.sent.append(message)
 
     def fail(self, status: int, detail: str) -> None:
         self.failures.append((status, detail))
+
+    def finish(self) -> None:
+        self.finished += 1
 
 
 class BrokenLedger:

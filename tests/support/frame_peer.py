@@ -9,7 +9,7 @@ import hpack
 
 from din_extproc.wire import frames
 from din_extproc.wire.frames import frame
-from din_extproc.wire.grpc import Event, GrpcConnection, read_head
+from din_extproc.wire.grpc import Event, GrpcCall, GrpcConnection, read_head
 from din_extproc.wire.header_block import Memo
 from din_extproc.wire.limits import WireLimits
 
@@ -45,7 +45,7 @@ class Seen(NamedTuple):
 
 def connection(*, limits: WireLimits | None = None, now: float = 0.0) -> GrpcConnection:
     """A server connection of its own."""
-    return GrpcConnection(Memo(read_head), limits or WireLimits(), now)
+    return GrpcConnection(Memo(read_head), limits or WireLimits(), now, GrpcCall)
 
 
 def block(fields=REQUEST, **changed: str) -> bytes:

@@ -11,7 +11,7 @@ import atheris
 sys.path.insert(0, str(Path(__file__).parents[2]))
 with atheris.instrument_imports(include=["din_extproc.wire"]):
     from din_extproc.wire import frames
-    from din_extproc.wire.grpc import GrpcConnection, HalfClosed, Message, read_head
+    from din_extproc.wire.grpc import GrpcCall, GrpcConnection, HalfClosed, Message, read_head
     from din_extproc.wire.header_block import Memo
     from din_extproc.wire.limits import WireLimits
 
@@ -24,7 +24,7 @@ def one_input(data: bytes) -> None:
     if not data:
         return
     step = data[0] // 2 + 1
-    grpc = GrpcConnection(Memo(read_head), LIMITS, 0.0)
+    grpc = GrpcConnection(Memo(read_head), LIMITS, 0.0, GrpcCall)
     if data[0] % 2:
         grpc.receive(HELLO, 0.0)
     for at in range(1, len(data), step):

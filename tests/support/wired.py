@@ -15,8 +15,9 @@ from aiohttp import web
 
 from din_extproc._proto.envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
 from din_extproc.domain.verdict import Send
+from din_extproc.edge.grpc.ext_proc import ExtProcService
 from din_extproc.edge.grpc.h2_server import H2Server
-from din_extproc.edge.grpc.services import AccessLogService, ExtProcService, HealthService
+from din_extproc.edge.grpc.services import AccessLogService, HealthService
 from tests.support.fakes import FakeConductor
 from tests.support.rig import Rig, rig, until
 
@@ -59,7 +60,7 @@ class Wired:
 
     @property
     def open_streams(self):
-        return self.services[1].streams
+        return self.services[1].calls
 
     def forget(self) -> None:
         """Begin to count anew."""

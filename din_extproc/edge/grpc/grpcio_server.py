@@ -1,6 +1,6 @@
 """gRPC over grpcio: the transport that is slow, complete and written by others. It carries the same services as our own wire.
 
-Rule: nothing is decided here; messages go to a service's taker, and what it answers goes back.
+Rule: nothing is decided here; messages go to a service's handler, and what it answers goes back.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from din_extproc.edge.connection_limiter import most_connections
-from din_extproc.edge.grpc.services import GrpcService, Take
+from din_extproc.edge.grpc.services import GrpcService, OpenCall
 from din_extproc.edge.tls import HANDSHAKE_S, ReloadedFiles, ServerFiles, TlsAddress, server_context
 from din_extproc.wire.limits import MESSAGE_OVERHEAD_BYTES
 
@@ -54,7 +54,8 @@ class GrpcioServer:
             [
                 # On the wire every kind of method is a stream of messages each way: one handler fits all.
                 grpc.method_handlers_generic_handler(
-                    service.name, {name: grpc.stream_stream_rpc_method_handler(_handler(take)) for name, take in service.methods().items()}
+                    service.name,
+                    {name: grpc.stream_stream_rpc_method_handler(_handler(opener)) for name, opener in service.methods().items()},
                 )
                 for service in services
             ]
@@ -108,7 +109,7 @@ def _names(peer: Mapping[str, Sequence[bytes]]) -> frozenset[str]:
     return frozenset(name.decode() for name in names if name)
 
 
-def _handler(take: Take) -> Any:
+def _handler(open_call: OpenCall) -> Any:
     """What grpcio calls for each call of the method."""
 
     async def serve(_requests: Any, context: Any) -> None:
@@ -117,26 +118,26 @@ def _handler(take: Take) -> Any:
         A client that goes away looks, for a moment, like one that has said all: grpcio does not tell them apart in time.
         """
         said = dict(context.invocation_metadata() or ())
-        answers = _GrpcioServerCall(str(said.get("authorization", "")), _names(context.auth_context()))
-        taker = take(answers)
+        call = _GrpcioServerCall(str(said.get("authorization", "")), _names(context.auth_context()))
+        handler = open_call(call)
 
         async def read() -> None:
             while (message := await context.read()) is not grpc.aio.EOF:
-                taker.message(message)
-            answers.said_all()
+                handler.message(message)
+            call.said_all()
 
         reader = asyncio.create_task(read())
         try:
-            while (answer := await answers.next()) is not _END:
+            while (answer := await call.next()) is not _END:
                 if isinstance(answer, bytes):
                     await context.write(answer)
                 elif answer is _SAID_ALL:
-                    taker.ended(cancelled=False)
+                    handler.ended(cancelled=False)
                 else:
                     await context.abort(*answer)
         finally:
             reader.cancel()
-            taker.ended(cancelled=True)
+            handler.ended(cancelled=True)
 
     return serve
 

@@ -9,15 +9,16 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import cast
 
 from din_extproc.edge.connection_limiter import ConnectionLimiter
-from din_extproc.edge.grpc.services import CallHandler, GrpcService, Take
+from din_extproc.edge.grpc.services import CallHandler, GrpcService, OpenCall
 from din_extproc.edge.tls import TlsAddress, names_of, server_context
 from din_extproc.edge.tls_listener import TlsListener, listen
 from din_extproc.edge.turn import AT_ONCE
-from din_extproc.wire.grpc import INTERNAL, OK, UNIMPLEMENTED, Cut, Event, GrpcCall, GrpcConnection, Message, Opened, read_head
+from din_extproc.wire.grpc import INTERNAL, OK, UNIMPLEMENTED, CallHead, Cut, Event, GrpcCall, GrpcConnection, Message, Opened, read_head
 from din_extproc.wire.header_block import Memo
 from din_extproc.wire.limits import WireLimits, limits_for
 
@@ -47,8 +48,8 @@ class H2Server:
     ) -> None:
         self.limits = limits or limits_for(max_body_bytes)
         self.memo = Memo(read_head)
-        self.methods: dict[str, Take] = {
-            f"/{service.name}/{method}": take for service in services for method, take in service.methods().items()
+        self.methods: dict[str, OpenCall] = {
+            f"/{service.name}/{method}": open_call for service in services for method, open_call in service.methods().items()
         }
         self.connections: set[_ServerProtocol] = set()
         self.crowd = ConnectionLimiter(most)
@@ -149,41 +150,43 @@ def _seen(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-class _H2ServerCall:
-    """The sending half of one call, and its taker."""
+class H2ServerCall(GrpcCall):
+    """One call on its connection, as a `ServerCall` of its handler."""
 
-    __slots__ = ("call", "connection", "taker")
+    __slots__ = ("connection", "handler")
 
-    def __init__(self, connection: "_ServerProtocol", call: GrpcCall) -> None:
+    def __init__(self, connection: "_ServerProtocol", stream_id: int, window: int, head: CallHead, deadline: float | None) -> None:
+        super().__init__(stream_id, window, head, deadline)
         self.connection = connection
-        self.call = call
-        self.taker: CallHandler | None = None
+        self.handler: CallHandler | None = None
+        """None: it is not open yet, or over."""
 
     @property
     def authorization(self) -> str:
-        return self.call.head.authorization
+        """The call's `authorization` metadata, "" without it."""
+        return self.head.authorization
 
     @property
     def names(self) -> frozenset[str]:
+        """The names in the client's certificate; empty without one."""
         return self.connection.names
 
     def send(self, message: bytes) -> None:
+        """Queue one serialised message."""
         connection = self.connection
-        connection.grpc.send(self.call, message)
+        connection.grpc.send(self, message)
         if not connection.flushing:
             connection.flush_soon()
 
     def fail(self, status: int, detail: str) -> None:
-        self.release()
-        self.connection.grpc.finish(self.call, status, detail)
+        """End the call with a gRPC status."""
+        self.handler = None  # they hold each other
+        self.connection.grpc.finish(self, status, detail)
         self.connection.flush_soon()
 
     def finish(self) -> None:
+        """End the call with OK."""
         self.fail(OK, "")
-
-    def release(self) -> None:
-        """The call is over: let its parts go, which hold each other."""
-        self.call.owner = self.taker = None
 
 
 class _ServerProtocol(asyncio.Protocol):
@@ -198,9 +201,9 @@ class _ServerProtocol(asyncio.Protocol):
         self._said_goodbye: float | None = None
         self._served = False
         self._busy_at = self._time()
-        self.grpc = GrpcConnection(server.memo, server.limits, self._time())
+        self.grpc = GrpcConnection(server.memo, server.limits, self._time(), partial(H2ServerCall, self))
         self.flushing = False
-        self._events: deque[Event] = deque()
+        self._events: deque[Event[H2ServerCall]] = deque()
         """What has come and waits for its turn."""
         self._going_on = self._paused = False
 
@@ -295,20 +298,19 @@ class _ServerProtocol(asyncio.Protocol):
             if type(event) is Opened:
                 self._open(call)
                 continue
-            answers: _H2ServerCall | None = call.owner
-            if answers is None or answers.taker is None:
+            handler = call.handler
+            if handler is None:
                 continue
-            taker = answers.taker
             try:
                 if type(event) is Message:
-                    taker.message(event.data)
+                    handler.message(event.data)
                 elif type(event) is Cut:
-                    answers.release()
-                    taker.ended(cancelled=True)
+                    call.handler = None
+                    handler.ended(cancelled=True)
                 else:
-                    taker.ended(cancelled=False)
+                    handler.ended(cancelled=False)
             except Exception as error:  # noqa: BLE001 - a top-level guard: the call fails, its neighbours go on
-                self._broken(answers, taker, error)
+                self._broken(call, handler, error)
         if events:
             if not self._going_on:
                 self._going_on = True
@@ -317,27 +319,26 @@ class _ServerProtocol(asyncio.Protocol):
             self._paused = False
             self._transport.resume_reading()
 
-    def _open(self, call: GrpcCall) -> None:
-        take = self._server.methods.get(call.head.path)
-        if take is None:
+    def _open(self, call: H2ServerCall) -> None:
+        open_call = self._server.methods.get(call.head.path)
+        if open_call is None:
             self.grpc.finish(call, UNIMPLEMENTED, "unknown method")
             return
-        call.owner = answers = _H2ServerCall(self, call)
         self._served, self._busy_at = True, self._time()
         try:
-            answers.taker = take(answers)
+            call.handler = open_call(call)
         except Exception as error:  # noqa: BLE001 - a top-level guard: the call fails, its neighbours go on
-            self._broken(answers, None, error)
+            self._broken(call, None, error)
         if call.deadline is not None and (self._deadline is None or call.deadline < self._deadline.when()):
             self._await_deadline()
 
-    def _broken(self, answers: _H2ServerCall, taker: CallHandler | None, error: Exception) -> None:
+    def _broken(self, call: H2ServerCall, handler: CallHandler | None, error: Exception) -> None:
         """A method raised: the client is told no more than that, the operator everything."""
-        self._loop.call_exception_handler({"message": f"{answers.call.head.path} failed", "exception": error, "protocol": self})
-        answers.fail(INTERNAL, "internal error")
-        if taker is not None:
+        self._loop.call_exception_handler({"message": f"{call.head.path} failed", "exception": error, "protocol": self})
+        call.fail(INTERNAL, "internal error")
+        if handler is not None:
             with contextlib.suppress(Exception):
-                taker.ended(cancelled=True)
+                handler.ended(cancelled=True)
 
     def _await_deadline(self) -> None:
         if self._deadline is not None:

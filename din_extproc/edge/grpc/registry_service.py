@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError, Message
 
 from din_extproc._proto.din.v1 import registry_pb2 as pb
 from din_extproc.domain.membership import Heartbeat, Member, NodeState
-from din_extproc.edge.grpc.services import CallHandler, ServerCall, Take
+from din_extproc.edge.grpc.services import CallHandler, OpenCall, ServerCall
 from din_extproc.edge.registry.auth import RegistryAuth, RegistryError, RegistryErrorCode, said_no
 from din_extproc.edge.registry.forms import NodeForm
 from din_extproc.edge.registry.registrar import Registrar
@@ -48,7 +48,7 @@ class NodeRegistryService:
         self._start = start
         self._watches: set[_RegistryWatchCall] = set()
 
-    def methods(self) -> Mapping[str, Take]:
+    def methods(self) -> Mapping[str, OpenCall]:
         """By name."""
         unary: dict[str, tuple[type[Message], Handle]] = {
             "Register": (pb.RegisterRequest, self._register),
@@ -56,16 +56,16 @@ class NodeRegistryService:
             "Drain": (pb.DrainRequest, self._drain),
             "Deregister": (pb.DeregisterRequest, self._deregister),
         }
-        takes: dict[str, Take] = {name: self._unary(kind, handle) for name, (kind, handle) in unary.items()}
-        return {**takes, "Watch": lambda answers: _RegistryWatchCall(answers, self._door, self._watches)}
+        takes: dict[str, OpenCall] = {name: self._unary(kind, handle) for name, (kind, handle) in unary.items()}
+        return {**takes, "Watch": lambda call: _RegistryWatchCall(call, self._door, self._watches)}
 
     async def drain(self) -> None:
         """Every watch ends."""
         for watch in list(self._watches):
             watch.close()
 
-    def _unary(self, kind: type[Message], handle: Handle) -> Take:
-        return lambda answers: _RegistryCall(answers, kind, handle, self._start)
+    def _unary(self, kind: type[Message], handle: Handle) -> OpenCall:
+        return lambda call: _RegistryCall(call, kind, handle, self._start)
 
     async def _register(self, request: pb.RegisterRequest, authorization: str, names: frozenset[str]) -> Message | RegistryError:
         stopped = self._door.stops(authorization, names, request.node.id)
@@ -112,10 +112,10 @@ class NodeRegistryService:
 class _RegistryCall:
     """One question, one answer."""
 
-    __slots__ = ("_answers", "_handle", "_kind", "_start")
+    __slots__ = ("_call", "_handle", "_kind", "_start")
 
-    def __init__(self, answers: ServerCall, kind: type[Message], handle: Handle, start: Start) -> None:
-        self._answers = answers
+    def __init__(self, call: ServerCall, kind: type[Message], handle: Handle, start: Start) -> None:
+        self._call = call
         self._kind = kind
         self._handle = handle
         self._start = start
@@ -124,17 +124,17 @@ class _RegistryCall:
         try:
             request = self._kind.FromString(data)
         except DecodeError:
-            self._answers.fail(RegistryErrorCode.INVALID.grpc_status, f"not a {self._kind.__name__}")
+            self._call.fail(RegistryErrorCode.INVALID.grpc_status, f"not a {self._kind.__name__}")
             return
         self._start(self._answer(request))
 
     async def _answer(self, request: Message) -> None:
-        answer = await self._handle(request, self._answers.authorization, self._answers.names)
+        answer = await self._handle(request, self._call.authorization, self._call.names)
         if isinstance(answer, RegistryError):
-            self._answers.fail(answer.code.grpc_status, answer.reason)
+            self._call.fail(answer.code.grpc_status, answer.reason)
         else:
-            self._answers.send(answer.SerializeToString())
-            self._answers.finish()
+            self._call.send(answer.SerializeToString())
+            self._call.finish()
 
     def ended(self, *, cancelled: bool) -> None:
         """Nothing is held."""
@@ -143,8 +143,8 @@ class _RegistryCall:
 class _RegistryWatchCall(CallHandler):
     """Is told every node, then each change, until its client goes or the server drains."""
 
-    def __init__(self, answers: ServerCall, door: RegistryAuth, watches: set["_RegistryWatchCall"]) -> None:
-        self._answers = answers
+    def __init__(self, call: ServerCall, door: RegistryAuth, watches: set["_RegistryWatchCall"]) -> None:
+        self._call = call
         self._door = door
         self._watches = watches
         self._model = ""
@@ -154,14 +154,14 @@ class _RegistryWatchCall(CallHandler):
         return self._door.registrar
 
     def message(self, data: bytes) -> None:
-        stopped = self._door.stops(self._answers.authorization, self._answers.names)
+        stopped = self._door.stops(self._call.authorization, self._call.names)
         if stopped is not None:
-            self._answers.fail(stopped.code.grpc_status, stopped.reason)
+            self._call.fail(stopped.code.grpc_status, stopped.reason)
             return
         try:
             self._model = pb.WatchRequest.FromString(data).model
         except DecodeError:
-            self._answers.fail(RegistryErrorCode.INVALID.grpc_status, "not a WatchRequest")
+            self._call.fail(RegistryErrorCode.INVALID.grpc_status, "not a WatchRequest")
             return
         self._say(self._registrar.members(), complete=True)
         self._watches.add(self)
@@ -174,7 +174,7 @@ class _RegistryWatchCall(CallHandler):
     def close(self) -> None:
         """End the call from this side."""
         self._forget()
-        self._answers.finish()
+        self._call.finish()
 
     def _forget(self) -> None:
         self._watches.discard(self)
@@ -186,7 +186,7 @@ class _RegistryWatchCall(CallHandler):
     def _say(self, members: list[Member], *, complete: bool) -> None:
         wanted = [member for member in members if self._model in {"", member.registration.node.model}]
         if wanted or complete:
-            self._answers.send(pb.WatchResponse(complete=complete, nodes=map(_status, wanted)).SerializeToString())
+            self._call.send(pb.WatchResponse(complete=complete, nodes=map(_status, wanted)).SerializeToString())
 
 
 def _form(node: pb.Node) -> NodeForm:

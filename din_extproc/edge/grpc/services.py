@@ -1,6 +1,6 @@
-"""The services of the sidecar's port, whichever transport carries them: ext_proc, access log and health.
+"""What a gRPC service is to the transports, and the services for the access log and for health.
 
-Rule: a method is a function from the sending half of a call to the taker of its messages; the taker ends its call itself.
+Rule: a method is a function from a call to the handler of its messages; the handler ends its call itself.
 """
 
 import asyncio
@@ -11,8 +11,8 @@ from google.protobuf.message import DecodeError
 
 from din_extproc._proto.envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsResponse
 from din_extproc._proto.grpc.health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
-from din_extproc.edge.grpc.session import INVALID_ARGUMENT, ExtProcSession, HandlerFactory, StreamSink
 
+INVALID_ARGUMENT = 3
 NOT_FOUND = 5
 
 _SERVING: bytes = HealthCheckResponse(status=HealthCheckResponse.SERVING).SerializeToString()
@@ -21,32 +21,39 @@ _UNKNOWN: bytes = HealthCheckResponse(status=HealthCheckResponse.SERVICE_UNKNOWN
 _LOGS_TAKEN: bytes = StreamAccessLogsResponse().SerializeToString()
 
 
-class ServerCall(StreamSink, Protocol):
-    """The sending half of one call. Its verbs neither block nor raise; after the call's end they do nothing."""
+class ServerCall(Protocol):
+    """The sending half of one call. Its methods neither block nor raise; after the call's end they do nothing."""
 
     @property
     def authorization(self) -> str:
-        """What the call's head says of who calls, "" when it says nothing."""
+        """The call's `authorization` metadata, "" without it."""
 
     @property
     def names(self) -> frozenset[str]:
-        """The names in the certificate of who calls; empty without one."""
+        """The names in the client's certificate; empty without one."""
+
+    def send(self, message: bytes) -> None:
+        """Queue one serialised message."""
+
+    def fail(self, status: int, detail: str) -> None:
+        """End the call with a gRPC status other than OK."""
 
     def finish(self) -> None:
         """End the call with OK."""
 
 
 class CallHandler(Protocol):
-    """Takes what one call brings."""
+    """Handles what one call brings."""
 
     def message(self, data: bytes) -> None:
-        """One whole message."""
+        """Handle one whole message."""
 
     def ended(self, *, cancelled: bool) -> None:
         """The client has sent its last message (False), or the call is gone (True); perhaps first the one, then the other."""
 
 
-Take = Callable[[ServerCall], CallHandler]
+OpenCall = Callable[[ServerCall], CallHandler]
+"""Makes the handler of a new call of one method."""
 
 
 class GrpcService(Protocol):
@@ -55,59 +62,11 @@ class GrpcService(Protocol):
     name: str
     """The full gRPC service name."""
 
-    def methods(self) -> Mapping[str, Take]:
-        """What takes the calls, by method name."""
+    def methods(self) -> Mapping[str, OpenCall]:
+        """Return what opens the calls, by method name."""
 
     async def drain(self) -> None:
         """Return when nothing of it runs any more. Ends what would not end by itself."""
-
-
-class ExtProcService:
-    """`ExternalProcessor`: each stream is a `ExtProcSession`."""
-
-    name = "envoy.service.ext_proc.v3.ExternalProcessor"
-
-    def __init__(self, conductor: HandlerFactory) -> None:
-        self.conductor = conductor
-        self.streams = 0
-        self.idle = asyncio.Event()
-
-    def methods(self) -> Mapping[str, Take]:
-        """The one method."""
-        return {"Process": self._process}
-
-    async def drain(self) -> None:
-        """Wait for the last stream's end."""
-        while self.streams:
-            self.idle.clear()
-            await self.idle.wait()
-
-    def _process(self, answers: ServerCall) -> CallHandler:
-        return _ExtProcStream(answers, self)
-
-
-class _ExtProcStream(ExtProcSession):
-    """A session that is counted, and whose end is the call's end."""
-
-    __slots__ = ("_answers", "_service")
-
-    def __init__(self, answers: ServerCall, service: ExtProcService) -> None:
-        super().__init__(answers, service.conductor)
-        self._answers: ServerCall | None = answers
-        self._service = service
-        service.streams += 1
-
-    def ended(self, *, cancelled: bool) -> None:
-        answers, self._answers = self._answers, None
-        if answers is None:
-            return
-        service = self._service
-        service.streams -= 1
-        if not service.streams:
-            service.idle.set()
-        super().ended(cancelled=cancelled)
-        if not cancelled:
-            answers.finish()
 
 
 class AccessLogService:
@@ -123,9 +82,9 @@ class AccessLogService:
         self._linger_s = linger_s
         self._streams: set[_AccessLogStream] = set()
 
-    def methods(self) -> Mapping[str, Take]:
+    def methods(self) -> Mapping[str, OpenCall]:
         """The one method."""
-        return {"StreamAccessLogs": lambda answers: _AccessLogStream(answers, self._received, self._streams)}
+        return {"StreamAccessLogs": lambda call: _AccessLogStream(call, self._received, self._streams)}
 
     async def drain(self) -> None:
         """Give Envoy time to deliver, then end its streams, which it keeps open for ever."""
@@ -138,10 +97,10 @@ class AccessLogService:
 class _AccessLogStream:
     """One stream of log messages: many in, one empty answer at the end."""
 
-    __slots__ = ("_answers", "_streams", "message")
+    __slots__ = ("_call", "_streams", "message")
 
-    def __init__(self, answers: ServerCall, received: Callable[[bytes], None], streams: set["_AccessLogStream"]) -> None:
-        self._answers = answers
+    def __init__(self, call: ServerCall, received: Callable[[bytes], None], streams: set["_AccessLogStream"]) -> None:
+        self._call = call
         self._streams = streams
         self.message = received
         streams.add(self)
@@ -149,8 +108,8 @@ class _AccessLogStream:
     def ended(self, *, cancelled: bool) -> None:
         self._streams.discard(self)
         if not cancelled:
-            self._answers.send(_LOGS_TAKEN)
-            self._answers.finish()
+            self._call.send(_LOGS_TAKEN)
+            self._call.finish()
 
 
 class HealthService:
@@ -170,11 +129,11 @@ class HealthService:
             for watch in list(self._watches):
                 watch.tell()
 
-    def methods(self) -> Mapping[str, Take]:
+    def methods(self) -> Mapping[str, OpenCall]:
         """Ask once, or be told."""
         return {
-            "Check": lambda answers: _HealthCheckCall(answers, self),
-            "Watch": lambda answers: _HealthWatchCall(answers, self, self._watches),
+            "Check": lambda call: _HealthCheckCall(call, self),
+            "Watch": lambda call: _HealthWatchCall(call, self, self._watches),
         }
 
     async def drain(self) -> None:
@@ -197,35 +156,35 @@ class HealthService:
 class _HealthCheckCall:
     """Asks once."""
 
-    __slots__ = ("_answers", "_health")
+    __slots__ = ("_call", "_health")
 
-    def __init__(self, answers: ServerCall, health: HealthService) -> None:
-        self._answers = answers
+    def __init__(self, call: ServerCall, health: HealthService) -> None:
+        self._call = call
         self._health = health
 
     def message(self, data: bytes) -> None:
         try:
             status = self._health.status(data)
         except DecodeError:
-            self._answers.fail(INVALID_ARGUMENT, "not a HealthCheckRequest")
+            self._call.fail(INVALID_ARGUMENT, "not a HealthCheckRequest")
             return
         if status is _UNKNOWN:
-            self._answers.fail(NOT_FOUND, "no such service")
+            self._call.fail(NOT_FOUND, "no such service")
         else:
-            self._answers.send(status)
+            self._call.send(status)
 
     def ended(self, *, cancelled: bool) -> None:
         if not cancelled:
-            self._answers.finish()
+            self._call.finish()
 
 
 class _HealthWatchCall:
     """Is told the status now and after each change, until its client goes or the server drains."""
 
-    __slots__ = ("_answers", "_health", "_request", "_watches")
+    __slots__ = ("_call", "_health", "_request", "_watches")
 
-    def __init__(self, answers: ServerCall, health: HealthService, watches: set["_HealthWatchCall"]) -> None:
-        self._answers = answers
+    def __init__(self, call: ServerCall, health: HealthService, watches: set["_HealthWatchCall"]) -> None:
+        self._call = call
         self._health = health
         self._watches = watches
         self._request = b""
@@ -235,13 +194,13 @@ class _HealthWatchCall:
         try:
             self.tell()
         except DecodeError:
-            self._answers.fail(INVALID_ARGUMENT, "not a HealthCheckRequest")
+            self._call.fail(INVALID_ARGUMENT, "not a HealthCheckRequest")
             return
         self._watches.add(self)
 
     def tell(self) -> None:
         """Say how it is now. An unknown service is unknown for good."""
-        self._answers.send(self._health.status(self._request))
+        self._call.send(self._health.status(self._request))
 
     def ended(self, *, cancelled: bool) -> None:
         if cancelled:
@@ -250,4 +209,4 @@ class _HealthWatchCall:
     def close(self) -> None:
         """End the call from this side."""
         self._watches.discard(self)
-        self._answers.finish()
+        self._call.finish()

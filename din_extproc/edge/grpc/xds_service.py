@@ -9,8 +9,7 @@ from collections.abc import Mapping
 
 from din_extproc.control.discovery import LABELS, DiscoveryStream
 from din_extproc.control.snapshot import Snapshot
-from din_extproc.edge.grpc.services import CallHandler, ServerCall, Take
-from din_extproc.edge.grpc.session import INVALID_ARGUMENT
+from din_extproc.edge.grpc.services import INVALID_ARGUMENT, CallHandler, OpenCall, ServerCall
 
 
 class DiscoveryService:
@@ -30,11 +29,11 @@ class DiscoveryService:
         self._telling = False
         self._moved = asyncio.Event()
 
-    def methods(self) -> Mapping[str, Take]:
+    def methods(self) -> Mapping[str, OpenCall]:
         """One for each protocol."""
         return {
-            "StreamAggregatedResources": lambda answers: self._open(answers, delta=False),
-            "DeltaAggregatedResources": lambda answers: self._open(answers, delta=True),
+            "StreamAggregatedResources": lambda call: self._open(call, delta=False),
+            "DeltaAggregatedResources": lambda call: self._open(call, delta=True),
         }
 
     async def drain(self) -> None:
@@ -71,8 +70,8 @@ class DiscoveryService:
         self._waiting.pop(stream, None)
         self.moved()
 
-    def _open(self, answers: ServerCall, *, delta: bool) -> CallHandler:
-        stream = _XdsStream(answers, self, DiscoveryStream(self.snapshot, delta=delta))
+    def _open(self, call: ServerCall, *, delta: bool) -> CallHandler:
+        stream = _XdsStream(call, self, DiscoveryStream(self.snapshot, delta=delta))
         self.streams[stream] = None
         return stream
 
@@ -90,10 +89,10 @@ class DiscoveryService:
 class _XdsStream:
     """One Envoy's call."""
 
-    __slots__ = ("_answers", "_service", "discovery")
+    __slots__ = ("_call", "_service", "discovery")
 
-    def __init__(self, answers: ServerCall, service: DiscoveryService, discovery: DiscoveryStream) -> None:
-        self._answers = answers
+    def __init__(self, call: ServerCall, service: DiscoveryService, discovery: DiscoveryStream) -> None:
+        self._call = call
         self._service = service
         self.discovery = discovery
 
@@ -101,7 +100,7 @@ class _XdsStream:
         try:
             responses = self.discovery.receive(data)
         except ValueError as error:
-            self._answers.fail(INVALID_ARGUMENT, str(error))
+            self._call.fail(INVALID_ARGUMENT, str(error))
             self._service.left(self)
             return
         self._send(responses)
@@ -113,9 +112,9 @@ class _XdsStream:
     def ended(self, *, cancelled: bool) -> None:
         self._service.left(self)
         if not cancelled:
-            self._answers.finish()
+            self._call.finish()
 
     def _send(self, responses: list[bytes]) -> None:
         for response in responses:
-            self._answers.send(response)
+            self._call.send(response)
         self._service.moved()

@@ -22,8 +22,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from din_extproc.domain.membership import Registration
 from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
+from din_extproc.edge.grpc.ext_proc import ExtProcService
 from din_extproc.edge.grpc.h2_server import H2Server
-from din_extproc.edge.grpc.services import ExtProcService, HealthService
+from din_extproc.edge.grpc.services import HealthService
 from din_extproc.edge.http.node_health import health_port
 from din_extproc.edge.node.agent import EnvoyLoad, NodeAgent
 from din_extproc.edge.node.batch_gate import BatchGate

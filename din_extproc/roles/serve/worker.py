@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from din_extproc.edge.background import Background
-from din_extproc.edge.grpc.authorization import AuthorizationService
-from din_extproc.edge.grpc.services import ExtProcService, GrpcService
+from din_extproc.edge.grpc.ext_authz import ExtAuthzService
+from din_extproc.edge.grpc.ext_proc import ExtProcService
+from din_extproc.edge.grpc.services import GrpcService
 from din_extproc.edge.redis.guard import GuardedLedger
 from din_extproc.edge.redis.ledger import Runner
 from din_extproc.edge.telemetry.counters import DecisionCounters
@@ -48,7 +49,7 @@ class Worker:
         self._revoked = RevokedKeys(link, settings.network, self.plane.desk)
         self.services: list[GrpcService] = [ExtProcService(self.plane.desk)]
         if self.plane.ext_authz_leases is not None:
-            self.services.append(AuthorizationService(self.plane.ext_authz_leases.factory))
+            self.services.append(ExtAuthzService(self.plane.ext_authz_leases.factory))
         self._handlers: dict[str, Callable[[Any], None]] = {
             "membership": self.plane.selector.on_membership,
             "breakers": self.plane.selector.judge,

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from din_extproc.edge.grpc.ext_proc import ExtProcService
 from din_extproc.edge.grpc.h2_server import H2Server
-from din_extproc.edge.grpc.services import ExtProcService
 from din_extproc.edge.turn import AT_ONCE
 from din_extproc.wire import frames
 from din_extproc.wire.frames import ErrorCode, frame
@@ -45,14 +45,14 @@ class EchoService:
     name = "test.Echo"
 
     def __init__(self):
-        self.takers = []
+        self.handlers = []
 
     def methods(self):
         return {"Call": self.take, "Refuse": self.refuse}
 
     def take(self, answers):
-        self.takers.append(Echo(answers))
-        return self.takers[-1]
+        self.handlers.append(Echo(answers))
+        return self.handlers[-1]
 
     def refuse(self, _answers):
         raise ZeroDivisionError("at the door")
@@ -136,13 +136,13 @@ async def test_a_method_that_raises_fails_its_call_tells_the_operator_and_spares
     async with served(service) as (_, client):
         client.say(HELLO, call(1), call(3), opening(5, path="/test.Echo/Refuse"))
         client.say(data(1, message(b"!")), data(3, message(b"\x01fine"), end=True))
-        await until(lambda: len(service.takers) == 2 and service.takers[1].ends)
+        await until(lambda: len(service.handlers) == 2 and service.handlers[1].ends)
         heard = await client.hear(10)
         failed = {seen.stream_id for seen in heard if b"internal error" in seen.payload}
         assert failed == {1, 5}
         assert [seen.payload for seen in heard if seen.kind == frames.DATA] == [message(b"\x01fine")]
         assert [type(error) for error in told] == [ZeroDivisionError] * 2
-        assert service.takers[0].ends == [True]
+        assert service.handlers[0].ends == [True]
 
 
 async def test_replies_wait_for_a_client_that_does_not_read_and_arrive_when_it_does():
@@ -154,7 +154,7 @@ async def test_replies_wait_for_a_client_that_does_not_read_and_arrive_when_it_d
         for stream_id in range(1, 21, 2):
             client.say(call(stream_id), data(stream_id, message(big), end=True))
         (connection,) = server.connections
-        await until(lambda: len(service.takers) == 10 and all(taker.ends for taker in service.takers))
+        await until(lambda: len(service.handlers) == 10 and all(handler.ends for handler in service.handlers))
         assert connection.grpc.held > 30_000_000
         assert connection._transport.get_write_buffer_size() < 16_000_000
         received = 0
@@ -172,9 +172,9 @@ async def test_a_client_that_never_reads_and_asks_for_ever_loses_its_calls_not_o
         (connection,) = server.connections
         for stream_id in range(1, 41, 2):
             client.say(call(stream_id), data(stream_id, message(b"\x08" + b"x" * 300_000)))
-            await until(lambda at=stream_id: len(service.takers) > at // 2)
+            await until(lambda at=stream_id: len(service.handlers) > at // 2)
             assert connection.grpc.held <= limits.max_unsent_bytes + limits.max_held_bytes
-        await until(lambda: any(taker.ends == [True] for taker in service.takers))
+        await until(lambda: any(handler.ends == [True] for handler in service.handlers))
         assert connection.grpc.held <= limits.max_unsent_bytes
 
 
@@ -192,10 +192,10 @@ async def test_a_lost_connection_cancels_its_calls():
     service = EchoService()
     async with served(service) as (server, client):
         client.say(HELLO, call(1), call(3))
-        await until(lambda: len(service.takers) == 2)
+        await until(lambda: len(service.handlers) == 2)
         client.writer.transport.abort()
         await until(lambda: not server.connections)
-        assert [taker.ends for taker in service.takers] == [[True], [True]]
+        assert [handler.ends for handler in service.handlers] == [[True], [True]]
 
 
 @pytest.mark.parametrize(("messages", "writes"), [(AT_ONCE, 1), (2 * AT_ONCE + 1, 3)])
@@ -229,8 +229,8 @@ async def test_what_waits_for_its_turn_when_the_connection_goes_still_ends_once(
     async with served(service) as (server, client):
         client.say(HELLO, *(call(stream) for stream in range(1, 41, 2)))
         client.writer.close()
-        await until(lambda: len(service.takers) == 20 and all(taker.ends for taker in service.takers))
-        assert [taker.ends for taker in service.takers] == [[True]] * 20
+        await until(lambda: len(service.handlers) == 20 and all(handler.ends for handler in service.handlers))
+        assert [handler.ends for handler in service.handlers] == [[True]] * 20
         assert server.calls == 0
 
 
@@ -295,7 +295,7 @@ async def test_calls_that_end_in_any_way_leave_nothing_for_the_garbage_collector
             left = [thing for thing in gc.get_objects() if type(thing) is GrpcCall]
         finally:
             gc.enable()
-        assert (server.calls, service.streams, left) == (0, 0, [])
+        assert (server.calls, service.calls, left) == (0, 0, [])
 
 
 async def test_its_unix_socket_is_gone_after_the_stop_and_that_of_a_successor_stays(tmp_path):

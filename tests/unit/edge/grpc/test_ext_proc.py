@@ -11,7 +11,9 @@ from msgspec.structs import replace
 from din_extproc._proto.envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingResponse
 from din_extproc.domain.response import BufferedTranslation, PassThrough, Replacement, StreamTranslation
 from din_extproc.domain.verdict import ImmediateResponse, Send
-from din_extproc.edge.grpc.session import INTERNAL, INVALID_ARGUMENT, ExtProcSession
+from din_extproc.edge.grpc.ext_proc import ExtProcService, ExtProcStream
+from din_extproc.edge.grpc.services import INVALID_ARGUMENT
+from din_extproc.edge.grpc.verdict_call import INTERNAL
 from tests.support.fakes import FakeConductor, FakeSink, send_on
 from tests.support.peer import EnvoyPeer, message
 from tests.support.waiting import turns, until
@@ -22,7 +24,7 @@ BODY = message("request_body", body=b"{}", end=True)
 
 def opened(decision=send_on):
     sink, conductor = FakeSink(), FakeConductor(decision)
-    session = ExtProcSession(sink, conductor)
+    session = ExtProcStream(sink, ExtProcService(conductor))
     return session, sink, conductor.flows[0]
 
 
@@ -211,13 +213,13 @@ async def test_envoys_own_answer_passes_without_a_decision():
 
 
 async def test_a_stream_that_has_ended_is_freed_without_a_collection():
-    class Watched(ExtProcSession):
+    class Watched(ExtProcStream):
         __slots__ = ("__weakref__",)
 
     gc.disable()
     try:
         sink, conductor = FakeSink(), FakeConductor()
-        session = Watched(sink, conductor)
+        session = Watched(sink, ExtProcService(conductor))
         play(EnvoyPeer(), session, sink)
         watch = weakref.ref(session)
         del session
@@ -246,7 +248,7 @@ def answering(treat, status="200", instead=None):
         return replace(await send_on(head, body), needs_response_head=True)
 
     sink, conductor = FakeSink(), FakeConductor(decide, treat)
-    session = ExtProcSession(sink, conductor)
+    session = ExtProcStream(sink, ExtProcService(conductor))
     conductor.flows[0].instead = instead
     for data in (HEADS, BODY, message("response_headers", {":status": status, "content-type": "x/y"})):
         session.message(data)
