@@ -1,6 +1,6 @@
-"""Requests as any client of the gateway sends them, with what came back and when. For the commands that look at a deployment from outside.
+"""An HTTP client that records answers and their timings, for commands that measure a deployment from outside.
 
-Rule: whatever happens to a request, an `OutsideResponse` says so; only the caller judges it.
+Rule: every outcome of a request is an `OutsideResponse`; the caller judges it.
 """
 
 import time
@@ -14,48 +14,48 @@ from msgspec import Struct
 
 _LONGEST_BODY = 1 << 20
 _KEPT_S = 2.0
-"""Connections to a gateway that rest longer are not used again: a request that meets the end of one is lost."""
+"""Idle seconds after which a connection is not used again, because the server may be closing it."""
 
 
 class OutsideResponse(Struct, frozen=True):
-    """What became of one request."""
+    """The outcome of one request."""
 
     status: int
-    """0: no answer came."""
+    """The HTTP status; 0: no answer."""
     headers: Mapping[str, str]
-    """Names in lower case."""
+    """Response headers, names in lower case."""
     body: bytes
-    """At most a mebibyte of it."""
+    """The first mebibyte of the body."""
     failure: str = ""
-    """Why no answer came, or why it broke off."""
+    """Why there is no complete answer; "" otherwise."""
     head_s: float = 0.0
-    """From the sending to the answer's head, in seconds."""
+    """Seconds from sending to the response headers."""
     total_s: float = 0.0
-    """To the answer's end."""
+    """Seconds to the end of the answer."""
     began_at: float = 0.0
-    """When it was sent: seconds since the epoch, by this machine's clock."""
+    """When the request was sent: seconds since the epoch, this machine's clock."""
     arrivals: tuple[tuple[float, int], ...] = ()
-    """When how much of the body was here: seconds after the sending, bytes."""
+    """Body bytes received so far, with seconds after sending."""
 
     @property
     def good(self) -> bool:
-        """The whole answer came, and it is one."""
+        """Whether the answer is complete and successful."""
         return not self.failure and self.status in range(200, 300)
 
     @property
     def trouble(self) -> str:
-        """What is the matter with one that is not good."""
+        """What is wrong with an answer that is not good."""
         return self.failure or f"{self.status}: {self.body[:200].decode(errors='replace')}"
 
 
 class OutsideClient:
-    """One client of one gateway, or of a node behind it. An async context manager.
+    """A client of one gateway or node. An async context manager.
 
     Args:
-        url: The gateway's, without a path.
-        key: The API key; "" for a node, which must not see one.
-        timeout_s: For a whole answer.
-        tls: How an `https` gateway is trusted; None: as the machine trusts.
+        url: The URL without a path.
+        key: The API key; "" for a node, which must not get one.
+        timeout_s: Time limit of a complete answer.
+        tls: How an `https` server is trusted; None: by the machine's trust store.
     """
 
     def __init__(self, url: str, key: str, timeout_s: float, tls: SSLContext | None = None) -> None:
@@ -74,7 +74,7 @@ class OutsideClient:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self._session.close()
 
-    async def ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> OutsideResponse:
+    async def send(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> OutsideResponse:
         """Send one request and read its answer to the end."""
         began_at, began = time.time(), time.perf_counter()
         sent = {**({"authorization": f"Bearer {self._key}"} if self._key else {}), **headers}

@@ -12,8 +12,8 @@ import yaml
 
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
-from din_extproc.tools.bench.baseline import BaselineLoad
-from din_extproc.tools.bench.run_baseline import BaselineOptions, compare
+from din_extproc.tools.bench.baseline import BaselineOptions, compare
+from din_extproc.tools.bench.baseline_figures import BaselineLoad
 from din_extproc.tools.simulate.simulate import Simulated, SimulateOptions, simulate
 from din_extproc.tools.simulate.tally import Outcomes
 from tests.bench.contenders import ROOT

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from din_extproc.cli.app import app
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
-from din_extproc.tools.bench.baseline import BaselineFailed, BaselineLoad
+from din_extproc.tools.bench.baseline import BaselineOptions, compare
+from din_extproc.tools.bench.baseline_figures import BaselineFailed, BaselineLoad
 from din_extproc.tools.bench.history import BaselineComparison
-from din_extproc.tools.bench.run_baseline import BaselineOptions, compare
-from din_extproc.tools.bench.run_split import SplitMeasurements, SplitOptions, apart, ask
+from din_extproc.tools.bench.split import SplitMeasurements, SplitOptions, make_report, measure
 from tests.support.servers import EngineSim, together
 from tests.support.stack import Stack, key_of, node, tenant
 
@@ -118,9 +118,9 @@ def test_limits_that_refuse_are_named_as_the_reason(stack: Stack):
 @pytest.mark.parametrize(
     ("model", "node_id", "words"),
     [
-        ("away", "", "node nobody at 127.0.0.1:9 gives no answer: "),
-        ("m", "slow", "slow is no node of pool fast, where m goes: quick"),
-        ("lama", "", "spoken to in their engine's own words"),
+        ("away", "", "node nobody at 127.0.0.1:9 does not answer: "),
+        ("m", "slow", "slow is not a node of pool fast, which serves m: quick"),
+        ("lama", "", "have another API than OpenAI's"),
         ("nothing", "", "a chat with nothing would be refused: "),
     ],
 )
@@ -161,7 +161,7 @@ def test_results_are_kept_and_compared_over_time(stack: Stack, tmp_path: Path):
 def test_a_gateway_that_is_not_there_is_one_line_and_exit_code_1(stack: Stack, tmp_path: Path):
     done = bench(stack, "baseline", "--url", f"http://{NOBODY}", "--model", "m", "--history", tmp_path / "kept.jsonl")
     assert done.exit_code == 1
-    assert done.stderr.startswith("error: http://127.0.0.1:9 gives no answer: ")
+    assert done.stderr.startswith("error: http://127.0.0.1:9 does not answer: ")
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "kept.jsonl").exists()
     assert bench(stack, "history", "--history", tmp_path / "none").exit_code == 1
@@ -193,11 +193,11 @@ SPLIT = SplitOptions(url="", key=key_of("acme"), model="m", tokens=(1, 8, 40), r
 
 def asked(stack: Stack, **changed: Any) -> tuple[SplitMeasurements, SplitOptions]:
     options = replace(SPLIT, url=stack.url, **changed)
-    return asyncio.run(ask(settings_of(stack), options)), options
+    return asyncio.run(measure(settings_of(stack), options)), options
 
 
 def test_the_parts_of_streams_add_up_to_what_the_client_saw(stack: Stack):
-    found = apart(*asked(stack))
+    found = make_report(*asked(stack))
     assert found.sound, found.lines()
     assert [split.tokens for split in found.splits] == [1, 8, 40]
     for split in found.splits:
@@ -214,7 +214,7 @@ def test_the_parts_of_streams_add_up_to_what_the_client_saw(stack: Stack):
 def test_a_node_s_clock_that_is_300_ms_off_is_found_and_named(stack: Stack, engines: dict[str, EngineSim]):
     engines["quick"].fail("clock:ms=300")
     try:
-        found = apart(*asked(stack, tokens=(1,)))
+        found = make_report(*asked(stack, tokens=(1,)))
     finally:
         engines["quick"].fail("")
     assert not found.sound
@@ -226,7 +226,7 @@ def test_a_node_s_clock_that_is_300_ms_off_is_found_and_named(stack: Stack, engi
 def test_a_client_s_clock_that_is_300_ms_off_is_found_and_named(stack: Stack):
     told, options = asked(stack, tokens=(1, 8))
     early = [tuple(replace(each, began_at=each.began_at - 0.3) for each in some) for some in (told.exchanges, told.others)]
-    found = apart(replace(told, exchanges=early[0], others=early[1]), options)
+    found = make_report(replace(told, exchanges=early[0], others=early[1]), options)
     assert [clock.whose for clock in found.clocks if clock.off] == ["client"]
     assert not found.adds_up
     assert all(split.gap_ms > 200 for split in found.splits)
@@ -244,7 +244,7 @@ def test_a_wait_in_the_queue_is_a_part_of_its_own(stack: Stack):
     for other in others:
         other.start()
     try:
-        found = apart(*asked(stack, key=key_of("trial"), tokens=(1,), repeats=3, clock_requests=0))
+        found = make_report(*asked(stack, key=key_of("trial"), tokens=(1,), repeats=3, clock_requests=0))
     finally:
         over.set()
         for other in others:

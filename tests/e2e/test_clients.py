@@ -12,7 +12,7 @@ from openai import AsyncOpenAI, OpenAI
 from din_extproc.client import Client, LimitReached, RequestRefused, Unavailable, Unproven, VersionMismatch
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
-from din_extproc.tools.bench.run_split import SplitOptions, split
+from din_extproc.tools.bench.split import SplitOptions, split
 from tests.support.servers import EngineSim, LlamaServer
 from tests.support.stack import Stack, key_of, node, tenant
 

@@ -9,9 +9,9 @@ import pytest
 from din_extproc.admit.keys import ENTROPY_BYTES, make_node_token
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
-from din_extproc.tools.bench.baseline import BaselineLoad
-from din_extproc.tools.bench.run_baseline import BaselineOptions, compare
-from din_extproc.tools.bench.run_split import SplitOptions, apart, ask
+from din_extproc.tools.bench.baseline import BaselineOptions, compare
+from din_extproc.tools.bench.baseline_figures import BaselineLoad
+from din_extproc.tools.bench.split import SplitOptions, make_report, measure
 from tests.support.node_stack import NodeStack
 from tests.support.servers import EngineSim, free_port
 from tests.support.stack import Stack, key_of, node, tenant
@@ -118,9 +118,9 @@ def test_the_envoy_in_front_of_an_engine_tells_the_node_s_clock_and_what_the_way
     settings = load(sidecar.config_file, {})
     assert isinstance(settings, Settings), str(settings)
     options = SplitOptions(url=sidecar.url, key=key_of("acme"), model="front", tokens=(1, 8), repeats=1, clock_requests=2)
-    asked = asyncio.run(ask(settings, options))
+    asked = asyncio.run(measure(settings, options))
     assert all(each.answer.node is not None for each in asked.exchanges)
-    found = apart(asked, options)
+    found = make_report(asked, options)
     assert found.adds_up, found.lines()
     node_clock = found.clocks[1]
     assert node_clock.whose.startswith("front-")

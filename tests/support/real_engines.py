@@ -17,7 +17,7 @@ from typing import Any
 
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
-from din_extproc.tools.bench.run_split import SplitOptions, split
+from din_extproc.tools.bench.split import SplitOptions, split
 from tests.support.engine_steps import STEPS, Asker, Subject, outcome
 from tests.support.servers import LlamaServer
 from tests.support.stack import Stack, key_of, node, tenant

@@ -36,14 +36,14 @@ def baseline(
 
     Both get the same prompts. Exit code 1: the gateway is the bottleneck.
     """
-    from din_extproc.tools.bench import run_baseline as role  # noqa: PLC0415
-    from din_extproc.tools.bench.baseline import BaselineFailed, BaselineLoad  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.tools.bench import baseline as role  # noqa: PLC0415
+    from din_extproc.tools.bench.baseline_figures import BaselineFailed, BaselineLoad  # noqa: PLC0415 - the other commands start without it
 
     load = BaselineLoad(prompts, at_once, tokens, rounds)
     with fail_on(BaselineFailed, OSError):
         compared = role.compare(load_settings(config), role.BaselineOptions(url=url, key=key, model=model, node=node, load=load))
         if keep:
-            role.keep(history, compared)
+            role.append_result(history, compared)
     finish(compared, compared.lines(), json=json, ok=compared.sound)
 
 
@@ -67,9 +67,9 @@ def split(
     Exit code 1: the parts do not add up, or a clock is off.
     """
     from din_extproc.roles.operate.nodes import SidecarUnreachable  # noqa: PLC0415
-    from din_extproc.tools.bench import run_split as role  # noqa: PLC0415
-    from din_extproc.tools.bench.baseline import BaselineFailed  # noqa: PLC0415 - the other commands start without it
-    from din_extproc.tools.bench.plot import svg as draw_svg  # noqa: PLC0415
+    from din_extproc.tools.bench import split as role  # noqa: PLC0415
+    from din_extproc.tools.bench.baseline_figures import BaselineFailed  # noqa: PLC0415 - the other commands start without it
+    from din_extproc.tools.bench.plot import draw_svg  # noqa: PLC0415
 
     options = role.SplitOptions(url=url, key=key, model=model, repeats=repeats, clock_requests=clock_requests, tolerance_ms=tolerance_ms)
     if tokens:
@@ -91,12 +91,12 @@ def show_history(
 
     Exit code 1: in the newest, throughput fell by more than the tolerance.
     """
-    from din_extproc.tools.bench.history import changes, history_lines  # noqa: PLC0415 - the other commands start without it
-    from din_extproc.tools.bench.run_baseline import kept  # noqa: PLC0415
+    from din_extproc.tools.bench.baseline import read_history  # noqa: PLC0415
+    from din_extproc.tools.bench.history import find_changes, history_lines  # noqa: PLC0415 - the other commands start without it
 
     with fail_on(OSError, ValueError):
-        results = kept(history)
-    found = changes(results)
+        results = read_history(history)
+    found = find_changes(results)
     newest = found[-1].throughput if found else None
     pairs = [{"compared": compared, "change": change} for compared, change in zip(results, found, strict=True)]
     finish(pairs, history_lines(results), json=json, ok=newest is None or newest >= 1.0 - tolerance)

@@ -1,1 +1,1 @@
-"""The `bench` commands: a deployment measured from outside."""
+"""The `bench` commands: measurements of a running deployment from outside."""

@@ -1,185 +1,279 @@
-"""The same prompts straight to one node and through the network: what the way through costs, and who is to blame for it (R44).
+"""The role of `bench baseline`: sends the same prompts to one node directly and through the gateway, in turn.
 
-Rule: throughput is output tokens per second of the median round; under half of the node's own the gateway is the bottleneck.
+Rule: the tenant's key is sent to the gateway only. Times inside the gateway come from its admin port; missing ones are reported as such.
 """
 
-from collections.abc import Mapping, Sequence
-from statistics import fmean, median
+import asyncio
+import secrets
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
+from din_extproc import __version__
+from din_extproc.admit.keys import KeyRing
+from din_extproc.domain.node import Endpoint, Pool
+from din_extproc.domain.tenant import Tenant
 from din_extproc.domain.timing import GatewayTimes
+from din_extproc.domain.verdict import Refusal
+from din_extproc.edge.registry.forms import MemberForm
 from din_extproc.measure.answer import TimedAnswer
+from din_extproc.roles.operate.nodes import SidecarUnreachable, fetch_page, fetch_rows
+from din_extproc.roles.serve.decision_view import make_view
+from din_extproc.settings.settings import Settings
+from din_extproc.tools.bench.baseline_figures import (
+    BOTTLENECK,
+    BaselineFailed,
+    BaselineLoad,
+    BaselineRound,
+    find_reason,
+    make_figures,
+    ratio_range,
+    time_shares,
+)
+from din_extproc.tools.bench.history import BaselineComparison
+from din_extproc.tools.bench.prompts import make_prompt
+from din_extproc.tools.bench.timed_client import TimedClient, TimedQuestion, chat_body
+from din_extproc.tools.explain.explain import explain
+from din_extproc.tools.explain.explanation import Explanation
+from din_extproc.tools.http_client import OutsideClient
 
-BOTTLENECK = 0.5
-"""Of the node's own throughput."""
-_POOR_CACHE = 0.5
-_MOSTLY = 0.5
-
-
-class BaselineFailed(Exception):  # noqa: N818 - it says what the deployment is
-    """There is nothing to compare; the message says why."""
-
-
-class BaselineLoad(Struct, frozen=True):
-    """What is asked, of both sides."""
-
-    prompts: int = 24
-    """Different ones, all in each round."""
-    at_once: int = 4
-    tokens: int = 32
-    """Of output, at most."""
-    rounds: int = 3
-    """In turn, after one that is not counted."""
-
-
-class BaselineRound(Struct, frozen=True):
-    """All prompts once."""
-
-    seconds: float
-    answers: tuple[TimedAnswer, ...]
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Of good answers."""
-        return sum(answer.tokens for answer in self.answers if not answer.trouble) / self.seconds
+_TOLD_WITHIN_S = 5.0
+_POLL_S = 0.1
 
 
-class Figures(Struct, frozen=True):
-    """One side. Milliseconds; None where no answer tells."""
+class BaselineOptions(Struct, frozen=True, kw_only=True):
+    """The options of `bench baseline`."""
 
-    requests: int
-    tokens_per_s: float
-    """The median round's."""
-    requests_per_s: float
-    ttft_p50_ms: float | None
-    ttft_p99_ms: float | None
-    tpot_p50_ms: float | None
-    tpot_p99_ms: float | None
-    total_ms: float | None
-    """The mean of whole answers."""
-    errors: dict[str, int]
-    """By code."""
-
-    @property
-    def failed(self) -> int:
-        """How many requests had no good answer."""
-        return sum(self.errors.values())
+    url: str
+    """Envoy's URL, as clients reach it."""
+    key: str
+    """The API key of a tenant."""
+    model: str = ""
+    """A model that the tenant may use; "": the first one whose pool serves chats."""
+    node: str = ""
+    """The node's id; "": the one that the scheduler picks first."""
+    load: BaselineLoad = BaselineLoad()
+    timeout_s: float = 120.0
+    """Time limit of one answer, in seconds."""
 
 
-class TimeShares(Struct, frozen=True):
-    """Where a request's time through the network goes: milliseconds, the mean of those that the gateway has told of."""
+class BaselineTarget(Struct, frozen=True):
+    """The target of the prompts."""
 
-    requests: int
-    waited_ms: float
-    """In line for tokens or slots."""
-    decided_ms: float
-    forwarded_ms: float
-    """Everything else that is not the node's: Envoy, the way there and back."""
-    node_ms: float
-
-    @property
-    def line(self) -> str:
-        """For a terminal."""
-        own = f"queue {self.waited_ms:.1f} ms, decision {self.decided_ms:.2f} ms, forwarding {self.forwarded_ms:.1f} ms"
-        return f"of a request: {own}, node {self.node_ms:.1f} ms"
+    model: str
+    """The model's name as clients use it."""
+    pool: Pool
+    node: str
+    endpoint: Endpoint
+    """The endpoint of the node."""
 
 
-class Reason(Struct, frozen=True):
-    """Who is to blame."""
+class GatewayReport(Struct, frozen=True):
+    """The gateway's state at one moment."""
 
-    part: str
-    """`errors`, `queue`, `decision`, `forwarding`, `node`; `unknown`: the gateway has told of no request."""
-    said: str
+    configuration: str
+    hits: int
+    misses: int
 
 
-def figures(rounds: Sequence[BaselineRound]) -> Figures:
-    """One side's."""
-    answers = [answer for each in rounds for answer in each.answers]
-    good = [answer for answer in answers if not answer.trouble]
-    first = sorted(answer.first_token_ms for answer in good if answer.first_token_ms is not None)
-    pace = sorted(answer.per_token_ms for answer in good if answer.per_token_ms is not None)
-    errors: dict[str, int] = {}
-    for answer in answers:
-        if answer.trouble:
-            errors[answer.trouble] = errors.get(answer.trouble, 0) + 1
-    return Figures(
-        requests=len(answers),
-        tokens_per_s=round(median(each.tokens_per_s for each in rounds), 2),
-        requests_per_s=round(median(sum(not answer.trouble for answer in each.answers) / each.seconds for each in rounds), 3),
-        ttft_p50_ms=_at(first, 0.5),
-        ttft_p99_ms=_at(first, 0.99),
-        tpot_p50_ms=_at(pace, 0.5),
-        tpot_p99_ms=_at(pace, 0.99),
-        total_ms=round(fmean(answer.total_ms for answer in good), 3) if good else None,
-        errors=errors,
+def compare(settings: Settings, options: BaselineOptions) -> BaselineComparison:
+    """Measure both sides in turn and compare them.
+
+    Args:
+        settings: The configuration of the deployment: its pools, tenants and admin port.
+        options: The target and the load.
+
+    Raises:
+        BaselineFailed: there is no node to compare with, or it does not answer.
+    """
+    return asyncio.run(_compare(settings, options))
+
+
+def find_target(settings: Settings, key: str, model: str, node: str) -> BaselineTarget:
+    """Return the pool that the tenant's chats are routed to, and one of its nodes.
+
+    Args:
+        settings: The configuration of the deployment: its pools, tenants and admin port.
+        key: The API key of a tenant.
+        model: A model that the tenant may use; "": the first one whose pool serves chats.
+        node: A node's id; "": the one that the scheduler picks first.
+
+    Raises:
+        BaselineFailed: there is none.
+    """
+    who = KeyRing(settings.keys).authenticate(f"Bearer {key}", "", time.time())
+    if isinstance(who, Refusal):
+        raise BaselineFailed(who.message)
+    try:
+        known: tuple[MemberForm, ...] | None = fetch_rows(settings)
+    except SidecarUnreachable:
+        known = None
+    name, explained = _resolve_model(settings, who.tenant, model, known)
+    pool = next(pool for pool in settings.pools if pool.name == explained.pool)
+    endpoints = {each.id: each.endpoint for each in pool.nodes}
+    endpoints |= {row.node.id: row.node.registration().node.endpoint for row in known or () if pool.name in row.pools}
+    chosen = node or explained.nodes[0]
+    if chosen not in endpoints:
+        raise BaselineFailed(f"{chosen} is not a node of pool {pool.name}, which serves {name}: {', '.join(endpoints)}")
+    return BaselineTarget(name, pool, chosen, endpoints[chosen])
+
+
+def fetch_reports(settings: Settings, trace: str, count: int) -> list[GatewayTimes]:
+    """Return the gateway's records of exchanges whose trace id has this prefix. Waits shortly for `count`: its access log is batched.
+
+    Raises:
+        SidecarUnreachable: the admin port does not answer.
+    """
+    deadline = time.monotonic() + _TOLD_WITHIN_S
+    while True:
+        found = msgspec.convert(fetch_page(settings, f"exchanges?trace={trace}")["exchanges"], list[GatewayTimes])
+        if len(found) >= count or time.monotonic() > deadline:
+            return found
+        time.sleep(_POLL_S)
+
+
+def append_result(file: Path, compared: BaselineComparison) -> None:
+    """Append a comparison to the history.
+
+    Raises:
+        OSError: the file can't be written.
+    """
+    with file.open("ab") as lines:
+        lines.write(msgspec.json.encode(compared) + b"\n")
+
+
+def read_history(file: Path) -> tuple[BaselineComparison, ...]:
+    """Return all stored comparisons, oldest first.
+
+    Raises:
+        OSError: the file can't be read.
+        ValueError: a line can't be read; the message says which.
+    """
+    found = []
+    for number, line in enumerate(file.read_bytes().splitlines(), 1):
+        try:
+            found.append(msgspec.json.decode(line, type=BaselineComparison))
+        except msgspec.DecodeError as error:
+            raise ValueError(f"{file}, line {number} can't be read: {error}") from error
+    return tuple(found)
+
+
+class _Measured(Struct, frozen=True):
+    """All measurements."""
+
+    aim: BaselineTarget
+    before: GatewayReport | None
+    direct: list[BaselineRound]
+    through: list[BaselineRound]
+    answers: dict[str, TimedAnswer]
+    """Answers through the gateway, by trace id."""
+    times: list[GatewayTimes]
+    """The gateway's records of these answers."""
+    notes: list[str]
+
+
+async def _compare(settings: Settings, options: BaselineOptions) -> BaselineComparison:
+    aim = await asyncio.to_thread(find_target, settings, options.key, options.model, options.node)
+    if aim.pool.api != "openai":
+        raise BaselineFailed(f"the nodes of pool {aim.pool.name} have another API than OpenAI's: they can't be measured directly")
+    load, trace = options.load, f"bench-{secrets.token_hex(6)}-"
+    node = OutsideClient(f"http://{aim.endpoint}", "", options.timeout_s)
+    async with node as to_node, OutsideClient(options.url, options.key, options.timeout_s) as to_all:
+        askers = TimedClient(to_node, aim.pool.served_model), TimedClient(to_all, aim.model)
+        await _warm(askers, load, (f"node {aim.node} at {aim.endpoint}", options.url))
+        found = _Measured(aim=aim, before=await asyncio.to_thread(_status, settings), direct=[], through=[], answers={}, times=[], notes=[])
+        for number in range(load.rounds):
+            for through in (False, True) if number % 2 == 0 else (True, False):
+                questions = _make_questions(load, trace if through else f"direct-{trace}", number)
+                seconds, answers = await askers[through].send_all(questions, load.at_once)
+                (found.through if through else found.direct).append(BaselineRound(seconds, tuple(answers.values())))
+                if through:
+                    found.answers.update(answers)
+                    await asyncio.to_thread(_add_report, settings, f"{trace}{number}-", found)
+    return await asyncio.to_thread(_judge, settings, options, found)
+
+
+async def _warm(askers: tuple[TimedClient, TimedClient], load: BaselineLoad, names: tuple[str, str]) -> None:
+    """Run one warm-up round, which fills connections and caches and shows whether the target answers."""
+    for asker, name in zip(askers, names, strict=True):
+        _, answers = await asker.send_all(_make_questions(load, f"warm-{secrets.token_hex(6)}-", 0), load.at_once)
+        if all(answer.trouble for answer in answers.values()):
+            raise BaselineFailed(f"{name} does not answer: {next(iter(answers.values())).trouble}")
+
+
+def _make_questions(load: BaselineLoad, trace: str, number: int) -> Iterator[TimedQuestion]:
+    return (TimedQuestion(f"{trace}{number}-{each}", make_prompt(each), load.tokens) for each in range(load.prompts))
+
+
+def _judge(settings: Settings, options: BaselineOptions, found: _Measured) -> BaselineComparison:
+    aim, before = found.aim, found.before
+    direct, network = make_figures(found.direct), make_figures(found.through)
+    if min(each.tokens_per_s for each in found.direct) == 0:
+        why = ", ".join(f"{count} x {code}" for code, count in direct.errors.items())
+        raise BaselineFailed(f"node {aim.node} gave no token in a whole round: {why or 'its answers are empty'}")
+    notes = list(dict.fromkeys(found.notes))
+    if not notes and len(found.times) < len(found.answers):
+        notes.append(f"the sidecar that was asked knows {len(found.times)} of {len(found.answers)} requests")
+    after = _status(settings)
+    if after is not None and after.configuration != settings.fingerprint:
+        notes.append(f"the sidecar runs with configuration {after.configuration[:12]}, the one given is {settings.fingerprint[:12]}")
+    hits = None if before is None or after is None else _share(after.hits - before.hits, after.misses - before.misses)
+    ratio = network.tokens_per_s / direct.tokens_per_s
+    split = time_shares(found.answers, found.times)
+    return BaselineComparison(
+        at=datetime.now(UTC).isoformat(timespec="seconds"),
+        release=__version__,
+        configuration=settings.fingerprint if after is None else after.configuration,
+        url=options.url,
+        model=aim.model,
+        pool=aim.pool.name,
+        node=aim.node,
+        load=options.load,
+        direct=direct,
+        through=network,
+        ratio=round(ratio, 4),
+        spread=ratio_range(found.direct, found.through),
+        shares=split,
+        cache_hits=hits,
+        reason=None if ratio >= BOTTLENECK else find_reason(direct, network, split, hits),
+        notes=tuple(notes),
     )
 
 
-def spread(direct: Sequence[BaselineRound], through: Sequence[BaselineRound]) -> tuple[float, float]:
-    """The lowest and the highest ratio of two rounds that were asked in turn. None of the node's own may be 0."""
-    ratios = [of.tokens_per_s / to.tokens_per_s for to, of in zip(direct, through, strict=True)]
-    return round(min(ratios), 3), round(max(ratios), 3)
+def _add_report(settings: Settings, trace: str, found: _Measured) -> None:
+    """Fetch the gateway's records of one round at once, because it keeps only recent ones."""
+    good = sum(not answer.trouble for trace_id, answer in found.answers.items() if trace_id.startswith(trace))
+    try:
+        found.times.extend(fetch_reports(settings, trace, good))
+    except SidecarUnreachable as error:
+        found.notes.append(f"the admin port does not tell where the time goes: {getattr(error.__cause__, 'reason', error)}")
 
 
-def shares(asked: Mapping[str, TimedAnswer], told: Sequence[GatewayTimes]) -> TimeShares | None:
-    """Where the time went.
-
-    Args:
-        asked: Answers through the network by trace id.
-        told: What the gateway says of them.
-
-    Returns:
-        None when it says nothing of a good one.
-    """
-    parts = [
-        (times.waited_ms, times.decided_ms, asked[times.trace_id].total_ms, times.node_ended_ms - times.sent_ms)
-        for times in told
-        if times.trace_id in asked and not asked[times.trace_id].trouble
-        if times.sent_ms is not None and times.node_ended_ms is not None and times.decided_ms is not None
-    ]
-    if not parts:
+def _status(settings: Settings) -> GatewayReport | None:
+    """Return the status page; None: the admin port does not answer."""
+    try:
+        status = fetch_page(settings, "status")
+    except SidecarUnreachable:
         return None
-    waited, decided, total, node = (fmean(part) for part in zip(*parts, strict=True))
-    own = max(0.0, decided - waited)
-    return TimeShares(len(parts), round(waited, 3), round(own, 3), round(max(0.0, total - waited - own - node), 3), round(node, 3))
+    cache = status.get("route_cache", {})
+    return GatewayReport(status["configuration"]["fingerprint"], cache.get("hits", 0), cache.get("misses", 0))
 
 
-def reason(direct: Figures, through: Figures, found: TimeShares | None, cache_hits: float | None) -> Reason:
-    """Why the network is slower than the node.
-
-    Args:
-        direct: The node's own.
-        through: The network's.
-        found: Where the time went.
-        cache_hits: Share of the decisions that the route cache knew; None: none was made or nobody told.
-    """
-    if through.failed > _MOSTLY * through.requests:
-        code = max(through.errors, key=lambda each: through.errors[each])
-        return Reason("errors", f"{through.failed} of {through.requests} requests failed, {through.errors[code]} with {code}")
-    if found is None or direct.total_ms is None:
-        return Reason("unknown", "the admin port has told of no request: where the time goes is not known")
-    more = {
-        "queue": found.waited_ms,
-        "decision": found.decided_ms,
-        "forwarding": found.forwarded_ms,
-        "node": found.node_ms - direct.total_ms,
-    }
-    part = max(more, key=lambda each: more[each])
-    hits = "" if cache_hits is None else f"; the route cache knew {cache_hits:.0%} of the nodes' rankings"
-    poor = cache_hits is not None and cache_hits < _POOR_CACHE
-    match part:
-        case "queue":
-            said = f"requests wait {found.waited_ms:.1f} ms for the tenant's tokens or slots"
-        case "decision":
-            said = f"a decision takes {found.decided_ms:.1f} ms{hits}{', which is little' if poor else ''}"
-        case "forwarding":
-            said = f"Envoy and the way there and back take {found.forwarded_ms:.1f} ms a request{hits}"
-        case _:
-            said = f"nodes of the pool take {found.node_ms:.0f} ms a request, this one {direct.total_ms:.0f} ms when it is asked directly"
-    return Reason(part, said)
+def _share(hits: int, misses: int) -> float | None:
+    return round(hits / (hits + misses), 4) if hits + misses > 0 else None
 
 
-def _at(values: Sequence[float], share: float) -> float | None:
-    """A percentile of sorted values."""
-    return round(values[min(len(values) - 1, int(share * len(values)))], 3) if values else None
+def _resolve_model(settings: Settings, tenant: Tenant, model: str, known: tuple[MemberForm, ...] | None) -> tuple[str, Explanation]:
+    """Return the model and where its chats are routed."""
+    names = [model] if model else [listed.name for listed in make_view(settings, {}).table.models_for(tenant)]
+    why = f"tenant {tenant.id} may use no model"
+    for name in names:
+        explained = explain(settings, tenant.id, chat_body(name, make_prompt(0), 1), known)
+        if explained.sent:
+            return name, explained
+        why = f"a chat with {name} would be refused: {explained.message or explained.refusal}"
+    raise BaselineFailed(why)

@@ -1,24 +1,24 @@
-"""Comparisons as they are kept, and what has changed from one to the next (R44).
+"""Stored comparisons of `bench baseline`, and the changes between them.
 
-Rule: two are compared only when the same was asked of the same node; what else differs between them is said.
+Rule: results are compared only if load and node are the same; other differences are listed.
 """
 
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from din_extproc.tools.bench.baseline import BOTTLENECK, BaselineLoad, Figures, Reason, TimeShares
+from din_extproc.tools.bench.baseline_figures import BOTTLENECK, BaselineLoad, Figures, Reason, TimeShares
 
 
 class BaselineComparison(Struct, frozen=True, omit_defaults=True):
-    """One comparison."""
+    """One comparison of a node with the gateway."""
 
     at: str
-    """When: ISO 8601, UTC."""
+    """Time of the comparison, ISO 8601, UTC."""
     release: str
-    """Of din-extproc."""
+    """The version of din-extproc."""
     configuration: str
-    """The fingerprint of the one in use."""
+    """The fingerprint of the configuration in use."""
     url: str
     model: str
     pool: str
@@ -27,32 +27,32 @@ class BaselineComparison(Struct, frozen=True, omit_defaults=True):
     direct: Figures
     through: Figures
     ratio: float
-    """Throughput through the network, as a share of the node's own."""
+    """Throughput through the gateway as a share of the node's own."""
     spread: tuple[float, float]
-    """Of single rounds: the lowest and the highest."""
+    """Lowest and highest ratio of single rounds."""
     shares: TimeShares | None = None
-    """None: the gateway has told of no request."""
+    """None: the gateway has reported no request."""
     cache_hits: float | None = None
-    """Share of the rankings that the route cache knew; None: nobody told."""
+    """Share of decisions that hit the route cache; None: unknown."""
     reason: Reason | None = None
-    """None: the gateway is no bottleneck."""
+    """None: the gateway is not the bottleneck."""
     notes: tuple[str, ...] = ()
 
     @property
     def sound(self) -> bool:
-        """The gateway is no bottleneck, and most requests were answered."""
+        """Whether the gateway is not the bottleneck and most requests succeeded."""
         return self.ratio >= BOTTLENECK
 
     @property
     def verdict(self) -> str:
-        """In one line."""
+        """Return the verdict in one line."""
         share = f"{self.ratio:.2f} of the node's own throughput ({self.spread[0]:.2f} to {self.spread[1]:.2f})"
         if self.reason is None:
             return f"the network gives {share}"
         return f"the gateway is the bottleneck: {share}. {self.reason.part}: {self.reason.said}"
 
     def lines(self) -> list[str]:
-        """For a terminal."""
+        """Return the lines for a terminal."""
         load = self.load
         head = (
             f"{self.model} in pool {self.pool}: {load.prompts} prompts, {load.at_once} at once, {load.tokens} tokens, {load.rounds} rounds"
@@ -69,18 +69,18 @@ class BaselineComparison(Struct, frozen=True, omit_defaults=True):
 
 
 class BaselineChange(Struct, frozen=True):
-    """What has become of a comparison since the one before it."""
+    """The change of a comparison from the one before it."""
 
     ratio: float | None
-    """New by old; None: there is none before it to compare with."""
+    """New ratio divided by the old one; None: there is no comparable result."""
     throughput: float | None
-    """Through the network, likewise."""
+    """New throughput through the gateway divided by the old one; None likewise."""
     differs: tuple[str, ...]
     """`configuration`, `release`."""
 
 
-def changes(kept: Sequence[BaselineComparison]) -> list[BaselineChange]:
-    """Of each, in the order in which they are kept."""
+def find_changes(kept: Sequence[BaselineComparison]) -> list[BaselineChange]:
+    """Return the change of each result, in stored order."""
     latest: dict[tuple[str, str, str, BaselineLoad], BaselineComparison] = {}
     found = []
     for one in kept:
@@ -96,11 +96,11 @@ def changes(kept: Sequence[BaselineComparison]) -> list[BaselineChange]:
 
 
 def history_lines(kept: Sequence[BaselineComparison]) -> list[str]:
-    """For a terminal: oldest first."""
+    """Return the lines for a terminal, oldest first."""
     lines = [
         f"{'when':20} {'configuration':13} {'node':16} {'alone':>9} {'network':>9} {'ratio':>6} {'TTFT p50':>9} {'failed':>6}  since before"
     ]
-    for one, change in zip(kept, changes(kept), strict=True):
+    for one, change in zip(kept, find_changes(kept), strict=True):
         ttft = "-" if one.through.ttft_p50_ms is None else f"{one.through.ttft_p50_ms:.0f} ms"
         lines.append(
             f"{one.at[:19]:20} {one.configuration[:12]:13} {one.node[:16]:16} {one.direct.tokens_per_s:>9.1f} "

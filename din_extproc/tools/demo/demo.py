@@ -1,6 +1,6 @@
-"""The role `demo`: Envoy, Redis, the sidecar and small real models on loopback, from one command to the last process gone.
+"""The role of `demo`: starts Envoy, Redis, the sidecar and small real models on loopback, and stops them.
 
-Rule: everything runs in a temporary folder and ends with this process, however that ends.
+Rule: all files are in a temporary folder, and all child processes end with this process, even if it is killed.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ from din_extproc.roles.configure.render import render_envoy
 from din_extproc.settings.load import load
 from din_extproc.settings.problems import ConfigRejected
 from din_extproc.tools.demo.binaries import find_redis, find_small_model
-from din_extproc.tools.demo.check import DemoCheckFailed, Player
+from din_extproc.tools.demo.check import DemoCheckFailed, DemoClient
 from din_extproc.tools.demo.plan import CHAT_MODEL, CONTEXT_TOKENS, EMBEDDING_MODEL, PARALLEL, DemoNode, DemoPlan, curl_lines, demo_yaml
-from din_extproc.tools.demo.processes import Child, ChildFailed, Children, accepts, accepts_unix, free_ports, serves
+from din_extproc.tools.demo.processes import Child, ChildFailed, Children, free_ports, http_ready, tcp_ready, unix_ready
 
 Command = list[str | Path]
 _BOOT_S = 60.0
@@ -36,11 +36,11 @@ class DemoOptions(Struct, frozen=True, kw_only=True):
     """The command line of `din-extproc demo`."""
 
     check: bool = False
-    """Play a client against the demo, then stop it."""
+    """Send a client's requests, check the answers, then stop."""
     port: int = 0
-    """Envoy's port on loopback; 0 takes a free one."""
+    """Envoy's port on loopback; 0: a free one."""
     simulated: bool = False
-    """Engine simulators instead of real models, whatever is installed."""
+    """Use engine simulators instead of real models."""
 
 
 def run(options: DemoOptions) -> int:
@@ -55,12 +55,12 @@ def run(options: DemoOptions) -> int:
             return 1
 
 
-class _DemoPartMissing(Exception):  # noqa: N818 - it names what is missing
-    """A part is not installed, or the configuration is refused."""
+class _DemoPartMissing(Exception):  # noqa: N818 - the name says what is missing
+    """A part is not installed, or the configuration is invalid."""
 
 
 async def _run(options: DemoOptions, folder: Path, console: Console) -> int:
-    """Start everything, do what was asked, stop everything. A signal is an orderly end at any moment."""
+    """Start everything, run the checks or wait, stop everything. A signal ends it in order at any moment."""
     task = asyncio.current_task()
     assert task is not None  # noqa: S101 - we run inside one
     loop = asyncio.get_running_loop()
@@ -72,7 +72,7 @@ async def _run(options: DemoOptions, folder: Path, console: Console) -> int:
             nodes = await _start(plan, children, console)
             if options.check:
                 return await _check(plan, children, nodes, console)
-            _tell(plan, console)
+            _print_usage(plan, console)
             dead = await children.first_death()
             raise dead.failure(f"ended with exit code {dead.exit_code}")
     except asyncio.CancelledError:
@@ -81,7 +81,7 @@ async def _run(options: DemoOptions, folder: Path, console: Console) -> int:
 
 
 def _end_once(task: "asyncio.Task[object]") -> None:
-    """Cancel the demo; from then on signals wait until the children are gone."""
+    """Cancel the demo; further signals are ignored until the children have ended."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, lambda: None)
@@ -106,7 +106,7 @@ def _make_plan(options: DemoOptions, folder: Path) -> DemoPlan:
 
 
 async def _start(plan: DemoPlan, children: Children, console: Console) -> dict[str, Child]:
-    """Start every part, in the order of what needs what. Returns the nodes by id."""
+    """Start every part in the order of dependencies. Return the nodes by id."""
     redis, envoy = find_redis(), find_envoy()
     if redis is None or envoy is None:
         raise _DemoPartMissing(f"{'no Redis' if redis is None else 'no Envoy'} found; {_INSTALL}")
@@ -118,18 +118,18 @@ async def _start(plan: DemoPlan, children: Children, console: Console) -> dict[s
         envoy_config, nodes = await _start_backends(plan, redis, config, children, console)
     with console.status("starting the sidecar"):
         serve: Command = [sys.executable, "-m", "din_extproc", "serve", "--config", config]
-        await children.start("sidecar", serve, ready=accepts_unix(plan.socket), timeout_s=_BOOT_S)
+        await children.start("sidecar", serve, ready=unix_ready(plan.socket), timeout_s=_BOOT_S)
     console.print(f"sidecar   {plan.socket}, admin http://127.0.0.1:{plan.admin_port}/status")
     with console.status("starting Envoy"):
         options = ("--concurrency", "1", "--use-dynamic-base-id", "--log-level", "warning")
-        ready = serves(f"http://127.0.0.1:{plan.envoy_admin_port}/ready")
+        ready = http_ready(f"http://127.0.0.1:{plan.envoy_admin_port}/ready")
         await children.start("envoy", [envoy, "--config-path", envoy_config, *options], ready=ready, timeout_s=_BOOT_S)
     console.print(f"Envoy     {plan.url}, admin on port {plan.envoy_admin_port}")
     return nodes
 
 
 async def _start_backends(plan: DemoPlan, redis: Path, config: Path, children: Children, console: Console) -> tuple[Path, dict[str, Child]]:
-    """What needs nothing else starts at once. Returns Envoy's configuration and the nodes by id."""
+    """Start the parts without dependencies at once. Return Envoy's configuration and the nodes by id."""
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(_start_redis(plan, redis, children, console))
@@ -141,10 +141,10 @@ async def _start_backends(plan: DemoPlan, redis: Path, config: Path, children: C
 
 
 def _render(config: Path) -> Path:
-    """Envoy's configuration beside the demo's own."""
+    """Write Envoy's configuration beside the demo's own."""
     settings = load(config, {})
     if isinstance(settings, ConfigRejected):
-        raise _DemoPartMissing(f"the demo's configuration is refused: {settings.problems}")
+        raise _DemoPartMissing(f"the demo's configuration is invalid: {settings.problems}")
     path = config.with_name("envoy.yaml")
     path.write_text(render_envoy(settings))
     return path
@@ -164,14 +164,14 @@ async def _start_redis(plan: DemoPlan, binary: Path, children: Children, console
         "--dir",
         plan.folder,
     ]
-    await children.start("redis", command, ready=accepts("127.0.0.1", plan.redis_port), timeout_s=_BOOT_S)
+    await children.start("redis", command, ready=tcp_ready("127.0.0.1", plan.redis_port), timeout_s=_BOOT_S)
     console.print(f"Redis     127.0.0.1:{plan.redis_port}")
 
 
 async def _start_node(plan: DemoPlan, node: DemoNode, children: Children, console: Console) -> Child:
     model = None if plan.simulated else find_small_model()
     command = _simulator_command(node) if model is None else _llama_command(node, model)
-    child = await children.start(node.id, command, ready=serves(f"http://127.0.0.1:{node.port}/health"), timeout_s=_BOOT_S)
+    child = await children.start(node.id, command, ready=http_ready(f"http://127.0.0.1:{node.port}/health"), timeout_s=_BOOT_S)
     what = "embeddings" if node.embeds else "chat"
     by = "engine simulator" if model is None else "SmolLM2 135M on llama.cpp"
     console.print(f"{node.id}    127.0.0.1:{node.port}, {what}, {by}")
@@ -193,8 +193,8 @@ def _simulator_command(node: DemoNode) -> Command:
     return [*command, "--runner", runner, "--max-model-len", str(CONTEXT_TOKENS), "--max-num-seqs", str(PARALLEL)]
 
 
-def _tell(plan: DemoPlan, console: Console) -> None:
-    """What to do with it."""
+def _print_usage(plan: DemoPlan, console: Console) -> None:
+    """Print how to use the demo."""
     console.print(f"\n[bold]The gateway answers at {plan.url}[/]\nkey        {plan.key.text}\ntrial key  {plan.trial_key.text}\n")
     for title, line in curl_lines(plan):
         console.print(f"[dim]# {title}[/]")
@@ -203,13 +203,13 @@ def _tell(plan: DemoPlan, console: Console) -> None:
 
 
 async def _check(plan: DemoPlan, children: Children, nodes: dict[str, Child], console: Console) -> int:
-    """Play every check and print what it found. Returns the exit code."""
+    """Run every check and print the results. Return the exit code."""
 
     async def end_node(name: str) -> None:
         await children.stop(nodes[name], grace_s=0)
 
     failed = 0
-    async with Player(plan, end_node) as player:
+    async with DemoClient(plan, end_node) as player:
         for title, check in player.checks():
             try:
                 with console.status(title):

@@ -1,6 +1,6 @@
 """llama.cpp's own HTTP server, from the wheel `xllamacpp`, as a process: `python -m din_extproc.tools.demo.llamacpp MODEL --port 8000`.
 
-Rule: one model per process. Prints `LISTENING http://host:port` when it serves; SIGTERM and SIGINT end it.
+Rule: one model per process. Prints `LISTENING http://host:port` when it is ready; SIGTERM and SIGINT end it.
 """
 
 import argparse
@@ -20,8 +20,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     server = xllamacpp.Server(_params(options))
-    print("LISTENING", server.listening_address, flush=True)  # noqa: T201 - whoever started us waits for this line
-    # A wait without an end would keep Python from running its signal handlers.
+    print("LISTENING", server.listening_address, flush=True)  # noqa: T201 - the parent process waits for this line
+    # An unlimited wait would keep Python from running its signal handlers.
     while not stop.wait(0.2):
         pass
 

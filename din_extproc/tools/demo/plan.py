@@ -1,4 +1,4 @@
-"""Where everything of a demo listens, and the `din.yaml` that says so. Pure: ports, keys and nodes are arguments."""
+"""The addresses of a demo and its `din.yaml`. Pure: ports, keys and nodes are arguments."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ EMBEDDING_MODEL = "smollm2-135m-embeddings"
 CONTEXT_TOKENS = 2048
 PARALLEL = 4
 TRIAL_RPM = 3
-"""Requests per minute of the tenant that shows what a limit looks like."""
+"""Requests per minute of the tenant that demonstrates a limit."""
 
 
 class DemoNode(Struct, frozen=True):
@@ -26,7 +26,7 @@ class DemoNode(Struct, frozen=True):
 
 
 class DemoPlan(Struct, frozen=True):
-    """Everything that is decided before anything starts. All addresses are on loopback."""
+    """The plan of a demo, made before anything starts. All addresses are on loopback."""
 
     folder: Path
     listener_port: int
@@ -36,23 +36,23 @@ class DemoPlan(Struct, frozen=True):
     admin_port: int
     nodes: Sequence[DemoNode]
     simulated: bool
-    """The nodes are engine simulators, not real models."""
+    """Whether the nodes are engine simulators instead of real models."""
     key: NewKey
     trial_key: NewKey
 
     @property
     def url(self) -> str:
-        """What clients call."""
+        """The URL that clients call."""
         return f"http://127.0.0.1:{self.listener_port}"
 
     @property
     def socket(self) -> Path:
-        """Where Envoy reaches the sidecar."""
+        """The socket by which Envoy reaches the sidecar."""
         return self.folder / "ext_proc.sock"
 
 
 def demo_yaml(plan: DemoPlan) -> str:
-    """The demo's configuration: two chat nodes in one pool, an embedding node in another, a tenant and one with a tiny limit."""
+    """Return the demo's configuration: two chat nodes in one pool, an embedding node in another, a tenant and one with a tiny limit."""
     engine = "vllm" if plan.simulated else "llamacpp"
     config = {
         "version": 1,
@@ -81,7 +81,7 @@ def demo_yaml(plan: DemoPlan) -> str:
 
 
 def curl_lines(plan: DemoPlan) -> tuple[tuple[str, str], ...]:
-    """What to try: a title and a command each."""
+    """Return example commands, each with a title."""
     chat = _curl(plan, plan.key, '{"model":"bx-fast-chat","messages":[{"role":"user","content":"Say hello."}],"max_tokens":40}', "-si")
     stream = _curl(
         plan,

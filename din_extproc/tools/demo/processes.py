@@ -1,4 +1,4 @@
-"""Child processes: started, waited for until they serve, ended in the reverse order. None outlives us, not even when we are killed.
+"""Child processes: started, awaited until ready, ended in reverse order. None outlives this process, even if it is killed.
 
 Rule: a child is ended by its own process group, never by name.
 """
@@ -25,8 +25,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 Probe = Callable[[], Awaitable[bool]]
 
 
-class ChildFailed(Exception):  # noqa: N818 - it is what happened
-    """A child could not be started, died, or never served. The message ends with the last lines it wrote."""
+class ChildFailed(Exception):  # noqa: N818 - the name says what happened
+    """A child could not be started, exited, or did not become ready. The message ends with its last log lines."""
 
 
 class Child:
@@ -39,30 +39,30 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process id, which is also its group's."""
+        """The process id, which is also the id of its group."""
         return self._process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative: the signal that ended it."""
+        """The exit code; None while it runs; negative: the signal that ended it."""
         return self._process.returncode
 
     async def exited(self) -> int:
-        """Wait until it ends; returns the exit code."""
+        """Wait until the child ends; return the exit code."""
         return await self._process.wait()
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        """Ask it to end (SIGTERM), then end its whole group. Returns when it is gone."""
+        """Send SIGTERM, then kill its whole group after `grace_s`. Return when it has ended."""
         if self.exit_code is None:
             self._signal(signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), grace_s)
-        # What the child itself has started goes too, and a child that did not listen.
+        # The group includes what the child has started, and a child that ignored SIGTERM.
         self._signal(signal.SIGKILL)
         await self._process.wait()
 
     def failure(self, what: str) -> ChildFailed:
-        """An error that says what happened and shows the end of the log."""
+        """Return an error that says what happened and shows the end of the log."""
         lines = self.log.read_text(errors="replace").splitlines()[-_TAIL_LINES:] if self.log.exists() else []
         tail = "".join(f"\n    {line}" for line in lines)
         return ChildFailed(f"{self.name} {what}; its last words:{tail or ' none'}")
@@ -73,7 +73,7 @@ class Child:
 
 
 class Children:
-    """The children of one role. An async context manager: leaving it ends them all, the last started first."""
+    """The children of one process. An async context manager: leaving it ends all, in reverse order."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -88,7 +88,7 @@ class Children:
         timeout_s: float = 30.0,
         environment: Mapping[str, str] | None = None,
     ) -> Child:
-        """Start a child and wait until `ready` says that it serves.
+        """Start a child and wait until it is ready.
 
         Args:
             name: for messages, and of its log file.
@@ -113,7 +113,7 @@ class Children:
                     preexec_fn=partial(_die_with, os.getpid()),
                 )
             except OSError as error:
-                raise ChildFailed(f"{name} can't be started: {error}") from error
+                raise ChildFailed(f"{name} failed to start: {error}") from error
         child = Child(name, process, log)
         self._children.append(child)
         await _wait_until(child, ready, timeout_s)
@@ -125,7 +125,7 @@ class Children:
         return self._children[-1]
 
     async def first_death(self) -> Child:
-        """Wait until some child ends by itself: one that `stop` has not taken off the list."""
+        """Wait until a child exits that `stop` has not removed."""
         while True:
             waits = {asyncio.ensure_future(child.exited()): child for child in self._children}
             try:
@@ -138,7 +138,7 @@ class Children:
                     return waits[wait]
 
     async def stop(self, child: Child, grace_s: float = 5.0) -> None:
-        """End one child; it no longer counts as a death."""
+        """End one child; its exit is not reported by `first_death`."""
         self._children.remove(child)
         await child.stop(grace_s)
 
@@ -153,31 +153,31 @@ class Children:
 async def _wait_until(child: Child, ready: Probe, timeout_s: float) -> None:
     deadline = asyncio.get_running_loop().time() + timeout_s
     while True:
-        # The exit first: another process may answer on the port that the child could not get.
+        # Exit is checked first: another process may answer on a port that the child could not bind.
         if child.exit_code is not None:
-            raise child.failure(f"ended with exit code {child.exit_code} before it served")
+            raise child.failure(f"ended with exit code {child.exit_code} before it was ready")
         if await ready():
             return
         if asyncio.get_running_loop().time() > deadline:
-            raise child.failure(f"did not serve within {timeout_s:g} s")
+            raise child.failure(f"was not ready within {timeout_s:g} s")
         await asyncio.sleep(_POLL_S)
 
 
-def serves(url: str) -> Probe:
-    """Ready when the URL answers 200."""
+def http_ready(url: str) -> Probe:
+    """Return a readiness check: the URL answers 200."""
 
     async def probe() -> bool:
         try:
             async with ClientSession(timeout=ClientTimeout(total=2)) as session, session.get(url) as response:
-                return response.status == 200  # noqa: PLR2004 - HTTP's own number
+                return response.status == 200  # noqa: PLR2004 - an HTTP status
         except (ClientError, OSError, TimeoutError):
             return False
 
     return probe
 
 
-def accepts(host: str, port: int) -> Probe:
-    """Ready when the port accepts a connection."""
+def tcp_ready(host: str, port: int) -> Probe:
+    """Return a readiness check: the port accepts a connection."""
 
     async def probe() -> bool:
         try:
@@ -192,8 +192,8 @@ def accepts(host: str, port: int) -> Probe:
     return probe
 
 
-def accepts_unix(path: Path) -> Probe:
-    """Ready when the Unix socket accepts a connection."""
+def unix_ready(path: Path) -> Probe:
+    """Return a readiness check: the Unix socket accepts a connection."""
 
     async def probe() -> bool:
         try:
@@ -209,7 +209,7 @@ def accepts_unix(path: Path) -> Probe:
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """So many different TCP ports that nobody listens on now."""
+    """Return different TCP ports that are free now."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in sockets:
@@ -218,7 +218,7 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
 
 
 def _die_with(parent: int) -> None:
-    """In the child, before it becomes its program: the kernel ends it when its parent ends, however that happens."""
+    """Run in the child before exec: the kernel ends the child when its parent ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)

@@ -50,12 +50,12 @@ def read_message(reader: Reader) -> Callable[[bytes, str], EngineRequest | Engin
 
 
 def response_body(identity: Identity, ask: EngineRequest, reporting: Reporting) -> bytes:
-    """A whole /v1/responses answer."""
+    """Return a complete /v1/responses answer."""
     return _encode(_response(identity, ask, reporting))
 
 
 def message_body(identity: Identity, ask: EngineRequest, reporting: Reporting) -> bytes:
-    """A whole /v1/messages answer."""
+    """Return a complete /v1/messages answer."""
     script = ask.scripts[0]
     content = [{"type": "text", "text": script.text}]
     return _encode({**_message_head(identity), "content": content, "stop_reason": _stop_reason(ask), "usage": _usage(ask, reporting)})
@@ -70,28 +70,28 @@ class ResponseStream:
         self._reporting = reporting
 
     def opening(self) -> bytes:
-        """What comes before the first token."""
+        """Return the events before the first token."""
         begun = {**_response(self._identity, self._ask, self._reporting), "status": "in_progress", "output": [], "usage": None}
         return _event("response.created", {"response": begun})
 
     def token(self, index: int, position: int, *, finish: str | None = None) -> bytes:  # noqa: ARG002 - the end says why
-        """One token."""
+        """Return the events of one token."""
         piece = self._ask.scripts[index].pieces[position]
         return _event("response.output_text.delta", {"item_id": f"msg_{self._identity.id}", "output_index": 0, "delta": piece})
 
     def closing(self) -> bytes:
-        """What comes after the last token."""
+        """Return the events after the last token."""
         whole = _response(self._identity, self._ask, self._reporting)
         return _event(f"response.{whole['status']}", {"response": whole})
 
     def failed(self, message: str, *, as_text: bool) -> bytes:  # noqa: ARG002 - it has one way
-        """An error inside the stream."""
+        """Return an error inside the stream."""
         error = {"code": "server_error", "message": message}
         whole = {**_response(self._identity, self._ask, self._reporting), "status": "failed", "error": error}
         return _event("response.failed", {"response": whole})
 
     def aborted(self) -> bytes:
-        """Nothing: the stream just ends."""
+        """Return nothing: the stream just ends."""
         return b""
 
 
@@ -104,28 +104,28 @@ class MessageStream:
         self._reporting = reporting
 
     def opening(self) -> bytes:
-        """What comes before the first token."""
+        """Return the events before the first token."""
         usage = {"input_tokens": (_usage(self._ask, self._reporting) or {}).get("input_tokens", 0), "output_tokens": 0}
         begun = {**_message_head(self._identity), "content": [], "stop_reason": None, "usage": usage}
         block = {"index": 0, "content_block": {"type": "text", "text": ""}}
         return _event("message_start", {"message": begun}) + _event("content_block_start", block)
 
     def token(self, index: int, position: int, *, finish: str | None = None) -> bytes:  # noqa: ARG002 - the end says why
-        """One token."""
+        """Return the events of one token."""
         piece = self._ask.scripts[index].pieces[position]
         return _event("content_block_delta", {"index": 0, "delta": {"type": "text_delta", "text": piece}})
 
     def closing(self) -> bytes:
-        """What comes after the last token."""
+        """Return the events after the last token."""
         ended = {"delta": {"stop_reason": _stop_reason(self._ask), "stop_sequence": None}, "usage": _usage(self._ask, self._reporting)}
         return _event("content_block_stop", {"index": 0}) + _event("message_delta", ended) + _event("message_stop", {})
 
     def failed(self, message: str, *, as_text: bool) -> bytes:  # noqa: ARG002 - it has one way
-        """An error inside the stream."""
+        """Return an error inside the stream."""
         return _event("error", {"error": {"type": "api_error", "message": message}})
 
     def aborted(self) -> bytes:
-        """Nothing: the stream just ends."""
+        """Return nothing: the stream just ends."""
         return b""
 
 

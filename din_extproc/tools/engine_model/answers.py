@@ -18,41 +18,41 @@ _encode = msgspec.json.encode
 
 
 class Reporting(Struct, frozen=True):
-    """How honestly usage is told."""
+    """Whether and how usage is reported."""
 
     factor: float = 1.0
     omit: bool = False
 
     def of(self, prompt_tokens: int, completion_tokens: int) -> dict[str, Any] | None:
-        """The usage object of a streamed answer."""
+        """Return the usage object of a streamed answer."""
         if self.omit:
             return None
         prompt, completion = round(prompt_tokens * self.factor), round(completion_tokens * self.factor)
         return {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
 
     def full(self, prompt_tokens: int, completion_tokens: int) -> dict[str, Any] | None:
-        """The usage object of a whole answer."""
+        """Return the usage object of a complete answer."""
         usage = self.of(prompt_tokens, completion_tokens)
         return usage and {**usage, "prompt_tokens_details": None, "completion_tokens_details": None}
 
 
 class Identity(Struct, frozen=True):
-    """What every part of one answer repeats."""
+    """The fields that every part of one answer repeats."""
 
     id: str
-    """With its prefix: `chatcmpl-...`, `cmpl-...`."""
+    """The id with its prefix: `chatcmpl-...`, `cmpl-...`."""
     created: int
-    """Seconds since the epoch."""
+    """Creation time in seconds since the epoch."""
     model: str
 
     @property
     def fingerprint(self) -> str:
-        """The same for the same model."""
+        """The system fingerprint, equal for equal models."""
         return f"vllm-sim-{crc32(self.model.encode()):08x}"
 
 
 def chat_body(identity: Identity, ask: EngineRequest, reporting: Reporting) -> bytes:
-    """A whole /v1/chat/completions answer."""
+    """Return a complete /v1/chat/completions answer."""
     choices = [
         {
             "index": index,
@@ -71,7 +71,7 @@ def chat_body(identity: Identity, ask: EngineRequest, reporting: Reporting) -> b
 
 
 def completion_body(identity: Identity, ask: EngineRequest, reporting: Reporting) -> bytes:
-    """A whole /v1/completions answer."""
+    """Return a complete /v1/completions answer."""
     choices = [
         {
             "index": index,
@@ -113,7 +113,7 @@ class EventStream:
         self._close = b',"token_ids":null}]' if chat else b',"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]'
 
     def opening(self) -> bytes:
-        """The role events of a chat answer; nothing for a completion."""
+        """Return the role events of a chat answer; nothing for a completion."""
         if not self._chat:
             return b""
         events: list[bytes] = []
@@ -124,7 +124,7 @@ class EventStream:
         return b"".join(events)
 
     def token(self, index: int, position: int, *, finish: str | None = None) -> bytes:
-        """The event of one token.
+        """Return the event of one token.
 
         Args:
             index: the choice.
@@ -150,7 +150,7 @@ class EventStream:
         )
 
     def closing(self) -> bytes:
-        """The usage event, when it was asked for, and the end marker."""
+        """Return the usage event, if requested, and the end marker."""
         usage = self._reporting.of(self._ask.prompt_tokens, sum(len(script.pieces) for script in self._ask.scripts))
         if not self._ask.include_usage or usage is None:
             return DONE
@@ -158,16 +158,16 @@ class EventStream:
         return self._head + b"]," + _encode(tail)[1:] + b"\n\n" + DONE
 
     def failed(self, message: str, *, as_text: bool) -> bytes:
-        """An error inside the stream, and the end marker. `as_text`: as a bare string, as other engines send it."""
+        """Return an error inside the stream, and the end marker. `as_text`: as a bare string, as some engines send it."""
         return error_event(message, as_text=as_text) + DONE
 
     def aborted(self) -> bytes:
-        """The end marker."""
+        """Return the end marker."""
         return DONE
 
     def _tool_token(self, script: AnswerScript, index: int, position: int, finish: str | None) -> bytes:
-        """A tool call's first event carries the call, the others its arguments."""
-        assert script.tool is not None  # noqa: S101 - the caller looked
+        """Return a tool call's event: the first carries the call, the others its arguments."""
+        assert script.tool is not None  # noqa: S101 - checked by the caller
         piece = _encode(script.pieces[position])
         is_last = finish is not None or position == len(script.pieces) - 1
         events = b""
@@ -205,7 +205,7 @@ class EventStream:
 
 
 def error_event(message: str, *, as_text: bool) -> bytes:
-    """An error inside a stream that has begun with 200: an object as vLLM sends it, or a bare string as others do."""
+    """Return an error event of a stream that has begun with 200: an object as vLLM sends it, or a bare string."""
     if as_text:
         return b'data: {"error": %s}\n\n' % _encode(message)
     return b'data: {"error": {"message": %s, "type": "InternalServerError", "param": null, "code": 500}}\n\n' % _encode(message)
@@ -244,7 +244,7 @@ def _chat_logprobs(pieces: Sequence[str], alternatives: int) -> Mapping[str, Any
 
 
 def _logprob(piece: str, rank: int) -> dict[str, Any]:
-    """A made-up but steady log probability; less likely alternatives are the piece with a mark."""
+    """Return an invented, repeatable log probability; less likely alternatives are the piece with a mark."""
     token = piece + "'" * rank
     raw = token.encode("utf-8", "replace")
     return {"token": token, "logprob": -(0.05 + crc32(raw) % 1000 / 1000 + rank), "bytes": list(raw)}

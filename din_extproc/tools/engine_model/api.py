@@ -1,6 +1,6 @@
-"""The faces of an engine: which paths it has, how a body there becomes work, and in whose words the work is answered.
+"""The interfaces of a modelled engine: its paths, how a body becomes work, and in which format the result is returned.
 
-Rule: whatever the words, the work is the same: the same prompt gets the same text and the same count from every face.
+Rule: the interface does not change the work: a prompt gets the same text and token count over each of them.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,34 +30,34 @@ class EngineStream(Protocol):
     """Writes the parts of one streamed answer."""
 
     def opening(self) -> bytes:
-        """What comes before the first token."""
+        """Return the events before the first token."""
 
     def token(self, index: int, position: int, *, finish: str | None = None) -> bytes:
-        """One token of one choice; `finish` ends the choice here, against its script."""
+        """Return one token of one choice; `finish` ends the choice here, against its script."""
 
     def closing(self) -> bytes:
-        """What comes after the last token."""
+        """Return the events after the last token."""
 
     def failed(self, message: str, *, as_text: bool) -> bytes:
-        """An error inside the stream, and what may follow it. `as_text`: as a bare string, where the engine has two ways."""
+        """Return an error inside the stream and its end. `as_text`: as a bare string, if the engine has two forms."""
 
     def aborted(self) -> bytes:
-        """What ends a stream that the engine gives up."""
+        """Return the end of a stream that the engine aborts."""
 
 
 class ApiEmulation(Struct, frozen=True):
-    """A path that generates."""
+    """A path that generates text."""
 
     read: Callable[[bytes, str], EngineRequest | EngineFailure]
-    """Given body and content type."""
+    """Parses body and content type."""
     whole: Callable[[Identity, EngineRequest, Reporting], bytes]
     stream: Callable[[Identity, EngineRequest, Reporting], EngineStream]
     prefix: str = ""
-    """Of the answers' ids."""
+    """Prefix of the answers' ids."""
     content_type: str = SSE
-    """Of streams."""
+    """Content type of streams."""
     headers: Callable[[EngineRequest], Mapping[str, str]] = lambda _ask: {}
-    """Of whole answers."""
+    """Headers of complete answers."""
 
 
 class PoolingApiEmulation(Struct, frozen=True):
@@ -65,7 +65,7 @@ class PoolingApiEmulation(Struct, frozen=True):
 
     read: Callable[[bytes, str], PoolingRequest | EngineFailure]
     whole: Callable[[PoolingRequest, str, int, str], bytes]
-    """Given what was asked, the answer's bare id, seconds since the epoch, and the model's name."""
+    """Builds the answer from the request, its bare id, seconds since the epoch, and the model's name."""
 
 
 class EngineDialect(Struct, frozen=True):
@@ -74,13 +74,13 @@ class EngineDialect(Struct, frozen=True):
     generating: Mapping[str, ApiEmulation]
     pooling: Mapping[str, PoolingApiEmulation]
     reword: Callable[[EngineFailure], EngineFailure] = lambda failure: failure
-    """An error of vLLM's in this engine's words."""
+    """Translates an error of vLLM's into this engine's format."""
     pages: Mapping[str, object] = {}
-    """What is read with GET."""
+    """The pages that are read with GET."""
 
 
 def openai(model: ModelSpec, tokenizer: SimulatedTokenizer) -> EngineDialect:
-    """VLLM's paths, and everybody's who speaks OpenAI's words."""
+    """Return the paths of vLLM, and of every engine with OpenAI's API."""
     reader, pooled = Reader(model, tokenizer), PoolReader(model, tokenizer)
     chat = ApiEmulation(reader.chat, chat_body, lambda *about: EventStream(*about, chat=True), "chatcmpl-")
     completion = ApiEmulation(reader.completion, completion_body, lambda *about: EventStream(*about, chat=False), "cmpl-")
@@ -101,10 +101,10 @@ def openai(model: ModelSpec, tokenizer: SimulatedTokenizer) -> EngineDialect:
 
 
 def chats_only(face: EngineDialect) -> dict[str, ApiEmulation]:
-    """What generates there, of an engine that has no other than chats and completions in OpenAI's words."""
+    """Return the generating paths of an engine with only chats and completions of OpenAI's API."""
     return {path: face.generating[path] for path in ("/v1/chat/completions", "/v1/completions")}
 
 
 def embedding_only(face: EngineDialect) -> dict[str, PoolingApiEmulation]:
-    """What pools there, of an engine whose OpenAI interface ranks nothing."""
+    """Return the pooling paths of an engine whose OpenAI API has no ranking."""
     return {path: surface for path, surface in face.pooling.items() if path == "/v1/embeddings"}

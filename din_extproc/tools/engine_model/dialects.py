@@ -1,4 +1,4 @@
-"""Every engine whose face the modelled one can put on."""
+"""The engines whose interface the modelled engine can have."""
 
 from collections.abc import Callable
 

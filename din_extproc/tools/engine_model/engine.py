@@ -1,10 +1,10 @@
-"""Continuous batching: which sequence computes which tokens, and when. Only `step` moves the engine, and only by the time it is given.
+"""Continuous batching: which sequence computes which tokens, and when. Only `step` advances the engine, and only to the time it is given.
 
 An iteration lasts as long as its work: the prefill tokens at the prefill rate, plus one decode pass that grows with the batch. Prompts are
 prefilled in chunks beside the decoding sequences; key-value memory is taken in blocks; when it runs out, the youngest running sequence is
 preempted and computed anew later. This is vLLM's scheduler (first come, first served, chunked prefill, recompute) without its kernels.
 
-Who asks for no single tokens (`every_token=False`) gets iterations that are alike in one step: the times are the same, the steps are few.
+Without single tokens (`every_token=False`) equal iterations are taken in one step: the times are the same, the steps are fewer.
 """
 
 from collections import deque
@@ -14,22 +14,22 @@ from msgspec import Struct
 
 
 class EngineSpec(Struct, frozen=True, kw_only=True):
-    """How large and how quick the engine is."""
+    """The size and speed of the engine."""
 
     max_model_len: int = 8192
-    """Prompt and output of one sequence, tokens."""
+    """Context length: prompt and output of one sequence, in tokens."""
     max_num_seqs: int = 64
-    """Sequences in one batch."""
+    """Maximum sequences in one batch."""
     max_num_batched_tokens: int = 2048
-    """Tokens of one iteration, decode first."""
+    """Maximum tokens of one iteration, decode first."""
     prefill_rate: float = 8000.0
     """Prompt tokens per second, whole engine."""
     decode_rate: float = 60.0
     """Tokens per second of one sequence that runs alone."""
     batch_slowdown: float = 0.02
-    """By how much each further sequence lengthens the decode pass, as a share of the pass of one."""
+    """Share by which each further sequence lengthens the decode pass."""
     kv_tokens: int = 131072
-    """Key-value memory, tokens."""
+    """Size of the key-value memory in tokens."""
     block_size: int = 16
     """Tokens per block of that memory."""
 
@@ -46,7 +46,7 @@ class EngineSpec(Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True, eq=False)
 class SimulatedSequence:
-    """One prompt and the output it will get. Times are those given to the engine, seconds; None: not yet."""
+    """One prompt and its output. Times are those given to the engine, in seconds; None: not yet."""
 
     prompt_tokens: int
     output_tokens: int
@@ -64,12 +64,12 @@ class SimulatedSequence:
 
     @property
     def is_decoding(self) -> bool:
-        """Everything up to the newest token is computed: each iteration yields one more."""
+        """Whether the prompt is computed: each iteration yields one more token."""
         return self.computed >= self.prompt_tokens + self.produced - 1 and self.produced > 0
 
 
 class Emission(Struct, frozen=True, gc=False):
-    """A sequence has one more token, or (`is_last`) is done: a pooled one ends without any token."""
+    """One more token of a sequence, or (`is_last`) its end: a pooled one ends without any token."""
 
     sequence: SimulatedSequence
     at: float
@@ -82,8 +82,8 @@ class SimulatedEngine:
     """The batch, the queue and the memory of one engine. Not thread safe; owns no clock.
 
     Args:
-        spec: How large and how quick it is.
-        every_token: `step` tells of every token; False: of first and last ones, and takes iterations that are alike together.
+        spec: Its size and speed.
+        every_token: Whether `step` returns every token; False: only first and last ones, with equal iterations taken together.
     """
 
     def __init__(self, spec: EngineSpec, *, every_token: bool = True) -> None:
@@ -99,22 +99,22 @@ class SimulatedEngine:
         self._total_blocks = spec.kv_tokens // spec.block_size
         self._free_blocks = self._total_blocks
         self._chunks: list[tuple[SimulatedSequence, int]] = []
-        """What the iteration under way computes: sequence and tokens."""
+        """Sequences and tokens of the current iteration."""
         self._every_token = every_token
         self._alike = 1
-        """So many iterations like it come in a row."""
+        """Number of equal iterations in a row."""
         self._decodes_only = False
         self._began = 0.0
         self._iteration_s = 0.0
 
     @property
     def kv_usage(self) -> float:
-        """Share of the key-value memory in use, 0 to 1."""
+        """The used share of the key-value memory, 0 to 1."""
         return 1.0 - self._free_blocks / self._total_blocks
 
     @property
     def iteration_tokens(self) -> int:
-        """Tokens that the iteration under way computes."""
+        """The tokens of the current iteration."""
         return sum(tokens for _, tokens in self._chunks)
 
     def submit(self, sequence: SimulatedSequence, now: float) -> None:
@@ -130,12 +130,12 @@ class SimulatedEngine:
         if self.next_at is None:
             self._begin(now)
         elif self._alike > 1:
-            self._part(now)
+            self._keep_current(now)
 
     def abort(self, sequence: SimulatedSequence, now: float) -> bool:
-        """Drop a sequence wherever it is and free its memory at once. False: it was not here any more."""
+        """Remove a sequence and free its memory at once. False: it had already ended."""
         if self._alike > 1:
-            self._part(now)
+            self._keep_current(now)
         if sequence in self.running:
             self.running.remove(sequence)
             self._release(sequence)
@@ -150,7 +150,7 @@ class SimulatedEngine:
         return True
 
     def step(self, now: float) -> list[Emission]:
-        """Finish every iteration that ends by `now`, each at its own time, and start the next. Returns the tokens in order."""
+        """Finish every iteration that ends by `now`, each at its own time, and start the next. Return the tokens in order."""
         emissions: list[Emission] = []
         while self.next_at is not None and self.next_at <= now:
             at = self.next_at
@@ -158,19 +158,19 @@ class SimulatedEngine:
             self._begin(at)
         return emissions
 
-    def use(self, spec: EngineSpec, now: float) -> None:
-        """Be another kind of engine, from the next iteration on. Its memory stays as large as it was."""
+    def change_spec(self, spec: EngineSpec, now: float) -> None:
+        """Use another spec from the next iteration on. The memory keeps its size."""
         if self._alike > 1:
-            self._part(now)
+            self._keep_current(now)
         self.spec = spec
 
     def catch_up(self, now: float) -> None:
-        """Book those of the iterations under way that have ended by now, so that memory and tokens tell the truth."""
+        """Account for the iterations that have ended by now, so that memory and tokens are current."""
         if self._alike > 1:
             self._book(min(int((now - self._began) / self._iteration_s), self._alike - 1))
 
     def _begin(self, now: float) -> None:
-        """Plan an iteration: running sequences first, then as many of the queue as batch, budget and memory allow."""
+        """Plan an iteration: running sequences first, then as many queued ones as batch, budget and memory allow."""
         budget = self.spec.max_num_batched_tokens
         self._chunks = []
         for sequence in list(self.running):
@@ -189,24 +189,24 @@ class SimulatedEngine:
             self.next_at = None
             return
         self._began, self._iteration_s = now, self._duration()
-        self._alike = 1 if self._every_token else self._how_many_alike()
+        self._alike = 1 if self._every_token else self._count_alike()
         self.next_at = now + self._alike * self._iteration_s
 
-    def _how_many_alike(self) -> int:
-        """Iterations that will do the same: while all decode, none ends and the memory is enough for sure."""
+    def _count_alike(self) -> int:
+        """Return how many equal iterations follow: while all sequences decode, none ends and memory suffices."""
         if not self._decodes_only:
             return 1
         number = min([sequence.output_tokens - sequence.produced for sequence, _ in self._chunks])
         return min(number, 1 + self._free_blocks // len(self._chunks) * self.spec.block_size)
 
-    def _part(self, now: float) -> None:
-        """Something changes: only the iteration that runs now is like those before."""
+    def _keep_current(self, now: float) -> None:
+        """End a run of equal iterations after the current one, because something changes."""
         self.catch_up(now)
         self._alike = 1
         self.next_at = self._began + self._iteration_s
 
     def _book(self, number: int) -> None:
-        """So many of the iterations under way, none of them the last, have ended."""
+        """Account for iterations that have ended, none of them the last of the run."""
         if number <= 0:
             return
         self._began += number * self._iteration_s
@@ -223,7 +223,7 @@ class SimulatedEngine:
                 sequence.blocks = blocks
 
     def _schedule(self, sequence: SimulatedSequence, budget: int) -> int:
-        """Give a sequence its tokens of this iteration and the memory for them. Returns the tokens: 0 when it was preempted itself."""
+        """Allocate a sequence's tokens and memory of this iteration. Return the tokens: 0 if the sequence itself was preempted."""
         tokens = min(budget, max(1, sequence.prompt_tokens + sequence.produced - sequence.computed))
         needed = self._blocks_for(sequence.computed + tokens) - sequence.blocks
         while needed > self._free_blocks:
@@ -237,7 +237,7 @@ class SimulatedEngine:
         return tokens
 
     def _preempt(self, victim: SimulatedSequence) -> None:
-        """Take the memory of a running sequence away; it goes to the head of the queue and computes everything anew."""
+        """Preempt a running sequence: it loses its memory, moves to the head of the queue and is computed anew."""
         self.running.remove(victim)
         self._chunks = [chunk for chunk in self._chunks if chunk[0] is not victim]
         self._release(victim)
@@ -258,7 +258,7 @@ class SimulatedEngine:
         return seconds
 
     def _complete(self, at: float, emissions: list[Emission]) -> None:
-        """Book the iterations under way: every sequence that is computed up to its end has a new token."""
+        """Finish the current iterations: every sequence that is computed to its end has a new token."""
         self._book(self._alike - 1)
         self.iterations += 1
         for sequence, tokens in self._chunks:

@@ -1,4 +1,4 @@
-"""vLLM's own error answers, word for word. A Failure is a value: status and body, nothing is raised."""
+"""vLLM's error answers, word for word. An `EngineFailure` is a value; nothing is raised."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ class EngineFailure(Struct, frozen=True):
 
 
 class FieldFinding(Struct, frozen=True):
-    """One thing that is wrong with a field, as pydantic puts it."""
+    """One invalid field, as pydantic reports it."""
 
     kind: str
     loc: str
@@ -34,7 +34,7 @@ class FieldFinding(Struct, frozen=True):
 
 
 def shorten(value: Any) -> str:
-    """How vLLM shows an input in an error: containers by their size only."""
+    """Format an input as vLLM does in errors: containers by their size only."""
     if isinstance(value, (dict, list)):
         return f"'<{type(value).__name__} of {len(value)} items>'"
     text = repr(value)
@@ -42,36 +42,36 @@ def shorten(value: Any) -> str:
 
 
 def refuse(status: int, message: str, kind: str = "BadRequestError", param: str | None = None) -> EngineFailure:
-    """The `error` object that vLLM answers with."""
+    """Return the `error` object that vLLM answers with."""
     error = {"message": message, "type": kind, "param": param, "code": status}
     return EngineFailure(status, msgspec.json.encode({"error": error}))
 
 
 def refuse_value(message: str, param: str, value: Any = None) -> EngineFailure:
-    """A parameter out of range."""
+    """Return the error of a parameter out of range."""
     suffix = f"(parameter={param})" if value is None else f"(parameter={param}, value={value})"
     return refuse(400, f"{message} {suffix}", param=param)
 
 
 def invalid(findings: Sequence[FieldFinding]) -> EngineFailure:
-    """Fields missing or of the wrong type."""
+    """Return the error of missing fields or wrong types."""
     noun = "validation error" if len(findings) == 1 else "validation errors"
     lines = "".join(f"\n  {finding}" for finding in findings)
     return refuse(400, f"{len(findings)} {noun}:{lines}", "Bad Request", findings[0].loc)
 
 
 def unsupported_media_type() -> EngineFailure:
-    """The content type is not JSON."""
+    """Return the error of a content type that is not JSON."""
     return refuse(400, "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed", "Bad Request")
 
 
 def unknown_model(name: str, known: Sequence[str]) -> EngineFailure:
-    """No such model here."""
+    """Return the error of an unknown model."""
     return refuse(404, f"The model `{name}` does not exist. Valid aliases: {', '.join(known)}.", "NotFoundError", "model")
 
 
 def prompt_too_long(limit: int) -> EngineFailure:
-    """The prompt alone is longer than the context; vLLM stops counting one past the limit."""
+    """Return the error of a prompt longer than the context; vLLM stops counting one past the limit."""
     return refuse_value(
         f"This model's maximum context length is {limit} tokens. However, your prompt contains at least {limit + 1} input tokens, which "
         "exceeds this limit even without any output tokens. Please reduce the length of the input prompt.",
@@ -81,7 +81,7 @@ def prompt_too_long(limit: int) -> EngineFailure:
 
 
 def output_too_long(limit: int, prompt_tokens: int, max_tokens: int) -> EngineFailure:
-    """Prompt and requested output together are longer than the context."""
+    """Return the error of prompt and requested output longer than the context."""
     return refuse_value(
         f"This model's maximum context length is {limit} tokens. However, you requested {max_tokens} output tokens and your prompt "
         f"contains at least {prompt_tokens} input tokens, for a total of at least {prompt_tokens + max_tokens} tokens. Please reduce the "

@@ -1,4 +1,4 @@
-"""What goes wrong, how often, and for whom. Draws are seeded: the same requests in the same order meet the same faults.
+"""Injected faults, how often and for which requests. Draws are seeded: equal requests in equal order meet equal faults.
 
 A fault is written `KIND` or `KIND:name=value,name=value`, several are separated by `;`: `reset:after=3,count=2; latency:ms=200`.
 """
@@ -33,7 +33,7 @@ KINDS: tuple[str, ...] = get_args(Kind)
 
 
 class Fault(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One thing that goes wrong.
+    """One kind of fault.
 
     `unavailable` 503 · `oom` 500, CUDA out of memory · `throttle` 429 with Retry-After · `reply` any status, headers and body ·
     `latency` waits `ms` first · `stall` accepts and never answers, or goes silent after `after` tokens · `reset` closes the connection
@@ -46,12 +46,12 @@ class Fault(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
 
     kind: Kind
     count: int | None = None
-    """How many requests it meets; None: no end."""
+    """Number of requests that it affects; None: all."""
     probability: float = 1.0
     path: str = ""
-    """Only requests to this path; "" for all."""
+    """The path whose requests it affects; "": all."""
     after: int | None = None
-    """Tokens sent before it strikes; None: before the first byte of the answer (of an `error_event`, `insert`, `truncate`: 0)."""
+    """Tokens sent before it occurs; None: before the first byte of the answer (of an `error_event`, `insert`, `truncate`: 0)."""
     ms: int = 100
     bytes: int = 7
     factor: float = 10.0
@@ -70,7 +70,7 @@ class Fault(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
 
 
 def parse_faults(text: str) -> tuple[Fault, ...]:
-    """Read faults as a person writes them.
+    """Parse faults from text.
 
     Raises:
         ValueError: an unknown kind or name, or an impossible value; the message names the fault.
@@ -81,7 +81,7 @@ def parse_faults(text: str) -> tuple[Fault, ...]:
 def _parse(text: str) -> Fault:
     kind, _, rest = text.partition(":")
     if kind.strip() not in get_args(Kind):
-        raise ValueError(f"fault {text!r}: {kind.strip()!r} is none of {', '.join(get_args(Kind))}")
+        raise ValueError(f"fault {text!r}: {kind.strip()!r} is unknown; known kinds: {', '.join(get_args(Kind))}")
     fields: dict[str, Any] = {"kind": kind.strip()}
     for pair in filter(None, (pair.strip() for pair in rest.split(","))):
         name, separator, value = pair.partition("=")
@@ -95,24 +95,24 @@ def _parse(text: str) -> Fault:
 
 
 class FaultBoard:
-    """The faults in force, and how often each may still strike."""
+    """The active faults, and how often each may still occur."""
 
     def __init__(self, faults: Sequence[Fault] = (), seed: int = 0) -> None:
         self.replace(faults, seed)
 
     def replace(self, faults: Sequence[Fault], seed: int = 0) -> None:
-        """Put other faults in force, with a fresh count and sequence of draws."""
+        """Replace the faults, with new counts and draws."""
         self._faults = list(faults)
         self._left = [fault.count for fault in faults]
         self._state = seed
 
     @property
     def left(self) -> list[tuple[Fault, int | None]]:
-        """Each fault with how often it may still strike."""
+        """Return each fault with its remaining count."""
         return list(zip(self._faults, self._left, strict=True))
 
     def draw(self, path: str) -> dict[str, Fault]:
-        """The faults that this request meets, by kind; of one kind the first that strikes. `health` is drawn by /health alone."""
+        """Draw the faults of this request by kind; of one kind the first that occurs. `health` is drawn by /health alone."""
         struck: dict[str, Fault] = {}
         for index, fault in enumerate(self._faults):
             if (fault.kind == "health") != (path == "/health") or fault.kind in struck or fault.path not in ("", path):

@@ -1,4 +1,4 @@
-"""Are the fields there, and of the right type? The same findings, in the same words, as the pydantic models in front of a real engine.
+"""Checks that fields exist and have the right types, with the same findings and texts as the pydantic models of a real engine.
 
 Rule: as lax as pydantic is by default: "0.5" is a number, "true" a boolean, a present null is an absent field.
 """
@@ -20,7 +20,7 @@ _TYPES = {
 
 
 def decode_body(body: bytes, content_type: str) -> dict[str, Any] | EngineFailure:
-    """The body as an object. Read as Python's json does: NaN passes, duplicate keys too (the last wins)."""
+    """Decode a body as an object, as Python's json does: NaN passes, duplicate keys too (the last wins)."""
     if content_type.partition(";")[0].strip().lower() != "application/json":
         return unsupported_media_type()
     try:
@@ -42,7 +42,7 @@ def decode_body(body: bytes, content_type: str) -> dict[str, Any] | EngineFailur
 
 
 def check_fields(body: Mapping[str, Any], kinds: Mapping[str, str], required: tuple[str, ...]) -> dict[str, Any] | EngineFailure:
-    """The named fields, coerced; absent and null ones are None. Other fields are ignored, as vLLM does.
+    """Return the named fields, coerced; absent and null ones are None. Other fields are ignored, as vLLM does.
 
     Args:
         body: the decoded object.

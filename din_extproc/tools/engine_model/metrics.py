@@ -1,4 +1,4 @@
-"""What the engine tells a scraper, under vLLM's exact names. Counts what it is told; renders; keeps no clock."""
+"""The metrics page of the engine, with vLLM's exact names. It counts and renders, and has no clock."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -55,19 +55,19 @@ class EngineMetrics:
     def __init__(self, model_name: str, started: float) -> None:
         self._labels = f'engine="0",model_name="{model_name}"'
         self._created = started
-        """Seconds since the epoch: the `_created` samples."""
+        """Start time for the `_created` samples, seconds since the epoch."""
         self.histograms = {name: Histogram(bounds) for name, (_, bounds) in HISTOGRAMS.items()}
         self.finished = dict.fromkeys(FINISHED_REASONS, 0)
         self.prompt_tokens = 0
         self.generation_tokens = 0
 
-    def accepted(self, n: int, max_tokens: int) -> None:
-        """A generation request came in."""
+    def on_request(self, n: int, max_tokens: int) -> None:
+        """Count a generation request."""
         self.histograms["request_params_n"].observe(n)
         self.histograms["request_params_max_tokens"].observe(max_tokens)
 
-    def emitted(self, emissions: Sequence[Emission]) -> None:
-        """Tokens came out."""
+    def on_tokens(self, emissions: Sequence[Emission]) -> None:
+        """Count emitted tokens."""
         gaps = self.histograms["inter_token_latency_seconds"]
         for emission in emissions:
             if emission.gap is not None:
@@ -79,12 +79,12 @@ class EngineMetrics:
                 self.generation_tokens += sequence.produced
                 self.histograms["time_to_first_token_seconds"].observe(emission.at - sequence.arrived)
 
-    def iterated(self, tokens: int) -> None:
-        """An iteration of so many tokens began."""
+    def on_iteration(self, tokens: int) -> None:
+        """Count an iteration and its tokens."""
         self.histograms["iteration_tokens_total"].observe(tokens)
 
-    def ended(self, sequence: SimulatedSequence, reason: str) -> None:
-        """A sequence is done or was aborted; `reason` is one of FINISHED_REASONS, a tool call counts as `stop`."""
+    def on_end(self, sequence: SimulatedSequence, reason: str) -> None:
+        """Count the end of a sequence; `reason` is one of FINISHED_REASONS, a tool call counts as `stop`."""
         reason = reason if reason in self.finished else "stop"
         self.finished[reason] += 1
         if reason == "abort" or sequence.finished is None:
@@ -109,7 +109,7 @@ class EngineMetrics:
             self.histograms[name].observe(value)
 
     def render(self, engine: SimulatedEngine) -> str:
-        """The Prometheus text of now."""
+        """Return the current Prometheus text."""
         waiting, running = len(engine.waiting), len(engine.running)
         lines: list[str] = []
         self._gauge(lines, "num_requests_running", "Number of requests in model execution batches.", {"": running})

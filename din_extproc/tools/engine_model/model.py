@@ -1,4 +1,4 @@
-"""Which model the engine pretends to serve, and what it was started with. Nothing here changes while it runs."""
+"""The model that the engine serves and its start options. Immutable."""
 
 from typing import Literal
 
@@ -6,27 +6,27 @@ from msgspec import Struct
 
 
 class ModelSpec(Struct, frozen=True, kw_only=True):
-    """A served model, in the words of vLLM's own options."""
+    """A served model, by vLLM's own options."""
 
     root: str = "sim-model"
     """The model's path or repository."""
     served_names: tuple[str, ...] = ()
-    """The names that requests may use, the first is the one it answers with; () is the root alone."""
+    """The names that requests may use; the first is the one in answers; () is the root alone."""
     max_model_len: int = 8192
     api: Literal["vllm", "ollama", "tgi", "triton", "tensorrt_llm"] = "vllm"
-    """Whose paths it has beside the pages."""
+    """The engine whose API it has beside the pages."""
     runner: Literal["generate", "pooling"] = "generate"
     """`generate`: chat and completions. `pooling`: embeddings and rerank."""
     auto_tool_choice: bool = False
-    """Started with --enable-auto-tool-choice: `tool_choice: auto` calls the first tool."""
+    """Whether `tool_choice: auto` calls the first tool (--enable-auto-tool-choice)."""
     reasoning: Literal["", "reasoning", "reasoning_content"] = ""
-    """Started with --reasoning-parser: chats begin with thoughts, under this key (newer and older releases differ); "": none."""
+    """The key of the reasoning that chats begin with (--reasoning-parser; releases differ); "": none."""
     media_tokens: int = 0
-    """Tokens of an image, audio or file part; 0: a text model that refuses them."""
+    """Tokens of an image, audio or file part; 0: a text model that rejects them."""
     dimensions: int = 384
-    """Length of an embedding."""
+    """The length of an embedding."""
     api_key: str = ""
-    """The bearer key that /v1 paths ask for; "" asks for none."""
+    """The bearer key of /v1 paths; "": none."""
 
     def __post_init__(self) -> None:
         if not self.root or "" in self.served_names:
@@ -36,10 +36,10 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every name that requests may use."""
+        """All names that requests may use."""
         return self.served_names or (self.root,)
 
     @property
     def name(self) -> str:
-        """The name that answers carry."""
+        """The name in answers."""
         return self.names[0]

@@ -36,10 +36,10 @@ _OPTIONS = {"num_predict": "max_tokens", "temperature": "temperature", "top_p": 
 
 
 def ollama(model: ModelSpec, tokenizer: SimulatedTokenizer) -> EngineDialect:
-    """Its own paths beside OpenAI's."""
+    """Return Ollama's paths beside OpenAI's."""
     reader, pooled = Reader(model, tokenizer), PoolReader(model, tokenizer)
-    chat = ApiEmulation(_reading(reader.chat, _chat), _whole_chat, _OllamaChatStream, content_type="application/x-ndjson")
-    text = ApiEmulation(_reading(reader.completion, _generate), _whole_text, _OllamaTextStream, content_type="application/x-ndjson")
+    chat = ApiEmulation(_adapt_reader(reader.chat, _chat), _whole_chat, _OllamaChatStream, content_type="application/x-ndjson")
+    text = ApiEmulation(_adapt_reader(reader.completion, _generate), _whole_text, _OllamaTextStream, content_type="application/x-ndjson")
     base = openai(model, tokenizer)
     said = ApiEmulation(reader.chat, chat_body, lambda *about: EventStream(*about, chat=True, repeats=True), "chatcmpl-")
     models = [{"name": name, "model": name, "digest": _DIGEST, "size": 1_000_000_000, "details": _DETAILS} for name in model.names]
@@ -57,7 +57,7 @@ def ollama(model: ModelSpec, tokenizer: SimulatedTokenizer) -> EngineDialect:
 
 
 def reword(failure: EngineFailure) -> EngineFailure:
-    """Ollama's errors are one string."""
+    """Translate an error: Ollama's are one string."""
     decoded = msgspec.json.decode(failure.body)
     error = decoded.get("error", decoded.get("detail")) if isinstance(decoded, dict) else None
     message = error.get("message") if isinstance(error, dict) else error
@@ -68,10 +68,10 @@ def reword(failure: EngineFailure) -> EngineFailure:
     return EngineFailure(failure.status, _encode({"error": message}), failure.headers)
 
 
-def _reading(
+def _adapt_reader(
     read: Callable[[bytes, str], EngineRequest | EngineFailure], into: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> Callable[..., EngineRequest | EngineFailure]:
-    """Its requests are read as OpenAI's that mean the same."""
+    """Return a reader that translates Ollama's requests into OpenAI's."""
 
     def wrapped(body: bytes, _content_type: str) -> EngineRequest | EngineFailure:
         given = decode_body(body, _JSON)
@@ -93,7 +93,7 @@ def _chat(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
-    """Images stand beside the text here, and arguments are objects."""
+    """Translate a message: Ollama has images beside the text, and arguments as objects."""
     parts: list[Any] = [{"type": "text", "text": message.get("content") or ""}]
     parts += [{"type": "image_url", "image_url": {"url": image}} for image in message.get("images") or ()]
     return {"role": message.get("role"), "content": parts}
@@ -116,7 +116,7 @@ def _reason(script: AnswerScript) -> str:
 
 
 def _calls(script: AnswerScript) -> list[dict[str, Any]]:
-    assert script.tool is not None  # noqa: S101 - the caller looked
+    assert script.tool is not None  # noqa: S101 - checked by the caller
     return [{"function": {"name": script.tool.name, "arguments": msgspec.json.decode(script.tool.arguments)}}]
 
 
@@ -143,27 +143,27 @@ class _OllamaStream:
         self._ask = ask
         self._reporting = reporting
 
-    def said(self, text: str) -> dict[str, Any]:
-        """What a line holds of the answer."""
+    def content(self, text: str) -> dict[str, Any]:
+        """Return the part of a line that holds the text."""
         raise NotImplementedError
 
     def opening(self) -> bytes:
         return b""
 
     def token(self, index: int, position: int, *, finish: str | None = None) -> bytes:
-        """A tool call comes whole, with the last of its tokens."""
+        """Return the line of a token; a tool call is sent whole with its last token."""
         script = self._ask.scripts[index]
         if script.tool is not None:
             if position < len(script.pieces) - 1 or finish is not None:
                 return b""
             return self._line({"message": {"role": "assistant", "content": "", "tool_calls": _calls(script)}, "done": False})
         piece = script.pieces[position]
-        return self._line({**self.said(piece), "done": False}) if piece else b""
+        return self._line({**self.content(piece), "done": False}) if piece else b""
 
     def closing(self) -> bytes:
         script = self._ask.scripts[0]
         done = {"done": True, "done_reason": _reason(script), **_counts(self._ask, self._reporting)}
-        return self._line({**self.said(""), **done})
+        return self._line({**self.content(""), **done})
 
     def failed(self, message: str, *, as_text: bool) -> bytes:  # noqa: ARG002 - it has one way
         return _encode({"error": message}) + b"\n"

@@ -1,4 +1,4 @@
-"""Embeddings, rerank and score: requests read, answers made. A vector is derived from the text alone, a score from shared tokens."""
+"""Embeddings, rerank and score: parsing and answers. A vector depends on the text alone, a score on shared tokens."""
 
 from base64 import b64encode
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ _SCORE = {"model": "str", "text_1": "any", "text_2": "any"}
 
 
 class PoolingRequest(Struct, frozen=True):
-    """A pooling request that the engine accepts: one prompt per text, and what the answer is made from."""
+    """An accepted pooling request: one prompt per text, and the data of the answer."""
 
     kind: str
     """`embeddings`, `rerank` or `score`."""
     prompts: tuple[int, ...]
-    """Tokens of each prompt."""
+    """Number of tokens of each prompt."""
     texts: tuple[str, ...]
     query: str = ""
     base64: bool = False
@@ -43,7 +43,7 @@ class PoolReader:
         self._tokenizer = tokenizer
 
     def embeddings(self, body: bytes, content_type: str) -> PoolingRequest | EngineFailure:
-        """Read a body of /v1/embeddings."""
+        """Parse a body of /v1/embeddings."""
         fields = self._fields(body, content_type, _EMBEDDING, ("input",))
         if isinstance(fields, EngineFailure):
             return fields
@@ -62,14 +62,14 @@ class PoolReader:
         )
 
     def rerank(self, body: bytes, content_type: str) -> PoolingRequest | EngineFailure:
-        """Read a body of /v1/rerank."""
+        """Parse a body of /v1/rerank."""
         fields = self._fields(body, content_type, _RERANK, ("query", "documents"))
         if isinstance(fields, EngineFailure):
             return fields
         return self._pairs("rerank", _text(fields["query"]), fields["documents"], fields["top_n"] or None)
 
     def score(self, body: bytes, content_type: str) -> PoolingRequest | EngineFailure:
-        """Read a body of /score."""
+        """Parse a body of /score."""
         fields = self._fields(body, content_type, _SCORE, ("text_1", "text_2"))
         if isinstance(fields, EngineFailure):
             return fields
@@ -96,7 +96,7 @@ class PoolReader:
 
 
 def pool_body(ask: PoolingRequest, answer_id: str, created: int, model: str) -> bytes:
-    """The answer. `answer_id` is the bare id, without its prefix; `created` seconds since the epoch."""
+    """Return the answer. `answer_id` is the bare id, without its prefix; `created` seconds since the epoch."""
     tokens = sum(ask.prompts)
     usage: dict[str, Any] = {"prompt_tokens": tokens, "total_tokens": tokens}
     if ask.kind == "rerank":
@@ -104,7 +104,7 @@ def pool_body(ask: PoolingRequest, answer_id: str, created: int, model: str) -> 
     usage |= {"completion_tokens": 0, "prompt_tokens_details": None, "completion_tokens_details": None}
     if ask.kind == "score":
         prefix = "score"
-        data = [{"index": index, "object": "score", "score": likeness(ask.query, text)} for index, text in enumerate(ask.texts)]
+        data = [{"index": index, "object": "score", "score": similarity(ask.query, text)} for index, text in enumerate(ask.texts)]
     else:
         prefix = "embd"
         data = [{"index": index, "object": "embedding", "embedding": _embedding(text, ask)} for index, text in enumerate(ask.texts)]
@@ -113,15 +113,15 @@ def pool_body(ask: PoolingRequest, answer_id: str, created: int, model: str) -> 
 
 
 def vector(text: str, dimensions: int) -> tuple[float, ...]:
-    """A unit vector that depends on the text alone."""
+    """Return a unit vector that depends on the text alone."""
     raw = shake_256(text.encode("utf-8", "surrogatepass")).digest(4 * dimensions)
     numbers = unpack(f"<{dimensions}i", raw)
     norm = sqrt(sum(number * number for number in numbers))
     return tuple(number / norm for number in numbers)
 
 
-def likeness(query: str, text: str) -> float:
-    """Share of the query's words that the text holds, between 0.01 and 0.99."""
+def similarity(query: str, text: str) -> float:
+    """Return the share of the query's words that the text holds, between 0.01 and 0.99."""
     asked = set(query.lower().split())
     shared = asked & set(text.lower().split())
     return 0.01 + 0.98 * len(shared) / max(1, len(asked))
@@ -129,7 +129,7 @@ def likeness(query: str, text: str) -> float:
 
 def _ranked(ask: PoolingRequest) -> list[dict[str, Any]]:
     results = [
-        {"index": index, "document": {"text": text, "multi_modal": None}, "relevance_score": likeness(ask.query, text)}
+        {"index": index, "document": {"text": text, "multi_modal": None}, "relevance_score": similarity(ask.query, text)}
         for index, text in enumerate(ask.texts)
     ]
     results.sort(key=lambda result: -float(result["relevance_score"]))  # type: ignore[arg-type]
@@ -142,5 +142,5 @@ def _embedding(text: str, ask: PoolingRequest) -> Any:
 
 
 def _text(value: Any) -> str:
-    """A query or document: text, or an object with text."""
+    """Return the text of a query or document: text, or an object with text."""
     return value if isinstance(value, str) else str(value.get("text") or "") if isinstance(value, dict) else ""

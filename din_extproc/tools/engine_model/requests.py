@@ -1,4 +1,4 @@
-"""From a body to what the engine has to do, or to vLLM's refusal of it. Nothing here starts any work.
+"""Parses a body into the engine's work, or into vLLM's refusal. It starts no work.
 
 The order of the checks is vLLM's: the body's shape, the model, the values, the context length.
 """
@@ -45,12 +45,12 @@ _MOST_CHOICES = 16384
 
 
 class EngineRequest(Struct, frozen=True):
-    """A generation request that the engine accepts. One script per choice."""
+    """An accepted generation request, with one script per choice."""
 
     prompt_tokens: int
-    """Of all prompts together: what usage reports."""
+    """Tokens of all prompts together, as usage reports them."""
     prompts: tuple[int, ...]
-    """Tokens of the prompt behind each choice."""
+    """Prompt tokens of each choice."""
     scripts: tuple[AnswerScript, ...]
     max_tokens: int
     n: int = 1
@@ -58,9 +58,9 @@ class EngineRequest(Struct, frozen=True):
     include_usage: bool = False
     continuous_usage: bool = False
     logprobs: int | None = None
-    """Alternatives per token; None: no log probabilities asked for."""
+    """Alternatives per token; None: no log probabilities requested."""
     reasoning: str = ""
-    """The key of thoughts."""
+    """The key of the reasoning."""
 
 
 class Reader:
@@ -71,7 +71,7 @@ class Reader:
         self._tokenizer = tokenizer
 
     def chat(self, body: bytes, content_type: str) -> EngineRequest | EngineFailure:
-        """Read a body of /v1/chat/completions."""
+        """Parse a body of /v1/chat/completions."""
         fields = self._fields(body, content_type, _CHAT, "messages")
         if isinstance(fields, EngineFailure):
             return fields
@@ -92,10 +92,10 @@ class Reader:
         wanted = fields["max_completion_tokens"] if fields["max_completion_tokens"] is not None else fields["max_tokens"]
         ask = self._ask(fields, counted, wanted, logprobs, tool)
         thinks = self._model.reasoning and (fields["chat_template_kwargs"] or {}).get("enable_thinking", True)
-        return ask if isinstance(ask, EngineFailure) or not thinks else _thinking(ask, self._model.reasoning)
+        return ask if isinstance(ask, EngineFailure) or not thinks else _add_thoughts(ask, self._model.reasoning)
 
     def completion(self, body: bytes, content_type: str) -> EngineRequest | EngineFailure:
-        """Read a body of /v1/completions."""
+        """Parse a body of /v1/completions."""
         fields = self._fields(body, content_type, _COMPLETION, "prompt")
         if isinstance(fields, EngineFailure):
             return fields
@@ -118,7 +118,7 @@ class Reader:
         return _check_values(fields) or fields
 
     def _tool(self, tools: list[Any], choice: Any) -> Mapping[str, Any] | EngineFailure | None:
-        """The tool to call: the named one, the first when some tool is required, none when there is no need."""
+        """Return the tool to call: the named one, the first if some tool is required, else none."""
         if isinstance(choice, dict):
             name = (choice.get("function") or {}).get("name")
             named = [tool for tool in tools if isinstance(tool, dict) and (tool.get("function") or {}).get("name") == name]
@@ -171,19 +171,19 @@ class Reader:
         return write_tool_call(self._tokenizer, tool, bounds)
 
 
-def _thinking(ask: EngineRequest, key: str) -> EngineRequest:
-    """The first half of each answer in words is thought."""
+def _add_thoughts(ask: EngineRequest, key: str) -> EngineRequest:
+    """Mark the first half of each text answer as reasoning."""
     scripts = [script if script.tool else replace(script, thoughts=(len(script.pieces) + 1) // 2) for script in ask.scripts]
     return replace(ask, scripts=tuple(scripts), reasoning=key)
 
 
 def refuse_model(model: ModelSpec, name: str | None) -> EngineFailure | None:
-    """The refusal of a model that is not served; an absent name means the served one."""
+    """Return the refusal of a model that is not served; an absent name means the served one."""
     return unknown_model(name, model.names) if name and name not in model.names else None
 
 
 def split_inputs(value: Any) -> list[Any]:
-    """One prompt or many, as text or token ids: `"a"`, `["a", "b"]`, `[1, 2]`, `[[1], [2]]`. [] for anything else."""
+    """Split into prompts, as text or token ids: `"a"`, `["a", "b"]`, `[1, 2]`, `[[1], [2]]`. [] for anything else."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
@@ -194,7 +194,7 @@ def split_inputs(value: Any) -> list[Any]:
 
 
 def count_input(tokenizer: SimulatedTokenizer, value: str | list[int]) -> tuple[str, int]:
-    """A prompt's text (ids are written out, they only seed the answer) and its number of tokens."""
+    """Return a prompt's text (ids are written out, they only seed the answer) and its number of tokens."""
     if isinstance(value, str):
         return value, tokenizer.count(value)
     return " ".join(map(str, value)), len(value)
@@ -216,7 +216,7 @@ def _bounds(fields: Mapping[str, Any], max_tokens: int) -> Bounds:
 
 
 def _check_values(fields: Mapping[str, Any]) -> EngineFailure | None:
-    """Values out of range, in vLLM's words."""
+    """Check ranges of values, with vLLM's texts."""
     for name in ("max_tokens", "max_completion_tokens", "n"):
         value = fields.get(name)
         if value is not None and value < 1:

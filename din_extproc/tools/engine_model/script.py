@@ -1,4 +1,4 @@
-"""What the model says. The same prompt gets the same answer, however busy the engine is: a script is written before the first token.
+"""The model's answers. A prompt always gets the same answer, whatever the load: a script is written before the first token.
 
 An answer is a walk over a fixed word list, seeded by the prompt. A prompt that holds `[[tag]]` is answered with that tag first, so that a
 reader can tell whose answer it is.
@@ -33,7 +33,7 @@ class ToolCall(Struct, frozen=True):
 
 
 class AnswerScript(Struct, frozen=True):
-    """A whole answer, token by token. The end-of-sequence token is a piece without text."""
+    """A complete answer, token by token. The end-of-sequence token is a piece without text."""
 
     pieces: tuple[str, ...]
     finish_reason: str
@@ -41,9 +41,9 @@ class AnswerScript(Struct, frozen=True):
     stop_reason: str | None = None
     """The stop string that ended it."""
     tool: ToolCall | None = None
-    """The call that the pieces spell out, when they are its arguments."""
+    """The call whose arguments the pieces spell; None: text."""
     thoughts: int = 0
-    """So many of the pieces come first and are thoughts, not text."""
+    """Number of leading pieces that are reasoning, not text."""
 
     @property
     def text(self) -> str:
@@ -52,12 +52,12 @@ class AnswerScript(Struct, frozen=True):
 
     @property
     def thought(self) -> str:
-        """What was thought before."""
+        """The reasoning before the answer."""
         return "".join(self.pieces[: self.thoughts])
 
 
 class Bounds(Struct, frozen=True):
-    """What the request says about the answer's length."""
+    """The limits of the answer's length in the request."""
 
     max_tokens: int
     min_tokens: int = 0
@@ -66,7 +66,7 @@ class Bounds(Struct, frozen=True):
 
 
 def write_script(tokenizer: SimulatedTokenizer, prompt: str, seed: int, bounds: Bounds) -> AnswerScript:
-    """The answer to a prompt. `seed` tells apart the choices of one request."""
+    """Return the answer to a prompt. `seed` distinguishes the choices of one request."""
     state = crc32(prompt.encode("utf-8", "surrogatepass"), seed & 0xFFFFFFFF)
     natural = max(_SHORTEST + state % _SPREAD, bounds.min_tokens)
     length = bounds.max_tokens if bounds.ignore_eos else min(natural, bounds.max_tokens)
@@ -81,7 +81,7 @@ def write_script(tokenizer: SimulatedTokenizer, prompt: str, seed: int, bounds: 
 
 
 def write_tool_call(tokenizer: SimulatedTokenizer, tool: Mapping[str, Any], bounds: Bounds) -> AnswerScript:
-    """A call of one tool with made-up arguments that fit its schema. Cut short by the length, it is text, as in vLLM."""
+    """Return a call of one tool with invented arguments that fit its schema. Cut short by the length, it is text, as in vLLM."""
     function = tool.get("function") or {}
     schema = function.get("parameters") or {}
     properties = schema.get("properties") if isinstance(schema, dict) else None
@@ -104,7 +104,7 @@ def _walk(state: int, words: int, first: str) -> str:
 
 
 def _cut(pieces: Sequence[str], stop: Sequence[str]) -> AnswerScript | None:
-    """The script up to the first stop string, which is not part of the text; the token that completes it is spent all the same."""
+    """Cut the script at the first stop string, which is not part of the text; the token that completes it is counted."""
     text = "".join(pieces)
     found = min(((text.find(word), word) for word in stop if word and word in text), default=None)
     if found is None:
@@ -121,7 +121,7 @@ def _cut(pieces: Sequence[str], stop: Sequence[str]) -> AnswerScript | None:
 
 
 def _sample(schema: Any) -> Any:
-    """A value of the schema's type."""
+    """Return a value of the schema's type."""
     kind = schema.get("type") if isinstance(schema, dict) else None
     if isinstance(schema, dict) and schema.get("enum"):
         return schema["enum"][0]

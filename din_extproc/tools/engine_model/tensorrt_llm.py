@@ -12,13 +12,13 @@ from din_extproc.tools.engine_model.tokens import SimulatedTokenizer
 
 
 def tensorrt_llm(model: ModelSpec, tokenizer: SimulatedTokenizer) -> EngineDialect:
-    """OpenAI's paths."""
+    """Return OpenAI's paths."""
     base = openai(model, tokenizer)
     return EngineDialect(base.generating, embedding_only(base), reword)
 
 
 def reword(failure: EngineFailure) -> EngineFailure:
-    """The error object itself, marked as one."""
+    """Translate an error: the error object itself, marked as one."""
     decoded = msgspec.json.decode(failure.body)
     error = decoded.get("error") if isinstance(decoded, dict) else None
     if not isinstance(error, dict):

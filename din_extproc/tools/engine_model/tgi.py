@@ -25,7 +25,7 @@ _INVALID = 422
 
 
 def tgi(model: ModelSpec, tokenizer: SimulatedTokenizer) -> EngineDialect:
-    """Its own paths beside OpenAI's."""
+    """Return TGI's paths beside OpenAI's."""
     reader = Reader(model, tokenizer)
     base = openai(model, tokenizer)
     whole = ApiEmulation(_reading(reader, stream=False), _whole, _TgiStream, headers=_counted)
@@ -37,7 +37,7 @@ def tgi(model: ModelSpec, tokenizer: SimulatedTokenizer) -> EngineDialect:
 
 
 def reword(failure: EngineFailure) -> EngineFailure:
-    """TGI's errors are a string and a type; what it can't accept is 422."""
+    """Translate an error: TGI's have a string and a type, and invalid input is 422."""
     decoded = msgspec.json.decode(failure.body)
     error = decoded.get("error", decoded.get("detail")) if isinstance(decoded, dict) else None
     message = error.get("message") if isinstance(error, dict) else error
@@ -56,7 +56,7 @@ def _reading(reader: Reader, *, stream: bool) -> Callable[[bytes, str], EngineRe
         if isinstance(given, EngineFailure):
             return reword(given)
         parameters = given.get("parameters") or {}
-        if refused := _refused(parameters):
+        if refused := _check_parameters(parameters):
             return refused
         meant = {name: parameters[mine] for mine, name in _NAMES.items() if mine in parameters}
         found = reader.completion(_encode({"max_tokens": 100, **meant, "prompt": given.get("inputs"), "stream": stream}), _JSON)
@@ -65,8 +65,8 @@ def _reading(reader: Reader, *, stream: bool) -> Callable[[bytes, str], EngineRe
     return read
 
 
-def _refused(parameters: Mapping[str, Any]) -> EngineFailure | None:
-    """What TGI is stricter about than others."""
+def _check_parameters(parameters: Mapping[str, Any]) -> EngineFailure | None:
+    """Check parameters about which TGI is stricter than others."""
     for name, wrong, message in (
         ("temperature", lambda value: value <= 0, "`temperature` must be strictly positive"),
         ("top_p", lambda value: not 0 < value < 1, "`top_p` must be > 0.0 and < 1.0"),
@@ -82,7 +82,7 @@ def _reason(script: AnswerScript) -> str:
 
 
 def _token(piece: str, position: int) -> dict[str, Any]:
-    """The end-of-sequence token has a text of its own, and is marked as special."""
+    """Return a token; the end of the sequence has a text of its own and is marked as special."""
     return {"id": position + 1, "text": piece or "</s>", "logprob": -0.25, "special": not piece}
 
 

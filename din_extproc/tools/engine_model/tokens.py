@@ -1,4 +1,4 @@
-"""From text to tokens, the same way every time. A tokenizer gives pieces whose join is the text; how many there are is what is billed.
+"""Tokenizers of the modelled engine: text to pieces whose join is the text; their number is billed.
 
 The built-in one needs no files: a token is a special marker (`<|im_start|>`), up to seven letters with the space before them, up to three
 digits, a run of other space, or one other character (so one per CJK character). Prompts are rendered as ChatML first, as Qwen's are.
@@ -14,18 +14,18 @@ _VOCABULARY = 50000
 
 
 class SimulatedTokenizer(Protocol):
-    """What the engine needs of a tokenizer."""
+    """The interface of a tokenizer."""
 
     def pieces(self, text: str) -> Sequence[str]:
-        """The text of each token, in order."""
+        """Return the text of each token, in order."""
         ...
 
     def ids(self, text: str) -> list[int]:
-        """The number of each token, in order."""
+        """Return the id of each token, in order."""
         ...
 
     def count(self, text: str) -> int:
-        """How many tokens the text has."""
+        """Return the number of tokens of a text."""
         ...
 
 
@@ -33,20 +33,20 @@ class PatternTokenizer:
     """The built-in tokenizer: one regular expression."""
 
     def pieces(self, text: str) -> Sequence[str]:
-        """The text of each token, in order."""
+        """Return the text of each token, in order."""
         return _PIECE.findall(text)
 
     def ids(self, text: str) -> list[int]:
-        """A number per piece, the same for the same piece."""
+        """Return an id per piece, equal for equal pieces."""
         return [crc32(piece.encode("utf-8", "surrogatepass")) % _VOCABULARY for piece in self.pieces(text)]
 
     def count(self, text: str) -> int:
-        """How many tokens the text has."""
+        """Return the number of tokens of a text."""
         return len(_PIECE.findall(text))
 
 
-class Media(Exception):  # noqa: N818 - it is a finding about the prompt, not a fault
-    """A message holds a part that is no text, and the model reads only text."""
+class Media(Exception):  # noqa: N818 - the name says what was found
+    """A message has a non-text part, and the model reads only text."""
 
 
 def chat_prompt(messages: Sequence[Any], *, tools: str = "", media_tokens: int = 0) -> tuple[str, int]:
@@ -75,7 +75,7 @@ def chat_prompt(messages: Sequence[Any], *, tools: str = "", media_tokens: int =
 
 
 def _content(message: dict[str, Any]) -> tuple[str, int]:
-    """A message's text (content and tool calls) and the number of its non-text parts."""
+    """Return a message's text (content and tool calls) and the number of its non-text parts."""
     content = message.get("content")
     texts: list[str] = []
     media = 0

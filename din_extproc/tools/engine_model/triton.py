@@ -15,7 +15,7 @@ from din_extproc.tools.engine_model.api import ApiEmulation, EngineDialect, Pool
 from din_extproc.tools.engine_model.errors import EngineFailure
 from din_extproc.tools.engine_model.fields import decode_body
 from din_extproc.tools.engine_model.model import ModelSpec
-from din_extproc.tools.engine_model.pooling import PoolingRequest, PoolReader, likeness, vector
+from din_extproc.tools.engine_model.pooling import PoolingRequest, PoolReader, similarity, vector
 from din_extproc.tools.engine_model.requests import EngineRequest, Reader
 from din_extproc.tools.engine_model.tokens import SimulatedTokenizer
 
@@ -30,7 +30,7 @@ _NAMES = {"max_tokens": "max_tokens", "temperature": "temperature", "top_p": "to
 
 
 def triton(model: ModelSpec, tokenizer: SimulatedTokenizer) -> EngineDialect:
-    """Its own paths beside OpenAI's, which its frontend has."""
+    """Return Triton's paths beside OpenAI's, which its frontend has."""
     reader, pooled = Reader(model, tokenizer), PoolReader(model, tokenizer)
     base = openai(model, tokenizer)
     generating, pooling = chats_only(base), embedding_only(base)
@@ -45,7 +45,7 @@ def triton(model: ModelSpec, tokenizer: SimulatedTokenizer) -> EngineDialect:
 
 
 def reword(failure: EngineFailure) -> EngineFailure:
-    """Triton's errors are one string."""
+    """Translate an error: Triton's are one string."""
     decoded = msgspec.json.decode(failure.body)
     error = decoded.get("error", decoded.get("detail")) if isinstance(decoded, dict) else None
     return EngineFailure(failure.status, _encode({"error": error.get("message") if isinstance(error, dict) else error}), failure.headers)
@@ -115,7 +115,7 @@ def _inferring(reader: PoolReader) -> Callable[[bytes, str], PoolingRequest | En
 
 def _inferred(ask: PoolingRequest, _answer_id: str, _created: int, model: str) -> bytes:
     if ask.kind == "rerank":
-        shape, data = [len(ask.texts), 1], [likeness(ask.query, text) for text in ask.texts]
+        shape, data = [len(ask.texts), 1], [similarity(ask.query, text) for text in ask.texts]
     else:
         shape, data = [len(ask.texts), ask.dimensions], [number for text in ask.texts for number in vector(text, ask.dimensions)]
     output = {"name": "output", "datatype": "FP32", "shape": shape, "data": data}

@@ -1,6 +1,6 @@
-"""Puts a streamed answer on its connection, token by token, straight from the engine's tick: no task wakes up for a token.
+"""Writes a streamed answer to its connection token by token, from the engine's tick: no task wakes up per token.
 
-Rule: whatever goes wrong on purpose in a stream goes wrong here.
+Rule: all injected faults of streams happen here.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _STRIKES: Final = ("reset", "stall", "error_event", "truncate", "insert")
 
 
 class Delivery:
-    """One stream on its way out. `done` tells how it ended: `completed`, `faulted` or `silent` (nothing more will come)."""
+    """One stream being sent. `done` gives its end: `completed`, `faulted` or `silent` (nothing more will come)."""
 
     def __init__(self, transport: asyncio.Transport, events: EngineStream, choices: int, faults: Mapping[str, Fault]) -> None:
         self.done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -36,11 +36,11 @@ class Delivery:
         self._drip = None if drip is None else ThrottledWriter(transport, drip.bytes, drip.ms / 1000)
 
     def begin(self) -> None:
-        """The response head is out. Faults that strike before any token strike now."""
-        self._strike()
+        """Begin after the response head. Faults without `after` occur now."""
+        self._apply_faults()
 
     def token(self, index: int, emission: Emission) -> None:
-        """The engine has a token for a choice."""
+        """Send a token of a choice."""
         if self._is_silent:
             return
         if not self._opened:
@@ -52,13 +52,13 @@ class Delivery:
         self._sent += 1
         if emission.is_last:
             self._open.discard(index)
-        self._strike()
+        self._apply_faults()
         if not self._open and not self._is_silent:
             self._write_chunks(self._events.closing())
             self._end("completed")
 
     def abort(self) -> None:
-        """The engine shuts down: every choice that still runs ends with `abort`, as vLLM does on SIGTERM."""
+        """Abort because the engine shuts down: every running choice ends with `abort`, as vLLM does on SIGTERM."""
         if self._is_silent:
             return
         for index in self._open:
@@ -67,12 +67,12 @@ class Delivery:
         self._end("faulted")
 
     async def drained(self) -> None:
-        """Return when everything written has left this object."""
+        """Wait until everything written has left this object."""
         if self._drip is not None:
             await self._drip.empty()
 
-    def _strike(self) -> None:
-        """Let the faults whose turn it is happen."""
+    def _apply_faults(self) -> None:
+        """Apply the faults that are due."""
         for kind, fault in self._strikes.items():
             if self._is_silent or (fault.after or 0) != self._sent:
                 continue
@@ -96,7 +96,7 @@ class Delivery:
             self.done.set_result(outcome)
 
     def _write_chunks(self, events: bytes) -> None:
-        """Each event in an HTTP chunk of its own, all in one write."""
+        """Write each event as an HTTP chunk, all in one write."""
         parts = _event_ends(events)
         self._put(b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts if part))
 
@@ -112,7 +112,7 @@ class Delivery:
 
 
 class ThrottledWriter:
-    """Lets bytes out a few at a time."""
+    """Writes bytes slowly, a few at a time."""
 
     def __init__(self, transport: asyncio.Transport, size: int, every_s: float) -> None:
         self._transport = transport
@@ -130,7 +130,7 @@ class ThrottledWriter:
             self._drop()
 
     async def empty(self) -> None:
-        """Return when nothing is queued."""
+        """Wait until nothing is queued."""
         await self._empty.wait()
 
     def _drop(self) -> None:
@@ -143,7 +143,7 @@ class ThrottledWriter:
 
 
 def reset(transport: asyncio.Transport) -> None:
-    """Close a connection with RST instead of FIN, dropping what is not sent yet."""
+    """Close a connection with RST instead of FIN, dropping unsent data."""
     sock = transport.get_extra_info("socket")
     if sock is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -24,7 +24,7 @@ class EngineLoop:
         self._sinks: dict[SimulatedSequence, Sink] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._lost = 0.0
-        """Seconds that the process stood still, taken out of the engine's time."""
+        """Seconds for which the process was stopped, excluded from the engine's time."""
 
     def submit(self, sequence: SimulatedSequence, sink: Sink) -> None:
         """Start a sequence.
@@ -39,11 +39,11 @@ class EngineLoop:
             self._arm()
 
     def abort(self, sequence: SimulatedSequence) -> bool:
-        """End a sequence now; its slot and memory are free at once. False: it had ended."""
+        """End a sequence and free its slot and memory at once. False: it had ended."""
         self._sinks.pop(sequence, None)
         aborted = self.engine.abort(sequence, self._now())
         if aborted:
-            self.metrics.ended(sequence, "abort")
+            self.metrics.on_end(sequence, "abort")
         return aborted
 
     def close(self) -> None:
@@ -56,7 +56,7 @@ class EngineLoop:
 
     def _arm(self) -> None:
         if self.engine.next_at is not None:
-            self.metrics.iterated(self.engine.iteration_tokens)
+            self.metrics.on_iteration(self.engine.iteration_tokens)
             self._timer = self._loop.call_at(self.engine.next_at + self._lost, self._tick)
 
     def _tick(self) -> None:
@@ -67,7 +67,7 @@ class EngineLoop:
         if late > _LATE_S:
             self._lost += late
         emissions = self.engine.step(self._now())
-        self.metrics.emitted(emissions)
+        self.metrics.on_tokens(emissions)
         for emission in emissions:
             sink = self._sinks.get(emission.sequence)
             if emission.is_last:

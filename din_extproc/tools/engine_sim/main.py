@@ -1,4 +1,4 @@
-"""The role `engine-sim`: one modelled engine on one port, until SIGTERM or SIGINT."""
+"""The role of `engine-sim`: one modelled engine on one port, until SIGTERM or SIGINT."""
 
 import asyncio
 import signal
@@ -21,41 +21,41 @@ class EngineSimOptions(Struct, frozen=True, kw_only=True):
 
     host: str = "127.0.0.1"
     port: int = 0
-    """0 takes a free one."""
+    """The port; 0: a free one."""
     model: str = "sim-model"
     served_model: tuple[str, ...] = ()
     """Names that requests may use; () is the model's own."""
     api: Literal["vllm", "ollama", "tgi", "triton", "tensorrt_llm"] = "vllm"
-    """Whose paths and words."""
+    """The engine whose API it has."""
     runner: Literal["generate", "pooling"] = "generate"
     max_model_len: int = 8192
     max_num_seqs: int = 64
     prefill_rate: float = 8000.0
     decode_rate: float = 60.0
-    """Of one stream that runs alone."""
+    """Output tokens per second of one stream alone."""
     batch_slowdown: float = 0.02
-    """By how much each further stream lengthens every token's time, as a share."""
+    """Share by which each further stream lengthens every token's time."""
     kv_tokens: int = 131072
     tokenizer: str = ""
     """A folder with tokenizer.json; "" is the built-in tokenizer."""
     faults: str = ""
-    """`KIND:name=value,...; KIND...`, see `sim/faults.py`."""
+    """`KIND:name=value,...; KIND...`, see `engine_model/faults.py`."""
     seed: int = 0
-    """Of the draws of faults with a probability."""
+    """Seed of faults that have a probability."""
     api_key: str = ""
     auto_tool_choice: bool = False
     reasoning: Literal["", "reasoning", "reasoning_content"] = ""
-    """The key of the thoughts that a chat begins with; "": the model does not think."""
+    """The key of the reasoning that a chat begins with; "": none."""
     media_tokens: int = 0
-    """What an image costs; 0 is a text model."""
+    """Tokens of an image; 0: a text model."""
     dimensions: int = 384
 
 
 def build(options: EngineSimOptions) -> EngineServer:
-    """The server that the options describe, not started yet.
+    """Return the server of these options, not started yet.
 
     Raises:
-        ValueError: an option or fault that can't be; the message says which.
+        ValueError: an option or fault is invalid; the message says which.
     """
     spec = EngineSpec(
         max_model_len=options.max_model_len,
@@ -85,7 +85,7 @@ def run(options: EngineSimOptions) -> None:
     """Serve until SIGTERM or SIGINT. Prints `LISTENING http://host:port` when ready.
 
     Raises:
-        ValueError: an option that can't be.
+        ValueError: an option is invalid.
         OSError: the address is taken.
     """
     uvloop.run(_serve(options))
@@ -98,7 +98,7 @@ async def _serve(options: EngineSimOptions) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     port = await server.start(options.host, options.port)
-    print(f"LISTENING http://{options.host}:{port}", flush=True)  # noqa: T201 - whoever started us waits for this line
+    print(f"LISTENING http://{options.host}:{port}", flush=True)  # noqa: T201 - the parent process waits for this line
     try:
         await stop.wait()
     finally:

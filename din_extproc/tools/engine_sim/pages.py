@@ -1,6 +1,6 @@
-"""What a modelled engine says about itself: health, load, metrics, models, tokens; and its two switches, `/_faults` and `/_seen`.
+"""The pages of a modelled engine: health, load, metrics, models, tokens; and its two switches, `/_faults` and `/_seen`.
 
-Rule: nothing here starts work on the engine.
+Rule: no page starts work on the engine.
 """
 
 import time
@@ -47,7 +47,7 @@ class EnginePages:
         ]
 
     async def _health(self, _request: web.Request) -> web.Response:
-        """Empty as vLLM's; the queue's real length stands in two headers."""
+        """Return an empty page as vLLM does, with the queue's length in two headers."""
         lie = self._faults.draw("/health").get("health")
         engine = self._loop.engine
         depth = {"x-requests-running": str(len(engine.running)), "x-requests-waiting": str(len(engine.waiting))}
@@ -111,7 +111,7 @@ class EnginePages:
 
 
 def answer_failure(failure: EngineFailure) -> web.Response:
-    """An error answer with the engine's headers."""
+    """Return an error answer with the engine's headers."""
     headers = [*HEADERS.items(), *failure.headers]
     if failure.content_type:
         headers.append(("content-type", failure.content_type))

@@ -1,6 +1,6 @@
-"""What an engine was asked and what became of it: the other side of the ledger, for those who check settlement against it.
+"""The requests of an engine and their outcomes, for tests that compare settlement with them.
 
-Rule: bounded; the totals are of everything, the records of the newest only.
+Rule: bounded: totals count all requests, records exist of the newest only.
 """
 
 from base64 import b64encode
@@ -34,11 +34,11 @@ class SeenRequest:
 
     @property
     def completion_tokens(self) -> int:
-        """Tokens really produced."""
+        """The tokens that were produced."""
         return sum(sequence.produced for sequence in self.sequences)
 
     def finish(self, outcome: str, status: int | None, now: float) -> None:
-        """Write down how it ended, once."""
+        """Record how it ended, once."""
         if self.ended is None:
             self.outcome, self.status, self.ended = outcome, status, now
 
@@ -56,7 +56,7 @@ class RequestHistory:
         self._dropped = dict.fromkeys(("requests", "prompt_tokens", "completion_tokens", "completed", "refused", "faulted", "aborted"), 0)
 
     def add(self, record: SeenRequest) -> None:
-        """Note a request; the oldest ones give way."""
+        """Record a request; the oldest ones are dropped."""
         self._records.append(record)
         self._body_bytes += len(record.body)
         while len(self._records) > _RECORDS or (self._body_bytes > _BODY_BYTES and len(self._records) > 1):
@@ -65,11 +65,11 @@ class RequestHistory:
             _count(self._dropped, oldest)
 
     def clear(self) -> None:
-        """Forget everything, totals too."""
+        """Forget all requests, totals too."""
         self._forget()
 
     def report(self, last: int) -> dict[str, Any]:
-        """Totals, and the last so many records with their bodies in base64."""
+        """Return totals and the `last` records, with their bodies in base64."""
         totals = {**self._dropped, "running": 0}
         for record in self._records:
             _count(totals, record)

@@ -1,6 +1,6 @@
-"""The modelled engine as an HTTP server that a client can't tell from vLLM's, except by its two switches `/_faults` and `/_seen`.
+"""The modelled engine as an HTTP server with the interface of vLLM, plus two switches `/_faults` and `/_seen`.
 
-Rule: a client that goes away takes its sequences with it at once.
+Rule: when a client disconnects, its sequences end at once.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class EngineServer:
         self._runner: web.AppRunner
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; port 0 takes a free one. Returns the port.
+        """Listen; port 0: a free one. Return the port.
 
         Raises:
             OSError: the address is taken or not ours.
@@ -65,7 +65,7 @@ class EngineServer:
         return int(self._runner.addresses[0][1])
 
     async def stop(self) -> None:
-        """Tell open streams that they are aborted, and close."""
+        """Abort open streams, and close."""
         for delivery in list(self._open):
             delivery.abort()
         await self._runner.cleanup()
@@ -76,12 +76,12 @@ class EngineServer:
         face = self._face
         made = pages + [web.get(path, _page(content)) for path, content in face.pages.items()]
         if self._model.runner == "generate":
-            return made + [web.post(path, self._served(self._generating(surface))) for path, surface in face.generating.items()]
-        return made + [web.post(path, self._served(self._pooling(surface))) for path, surface in face.pooling.items()]
+            return made + [web.post(path, self._wrap(self._generating(surface))) for path, surface in face.generating.items()]
+        return made + [web.post(path, self._wrap(self._pooling(surface))) for path, surface in face.pooling.items()]
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Check the key; answer wrong paths and methods as FastAPI does."""
+        """Check the key, and answer wrong paths and methods as FastAPI does."""
         if (
             self._model.api_key
             and request.path.startswith("/v1/")
@@ -98,8 +98,8 @@ class EngineServer:
         except web.HTTPRequestEntityTooLarge:
             return answer_failure(refuse(413, "Request entity too large"))
 
-    def _served(self, work: Work) -> Handler:
-        """Wrap a path that does work: record it, and let the faults happen that need no answer of the engine."""
+    def _wrap(self, work: Work) -> Handler:
+        """Wrap the handler of a path that does work: record the request, and apply faults that need no answer of the engine."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
             headers = [(name.lower(), value) for name, value in request.headers.items()]
@@ -108,12 +108,12 @@ class EngineServer:
             self.seen.in_flight += 1
             try:
                 struck = self.faults.draw(request.path)
-                response = await _strike(request, struck, self._face.reword) or await work(request, record, struck)
+                response = await _apply_early_faults(request, struck, self._face.reword) or await work(request, record, struck)
             except asyncio.CancelledError:
                 record.finish("aborted", None, time.time())
                 raise
             else:
-                outcome = "completed" if response.status < 400 else "refused"  # noqa: PLR2004 - HTTP's own border
+                outcome = "completed" if response.status < 400 else "refused"  # noqa: PLR2004 - an HTTP status class
                 record.finish("faulted" if set(struck) - set(_BLAMELESS) else outcome, response.status, time.time())
                 return response
             finally:
@@ -155,7 +155,7 @@ class EngineServer:
         """Run the scripts of a request through the engine and answer."""
         if isinstance(ask, EngineFailure):
             return answer_failure(ask)
-        self._metrics.accepted(ask.n, ask.max_tokens)
+        self._metrics.on_request(ask.n, ask.max_tokens)
         record.prompt_tokens = ask.prompt_tokens
         record.sequences = [SimulatedSequence(tokens, len(script.pieces)) for tokens, script in zip(ask.prompts, ask.scripts, strict=True)]
         ahead_s = struck["clock"].ms / 1000 if "clock" in struck else 0.0
@@ -187,7 +187,7 @@ class EngineServer:
         response = web.StreamResponse(headers={**HEADERS, "content-type": content_type})
         response.enable_chunked_encoding()
         await response.prepare(request)
-        assert request.transport is not None  # noqa: S101 - prepare has just written to it
+        assert request.transport is not None  # noqa: S101 - set by prepare
         delivery = Delivery(request.transport, events, len(record.sequences), struck)
         self._open.add(delivery)
         try:
@@ -224,7 +224,7 @@ class EngineServer:
     def _submit(self, sequence: SimulatedSequence, reason: str, sink: Callable[[Emission], None]) -> None:
         def counted(emission: Emission) -> None:
             if emission.is_last:
-                self._metrics.ended(sequence, reason)
+                self._metrics.on_end(sequence, reason)
             sink(emission)
 
         self._loop.submit(sequence, counted)
@@ -235,7 +235,7 @@ class EngineServer:
                 self._loop.abort(sequence)
 
     def _number(self, request: web.Request) -> str:
-        """The client's `X-Request-Id`, or the next of a repeatable row of ids."""
+        """Return the client's `X-Request-Id`, or the next of a repeatable series of ids."""
         number = next(self._numbers)
         return request.headers.get("x-request-id") or f"{crc32(b'%d' % number):08x}{number:08x}"
 
@@ -253,10 +253,10 @@ def _page(content: object) -> Handler:
     return page
 
 
-async def _strike(
+async def _apply_early_faults(
     request: web.Request, struck: Mapping[str, Fault], reword: Callable[[EngineFailure], EngineFailure]
 ) -> web.StreamResponse | None:
-    """Faults that come before the engine is asked: waits, and answers in its stead. None: go on."""
+    """Apply faults that occur before the engine: wait, or answer in its place. None: continue."""
     if "latency" in struck:
         await asyncio.sleep(struck["latency"].ms / 1000)
     if "stall" in struck and struck["stall"].after is None:
@@ -266,13 +266,13 @@ async def _strike(
         return web.Response()
     for kind in ("reply", "throttle", "oom", "unavailable"):
         if kind in struck:
-            broken = _broken(struck[kind])
+            broken = _fault_answer(struck[kind])
             return answer_failure(broken if kind == "reply" else reword(broken))
     return None
 
 
-def _broken(fault: Fault) -> EngineFailure:
-    """The answer that a fault gives."""
+def _fault_answer(fault: Fault) -> EngineFailure:
+    """Return the answer of a fault."""
     message = fault.message
     if fault.kind == "reply":
         headers = tuple((name, value) for name, value in fault.headers.items() if name.lower() != "content-type")

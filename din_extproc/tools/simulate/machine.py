@@ -93,7 +93,7 @@ class SimulatedNode:
         self._look(self._own(now))
         self.end(now)
         if trouble.kind is NodeIncident.SLOW:
-            self.engine.use(_slower(self.kind.spec, trouble.factor), self._own(now))
+            self.engine.change_spec(_slower(self.kind.spec, trouble.factor), self._own(now))
         elif trouble.kind is NodeIncident.DOWN:
             self.engine = SimulatedEngine(self.kind.spec, every_token=False)
             self._kept.clear()
@@ -110,7 +110,7 @@ class SimulatedNode:
             self._lost += now - self.trouble.at_s
         was, self.trouble = self.trouble, None
         if was.kind is NodeIncident.SLOW:
-            self.engine.use(self.kind.spec, self._own(now))
+            self.engine.change_spec(self.kind.spec, self._own(now))
 
     def beat(self, sequence: int, now: float) -> Heartbeat | None:
         """What an agent beside it says; None: it is idle and said so before, or nobody is there to say anything."""

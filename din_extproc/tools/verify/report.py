@@ -1,4 +1,4 @@
-"""What `din-extproc verify` says, for machines as it stands and for people in lines."""
+"""The report of `din-extproc verify`, as JSON and as text."""
 
 from msgspec import Struct
 
@@ -15,29 +15,29 @@ class NodeAnswers(Struct, frozen=True, omit_defaults=True):
 
 
 class VerifiedEntry(Struct, frozen=True, omit_defaults=True):
-    """One entry of the route table, as it was found."""
+    """The result for one entry of the route table."""
 
     verdict: str
-    """`ok`: every node that can take it answered as it should. `partly`: all answers were right, and some nodes were never chosen.
-    `wrong`: an answer came from elsewhere or lacks something. `unreachable`: no answer. `not asked`: it could not be asked, see `why`.
-    `no request`: it is proven that none of this tenant gets there, see `why`."""
+    """`ok`: every possible node answered correctly. `partly`: all answers were correct, and some nodes were never chosen.
+    `wrong`: an answer came from another node or is incomplete. `unreachable`: no answer. `not asked`: no request could be sent, see `why`.
+    `no request`: provably no request of this tenant reaches the entry, see `why`."""
     name: str
     rule: str
     pool: str
     operation: str
     tokens: int
-    """Of the prompt, as estimated."""
+    """Estimated prompt tokens."""
     answered: tuple[NodeAnswers, ...] = ()
     silent: tuple[str, ...] = ()
-    """Nodes that could have answered, and were never chosen."""
+    """Nodes that could have answered and were never chosen."""
     problems: tuple[str, ...] = ()
-    """The same one once."""
+    """Problems without duplicates."""
     why: str = ""
-    """Why it was not asked, or why no request gets there."""
+    """Why no request was sent, or why none reaches the entry."""
 
     @property
     def line(self) -> str:
-        """For a terminal."""
+        """Return the text for a terminal."""
         what = f"{self.name} -> {self.rule or '(no rule)'} -> {self.pool}"
         if self.why:
             return f"{self.verdict:11} {what}: {self.why}"
@@ -48,7 +48,7 @@ class VerifiedEntry(Struct, frozen=True, omit_defaults=True):
 
 
 class VerifyReport(Struct, frozen=True):
-    """The whole table."""
+    """The result for the whole route table."""
 
     url: str
     tenant: str
@@ -56,18 +56,18 @@ class VerifyReport(Struct, frozen=True):
 
     @property
     def sound(self) -> bool:
-        """Everything that a request can reach was asked, and answered as it should."""
+        """Whether every reachable entry was requested and answered correctly."""
         return not any(entry.verdict in _FAULTY for entry in self.entries)
 
     def counts(self) -> dict[str, int]:
-        """Entries by verdict."""
+        """Number of entries by verdict."""
         found: dict[str, int] = {}
         for entry in self.entries:
             found[entry.verdict] = found.get(entry.verdict, 0) + 1
         return found
 
     def lines(self) -> list[str]:
-        """For a terminal."""
+        """Return the text for a terminal."""
         counted = ", ".join(f"{count} {verdict}" for verdict, count in self.counts().items()) or "none"
         lines = [*(entry.line for entry in self.entries), f"{len(self.entries)} entries of {self.tenant} at {self.url}: {counted}"]
         if missed := self.counts().get(NOT_ASKED):

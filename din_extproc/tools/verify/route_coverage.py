@@ -1,9 +1,9 @@
-"""Every entry of the route table with a request that it takes: what a verification walks.
+"""Every entry of the route table with a request that reaches it.
 
-Rule: a request is proven by the very reading and routing that serve it. An entry for which none can be made says why, and is not left out.
+Rule: each request is checked with the parser and router that serve requests. An entry without a request is listed with the reason.
 
-An entry is a name that clients use, a rule (or the pool that takes what no rule took), a segment of prompt lengths, inside which no
-rule turns and no node is too short, and an operation that the pool serves.
+An entry is a requested name, a rule (or the pool that is used when no rule matches), a segment of prompt lengths in which neither the
+matching rules nor the fitting nodes change, and an operation of the pool.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,11 +33,11 @@ _OPERATIONS = (
     Operation.RESPONSES,
     Operation.MESSAGES,
 )
-"""In the order in which they are tried."""
+"""Operations in the order in which they are tried."""
 _SHORT = 24
-"""Tokens of the prompt where nothing asks for more."""
+"""Prompt tokens where no rule needs more."""
 _BEYOND = 1.3
-"""How far over its lower end a prompt is made, so that an estimate that is off still lies inside."""
+"""Factor over a segment's lower bound, so that an inexact estimate still lies inside."""
 _ATTEMPTS = 6
 _PRIORITIES = tuple(reversed(Priority))
 
@@ -46,24 +46,24 @@ class RouteEntry(Struct, frozen=True):
     """One entry of the route table."""
 
     name: str
-    """The alias or physical model asked for."""
+    """The alias or physical model that is requested."""
     rule: str
-    """"" for a pool that takes what no rule took."""
+    """The rule's name; "" for the pool that is used when no rule matches."""
     pool: Pool
     operation: Operation
     tokens: int
-    """Of the prompt, as estimated."""
+    """Estimated prompt tokens."""
     head: RequestHead
-    """Without a key."""
+    """The request head, without a key."""
     body: bytes
     nodes: tuple[Node, ...]
-    """Those of the pool that can take the request; its answer comes from one of them."""
+    """Nodes of the pool that can serve the request; one of them has to answer."""
     first: bool = True
-    """The first operation of its segment: this is the one that has to reach every node."""
+    """Whether it is the first operation of its segment, which has to reach every node."""
     why: str = ""
-    """Why no request gets there; "" when one does."""
+    """Why no request reaches the entry; "" if one does."""
     idle: bool = False
-    """It is proven that no request of this tenant gets there: nothing is left unverified."""
+    """Whether provably no request of this tenant reaches the entry."""
 
 
 class Miss(Struct, frozen=True):
@@ -71,7 +71,7 @@ class Miss(Struct, frozen=True):
 
     why: str
     idle: bool
-    """No other request would either."""
+    """Whether no other request would reach it either."""
 
 
 class RouteCoverage:
@@ -80,8 +80,8 @@ class RouteCoverage:
     Args:
         view: The configuration.
         members: The nodes of every pool.
-        tenant: Who asks.
-        hour_utc: 0-23, for rules that look at the time of day.
+        tenant: The tenant that sends the requests.
+        hour_utc: 0-23, for rules that depend on the time of day.
     """
 
     def __init__(self, view: DecisionView, members: PoolMembership, tenant: Tenant, hour_utc: int) -> None:
@@ -92,7 +92,7 @@ class RouteCoverage:
         self._gauges = TokenCalibrators(view.table.preferred_model)
 
     def entries(self) -> Iterator[RouteEntry]:
-        """All of them: names sorted, aliases first; of each its rules in order, then its segments, shortest first, then its operations."""
+        """Yield all entries: names sorted, aliases first; then rules in order, segments by length, and operations."""
         for listed in self._view.table.models_for(self._tenant):
             for rule in self._view.table.rules_for(listed.name):
                 yield from self._entries(listed.name, rule)
@@ -123,7 +123,7 @@ class RouteCoverage:
             )
 
     def _segment(self, name: str, rule: CompiledRule, lowest: int, highest: int | None) -> tuple[list[RouteEntry], list[Miss]]:
-        """One entry for each operation that gets there; for the others why not."""
+        """Yield an entry for each operation that reaches the segment; for the others the reason."""
         reached: list[RouteEntry] = []
         misses: list[Miss] = []
         for operation in _OPERATIONS:
@@ -140,7 +140,7 @@ class RouteCoverage:
     def _tried(
         self, name: str, rule: CompiledRule, wish: SampleRequest, operation: Operation, segment: tuple[int, int | None]
     ) -> Iterator[RouteEntry | Miss]:
-        """What becomes of sample requests for one operation and segment, until one gets there; nothing where the wish is for others."""
+        """Try sample requests for one operation and segment until one reaches the entry."""
         lowest, highest = segment
         first = max(wish.lowest, lowest)
         last = min((bound for bound in (wish.highest, highest) if bound is not None), default=None)
@@ -155,7 +155,7 @@ class RouteCoverage:
     def _made(
         self, name: str, rule: CompiledRule, wish: SampleRequest, operation: Operation, size: tuple[int, int, int | None]
     ) -> RouteEntry | Miss:
-        """The entry with its request; or what else happens to the request."""
+        """Return the entry with its request, or why the request goes elsewhere."""
         head = RequestHead("POST", operation.value, {"content-type": "application/json", **wish.headers, **_priority(wish)})
         body, reading = self._sized(name, head, operation, size, stream=bool(wish.stream))
         if isinstance(reading, Refusal):
@@ -186,7 +186,7 @@ class RouteCoverage:
     def _sized(
         self, name: str, head: RequestHead, operation: Operation, size: tuple[int, int, int | None], *, stream: bool
     ) -> tuple[bytes, ParsedRequest | Refusal]:
-        """A body whose prompt is estimated to be about as long as wanted, and within the bounds; and how it reads."""
+        """Return a body with a prompt of about this estimated length within the bounds, and its parsed request."""
         first, wanted, last = size
         words = max(1, wanted)
         for _ in range(_ATTEMPTS):
@@ -201,7 +201,7 @@ class RouteCoverage:
         return body, reading
 
     def _nodes(self, routed: Routed, reading: ParsedRequest) -> tuple[Node, ...] | Refusal:
-        """The nodes that take the request for certain: those that would get it only in case the estimate is too high are out."""
+        """Return the nodes that certainly can serve the request, even if the estimate is too high."""
         tokens = RequestSize.of(reading.intent, band=0.0).tokens
         shapes = group_by_shape(self._members.nodes(routed.pool.name))
         fit = filter_shapes(shapes, Demand(tokens, tokens, routed.versions.text, routed.versions.allows))
@@ -209,7 +209,7 @@ class RouteCoverage:
 
 
 def _inside(first: int, last: int | None) -> int:
-    """A prompt length well inside a segment."""
+    """Return a prompt length well inside a segment."""
     wanted = max(_SHORT, int(first * _BEYOND))
     return wanted if last is None or wanted <= last else (first + last + 1) // 2
 
@@ -219,7 +219,7 @@ def _priority(wish: SampleRequest) -> Mapping[str, str]:
 
 
 def _body(operation: Operation, name: str, words: int, *, stream: bool) -> bytes:
-    """A request that costs its node as little as can be: the answer is one token."""
+    """Return a body that costs little: the answer is one token."""
     text = "Say OK. " + "echo " * words
     asked: dict[str, object] = {"model": name}
     match operation:

@@ -1,6 +1,6 @@
-"""A condition, turned round: what a request has to look like for it to hold.
+"""Inverts conditions of rules: which requests meet them.
 
-Rule: a wish is a guess, proven by routing the request that is made from it. What can't be wished for (CEL, `not`, tenants) is left out.
+Rule: a sample request is a guess, checked by routing it. Conditions that can't be inverted (CEL, `not`, tenants) are ignored.
 """
 
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ _SOME_VALUE = "verify"
 
 
 class SampleRequest(Struct, frozen=True):
-    """What a request is to look like. None and empty fields wish for nothing."""
+    """The properties of a sample request. None and empty fields are unconstrained."""
 
     operations: tuple[Operation, ...] = ()
     lowest: int = 0
-    """Prompt tokens, as estimated."""
+    """Estimated prompt tokens."""
     highest: int | None = None
     headers: dict[str, str] = {}
     stream: bool | None = None
@@ -27,7 +27,7 @@ class SampleRequest(Struct, frozen=True):
 
 
 def both(one: SampleRequest, other: SampleRequest) -> SampleRequest | None:
-    """A wish for both; None where they contradict each other."""
+    """Combine two sample requests; None: they contradict each other."""
     operations = one.operations or other.operations
     if one.operations and other.operations:
         operations = tuple(operation for operation in one.operations if operation in other.operations)
@@ -50,20 +50,20 @@ def both(one: SampleRequest, other: SampleRequest) -> SampleRequest | None:
 
 
 def invertible(condition: RuleCondition) -> bool:
-    """Whether `wishes` gives every way to meet the condition: nothing in it can't be wished for but a tenant or a model."""
+    """Whether the condition can be inverted completely, but for tenants and models."""
     own = not condition.cel and condition.negated is None
     return own and all(invertible(inner) for inner in (*condition.any, *condition.all))
 
 
 def variants(wish: SampleRequest, priorities: tuple[Priority, ...]) -> Iterator[SampleRequest]:
-    """The wish itself, then with what it leaves open decided otherwise: streamed, and of another priority."""
+    """Yield the sample request, then variants of its unconstrained properties: streamed, and of another priority."""
     for priority in (None, *priorities) if wish.priority is None else (wish.priority,):
         for stream in (None, True) if wish.stream is None else (wish.stream,):
             yield replace(wish, stream=stream, priority=priority)
 
 
 def wishes(condition: RuleCondition) -> Iterator[SampleRequest]:
-    """Every way to meet the condition, one for each choice among its alternatives."""
+    """Yield a sample request for each alternative that meets the condition."""
     own = SampleRequest(
         operations=condition.path,
         lowest=0 if condition.estimated_tokens is None else condition.estimated_tokens.min_tokens,

@@ -1,8 +1,8 @@
-"""The role `verify`: asks a deployment through every entry of its route table, as a client of one tenant .
+"""The role of `verify`: sends a request through every entry of a deployment's route table, as a client of one tenant.
 
-Rule: the configuration says what is right, the answers say what is; nothing inside the deployment is asked but which nodes registered.
+Rule: answers are compared with the configuration; the only internal source is the list of registered nodes.
 
-Every request tells lies in headers that only the gateway may set, and brings a trace id of its own: an answer that believes the one or
+Every request has false values in headers that only the gateway may set, and its own trace id: an answer that adopts the former or
 loses the other is wrong. Nodes can't be named by clients: an entry is asked several times, at once and again, until each of its nodes
 has answered or the scheduler clearly prefers others.
 """
@@ -47,39 +47,39 @@ _LIMITS = frozenset(
 
 
 class _Problem(Struct):
-    """The fields of an error's body that matter here."""
+    """The fields of an error body that are read."""
 
     code: str = ""
     detail: str = ""
 
 
-class VerifyRefused(Exception):  # noqa: N818 - it says what the deployment is
-    """There is nobody to ask as: the key is none of this configuration's."""
+class VerifyRefused(Exception):  # noqa: N818 - the name says what happened
+    """The key belongs to no tenant of this configuration."""
 
 
 class VerifyOptions(Struct, frozen=True):
-    """What to ask, and how."""
+    """The options of `verify`."""
 
     url: str
     key: str
     longest: int | None = None
-    """The most prompt tokens to ask with; None: as many as an entry needs."""
+    """Longest prompt to send, in tokens; None: as long as an entry needs."""
     timeout_s: float = 60.0
-    """For one answer."""
+    """Time limit of one answer, in seconds."""
     wait_s: float = 120.0
-    """In all for one entry, while the tenant's limits ask to come later."""
+    """Maximum wait per entry in seconds, while the tenant's limits refuse requests."""
 
 
 def verify(settings: Settings, options: VerifyOptions, rows: tuple[MemberForm, ...] = ()) -> VerifyReport:
-    """Walk the table.
+    """Verify the route table.
 
     Args:
-        settings: What the deployment should do.
-        options: Whom to ask, and how.
-        rows: Nodes that registered, as the sidecar knows them.
+        settings: The configuration of the deployment.
+        options: The target and the limits.
+        rows: Registered nodes, as the sidecar knows them.
 
     Raises:
-        Unverifiable: the key is none of the configuration's.
+        VerifyRefused: the key belongs to no tenant of the configuration.
     """
     return asyncio.run(_verify(settings, options, rows))
 
@@ -95,7 +95,7 @@ async def _verify(settings: Settings, options: VerifyOptions, rows: tuple[Member
 
 
 def _members(settings: Settings, rows: tuple[MemberForm, ...]) -> PoolMembership:
-    """Listed nodes as the configuration has them; of pools without any, those that registered."""
+    """Return the configured nodes; for pools without any, the registered ones."""
     registered = members_of(rows)
     return PoolMembership({pool.name: pool.nodes or registered.nodes(pool.name) for pool in settings.pools}, {})
 
@@ -136,16 +136,16 @@ async def _verified(entry: RouteEntry, client: OutsideClient, options: VerifyOpt
 
 
 async def _wave(entry: RouteEntry, client: OutsideClient, count: int, wait_s: float) -> list[tuple[str, OutsideResponse]]:
-    """So many requests at once, each with its trace id."""
+    """Send `count` requests at once, each with its own trace id."""
     ids = [f"verify-{secrets.token_hex(8)}" for _ in range(count)]
     return list(zip(ids, await asyncio.gather(*(_asked(entry, client, each, wait_s) for each in ids)), strict=True))
 
 
 async def _asked(entry: RouteEntry, client: OutsideClient, trace_id: str, wait_s: float) -> OutsideResponse:
-    """One answer; while limits say to come later, later."""
+    """Send a request, and again while the tenant's limits refuse it."""
     head = entry.head
     while True:
-        outcome = await client.ask(head.method, head.path, {**head.headers, **_LIES, "x-din-trace-id": trace_id}, entry.body)
+        outcome = await client.send(head.method, head.path, {**head.headers, **_LIES, "x-din-trace-id": trace_id}, entry.body)
         later = outcome.headers.get("retry-after", "")
         if outcome.status != HTTPStatus.TOO_MANY_REQUESTS or not later.isdigit() or int(later) > wait_s:
             return outcome
@@ -154,7 +154,7 @@ async def _asked(entry: RouteEntry, client: OutsideClient, trace_id: str, wait_s
 
 
 def _refused_by_limits(outcome: OutsideResponse) -> str:
-    """Why the tenant's own limits keep the entry from being asked; "" when they do not."""
+    """Return why the tenant's limits refused the request; "" if they did not."""
     if outcome.status not in (HTTPStatus.BAD_REQUEST, HTTPStatus.TOO_MANY_REQUESTS):
         return ""
     try:
@@ -165,7 +165,7 @@ def _refused_by_limits(outcome: OutsideResponse) -> str:
 
 
 def _problems(outcome: OutsideResponse, trace_id: str, expected: dict[str, Node]) -> tuple[str, ...]:
-    """What is wrong with a good answer."""
+    """Return what is wrong with a successful answer."""
     told = Provenance.of(outcome.headers)
     node = expected.get(told.node_id)
     found = [f"the answer has no {name}" for name in told.missing if name != TRACE]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from din_extproc.measure.answer import NodeTimes, TimedAnswer, streamed
-from din_extproc.tools.bench.timed_client import answer_of
+from din_extproc.tools.bench.timed_client import to_answer
 from din_extproc.tools.http_client import OutsideResponse
 
 
@@ -51,10 +51,10 @@ def test_what_goes_wrong_is_named():
 
 def test_an_outcome_that_is_no_stream_says_why():
     refused = OutsideResponse(429, {}, b'{"error":{"code":"rate_limit_exceeded"}}', total_s=0.001)
-    assert answer_of(refused).trouble == "rate_limit_exceeded"
-    assert answer_of(OutsideResponse(502, {}, b"<html>", total_s=0.001)).trouble == "502"
-    assert answer_of(OutsideResponse(0, {}, b"", "connection refused")).trouble == "connection refused"
-    assert answer_of(OutsideResponse(200, {}, b"", "reset in mid-stream", total_s=1.0)).trouble == "reset in mid-stream"
+    assert to_answer(refused).trouble == "rate_limit_exceeded"
+    assert to_answer(OutsideResponse(502, {}, b"<html>", total_s=0.001)).trouble == "502"
+    assert to_answer(OutsideResponse(0, {}, b"", "connection refused")).trouble == "connection refused"
+    assert to_answer(OutsideResponse(200, {}, b"", "reset in mid-stream", total_s=1.0)).trouble == "reset in mid-stream"
 
 
 @pytest.mark.parametrize("step", [1, 7, 33, 1000])
@@ -63,7 +63,7 @@ def test_an_event_arrives_with_its_last_byte_however_it_is_cut(step):
     body = first + second
     ends = [*range(step, len(body), step), len(body)]
     arrivals = tuple((end / 1000, end) for end in ends)
-    answer = answer_of(OutsideResponse(200, {}, body, total_s=9.0, arrivals=arrivals))
+    answer = to_answer(OutsideResponse(200, {}, body, total_s=9.0, arrivals=arrivals))
     assert answer.tokens == 2
     assert answer.first_token_ms == next(end for end in ends if end >= len(first))
     assert answer.last_token_ms == len(body)

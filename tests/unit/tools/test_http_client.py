@@ -22,7 +22,7 @@ async def test_a_node_gets_a_connection_for_each_request_because_engines_end_kep
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         async with OutsideClient(f"http://127.0.0.1:{runner.addresses[0][1]}", key, 5.0) as client:
-            outcomes = [await client.ask("POST", "/", {}, b"x") for _ in range(3)]
+            outcomes = [await client.send("POST", "/", {}, b"x") for _ in range(3)]
     finally:
         await runner.cleanup()
     assert [outcome.body.decode() for outcome in outcomes] == [f"Bearer {key}" if key else ""] * 3

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from din_extproc.domain.timing import GatewayTimes
 from din_extproc.measure.answer import NodeTimes, TimedAnswer
-from din_extproc.tools.bench.clocks import ClockOffset, TimedExchange, gateway_offset, judged, node_offsets
+from din_extproc.tools.bench.clocks import ClockOffset, TimedExchange, judge_clocks, measure_gateway, measure_nodes
 
 START = 1_800_000_000.0
 MOMENTS = [number * (10**0.5 - 3) for number in range(24)]
@@ -29,7 +29,7 @@ def exchange(at: float, *, gateway_ms: float = 0.0, node_ms: float = 0.0, node: 
 
 def clocks(**off: float):
     asked = [exchange(at, node=node, **off) for at in MOMENTS for node in ("n", "m")]
-    return judged(gateway_offset(asked), node_offsets(asked))
+    return judge_clocks(measure_gateway(asked), measure_nodes(asked))
 
 
 def offs(found) -> list[str]:
@@ -63,7 +63,7 @@ def test_a_client_s_clock_that_is_off_is_named_not_the_gateway_s(ms):
 @pytest.mark.parametrize("ms", [300.0, -300.0])
 def test_one_node_s_clock_that_is_off_is_named(ms):
     asked = [exchange(at, node=node, node_ms=ms if node == "m" else 0.0) for at in MOMENTS for node in ("n", "m")]
-    found = judged(gateway_offset(asked), node_offsets(asked))
+    found = judge_clocks(measure_gateway(asked), measure_nodes(asked))
     assert offs(found) == ["m"]
     assert found[2].low_ms <= ms <= found[2].high_ms
     assert found[2].high_ms - found[2].low_ms < 150.0
@@ -71,22 +71,22 @@ def test_one_node_s_clock_that_is_off_is_named(ms):
 
 def test_without_a_witness_both_are_named():
     asked = [exchange(at, gateway_ms=300.0) for at in MOMENTS]
-    (found,) = judged(gateway_offset(asked), {})
+    (found,) = judge_clocks(measure_gateway(asked), {})
     assert found.off
     assert "either may be the one that is off" in found.said
 
 
 def test_a_clock_that_writes_no_time_is_not_known():
-    offset = ClockOffset().within(-1.8e12, -1.8e12 + 1000)
-    (_, found) = judged(ClockOffset(-1, 1), {"n": offset})
+    offset = ClockOffset().narrow(-1.8e12, -1.8e12 + 1000)
+    (_, found) = judge_clocks(ClockOffset(-1, 1), {"n": offset})
     assert (found.low_ms, found.high_ms, found.off) == (None, None, False)
 
 
 def test_an_answer_after_a_retry_tells_nothing_of_the_node():
     one = exchange(0.0)
     again = TimedExchange(one.began_at, one.answer, GatewayTimes("t", START, "completed", node_id="n", attempts=2, sent_ms=500.0))
-    assert node_offsets([again]) == {}
-    assert node_offsets([TimedExchange(one.began_at, TimedAnswer(1.0), one.gateway)]) == {"n": ClockOffset(-inf, inf)}
+    assert measure_nodes([again]) == {}
+    assert measure_nodes([TimedExchange(one.began_at, TimedAnswer(1.0), one.gateway)]) == {"n": ClockOffset(-inf, inf)}
 
 
 @given(
@@ -97,7 +97,7 @@ def test_an_answer_after_a_retry_tells_nothing_of_the_node():
 )
 def test_the_truth_lies_within_the_bounds_whatever_the_ways_take(moments, gateway_ms, node_ms, way_ms):
     asked = [exchange(at, gateway_ms=gateway_ms, node_ms=node_ms, way_ms=way_ms) for at in moments]
-    found, node = gateway_offset(asked), node_offsets(asked)["n"]
+    found, node = measure_gateway(asked), measure_nodes(asked)["n"]
     assert found.low_ms - 0.01 <= gateway_ms <= found.high_ms + 0.01
     assert node.low_ms - 0.01 <= node_ms <= node.high_ms + 0.01
 
@@ -107,6 +107,6 @@ def test_a_node_s_own_envoy_bounds_its_clock_with_one_request(node_ms, way_ms):
     one = exchange(0.0, node_ms=node_ms, way_ms=way_ms)
     came = START + (way_ms + 6.0 + node_ms) / 1000
     told = NodeTimes(came, answered_ms=7.0, seen_ms=14.0, head_ms=2 * way_ms + 14.0)
-    offset = node_offsets([TimedExchange(one.began_at, TimedAnswer(99.0, node=told), one.gateway)])["n"]
+    offset = measure_nodes([TimedExchange(one.began_at, TimedAnswer(99.0, node=told), one.gateway)])["n"]
     assert offset.low_ms - 0.01 <= node_ms <= offset.high_ms + 0.01
     assert offset.high_ms - offset.low_ms == pytest.approx(2 * way_ms + 14.0 - 5.0 - 7.0, abs=0.01)

@@ -6,7 +6,7 @@ import json
 import pytest
 from aiohttp import web
 
-from din_extproc.tools.demo.check import DemoCheckFailed, Player
+from din_extproc.tools.demo.check import DemoCheckFailed, DemoClient
 from din_extproc.tools.demo.plan import TRIAL_RPM
 from tests.unit.tools.demo.test_plan import plan
 
@@ -85,7 +85,7 @@ async def play(gateway: FakeGateway, tmp_path, names=TITLES) -> list[str]:
     async with gateway.serving() as port:
         made = plan(tmp_path)
         served = type(made)(**{name: getattr(made, name) for name in made.__struct_fields__} | {"listener_port": port})
-        async with Player(served, gateway.end_node) as player:
+        async with DemoClient(served, gateway.end_node) as player:
             by_name = {check.__name__: check for _, check in player.checks()}
             assert list(by_name) == TITLES
             return [await by_name[name]() for name in names]

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from din_extproc.tools.demo.processes import ChildFailed, Children, accepts, accepts_unix, free_ports, serves
+from din_extproc.tools.demo.processes import ChildFailed, Children, free_ports, http_ready, tcp_ready, unix_ready
 from tests.support.waiting import eventually, turns, until
 
 SLEEP = [sys.executable, "-c", "import signal; signal.pause()"]
@@ -33,39 +33,39 @@ async def test_a_child_is_waited_for_until_it_serves(tmp_path):
     (port,) = free_ports(1)
     async with Children(tmp_path) as children:
         command = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1", "--directory", tmp_path]
-        child = await children.start("web", command, ready=serves(f"http://127.0.0.1:{port}/"))
-        assert await accepts("127.0.0.1", port)()
+        child = await children.start("web", command, ready=http_ready(f"http://127.0.0.1:{port}/"))
+        assert await tcp_ready("127.0.0.1", port)()
         assert child.exit_code is None
     assert child.exit_code is not None
-    assert not await accepts("127.0.0.1", port)()
+    assert not await tcp_ready("127.0.0.1", port)()
 
 
 async def test_a_unix_socket_is_ready_when_it_accepts(tmp_path):
     path = tmp_path / "s"
-    assert not await accepts_unix(path)()
+    assert not await unix_ready(path)()
     server = await asyncio.start_unix_server(lambda _, writer: writer.close(), path)
     async with server:
-        assert await accepts_unix(path)()
+        assert await unix_ready(path)()
 
 
 async def test_a_child_that_ends_early_is_told_with_its_last_words(tmp_path):
     program = "print('one'); print('the port is taken'); raise SystemExit(3)"
     async with Children(tmp_path) as children:
-        with pytest.raises(ChildFailed, match=r"(?s)node-a ended with exit code 3 before it served.*the port is taken"):
-            await children.start("node-a", [sys.executable, "-c", program], ready=accepts("127.0.0.1", 1))
+        with pytest.raises(ChildFailed, match=r"(?s)node-a ended with exit code 3 before it was ready.*the port is taken"):
+            await children.start("node-a", [sys.executable, "-c", program], ready=tcp_ready("127.0.0.1", 1))
 
 
 async def test_a_child_that_never_serves_is_told_and_ended(tmp_path):
     async with Children(tmp_path) as children:
-        with pytest.raises(ChildFailed, match=r"slow did not serve within 0\.3 s"):
-            await children.start("slow", SLEEP, ready=accepts("127.0.0.1", 1), timeout_s=0.3)
+        with pytest.raises(ChildFailed, match=r"slow was not ready within 0\.3 s"):
+            await children.start("slow", SLEEP, ready=tcp_ready("127.0.0.1", 1), timeout_s=0.3)
         pid = children.newest.pid
     assert not alive(pid)
 
 
 async def test_a_program_that_is_not_there_is_told(tmp_path):
     async with Children(tmp_path) as children:
-        with pytest.raises(ChildFailed, match=r"ghost can't be started"):
+        with pytest.raises(ChildFailed, match=r"ghost failed to start"):
             await children.start("ghost", [tmp_path / "nothing"], ready=at_once)
 
 

@@ -213,6 +213,8 @@ def test_an_engine_that_becomes_slower_does_so_at_its_next_token():
     sequence = SimulatedSequence(100, 101)
     engine.submit(sequence, 0.0)
     engine.step(0.1)
-    engine.use(EngineSpec(max_model_len=1000, max_num_seqs=4, prefill_rate=1000, decode_rate=50, batch_slowdown=0.1, kv_tokens=4000), 0.595)
+    engine.change_spec(
+        EngineSpec(max_model_len=1000, max_num_seqs=4, prefill_rate=1000, decode_rate=50, batch_slowdown=0.1, kv_tokens=4000), 0.595
+    )
     run(engine)
     assert sequence.finished == pytest.approx(0.6 + 50 * 0.02)

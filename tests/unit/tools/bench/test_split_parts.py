@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from din_extproc.domain.timing import GatewayTimes
 from din_extproc.measure.answer import NodeTimes, TimedAnswer
 from din_extproc.tools.bench.clocks import ClockOffset, MeasuredClock, TimedExchange
-from din_extproc.tools.bench.plot import svg
-from din_extproc.tools.bench.split import PARTS, Apart, Split, split
+from din_extproc.tools.bench.plot import draw_svg
+from din_extproc.tools.bench.split_parts import PARTS, Split, SplitReport, split_request
 
 START = 1_800_000_000.0
 KNOWN = ClockOffset(-1.0, 1.0)
@@ -35,7 +35,7 @@ def exchange(spans: dict[str, float], *, gateway_ms: float = 0.0, node_says: boo
 
 
 def taken(one: TimedExchange, gateway: ClockOffset = KNOWN) -> Split:
-    found = split(one, gateway)
+    found = split_request(one, gateway)
     assert isinstance(found, Split), found
     return found
 
@@ -100,14 +100,14 @@ def as_dict(times: GatewayTimes) -> dict:
 )
 def test_what_is_missing_is_said(missing, words):
     one = exchange(SPANS)
-    found = split(TimedExchange(START, one.answer, GatewayTimes(**{**as_dict(one.gateway), missing: None})), KNOWN)
+    found = split_request(TimedExchange(START, one.answer, GatewayTimes(**{**as_dict(one.gateway), missing: None})), KNOWN)
     assert isinstance(found, str)
     assert words in found
-    assert split(TimedExchange(START, TimedAnswer(1.0, trouble="rate_limit_exceeded"), one.gateway), KNOWN) == "rate_limit_exceeded"
+    assert split_request(TimedExchange(START, TimedAnswer(1.0, trouble="rate_limit_exceeded"), one.gateway), KNOWN) == "rate_limit_exceeded"
 
 
-def apart(*splits: Split, clocks: tuple[MeasuredClock, ...] = (), failed: dict[str, int] | None = None) -> Apart:
-    return Apart("2026-11-30T12:00:00+00:00", "http://g", "m<&>", 50.0, splits, clocks, failed or {})
+def apart(*splits: Split, clocks: tuple[MeasuredClock, ...] = (), failed: dict[str, int] | None = None) -> SplitReport:
+    return SplitReport("2026-11-30T12:00:00+00:00", "http://g", "m<&>", 50.0, splits, clocks, failed or {})
 
 
 def test_the_verdict_is_that_of_the_worst_request_and_of_the_clocks():
@@ -126,7 +126,7 @@ def test_the_verdict_is_that_of_the_worst_request_and_of_the_clocks():
 
 
 def test_the_picture_is_whole_and_shows_every_part_that_took_time():
-    text = svg(apart(taken(exchange(SPANS)), taken(exchange({**SPANS, "queue": 0.0}, gateway_ms=400.0))))
+    text = draw_svg(apart(taken(exchange(SPANS)), taken(exchange({**SPANS, "queue": 0.0}, gateway_ms=400.0))))
     tree = ET.fromstring(text)
     titles = [found.text for found in tree.iter("{http://www.w3.org/2000/svg}title")]
     assert [title for title in titles if title.startswith("queue:")] == ["queue: 20.0 ms"] * 2
@@ -134,4 +134,4 @@ def test_the_picture_is_whole_and_shows_every_part_that_took_time():
     assert "up to 530.0 ms" in text
     assert "m&lt;&amp;&gt;" in text
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "").replace("http://g", "")
-    assert svg(apart()).count("<svg") == 1
+    assert draw_svg(apart()).count("<svg") == 1
