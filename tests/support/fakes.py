@@ -9,7 +9,6 @@ from aiohttp import web
 from din_extproc.admit.ledger import Claim, Denied, Granted, LimitsUnavailable, RateLimitStatus
 from din_extproc.domain.request import RequestHead
 from din_extproc.domain.response import PASS, Replacement, ResponseHead, Treatment
-from din_extproc.domain.usage import ExchangeRecord, FailedAttempt
 from din_extproc.domain.verdict import ImmediateResponse, RefusalCode, Send, Verdict, error_body
 
 Decision = Callable[[RequestHead, bytes], Awaitable[Verdict]]
@@ -117,21 +116,14 @@ class BrokenLedger:
         return not known
 
 
-class FakeSchool:
-    """Both learners and the observer: keeps what it was taught and told."""
+class FakeLearner:
+    """Both learners of exchanges: keeps what it was taught."""
 
     def __init__(self) -> None:
         self.lessons: list[tuple[object, ...]] = []
-        self.finished_ids: list[str] = []
 
     def learn(self, *lesson: object) -> None:
         self.lessons.append(lesson)
-
-    def finished(self, record: ExchangeRecord) -> None:
-        self.finished_ids.append(record.request_id)
-
-    def attempt_failed(self, attempt: FailedAttempt) -> None:
-        """Nothing is learned from it."""
 
 
 class FakeRegistry:

@@ -4,6 +4,7 @@ Rule: it does not need a request plane in its process; they share the counters i
 """
 
 import logging
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from din_extproc.admit.ledger import Ledger
@@ -14,7 +15,8 @@ from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.probe.envoy_admin import DroppedLogs
 from din_extproc.flow.calibrators import TokenCalibrators
-from din_extproc.flow.settlement import ExchangeObserver, SettlementService
+from din_extproc.flow.learning import ExchangeLearner
+from din_extproc.flow.settlement import SettlementService
 from din_extproc.observe.accesslog import fluentd_records, records
 from din_extproc.observe.mixture import DtypeMixture
 from din_extproc.roles.serve.decision_view import half_lives_s, node_names
@@ -30,6 +32,11 @@ _LOOK_S = 1.0
 _ASK_S = 5.0
 _REMEMBERED_NODES = 50_000
 
+ExchangeObserver = Callable[[ExchangeRecord], None]
+"""Gets every finished exchange once; the record is final. It costs microseconds and never raises."""
+AttemptObserver = Callable[[FailedAttempt], None]
+"""Gets every failed attempt at a node; its exchange may go on."""
+
 
 class AccountingPlane:
     """Settles finished exchanges and learns from them.
@@ -38,7 +45,8 @@ class AccountingPlane:
         settings: The configuration.
         ledger: The rate-limit counters.
         background: Runs settlement.
-        observer: Gets every finished exchange and every failed attempt.
+        observers: Get every finished exchange, after those of this class.
+        attempt_observers: Get every failed attempt, after the breakers.
         gauges: Learns prompt lengths.
         outputs: Learns output lengths.
         health: Gets the outcome of requests.
@@ -49,20 +57,30 @@ class AccountingPlane:
         settings: Settings,
         ledger: Ledger,
         background: Background,
-        observer: ExchangeObserver,
+        observers: Iterable[ExchangeObserver],
+        attempt_observers: Iterable[AttemptObserver],
         gauges: TokenCalibrators,
         outputs: OutputHistory,
         health: HealthMonitor,
     ) -> None:
-        self._health = health
-        self._observer = observer
         self._nodes = node_names(settings)
         self._described = {node.id: node for pool in settings.pools for node in pool.nodes}
         self._background = background
         self._gauges = gauges
         self._outputs = outputs
         self._paces = NodePaces(half_lives_s(settings))
-        self.settler = SettlementService(ledger, gauges, outputs, observer)
+        self.settler = SettlementService(ledger)
+        self._observers: tuple[ExchangeObserver, ...] = (
+            lambda record: health.finished(record, SystemClock.monotonic()),
+            lambda record: self._paces.learn(record, SystemClock.monotonic()),
+            self._tally,
+            ExchangeLearner(gauges, outputs).on_exchange,
+            *observers,
+        )
+        self._attempt_observers: tuple[AttemptObserver, ...] = (
+            lambda attempt: health.attempt_failed(attempt, SystemClock.monotonic()),
+            *attempt_observers,
+        )
         self._registered: dict[str, str] = {}
         """Node id by endpoint. Nodes that left stay, because their last log entries arrive later."""
         self._tallies: dict[str, tuple[int, int]] = {}
@@ -136,15 +154,13 @@ class AccountingPlane:
         self._unreadable += 1
 
     def _on_record(self, record: ExchangeRecord | FailedAttempt) -> None:
-        now = SystemClock.monotonic()
         if isinstance(record, FailedAttempt):
-            self._health.attempt_failed(record, now)
-            self._observer.attempt_failed(record)
+            for on_attempt in self._attempt_observers:
+                on_attempt(record)
             return
-        self._health.finished(record, now)
-        self._paces.learn(record, now)
-        self._tally(record)
         self._background.start(self.settler.settle(record))
+        for on_exchange in self._observers:
+            on_exchange(record)
 
     def _tally(self, record: ExchangeRecord) -> None:
         """Count the exchange for or against its node. An impossible token usage counts as a failure, even of a good answer."""

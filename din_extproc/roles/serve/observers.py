@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from din_extproc import __version__
 from din_extproc.audit.records import Event
-from din_extproc.domain.usage import ExchangeRecord, FailedAttempt
 from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.redis.ledger import Runner
@@ -21,6 +20,7 @@ from din_extproc.observe.exchange_metrics import ExchangeMetrics
 from din_extproc.observe.families import Family, labelled, one
 from din_extproc.observe.recent import Recent
 from din_extproc.registry.table import NodeEvent
+from din_extproc.roles.serve.accounting_plane import AttemptObserver, ExchangeObserver
 from din_extproc.roles.serve.audit_recorder import AuditRecorder
 from din_extproc.roles.serve.decision_view import node_number
 from din_extproc.roles.serve.double_checks import DoubleChecks
@@ -107,22 +107,22 @@ class ExchangeObservers:
         if compared and self._background is not None:
             self._background.start(self.checks.on_results(compared))
 
-    def finished(self, record: ExchangeRecord) -> None:
-        """Pass a settled exchange to every observer."""
-        self._counters.finished(record)
-        self._metrics.finished(record)
-        self._usage.finished(record)
-        self.recent.finished(record, SystemClock.monotonic())
-        self._log.finished(record)
+    def exchange_observers(self) -> Iterator[ExchangeObserver]:
+        """Return what every finished exchange is passed to."""
+        yield self._counters.finished
+        yield self._metrics.finished
+        yield self._usage.finished
+        yield lambda record: self.recent.finished(record, SystemClock.monotonic())
+        yield self._log.finished
         if self._auditor is not None:
-            self._auditor.finished(record)
+            yield self._auditor.finished
         if self._exporter is not None:
-            self._exporter.finished(record)
+            yield self._exporter.finished
 
-    def attempt_failed(self, attempt: FailedAttempt) -> None:
-        """Pass a failed attempt to the spans."""
+    def attempt_observers(self) -> Iterator[AttemptObserver]:
+        """Return what every failed attempt is passed to."""
         if self._exporter is not None:
-            self._exporter.attempt_failed(attempt)
+            yield self._exporter.attempt_failed
 
     def on_node_events(self, events: list[NodeEvent]) -> None:
         """Record that nodes joined, changed or left."""

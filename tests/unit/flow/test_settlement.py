@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from din_extproc.admit.ledger import Claim, Granted
 from din_extproc.admit.local import LocalLedger
 from din_extproc.domain.tenant import Budget, RateLimits
-from din_extproc.domain.usage import ExchangeRecord, Outcome, Tags, Usage
+from din_extproc.domain.usage import ExchangeRecord, Outcome, Usage
 from din_extproc.flow.settlement import SettlementService
-from tests.support.fakes import BrokenLedger, FakeSchool
+from tests.support.fakes import BrokenLedger
 from tests.support.waiting import turns
 
 RECORD = ExchangeRecord(
@@ -45,62 +45,20 @@ async def test_the_real_cost_replaces_the_reservation_and_the_slot_is_free() -> 
     ledger = LocalLedger(lambda: 0)
     claim = Claim("r-1", "finance", (Budget("tenant", RateLimits(tpm=1000, max_streams=1)),), 300, 60_000)
     await ledger.reserve(claim)
-    school = FakeSchool()
-    assert await SettlementService(ledger, school, school, school).settle(RECORD)
+    assert await SettlementService(ledger).settle(RECORD)
     after = await ledger.reserve(replace(claim, request_id="r-2", tokens=950))
     assert isinstance(after, Granted)
     assert after.status.remaining_tokens == 0
 
 
-async def test_real_usage_teaches_and_everyone_is_told_once() -> None:
-    school = FakeSchool()
-    assert await SettlementService(BrokenLedger(mended=True), school, school, school).settle(RECORD)
-    assert school.lessons == [("m", (1.0, 2.0), 3, 40), ("finance", "m", 10)]
-    assert school.finished_ids == ["r-1"]
-
-
-async def test_answers_to_several_prompts_teach_how_long_one_is() -> None:
-    school = FakeSchool()
-    assert await SettlementService(BrokenLedger(mended=True), school, school, school).settle(replace(RECORD, tags=Tags("m", answers=4)))
-    assert school.lessons[-1] == ("finance", "m", 3)
-
-
-@pytest.mark.parametrize(
-    ("record", "lessons"),
-    [
-        (replace(RECORD, usage=Usage(44, 10, estimated=True)), []),
-        (replace(RECORD, usage=Usage(0, 0), outcome=Outcome.UPSTREAM_ERROR), []),
-        (replace(RECORD, features=()), [("finance", "m", 10)]),
-        (replace(RECORD, outcome=Outcome.CLIENT_CANCELLED), [("m", (1.0, 2.0), 3, 40)]),
-    ],
-)
-async def test_nothing_is_learned_from_guesses_and_cut_answers(record: ExchangeRecord, lessons: list[object]) -> None:
-    school = FakeSchool()
-    await SettlementService(BrokenLedger(mended=True), school, school, school).settle(record)
-    assert school.lessons == lessons
-
-
-async def test_a_busy_second_teaches_as_much_of_each_tenant_and_model_as_is_worth_it() -> None:
-    school = FakeSchool()
-    settler = SettlementService(BrokenLedger(mended=True), school, school, school)
-    busy = [replace(numbered(number), started_at=7.0 + number / 200) for number in range(100)]
-    for record in (*busy, replace(RECORD, tenant="other", started_at=7.9), replace(RECORD, started_at=8.1)):
-        await settler.settle(record)
-    outputs = [lesson for lesson in school.lessons if len(lesson) == 3]
-    assert outputs == [("finance", "m", 10)] * 20 + [("other", "m", 10), ("finance", "m", 10)]
-    assert len(school.finished_ids) == 102
-
-
 async def test_what_reserved_nothing_costs_no_trip() -> None:
-    school = FakeSchool()
     refused = replace(RECORD, outcome=Outcome.REFUSED, reserved_tokens=0, usage=Usage(0, 0))
-    assert await SettlementService(BrokenLedger(), school, school, school).settle(refused)
-    assert school.finished_ids == ["r-1"]
+    assert await SettlementService(BrokenLedger()).settle(refused)
 
 
 async def test_records_wait_while_the_counters_are_gone_and_count_once_afterwards() -> None:
-    ledger, school = BrokenLedger(), FakeSchool()
-    settler = SettlementService(ledger, school, school, school)
+    ledger = BrokenLedger()
+    settler = SettlementService(ledger)
     assert [await settler.settle(numbered(number)) for number in range(3)] == [False, False, False]
     assert not await settler.retry()
     assert settler.waiting == 3
@@ -108,12 +66,11 @@ async def test_records_wait_while_the_counters_are_gone_and_count_once_afterward
     assert await settler.retry()
     assert (settler.waiting, settler.dropped) == (0, 0)
     assert ledger.settled == {f"r-{number}": 50 for number in range(3)}
-    assert school.finished_ids == ["r-0", "r-1", "r-2"]
 
 
 async def test_the_oldest_are_given_up_when_too_many_wait() -> None:
-    ledger, school = BrokenLedger(), FakeSchool()
-    settler = SettlementService(ledger, school, school, school, capacity=2)
+    ledger = BrokenLedger()
+    settler = SettlementService(ledger, capacity=2)
     for number in range(5):
         await settler.settle(numbered(number))
     ledger.mended = True
@@ -127,8 +84,7 @@ async def test_a_record_outlives_the_cancellation_of_its_settlement() -> None:
             await asyncio.Event().wait()
             return True
 
-    school = FakeSchool()
-    settler = SettlementService(Stuck(), school, school, school)
+    settler = SettlementService(Stuck())
     task = asyncio.create_task(settler.settle(RECORD))
     await turns()
     task.cancel()
@@ -138,8 +94,8 @@ async def test_a_record_outlives_the_cancellation_of_its_settlement() -> None:
 
 
 async def test_two_retries_at_once_settle_each_record_once() -> None:
-    ledger, school = BrokenLedger(), FakeSchool()
-    settler = SettlementService(ledger, school, school, school)
+    ledger = BrokenLedger()
+    settler = SettlementService(ledger)
     for number in range(3):
         await settler.settle(numbered(number))
     ledger.mended = True
