@@ -134,7 +134,7 @@ def test_an_exchange_that_is_tried_on_every_node_costs_one_request_and_is_settle
 
 
 def test_an_exchange_that_another_node_answers_costs_what_that_node_did(stack, sims):
-    before = stack.status()["counts"]
+    before = stack.all_accounted()["counts"]
     for sim in sims[:2]:
         sim.fail("unavailable")
     replies = [stack.chat(ask(), tenant_name="acme") for _ in range(3)]

@@ -142,6 +142,16 @@ def test_a_queue_makes_those_wait_that_were_refused(tmp_path: Path) -> None:
     assert changes == {"(no rule) -> fast (small), after a wait": ("refused: concurrency_limit_exceeded", 2)}
 
 
+def test_a_request_that_another_proxy_asked_about_is_replayed_as_such(tmp_path: Path) -> None:
+    asked = [sent(second, tokens=9000, pool="", entry="ext_authz") for second in range(3)]
+    unknown = sent(5, pool="", entry="ext_authz", model="elsewhere", alias="elsewhere", asked_for="elsewhere")
+    folder, same = recorded(tmp_path, *asked, unknown), settings(tmp_path, "same")
+    assert replay((folder,), same, None).lines() == ["4 requests decided again, 0 fare otherwise"]
+    closed = settings(tmp_path, "after", lambda content: content["tenants"][0].update(models=["small"]))
+    [change] = replay((folder,), closed, None).changes
+    assert (change.requests, change.before, change.after) == (1, "passed (elsewhere)", "refused: model_not_allowed")
+
+
 def test_a_tenant_that_is_gone_and_a_key_that_is_gone_are_refused(tmp_path: Path) -> None:
     folder = recorded(tmp_path, sent(1), sent(2, "other"))
     after = settings(tmp_path, "after", lambda content: content["tenants"].pop())
