@@ -15,6 +15,8 @@ from din_extproc.domain.tenant import Budget, RateLimits
 _EMPTY = BudgetCounters()
 SHARED_OWNER = "\0network"
 """Owner of the counters that all tenants share; no tenant can have this name."""
+FEW_STREAMS = 8
+"""A smaller limit of concurrent requests is never roomy."""
 _OVERSIZE_MS = 1 << 62
 """Longer than any wait."""
 
@@ -54,7 +56,10 @@ class InMemoryLedger:
         shadow_denial = self._find_denial(claim, states, now_ms, enforced=False) if shadow else None
         states = [_charge(budget.limits, state, claim.tokens, now_ms) for budget, state in zip(claim.budgets, states, strict=True)]
         after = _status(claim.budgets, states, now_ms)
-        answer = Granted(after, None if shadow_denial is None else msgspec.structs.replace(shadow_denial, status=after))
+        if shadow_denial is None:
+            answer = Granted(after, roomy=all(self._is_roomy(claim.tenant, budget) for budget in claim.budgets))
+        else:
+            answer = Granted(after, msgspec.structs.replace(shadow_denial, status=after))
         self._write(claim, states, answer, now_ms)
         return answer
 
@@ -143,6 +148,12 @@ class InMemoryLedger:
             yield "tpm", limits.tpm, state.token_wait_ms(claim.tokens, limits.tpm)
         if limits.max_streams is not None:
             yield "max_streams", limits.max_streams, self._lease_wait_ms(_owner(claim.tenant, budget), budget, now_ms)
+
+    def _is_roomy(self, tenant: str, budget: Budget) -> bool:
+        """Return whether at most half of the budget's slots are taken, one more included. A small limit is never roomy."""
+        limit = budget.limits.max_streams
+        held = len(self.leases.get((_owner(tenant, budget), budget.scope), {}))
+        return limit is None or (limit >= FEW_STREAMS and 2 * (held + 1) <= limit)
 
     def _lease_wait_ms(self, owner: str, budget: Budget, now_ms: int) -> int:
         """Return the time until enough leases have expired for one more request, assuming no release or renewal; 0: there is room."""

@@ -56,6 +56,8 @@ class Granted(Struct, frozen=True, gc=False):
     status: RateLimitStatus
     shadow_denial: Denied | None = None
     """The denial by budgets that are not enforced."""
+    roomy: bool = False
+    """At most half of the slots of every budget are taken, so their release can wait for the settlement."""
 
 
 class Ledger(Protocol):

@@ -122,6 +122,8 @@ class Decision(Struct, frozen=True, gc=False, kw_only=True):
     standing: RateLimitStatus
     would_refuse: str
     """The limit that would have refused it, were it enforced; "" when none would."""
+    roomy: bool
+    """Slots are plentiful: their release can wait for the settlement."""
     picked: NodeSelection
 
 

@@ -136,6 +136,7 @@ async def decide(
         claim=claim,
         standing=granted.status,
         would_refuse=unenforced(granted),
+        roomy=granted.roomy,
         picked=picked,
     )
 

@@ -84,6 +84,8 @@ class _GrantedRequest(Struct, frozen=True, gc=False):
     taken: NodeLease
     engine: str
     """Of the pool that it goes to."""
+    releases: bool
+    """Its slots are scarce: they are released at its end, not with its settlement."""
     translated: NodeRequest | None
     """What the node was asked, when its answer is to be translated; without the body, which went with the verdict."""
 
@@ -162,7 +164,7 @@ class ExtProcHandler(ExchangeHandler):
             return decision
         order = decision.order
         translated = None if order.dialect is None else replace(order, body=b"")
-        self._held = _GrantedRequest(decision.picked.taken, decision.target.pool.engine, translated)
+        self._held = _GrantedRequest(decision.picked.taken, decision.target.pool.engine, not decision.roomy, translated)
         context.live[self.request_id] = self.account
         if context.admissions is not None:
             context.admissions.append(admission(decision, self, wall))
@@ -194,7 +196,8 @@ class ExtProcHandler(ExchangeHandler):
 
     def ended(self) -> None:
         """Free node and slot; the access log tells the rest."""
-        if self._let_go():
+        releases = self._held is not None and self._held.releases
+        if self._let_go() and releases:
             self._context.start(self._release())
 
     def _let_go(self) -> bool:

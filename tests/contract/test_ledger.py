@@ -181,14 +181,22 @@ async def test_the_status_tells_the_tightest_budget_of_each_dimension(limits):
             limit_tokens=400,
             remaining_tokens=300,
             reset_tokens_ms=15_000,
-        )
+        ),
+        roomy=True,
     )
 
 
 async def test_no_limit_no_status(limits):
-    assert await limits.ask(RateLimits(), RateLimits()) == Granted(RateLimitStatus())
-    assert await limits.ask() == Granted(RateLimitStatus())
+    assert await limits.ask(RateLimits(), RateLimits()) == Granted(RateLimitStatus(), roomy=True)
+    assert await limits.ask() == Granted(RateLimitStatus(), roomy=True)
     assert await limits.ask(RateLimits(max_streams=2)) == Granted(RateLimitStatus())
+
+
+async def test_slots_are_roomy_until_half_of_them_are_taken_and_never_where_there_are_few(limits):
+    wide, narrow = RateLimits(max_streams=10), RateLimits(max_streams=7)
+    assert not (await limits.ask(narrow)).roomy
+    assert [(await limits.ask(wide)).roomy for _ in range(6)] == [True] * 4 + [False] * 2
+    assert not (await limits.ask(RateLimits(max_streams=100), narrow)).roomy
 
 
 async def test_reserving_twice_charges_once_and_answers_the_same(limits):

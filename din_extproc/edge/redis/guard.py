@@ -26,7 +26,7 @@ _PRESENT_MS: Final = 5000
 _MOST_OWED: Final = 10_000
 _LATER: Final = "TRYAGAIN"
 """What a cluster says while the tenant's keys are on their way to another master."""
-_UNMETERED: Final = Granted(RateLimitStatus())
+_UNMETERED: Final = Granted(RateLimitStatus(), roomy=True)
 
 
 class OnError(StrEnum):

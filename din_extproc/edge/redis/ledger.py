@@ -35,7 +35,7 @@ _DIMENSIONS: Final = ("", "rpm", "tpm", "max_streams", "oversize")
 _LONGEST_PLAIN_TENANT: Final = 64
 _REMEMBERED: Final = 8192
 """Requests whose scopes are known without asking Redis; older ones cost one look-up when they end."""
-_UNLIMITED: Final = Granted(RateLimitStatus())
+_UNLIMITED: Final = Granted(RateLimitStatus(), roomy=True)
 
 
 class Runner(Protocol):
@@ -270,7 +270,9 @@ class RedisLedger:
             if len(self._held) >= _REMEMBERED:
                 del self._held[next(iter(self._held))]
             self._held[claim.tenant, claim.request_id] = request, plan.end
-        return Granted(_standing(reply), None if reply[0] == 1 else _denied(plan, reply))
+        if reply[0] == 1:
+            return Granted(_standing(reply), roomy=reply[2] == 1)
+        return Granted(_standing(reply), _denied(plan, reply))
 
     async def renew(self, tenant: str, request_id: str, lease_ms: int) -> bool:
         """Keep the slots of a request that still runs. False: it is unknown, or has ended."""

@@ -10,7 +10,8 @@
 -- ARGV[3n+4]           request id
 -- ARGV[3n+5]           tokens
 -- ARGV[3n+6]           lease in ms
--- RETURNS {1, again, 0, 0, 0, standing} granted (again 1: it was before, under whatever budgets; this is that answer),
+-- RETURNS {1, again, roomy, 0, 0, standing} granted (again 1: it was before, under whatever budgets; this is that answer;
+--         roomy 1: slots are plentiful, so their release can wait for the settlement),
 --         or {0, budget, dimension, limit, retry after ms, standing} denied,
 --         or {2, budget, dimension, limit, retry after ms, standing} granted, though that budget, which is only counted, says no.
 --         budget counts from 1; dimension is 1 rpm, 2 tpm, 3 max_streams, 4 oversize;
@@ -25,6 +26,7 @@
 -- The same arithmetic in Python: admit/budget.py and admit/twin.py.
 
 local SLOTS, UNIT, KEEP = 61, 60000, 120000
+local FEW_STREAMS = 8 -- a smaller limit is never roomy
 local SLOT = '\0\0\0'
 local call, read, sub, rep, max, floor = redis.call, struct.unpack, string.sub, string.rep, math.max, math.floor
 
@@ -67,7 +69,7 @@ local function refuse(budget, dimension, limit, wait)
   end
 end
 
-local states, crowded = {}, {}
+local states, crowded, roomy = {}, {}, 1
 local limit_requests, left_requests, reset_requests = -1, math.huge, -1
 local limit_tokens, left_tokens, reset_tokens = -1, math.huge, -1
 
@@ -112,6 +114,7 @@ for i = 1, budgets do
   if streams > 0 then
     local leases = KEYS[budgets + 1 + i]
     local held = call('ZCARD', leases)
+    if streams < FEW_STREAMS or 2 * (held + 1) > streams then roomy = 0 end
     if held >= streams then
       local last = call('ZRANGE', leases, held - streams, held - streams, 'WITHSCORES')
       if tonumber(last[2]) > now then refuse(i, 3, streams, tonumber(last[2]) - now) end
@@ -146,7 +149,7 @@ for i = 1, budgets do
   end
 end
 
-local reply = refusal or overlooked or {1, 0, 0, 0, 0}
+local reply = refusal or overlooked or {1, 0, roomy, 0, 0}
 if reply[3] == 4 then reply[5] = 0 end
 reply[6], reply[7], reply[8] = limit_requests, limit_requests < 0 and -1 or left_requests, reset_requests
 reply[9], reply[10], reply[11] = limit_tokens, limit_tokens < 0 and -1 or left_tokens, reset_tokens
