@@ -61,7 +61,7 @@ class Client:
         self.drive.cancel()
         self.flow.ended()
         if self.sent:  # Envoy's access log tells how it ended
-            await plane.desk.ledger.settle(self.name, self.flow._request_id, 0)
+            await plane.desk.ledger.settle(self.name, self.flow.request_id, 0)
 
 
 async def test_a_thousand_cancels_at_random_await_points_leave_every_counter_at_zero(tmp_path):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.operator import Operator
+from tests.support.operating import Operator
 from tests.support.servers import EngineSim
 from tests.support.stack import Stack, node, tenant
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.operator import READER, Operator, admin_keys
+from tests.support.operating import READER, Operator, admin_keys
 from tests.support.servers import EngineSim, RedisServer, together
 from tests.support.stack import Stack, node, tenant
 
