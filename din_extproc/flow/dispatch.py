@@ -23,6 +23,8 @@ from din_extproc.route.table import Routed
 
 _DIALECTS = {Operation.MESSAGES: "messages", Operation.RESPONSES: "responses"}
 """How clients of an operation expect errors in their stream, where that is not as chat completions have them."""
+_RETRY_LONGER = (("x-envoy-retry-on", "retriable-status-codes"), ("x-envoy-retriable-status-codes", "400,413,422"))
+"""Envoy also tries the next node when this one calls the request too long, whichever of these its engine says so with."""
 _SECRETS = ("authorization", "x-api-key")
 _NO_METADATA: Mapping[str, str | float | bool] = {}
 _as_json = msgspec.json.Encoder().encode
@@ -52,6 +54,7 @@ def dispatch(granted: Decision, request: PendingRequest, parsed: ParsedRequest, 
             *_trace(request),
             *_version(granted.routed, target.pool, granted.intent),
             *limits(granted.intent, target.pool, granted.picked).headers(),
+            *(_RETRY_LONGER if granted.picked.retries_longer else ()),
             *(() if path is None else _original(head.path, path)),
         ),
         response_headers=answer_headers,

@@ -38,13 +38,20 @@ class RequestSize(Struct, frozen=True, gc=False):
     tokens: int
     at_least: int
     """Where the estimate may be too high: the request is at least this long. Equal to `tokens` when it was counted."""
+    at_most: int
+    """Where the estimate may be too low, likewise."""
 
     @classmethod
     def of(cls, intent: Intent, band: float) -> "RequestSize":
         """By the estimate, and by what share of it, but for what was counted, it may be wrong; no output asked for: one token."""
         estimate = intent.estimate.longest or intent.estimate
         tokens = estimate.tokens + (1 if intent.output_each is None else intent.output_each)
-        return cls(tokens, tokens if estimate.exact else tokens - int(band * (estimate.tokens - estimate.fixed)))
+        slack = 0 if estimate.exact else int(band * (estimate.tokens - estimate.fixed))
+        return cls(tokens, tokens - slack, tokens + slack)
+
+    def demand(self, versions: Constraint) -> Demand:
+        """What the request asks of nodes."""
+        return Demand(self.tokens, self.at_least, self.at_most, versions.text, versions.allows)
 
 
 class PlacementTarget(Struct, frozen=True, gc=False):
@@ -67,6 +74,8 @@ class NodeSelection(Struct, frozen=True, gc=False):
     """The chosen one's until `free`."""
     timeout_ms: int | None = None
     """How long the answer may take; None: as long as any."""
+    retries_longer: bool = False
+    """The chosen one's context may turn out too short: then the next one, whose context is longer, is to be tried."""
     spares: tuple[Node, ...] = ()
     """Of the pool that takes over: the one that is tried last, and who stands in for it. Before them `nodes` has one for every try."""
 
@@ -136,6 +145,8 @@ class NodeSelector:
             if gate is not None and gate.shut_until is not None and first.code is RefusalCode.NO_HEALTHY_NODE:
                 refusal = shut(gate, now)
         elif gate is None or not (why := self.shares.holds_back(routed.pool.name, gate, now)):
+            if size.tokens > first.longest and (longer := self._longer_fallback(routed, size, now)) is not None:
+                return longer
             return PlacementTarget(routed.pool, first, spare=self._spare(routed, size, now))
         else:
             refusal = shut(None, now)
@@ -157,10 +168,14 @@ class NodeSelector:
         nodes = picker.pick(tries, ask) if not self.shares.partial else self._shared_out(target.pool.name, picker, tries, ask)
         if isinstance(nodes, Refusal):
             return nodes
+        longer = tries > 1 and ask.worst_tokens > nodes[0].max_seq_len < target.ranking.longest
+        if longer:
+            nodes = _longer_second(nodes, target.ranking, tries)
         spares: tuple[Node, ...] = ()
         if target.spare is not None and (spares := self._spare_nodes(target.spare[0].name, target.spare[1], ask)) and len(nodes) < tries:
             nodes = (nodes * tries)[:tries]
-        picked = NodeSelection(nodes, NodeLease(nodes[0].id, ask.prompt_tokens, ask.output_tokens, long=long), timeout_ms, spares)
+        lease = NodeLease(nodes[0].id, ask.prompt_tokens, ask.output_tokens, long=long)
+        picked = NodeSelection(nodes, lease, timeout_ms, longer, spares)
         self.load.add_lease(picked.taken, ask.now)
         return picked
 
@@ -220,6 +235,13 @@ class NodeSelector:
             return None
         return routed.fallback, second
 
+    def _longer_fallback(self, routed: Routed, size: RequestSize, now: float) -> PlacementTarget | None:
+        """The rule's other pool for a request that is too long for this one by the estimate, when it holds it by the estimate."""
+        second = self._fallback(routed, size, now)
+        if second is None or size.tokens > second[1].longest:
+            return None
+        return PlacementTarget(second[0], second[1], RefusalCode.CONTEXT_LENGTH_EXCEEDED.code)
+
     def _spare(self, routed: Routed, size: RequestSize, now: float) -> tuple[Pool, Ranking] | None:
         """The pool that takes over in flight, of those nodes that can take the request."""
         fallback = routed.fallback
@@ -256,21 +278,21 @@ class NodeSelector:
         return shares.in_line(first, nodes, tries)
 
     def _ranking(self, pool: Pool, versions: Constraint, size: RequestSize, now: float) -> Ranking | Refusal:
-        segment = size.tokens // SEGMENT_TOKENS
+        segment = size.at_most // SEGMENT_TOKENS
         key = (pool.name, versions.text, segment)
         found = self.cache.find(key, now)
         if found is None:
             upper = (segment + 1) * SEGMENT_TOKENS - 1
-            found = self.cache.store(key, self._rank(pool, versions, upper, upper), now)
+            found = self.cache.store(key, self._rank(pool, versions, RequestSize(upper, upper, upper)), now)
         if isinstance(found, Refusal):  # a node's limit may lie within the segment, or within the estimate's error
-            return self._rank(pool, versions, size.tokens, size.at_least)
+            return self._rank(pool, versions, size)
         return found
 
-    def _rank(self, pool: Pool, versions: Constraint, tokens: int, at_least: int) -> Ranking | Refusal:
+    def _rank(self, pool: Pool, versions: Constraint, size: RequestSize) -> Ranking | Refusal:
         nodes = self._fleets.get(pool.name)
         if nodes is None:
             nodes = self._fleets[pool.name] = group_by_shape(self.shares.left(self.members.nodes(pool.name)))
-        demand = Demand(tokens, at_least, versions.text, versions.allows)
+        demand = size.demand(versions)
         shapes = filter_shapes(nodes, demand)
         if isinstance(shapes, Refusal):
             return self._refused(pool, demand, shapes)
@@ -291,3 +313,13 @@ class NodeSelector:
             whole = self._whole[pool.name] = group_by_shape(everyone)
         reason = filter_shapes(whole, demand)
         return reason if isinstance(reason, Refusal) else shut(None, 0.0)
+
+
+def _longer_second(nodes: tuple[Node, ...], ranking: Ranking, tries: int) -> tuple[Node, ...]:
+    """The chosen node, then one with a longer context: the best of those that were named, else any of the longest."""
+    first = nodes[0]
+    longer = next((node for node in nodes if node.max_seq_len > first.max_seq_len), None)
+    if longer is None:
+        longer = next(node for node in ranking.nodes if node.max_seq_len == ranking.longest)
+    rest = (node for node in nodes[1:] if node is not longer)
+    return (first, longer, *rest)[:tries]

@@ -301,7 +301,16 @@ def select_node(
 ) -> NodeSelection | Refusal:
     """Stage 9: a node of the pool, which has the request from now on."""
     prompt_tokens = pool.intent.prompt_tokens
-    ask = PlacementRequest(prompt_tokens, max(0, claim.tokens - prompt_tokens), now, request.chance, request.prefix)
+    parsed = request.parsed
+    worst = 0 if parsed is None or pool.intent.estimate.exact else len(parsed.body) + (pool.intent.output_each or 1)
+    ask = PlacementRequest(
+        prompt_tokens=prompt_tokens,
+        output_tokens=max(0, claim.tokens - prompt_tokens),
+        now=now,
+        chance=request.chance,
+        prefix=request.prefix,
+        worst_tokens=worst,
+    )
     return context.placer.pick(pool.target, ask)
 
 

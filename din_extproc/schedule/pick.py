@@ -58,13 +58,16 @@ class Ranking(Struct, frozen=True, gc=False):
     """None: the pool has no long-tail limit."""
     nodes: tuple[Node, ...] = ()
     """The set."""
+    longest: int = 0
+    """The longest context among them, in tokens."""
 
 
 def build_ranking(pool: Pool, nodes: tuple[Node, ...], load: LoadModel) -> Ranking:
     """Build the pool's configured strategy for these nodes, at least one."""
     kind = STRATEGIES[pool.scheduler]
     strategy = kind.make(nodes, load, msgspec.convert(pool.scheduler_options, kind.options))
-    return Ranking(strategy, None if pool.long_tail is None else TailGate(nodes, load, pool.long_tail), nodes)
+    tail = None if pool.long_tail is None else TailGate(nodes, load, pool.long_tail)
+    return Ranking(strategy, tail, nodes, max(node.max_seq_len for node in nodes))
 
 
 class NodeShape(Struct, frozen=True, gc=False, order=True):
@@ -93,6 +96,8 @@ class Demand(Struct, frozen=True, gc=False):
     """Estimated prompt plus requested output."""
     min_tokens: int
     """Lower bound of `tokens`, given the estimate's error."""
+    max_tokens: int
+    """Upper bound of `tokens`, likewise."""
     version: str
     accepts: Callable[[str], bool]
     """Returns whether a model version meets the constraint `version`."""
@@ -101,7 +106,8 @@ class Demand(Struct, frozen=True, gc=False):
 def filter_shapes(shapes: Iterable[NodeShape], demand: Demand) -> tuple[NodeShape, ...] | Refusal:
     """Return the shapes that can take the request, or a refusal that names the first requirement that no shape meets.
 
-    If the request is too long only by the estimate, the shapes with the longest context are returned: the engine counts exactly.
+    Shapes that hold the request even if the estimate is too low come before those that hold it only by the estimate. If the request is
+    too long only by the estimate, the shapes with the longest context are returned: the engine counts exactly.
     """
     offered = sorted(shapes)
     if not offered:
@@ -114,7 +120,7 @@ def filter_shapes(shapes: Iterable[NodeShape], demand: Demand) -> tuple[NodeShap
             f"No node serves a version that meets {demand.version!r}; in service: {versions}.",
             param="x-din-model-version",
         )
-    roomy = tuple(shape for shape in versioned if shape.max_seq_len >= demand.tokens)
+    roomy = tuple(shape for shape in versioned if shape.max_seq_len >= demand.max_tokens)
     if roomy:
         return roomy
     longest = max(shape.max_seq_len for shape in versioned)

@@ -18,3 +18,5 @@ class PlacementRequest(Struct, frozen=True, gc=False):
     """A random integer per request: it selects the sample of a large pool and the order of equal nodes."""
     prefix: int = 0
     """Hash of the prompt's prefix, equal for prompts that start alike; 0: unknown."""
+    worst_tokens: int = 0
+    """Prompt and output could need so many tokens, however wrong the estimate is; 0: they were counted."""

@@ -173,7 +173,8 @@ def test_responses_and_messages_reach_an_engine_that_has_them(client):
     assert (response.status_code, response.json()["object"]) == (200, "response"), response.text
     message = client.post("/v1/messages", json={"model": "smollm2", "messages": HELLO, "max_tokens": 4})
     assert (message.status_code, message.json()["type"]) == (200, "message"), message.text
-    assert client.post("/v1/messages", json={"model": "short", "messages": HELLO, "max_tokens": 4}).json()["code"] == "path_not_found"
+    message = client.post("/v1/messages", json={"model": "short", "messages": HELLO, "max_tokens": 4})
+    assert (message.status_code, message.json()["type"]) == (200, "message"), message.text
 
 
 def test_llama_cpp_takes_its_own_name_for_a_penalty_and_counts_what_it_is_allowed(client):

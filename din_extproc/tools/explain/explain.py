@@ -32,7 +32,7 @@ from din_extproc.roles.serve.decision_view import make_view
 from din_extproc.route.table import Routed
 from din_extproc.route.versions import Constraint
 from din_extproc.schedule.load import LoadModel
-from din_extproc.schedule.pick import Demand, NodeShape, filter_shapes, group_by_shape
+from din_extproc.schedule.pick import NodeShape, filter_shapes, group_by_shape
 from din_extproc.schedule.placement_request import PlacementRequest
 from din_extproc.settings.settings import Settings
 from din_extproc.tools.explain.explanation import Candidate, ExplainedIntent, Explanation, refused
@@ -223,7 +223,7 @@ def _dropped(pool: str, placer: NodeSelector, versions: Constraint, size: Reques
     everyone = placer.members.nodes(pool)
     nodes = placer.shares.left(everyone)
     said = {row.node.id: row.health.said for row in rows if row.health is not None}
-    shapes = filter_shapes(group_by_shape(nodes), Demand(size.tokens, size.at_least, versions.text, versions.allows))
+    shapes = filter_shapes(group_by_shape(nodes), size.demand(versions))
     fit = () if isinstance(shapes, Refusal) else shapes
     found = [
         Candidate(node=node.id, pool=pool, why=_why(node, versions, size))

@@ -22,7 +22,7 @@ from din_extproc.flow.pool_membership import PoolMembership
 from din_extproc.flow.view import DecisionView, facts
 from din_extproc.intent.read import ParsedRequest, parse_request
 from din_extproc.route.table import CompiledRule, Routed
-from din_extproc.schedule.pick import Demand, filter_shapes, group_by_shape
+from din_extproc.schedule.pick import filter_shapes, group_by_shape
 from din_extproc.tools.verify.sample_request import SampleRequest, invertible, variants, wishes
 
 _OPERATIONS = (
@@ -202,9 +202,9 @@ class RouteCoverage:
 
     def _nodes(self, routed: Routed, reading: ParsedRequest) -> tuple[Node, ...] | Refusal:
         """Return the nodes that certainly can serve the request, even if the estimate is too high."""
-        tokens = RequestSize.of(reading.intent, band=0.0).tokens
+        size = RequestSize.of(reading.intent, band=0.0)
         shapes = group_by_shape(self._members.nodes(routed.pool.name))
-        fit = filter_shapes(shapes, Demand(tokens, tokens, routed.versions.text, routed.versions.allows))
+        fit = filter_shapes(shapes, size.demand(routed.versions))
         return fit if isinstance(fit, Refusal) else tuple(node for shape in fit for node in shapes[shape])
 
 

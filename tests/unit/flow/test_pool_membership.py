@@ -10,7 +10,7 @@ from din_extproc.route.versions import ANY
 from din_extproc.schedule.load import LoadModel
 from din_extproc.schedule.placement_request import PlacementRequest
 
-SIZE = RequestSize(100, 100)
+SIZE = RequestSize(100, 100, 100)
 
 
 def node(name, version="1.0", port=8000):

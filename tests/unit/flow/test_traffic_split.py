@@ -15,7 +15,7 @@ from din_extproc.schedule.load import LoadModel
 from din_extproc.schedule.pick import STRATEGIES
 from din_extproc.schedule.placement_request import PlacementRequest
 
-SIZE = RequestSize(100, 100)
+SIZE = RequestSize(100, 100, 100)
 OPEN = BreakerSnapshot(BreakerState.OPEN, 0.0, 30.0, 0.0, "3 consecutive failures")
 HALF_OPEN = BreakerSnapshot(BreakerState.HALF_OPEN, 0.0, None, 0.05)
 CLOSED = BreakerSnapshot(BreakerState.CLOSED, 0.0)
@@ -86,9 +86,9 @@ def test_without_a_fallback_the_refusal_says_when_a_node_is_tried_again():
 def test_what_only_an_open_node_could_take_is_no_request_that_is_too_long():
     worker = Worker(pool("p", node("n0", 32768), node("n1", 8192)))
     worker.judge({"n0": OPEN})
-    refused = worker.send(size=RequestSize(10_000, 10_000))
+    refused = worker.send(size=RequestSize(10_000, 10_000, 10_000))
     assert (refused.code, refused.retry_after_ms) == (RefusalCode.NO_HEALTHY_NODE, 1000)
-    assert worker.send(size=RequestSize(40_000, 40_000)).code is RefusalCode.CONTEXT_LENGTH_EXCEEDED
+    assert worker.send(size=RequestSize(40_000, 40_000, 40_000)).code is RefusalCode.CONTEXT_LENGTH_EXCEEDED
     assert worker.send()[1] == "n1"
 
 
@@ -220,7 +220,7 @@ def test_no_node_that_is_left_out_or_on_trial_takes_over():
 def test_only_a_node_with_room_for_it_takes_over():
     moving = Moving(pool("p", node("n0")), pool("q", node("n8", 4096), node("n9", 8192)))
     assert moving.names()[1] in {"n8n9", "n9n8"}
-    assert moving.names(RequestSize(5000, 5000)) == ("n0n0", "n9")
+    assert moving.names(RequestSize(5000, 5000, 5000)) == ("n0n0", "n9")
 
 
 def test_without_one_that_can_take_over_a_pool_names_its_own_as_ever():

@@ -56,8 +56,25 @@ def reading(at=0.0, **said):
     return HeartbeatReading(Heartbeat(state=NodeState.READY, sequence=1, **said), at)
 
 
-def demand(tokens: int, version: str = "", accepts=lambda _version: True, at_least: int | None = None) -> Demand:
-    return Demand(tokens=tokens, min_tokens=tokens if at_least is None else at_least, version=version, accepts=accepts)
+def demand(
+    tokens: int, version: str = "", accepts=lambda _version: True, at_least: int | None = None, at_most: int | None = None
+) -> Demand:
+    return Demand(
+        tokens=tokens,
+        min_tokens=tokens if at_least is None else at_least,
+        max_tokens=tokens if at_most is None else at_most,
+        version=version,
+        accepts=accepts,
+    )
+
+
+def test_near_a_boundary_the_node_that_surely_fits_is_preferred():
+    shapes = (NodeShape("1", 4096), NodeShape("1", 8192))
+    assert filter_shapes(shapes, demand(3000, at_most=3900)) == shapes
+    assert filter_shapes(shapes, demand(3900, at_most=5000)) == shapes[1:]
+    assert filter_shapes(shapes, demand(8000, at_least=5600, at_most=10_400)) == shapes[1:], "none surely fits: the longest"
+    assert filter_shapes(shapes, demand(9000, at_least=6300, at_most=11_700)) == shapes[1:]
+    assert isinstance(filter_shapes(shapes, demand(12_000, at_least=8400, at_most=15_600)), Refusal)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
