@@ -132,9 +132,9 @@ def ramp(field: Field) -> Figures:
     health = {"open_s": 1, "trial_share": 0.2, "trials": 2, "ramp": {"from": _RAMP_FROM, "over_s": ramp_s}, "probe": False}
     with _engines(4) as sims, Stack(_config(sims, health)) as stack:
         sims[0].fail("unavailable")
-        stack.eventually(lambda: bool(stack.chat() and stack.status()["breakers"]["nodes"].get("n0")), "open", 30)
+        stack.eventually(lambda: bool(stack.chat() and stack.status()["breakers"]["nodes"].get("n0")), "open")
         sims[0].fail("")
-        stack.eventually(lambda: bool(stack.chat()) and _state(stack) == "ramping", "the ramp", 60)
+        stack.eventually(lambda: bool(stack.chat()) and _state(stack) == "ramping", "the ramp")
         began_s = stack.status()["breakers"]["nodes"]["n0"]["for_s"]
         seen = asyncio.run(_load(stack.url, ramp_s, []))
     parts = 5

@@ -87,7 +87,7 @@ def test_while_the_disk_is_full_the_policy_decides_and_afterwards_the_log_goes_o
         ready = httpx.get(f"{stack.admin_url}/readyz")
         expected = (503, "the audit log can't be written, `on_full: refuse`: [Errno 27]") if stack.policy == "refuse" else (200, "ready")
         assert (ready.status_code, ready.text[: len(expected[1])]) == expected
-    stack.eventually(lambda: stack.chat().status_code == 200 and not audit(stack)["failing"], "it is written again", 30)
+    stack.eventually(lambda: stack.chat().status_code == 200 and not audit(stack)["failing"], "it is written again")
     assert httpx.get(f"{stack.admin_url}/readyz").status_code == 200
     assert stack.status()["counts"]["faults"] == 0
     stack.eventually(lambda: not stack.status()["exchanges"]["open"] and stack.redis_keys(":lease:") == [], "every slot is free")

@@ -346,10 +346,10 @@ def test_a_node_that_comes_and_goes_under_load_fails_only_streams_that_had_begun
         running = [clients.submit(client) for _ in range(6)]
         for _ in range(2):
             here = len(seen)
-            stack.eventually(lambda here=here: len(seen) > here + 12, "requests go on", 30)
+            stack.eventually(lambda here=here: len(seen) > here + 12, "requests go on")
             first.end()
             here = len(seen)
-            stack.eventually(lambda here=here: len(seen) > here + 12, "requests go on without it", 30)
+            stack.eventually(lambda here=here: len(seen) > here + 12, "requests go on without it")
             first.start()
         stop.set()
         for each in running:

@@ -109,11 +109,11 @@ def started(stack: Stack, kind: str, tokens: int) -> list[Stream]:
 def died(stack, engines) -> tuple[list[Stream], list[Stream]]:
     """Streams that were under way, and streams that had been sent and not begun, when both nodes of their pool were killed."""
     early = started(stack, "under-way", LONG)
-    stack.eventually(lambda: all(each.tokens for each in early), "fifty streams are under way", 60)
+    stack.eventually(lambda: all(each.tokens for each in early), "fifty streams are under way")
     for name in ("big-1", "big-2"):
         engines[name].fail("stall")
     late = started(stack, "not-begun", SHORT)
-    stack.eventually(lambda: stack.status()["exchanges"]["open"] >= 2 * EACH, "a hundred streams", 60)
+    stack.eventually(lambda: stack.status()["exchanges"]["open"] >= 2 * EACH, "a hundred streams")
     for name in ("big-1", "big-2"):
         engines[name].end()
     for each in (*early, *late):
@@ -150,8 +150,8 @@ def test_no_slot_stays_taken_and_every_exchange_is_settled_once(died, stack):
 
 def test_tokens_are_settled_exactly(died, stack, engines):
     early, late = died
-    stack.eventually(lambda: {each.trace for each in (*early, *late)} <= audited(stack).keys(), "every stream is in the audit log", 30)
-    stack.eventually(lambda: in_redis(stack) == metrics(stack), f"Redis is told {in_redis(stack)} {metrics(stack)}", 30)
+    stack.eventually(lambda: {each.trace for each in (*early, *late)} <= audited(stack).keys(), "every stream is in the audit log")
+    stack.eventually(lambda: in_redis(stack) == metrics(stack), f"Redis is told {in_redis(stack)} {metrics(stack)}")
     records, engine = audited(stack), made(engines[name] for name in ("small-1", "small-2"))
 
     def charged(streams: list[Stream]) -> tuple[int, int]:
@@ -189,4 +189,4 @@ def test_the_pool_is_used_again_once_its_nodes_are_back(died, stack, engines):
         assert reply.status_code == 200
         return reply.headers["x-din-node-id"].startswith("big-") and "x-bxagent-degraded" not in reply.headers
 
-    stack.eventually(back, "the pool answers", 30)
+    stack.eventually(back, "the pool answers")

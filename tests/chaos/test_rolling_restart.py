@@ -124,7 +124,7 @@ def test_a_configuration_that_envoy_refuses_leaves_the_one_in_use(stack):
     epochs = stack.epochs()
     (stack.folder / "envoy.yaml").write_text("admin: { adress: nowhere }\n")
     stack.envoy.send_signal(signal.SIGHUP)
-    stack.eventually(lambda: "Envoy rejects" in stack.log("envoy"), "a refusal", 30)
+    stack.eventually(lambda: "Envoy rejects" in stack.log("envoy"), "a refusal")
     assert "adress" in stack.log("envoy")
     (stack.folder / "envoy.yaml").write_text(good)
     assert stack.epochs() == epochs

@@ -74,7 +74,7 @@ def test_fifty_clients_that_leave_lock_nobody_out(stack, when):
         elif when == "before the first byte":
             stack.eventually(lambda: stack.status()["exchanges"]["open"] == 1, "it is under way")
         leaver.leave()
-        stack.eventually(lambda: not stack.status()["exchanges"]["open"], f"place {number} is given back", seconds=5)
+        stack.eventually(lambda: not stack.status()["exchanges"]["open"], f"place {number} is given back")
         if number % 10 == 9:
             stack.eventually(lambda: stack.chat(ask(1, stream=False), tenant_name="single").status_code == 200, "the next one passes")
     stack.eventually(lambda: stack.redis_keys(":lease:") == [], "no place is taken")
@@ -109,8 +109,8 @@ class Crowd:
         self.clients: list[Future[None]] = []
 
     def __enter__(self) -> Self:
-        self._stack.eventually(lambda: self._stack.chat(ask(1)).status_code == 200, "requests pass again", 60)
-        self._stack.eventually(lambda: self._stack.redis_keys(":lease:") == [], "places of an earlier crowd are free", 60)
+        self._stack.eventually(lambda: self._stack.chat(ask(1)).status_code == 200, "requests pass again")
+        self._stack.eventually(lambda: self._stack.redis_keys(":lease:") == [], "places of an earlier crowd are free")
         self.clients = [self._pool.submit(self._read) for _ in range(STREAMS)]
         self._begun.wait(30)
         return self

@@ -72,7 +72,7 @@ def test_a_node_joins_and_answers_with_every_port_on_ipv6_and_redis_on_a_unix_so
                     replies.append(client.post("/v1/chat/completions", json=body))
                     return replies[-1].status_code == 200
 
-                stack.eventually(answered, "an answer", 30)
+                stack.eventually(answered, "an answer")
             assert replies[-1].headers["x-din-node-id"] == "gpu-1"
             assert len(events(replies[-1].text)) > 2
             stack.eventually(lambda: stack.status()["counts"]["outcomes"].get("completed") == 1, "it is settled")

@@ -124,7 +124,7 @@ def test_a_full_queue_refuses_at_once_and_a_client_that_leaves_makes_room(stack)
         assert 1 <= int(reply.headers["retry-after"]) <= 4
         assert int(reply.headers["retry-after-ms"]) <= QUEUE["max_wait_ms"]
         leaver.result()
-        stack.eventually(lambda: queue(stack)["left"] == before["left"] + 1, "its place in the queue is free", 2.0)
+        stack.eventually(lambda: queue(stack)["left"] == before["left"] + 1, "its place in the queue is free")
         assert {each.result().status_code for each in waiting} == {429}
         assert queue(stack)["full"] == before["full"] + 1
     stack.settled(0)
@@ -239,7 +239,7 @@ def test_a_key_is_made_rotated_with_an_overlap_and_revoked_while_it_runs(stack):
     assert successor["key"].rpartition("_")[2] not in text
     assert (stack.folder / "keys.yaml").stat().st_mode & 0o077 == 0
     keys(stack, "revoke", made["id"])
-    stack.eventually(lambda: status_with(stack, made["key"]) == 401, "it is refused", 3.0)
+    stack.eventually(lambda: status_with(stack, made["key"]) == 401, "it is refused")
     assert status_with(stack, successor["key"]) == 200
     gone = keys(stack, "rotate", successor["id"], "--overlap-hours", "0", "--json")
     stack.eventually(lambda: status_with(stack, successor["key"]) == 401, "without an overlap it has expired")
@@ -250,4 +250,4 @@ def test_a_revoked_key_of_the_configuration_is_refused_though_the_file_still_has
     assert status_with(stack, key_of("batch")) == 200
     said = keys(stack, "revoke", "batch")["said"]
     assert "remove it from din.yaml" in said
-    stack.eventually(lambda: status_with(stack, key_of("batch")) == 401, "it is refused", 3.0)
+    stack.eventually(lambda: status_with(stack, key_of("batch")) == 401, "it is refused")

@@ -77,7 +77,8 @@ class Scripted(Struct, frozen=True):
             "close": b"connection: close",
         }
         lines = [b"HTTP/1.1 %d Said So" % self.status, *(b"%s: %s" % each for each in self.headers)]
-        return b"\r\n".join([*lines, *([] if self.bodiless else [framing[self.framing]]), b"", b""])
+        said = not self.bodiless or self.framing == "close"  # who ends the connection says so, or the next request is sent on it
+        return b"\r\n".join([*lines, *([framing[self.framing]] if said else []), b"", b""])
 
 
 class Engine(socketserver.ThreadingTCPServer):

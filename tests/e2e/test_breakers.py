@@ -95,7 +95,7 @@ def test_it_is_tried_again_after_its_pause_and_comes_back(stack, engines):
     until_open(stack, "a-1")
     engines["a-1"].fail("")
     engines["a-1"].forget()
-    stack.eventually(lambda: breakers(stack).get("a-1") == "half_open", "half open", 5)
+    stack.eventually(lambda: breakers(stack).get("a-1") == "half_open", "half open")
     first = [stack.chat().headers["x-din-node-id"] for _ in range(7)]
     assert first.count("a-1") <= 1, "a part of its half"
     deadline = time.monotonic() + 20

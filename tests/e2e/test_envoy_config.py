@@ -14,7 +14,8 @@ from aiohttp import web
 from din_extproc.control.listener import EDIT_ROOM_BYTES
 from din_extproc.control.topology import HealthCheck, Outlier, Retry, Timeouts
 from din_extproc.domain.verdict import RefusalCode, error_body
-from tests.support.rig import Answer, Reply, Rig, Route, fetch, rig, until
+from tests.support.rig import Answer, Reply, Rig, Route, fetch, rig
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
 

@@ -59,6 +59,7 @@ def test_names_that_clients_make_up_add_no_series(stack):
         assert client.post(PATH, json={"model": "unknown", "messages": []}).status_code == 404
         round_of_requests(20)
         stack.settled(23)
+        stack.eventually(lambda: any(each.startswith("din_node_running{") for each in series(stack)), "the node's own page was read")
         before = series(stack)
         round_of_requests(200)
         stack.settled(23 + 202)

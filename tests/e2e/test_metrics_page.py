@@ -108,7 +108,7 @@ def test_every_metric_has_a_value_once_what_it_counts_has_happened(stack, engine
     under_way.start()
     try:
         with contextlib.suppress(AssertionError):
-            stack.eventually(lambda: all_seen(stack, missing), "all have one", 15)
+            stack.eventually(lambda: all_seen(stack, missing), "all have one")
     finally:
         under_way.join()
     assert missing == set()

@@ -60,7 +60,7 @@ class Network:
         agent = NodeStack(engine.address, self.registries[0], token_file=str(token), node=node)
         self.agents[name] = self._stack.enter_context(agent)
         for gateway in self.gateways:
-            gateway.eventually(lambda gateway=gateway: engine.address in hosts(gateway), f"{name} in Envoy", 30)
+            gateway.eventually(lambda gateway=gateway: engine.address in hosts(gateway), f"{name} in Envoy")
 
 
 def hosts(gateway: Stack) -> set[str]:
@@ -126,7 +126,7 @@ def test_a_draining_node_ends_its_stream_and_gets_nothing_new(network):
         mine = next(stream for stream in streams if stream.headers["x-din-node-id"] == name)
         network.agents[name].agent.terminate()
         for each in network.gateways:
-            each.eventually(lambda each=each: engine.address not in hosts(each), "the node is out of Envoy", 30)
+            each.eventually(lambda each=each: engine.address not in hosts(each), "the node is out of Envoy")
         gone = time.monotonic()
         before = engine.seen()[0]["requests"]
         gateway.eventually(lambda: sum(load.after(gone).values()) > 40, "more requests")

@@ -84,7 +84,7 @@ def test_an_agent_joins_a_real_registry_survives_its_loss_and_leaves(agent, side
     assert "joined" in joined["pools"]
     assert (joined["beat"]["waiting"], joined["beat"]["running"], joined["beat"]["kv_cache_usage"]) == (0, 0, 0.0)
     sidecar.redis.restart()
-    sidecar.eventually(lambda: agent.health()[1]["registered"] and is_ready(sidecar, "gpu-1"), "a node that registered anew", 30)
+    sidecar.eventually(lambda: agent.health()[1]["registered"] and is_ready(sidecar, "gpu-1"), "a node that registered anew")
     agent.agent.terminate()
     assert agent.wait() == 0
     sidecar.eventually(lambda: row(sidecar, "gpu-1") is None, "a node that left")

@@ -41,7 +41,7 @@ def health(stack: Stack, name: str) -> dict:
 
 def test_one_replica_asks_both_know_and_a_stuck_engine_is_left_out_by_both(replicas, engines):
     for stack in replicas:
-        stack.eventually(lambda stack=stack: all(health(stack, name).get("ttft_ms") for name in ("n0", "n1")), "times to first tokens", 20)
+        stack.eventually(lambda stack=stack: all(health(stack, name).get("ttft_ms") for name in ("n0", "n1")), "times to first tokens")
     assert sum(stack.status()["breakers"]["probes"]["asked_here"] for stack in replicas) == 1
     totals, asked = engines[0].seen()
     assert totals["completion_tokens"] == totals["completed"], "each costs one token"
@@ -49,13 +49,13 @@ def test_one_replica_asks_both_know_and_a_stuck_engine_is_left_out_by_both(repli
     engines[0].pause()
     try:
         for stack in replicas:
-            stack.eventually(lambda stack=stack: health(stack, "n0")["state"] == "open", "n0 is left out", 30)
+            stack.eventually(lambda stack=stack: health(stack, "n0")["state"] == "open", "n0 is left out")
             assert "no token within 1.5 s" in health(stack, "n0")["reason"]
             assert stack.chat().headers["x-din-node-id"] == "n1", "no client had to find out"
     finally:
         engines[0].resume()
     for stack in replicas:
-        stack.eventually(lambda stack=stack: health(stack, "n0")["state"] == "closed", "n0 is back, by probes alone", 60)
+        stack.eventually(lambda stack=stack: health(stack, "n0")["state"] == "closed", "n0 is back, by probes alone")
 
 
 def test_when_the_replica_that_asks_goes_the_other_one_does(replicas, engines):
@@ -63,9 +63,9 @@ def test_when_the_replica_that_asks_goes_the_other_one_does(replicas, engines):
     first.sidecar.terminate()
     first.sidecar.wait(30)
     try:
-        second.eventually(lambda: second.status()["breakers"]["probes"]["asked_here"], "the other asks", 20)
+        second.eventually(lambda: second.status()["breakers"]["probes"]["asked_here"], "the other asks")
         engines[0].forget()
-        second.eventually(lambda: engines[0].seen()[0]["requests"] > 0, "it does ask", 20)
+        second.eventually(lambda: engines[0].seen()[0]["requests"] > 0, "it does ask")
         assert second.status()["breakers"]["probes"]["asked_here"]
     finally:
         first.start_sidecar()

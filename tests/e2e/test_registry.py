@@ -317,12 +317,12 @@ def test_while_redis_is_paused_the_last_view_routes_on_and_is_called_stale(pair)
     two.eventually(lambda: two.picked() == "10.0.0.1:8000", "it is used")
     with one.redis.paused():
         for each in pair:
-            each.eventually(lambda each=each: each.nodes()["gpu-1"]["stale"], "it is called stale", 20)
+            each.eventually(lambda each=each: each.nodes()["gpu-1"]["stale"], "it is called stale")
         time.sleep(DEAD_AFTER_S)
         assert [each.nodes()["gpu-1"]["state"] for each in pair] == ["ready", "ready"]
     for each in pair:
-        each.eventually(lambda each=each: not each.nodes()["gpu-1"]["stale"], "it is shared again", 20)
-        each.eventually(lambda each=each: each.picked() == "10.0.0.1:8000", "it is used", 20)
+        each.eventually(lambda each=each: not each.nodes()["gpu-1"]["stale"], "it is shared again")
+        each.eventually(lambda each=each: each.picked() == "10.0.0.1:8000", "it is used")
 
 
 def test_grpc_says_the_same_as_http_and_tells_every_change(pair):

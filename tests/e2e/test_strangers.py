@@ -229,7 +229,7 @@ def test_no_secret_is_written_down_or_shown_whatever_goes_wrong(stack, engine):
     for each in bad:
         stack.write({**stack.sections, **each})
         stack.sidecar.send_signal(1)
-        stack.eventually(lambda: stack.status()["configuration"]["rejected_successor"] != "", f"refused: {each}", 5)
+        stack.eventually(lambda: stack.status()["configuration"]["rejected_successor"] != "", f"refused: {each}")
     stack.write(stack.sections)
     stack.eventually(lambda: stack.status()["configuration"]["rejected_successor"] == "", "the good file is taken again")
     with stack.redis.paused():

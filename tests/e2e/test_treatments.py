@@ -10,7 +10,7 @@ from aiohttp import ClientSession, ClientTimeout, web
 
 from din_extproc.domain.response import BufferedTranslation, Replacement, StreamTranslation
 from din_extproc.domain.verdict import Send
-from tests.support.rig import until
+from tests.support.waiting import until
 from tests.support.wired import MIB, wired
 
 pytestmark = pytest.mark.e2e

@@ -15,7 +15,7 @@ from din_extproc.edge.grpc.h2_server import H2ServerCall
 from din_extproc.edge.inline_task import InlineTask
 from din_extproc.wire.exchange import Exchange
 from tests.support.clients import Http1, Http2, connected
-from tests.support.rig import until
+from tests.support.waiting import until
 from tests.support.wired import MIB, BareNode, Wired, wired
 
 pytestmark = pytest.mark.e2e

@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from tests.support.clients import Broken, Http1, Http2, connected
-from tests.support.rig import until
+from tests.support.waiting import until
 from tests.support.wired import MIB, BareNode, echo, reset, wired
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]

@@ -91,10 +91,10 @@ def change(stack: Stack, configuration: dict[str, Any]) -> None:
     text, before = stack.config_file.read_text(), stack.status()["configuration"]["fingerprint"]
     stack.write(configuration)
     if stack.config_file.read_text() != text:
-        stack.eventually(lambda: stack.status()["configuration"]["fingerprint"] != before, "the change is in use", 20)
+        stack.eventually(lambda: stack.status()["configuration"]["fingerprint"] != before, "the change is in use")
     expected = {each["address"] for each in configuration["pools"]["p"]["nodes"]}
-    stack.eventually(lambda: hosts(stack) == expected, f"the nodes {expected}", 20)
-    stack.eventually(lambda: in_sync(stack), f"Envoy has it all: {stack.status()['xds']}", 20)
+    stack.eventually(lambda: hosts(stack) == expected, f"the nodes {expected}")
+    stack.eventually(lambda: in_sync(stack), f"Envoy has it all: {stack.status()['xds']}")
 
 
 def in_sync(stack: Stack) -> bool:
@@ -192,7 +192,7 @@ def test_a_new_pool_is_known_to_envoy_before_its_first_request_and_leaves_after_
     change(settled, config(engines))
     settled.eventually(lambda: settled.chat(model="n").status_code == 404, "the pool is no more")
     assert "q" in clusters(settled)
-    settled.eventually(lambda: "q" not in clusters(settled), "the cluster goes", 20)
+    settled.eventually(lambda: "q" not in clusters(settled), "the cluster goes")
     assert in_sync(settled)
 
 
@@ -308,7 +308,7 @@ def test_envoy_goes_on_without_the_sidecar_and_finds_it_again(settled, engines):
     assert hosts(settled) == known
     assert settled.chat().status_code in {500, 503}  # nobody decides; the nodes are known all the same
     settled.start_sidecar()
-    settled.eventually(lambda: in_sync(settled), "Envoy is back", 20)
+    settled.eventually(lambda: in_sync(settled), "Envoy is back")
     assert settled.chat().status_code == 200
     change(settled, config(engines, "b"))
 

@@ -112,7 +112,7 @@ class Asker:
         self._fault("")
         self.stack.eventually(lambda: not self.stack.status()["exchanges"]["open"], "the slot is free again")
         try:
-            self.stack.eventually(lambda: self._cancelled() > before, "it is told as cancelled", seconds=5)
+            self.stack.eventually(lambda: self._cancelled() > before, "it is told as cancelled")
         except AssertionError:
             return "not told as cancelled"
         return "ok"

@@ -30,6 +30,7 @@ from din_extproc.control.topology import SocketAddress, Topology, UnixSocket
 from din_extproc.domain.node import Endpoint, Node, Pool
 from din_extproc.edge.process.envoy_binary import find_envoy
 from tests.support.servers import free_port
+from tests.support.waiting import until
 
 _BOOT_SECONDS = 30.0
 
@@ -299,14 +300,6 @@ async def fetch(port: int, method: str, path: str, headers: dict[str, str] | Non
             connection.close()
 
     return await asyncio.to_thread(exchange)
-
-
-async def until(holds: Callable[[], Any]) -> None:
-    """Wait, ten seconds at most, for something to become true."""
-    deadline = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < deadline, "it did not happen within ten seconds"
-        await asyncio.sleep(0.01)
 
 
 @dataclass

@@ -32,6 +32,7 @@ from din_extproc.roles.configure.render import render_envoy
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
 from tests.support.servers import RedisServer, free_port
+from tests.support.waiting import eventually
 
 _BOOT_SECONDS = 60.0
 
@@ -167,12 +168,12 @@ class Stack:
 
     def status(self) -> dict[str, Any]:
         """The sidecar's `/status`."""
-        with urllib.request.urlopen(f"{self.admin_url}/status", timeout=5, context=self.tls) as reply:
+        with urllib.request.urlopen(f"{self.admin_url}/status", timeout=30, context=self.tls) as reply:
             return json.loads(reply.read())
 
     def envoy_stats(self, contains: str) -> dict[str, int]:
         """Envoy's counters and gauges whose name contains this."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.envoy_admin_port}/stats?filter={contains}", timeout=5) as reply:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.envoy_admin_port}/stats?filter={contains}", timeout=30) as reply:
             lines = [line.rpartition(": ") for line in reply.read().decode().splitlines()]
         return {name: int(value) for name, _, value in lines if value.isdigit()}
 
@@ -194,12 +195,9 @@ class Stack:
         with redis.Redis(port=self.redis.port, decode_responses=True) as connection:
             return sorted(connection.scan_iter(f"*{contains}*"))
 
-    def eventually(self, holds: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
+    def eventually(self, holds: Callable[[], Any], what: Any) -> None:
         """Wait until it holds."""
-        deadline = time.monotonic() + seconds
-        while not holds():
-            assert time.monotonic() < deadline, f"never happened: {what}"
-            time.sleep(0.02)
+        eventually(holds, what)
 
     def settled(self, exchanges: int) -> dict[str, Any]:
         """The sidecar's status once so many exchanges are accounted for and none is open."""
@@ -208,7 +206,7 @@ class Stack:
             status = self.status()
             return sum(status["counts"]["outcomes"].values()) >= exchanges and not status["exchanges"]["open"]
 
-        self.eventually(done, f"{exchanges} settled exchanges; {self.status()}")
+        self.eventually(done, lambda: f"{exchanges} settled exchanges; {self.status()}")
         return self.status()
 
     def all_accounted(self) -> dict[str, Any]:
@@ -218,7 +216,7 @@ class Stack:
             counts = self.status()["counts"]
             return sum(counts["outcomes"].values()) >= counts["sent"] + sum(counts["refused"].values())
 
-        self.eventually(done, f"every decided request is accounted for; {self.status()}")
+        self.eventually(done, lambda: f"every decided request is accounted for; {self.status()}")
         return self.status()
 
     def stop(self) -> None:
@@ -267,7 +265,7 @@ def events(text: str) -> list[Any]:
     return [json.loads(each) for each in data if each != "[DONE]"]
 
 
-def raw_request(port: int, data: bytes, seconds: float = 10.0) -> bytes:
+def raw_request(port: int, data: bytes, seconds: float = 60.0) -> bytes:
     """Bytes to the listener, and all that comes back until it closes."""
     with socket.create_connection(("127.0.0.1", port), timeout=seconds) as connection:
         connection.sendall(data)

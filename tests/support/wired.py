@@ -19,7 +19,8 @@ from din_extproc.edge.grpc.ext_proc import ExtProcService
 from din_extproc.edge.grpc.h2_server import H2Server
 from din_extproc.edge.grpc.services import AccessLogService, HealthService
 from tests.support.fakes import FakeConductor
-from tests.support.rig import Rig, rig, until
+from tests.support.rig import Rig, rig
+from tests.support.waiting import until
 
 MIB = 1 << 20
 CAP = 9 * MIB
