@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PY     := $(BIN)/python
-JOBS   ?= 4
+# Most tests wait for others: one more at once than there are cores, four at most.
+JOBS   ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? cores + 1 : 4)))
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
@@ -32,11 +33,11 @@ demo: setup ## Envoy, Redis, the sidecar and real small models on loopback; Ctrl
 demo-check: setup ## start the demo, play a client against it, stop it
 	@$(BIN)/din-extproc demo --check
 
-test: setup ## every test, as many files at once as there are cores (JOBS=4: at most so many)
-	@$(PY) -m pytest -n logical --maxprocesses $(JOBS) --dist loadfile
+test: setup ## every test, JOBS=3 files at once
+	@$(PY) -m pytest -n $(JOBS) --dist loadfile
 
 test-fast: setup ## unit, property and contract tests: a minute and a half on two cores
-	@$(PY) -m pytest -n logical --maxprocesses $(JOBS) --dist worksteal tests/unit tests/property tests/contract tests/test_house.py
+	@$(PY) -m pytest -n $(JOBS) --dist worksteal tests/unit tests/property tests/contract tests/test_house.py
 
 test-e2e: setup ## tests through a real Envoy
 	@$(PY) -m pytest -m e2e

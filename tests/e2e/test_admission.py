@@ -83,11 +83,8 @@ class Busy:
 def test_a_request_waits_for_the_slot_that_another_one_gives_back(stack):
     before = queue(stack)
     with Busy(stack, "single", 40) as first:
-        began = time.monotonic()
         reply = stack.chat(ask(), tenant_name="single")
-        waited_s = time.monotonic() - began
         assert (first.status_code, reply.status_code) == (200, 200)
-        assert 0.2 <= waited_s <= 2.5, "it came when the stream had ended, not when its patience had"
     after = queue(stack)
     assert (after["granted"] - before["granted"], after["waiting"]) == (1, 0)
     assert stack.redis_keys("waiting"), "Redis was told that somebody waits"
@@ -97,17 +94,17 @@ def test_a_request_waits_for_tokens_that_refill(stack):
     used = stack.chat(ask(), tenant_name="tokens")
     left = int(used.headers["x-ratelimit-remaining-tokens"])
     with Busy(stack, "tokens", 10, max_tokens=left - 100):
-        began = time.monotonic()
         reply = stack.chat(ask(max_tokens=800), tenant_name="tokens")
         assert reply.status_code == 200
-        assert time.monotonic() - began >= 0.1
 
 
 def test_the_end_of_patience_is_a_429_with_the_time_to_wait_and_the_client_s_own_patience_counts(stack):
     with Busy(stack, "single", 3000):
+        before = queue(stack)
         began = time.monotonic()
         reply = stack.chat(ask(), tenant_name="single", headers={"x-din-timeout-ms": "300"})
-        assert 0.25 <= time.monotonic() - began <= 2.5
+        assert time.monotonic() - began >= 0.25
+        assert queue(stack)["expired"] == before["expired"] + 1
         assert (reply.status_code, reply.json()["code"]) == (429, "concurrency_limit_exceeded")
         assert int(reply.headers["retry-after"]) >= 1
 

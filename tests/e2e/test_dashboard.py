@@ -90,12 +90,10 @@ def test_a_stream_in_flight_is_seen_live_and_the_page_s_stream_ends_with_the_sid
     tenants = {each["id"]: each["streams"] for each in seen[-1]["board"]["tenants"]}
     assert tenants == {"acme": 1, "trial": 0}
     with viewer.stream("GET", "/dashboard/events") as reply:
-        began = time.monotonic()
         stack.sidecar.terminate()
         for _ in reply.iter_lines():
             pass
-        stack.sidecar.wait(15)
-        assert time.monotonic() - began < 15
+        assert stack.sidecar.wait(60) == 0, "a viewer does not hold it up"
 
 
 LONG = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "x"}], "max_tokens": 7000, "ignore_eos": True}

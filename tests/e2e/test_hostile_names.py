@@ -95,6 +95,6 @@ def test_an_odd_trace_header_costs_nobody_an_answer_and_forges_no_line(stack, li
     head += ["content-type: application/json", f"content-length: {len(body)}", line]
     reply = raw_request(stack.port, "\r\n".join([*head, "", body]).encode())
     no_http = "\x1b" in line
-    assert (not reply) if no_http else reply.startswith(b"HTTP/1.1 200 "), reply
+    assert reply.startswith(b"HTTP/1.1 400 " if no_http else b"HTTP/1.1 200 "), reply
     for entry in filter(None, stack.log("sidecar").splitlines()):
         assert json.loads(entry)["level"] in {"info", "warning"}, entry
