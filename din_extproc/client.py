@@ -109,8 +109,8 @@ class Streamed:
                 yield chunk
         seen = self._arrivals
         first, last = (seen[0], seen[-1]) if seen else (None, None)
-        told = measured.TimedAnswer(_ms_since(self._began), first, last, len(seen) if tokens is None else tokens)
-        self._times = _times(self._head_ms, told.total_ms, self.provenance, first, told.per_token_ms)
+        answer = measured.TimedAnswer(_ms_since(self._began), first, last, len(seen) if tokens is None else tokens)
+        self._times = _times(self._head_ms, answer.total_ms, self.provenance, first, answer.per_token_ms)
 
     @property
     def times(self) -> AnswerTimes:

@@ -137,7 +137,7 @@ def test_without_an_admin_port_the_ratio_stands_alone(stack: Stack, tmp_path: Pa
     found = compare(settings, BaselineOptions(url=stack.url, key=key_of("acme"), model="m", load=QUICK))
     assert found.sound
     assert found.shares is None
-    assert "the admin port does not tell where the time goes" in found.notes[0]
+    assert "times inside the gateway are unknown" in found.notes[0]
 
 
 def test_results_are_kept_and_compared_over_time(stack: Stack, tmp_path: Path):

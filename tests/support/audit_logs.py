@@ -1,6 +1,6 @@
-"""Audit logs for tests: written by the real writer, tampered with at random, verified.
+"""Audit logs for tests: written by the real writer, tampered with at random, and verified.
 
-Rule: a tampering says which records it touches, so that a test can ask whether the verifier names one of them.
+Rule: a tampering returns the records that it affects, so that a test can check whether the verifier names one of them.
 """
 
 import asyncio
@@ -20,21 +20,21 @@ KEYS = {KEY.id: KEY.secret}
 
 
 def settled(at: int, **fields) -> SettlementRecord:
-    """A record like those of finished exchanges."""
+    """Return a record like those of finished exchanges."""
     told = {"tenant": "acme", "key_id": "k", "model": "m", "outcome": "completed", "status": 200, "pool": "p", "node_id": "gpu-7"}
     told |= {"request_id": f"r-{at}", "trace_id": f"trace-{at:06d}", "prompt_tokens": at % 977, "completion_tokens": at % 91}
     return SettlementRecord(at=1_700_000_000.0 + at, **(told | fields))
 
 
 def log_in(folder: Path, keys: tuple[SigningKey, ...] = (KEY,), turned=lambda _: None, **options) -> AuditLog:
-    """A writer that has begun."""
+    """Return a started writer."""
     log = AuditLog(AuditOptions(**({"folder": folder, "replica": "gw-1"} | options)), keys, turned)
     log.start()
     return log
 
 
 async def written(folder: Path, events: Iterable[Event], **options) -> None:
-    """Write them, a few at a time, and end in good order."""
+    """Write events a few at a time, and close the log in order."""
     log = log_in(folder, **options)
     for at, event in enumerate(events):
         log.note(event)
@@ -44,22 +44,22 @@ async def written(folder: Path, events: Iterable[Event], **options) -> None:
 
 
 def write(folder: Path, count: int, **options) -> None:
-    """A log of so many exchanges."""
+    """Write a log of `count` exchanges."""
     asyncio.run(written(folder, [settled(at) for at in range(count)], **options))
 
 
 def check(folder: Path, replica: str = "gw-1", keys=None) -> AuditReport:
-    """What the verifier says."""
+    """Return the verifier's report."""
     return verify(read_log(folder, replica), KEYS if keys is None else keys)
 
 
 def log_files(folder: Path) -> list[Path]:
-    """Segments, manifest and head."""
+    """Return segments, manifest and head."""
     return sorted(path for path in folder.iterdir() if path.suffix in {".jsonl", ".json"})
 
 
 def tamper(folder: Path, chance: random.Random) -> str:
-    """Change something. Says what was done."""
+    """Change something in the log and return what was done."""
     deeds = (_edit, _edit, _delete, _swap, _truncate, _repeat, _remove_file, _swap_files, _insert)
     while True:
         before = {path: path.read_bytes() for path in log_files(folder)}

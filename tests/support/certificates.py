@@ -1,4 +1,4 @@
-"""Certificates as operators have them: PEM files of a private authority, made anew for each test."""
+"""Certificates as operators have them: PEM files of a private authority, made for each test."""
 
 import ssl
 from pathlib import Path
@@ -10,8 +10,8 @@ class Authority:
     """A private authority that writes into a folder.
 
     Args:
-        folder: Where everything goes.
-        name: Of its own file: two authorities can share a folder.
+        folder: The folder of all files.
+        name: The name of its own file: two authorities can share a folder.
     """
 
     def __init__(self, folder: Path, name: str = "ca") -> None:
@@ -21,7 +21,7 @@ class Authority:
         self.authority.cert_pem.write_to_path(self.file)
 
     def issue(self, file: str, *names: str, common_name: str | None = None) -> dict[str, str]:
-        """Write `file.pem` and `file.key`. Returns them as a `tls` section names them."""
+        """Write `file.pem` and `file.key`. Return them in the form of a `tls` section."""
         made = self.authority.issue_cert(*names, common_name=common_name)
         cert, key = self.folder / f"{file}.pem", self.folder / f"{file}.key"
         cert.write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
@@ -29,7 +29,7 @@ class Authority:
         return {"cert": str(cert), "key": str(key)}
 
     def client(self, shown: dict[str, str] | None = None) -> ssl.SSLContext:
-        """For a client that believes this authority, and shows these."""
+        """Return the TLS context of a client that trusts this authority and has this certificate."""
         context = ssl.create_default_context(cafile=str(self.file))
         if shown is not None:
             context.load_cert_chain(shown["cert"], shown["key"])

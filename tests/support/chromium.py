@@ -1,6 +1,6 @@
-"""A headless Chromium, driven over its own debugging protocol: pages are opened, typed into, looked at and photographed.
+"""A headless Chromium, driven over its debugging protocol: it opens pages, types, reads and takes screenshots.
 
-Rule: it needs no driver and no package; what it started it ends, and its profile is thrown away.
+Rule: it needs no driver and no package; it ends what it started and deletes its profile.
 """
 
 import asyncio
@@ -19,16 +19,16 @@ import aiohttp
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome-headless-shell")
 _BOOT_S = 30.0
 _KEYS = {"Enter": ("\r", 13), "Tab": ("", 9), "Escape": ("", 27), "ArrowRight": ("", 39), "ArrowDown": ("", 40)}
-"""What a key writes, and its number."""
+"""Text and code of each key."""
 
 
 def find_chromium() -> str | None:
-    """The browser: `$CHROMIUM`, or one of the usual names."""
+    """Return the browser: `$CHROMIUM`, or one of the usual names."""
     return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
 
 
 class Chromium:
-    """One browser process. An asynchronous context manager."""
+    """One browser process. An async context manager."""
 
     def __init__(self, binary: str) -> None:
         self._binary = binary
@@ -50,7 +50,7 @@ class Chromium:
     async def __aenter__(self) -> Self:
         self._start()
         async with asyncio.timeout(_BOOT_S):
-            while (address := self._address()) is None:  # noqa: ASYNC110 - a process that says so in a file
+            while (address := self._address()) is None:  # noqa: ASYNC110 - the process signals by a file
                 await asyncio.sleep(0.05)
         self._session = aiohttp.ClientSession()
         self._socket = await self._session.ws_connect(address, max_msg_size=0)
@@ -65,7 +65,7 @@ class Chromium:
         shutil.rmtree(self._profile, ignore_errors=True)
 
     async def say(self, method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
-        """One command, and its result."""
+        """Send a command and return its result."""
         number = next(self._numbers)
         reply = self._replies[number] = asyncio.get_running_loop().create_future()
         message: dict[str, Any] = {"id": number, "method": method, "params": params}
@@ -74,7 +74,7 @@ class Chromium:
             return await reply
 
     async def page(self, url: str, width: int, height: int, *, dark: bool) -> "Page":
-        """A new page of this size, for somebody whose system is dark or light."""
+        """Open a page of this size, with a dark or light colour scheme."""
         context = (await self.say("Target.createBrowserContext"))["browserContextId"]
         target = (await self.say("Target.createTarget", url="about:blank", browserContextId=context))["targetId"]
         session = (await self.say("Target.attachToTarget", targetId=target, flatten=True))["sessionId"]
@@ -102,7 +102,7 @@ class Chromium:
 
 
 class Page:
-    """One page. `errors`: what it did not catch or wrote as an error; `asked`: the addresses that it fetched."""
+    """One page. `errors`: uncaught exceptions and error messages; `asked`: the addresses that it fetched."""
 
     def __init__(self, browser: Chromium, session: str) -> None:
         self._browser = browser
@@ -111,11 +111,11 @@ class Page:
         self.asked: list[str] = []
 
     async def say(self, method: str, **params: Any) -> dict[str, Any]:
-        """One command about this page."""
+        """Send a command for this page."""
         return await self._browser.say(method, self._session, **params)
 
     def heard(self, method: str, params: dict[str, Any]) -> None:
-        """The browser tells of something."""
+        """Handle an event of the browser."""
         if method == "Runtime.exceptionThrown":
             self.errors.append(params["exceptionDetails"].get("exception", {}).get("description", "an exception"))
         elif method == "Log.entryAdded" and params["entry"]["level"] == "error":
@@ -124,20 +124,20 @@ class Page:
             self.asked.append(params["request"]["url"])
 
     async def value(self, expression: str) -> Any:
-        """What an expression is worth there."""
+        """Evaluate an expression in the page."""
         found = await self.say("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in found:
             raise RuntimeError(f"{expression}: {found['exceptionDetails']}")
         return found["result"].get("value")
 
     async def until(self, expression: str) -> None:
-        """Wait until it holds."""
+        """Wait until an expression is true."""
         async with asyncio.timeout(_BOOT_S):
-            while not await self.value(f"Boolean({expression})"):  # noqa: ASYNC110 - the page tells nobody
+            while not await self.value(f"Boolean({expression})"):  # noqa: ASYNC110 - the page sends no event
                 await asyncio.sleep(0.05)
 
     async def press(self, *keys: str) -> None:
-        """One key after the other."""
+        """Press keys one after the other."""
         for key in keys:
             text, code = _KEYS.get(key, (key, 0))
             pressed = {"key": key, "windowsVirtualKeyCode": code, **({"code": key} if code else {})}
@@ -145,9 +145,9 @@ class Page:
             await self.say("Input.dispatchKeyEvent", type="keyUp", **pressed)
 
     async def write(self, text: str) -> None:
-        """Type it where the focus is."""
+        """Type a text into the focused element."""
         await self.press(*text)
 
     async def photograph(self) -> bytes:
-        """What is to be seen, as PNG."""
+        """Take a screenshot as PNG."""
         return base64.b64decode((await self.say("Page.captureScreenshot", format="png"))["data"])

@@ -1,6 +1,6 @@
-"""HTTP clients that can stop, go silent or hang up at any point of a request: the same verbs for HTTP/1.1 and HTTP/2.
+"""HTTP clients that can stop, go silent or hang up at any point of a request: the same methods for HTTP/1.1 and HTTP/2.
 
-Rule: one connection, one request after the other; what the other side breaks comes out as `Broken`.
+Rule: one connection, one request after the other; an answer that is cut off raises `Broken`.
 """
 
 import asyncio
@@ -17,12 +17,12 @@ from tests.support.wired import MIB, PATH, closed, reset
 _READ_BYTES = 65_536
 
 
-class Broken(Exception):  # noqa: N818 - it says what happened to the answer
+class Broken(Exception):  # noqa: N818 - the name says what happened
     """The answer was cut off."""
 
 
 class Client:
-    """What both protocols share: the connection and the ways to leave it."""
+    """The shared part of both protocols: the connection and the ways to leave it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -33,7 +33,7 @@ class Client:
         return cls(*await asyncio.open_connection("127.0.0.1", port, limit=MIB))
 
     async def ask(self, method: str, body: bytes = b"", **headers: str) -> tuple[int, bytes]:
-        """One whole exchange."""
+        """Run one complete exchange."""
         await self.head(method, len(body) if method == "POST" else None, **headers)
         if body:
             await self.piece(body, last=True)
@@ -51,7 +51,7 @@ class Client:
 
 @asynccontextmanager
 async def connected(protocol: type[Client], port: int, count: int) -> AsyncIterator[list[Any]]:
-    """So many clients, closed at the end."""
+    """Open `count` clients and close them at the end."""
     clients = [await protocol.connect(port) for _ in range(count)]
     try:
         yield clients
@@ -144,11 +144,11 @@ class Http2(Client):
         return self._data
 
     async def reset_stream(self) -> None:
-        """CANCEL. Written by hand: `h2` resets no stream that is over."""
+        """Reset the stream with CANCEL. Written by hand, because `h2` resets no stream that has ended."""
         self.writer.write(b"\0\0\4\3\0" + self._id.to_bytes(4, "big") + b"\0\0\0\x08")
 
     async def end_stream(self) -> None:
-        """Nothing more comes, whatever the head has promised."""
+        """End the stream early, whatever length the head has announced."""
         self.writer.write(b"\0\0\0\0\1" + self._id.to_bytes(4, "big"))  # an empty DATA frame: `h2` would not break the promise
 
     def _begin(self, method: str, length: int | None, headers: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""A collector of OpenTelemetry's protocol on loopback that keeps what it is told and can be told to refuse it."""
+"""An OpenTelemetry collector on loopback that keeps what it receives and can be made to refuse it."""
 
 import ssl
 import threading
@@ -10,7 +10,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 
 class Collector:
-    """A context manager. `status`: what it answers. `tls`: how it proves itself."""
+    """A context manager. `status`: the HTTP status of its answers. `tls`: its certificate."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.status = 200
@@ -29,7 +29,7 @@ class Collector:
         return f"{self._scheme}://127.0.0.1:{self._server.server_port}"
 
     def of_trace(self, trace_id: str) -> dict[str, dict[str, Any]]:
-        """The spans of an exchange by name, found by `x-din-trace-id`."""
+        """Return the spans of an exchange by name, found by `x-din-trace-id`."""
         roots = [span for span in self.spans if span["attributes"].get("din.trace_id") == trace_id]
         return {span["name"]: span for root in roots for span in self.spans if span["trace_id"] == root["trace_id"]}
 

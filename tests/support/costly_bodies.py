@@ -1,4 +1,4 @@
-"""Bodies of four megabytes that cost a parser as much as it lets them."""
+"""Bodies of four megabytes that are as costly to parse as possible."""
 
 from collections.abc import Callable
 

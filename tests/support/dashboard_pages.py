@@ -1,8 +1,8 @@
 """The dashboard's page in a headless Chromium: `python -m tests.support.dashboard_pages [FOLDER]`.
 
-At 10 and at 1,000 nodes, dark and light: does it show them all, live, is it usable by keyboard, does it fetch nothing from elsewhere, can
-its words be read? Photographs are left in the folder (`build/dashboard`) for somebody to look at.
-Rule: the page and its stream of events are those of the admin port; only what they tell is made up.
+It checks with 10 and 1,000 nodes, dark and light: all nodes are shown, live, the keyboard suffices, nothing is fetched from elsewhere, and
+text has enough contrast. Screenshots are left in the folder (`build/dashboard`).
+Rule: the page and its event stream are those of the admin port; only the data is invented.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ SIZES = (10, 1_000)
 POOLS = {"cluster-fast-throughput-14b": 0.6, "cluster-long-context-32k": 0.63, "cluster-standard-reasoning": 1.0}
 _STATES = ("ready", "loading", "draining", "quarantined", "dead")
 _READABLE = 4.5
-"""Contrast of text, by WCAG's AA."""
+"""Minimum contrast of text, by WCAG's AA."""
 _CONTRAST = """(() => {
   const lightness = (colour) => {
     const parts = colour.match(/[\\d.]+/g).map(Number);
@@ -52,7 +52,7 @@ _CONTRAST = """(() => {
 
 
 class Site:
-    """The pages over a made-up board of so many nodes, at a port of its own."""
+    """The pages with invented data of `nodes` nodes, on a port of its own."""
 
     def __init__(self, nodes: int) -> None:
         self.nodes = nodes
@@ -78,7 +78,7 @@ class Site:
         now, turn = time.time(), int(time.time() - self._began)
         return DashboardData(
             at=now, step_s=10, window_s=60, network="realtime", configuration="2bc7deab7188",
-            problems=("Redis is away: limits follow `on_error`",) if self.nodes > SIZES[0] else (),
+            problems=("Redis can't be reached: limits follow `on_error`",) if self.nodes > SIZES[0] else (),
             open=400 + turn, decisions={"sent": 182_311, "refused": 2_210},
             pools=tuple(PoolRow(name, "qwen2.5-14b-instruct", "vllm", "predicted_time") for name in POOLS),
             nodes=tuple(self._node(at, turn) for at in range(self.nodes)),
@@ -118,31 +118,31 @@ def _traffic(requests: int) -> TrafficStats:
 
 
 def keep(file: Path, photograph: bytes) -> None:
-    """For somebody to look at."""
+    """Write a screenshot to a file."""
     file.write_bytes(photograph)
 
 
 class Checks:
-    """What was asked and what came of it."""
+    """The checks and their results."""
 
     def __init__(self) -> None:
         self.failed = 0
 
     def say(self, what: str, good: object, seen: object = "") -> None:
-        """One answer, on a line."""
+        """Record and print the result of a check."""
         self.failed += not good
         print(f"{'ok  ' if good else 'FAIL'} {what}" + (f" ({seen})" if seen != "" else ""), flush=True)
 
 
 async def opened(browser: Chromium, site: Site, width: int, height: int, *, dark: bool) -> Page:
-    """The page of somebody who has the key, with its nodes."""
+    """Open the page with a key and wait for its nodes."""
     page = await browser.page(f"{site.url}#key=k", width, height, dark=dark)
     await page.until("document.querySelectorAll('#pools .tile, #pools tbody tr').length > 0")
     return page
 
 
 async def look(browser: Chromium, site: Site, folder: Path, checks: Checks, *, dark: bool) -> None:
-    """Everything is there, can be read and moves."""
+    """Check that everything is shown, is readable and updates."""
     name = f"{site.nodes} nodes, {'dark' if dark else 'light'}"
     page = await opened(browser, site, 1500, 1100, dark=dark)
     tiles, rows = [await page.value(f"document.querySelectorAll('{what}').length") for what in ("#pools .tile", "#pools tbody tr")]
@@ -164,7 +164,7 @@ async def look(browser: Chromium, site: Site, folder: Path, checks: Checks, *, d
 
 
 async def door(browser: Chromium, site: Site, checks: Checks) -> None:
-    """Without a key nothing is shown, a wrong one is refused, the right one opens; all by keyboard."""
+    """Check the login: nothing is shown without a key, a wrong one is refused, the right one opens; all by keyboard."""
     page = await browser.page(site.url, 1200, 800, dark=False)
     await page.until("document.activeElement.id === 'key'")
     checks.say("without a key: nothing is shown", await page.value("document.querySelector('main').hidden"))
@@ -180,7 +180,7 @@ async def door(browser: Chromium, site: Site, checks: Checks) -> None:
 
 
 async def keyboard(browser: Chromium, site: Site, folder: Path, checks: Checks) -> None:
-    """Tiles, the dialog and the search without a mouse."""
+    """Check tiles, dialog and search without a mouse."""
     page = await opened(browser, site, 1500, 1100, dark=True)
     where = "document.activeElement.className"
     presses = 0
@@ -212,7 +212,7 @@ async def keyboard(browser: Chromium, site: Site, folder: Path, checks: Checks) 
 
 
 async def phone(browser: Chromium, site: Site, folder: Path, checks: Checks) -> None:
-    """A narrow page."""
+    """Check a narrow page."""
     page = await opened(browser, site, 420, 900, dark=False)
     wide = await page.value("document.documentElement.scrollWidth - innerWidth")
     checks.say("narrow: nothing stands out to the side", wide <= 0, f"{wide} px")
@@ -220,7 +220,7 @@ async def phone(browser: Chromium, site: Site, folder: Path, checks: Checks) -> 
 
 
 async def check(binary: str, folder: Path) -> int:
-    """All of it. Returns how many answers were bad."""
+    """Run all checks. Return the number of failures."""
     checks = Checks()
     async with Chromium(binary) as browser, Site(SIZES[0]) as small, Site(SIZES[1]) as large:
         await door(browser, small, checks)
@@ -233,7 +233,7 @@ async def check(binary: str, folder: Path) -> int:
 
 
 def main() -> int:
-    """Run it."""
+    """Run all checks from the command line."""
     binary = find_chromium()
     if binary is None:
         print("no Chromium here: install one (Debian: apt-get install chromium), or name it: CHROMIUM=/path make test-dashboard")

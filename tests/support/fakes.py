@@ -1,4 +1,4 @@
-"""Stand-ins for what a test does not want to be real. Written by hand, each as small as its Protocol."""
+"""Hand-written fakes, each as small as its Protocol."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -15,12 +15,12 @@ Decision = Callable[[RequestHead, bytes], Awaitable[Verdict]]
 
 
 async def send_on(_head: RequestHead, _body: bytes) -> Verdict:
-    """A decision: the request goes to one pool, as it is."""
+    """Decide: send the request to one pool, unchanged."""
     return Send(cluster="pool", endpoints=("10.0.0.1:8000", "10.0.0.2:8000"), request_headers=(), response_headers=(), metadata={})
 
 
 class FakeFlow:
-    """Keeps what it was told, and decides as it was made to."""
+    """A request handler that records its calls and decides as configured."""
 
     def __init__(self, decision: Decision, treat: Callable[[ResponseHead], Treatment]) -> None:
         self.decision = decision
@@ -53,7 +53,7 @@ class FakeFlow:
 
 
 class FakeConductor:
-    """Begins a `FakeFlow` per stream and keeps them all."""
+    """Makes a `FakeFlow` per stream and keeps them."""
 
     def __init__(self, decision: Decision = send_on, treat: Callable[[ResponseHead], Treatment] = lambda _head: PASS) -> None:
         self.decision = decision
@@ -87,7 +87,7 @@ class FakeSink:
 
 
 class BrokenLedger:
-    """Counters that can't be reached until they are `mended`; keeps what it was told then."""
+    """Counters that can't be reached until they are `mended`; they record calls after that."""
 
     def __init__(self, *, mended: bool = False) -> None:
         self.mended = mended
@@ -117,7 +117,7 @@ class BrokenLedger:
 
 
 class FakeLearner:
-    """Both learners of exchanges: keeps what it was taught."""
+    """Both learners of exchanges: records what it learns from."""
 
     def __init__(self) -> None:
         self.lessons: list[tuple[object, ...]] = []
@@ -127,7 +127,7 @@ class FakeLearner:
 
 
 class FakeRegistry:
-    """A registry's HTTP interface on a free loopback port: keeps what it was told, and refuses what it is made to."""
+    """A registry's HTTP interface on a free loopback port: records requests and refuses as configured."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -163,7 +163,7 @@ class FakeRegistry:
             self._runner = None
 
     def forget(self) -> None:
-        """As after a restart: no lease is known."""
+        """Forget all leases, as after a restart."""
         self.lease = ""
 
     def _denied(self, request: web.Request, lease: str) -> web.Response | None:
@@ -205,7 +205,7 @@ class FakeRegistry:
 
 
 class FakeEngine:
-    """An engine's two pages on a free loopback port, as they are made to be."""
+    """An engine's two pages on a free loopback port, as configured."""
 
     def __init__(self) -> None:
         self.port = 0

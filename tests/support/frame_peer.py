@@ -1,6 +1,6 @@
-"""A client that speaks raw HTTP/2 frames to a `GrpcConnection`, well or badly, and reads what comes back.
+"""A client that sends raw HTTP/2 frames to a `GrpcConnection`, valid or not, and reads the reply.
 
-Rule: it checks nothing and keeps no state but the bytes: a test says what must be true.
+Rule: it checks nothing and keeps no state but the bytes; tests make the assertions.
 """
 
 from typing import NamedTuple
@@ -44,12 +44,12 @@ class Seen(NamedTuple):
 
 
 def connection(*, limits: WireLimits | None = None, now: float = 0.0) -> GrpcConnection:
-    """A server connection of its own."""
+    """Make a server connection."""
     return GrpcConnection(Memo(read_head), limits or WireLimits(), now, GrpcCall)
 
 
 def block(fields=REQUEST, **changed: str) -> bytes:
-    """A header block of literals only. `changed` replaces fields: `path="/x"` or `grpc_timeout="1S"`."""
+    """Encode a header block of literals only. `changed` replaces fields: `path="/x"` or `grpc_timeout="1S"`."""
     named = dict(fields)
     for name, value in changed.items():
         key = name.replace("_", "-")
@@ -60,24 +60,24 @@ def block(fields=REQUEST, **changed: str) -> bytes:
 
 
 def opening(stream_id: int, *, flags: int = frames.END_HEADERS, fields=REQUEST, **changed: str) -> bytes:
-    """HEADERS that open a call."""
+    """Encode HEADERS that open a call."""
     return frame(frames.HEADERS, flags, stream_id, block(fields, **changed))
 
 
 def message(data: bytes, *, compressed: int = 0) -> bytes:
-    """A gRPC message with its prefix."""
+    """Encode a gRPC message with its prefix."""
     return bytes((compressed,)) + len(data).to_bytes(4, "big") + data
 
 
 def data(stream_id: int, payload: bytes, *, end: bool = False) -> bytes:
-    """DATA, in as many frames as it takes."""
+    """Encode DATA in as many frames as necessary."""
     pieces = [payload[at : at + 16384] for at in range(0, len(payload), 16384)] or [b""]
     last = len(pieces) - 1
     return b"".join(frame(frames.DATA, int(end and at == last), stream_id, piece) for at, piece in enumerate(pieces))
 
 
 def split(written: bytes) -> list[Seen]:
-    """The frames in what the server wrote."""
+    """Split the server's bytes into frames."""
     seen = []
     while written:
         word, flags, stream_id = frames.HEADER.unpack_from(written)
@@ -87,7 +87,7 @@ def split(written: bytes) -> list[Seen]:
 
 
 class Peer:
-    """A client with its server: says things and keeps everything it hears."""
+    """A client with its server: sends frames and keeps all that it receives."""
 
     def __init__(self, *, limits: WireLimits | None = None, hello: bytes = HELLO, now: float = 0.0) -> None:
         self.grpc = connection(limits=limits, now=now)
@@ -98,37 +98,37 @@ class Peer:
         self.say(hello)
 
     def say(self, *what: bytes) -> list[Seen]:
-        """Send, and return the frames that answer it."""
+        """Send bytes, and return the frames of the reply."""
         self.grpc.receive(b"".join(what), self.now)
         return self.hear()
 
     def hear(self) -> list[Seen]:
-        """What the server has written since."""
+        """Return the frames that the server has written since."""
         self.events += self.grpc.take_events()
         new = split(self.grpc.take())
         self.heard += new
         return new
 
     def headers(self, seen: Seen) -> dict[str, str]:
-        """The fields of a HEADERS frame, once each in order."""
+        """Return the fields of a HEADERS frame in order."""
         return dict(self._decoder.decode(seen.payload))
 
     def fields(self, stream_id: int) -> list[dict[str, str]]:
-        """All header blocks heard on a stream. Call it once only."""
+        """Decode all header blocks of a stream. Call it once only."""
         return [self.headers(seen) for seen in self.heard if seen.kind == frames.HEADERS and seen.stream_id == stream_id]
 
     def told(self, stream_id: int) -> list[str]:
-        """Names of the events of a call."""
+        """Return the names of the events of a call."""
         return [type(event).__name__ for event in self.events if event.call.id == stream_id]
 
     def call(self, stream_id: int):
-        """The server's call object."""
+        """Return the server's call object."""
         return next(event.call for event in self.events if event.call.id == stream_id)
 
     def goodbye(self) -> Seen | None:
-        """The GOAWAY that was heard, if one was."""
+        """Return the GOAWAY frame, if there was one."""
         return next((seen for seen in self.heard if seen.kind == frames.GOAWAY), None)
 
     def resets(self) -> list[tuple[int, int]]:
-        """(stream, code) of every RST_STREAM heard."""
+        """Return (stream, code) of every RST_STREAM."""
         return [(seen.stream_id, seen.code) for seen in self.heard if seen.kind == frames.RST_STREAM]

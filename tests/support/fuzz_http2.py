@@ -20,7 +20,7 @@ LIMITS = WireLimits(max_message_bytes=1000, max_held_bytes=3000, max_unsent_byte
 
 
 def one_input(data: bytes) -> None:
-    """The first byte says how the rest is cut; the even half of its values skips the greeting."""
+    """Run one input. The first byte decides how the rest is cut; an even half skips the preface."""
     if not data:
         return
     step = data[0] // 2 + 1

@@ -1,4 +1,4 @@
-"""What istiod does with an EnvoyFilter, as far as ours need it: its patches applied to the Envoy configuration of a gateway.
+"""istiod's handling of an EnvoyFilter, as far as ours need it: patches applied to the configuration of a gateway.
 
 Rule: only what Istio documents of the operations MERGE, ADD, INSERT_BEFORE and INSERT_FIRST; a patch that finds no place is an error.
 """
@@ -12,7 +12,7 @@ _OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 
 def gateway(host: str, port: int, listen: int, admin: int, services: Mapping[str, int]) -> dict[str, Any]:
-    """The bootstrap of an ingress gateway with one host whose only route is closed; `services` are its clusters and their local ports."""
+    """Return the bootstrap of an ingress gateway with one host whose only route is closed; `services`: clusters and local ports."""
     closed = {"name": "din-closed", "match": {"prefix": "/"}, "direct_response": {"status": 503}}
     virtual_host = {"name": f"{host}:{port}", "domains": ["*"], "routes": [closed]}
     names = ("cors", "fault", "router")
@@ -84,7 +84,7 @@ def apply(configuration: dict[str, Any], envoy_filter: Mapping[str, Any]) -> Non
 
 
 def merge(into: dict[str, Any], value: Mapping[str, Any]) -> None:
-    """As protobuf merges: messages field by field, lists one behind the other, the rest replaced."""
+    """Merge as protobuf does: messages field by field, lists appended, other values replaced."""
     for name, new in value.items():
         old = into.get(name)
         if isinstance(new, Mapping) and isinstance(old, dict):

@@ -1,4 +1,4 @@
-"""Ledgers for tests: the twin and real Redis servers, on a clock that the test moves."""
+"""Ledgers for tests: the in-memory ledger and real Redis servers, on a clock that the test moves."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ NOON_MS = 1_767_268_800_000
 
 
 class Counter:
-    """A ledger and the clock it counts by, with short words for the usual claim."""
+    """A ledger and its clock, with short methods for the usual claim."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -43,13 +43,13 @@ class Counter:
         return await self.ledger.reserve(Claim(request_id or f"r{self._requests}", tenant, budgets, tokens, lease_ms))
 
     async def granted(self, count: int, *limits: RateLimits, **claim: Any) -> int:
-        """How many of `count` requests are granted."""
+        """Return how many of `count` requests are granted."""
         return sum([isinstance(await self.ask(*limits, **claim), Granted) for _ in range(count)])
 
 
 @contextlib.asynccontextmanager
 async def linked(url: str, **options: Any) -> AsyncIterator[Link]:
-    """A link that is up."""
+    """Return a link that is up."""
     where = address.parse(url)
 
     async def locate() -> address.Address:
@@ -65,7 +65,7 @@ async def linked(url: str, **options: Any) -> AsyncIterator[Link]:
 
 @contextlib.asynccontextmanager
 async def counter(kind: str, servers: dict[str, RedisServer]) -> AsyncIterator[Counter]:
-    """The twin, or an emptied Redis of that flavour."""
+    """Return the in-memory ledger, or an emptied Redis of that flavour."""
     if kind == "twin":
         subject = Counter(LocalLedger(lambda: subject.now_ms))
         yield subject

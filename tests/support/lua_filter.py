@@ -1,6 +1,6 @@
-"""`envoy/lua/usage.lua` in a LuaJIT of its own, behind a hand-written stand-in for Envoy's stream handle.
+"""`envoy/lua/usage.lua` in a LuaJIT, with a hand-written fake of Envoy's stream handle.
 
-Rule: bytes go in and out unchanged in encoding; what the filter would write to dynamic metadata comes back as a dict.
+Rule: bytes keep their encoding; the filter's dynamic metadata is returned as a dict.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ TRUNCATED = (
 
 
 class Played(Struct, frozen=True):
-    """What one answer left behind."""
+    """The result of one answer."""
 
     out: bytes
     facts: dict[str, Any]
@@ -78,7 +78,7 @@ class UsageFilter:
 
 
 def capture(path: Path) -> tuple[dict[str, str], bytes]:
-    """A recorded answer's headers (`:status` and names in lower case) and body."""
+    """Return a recorded answer's headers (`:status` and names in lower case) and body."""
     head, _, body = path.read_bytes().partition(b"\r\n\r\n")
     if not body:
         head, _, body = path.read_bytes().partition(b"\n\n")

@@ -1,6 +1,6 @@
-"""What is shipped for Kubernetes and Docker, held against the tools that people use there: helm, kubeconform, Compose's own loader.
+"""The shipped manifests, checked with the tools that people use there: helm, kubeconform, Compose's own loader.
 
-Rule: the tools are built by Go from their modules, each at the version that stands here; `make test` checks the same without them.
+Rule: Go builds the tools from their modules at fixed versions; `make test` checks the same without them.
 Run: python -m tests.support.manifest_tools [helm] [kubeconform] [compose]
 """
 
@@ -30,7 +30,7 @@ _ELSEWHERE = "/api/_definitions.json#"
 
 
 def go(*arguments: str, folder: Path | None = None) -> str:
-    """Run a Go program, which is built first; returns what it says, or ends this program with it."""
+    """Build and run a Go program; return its output, or exit with its failure."""
     environment = {**os.environ, "GOFLAGS": "-mod=mod"}
     done = subprocess.run(["go", "run", *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -39,7 +39,7 @@ def go(*arguments: str, folder: Path | None = None) -> str:
 
 
 def helm(folder: Path) -> str:
-    """Lint the chart; what its template gives is what Helm's engine gave our tests."""
+    """Lint the chart, and compare Helm's rendering with the one of our tests."""
     for name, values in VARIANTS.items():
         file = folder / "values.yaml"
         file.write_text(yaml.safe_dump(merged(EXAMPLE, values)))
@@ -55,7 +55,7 @@ def ordered(manifests: list[dict[str, object]]) -> list[str]:
 
 
 def kubeconform(folder: Path) -> str:
-    """Hold the chart's manifests and those for Istio and Envoy Gateway against the published schemas, where those lie here."""
+    """Validate the manifests of the chart, Istio and Envoy Gateway against the published schemas that exist locally."""
     manifests = folder / "manifests"
     manifests.mkdir()
     for number, values in enumerate(VARIANTS.values()):
@@ -77,7 +77,7 @@ def kubeconform(folder: Path) -> str:
 
 
 def standing_alone(version: str, folder: Path) -> None:
-    """Kubernetes' strict schemas with their definitions inside: kubeconform follows no reference to another local file."""
+    """Return Kubernetes' strict schemas with inlined definitions: kubeconform follows no reference to another local file."""
     source = _KUBERNETES_SCHEMAS / f"v{version}.0-local-strict"
     definitions = json.loads((source / "_definitions.json").read_text())["$defs"]
     kinds = {(each["kind"].lower(), each["apiVersion"]) for values in VARIANTS.values() for each in rendered(values)}
@@ -99,7 +99,7 @@ TOOLS: dict[str, Callable[[Path], str]] = {"helm": helm, "kubeconform": kubeconf
 
 
 def main() -> None:
-    """Run them."""
+    """Run the tools from the command line."""
     parser = argparse.ArgumentParser(description="Hold what is shipped against helm, kubeconform and Compose's loader; needs Go.")
     parser.add_argument("tools", nargs="*", choices=[*TOOLS, []], help="all of them when none is given")
     for name in parser.parse_args().tools or TOOLS:

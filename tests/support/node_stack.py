@@ -1,6 +1,6 @@
-"""A node as its operator runs it: `din-extproc node` beside an engine and, when asked for, an Envoy in front with what is rendered.
+"""A node as its operator runs it: `din-extproc node` beside an engine and, optionally, the rendered Envoy in front.
 
-Rule: only the command line and the ports are used; what a test can see, an operator can see.
+Rule: tests use only the command line and the ports, as an operator does.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _BOOT_SECONDS = 60.0
 
 
 class RegistryThread:
-    """A `FakeRegistry` that serves while the test does something else. A context manager."""
+    """A `FakeRegistry` in a thread of its own. A context manager."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -68,10 +68,10 @@ class NodeStack:
         engine: The engine's `address:port`.
         registry: Base URL of the registry.
         model: The name of model and served model.
-        envoy: Whether an Envoy stands in front.
+        envoy: Whether there is an Envoy in front.
         node: Further fields of the section `node`.
-        token_file: Where the node's token is.
-        registry_tls: What it believes and shows there.
+        token_file: The file with the node's token.
+        registry_tls: The `tls` section for the registry.
         sections: Further sections of node.yaml.
     """
 
@@ -116,7 +116,7 @@ class NodeStack:
         self.file = self.folder / "node.yaml"
 
     def start(self, *, ready: bool = True) -> Self:
-        """Start and, unless told otherwise, wait until requests are welcome."""
+        """Start and, if `ready`, wait until the node accepts requests."""
         try:
             self.file.write_text(yaml.safe_dump(self.config, sort_keys=False))
             self.agent = self._child("agent", [sys.executable, "-m", "din_extproc", "node", "--config", self.file])
@@ -139,7 +139,7 @@ class NodeStack:
         self.envoy = self._child("envoy", command)
 
     def health(self, port: int | None = None) -> tuple[int, dict[str, Any]]:
-        """Status and body of `/health`, asked of the agent or through the Envoy; status 0 while nobody answers."""
+        """Return status and body of `/health` from the agent or through Envoy; status 0: no answer."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port or self.health_port}/health", timeout=5) as reply:
                 return reply.status, json.loads(reply.read())
@@ -149,15 +149,15 @@ class NodeStack:
             return 0, {}
 
     def client(self) -> httpx.Client:
-        """Calls the Envoy in front, as a gateway does."""
+        """Return a client of the Envoy in front, as a gateway has."""
         return httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=30, headers={"x-din-trace-id": "trace-of-a-test"})
 
     def log(self, part: str = "agent") -> str:
-        """What `agent` or `envoy` wrote."""
+        """Return the log of `agent` or `envoy`."""
         return (self.folder / f"{part}.log").read_text(errors="replace")
 
     def eventually(self, holds: Callable[[], Any], what: str) -> None:
-        """Wait until it holds."""
+        """Wait until a condition holds."""
         deadline = time.monotonic() + _BOOT_SECONDS
         while not holds():
             ended = [child for child in (self.agent, self.envoy) if child is not None and child.poll() is not None]
@@ -166,12 +166,12 @@ class NodeStack:
             time.sleep(0.02)
 
     def wait(self) -> int:
-        """The agent's exit code, once it has ended by itself."""
+        """Wait until the agent has ended by itself and return its exit code."""
         assert self.agent is not None
         return self.agent.wait(_BOOT_SECONDS)
 
     def stop(self) -> None:
-        """End what runs and remove the folder."""
+        """End the processes and remove the folder."""
         for child in (self.envoy, self.agent):
             if child is not None and child.poll() is None:
                 child.send_signal(signal.SIGTERM)

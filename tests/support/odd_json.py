@@ -1,6 +1,6 @@
-"""JSON in odd but legal spellings: white space anywhere, escapes, numbers that no machine has, objects in any order.
+"""JSON in unusual but valid forms: white space anywhere, escapes, extreme numbers, objects in any order.
 
-Rule: the same seed spells the same JSON.
+Rule: the same seed gives the same JSON.
 """
 
 import json
@@ -46,7 +46,7 @@ LONE = ("\\ud83d", "\\ude00", "\\ud83d\\ud83d")
 
 
 class Speller:
-    """Writes JSON in odd but legal spellings. Lone halves of surrogate pairs, and keys said twice in one object, only on request."""
+    """Writes JSON in unusual but valid forms. Lone surrogates and duplicate keys only on request."""
 
     def __init__(self, seed, *, lone=False, twice=False):
         self.random = random.Random(seed)

@@ -1,6 +1,6 @@
 """Envoy's side of ext_proc, without sockets: which messages it sends, when, and what it accepts as a reply.
 
-Rule: `EnvoyPeer` waits where Envoy waits (one reply for each message, in order) and is as strict as Envoy with mutations.
+Rule: `EnvoyPeer` waits where Envoy waits (one reply per message, in order) and is as strict as Envoy with mutations.
 Modelled on the filter of Envoy 1.36 to 1.40 with `request_body_mode: BUFFERED`.
 """
 
@@ -25,7 +25,7 @@ class SpuriousError(AssertionError):
 
 
 def message(kind: str, headers: dict[str, str] | None = None, *, body: bytes = b"", end: bool = False) -> bytes:
-    """One serialised `ProcessingRequest`: `kind` is its member, such as `request_headers`."""
+    """Return a serialised `ProcessingRequest`: `kind` is its member, such as `request_headers`."""
     request = ProcessingRequest()
     part = getattr(request, kind)
     part.SetInParent()
@@ -47,7 +47,7 @@ def header_map(headers: dict[str, str]) -> HeaderMap:
 
 @dataclass
 class Reached:
-    """What the node would have got."""
+    """The request that the node would have received."""
 
     headers: dict[str, str]
     body: bytes
@@ -55,7 +55,7 @@ class Reached:
 
 @dataclass
 class Answered:
-    """What the client got."""
+    """The answer that the client received."""
 
     status: int
     headers: dict[str, str]
@@ -82,7 +82,7 @@ class EnvoyPeer:
     _waits_for: str = ""
 
     def messages(self) -> Iterator[bytes]:
-        """Envoy's messages. Before the next one is asked for, the reply to this one must have been given to `reply`."""
+        """Yield Envoy's messages. Before the next one, the reply to this one must have been given to `reply`."""
         head = {":method": self.method, ":path": self.path, ":authority": "localhost", ":scheme": "http", **self.headers}
         if self.body is not None:
             head.setdefault("content-length", str(len(self.body)))
@@ -102,7 +102,7 @@ class EnvoyPeer:
         """Take one reply.
 
         Raises:
-            SpuriousError: Envoy would not have it.
+            SpuriousError: Envoy would reject it.
         """
         response = ProcessingResponse.FromString(data)
         kind = response.WhichOneof("response")
@@ -163,7 +163,7 @@ def _mutate(headers: dict[str, str], mutation: HeaderMutation) -> None:
 
 
 class Stream(Protocol):
-    """The client's end of one call: what `grpc.aio` calls a stream-stream call."""
+    """The client's end of one call, as a stream-stream call of `grpc.aio`."""
 
     async def write(self, request: bytes) -> None: ...
 

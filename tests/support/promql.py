@@ -1,4 +1,4 @@
-"""As much of Prometheus' language as tells which metrics a query asks for."""
+"""As much of PromQL as is needed to find the metrics of a query."""
 
 import json
 import re
@@ -13,7 +13,7 @@ _KEYWORDS = {
 
 
 def metrics_of(query: str) -> set[str]:
-    """The names of metrics in the query."""
+    """Return the names of metrics in the query."""
     bare = re.sub(r'"[^"]*"', "", query)
     bare = re.sub(r"\{[^}]*\}", "", bare)
     bare = re.sub(r"\[[^\]]*\]", "", bare)
@@ -22,7 +22,7 @@ def metrics_of(query: str) -> set[str]:
 
 
 def queries_in(name: str, text: str) -> dict[str, str]:
-    """The queries of a dashboard (`.json`) or a file of rules, by where they stand."""
+    """Return the queries of a dashboard (`.json`) or a rules file by their place."""
     if name.endswith(".json"):
         panels = json.loads(text)["panels"]
         return {f"{name} {panel['title']} {target['refId']}": target["expr"] for panel in panels for target in panel["targets"]}

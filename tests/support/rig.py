@@ -1,6 +1,6 @@
-"""A real Envoy between an HTTP client, nodes that remember what reached them, and a sidecar that does what a test tells it.
+"""A real Envoy between an HTTP client, recording nodes, and a sidecar whose decisions a test makes.
 
-Rule: everything listens on loopback ports or Unix sockets of its own, and is gone when the block ends.
+Rule: everything listens on its own loopback ports or Unix sockets, and has ended when the block ends.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _BOOT_SECONDS = 30.0
 
 @dataclass
 class Reply:
-    """What an HTTP client got."""
+    """An HTTP client's answer."""
 
     status: int
     headers: list[tuple[str, str]]
@@ -52,7 +52,7 @@ class Reply:
 
 @dataclass
 class Seen:
-    """What a node got."""
+    """A node's request."""
 
     method: str
     path: str
@@ -62,7 +62,7 @@ class Seen:
 
 
 class Backend:
-    """A node: answers `/health`, and everything else by `behaviour`; remembers what reached it."""
+    """A node: answers `/health`, and everything else by `behaviour`; records its requests."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -199,7 +199,7 @@ class Sidecar:
 
 
 _ANSWER_TOO = ProcessingMode(response_header_mode="SEND", request_body_mode="BUFFERED", response_trailer_mode="SEND")
-"""What the sidecar says of the messages that it wants from then on."""
+"""The sidecar's `mode_override` for decided requests."""
 
 
 def _set(mutation: Any, headers: dict[str, str]) -> None:
@@ -282,13 +282,13 @@ class Envoy:
             self.process = None
 
     async def stat(self, name: str) -> int:
-        """One counter or gauge, 0 while it does not exist."""
+        """Return a counter or gauge, 0 while it does not exist."""
         text = (await fetch(self.admin_port, "GET", f"/stats?filter=^{name}$")).body.decode()
         return int(text.rpartition(":")[2]) if ":" in text else 0
 
 
 async def fetch(port: int, method: str, path: str, headers: dict[str, str] | None = None, body: Any = None, **more: Any) -> Reply:
-    """One HTTP/1.1 exchange on a connection of its own; the path is sent as it is written."""
+    """Run an HTTP/1.1 exchange on a connection of its own; the path is sent as given."""
 
     def exchange() -> Reply:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
@@ -304,7 +304,7 @@ async def fetch(port: int, method: str, path: str, headers: dict[str, str] | Non
 
 @dataclass
 class Rig:
-    """All the parts, running."""
+    """All running parts."""
 
     envoy: Envoy
     sidecar: Sidecar
@@ -318,11 +318,11 @@ class Rig:
         return await self.fetch("POST", "/v1/chat/completions", sent, body, **more)
 
     def toward(self, *nodes: Backend, **more: Any) -> Route:
-        """The decision to send to these nodes, in this order."""
+        """Return the decision to send to these nodes, in this order."""
         return Route("pool", [node.endpoint for node in nodes], **more)
 
     async def logged(self, count: int) -> list[dict[str, Any]]:
-        """The access log, once it holds that many entries."""
+        """Return the access log once it has `count` entries."""
         await until(lambda: len(self.sidecar.log) >= count)
         return self.sidecar.log
 
@@ -343,7 +343,7 @@ def node_of(backend: Backend) -> Node:
 
 @asynccontextmanager
 async def rig(nodes: int = 2, *, dead: tuple[int, ...] = (), sidecar: bool = True, **topology: Any) -> AsyncIterator[Rig]:
-    """Envoy, a sidecar and so many nodes in the pool `pool`; those in `dead` never listen. The rest changes the topology."""
+    """Start Envoy, a sidecar and nodes of the pool `pool`; those in `dead` never listen. Other arguments change the topology."""
     folder = Path(tempfile.mkdtemp(prefix="din-rig-"))
     side = Sidecar(folder)
     backends = [Backend(f"node-{index}") for index in range(nodes)]

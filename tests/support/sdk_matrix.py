@@ -1,6 +1,6 @@
 """Official clients, unchanged, through Envoy to every engine: chat, stream, tools, embeddings, errors and retries; a table at the end.
 
-Rule: each client lies in an environment of its own and runs its own script of `tests/sdks`, which prints one line per step.
+Rule: each client has its own environment and runs its own script of `tests/sdks`, which prints one line per step.
 Run: python -m tests.support.sdk_matrix [--only CLIENT ...]
 """
 
@@ -55,7 +55,7 @@ nobody can make it throttle."""
 
 
 def command(name: str) -> tuple[list[str], Path]:
-    """What runs a client's script, and where; the client is fetched when it is not there yet."""
+    """Return command and folder of a client's script; install the client if it is missing."""
     home = FOLDER / name
     _, packages = CLIENTS[name]
     if name in NODE:
@@ -73,7 +73,7 @@ def command(name: str) -> tuple[list[str], Path]:
 
 
 def run(name: str, told: dict[str, Any]) -> dict[str, str]:
-    """What became of each step: "" when it went well, else why not."""
+    """Return the result of each step: "" or the reason of its failure."""
     program, home = command(name)
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run([*program, json.dumps(told)], cwd=home, env=environment, capture_output=True, text=True, timeout=240, check=False)
@@ -82,14 +82,14 @@ def run(name: str, told: dict[str, Any]) -> dict[str, str]:
 
 
 def shown(steps: dict[str, str], skipped: list[str]) -> str:
-    """One cell of the table: everything went well, or what did not."""
+    """Return one cell of the table: success, or the failures."""
     wanted = [step for step in STEPS if step not in skipped]
     failed = [step for step in wanted if steps.get(step, "missing")]
     return f"{len(wanted) - len(failed)} of {len(wanted)}" + (f", not {', '.join(failed)}" if failed else "")
 
 
 def start(exits: ExitStack) -> tuple[Stack, dict[str, EngineSim]]:
-    """Everything that the clients talk to."""
+    """Start everything that the clients call."""
     options = {"decode_rate": 1000.0, "prefill_rate": 1e6, "auto_tool_choice": True}
     sims: dict[str, dict[str, Any]] = {name: {"model": name, "api": face, **options} for name, (face, _, _) in FACES.items()}
     for name, (face, _, embeds) in FACES.items():
@@ -107,7 +107,7 @@ def start(exits: ExitStack) -> tuple[Stack, dict[str, EngineSim]]:
 
 
 def main() -> int:
-    """Run them all, whatever fails."""
+    """Run all clients, even if some fail."""
     parser = argparse.ArgumentParser(description="Run official clients against every engine.")
     parser.add_argument("--only", action="append", choices=list(CLIENTS), help="a client; all of them when none is given")
     wanted = parser.parse_args().only or list(CLIENTS)

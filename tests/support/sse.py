@@ -1,6 +1,6 @@
-"""Server-sent events by the letter of the WHATWG grammar, and what a stream of them cost: the oracle for the Lua filter.
+"""Server-sent events by the WHATWG grammar, and the facts of an OpenAI stream: the oracle for the Lua filter.
 
-Rule: written from the grammar and with a JSON parser, sharing nothing with the filter that it judges.
+Rule: it is written from the grammar with a JSON parser and shares nothing with the filter.
 """
 
 import json
@@ -12,7 +12,7 @@ _CHANNELS = frozenset({"content", "reasoning_content", "reasoning", "text", "ref
 
 
 def datas(stream: bytes) -> list[bytes]:
-    """The data of every event that has some; an event that the stream's end cuts off is discarded."""
+    """Return the data of every event that has some; an event that is cut off by the end is discarded."""
     found, lines = [], []
     for line in _LINE_END.split(stream.removeprefix(b"\xef\xbb\xbf"))[:-1]:
         if not line:
@@ -27,7 +27,7 @@ def datas(stream: bytes) -> list[bytes]:
 
 
 def facts(stream: bytes) -> dict[str, Any]:
-    """Deltas, finish reason, usage, end and malformed events of an OpenAI stream, under the filter's names."""
+    """Return deltas, finish reason, usage, end and malformed events of an OpenAI stream, under the filter's names."""
     known: dict[str, Any] = {"deltas": 0}
     begun: dict[int, bool] = {}
     for data in datas(stream):
@@ -45,7 +45,7 @@ def facts(stream: bytes) -> dict[str, Any]:
 
 
 def ended(known: dict[str, Any]) -> bool:
-    """Whether a stream of these facts is complete."""
+    """Whether a stream with these facts is complete."""
     return "done" in known or ("finish_reason" in known and not known.get("open_choices"))
 
 

@@ -1,6 +1,6 @@
-"""The whole product as a user runs it: `din-extproc serve` and a real Envoy with the rendered configuration, in front of given nodes.
+"""The whole product as a user runs it: `din-extproc serve` and a real Envoy with the rendered configuration in front of given nodes.
 
-Rule: only the command line and the ports are used; what a test can see, a user can see.
+Rule: tests use only the command line and the ports, as a user does.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ _BOOT_SECONDS = 60.0
 
 
 def key_of(tenant: str) -> str:
-    """The key of a tenant of these tests, the same each time."""
+    """Return the API key of a test tenant, always the same."""
     return _made(tenant).text
 
 
@@ -47,7 +47,7 @@ def _made(tenant: str):
 
 
 def tenant(name: str, *, models: tuple[str, ...] = ("*",), **limits: int) -> dict[str, Any]:
-    """A tenant with one key, `key_of(name)`; without limits unless given."""
+    """Return a tenant with one key, `key_of(name)`; without limits unless given."""
     generous = {"rpm": 1_000_000, "tpm": 100_000_000, "max_streams": 10_000}
     return {
         "id": name,
@@ -58,7 +58,7 @@ def tenant(name: str, *, models: tuple[str, ...] = ("*",), **limits: int) -> dic
 
 
 def node(name: str, address: str, **fields: Any) -> dict[str, Any]:
-    """One node of a pool."""
+    """Return one node of a pool."""
     return {"id": name, "address": address, "version": "2025.3.1", "dtype": "bf16", "max_seq_len": 8192, "max_concurrency": 64, **fields}
 
 
@@ -94,11 +94,11 @@ class Stack:
         self.sidecar: subprocess.Popen[bytes] | None = None
         self.envoy: subprocess.Popen[bytes] | None = None
         self.tls: ssl.SSLContext | None = None
-        """For the admin port, when it speaks TLS."""
+        """TLS context for the admin port."""
         self.write(config)
 
     def write(self, config: Mapping[str, Any]) -> None:
-        """Write the configuration; a running sidecar takes it over within a second or two."""
+        """Write the configuration; a running sidecar applies it within two seconds."""
         own = {
             "version": 1,
             "gateway": {
@@ -123,12 +123,12 @@ class Stack:
 
     @property
     def admin_url(self) -> str:
-        """The sidecar's admin port."""
+        """The URL of the sidecar's admin port."""
         return f"{'http' if self.tls is None else 'https'}://127.0.0.1:{self.admin_port}"
 
     @property
     def url(self) -> str:
-        """What clients call."""
+        """The URL that clients call."""
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> Self:
@@ -144,14 +144,14 @@ class Stack:
         return self
 
     def start_sidecar(self, *, ready: bool = True) -> None:
-        """`din-extproc serve`."""
+        """Start `din-extproc serve`."""
         command = [sys.executable, "-m", "din_extproc", "serve", "--config", self.config_file, *self._serve]
         self.sidecar = self._child("sidecar", command)
         if ready:
             self._await("sidecar", self.sidecar, lambda: self._answers(f"{self.admin_url}/readyz"))
 
     def start_envoy(self, configuration: str = "") -> None:
-        """Envoy with what `din-extproc render envoy` writes (rendered in this process, which imports Envoy's vocabulary once), or this."""
+        """Start Envoy with the output of `render envoy` (rendered in this process, which is faster), or with this configuration."""
         rendered = self.folder / "envoy.yaml"
         settings = load(self.config_file, {})
         assert isinstance(settings, Settings), str(settings)
@@ -163,44 +163,44 @@ class Stack:
         self._await("envoy", self.envoy, lambda: self._answers(f"http://127.0.0.1:{self.envoy_admin_port}/ready"))
 
     def log(self, part: str) -> str:
-        """What `sidecar` or `envoy` wrote."""
+        """Return the log of `sidecar` or `envoy`."""
         return (self.folder / f"{part}.log").read_text(errors="replace")
 
     def status(self) -> dict[str, Any]:
-        """The sidecar's `/status`."""
+        """Return the sidecar's `/status`."""
         with urllib.request.urlopen(f"{self.admin_url}/status", timeout=30, context=self.tls) as reply:
             return json.loads(reply.read())
 
     def envoy_stats(self, contains: str) -> dict[str, int]:
-        """Envoy's counters and gauges whose name contains this."""
+        """Return Envoy's counters and gauges whose name contains this."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.envoy_admin_port}/stats?filter={contains}", timeout=30) as reply:
             lines = [line.rpartition(": ") for line in reply.read().decode().splitlines()]
         return {name: int(value) for name, _, value in lines if value.isdigit()}
 
     def client(self, name: str | None = "acme", **options: Any) -> httpx.Client:
-        """An HTTP client with the tenant's key; None: without one."""
+        """Return an HTTP client with the tenant's key; None: without one."""
         headers = {} if name is None else {"authorization": f"Bearer {key_of(name)}"}
         return httpx.Client(base_url=self.url, headers=headers, timeout=30, verify=False, **options)  # no TLS here, no certificates to load
 
     def chat(
         self, body: Mapping[str, Any] | None = None, *, tenant_name: str = "acme", headers: Mapping[str, str] | None = None, **fields: Any
     ):
-        """One chat completion with small defaults; `fields` go into the body."""
+        """Send a chat completion with small defaults; `fields` go into the body."""
         content = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, **(body or {}), **fields}
         with self.client(tenant_name) as client:
             return client.post("/v1/chat/completions", json=content, headers=dict(headers or {}))
 
     def redis_keys(self, contains: str) -> list[str]:
-        """The keys in Redis whose name contains this."""
+        """Return the keys in Redis whose name contains this."""
         with redis.Redis(port=self.redis.port, decode_responses=True) as connection:
             return sorted(connection.scan_iter(f"*{contains}*"))
 
     def eventually(self, holds: Callable[[], Any], what: Any) -> None:
-        """Wait until it holds."""
+        """Wait until a condition holds."""
         eventually(holds, what)
 
     def settled(self, exchanges: int) -> dict[str, Any]:
-        """The sidecar's status once so many exchanges are accounted for and none is open."""
+        """Return the sidecar's status once `exchanges` are settled and none is open."""
 
         def done() -> bool:
             status = self.status()
@@ -260,13 +260,13 @@ class Stack:
 
 
 def events(text: str) -> list[Any]:
-    """The data of a stream's events, `[DONE]` left out."""
+    """Return the data of a stream's events, without `[DONE]`."""
     data = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
     return [json.loads(each) for each in data if each != "[DONE]"]
 
 
 def raw_request(port: int, data: bytes, seconds: float = 60.0) -> bytes:
-    """Bytes to the listener, and all that comes back until it closes."""
+    """Send bytes to the listener and return everything until it closes."""
     with socket.create_connection(("127.0.0.1", port), timeout=seconds) as connection:
         connection.sendall(data)
         parts = []

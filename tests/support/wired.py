@@ -1,6 +1,6 @@
-"""A rig whose sidecar is our own HTTP/2 server, and a node on a bare socket that can be told to break at any byte.
+"""A rig with the product's HTTP/2 server as sidecar, and a node on a bare socket that can break at any byte.
 
-Rule: what a test leaves behind shows: `at_rest` looks at our side and at Envoy's.
+Rule: `at_rest` detects leftovers of a test at the sidecar and at Envoy.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class Wired:
         return self.send(body)
 
     def send(self, body: bytes) -> Send:
-        """The decision to send to the node."""
+        """Return the decision to send to the node."""
         endpoint = self.parts.nodes[0].endpoint
         return Send(cluster="pool", endpoints=(endpoint,), request_headers=(), response_headers=(), metadata={}, body=body[::-1] or None)
 
@@ -64,12 +64,12 @@ class Wired:
         return self.services[1].calls
 
     def forget(self) -> None:
-        """Begin to count anew."""
+        """Reset the counts."""
         self.conductor.flows.clear()
         self.logs.clear()
 
     async def at_rest(self):
-        """Every exchange has ended once and no call but those of Envoy's two access logs is open; nobody keeps Envoy busy."""
+        """Check that every exchange has ended once, that only Envoy's two access log calls are open, and that Envoy is idle."""
         await until(lambda: self.open_streams == 0)
         assert all(flow.ends == 1 for flow in self.conductor.flows)
         assert all(connection.grpc.held == 0 for connection in self.server.connections)
@@ -89,7 +89,7 @@ class Wired:
 
 @asynccontextmanager
 async def wired(node: "BareNode | None" = None) -> AsyncIterator[Wired]:
-    """The rig, its node an echo or `node`. A node that breaks off is asked again all the same."""
+    """Start the rig with an echo node or `node`. A node that breaks off still gets the retry."""
     async with rig(1, sidecar=False, dead=(0,) if node else (), outlier=None) as parts:
         made = Wired(parts)
         await made.server.start(*made.addresses)
@@ -101,13 +101,13 @@ async def wired(node: "BareNode | None" = None) -> AsyncIterator[Wired]:
 
 
 def reset(writer: asyncio.StreamWriter) -> None:
-    """Close a connection by RST, without a goodbye."""
+    """Close a connection with RST."""
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     writer.transport.abort()
 
 
 async def closed(writer: asyncio.StreamWriter) -> None:
-    """Close a connection and wait until that is done."""
+    """Close a connection and wait until it is closed."""
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()

@@ -1,7 +1,7 @@
 """A client of discovery as Envoy is one: asks for all clusters, then for their nodes, and keeps what it was told. It answers to clusters
 only when it has their nodes.
 
-Rule: it knows nothing of our classes: it reads and writes the protocol's messages only.
+Rule: it uses only the protocol's messages, none of the product's classes.
 """
 
 from dataclasses import dataclass, field
@@ -23,35 +23,35 @@ SERVICE = "/envoy.service.discovery.v3.AggregatedDiscoveryService"
 
 @dataclass
 class XdsClient:
-    """One stream. `name_of`: the name of a serialised resource, which the state of the world does not say."""
+    """One stream. `name_of`: returns the name of a serialised resource, which SotW responses do not carry."""
 
     delta: bool
     name_of: dict[bytes, str] = field(default_factory=dict)
     refuses: frozenset[bytes] = frozenset()
-    """Serialised resources that it does not take."""
+    """Serialised resources that it rejects."""
     has: dict[str, dict[str, bytes]] = field(default_factory=lambda: {CLUSTER: {}, ASSIGNMENT: {}, ROUTES: {}})
     nodes_for: set[str] = field(default_factory=set)
-    """Clusters whose nodes it has asked for."""
+    """Clusters whose nodes it has requested."""
     order: list[tuple[str, frozenset[str], frozenset[str]]] = field(default_factory=list)
-    """Of every response: its type, the names told, the names removed."""
+    """Of every response: its type, the received names, the removed names."""
     dangling: list[str] = field(default_factory=list)
-    """Assignments that came before their cluster."""
+    """Assignments that arrived before their cluster."""
 
     warming: set[str] = field(default_factory=set)
-    """Clusters whose nodes it has not been told yet."""
+    """Clusters without nodes so far."""
     held_back: list[bytes] = field(default_factory=list)
-    """Answers to clusters that are not warm."""
+    """Acknowledgements of clusters that are not warm."""
 
     @property
     def path(self) -> str:
         return f"{SERVICE}/{'Delta' if self.delta else 'Stream'}AggregatedResources"
 
     def opening(self) -> list[bytes]:
-        """What it says first."""
+        """Return its first requests."""
         return [self._ask(CLUSTER, (), first=True), self._ask(ROUTES, ("din",))]
 
     def take(self, data: bytes) -> list[bytes]:
-        """Take a response. Returns what it says to it."""
+        """Handle a response and return the requests that follow."""
         response = (DeltaDiscoveryResponse if self.delta else DiscoveryResponse).FromString(data)
         kind = response.type_url
         told = self._told(response)
@@ -79,14 +79,14 @@ class XdsClient:
         return [*self._follow(), *self._warm()]
 
     def _warm(self) -> list[bytes]:
-        """The answers that were waited with, when nothing is missing any more."""
+        """Return the delayed acknowledgements once no cluster is missing nodes."""
         if self.warming:
             return []
         said, self.held_back = self.held_back, []
         return said
 
     def give_up(self) -> list[bytes]:
-        """Take clusters without news of their nodes as they are: an Envoy does so after a while."""
+        """Accept clusters without nodes, as Envoy does after a while."""
         self.warming.clear()
         return self._warm()
 
@@ -100,7 +100,7 @@ class XdsClient:
         return found
 
     def _follow(self) -> list[bytes]:
-        """Ask for the nodes of the clusters that there are now."""
+        """Request the nodes of the current clusters."""
         before, self.nodes_for = self.nodes_for, set(self.has[CLUSTER])
         for name in before - self.nodes_for:
             self.has[ASSIGNMENT].pop(name, None)

@@ -119,7 +119,7 @@ def write_over(output: Path, rendered: str, *, force: bool) -> None:
     text: str | tuple[EditConflict, ...] = rendered
     if output.exists() and not force and (found := output.read_text()) != rendered:
         if not kept.exists():
-            raise RenderFailed(f"{output} exists without {kept.name}, so manual changes can't be told apart; use --force to overwrite it")
+            raise RenderFailed(f"{output} exists without {kept.name}, so manual changes can't be recognized; use --force to overwrite it")
         text = merged(kept.read_text(), found, rendered)
     if not isinstance(text, str):
         raise RenderFailed(

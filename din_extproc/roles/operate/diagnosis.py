@@ -62,14 +62,14 @@ def of_redis(info: Mapping[str, str], took_ms: float, skew_s: float, settings: S
 def of_envoy(info: Mapping[str, Any], dump: Mapping[str, Any], settings: Settings) -> Iterator[Diagnosis]:
     """Judge Envoy by its server info and configuration dump."""
     version = str(info.get("version", "")).split("/")[1:2]
-    told = version[0] if version else "?"
-    refused = unsupported(told)
+    shown = version[0] if version else "?"
+    refused = unsupported(shown)
     if refused is not None:
-        yield Diagnosis("envoy version", "fail", told, refused)
-    elif (minor(told) or OLDEST) > NEWEST_TESTED:
-        yield Diagnosis("envoy version", "warn", told, "newer than the newest tested version (1.40): watch ext_proc's counters")
+        yield Diagnosis("envoy version", "fail", shown, refused)
+    elif (minor(shown) or OLDEST) > NEWEST_TESTED:
+        yield Diagnosis("envoy version", "warn", shown, "newer than the newest tested version (1.40): watch ext_proc's counters")
     else:
-        yield Diagnosis("envoy version", "ok", told)
+        yield Diagnosis("envoy version", "ok", shown)
     if info.get("state") != "LIVE":
         yield Diagnosis(
             "envoy state", "fail", str(info.get("state")), "Envoy is starting or draining and takes no new requests: wait, or restart it"
@@ -206,10 +206,10 @@ def _of_nodes(status: Mapping[str, Any]) -> Iterator[Diagnosis]:
     models = status["membership"]["models"]
     for model in models:
         if model["state"] != "available":
-            said = f"{model['available']} of {model['nodes']} nodes take requests, {model['share']:.0%} of the capacity"
+            summary = f"{model['available']} of {model['nodes']} nodes take requests, {model['share']:.0%} of the capacity"
             verdict: Literal["warn", "fail"] = "fail" if model["state"] == "unavailable" else "warn"
             why = "; ".join(f"{each['node_id']}: {each['reason']}" for each in model["unavailable"][:3]) or "no node has joined its pools"
-            yield Diagnosis(f"model {model['model']}", verdict, said, why)
+            yield Diagnosis(f"model {model['model']}", verdict, summary, why)
     if all(model["state"] == "available" for model in models):
         yield Diagnosis("models", "ok", f"{len(models)} available")
 

@@ -1,6 +1,6 @@
 """The parts of the accounting process: settlement, observers, breakers, node registry and xDS.
 
-One process of a sidecar owns them. Who tells whom:
+One process of a sidecar owns them. What flows where:
 
     Envoy's access log -> `AccountingPlane`  -> settlement, `ExchangeObservers`, `HealthMonitor`, learned statistics
     nodes              -> `RegistryService`  -> `_on_membership`: accounting plane, xDS, breakers, workers

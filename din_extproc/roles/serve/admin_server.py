@@ -111,7 +111,7 @@ class AdminServer:
         }
 
     def _availability(self, name: str) -> tuple[ModelAvailability, ...] | None:
-        """Of every model (""), or of those that a name stands for; None: it stands for none."""
+        """Return the capacity of every model (""), or of those behind a name; None: the name is unknown."""
         settings = self._reloader.settings
         found = self._keeper.availability(settings)
         if not name:

@@ -120,17 +120,17 @@ def _breaker(health: HealthForm | None) -> BreakerView | None:
 
 def _problems(status: Mapping[str, Any], unready: list[str], *, stale: bool) -> list[str]:
     """Yield the problems that need attention, in words."""
-    said = [f"not ready: {reason}" for reason in unready]
+    problems = [f"not ready: {reason}" for reason in unready]
     if not status["redis"].up:
-        said.append("Redis is away: limits follow `on_error`")
+        problems.append("Redis can't be reached: limits follow `on_error`")
     if stale:
-        said.append("the node table is old: Redis can't be asked")
+        problems.append("the node table is stale: Redis can't be reached")
     if status["configuration"]["rejected_successor"]:
-        said.append("a changed configuration was refused: see /status")
+        problems.append("a changed configuration was rejected: see /status")
     dropped = status["access_logs"]["dropped"]
     if dropped:
-        said.append(f"Envoy has dropped {dropped} access log entries")
-    return said
+        problems.append(f"Envoy has dropped {dropped} access log entries")
+    return problems
 
 
 def _tenant(row: Mapping[str, Any], here: Mapping[str, TrafficStats]) -> TenantRow:

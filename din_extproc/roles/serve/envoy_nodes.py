@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 def find_unknown_nodes(settings: Settings, known: Mapping[str, frozenset[str]]) -> tuple[str, ...]:
-    """Return the listed nodes that an Envoy with these endpoints, by cluster, does not have. With xDS it is told them: none."""
+    """Return the listed nodes that an Envoy with these endpoints, by cluster, does not have. None with xDS, which sends them."""
     if settings.gateway.xds is not None:
         return ()
     return tuple(

@@ -51,16 +51,16 @@ class HealthMonitor:
 
     Args:
         settings: A valid configuration.
-        told: Called with the breakers that changed.
+        on_change: Called with the breakers that changed.
     """
 
-    def __init__(self, settings: Settings, told: Callable[[BreakerSnapshots], None]) -> None:
+    def __init__(self, settings: Settings, on_change: Callable[[BreakerSnapshots], None]) -> None:
         self.breakers = BreakerRegistry()
         self.holds = NodeHolds()
         self.prober: Prober | None = None
         """None: nodes are not probed, and other replicas are not heard."""
         self.settings = settings
-        self._told = told
+        self._on_change = on_change
         self._pools: dict[str, Pool] = {}
         self._joined: dict[str, dict[str, Node]] = {}
         """The registered nodes, by node id and pool."""
@@ -208,12 +208,12 @@ class HealthMonitor:
         return BreakerSnapshots({**found.nodes, **self.holds.snapshots(SystemClock.monotonic())}, found.pools)
 
     def on_holds(self, node_ids: Iterable[str]) -> None:
-        """Operators gave orders for these nodes: tell the workers what holds for them now."""
+        """Report the breakers of these nodes to workers, because operators' orders for them have changed."""
         now = SystemClock.monotonic()
         held, closed = self.holds.snapshots(now), BreakerSnapshot(BreakerState.CLOSED, now)
-        told = {each: held.get(each) or self.breakers.nodes.get_snapshot(each) or closed for each in node_ids}
-        if told:
-            self._told(BreakerSnapshots(told))
+        snapshots = {each: held.get(each) or self.breakers.nodes.get_snapshot(each) or closed for each in node_ids}
+        if snapshots:
+            self._on_change(BreakerSnapshots(snapshots))
 
     def health_form(self, node_id: str) -> HealthForm | None:
         """Return a node's health for the admin page; None: nothing is known."""
@@ -223,8 +223,8 @@ class HealthMonitor:
         if found is None:
             return form
         probed, ttft_ms, at = found
-        said = "" if probed.ok else probed.reason
-        return replace(form or HealthForm(state=BreakerState.CLOSED), ttft_ms=ttft_ms, probe=said, probe_age_s=round(now - at, 3))
+        failure = "" if probed.ok else probed.reason
+        return replace(form or HealthForm(state=BreakerState.CLOSED), ttft_ms=ttft_ms, probe=failure, probe_age_s=round(now - at, 3))
 
     def add_health(self, rows: Iterable[MemberForm]) -> Iterator[MemberForm]:
         """Yield the rows with the health of their nodes."""
@@ -256,9 +256,11 @@ class HealthMonitor:
                 _log.log(
                     level, "breaker of %s %s: %s%s", kind, name, standing.state.value, f": {standing.reason}" if standing.reason else ""
                 )
-        told = BreakerSnapshots({name: told for name, told in changed.nodes.items() if self.holds.get(name) is None}, changed.pools)
-        if told:
-            self._told(told)
+        reported = BreakerSnapshots(
+            {name: snapshot for name, snapshot in changed.nodes.items() if self.holds.get(name) is None}, changed.pools
+        )
+        if reported:
+            self._on_change(reported)
 
     async def _advance(self) -> None:
         now = SystemClock.monotonic()

@@ -34,10 +34,10 @@ _AT_ONCE = 32
 
 
 def make_health_monitor(
-    settings: Settings, told: Callable[[BreakerSnapshots], None], runner: Runner, background: Background
+    settings: Settings, on_change: Callable[[BreakerSnapshots], None], runner: Runner, background: Background
 ) -> HealthMonitor:
     """Return the breakers of this replica, with their prober."""
-    health = HealthMonitor(settings, told)
+    health = HealthMonitor(settings, on_change)
     health.prober = MicroProber(settings, health, runner, replica_name(), background)
     return health
 
@@ -65,7 +65,7 @@ class MicroProber:
         self._session: aiohttp.ClientSession | None = None
         self._ids = TraceIds(node_number(settings), hash(replica))
         self._stopped = False
-        self._said: list[ProbeResult] = []
+        self._results: list[ProbeResult] = []
         self.holds_lease = False
         """Whether this replica holds the prober lease."""
 
@@ -103,10 +103,10 @@ class MicroProber:
         section, session = self._health.settings.health.probe, self._session
         opened, self._health.opened = self._health.opened, {}
         busy, self._health.busy = self._health.busy, {}
-        said, self._said = tuple(self._said), []
-        if said or opened or busy:
+        results, self._results = tuple(self._results), []
+        if results or opened or busy:
             with contextlib.suppress(LimitsUnavailable):
-                await self._lease.say(said, opened, busy)
+                await self._lease.say(results, opened, busy)
         if section is None or session is None or self._stopped:
             return
         due = self._health.probe_schedule.take_due(SystemClock.monotonic())
@@ -124,17 +124,17 @@ class MicroProber:
             async with self._turns:
                 probed = await probe.ask(target)
             self._health.on_probe(probed)
-            self._said.append(probed)
+            self._results.append(probed)
         finally:
             self._asking.pop(target.node_id, None)
 
     def _on_message(self, message: bytes) -> None:
-        said = self._lease.heard(message)
-        if said is None:
+        report = self._lease.heard(message)
+        if report is None:
             return
-        for probed in said.probes:
+        for probed in report.probes:
             self._health.on_probe(probed)
-        for node_id, reason in said.opened.items():
-            self._health.on_remote_open(node_id, f"{reason} (reported by {said.replica})")
-        for node_id, rest_s in said.busy.items():
+        for node_id, reason in report.opened.items():
+            self._health.on_remote_open(node_id, f"{reason} (reported by {report.replica})")
+        for node_id, rest_s in report.busy.items():
             self._health.on_remote_busy(node_id, rest_s)

@@ -44,7 +44,7 @@ class OperatorHolds:
         )
 
     async def start(self, background: Background) -> None:
-        """Know the orders in force, and hear of new ones from now on."""
+        """Read the operators' orders and subscribe to new ones."""
         await self._sync()
         background.run("listening for orders of operators", self._subscription.run())
         background.every(_SYNC_S, "comparing the orders of operators", self._sync)
@@ -58,7 +58,7 @@ class OperatorHolds:
         try:
             await self._store.put((order,))
         except LimitsUnavailable as error:
-            return f"redis: {error}; the other replicas are told when it is back"
+            return f"redis: {error}; the other replicas follow when Redis is back"
         return ""
 
     async def _sync(self) -> None:

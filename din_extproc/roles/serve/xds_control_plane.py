@@ -121,6 +121,6 @@ def _keep_until_checked(before: tuple[Node, ...], after: tuple[Node, ...]) -> tu
 
 
 def _blueprint(settings: Settings) -> Blueprint:
-    from din_extproc.control.blueprint import blueprint  # noqa: PLC0415 - seconds, and only where Envoys are told anything
+    from din_extproc.control.blueprint import blueprint  # noqa: PLC0415 - seconds, and only with xDS
 
     return blueprint(settings.topology(""))

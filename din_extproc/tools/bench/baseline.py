@@ -250,7 +250,7 @@ def _add_report(settings: Settings, trace: str, found: _Measured) -> None:
     try:
         found.times.extend(fetch_reports(settings, trace, good))
     except SidecarUnreachable as error:
-        found.notes.append(f"the admin port does not tell where the time goes: {getattr(error.__cause__, 'reason', error)}")
+        found.notes.append(f"times inside the gateway are unknown, the admin port failed: {getattr(error.__cause__, 'reason', error)}")
 
 
 def _status(settings: Settings) -> GatewayReport | None:

@@ -122,19 +122,19 @@ def ratio_range(direct: Sequence[BaselineRound], through: Sequence[BaselineRound
     return round(min(ratios), 3), round(max(ratios), 3)
 
 
-def time_shares(asked: Mapping[str, TimedAnswer], told: Sequence[GatewayTimes]) -> TimeShares | None:
+def time_shares(asked: Mapping[str, TimedAnswer], records: Sequence[GatewayTimes]) -> TimeShares | None:
     """Compute where the time went.
 
     Args:
         asked: Answers through the gateway, by trace id.
-        told: The gateway's records of these requests.
+        records: The gateway's records of these requests.
 
     Returns:
         None if it has no record of a complete answer.
     """
     parts = [
         (times.waited_ms, times.decided_ms, asked[times.trace_id].total_ms, times.node_ended_ms - times.sent_ms)
-        for times in told
+        for times in records
         if times.trace_id in asked and not asked[times.trace_id].trouble
         if times.sent_ms is not None and times.node_ended_ms is not None and times.decided_ms is not None
     ]
@@ -158,7 +158,7 @@ def find_reason(direct: Figures, through: Figures, found: TimeShares | None, cac
         code = max(through.errors, key=lambda each: through.errors[each])
         return Reason("errors", f"{through.failed} of {through.requests} requests failed, {through.errors[code]} with {code}")
     if found is None or direct.total_ms is None:
-        return Reason("unknown", "the admin port has told of no request: where the time goes is not known")
+        return Reason("unknown", "the admin port has no record of these requests, so the cause is unknown")
     more = {
         "queue": found.waited_ms,
         "decision": found.decided_ms,
@@ -170,14 +170,14 @@ def find_reason(direct: Figures, through: Figures, found: TimeShares | None, cac
     poor = cache_hits is not None and cache_hits < _POOR_CACHE
     match part:
         case "queue":
-            said = f"requests wait {found.waited_ms:.1f} ms for the tenant's tokens or slots"
+            text = f"requests wait {found.waited_ms:.1f} ms for the tenant's tokens or slots"
         case "decision":
-            said = f"a decision takes {found.decided_ms:.1f} ms{hits}{', which is little' if poor else ''}"
+            text = f"a decision takes {found.decided_ms:.1f} ms{hits}{', which is little' if poor else ''}"
         case "forwarding":
-            said = f"Envoy and the way there and back take {found.forwarded_ms:.1f} ms a request{hits}"
+            text = f"Envoy and the network take {found.forwarded_ms:.1f} ms a request{hits}"
         case _:
-            said = f"nodes of the pool take {found.node_ms:.0f} ms a request, this one {direct.total_ms:.0f} ms when it is asked directly"
-    return Reason(part, said)
+            text = f"nodes of the pool take {found.node_ms:.0f} ms a request, this one {direct.total_ms:.0f} ms without the gateway"
+    return Reason(part, text)
 
 
 def _at(values: Sequence[float], share: float) -> float | None:

@@ -137,7 +137,7 @@ def judge_clocks(gateway: ClockOffset, nodes: Mapping[str, ClockOffset], toleran
     if with_client > with_gateway:
         said = f"the gateway's clock is {gateway.text} of the client's and of {_nodes(with_client)}"
     else:
-        said = f"the gateway's clock is {gateway.text} of the client's: either may be the one that is off, no node's clock tells which"
+        said = f"the gateway's clock is {gateway.text} of the client's: either may be off, and no node's clock decides which"
     return [_clock("gateway", gateway, said), *others]
 
 

@@ -181,7 +181,7 @@ def _find_suspect(raw: Mapping[str, float], node: str, tolerance_ms: float) -> s
 
 def _fine(clock: MeasuredClock) -> str:
     if clock.low_ms is None or clock.high_ms is None:
-        return f"clock of {clock.whose}: it does not tell"
+        return f"clock of {clock.whose}: it has no timestamps"
     loosely = "; too loosely known: ask more short requests" if clock.high_ms - clock.low_ms > _LOOSE_MS else ""
     return f"clock of {clock.whose}: between {clock.low_ms:+.0f} and {clock.high_ms:+.0f} ms of the client's{loosely}"
 

@@ -76,10 +76,10 @@ class DemoClient:
         usages = [chunk["usage"] for chunk in chunks if not chunk["choices"] and chunk.get("usage")]
         _require(len(usages) == 1, f"{len(usages)} usage events instead of one")
         tokens = sum(1 for chunk in chunks if chunk["choices"] and chunk["choices"][0]["delta"].get("content"))
-        told = usages[0]["completion_tokens"]
+        counted = usages[0]["completion_tokens"]
         # A token may have no text (the end of the sequence, half a character).
-        _require(tokens <= told, f"{tokens} tokens came, usage says {told}")
-        return f"usage says {told} tokens, {tokens} had text"
+        _require(tokens <= counted, f"{tokens} tokens came, usage says {counted}")
+        return f"usage says {counted} tokens, {tokens} had text"
 
     async def embeddings(self) -> str:
         """Check embeddings: a vector per text."""
@@ -103,11 +103,11 @@ class DemoClient:
         statuses = [reply.status for reply in replies]
         _require(statuses == [200] * TRIAL_RPM + [429], f"the statuses {statuses}")
         reply = replies[-1]
-        told = _expect_refusal(reply, 429, "rate_limit_exceeded")
+        refusal = _expect_refusal(reply, 429, "rate_limit_exceeded")
         _require(int(reply.headers.get("retry-after", "0")) >= 1, "retry-after is missing or 0")
         for name in _LIMIT_HEADERS:
             _require(name in reply.headers, f"the header {name} is missing")
-        return f"{told}, retry after {reply.headers['retry-after']} s"
+        return f"{refusal}, retry after {reply.headers['retry-after']} s"
 
     async def node_dies(self) -> str:
         """Kill the node that answered last; the other one has to answer every further request."""

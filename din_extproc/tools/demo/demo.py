@@ -213,13 +213,13 @@ async def _check(plan: DemoPlan, children: Children, nodes: dict[str, Child], co
         for title, check in player.checks():
             try:
                 with console.status(title):
-                    told = await check()
+                    summary = await check()
             except (DemoCheckFailed, LookupError, TypeError) as error:
                 failed += 1
                 console.print(f"[red]✗[/] {title}:", end=" ")
                 console.print(f"{type(error).__name__}: {error}", markup=False)
             else:
                 console.print(f"[green]✓[/] {title}:", end=" ")
-                console.print(told, markup=False)
+                console.print(summary, markup=False)
     console.print("[green]Every check holds.[/]" if not failed else f"[red]{failed} checks do not hold.[/]")
     return 1 if failed else 0

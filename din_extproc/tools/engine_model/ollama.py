@@ -41,7 +41,7 @@ def ollama(model: ModelSpec, tokenizer: SimulatedTokenizer) -> EngineDialect:
     chat = ApiEmulation(_adapt_reader(reader.chat, _chat), _whole_chat, _OllamaChatStream, content_type="application/x-ndjson")
     text = ApiEmulation(_adapt_reader(reader.completion, _generate), _whole_text, _OllamaTextStream, content_type="application/x-ndjson")
     base = openai(model, tokenizer)
-    said = ApiEmulation(reader.chat, chat_body, lambda *about: EventStream(*about, chat=True, repeats=True), "chatcmpl-")
+    openai_chat = ApiEmulation(reader.chat, chat_body, lambda *about: EventStream(*about, chat=True, repeats=True), "chatcmpl-")
     models = [{"name": name, "model": name, "digest": _DIGEST, "size": 1_000_000_000, "details": _DETAILS} for name in model.names]
     pages = {
         "/api/tags": {"models": [{**each, "modified_at": _AT} for each in models]},
@@ -49,7 +49,7 @@ def ollama(model: ModelSpec, tokenizer: SimulatedTokenizer) -> EngineDialect:
         "/api/version": {"version": "0.40.12"},
     }
     return EngineDialect(
-        {**base.generating, "/v1/chat/completions": said, "/api/chat": chat, "/api/generate": text},
+        {**base.generating, "/v1/chat/completions": openai_chat, "/api/chat": chat, "/api/generate": text},
         {**embedding_only(base), "/api/embed": PoolingApiEmulation(_embedding(pooled), _embedded)},
         reword,
         pages,
@@ -105,10 +105,10 @@ def _generate(given: dict[str, Any]) -> dict[str, Any]:
 
 def _counts(ask: EngineRequest, reporting: Reporting) -> dict[str, Any]:
     usage = reporting.of(ask.prompt_tokens, sum(len(script.pieces) for script in ask.scripts)) or {}
-    told = {"total_duration": 5_000_000, "load_duration": 1_000_000, "prompt_eval_duration": 1_000_000, "eval_duration": 3_000_000}
+    numbers = {"total_duration": 5_000_000, "load_duration": 1_000_000, "prompt_eval_duration": 1_000_000, "eval_duration": 3_000_000}
     if usage:
-        told |= {"prompt_eval_count": usage["prompt_tokens"], "eval_count": usage["completion_tokens"]}
-    return told
+        numbers |= {"prompt_eval_count": usage["prompt_tokens"], "eval_count": usage["completion_tokens"]}
+    return numbers
 
 
 def _reason(script: AnswerScript) -> str:
@@ -176,12 +176,12 @@ class _OllamaStream:
 
 
 class _OllamaChatStream(_OllamaStream):
-    def said(self, text: str) -> dict[str, Any]:
+    def content(self, text: str) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": text}}
 
 
 class _OllamaTextStream(_OllamaStream):
-    def said(self, text: str) -> dict[str, Any]:
+    def content(self, text: str) -> dict[str, Any]:
         return {"response": text}
 
 

@@ -1,7 +1,7 @@
 """The model's answers. A prompt always gets the same answer, whatever the load: a script is written before the first token.
 
 An answer is a walk over a fixed word list, seeded by the prompt. A prompt that holds `[[tag]]` is answered with that tag first, so that a
-reader can tell whose answer it is.
+reader can tell the answers apart.
 """
 
 import re

@@ -129,6 +129,6 @@ class _TgiStream:
         return b""
 
     def _details(self, script: AnswerScript) -> dict[str, Any]:
-        told = {"finish_reason": _reason(script), "generated_tokens": len(script.pieces), "seed": None}
+        details = {"finish_reason": _reason(script), "generated_tokens": len(script.pieces), "seed": None}
         usage = self._reporting.of(self._ask.prompt_tokens, len(script.pieces))
-        return told | ({"input_length": usage["prompt_tokens"], "generated_tokens": usage["completion_tokens"]} if usage else {})
+        return details | ({"input_length": usage["prompt_tokens"], "generated_tokens": usage["completion_tokens"]} if usage else {})

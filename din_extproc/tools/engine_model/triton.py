@@ -69,8 +69,8 @@ def _whole(identity: Identity, ask: EngineRequest, _reporting: Reporting) -> byt
 
 
 def _said(identity: Identity, text: str) -> dict[str, Any]:
-    told = {"cum_log_probs": 0.0, "model_name": identity.model, "model_version": "1", "output_log_probs": [0.0]}
-    return {**told, "sequence_end": False, "sequence_id": 0, "sequence_start": False, "text_output": text}
+    fields = {"cum_log_probs": 0.0, "model_name": identity.model, "model_version": "1", "output_log_probs": [0.0]}
+    return {**fields, "sequence_end": False, "sequence_id": 0, "sequence_start": False, "text_output": text}
 
 
 class _TritonStream:

@@ -1,6 +1,6 @@
 """Drives a modelled engine in real time: one timer for the whole engine, none per sequence or token.
 
-Rule: the engine sees a clock that stands still while this process does. After a pause (a stopped process, a blocked loop) it goes on where
+Rule: the engine's clock stops while this process is stopped. After a pause (a stopped process, a blocked loop) it goes on where
 it was, as a real engine would, instead of catching up in one burst.
 """
 

@@ -41,7 +41,7 @@ class VerifiedEntry(Struct, frozen=True, omit_defaults=True):
         what = f"{self.name} -> {self.rule or '(no rule)'} -> {self.pool}"
         if self.why:
             return f"{self.verdict:11} {what}: {self.why}"
-        nodes = ", ".join(f"{each.node} x{each.answers}" for each in self.answered) or "nobody"
+        nodes = ", ".join(f"{each.node} x{each.answers}" for each in self.answered) or "no node"
         silent = f"; never chosen: {', '.join(self.silent)}" if self.silent else ""
         problems = "".join(f"\n{'':12}{problem}" for problem in self.problems)
         return f"{self.verdict:11} {what} ({self.operation}, {self.tokens} tokens): {nodes}{silent}{problems}"

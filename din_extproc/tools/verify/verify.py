@@ -166,19 +166,19 @@ def _refused_by_limits(outcome: OutsideResponse) -> str:
 
 def _problems(outcome: OutsideResponse, trace_id: str, expected: dict[str, Node]) -> tuple[str, ...]:
     """Return what is wrong with a successful answer."""
-    told = Provenance.of(outcome.headers)
-    node = expected.get(told.node_id)
-    found = [f"the answer has no {name}" for name in told.missing if name != TRACE]
-    if told.node_id == _LIE:
+    proof = Provenance.of(outcome.headers)
+    node = expected.get(proof.node_id)
+    found = [f"the answer has no {name}" for name in proof.missing if name != TRACE]
+    if proof.node_id == _LIE:
         found.append("a client's own x-din-node-id came through")
-    elif told.node_id and node is None:
-        found.append(f"{told.node_id} answered, which is no node of the pool that can take it: {', '.join(expected)}")
-    if told.model_version and node is not None and told.model_version != node.version:
-        found.append(f"{told.node_id} answered as version {told.model_version}, configured is {node.version}")
-    if told.trace_id != trace_id:
-        found.append(f"the trace id {trace_id} came back as {told.trace_id or 'nothing'}")
-    if told.degraded:
-        found.append(f"a fallback answered: {told.degraded_reason or 'no reason given'}")
+    elif proof.node_id and node is None:
+        found.append(f"{proof.node_id} answered, which is no node of the pool that can take it: {', '.join(expected)}")
+    if proof.model_version and node is not None and proof.model_version != node.version:
+        found.append(f"{proof.node_id} answered as version {proof.model_version}, configured is {node.version}")
+    if proof.trace_id != trace_id:
+        found.append(f"the trace id {trace_id} came back as {proof.trace_id or 'nothing'}")
+    if proof.degraded:
+        found.append(f"a fallback answered: {proof.degraded_reason or 'no reason given'}")
     return tuple(found)
 
 

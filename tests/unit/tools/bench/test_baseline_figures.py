@@ -69,9 +69,9 @@ def test_nothing_told_is_no_share():
     [
         (TimeShares(9, 300.0, 1.0, 5.0, 110.0), "queue", "wait 300.0 ms"),
         (TimeShares(9, 0.0, 200.0, 5.0, 110.0), "decision", "the route cache knew 10% of the nodes' rankings, which is little"),
-        (TimeShares(9, 0.0, 1.0, 150.0, 110.0), "forwarding", "Envoy and the way there and back take 150.0 ms"),
+        (TimeShares(9, 0.0, 1.0, 150.0, 110.0), "forwarding", "Envoy and the network take 150.0 ms"),
         (TimeShares(9, 0.0, 1.0, 5.0, 400.0), "node", "nodes of the pool take 400 ms a request, this one 100 ms"),
-        (None, "unknown", "has told of no request"),
+        (None, "unknown", "has no record of these requests"),
     ],
 )
 def test_whoever_takes_most_of_what_came_on_top_is_to_blame(found, part, words):
