@@ -1,4 +1,4 @@
-"""Which requests are asked once more of two nodes that should agree, and what those are asked (R41).
+"""Which requests are asked once more of two nodes that should agree, and what those are asked.
 
 Rule: the client's request is never touched, delayed or billed for it; a check is a question of its own, forced to be deterministic. What
 can't be compared is not asked, and what it may cost is bounded.

@@ -199,7 +199,7 @@ class NodeSelector:
         self.shares.look_at(pools | {pool: everyone[pool] for pool in standings.pools if pool in everyone})
 
     def change(self, members: PoolMembership) -> None:
-        """Nodes came, went or changed: the cache is empty at once (R04), and only the pools they concern are ranked anew."""
+        """Nodes came, went or changed: the cache is empty at once, and only the pools they concern are ranked anew."""
         before, self.members = self.members, members
         self.load.retain(members.ids)
         self.cache.clear()

@@ -1,4 +1,4 @@
-"""The trace id (R38): made at the first hop, with the time and the gateway's number inside, and the same at every later hop.
+"""The trace id: made at the first hop, with the time and the gateway's number inside, and the same at every later hop.
 
 W3C's context is kept and passed on beside it.
 """

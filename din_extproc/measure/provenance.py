@@ -1,4 +1,4 @@
-"""Who answered, in which version, and how long it took: what the headers of every good answer say (R37, R38).
+"""Who answered, in which version, and how long it took: what the headers of every good answer say.
 
 Rule: an answer that lacks one of them is no answer of the network; whoever reads them says which is missing.
 """

@@ -1,4 +1,4 @@
-"""Two answers compared token by token, with the engine's own log probabilities as the measure of what chance explains (R41).
+"""Two answers compared token by token, with the engine's own log probabilities as the measure of what chance explains.
 
 Rule: greedy answers of honest nodes part where two tokens are all but equally likely, for batches round differently; anywhere else,
 parting is a difference. Where an engine gives no probabilities, only answers that have hardly a word in common differ.

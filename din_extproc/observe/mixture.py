@@ -1,4 +1,4 @@
-"""How much of a model's traffic goes to nodes of another dtype than the rest (R08): their answers differ, so somebody should know.
+"""How much of a model's traffic goes to nodes of another dtype than the rest: their answers differ, so somebody should know.
 
 Rule: what was counted fades with a half-life of a minute; an alarm is raised and lifted once, not per request.
 """

@@ -1,7 +1,7 @@
 """Which pools a registered node belongs to.
 
 Rule: nodes of one pool can stand in for each other, so they agree in model, dtype, tensor-parallel size and, where the pool names it,
-compute capability (R08, R09).
+compute capability.
 """
 
 from din_extproc.domain.membership import Registration

@@ -126,7 +126,7 @@ def quarantine(row: NodeRecord, reason: str, now: float) -> NodeRecord:
 
 
 def record_comparison(row: NodeRecord, *, agreements: int, disagreements: int, reason: str, now: float) -> NodeRecord:
-    """Answers of the node were held against those of others of its kind (R41).
+    """Answers of the node were held against those of others of its kind.
 
     When they differ again and again, it is kept out until that has faded.
     """

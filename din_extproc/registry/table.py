@@ -172,7 +172,7 @@ class NodeTable:
         """What is odd about a sound registration."""
         endpoint = row.registration.node.endpoint
         found = [
-            f"{other.id!r} serves {other.registration.node.model!r} at the same address: one node with two models shares its memory (R17)"
+            f"{other.id!r} serves {other.registration.node.model!r} at the same address: one node with two models shares its memory"
             for other in (self.rows[node_id] for node_id in sorted(self._ids_by_endpoint.get(endpoint, ())))
             if other.id != row.id and self.is_alive(other.id)
         ]

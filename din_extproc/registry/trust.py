@@ -1,4 +1,4 @@
-"""Trust in a node (R14), 0 to 1, from what it did: heartbeats kept, answers given, claims that did not hold.
+"""Trust in a node, 0 to 1, from what it did: heartbeats kept, answers given, claims that did not hold.
 
 Rule: everything counted fades with a half-life of ten minutes, so that a node earns trust back by behaving, and nothing is held for ever.
 

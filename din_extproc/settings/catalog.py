@@ -1,4 +1,4 @@
-"""The model catalogue (R15): which models exist, in which versions, and what is known about them.
+"""The model catalogue: which models exist, in which versions, and what is known about them.
 
 Rule: it describes models, not nodes; a node says only where it differs.
 """

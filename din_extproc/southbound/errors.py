@@ -1,4 +1,4 @@
-"""An error answer of a node -> one of the gateway's own errors (R28).
+"""An error answer of a node -> one of the gateway's own errors.
 
 Rule: words decide before the status; a client is shown the engine's sentence only where the fault is in its own request.
 

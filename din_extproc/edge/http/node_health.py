@@ -1,4 +1,4 @@
-"""The agent's own HTTP interface: `GET /health`, with the real queue depth (R16), never a bare 200."""
+"""The agent's own HTTP interface: `GET /health`, with the real queue depth, never a bare 200."""
 
 from collections.abc import Awaitable, Callable, Mapping
 

@@ -1,4 +1,4 @@
-r"""The SHA-256 of a model's weights, and what of them differs from what the catalogue knows (R15).
+r"""The SHA-256 of a model's weights, and what of them differs from what the catalogue knows.
 
 Rule: anybody with a shell can get the same digest. A file's is that of `sha256sum FILE`. A folder's is that of its manifest, the lines
 that `sha256sum` prints for its files sorted by path:

@@ -1,4 +1,4 @@
-"""The question of one token that tells whether an engine generates, and how soon (R25): an open port and a good health page do not.
+"""The question of one token that tells whether an engine generates, and how soon: an open port and a good health page do not.
 
 Rule: what a node says to a question that it can't understand (4xx) or has no room for (429) speaks neither for nor against it.
 """

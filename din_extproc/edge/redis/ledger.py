@@ -161,7 +161,7 @@ _NOTE_AT: Final = 65
 
 
 def namespace(network: str) -> str:
-    """What every key of a network begins with (R11). A network's name has no brace: a key without one has no network."""
+    """What every key of a network begins with. A network's name has no brace: a key without one has no network."""
     return f"din:{network}:" if network else "din:"
 
 

@@ -79,7 +79,7 @@ class NodeStore:
 
     Args:
         runner: The started link.
-        network: Networks of different names never see each other (R11).
+        network: Networks of different names never see each other.
     """
 
     def __init__(self, runner: Runner, network: str) -> None:

@@ -36,7 +36,7 @@ class ProberLease:
 
     Args:
         runner: The started link.
-        network: Networks of different names never see each other (R11).
+        network: Networks of different names never see each other.
         replica: This process's name among all.
     """
 

@@ -129,7 +129,7 @@ class RegistryClient:
         raise RegistryUnreachable(problem)
 
 
-class _Problem(Struct):
+class _RegistryProblem(Struct):
     """The reason in an error's body, under whichever of these names."""
 
     detail: str = ""
@@ -137,7 +137,7 @@ class _Problem(Struct):
 
 def _reason(body: bytes) -> str:
     try:
-        return msgspec.json.decode(body, type=_Problem).detail[:_LONGEST_REASON]
+        return msgspec.json.decode(body, type=_RegistryProblem).detail[:_LONGEST_REASON]
     except (msgspec.DecodeError, UnicodeDecodeError):
         return body[:_LONGEST_REASON].decode("utf-8", "replace").strip()
 
