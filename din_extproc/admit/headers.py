@@ -56,8 +56,11 @@ def _tokens(status: RateLimitStatus) -> Headers:
 
 
 def retry_headers(ms: int) -> Headers:
-    """Return `retry-after` in whole seconds, rounded up, and `retry-after-ms`; both are at least 1."""
-    ms = max(1, ms)
+    """Return `retry-after` in whole seconds, rounded up, and `retry-after-ms`; both are at least 1 and at most a minute, the limits' window.
+
+    SDKs ignore a `retry-after` above 60.
+    """
+    ms = min(max(1, ms), _MINUTE_MS)
     return ("retry-after", str(-(-ms // _SECOND_MS))), ("retry-after-ms", str(ms))
 
 
@@ -70,7 +73,7 @@ def refuse_denied(denied: Denied, claim: Claim) -> Refusal:
             "minute: it can never pass. Shorten the prompt."
         )
         return Refusal(RefusalCode.REQUEST_EXCEEDS_LIMIT, message, headers=status)
-    wait_ms = max(1, denied.retry_after_ms)
+    wait_ms = min(max(1, denied.retry_after_ms), _MINUTE_MS)
     if denied.dimension == "max_streams":
         wait_ms = min(wait_ms, _SLOT_RETRY_MS)
     code = RefusalCode.CONCURRENCY_LIMIT_EXCEEDED if denied.dimension == "max_streams" else RefusalCode.RATE_LIMIT_EXCEEDED

@@ -78,7 +78,7 @@ from din_extproc.control.topology import (
 from din_extproc.domain.node import Node, Pool, in_flight_cluster
 
 ENDPOINT_HEADER = "x-din-endpoint"
-_ONLY_OURS = ("x-din-", "x-bxagent-", "x-ratelimit-", "x-envoy-")
+_ONLY_OURS = ("x-din-", "x-bxagent-", "x-ratelimit-", "anthropic-ratelimit-", "x-envoy-")
 """Families of answers' headers that a client takes for the gateway's own word, or Envoy for a wish of the node."""
 _PROTOCOL_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _NO_LIMIT = 1 << 20

@@ -1,4 +1,4 @@
-"""Envoy's own answers (body too large, no node, sidecar gone) in the gateway's one error body.
+"""Envoy's own answers (body too large, no node, sidecar gone) in the gateway's one error body; on Anthropic's path in Anthropic's.
 
 Rule: what the sidecar answered itself passes unchanged. Its answers are told from Envoy's by their details, which are empty or
 begin with `din_`; Envoy's never are and never do.
@@ -16,7 +16,8 @@ from msgspec import Struct
 
 from din_extproc.control.packing import extension, overwrite
 from din_extproc.control.routes import UNDECIDED
-from din_extproc.domain.verdict import RefusalCode, error_body
+from din_extproc.domain.request import Operation
+from din_extproc.domain.verdict import RefusalCode, anthropic_error_body, error_body
 
 _DETAILS = "response.code_details"
 _TRACE_ID = "%REQ(X-DIN-TRACE-ID?X-REQUEST-ID)%"
@@ -95,19 +96,30 @@ _REPLIES = (
 """In order, the first that fits is the answer."""
 
 
+_OF_ANTHROPIC = f"(request.url_path == '{Operation.MESSAGES.value}' || request.url_path.startsWith('{Operation.MESSAGES.value}/'))"
+
+
 def local_reply_config() -> LocalReplyConfig:
-    """The mappers, one per kind of answer."""
-    return LocalReplyConfig(mappers=[_mapper(reply) for reply in _REPLIES])
+    """The mappers, two per kind of answer: Anthropic's path, then every other. A request without a path has the second."""
+    return LocalReplyConfig(mappers=[mapper for reply in _REPLIES for mapper in _mappers(reply)])
 
 
-def _mapper(reply: _Reply) -> ResponseMapper:
-    expression = f"response.code >= 400 && {_DETAILS} != '' && !{_DETAILS}.startsWith('din_') && ({reply.when})"
+def _mappers(reply: _Reply) -> list[ResponseMapper]:
+    when = f"response.code >= 400 && {_DETAILS} != '' && !{_DETAILS}.startsWith('din_') && ({reply.when})"
+    named = [overwrite("request-id", _TRACE_ID)]
+    return [
+        _mapper(reply, f"{_OF_ANTHROPIC} && {when}", _anthropic_body(reply), [*_headers(reply), *named]),
+        _mapper(reply, when, _body(reply), _headers(reply)),
+    ]
+
+
+def _mapper(reply: _Reply, expression: str, body: dict[str, Any], headers: list[HeaderValueOption]) -> ResponseMapper:
     condition = extension("envoy.access_loggers.extension_filters.cel", ExpressionFilter(expression=expression))
     return ResponseMapper(
         filter=AccessLogFilter(extension_filter=ExtensionFilter(name=condition.name, typed_config=condition.typed_config)),
         status_code=reply.status,
-        body_format_override=SubstitutionFormatString(json_format=ProtoStruct.from_dict(_body(reply))),
-        headers_to_add=_headers(reply),
+        body_format_override=SubstitutionFormatString(json_format=ProtoStruct.from_dict(body)),
+        headers_to_add=headers,
     )
 
 
@@ -117,8 +129,13 @@ def _body(reply: _Reply) -> dict[str, Any]:
     return body | {"status": "%RESPONSE_CODE%"}
 
 
+def _anthropic_body(reply: _Reply) -> dict[str, Any]:
+    body: dict[str, Any] = msgspec.json.decode(anthropic_error_body(reply.code, reply.message, trace_id=_TRACE_ID, status=reply.status))
+    return body
+
+
 def _headers(reply: _Reply) -> list[HeaderValueOption]:
     retry = (
         [overwrite("retry-after", _RETRY_AFTER_S)] if reply.code in (RefusalCode.LIMITS_UNAVAILABLE, RefusalCode.NO_HEALTHY_NODE) else []
     )
-    return [overwrite("x-din-trace-id", _TRACE_ID), *retry]
+    return [overwrite("x-din-trace-id", _TRACE_ID), overwrite("x-request-id", _TRACE_ID), *retry]

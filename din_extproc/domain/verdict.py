@@ -1,5 +1,6 @@
 """The verdict on a request: send it to a node, or answer it here. Holds the only table of error codes."""
 
+import re
 from collections.abc import Mapping
 from enum import Enum
 
@@ -110,3 +111,41 @@ def error_body(
             "error": {"message": message, "type": code.type, "param": param, "code": code.code},
         }
     )
+
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    529: "overloaded_error",
+}
+_FAULT = 500
+_MESSAGE_CHARS = 1000
+_number = re.compile(r"\d+").findall
+
+
+def anthropic_type(status: int) -> str:
+    """Return the type that Anthropic's API gives an error of this status."""
+    return _ANTHROPIC_TYPES.get(status) or ("invalid_request_error" if status < _FAULT else "api_error")
+
+
+def anthropic_error_body(code: RefusalCode, message: str, *, trace_id: str, status: int | None = None) -> bytes:
+    """Encode an error as Anthropic's API does. `status` None means the code's own status.
+
+    A prompt that is too long is worded as there, because agents compact their history when they read these words.
+    """
+    if code is RefusalCode.CONTEXT_LENGTH_EXCEEDED:
+        message = _too_long(message)
+    kind = anthropic_type(code.status if status is None else status)
+    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}, "request_id": trace_id})
+
+
+def _too_long(message: str) -> str:
+    """Every engine names the length and its limit first, in either order; the length is the larger of the two."""
+    numbers = [int(digits) for digits in _number(message[:_MESSAGE_CHARS])[:2]]
+    if len(numbers) < 2 or numbers[0] == numbers[1]:  # noqa: PLR2004 - a pair
+        return f"prompt is too long: {message}"
+    return f"prompt is too long: {max(numbers)} tokens > {min(numbers)} maximum"

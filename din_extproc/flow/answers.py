@@ -1,6 +1,7 @@
 """Answers that the gateway gives itself: refusals, the model list, OPTIONS.
 
-Rule: every error has the same body, and nothing in it comes from the prompt or the key.
+Rule: every error has the same body, on Anthropic's path in Anthropic's shape, and nothing in it comes from the prompt or the key. Every
+answer names the exchange in `x-request-id`, where SDKs look for it, and in `x-din-trace-id`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,12 +10,14 @@ from http import HTTPStatus
 import msgspec
 from msgspec import Struct
 
-from din_extproc.domain.request import RequestHead
-from din_extproc.domain.verdict import Headers, ImmediateResponse, Refusal, RefusalCode, error_body
+from din_extproc.domain.request import Operation, RequestHead
+from din_extproc.domain.verdict import Headers, ImmediateResponse, Refusal, RefusalCode, anthropic_error_body, error_body
 from din_extproc.route.table import ListedModel
 
 _PROBLEM = "application/problem+json"
 _JSON = "application/json"
+_MESSAGES = Operation.MESSAGES.value
+_PATH_ENDS = ("", "/", "?")
 _NO_RETRY: Headers = (("x-should-retry", "false"),)
 """OpenAI's clients try a 409 or 429 again unless they are told that it is no use."""
 
@@ -28,18 +31,34 @@ def refusal(
     """
     code = refused.code
     no_use = refused.retry_after_ms is None and code.status < HTTPStatus.INTERNAL_SERVER_ERROR
+    own, body = error(code, refused.message, head, trace_id, param=refused.param)
     return ImmediateResponse(
         status=code.status,
-        headers=(
-            ("content-type", media_type(head)),
-            ("x-din-trace-id", trace_id),
-            *headers,
-            *refused.headers,
-            *(_NO_RETRY if no_use else ()),
-        ),
-        body=error_body(code, refused.message, trace_id=trace_id, instance=instance(head.path), param=refused.param),
+        headers=(*own, *headers, *refused.headers, *(_NO_RETRY if no_use else ())),
+        body=body,
         metadata={"trace_id": trace_id, "refusal": code.code, **(whose or {}), **refused.labels},
     )
+
+
+def error(
+    code: RefusalCode, message: str, head: RequestHead, trace_id: str, *, param: str | None = None, status: int | None = None
+) -> tuple[Headers, bytes]:
+    """The headers and the body of an error answer to this request. `status` None: the code's own."""
+    if of_anthropic(head.path):
+        return (("content-type", _JSON), *names(head.path, trace_id)), anthropic_error_body(code, message, trace_id=trace_id, status=status)
+    body = error_body(code, message, trace_id=trace_id, instance=instance(head.path), param=param, status=status)
+    return (("content-type", media_type(head)), *names(head.path, trace_id)), body
+
+
+def names(path: str, trace_id: str) -> Headers:
+    """The headers that name the exchange, under the names that clients of the path look for."""
+    named = ("x-din-trace-id", trace_id), ("x-request-id", trace_id)
+    return (*named, ("request-id", trace_id)) if of_anthropic(path) else named
+
+
+def of_anthropic(path: str) -> bool:
+    """Whether clients of this path speak Anthropic's dialect: of the Messages API and all that is under it, served or not."""
+    return path.startswith(_MESSAGES) and path[len(_MESSAGES) : len(_MESSAGES) + 1] in _PATH_ENDS
 
 
 def internal_error(head: RequestHead, trace_id: str) -> ImmediateResponse:
@@ -50,7 +69,7 @@ def internal_error(head: RequestHead, trace_id: str) -> ImmediateResponse:
 
 def options(trace_id: str) -> ImmediateResponse:
     """OPTIONS without CORS: what may be asked here. With CORS configured, Envoy answers preflights itself."""
-    return ImmediateResponse(status=204, headers=(("allow", "GET, HEAD, POST, OPTIONS"), ("x-din-trace-id", trace_id)), body=b"")
+    return ImmediateResponse(status=204, headers=(("allow", "GET, HEAD, POST, OPTIONS"), *names("", trace_id)), body=b"")
 
 
 class _ModelListing(Struct, frozen=True, gc=False):
@@ -73,7 +92,7 @@ def models(listed: Iterable[ListedModel], name: str, trace_id: str) -> Immediate
             return Refusal(RefusalCode.MODEL_NOT_FOUND, "There is no model of this name.", param="model")
     return ImmediateResponse(
         status=200,
-        headers=(("content-type", _JSON), ("x-din-trace-id", trace_id)),
+        headers=(("content-type", _JSON), *names("", trace_id)),
         body=msgspec.json.encode(content),
         metadata={"trace_id": trace_id},
     )

@@ -1,7 +1,7 @@
 """What a client sees of a node's error answer: the one error body, whatever the engine wrote.
 
 Rule: only answers that are not good are looked at, redirections among them; what is an error body of ours already, a node agent's or
-Envoy's, passes as it is.
+Envoy's, passes as it is, unless the client speaks Anthropic's dialect and the body does not.
 Errors inside a stream that began well are not here: the status has left, and `usage.lua` sees to their shape.
 """
 
@@ -11,7 +11,7 @@ from http import HTTPStatus
 
 from din_extproc.domain.request import RequestHead
 from din_extproc.domain.response import PASS, SUCCESS_STATUSES, BufferedTranslation, Replacement, ResponseHead, Treatment
-from din_extproc.domain.verdict import Headers, error_body
+from din_extproc.domain.verdict import Headers
 from din_extproc.flow import answers
 from din_extproc.southbound.error_body import READ_BYTES, ParsedError, said
 from din_extproc.southbound.errors import normalise, retry_after_s
@@ -35,7 +35,9 @@ def treatment(engine: str, response: ResponseHead, request: RequestHead, trace_i
     retold = partial(_retold, engine, response, request, trace_id, wall)
     if response.status < HTTPStatus.BAD_REQUEST or not _is_read(response):
         return retold(ParsedError())
-    return BufferedTranslation(lambda body: _unless_ours(retold, said(_plain(body, response.header("content-encoding")))))
+    if response.header("x-din-trace-id") and answers.of_anthropic(request.path):
+        return PASS  # Envoy's own answer: a node's loses every such header before it comes here
+    return BufferedTranslation(lambda body: _unless_ours(retold, said(_plain(body, response.header("content-encoding"))), request))
 
 
 def _is_read(response: ResponseHead) -> bool:
@@ -44,8 +46,8 @@ def _is_read(response: ResponseHead) -> bool:
     return int(length) <= READ_BYTES if length.isdigit() else "json" in response.header("content-type").lower()
 
 
-def _unless_ours(retold: "partial[Replacement]", found: ParsedError) -> Replacement | None:
-    return None if found.ours else retold(found)
+def _unless_ours(retold: "partial[Replacement]", found: ParsedError, request: RequestHead) -> Replacement | None:
+    return None if found.ours and not answers.of_anthropic(request.path) else retold(found)
 
 
 def _retold(engine: str, response: ResponseHead, request: RequestHead, trace_id: str, wall: float, found: ParsedError) -> Replacement:
@@ -53,18 +55,8 @@ def _retold(engine: str, response: ResponseHead, request: RequestHead, trace_id:
     retry: Headers = ()
     if error.retry_after_s is not None:
         retry = ("retry-after", str(error.retry_after_s)), ("retry-after-ms", str(error.retry_after_s * 1000))
-    return Replacement(
-        status=error.status,
-        headers=(("content-type", answers.media_type(request)), ("x-din-trace-id", trace_id), *retry),
-        body=error_body(
-            error.code,
-            error.message,
-            trace_id=trace_id,
-            instance=answers.instance(request.path),
-            param=error.param,
-            status=error.status,
-        ),
-    )
+    headers, body = answers.error(error.code, error.message, request, trace_id, param=error.param, status=error.status)
+    return Replacement(error.status, (*headers, *retry), body)
 
 
 def _plain(body: bytes, encoding: str) -> bytes:

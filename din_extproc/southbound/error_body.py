@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 READ_BYTES = 64 << 10
 """A longer body is no error message: a page, or a trace. It is not read."""
@@ -44,7 +45,7 @@ def said(body: bytes) -> ParsedError:
     if content is None:
         return ParsedError() if text.startswith("<") else ParsedError(message=_clean(text.partition("\n")[0]))
     if isinstance(content, dict) and str(content.get("type", "")).startswith(_OURS):
-        return ParsedError(ours=True)
+        return replace(_dug(content), ours=True)
     return _dug(content)
 
 

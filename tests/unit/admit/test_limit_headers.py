@@ -108,3 +108,11 @@ def test_unavailable_limits_are_a_503_with_retry_after():
     refused = refuse_limits_unavailable()
     assert refused.code is RefusalCode.LIMITS_UNAVAILABLE
     assert ("retry-after", "1") in refused.headers
+
+
+def test_no_wait_for_a_limit_of_a_minute_is_longer_than_a_minute() -> None:
+    denied = Denied("tenant", "rpm", 5, 60_001, RateLimitStatus())
+    refused = refuse_denied(denied, Claim("r", "t", (), 1, 1000))
+    headers = dict(refused.headers)
+    assert (headers["retry-after"], headers["retry-after-ms"], refused.retry_after_ms) == ("60", "60000", 60_000)
+    assert "61" not in refused.message

@@ -14,9 +14,9 @@ from din_extproc.southbound.error_body import READ_BYTES
 SAID = b'{"error":{"message":"no such field","param":"body.top_k"}}'
 
 
-def treated(status, accept="", **headers):
+def treated(status, accept="", path="/v1/chat/completions", **headers):
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    request = RequestHead("POST", "/v1/chat/completions?api_key=secret", {"accept": accept})
+    request = RequestHead("POST", f"{path}?api_key=secret", {"accept": accept})
     return treatment("vllm", ResponseHead(status, named), request, "trace", 1000.0)
 
 
@@ -41,7 +41,7 @@ def test_an_error_waits_for_its_body_and_is_told_anew():
     body = json.loads(told.body)
     assert (told.status, body["status"], body["code"], body["detail"]) == (400, 400, "invalid_request", "no such field")
     assert (body["error"]["param"], body["instance"], body["trace_id"]) == ("top_k", "/v1/chat/completions", "trace")
-    assert told.headers == (("content-type", "application/json"), ("x-din-trace-id", "trace"))
+    assert told.headers == (("content-type", "application/json"), ("x-din-trace-id", "trace"), ("x-request-id", "trace"))
 
 
 def test_a_body_that_says_how_long_it_is_and_is_too_long_is_not_waited_for():
@@ -60,6 +60,7 @@ def test_times_are_told_in_both_headers_and_problem_json_by_its_name():
     assert dict(told.headers) == {
         "content-type": "application/problem+json",
         "x-din-trace-id": "trace",
+        "x-request-id": "trace",
         "retry-after": "7",
         "retry-after-ms": "7000",
     }
@@ -83,3 +84,54 @@ def test_a_compressed_error_is_read_within_bounds(encoding, body, detail):
 
 def test_an_error_body_of_ours_stays_as_it_is():
     assert treated(409, content_length="50").rewrite(b'{"type":"urn:din-extproc:error:version_mismatch"}') is None
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "shown", "kind", "message"),
+    [
+        (400, {"error": {"message": "no such field"}}, 400, "invalid_request_error", "no such field"),
+        (
+            400,
+            {"error": {"message": "This model's maximum context length is 8192 tokens. However, you requested 9000 tokens (8990 + 10)."}},
+            400,
+            "invalid_request_error",
+            "prompt is too long: 9000 tokens > 8192 maximum",
+        ),
+        (
+            400,
+            {"error": {"message": "The input (9000 tokens) is longer than the model's context length (8192 tokens)."}},
+            400,
+            "invalid_request_error",
+            "prompt is too long: 9000 tokens > 8192 maximum",
+        ),
+        (
+            500,
+            {"error": "input length exceeds context length"},
+            400,
+            "invalid_request_error",
+            "prompt is too long: input length exceeds context length",
+        ),
+        (503, {"error": "busy"}, 503, "overloaded_error", "The node answered with an error (503)."),
+        (500, {"error": "no"}, 502, "api_error", "The node answered with an error (500)."),
+        (429, {"error": "slow"}, 429, "rate_limit_error", "The nodes of this model are busy; the limit is theirs, not the tenant's."),
+        (
+            409,
+            {"type": "urn:din-extproc:error:version_mismatch", "code": "version_mismatch", "error": {"message": "other version"}},
+            409,
+            "invalid_request_error",
+            "other version",
+        ),
+    ],
+)
+def test_a_node_s_error_on_anthropic_s_path_is_told_as_anthropic_does(status, said, shown, kind, message):
+    body = json.dumps(said).encode()
+    told = treated(status, path="/v1/messages", content_length=str(len(body))).rewrite(body)
+    assert (told.status, json.loads(told.body)) == (
+        shown,
+        {"type": "error", "error": {"type": kind, "message": message}, "request_id": "trace"},
+    )
+    assert dict(told.headers)["request-id"] == "trace"
+
+
+def test_envoy_s_own_answer_on_anthropic_s_path_passes():
+    assert treated(503, path="/v1/messages", content_type="application/json", x_din_trace_id="trace") is PASS
