@@ -56,7 +56,7 @@ def _tokens(status: RateLimitStatus) -> Headers:
 
 
 def retry_headers(ms: int) -> Headers:
-    """Return `retry-after` in whole seconds, rounded up, and `retry-after-ms`; both are at least 1 and at most a minute, the limits' window.
+    """Return `retry-after` in whole seconds, rounded up, and `retry-after-ms`; at least 1 and at most a minute, the window.
 
     SDKs ignore a `retry-after` above 60.
     """

@@ -1,7 +1,7 @@
 """Where one message of a stream ends and the next begins: lines of NDJSON, and events of SSE.
 
-Rule: whatever way the bytes are cut, the same messages come out; what is held back is bounded, and every byte is looked at a fixed number of
-times.
+Rule: whatever way the bytes are cut, the same messages come out; what is held back is bounded, and every byte is looked at a fixed number
+of times.
 """
 
 MAX_MESSAGE = 1 << 20
