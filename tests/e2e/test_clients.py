@@ -268,7 +268,7 @@ def test_an_answer_says_where_it_comes_from_and_how_long_it_took(network):
 
 def test_a_stream_has_its_times_when_it_is_over(network):
     with network.stream(model="modelled", messages=QUESTION, max_tokens=20) as stream:
-        with pytest.raises(RuntimeError, match="not over"):
+        with pytest.raises(RuntimeError, match="not ended"):
             _ = stream.times
         said = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
     assert said

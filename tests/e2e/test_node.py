@@ -49,6 +49,7 @@ def chat(node, body=CHAT, **headers):
 
 
 def test_a_node_registers_with_the_address_of_its_envoy_and_beats(node, registry):
+    node.eventually(lambda: registry.registrations, "a registration")
     said = registry.registrations[0]
     assert (said["id"], said["address"], said["model"], said["version"]) == ("gpu-1", node.address, "sim-model", "2025.3.1")
     assert said["weights_sha256"] == hashlib.sha256(b"weights" * 1000).hexdigest()

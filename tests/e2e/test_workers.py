@@ -81,7 +81,6 @@ def test_a_rolling_replacement_loses_no_request_and_no_stream(stack):
             stack.eventually(
                 lambda: sorted(now := workers(stack)) == [0, 1] and not {p.pid for p in now.values()} & {p.pid for p in before.values()},
                 "two new workers",
-                30,
             )
         finally:
             stop.set()
