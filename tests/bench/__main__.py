@@ -37,7 +37,7 @@ from tests.bench.vocabularies import NAMES
 
 
 def estimate(field: Field) -> Figures:
-    """How wrong and how quick the token estimate is."""
+    """Measure error and speed of the token estimate."""
     return estimate_error.measure(field.effort.tokenizers or NAMES)
 
 
@@ -77,11 +77,11 @@ BENCHMARKS: dict[str, tuple[Callable[[Field], Figures], tuple[str, ...]]] = {
     "calibrate": (calibrate.calibrate, ("calibrate_worst_error",)),
     "estimate": (estimate, ("estimate_32k_time_vs_tokenizer", "estimate_error_p95")),
 }
-"""Each with the figures that it owes."""
+"""The benchmarks, each with the figures that it has to return."""
 LONG = ("limits", "stall", "ramp", "baseline", "shipped_rules", "virtual", "calibrate")
-"""Those that are run when they are asked for, by name or with the rest: together they take as long again as all others."""
+"""Benchmarks that run only by name or with the whole list: together they double the time."""
 CLAIMS = "claims"
-"""Stands for the benchmarks of the papers' claims."""
+"""The name for the benchmarks of the papers' claims."""
 PAGES: tuple[tuple[str, tuple[str, ...], Callable[[Figures], str]], ...] = (
     (report.STALL, ("stall",), stall.table),
     (report.STRATEGIES, ("strategies",), strategies.table),
@@ -93,7 +93,7 @@ PAGES: tuple[tuple[str, tuple[str, ...], Callable[[Figures], str]], ...] = (
 
 
 def main() -> int:
-    """Run what was asked for."""
+    """Run the requested benchmarks."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Measure everything, side by side.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of: {', '.join(BENCHMARKS)}, {CLAIMS} (all but the long ones)")
     parser.add_argument("--all", action="store_true", help=f"the long ones, too: {', '.join(each for each in BENCHMARKS if each in LONG)}")
@@ -128,7 +128,7 @@ def main() -> int:
 
 
 def _run(name: str, field: Field, figures: Figures) -> bool:
-    """Run one benchmark. False: it failed, or did not give what it owes."""
+    """Run one benchmark. False: it failed, or did not return all its figures."""
     measure, owed = BENCHMARKS[name]
     began = time.monotonic()
     try:

@@ -1,4 +1,4 @@
-"""What accounting costs per request, part by part, and what a scrape of 100,000 series does to decisions beside it.
+"""CPU of accounting per request, part by part, and the effect of a scrape of 100,000 series on decisions.
 
 Rule: the parts are those that the sidecar runs.
 """

@@ -1,4 +1,4 @@
-"""How long decisions take while a page of 100,000 series is made and sent, and while none is: a real sidecar, over its sockets.
+"""Decision times with and without a scrape of 100,000 series, at a real sidecar over its sockets.
 
 Rule: both are measured in turn, pair by pair, with decisions asked for at the same moments; the figure is the median of the pairs' ratios,
 and says within which bounds it would lie in nine of ten other samples of as many pairs. The sidecar, Redis and who asks go before

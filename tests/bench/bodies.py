@@ -1,4 +1,4 @@
-"""Growth with what passes: bodies of 1 kB, 32 kB and 1 MB, and streams of 100 events."""
+"""Cost by body size (1 kB, 32 kB, 1 MB) and of streams of 100 events."""
 
 from tests.bench import contenders
 from tests.bench.contenders import ENVOY, EVERYTHING, WIRE, Contender

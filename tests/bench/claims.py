@@ -1,4 +1,4 @@
-"""What the two papers claim, beside what is measured here: the figures of other benchmarks, and two of its own.
+"""The claims of the two papers beside measured figures: those of other benchmarks, and two of its own.
 
 Rule: each figure says how it was obtained; nothing in the table is typed in but the papers' words.
 """

@@ -1,4 +1,4 @@
-"""Who is compared: each with the port that clients call and the processes whose CPU counts.
+"""The gateways that are compared: each with its port and the processes whose CPU counts.
 
 Rule: what is not installed is named with the reason, never left out in silence.
 """
@@ -40,23 +40,23 @@ _BUILD_S = 400.0
 
 
 class Contender(Struct, frozen=True):
-    """One that runs."""
+    """A running contender."""
 
     name: str
     port: int
     parts: dict[str, int]
     """Process id by part: `envoy`, `server`, `redis`, `gateway`."""
     headers: dict[str, str] = {}
-    """What its clients send."""
+    """Headers of its clients."""
     stack: Stack | None = None
 
 
 class Missing(Exception):  # noqa: N818 - it says what it is
-    """A contender that can't run here, and why."""
+    """The contender can't run here; the message says why."""
 
 
 def nodes(exits: ExitStack) -> tuple[int, int]:
-    """The two nodes, one process: their ports."""
+    """Start the two nodes in one process and return their ports."""
     ports = free_port(), free_port()
     exits.enter_context(Child.module("upstream", *ports))
     return ports
@@ -127,7 +127,7 @@ def everything_on(exits: ExitStack, ports: tuple[int, int], _folder: Path) -> Co
 
 
 def translating(exits: ExitStack, ports: tuple[int, int], _folder: Path) -> Contender:
-    """The same in front of engines that are spoken to in their own words, Ollama's."""
+    """Start the product in front of engines with Ollama's API."""
     made = configuration(ports)
     for pool in made["pools"].values():
         pool |= {"engine": "ollama", "api": "native"}
@@ -145,7 +145,7 @@ def _whole(exits: ExitStack, made: dict[str, Any]) -> Contender:
 
 
 def _peer(name: str, exits: ExitStack, command: list[object], port: int, ready: str) -> Contender:
-    """A whole gateway of others: on Envoy's core."""
+    """Start another complete gateway on Envoy's core."""
     folder = PEERS / name.replace("_", "-")
     program = folder / "bin" / str(command[0])
     if not program.exists():
@@ -175,7 +175,7 @@ def _peer(name: str, exits: ExitStack, command: list[object], port: int, ready: 
 
 
 def litellm(exits: ExitStack, ports: tuple[int, int], folder: Path) -> Contender:
-    """One worker, no database, logging off: the quickest it can be set to."""
+    """Start LiteLLM with one worker, without database and logging: its fastest setup."""
     port = free_port()
     served = {"model": "openai/physical", "api_base": f"http://127.0.0.1:{ports[0]}/v1", "api_key": "none"}
     config = {"model_list": [{"model_name": "m", "litellm_params": served}], "general_settings": {"master_key": "sk-bench"}}
@@ -206,7 +206,7 @@ OTHERS: dict[str, Start] = {GRPC_GO: grpc_go_noop, LITELLM: litellm, VLLM_ROUTER
 
 
 def chat_body(size: int, *, stream: bool = False) -> bytes:
-    """A chat request of so many bytes."""
+    """Return a chat request of `size` bytes."""
     messages = [{"role": "system", "content": "You answer in one sentence."}, {"role": "user", "content": ""}]
     asked = {"model": "m", "messages": messages, "max_tokens": 64, "temperature": 0.2, "stream": stream}
     words = "Tell me how a request finds its node, and what happens when that node is busy. "
@@ -216,7 +216,7 @@ def chat_body(size: int, *, stream: bool = False) -> bytes:
 
 
 def python_version_of(name: str) -> str:
-    """The installed version of a peer, by its own environment."""
+    """Return the installed version of a peer from its own environment."""
     interpreter = PEERS / name.replace("_", "-") / "bin" / "python"
     program = "import importlib.metadata as m, sys; print(m.version(sys.argv[1]))"
     asked = [interpreter if interpreter.exists() else sys.executable, "-c", program, name.replace("_", "-")]

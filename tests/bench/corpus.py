@@ -1,4 +1,4 @@
-"""Texts to measure the token estimate with: English, Chinese, code, JSON and mixtures, 0.1 to 32 thousand tokens.
+"""Texts that measure the token estimate: English, Chinese, code, JSON and mixtures, 0.1 to 32 thousand tokens.
 
 Deterministic for one set of installed packages. The two halves share no source, so one can be learned from and the other predicted.
 """

@@ -1,4 +1,4 @@
-"""Envoy's part, played by as little as possible: it asks for decisions at random moments over one ext_proc connection, and times each.
+"""A minimal ext_proc client: it requests decisions at random times over one connection and times each.
 
 Rule: one JSON line in, one out. A wait is from the moment a request's head and body were written to the moment its verdict was read.
 Run: python -m tests.bench.decisions SOCKET

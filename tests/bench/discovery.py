@@ -1,4 +1,4 @@
-"""How long a change of one node takes on its way to an Envoy: from the new list of nodes to the last byte at the client.
+"""Time from a changed node list to the last byte at an xDS client.
 
 Rule: both sizes are measured in turn, round by round; the client takes bytes and reads none of them.
 """

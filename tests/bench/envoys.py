@@ -1,4 +1,4 @@
-"""Envoys for comparison: alone, with an ext_proc server, with the usage filter; as plain as they can be written.
+"""Plain Envoys for comparison: alone, with an ext_proc server, with the usage filter.
 
 Rule: what two of them have in common is the same text, so that the difference is what is measured.
 """

@@ -1,4 +1,4 @@
-"""What the benchmarks share: the load generator, the nodes, the contenders that run, and how long to measure.
+"""The shared parts of benchmarks: load generator, nodes, running contenders and durations.
 
 Rule: a contender is started when it is first asked for, warmed up once, and ended with the field.
 """
@@ -20,32 +20,32 @@ _WARM_S = 0.5
 
 
 class Effort(Struct, frozen=True):
-    """How much is measured."""
+    """The extent of measurements."""
 
     rounds: int = 5
     seconds: float = 1.5
-    """Of one contender in one round."""
+    """Seconds per contender and round."""
     many_nodes: int = 10_000
     many_tenants: int = 100_000
     many_rules: int = 1_000
     many_streams: int = 10_000
     virtual_seconds: float = 240.0
-    """Of a simulation, which takes a fraction of it."""
+    """Virtual seconds of a simulation."""
     simulated_s: float = 3600.0
-    """Likewise, of a thousand nodes."""
+    """Virtual seconds of a simulation of a thousand nodes."""
     thresholds: tuple[int, ...] = (1, 2, 3, 5)
-    """Failures in a row after which a node that stalls is left out."""
+    """Consecutive failures after which a stalled node is ejected."""
     stall_s: float = 30.0
     others: bool = True
-    """Whether gateways of others take part."""
+    """Whether other gateways are compared."""
     limit_seconds: float = 30.0
-    """Of tenants that ask for more than they may."""
+    """Seconds of load over the limits."""
     tokenizers: tuple[str, ...] = ()
-    """Those that the estimate is compared with; empty: all."""
+    """Tokenizers that the estimate is compared with; empty: all."""
     calibration_s: float = 60.0
-    """Of each real run that the simulation is compared with."""
+    """Seconds of each real run that the simulation is compared with."""
     calibration_loads: int = 3
-    """All of them: a real model is measured, too."""
+    """Whether all loads are calibrated, with a real model too."""
 
 
 SMOKE = Effort(
@@ -70,18 +70,18 @@ Figures = dict[str, float]
 
 
 class Field:
-    """Everything that runs. A context manager."""
+    """All running parts. A context manager."""
 
     def __init__(self, effort: Effort) -> None:
         self.effort = effort
         self.missing: dict[str, str] = {}
-        """Contenders that can't run, and why."""
+        """Contenders that can't run, with the reason."""
         self._exits = ExitStack()
         self._starts = OURS | (OTHERS if effort.others else {})
         self._running: dict[str, Contender] = {}
 
     def contender(self, name: str) -> Contender | None:
-        """The contender, running and warm; None: it is missing."""
+        """Return the running, warmed-up contender; None: it is missing."""
         if name in self._running or name in self.missing:
             return self._running.get(name)
         try:
@@ -93,17 +93,17 @@ class Field:
         return self._running.get(name)
 
     def others(self) -> list[str]:
-        """Names of what is not ours."""
+        """Return the names of other gateways."""
         return list(OTHERS) if self.effort.others else []
 
     def request(self, contender: Contender, *, size: int = BODY_BYTES, stream: bool = False) -> str:
-        """A chat request as its clients send it."""
+        """Return a chat request as its clients send it."""
         accept = {"accept": "text/event-stream"} if stream else {}
         body = chat_body(size, stream=stream)
         return http_request(body, {**contender.headers, **accept})
 
     def spend(self, contender: Contender, request: str, **options: float) -> Spent:
-        """One run of the load on it. Options as of `Load.run`."""
+        """Run the load on a contender once. Options as of `Load.run`."""
         seconds = options.pop("seconds", self.effort.seconds)
         return spend(contender.parts, lambda: self.load.run(contender.port, request, seconds, **options))
 
@@ -119,7 +119,7 @@ class Field:
 
     @property
     def exits(self) -> ExitStack:
-        """What is entered here ends with the field."""
+        """Context managers that are left with the field."""
         return self._exits
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -1,4 +1,4 @@
-"""Growth with what is configured: nodes and rules (the whole decision, in process), tenants (admission, on a real Redis).
+"""Cost by configuration size: nodes and rules (whole decisions, in process), tenants (admission on a real Redis).
 
 Rule: sizes are measured in turn, round by round, so that a slow moment of the machine meets both.
 """
@@ -54,7 +54,7 @@ _HEAD = RequestHead(
 
 
 class Free:
-    """A ledger that grants everything at once: what is measured is the decision."""
+    """A ledger that grants everything at once, so that only the decision is measured."""
 
     _granted = Granted(RateLimitStatus(limit_requests=100, remaining_requests=99, reset_requests_ms=600))
 
@@ -62,17 +62,17 @@ class Free:
         return self._granted
 
     async def renew(self, _tenant: str, _request_id: str, _lease_ms: int) -> None:
-        """Nothing was taken."""
+        """Do nothing: nothing was reserved."""
 
     async def release(self, _tenant: str, _request_id: str) -> None:
-        """Nothing was taken."""
+        """Do nothing: nothing was reserved."""
 
     async def settle(self, _tenant: str, _request_id: str, _tokens: int) -> bool:
         return True
 
 
 def nodes(field: Field) -> Figures:
-    """Decisions over many nodes of unequal load."""
+    """Measure decisions over many nodes of unequal load."""
     rounds, many = field.effort.rounds, field.effort.many_nodes
     sizes = sorted({_FEW, min(1_000, many), many})
     spent = _decisions({size: desk_of(pools=_pool(size)) for size in sizes}, rounds)
@@ -83,7 +83,7 @@ def nodes(field: Field) -> Figures:
 
 
 def rules(field: Field) -> Figures:
-    """Decisions behind many rules of which only the last one holds."""
+    """Measure decisions with many rules of which only the last one matches."""
     rounds, many = field.effort.rounds, field.effort.many_rules
     spent = _decisions({size: desk_of(rules=_rules(size)) for size in (_FEW, many)}, rounds)
     return {
@@ -134,7 +134,7 @@ def desk_of(**sections: Any) -> WorkerContext:
 
 
 def _decisions(desks: dict[int, WorkerContext], rounds: int) -> dict[int, list[float]]:
-    """Microseconds of each round, by size."""
+    """Return microseconds of each round, by size."""
     body = chat_body(BODY_BYTES)
     running: dict[int, deque[ExtProcHandler]] = {size: deque() for size in desks}
     spent: dict[int, list[float]] = {size: [] for size in desks}
@@ -150,7 +150,7 @@ def _decisions(desks: dict[int, WorkerContext], rounds: int) -> dict[int, list[f
 
 
 def decide(desk: WorkerContext, body: bytes, running: deque[ExtProcHandler]) -> None:
-    """One more request, while the oldest of those in flight ends."""
+    """Decide a request while the oldest of those in flight ends."""
     flow = desk.begin()
     verdict = _at_once(flow.decide(_HEAD, body))
     assert isinstance(verdict, Send), verdict
@@ -160,7 +160,7 @@ def decide(desk: WorkerContext, body: bytes, running: deque[ExtProcHandler]) -> 
 
 
 def _at_once(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """The result of a coroutine that waits for nothing."""
+    """Return the result of a coroutine that never waits."""
     try:
         coroutine.send(None)
     except StopIteration as stop:

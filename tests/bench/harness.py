@@ -1,4 +1,4 @@
-"""What every measurement needs: cores to pin to, CPU time and memory of processes, children that say when they listen, and the load.
+"""The basis of all measurements: CPU pinning, CPU time and memory of processes, child programs, and the load.
 
 Rule: CPU time is the kernel's count for the process and all its threads; nothing is sampled.
 """
@@ -20,7 +20,7 @@ from msgspec import Struct
 
 _BOOT_SECONDS = 90.0
 _ROLES = {1: {}, 2: {"envoy": 0}, 3: {"envoy": 0, "server": 1, "redis": 1}, 4: {"envoy": 0, "server": 1, "redis": 2}}
-"""By number of cores: who runs where; who is not named runs on the last one."""
+"""Core of each role by number of cores; other roles run on the last one."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -34,7 +34,7 @@ def core(role: str) -> int | None:
 
 
 def pin(pid: int, role: str) -> None:
-    """Let the process, with every thread it has, run on its role's core only."""
+    """Pin a process with all its threads to its role's core."""
     chosen = core(role)
     for task in Path(f"/proc/{pid}/task").iterdir() if chosen is not None else ():
         with contextlib.suppress(ProcessLookupError):
@@ -42,7 +42,7 @@ def pin(pid: int, role: str) -> None:
 
 
 def pin_self(role: str) -> None:
-    """The same for this process, as its first act."""
+    """Pin this process, as its first action."""
     pin(os.getpid(), role)
 
 
@@ -57,7 +57,7 @@ def ahead(pid: int) -> bool:
 
 
 def cpu_s(pid: int) -> float:
-    """Seconds of CPU that the process has used."""
+    """Return the CPU seconds of a process."""
     total = 0
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -72,7 +72,7 @@ def cpu_s(pid: int) -> float:
 
 
 def memory_bytes(pid: int) -> int:
-    """Memory of the process that no other shares and no file backs."""
+    """Return the private, anonymous memory of a process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
@@ -106,7 +106,7 @@ class Child:
         return self
 
     def ask(self, line: str, seconds: float) -> str:
-        """Write a line, and wait for the answer."""
+        """Write a line and return the answer."""
         assert self.process is not None
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
@@ -114,7 +114,7 @@ class Child:
         return self.read(seconds)
 
     def read(self, seconds: float) -> str:
-        """The next line.
+        """Return the next line.
 
         Raises:
             TimeoutError: none came in time.
@@ -159,7 +159,7 @@ class Load(Child):
 
 
 class Spent(Struct, frozen=True):
-    """What one run cost. CPU in microseconds per request, by part."""
+    """The cost of one run: CPU in microseconds per request, by part."""
 
     requests: int
     per_second: float
@@ -169,7 +169,7 @@ class Spent(Struct, frozen=True):
 
 
 def spend(parts: Mapping[str, int], run: Callable[[], Mapping[str, float]], *, rest_s: float = 0.08) -> Spent:
-    """Run, and see what CPU the processes used meanwhile and in the `rest_s` after, in which access logs arrive."""
+    """Run, and measure the CPU of processes meanwhile and in the `rest_s` after, in which access logs arrive."""
     before = {part: cpu_s(pid) for part, pid in parts.items()}
     tally = run()
     time.sleep(rest_s)
@@ -183,6 +183,6 @@ def median(values: Iterable[float]) -> float:
 
 
 def spread(values: Iterable[float]) -> tuple[float, float]:
-    """Lowest and highest."""
+    """Return the lowest and the highest value."""
     ordered = sorted(values)
     return ordered[0], ordered[-1]

@@ -35,17 +35,17 @@ _WANTED: dict[str, dict[str, int]] = {
 _REPLICAS = 2
 _FAULT_LIMIT = 120
 _BRIEF_S = 10.0
-"""Shorter than this only the limits themselves are looked at: each fault of Redis needs replicas of its own."""
+"""Seconds below which only the limits are checked, because each fault of Redis needs its own replicas."""
 
 
 class Shown(Struct, frozen=True):
-    """What one tenant got, and what it might get at most."""
+    """The requests that a tenant got and its maximum."""
 
     requests: int
     tokens: int
     peak: int
     seconds: float
-    """Between the first and the last of them."""
+    """Seconds between the first and the last of them."""
 
 
 def limits(field: Field) -> Figures:
@@ -82,7 +82,7 @@ async def _one(client: httpx.AsyncClient, name: str, model: str, seen: Counter[i
 
 @contextlib.asynccontextmanager
 async def _clients(stacks: list[Stack]) -> AsyncIterator[Callable[[], httpx.AsyncClient]]:
-    """Hands out the replicas in turn."""
+    """Return the replicas in turn."""
     async with contextlib.AsyncExitStack() as exits:
         made = [
             await exits.enter_async_context(
@@ -162,7 +162,7 @@ async def _three_times(stacks: list[Stack], seconds: float) -> None:
 
 
 def _arrived(sim: EngineSim, model: str) -> Shown:
-    """What the engine saw of a model."""
+    """Return the requests that reached the engine for a model."""
     records = [record for record in sim.seen(2000)[1] if json.loads(record["body"] or b"{}").get("model") == model]
     moments = sorted([(record["started"], 1) for record in records] + [(record["ended"] or time.time(), -1) for record in records])
     running = peak = 0
@@ -175,7 +175,7 @@ def _arrived(sim: EngineSim, model: str) -> Shown:
 
 
 def _leaked(server: RedisServer, wait_s: float = 10.0) -> int:
-    """Slots that are still taken when all is over."""
+    """Return the slots that are still held at the end."""
     with redis.Redis(port=server.port) as connection:
         deadline = time.monotonic() + wait_s
         while (held := sum(connection.zcard(key) for key in connection.scan_iter("*:lease:*"))) and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""The load generator: HTTP/1.1 over kept connections, as many at once as asked for (closed loop) or so many a second (open loop).
+"""The load generator: HTTP/1.1 over kept connections, closed loop (a number of connections) or open loop (a rate).
 
 Rule: one JSON line in, one out. A latency is measured from the moment a request was written to the last byte of its answer.
 Run: python -m tests.bench.load
@@ -19,12 +19,12 @@ from tests.bench.harness import pin_self
 _TICK_S = 0.001
 _GRACE_S = 30.0
 _HEAD, _CHUNKS = -1, -2
-"""What is expected: the end of the head, the last chunk; else so many bytes."""
+"""The expected end: of the head, the last chunk, or a number of bytes."""
 _LAST_CHUNK = b"0\r\n\r\n"
 
 
 class Order(Struct, frozen=True, kw_only=True):
-    """One run.
+    """The order for one run.
 
     Args:
         port: where to, on loopback.
@@ -42,7 +42,7 @@ class Order(Struct, frozen=True, kw_only=True):
 
 
 class Tally(Struct, frozen=True, kw_only=True):
-    """What came of it. Latencies in milliseconds."""
+    """The result of a run. Latencies in milliseconds."""
 
     requests: int
     failures: int
@@ -107,7 +107,7 @@ class _Lane(asyncio.Protocol):
 
 
 class _Run:
-    """One order being carried out."""
+    """One run in progress."""
 
     def __init__(self, order: Order) -> None:
         self._order = order

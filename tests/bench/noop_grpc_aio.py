@@ -1,4 +1,4 @@
-"""An ext_proc server as people write it in Python: `grpc.aio`, an async generator, constant replies.
+"""A no-op ext_proc server on `grpc.aio` with an async generator and constant replies.
 
 Run: python -m tests.bench.noop_grpc_aio unix:/path
 """

@@ -1,4 +1,4 @@
-"""An ext_proc server over our own wire that decides nothing: what the transport costs by itself.
+"""A no-op ext_proc server on the product's wire: the cost of the transport alone.
 
 Run: python -m tests.bench.noop_wire unix:/path ENDPOINT
 """

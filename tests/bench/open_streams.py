@@ -1,4 +1,4 @@
-"""What exchanges cost that are open: memory of the sidecar, over our wire, each decided and admitted."""
+"""Memory of the sidecar per open exchange, each decided and admitted."""
 
 import asyncio
 import contextlib

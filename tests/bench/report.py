@@ -1,4 +1,4 @@
-"""What was measured, for people: the table of figures with their bars, the rows of the contenders, the machine.
+"""The report of benchmarks: figures with their targets, contenders, and the machine.
 
 Invariant: the performance page is changed between its markers only.
 """
@@ -23,7 +23,7 @@ PAGE = ROOT / "deploy" / "docs" / "pages" / "performance.md"
 
 
 class Bar(Struct, frozen=True):
-    """A figure of the table. `at_most` False: it has to be at least the bar."""
+    """A figure with its target. `at_most` False: the figure has to be at least the target."""
 
     name: str
     means: str
@@ -32,7 +32,7 @@ class Bar(Struct, frozen=True):
     at_most: bool = True
 
     def met(self, figure: float, line: float) -> bool:
-        """Whether the figure is on the right side."""
+        """Whether the figure meets the target."""
         return figure <= line if self.at_most else figure >= line
 
 
@@ -79,7 +79,7 @@ SHOWN = {
 
 
 def machine() -> dict[str, object]:
-    """What was measured on."""
+    """Describe the machine."""
     cpus = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
@@ -92,7 +92,7 @@ def machine() -> dict[str, object]:
 
 
 def versions() -> dict[str, str]:
-    """Of everything that takes part."""
+    """Return the versions of all programs."""
     envoy, go = find_envoy(), shutil.which("go")
     found = {name: importlib.metadata.version(name) for name in ("din-extproc", "grpcio", "protobuf", "uvloop", "hiredis", "msgspec")}
     told = subprocess.run([redis_binary("valkey8"), "--version"], capture_output=True, text=True, timeout=20, check=True).stdout
@@ -108,7 +108,7 @@ def versions() -> dict[str, str]:
 
 
 def markdown(figures: Figures, missing: dict[str, str], on: dict[str, object], of: dict[str, str]) -> str:
-    """The tables."""
+    """Return the tables as Markdown."""
     told = (
         f"Measured by `make bench` on {on['cores']} cores of {on['cpu']}, {on['memory_gb']} GB, {on['system']}; Envoy {of['envoy']} "
         f"`--concurrency 1`, {of['redis']}, Python {of['python']}, grpcio {of['grpcio']}. 16 connections, 1.3 kB chat body, medians of "
@@ -172,7 +172,7 @@ def _row(bar: Bar, figures: Figures) -> str:
 
 
 def _spread(name: str, figures: Figures) -> str:
-    """The lowest and the highest that it may be, where that was measured."""
+    """Return the measured range of a figure, if there is one."""
     bounds = [figures[f"{name}_{end}"] for end in ("lowest", "highest") if f"{name}_{end}" in figures]
     return f" ({' to '.join(map(_number, bounds))})" if bounds else ""
 
@@ -188,7 +188,7 @@ def _number(figure: float) -> str:
 
 
 def rewrite_page(name: str, text: str) -> bool:
-    """Put the text between the page's markers of this name. False: it has none."""
+    """Replace the text between the page's markers of this name. False: it has none."""
     content = PAGE.read_text(encoding="utf-8")
     before, begin, rest = content.partition(f"<!-- {name} -->")
     _, end, after = rest.partition(f"<!-- /{name} -->")

@@ -1,4 +1,4 @@
-"""Prometheus' part: pages of `/metrics`, one after the other, between two lines of its input; then what each took.
+"""A Prometheus scraper: it fetches `/metrics` repeatedly between two lines of its input, and reports the times.
 
 Run: python -m tests.bench.scraper PORT
 """

@@ -1,4 +1,4 @@
-"""What it costs to look for sensitive data: a clean prompt of 1 kB and of 1 MB, and the dearest megabyte we know."""
+"""CPU of screening for sensitive data: a clean prompt of 1 kB and of 1 MB, and the costliest known megabyte."""
 
 import random
 import time

@@ -1,4 +1,4 @@
-"""The same chat request through every contender in turn: CPU of each process, requests a second; and latency at half load.
+"""The same chat request through every contender in turn: CPU of each process, requests per second, latency at half load.
 
 Rule: a ratio is taken within one round, and the figure is the median of the rounds.
 """

@@ -30,7 +30,7 @@ class AdminServer:
         reloader: Holds the configuration in use.
         link: Runs Redis commands.
         ledger: The rate-limit counters.
-        keeper: The accounting service, which knows the nodes.
+        accounting: The accounting service, which knows the nodes.
         numbers: Returns the sum of the numbers of all processes.
         unready: Returns the reasons why the sidecar is not ready.
     """
@@ -40,14 +40,14 @@ class AdminServer:
         reloader: ConfigReloader,
         link: Link | ClusterLinks,
         ledger: GuardedLedger,
-        keeper: AccountingService,
+        accounting: AccountingService,
         numbers: Callable[[], dict[str, Any]],
         unready: Callable[[], list[str]],
     ) -> None:
         self._reloader = reloader
         self._link = link
         self._ledger = ledger
-        self._keeper = keeper
+        self._accounting = accounting
         self._numbers = numbers
         self._unready = unready
         self._tenants_page = TenantsPage(reloader.settings, link)
@@ -59,7 +59,7 @@ class AdminServer:
                 nodes=self._nodes,
                 unready=unready,
                 tenants=self._tenants,
-                recent=keeper.observers.recent,
+                recent=accounting.observers.recent,
             ).pages
         self._port = AdminPages(
             status=self._status,
@@ -68,7 +68,7 @@ class AdminServer:
             availability=self._availability,
             tenants=self._tenants,
             metrics=self._metrics,
-            times=keeper.observers.recent.times,
+            times=accounting.observers.recent.times,
             orders=NodeOrders(reloader.operator, self._order),
             opens=reloader.is_reader,
             dashboard=self._dashboard,
@@ -93,10 +93,10 @@ class AdminServer:
         shown = self._shown()
         yield from request_families(shown)
         yield from state_families(shown, ready=not self._unready())
-        yield from node_families(self._keeper.rows(self._reloader.settings), stale=self._keeper.stale)
+        yield from node_families(self._accounting.rows(self._reloader.settings), stale=self._accounting.stale)
 
     def _metrics(self) -> Iterator[bytes]:
-        return slices(self._keeper.observers.families())
+        return slices(self._accounting.observers.families())
 
     def _status(self) -> dict[str, object]:
         return {**self._shown(), "membership": self._nodes()}
@@ -105,22 +105,22 @@ class AdminServer:
         settings = self._reloader.settings
         return {
             "network": settings.network,
-            "stale": self._keeper.stale,
-            "nodes": list(self._keeper.rows(settings)),
-            "models": self._keeper.availability(settings),
+            "stale": self._accounting.stale,
+            "nodes": list(self._accounting.rows(settings)),
+            "models": self._accounting.availability(settings),
         }
 
     def _availability(self, name: str) -> tuple[ModelAvailability, ...] | None:
         """Return the capacity of every model (""), or of those behind a name; None: the name is unknown."""
         settings = self._reloader.settings
-        found = self._keeper.availability(settings)
+        found = self._accounting.availability(settings)
         if not name:
             return found
         models = {rule.pool.model for rule in settings.routes.rules_for(name)}
         return tuple(each for each in found if each.model in models) or None
 
     async def _order(self, order: NodeOrder, node_id: str, operator: str, reason: str) -> str | None:
-        return await self._keeper.order(self._reloader.settings, order, node_id, operator, reason)
+        return await self._accounting.order(self._reloader.settings, order, node_id, operator, reason)
 
     async def _tenants(self, tenant: str) -> dict[str, Any]:
         waiting = self._numbers().get("queue", {}).get("by_tenant", {})
@@ -133,6 +133,6 @@ class AdminServer:
             "configuration": {"file": settings.file, "fingerprint": settings.fingerprint, "rejected_successor": self._reloader.problem},
             "limits": self._ledger.state,
             "redis": self._link.state,
-            **self._keeper.snapshot(),
+            **self._accounting.snapshot(),
             **self._numbers(),
         }

@@ -1,4 +1,4 @@
-"""`keys`: what it prints can be taken over as it stands, and what can't be is a wrong call."""
+"""`keys`: its output can be used as it is, and impossible values are wrong calls."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -50,5 +50,5 @@ def test_a_key_for_machines_has_its_end_and_one_for_ever_has_none():
 @pytest.mark.parametrize("value", ["inf", "nan", "1e9", "1e12", "-1"])
 @pytest.mark.parametrize("command", [["new", "k1", "--expires-days"], ["rotate", "k1", "--overlap-hours"]])
 def test_an_end_that_no_calendar_has_is_a_wrong_call(command, value):
-    told = invoke(*command, value)
-    assert (told.exit_code, command[-1] in told.output) == (2, True), told.output
+    result = invoke(*command, value)
+    assert (result.exit_code, command[-1] in result.output) == (2, True), result.output

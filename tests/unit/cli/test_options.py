@@ -1,4 +1,4 @@
-"""Options whose value no machine can take: refused by name, before anything begins."""
+"""Options with impossible values are rejected by name before anything starts."""
 
 import pytest
 from typer.testing import CliRunner
@@ -25,10 +25,10 @@ from din_extproc.cli.app import app
     ids=lambda wrong: " ".join([wrong[0], *wrong[-2:]]),
 )
 def test_a_value_that_nothing_can_take_is_refused_with_the_options_name(wrong):
-    told = CliRunner().invoke(app, wrong)
-    assert (told.exit_code, wrong[-2] in told.output) == (2, True), told.output
+    result = CliRunner().invoke(app, wrong)
+    assert (result.exit_code, wrong[-2] in result.output) == (2, True), result.output
 
 
 def test_an_envoy_without_its_file_is_a_wrong_call(tmp_path):
-    told = CliRunner().invoke(app, ["envoy", str(tmp_path / "nope.yaml")], env={"COLUMNS": "200"})
-    assert (told.exit_code, "nope.yaml" in told.output) == (2, True), told.output
+    result = CliRunner().invoke(app, ["envoy", str(tmp_path / "nope.yaml")], env={"COLUMNS": "200"})
+    assert (result.exit_code, "nope.yaml" in result.output) == (2, True), result.output

@@ -1,4 +1,4 @@
-"""`render`: what can't be written is said in one line, and what no cluster or Envoy takes is refused."""
+"""`render`: an unwritable file is reported in one line, and names that no cluster or Envoy accepts are rejected."""
 
 import pytest
 import yaml
@@ -30,15 +30,15 @@ def render(tmp_path):
 @pytest.mark.parametrize("command", [["envoy", "--no-validate"], MESH, GATEWAY, ["ext-authz", "--no-validate"]], ids=lambda each: each[0])
 def test_a_file_that_cannot_be_written_is_one_line(render, tmp_path, command):
     for output, why in ((tmp_path / "nope" / "x", "No such file or directory"), (tmp_path, "Is a directory")):
-        told = render(*command, "-o", str(output))
-        assert (told.exit_code, told.stderr.replace("\n", "")) == (1, f"error: {output}: {why}"), told.output
+        result = render(*command, "-o", str(output))
+        assert (result.exit_code, result.stderr.replace("\n", "")) == (1, f"error: {output}: {why}"), result.output
 
 
 def test_what_lies_there_and_is_no_text_is_said(render, tmp_path):
     output = tmp_path / "envoy.yaml"
     output.write_bytes(b"\xff\xfe\x00")
-    told = render("envoy", "--no-validate", "-o", str(output))
-    assert (told.exit_code, told.stderr) == (1, f"error: {output}: the file is not UTF-8 text\n"), told.output
+    result = render("envoy", "--no-validate", "-o", str(output))
+    assert (result.exit_code, result.stderr) == (1, f"error: {output}: the file is not UTF-8 text\n"), result.output
 
 
 @pytest.mark.parametrize("command", [MESH, GATEWAY], ids=lambda each: each[0])
@@ -49,8 +49,8 @@ def test_what_lies_there_and_is_no_text_is_said(render, tmp_path):
     ("--gateway", "/a"), ("--gateway", "A"),
 ])  # fmt: skip
 def test_a_name_that_no_cluster_takes_is_refused_with_its_option(render, command, option, value):
-    told = render(*command, option, value)
-    assert (told.exit_code, option in told.output) == (2, True), told.output
+    result = render(*command, option, value)
+    assert (result.exit_code, option in result.output) == (2, True), result.output
 
 
 @pytest.mark.parametrize(("option", "value"), [
@@ -58,14 +58,14 @@ def test_a_name_that_no_cluster_takes_is_refused_with_its_option(render, command
     ("--selector", "=b"),
 ])  # fmt: skip
 def test_what_istio_cannot_select_is_refused_with_its_option(render, option, value):
-    told = render(*MESH, option, value)
-    assert (told.exit_code, option in told.output) == (2, True), told.output
+    result = render(*MESH, option, value)
+    assert (result.exit_code, option in result.output) == (2, True), result.output
 
 
 def test_an_address_or_a_slash_is_nothing_for_envoy_gateway(render):
     for wrong in (["--host", "10.0.0.1"], ["--gateway", "a/b"], ["--listener", ""]):
-        told = render(*GATEWAY, *wrong)
-        assert (told.exit_code, wrong[0] in told.output) == (2, True), told.output
+        result = render(*GATEWAY, *wrong)
+        assert (result.exit_code, wrong[0] in result.output) == (2, True), result.output
 
 
 def test_what_a_cluster_can_take_passes(render):
@@ -78,14 +78,14 @@ def test_what_a_cluster_can_take_passes(render):
 
 @pytest.mark.parametrize("node", ["x:99999", "x:0", ":80", "a b:80", "x", "x:", "::1:80", "[x]:80", "x:8²"])
 def test_an_address_that_is_none_is_refused_before_envoy_is_asked(render, node):
-    told = render("ext-authz", "--no-validate", "--node", node)
-    assert (told.exit_code, "port" in told.stderr) == (1, True), told.output
+    result = render("ext-authz", "--no-validate", "--node", node)
+    assert (result.exit_code, "port" in result.stderr) == (1, True), result.output
 
 
 def test_a_node_may_have_a_name_or_an_address(render):
     for node, host in (("engine.internal:80", "engine.internal"), ("[fd00::1]:80", "fd00::1")):
-        told = render("ext-authz", "--no-validate", "--node", node)
-        clusters = yaml.safe_load(told.output)["static_resources"]["clusters"]
+        result = render("ext-authz", "--no-validate", "--node", node)
+        clusters = yaml.safe_load(result.output)["static_resources"]["clusters"]
         [nodes] = [each for each in clusters if each["name"] == "nodes"]
         address = nodes["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]["address"]["socket_address"]
         assert address == {"address": host, "port_value": 80}

@@ -1,4 +1,4 @@
-"""`tenants`, `explain` and `keys`: a tenant that there is not is told alike; `usage`: a range that can't be is a wrong call."""
+"""`tenants`, `explain` and `keys` report an unknown tenant alike; `usage` rejects an impossible range of days."""
 
 import json
 import threading
@@ -59,19 +59,19 @@ def config(tmp_path_factory) -> Iterator[str]:
     ("name", "hint"), [("acmee", "did you mean 'acme'?"), ("nope", "there are: acme, finance"), ("a b&c", "there are: acme, finance")]
 )
 def test_a_tenant_that_there_is_not_is_told_alike_by_every_command(config, command, name, hint):
-    told = CliRunner().invoke(app, [*command, "--tenant", name, "-c", config], input='{"model": "m"}')
-    assert (told.exit_code, told.stderr) == (1, f"error: no tenant is called {name!r}; {hint}\n"), told.output
+    result = CliRunner().invoke(app, [*command, "--tenant", name, "-c", config], input='{"model": "m"}')
+    assert (result.exit_code, result.stderr) == (1, f"error: no tenant is called {name!r}; {hint}\n"), result.output
 
 
 def test_a_tenant_that_there_is_is_shown_alone(config):
-    told = CliRunner().invoke(app, ["tenants", "--json", "--tenant", "acme", "-c", config])
-    assert [row["tenant"] for row in json.loads(told.output)["tenants"]] == ["acme"]
+    result = CliRunner().invoke(app, ["tenants", "--json", "--tenant", "acme", "-c", config])
+    assert [row["tenant"] for row in json.loads(result.output)["tenants"]] == ["acme"]
 
 
 @pytest.mark.parametrize("days", [["--from", "2026-02-02", "--to", "2026-02-01"], ["--to", "2020-01-01"], ["--from", "9999-12-31"]])
 def test_a_first_day_after_the_last_one_is_a_wrong_call(config, days):
-    told = CliRunner().invoke(app, ["usage", *days, "-c", config])
-    assert (told.exit_code, "--from" in told.output) == (2, True), told.output
+    result = CliRunner().invoke(app, ["usage", *days, "-c", config])
+    assert (result.exit_code, "--from" in result.output) == (2, True), result.output
 
 
 def test_no_day_is_asked_for_that_no_usage_can_be_of():

@@ -1,4 +1,4 @@
-"""The client from outside: connections are kept toward a gateway only."""
+"""The measuring HTTP client keeps connections to gateways only."""
 
 import pytest
 from aiohttp import web

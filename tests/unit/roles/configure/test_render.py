@@ -1,4 +1,4 @@
-"""Rendering into a file that was rendered before: hand edits stay, contradictions are said, nothing is overwritten unasked."""
+"""Rendering over an earlier rendering: manual changes are kept, conflicts reported, nothing overwritten without --force."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the doctor makes of what it is told: each fault by its own name, with what to change."""
+"""The doctor's verdicts on reports: each fault has its own finding and remedy."""
 
 import copy
 from pathlib import Path

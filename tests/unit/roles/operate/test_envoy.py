@@ -1,4 +1,4 @@
-"""The line of Envoys: a configuration that can't be read starts none, and takes none away."""
+"""Hot restart: a configuration that can't be read starts no Envoy and stops none."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Replicas bear witness to each other's audit logs."""
+"""Replicas witness each other's audit logs."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A configuration that changes while its predecessor is still being put to use."""
+"""A configuration that changes while the previous change is still being applied."""
 
 import yaml
 

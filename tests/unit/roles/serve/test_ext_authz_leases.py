@@ -1,4 +1,4 @@
-"""Requests that other proxies were permitted to send on: renewed until they are settled, or have lasted too long."""
+"""Leases of requests that ext_authz permitted: renewed until settlement, or until the time limit."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What becomes of requests, and what it means to nodes and pools."""
+"""Outcomes of requests and probes, and their effect on the breakers of nodes and pools."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the request plane does beside requests."""
+"""The request plane's periodic work."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How soon a process refuses a key that was revoked."""
+"""How soon a worker refuses a revoked key."""
 
 import pytest
 

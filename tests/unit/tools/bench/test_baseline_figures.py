@@ -1,4 +1,4 @@
-"""Two ways of asking compared: throughput, percentiles, and who is to blame when the network is slow."""
+"""Figures of `bench baseline`: throughput, percentiles, and the cause of a slow gateway."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Clocks that are apart are found by causes and effects alone, and the one that is off is named."""
+"""Clock offsets are found by cause and effect alone, and the clock that is off is named."""
 
 from math import inf
 

@@ -1,4 +1,4 @@
-"""A request's parts add up to the whole when its clocks are right, and the gap says so when one is not."""
+"""The parts of a request add up to the total if clocks are right; otherwise the gap shows it."""
 
 import xml.etree.ElementTree as ET
 

@@ -1,4 +1,4 @@
-"""The demo's checks hold against a gateway that does right, and each one finds the fault that it is there for."""
+"""The demo's checks pass for a correct gateway, and each finds its fault."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""The demo's configuration is one that the gateway takes, and its command lines are ones that a shell takes."""
+"""The demo's configuration is valid, and its command lines are valid shell."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""Children: waited for, told apart, never left behind."""
+"""Child processes are awaited, told apart by their logs, and never left behind."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Fault switches: written, drawn, used up."""
+"""Injected faults: parsed, drawn, used up."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the modelled model says, and how it is counted."""
+"""The modelled answers and their token counts."""
 
 import json
 

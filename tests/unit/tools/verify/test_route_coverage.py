@@ -1,4 +1,4 @@
-"""The walk over the route table: every entry with a request that is proven to get there, or with the reason why none does."""
+"""Route coverage: every entry has a request that reaches it, or the reason why none does."""
 
 from pathlib import Path
 

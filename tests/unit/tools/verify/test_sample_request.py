@@ -1,4 +1,4 @@
-"""Conditions turned round: what is wished for meets them, and contradictions are no wish."""
+"""Inverted conditions: sample requests meet them, and contradictions give none."""
 
 from din_extproc.domain.request import Operation, Priority
 from din_extproc.route.rules import RuleCondition, TokenRange
