@@ -4,6 +4,8 @@ import ast
 import re
 from pathlib import Path
 
+from tests import architecture
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "din_extproc"
 SOURCES = [path for path in PACKAGE.rglob("*.py") if "_proto" not in path.parts]
@@ -86,3 +88,7 @@ def test_the_package_docstring_names_every_room():
     text = ast.get_docstring(ast.parse((PACKAGE / "__init__.py").read_text()))
     rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and not path.name.startswith("__")}
     assert {room for room in rooms if not re.search(rf"\b{room}\b", text)} == set()
+
+
+def test_the_structure_holds_nothing_that_make_arch_forbids(capsys):
+    assert architecture.main() == 0, capsys.readouterr().out

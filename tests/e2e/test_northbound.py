@@ -188,7 +188,7 @@ def test_llama_cpp_takes_its_own_name_for_a_penalty_and_counts_what_it_is_allowe
 
 
 def test_the_limit_in_an_engine_s_own_words_is_counted_as_the_engine_follows_it(stack, client):
-    before = stack.settled(0)["counts"]
+    before = stack.all_accounted()["counts"]
     usage = chat(client, model="smollm2", max_tokens=1, n_predict=20).json()["usage"]
     assert usage["completion_tokens"] > 1, "llama.cpp follows its own word"
     charged = before["completion_tokens"] + usage["completion_tokens"]
