@@ -13,8 +13,8 @@ from din_extproc.domain.request import RequestHead
 from din_extproc.domain.response import PASS, SUCCESS_STATUSES, BufferedTranslation, Replacement, ResponseHead, Treatment
 from din_extproc.domain.verdict import Headers
 from din_extproc.flow import answers
-from din_extproc.southbound.error_body import READ_BYTES, ParsedError, said
-from din_extproc.southbound.errors import normalise, retry_after_s
+from din_extproc.southbound.error_body import READ_BYTES, ParsedError, parse_error
+from din_extproc.southbound.errors import normalise_error, parse_retry_after
 
 _DEFLATED = frozenset({"gzip", "x-gzip", "deflate"})
 _EITHER_HEADER = 32 + zlib.MAX_WBITS
@@ -37,7 +37,7 @@ def treatment(engine: str, response: ResponseHead, request: RequestHead, trace_i
         return retold(ParsedError())
     if response.header("x-din-trace-id") and answers.of_anthropic(request.path):
         return PASS  # Envoy's own answer: a node's loses every such header before it comes here
-    return BufferedTranslation(lambda body: _unless_ours(retold, said(_plain(body, response.header("content-encoding"))), request))
+    return BufferedTranslation(lambda body: _unless_ours(retold, parse_error(_plain(body, response.header("content-encoding"))), request))
 
 
 def _is_read(response: ResponseHead) -> bool:
@@ -47,11 +47,11 @@ def _is_read(response: ResponseHead) -> bool:
 
 
 def _unless_ours(retold: "partial[Replacement]", found: ParsedError, request: RequestHead) -> Replacement | None:
-    return None if found.ours and not answers.of_anthropic(request.path) else retold(found)
+    return None if found.is_gateway_error and not answers.of_anthropic(request.path) else retold(found)
 
 
 def _retold(engine: str, response: ResponseHead, request: RequestHead, trace_id: str, wall: float, found: ParsedError) -> Replacement:
-    error = normalise(engine, response.status, found, retry_after_s(response.header("retry-after"), wall))
+    error = normalise_error(engine, response.status, found, parse_retry_after(response.header("retry-after"), wall))
     retry: Headers = ()
     if error.retry_after_s is not None:
         retry = ("retry-after", str(error.retry_after_s)), ("retry-after-ms", str(error.retry_after_s * 1000))

@@ -18,8 +18,8 @@ from din_extproc.intent.outline import replace_lone_surrogates
 from din_extproc.intent.read import ParsedRequest
 from din_extproc.intent.splice import add_include_usage, splice_values
 from din_extproc.southbound.dialect import Dialect, PlainRequest
-from din_extproc.southbound.engines import engine
-from din_extproc.southbound.parameters import OF_CHATS, Table, renamed
+from din_extproc.southbound.engines import find_engine
+from din_extproc.southbound.parameters import CHAT_ONLY, Table, rename_parameters
 
 DROPPED = "x-din-dropped-parameters"
 _REPORTING = frozenset({Operation.CHAT, Operation.COMPLETIONS})
@@ -54,8 +54,8 @@ class NodeRequest(Struct, frozen=True, gc=False):
 
 def order(reading: ParsedRequest, intent: Intent, pool: Pool) -> NodeRequest | Refusal:
     """The order for a node of this pool, or why its engine can't be asked."""
-    dialect = engine(pool.engine).native if pool.api == "native" else None
-    if dialect is None or intent.operation in dialect.passed:
+    dialect = find_engine(pool.engine).native if pool.api == "native" else None
+    if dialect is None or intent.operation in dialect.openai_operations:
         return _openai(reading, intent, pool)
     return _native(reading, intent, pool, dialect)
 
@@ -70,10 +70,10 @@ def _openai(reading: ParsedRequest, intent: Intent, pool: Pool) -> NodeRequest |
         edits["model"] = _quoted(pool.served_model)
     if ours:
         edits["stream_options"] = add_include_usage(reading.outline.value(reading.body, "stream_options"))
-    table = engine(pool.engine).openai if pool.stream_usage else {**engine(pool.engine).openai, **_STREAM_OPTIONS}
+    table = find_engine(pool.engine).openai if pool.stream_usage else {**find_engine(pool.engine).openai, **_STREAM_OPTIONS}
     named = table.keys() & reading.outline.spans.keys()
     if intent.operation is Operation.COMPLETIONS:
-        named -= OF_CHATS
+        named -= CHAT_ONLY
     if named:
         changed = _renamed(reading, named, table, pool)
         if isinstance(changed, Refusal):
@@ -108,7 +108,7 @@ def _renamed(
         value = reading.outline.value(reading.body, name)
         return None if name in named or not value else _decoded(value)
 
-    changed = renamed(given, table, drop=pool.unmappable == "drop", beside=beside)
+    changed = rename_parameters(given, table, drop=pool.unmappable == "drop", beside=beside)
     if isinstance(changed, Refusal):
         return changed
     return {name: _encode(value) for name, value in changed.values.items()}, changed.removed, _dropped(changed.dropped)
@@ -118,7 +118,7 @@ def _native(reading: ParsedRequest, intent: Intent, pool: Pool, dialect: Dialect
     fields = _decoded(reading.body)
     if isinstance(fields, Refusal):
         return fields
-    made = dialect.order(PlainRequest(intent.operation, fields, pool.served_model, intent.stream, drop=pool.unmappable == "drop"))
+    made = dialect.build_request(PlainRequest(intent.operation, fields, pool.served_model, intent.stream, drop=pool.unmappable == "drop"))
     if isinstance(made, Refusal):
         return made
     return NodeRequest(

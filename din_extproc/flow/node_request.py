@@ -18,7 +18,7 @@ from din_extproc.flow.trace import TraceIds, kept
 from din_extproc.intent.estimate import TokenCalibrator
 from din_extproc.intent.read import parse_request
 from din_extproc.route.versions import combine
-from din_extproc.southbound.engines import native_path
+from din_extproc.southbound.engines import is_native_path
 
 ENGINE = "engine"
 """The Envoy cluster of the node's own engine."""
@@ -131,7 +131,7 @@ class NodeRequestHandler:
         if not constraint.allows(desk.node.version):
             message = f"The node serves version {desk.node.version}, which does not meet {constraint.text!r}."
             return Refusal(RefusalCode.VERSION_MISMATCH, message, param="x-din-model-version")
-        if head.method == "POST" and native_path(head.path):
+        if head.method == "POST" and is_native_path(head.path):
             return len(body) // _BYTES_PER_TOKEN
         reading = parse_request(head, body, lambda _: _GAUGE, desk.body_limit)
         return reading if isinstance(reading, Refusal) else reading.intent.prompt_tokens

@@ -33,11 +33,11 @@ class Translation(Struct, frozen=True):
     def treat(self, head: ResponseHead) -> Treatment:
         """What is done with a good answer that begins so."""
         if self.stream:
-            return StreamTranslation(self.dialect.pieces(self.asked), _STREAM, _BROKEN)
+            return StreamTranslation(self.dialect.create_translator(self.asked), _STREAM, _BROKEN)
         return BufferedTranslation(lambda body: self._whole(head, body))
 
     def _whole(self, head: ResponseHead, body: bytes) -> Replacement:
-        made = self.dialect.whole(self.asked, head, body)
+        made = self.dialect.translate_answer(self.asked, head, body)
         return unreadable(self.head, self.trace_id) if made is None else Replacement(HTTPStatus.OK, _JSON, made)
 
 

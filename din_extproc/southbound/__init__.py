@@ -1,1 +1,1 @@
-"""One file per engine dialect, and the normaliser of their errors."""
+"""Engine dialects, one file each, and the normaliser of engine errors."""

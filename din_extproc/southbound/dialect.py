@@ -1,7 +1,7 @@
-"""What an engine's own interface has to offer to stand behind ours: orders out, answers in. One file per dialect implements it.
+"""The interface of a dialect: translates OpenAI requests to an engine's own API and its answers back. One file per dialect.
 
-Rule: pure and total. An order is a body that means what the client's body means, or a refusal; an answer of any bytes becomes OpenAI's
-answer or an error in its place, never an exception.
+Pure and total: a request becomes an equivalent engine request or a refusal; an answer of any bytes becomes OpenAI's answer or an error,
+never an exception.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,56 +15,56 @@ from din_extproc.domain.verdict import Refusal, RefusalCode
 
 
 class PlainRequest(Struct, frozen=True):
-    """A request in OpenAI's words."""
+    """A decoded request in OpenAI's API."""
 
     operation: Operation
     fields: dict[str, Any]
     """The decoded body."""
     model: str
-    """The name that the engine answers to."""
+    """The model name that the engine expects."""
     stream: bool
     drop: bool
-    """What the engine can't be told is left out and named, instead of refused."""
+    """Unsupported parameters are dropped and reported instead of refused."""
 
 
 class DialectRequest(Struct, frozen=True):
-    """The same in the engine's words."""
+    """The same request in the engine's API."""
 
     path: str
     body: bytes
     dropped: tuple[str, ...] = ()
-    """Parameters that were left out."""
+    """Names of the dropped parameters."""
 
 
 class AnswerContext(Struct, frozen=True):
-    """What is needed of a request to write its answer."""
+    """The properties of a request that its answer depends on."""
 
     operation: Operation
     id: str
-    """Of the request, without the prefix that OpenAI gives each kind of answer."""
+    """The request's id, without OpenAI's prefix for each kind of answer."""
     created: int
-    """Seconds since the epoch."""
+    """Seconds since the Unix epoch."""
     model: str
-    """The engine's name for it."""
+    """The engine's model name."""
     fields: Mapping[str, Any]
 
 
 class Dialect(Struct, frozen=True):
-    """An engine's own interface."""
+    """An engine's own API."""
 
     operations: frozenset[Operation]
-    """What it can be asked."""
-    order: Callable[[PlainRequest], DialectRequest | Refusal]
-    whole: Callable[[AnswerContext, ResponseHead, bytes], bytes | None]
-    """A whole good answer as OpenAI writes it; None: it is none that the dialect knows."""
-    pieces: Callable[[AnswerContext], Translator]
-    """The same for a stream, as OpenAI's events."""
+    """The supported operations."""
+    build_request: Callable[[PlainRequest], DialectRequest | Refusal]
+    translate_answer: Callable[[AnswerContext, ResponseHead, bytes], bytes | None]
+    """Translates a complete success answer; returns None for an unknown format."""
+    create_translator: Callable[[AnswerContext], Translator]
+    """Creates the translator of a stream to OpenAI's events."""
     has_path: Callable[[str], bool]
-    """Whether this is one of its paths."""
-    passed: frozenset[Operation] = frozenset()
-    """Operations that the same server answers in OpenAI's words."""
+    """Returns whether a path belongs to this API."""
+    openai_operations: frozenset[Operation] = frozenset()
+    """Operations for which the same server offers OpenAI's API."""
 
 
-def refused(message: str, param: str) -> Refusal:
-    """A request that this engine can't be asked."""
+def refuse_unsupported(message: str, param: str) -> Refusal:
+    """Return the refusal of a request that the engine does not support."""
     return Refusal(RefusalCode.INVALID_REQUEST, message, param=param)

@@ -1,6 +1,6 @@
-"""What a node's error answer says, dug out of whatever it is wrapped in: objects in objects, JSON in strings, text, a web page.
+"""Extracts the error from a node's error body: nested objects, JSON inside strings, plain text, HTML.
 
-Rule: whatever bytes come, a `ParsedError` comes out, in bounded time; and text that is not the engine's own sentence is dropped.
+Any bytes give a `ParsedError` in bounded time. Text that is not the engine's own message is dropped.
 """
 
 import json
@@ -12,65 +12,65 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 READ_BYTES = 64 << 10
-"""A longer body is no error message: a page, or a trace. It is not read."""
+"""The longest error body that is parsed; longer ones are pages or traces."""
 _WRAPPINGS = 8
-"""Objects, lists and strings inside each other that are opened at most."""
+"""The largest number of nested objects, lists and strings that are opened."""
 _EMBEDDED_BYTES = 16 << 10
 _MESSAGE_CHARS = 1000
 _NAME_CHARS = 64
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]+")
 _ADDRESS = re.compile(r"\b(?:https?://[^\s'\"<>]+|\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?)")
-"""What would tell a client how the network behind the gateway looks."""
+"""Addresses that would reveal the network behind the gateway."""
 _OURS = "urn:din-extproc:error:"
 _scanner = json.JSONDecoder()
 
 
 class ParsedError(Struct, frozen=True, gc=False):
-    """An error in the engine's own words; "" or None: not told."""
+    """An error as reported by the engine; "" or None: not reported."""
 
     message: str = ""
     type: str = ""
     code: str = ""
     param: str | None = None
-    ours: bool = False
-    """The body is a gateway's own error body already: of a node's agent, or of Envoy itself."""
+    is_gateway_error: bool = False
+    """The body is already a gateway error body, from a node's agent or from Envoy."""
 
 
-def said(body: bytes) -> ParsedError:
-    """Read an error's body."""
+def parse_error(body: bytes) -> ParsedError:
+    """Parse an error body."""
     if len(body) > READ_BYTES:
         return ParsedError()
     text = body.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
-    content = _decoded(text)
+    content = _decode(text)
     if content is None:
         return ParsedError() if text.startswith("<") else ParsedError(message=_clean(text.partition("\n")[0]))
     if isinstance(content, dict) and str(content.get("type", "")).startswith(_OURS):
-        return replace(_dug(content), ours=True)
-    return _dug(content)
+        return replace(_unwrap(content), is_gateway_error=True)
+    return _unwrap(content)
 
 
-def _decoded(text: str) -> Any:
+def _decode(text: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return None
 
 
-def _dug(content: Any) -> ParsedError:
-    """Open one wrapping after the other; what stands further inside is more to the point."""
+def _unwrap(content: Any) -> ParsedError:
+    """Unwrap nested errors; inner values take precedence."""
     found = ParsedError()
     for _ in range(_WRAPPINGS):
         if isinstance(content, list):
             content = content[0] if content else None
         elif isinstance(content, str):
-            inner = _embedded(content)
+            inner = _find_embedded(content)
             if inner is None:
-                return _with(found, message=_clean(content))
-            found, content = _with(found, message=_clean(content)), inner
+                return _merge(found, message=_clean(content))
+            found, content = _merge(found, message=_clean(content)), inner
         elif isinstance(content, dict):
-            found = _with(
+            found = _merge(
                 found,
-                message=_finding(content),
+                message=_validation_message(content),
                 type=_name(content.get("type") or content.get("error_type")),
                 code=_name(content.get("code")),
                 param=_param(content.get("param")) or _place(content.get("loc")),
@@ -81,12 +81,12 @@ def _dug(content: Any) -> ParsedError:
     return found
 
 
-def _with(found: ParsedError, *, message: str = "", type: str = "", code: str = "", param: str | None = None) -> ParsedError:  # noqa: A002 - the field's name
+def _merge(found: ParsedError, *, message: str = "", type: str = "", code: str = "", param: str | None = None) -> ParsedError:  # noqa: A002 - the field's name
     return ParsedError(message or found.message, type or found.type, code or found.code, param or found.param)
 
 
-def _embedded(text: str) -> Any:
-    """The JSON object that a sentence carries, when it is an error; None: it carries none."""
+def _find_embedded(text: str) -> Any:
+    """Return the JSON error object embedded in a text, or None."""
     start = text.find("{", 0, _EMBEDDED_BYTES)
     if start < 0:
         return None
@@ -97,8 +97,8 @@ def _embedded(text: str) -> Any:
     return inner if isinstance(inner, dict) and inner.keys() & {"error", "message", "detail"} else None
 
 
-def _finding(content: dict[str, Any]) -> str:
-    """FastAPI's way to say what is wrong with which field."""
+def _validation_message(content: dict[str, Any]) -> str:
+    """Return the message of FastAPI's validation error, with the field."""
     message = content.get("msg")
     if not isinstance(message, str):
         return ""
@@ -111,7 +111,7 @@ def _place(where: Any) -> str | None:
 
 
 def _param(name: Any) -> str | None:
-    """A parameter by its name in the body."""
+    """Return a parameter's name within the body."""
     return _name(name).removeprefix("body.") or None if isinstance(name, str) else None
 
 

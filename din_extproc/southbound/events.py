@@ -1,6 +1,6 @@
-"""OpenAI's answers, written: chunks of a stream and whole bodies, with the same fields in the same order whatever engine they come from.
+"""Encodes OpenAI's answers: chunks of a stream and whole bodies, with the same fields in the same order for every engine.
 
-Rule: an event is joined from prepared parts: a token costs one small JSON string.
+An event is joined from prepared parts, so a token costs one small JSON string.
 """
 
 import struct
@@ -18,31 +18,30 @@ DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
 
 
-class Chunks:
-    """Writes the stream of one answer with one choice.
+class ChunkEncoder:
+    """Encodes the stream of an answer with one choice.
 
     Args:
-        asked: The request.
-        fingerprint: What the engine calls itself.
+        context: The request.
     """
 
     __slots__ = ("_chat", "_close", "_opened", "_start", "_text")
 
-    def __init__(self, asked: AnswerContext) -> None:
-        self._chat = asked.operation is Operation.CHAT
+    def __init__(self, context: AnswerContext) -> None:
+        self._chat = context.operation is Operation.CHAT
         names = {
-            "id": answer_id(asked),
+            "id": answer_id(context),
             "object": "chat.completion.chunk" if self._chat else "text_completion",
-            "created": asked.created,
-            "model": asked.model,
+            "created": context.created,
+            "model": context.model,
         }
         self._start = b"data: " + _encode(names)[:-1] + b',"choices":['
         self._text = self._start + (b'{"index":0,"delta":{"content":' if self._chat else b'{"index":0,"text":')
         self._close = b'},"logprobs":' if self._chat else b',"logprobs":'
         self._opened = not self._chat
 
-    def opening(self) -> bytes:
-        """The role, once."""
+    def open(self) -> bytes:
+        """Return the chunk with the role, once."""
         if self._opened:
             return b""
         self._opened = True
@@ -50,33 +49,33 @@ class Chunks:
         return self._start + role
 
     def text(self, piece: str, logprobs: Any = None) -> bytes:
-        """A piece of the answer's text."""
+        """Return a chunk with a piece of text."""
         if logprobs is None:
             return b'%b%b%bnull,"finish_reason":null}]}\n\n' % (self._text, _encode(piece), self._close)
         return b'%b%b%b%b,"finish_reason":null}]}\n\n' % (self._text, _encode(piece), self._close, _encode(logprobs))
 
     def delta(self, delta: dict[str, Any]) -> bytes:
-        """Anything else that a chat's delta can hold: reasoning, tool calls."""
+        """Return a chunk with another delta of a chat: reasoning or tool calls."""
         return b'%b{"index":0,"delta":%b,"logprobs":null,"finish_reason":null}]}\n\n' % (self._start, _encode(delta))
 
     def finish(self, reason: str) -> bytes:
-        """The last chunk of the choice."""
+        """Return the last chunk of the choice."""
         body = b'"delta":{}' if self._chat else b'"text":""'
         return b'%b{"index":0,%b,"logprobs":null,"finish_reason":%b}]}\n\n' % (self._start, body, _encode(reason))
 
     def usage(self, prompt_tokens: int, completion_tokens: int) -> bytes:
-        """The chunk without choices; whoever did not ask for it does not see it."""
-        return b'%b],"usage":%b}\n\n' % (self._start, _encode(usage(prompt_tokens, completion_tokens)))
+        """Return the usage chunk without choices; it is removed again unless the client requested it."""
+        return b'%b],"usage":%b}\n\n' % (self._start, _encode(usage_object(prompt_tokens, completion_tokens)))
 
 
-def answer_id(asked: AnswerContext) -> str:
-    """The id of an answer, with OpenAI's prefix of its kind."""
+def answer_id(context: AnswerContext) -> str:
+    """Return the id of an answer with OpenAI's prefix for its kind."""
     prefix = {Operation.CHAT: "chatcmpl", Operation.COMPLETIONS: "cmpl", Operation.EMBEDDINGS: "embd", Operation.RERANK: "rerank"}
-    return f"{prefix.get(asked.operation, 'din')}-{asked.id}"
+    return f"{prefix.get(context.operation, 'din')}-{context.id}"
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """Tokens, as every answer tells them."""
+def usage_object(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    """Return OpenAI's `usage` object."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
@@ -85,52 +84,58 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
 
 
 def error_event(message: str) -> bytes:
-    """An error after the answer has begun."""
+    """Return the event for an error after the stream has started."""
     code = RefusalCode.UPSTREAM_ERROR
     return b"data: %b\n\n" % _encode({"error": {"message": message, "type": code.type, "param": None, "code": code.code}})
 
 
-def generated(asked: AnswerContext, choice: dict[str, Any], tokens: dict[str, int] | None) -> bytes:
-    """A whole chat or text completion of one choice. `tokens`: None when the engine did not tell."""
-    kind = "chat.completion" if asked.operation is Operation.CHAT else "text_completion"
-    body = {"id": answer_id(asked), "object": kind, "created": asked.created, "model": asked.model, "choices": [{"index": 0, **choice}]}
+def encode_completion(context: AnswerContext, choice: dict[str, Any], tokens: dict[str, int] | None) -> bytes:
+    """Encode a complete chat or text completion with one choice. `tokens`: None if the engine reported no usage."""
+    kind = "chat.completion" if context.operation is Operation.CHAT else "text_completion"
+    body = {
+        "id": answer_id(context),
+        "object": kind,
+        "created": context.created,
+        "model": context.model,
+        "choices": [{"index": 0, **choice}],
+    }
     return _encode(body if tokens is None else {**body, "usage": tokens})
 
 
-def embeddings(asked: AnswerContext, vectors: Sequence[Sequence[float]], prompt_tokens: int | None) -> bytes | None:
-    """Embeddings, as numbers or as base64 of 32-bit floats; None: there are numbers that these don't hold."""
-    packed = asked.fields.get("encoding_format") == "base64"
+def encode_embeddings(context: AnswerContext, vectors: Sequence[Sequence[float]], prompt_tokens: int | None) -> bytes | None:
+    """Encode embeddings as numbers or as base64 of 32-bit floats; None: a number exceeds the range of the format."""
+    packed = context.fields.get("encoding_format") == "base64"
     try:
-        shown = [_packed(vector) if packed else vector for vector in vectors]
+        shown = [_pack_base64(vector) if packed else vector for vector in vectors]
     except OverflowError:
         return None
     data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(shown)]
-    body: dict[str, Any] = {"object": "list", "data": data, "model": asked.model}
+    body: dict[str, Any] = {"object": "list", "data": data, "model": context.model}
     if prompt_tokens is not None:
         body["usage"] = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
     return _encode(body)
 
 
-def ranking(asked: AnswerContext, scores: Sequence[float], prompt_tokens: int | None) -> bytes:
-    """Documents by relevance, best first, as Jina and Cohere write them."""
-    documents = asked.fields.get("documents") or ()
-    shown = asked.fields.get("return_documents") is not False
+def encode_ranking(context: AnswerContext, scores: Sequence[float], prompt_tokens: int | None) -> bytes:
+    """Encode documents by relevance, best first, in Jina's and Cohere's format."""
+    documents = context.fields.get("documents") or ()
+    shown = context.fields.get("return_documents") is not False
     results: list[dict[str, Any]] = [{"index": index, "relevance_score": score} for index, score in enumerate(scores)]
     for result in results:
         if shown and result["index"] < len(documents):
             document = documents[result["index"]]
             result["document"] = document if isinstance(document, dict) else {"text": document}
-    results.sort(key=_least_relevant_last)
-    top = asked.fields.get("top_n")
-    body: dict[str, Any] = {"id": answer_id(asked), "model": asked.model, "results": results[: top if isinstance(top, int) else None]}
+    results.sort(key=_by_relevance)
+    top = context.fields.get("top_n")
+    body: dict[str, Any] = {"id": answer_id(context), "model": context.model, "results": results[: top if isinstance(top, int) else None]}
     if prompt_tokens is not None:
         body["usage"] = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
     return _encode(body)
 
 
-def _least_relevant_last(result: dict[str, Any]) -> float:
+def _by_relevance(result: dict[str, Any]) -> float:
     return -float(result["relevance_score"])
 
 
-def _packed(vector: Sequence[float]) -> str:
+def _pack_base64(vector: Sequence[float]) -> str:
     return b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

@@ -1,19 +1,19 @@
-"""Where one message of a stream ends and the next begins: lines of NDJSON, and events of SSE.
+"""Splits a byte stream into messages: NDJSON lines and SSE events.
 
 Rule: whatever way the bytes are cut, the same messages come out; what is held back is bounded, and every byte is looked at a fixed number
 of times.
 """
 
 MAX_MESSAGE = 1 << 20
-"""Bytes of one message, framing included."""
+"""The largest message in bytes, framing included."""
 OVERLONG = b"\x00"
-"""Given out in place of a longer message. It is no message of any dialect, so translators end the stream with an error."""
+"""Returned instead of a longer message. No dialect accepts it, so translators end the stream with an error."""
 _LINE_COST = 32
-"""What holding one more line of an event costs besides its bytes: many short lines are no way around the bound."""
+"""Cost of one more line of an event in addition to its bytes, so that many short lines are bounded, too."""
 
 
 class _Held:
-    """The pieces of one message that is not complete."""
+    """The pieces of one incomplete message."""
 
     __slots__ = ("_pieces", "_size")
 
@@ -22,7 +22,7 @@ class _Held:
         self._size = 0
 
     def add(self, data: bytes, cost: int = 0) -> None:
-        """Hold the next piece, or nothing any more when the message has grown too long."""
+        """Add a piece; drop everything once the message is too long."""
         self._size += len(data) + cost
         if self._size <= MAX_MESSAGE:
             self._pieces.append(data)
@@ -30,7 +30,7 @@ class _Held:
             self._pieces.clear()
 
     def take(self, between: bytes = b"") -> bytes:
-        """The whole message; none is held afterwards."""
+        """Return the whole message and clear the buffer."""
         whole = OVERLONG if self._size > MAX_MESSAGE else between.join(self._pieces)
         self._pieces.clear()
         self._size = 0
@@ -41,7 +41,7 @@ class _Held:
 
 
 class _RawLines:
-    """Lines that end with LF. Empty ones are kept."""
+    """A splitter for lines that end with LF. Empty lines are kept."""
 
     __slots__ = ("_held",)
 
@@ -49,7 +49,7 @@ class _RawLines:
         self._held = _Held()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that these bytes complete, without LF."""
+        """Return the lines that these bytes complete, without LF."""
         first, *lines = data.split(b"\n")
         self._held.add(first)
         if not lines:
@@ -59,12 +59,12 @@ class _RawLines:
         return [whole, *(line if len(line) <= MAX_MESSAGE else OVERLONG for line in lines)]
 
     def end(self) -> list[bytes]:
-        """What stood there without an end of line."""
+        """Return an unterminated last line."""
         return [self._held.take()] if self._held else []
 
 
-class Lines:
-    """NDJSON."""
+class LineSplitter:
+    """An NDJSON splitter."""
 
     __slots__ = ("_lines",)
 
@@ -72,16 +72,16 @@ class Lines:
         self._lines = _RawLines()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that these bytes complete, without their ends; empty ones are left out."""
+        """Return the lines that these bytes complete, without line ends; empty lines are omitted."""
         return [line for line in map(bytes.rstrip, self._lines.feed(data)) if line]
 
     def end(self) -> list[bytes]:
-        """What stood there without an end of line."""
+        """Return an unterminated last line."""
         return [line for line in map(bytes.rstrip, self._lines.end()) if line]
 
 
-class Events:
-    """SSE: the data of each event, its lines joined. A line ends with LF or CRLF; no engine ends one with CR alone."""
+class EventSplitter:
+    """An SSE splitter that returns the data of each event, its lines joined. A line ends with LF or CRLF; no engine uses a bare CR."""
 
     __slots__ = ("_data", "_lines")
 
@@ -90,7 +90,7 @@ class Events:
         self._data = _Held()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The data of the events that these bytes complete."""
+        """Return the data of the events that these bytes complete."""
         found = []
         for line in self._lines.feed(data):
             if line.rstrip(b"\r"):
@@ -100,7 +100,7 @@ class Events:
         return found
 
     def end(self) -> list[bytes]:
-        """An event that no blank line closed: engines forget it."""
+        """Return a last event without a terminating blank line, which some engines omit."""
         for line in self._lines.end():
             self._take(line)
         return [self._data.take(b"\n")] if self._data else []

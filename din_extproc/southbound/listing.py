@@ -1,6 +1,6 @@
-"""Which models an engine says it serves: `GET /v1/models`, the same for every engine that speaks OpenAI's dialect.
+"""Reads the models of an engine from `GET /v1/models`, which is the same for every OpenAI-compatible engine.
 
-Rule: whatever the body is, names come out or nothing does.
+Any body gives the names or None.
 """
 
 import msgspec
@@ -17,8 +17,8 @@ class _EngineListing(Struct):
     data: list[_Model]
 
 
-def listed(body: bytes) -> frozenset[str] | None:
-    """The names of a `/v1/models` answer. None: it is none."""
+def parse_models(body: bytes) -> frozenset[str] | None:
+    """Return the model names of a `/v1/models` answer, or None for any other body."""
     try:
         return frozenset(model.id for model in msgspec.json.decode(body, type=_EngineListing).data)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,9 +1,10 @@
-"""How busy an engine is, read from its own metrics page: one row per engine, and only the few samples that the row names.
+"""Reads an engine's load from its metrics page: one row per engine, and only the samples that it names.
 
-Rule: bounded work and no surprise: a page of any bytes gives numbers or None, and a number that can't be true is None.
+Work is bounded: a page of any bytes gives numbers or None, and an impossible number is None.
 
-The names are found by `bytes.find`, so a page of 60 kB costs a third of a millisecond, not the thirty of a full parse. Samples of one
-name are several when an engine has several parts (data-parallel ranks, models of a Triton): counts are added up, shares are averaged.
+Samples are located by `bytes.find`, so a page of 60 kB costs a third of a millisecond instead of thirty for a full parse. Several
+samples of
+one name (data-parallel ranks, models of a Triton) are added up if they are counts and averaged if they are shares.
 """
 
 import math
@@ -18,14 +19,14 @@ from din_extproc.domain.membership import Heartbeat
 
 _HALF_LIFE_S = 300.0
 PAGE_LIMIT = 4 << 20
-"""Bytes of a metrics page that are read at most."""
+"""The largest part of a metrics page that is read, in bytes."""
 
 _LABELLED = re.compile(rb'\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\}')
 _VALUE = re.compile(rb"[ \t]+([^ \t\n\r]+)")
 
 
 class EngineLoad(Struct, frozen=True, kw_only=True):
-    """What one page says. None: the engine does not tell."""
+    """The load from one metrics page. None: the engine does not report it."""
 
     waiting: int | None = None
     running: int | None = None
@@ -33,42 +34,42 @@ class EngineLoad(Struct, frozen=True, kw_only=True):
     """0 to 1."""
     tokens_in_use: int | None = None
     prompt_tokens: float | None = None
-    """Since the engine's start."""
+    """Total since the engine's start."""
     prompt_seconds: float | None = None
-    """Spent on `prompt_tokens`, where the engine measures it; else they are divided by the time between two pages."""
+    """Time spent on `prompt_tokens`, if the engine measures it; otherwise the time between two pages is used."""
     output_tokens: float | None = None
-    """Since the engine's start."""
+    """Total since the engine's start."""
 
 
 class Rates(Struct, frozen=True):
-    """What an engine has shown it can do, in tokens per second. None: it was not seen at work yet."""
+    """Peak rates of an engine in tokens per second. None: not measured yet."""
 
     prefill: float | None = None
     decode: float | None = None
 
-    def seen(self, before: EngineLoad, after: EngineLoad, seconds: float) -> "Rates":
-        """These rates, and what two pages so many seconds apart add to them.
+    def update(self, before: EngineLoad, after: EngineLoad, seconds: float) -> "Rates":
+        """Return the rates updated with two pages that are so many seconds apart.
 
-        A node that had little to do did not show what it can: the higher figure stays, and loses half of its weight in five minutes of
-        work, never while the engine idles.
+        A lightly loaded node does not reach its peak: the higher rate is kept, and decays by half in five minutes of work, never while the
+        engine idles.
         """
-        prompt = _difference(before.prompt_tokens, after.prompt_tokens)
-        spent = _difference(before.prompt_seconds, after.prompt_seconds) if after.prompt_seconds is not None else seconds
-        output = _difference(before.output_tokens, after.output_tokens)
-        return Rates(_kept(self.prefill, prompt, spent, seconds), _kept(self.decode, output, seconds, seconds))
+        prompt = _increase(before.prompt_tokens, after.prompt_tokens)
+        spent = _increase(before.prompt_seconds, after.prompt_seconds) if after.prompt_seconds is not None else seconds
+        output = _increase(before.output_tokens, after.output_tokens)
+        return Rates(_peak(self.prefill, prompt, spent, seconds), _peak(self.decode, output, seconds, seconds))
 
 
 class LoadSource(Struct, frozen=True):
-    """Where an engine keeps its metrics page, and how it is read."""
+    """The path, port and parser of an engine's metrics page."""
 
     path: str
     read: Callable[[bytes], EngineLoad]
     port: int | None = None
-    """When it is another than that of inference."""
+    """The metrics port if it differs from the inference port."""
 
 
-def told(load: EngineLoad, rates: Rates, beat: Heartbeat) -> Heartbeat:
-    """A heartbeat with the engine's numbers in it."""
+def add_load(load: EngineLoad, rates: Rates, beat: Heartbeat) -> Heartbeat:
+    """Return the heartbeat with the engine's load and rates."""
     return msgspec.structs.replace(
         beat,
         waiting=load.waiting,
@@ -80,14 +81,14 @@ def told(load: EngineLoad, rates: Rates, beat: Heartbeat) -> Heartbeat:
     )
 
 
-def _difference(before: float | None, after: float | None) -> float | None:
-    """How much a counter grew; one that fell began anew."""
+def _increase(before: float | None, after: float | None) -> float | None:
+    """Return a counter's increase; a counter that fell was reset."""
     if before is None or after is None:
         return None
     return after - before if after >= before else after
 
 
-def _kept(known: float | None, tokens: float | None, spent: float | None, seconds: float) -> float | None:
+def _peak(known: float | None, tokens: float | None, spent: float | None, seconds: float) -> float | None:
     if not tokens or not spent or seconds <= 0:
         return known
     measured = tokens / spent
@@ -95,7 +96,7 @@ def _kept(known: float | None, tokens: float | None, spent: float | None, second
 
 
 def _samples(page: bytes, name: bytes, label: bytes = b"") -> Iterator[tuple[bytes, float]]:
-    """Labels and value of each sample of exactly this name whose labels hold `label`; what is not a number is left out."""
+    """Yield labels and value of each sample of exactly this name with `label`; values that are not numbers are skipped."""
     at = 0 if page.startswith(name) else page.find(b"\n" + name) + 1
     while at or page.startswith(name):
         end = at + len(name)
@@ -111,7 +112,7 @@ def _samples(page: bytes, name: bytes, label: bytes = b"") -> Iterator[tuple[byt
 
 
 def _total(page: bytes, *names: bytes, label: bytes = b"") -> float | None:
-    """The sum of the first of these names that the page has. None: it has none, or no sum that counts things."""
+    """Return the sum of the first of these names on the page; None if it is missing, negative or not finite."""
     for name in names:
         values = [value for _, value in _samples(page, name, label)]
         if values:
@@ -126,7 +127,7 @@ def _count(page: bytes, *names: bytes, label: bytes = b"") -> int | None:
 
 
 def _share(page: bytes, *names: bytes, label: bytes = b"") -> float | None:
-    """The mean of the first of these names that the page has, 0 to 1."""
+    """Return the mean of the first of these names on the page, from 0 to 1."""
     for name in names:
         values = [value for _, value in _samples(page, name, label)]
         if values:
@@ -139,7 +140,7 @@ _BLOCKS = re.compile(rb'(?:^|,)(block_size|num_gpu_blocks)="(\d{1,12})"')
 
 
 def _vllm(page: bytes) -> EngineLoad:
-    """For vLLM. Prefill is measured over finished requests: both sums grow when one ends."""
+    """Read vLLM's page. Prefill is measured over finished requests: both sums grow when one ends."""
     usage = _share(page, b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc")
     room = 0
     for labels, _ in _samples(page, b"vllm:cache_config_info"):
@@ -170,7 +171,7 @@ def _sglang(page: bytes) -> EngineLoad:
 
 
 def _tensorrt_llm(page: bytes) -> EngineLoad:
-    """trtllm-serve."""
+    """Read trtllm-serve's page."""
     return EngineLoad(
         waiting=_count(page, b"trtllm_num_requests_waiting"),
         running=_count(page, b"trtllm_num_requests_running"),
@@ -179,7 +180,7 @@ def _tensorrt_llm(page: bytes) -> EngineLoad:
 
 
 def _triton(page: bytes) -> EngineLoad:
-    """Triton, with the numbers of its TensorRT-LLM backend where it has that."""
+    """Read Triton's page, with the metrics of its TensorRT-LLM backend if it has one."""
     requests, blocks = b"nv_trt_llm_request_metrics", b"nv_trt_llm_kv_cache_block_metrics"
     waiting = _count(page, requests, label=b'request_type="waiting"')
     return EngineLoad(
@@ -199,7 +200,7 @@ def _tgi(page: bytes) -> EngineLoad:
 
 
 def _llamacpp(page: bytes) -> EngineLoad:
-    """llama.cpp's server. `--metrics` must be on."""
+    """Read the page of llama.cpp's server, which needs `--metrics`."""
     return EngineLoad(
         waiting=_count(page, b"llamacpp:requests_deferred"),
         running=_count(page, b"llamacpp:requests_processing"),
@@ -210,7 +211,7 @@ def _llamacpp(page: bytes) -> EngineLoad:
 
 
 def _ollama(_page: bytes) -> EngineLoad:
-    """`/api/ps` tells which models are loaded, not how busy they are."""
+    """Return an empty load: `/api/ps` lists the loaded models only."""
     return EngineLoad()
 
 

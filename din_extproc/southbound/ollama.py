@@ -30,16 +30,16 @@ from din_extproc.domain.request import Operation
 from din_extproc.domain.response import ResponseHead
 from din_extproc.domain.verdict import Refusal
 from din_extproc.southbound import events
-from din_extproc.southbound.dialect import AnswerContext, Dialect, DialectRequest, PlainRequest, refused
-from din_extproc.southbound.events import DONE, Chunks
-from din_extproc.southbound.framing import Lines
-from din_extproc.southbound.parameters import OF_CHATS, UNMAPPABLE, Table, translated
+from din_extproc.southbound.dialect import AnswerContext, Dialect, DialectRequest, PlainRequest, refuse_unsupported
+from din_extproc.southbound.events import DONE, ChunkEncoder
+from din_extproc.southbound.framing import LineSplitter
+from din_extproc.southbound.parameters import CHAT_ONLY, UNMAPPABLE, Table, map_parameters
 
 _encode = msgspec.json.Encoder().encode
 _PATHS = {Operation.CHAT: "/api/chat", Operation.COMPLETIONS: "/api/generate", Operation.EMBEDDINGS: "/api/embed"}
 _TAKEN = frozenset({"model", "messages", "prompt", "input", "stream", "encoding_format", "tools"})
 _BESIDE = frozenset({"format", "think", "logprobs", "top_logprobs", "suffix", "dimensions"})
-"""What stands beside `options`, not in them."""
+"""Parameters that are fields of their own instead of `options`."""
 _REASONS = {"length": "length"}
 _data_url = re.compile(r"data:[\w.+-]+/[\w.+-]+;base64,([A-Za-z0-9+/=]+)").fullmatch
 _decode_arguments = msgspec.json.Decoder(dict[str, Any]).decode
@@ -85,7 +85,7 @@ _decode_embedded = msgspec.json.Decoder(_Embedded).decode
 
 
 def _format(value: Any) -> tuple[str, Any] | None:
-    """`response_format`; a schema is one in `json_schema.schema`."""
+    """Convert `response_format`; a schema is nested in `json_schema.schema`."""
     kind = value.get("type") if isinstance(value, dict) else None
     if kind == "json_object":
         return "format", "json"
@@ -99,7 +99,7 @@ def _stop(value: Any) -> tuple[str, Any] | None:
 
 
 def _logprobs(value: Any) -> tuple[str, Any] | None:
-    """A chat says yes or no; a completion says how many."""
+    """Accept the boolean of a chat; the number of a completion is unsupported."""
     return ("logprobs", value) if isinstance(value, bool) else None
 
 
@@ -133,16 +133,16 @@ TABLE: Table = {
     "dimensions": "dimensions",
     "n": UNMAPPABLE,
 }
-_OF_TEXTS: Table = {name: rule for name, rule in TABLE.items() if name not in OF_CHATS}
+_OF_TEXTS: Table = {name: rule for name, rule in TABLE.items() if name not in CHAT_ONLY}
 
 
-def _order(question: PlainRequest) -> DialectRequest | Refusal:
-    table = TABLE if question.operation is Operation.CHAT else _OF_TEXTS
-    mapped = translated(question.fields, table, _TAKEN, drop=question.drop)
+def _order(request: PlainRequest) -> DialectRequest | Refusal:
+    table = TABLE if request.operation is Operation.CHAT else _OF_TEXTS
+    mapped = map_parameters(request.fields, table, _TAKEN, drop=request.drop)
     if isinstance(mapped, Refusal):
         return mapped
-    body: dict[str, Any] = {"model": question.model}
-    prompt = _prompt(question)
+    body: dict[str, Any] = {"model": request.model}
+    prompt = _prompt(request)
     if isinstance(prompt, Refusal):
         return prompt
     body |= prompt
@@ -150,29 +150,29 @@ def _order(question: PlainRequest) -> DialectRequest | Refusal:
     if "tools" in values:
         values.pop("tools")
         body.pop("tools", None)
-    if question.operation is not Operation.EMBEDDINGS:
-        body |= {"stream": question.stream, "shift": False}
+    if request.operation is not Operation.EMBEDDINGS:
+        body |= {"stream": request.stream, "shift": False}
         options = {name: value for name, value in values.items() if name not in _BESIDE}
         if options:
             body["options"] = options
     body["truncate"] = False
     body |= {name: value for name, value in values.items() if name in _BESIDE}
-    return DialectRequest(_PATHS[question.operation], _encode(body), mapped.dropped)
+    return DialectRequest(_PATHS[request.operation], _encode(body), mapped.dropped)
 
 
-def _prompt(question: PlainRequest) -> dict[str, Any] | Refusal:
-    fields = question.fields
-    if question.operation is Operation.EMBEDDINGS:
+def _prompt(request: PlainRequest) -> dict[str, Any] | Refusal:
+    fields = request.fields
+    if request.operation is Operation.EMBEDDINGS:
         given = fields.get("input")
         if not isinstance(given, str) and not (isinstance(given, list) and all(isinstance(each, str) for each in given)):
-            return refused("The engine that serves this model takes texts, not token ids.", "input")
+            return refuse_unsupported("The engine that serves this model takes texts, not token ids.", "input")
         return {"input": given}
-    if question.operation is Operation.COMPLETIONS:
+    if request.operation is Operation.COMPLETIONS:
         prompt = fields.get("prompt")
         if isinstance(prompt, list) and len(prompt) == 1:
             prompt = prompt[0]
         if not isinstance(prompt, str):
-            return refused("The engine that serves this model takes one prompt, as text.", "prompt")
+            return refuse_unsupported("The engine that serves this model takes one prompt, as text.", "prompt")
         return {"prompt": prompt, "raw": True}
     messages: list[dict[str, Any]] = []
     for message in fields.get("messages") or ():
@@ -186,7 +186,7 @@ def _prompt(question: PlainRequest) -> dict[str, Any] | Refusal:
 
 def _message(message: Any, before: Sequence[dict[str, Any]]) -> dict[str, Any] | Refusal:
     if not isinstance(message, dict):
-        return refused("A message is an object.", "messages")
+        return refuse_unsupported("A message is an object.", "messages")
     role = message.get("role")
     content = _content(message.get("content"))
     if isinstance(content, Refusal):
@@ -194,10 +194,10 @@ def _message(message: Any, before: Sequence[dict[str, Any]]) -> dict[str, Any] |
     made: dict[str, Any] = {"role": "system" if role == "developer" else role, **content}
     calls = message.get("tool_calls")
     if calls:
-        asked = [_asked_call(call) for call in calls]
-        if None in asked:
-            return refused("The arguments of a tool call are a JSON object.", "messages")
-        made["tool_calls"] = asked
+        converted = [_convert_call(call) for call in calls]
+        if None in converted:
+            return refuse_unsupported("The arguments of a tool call are a JSON object.", "messages")
+        made["tool_calls"] = converted
     if role == "tool":
         made["tool_name"] = _tool_name(message, before)
         made["tool_call_id"] = message.get("tool_call_id") or ""
@@ -205,7 +205,7 @@ def _message(message: Any, before: Sequence[dict[str, Any]]) -> dict[str, Any] |
 
 
 def _content(content: Any) -> dict[str, Any] | Refusal:
-    """Text, and images beside it."""
+    """Split content into text and images."""
     if content is None or isinstance(content, str):
         return {"content": content or ""}
     texts: list[str] = []
@@ -218,13 +218,13 @@ def _content(content: Any) -> dict[str, Any] | Refusal:
         url = part.get("image_url") if kind == "image_url" else None
         found = _data_url(url.get("url") or "") if isinstance(url, dict) and isinstance(url.get("url"), str) else None
         if found is None:
-            return refused("The engine that serves this model takes text, and images as base64 `data:` URLs.", "messages")
+            return refuse_unsupported("The engine that serves this model takes text, and images as base64 `data:` URLs.", "messages")
         images.append(found[1])
     made: dict[str, Any] = {"content": "".join(texts)}
     return {**made, "images": images} if images else made
 
 
-def _asked_call(call: Any) -> dict[str, Any] | None:
+def _convert_call(call: Any) -> dict[str, Any] | None:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return None
@@ -236,7 +236,7 @@ def _asked_call(call: Any) -> dict[str, Any] | None:
 
 
 def _tool_name(message: Mapping[str, Any], before: Sequence[dict[str, Any]]) -> str:
-    """Of the call that this message answers."""
+    """Return the function name of the call that this message answers."""
     wanted = message.get("tool_call_id")
     for earlier in reversed(before):
         for call in earlier.get("tool_calls", ()):
@@ -245,11 +245,11 @@ def _tool_name(message: Mapping[str, Any], before: Sequence[dict[str, Any]]) -> 
     return str(message.get("name") or "")
 
 
-def _whole(asked: AnswerContext, _head: ResponseHead, body: bytes) -> bytes | None:
+def _whole(context: AnswerContext, _head: ResponseHead, body: bytes) -> bytes | None:
     try:
-        if asked.operation is Operation.EMBEDDINGS:
+        if context.operation is Operation.EMBEDDINGS:
             embedded = _decode_embedded(body)
-            return events.embeddings(asked, embedded.embeddings, embedded.prompt_eval_count)
+            return events.encode_embeddings(context, embedded.embeddings, embedded.prompt_eval_count)
         answer = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
@@ -259,54 +259,54 @@ def _whole(asked: AnswerContext, _head: ResponseHead, body: bytes) -> bytes | No
     reason = _REASONS.get(answer.done_reason, "stop")
     if message is None:
         choice: dict[str, Any] = {"text": answer.response, "logprobs": None, "finish_reason": reason}
-        return events.generated(asked, choice, _usage(answer))
-    said: dict[str, Any] = {"role": "assistant", "content": message.content, "refusal": None}
+        return events.encode_completion(context, choice, _usage(answer))
+    fields: dict[str, Any] = {"role": "assistant", "content": message.content, "refusal": None}
     if message.thinking:
-        said["reasoning_content"] = message.thinking
+        fields["reasoning_content"] = message.thinking
     if message.tool_calls:
-        said |= {
+        fields |= {
             "content": message.content or None,
-            "tool_calls": [_made_call(asked, at, call) for at, call in enumerate(message.tool_calls)],
+            "tool_calls": [_openai_call(context, at, call) for at, call in enumerate(message.tool_calls)],
         }
         reason = "tool_calls"
-    choice = {"message": said, "logprobs": _told(answer.logprobs), "finish_reason": reason}
-    return events.generated(asked, choice, _usage(answer))
+    choice = {"message": fields, "logprobs": _logprobs_object(answer.logprobs), "finish_reason": reason}
+    return events.encode_completion(context, choice, _usage(answer))
 
 
-def _made_call(asked: AnswerContext, index: int, call: _Call) -> dict[str, Any]:
-    """Ollama gives arguments as an object, and ids only lately."""
+def _openai_call(context: AnswerContext, index: int, call: _Call) -> dict[str, Any]:
+    """Convert a tool call. Ollama returns arguments as an object, and older versions return no ids."""
     function = {"name": call.function.name, "arguments": _encode(call.function.arguments or {}).decode()}
-    return {"id": call.id or f"call_{asked.id}_{index}", "type": "function", "function": function}
+    return {"id": call.id or f"call_{context.id}_{index}", "type": "function", "function": function}
 
 
-def _told(logprobs: list[dict[str, Any]] | None) -> Any:
+def _logprobs_object(logprobs: list[dict[str, Any]] | None) -> Any:
     return None if logprobs is None else {"content": logprobs, "refusal": None}
 
 
 def _usage(answer: _Answer) -> dict[str, int] | None:
     if answer.prompt_eval_count is None and answer.eval_count is None:
         return None
-    return events.usage(answer.prompt_eval_count or 0, answer.eval_count or 0)
+    return events.usage_object(answer.prompt_eval_count or 0, answer.eval_count or 0)
 
 
 class OllamaTranslator:
-    """A stream of NDJSON -> OpenAI's events."""
+    """Translates an NDJSON stream to OpenAI's events."""
 
-    __slots__ = ("_asked", "_calls", "_chunks", "_lines", "_over")
+    __slots__ = ("_calls", "_chunks", "_context", "_lines", "_over")
 
-    def __init__(self, asked: AnswerContext) -> None:
-        self._asked = asked
-        self._chunks = Chunks(asked)
-        self._lines = Lines()
+    def __init__(self, context: AnswerContext) -> None:
+        self._context = context
+        self._chunks = ChunkEncoder(context)
+        self._lines = LineSplitter()
         self._calls = 0
         self._over = False
 
     def feed(self, data: bytes) -> bytes:
-        """The events for the lines that are complete."""
+        """Return the events for the lines that these bytes complete."""
         return b"".join(map(self._line, self._lines.feed(data)))
 
     def end(self) -> bytes:
-        """What a last line without an end says."""
+        """Return the events for an unterminated last line."""
         return b"".join(map(self._line, self._lines.end()))
 
     def _line(self, line: bytes) -> bytes:
@@ -318,7 +318,7 @@ class OllamaTranslator:
             return self._failed("The node sent something that can't be read.")
         if answer.error is not None:
             return self._failed(answer.error if isinstance(answer.error, str) else "The node failed.")
-        parts = [self._chunks.opening(), *self._said(answer)]
+        parts = [self._chunks.open(), *self._encode_message(answer)]
         if answer.done:
             self._over = True
             reason = "tool_calls" if self._calls else _REASONS.get(answer.done_reason, "stop")
@@ -328,7 +328,7 @@ class OllamaTranslator:
             parts.append(DONE)
         return b"".join(parts)
 
-    def _said(self, answer: _Answer) -> list[bytes]:
+    def _encode_message(self, answer: _Answer) -> list[bytes]:
         message = answer.message
         if message is None:
             return [self._chunks.text(answer.response)] if answer.response else []
@@ -336,9 +336,9 @@ class OllamaTranslator:
         if message.thinking:
             parts.append(self._chunks.delta({"reasoning_content": message.thinking}))
         if message.content:
-            parts.append(self._chunks.text(message.content, _told(answer.logprobs)))
+            parts.append(self._chunks.text(message.content, _logprobs_object(answer.logprobs)))
         for call in message.tool_calls or ():
-            parts.append(self._chunks.delta({"tool_calls": [{"index": self._calls, **_made_call(self._asked, self._calls, call)}]}))
+            parts.append(self._chunks.delta({"tool_calls": [{"index": self._calls, **_openai_call(self._context, self._calls, call)}]}))
             self._calls += 1
         return parts
 
@@ -348,7 +348,11 @@ class OllamaTranslator:
 
 
 OLLAMA = Dialect(
-    operations=frozenset(_PATHS), order=_order, whole=_whole, pieces=OllamaTranslator, has_path=frozenset(_PATHS.values()).__contains__
+    operations=frozenset(_PATHS),
+    build_request=_order,
+    translate_answer=_whole,
+    create_translator=OllamaTranslator,
+    has_path=frozenset(_PATHS.values()).__contains__,
 )
 
 OPENAI: Table = {

@@ -1,4 +1,4 @@
-"""SGLang's OpenAI interface: vLLM's words but for guided decoding.
+"""SGLang's OpenAI API: vLLM's parameters except for guided decoding.
 
 | here | SGLang |
 |---|---|
@@ -18,7 +18,7 @@ from din_extproc.southbound.parameters import UNMAPPABLE, Table
 
 
 def _schema(value: Any) -> tuple[str, Any] | None:
-    """A schema may come as text."""
+    """Convert a schema, which may be text."""
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value)

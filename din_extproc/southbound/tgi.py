@@ -28,10 +28,10 @@ from din_extproc.domain.request import Operation
 from din_extproc.domain.response import ResponseHead
 from din_extproc.domain.verdict import Refusal
 from din_extproc.southbound import events
-from din_extproc.southbound.dialect import AnswerContext, Dialect, DialectRequest, PlainRequest, refused
-from din_extproc.southbound.events import DONE, Chunks
-from din_extproc.southbound.framing import Events
-from din_extproc.southbound.parameters import UNMAPPABLE, Table, translated
+from din_extproc.southbound.dialect import AnswerContext, Dialect, DialectRequest, PlainRequest, refuse_unsupported
+from din_extproc.southbound.events import DONE, ChunkEncoder
+from din_extproc.southbound.framing import EventSplitter
+from din_extproc.southbound.parameters import UNMAPPABLE, Table, map_parameters
 
 _encode = msgspec.json.Encoder().encode
 _TAKEN = frozenset({"model", "prompt", "stream"})
@@ -80,7 +80,7 @@ def _stop(value: Any) -> tuple[str, Any] | None:
 
 
 def _below_one(value: Any) -> tuple[str, Any] | None:
-    """TGI refuses a `top_p` of 1, which asks for nothing."""
+    """Omit a `top_p` of 1, which TGI refuses and which has no effect."""
     return ("top_p", None) if value == 1 else ("top_p", value)
 
 
@@ -89,7 +89,7 @@ def _positive(value: Any) -> tuple[str, Any] | None:
 
 
 def grammar(value: Any) -> tuple[str, Any] | None:
-    """`response_format` as a grammar; JSON without a schema is any object."""
+    """Convert `response_format` to a grammar; JSON without a schema is any object."""
     kind = value.get("type") if isinstance(value, dict) else None
     if kind == "json_object":
         return "grammar", {"type": "json", "value": {"type": "object"}}
@@ -115,24 +115,24 @@ TABLE: Table = {
 }
 
 
-def _order(question: PlainRequest) -> DialectRequest | Refusal:
-    mapped = translated(question.fields, TABLE, _TAKEN, drop=question.drop)
+def _order(request: PlainRequest) -> DialectRequest | Refusal:
+    mapped = map_parameters(request.fields, TABLE, _TAKEN, drop=request.drop)
     if isinstance(mapped, Refusal):
         return mapped
-    prompt = question.fields.get("prompt")
+    prompt = request.fields.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1:
         prompt = prompt[0]
     if not isinstance(prompt, str):
-        return refused("The engine that serves this model takes one prompt, as text.", "prompt")
+        return refuse_unsupported("The engine that serves this model takes one prompt, as text.", "prompt")
     parameters = {name: value for name, value in mapped.values.items() if value is not None}
     parameters["details"] = True
     if "temperature" in parameters:
         parameters["do_sample"] = True
-    path = "/generate_stream" if question.stream else "/generate"
+    path = "/generate_stream" if request.stream else "/generate"
     return DialectRequest(path, _encode({"inputs": prompt, "parameters": parameters}), mapped.dropped)
 
 
-def _whole(asked: AnswerContext, head: ResponseHead, body: bytes) -> bytes | None:
+def _whole(context: AnswerContext, head: ResponseHead, body: bytes) -> bytes | None:
     try:
         answer = _decode_whole(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -142,22 +142,24 @@ def _whole(asked: AnswerContext, head: ResponseHead, body: bytes) -> bytes | Non
             return None
         answer = answer[0]
     details = answer.details or _Details()
-    logprobs = _logprobs(details.tokens, details.top_tokens) if type(asked.fields.get("logprobs")) is int else None
+    logprobs = _logprobs(details.tokens, details.top_tokens) if type(context.fields.get("logprobs")) is int else None
     choice = {"text": answer.generated_text, "logprobs": logprobs, "finish_reason": _REASONS.get(details.finish_reason, "stop")}
     if answer.details is None:
-        return events.generated(asked, choice, None)
+        return events.encode_completion(context, choice, None)
     counted = head.header("x-prompt-tokens")
     prompt_tokens = int(counted) if counted.isascii() and counted.isdigit() else _prompt_tokens(details)
-    return events.generated(asked, choice, None if prompt_tokens is None else events.usage(prompt_tokens, details.generated_tokens))
+    return events.encode_completion(
+        context, choice, None if prompt_tokens is None else events.usage_object(prompt_tokens, details.generated_tokens)
+    )
 
 
 def _prompt_tokens(details: _Details) -> int | None:
-    """As far as they were told: an empty prompt has none, and no list of them tells nothing."""
+    """Return the number of prompt tokens, or None if it is unknown: TGI returns no list of prompt tokens unless context."""
     return details.input_length if details.input_length is not None else len(details.prefill) or None
 
 
 def _logprobs(tokens: list[_Token], tops: list[list[_Token]] | None) -> dict[str, Any]:
-    """As completions tell them."""
+    """Return log probabilities in the format of completions."""
     return {
         "tokens": [token.text for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
@@ -166,22 +168,22 @@ def _logprobs(tokens: list[_Token], tops: list[list[_Token]] | None) -> dict[str
 
 
 class TgiTranslator:
-    """TGI's events -> OpenAI's."""
+    """Translates TGI's events to OpenAI's."""
 
     __slots__ = ("_chunks", "_events", "_over", "_with_logprobs")
 
-    def __init__(self, asked: AnswerContext) -> None:
-        self._chunks = Chunks(asked)
-        self._events = Events()
-        self._with_logprobs = type(asked.fields.get("logprobs")) is int
+    def __init__(self, context: AnswerContext) -> None:
+        self._chunks = ChunkEncoder(context)
+        self._events = EventSplitter()
+        self._with_logprobs = type(context.fields.get("logprobs")) is int
         self._over = False
 
     def feed(self, data: bytes) -> bytes:
-        """The events for those that are complete."""
+        """Return the events for those that these bytes complete."""
         return b"".join(map(self._event, self._events.feed(data)))
 
     def end(self) -> bytes:
-        """What a last event without a blank line says."""
+        """Return the events for a last event without a blank line."""
         return b"".join(map(self._event, self._events.end()))
 
     def _event(self, data: bytes) -> bytes:
@@ -195,15 +197,15 @@ class TgiTranslator:
             return self._failed(piece.error if isinstance(piece.error, str) else "The node failed.")
         token = piece.token
         logprobs = _logprobs([token], [piece.top_tokens] if piece.top_tokens else None) if self._with_logprobs else None
-        said = b"" if token.special or not token.text else self._chunks.text(token.text, logprobs)
+        output = b"" if token.special or not token.text else self._chunks.text(token.text, logprobs)
         details = piece.details
         if details is None:
-            return said
+            return output
         self._over = True
-        said += self._chunks.finish(_REASONS.get(details.finish_reason, "stop"))
+        output += self._chunks.finish(_REASONS.get(details.finish_reason, "stop"))
         if details.input_length is not None:
-            said += self._chunks.usage(details.input_length, details.generated_tokens)
-        return said + DONE
+            output += self._chunks.usage(details.input_length, details.generated_tokens)
+        return output + DONE
 
     def _failed(self, message: str) -> bytes:
         self._over = True
@@ -212,11 +214,11 @@ class TgiTranslator:
 
 TGI = Dialect(
     operations=frozenset({Operation.COMPLETIONS}),
-    order=_order,
-    whole=_whole,
-    pieces=TgiTranslator,
+    build_request=_order,
+    translate_answer=_whole,
+    create_translator=TgiTranslator,
     has_path=frozenset({"/generate", "/generate_stream"}).__contains__,
-    passed=frozenset({Operation.CHAT}),
+    openai_operations=frozenset({Operation.CHAT}),
 )
 
 OPENAI: Table = {

@@ -31,10 +31,10 @@ from din_extproc.domain.request import Operation
 from din_extproc.domain.response import ResponseHead
 from din_extproc.domain.verdict import Refusal
 from din_extproc.southbound import events
-from din_extproc.southbound.dialect import AnswerContext, Dialect, DialectRequest, PlainRequest, refused
-from din_extproc.southbound.events import DONE, Chunks
-from din_extproc.southbound.framing import Events
-from din_extproc.southbound.parameters import UNMAPPABLE, Table, translated
+from din_extproc.southbound.dialect import AnswerContext, Dialect, DialectRequest, PlainRequest, refuse_unsupported
+from din_extproc.southbound.events import DONE, ChunkEncoder
+from din_extproc.southbound.framing import EventSplitter
+from din_extproc.southbound.parameters import UNMAPPABLE, Table, map_parameters
 
 _encode = msgspec.json.Encoder().encode
 _TAKEN = frozenset({"model", "prompt", "stream", "input", "query", "documents", "encoding_format", "top_n", "return_documents"})
@@ -80,42 +80,44 @@ TABLE: Table = {
 }
 
 
-def _order(question: PlainRequest) -> DialectRequest | Refusal:
-    mapped = translated(question.fields, TABLE, _TAKEN, drop=question.drop)
+def _order(request: PlainRequest) -> DialectRequest | Refusal:
+    mapped = map_parameters(request.fields, TABLE, _TAKEN, drop=request.drop)
     if isinstance(mapped, Refusal):
         return mapped
-    model = f"/v2/models/{quote(question.model, safe='')}"
-    if question.operation is not Operation.COMPLETIONS:
-        tensors = _tensors(question)
+    model = f"/v2/models/{quote(request.model, safe='')}"
+    if request.operation is not Operation.COMPLETIONS:
+        tensors = _tensors(request)
         if isinstance(tensors, Refusal):
             return tensors
         return DialectRequest(f"{model}/infer", _encode({"inputs": tensors}), mapped.dropped)
-    prompt = question.fields.get("prompt")
+    prompt = request.fields.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1:
         prompt = prompt[0]
     if not isinstance(prompt, str):
-        return refused("The engine that serves this model takes one prompt, as text.", "prompt")
-    body = {"text_input": prompt, "stream": question.stream, "exclude_input_in_output": True, **mapped.values}
-    return DialectRequest(f"{model}/{'generate_stream' if question.stream else 'generate'}", _encode(body), mapped.dropped)
+        return refuse_unsupported("The engine that serves this model takes one prompt, as text.", "prompt")
+    body = {"text_input": prompt, "stream": request.stream, "exclude_input_in_output": True, **mapped.values}
+    return DialectRequest(f"{model}/{'generate_stream' if request.stream else 'generate'}", _encode(body), mapped.dropped)
 
 
-def _tensors(question: PlainRequest) -> list[dict[str, Any]] | Refusal:
-    fields = question.fields
-    if question.operation is Operation.EMBEDDINGS:
+def _tensors(request: PlainRequest) -> list[dict[str, Any]] | Refusal:
+    fields = request.fields
+    if request.operation is Operation.EMBEDDINGS:
         texts = _texts(fields.get("input"))
         return (
-            refused("The engine that serves this model takes texts, not token ids.", "input") if texts is None else [_bytes("text", texts)]
+            refuse_unsupported("The engine that serves this model takes texts, not token ids.", "input")
+            if texts is None
+            else [_bytes("text", texts)]
         )
     query, documents = fields.get("query"), _texts(fields.get("documents"))
     if not isinstance(query, str):
-        return refused("The query is a text.", "query")
+        return refuse_unsupported("The query is a text.", "query")
     if documents is None:
-        return refused("The documents are a list of texts.", "documents")
+        return refuse_unsupported("The documents are a list of texts.", "documents")
     return [_bytes("query", [query] * len(documents)), _bytes("document", documents)]
 
 
 def _texts(value: Any) -> list[str] | None:
-    """One text or several, as strings or as objects with a text."""
+    """Return one text or several, given as strings or as objects with a text; None: any other value."""
     items = [value] if isinstance(value, str) else value if isinstance(value, list) else []
     found = [item.get("text") if isinstance(item, dict) else item for item in items]
     texts = [text for text in found if isinstance(text, str)]
@@ -126,24 +128,24 @@ def _bytes(name: str, texts: list[str]) -> dict[str, Any]:
     return {"name": name, "shape": [len(texts), 1], "datatype": "BYTES", "data": texts}
 
 
-def _whole(asked: AnswerContext, _head: ResponseHead, body: bytes) -> bytes | None:
+def _whole(context: AnswerContext, _head: ResponseHead, body: bytes) -> bytes | None:
     try:
-        if asked.operation is not Operation.COMPLETIONS:
-            return _inferred(asked, _decode_inferred(body))
+        if context.operation is not Operation.COMPLETIONS:
+            return _inferred(context, _decode_inferred(body))
         answer = _decode_text(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     text = answer.text_output[0] if isinstance(answer.text_output, list) and answer.text_output else answer.text_output
     if not isinstance(text, str) or answer.error is not None:
         return None
-    return events.generated(asked, {"text": text, "logprobs": None, "finish_reason": "stop"}, None)
+    return events.encode_completion(context, {"text": text, "logprobs": None, "finish_reason": "stop"}, None)
 
 
-def _inferred(asked: AnswerContext, inferred: _Inferred) -> bytes | None:
-    """Embeddings or scores.
+def _inferred(context: AnswerContext, inferred: _Inferred) -> bytes | None:
+    """Encode embeddings or scores.
 
     Raises:
-        msgspec.ValidationError: what should be numbers are none, or none that a float holds.
+        msgspec.ValidationError: The output is not numeric or exceeds the range of a float.
     """
     tensor = next((each for each in inferred.outputs if each.datatype in _FLOATS), None)
     if tensor is None or not tensor.shape:
@@ -153,36 +155,36 @@ def _inferred(asked: AnswerContext, inferred: _Inferred) -> bytes | None:
     if rows < 1 or not numbers or len(numbers) % rows:
         return None
     width = len(numbers) // rows
-    if asked.operation is Operation.RERANK:
-        return events.ranking(asked, numbers[::width], None)
-    return events.embeddings(asked, [numbers[at * width : (at + 1) * width] for at in range(rows)], None)
+    if context.operation is Operation.RERANK:
+        return events.encode_ranking(context, numbers[::width], None)
+    return events.encode_embeddings(context, [numbers[at * width : (at + 1) * width] for at in range(rows)], None)
 
 
 class TritonTranslator:
-    """Triton's events -> OpenAI's. Nothing says which event is the last: the end of the body does."""
+    """Translates Triton's events to OpenAI's. No event is marked as the last one: the end of the body ends the stream."""
 
     __slots__ = ("_chunks", "_count", "_events", "_limit", "_over")
 
-    def __init__(self, asked: AnswerContext) -> None:
-        self._chunks = Chunks(asked)
-        self._events = Events()
-        limit = asked.fields.get("max_tokens")
+    def __init__(self, context: AnswerContext) -> None:
+        self._chunks = ChunkEncoder(context)
+        self._events = EventSplitter()
+        limit = context.fields.get("max_tokens")
         self._limit = limit if isinstance(limit, int) else None
         self._count = 0
         self._over = False
 
     def feed(self, data: bytes) -> bytes:
-        """The events for those that are complete."""
+        """Return the events for those that these bytes complete."""
         return b"".join(map(self._event, self._events.feed(data)))
 
     def end(self) -> bytes:
-        """The body ended in good order, so the answer is complete."""
-        said = b"".join(map(self._event, self._events.end()))
+        """Return the final events: the body ended normally, so the answer is complete."""
+        output = b"".join(map(self._event, self._events.end()))
         if self._over or not self._count:
-            return said
+            return output
         self._over = True
         reason = "length" if self._limit is not None and self._count >= self._limit else "stop"
-        return said + self._chunks.finish(reason) + DONE
+        return output + self._chunks.finish(reason) + DONE
 
     def _event(self, data: bytes) -> bytes:
         if self._over:
@@ -204,9 +206,9 @@ class TritonTranslator:
 
 TRITON = Dialect(
     operations=frozenset({Operation.COMPLETIONS, Operation.EMBEDDINGS, Operation.RERANK}),
-    order=_order,
-    whole=_whole,
-    pieces=TritonTranslator,
+    build_request=_order,
+    translate_answer=_whole,
+    create_translator=TritonTranslator,
     has_path=lambda path: _path(path) is not None,
 )
 

@@ -1,9 +1,9 @@
-"""How each engine words the errors that mean the same behind all of them: one table per engine.
+"""Maps the error messages of the engines to error codes: one table per engine.
 
-Rule: a wording is anchored at the sentence's beginning, or is a type of the engine's own, so that a prompt that an engine quotes in its
-message can't pass for an error of another kind. Only memory that ran out is looked for anywhere, and only in faults of the node.
+A pattern is anchored at the message's start, or names an error type of the engine, so that a prompt quoted in a message can't imitate
+another error. Only exhausted memory is searched for anywhere, and only in server errors.
 
-Word for word from the engines' sources or captures. The order decides where two fit.
+Patterns follow the engines' sources or captured answers. The first match wins.
 """
 
 import re
@@ -14,30 +14,30 @@ from msgspec import Struct
 from din_extproc.domain.verdict import RefusalCode
 from din_extproc.southbound.error_body import ParsedError
 
-_TRITON_BEFORE = (
+_TRITON_PREFIX = (
     r"(?:in ensemble '[^']*', )?(?:Executor failed process requestId \d+ due to the following error: )?"
     r"(?:Encountered an error (?:in|when) [\w ]+: )?(?:\[TensorRT-LLM\]\[ERROR\] )?(?:Assertion failed: )?"
 )
 
 
 class Wording(Struct, frozen=True):
-    """One way to say it."""
+    """One pattern of an error."""
 
     code: RefusalCode
-    begins: re.Pattern[str] | None = None
-    """How the message begins."""
+    pattern: re.Pattern[str] | None = None
+    """Pattern for the start of the message."""
     name: str = ""
-    """The error's own type or code."""
+    """The error's type or code."""
 
-    def fits(self, said: ParsedError) -> bool:
-        """Whether this was said."""
-        if self.name and self.name in (said.type, said.code):
+    def matches(self, error: ParsedError) -> bool:
+        """Return whether the error matches."""
+        if self.name and self.name in (error.type, error.code):
             return True
-        return self.begins is not None and self.begins.match(said.message) is not None
+        return self.pattern is not None and self.pattern.match(error.message) is not None
 
 
-def _words(code: RefusalCode, *beginnings: str) -> tuple[Wording, ...]:
-    return tuple(Wording(code, re.compile(beginning, re.IGNORECASE)) for beginning in beginnings)
+def _patterns(code: RefusalCode, *patterns: str) -> tuple[Wording, ...]:
+    return tuple(Wording(code, re.compile(pattern, re.IGNORECASE)) for pattern in patterns)
 
 
 _TOO_LONG = RefusalCode.CONTEXT_LENGTH_EXCEEDED
@@ -48,7 +48,7 @@ _TENSORRT = (
 )
 
 WORDINGS: dict[str, tuple[Wording, ...]] = {
-    "vllm": _words(
+    "vllm": _patterns(
         _TOO_LONG,
         r"This model's maximum context length is \d+ tokens",
         r"max_tokens=\d+ cannot be greater than max_model_len=\d+",
@@ -58,16 +58,16 @@ WORDINGS: dict[str, tuple[Wording, ...]] = {
         r"Prompt length of \d+ is longer than the maximum model length",
     ),
     "sglang": (
-        *_words(
+        *_patterns(
             _TOO_LONG,
             r"The input \(\d+ tokens\) is longer than the model's context length",
             r"Requested token count exceeds the model's maximum context length of \d+ tokens",
             r"Input length \(\d+(?: tokens)?\) exceeds (?:the )?(?:model's )?maximum (?:allowed|context) length",
         ),
-        *_words(RefusalCode.UPSTREAM_BUSY, r"The request queue is full"),
+        *_patterns(RefusalCode.UPSTREAM_BUSY, r"The request queue is full"),
     ),
     "tgi": (
-        *_words(
+        *_patterns(
             _TOO_LONG,
             r"Input validation error: `inputs` tokens \+ `max_new_tokens` must be <= \d+",
             r"Input validation error: `inputs` must have less than \d+ tokens",
@@ -77,35 +77,35 @@ WORDINGS: dict[str, tuple[Wording, ...]] = {
         Wording(RefusalCode.UPSTREAM_ERROR, name="incomplete_generation"),
     ),
     "ollama": (
-        *_words(
+        *_patterns(
             _TOO_LONG,
             r"(?:the )?input length exceeds (?:the |maximum )?context length",
             r"prompt too long; exceeded max context length by \d+ tokens",
         ),
-        *_words(RefusalCode.UPSTREAM_BUSY, r"server busy, please try again"),
-        *_words(RefusalCode.INVALID_REQUEST, r'option "[^"]{1,200}" must be of type '),  # with status 500
-        *_words(RefusalCode.MODEL_NOT_FOUND, r"model '[^']{1,200}' not found", r'model "[^"]{1,200}" not found'),
-        *_words(RefusalCode.PATH_NOT_FOUND, r'"[^"]{1,200}" does not support (?:chat|generate|embeddings|completion)'),
+        *_patterns(RefusalCode.UPSTREAM_BUSY, r"server busy, please try again"),
+        *_patterns(RefusalCode.INVALID_REQUEST, r'option "[^"]{1,200}" must be of type '),  # with status 500
+        *_patterns(RefusalCode.MODEL_NOT_FOUND, r"model '[^']{1,200}' not found", r'model "[^"]{1,200}" not found'),
+        *_patterns(RefusalCode.PATH_NOT_FOUND, r'"[^"]{1,200}" does not support (?:chat|generate|embeddings|completion)'),
     ),
     "llamacpp": (
         Wording(_TOO_LONG, name="exceed_context_size_error"),
-        *_words(
+        *_patterns(
             _TOO_LONG,
             r"(?:the )?request (?:\(\d+ tokens\) )?exceeds the available context size",
             r"input (?:\(\d+ tokens\) )?is (?:too large to process|larger than the max context size)",
         ),
         Wording(RefusalCode.PATH_NOT_FOUND, name="not_supported_error"),
-        *_words(RefusalCode.PATH_NOT_FOUND, r"the current context does not support logits computation"),
+        *_patterns(RefusalCode.PATH_NOT_FOUND, r"the current context does not support logits computation"),
     ),
-    "tensorrt_llm": _words(_TOO_LONG, *_TENSORRT),
+    "tensorrt_llm": _patterns(_TOO_LONG, *_TENSORRT),
     "triton": (
-        *_words(_TOO_LONG, *(_TRITON_BEFORE + words for words in _TENSORRT)),
-        *_words(RefusalCode.MODEL_NOT_FOUND, r"Request for unknown model: "),
-        *_words(RefusalCode.UPSTREAM_BUSY, r"Exceeds maximum queue size"),
+        *_patterns(_TOO_LONG, *(_TRITON_PREFIX + words for words in _TENSORRT)),
+        *_patterns(RefusalCode.MODEL_NOT_FOUND, r"Request for unknown model: "),
+        *_patterns(RefusalCode.UPSTREAM_BUSY, r"Exceeds maximum queue size"),
     ),
     "a gateway in between": (
         Wording(_TOO_LONG, name="context_length_exceeded"),
-        *_words(_TOO_LONG, r"(?:litellm\.)?ContextWindowExceededError\b", r"Context Window exceeded"),
+        *_patterns(_TOO_LONG, r"(?:litellm\.)?ContextWindowExceededError\b", r"Context Window exceeded"),
         Wording(RefusalCode.MODEL_NOT_FOUND, name="model_not_found"),
     ),
 }
@@ -116,20 +116,23 @@ _NO_MEMORY = re.compile(
 )
 
 
-def worded(engine: str, said: ParsedError) -> RefusalCode | None:
-    """What the words mean; None: they are nobody's known ones. The engine's own come first: another may stand behind its name."""
-    for wording in _own_first(engine):
-        if wording.fits(said):
+def match_wording(engine: str, error: ParsedError) -> RefusalCode | None:
+    """Return the code of a known message, or None.
+
+    The engine's own patterns come first, then all others: the node may run another engine.
+    """
+    for wording in _wordings_for(engine):
+        if wording.matches(error):
             return wording.code
-    return RefusalCode.MODEL_NOT_FOUND if _MODEL_MISSING.match(said.message) else None
+    return RefusalCode.MODEL_NOT_FOUND if _MODEL_MISSING.match(error.message) else None
 
 
-def no_memory(said: ParsedError) -> bool:
-    """Whether the node had too little memory, in anybody's words."""
-    return _NO_MEMORY.search(said.message) is not None
+def is_out_of_memory(error: ParsedError) -> bool:
+    """Return whether the node ran out of memory, by any engine's message."""
+    return _NO_MEMORY.search(error.message) is not None
 
 
-def _own_first(engine: str) -> Iterator[Wording]:
+def _wordings_for(engine: str) -> Iterator[Wording]:
     yield from WORDINGS.get(engine, ())
     for other, wordings in WORDINGS.items():
         if other != engine:

@@ -66,4 +66,4 @@ def test_each_single_cut_makes_no_difference(name):
 def test_any_bytes_become_events_and_any_body_an_answer_or_none(name, parts):
     for each in NATIVE[name].operations:
         assert all(type(event) in (dict, str) for event in streamed(NATIVE[name], asked(each), *parts))
-        assert isinstance(NATIVE[name].whole(asked(each), OK, b"".join(parts)), bytes | None)
+        assert isinstance(NATIVE[name].translate_answer(asked(each), OK, b"".join(parts)), bytes | None)

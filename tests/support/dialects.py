@@ -13,7 +13,7 @@ OK = ResponseHead(200, {})
 
 def ask(dialect: Dialect, operation: Operation, *, stream: bool = False, drop: bool = False, **fields: Any):
     """Return the engine's request: path, decoded body and dropped fields; or the refusal."""
-    made = dialect.order(PlainRequest(operation, {"model": "alias", **fields}, "m", stream, drop))
+    made = dialect.build_request(PlainRequest(operation, {"model": "alias", **fields}, "m", stream, drop))
     return made if isinstance(made, Refusal) else (made.path, json.loads(made.body), made.dropped)
 
 
@@ -24,7 +24,7 @@ def asked(operation: Operation = Operation.CHAT, **fields: Any) -> AnswerContext
 
 def streamed(dialect: Dialect, of: AnswerContext, *parts: bytes) -> list[Any]:
     """Return the data of the events that these bytes are translated to, `[DONE]` as text."""
-    pieces = dialect.pieces(of)
+    pieces = dialect.create_translator(of)
     whole = b"".join([*map(pieces.feed, parts), pieces.end()])
     assert whole == b"" or whole.endswith(b"\n\n")
     data = [event.removeprefix(b"data: ") for event in whole.split(b"\n\n")[:-1]]

@@ -16,7 +16,7 @@ from din_extproc.edge.node.engine_probe import EngineProbe, EngineStatus
 from din_extproc.edge.node.memory import free_memory_bytes
 from din_extproc.edge.registry.client import RegistrationLease, RegistrationRefused, RegistryClient, RegistryUnreachable
 from din_extproc.flow.node_condition import NodeCondition
-from din_extproc.southbound.load import told
+from din_extproc.southbound.load import add_load
 
 _log = logging.getLogger(__name__)
 
@@ -155,7 +155,7 @@ class NodeAgent:
 
     def _now(self) -> Heartbeat:
         reason = "".join(filter(str.isprintable, self.condition.reason))[:_LONGEST_REASON]
-        beat = told(self.look.load, self.look.rates, Heartbeat(state=self.condition.state, sequence=self._sequence, reason=reason))
+        beat = add_load(self.look.load, self.look.rates, Heartbeat(state=self.condition.state, sequence=self._sequence, reason=reason))
         if self._held is None:
             return beat
         held = self._held()

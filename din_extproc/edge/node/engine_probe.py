@@ -9,7 +9,7 @@ from collections.abc import Callable
 import aiohttp
 from msgspec import Struct
 
-from din_extproc.southbound.listing import PATH, listed
+from din_extproc.southbound.listing import PATH, parse_models
 from din_extproc.southbound.load import PAGE_LIMIT, SOURCES, EngineLoad, Rates
 
 _TIMEOUT_S = 2.0
@@ -65,7 +65,7 @@ class EngineProbe:
         now, load = self._clock(), self._source.read(page) if status == _OK else EngineLoad()
         if self._before is not None:
             since, before = self._before
-            self._rates = self._rates.seen(before, load, now - since)
+            self._rates = self._rates.update(before, load, now - since)
         self._before = now, load
         return EngineStatus(now, load, self._rates)
 
@@ -81,7 +81,7 @@ class EngineProbe:
             status, body = await fetch(self._session, url + PATH, PAGE_LIMIT)
         except EngineUnreachable as error:
             return error
-        names = listed(body) if status == _OK else None
+        names = parse_models(body) if status == _OK else None
         if names is None:
             return f"the engine answers {status} to {PATH}: it is not ready"
         if model not in names:

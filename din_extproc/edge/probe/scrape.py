@@ -15,7 +15,7 @@ from din_extproc.domain.membership import Heartbeat, HeartbeatReading, NodeState
 from din_extproc.domain.node import Endpoint, Node
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.node.engine_probe import EngineProbe
-from din_extproc.southbound.load import SOURCES, EngineLoad, told
+from din_extproc.southbound.load import SOURCES, EngineLoad, add_load
 
 _AT_ONCE = 32
 _JITTER = 0.2
@@ -92,7 +92,7 @@ class Scraper:
                 pause = min(2 * pause, max(_LONGEST_PAUSE_S, self._every_s))
             else:
                 sequence, pause = sequence + 1, self._every_s
-                beat = told(look.load, look.rates, Heartbeat(state=NodeState.READY, sequence=sequence))
+                beat = add_load(look.load, look.rates, Heartbeat(state=NodeState.READY, sequence=sequence))
                 self.latest[target.node_id] = HeartbeatReading(beat, look.at)
                 self._said({target.node_id: self.latest[target.node_id]})
             await asyncio.sleep(pause * random.uniform(1 - _JITTER, 1 + _JITTER))  # noqa: S311 - likewise

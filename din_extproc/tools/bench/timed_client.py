@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from din_extproc.measure.answer import NodeTimes, TimedAnswer, refused, streamed
-from din_extproc.southbound.framing import Events
+from din_extproc.southbound.framing import EventSplitter
 from din_extproc.tools.http_client import OutsideClient, OutsideResponse
 
 _PATH = "/v1/chat/completions"
@@ -88,7 +88,7 @@ def to_answer(outcome: OutsideResponse) -> TimedAnswer:
 
 def _events(outcome: OutsideResponse) -> Iterable[tuple[float, bytes]]:
     """Yield the data of each event with the millisecond of its last byte."""
-    framing, start = Events(), 0
+    framing, start = EventSplitter(), 0
     for at_s, end in outcome.arrivals:
         for data in framing.feed(outcome.body[start:end]):
             yield at_s * 1e3, data

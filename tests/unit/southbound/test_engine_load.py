@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from din_extproc.domain.membership import Heartbeat, NodeState
-from din_extproc.southbound.load import SOURCES, EngineLoad, Rates, told
+from din_extproc.southbound.load import SOURCES, EngineLoad, Rates, add_load
 
 CAPTURES = Path(__file__).parent.parent.parent / "captures"
 
@@ -127,44 +127,44 @@ def test_any_bytes_are_a_page(page, engine):
 
 def test_rates_come_from_what_the_counters_grew():
     before, after = EngineLoad(prompt_tokens=100.0, output_tokens=10.0), EngineLoad(prompt_tokens=1_100.0, output_tokens=310.0)
-    assert Rates().seen(before, after, 2.0) == Rates(500.0, 150.0)
+    assert Rates().update(before, after, 2.0) == Rates(500.0, 150.0)
 
 
 def test_an_engine_that_measures_its_prefill_time_is_believed():
     before, after = EngineLoad(prompt_tokens=0.0, prompt_seconds=0.0), EngineLoad(prompt_tokens=1_000.0, prompt_seconds=0.5)
-    assert Rates().seen(before, after, 3.0).prefill == 2_000.0
+    assert Rates().update(before, after, 3.0).prefill == 2_000.0
 
 
 def test_an_idle_engine_keeps_what_it_has_shown():
     known, idle = Rates(500.0, 150.0), EngineLoad(prompt_tokens=5.0, output_tokens=5.0)
-    assert known.seen(idle, idle, 3_600.0) == known
+    assert known.update(idle, idle, 3_600.0) == known
 
 
 def test_light_work_wears_an_old_figure_down_slowly():
     before, after = EngineLoad(output_tokens=0.0), EngineLoad(output_tokens=10.0)
-    assert Rates(None, 100.0).seen(before, after, 300.0).decode == pytest.approx(50.0)
+    assert Rates(None, 100.0).update(before, after, 300.0).decode == pytest.approx(50.0)
 
 
 def test_an_engine_that_began_anew_is_no_negative_rate():
-    rates = Rates().seen(EngineLoad(output_tokens=1_000.0), EngineLoad(output_tokens=30.0), 3.0)
+    rates = Rates().update(EngineLoad(output_tokens=1_000.0), EngineLoad(output_tokens=30.0), 3.0)
     assert rates.decode == 10.0
     assert not math.isinf(rates.decode)
 
 
 def test_a_page_without_counters_teaches_nothing():
-    assert Rates().seen(EngineLoad(), EngineLoad(), 3.0) == Rates()
+    assert Rates().update(EngineLoad(), EngineLoad(), 3.0) == Rates()
 
 
 def test_two_real_pages_give_real_rates():
     before, after = read("vllm", capture("vllm/metrics")), read("vllm", capture("vllm/metrics-under-load"))
-    rates = Rates().seen(before, after, 3.0)
+    rates = Rates().update(before, after, 3.0)
     assert rates.decode == pytest.approx((284 - 49) / 3)
     assert rates.prefill == pytest.approx(36 / (18.832197862000385 - 18.81918982600041))
 
 
 def test_a_heartbeat_carries_the_numbers():
     load = EngineLoad(waiting=2, running=1, kv_cache_usage=0.5, tokens_in_use=640)
-    beat = told(load, Rates(100.0, 20.0), Heartbeat(state=NodeState.READY, sequence=7))
+    beat = add_load(load, Rates(100.0, 20.0), Heartbeat(state=NodeState.READY, sequence=7))
     assert beat == Heartbeat(
         state=NodeState.READY,
         sequence=7,

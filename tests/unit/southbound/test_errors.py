@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from din_extproc.domain.verdict import RefusalCode
-from din_extproc.southbound.error_body import READ_BYTES, ParsedError, said
-from din_extproc.southbound.errors import NodeError, normalise, retry_after_s
+from din_extproc.southbound.error_body import READ_BYTES, ParsedError, parse_error
+from din_extproc.southbound.errors import NodeError, normalise_error, parse_retry_after
 from din_extproc.southbound.wordings import WORDINGS
 
 CAPTURES = Path(__file__).parents[2] / "captures"
@@ -74,7 +74,7 @@ def captured(name: str) -> tuple[int, bytes]:
 
 
 def normalised(engine: str, status: int, body: object, asked_s: int | None = None) -> NodeError:
-    return normalise(engine, status, said(body if isinstance(body, bytes) else json.dumps(body).encode()), asked_s)
+    return normalise_error(engine, status, parse_error(body if isinstance(body, bytes) else json.dumps(body).encode()), asked_s)
 
 
 def code(engine: str, status: int, body: object) -> tuple[str, int]:
@@ -257,28 +257,28 @@ def test_the_rest_follows_the_status(engine, status, body, expected):
     ],
 )
 def test_the_innermost_sentence_is_what_was_said(body):
-    assert said(json.dumps(body).encode()).message == "no such thing"
+    assert parse_error(json.dumps(body).encode()).message == "no such thing"
 
 
 def test_a_double_encoded_error_keeps_what_only_the_outside_says_and_prefers_the_inside():
     inner = {"error": {"message": "inner", "param": "body.temperature"}}
-    found = said(json.dumps({"error": {"message": f"Upstream: {json.dumps(inner)}", "type": "outer", "param": None}}).encode())
+    found = parse_error(json.dumps({"error": {"message": f"Upstream: {json.dumps(inner)}", "type": "outer", "param": None}}).encode())
     assert found == ParsedError("inner", "outer", "", "temperature")
 
 
 def test_what_fastapi_finds_names_its_field():
-    found = said(b'{"detail":[{"type":"missing","loc":["body","messages"],"msg":"Field required"}]}')
+    found = parse_error(b'{"detail":[{"type":"missing","loc":["body","messages"],"msg":"Field required"}]}')
     assert (found.message, found.param) == ("messages: Field required", "messages")
 
 
 def test_braces_in_a_sentence_are_not_an_error_inside_it():
     message = "1 validation error: {'type': 'missing'} and {\"a\": 1}"
-    assert said(json.dumps(openai(message)).encode()).message == message
+    assert parse_error(json.dumps(openai(message)).encode()).message == message
 
 
 def test_our_own_body_is_known_as_such():
-    found = said(b'{"code":"trace_missing","type":"urn:din-extproc:error:trace_missing"}')
-    assert (found.ours, found.code) == (True, "trace_missing")
+    found = parse_error(b'{"code":"trace_missing","type":"urn:din-extproc:error:trace_missing"}')
+    assert (found.is_gateway_error, found.code) == (True, "trace_missing")
 
 
 # What is no error body at all
@@ -330,7 +330,7 @@ def test_a_sentence_about_a_request_is_short_clean_and_names_no_place_of_the_net
     ],
 )
 def test_a_time_is_seconds_or_a_date(text, seconds):
-    assert retry_after_s(text, wall=1000.0) == seconds
+    assert parse_retry_after(text, wall=1000.0) == seconds
 
 
 # Bounds

@@ -7,13 +7,13 @@ import pytest
 from din_extproc.domain.request import Operation
 from din_extproc.southbound.dialect import AnswerContext
 from din_extproc.southbound.engines import ENGINES
-from din_extproc.southbound.framing import MAX_MESSAGE, OVERLONG, Events, Lines
+from din_extproc.southbound.framing import MAX_MESSAGE, OVERLONG, EventSplitter, LineSplitter
 
 ASKED = AnswerContext(Operation.COMPLETIONS, "1", 1, "m", {})
 
 
-@pytest.mark.parametrize("framing", [Lines, Events])
-def test_a_message_that_never_ends_is_not_hoarded(framing: type[Lines | Events]) -> None:
+@pytest.mark.parametrize("framing", [LineSplitter, EventSplitter])
+def test_a_message_that_never_ends_is_not_hoarded(framing: type[LineSplitter | EventSplitter]) -> None:
     reader = framing()
     tracemalloc.start()
     for _ in range(256):
@@ -26,7 +26,7 @@ def test_a_message_that_never_ends_is_not_hoarded(framing: type[Lines | Events])
 
 
 def test_lines_without_a_blank_one_are_not_hoarded() -> None:
-    reader = Events()
+    reader = EventSplitter()
     tracemalloc.start()
     for _ in range(2048):
         assert reader.feed(b"data: abc\n" * 1000) == []
@@ -39,7 +39,7 @@ def test_lines_without_a_blank_one_are_not_hoarded() -> None:
 def test_a_message_as_long_as_allowed_is_read_and_a_longer_one_is_not() -> None:
     longest = b"x" * MAX_MESSAGE
     for cut in (1, 65_536, MAX_MESSAGE, MAX_MESSAGE + 1):
-        lines = Lines()
+        lines = LineSplitter()
         assert lines.feed(longest[:cut]) + lines.feed(longest[cut:] + b"\nnext\n") == [longest, b"next"]
         assert lines.feed(b"x" + longest[:cut]) + lines.feed(longest[cut:] + b"\nnext\n") == [OVERLONG, b"next"]
 
@@ -48,7 +48,7 @@ def test_what_follows_an_event_that_is_too_long_is_read() -> None:
     for end in (b"\n\n", b"\r\n\r\n"):
         stream = b"data: " + b"x" * (MAX_MESSAGE + 1) + end + b"data: next" + end
         for size in (1 << 14, len(stream)):
-            reader = Events()
+            reader = EventSplitter()
             pieces = [reader.feed(stream[at : at + size]) for at in range(0, len(stream), size)]
             assert [message for found in pieces for message in found] == [OVERLONG, b"next"]
 

@@ -44,7 +44,7 @@ def test_the_newer_limit_of_a_chat_wins_wherever_it_stands_and_completions_have_
         _, body, dropped = ask(OLLAMA, TEXT, prompt="x", drop=True, **fields)
         assert (body["options"], dropped) == ({"num_predict": 5}, ("max_completion_tokens",))
     assert ask(OLLAMA, CHAT, messages=HELLO, max_completion_tokens=0, max_tokens=5)[1]["options"] == {"num_predict": 5}
-    assert "two ways" in ask(OLLAMA, CHAT, messages=HELLO, guided_json={"a": 1}, response_format={"type": "json_object"}).message
+    assert "set the same option" in ask(OLLAMA, CHAT, messages=HELLO, guided_json={"a": 1}, response_format={"type": "json_object"}).message
 
 
 def test_formats_become_the_schema_or_json():
@@ -104,7 +104,7 @@ def test_completions_and_embeddings_have_their_own_paths():
 
 def test_a_whole_chat_becomes_openais():
     body = {"message": {"role": "assistant", "content": "hi", "thinking": "hm"}, "done": True, "done_reason": "length"}
-    made = json.loads(OLLAMA.whole(asked(), OK, json.dumps({**body, "prompt_eval_count": 3, "eval_count": 2}).encode()))
+    made = json.loads(OLLAMA.translate_answer(asked(), OK, json.dumps({**body, "prompt_eval_count": 3, "eval_count": 2}).encode()))
     assert made["choices"][0]["message"] == {"role": "assistant", "content": "hi", "refusal": None, "reasoning_content": "hm"}
     assert made["choices"][0]["finish_reason"] == "length"
     assert made["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
@@ -113,7 +113,7 @@ def test_a_whole_chat_becomes_openais():
 def test_tool_calls_have_text_arguments_and_an_id():
     call = {"function": {"name": "add", "arguments": {"a": 1}}}
     body = json.dumps({"message": {"content": "", "tool_calls": [call]}, "done": True, "done_reason": "stop"}).encode()
-    choice = json.loads(OLLAMA.whole(asked(), OK, body))["choices"][0]
+    choice = json.loads(OLLAMA.translate_answer(asked(), OK, body))["choices"][0]
     made = {"id": "call_id1_0", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
     assert (choice["finish_reason"], choice["message"]["content"], choice["message"]["tool_calls"]) == ("tool_calls", None, [made])
     events = streamed(OLLAMA, asked(), body)
@@ -146,18 +146,18 @@ def test_a_stream_that_breaks_off_says_no_end_of_its_own():
 
 def test_embeddings_as_numbers_and_as_base64():
     body = b'{"embeddings":[[0.5,1.0]],"prompt_eval_count":2}'
-    made = json.loads(OLLAMA.whole(asked(VECTORS), OK, body))
+    made = json.loads(OLLAMA.translate_answer(asked(VECTORS), OK, body))
     assert made["data"] == [{"object": "embedding", "index": 0, "embedding": [0.5, 1.0]}]
     assert made["usage"] == {"prompt_tokens": 2, "total_tokens": 2}
-    assert json.loads(OLLAMA.whole(asked(VECTORS, encoding_format="base64"), OK, body))["data"][0]["embedding"] == "AAAAPwAAgD8="
+    assert json.loads(OLLAMA.translate_answer(asked(VECTORS, encoding_format="base64"), OK, body))["data"][0]["embedding"] == "AAAAPwAAgD8="
 
 
 def test_a_number_that_base64_cant_hold_is_no_embedding():
     body = b'{"embeddings":[[1e39,0.5]],"prompt_eval_count":2}'
-    assert OLLAMA.whole(asked(VECTORS, encoding_format="base64"), OK, body) is None
-    assert json.loads(OLLAMA.whole(asked(VECTORS), OK, body))["data"][0]["embedding"] == [1e39, 0.5]
+    assert OLLAMA.translate_answer(asked(VECTORS, encoding_format="base64"), OK, body) is None
+    assert json.loads(OLLAMA.translate_answer(asked(VECTORS), OK, body))["data"][0]["embedding"] == [1e39, 0.5]
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"error":"x"}', b'{"done":true,"message":3}', b"\xff"])
 def test_an_answer_that_is_none_is_none(body):
-    assert OLLAMA.whole(asked(), OK, body) is None
+    assert OLLAMA.translate_answer(asked(), OK, body) is None

@@ -42,13 +42,13 @@ def test_guided_decoding_is_a_grammar():
     grammar = ask(TGI, TEXT, prompt="x", guided_regex="a+")[1]["parameters"]["grammar"]
     assert grammar == {"type": "regex", "value": "a+"}
     for fields in ({"guided_json": {}, "guided_regex": "a"}, {"guided_regex": "a", "response_format": {"type": "json_object"}}):
-        assert "two ways" in ask(TGI, TEXT, prompt="x", **fields).message
+        assert "set the same option" in ask(TGI, TEXT, prompt="x", **fields).message
     wanted = {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}
     assert ask(TGI, TEXT, prompt="x", response_format=wanted)[1]["parameters"]["grammar"]["value"] == {"type": "object"}
 
 
 def test_chats_go_through_the_messages_api_of_the_same_server():
-    assert Operation.CHAT in TGI.passed
+    assert Operation.CHAT in TGI.openai_operations
 
 
 def test_tokens_become_events_special_ones_are_left_out_and_details_are_the_end():
@@ -71,7 +71,7 @@ def test_the_likeliest_tokens_are_told_to_who_asked_for_some():
     (first,) = streamed(TGI, asked(TEXT, logprobs=2), b"data:" + json.dumps(piece).encode() + b"\n\n")
     assert first["choices"][0]["logprobs"]["top_logprobs"] == [{"a": -0.5, "z": -1.5}]
     details = {"finish_reason": "length", "generated_tokens": 1, "tokens": tops[:1], "top_tokens": [tops]}
-    made = json.loads(TGI.whole(asked(TEXT, logprobs=2), OK, json.dumps({"generated_text": "a", "details": details}).encode()))
+    made = json.loads(TGI.translate_answer(asked(TEXT, logprobs=2), OK, json.dumps({"generated_text": "a", "details": details}).encode()))
     assert made["choices"][0]["logprobs"]["top_logprobs"] == [{"a": -0.5, "z": -1.5}]
 
 
@@ -80,7 +80,7 @@ def test_an_empty_prompt_has_no_tokens_and_that_is_told():
     assert streamed(TGI, asked(TEXT), event("a", details=details))[2]["usage"]["prompt_tokens"] == 0
     body = json.dumps({"generated_text": "a", "details": details}).encode()
     for head, answer in ((OK, body), (ResponseHead(200, {"x-prompt-tokens": "0"}), body.replace(b'"input_length": 0', b'"seed": 0'))):
-        assert json.loads(TGI.whole(asked(TEXT), head, answer))["usage"]["total_tokens"] == 3
+        assert json.loads(TGI.translate_answer(asked(TEXT), head, answer))["usage"]["total_tokens"] == 3
 
 
 def test_an_error_in_the_stream_is_told_in_band():
@@ -90,8 +90,8 @@ def test_an_error_in_the_stream_is_told_in_band():
 
 def test_a_whole_answer_counts_the_prompt_by_its_header():
     body = json.dumps({"generated_text": "a b", "details": {"finish_reason": "length", "generated_tokens": 2, "tokens": []}}).encode()
-    made = json.loads(TGI.whole(asked(TEXT), ResponseHead(200, {"x-prompt-tokens": "6"}), body))
+    made = json.loads(TGI.translate_answer(asked(TEXT), ResponseHead(200, {"x-prompt-tokens": "6"}), body))
     assert made["choices"] == [{"index": 0, "text": "a b", "logprobs": None, "finish_reason": "length"}]
     assert made["usage"]["total_tokens"] == 8
-    assert "usage" not in json.loads(TGI.whole(asked(TEXT), OK, body))
-    assert TGI.whole(asked(TEXT), OK, b'{"x":1}') is None
+    assert "usage" not in json.loads(TGI.translate_answer(asked(TEXT), OK, body))
+    assert TGI.translate_answer(asked(TEXT), OK, b'{"x":1}') is None

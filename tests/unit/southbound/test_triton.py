@@ -46,24 +46,24 @@ def test_what_has_no_tensor_or_name_is_refused(operation, fields, param):
 def test_the_first_output_of_floats_is_the_answer():
     body = {"outputs": [{"name": "ids", "datatype": "INT32", "shape": [2], "data": [1, 2]}]}
     body["outputs"].append({"name": "e", "datatype": "FP32", "shape": [2, 2], "data": [1, 2, 3, 4]})
-    made = json.loads(TRITON.whole(asked(VECTORS), OK, json.dumps(body).encode()))
+    made = json.loads(TRITON.translate_answer(asked(VECTORS), OK, json.dumps(body).encode()))
     assert [entry["embedding"] for entry in made["data"]] == [[1, 2], [3, 4]]
     body["outputs"][1] |= {"shape": [2, 1], "data": [0.1, 0.9]}
-    ranked = json.loads(TRITON.whole(asked(RANK, documents=["a", "b"], top_n=1), OK, json.dumps(body).encode()))
+    ranked = json.loads(TRITON.translate_answer(asked(RANK, documents=["a", "b"], top_n=1), OK, json.dumps(body).encode()))
     assert ranked["results"] == [{"index": 1, "relevance_score": 0.9, "document": {"text": "b"}}]
-    bare = json.loads(TRITON.whole(asked(RANK, documents=["a", "b"], return_documents=False), OK, json.dumps(body).encode()))
+    bare = json.loads(TRITON.translate_answer(asked(RANK, documents=["a", "b"], return_documents=False), OK, json.dumps(body).encode()))
     assert "document" not in bare["results"][0]
 
 
 @pytest.mark.parametrize("output", [{"datatype": "FP32", "shape": [], "data": []}, {"datatype": "FP32", "shape": [3], "data": [1, 2]}])
 def test_shapes_that_dont_fit_are_no_answer(output):
-    assert TRITON.whole(asked(VECTORS), OK, json.dumps({"outputs": [output]}).encode()) is None
+    assert TRITON.translate_answer(asked(VECTORS), OK, json.dumps({"outputs": [output]}).encode()) is None
 
 
 @pytest.mark.parametrize(("operation", "number"), [(VECTORS, b"1e39"), (RANK, b"1" + b"0" * 400), (VECTORS, b'"1"'), (RANK, b"true")])
 def test_what_is_no_float_is_no_answer(operation, number):
     body = b'{"outputs":[{"name":"o","datatype":"FP64","shape":[1,1],"data":[%b]}]}' % number
-    assert TRITON.whole(asked(operation, encoding_format="base64"), OK, body) is None
+    assert TRITON.translate_answer(asked(operation, encoding_format="base64"), OK, body) is None
 
 
 def test_the_end_of_the_body_is_the_end_of_the_answer():
