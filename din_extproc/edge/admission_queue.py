@@ -65,7 +65,7 @@ class AdmissionQueue:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def is_behind(self, claim: Claim, priority: Priority) -> bool:
+    def must_queue(self, claim: Claim, priority: Priority) -> bool:
         """Whether somebody waits whom a newcomer must not overtake."""
         return self._queue.must_queue(claim, priority)
 

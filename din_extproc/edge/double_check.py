@@ -47,13 +47,13 @@ class DoubleChecker:
         async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session:
             for check in waiting:
                 answers, compared = await self._compared(session, check)
-                self._sampler.spent(check, answers)
+                self._sampler.refund_unused(check, answers)
                 if compared is not None:
                     self._found.append(compared)
 
     async def _compared(self, session: aiohttp.ClientSession, check: DoubleCheck) -> tuple[int, DoubleCheckResult | None]:
         """How many nodes were asked, and what came of it; None: there was nobody to compare with."""
-        peers = check.peers(self._nodes(check.pool))
+        peers = check.select_peers(self._nodes(check.pool))
         if not peers:
             return 0, None
         first, second = await self._ask(session, check, check.node), await self._ask(session, check, peers[0])

@@ -22,7 +22,7 @@ _NO_RETRY: Headers = (("x-should-retry", "false"),)
 """OpenAI's clients try a 409 or 429 again unless they are told that it is no use."""
 
 
-def refusal(
+def refusal_response(
     refused: Refusal, head: RequestHead, trace_id: str, headers: Headers = (), whose: Mapping[str, str] | None = None
 ) -> ImmediateResponse:
     """The error answer. The body is OpenAI's and RFC 9457's at once; `accept` decides which of the two media types it is called.
@@ -46,8 +46,8 @@ def error(
     """The headers and the body of an error answer to this request. `status` None: the code's own."""
     if of_anthropic(head.path):
         return (("content-type", _JSON), *names(head.path, trace_id)), anthropic_error_body(code, message, trace_id=trace_id, status=status)
-    body = error_body(code, message, trace_id=trace_id, instance=instance(head.path), param=param, status=status)
-    return (("content-type", media_type(head)), *names(head.path, trace_id)), body
+    body = error_body(code, message, trace_id=trace_id, instance=problem_instance(head.path), param=param, status=status)
+    return (("content-type", error_media_type(head)), *names(head.path, trace_id)), body
 
 
 def names(path: str, trace_id: str) -> Headers:
@@ -61,13 +61,13 @@ def of_anthropic(path: str) -> bool:
     return path.startswith(_MESSAGES) and path[len(_MESSAGES) : len(_MESSAGES) + 1] in _PATH_ENDS
 
 
-def internal_error(head: RequestHead, trace_id: str) -> ImmediateResponse:
+def internal_error_response(head: RequestHead, trace_id: str) -> ImmediateResponse:
     """What a client sees of a fault of ours: that it was ours, and under which id it is logged."""
     refused = Refusal(RefusalCode.INTERNAL_ERROR, f"The gateway failed; the log has the reason under {trace_id}.")
-    return refusal(refused, head, trace_id)
+    return refusal_response(refused, head, trace_id)
 
 
-def options(trace_id: str) -> ImmediateResponse:
+def options_response(trace_id: str) -> ImmediateResponse:
     """OPTIONS without CORS: what may be asked here. With CORS configured, Envoy answers preflights itself."""
     return ImmediateResponse(status=204, headers=(("allow", "GET, HEAD, POST, OPTIONS"), *names("", trace_id)), body=b"")
 
@@ -82,7 +82,7 @@ class _ModelListing(Struct, frozen=True, gc=False):
     alias_for: tuple[str, ...] = ()
 
 
-def models(listed: Iterable[ListedModel], name: str, trace_id: str) -> ImmediateResponse | Refusal:
+def models_response(listed: Iterable[ListedModel], name: str, trace_id: str) -> ImmediateResponse | Refusal:
     """`GET /v1/models`, or with a name `GET /v1/models/NAME`: only what the tenant may ask for exists."""
     shown = [_ModelListing(id=model.name, alias_for=model.models) for model in listed]
     content: object = {"object": "list", "data": shown}
@@ -98,11 +98,11 @@ def models(listed: Iterable[ListedModel], name: str, trace_id: str) -> Immediate
     )
 
 
-def media_type(head: RequestHead) -> str:
+def error_media_type(head: RequestHead) -> str:
     """What an error body is called: as the client asks."""
     return _PROBLEM if _PROBLEM in head.header("accept") else _JSON
 
 
-def instance(path: str) -> str:
+def problem_instance(path: str) -> str:
     """The path without its query: keys are sometimes sent there."""
     return path.partition("?")[0][:200]

@@ -12,7 +12,7 @@ from din_extproc.flow.decision import Decision, PendingRequest
 _NO_TAGS = Tags()
 
 
-def admission(granted: Decision, request: PendingRequest, at: float) -> AdmissionRecord:
+def admission_record(granted: Decision, request: PendingRequest, at: float) -> AdmissionRecord:
     """A request is sent on. `at`: seconds since the epoch."""
     claim, who = granted.claim, request.who
     return AdmissionRecord(
@@ -23,12 +23,12 @@ def admission(granted: Decision, request: PendingRequest, at: float) -> Admissio
         key_id="" if who is None else who.key.id,
         model=granted.target.pool.model,
         pool=granted.target.pool.name,
-        node_id=granted.picked.nodes[0].id,
+        node_id=granted.selection.nodes[0].id,
         reserved_tokens=claim.tokens,
     )
 
 
-def ending(record: ExchangeRecord) -> RefusalRecord | SettlementRecord:
+def ending_record(record: ExchangeRecord) -> RefusalRecord | SettlementRecord:
     """An exchange is over."""
     screening = "" if record.sensitive is None else record.sensitive.summary
     at = round(record.started_at + (record.duration_ms or 0.0) / 1000, 6)

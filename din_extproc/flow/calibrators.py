@@ -29,35 +29,35 @@ class TokenCalibrators:
         self._media: dict[str, TokenCalibrator] = {}
         """Of models whose media cost something else than usual, before anything is learned."""
 
-    def know_media(self, tokens: Mapping[str, int]) -> None:
+    def set_media_tokens(self, tokens: Mapping[str, int]) -> None:
         """What one image, audio or file costs, by physical model; models that are not there have the usual cost."""
         self._media = {model: TokenCalibrator(media_tokens=cost) for model, cost in tokens.items() if cost != _GENERAL.media_tokens}
         self._by_model = {model: replace(gauge, media_tokens=self._fresh(model).media_tokens) for model, gauge in self._by_model.items()}
 
-    def named(self, name: str) -> TokenCalibrator:
+    def for_name(self, name: str) -> TokenCalibrator:
         """For a request that asks for this name."""
         model = self.model_of(name)
-        return _GENERAL if model is None else self.of(model)
+        return _GENERAL if model is None else self.for_model(model)
 
-    def of(self, model: str) -> TokenCalibrator:
+    def for_model(self, model: str) -> TokenCalibrator:
         """For a physical model."""
         return self._by_model.get(model) or self._fresh(model)
 
     def learn(self, model: str, features: tuple[float, ...], fixed: int, prompt_tokens: int) -> None:
         """The engine counted a prompt that was estimated from these features."""
-        gauge = self.of(model)
+        gauge = self.for_model(model)
         self._by_model[model] = replace(gauge, calibration=update_calibration(gauge.calibration, features, fixed, prompt_tokens))
         self._changed.add(model)
 
-    def changed(self) -> dict[str, Calibration]:
+    def take_changes(self) -> dict[str, Calibration]:
         """What was learned since this was last asked, by model."""
         changed, self._changed = self._changed, set()
-        return {model: self.of(model).calibration for model in changed}
+        return {model: self.for_model(model).calibration for model in changed}
 
-    def adopt(self, calibrations: Mapping[str, Calibration]) -> None:
+    def apply(self, calibrations: Mapping[str, Calibration]) -> None:
         """Know what another process has learned."""
         for model, calibration in calibrations.items():
-            self._by_model[model] = replace(self.of(model), calibration=calibration)
+            self._by_model[model] = replace(self.for_model(model), calibration=calibration)
 
     def _fresh(self, model: str) -> TokenCalibrator:
         return self._media.get(model, _GENERAL)

@@ -55,13 +55,13 @@ class DecisionContext(Struct, kw_only=True):
 
     view: DecisionView
     ledger: ReservationLedger
-    placer: NodeSelector
-    gauges: TokenCalibrators
+    selector: NodeSelector
+    calibrators: TokenCalibrators
     outputs: ExpectedOutputs
     clock: Clock
     start: Callable[[Coroutine[Any, Any, None]], None]
     """Runs a coroutine that nobody waits for."""
-    waiting: RequestQueue
+    queue: RequestQueue
     """Where requests wait for tokens and slots."""
     lease_ms: int
     """How long a request keeps its slots without being heard of."""
@@ -107,7 +107,7 @@ class CandidatePool(Struct, frozen=True, gc=False):
     target: PlacementTarget
     intent: Intent
     """The request by the measure of the model there."""
-    order: NodeRequest
+    node_request: NodeRequest
     """What a node there will be asked."""
 
 
@@ -117,14 +117,14 @@ class Decision(Struct, frozen=True, gc=False, kw_only=True):
     intent: Intent
     routed: Routed
     target: PlacementTarget
-    order: NodeRequest
+    node_request: NodeRequest
     claim: Claim
-    standing: RateLimitStatus
+    rate_limit_status: RateLimitStatus
     would_refuse: str
     """The limit that would have refused it, were it enforced; "" when none would."""
     roomy: bool
     """Slots are plentiful: their release can wait for the settlement."""
-    picked: NodeSelection
+    selection: NodeSelection
 
 
 class Permit(Struct, frozen=True, gc=False, kw_only=True):
@@ -138,5 +138,5 @@ class Permit(Struct, frozen=True, gc=False, kw_only=True):
     model: str
     """The physical model that it is charged for; the name that was asked for where no pool serves it."""
     claim: Claim
-    standing: RateLimitStatus
+    rate_limit_status: RateLimitStatus
     would_refuse: str

@@ -16,7 +16,7 @@ from din_extproc.domain.usage import Labels, Tags
 from din_extproc.domain.verdict import Headers, Send
 from din_extproc.flow import answers
 from din_extproc.flow.decision import Decision, PendingRequest, Permit
-from din_extproc.flow.timeouts import limits
+from din_extproc.flow.timeouts import compute_timeouts
 from din_extproc.intent.read import ParsedRequest
 from din_extproc.intent.splice import offset_after_splice
 from din_extproc.route.table import Routed
@@ -32,17 +32,17 @@ _as_json = msgspec.json.Encoder().encode
 
 def dispatch(granted: Decision, request: PendingRequest, parsed: ParsedRequest, decided_s: float) -> Send:
     """The verdict that sends it. `decided_s`: how long the decision took, the wait in line included."""
-    target, order, head = granted.target, granted.order, request.head
-    answer_headers: Headers = (("x-din-trace-id", request.trace_id), *rate_limit_headers(granted.standing), *order.headers)
+    target, order, head = granted.target, granted.node_request, request.head
+    answer_headers: Headers = (("x-din-trace-id", request.trace_id), *rate_limit_headers(granted.rate_limit_status), *order.headers)
     if target.degraded:
         answer_headers = (*answer_headers, ("x-bxagent-degraded", "true"), ("x-din-degraded-reason", target.degraded))
-    endpoints = [str(node.endpoint) for node in granted.picked.nodes]
+    endpoints = [str(node.endpoint) for node in granted.selection.nodes]
     cluster = target.pool.name
     metadata = _metadata(granted, request, parsed, decided_s)
     path = _path(head.path, order.path)
     move = _move(granted, parsed)
     if move is not None and target.spare is not None:
-        spares = [endpoint for node in granted.picked.spares if (endpoint := str(node.endpoint)) not in endpoints]
+        spares = [endpoint for node in granted.selection.spares if (endpoint := str(node.endpoint)) not in endpoints]
         if spares:  # one engine can serve both pools: asked once more by address, it would be asked for the first one's model
             cluster = in_flight_cluster(cluster, target.spare[0].name)
             endpoints += spares
@@ -53,8 +53,8 @@ def dispatch(granted: Decision, request: PendingRequest, parsed: ParsedRequest, 
         request_headers=(
             *_trace(request),
             *_version(granted.routed, target.pool, granted.intent),
-            *limits(granted.intent, target.pool, granted.picked).headers(),
-            *(_RETRY_LONGER if granted.picked.retries_longer else ()),
+            *compute_timeouts(granted.intent, target.pool, granted.selection).headers(),
+            *(_RETRY_LONGER if granted.selection.retries_longer else ()),
             *(() if path is None else _original(head.path, path)),
         ),
         response_headers=answer_headers,
@@ -66,7 +66,7 @@ def dispatch(granted: Decision, request: PendingRequest, parsed: ParsedRequest, 
     )
 
 
-def permission(granted: Permit, request: PendingRequest, decided_s: float) -> Send:
+def permit_verdict(granted: Permit, request: PendingRequest, decided_s: float) -> Send:
     """The verdict for a proxy that chooses the node itself: go on, without the key."""
     labels = _labels(
         request,
@@ -81,10 +81,10 @@ def permission(granted: Permit, request: PendingRequest, decided_s: float) -> Se
         decided_s=decided_s,
     )
     metadata: dict[str, str | float | bool] = {"request_id": request.request_id, "labels": _as_json(labels).decode()}
-    return passed(request, rate_limit_headers(granted.standing), metadata)
+    return pass_verdict(request, rate_limit_headers(granted.rate_limit_status), metadata)
 
 
-def passed(request: PendingRequest, standing: Headers = (), metadata: Mapping[str, str | float | bool] = _NO_METADATA) -> Send:
+def pass_verdict(request: PendingRequest, standing: Headers = (), metadata: Mapping[str, str | float | bool] = _NO_METADATA) -> Send:
     """The verdict for a proxy that chooses the node itself, on a request that costs nothing."""
     trace = ("x-din-trace-id", request.trace_id)
     return Send("", (), _trace(request), (trace, *standing), metadata, remove_headers=_SECRETS)
@@ -92,8 +92,8 @@ def passed(request: PendingRequest, standing: Headers = (), metadata: Mapping[st
 
 def _move(granted: Decision, parsed: ParsedRequest) -> str | None:
     """What changes for the pool that takes over: where the model's name stands, the constraint on its version. None: it can't move."""
-    order, at = granted.order, parsed.outline
-    if not granted.picked.spares or order.edits is None or "model" not in at.spans:
+    order, at = granted.node_request, parsed.outline
+    if not granted.selection.spares or order.edits is None or "model" not in at.spans:
         return None
     length = len(order.edits["model"]) if "model" in order.edits else at.spans["model"][1] - at.spans["model"][0]
     return f"{offset_after_splice(at, order.edits, 'model')} {length} {granted.routed.fallback_versions.text}"
@@ -105,7 +105,7 @@ def _version(routed: Routed, pool: Pool, intent: Intent) -> Headers:
     return () if wanted == intent.version else (("x-din-model-version", wanted),)
 
 
-def tags(intent: Intent, entry: str) -> Tags:
+def make_tags(intent: Intent, entry: str) -> Tags:
     """What the request asked for, for whoever decides about it again."""
     longest = intent.estimate.longest
     return Tags(
@@ -120,7 +120,7 @@ def tags(intent: Intent, entry: str) -> Tags:
     )
 
 
-def refused_metadata(request: PendingRequest) -> dict[str, str]:
+def refusal_metadata(request: PendingRequest) -> dict[str, str]:
     """What the access log brings back of a request that was refused, as far as it is known."""
     metadata = {} if request.span is None else {"span": request.span.text}
     who, intent = request.who, request.intent
@@ -133,7 +133,7 @@ def refused_metadata(request: PendingRequest) -> dict[str, str]:
             prompt_estimate=intent.prompt_tokens,
             stream=intent.stream,
             operation=intent.operation,
-            tags=tags(intent, request.entry),
+            tags=make_tags(intent, request.entry),
         )
     metadata["labels"] = _as_json(labels).decode()
     return metadata
@@ -172,7 +172,7 @@ def _labels(
         operation=intent.operation,
         would_refuse=would_refuse,
         sensitive=None if parsed is None else parsed.sensitive,
-        tags=tags(intent, request.entry),
+        tags=make_tags(intent, request.entry),
         span="" if request.span is None else request.span.text,
         decided_us=round(decided_s * 1e6),
         waited_us=round(request.waited_s * 1e6),
@@ -188,7 +188,7 @@ def _trace(request: PendingRequest) -> Headers:
 
 def _metadata(granted: Decision, request: PendingRequest, parsed: ParsedRequest, decided_s: float) -> dict[str, str | float | bool]:
     """One field for settlement, because every field costs both Envoy and us; the others are for the filter that reads the answer."""
-    intent, order, pool = granted.intent, granted.order, granted.target.pool
+    intent, order, pool = granted.intent, granted.node_request, granted.target.pool
     labels = _labels(
         request,
         intent,
@@ -218,5 +218,5 @@ def _path(path: str, canonical: str) -> str | None:
 
 def _original(path: str, canonical: str) -> Headers:
     """The client's path under the name by which Envoy's own answers find it, without the query. None is needed where only that goes."""
-    asked = answers.instance(path)
+    asked = answers.problem_instance(path)
     return () if asked == canonical else (("x-envoy-original-path", asked),)

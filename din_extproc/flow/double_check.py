@@ -48,7 +48,7 @@ class DoubleCheck(Struct, frozen=True):
     tokens: int
     """What one answer to it may cost, prompt included."""
 
-    def peers(self, nodes: Iterable[Node]) -> list[Node]:
+    def select_peers(self, nodes: Iterable[Node]) -> list[Node]:
         """Those of the pool that should say the same, the request's own left out; not more than are needed."""
         own = self.node
         same = [
@@ -70,7 +70,7 @@ class CheckSampler:
         self._budget = float(policy.tokens_per_minute)
         self._since: float | None = None
 
-    def offer(self, granted: Decision, parsed: ParsedRequest, trace_id: str, now: float) -> None:
+    def sample(self, granted: Decision, parsed: ParsedRequest, trace_id: str, now: float) -> None:
         """A request was sent on."""
         self._due += self.policy.share
         if self._due < 1.0:
@@ -83,7 +83,7 @@ class CheckSampler:
         if self._affords(ASKED * check.tokens, now):
             self.waiting.append(check)
 
-    def spent(self, check: DoubleCheck, answers: int) -> None:
+    def refund_unused(self, check: DoubleCheck, answers: int) -> None:
         """So many nodes were asked: what was set aside for the others is free again."""
         self._budget += (ASKED - answers) * check.tokens
 
@@ -113,7 +113,7 @@ def _check(granted: Decision, parsed: ParsedRequest, trace_id: str, max_tokens: 
     question = splice_values(body, outline, edits)
     tokens = intent.prompt_tokens + output
     return DoubleCheck(
-        trace_id=trace_id, pool=pool.name, path=intent.operation.value, body=question, node=granted.picked.nodes[0], tokens=tokens
+        trace_id=trace_id, pool=pool.name, path=intent.operation.value, body=question, node=granted.selection.nodes[0], tokens=tokens
     )
 
 

@@ -4,7 +4,7 @@ Rule: only the access log tells that such a request has ended. Its settlement gi
 """
 
 from din_extproc.domain.verdict import Refusal, Verdict
-from din_extproc.flow.dispatch import passed, permission
+from din_extproc.flow.dispatch import pass_verdict, permit_verdict
 from din_extproc.flow.pipeline import permit
 from din_extproc.flow.request import ExchangeHandler, WorkerContext
 from din_extproc.intent.paths import EndpointKind
@@ -23,7 +23,7 @@ class ExtAuthzHandlerFactory:
         self.permits: dict[str, tuple[str, float]] = {}
         """Tenant, and since when (the monotonic clock), of requests that were permitted and may not have ended."""
 
-    def begin(self) -> "ExtAuthzHandler":
+    def create_handler(self) -> "ExtAuthzHandler":
         """A request is to be checked."""
         return ExtAuthzHandler(self._context, self.permits)
 
@@ -46,10 +46,10 @@ class ExtAuthzHandler(ExchangeHandler):
         if isinstance(permitted, Refusal):
             return permitted
         self._permits[self.request_id] = self.account, began
-        return permission(permitted, self, context.clock.monotonic() - began)
+        return permit_verdict(permitted, self, context.clock.monotonic() - began)
 
     def _without_body(self, endpoint: EndpointKind | None) -> Verdict:  # noqa: ARG002 - the proxy answers either
-        return passed(self)
+        return pass_verdict(self)
 
     def _let_go(self) -> bool:
         return self._permits.pop(self.request_id, None) is not None

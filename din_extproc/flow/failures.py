@@ -20,7 +20,7 @@ _DEFLATED = frozenset({"gzip", "x-gzip", "deflate"})
 _EITHER_HEADER = 32 + zlib.MAX_WBITS
 
 
-def treatment(engine: str, response: ResponseHead, request: RequestHead, trace_id: str, wall: float) -> Treatment:
+def treat_error(engine: str, response: ResponseHead, request: RequestHead, trace_id: str, wall: float) -> Treatment:
     """What is done with the answer to a request that a node got.
 
     Args:

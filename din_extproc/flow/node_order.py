@@ -52,7 +52,7 @@ class NodeRequest(Struct, frozen=True, gc=False):
     """The decoded request, for its dialect."""
 
 
-def order(reading: ParsedRequest, intent: Intent, pool: Pool) -> NodeRequest | Refusal:
+def build_node_request(reading: ParsedRequest, intent: Intent, pool: Pool) -> NodeRequest | Refusal:
     """The order for a node of this pool, or why its engine can't be asked."""
     dialect = find_engine(pool.engine).native if pool.api == "native" else None
     if dialect is None or intent.operation in dialect.openai_operations:

@@ -14,7 +14,7 @@ from din_extproc.domain.verdict import Headers, ImmediateResponse, Refusal, Refu
 from din_extproc.flow import answers
 from din_extproc.flow.decision import Clock
 from din_extproc.flow.request import DecisionObserver
-from din_extproc.flow.trace import TraceIds, kept
+from din_extproc.flow.trace import TraceIds, is_trace_id
 from din_extproc.intent.estimate import TokenCalibrator
 from din_extproc.intent.read import parse_request
 from din_extproc.route.versions import combine
@@ -51,7 +51,7 @@ class NodeHandlerFactory(Struct):
     in_flight: int = 0
     """Requests that were sent to the engine and have not ended, or are held back."""
 
-    def begin(self) -> "NodeRequestHandler":
+    def create_handler(self) -> "NodeRequestHandler":
         """A stream was opened: one HTTP exchange begins."""
         return NodeRequestHandler(self)
 
@@ -78,12 +78,12 @@ class NodeRequestHandler:
         began = desk.clock.monotonic()
         self._head = head
         given = head.header("x-din-trace-id")
-        self._trace_id = given if kept(given) else desk.ids.make(desk.clock.wall())
+        self._trace_id = given if is_trace_id(given) else desk.ids.make(desk.clock.wall())
         tokens = self._accepted(head, body, traced=self._trace_id == given)
         if isinstance(tokens, Refusal):
-            desk.watcher.decided(desk.clock.monotonic() - began, tokens.code.code)
-            return answers.refusal(tokens, head, self._trace_id, desk.marks)
-        desk.watcher.decided(desk.clock.monotonic() - began, "")
+            desk.watcher.on_decision(desk.clock.monotonic() - began, tokens.code.code)
+            return answers.refusal_response(tokens, head, self._trace_id, desk.marks)
+        desk.watcher.on_decision(desk.clock.monotonic() - began, "")
         desk.in_flight += 1
         self._counted = True
         if desk.gate is not None and body:
@@ -98,17 +98,17 @@ class NodeRequestHandler:
 
     def failed(self, error: BaseException) -> ImmediateResponse:
         """What the gateway is told of a fault."""
-        self._desk.watcher.failed(error, self._trace_id)
+        self._desk.watcher.on_fault(error, self._trace_id)
         self._end()
-        return answers.internal_error(self._head, self._trace_id)
+        return answers.internal_error_response(self._head, self._trace_id)
 
-    def answered(self, _head: ResponseHead) -> Treatment:
+    def on_response(self, _head: ResponseHead) -> Treatment:
         """The gateway gets the engine's answer as it is."""
         return PASS
 
-    def mistreated(self, error: Exception) -> None:
+    def on_response_failure(self, error: Exception) -> None:
         """The answer went on as it is, for a fault of ours."""
-        self._desk.watcher.failed(error, self._trace_id)
+        self._desk.watcher.on_fault(error, self._trace_id)
 
     def ended(self) -> None:
         """The exchange is over."""

@@ -13,7 +13,7 @@ from din_extproc.domain.node import Node, Pool
 from din_extproc.domain.request import Intent
 from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.flow.pool_membership import PoolMembership
-from din_extproc.flow.traffic_split import TrafficSplit, shut
+from din_extproc.flow.traffic_split import TrafficSplit, refuse_excluded
 from din_extproc.route.cache import SEGMENT_TOKENS, RouteCache
 from din_extproc.route.table import Routed
 from din_extproc.route.versions import Constraint
@@ -88,7 +88,7 @@ class InFlightFallback(Struct, frozen=True, gc=False):
     tries: int = 1
     """In the first of the two, before that."""
 
-    def among(self, known: "InFlightFallback") -> "InFlightFallback":
+    def intersect(self, known: "InFlightFallback") -> "InFlightFallback":
         """Those that are known already, as they are."""
         return InFlightFallback(self.pairs & known.pairs, known.tries)
 
@@ -130,7 +130,7 @@ class NodeSelector:
         self._ranked: dict[tuple[str, tuple[NodeShape, ...]], Ranking] = {}
         """By pool name and shapes. Rankings outlive the cache's entries, so that a turn that was taken stays taken."""
 
-    def target(self, routed: Routed, size: RequestSize, now: float) -> PlacementTarget | Refusal:
+    def select_target(self, routed: Routed, size: RequestSize, now: float) -> PlacementTarget | Refusal:
         """The pool, or its fallback when no node of the pool can take the request; the pool's own reason when neither can.
 
         Args:
@@ -138,18 +138,18 @@ class NodeSelector:
             size: How long the request is.
             now: Seconds, any monotonic clock.
         """
-        gate = self.shares.gate(routed.pool.name)
+        gate = self.shares.throttle(routed.pool.name)
         first = self._ranking(routed.pool, routed.versions, size, now)
         if isinstance(first, Refusal):
             why, refusal = first.code.code, first
             if gate is not None and gate.shut_until is not None and first.code is RefusalCode.NO_HEALTHY_NODE:
-                refusal = shut(gate, now)
-        elif gate is None or not (why := self.shares.holds_back(routed.pool.name, gate, now)):
+                refusal = refuse_excluded(gate, now)
+        elif gate is None or not (why := self.shares.divert_reason(routed.pool.name, gate, now)):
             if size.tokens > first.longest and (longer := self._longer_fallback(routed, size, now)) is not None:
                 return longer
             return PlacementTarget(routed.pool, first, spare=self._spare(routed, size, now))
         else:
-            refusal = shut(None, now)
+            refusal = refuse_excluded(None, now)
         second = self._fallback(routed, size, now)
         if second is not None:
             return PlacementTarget(second[0], second[1], why)
@@ -157,7 +157,7 @@ class NodeSelector:
             return refusal
         return PlacementTarget(routed.pool, first)
 
-    def pick(self, target: PlacementTarget, ask: PlacementRequest) -> NodeSelection | Refusal:
+    def select_nodes(self, target: PlacementTarget, ask: PlacementRequest) -> NodeSelection | Refusal:
         """Choose a node, which has the request from now on. Refused: it is a long one, and no node has a slot for it."""
         tail = target.ranking.tail
         picker: Picker = target.ranking.strategy
@@ -179,26 +179,26 @@ class NodeSelector:
         self.load.add_lease(picked.taken, ask.now)
         return picked
 
-    def free(self, taken: NodeLease) -> None:
+    def release(self, taken: NodeLease) -> None:
         """The request has ended."""
         self.load.remove_lease(taken)
 
     def on_membership(self, delta: MembershipDelta) -> None:
         """Add the nodes that joined and remove those that left: no decision from here on names one that left."""
-        self.change(self.members.after(delta))
+        self.set_members(self.members.apply_delta(delta))
 
-    def judge(self, standings: BreakerSnapshots) -> None:
+    def on_breakers(self, standings: BreakerSnapshots) -> None:
         """Breakers opened or closed: no decision from here on names a node that is left out."""
-        touched = self.shares.take(standings)
+        touched = self.shares.on_breakers(standings)
         everyone = {pool: self.members.nodes(pool) for pool in self.members.pools}
         pools = {pool: nodes for pool, nodes in everyone.items() if any(node.id in touched for node in nodes)}
         for pool in pools:
             self._fleets.pop(pool, None)
         self._ranked = {key: ranked for key, ranked in self._ranked.items() if key[0] not in pools}
         self.cache.clear()
-        self.shares.look_at(pools | {pool: everyone[pool] for pool in standings.pools if pool in everyone})
+        self.shares.update_pools(pools | {pool: everyone[pool] for pool in standings.pools if pool in everyone})
 
-    def change(self, members: PoolMembership) -> None:
+    def set_members(self, members: PoolMembership) -> None:
         """Nodes came, went or changed: the cache is empty at once, and only the pools they concern are ranked anew."""
         before, self.members = self.members, members
         self.load.retain(members.ids)
@@ -207,7 +207,7 @@ class NodeSelector:
         self._ranked = {key: ranked for key, ranked in self._ranked.items() if key[0] in self._fleets}
         self._look_again()
 
-    def forget(self, members: PoolMembership) -> None:
+    def reset(self, members: PoolMembership) -> None:
         """The pools themselves may have changed."""
         self.members = members
         self.load.retain(members.ids)
@@ -220,8 +220,8 @@ class NodeSelector:
     def _look_again(self) -> None:
         """There are other nodes than before."""
         self._whole.clear()
-        self.shares.keep(self.members.ids)
-        self.shares.look_at({pool: self.members.nodes(pool) for pool in self.members.pools})
+        self.shares.retain(self.members.ids)
+        self.shares.update_pools({pool: self.members.nodes(pool) for pool in self.members.pools})
 
     def _fallback(self, routed: Routed, size: RequestSize, now: float) -> tuple[Pool, Ranking] | None:
         """The rule's other pool, when it can take the request now."""
@@ -230,8 +230,8 @@ class NodeSelector:
         second = self._ranking(routed.fallback, routed.fallback_versions, size, now)
         if isinstance(second, Refusal):
             return None
-        gate = self.shares.gate(routed.fallback.name)
-        if gate is not None and self.shares.holds_back(routed.fallback.name, gate, now):
+        gate = self.shares.throttle(routed.fallback.name)
+        if gate is not None and self.shares.divert_reason(routed.fallback.name, gate, now):
             return None
         return routed.fallback, second
 
@@ -245,7 +245,7 @@ class NodeSelector:
     def _spare(self, routed: Routed, size: RequestSize, now: float) -> tuple[Pool, Ranking] | None:
         """The pool that takes over in flight, of those nodes that can take the request."""
         fallback = routed.fallback
-        if fallback is None or (routed.pool.name, fallback.name) not in self.moves.pairs or self.shares.gate(fallback.name) is not None:
+        if fallback is None or (routed.pool.name, fallback.name) not in self.moves.pairs or self.shares.throttle(fallback.name) is not None:
             return None
         found = self._ranking(fallback, routed.fallback_versions, size, now)
         return None if isinstance(found, Refusal) else (fallback, found)
@@ -255,7 +255,7 @@ class NodeSelector:
         known = self._spares.get(pool)
         if known is None or known.ranking is not ranking or not known.left or ask.now > known.until:
             if self.shares.partial:
-                nodes = self.shares.beyond_trial(ranking.strategy.pick(_LOOKED_AT, ask), _SPARE_NODES)
+                nodes = self.shares.without_trials(ranking.strategy.pick(_LOOKED_AT, ask), _SPARE_NODES)
             else:
                 nodes = ranking.strategy.pick(_SPARE_NODES, ask)
             known = self._spares[pool] = _FallbackNodes(ranking, nodes, ask.now + _SPARES_S)
@@ -265,17 +265,17 @@ class NodeSelector:
     def _shared_out(self, pool: str, picker: Picker, tries: int, ask: PlacementRequest) -> tuple[Node, ...] | Refusal:
         """Choose while some nodes get only a part. Whose turn it was and who had to pass has had it: the next one is asked for again."""
         shares, among = self.shares, max(1, len(self.members.nodes(pool)))
-        shares.turn(pool)
+        shares.next_turn(pool)
         nodes = picker.pick(_LOOKED_AT, ask)
         if isinstance(nodes, Refusal):
             return nodes
-        first = shares.first(pool, nodes[:1], among, ask.now)
+        first = shares.first_due(pool, nodes[:1], among, ask.now)
         if first is None and not shares.all_partial(nodes):
             again = picker.pick(_LOOKED_AT, replace(ask, chance=ask.chance ^ _ANOTHER_CHANCE))
             nodes = nodes if isinstance(again, Refusal) else again
         if first is None:
-            first = shares.first(pool, nodes, among, ask.now) or shares.largest(nodes, ask.now)
-        return shares.in_line(first, nodes, tries)
+            first = shares.first_due(pool, nodes, among, ask.now) or shares.largest_share(nodes, ask.now)
+        return shares.order_for_retries(first, nodes, tries)
 
     def _ranking(self, pool: Pool, versions: Constraint, size: RequestSize, now: float) -> Ranking | Refusal:
         segment = size.at_most // SEGMENT_TOKENS
@@ -291,7 +291,7 @@ class NodeSelector:
     def _rank(self, pool: Pool, versions: Constraint, size: RequestSize) -> Ranking | Refusal:
         nodes = self._fleets.get(pool.name)
         if nodes is None:
-            nodes = self._fleets[pool.name] = group_by_shape(self.shares.left(self.members.nodes(pool.name)))
+            nodes = self._fleets[pool.name] = group_by_shape(self.shares.not_excluded(self.members.nodes(pool.name)))
         demand = size.demand(versions)
         shapes = filter_shapes(nodes, demand)
         if isinstance(shapes, Refusal):
@@ -306,13 +306,13 @@ class NodeSelector:
     def _refused(self, pool: Pool, demand: Demand, refusal: Refusal) -> Refusal:
         """The reason. Where a node that is left out could take the request, that is the reason, not what the others lack."""
         everyone = self.members.nodes(pool.name)
-        if self.shares.left(everyone) is everyone:
+        if self.shares.not_excluded(everyone) is everyone:
             return refusal
         whole = self._whole.get(pool.name)
         if whole is None:
             whole = self._whole[pool.name] = group_by_shape(everyone)
         reason = filter_shapes(whole, demand)
-        return reason if isinstance(reason, Refusal) else shut(None, 0.0)
+        return reason if isinstance(reason, Refusal) else refuse_excluded(None, 0.0)
 
 
 def _longer_second(nodes: tuple[Node, ...], ranking: Ranking, tries: int) -> tuple[Node, ...]:

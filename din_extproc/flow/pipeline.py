@@ -32,12 +32,12 @@ from din_extproc.domain.request import Intent, Operation
 from din_extproc.domain.tenant import OnSensitive, Tenant
 from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.flow.decision import CandidatePool, Decision, DecisionContext, PendingRequest, Permit, ReservationLedger
-from din_extproc.flow.node_order import NodeRequest, order
+from din_extproc.flow.node_order import NodeRequest, build_node_request
 from din_extproc.flow.node_selector import NodeSelection, PlacementTarget, RequestSize
 from din_extproc.flow.queueing import QueueFull
-from din_extproc.flow.screening import screened
-from din_extproc.flow.timeouts import remaining
-from din_extproc.flow.view import ScreeningPolicy, TokenCounter, claim_for, facts
+from din_extproc.flow.screening import screen_prompt
+from din_extproc.flow.timeouts import deduct_wait
+from din_extproc.flow.view import ScreeningPolicy, TokenCounter, claim_for, model_facts
 from din_extproc.intent.boundary import needs_exact
 from din_extproc.intent.estimate import estimate_tokens
 from din_extproc.intent.paths import EndpointKind, find_endpoint_kind
@@ -75,14 +75,14 @@ def accept(context: DecisionContext, request: PendingRequest, body: bytes, wall:
 
 def read_request(context: DecisionContext, request: PendingRequest, body: bytes) -> ParsedRequest | Refusal:
     """Stages 3 and 4: the request, and its prompt held against the tenant's policy for sensitive data, if it has one."""
-    parsed = parse_request(request.head, body, context.gauges.named, context.view.body_limit)
+    parsed = parse_request(request.head, body, context.calibrators.for_name, context.view.body_limit)
     if isinstance(parsed, Refusal):
         return parsed
     screening = context.view.screenings.get(request.account)
     if screening is not None:
         if screening.policy is OnSensitive.MASK and not request.edits_body:
             screening = ScreeningPolicy(OnSensitive.BLOCK, screening.screen)
-        parsed = screened(parsed, screening, request.head, context.gauges.named)
+        parsed = screen_prompt(parsed, screening, request.head, context.calibrators.for_name)
         if isinstance(parsed, Refusal):
             return parsed
     request.parsed = parsed
@@ -114,11 +114,11 @@ async def decide(
     if isinstance(pool, Refusal):
         return pool
     claim = make_claim(context, request, who, pool.intent, pool.target.pool.model)
-    members = context.placer.members
+    members = context.selector.members
     granted = await reserve(context, request, who.tenant, pool.intent, claim)
     if isinstance(granted, Refusal):
         return granted
-    if pool.intent.timeout_ms is not None or context.placer.members is not members:
+    if pool.intent.timeout_ms is not None or context.selector.members is not members:
         again = confirm_pool(context, request, routed, pool, began)
         if isinstance(again, Refusal):
             context.start(refund(context.ledger, claim.tenant, claim.request_id))
@@ -132,12 +132,12 @@ async def decide(
         intent=pool.intent,
         routed=routed,
         target=pool.target,
-        order=pool.order,
+        node_request=pool.node_request,
         claim=claim,
-        standing=granted.status,
+        rate_limit_status=granted.status,
         would_refuse=unenforced(granted),
         roomy=granted.roomy,
-        picked=picked,
+        selection=picked,
     )
 
 
@@ -161,7 +161,7 @@ async def permit(
         if isinstance(model, Refusal):
             return model
     else:
-        target = context.placer.target(routed, size_of(context, intent, routed.model), began)
+        target = context.selector.select_target(routed, size_of(context, intent, routed.model), began)
         model = routed.model if isinstance(target, Refusal) else target.pool.model
         intent = reweighed(context, request, intent, model)
     claim = make_claim(context, request, who, intent, model)
@@ -174,7 +174,7 @@ async def permit(
         target=None if isinstance(target, Refusal) else target,
         model=model,
         claim=claim,
-        standing=granted.status,
+        rate_limit_status=granted.status,
         would_refuse=unenforced(granted),
     )
 
@@ -184,13 +184,13 @@ async def permit(
 
 def exact_counter(context: DecisionContext, request: PendingRequest, intent: Intent) -> TokenCounter | None:
     """Stage 5: the model's tokenizer, when it is at hand and the estimate could decide wrongly; None: the estimate will do."""
-    model = context.gauges.model_of(intent.model)
-    known = facts(context.view, model or "")
+    model = context.calibrators.model_of(intent.model)
+    known = model_facts(context.view, model or "")
     if known.counter is None or not known.boundaries or request.parsed is None:
         return None
     output = intent.output_each or 1
     boundaries = (*known.boundaries, *(boundary - output for boundary in known.boundaries))
-    band = context.gauges.of(model or "").calibration.band
+    band = context.calibrators.for_model(model or "").calibration.band
     return known.counter if needs_exact(intent.estimate, band, boundaries) else None
 
 
@@ -198,7 +198,7 @@ async def count_exactly(context: DecisionContext, request: PendingRequest, inten
     """Stage 5: the intent with the exact length of its prompt; with the estimate when counting fails."""
     if request.parsed is None:
         return intent
-    gauge = context.gauges.named(intent.model)
+    gauge = context.calibrators.for_name(intent.model)
     counted = request.intent = replace(intent, estimate=await counter.count(request.parsed.prompt, intent.estimate, gauge))
     return counted
 
@@ -206,12 +206,12 @@ async def count_exactly(context: DecisionContext, request: PendingRequest, inten
 def route(context: DecisionContext, request: PendingRequest, who: Authenticated, intent: Intent, wall: float) -> Routed | Refusal:
     """Stage 6: the rule that takes the request, and its pool."""
     hour = int(wall) // _HOUR_S % 24
-    return context.view.table.route(intent, who.tenant, request.head, hour, context.placer.members.versions)
+    return context.view.table.route(intent, who.tenant, request.head, hour, context.selector.members.versions)
 
 
 def select_pool(context: DecisionContext, request: PendingRequest, routed: Routed, intent: Intent, now: float) -> CandidatePool | Refusal:
     """Stage 7: the rule's pool or its fallback, and what a node there will be asked."""
-    target = context.placer.target(routed, size_of(context, intent, routed.model), now)
+    target = context.selector.select_target(routed, size_of(context, intent, routed.model), now)
     if isinstance(target, Refusal):
         return target
     intent = reweighed(context, request, intent, target.pool.model)
@@ -221,13 +221,13 @@ def select_pool(context: DecisionContext, request: PendingRequest, routed: Route
 
 def node_request(request: PendingRequest, intent: Intent, target: PlacementTarget) -> NodeRequest | Refusal:
     """Stage 7: the request in the words of the pool's engine; a placeholder where there is no body."""
-    return _NO_BODY if request.parsed is None else order(request.parsed, intent, target.pool)
+    return _NO_BODY if request.parsed is None else build_node_request(request.parsed, intent, target.pool)
 
 
 def named_model(context: DecisionContext, intent: Intent, tenant: Tenant) -> str | Refusal:
     """Stage 7 of `permit`: the physical model that the name stands for; where no pool serves it, the name itself."""
     name = intent.model.partition("@")[0]
-    model = context.gauges.model_of(intent.model) or name
+    model = context.calibrators.model_of(intent.model) or name
     if tenant.may_use(name) or tenant.may_use(model):
         return model
     return Refusal(RefusalCode.MODEL_NOT_ALLOWED, "The key may not use this model.", param="model")
@@ -252,7 +252,7 @@ async def reserve(context: DecisionContext, request: PendingRequest, tenant: Ten
     """Stage 8: tokens and slots, after a wait where the tenant has a queue."""
     queueing = tenant.queueing
     try:
-        if queueing.max_wait_ms and context.waiting and context.waiting.is_behind(claim, tenant.priority_of(intent.priority)):
+        if queueing.max_wait_ms and context.queue and context.queue.must_queue(claim, tenant.priority_of(intent.priority)):
             reply = await _wait(context, request, tenant, intent, claim)
         else:
             reply = await context.ledger.reserve(claim)
@@ -272,7 +272,7 @@ async def _wait(
     queueing = tenant.queueing
     wait_ms = queueing.max_wait_ms if intent.timeout_ms is None else min(queueing.max_wait_ms, intent.timeout_ms)
     joined = context.clock.monotonic()
-    reply = await context.waiting.wait(claim, tenant.priority_of(intent.priority), queueing, wait_ms)
+    reply = await context.queue.wait(claim, tenant.priority_of(intent.priority), queueing, wait_ms)
     request.waited_s = context.clock.monotonic() - joined
     return reply
 
@@ -282,16 +282,16 @@ def confirm_pool(
 ) -> CandidatePool | Refusal:
     """Stage 8: what the time that the reservation took has left of the client's deadline and of the nodes."""
     now = context.clock.monotonic()
-    target = context.placer.target(routed, size_of(context, pool.intent, pool.target.pool.model), now)
+    target = context.selector.select_target(routed, size_of(context, pool.intent, pool.target.pool.model), now)
     if isinstance(target, Refusal):
         return target
-    intent = remaining(pool.intent, now - began)
+    intent = deduct_wait(pool.intent, now - began)
     if isinstance(intent, Refusal):
         return intent
     if target.pool.model != pool.target.pool.model:
-        return CandidatePool(pool.target, intent, pool.order)
+        return CandidatePool(pool.target, intent, pool.node_request)
     if target.pool is pool.target.pool:
-        return CandidatePool(target, intent, pool.order)
+        return CandidatePool(target, intent, pool.node_request)
     asked = node_request(request, intent, target)
     return asked if isinstance(asked, Refusal) else CandidatePool(target, intent, asked)
 
@@ -311,7 +311,7 @@ def select_node(
         prefix=request.prefix,
         worst_tokens=worst,
     )
-    return context.placer.pick(pool.target, ask)
+    return context.selector.select_nodes(pool.target, ask)
 
 
 # -- what several stages use -----------------------------------------------------------------------------------------------------------
@@ -319,15 +319,15 @@ def select_node(
 
 def size_of(context: DecisionContext, intent: Intent, model: str) -> RequestSize:
     """How long the request is, and how long at the very least."""
-    return RequestSize.of(intent, context.gauges.of(model).calibration.band)
+    return RequestSize.of(intent, context.calibrators.for_model(model).calibration.band)
 
 
 def reweighed(context: DecisionContext, request: PendingRequest, intent: Intent, model: str) -> Intent:
     """The intent by the calibrator of the model that it goes to, when that is not the one it was read for."""
-    gauges, parsed = context.gauges, request.parsed
-    if parsed is None or intent.estimate.exact or gauges.of(model) is gauges.named(intent.model):
+    gauges, parsed = context.calibrators, request.parsed
+    if parsed is None or intent.estimate.exact or gauges.for_model(model) is gauges.for_name(intent.model):
         return intent
-    return replace(intent, estimate=estimate_tokens(parsed.prompt, gauges.of(model)))
+    return replace(intent, estimate=estimate_tokens(parsed.prompt, gauges.for_model(model)))
 
 
 def unenforced(granted: Granted) -> str:

@@ -45,15 +45,15 @@ class PoolMembership:
         return self._configured.get(pool, _NOBODY) is configured and self._registered.get(pool, _NONE) is registered
 
     @classmethod
-    def of(cls, pools: Iterable[Pool]) -> "PoolMembership":
+    def from_pools(cls, pools: Iterable[Pool]) -> "PoolMembership":
         """The nodes of the configuration, and no others."""
         return cls({pool.name: pool.nodes for pool in pools}, {})
 
-    def under(self, pools: Iterable[Pool]) -> "PoolMembership":
+    def with_pools(self, pools: Iterable[Pool]) -> "PoolMembership":
         """The same registered nodes beside those of another configuration."""
         return PoolMembership({pool.name: pool.nodes for pool in pools}, self._registered)
 
-    def after(self, turnover: MembershipDelta) -> "PoolMembership":
+    def apply_delta(self, turnover: MembershipDelta) -> "PoolMembership":
         """With those who registered and without those who went. Other pools keep their very tuples."""
         registered = dict(self._registered)
         for pool in turnover.left.keys() | turnover.joined.keys():

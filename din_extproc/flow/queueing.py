@@ -22,7 +22,7 @@ class RequestQueue(Protocol):
     def __len__(self) -> int:
         """How many."""
 
-    def is_behind(self, claim: Claim, priority: Priority) -> bool:
+    def must_queue(self, claim: Claim, priority: Priority) -> bool:
         """Whether somebody waits whom a newcomer must not overtake."""
 
     async def wait(self, claim: Claim, priority: Priority, queueing: Queueing, patience_ms: int) -> Granted | Denied | QueueFull:

@@ -16,15 +16,15 @@ from din_extproc.domain.request import RequestHead
 from din_extproc.domain.response import PASS, SUCCESS_STATUSES, Replacement, ResponseHead, Treatment
 from din_extproc.domain.verdict import ImmediateResponse, Refusal, Send, Verdict
 from din_extproc.flow import answers, failures
-from din_extproc.flow.audit_records import admission
+from din_extproc.flow.audit_records import admission_record
 from din_extproc.flow.decision import DecisionContext, PendingRequest
-from din_extproc.flow.dispatch import dispatch, refused_metadata
+from din_extproc.flow.dispatch import dispatch, refusal_metadata
 from din_extproc.flow.double_check import CheckSampler
 from din_extproc.flow.node_order import NodeRequest
 from din_extproc.flow.pipeline import accept, decide, refund
 from din_extproc.flow.pool_membership import PoolMembership
-from din_extproc.flow.trace import Sampler, TraceIds, kept
-from din_extproc.flow.translation import Translation, unreadable
+from din_extproc.flow.trace import Sampler, TraceIds, is_trace_id
+from din_extproc.flow.translation import Translation, unreadable_response
 from din_extproc.flow.view import DecisionView
 from din_extproc.intent.paths import EndpointKind
 from din_extproc.intent.read import ParsedRequest
@@ -35,17 +35,17 @@ from din_extproc.southbound.dialect import AnswerContext
 class DecisionObserver(Protocol):
     """Told what happens, by the conductors; the stages themselves say nothing."""
 
-    def decided(self, seconds: float, refused: str) -> None:
+    def on_decision(self, seconds: float, refused: str) -> None:
         """A verdict took so long. `refused`: the error code, "" when the request was sent on."""
 
-    def failed(self, error: BaseException, trace_id: str) -> None:
+    def on_fault(self, error: BaseException, trace_id: str) -> None:
         """A fault of ours; the client got `internal_error`, or an answer as the node gave it."""
 
 
 class AdmissionGate(Protocol):
     """Where requests stand while none may be taken."""
 
-    def passed(self) -> Coroutine[Any, Any, Refusal | None]:
+    def wait_until_open(self) -> Coroutine[Any, Any, Refusal | None]:
         """Wait until requests are taken again (an `async def`); a refusal when that takes too long."""
 
 
@@ -54,7 +54,7 @@ class WorkerContext(DecisionContext, kw_only=True):
 
     ledger: Ledger
     ids: TraceIds
-    watcher: DecisionObserver
+    observer: DecisionObserver
     live: dict[str, str] = field(default_factory=dict)
     """Request id -> tenant, of the requests that hold slots: to be renewed while they run."""
     gate: AdmissionGate | None = None
@@ -66,16 +66,16 @@ class WorkerContext(DecisionContext, kw_only=True):
     admissions: list[AdmissionRecord] | None = None
     """Requests that were sent on since this was last emptied; None: nobody records them."""
 
-    def begin(self) -> "ExtProcHandler":
+    def create_handler(self) -> "ExtProcHandler":
         """A stream was opened: one HTTP exchange begins."""
         return ExtProcHandler(self)
 
-    def change(self, view: DecisionView, members: PoolMembership) -> None:
+    def reload(self, view: DecisionView, members: PoolMembership) -> None:
         """Use another view, and the nodes of its pools, from the next request on."""
         self.view = view
-        self.gauges.model_of = view.table.preferred_model
-        self.gauges.know_media({model: known.media_tokens for model, known in view.models.items()})
-        self.placer.forget(members)
+        self.calibrators.model_of = view.table.preferred_model
+        self.calibrators.set_media_tokens({model: known.media_tokens for model, known in view.models.items()})
+        self.selector.reset(members)
 
 
 class _GrantedRequest(Struct, frozen=True, gc=False):
@@ -104,7 +104,7 @@ class ExchangeHandler(PendingRequest, ABC):
         context = self._context
         began, wall = context.clock.monotonic(), context.clock.wall()
         self._identify(head, wall)
-        closed = None if context.gate is None else await context.gate.passed()
+        closed = None if context.gate is None else await context.gate.wait_until_open()
         accepted = closed or accept(context, self, body, wall)
         verdict: Verdict | Refusal
         if isinstance(accepted, ParsedRequest):
@@ -112,9 +112,9 @@ class ExchangeHandler(PendingRequest, ABC):
         else:
             verdict = accepted if isinstance(accepted, Refusal) else self._without_body(accepted)
         if isinstance(verdict, Refusal):
-            verdict = answers.refusal(verdict, head, self.trace_id, whose=refused_metadata(self))
+            verdict = answers.refusal_response(verdict, head, self.trace_id, whose=refusal_metadata(self))
         refused = "" if type(verdict) is Send else str(verdict.metadata.get("refusal", ""))
-        context.watcher.decided(context.clock.monotonic() - began, refused)
+        context.observer.on_decision(context.clock.monotonic() - began, refused)
         return verdict
 
     @abstractmethod
@@ -127,10 +127,10 @@ class ExchangeHandler(PendingRequest, ABC):
 
     def failed(self, error: BaseException) -> ImmediateResponse:
         """Return what the client gets for a fault of ours. What the request has reserved is refunded."""
-        self._context.watcher.failed(error, self.trace_id)
+        self._context.observer.on_fault(error, self.trace_id)
         if self._let_go():  # it was granted and will not be sent
             self._context.start(refund(self._context.ledger, self.account, self.request_id))
-        return answers.internal_error(self.head, self.trace_id)
+        return answers.internal_error_response(self.head, self.trace_id)
 
     @abstractmethod
     def _let_go(self) -> bool:
@@ -142,7 +142,7 @@ class ExchangeHandler(PendingRequest, ABC):
         request_id = self.request_id = self._context.ids.make(wall)
         self.chance = hash(request_id)
         given = head.header("x-din-trace-id")
-        self.trace_id = given if kept(given) else request_id
+        self.trace_id = given if is_trace_id(given) else request_id
         if self._context.sampler is not None:
             self.span = self._context.sampler.context(request_id, self.trace_id, head.header("traceparent"))
 
@@ -162,37 +162,37 @@ class ExtProcHandler(ExchangeHandler):
         decision = await decide(context, self, who, parsed.intent, began=began, wall=wall)
         if isinstance(decision, Refusal):
             return decision
-        order = decision.order
+        order = decision.node_request
         translated = None if order.dialect is None else replace(order, body=b"")
-        self._held = _GrantedRequest(decision.picked.taken, decision.target.pool.engine, not decision.roomy, translated)
+        self._held = _GrantedRequest(decision.selection.taken, decision.target.pool.engine, not decision.roomy, translated)
         context.live[self.request_id] = self.account
         if context.admissions is not None:
-            context.admissions.append(admission(decision, self, wall))
+            context.admissions.append(admission_record(decision, self, wall))
         if context.checks is not None:
-            context.checks.offer(decision, parsed, self.trace_id, wall)
+            context.checks.sample(decision, parsed, self.trace_id, wall)
         verdict = dispatch(decision, self, parsed, context.clock.monotonic() - began)
         self.who = self.parsed = self.intent = None  # what is open for minutes keeps no more than it needs
         return verdict
 
     def _without_body(self, endpoint: EndpointKind | None) -> Verdict | Refusal:
         if endpoint is None or self.who is None:
-            return answers.options(self.trace_id)
-        return answers.models(self._context.view.table.models_for(self.who.tenant), endpoint.model, self.trace_id)
+            return answers.options_response(self.trace_id)
+        return answers.models_response(self._context.view.table.models_for(self.who.tenant), endpoint.model, self.trace_id)
 
-    def answered(self, head: ResponseHead) -> Treatment:
+    def on_response(self, head: ResponseHead) -> Treatment:
         """A node's error is told in the gateway's words, an answer in its engine's own words in OpenAI's; any other goes on as it is."""
         if self._held is None:
             return PASS
         asked, wall = self._held.translated, self._context.clock.wall()
         if asked is None or asked.dialect is None or head.status not in SUCCESS_STATUSES:
-            return failures.treatment(self._held.engine, head, self.head, self.trace_id, wall)
+            return failures.treat_error(self._held.engine, head, self.head, self.trace_id, wall)
         named = AnswerContext(asked.operation, self.request_id, int(wall), asked.model, asked.fields)
         return Translation(asked.dialect, named, asked.stream, self.head, self.trace_id).treat(head)
 
-    def mistreated(self, error: Exception) -> Replacement:
+    def on_response_failure(self, error: Exception) -> Replacement:
         """Nobody gets a node's own words for a fault of ours."""
-        self._context.watcher.failed(error, self.trace_id)
-        return unreadable(self.head, self.trace_id)
+        self._context.observer.on_fault(error, self.trace_id)
+        return unreadable_response(self.head, self.trace_id)
 
     def ended(self) -> None:
         """Free node and slot; the access log tells the rest."""
@@ -204,7 +204,7 @@ class ExtProcHandler(ExchangeHandler):
         held, self._held = self._held, None
         if held is None:
             return False
-        self._context.placer.free(held.taken)
+        self._context.selector.release(held.taken)
         self._context.live.pop(self.request_id, None)
         return True
 

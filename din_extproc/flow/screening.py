@@ -28,7 +28,7 @@ _TEXTUAL = (b'"', b"[", b"{")
 _as_json = msgspec.json.Encoder().encode
 
 
-def screened(
+def screen_prompt(
     reading: ParsedRequest, screening: ScreeningPolicy, head: RequestHead, gauges: Callable[[str], TokenCalibrator]
 ) -> ParsedRequest | Refusal:
     """Apply the policy. A prompt with more findings than are looked at is refused where it would have to be masked.

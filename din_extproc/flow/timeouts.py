@@ -42,7 +42,7 @@ class RequestTimeouts(Struct, frozen=True, gc=False):
         return (total,) if self.first_byte_ms is None else (total, (_FIRST_BYTE, str(self.first_byte_ms)))
 
 
-def limits(intent: Intent, pool: Pool, picked: NodeSelection) -> RequestTimeouts:
+def compute_timeouts(intent: Intent, pool: Pool, picked: NodeSelection) -> RequestTimeouts:
     """What holds for a request that goes to this pool. A beginning that may take as long as the whole has no limit of its own."""
     own = pool.timeouts.total_ms if picked.timeout_ms is None else picked.timeout_ms
     patience = intent.timeout_ms
@@ -53,7 +53,7 @@ def limits(intent: Intent, pool: Pool, picked: NodeSelection) -> RequestTimeouts
     return RequestTimeouts(total, first)
 
 
-def remaining(intent: Intent, waited_s: float) -> Intent | Refusal:
+def deduct_wait(intent: Intent, waited_s: float) -> Intent | Refusal:
     """The intent with what is left of its client's patience; refused: nothing is."""
     if intent.timeout_ms is None:
         return intent

@@ -41,7 +41,7 @@ class TraceIds:
         return f"{int(now * 1000):012x}{self._node}{self._next:016x}"
 
 
-def kept(text: str) -> bool:
+def is_trace_id(text: str) -> bool:
     """Whether a client's own trace id is passed on: 8 to 128 letters, digits and `_.:-`."""
     return _KEPT(text) is not None
 

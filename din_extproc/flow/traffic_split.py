@@ -70,7 +70,7 @@ class TrafficSplit:
         self._meters: dict[tuple[str, str], FractionalSampler] = {}
         """By pool and node id."""
 
-    def take(self, standings: BreakerSnapshots) -> frozenset[str]:
+    def on_breakers(self, standings: BreakerSnapshots) -> frozenset[str]:
         """Breakers changed. Returns the nodes of which something else holds now."""
         for node_id, standing in standings.nodes.items():
             self._open.pop(node_id, None)
@@ -86,13 +86,13 @@ class TrafficSplit:
         self._meters = {key: meter for key, meter in self._meters.items() if key[1] not in standings.nodes}
         return frozenset(standings.nodes)
 
-    def keep(self, node_ids: set[str]) -> None:
+    def retain(self, node_ids: set[str]) -> None:
         """Forget every other node."""
         for known in (self._open, self._partial):
             for node_id in known.keys() - node_ids:
                 del known[node_id]
 
-    def look_at(self, pools: Mapping[str, tuple[Node, ...]]) -> None:
+    def update_pools(self, pools: Mapping[str, tuple[Node, ...]]) -> None:
         """Work out how these pools stand, by name with all their nodes, after something about them has changed."""
         for name, nodes in pools.items():
             asked = self._asked.setdefault(name, 0)
@@ -103,18 +103,18 @@ class TrafficSplit:
             else:
                 self._gates[name] = gate
 
-    def left(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    def not_excluded(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Those that are not left out; the same tuple when none is."""
         opened = self._open
         if not opened or not any(node.id in opened for node in nodes):
             return nodes
         return tuple(node for node in nodes if node.id not in opened)
 
-    def gate(self, pool: str) -> PoolThrottle | None:
+    def throttle(self, pool: str) -> PoolThrottle | None:
         """What stands in the way to the pool; None: nothing."""
         return self._gates.get(pool)
 
-    def holds_back(self, pool: str, gate: PoolThrottle, now: float) -> str:
+    def divert_reason(self, pool: str, gate: PoolThrottle, now: float) -> str:
         """Why a request should go elsewhere, "" when it is one of those that pass. Asked once per request: it counts."""
         turn = self._asked[pool] = self._asked[pool] + 1
         if gate.on_trial is not None and not gate.on_trial.due(turn, 1, now):
@@ -128,12 +128,12 @@ class TrafficSplit:
         """Whether any node gets a part of its requests."""
         return bool(self._partial)
 
-    def turn(self, pool: str) -> int:
+    def next_turn(self, pool: str) -> int:
         """One more request for a node of the pool. Returns which one it is."""
         number = self._turns[pool] = self._turns.get(pool, 0) + 1
         return number
 
-    def first(self, pool: str, nodes: tuple[Node, ...], among: int, now: float) -> Node | None:
+    def first_due(self, pool: str, nodes: tuple[Node, ...], among: int, now: float) -> Node | None:
         """The first of these that may have the pool's present turn, of so many nodes that share turns; None: none."""
         turn = self._turns[pool]
         for node in nodes:
@@ -151,22 +151,22 @@ class TrafficSplit:
         """Whether none of them gets everything."""
         return all(node.id in self._partial for node in nodes)
 
-    def largest(self, nodes: tuple[Node, ...], now: float) -> Node:
+    def largest_share(self, nodes: tuple[Node, ...], now: float) -> Node:
         """The one with the largest share, for when none is due."""
         return max(nodes, key=lambda node: 1.0 if (standing := self._partial.get(node.id)) is None else standing.share(now))
 
-    def in_line(self, first: Node, nodes: tuple[Node, ...], count: int) -> tuple[Node, ...]:
+    def order_for_retries(self, first: Node, nodes: tuple[Node, ...], count: int) -> tuple[Node, ...]:
         """The first, then those that a retry may try: whole ones, then those that ramp up; one on trial only where there is no other."""
         rest = sorted((node for node in nodes if node is not first), key=lambda node: self._rank(node.id))
         while len(rest) > 1 and self._rank(rest[-1].id) > 1:
             rest.pop()
         return (first, *rest[: count - 1])
 
-    def beyond_trial(self, nodes: tuple[Node, ...], count: int) -> tuple[Node, ...]:
+    def without_trials(self, nodes: tuple[Node, ...], count: int) -> tuple[Node, ...]:
         """Of these, whole ones, then those that ramp up; none on trial."""
         return tuple(sorted((node for node in nodes if self._rank(node.id) <= 1), key=lambda node: self._rank(node.id)))[:count]
 
-    def standing(self, node_id: str) -> BreakerSnapshot | None:
+    def get_snapshot(self, node_id: str) -> BreakerSnapshot | None:
         """How a node stands; None: closed."""
         return self._open.get(node_id) or self._partial.get(node_id)
 
@@ -178,7 +178,7 @@ class TrafficSplit:
         """Until when all of them are left out, or the trial that all of them are on at most."""
         found = []
         for node in nodes:
-            standing = self.standing(node.id)
+            standing = self.get_snapshot(node.id)
             if standing is None or standing.state is BreakerState.RAMPING:
                 return None, None
             found.append(standing)
@@ -188,7 +188,7 @@ class TrafficSplit:
         return min((each.until or 0.0 for each in found), default=None), None
 
 
-def shut(gate: PoolThrottle | None, now: float) -> Refusal:
+def refuse_excluded(gate: PoolThrottle | None, now: float) -> Refusal:
     """The answer while every node that could take the request is left out, with the time until one is tried again."""
     wait_s = _TRIAL_RETRY_S if gate is None or gate.shut_until is None else max(_TRIAL_RETRY_S, gate.shut_until - now)
     headers: Headers = (("retry-after", str(-int(-wait_s // 1))), ("retry-after-ms", str(round(wait_s * 1000))))

@@ -38,10 +38,10 @@ class Translation(Struct, frozen=True):
 
     def _whole(self, head: ResponseHead, body: bytes) -> Replacement:
         made = self.dialect.translate_answer(self.asked, head, body)
-        return unreadable(self.head, self.trace_id) if made is None else Replacement(HTTPStatus.OK, _JSON, made)
+        return unreadable_response(self.head, self.trace_id) if made is None else Replacement(HTTPStatus.OK, _JSON, made)
 
 
-def unreadable(request: RequestHead, trace_id: str) -> Replacement:
+def unreadable_response(request: RequestHead, trace_id: str) -> Replacement:
     """What the client gets instead of an answer that is none."""
-    error = answers.refusal(_UNREADABLE, request, trace_id)
+    error = answers.refusal_response(_UNREADABLE, request, trace_id)
     return Replacement(error.status, error.headers, error.body)

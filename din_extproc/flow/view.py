@@ -65,7 +65,7 @@ _UNKNOWN = ModelFacts()
 _NO_LIMITS = RateLimits()
 
 
-def facts(view: DecisionView, model: str) -> ModelFacts:
+def model_facts(view: DecisionView, model: str) -> ModelFacts:
     """What the view knows of the model; defaults when it is unknown."""
     return view.models.get(model, _UNKNOWN)
 
@@ -78,7 +78,7 @@ class ApplicableLimits(Struct, frozen=True, gc=False):
     """The smallest `tpm` among them."""
 
 
-def purse(who: Authenticated, model: str, priority: Priority, commons: GlobalLimits) -> ApplicableLimits:
+def applicable_limits(who: Authenticated, model: str, priority: Priority, commons: GlobalLimits) -> ApplicableLimits:
     """The budgets of key, tenant, model and network that a request of this class is charged to: those that exist."""
     tenant, key = who.tenant, who.key
     enforced = tenant.enforce
@@ -111,8 +111,8 @@ def claim_for(
         expected: Tokens that one answer to this tenant usually stays under; None: not known.
         lease_ms: How long its slots stay taken if nobody is heard of it.
     """
-    charged = purse(who, model, who.tenant.priority_of(intent.priority), view.commons)
-    answers, default = intent.answers, facts(view, model).output_tokens_default
+    charged = applicable_limits(who, model, who.tenant.priority_of(intent.priority), view.commons)
+    answers, default = intent.answers, model_facts(view, model).output_tokens_default
     likely = None if expected is None else expected * answers
     tokens = compute_reservation(intent.prompt_tokens, intent.output_tokens, likely, default * answers, charged.bucket)
     return Claim(request_id, who.tenant.id, charged.budgets, tokens, lease_ms)

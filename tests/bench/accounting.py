@@ -16,7 +16,7 @@ from din_extproc.domain.usage import ExchangeRecord, Outcome, Usage
 from din_extproc.edge.audit.log import AuditLog, AuditOptions
 from din_extproc.edge.telemetry.exchange_log import ExchangeLog
 from din_extproc.edge.telemetry.otlp import OtlpExporter
-from din_extproc.flow.audit_records import ending
+from din_extproc.flow.audit_records import ending_record
 from din_extproc.observe.exchange_metrics import ExchangeMetrics
 from tests.bench.beside_a_scrape import beside_a_scrape
 from tests.bench.field import Field, Figures
@@ -54,7 +54,7 @@ async def _audit() -> float:
         log.start()
         began = time.process_time()
         for _ in range(_RECORDS):
-            log.note(ending(RECORD))
+            log.note(ending_record(RECORD))
         await log.flush()
         spent = time.process_time() - began
         await log.close()

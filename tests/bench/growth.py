@@ -151,7 +151,7 @@ def _decisions(desks: dict[int, WorkerContext], rounds: int) -> dict[int, list[f
 
 def decide(desk: WorkerContext, body: bytes, running: deque[ExtProcHandler]) -> None:
     """Decide a request while the oldest of those in flight ends."""
-    flow = desk.begin()
+    flow = desk.create_handler()
     verdict = _at_once(flow.decide(_HEAD, body))
     assert isinstance(verdict, Send), verdict
     running.append(flow)

@@ -132,7 +132,7 @@ class _Crowd:
         ).methods()
         for start in range(0, len(self._names), _JOINING):
             await asyncio.gather(*(self._join(at) for at in range(start, min(start + _JOINING, len(self._names)))))
-        while len(self._plane.desk.placer.members.nodes("p")) < len(self._names):  # noqa: ASYNC110 - told in differences, no event
+        while len(self._plane.desk.selector.members.nodes("p")) < len(self._names):  # noqa: ASYNC110 - told in differences, no event
             await asyncio.sleep(0.05)
         return self
 

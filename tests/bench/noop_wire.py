@@ -31,7 +31,7 @@ class _Constant:
             metadata={},
         )
 
-    def begin(self) -> "_Constant":
+    def create_handler(self) -> "_Constant":
         return self
 
     async def decide(self, _head: RequestHead, _body: bytes) -> Verdict:
@@ -40,10 +40,10 @@ class _Constant:
     def failed(self, error: BaseException) -> ImmediateResponse:
         raise error
 
-    def answered(self, _head: ResponseHead) -> Treatment:
+    def on_response(self, _head: ResponseHead) -> Treatment:
         return PASS
 
-    def mistreated(self, error: Exception) -> None:
+    def on_response_failure(self, error: Exception) -> None:
         raise error
 
     def ended(self) -> None:

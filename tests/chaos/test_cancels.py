@@ -44,7 +44,7 @@ class Client:
     """One exchange: it is decided about until the client leaves, and ended then."""
 
     def __init__(self, plane: RequestPlane, name: str) -> None:
-        self.flow = plane.desk.begin()
+        self.flow = plane.desk.create_handler()
         self.name = name
         self.sent = False
         self.faults: list[BaseException] = []
@@ -97,6 +97,6 @@ async def test_a_thousand_cancels_at_random_await_points_leave_every_counter_at_
     assert shown["left"] > 0
     assert shown["granted"] > 0
     assert plane.desk.live == {}
-    assert plane.desk.placer.load.tokens_in_flight() == {}
+    assert plane.desk.selector.load.tokens_in_flight() == {}
     assert not any(leases.values())
     assert set(used.values()) <= {bytes(8)}, "no token is charged any more"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from din_extproc.domain.node import Pool
 from din_extproc.domain.request import RequestHead
-from din_extproc.flow.node_order import NodeRequest, order
+from din_extproc.flow.node_order import NodeRequest, build_node_request
 from din_extproc.intent.estimate import TokenCalibrator
 from din_extproc.intent.read import ParsedRequest, parse_request
 from din_extproc.southbound.engines import ENGINES
@@ -87,7 +87,7 @@ def test_a_request_reaches_the_engine_as_it_was_sent_but_for_what_is_spliced(see
     body, wanted = spelled(seed, streams=streams, tells=tells, same_name=same_name)
     reading = parse_request(RequestHead("POST", "/v1/chat/completions", {}), body, lambda _name: TokenCalibrator(), 1 << 20)
     assert isinstance(reading, ParsedRequest), reading
-    made = order(reading, reading.intent, Pool("p", "physical", "physical", engine=engine, scheduler="round_robin", nodes=()))
+    made = build_node_request(reading, reading.intent, Pool("p", "physical", "physical", engine=engine, scheduler="round_robin", nodes=()))
     assert isinstance(made, NodeRequest)
     assert (made.body, made.path, made.headers, made.dialect) == (wanted, "/v1/chat/completions", (), None)
     assert made.strips_usage == (streams and not tells)

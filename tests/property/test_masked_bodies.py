@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from din_extproc.domain.request import RequestHead
 from din_extproc.domain.tenant import OnSensitive
 from din_extproc.flow.calibrators import TokenCalibrators
-from din_extproc.flow.screening import screened
+from din_extproc.flow.screening import screen_prompt
 from din_extproc.flow.view import ScreeningPolicy
 from din_extproc.intent.read import ParsedRequest, parse_request
 from din_extproc.screen.find import Screen
@@ -44,9 +44,9 @@ def test_only_findings_change(messages, data):
     sent = [written(text, data.draw) for text in texts]
     shape = '{{ "model":"m" ,"user": "a.b@example.com", "messages" : [{}], "seed":1.50 }}'
     body = shape.format(", ".join(f'{{"role":"user","content" : {text}}}' for text in sent)).encode()
-    reading = parse_request(HEAD, body, GAUGES.named, 1 << 20)
+    reading = parse_request(HEAD, body, GAUGES.for_name, 1 << 20)
     assert isinstance(reading, ParsedRequest)
-    seen = screened(reading, SCREENING, HEAD, GAUGES.named)
+    seen = screen_prompt(reading, SCREENING, HEAD, GAUGES.for_name)
     assert isinstance(seen, ParsedRequest)
     after = json.loads(seen.body)
     assert [message["content"] for message in after["messages"]] == masked

@@ -26,7 +26,7 @@ from din_extproc.edge.registry.forms import HealthForm, MemberForm, NodeForm
 from din_extproc.edge.telemetry.counters import DecisionCounters
 from din_extproc.flow import ext_authz
 from din_extproc.flow.decision import Decision, Permit
-from din_extproc.flow.dispatch import permission
+from din_extproc.flow.dispatch import permit_verdict
 from din_extproc.flow.ext_authz import ExtAuthzHandlerFactory
 from din_extproc.flow.pool_membership import PoolMembership
 from din_extproc.roles.serve.decision_view import make_view
@@ -166,11 +166,11 @@ class Served(NamedTuple):
 def by_ext_proc(settings: Settings, tenant_id: str, asked: list[Any], opened: set[str]) -> list[Served]:
     ledger = Recorder(LocalLedger(lambda: 0))
     plane = RequestPlane(settings, ledger, Background(), DecisionCounters())
-    plane.desk.placer.judge(breakers(opened))
+    plane.desk.selector.on_breakers(breakers(opened))
     found = []
     for headers, body in asked:
         seen = len(ledger.claims)
-        verdict = run(plane.desk.begin().decide(head_of(tenant_id, headers), json.dumps(body).encode()))
+        verdict = run(plane.desk.create_handler().decide(head_of(tenant_id, headers), json.dumps(body).encode()))
         labels = msgspec.json.decode(verdict.metadata["labels"], type=Labels)
         found.append(Served(ledger.fate(seen, code_of(verdict), labels.rule, labels.pool), labels))
     return found
@@ -179,17 +179,17 @@ def by_ext_proc(settings: Settings, tenant_id: str, asked: list[Any], opened: se
 def by_ext_authz(settings: Settings, tenant_id: str, asked: list[Any], opened: set[str]) -> list[tuple[Fate, Permit | None, Labels]]:
     ledger = Recorder(LocalLedger(lambda: 0))
     plane = RequestPlane(settings, ledger, Background(), DecisionCounters())
-    plane.desk.placer.judge(breakers(opened))
+    plane.desk.selector.on_breakers(breakers(opened))
     factory, found = ExtAuthzHandlerFactory(plane.desk), []
     for headers, body in asked:
         seen, permits = len(ledger.claims), []
 
         def keep(permit: Permit, *rest: Any, kept: list[Permit] = permits) -> Any:
             kept.append(permit)
-            return permission(permit, *rest)
+            return permit_verdict(permit, *rest)
 
-        with mock.patch.object(ext_authz, "permission", keep):
-            verdict = run(factory.begin().decide(head_of(tenant_id, headers), json.dumps(body).encode()))
+        with mock.patch.object(ext_authz, "permit_verdict", keep):
+            verdict = run(factory.create_handler().decide(head_of(tenant_id, headers), json.dumps(body).encode()))
         permit = permits[0] if permits else None
         rule = "" if permit is None or permit.routed is None else permit.routed.rule
         pool = "" if permit is None or permit.target is None else permit.target.pool.name
@@ -249,9 +249,9 @@ def past_of(labels: Labels, entry: str, at: int) -> ReplayedRequest:
 
 
 def by_replay(settings: Settings, record: list[ReplayedRequest], opened: set[str]) -> tuple[list[ReplayOutcome], list[Claim]]:
-    rerun = ReplayRun(make_view(settings, {}), PoolMembership.of(settings.pools), owners_of(settings))
+    rerun = ReplayRun(make_view(settings, {}), PoolMembership.from_pools(settings.pools), owners_of(settings))
     ledger = rerun._context.ledger = Recorder(rerun._context.ledger)
-    rerun._context.placer.judge(breakers(opened))
+    rerun._context.selector.on_breakers(breakers(opened))
     return rerun.fates(record), ledger.claims
 
 
@@ -263,7 +263,7 @@ def by_simulate(settings: Settings, tenant_id: str, record: list[ReplayedRequest
     counters, clock = InMemoryLedger(), VirtualClock(start_ms / 1000)
     replica = SimulatedReplica(plan, counters, clock)
     ledger = replica._context.ledger = Recorder(VirtualLedger(counters, clock))
-    replica.placer.judge(breakers(opened))
+    replica.selector.on_breakers(breakers(opened))
     who = next(each for each in owners_of(settings).values() if each.tenant.id == tenant_id)
     found = []
     for number, (past, (headers, _)) in enumerate(zip(record, asked, strict=True)):

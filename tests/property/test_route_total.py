@@ -36,7 +36,7 @@ TENANTS = [
 ALLOWED = {"all": {"small", "big"}, "small": {"small"}, "aliased": {"small"}, "none": set(), "stranger": set()}
 STRANGER = Tenant(id="stranger", models=("*",), priority=Priority.BATCH, limits=RateLimits(), per_model={})
 POOLS = [_pool("s", "small", "1.2"), _pool("b", "big", "2025.3"), _pool("s2", "small", "1.3")]
-MEMBERS = PoolMembership.of(POOLS)
+MEMBERS = PoolMembership.from_pools(POOLS)
 TABLE = compile_routes(
     POOLS,
     [Alias("fast", ("small",), ">=1"), Alias("auto", ("*",))],

@@ -40,11 +40,11 @@ class FakeFlow:
         body = error_body(RefusalCode.INTERNAL_ERROR, "The gateway failed", trace_id="trace-1")
         return ImmediateResponse(status=500, headers=(("content-type", "application/json"), ("x-din-trace-id", "trace-1")), body=body)
 
-    def answered(self, head: ResponseHead) -> Treatment:
+    def on_response(self, head: ResponseHead) -> Treatment:
         self.heads.append(head)
         return self.treat(head)
 
-    def mistreated(self, error: Exception) -> Replacement | None:
+    def on_response_failure(self, error: Exception) -> Replacement | None:
         self.errors.append(error)
         return self.instead
 
@@ -60,7 +60,7 @@ class FakeConductor:
         self.treat = treat
         self.flows: list[FakeFlow] = []
 
-    def begin(self) -> FakeFlow:
+    def create_handler(self) -> FakeFlow:
         self.flows.append(FakeFlow(self.decision, self.treat))
         return self.flows[-1]
 

@@ -27,7 +27,7 @@ class AuditGate:
         self._patience_s = patience_s
         self._waiting: set[asyncio.Future[None]] = set()
 
-    async def passed(self) -> Refusal | None:
+    async def wait_until_open(self) -> Refusal | None:
         """Wait until it opens. Not in time: a refusal."""
         if not self._patience_s:
             return _SHUT

@@ -15,14 +15,14 @@ from din_extproc.wire.exchange import Decide, Exchange, Reply, TreatResponse
 class RequestHandler(VerdictHandler, Protocol):
     """What happens to one HTTP exchange."""
 
-    def answered(self, head: ResponseHead) -> Treatment:
+    def on_response(self, head: ResponseHead) -> Treatment:
         """Return what is done with the response to a request that was sent on.
 
         Asked of errors, and of every response if the verdict wants it.
         """
 
-    def mistreated(self, error: Exception) -> Replacement | None:
-        """Return what the client gets when `answered`, or the treatment that it returned, raised `error` before the response's head left.
+    def on_response_failure(self, error: Exception) -> Replacement | None:
+        """Return what the client gets when `on_response`, or its treatment, raised `error` before the response's head left.
 
         None: the response goes on as it is.
         """
@@ -57,7 +57,7 @@ class ExtProcStream(VerdictCall[RequestHandler]):
         try:
             command = self._exchange.receive(decode(data))
             if type(command) is TreatResponse:
-                command = Reply(self._exchange.treatment(self._handler.answered(command.head)))
+                command = Reply(self._exchange.treatment(self._handler.on_response(command.head)))
         except ProtocolError as error:
             self._abort(INVALID_ARGUMENT, str(error))
             return
@@ -90,6 +90,6 @@ class ExtProcStream(VerdictCall[RequestHandler]):
 
     def _instead(self, error: Exception) -> bytes | None:
         try:
-            return self._exchange.instead(self._handler.mistreated(error))
+            return self._exchange.instead(self._handler.on_response_failure(error))
         except Exception:  # noqa: BLE001 - the last guard: the answer goes on as it is
             return None

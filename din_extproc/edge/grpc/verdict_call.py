@@ -36,7 +36,7 @@ H_co = TypeVar("H_co", bound=VerdictHandler, covariant=True)
 class HandlerFactory(Protocol[H_co]):
     """Makes one handler per call."""
 
-    def begin(self) -> H_co:
+    def create_handler(self) -> H_co:
         """Return the handler of a new call."""
 
 
@@ -68,7 +68,7 @@ class VerdictCall(ABC, Generic[H]):
     def __init__(self, call: ServerCall, service: VerdictService[H]) -> None:
         self._call = call
         self._service = service
-        self._handler = service.factory.begin()
+        self._handler = service.factory.create_handler()
         self._deciding: InlineTask[Verdict] | None = None
         self._over = False
         service.calls += 1

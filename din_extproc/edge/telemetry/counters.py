@@ -31,7 +31,7 @@ class DecisionCounters:
         self.prompt_tokens = 0
         self.completion_tokens = 0
 
-    def decided(self, seconds: float, refused: str) -> None:
+    def on_decision(self, seconds: float, refused: str) -> None:
         """A verdict took so long. `refused`: the error code, "" when the request was sent on."""
         self.decisions[bisect_left(DECISION_US, seconds * 1e6)] += 1
         self.decision_s += seconds
@@ -40,7 +40,7 @@ class DecisionCounters:
         else:
             self.sent += 1
 
-    def failed(self, error: BaseException, trace_id: str) -> None:
+    def on_fault(self, error: BaseException, trace_id: str) -> None:
         """A fault of ours, logged under the id that the client got."""
         self.faults += 1
         _log.error("a request failed inside the gateway", exc_info=error, extra={"trace_id": trace_id})

@@ -136,7 +136,7 @@ class AccountingPlane:
     def take_learned(self) -> WorkerUpdate:
         """Return what was learned since the last call."""
         return WorkerUpdate(
-            calibrations=self._gauges.changed() or None,
+            calibrations=self._gauges.take_changes() or None,
             outputs=self._outputs.take_changes() or None,
             paces=self._paces.take_changes() or None,
         )

@@ -17,7 +17,7 @@ from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.redis.audit_heads import AuditHeads
 from din_extproc.edge.redis.ledger import Runner
-from din_extproc.flow.audit_records import ending
+from din_extproc.flow.audit_records import ending_record
 from din_extproc.registry.table import NodeEvent
 from din_extproc.settings.audit import AuditSettings
 from din_extproc.settings.settings import Settings
@@ -100,7 +100,7 @@ class AuditRecorder:
 
     def finished(self, record: ExchangeRecord) -> None:
         """Record a settled exchange."""
-        self._log.note(ending(record))
+        self._log.note(ending_record(record))
 
     def record_admissions(self, records: Iterable[Any]) -> None:
         """Record requests that a worker, of this process or another one, sent on."""

@@ -73,19 +73,19 @@ class RequestPlane:
         self._one_script = settings.store.one_script
         self.gauges = TokenCalibrators(view.table.preferred_model)
         self.outputs = OutputHistory()
-        self.selector = NodeSelector(LoadModel(), PoolMembership.of(settings.pools))
+        self.selector = NodeSelector(LoadModel(), PoolMembership.from_pools(settings.pools))
         self.desk = WorkerContext(
             view=view,
             ledger=ledger,
-            placer=self.selector,
-            gauges=self.gauges,
+            selector=self.selector,
+            calibrators=self.gauges,
             outputs=self.outputs,
             ids=TraceIds(node_number(settings), secrets.randbits(_SEED_BITS)),
             clock=SystemClock(),
-            watcher=counters,
+            observer=counters,
             start=background.start,
             lease_ms=settings.store.lease_ms,
-            waiting=waiting,
+            queue=waiting,
             sampler=None if settings.telemetry is None else Sampler(settings.telemetry.sample),
             admissions=None if settings.audit is None else [],
         )
@@ -118,10 +118,10 @@ class RequestPlane:
         if not self._one_script and view.commons is not NO_COMMONS:
             _log.warning("`limits` of all tenants together are not counted: restart to apply `store.one_slot`")
             view = replace(view, commons=NO_COMMONS)
-        self.desk.change(view, self.selector.members.under(settings.pools))
+        self.desk.reload(view, self.selector.members.with_pools(settings.pools))
         moves = settings.in_flight
         self.selector.moves = (
-            moves if settings.gateway.xds is not None else moves.among(self._moves)
+            moves if settings.gateway.xds is not None else moves.intersect(self._moves)
         )  # without xDS, Envoy knows only the clusters it started with
 
     def block_requests(self, blocked: bool) -> None:  # noqa: FBT001 - a handler takes the value alone

@@ -52,9 +52,9 @@ class Worker:
             self.services.append(ExtAuthzService(self.plane.ext_authz_leases.factory))
         self._handlers: dict[str, Callable[[Any], None]] = {
             "membership": self.plane.selector.on_membership,
-            "breakers": self.plane.selector.judge,
+            "breakers": self.plane.selector.on_breakers,
             "readings": self.plane.selector.load.on_readings,
-            "calibrations": self.plane.gauges.adopt,
+            "calibrations": self.plane.gauges.apply,
             "outputs": self.plane.outputs.merge,
             "paces": self.plane.selector.load.on_paces,
             "audit_blocked": self.plane.block_requests,

@@ -41,7 +41,7 @@ class XdsControlPlane:
         self._background = background
         self._assigner = Assigner()
         self._blueprint: Blueprint | None = None
-        self._members = PoolMembership.of(())
+        self._members = PoolMembership.from_pools(())
         self._pools: frozenset[str] = frozenset()
         self._nodes: dict[str, tuple[Node, ...]] = {}
         self._service: DiscoveryService | None = None
@@ -72,7 +72,7 @@ class XdsControlPlane:
         former = self._blueprint
         self._blueprint = kept = made if former is None else made.keeping(former)
         self._pools = frozenset(pool.name for pool in settings.pools)
-        self._members = members = self._members.under(settings.pools)
+        self._members = members = self._members.with_pools(settings.pools)
         self._nodes.update({pool: _keep_until_checked(self._nodes.get(pool, ()), members.nodes(pool)) for pool in self._pools})
         self._publish()
         if self._service is None:
@@ -84,7 +84,7 @@ class XdsControlPlane:
 
     def on_membership(self, delta: MembershipDelta) -> None:
         """Send nodes that joined or left to Envoys at once."""
-        self._members = self._members.after(delta)
+        self._members = self._members.apply_delta(delta)
         self._publish_members()
 
     def snapshot(self) -> dict[str, object]:

@@ -26,7 +26,7 @@ from din_extproc.flow.node_order import DROPPED, NodeRequest
 from din_extproc.flow.node_selector import NodeSelection, NodeSelector, PlacementTarget, RequestSize
 from din_extproc.flow.pipeline import decide, node_request, read_request
 from din_extproc.flow.pool_membership import PoolMembership
-from din_extproc.flow.timeouts import limits
+from din_extproc.flow.timeouts import compute_timeouts
 from din_extproc.roles.operate.unknown_tenant import unknown_tenant_message
 from din_extproc.roles.serve.decision_view import make_view
 from din_extproc.route.table import Routed
@@ -76,18 +76,18 @@ def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None =
     recorded = _request(text)
     view = make_view(settings, {})
     clock = VirtualClock(datetime.now(UTC).timestamp())
-    selector = _RecordingSelector(LoadModel(), PoolMembership.of(settings.pools) if rows is None else members_of(rows))
+    selector = _RecordingSelector(LoadModel(), PoolMembership.from_pools(settings.pools) if rows is None else members_of(rows))
     selector.moves = settings.in_flight
     _apply_state(selector, rows or ())
     context = DecisionContext(
         view=view,
         ledger=_Unlimited(),
-        placer=selector,
-        gauges=TokenCalibrators(view.table.preferred_model),
+        selector=selector,
+        calibrators=TokenCalibrators(view.table.preferred_model),
         outputs=OutputHistory(),
         clock=clock,
         start=run_now,
-        waiting=_Unlimited(),
+        queue=_Unlimited(),
         lease_ms=LEASE_MS,
     )
     request = PendingRequest()
@@ -130,15 +130,15 @@ class _RecordingSelector(NodeSelector):
         self.scores: dict[str, tuple[float, str]] = {}
         """By node id, of every node that can take the request, at the moment of the choice."""
 
-    def target(self, routed: Routed, size: RequestSize, now: float) -> PlacementTarget | Refusal:
+    def select_target(self, routed: Routed, size: RequestSize, now: float) -> PlacementTarget | Refusal:
         self.routed, self.size = routed, size
-        self.target_found = super().target(routed, size, now)
+        self.target_found = super().select_target(routed, size, now)
         return self.target_found
 
-    def pick(self, target: PlacementTarget, ask: PlacementRequest) -> NodeSelection | Refusal:
+    def select_nodes(self, target: PlacementTarget, ask: PlacementRequest) -> NodeSelection | Refusal:
         self.ask = ask
         self.scores = {node.id: target.ranking.strategy.score(node, ask) for node in target.ranking.nodes}
-        return super().pick(target, ask)
+        return super().select_nodes(target, ask)
 
 
 class _Unlimited:
@@ -153,7 +153,7 @@ class _Unlimited:
     def __len__(self) -> int:
         return 0
 
-    def is_behind(self, claim: Claim, priority: Priority) -> bool:  # noqa: ARG002 - the port's signature
+    def must_queue(self, claim: Claim, priority: Priority) -> bool:  # noqa: ARG002 - the port's signature
         return False
 
     async def wait(self, claim: Claim, priority: Priority, queueing: Queueing, patience_ms: int) -> Granted:  # noqa: ARG002
@@ -162,7 +162,7 @@ class _Unlimited:
 
 def _apply_state(selector: NodeSelector, rows: Rows) -> None:
     """Know of nodes what a running sidecar knows."""
-    selector.judge(BreakerSnapshots({row.node.id: row.health.standing() for row in rows if row.health is not None}))
+    selector.on_breakers(BreakerSnapshots({row.node.id: row.health.standing() for row in rows if row.health is not None}))
     for row in rows:
         if row.beat is not None:
             selector.load.on_reading(row.node.id, HeartbeatReading(row.beat, 0.0))
@@ -193,19 +193,19 @@ def _placed(
         scheduler=target.pool.scheduler,
         long=tail is not None and ask is not None and tail.is_long(ask),
     )
-    asked = decided.order if isinstance(decided, Decision) else node_request(request, intent, target)
+    asked = decided.node_request if isinstance(decided, Decision) else node_request(request, intent, target)
     if isinstance(asked, NodeRequest):
         left_out = next((value for name, value in asked.headers if name == DROPPED), None)
         found = replace(found, node_path=None if asked.dialect is None else asked.path, left_out=left_out)
     if isinstance(decided, Refusal):
         return _answered(found, decided, own)
     dropped = {each.node for each in own}
-    names = tuple(node.id for node in decided.picked.nodes)
+    names = tuple(node.id for node in decided.selection.nodes)
     ranked = [_ranked(node_id, target, names, score) for node_id, score in selector.scores.items() if node_id not in dropped]
     ranked.sort(key=lambda each: (each.place or len(ranked) + 1, each.score))
-    wait = limits(decided.intent, target.pool, decided.picked)
+    wait = compute_timeouts(decided.intent, target.pool, decided.selection)
     found = replace(found, nodes=names, candidates=(*ranked, *own), timeout_ms=wait.total_ms, first_byte_ms=wait.first_byte_ms)
-    return replace(found, sent=True, moves_to=decided.picked.spares[0].id if decided.picked.spares else None)
+    return replace(found, sent=True, moves_to=decided.selection.spares[0].id if decided.selection.spares else None)
 
 
 def _ranked(node_id: str, target: PlacementTarget, names: tuple[str, ...], score: tuple[float, str]) -> Candidate:
@@ -221,7 +221,7 @@ def _answered(known: Explanation, refusal: Refusal, candidates: tuple[Candidate,
 def _dropped(pool: str, placer: NodeSelector, versions: Constraint, size: RequestSize, rows: Rows) -> tuple[Candidate, ...]:
     """The nodes of a pool that can't take the request, and those that would belong to it but take nothing now."""
     everyone = placer.members.nodes(pool)
-    nodes = placer.shares.left(everyone)
+    nodes = placer.shares.not_excluded(everyone)
     said = {row.node.id: row.health.said for row in rows if row.health is not None}
     shapes = filter_shapes(group_by_shape(nodes), size.demand(versions))
     fit = () if isinstance(shapes, Refusal) else shapes
@@ -233,7 +233,7 @@ def _dropped(pool: str, placer: NodeSelector, versions: Constraint, size: Reques
     found += [
         Candidate(node=node.id, pool=pool, why=f"left out: {said.get(node.id, '')}")
         for node in everyone
-        if (standing := placer.shares.standing(node.id)) is not None and standing.excluded
+        if (standing := placer.shares.get_snapshot(node.id)) is not None and standing.excluded
     ]
     models = {node.model for node in everyone} or {row.node.model for row in rows if pool == row.node.pool}
     found += [

@@ -105,7 +105,7 @@ def _comparable(past: ReplayedRequest, fate: ReplayOutcome) -> ReplayOutcome:
 
 
 def _rerun(settings: Settings) -> ReplayRun:
-    return ReplayRun(make_view(settings, {}), PoolMembership.of(settings.pools), owners_of(settings))
+    return ReplayRun(make_view(settings, {}), PoolMembership.from_pools(settings.pools), owners_of(settings))
 
 
 def _by_configuration(fate: ReplayOutcome) -> bool:

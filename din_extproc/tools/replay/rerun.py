@@ -104,7 +104,7 @@ class _RepeatedReservation:
     def __len__(self) -> int:
         return 0
 
-    def is_behind(self, claim: Claim, priority: Priority) -> bool:  # noqa: ARG002 - the port's signature
+    def must_queue(self, claim: Claim, priority: Priority) -> bool:  # noqa: ARG002 - the port's signature
         return False
 
     async def wait(self, claim: Claim, priority: Priority, queueing: Queueing, patience_ms: int) -> Granted | Denied:  # noqa: ARG002
@@ -142,12 +142,12 @@ class ReplayRun:
         self._context = DecisionContext(
             view=view,
             ledger=ledger,
-            placer=NodeSelector(LoadModel(), members),
-            gauges=TokenCalibrators(view.table.preferred_model),
+            selector=NodeSelector(LoadModel(), members),
+            calibrators=TokenCalibrators(view.table.preferred_model),
             outputs=self._outputs,
             clock=self._clock,
             start=run_now,
-            waiting=_RepeatedReservation(ledger),
+            queue=_RepeatedReservation(ledger),
             lease_ms=LEASE_MS,
         )
         self._fates: dict[int, ReplayOutcome] = {}
@@ -159,7 +159,7 @@ class ReplayRun:
 
     def fates(self, record: Sequence[ReplayedRequest]) -> list[ReplayOutcome]:
         """Return what becomes of each of them, in their order."""
-        self._usual = usual(record)
+        self._usual = tenant_averages(record)
         for at, past in enumerate(record):
             self._schedule(past.began_ms, self._begin, at)
         while self._events:
@@ -183,7 +183,7 @@ class ReplayRun:
         context = self._context
         request = PendingRequest()
         request.request_id, request.who, request.account = str(at), who, who.tenant.id
-        request.head = head_of(past, intent, who, context.view.table, context.placer.members.versions)
+        request.head = head_of(past, intent, who, context.view.table, context.selector.members.versions)
         now = self._clock.monotonic()
         stages = permit if past.entry else decide
         self._outputs.tokens = past.reserved - intent.prompt_tokens if past.reserved else None
@@ -205,7 +205,7 @@ class ReplayRun:
         if isinstance(decided, Permit):
             self._fates[at] = ReplayOutcome(model=decided.model, waits=waits)
         else:
-            begun.taken, target = decided.picked.taken, decided.target
+            begun.taken, target = decided.selection.taken, decided.target
             self._fates[at] = ReplayOutcome(target.pool.name, target.pool.model, decided.routed.rule, bool(target.degraded), waits)
         took_ms = self._usual.get(past.tenant, _NEVER)[0] if past.took_ms is None else past.took_ms
         self._schedule(self._clock.ms + took_ms, self._end, at)
@@ -213,7 +213,7 @@ class ReplayRun:
     def _end(self, at: int, past: ReplayedRequest) -> None:
         taken = self._begun.pop(at).taken
         if taken is not None:
-            self._context.placer.free(taken)
+            self._context.selector.release(taken)
         charged = past.charged or self._usual.get(past.tenant, _NEVER)[1]
         self._counters.settle(past.tenant, str(at), charged, self._clock.ms)
 
@@ -250,7 +250,7 @@ def intent_of(tags: Tags, operation: str, prompt_tokens: int, *, stream: bool) -
     )
 
 
-def usual(record: Sequence[ReplayedRequest]) -> dict[str, tuple[int, int, int]]:
+def tenant_averages(record: Sequence[ReplayedRequest]) -> dict[str, tuple[int, int, int]]:
     """How long answers to a tenant took on average, in ms, what they cost, and how long they were, in tokens."""
     sums: dict[str, tuple[int, int, int, int]] = {}
     for past in record:

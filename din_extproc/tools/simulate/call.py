@@ -40,7 +40,7 @@ class SimulatedCall:
     @property
     def pool(self) -> Pool:
         """The pool whose node has it: the one it was meant for, or the one that took over in flight."""
-        target, picked = self.decision.target, self.decision.picked
+        target, picked = self.decision.target, self.decision.selection
         if target.spare is not None and self.machine is not None and self.machine.node in picked.spares:
             return target.spare[0]
         return target.pool

@@ -122,7 +122,7 @@ class SimulatedNetwork:
 
     def _go(self, call: SimulatedCall, now: float) -> None:
         """It has a node, and a client that waits so long."""
-        picked, patience = call.decision.picked, call.arrival.patience_s
+        picked, patience = call.decision.selection, call.arrival.patience_s
         tries = picked.nodes[: 1 + self._plan.retries] if not picked.spares else (*picked.nodes, picked.spares[0])
         call.tries = list(tries[::-1])
         if picked.timeout_ms is not None:
@@ -252,7 +252,7 @@ class SimulatedNetwork:
             return
         replica.serves_at = None
         while replica.queue:
-            turn = replica.turn()
+            turn = replica.next_served()
             if not isinstance(turn, tuple):
                 self._serve_at(replica, max(turn, now + 0.001))
                 return
@@ -265,7 +265,7 @@ class SimulatedNetwork:
     def _ticks(self, tick: int, now: float) -> None:
         """Breakers look at the time, nodes say how they do, lessons are learned."""
         for replica in self._replicas:
-            replica.pass_time(now)
+            replica.on_tick(now)
             self._adopt(replica, now)
             if tick % _TICKS_PER_LESSON == 0:
                 replica.learn()
@@ -276,7 +276,7 @@ class SimulatedNetwork:
                 if beat is not None:
                     reading = HeartbeatReading(beat, now)
                     for replica in self._replicas:
-                        replica.hear(machine.node.id, reading)
+                        replica.on_reading(machine.node.id, reading)
         self._at((tick + 1) * _TICK_S, self._ticks, tick + 1)
 
     def _adopt(self, replica: SimulatedReplica, now: float) -> None:
@@ -286,7 +286,7 @@ class SimulatedNetwork:
             self._tally.opened(node_id)
             for other in self._replicas:
                 if other is not replica:
-                    other.told_open(node_id, now)
+                    other.on_remote_open(node_id, now)
 
     def _probes(self, _: None, now: float) -> None:
         """Nodes in doubt are asked for a token."""
@@ -304,7 +304,7 @@ class SimulatedNetwork:
 
     def _probed(self, what: tuple[str, bool], now: float) -> None:
         for replica in self._replicas:
-            replica.probed(what[0], now, ok=what[1])
+            replica.on_probe(what[0], now, ok=what[1])
             self._adopt(replica, now)
 
     def _sweeps(self, _: None, now: float) -> None:

@@ -59,23 +59,23 @@ class SimulatedReplica:
         self._plan = plan
         self._counters = counters
         self._clock = clock
-        self.placer = NodeSelector(LoadModel(), PoolMembership.of(plan.pools))
-        self.placer.moves = plan.moves
+        self.selector = NodeSelector(LoadModel(), PoolMembership.from_pools(plan.pools))
+        self.selector.moves = plan.moves
         self._paces = NodePaces(plan.half_lives_s)
         self._outputs = OutputHistory()
-        self.board = BreakerRegistry()
-        self.board.nodes.reload(plan.node_policies)
-        self.board.pools.reload(plan.pool_policies)
+        self.breakers = BreakerRegistry()
+        self.breakers.nodes.reload(plan.node_policies)
+        self.breakers.pools.reload(plan.pool_policies)
         self.queue = QueueState()
         self._context = DecisionContext(
             view=plan.view,
             ledger=VirtualLedger(counters, clock),
-            placer=self.placer,
-            gauges=TokenCalibrators(plan.view.table.preferred_model),
+            selector=self.selector,
+            calibrators=TokenCalibrators(plan.view.table.preferred_model),
             outputs=self._outputs,
             clock=clock,
             start=run_now,
-            waiting=self,
+            queue=self,
             lease_ms=LEASE_MS,
         )
         self._patience_s: float | None = None
@@ -110,7 +110,7 @@ class SimulatedReplica:
     def __len__(self) -> int:
         return len(self.queue)
 
-    def is_behind(self, claim: Claim, priority: Priority) -> bool:
+    def must_queue(self, claim: Claim, priority: Priority) -> bool:
         """Return whether somebody waits whom a newcomer must not overtake."""
         return self.queue.must_queue(claim, priority)
 
@@ -125,7 +125,7 @@ class SimulatedReplica:
         reply: Granted | Denied = await Pause(ticket)
         return reply
 
-    def turn(self) -> tuple[Ticket, Granted | Denied] | float:
+    def next_served(self) -> tuple[Ticket, Granted | Denied] | float:
         """Return the next whose wait is over, with what it has brought; or when to look again, in seconds."""
         queue, now_ms = self.queue, self._clock.ms
         while True:
@@ -146,7 +146,7 @@ class SimulatedReplica:
 
     def ended(self, decision: Decision, record: ExchangeRecord, now: float) -> None:
         """Settle a finished exchange, and learn from it."""
-        self.placer.free(decision.picked.taken)
+        self.selector.release(decision.selection.taken)
         self._counters.settle(decision.claim.tenant, decision.claim.request_id, record.usage.total_tokens, self._clock.ms)
         self._paces.learn(record, now)
         if record.outcome is Outcome.COMPLETED:
@@ -154,29 +154,29 @@ class SimulatedReplica:
             self._doubts.discard(record.node_id)
         if self._plan.breaker:
             events = classify_exchange(record, now, attempts_reported=True, longest_open_s=self._plan.longest_open_s)
-            self._stirred |= self.board.on_exchange(record, events)
+            self._stirred |= self.breakers.on_exchange(record, events)
 
     def attempt_failed(self, attempt: FailedAttempt, now: float) -> None:
         """Feed the node's breaker with a failed attempt."""
         self._doubts.add(attempt.node_id)
         if self._plan.breaker:
-            self._hear(self.board.nodes, attempt.node_id, classify_attempt(attempt, now))
+            self._hear(self.breakers.nodes, attempt.node_id, classify_attempt(attempt, now))
 
-    def probed(self, node_id: str, now: float, *, ok: bool) -> None:
+    def on_probe(self, node_id: str, now: float, *, ok: bool) -> None:
         """A node was asked for a token."""
         if ok:
             self._doubts.discard(node_id)
         event, reason = (BreakerEventKind.PROBE_SUCCEEDED, "") if ok else (BreakerEventKind.PROBE_FAILED, "no token")
-        self._hear(self.board.nodes, node_id, BreakerEvent(event, now, None, reason))
+        self._hear(self.breakers.nodes, node_id, BreakerEvent(event, now, None, reason))
 
-    def told_open(self, node_id: str, now: float) -> None:
+    def on_remote_open(self, node_id: str, now: float) -> None:
         """Another replica leaves the node alone."""
-        self._hear(self.board.nodes, node_id, BreakerEvent(BreakerEventKind.REMOTE_OPEN, now))
+        self._hear(self.breakers.nodes, node_id, BreakerEvent(BreakerEventKind.REMOTE_OPEN, now))
         self.adopt()
 
-    def pass_time(self, now: float) -> None:
+    def on_tick(self, now: float) -> None:
         """Breakers look whether pauses and ramps have ended."""
-        self.board.on_tick(now)
+        self.breakers.on_tick(now)
         self._stirred = True
 
     def adopt(self) -> list[str]:
@@ -184,23 +184,23 @@ class SimulatedReplica:
         if not self._stirred:
             return []
         self._stirred = False
-        changed = self.board.take_changes()
+        changed = self.breakers.take_changes()
         if not changed:
             return []
-        self.placer.judge(changed)
+        self.selector.on_breakers(changed)
         return [node_id for node_id, standing in changed.nodes.items() if standing.state is BreakerState.OPEN]
 
-    def hear(self, node_id: str, reading: HeartbeatReading) -> None:
+    def on_reading(self, node_id: str, reading: HeartbeatReading) -> None:
         """A node has said how it does."""
-        self.placer.load.on_reading(node_id, reading)
+        self.selector.load.on_reading(node_id, reading)
 
     def learn(self) -> None:
         """Know what finished exchanges have taught since."""
-        self.placer.load.on_paces(self._paces.take_changes())
+        self.selector.load.on_paces(self._paces.take_changes())
 
     def doubted(self) -> list[str]:
         """The nodes that probes are for: those that have failed and not answered since, and those on trial."""
-        trials = [name for name, standing in self.board.nodes.snapshot_not_closed().items() if standing.state is BreakerState.HALF_OPEN]
+        trials = [name for name, standing in self.breakers.nodes.snapshot_not_closed().items() if standing.state is BreakerState.HALF_OPEN]
         return sorted({*self._doubts, *trials})
 
     def _hear(self, breakers: BreakerSet, name: str, heard: BreakerEvent) -> None:

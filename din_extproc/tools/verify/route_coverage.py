@@ -19,7 +19,7 @@ from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.flow.calibrators import TokenCalibrators
 from din_extproc.flow.node_selector import RequestSize
 from din_extproc.flow.pool_membership import PoolMembership
-from din_extproc.flow.view import DecisionView, facts
+from din_extproc.flow.view import DecisionView, model_facts
 from din_extproc.intent.read import ParsedRequest, parse_request
 from din_extproc.route.table import CompiledRule, Routed
 from din_extproc.schedule.pick import filter_shapes, group_by_shape
@@ -100,7 +100,7 @@ class RouteCoverage:
     def _entries(self, name: str, rule: CompiledRule) -> Iterator[RouteEntry]:
         found = False
         misses: list[Miss] = []
-        for lowest, end in pairwise((0, *facts(self._view, rule.pool.model).boundaries, None)):
+        for lowest, end in pairwise((0, *model_facts(self._view, rule.pool.model).boundaries, None)):
             reached, missed = self._segment(name, rule, lowest or 0, None if end is None else end - 1)
             found = found or bool(reached)
             misses += missed
@@ -191,7 +191,7 @@ class RouteCoverage:
         words = max(1, wanted)
         for _ in range(_ATTEMPTS):
             body = _body(operation, name, words, stream=stream)
-            reading = parse_request(head, body, self._gauges.named, self._view.body_limit)
+            reading = parse_request(head, body, self._gauges.for_name, self._view.body_limit)
             if isinstance(reading, Refusal):
                 break
             estimated = reading.intent.prompt_tokens

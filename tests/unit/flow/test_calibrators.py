@@ -14,26 +14,26 @@ def gauges() -> TokenCalibrators:
 def test_a_name_is_weighed_as_the_model_it_stands_for():
     known = gauges()
     known.learn("m", TEXT.features, TEXT.fixed, TEXT.tokens * 2)
-    assert known.named("alias") is known.of("m")
-    assert known.named("alias").calibration.seen == 1
-    assert known.named("nobody").calibration.seen == 0
+    assert known.for_name("alias") is known.for_model("m")
+    assert known.for_name("alias").calibration.seen == 1
+    assert known.for_name("nobody").calibration.seen == 0
 
 
 def test_what_was_learned_is_told_once_and_adopted_elsewhere():
     teacher, pupil = gauges(), gauges()
     teacher.learn("m", TEXT.features, TEXT.fixed, TEXT.tokens * 2)
-    told = teacher.changed()
-    assert teacher.changed() == {}
-    pupil.adopt(told)
-    assert pupil.of("m").calibration == teacher.of("m").calibration
+    told = teacher.take_changes()
+    assert teacher.take_changes() == {}
+    pupil.apply(told)
+    assert pupil.for_model("m").calibration == teacher.for_model("m").calibration
 
 
 def test_media_cost_what_the_catalogue_says_before_and_after_learning():
     known = gauges()
-    known.know_media({"m": 300, "other": TokenCalibrator().media_tokens})
-    assert known.of("m").media_tokens == 300
+    known.set_media_tokens({"m": 300, "other": TokenCalibrator().media_tokens})
+    assert known.for_model("m").media_tokens == 300
     known.learn("m", TEXT.features, TEXT.fixed, TEXT.tokens)
-    assert known.of("m").media_tokens == 300
-    known.know_media({"m": 500})
-    assert (known.of("m").media_tokens, known.of("m").calibration.seen) == (500, 1)
-    assert known.of("other").media_tokens == TokenCalibrator().media_tokens
+    assert known.for_model("m").media_tokens == 300
+    known.set_media_tokens({"m": 500})
+    assert (known.for_model("m").media_tokens, known.for_model("m").calibration.seen) == (500, 1)
+    assert known.for_model("other").media_tokens == TokenCalibrator().media_tokens

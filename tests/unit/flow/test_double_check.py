@@ -39,7 +39,7 @@ def planes(tmp_path):
 
 async def decide(plane, body, path="/v1/chat/completions"):
     head = RequestHead("POST", path, {"authorization": f"Bearer {key_of('acme')}"})
-    verdict = await plane.desk.begin().decide(head, json.dumps(body).encode())
+    verdict = await plane.desk.create_handler().decide(head, json.dumps(body).encode())
     assert isinstance(verdict, Send)
     return verdict
 
@@ -70,7 +70,7 @@ async def test_only_nodes_of_the_same_version_are_asked(planes):
     plane = planes()
     while not plane.desk.checks.waiting or plane.desk.checks.waiting[-1].node.id != "a":
         await decide(plane, HELLO)
-    peers = plane.desk.checks.waiting[-1].peers(plane.desk.placer.members.nodes("p"))
+    peers = plane.desk.checks.waiting[-1].select_peers(plane.desk.selector.members.nodes("p"))
     assert {peer.id for peer in peers} == {"b", "c"}
 
 
@@ -118,7 +118,7 @@ async def test_the_budget_is_for_all_answers_and_comes_back_with_time_and_with_w
     taken = len(checks.waiting)
     cost = 3 * checks.waiting[0].tokens
     assert taken == 300 // cost
-    checks.spent(checks.waiting[0], 0)
+    checks.refund_unused(checks.waiting[0], 0)
     await decide(plane, HELLO)
     assert len(checks.waiting) == taken + 1
 

@@ -53,7 +53,7 @@ def plane(tmp_path):
 
 
 async def check(factory, content="hello", model="auto", **headers):
-    handler = factory.begin()
+    handler = factory.create_handler()
     body = {"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": 8}
     head = RequestHead("POST", "/v1/chat/completions", {"authorization": f"Bearer {key_of('acme')}", **headers})
     return handler, await handler.decide(head, json.dumps(body).encode())

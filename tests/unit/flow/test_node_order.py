@@ -7,7 +7,7 @@ import pytest
 from din_extproc.domain.node import Pool
 from din_extproc.domain.request import RequestHead
 from din_extproc.domain.verdict import Refusal, RefusalCode
-from din_extproc.flow.node_order import order
+from din_extproc.flow.node_order import build_node_request
 from din_extproc.intent.estimate import TokenCalibrator
 from din_extproc.intent.read import ParsedRequest, parse_request
 from din_extproc.southbound.engines import ENGINES
@@ -19,7 +19,7 @@ def asked(body: bytes, *, path: str = CHAT, **pool):
     reading = parse_request(RequestHead("POST", path, {}), body, lambda _name: TokenCalibrator(), 1 << 20)
     assert isinstance(reading, ParsedRequest), reading
     settings = {"engine": "vllm", "scheduler": "round_robin", "nodes": (), **pool}
-    return order(reading, reading.intent, Pool("p", "physical", "physical", **settings))
+    return build_node_request(reading, reading.intent, Pool("p", "physical", "physical", **settings))
 
 
 def test_a_parameter_with_another_name_is_moved_and_all_else_stays():

@@ -28,10 +28,10 @@ class Still:
     def monotonic(self):
         return 5.0
 
-    def decided(self, _seconds, refused):
+    def on_decision(self, _seconds, refused):
         self.heard.append(refused)
 
-    def failed(self, error, trace_id):
+    def on_fault(self, error, trace_id):
         self.heard.append((error, trace_id))
 
 
@@ -55,7 +55,7 @@ def desk_of(gate=None, version="2025.3.1"):
 
 async def decide(desk, body=BODY, *, method="POST", path="/v1/chat/completions", **headers):
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    flow = desk.begin()
+    flow = desk.create_handler()
     return flow, await flow.decide(RequestHead(method, path, named), body)
 
 
@@ -115,7 +115,7 @@ async def test_only_what_is_routed_reaches_the_engine():
 async def test_a_request_waits_for_its_batch_with_the_tokens_of_its_prompt():
     gate = FakeGate()
     desk = desk_of(gate)
-    flow = desk.begin()
+    flow = desk.create_handler()
     task = asyncio.create_task(flow.decide(RequestHead("POST", "/v1/chat/completions", {"x-din-trace-id": TRACE}), BODY))
     await turns()
     assert not task.done()
@@ -127,7 +127,7 @@ async def test_a_request_waits_for_its_batch_with_the_tokens_of_its_prompt():
 
 async def test_a_client_that_leaves_the_batch_is_no_longer_in_flight():
     desk = desk_of(FakeGate())
-    flow = desk.begin()
+    flow = desk.create_handler()
     task = asyncio.create_task(flow.decide(RequestHead("POST", "/v1/chat/completions", {"x-din-trace-id": TRACE}), BODY))
     await turns()
     task.cancel()

@@ -32,17 +32,19 @@ def pool(name, *nodes):
 
 
 def placed(placer, which, now=0.0):
-    target = placer.target(Routed("", "m", "m", which, ANY, None, ANY), SIZE, now)
-    return target if isinstance(target, Refusal) else [each.id for each in placer.pick(target, PlacementRequest(100, 10, now)).nodes]
+    target = placer.select_target(Routed("", "m", "m", which, ANY, None, ANY), SIZE, now)
+    return (
+        target if isinstance(target, Refusal) else [each.id for each in placer.select_nodes(target, PlacementRequest(100, 10, now)).nodes]
+    )
 
 
 def test_a_change_reaches_the_next_decision_long_before_the_cache_would_forget():
     p = pool("p", node("s"))
-    placer = NodeSelector(LoadModel(), PoolMembership.of([p]).after(MembershipDelta({"p": (node("a"), node("b"))}, {})))
+    placer = NodeSelector(LoadModel(), PoolMembership.from_pools([p]).apply_delta(MembershipDelta({"p": (node("a"), node("b"))}, {})))
     assert sorted(placed(placer, p)) == ["a", "b", "s"]
     placer.on_membership(MembershipDelta({"p": (node("c"),)}, {"p": ("a",)}))
     assert sorted(placed(placer, p)) == ["b", "c", "s"]
-    placer.forget(placer.members.under([pool("p")]))
+    placer.reset(placer.members.with_pools([pool("p")]))
     assert sorted(placed(placer, p)) == ["b", "c"], "the configuration lost its own node, the others stay"
     placer.on_membership(MembershipDelta({}, {"p": ("b", "c")}))
     assert placed(placer, p).code is RefusalCode.NO_HEALTHY_NODE
@@ -51,14 +53,14 @@ def test_a_change_reaches_the_next_decision_long_before_the_cache_would_forget()
 
 def test_a_pool_that_did_not_change_keeps_its_turn():
     p, q = pool("p", node("a"), node("b")), pool("q", node("s"))
-    placer = NodeSelector(LoadModel(), PoolMembership.of([p, q]).after(MembershipDelta({"q": (node("c"),)}, {})))
+    placer = NodeSelector(LoadModel(), PoolMembership.from_pools([p, q]).apply_delta(MembershipDelta({"q": (node("c"),)}, {})))
     assert placed(placer, p)[0] == "a"
     placer.on_membership(MembershipDelta({}, {"q": ("c",)}))
     assert placed(placer, p)[0] == "b"
 
 
 def test_versions_in_service_are_those_of_the_nodes_there_are():
-    members = PoolMembership.of([pool("p", node("a", "1.0"), node("b", "1.1"))])
+    members = PoolMembership.from_pools([pool("p", node("a", "1.0"), node("b", "1.1"))])
     assert members.versions("p") == {"1.0", "1.1"}
     assert members.versions("unknown") == frozenset()
     assert members.nodes("unknown") == ()

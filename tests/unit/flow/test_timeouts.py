@@ -6,7 +6,7 @@ from din_extproc.domain.node import Pool, PoolTimeouts
 from din_extproc.domain.request import Estimate, Intent, Operation
 from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.flow.node_selector import NodeSelection
-from din_extproc.flow.timeouts import RequestTimeouts, limits, remaining
+from din_extproc.flow.timeouts import RequestTimeouts, compute_timeouts, deduct_wait
 from din_extproc.schedule.load import NodeLease
 
 
@@ -38,7 +38,7 @@ def picked(long_ms=None):
 def test_the_whole_answer_has_the_shortest_limit_and_a_long_request_the_long_tail_s_in_place_of_the_pool_s(
     client, of_pool, long_tail, total
 ):
-    assert limits(intent(client), pool(total_ms=of_pool), picked(long_tail)).total_ms == total
+    assert compute_timeouts(intent(client), pool(total_ms=of_pool), picked(long_tail)).total_ms == total
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_the_whole_answer_has_the_shortest_limit_and_a_long_request_the_long_tai
     ],
 )
 def test_only_what_is_bound_to_begin_soon_has_a_limit_for_its_beginning_and_only_one_that_can_run_out(asked, first):
-    assert limits(asked, pool(first_byte_ms=800), picked()).first_byte_ms == first
+    assert compute_timeouts(asked, pool(first_byte_ms=800), picked()).first_byte_ms == first
 
 
 def test_envoy_is_told_only_what_somebody_says():
@@ -64,9 +64,9 @@ def test_envoy_is_told_only_what_somebody_says():
 
 def test_what_was_waited_here_comes_off_the_patience_and_none_left_is_a_refusal():
     patient, asked = intent(), intent(1000)
-    assert remaining(patient, 99.0) is patient
-    assert remaining(asked, 0.0004) is asked
-    assert remaining(asked, 0.25).timeout_ms == 750
-    refused = remaining(asked, 1.0)
+    assert deduct_wait(patient, 99.0) is patient
+    assert deduct_wait(asked, 0.0004) is asked
+    assert deduct_wait(asked, 0.25).timeout_ms == 750
+    refused = deduct_wait(asked, 1.0)
     assert isinstance(refused, Refusal)
     assert refused.code is RefusalCode.UPSTREAM_TIMEOUT

@@ -37,22 +37,22 @@ class Worker:
     """A placer that sends one request after the other, each of which ends at once."""
 
     def __init__(self, first, fallback=None):
-        self.placer = NodeSelector(LoadModel(), PoolMembership.of([each for each in (first, fallback) if each is not None]))
+        self.placer = NodeSelector(LoadModel(), PoolMembership.from_pools([each for each in (first, fallback) if each is not None]))
         self.routed = routed(first, fallback)
         self.asked = 0
 
     def judge(self, nodes=None, **pools):
-        self.placer.judge(BreakerSnapshots(nodes or {}, pools))
+        self.placer.on_breakers(BreakerSnapshots(nodes or {}, pools))
 
     def send(self, now=1.0, size=SIZE):
         """The ids that Envoy is told, or the refusal; with the reason of the fallback in front."""
         self.asked += 1
-        target = self.placer.target(self.routed, size, now)
+        target = self.placer.select_target(self.routed, size, now)
         if isinstance(target, Refusal):
             return target
-        picked = self.placer.pick(target, PlacementRequest(100, 10, now, chance=self.asked * 0x9E3779B97F4A7C15))
+        picked = self.placer.select_nodes(target, PlacementRequest(100, 10, now, chance=self.asked * 0x9E3779B97F4A7C15))
         assert not isinstance(picked, Refusal)
-        self.placer.free(picked.taken)
+        self.placer.release(picked.taken)
         return [target.degraded, *(each.id for each in picked.nodes)]
 
     def counts(self, requests, now=1.0):
@@ -173,10 +173,10 @@ def test_other_nodes_do_not_change_what_is_known_of_those_that_stay():
     p = pool("p", node("n0"), node("n1"))
     worker = Worker(p)
     worker.judge({"n0": OPEN})
-    worker.placer.forget(PoolMembership.of([pool("p", node("n0"), node("n1"), node("n2"))]))
+    worker.placer.reset(PoolMembership.from_pools([pool("p", node("n0"), node("n1"), node("n2"))]))
     assert set(worker.send()[1:]) == {"n1", "n2"}
-    worker.placer.forget(PoolMembership.of([pool("p", node("n1"))]))
-    worker.placer.forget(PoolMembership.of([p]))
+    worker.placer.reset(PoolMembership.from_pools([pool("p", node("n1"))]))
+    worker.placer.reset(PoolMembership.from_pools([p]))
     assert set(worker.send()[1:]) == {"n0", "n1"}, "a node that went is a new one when it comes"
 
 
@@ -189,9 +189,9 @@ class Moving(Worker):
 
     def names(self, size=SIZE):
         """Of the nodes of its own pool, and of the other's."""
-        target = self.placer.target(self.routed, size, 1.0)
-        picked = self.placer.pick(target, PlacementRequest(100, 10, 1.0, chance=7))
-        self.placer.free(picked.taken)
+        target = self.placer.select_target(self.routed, size, 1.0)
+        picked = self.placer.select_nodes(target, PlacementRequest(100, 10, 1.0, chance=7))
+        self.placer.release(picked.taken)
         return tuple("".join(each.id for each in nodes) for nodes in (picked.nodes, picked.spares))
 
 

@@ -79,7 +79,7 @@ DEFAULT_RULE = ("complex-multi-step-reasoning", REASONING, None)
 def test_the_shipped_rules_route_as_their_source_says(example, model, path, tokens, tier, expected):
     intent = Intent(operation=path, model=model, estimate=Estimate(tokens), task_tier=tier)
     head = RequestHead("POST", path.value, {"x-task-tier": tier} if tier else {})
-    routed = example.routes.route(intent, example.tenants[0], head, 12, PoolMembership.of(example.pools).versions)
+    routed = example.routes.route(intent, example.tenants[0], head, 12, PoolMembership.from_pools(example.pools).versions)
     assert (routed.rule, routed.pool.name, routed.fallback and routed.fallback.name) == expected
 
 
@@ -87,10 +87,13 @@ def test_the_example_s_other_tenant_may_use_the_fast_model_only(example):
     support = example.tenants[1]
     assert [entry.name for entry in example.routes.models_for(support)] == ["bx-auto", "bx-fast-chat", "qwen2.5-14b-instruct"]
     long = Intent(operation=Operation.CHAT, model="bx-fast-chat", estimate=Estimate(20_000))
-    assert example.routes.route(long, support, RequestHead("POST", "/", {}), 0, PoolMembership.of(example.pools).versions).fallback is None
+    assert (
+        example.routes.route(long, support, RequestHead("POST", "/", {}), 0, PoolMembership.from_pools(example.pools).versions).fallback
+        is None
+    )
     big = Intent(operation=Operation.CHAT, model="bx-reasoning-pro", estimate=Estimate(10))
     assert (
-        example.routes.route(big, support, RequestHead("POST", "/", {}), 0, PoolMembership.of(example.pools).versions).code
+        example.routes.route(big, support, RequestHead("POST", "/", {}), 0, PoolMembership.from_pools(example.pools).versions).code
         is RefusalCode.MODEL_NOT_ALLOWED
     )
 

@@ -9,8 +9,8 @@ from din_extproc.observe.instruments import DECISION_US
 def test_a_decision_is_counted_in_the_bucket_of_its_time():
     counters = DecisionCounters()
     for seconds in (0.0, 16e-6, 150e-6, 155e-6, 1000.0):
-        counters.decided(seconds, "")
-    counters.decided(0.002, "rate_limit_exceeded")
+        counters.on_decision(seconds, "")
+    counters.on_decision(0.002, "rate_limit_exceeded")
     shown = counters.shown()
     assert shown["decisions_by_us"] == {16: 2, 152: 1, 181: 1, 2048: 1, "more": 1}
     assert (shown["sent"], shown["refused"]) == (5, {"rate_limit_exceeded": 1})

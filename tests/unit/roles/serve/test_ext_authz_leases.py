@@ -35,7 +35,7 @@ def plane(tmp_path):
 
 
 async def check(permits: ExtAuthzLeases):
-    return await permits.factory.begin().decide(HEAD, BODY)
+    return await permits.factory.create_handler().decide(HEAD, BODY)
 
 
 async def test_a_permitted_request_keeps_its_slot_until_it_is_settled(plane):
@@ -67,7 +67,7 @@ async def test_sensitive_data_is_flagged_or_blocked_and_what_would_be_masked_is_
     (tmp_path / "din.yaml").write_text(yaml.safe_dump(config))
     desk = RequestPlane(load(tmp_path / "din.yaml", {}), Clocked(), Background(), DecisionCounters()).desk
     asked = {"model": "anything", "messages": [{"role": "user", "content": "to alice@example.com"}]}
-    verdict = await ExtAuthzLeases(desk, 1e6).factory.begin().decide(HEAD, json.dumps(asked).encode())
+    verdict = await ExtAuthzLeases(desk, 1e6).factory.create_handler().decide(HEAD, json.dumps(asked).encode())
     assert isinstance(verdict, Send) == passes
     if passes:
         found = json.loads(verdict.metadata["labels"]).get("sensitive")

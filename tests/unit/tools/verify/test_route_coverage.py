@@ -52,7 +52,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 def entries(settings: Settings, tenant_id: str = "acme") -> list[RouteEntry]:
     asker = next(each for each in settings.tenants if each.id == tenant_id)
-    return list(RouteCoverage(make_view(settings, {}), PoolMembership.of(settings.pools), asker, 12).entries())
+    return list(RouteCoverage(make_view(settings, {}), PoolMembership.from_pools(settings.pools), asker, 12).entries())
 
 
 def test_every_rule_of_every_name_is_there(settings: Settings) -> None:
@@ -65,11 +65,11 @@ def test_every_rule_of_every_name_is_there(settings: Settings) -> None:
 def test_a_request_that_is_made_gets_there(settings: Settings) -> None:
     view = make_view(settings, {})
     acme = settings.tenants[0]
-    members = PoolMembership.of(settings.pools)
+    members = PoolMembership.from_pools(settings.pools)
     made = [entry for entry in entries(settings) if not entry.why]
     assert len(made) > 10
     for entry in made:
-        reading = parse_request(entry.head, entry.body, TokenCalibrators(view.table.preferred_model).named, view.body_limit)
+        reading = parse_request(entry.head, entry.body, TokenCalibrators(view.table.preferred_model).for_name, view.body_limit)
         assert isinstance(reading, ParsedRequest)
         routed = view.table.route(reading.intent, acme, entry.head, 12, members.versions)
         assert not isinstance(routed, Refusal)
