@@ -57,7 +57,7 @@ def test_what_follows_an_event_that_is_too_long_is_read() -> None:
 def test_a_message_that_is_too_long_ends_the_stream_with_an_error(name: str) -> None:
     native = ENGINES[name].native
     assert native is not None
-    translator = native.pieces(ASKED)
+    translator = native.create_translator(ASKED)
     out = b"".join(translator.feed(b"data: " + b"x" * 65_536) for _ in range(20)) + translator.feed(b"\n\n") + translator.end()
     assert out.endswith(b"data: [DONE]\n\n")
     assert b'"code":"upstream_error"' in out
