@@ -15,7 +15,7 @@ _CALIBRATOR = TokenCalibrator()
 
 def costly_bodies(field: Field) -> Figures:
     """How many times an ordinary chat's the dearest body's CPU time is, each the best of some rounds."""
-    rounds = max(2, field.effort.rounds)
+    rounds = field.effort.rounds
     ordinary = _spent(
         messages(json.dumps({"role": "user", "content": "The quick brown fox, and a lazy dog. " * 20}).encode()), _CHAT, 2 * rounds
     )
