@@ -19,6 +19,8 @@ _log = logging.getLogger(__name__)
 
 _PREFACE = b"PRI"
 """How every HTTP/2 connection begins (RFC 9113 section 3.4). No MessagePack array begins with `P`."""
+_SILENCE_S = 10.0
+"""How long a connection may send nothing at all: Envoy connects when it has something to send."""
 _MOST_BYTES = 16 << 20
 """Of one message: twice what Envoy holds back at most."""
 _MESSAGE_BYTES = 1 << 20
@@ -74,7 +76,9 @@ class _FirstBytes(asyncio.Protocol):
     def __init__(self, port: AccessLogPort) -> None:
         self._port = port
         self._transport: asyncio.Transport
-        self.idle = (False, asyncio.get_running_loop().time())
+        self._loop = asyncio.get_running_loop()
+        self.idle = (False, self._loop.time())
+        self._waiting = self._loop.call_later(_SILENCE_S, self.abort)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the first bytes."""
@@ -83,6 +87,7 @@ class _FirstBytes(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Hand the connection to the protocol that it speaks."""
+        self._waiting.cancel()
         grpc = data[: len(_PREFACE)] == _PREFACE[: len(data)]
         chosen = cast("asyncio.Protocol", self._port.grpc_protocol() if grpc else FluentdConnection(self._port))
         self._port.limiter.leave(self)
@@ -92,6 +97,7 @@ class _FirstBytes(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         """Forget the connection."""
+        self._waiting.cancel()
         self._port.limiter.leave(self)
 
     def abort(self) -> None:

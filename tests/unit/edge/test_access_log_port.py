@@ -57,6 +57,17 @@ async def test_a_connection_that_speaks_another_protocol_is_closed(port, bad, ca
     writer.close()
 
 
+@pytest.mark.virtual_time
+async def test_a_connection_that_sends_nothing_is_closed(port):
+    made, _, number = port
+    reader, writer = await asyncio.open_connection("127.0.0.1", number)
+    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+        await reader.readexactly(1)
+    assert asyncio.get_running_loop().time() < 60
+    assert not made.limiter.guests
+    writer.close()
+
+
 async def test_a_stop_takes_what_is_under_way_and_closes(port):
     made, received, number = port
     reader, writer = await asyncio.open_connection("127.0.0.1", number)
