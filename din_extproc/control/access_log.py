@@ -54,7 +54,15 @@ _LINE = {
     "bytes_in": "%BYTES_RECEIVED%",
     "bytes_out": "%BYTES_SENT%",
 }
-RESPONSE_HEADERS = ["x-din-node-id", "x-din-model-version", "x-din-trace-id", "x-bxagent-degraded", "retry-after"]
+RESPONSE_HEADERS = [
+    "x-din-node-id",
+    "x-din-model-version",
+    "x-din-trace-id",
+    "x-bxagent-degraded",
+    "retry-after",
+    "x-din-stated-node",
+    "x-din-stated-version",
+]
 
 
 def access_log(topology: Topology) -> AccessLog:

@@ -62,7 +62,7 @@ from envoy_data_plane.google.protobuf import Struct as ProtoStruct
 
 from din_extproc.control.facts import NAMESPACE, WHOLE_WITH_ONE, endpoint_facts
 from din_extproc.control.moving import ATTEMPT_POOL, moving_filters
-from din_extproc.control.packing import by_ads, envoy_address, extension, milliseconds
+from din_extproc.control.packing import by_ads, envoy_address, extension, milliseconds, overwrite
 from din_extproc.control.topology import (
     ACCESS_LOG_CLUSTER,
     AGENT_CLUSTER,
@@ -80,6 +80,11 @@ from din_extproc.domain.node import Node, Pool, in_flight_cluster
 ENDPOINT_HEADER = "x-din-endpoint"
 _ONLY_OURS = ("x-din-", "x-bxagent-", "x-ratelimit-", "anthropic-ratelimit-", "x-envoy-")
 """Families of answers' headers that a client takes for the gateway's own word, or Envoy for a wish of the node."""
+_STATED = (
+    ("x-din-stated-node", "x-din-node-id", "node-stated-id"),
+    ("x-din-stated-version", "x-din-model-version", "node-stated-version"),
+)
+"""What a node's own Envoy states: the name under which the gateway passes it on, the node's name for it, and where it waits meanwhile."""
 _PROTOCOL_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _NO_LIMIT = 1 << 20
 """Connections, requests and retries at once: admission is the sidecar's, Envoy's own brake would only surprise."""
@@ -169,10 +174,16 @@ def _toward_node() -> list[HttpFilter]:
     """What is taken off on the way to the chosen host and back from it.
 
     The endpoint header is read when a host is picked, so it can be taken off only after that. Of an answer's head, what only the gateway
-    itself says is taken off before the gateway says it.
+    itself says is taken off before the gateway says it; what the node states of itself is kept under a name of its own, for comparison.
     """
     ours = [HeaderMutationRemoveOnMatch(key_matcher=StringMatcher(prefix=family)) for family in _ONLY_OURS]
-    answer = [*(RuleMutation(remove_on_match=each) for each in ours), RuleMutation(remove="set-cookie")]
+    answer = [
+        *(RuleMutation(append=overwrite(aside, f"%RESP({named})%")) for _, named, aside in _STATED),
+        *(RuleMutation(remove_on_match=each) for each in ours),
+        *(RuleMutation(append=overwrite(stated, f"%RESP({aside})%")) for stated, _, aside in _STATED),
+        *(RuleMutation(remove=aside) for _, _, aside in _STATED),
+        RuleMutation(remove="set-cookie"),
+    ]
     removed = [RuleMutation(remove=ENDPOINT_HEADER), RuleMutation(remove=ATTEMPT_POOL)]
     removal = HeaderMutation(mutations=Mutations(request_mutations=removed, response_mutations=answer))
     chain = [extension("envoy.filters.http.header_mutation", removal), extension("envoy.filters.http.upstream_codec", UpstreamCodec())]

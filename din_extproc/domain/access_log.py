@@ -25,6 +25,9 @@ EXCHANGE_RECORD = {
     "c": "%RESPONSE_CODE_DETAILS%",
     "g": "%RESP(x-bxagent-degraded)%",
     "v": "%RESP(x-din-model-version)%",
+    "h": "%UPSTREAM_METADATA(din:node_id)%",
+    "i": "%RESP(x-din-stated-node)%",
+    "j": "%RESP(x-din-stated-version)%",
     "y": "%RESP(retry-after)%",
 }
 """One finished exchange. `l` (whole milliseconds) is known where an exchange ended before an answer was sent whole."""
@@ -33,6 +36,7 @@ ATTEMPT_RECORD = {
     "s": "%RESPONSE_CODE%",
     "f": "%RESPONSE_FLAGS%",
     "u": "%UPSTREAM_REMOTE_ADDRESS%",
+    "h": "%UPSTREAM_METADATA(din:node_id)%",
     "t": "%START_TIME(%s.%6f)%",
     "l": "%DURATION%",
     "p": "%REQ(traceparent)%",

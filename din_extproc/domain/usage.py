@@ -164,6 +164,10 @@ class ExchangeRecord(Struct, frozen=True, gc=False):
     """Trace id, span id and parent id of a traced exchange, joined by hyphens."""
     version: str = ""
     """The model version of the node that answered."""
+    stated_node: str = ""
+    """The id that the node's own Envoy stated, "" where none did."""
+    stated_version: str = ""
+    """The model version, likewise."""
     received_ms: float | None = None
     """From the request's first byte to its last."""
     sent_ms: float | None = None
@@ -184,6 +188,15 @@ class ExchangeRecord(Struct, frozen=True, gc=False):
     """None: the request was refused before it was read."""
     sensitive: Sensitive | None = None
     """Findings in the prompt; None: nothing was found, or the prompt was not scanned."""
+
+    @property
+    def identity_mismatch(self) -> str:
+        """How the node that the gateway named contradicts itself, "" when it agrees or states nothing."""
+        if self.stated_node and self.stated_node != self.node_id:
+            return f"the node at the address of {self.node_id} states that it is {self.stated_node}"
+        if self.stated_version and self.version and self.stated_version != self.version:
+            return f"{self.node_id} states that it serves version {self.stated_version}, not {self.version}"
+        return ""
 
     @property
     def dispatch_delay_ms(self) -> float | None:

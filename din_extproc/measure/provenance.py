@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 NODE, VERSION, EXEC_TIME, TRACE = "x-din-node-id", "x-din-model-version", "x-din-exec-time-ms", "x-din-trace-id"
+STATED_NODE, STATED_VERSION = "x-din-stated-node", "x-din-stated-version"
 
 
 class Provenance(Struct, frozen=True):
@@ -23,6 +24,10 @@ class Provenance(Struct, frozen=True):
     degraded_reason: str
     dropped_parameters: tuple[str, ...]
     """What the engine could not be told."""
+    stated_node: str = ""
+    """The id that the node's own Envoy stated; "" where there is none."""
+    stated_version: str = ""
+    """The model version, likewise."""
 
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> "Provenance":
@@ -37,6 +42,8 @@ class Provenance(Struct, frozen=True):
             degraded=headers.get("x-bxagent-degraded") == "true",
             degraded_reason=headers.get("x-din-degraded-reason", ""),
             dropped_parameters=tuple(name.strip() for name in dropped.split(",") if name.strip()),
+            stated_node=headers.get(STATED_NODE, ""),
+            stated_version=headers.get(STATED_VERSION, ""),
         )
 
     @property

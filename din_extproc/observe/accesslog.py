@@ -88,6 +88,8 @@ class LogEntry(Struct, gc=False):
     flags: tuple[str, ...]
     endpoint: str
     """The node's address; "" when no node was reached."""
+    named: str
+    """The id of the node at that address in the cluster that was asked: one address can stand in two pools. "" where Envoy has none."""
     started_us: int
     duration_ms: float | None
     received_ms: float | None
@@ -102,6 +104,8 @@ class LogEntry(Struct, gc=False):
     details: str
     degraded: bool
     version: str
+    stated_node: str
+    stated_version: str
     retry_after: str
 
 
@@ -143,7 +147,7 @@ def fluentd_records(
         try:
             _, found = entry
             if tag == ATTEMPT_TAG:
-                yield _fluentd_attempt(found, nodes)
+                yield _fluentd_attempt(found, nodes, described)
                 continue
             fields = found["m"] or found["z"]
             if fields:
@@ -160,6 +164,7 @@ def _fluentd_entry(found: Mapping[str, Any], fields: _Fields) -> LogEntry:
         status=found["s"] or 0,
         flags=_NO_FLAGS if flags == "-" else tuple(flags.split(",")),
         endpoint=found["u"] or "",
+        named=found.get("h") or "",
         started_us=int(found["t"].replace(".", "")),
         duration_ms=found["l"] if duration is None else duration / 1e3,
         received_ms=_scaled(found["r"]),
@@ -171,19 +176,29 @@ def _fluentd_entry(found: Mapping[str, Any], fields: _Fields) -> LogEntry:
         details=found["c"] or "",
         degraded=found["g"] == "true",
         version=found["v"] or "",
+        stated_node=found.get("i") or "",
+        stated_version=found.get("j") or "",
         retry_after=found["y"] or "",
     )
 
 
-def _fluentd_attempt(found: Mapping[str, Any], nodes: Mapping[str, str]) -> FailedAttempt:
-    endpoint = found["u"] or ""
+def _fluentd_attempt(found: Mapping[str, Any], nodes: Mapping[str, str], described: Mapping[str, Node]) -> FailedAttempt:
     return FailedAttempt(
-        node_id=nodes.get(endpoint, endpoint),
+        node_id=_node_id(found["u"] or "", found.get("h") or "", nodes, described),
         reason=str(found["s"] or 0) if found["f"] == "-" else found["f"],
         duration_ms=float(found["l"] or 0),
         started_at=float(found["t"]),
         traceparent=found["p"] or "",
     )
+
+
+def _node_id(endpoint: str, named: str, nodes: Mapping[str, str], described: Mapping[str, Node]) -> str:
+    """Return the node that was asked: the named one if it is at this address, else the one that is known there."""
+    found = nodes.get(endpoint, endpoint)
+    if found == named or not named:
+        return found
+    known = described.get(named)
+    return named if known is not None and str(known.endpoint) == endpoint else found
 
 
 def _scaled(microseconds: int | None) -> float | None:
@@ -221,6 +236,7 @@ def _grpc_entry(entry: HTTPAccessLogEntry, common: AccessLogCommon) -> LogEntry:
         status=response.response_code.value,
         flags=_flags(common.response_flags) if has("response_flags") else _NO_FLAGS,
         endpoint=_endpoint(common.upstream_remote_address) if has("upstream_remote_address") else "",
+        named=headers.get("x-din-node-id", ""),
         started_us=common.start_time.seconds * 1_000_000 + common.start_time.nanos // 1000,
         duration_ms=_ms(common.duration) if has("duration") else None,
         received_ms=_ms(common.time_to_last_rx_byte) if has("time_to_last_rx_byte") else None,
@@ -232,6 +248,8 @@ def _grpc_entry(entry: HTTPAccessLogEntry, common: AccessLogCommon) -> LogEntry:
         details=response.response_code_details,
         degraded=headers.get("x-bxagent-degraded") == "true",
         version=headers.get("x-din-model-version", ""),
+        stated_node=headers.get("x-din-stated-node", ""),
+        stated_version=headers.get("x-din-stated-version", ""),
         retry_after=headers.get("retry-after", ""),
     )
 
@@ -244,7 +262,7 @@ def _plain(value: Value) -> float | str | bool | None:
 def _record(entry: LogEntry, nodes: Mapping[str, str], described: Mapping[str, Node]) -> ExchangeRecord:
     fields, started_us = entry.fields, entry.started_us
     labels = _labels(fields)
-    node_id = nodes.get(entry.endpoint, entry.endpoint)
+    node_id = _node_id(entry.endpoint, entry.named, nodes, described)
     ending = _ending(entry, labels, described.get(node_id))
     ended_as = outcome(ending)
     moved = _text(fields, "moved_to")
@@ -280,6 +298,8 @@ def _record(entry: LogEntry, nodes: Mapping[str, str], described: Mapping[str, N
         operation=labels.operation,
         span=labels.span or _text(fields, "span"),
         version=entry.version,
+        stated_node=entry.stated_node,
+        stated_version=entry.stated_version,
         received_ms=entry.received_ms,
         sent_ms=entry.sent_ms,
         node_ended_ms=entry.node_ended_ms,

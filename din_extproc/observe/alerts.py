@@ -88,6 +88,10 @@ ALERTS = (
         "Nodes that should give the same answer do not.", look="the log, level error; the audit log, mismatch",
     ),
     Alert(
+        "DinNodeMisidentified", f"increase({of.NODE_MISIDENTIFIED.prometheus}[10m]) > 0", "0m", "page",
+        "A node states another id or version than the gateway expects there.", look="the log, level error; din-extproc verify",
+    ),
+    Alert(
         "DinBreakersOpen", _MOST_OPEN,
         "2m", "page", "The breakers of more than half of the nodes are open.", look="din-extproc nodes: the reasons",
     ),

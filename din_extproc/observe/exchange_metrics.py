@@ -41,6 +41,7 @@ class ExchangeMetrics:
         self._requests, self._tokens, self._reserved = Counts(of.REQUESTS, cap), Counts(of.TOKENS, cap), Counts(of.RESERVED, cap)
         self._degraded, self._retries, self._bad_events = Counts(of.DEGRADED, cap), Counts(of.RETRIES, cap), Counts(of.BAD_EVENTS, cap)
         self._node_requests, self._node_tokens = Counts(of.NODE_REQUESTS, cap), Counts(of.NODE_TOKENS, cap)
+        self._misidentified = Counts(of.NODE_MISIDENTIFIED, cap)
         self._duration, self._to_node = Distributions(of.REQUEST_DURATION, cap), Distributions(of.TO_NODE, cap)
         self._first_token, self._each_token = Distributions(of.TIME_TO_FIRST_TOKEN, cap), Distributions(of.TIME_PER_OUTPUT_TOKEN, cap)
         self._usage, self._estimate_error = Distributions(of.TOKEN_USAGE, cap), Distributions(of.ESTIMATE_ERROR, cap)
@@ -61,7 +62,7 @@ class ExchangeMetrics:
         kept: tuple[Counts | Distributions, ...] = (
             self._tokens, self._requests, self._degraded, self._retries, self._reserved, self._node_requests, self._node_tokens,
             self._bad_events, self._duration, self._first_token, self._each_token, self._usage, self._to_node, self._estimate_error,
-            self._node_first_token, self._node_duration,
+            self._node_first_token, self._node_duration, self._misidentified,
         )  # fmt: skip
         for each in kept:
             yield each.family()
@@ -115,6 +116,8 @@ class ExchangeMetrics:
             self._node_tokens.add((node, model, "output"), usage.completion_tokens)
         if record.bad_events:
             self._bad_events.add((node,), record.bad_events)
+        if record.stated_node and record.identity_mismatch:
+            self._misidentified.add((node,))
         sent = record.sent_ms
         if sent is None:
             return

@@ -197,6 +197,9 @@ TABLE_STALE = Instrument(
 )
 NODES = Instrument("din.nodes", InstrumentKind.GAUGE, "{node}", "Nodes by state.", (STATE,))
 NODE_TRUST = Instrument("din.node.trust", InstrumentKind.GAUGE, "1", "Trust in the node, 0 to 1.", (NODE,))
+NODE_MISIDENTIFIED = Instrument(
+    "din.node.identity_mismatches", InstrumentKind.COUNTER, "{request}", "Answers of nodes that state another id or version.", (NODE,)
+)
 NODE_WAITING = Instrument("din.node.waiting", InstrumentKind.GAUGE, "{request}", "Requests in the engine's queue, as it says.", (NODE,))
 NODE_RUNNING = Instrument("din.node.running", InstrumentKind.GAUGE, "{request}", "Requests that the engine works on, as it says.", (NODE,))
 NODE_KV = Instrument("din.node.kv_cache.usage", InstrumentKind.GAUGE, "1", "Share of the engine's KV cache in use.", (NODE,))

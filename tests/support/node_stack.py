@@ -119,7 +119,7 @@ class NodeStack:
         """Start and, if `ready`, wait until the node accepts requests."""
         try:
             self.file.write_text(yaml.safe_dump(self.config, sort_keys=False))
-            self.agent = self._child("agent", [sys.executable, "-m", "din_extproc", "node", "--config", self.file])
+            self.start_agent()
             if self._with_envoy:
                 self._start_envoy()
             if ready:
@@ -128,6 +128,10 @@ class NodeStack:
             self.stop()
             raise
         return self
+
+    def start_agent(self) -> None:
+        """Start the agent alone, again after it has ended."""
+        self.agent = self._child("agent", [sys.executable, "-m", "din_extproc", "node", "--config", self.file])
 
     def _start_envoy(self) -> None:
         settings = load_node(self.file, {})

@@ -74,6 +74,7 @@ class AccountingPlane:
             lambda record: health.finished(record, SystemClock.monotonic()),
             lambda record: self._paces.learn(record, SystemClock.monotonic()),
             self._tally,
+            self._compare_identity,
             ExchangeLearner(gauges, outputs).on_exchange,
             *observers,
         )
@@ -84,6 +85,9 @@ class AccountingPlane:
         self._registered: dict[str, str] = {}
         """Node id by endpoint. Nodes that left stay, because their last log entries arrive later."""
         self._tallies: dict[str, tuple[int, int]] = {}
+        self._mismatches: dict[str, tuple[int, str]] = {}
+        """Answers of nodes that stated another identity, with the latest reason, since they were last taken."""
+        self._alarmed: set[str] = set()
         self._envoy = DroppedLogs(settings.envoy.admin)
         self._unreadable = 0
         self.mixture = DtypeMixture()
@@ -161,6 +165,25 @@ class AccountingPlane:
         self._background.start(self.settler.settle(record))
         for on_exchange in self._observers:
             on_exchange(record)
+
+    def take_mismatches(self) -> dict[str, tuple[int, str]]:
+        """Return how many answers of each node contradicted its identity since the last call, and how."""
+        mismatches, self._mismatches = self._mismatches, {}
+        return mismatches
+
+    def _compare_identity(self, record: ExchangeRecord) -> None:
+        """Hold what the node's own Envoy states against what the gateway believes."""
+        if not record.stated_node:
+            return
+        reason = record.identity_mismatch
+        if not reason:
+            self._alarmed.discard(record.node_id)
+            return
+        count, _ = self._mismatches.get(record.node_id, (0, ""))
+        self._mismatches[record.node_id] = (count + 1, reason)
+        if record.node_id not in self._alarmed:
+            self._alarmed.add(record.node_id)
+            _log.error("%s (trace id %s): correct its address or id, `din-extproc verify` names all such nodes", reason, record.trace_id)
 
     def _tally(self, record: ExchangeRecord) -> None:
         """Count the exchange for or against its node. An impossible token usage counts as a failure, even of a good answer."""

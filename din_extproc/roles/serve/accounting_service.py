@@ -253,3 +253,5 @@ class AccountingService:
         if self._registry is not None:
             for node_id, (answers, failures) in self.plane.take_tallies().items():
                 await self._registry.registrar.observe(node_id, answers, failures)
+            for node_id, (count, reason) in self.plane.take_mismatches().items():
+                await self._registry.registrar.compare(node_id, disagreements=count, reason=reason)

@@ -12,6 +12,8 @@ class NodeAnswers(Struct, frozen=True, omit_defaults=True):
     node: str
     answers: int
     problems: tuple[str, ...] = ()
+    stated: bool = False
+    """The node's own Envoy stated its id, so that this is not the gateway's word alone."""
 
 
 class VerifiedEntry(Struct, frozen=True, omit_defaults=True):
@@ -41,7 +43,8 @@ class VerifiedEntry(Struct, frozen=True, omit_defaults=True):
         what = f"{self.name} -> {self.rule or '(no rule)'} -> {self.pool}"
         if self.why:
             return f"{self.verdict:11} {what}: {self.why}"
-        nodes = ", ".join(f"{each.node} x{each.answers}" for each in self.answered) or "no node"
+        names = (f"{each.node} x{each.answers}{' (as it says itself)' if each.stated else ''}" for each in self.answered)
+        nodes = ", ".join(names) or "no node"
         silent = f"; never chosen: {', '.join(self.silent)}" if self.silent else ""
         problems = "".join(f"\n{'':12}{problem}" for problem in self.problems)
         return f"{self.verdict:11} {what} ({self.operation}, {self.tokens} tokens): {nodes}{silent}{problems}"

@@ -220,7 +220,7 @@ def _priority(wish: SampleRequest) -> Mapping[str, str]:
 
 def _body(operation: Operation, name: str, words: int, *, stream: bool) -> bytes:
     """Return a body that costs little: the answer is one token."""
-    text = "Say OK. " + "echo " * words
+    text = "echo_node: say OK. " + "echo " * words
     asked: dict[str, object] = {"model": name}
     match operation:
         case Operation.CHAT | Operation.MESSAGES:

@@ -22,7 +22,7 @@ from din_extproc.domain.node import Node
 from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.edge.registry.forms import MemberForm
 from din_extproc.flow.pool_membership import PoolMembership
-from din_extproc.measure.provenance import TRACE, Provenance
+from din_extproc.measure.provenance import NODE, STATED_NODE, TRACE, Provenance
 from din_extproc.roles.serve.decision_view import make_view
 from din_extproc.settings.settings import Settings
 from din_extproc.tools.explain.explain import members_of
@@ -119,6 +119,7 @@ async def _verified(entry: RouteEntry, client: OutsideClient, options: VerifyOpt
     expected = {node.id: node for node in entry.nodes}
     answers: dict[str, list[tuple[str, ...]]] = {}
     failures: list[str] = []
+    stated: set[str] = set()
     for _ in range(_WAVES if entry.first else 1):
         for trace_id, outcome in await _wave(entry, client, 2 * len(expected) if entry.first and len(expected) > 1 else 1, options.wait_s):
             refusal = _refused_by_limits(outcome)
@@ -127,12 +128,14 @@ async def _verified(entry: RouteEntry, client: OutsideClient, options: VerifyOpt
             if not outcome.good:
                 failures.append(outcome.trouble)
             else:
+                if outcome.headers.get(STATED_NODE):
+                    stated.add(outcome.headers.get(NODE, ""))
                 answers.setdefault(outcome.headers.get("x-din-node-id", ""), []).append(_problems(outcome, trace_id, expected))
         if expected.keys() <= answers.keys() or failures:
             break
     if not entry.first:
         expected = {node_id: node for node_id, node in expected.items() if node_id in answers}
-    return _judged(found, expected, answers, failures)
+    return _judged(found, expected, answers, stated, failures)
 
 
 async def _wave(entry: RouteEntry, client: OutsideClient, count: int, wait_s: float) -> list[tuple[str, OutsideResponse]]:
@@ -175,6 +178,10 @@ def _problems(outcome: OutsideResponse, trace_id: str, expected: dict[str, Node]
         found.append(f"{proof.node_id} answered, which is no node of the pool that can take it: {', '.join(expected)}")
     if proof.model_version and node is not None and proof.model_version != node.version:
         found.append(f"{proof.node_id} answered as version {proof.model_version}, configured is {node.version}")
+    if proof.stated_node and proof.stated_node != proof.node_id:
+        found.append(f"the node that the gateway calls {proof.node_id} says that it is {proof.stated_node}")
+    if proof.stated_version and proof.stated_version != proof.model_version:
+        found.append(f"{proof.node_id} says that it serves version {proof.stated_version}, the gateway says {proof.model_version}")
     if proof.trace_id != trace_id:
         found.append(f"the trace id {trace_id} came back as {proof.trace_id or 'nothing'}")
     if proof.degraded:
@@ -183,7 +190,7 @@ def _problems(outcome: OutsideResponse, trace_id: str, expected: dict[str, Node]
 
 
 def _judged(
-    found: VerifiedEntry, expected: dict[str, Node], answers: dict[str, list[tuple[str, ...]]], failures: list[str]
+    found: VerifiedEntry, expected: dict[str, Node], answers: dict[str, list[tuple[str, ...]]], stated: set[str], failures: list[str]
 ) -> VerifiedEntry:
     problems = dict.fromkeys(problem for each in answers.values() for answer in each for problem in answer)
     problems |= dict.fromkeys(failures)
@@ -195,7 +202,12 @@ def _judged(
     else:
         verdict = PARTLY if silent else OK
     answered = tuple(
-        NodeAnswers(node_id or "(unnamed)", len(each), tuple(dict.fromkeys(problem for answer in each for problem in answer)))
+        NodeAnswers(
+            node=node_id or "(unnamed)",
+            answers=len(each),
+            problems=tuple(dict.fromkeys(problem for answer in each for problem in answer)),
+            stated=node_id in stated,
+        )
         for node_id, each in answers.items()
     )
     return replace(found, verdict=verdict, answered=answered, silent=silent, problems=tuple(problems))
