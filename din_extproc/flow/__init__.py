@@ -1,1 +1,1 @@
-"""The conductors: the only place where the order of things is written."""
+"""Request handlers and the decision pipeline: `pipeline.py` has the one order of the steps of a decision."""

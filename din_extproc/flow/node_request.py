@@ -1,4 +1,4 @@
-"""The conductor at a node, for an Envoy in front of its engine: trace id -> version -> size -> batch window -> engine.
+"""Request handler at a node, for an Envoy in front of its engine: trace id -> version -> size -> batch window -> engine.
 
 Rule: a node trusts what the gateway decided and refuses only what it must not run: what nobody can trace, and what wants another version.
 """

@@ -33,7 +33,7 @@ from din_extproc.southbound.dialect import AnswerContext
 
 
 class DecisionObserver(Protocol):
-    """Told what happens, by the conductors; the stages themselves say nothing."""
+    """Observes the decisions of handlers; the stages of the pipeline report nothing."""
 
     def on_decision(self, seconds: float, refused: str) -> None:
         """A verdict took so long. `refused`: the error code, "" when the request was sent on."""

@@ -1,4 +1,4 @@
-"""What the conductors tell, counted: the numbers of the admin page. Faults are logged here as well.
+"""Counts decisions and outcomes for the admin page. Faults are logged here as well.
 
 Rule: nothing that a client chose becomes a key.
 """
