@@ -3,12 +3,18 @@
 Names and durations follow OpenAI. No value is negative, and `retry-after` is never 0, which makes clients spin.
 """
 
+import math
+import re
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Final
 
 from din_extproc.admit.ledger import Claim, Denied, RateLimitStatus
 from din_extproc.domain.verdict import Headers, Refusal, RefusalCode
 
+_RATE_LIMIT: Final = "x-ratelimit-"
+_SECONDS: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+_parts = re.compile(r"([\d.]+)(ms|[hms])").findall
 _HOUR_MS, _MINUTE_MS, _SECOND_MS = 3_600_000, 60_000, 1000
 _UNAVAILABLE_RETRY_MS: Final = 1000
 _SLOT_RETRY_MS: Final = 1000
@@ -53,6 +59,22 @@ def _tokens(status: RateLimitStatus) -> Headers:
         ("x-ratelimit-remaining-tokens", str(status.remaining_tokens)),
         ("x-ratelimit-reset-tokens", format_duration(status.reset_tokens_ms or 0)),
     )
+
+
+def anthropic_rate_limit_headers(headers: Headers, wall: float) -> Headers:
+    """Return the rate-limit headers among these as Anthropic writes them, with moments instead of durations. `wall`: now, Unix seconds."""
+    found = []
+    for name, value in headers:
+        if name.startswith(_RATE_LIMIT):
+            what, _, kind = name.removeprefix(_RATE_LIMIT).partition("-")
+            found.append((f"anthropic-ratelimit-{kind}-{what}", _moment(value, wall) if what == "reset" else value))
+    return tuple(found)
+
+
+def _moment(duration: str, wall: float) -> str:
+    """Return the time after this duration by RFC 3339, in whole seconds, rounded up."""
+    seconds = sum(float(number) * _SECONDS[unit] for number, unit in _parts(duration))
+    return datetime.fromtimestamp(math.ceil(wall + seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def retry_headers(ms: int) -> Headers:

@@ -65,7 +65,9 @@ class KeyRing:
     def authenticate(
         self, authorization: str, x_api_key: str, now: float, revoked: frozenset[str] = frozenset()
     ) -> Authenticated | Refusal:
-        """Authenticate a request by `authorization: Bearer` or, without one, by `x-api-key`.
+        """Authenticate a request by `authorization: Bearer` or `x-api-key`.
+
+        Some clients send both, one of them another service's. The one with our prefix counts; of two of ours that in `authorization`.
 
         Args:
             authorization: That header's value, "" when it is absent.
@@ -74,9 +76,10 @@ class KeyRing:
             revoked: Ids of revoked keys.
         """
         scheme, _, text = authorization.strip().partition(" ")
-        if scheme.lower() != "bearer":
-            text = x_api_key
-        text = text.strip()
+        text = text.strip() if scheme.lower() == "bearer" else ""
+        if not text.startswith(PREFIX):
+            other = x_api_key.strip()
+            text = other if other.startswith(PREFIX) or not text else text
         if not text:
             return _MISSING
         if len(text) > MAX_KEY_LENGTH or not text.startswith(PREFIX):

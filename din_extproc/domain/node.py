@@ -121,6 +121,8 @@ class Pool(Struct, frozen=True):
     """None: every operation."""
     stream_usage: bool = True
     """The engine honours `stream_options.include_usage`."""
+    priority_scheduling: bool = False
+    """The engine orders its queue by the requests' `priority`, which is set from their class."""
     api: str = "openai"
     """The engine's interface: `openai`, or `native` for its own."""
     unmappable: str = "refuse"
@@ -145,5 +147,6 @@ class Pool(Struct, frozen=True):
 
     def supports_in_flight_fallback(self, other: "Pool") -> bool:
         """Whether Envoy can move a request to `other` in flight: both accept the same bytes except for the model's name."""
-        own = (self.engine, self.api, self.stream_usage, self.unmappable)
-        return self.api == "openai" and own == (other.engine, other.api, other.stream_usage, other.unmappable)
+        own = (self.engine, self.api, self.stream_usage, self.unmappable, self.priority_scheduling)
+        its = (other.engine, other.api, other.stream_usage, other.unmappable, other.priority_scheduling)
+        return self.api == "openai" and own == its

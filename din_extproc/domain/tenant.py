@@ -114,7 +114,12 @@ class Tenant(Struct, frozen=True):
 
     def may_use(self, model: str) -> bool:
         """Return whether one of the allowed patterns matches the name."""
-        return any(fnmatchcase(model, pattern) for pattern in self.models)
+        return any(matches_pattern(model, pattern) for pattern in self.models)
+
+
+def matches_pattern(name: str, pattern: str) -> bool:
+    """Return whether the name matches: `*` stands for any characters, `?` for one, every other character for itself."""
+    return fnmatchcase(name, pattern.replace("[", "[[]"))
 
 
 class ScopeLimits(Struct, frozen=True):

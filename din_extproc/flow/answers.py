@@ -4,7 +4,7 @@ Rule: every error has the same body, on Anthropic's path in Anthropic's shape, a
 answer names the exchange in `x-request-id`, where SDKs look for it, and in `x-din-trace-id`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 
 import msgspec
@@ -79,12 +79,29 @@ class _ModelListing(Struct, frozen=True, gc=False):
     object: str = "model"
     created: int = 0
     owned_by: str = "din"
+    max_model_len: int | None = None
+    """The longest context that the tenant can be served under this name, by vLLM's word; None: no node is known."""
+    context_length: int | None = None
+    """The same by the word of other clients."""
     alias_for: tuple[str, ...] = ()
 
 
-def models_response(listed: Iterable[ListedModel], name: str, trace_id: str) -> ImmediateResponse | Refusal:
-    """`GET /v1/models`, or with a name `GET /v1/models/NAME`: only what the tenant may ask for exists."""
-    shown = [_ModelListing(id=model.name, alias_for=model.models) for model in listed]
+def models_response(
+    listed: Iterable[ListedModel], name: str, trace_id: str, *, length: Callable[[tuple[str, ...]], int | None], created: int
+) -> ImmediateResponse | Refusal:
+    """`GET /v1/models`, or with a name `GET /v1/models/NAME`: only what the tenant may ask for exists.
+
+    Args:
+        listed: What the tenant may ask for.
+        name: Of one model; "": all of them.
+        trace_id: Of the exchange.
+        length: The longest context among the nodes of these pools; None: they have none.
+        created: Since when they are served: seconds since the epoch.
+    """
+    shown = []
+    for model in listed:
+        longest = length(model.pools)
+        shown.append(_ModelListing(model.name, created=created, max_model_len=longest, context_length=longest, alias_for=model.models))
     content: object = {"object": "list", "data": shown}
     if name:
         content = next((listing for listing in shown if listing.id == name), None)

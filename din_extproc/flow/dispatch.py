@@ -33,7 +33,11 @@ _as_json = msgspec.json.Encoder().encode
 def dispatch(granted: Decision, request: PendingRequest, parsed: ParsedRequest, decided_s: float) -> Send:
     """The verdict that sends it. `decided_s`: how long the decision took, the wait in line included."""
     target, order, head = granted.target, granted.node_request, request.head
-    answer_headers: Headers = (("x-din-trace-id", request.trace_id), *rate_limit_headers(granted.rate_limit_status), *order.headers)
+    answer_headers: Headers = (
+        *answers.names(head.path, request.trace_id),
+        *rate_limit_headers(granted.rate_limit_status),
+        *order.headers,
+    )
     if target.degraded:
         answer_headers = (*answer_headers, ("x-bxagent-degraded", "true"), ("x-din-degraded-reason", target.degraded))
     endpoints = [str(node.endpoint) for node in granted.selection.nodes]
@@ -81,13 +85,15 @@ def permit_verdict(granted: Permit, request: PendingRequest, decided_s: float) -
         decided_s=decided_s,
     )
     metadata: dict[str, str | float | bool] = {"request_id": request.request_id, "labels": _as_json(labels).decode()}
+    if granted.intent.operation in _DIALECTS:
+        metadata["dialect"] = _DIALECTS[granted.intent.operation]
     return pass_verdict(request, rate_limit_headers(granted.rate_limit_status), metadata)
 
 
 def pass_verdict(request: PendingRequest, standing: Headers = (), metadata: Mapping[str, str | float | bool] = _NO_METADATA) -> Send:
     """The verdict for a proxy that chooses the node itself, on a request that costs nothing."""
-    trace = ("x-din-trace-id", request.trace_id)
-    return Send("", (), _trace(request), (trace, *standing), metadata, remove_headers=_SECRETS)
+    named = answers.names(request.head.path, request.trace_id)
+    return Send("", (), _trace(request), (*named, *standing), metadata, remove_headers=_SECRETS)
 
 
 def _move(granted: Decision, parsed: ParsedRequest) -> str | None:

@@ -12,9 +12,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from din_extproc.domain.node import Pool
-from din_extproc.domain.request import Intent, Operation
+from din_extproc.domain.request import Intent, Operation, Priority
+from din_extproc.domain.tenant import RANK
 from din_extproc.domain.verdict import Headers, Refusal, RefusalCode
-from din_extproc.intent.outline import replace_lone_surrogates
+from din_extproc.intent.outline import build_outline, replace_lone_surrogates
 from din_extproc.intent.read import ParsedRequest
 from din_extproc.intent.splice import add_include_usage, splice_values
 from din_extproc.southbound.dialect import Dialect, PlainRequest
@@ -26,6 +27,7 @@ _REPORTING = frozenset({Operation.CHAT, Operation.COMPLETIONS})
 """Operations whose streams report usage when `stream_options` asks for it."""
 _STREAM_OPTIONS: Table = {"stream_options": None}
 _decode = msgspec.json.Decoder().decode
+_decode_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 _NOTHING: Mapping[str, Any] = {}
 _TOO_LARGE = Refusal(RefusalCode.INVALID_REQUEST, "The body holds a number that JSON readers can't hold, such as 1e400")
@@ -52,15 +54,15 @@ class NodeRequest(Struct, frozen=True, gc=False):
     """The decoded request, for its dialect."""
 
 
-def build_node_request(reading: ParsedRequest, intent: Intent, pool: Pool) -> NodeRequest | Refusal:
-    """The order for a node of this pool, or why its engine can't be asked."""
+def build_node_request(reading: ParsedRequest, intent: Intent, pool: Pool, priority: Priority = Priority.STANDARD) -> NodeRequest | Refusal:
+    """The order for a node of this pool, or why its engine can't be asked. `priority`: the class by which an engine may schedule it."""
     dialect = find_engine(pool.engine).native if pool.api == "native" else None
     if dialect is None or intent.operation in dialect.openai_operations:
-        return _openai(reading, intent, pool)
+        return _openai(reading, intent, pool, priority)
     return _native(reading, intent, pool, dialect)
 
 
-def _openai(reading: ParsedRequest, intent: Intent, pool: Pool) -> NodeRequest | Refusal:
+def _openai(reading: ParsedRequest, intent: Intent, pool: Pool, priority: Priority) -> NodeRequest | Refusal:
     """The client's bytes, with the name that the engine answers to, its words for parameters, and asking for usage."""
     edits: dict[str, bytes] = {}
     removed: tuple[str, ...] = ()
@@ -70,8 +72,10 @@ def _openai(reading: ParsedRequest, intent: Intent, pool: Pool) -> NodeRequest |
         edits["model"] = _quoted(pool.served_model)
     if ours:
         edits["stream_options"] = add_include_usage(reading.outline.value(reading.body, "stream_options"))
-    table = find_engine(pool.engine).openai if pool.stream_usage else {**find_engine(pool.engine).openai, **_STREAM_OPTIONS}
-    named = table.keys() & reading.outline.spans.keys()
+    adapter = find_engine(pool.engine)
+    spans = reading.outline.spans
+    table = adapter.openai if pool.stream_usage else {**adapter.openai, **_STREAM_OPTIONS}
+    named = table.keys() & spans.keys()
     if intent.operation is Operation.COMPLETIONS:
         named -= CHAT_ONLY
     if named:
@@ -80,6 +84,14 @@ def _openai(reading: ParsedRequest, intent: Intent, pool: Pool) -> NodeRequest |
             return changed
         values, removed, headers = changed
         edits |= values
+    if not pool.stream_usage and "stream_options" in spans:
+        removed = (*removed, *({"stream_options"} - set(removed)))  # null, too: an engine may know no such key
+    if pool.priority_scheduling and adapter.first_priority:
+        edits["priority"] = b"%d" % (adapter.first_priority * RANK[priority])
+    elif "priority" in spans and adapter.first_priority:
+        removed, headers = (*removed, "priority"), (*headers, *_dropped(("priority",)))
+    if adapter.roles:
+        edits |= _renamed_roles(reading, intent, adapter.roles)
     body = splice_values(reading.body, reading.outline, edits, removed) if edits or removed else reading.body
     return NodeRequest(
         operation=intent.operation,
@@ -90,6 +102,37 @@ def _openai(reading: ParsedRequest, intent: Intent, pool: Pool) -> NodeRequest |
         headers=headers,
         edits=None if removed else edits,
     )
+
+
+def _renamed_roles(reading: ParsedRequest, intent: Intent, roles: Mapping[str, str]) -> dict[str, bytes]:
+    """The messages with roles that the engine knows; nothing when they have no others."""
+    key = "input" if intent.operation is Operation.RESPONSES else "messages"
+    value = reading.outline.value(reading.body, key)
+    if not value.startswith(b"[") or not any(role.encode() in value for role in roles):
+        return {}
+    elements = _elements(value)
+    if elements is None:
+        return {}
+    made = [_with_role(bytes(element), roles) for element in elements]
+    return {key: b"[%b]" % b",".join(made)}
+
+
+def _with_role(message: bytes, roles: Mapping[str, str]) -> bytes:
+    at = build_outline(replace_lone_surrogates(message)) if message.startswith(b"{") else None
+    if at is None or isinstance(at, Refusal):
+        return message
+    role = roles.get(at.value(message, "role").decode(errors="replace").strip('"'))
+    return message if role is None else splice_values(message, at, {"role": _quoted(role)})
+
+
+def _elements(value: bytes) -> list[msgspec.Raw] | None:
+    try:
+        return _decode_elements(value)
+    except msgspec.DecodeError:
+        try:
+            return _decode_elements(replace_lone_surrogates(value))
+        except msgspec.DecodeError:
+            return None
 
 
 def _renamed(

@@ -28,7 +28,7 @@ from din_extproc.admit import headers as limit_headers
 from din_extproc.admit.keys import Authenticated
 from din_extproc.admit.ledger import Claim, Denied, Granted, LimitsUnavailable
 from din_extproc.admit.queue import is_queueable
-from din_extproc.domain.request import Intent, Operation
+from din_extproc.domain.request import Intent, Operation, Priority
 from din_extproc.domain.tenant import OnSensitive, Tenant
 from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.flow.decision import CandidatePool, Decision, DecisionContext, PendingRequest, Permit, ReservationLedger
@@ -47,6 +47,12 @@ from din_extproc.route.table import Routed
 from din_extproc.schedule.placement_request import PlacementRequest
 
 _HOUR_S = 3600
+_STORED_ELSEWHERE = Refusal(
+    RefusalCode.INVALID_REQUEST,
+    "previous_response_id is not supported here: several nodes serve the model, and only the one that stored the response knows it. "
+    "Send the whole conversation in input.",
+    param="previous_response_id",
+)
 _NO_BODY = NodeRequest(operation=Operation.CHAT, stream=False, path="", body=b"", strips_usage=False)
 """What a node is asked by a request whose body is not at hand."""
 
@@ -214,14 +220,27 @@ def select_pool(context: DecisionContext, request: PendingRequest, routed: Route
     target = context.selector.select_target(routed, size_of(context, intent, routed.model), now)
     if isinstance(target, Refusal):
         return target
+    if names_stored_response(request) and len(context.selector.members.nodes(target.pool.name)) > 1:
+        return _STORED_ELSEWHERE
     intent = reweighed(context, request, intent, target.pool.model)
     asked = node_request(request, intent, target)
     return asked if isinstance(asked, Refusal) else CandidatePool(target, intent, asked)
 
 
+def names_stored_response(request: PendingRequest) -> bool:
+    """Stage 7: whether the request builds on a response that one node has stored."""
+    parsed = request.parsed
+    if parsed is None or parsed.intent.operation is not Operation.RESPONSES or "previous_response_id" not in parsed.outline.spans:
+        return False
+    return parsed.outline.value(parsed.body, "previous_response_id") != b"null"
+
+
 def node_request(request: PendingRequest, intent: Intent, target: PlacementTarget) -> NodeRequest | Refusal:
     """Stage 7: the request in the words of the pool's engine; a placeholder where there is no body."""
-    return _NO_BODY if request.parsed is None else build_node_request(request.parsed, intent, target.pool)
+    if request.parsed is None:
+        return _NO_BODY
+    priority = Priority.STANDARD if request.who is None else request.who.tenant.priority_of(intent.priority)
+    return build_node_request(request.parsed, intent, target.pool, priority)
 
 
 def named_model(context: DecisionContext, intent: Intent, tenant: Tenant) -> str | Refusal:

@@ -75,6 +75,10 @@ class PoolMembership:
             found = self._versions[pool] = frozenset({node.version for node in self._nodes.get(pool, _NOBODY)})
         return found
 
+    def longest_context(self, pools: Iterable[str]) -> int | None:
+        """Tokens of the longest context among the nodes of these pools; None: they have none."""
+        return max((node.max_seq_len for pool in pools for node in self.nodes(pool)), default=None)
+
     @property
     def pools(self) -> tuple[str, ...]:
         """The names of all of them."""

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from din_extproc.admit.headers import anthropic_rate_limit_headers
 from din_extproc.admit.ledger import Ledger, LimitsUnavailable
 from din_extproc.audit.records import AdmissionRecord
 from din_extproc.domain.request import RequestHead
@@ -65,6 +66,8 @@ class WorkerContext(DecisionContext, kw_only=True):
     """Takes some requests to be asked once more of nodes that should agree; None: none."""
     admissions: list[AdmissionRecord] | None = None
     """Requests that were sent on since this was last emptied; None: nobody records them."""
+    started: int = 0
+    """When this worker began, in seconds since the epoch: what the model list calls `created`."""
 
     def create_handler(self) -> "ExtProcHandler":
         """A stream was opened: one HTTP exchange begins."""
@@ -113,6 +116,8 @@ class ExchangeHandler(PendingRequest, ABC):
             verdict = accepted if isinstance(accepted, Refusal) else self._without_body(accepted)
         if isinstance(verdict, Refusal):
             verdict = answers.refusal_response(verdict, head, self.trace_id, whose=refusal_metadata(self))
+        if answers.of_anthropic(head.path):
+            verdict = _with_anthropic_limits(verdict, wall)
         refused = "" if type(verdict) is Send else str(verdict.metadata.get("refusal", ""))
         context.observer.on_decision(context.clock.monotonic() - began, refused)
         return verdict
@@ -147,6 +152,14 @@ class ExchangeHandler(PendingRequest, ABC):
             self.span = self._context.sampler.context(request_id, self.trace_id, head.header("traceparent"))
 
 
+def _with_anthropic_limits(verdict: Verdict, wall: float) -> Verdict:
+    """The verdict with its rate-limit headers under Anthropic's names, too."""
+    if isinstance(verdict, Send):
+        headers = verdict.response_headers
+        return replace(verdict, response_headers=(*headers, *anthropic_rate_limit_headers(headers, wall)))
+    return replace(verdict, headers=(*verdict.headers, *anthropic_rate_limit_headers(verdict.headers, wall)))
+
+
 class ExtProcHandler(ExchangeHandler):
     """One HTTP exchange whose node is chosen here."""
 
@@ -177,7 +190,10 @@ class ExtProcHandler(ExchangeHandler):
     def _without_body(self, endpoint: EndpointKind | None) -> Verdict | Refusal:
         if endpoint is None or self.who is None:
             return answers.options_response(self.trace_id)
-        return answers.models_response(self._context.view.table.models_for(self.who.tenant), endpoint.model, self.trace_id)
+        context = self._context
+        listed = context.view.table.models_for(self.who.tenant)
+        length = context.selector.members.longest_context
+        return answers.models_response(listed, endpoint.model, self.trace_id, length=length, created=context.started)
 
     def on_response(self, head: ResponseHead) -> Treatment:
         """A node's error is told in the gateway's words, an answer in its engine's own words in OpenAI's; any other goes on as it is."""

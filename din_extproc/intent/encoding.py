@@ -19,9 +19,13 @@ _UNSUPPORTED = Refusal(RefusalCode.UNSUPPORTED_MEDIA, "Only gzip and identity ar
 
 
 def is_json(content_type: str) -> bool:
-    """Return whether a content-type, with or without parameters, is JSON. A missing content-type counts as JSON."""
-    media = content_type.partition(";")[0].strip().lower()
-    return not media or media == "application/json" or (media.startswith("application/") and media.endswith("+json"))
+    """Return whether a content-type, with or without parameters, is JSON. A missing content-type counts as JSON.
+
+    A header that came twice with one value counts once.
+    """
+    medias = {value.strip().lower() for value in content_type.partition(";")[0].split(",")}
+    media = medias.pop()
+    return not medias and (not media or media == "application/json" or (media.startswith("application/") and media.endswith("+json")))
 
 
 def decode_body(headers: Mapping[str, str], body: bytes, limit: int) -> tuple[bytes, bool] | Refusal:

@@ -50,6 +50,12 @@ _decode_name = msgspec.json.Decoder(str).decode
 _NO_MODEL = Refusal(RefusalCode.INVALID_REQUEST, "The body names no model: a non-empty string is expected", param="model")
 _BAD_MODEL = Refusal(RefusalCode.INVALID_REQUEST, "The model's name is too long or holds characters that no name has", param="model")
 _NO_MESSAGES = Refusal(RefusalCode.INVALID_REQUEST, "The body has no messages: a list is expected", param="messages")
+_BACKGROUND = Refusal(
+    RefusalCode.INVALID_REQUEST,
+    "Background responses are not supported: the path that fetches their result is not served. Send background: false, with stream: true "
+    "for long answers",
+    param="background",
+)
 _BAD_OPTIONS = Refusal(RefusalCode.INVALID_REQUEST, "A key occurs more than once in stream_options", param="stream_options")
 _BAD_TIMEOUT = Refusal(RefusalCode.INVALID_REQUEST, "x-din-timeout-ms is a positive number of milliseconds", param="x-din-timeout-ms")
 _BAD_PRIORITY = Refusal(RefusalCode.INVALID_REQUEST, "x-din-priority is critical, standard or batch", param="x-din-priority")
@@ -147,6 +153,8 @@ def _parse_json(
         return model
     if operation in _WITH_MESSAGES and not found.value(body, "messages").startswith(b"["):
         return _NO_MESSAGES
+    if operation is Operation.RESPONSES and found.value(body, "background") == b"true":
+        return _BACKGROUND
     wants_usage = _wants_usage(found.value(readable, "stream_options"))
     if isinstance(wants_usage, Refusal):
         return wants_usage

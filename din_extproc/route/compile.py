@@ -5,12 +5,11 @@ Everything that does not depend on a request is computed here: the models of eac
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 
 from msgspec import Struct
 
 from din_extproc.domain.node import Pool
-from din_extproc.domain.tenant import Tenant
+from din_extproc.domain.tenant import Tenant, matches_pattern
 from din_extproc.route.aliases import Alias, Reach, resolve_aliases
 from din_extproc.route.flaw import Flaw, Place, did_you_mean
 from din_extproc.route.rules import KnownNames, Rule, compile_condition, find_dead_patterns, match_always
@@ -167,7 +166,7 @@ def _allowed_models(
             sets[tenant.models] = frozenset(direct.union(*(reach for alias, reach in reaches.items() if tenant.may_use(alias))))
         for index, pattern in enumerate(tenant.models):
             if pattern not in dead:
-                dead[pattern] = not any(fnmatchcase(name, pattern) for name in (*models, *reaches))
+                dead[pattern] = not any(matches_pattern(name, pattern) for name in (*models, *reaches))
             if dead[pattern]:
                 flaws += find_dead_patterns((pattern,), ("tenants", at, "models", index), (*models, *reaches))
     return {tenant.id: sets[tenant.models] for tenant in tenants}, flaws

@@ -4,12 +4,13 @@ All fields of a condition must hold; an empty condition is refused.
 """
 
 from collections.abc import Collection, Iterable
-from fnmatch import fnmatchcase, translate
+from fnmatch import translate
 from re import compile as compile_pattern
 
 from msgspec import Struct
 
 from din_extproc.domain.request import Operation, Priority
+from din_extproc.domain.tenant import matches_pattern
 from din_extproc.route.expression import FUNCTIONS, VARIABLES, BadExpression, Facts, Matches, compile_expression
 from din_extproc.route.flaw import Flaw, Place, did_you_mean
 
@@ -129,7 +130,7 @@ def _match_intent(condition: RuleCondition, place: Place, known: KnownNames, fla
         parts.append(lambda facts: facts.intent.stream is stream)
     if condition.model:
         flaws += find_dead_patterns(condition.model, (*place, "model"), known.names)
-        pattern = compile_pattern("|".join(map(translate, condition.model))).match
+        pattern = compile_pattern("|".join(translate(pattern.replace("[", "[[]")) for pattern in condition.model)).match
         parts.append(lambda facts: pattern(facts.model) is not None)
     return parts
 
@@ -209,5 +210,5 @@ def find_dead_patterns(patterns: tuple[str, ...], place: Place, names: Collectio
     return [
         Flaw(place, f"{pattern!r} matches no model and no alias", did_you_mean(pattern, names), missing=("models", pattern), warning=True)
         for pattern in patterns
-        if not any(fnmatchcase(name, pattern) for name in names)
+        if not any(matches_pattern(name, pattern) for name in names)
     ]

@@ -76,6 +76,8 @@ class ListedModel(Struct, frozen=True, gc=False):
     name: str
     models: tuple[str, ...]
     """The physical models of an alias; empty for a physical model."""
+    pools: tuple[str, ...] = ()
+    """The pools that may serve the tenant under this name."""
 
     @property
     def alias(self) -> bool:
@@ -163,7 +165,11 @@ class RouteTable:
         allowed = self._allowed.get(tenant.id, _NO_MODELS)
         usable = [target for target in self._targets.values() if not allowed.isdisjoint(target.models)]
         listed = (
-            ListedModel(target.name, tuple(model for model in target.models if model in allowed) if target.alias else ())
+            ListedModel(
+                target.name,
+                tuple(model for model in target.models if model in allowed) if target.alias else (),
+                tuple(dict.fromkeys(rule.pool.name for rule in target.rules if rule.pool.model in allowed)),
+            )
             for target in usable
         )
         return tuple(sorted(listed, key=lambda entry: (not entry.alias, entry.name)))

@@ -145,8 +145,10 @@ class PoolSection(Section):
     """What the engine is spoken to in: OpenAI's words, or its own (Ollama, TGI, Triton)."""
     unmappable: Literal["refuse", "drop"] = "refuse"
     """What becomes of a parameter that the engine can't be told."""
-    stream_usage: bool = True
-    """The engine honours `stream_options.include_usage`."""
+    stream_usage: bool | None = None
+    """The engine honours `stream_options.include_usage`. None: by the engine, which is no for TGI and Triton, some of which refuse it."""
+    priority_scheduling: bool = False
+    """The engine (vLLM, SGLang) schedules by `priority`: it is set from the request's class. A client's own is removed in any case."""
     dtype: Name | None = None
     """Of its nodes, those that register too; None: that of the listed ones or of the catalogue."""
     tp_world_size: Positive | None = None

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from din_extproc.domain.node import Endpoint
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}").fullmatch
-_MODEL = re.compile(r"[^\s@*?\[\],\"'\\\x00-\x1f\x7f-\x9f]{1,200}").fullmatch
+_MODEL = re.compile(r"[^\s*?,\"'\\\x00-\x1f\x7f-\x9f]{1,200}").fullmatch
 _UNSPECIFIED = {"0.0.0.0": "0.0.0.0", "[::]": "::"}
 
 
@@ -34,7 +34,7 @@ def _name_if_any(text: str) -> str:
 
 def _model(text: str) -> str:
     if _MODEL(text) is None:
-        raise ValueError(f"{text!r} is not a model's name: no spaces, quotes, commas, '@', '*', '?' or brackets, at most 200 characters")
+        raise ValueError(f"{text!r} is not a model's name: no spaces, quotes, commas, backslashes, '*' or '?', at most 200 characters")
     return text
 
 

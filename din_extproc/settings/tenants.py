@@ -128,7 +128,7 @@ class TenantSection(Section):
     id: Name
     keys: Annotated[tuple[KeySection, ...], AsTuple] = ()
     models: Annotated[tuple[Text, ...], AsTuple, Field(min_length=1)]
-    """Names it may ask for: aliases and physical models, `*` and `?` as in a shell. An alias allows the models behind it."""
+    """Names it may ask for: aliases and physical models, `*` for any characters, `?` for one. An alias allows the models behind it."""
     priority: PriorityName = Priority.STANDARD
     limits: TenantLimitsSection = TenantLimitsSection()
     queue: QueueSection = QueueSection()

@@ -1,5 +1,7 @@
 """The supported engines: deviations of their OpenAI API, and their own API if they have one."""
 
+from collections.abc import Mapping
+
 from msgspec import Struct
 
 from din_extproc.domain.request import GENERATING, Operation
@@ -15,21 +17,33 @@ class EngineAdapter(Struct, frozen=True):
     """Parameters that its OpenAI API names differently or lacks."""
     native: Dialect | None = None
     operations: frozenset[Operation] | None = None
-    """Operations of its OpenAI API; None: any, depending on the model."""
+    """What its OpenAI interface serves; None: every operation, by the model that it runs."""
+    stream_usage: bool = True
+    """Every version takes `stream_options`."""
+    roles: Mapping[str, str] = {}
+    """Roles whose messages its OpenAI interface drops without a word, and what they are called instead."""
+    first_priority: int = 0
+    """The sign of `priority` where smaller (1) or larger (-1) ones come first; 0: it has none."""
+    caps_output: bool = False
+    """It serves any `max_tokens` and stops when the context is full."""
 
 
 _CHATS = frozenset({Operation.CHAT, Operation.COMPLETIONS})
 
 ENGINES: dict[str, EngineAdapter] = {
-    "vllm": EngineAdapter(vllm.OPENAI),
-    "sglang": EngineAdapter(with_structured_outputs(sglang.OPENAI)),
-    "tensorrt_llm": EngineAdapter(
-        with_structured_outputs(tensorrt_llm.OPENAI), operations=_CHATS | {Operation.RESPONSES, Operation.EMBEDDINGS}
+    "vllm": EngineAdapter(vllm.OPENAI, first_priority=1),
+    "sglang": EngineAdapter(with_structured_outputs(sglang.OPENAI), first_priority=-1),
+    "tensorrt_llm": EngineAdapter(with_structured_outputs(tensorrt_llm.OPENAI), operations=_CHATS | {Operation.RESPONSES, Operation.EMBEDDINGS}),
+    "llamacpp": EngineAdapter(with_structured_outputs(llamacpp.OPENAI), caps_output=True),
+    "tgi": EngineAdapter(with_structured_outputs(tgi.OPENAI), tgi.TGI, _CHATS, stream_usage=False),
+    "ollama": EngineAdapter(
+        with_structured_outputs(ollama.OPENAI),
+        ollama.OLLAMA,
+        GENERATING | {Operation.EMBEDDINGS},
+        roles={"developer": "system"},
+        caps_output=True,
     ),
-    "llamacpp": EngineAdapter(with_structured_outputs(llamacpp.OPENAI)),
-    "tgi": EngineAdapter(with_structured_outputs(tgi.OPENAI), tgi.TGI, _CHATS),
-    "ollama": EngineAdapter(with_structured_outputs(ollama.OPENAI), ollama.OLLAMA, GENERATING | {Operation.EMBEDDINGS}),
-    "triton": EngineAdapter(with_structured_outputs(triton.OPENAI), triton.TRITON, _CHATS | {Operation.EMBEDDINGS}),
+    "triton": EngineAdapter(with_structured_outputs(triton.OPENAI), triton.TRITON, _CHATS | {Operation.EMBEDDINGS}, stream_usage=False),
 }
 _UNKNOWN = EngineAdapter({})
 

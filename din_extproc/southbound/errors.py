@@ -8,7 +8,7 @@ Known messages take precedence over the status. The engine's message is passed o
 | a server error with "out of memory"     | 503 `insufficient_gpu_capacity`, with a retry time                        |
 | 400, 422                                | 400 `invalid_request`                                                       |
 | 401, 403, 407                           | the same status, `upstream_error`: the gateway's credentials, not the client's |
-| 404, 405, 501                           | 404 `path_not_found`: the engine does not support this; or `model_not_found`  |
+| 404, 405, 501                           | 404 `path_not_found`, in the engine's words if it has any; or `model_not_found` |
 | 408, 504                                | 504 `upstream_timeout`                                                      |
 | 413, 415                                | `request_too_large`, `unsupported_media`                                    |
 | 429                                     | 429 `upstream_busy`, with a retry time: the tenant's own limits are another code  |
@@ -88,6 +88,8 @@ def normalise_error(engine: str, status: int, error: ParsedError, requested_s: i
     retry = _RETRY_S.get(code, default)
     if code in _PASSED_ON:
         return NodeError(code, answered, error.message or code.title, error.param)
+    if code is RefusalCode.PATH_NOT_FOUND and error.message:
+        return NodeError(code, answered, error.message)
     message = _MESSAGES.get(code) or _upstream_message(status)
     return NodeError(code, answered, message, retry_after_s=None if retry is None else max(retry, requested_s or 0))
 

@@ -88,6 +88,7 @@ class RequestPlane:
             queue=waiting,
             sampler=None if settings.telemetry is None else Sampler(settings.telemetry.sample),
             admissions=None if settings.audit is None else [],
+            started=int(SystemClock.wall()),
         )
         authz = settings.gateway.ext_authz
         self.ext_authz_leases = None if authz is None else ExtAuthzLeases(self.desk, authz.longest_s)

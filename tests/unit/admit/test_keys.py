@@ -120,3 +120,19 @@ def test_a_key_needs_its_whole_entropy():
 )
 def test_a_hash_in_another_shape_is_none(text):
     assert parse_hash(text) is None
+
+
+@pytest.mark.parametrize(
+    ("authorization", "x_api_key"),
+    [
+        (f"Bearer {NEW.text}", "sk-ant-stale"),
+        ("Bearer sk-ant-oat01-foreign", NEW.text),
+        (f"Bearer {NEW.text}", "din_fin-2026.11_wrong"),
+    ],
+)
+def test_of_two_credentials_the_one_with_our_prefix_counts_and_of_two_of_ours_the_bearer(authorization: str, x_api_key: str) -> None:
+    assert isinstance(RING.authenticate(authorization, x_api_key, NOON), Authenticated)
+
+
+def test_a_wrong_bearer_of_ours_is_not_saved_by_a_good_x_api_key() -> None:
+    assert isinstance(RING.authenticate("Bearer din_fin-2026.11_wrong", NEW.text, NOON), Refusal)

@@ -2,7 +2,14 @@
 
 import pytest
 
-from din_extproc.admit.headers import format_duration, rate_limit_headers, refuse_denied, refuse_limits_unavailable, retry_headers
+from din_extproc.admit.headers import (
+    anthropic_rate_limit_headers,
+    format_duration,
+    rate_limit_headers,
+    refuse_denied,
+    refuse_limits_unavailable,
+    retry_headers,
+)
 from din_extproc.admit.ledger import Claim, Denied, RateLimitStatus
 from din_extproc.domain.verdict import RefusalCode
 
@@ -116,3 +123,15 @@ def test_no_wait_for_a_limit_of_a_minute_is_longer_than_a_minute() -> None:
     headers = dict(refused.headers)
     assert (headers["retry-after"], headers["retry-after-ms"], refused.retry_after_ms) == ("60", "60000", 60_000)
     assert "61" not in refused.message
+
+
+def test_anthropic_s_limits_are_openai_s_with_moments_for_durations() -> None:
+    headers = (*rate_limit_headers(FULL), ("retry-after", "3"))
+    assert dict(anthropic_rate_limit_headers(headers, 1_000_000.5)) == {
+        "anthropic-ratelimit-requests-limit": "600",
+        "anthropic-ratelimit-requests-remaining": "599",
+        "anthropic-ratelimit-requests-reset": "1970-01-12T13:47:42Z",
+        "anthropic-ratelimit-tokens-limit": "8000",
+        "anthropic-ratelimit-tokens-remaining": "0",
+        "anthropic-ratelimit-tokens-reset": "1970-01-12T13:46:41Z",
+    }

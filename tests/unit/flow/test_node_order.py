@@ -5,7 +5,7 @@ import json
 import pytest
 
 from din_extproc.domain.node import Pool
-from din_extproc.domain.request import RequestHead
+from din_extproc.domain.request import Priority, RequestHead
 from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.flow.node_order import build_node_request
 from din_extproc.intent.estimate import TokenCalibrator
@@ -84,3 +84,35 @@ def test_a_number_that_nobody_can_hold_is_refused_where_the_body_is_written_agai
 def test_a_number_that_nobody_can_hold_passes_where_the_body_stays_as_it_is():
     body = b'{"model":"physical","messages":[],"temperature":1e400}'
     assert asked(body, engine="vllm").body == body
+
+
+@pytest.mark.parametrize("value", [b"null", b'{"include_usage":false}'])
+def test_no_stream_options_of_any_value_reach_a_pool_that_refuses_the_key(value):
+    body = b'{"model":"physical","messages":[],"stream":true,"stream_options":' + value + b"}"
+    made = asked(body, stream_usage=False, unmappable="drop")
+    assert (made.body, made.strips_usage) == (b'{"model":"physical","messages":[],"stream":true}', False)
+
+
+@pytest.mark.parametrize(("engine", "priority"), [("vllm", b"2"), ("sglang", b"-2")])
+def test_a_client_s_own_priority_never_reaches_an_engine_that_schedules_by_it(engine, priority):
+    body = b'{"model":"physical","messages":[],"priority":-100}'
+    made = asked(body, engine=engine)
+    assert made.body == b'{"model":"physical","messages":[]}'
+    assert made.headers == (("x-din-dropped-parameters", "priority"),)
+    reading = parse_request(RequestHead("POST", CHAT, {}), body, lambda _name: TokenCalibrator(), 1 << 20)
+    pool = Pool("p", "physical", "physical", engine=engine, scheduler="round_robin", nodes=(), priority_scheduling=True)
+    made = order(reading, reading.intent, pool, Priority.BATCH)
+    assert made.body == b'{"model":"physical","messages":[],"priority":' + priority + b"}"
+    assert made.headers == ()
+
+
+def test_ollama_is_told_system_where_it_would_drop_a_developer_s_message():
+    messages = b'[{"role" : "developer", "content":"developer 1.0"},{"role":"user","content":"h\\u00e9"}]'
+    told = messages.replace(b'"role" : "developer"', b'"role" : "system"')
+    for path, key in ((CHAT, b"messages"), ("/v1/responses", b"input")):
+        body = b'{"model":"physical","%b":%b}' % (key, messages)
+        made = asked(body, path=path, engine="ollama")
+        assert json.loads(made.body) == json.loads(b'{"model":"physical","%b":%b}' % (key, told))
+        assert asked(body, path=path, engine="vllm").body == body
+    plain = b'{"model":"physical","input":"developer"}'
+    assert asked(plain, path="/v1/responses", engine="ollama").body == plain

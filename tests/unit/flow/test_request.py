@@ -58,8 +58,12 @@ BODY = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_t
 def fresh(tmp_path):
     """Makes planes that have not decided anything yet."""
     file = tmp_path / "din.yaml"
-    file.write_text(yaml.safe_dump(CONFIG))
-    return lambda: RequestPlane(load(file, {}), HeldLedger(), Background(), DecisionCounters())
+
+    def made(**sections) -> RequestPlane:
+        file.write_text(yaml.safe_dump({**CONFIG, **sections}))
+        return RequestPlane(load(file, {}), HeldLedger(), Background(), DecisionCounters())
+
+    return made
 
 
 @pytest.fixture
@@ -259,3 +263,40 @@ async def test_what_one_answer_usually_has_is_expected_of_each(fresh):
         plane.outputs.learn("acme", "physical", 10)
     _, verdict = await decide(plane, {**BODY, "n": 50, "max_tokens": 800})
     assert 50 * 10 < 100_000 - int(tokens_left(verdict)) < 50 * 20
+
+
+async def test_a_stored_response_is_refused_clearly_where_several_nodes_serve_the_model(fresh):
+    asked = {"model": "m", "input": "go on", "previous_response_id": "resp_1"}
+    main = CONFIG["pools"]["main"]
+    plane = fresh()
+    _, verdict = await decide(plane, asked, path="/v1/responses")
+    assert isinstance(verdict, Send), verdict
+    plane = fresh(pools={**CONFIG["pools"], "main": {**main, "nodes": [*main["nodes"], node("twin", "10.0.0.9:8000", max_seq_len=1000)]}})
+    _, verdict = await decide(plane, asked, path="/v1/responses")
+    assert code(verdict) == "invalid_request"
+    assert json.loads(verdict.body)["error"]["param"] == "previous_response_id"
+    _, verdict = await decide(plane, {**asked, "previous_response_id": None}, path="/v1/responses")
+    assert isinstance(verdict, Send)
+
+
+async def test_the_model_list_tells_context_lengths_and_since_when(plane):
+    flow = plane.desk.begin()
+    listed = json.loads((await flow.decide(head("/v1/models", "GET"), b"")).body)["data"]
+    longest = max(node["max_seq_len"] for pool in CONFIG["pools"].values() for node in pool["nodes"] if pool["model"] == "physical")
+    lengths = {model["id"]: model for model in listed}
+    assert lengths["physical"]["max_model_len"] == lengths["physical"]["context_length"] == longest
+    assert all(model["created"] > 1_700_000_000 for model in listed)
+
+
+async def test_anthropic_s_path_tells_its_limits_by_anthropic_s_names(fresh):
+    asked = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
+    _, verdict = await decide(fresh(), asked, path="/v1/messages")
+    assert isinstance(verdict, Send), verdict
+    told = dict(verdict.response_headers)
+    assert told["anthropic-ratelimit-tokens-limit"] == told["x-ratelimit-limit-tokens"]
+    assert told["anthropic-ratelimit-tokens-remaining"] == told["x-ratelimit-remaining-tokens"]
+    assert told["anthropic-ratelimit-tokens-reset"].endswith("Z")
+    assert told["request-id"] == told["x-request-id"] == told["x-din-trace-id"]
+    assert verdict.metadata["dialect"] == "messages"
+    _, verdict = await decide(fresh())
+    assert not any(name.startswith("anthropic") or name == "request-id" for name, _ in verdict.response_headers)

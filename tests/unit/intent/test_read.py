@@ -532,3 +532,19 @@ def test_a_limit_in_quotes_is_a_number_or_the_engines_business(spelled, output):
 @pytest.mark.parametrize("n", ['"2x"', '"1-1"', '"2 choices"', "1e400"])
 def test_choices_that_are_no_number_are_the_engines_business(n):
     assert intent(f'{{"model":"m","messages":[],"max_tokens":3,"n":{n}}}'.encode()).output_tokens == 3
+
+
+@pytest.mark.parametrize("content_type", ["application/json, application/json", "application/json,APPLICATION/JSON", "application/json"])
+def test_a_content_type_that_comes_twice_with_one_value_counts_once(content_type: str) -> None:
+    assert isinstance(reading(HELLO, content_type=content_type), ParsedRequest)
+
+
+def test_two_different_content_types_are_refused() -> None:
+    refusal(reading(HELLO, content_type="application/json, text/plain"), param="content-type")
+
+
+def test_background_responses_are_refused_and_foreground_ones_pass() -> None:
+    asked = {"model": "m", "input": "hello", "store": True}
+    refusal(reading({**asked, "background": True}, "/v1/responses"), param="background")
+    for background in (False, None):
+        assert isinstance(reading({**asked, "background": background}, "/v1/responses"), ParsedRequest)
