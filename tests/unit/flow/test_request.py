@@ -9,7 +9,8 @@ import yaml
 
 from din_extproc.admit.ledger import LimitsUnavailable
 from din_extproc.admit.local import LocalLedger
-from din_extproc.domain.request import RequestHead
+from din_extproc.domain.request import Priority, RequestHead
+from din_extproc.domain.tenant import RateLimits, Tenant
 from din_extproc.domain.verdict import ImmediateResponse, Send
 from din_extproc.edge.background import Background
 from din_extproc.edge.inline_task import InlineTask
@@ -300,3 +301,15 @@ async def test_anthropic_s_path_tells_its_limits_by_anthropic_s_names(fresh):
     assert verdict.metadata["dialect"] == "messages"
     _, verdict = await decide(fresh())
     assert not any(name.startswith("anthropic") or name == "request-id" for name, _ in verdict.response_headers)
+
+
+@pytest.mark.parametrize("name", ["claude-opus-4-8[1m]", "qwen/qwen3-8b@q4_k_m", "name@20250929"])
+async def test_models_can_be_named_with_brackets_and_an_at_and_patterns_take_them_by_the_letter(fresh, name):
+    plane = fresh(
+        aliases={name: {"model": "physical"}, "claude-opus-4-8m": {"model": "physical"}}, tenants=[tenant("acme", models=(name,))]
+    )
+    _, verdict = await decide(plane, {**BODY, "model": name})
+    assert isinstance(verdict, Send), verdict
+    listed = json.loads((await plane.desk.begin().decide(head("/v1/models", "GET"), b"")).body)["data"]
+    assert name in {model["id"] for model in listed}
+    assert not plane.desk.view.table.models_for(Tenant("x", ("claude-opus-4-[8]m",), Priority.STANDARD, RateLimits(), {}))
