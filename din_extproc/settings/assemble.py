@@ -21,7 +21,7 @@ from din_extproc.settings.pools import make_kind, make_nodes, make_operations
 from din_extproc.settings.problems import Place
 from din_extproc.settings.sensitive import SensitiveDataSection
 from din_extproc.settings.shape import ShapedConfig
-from din_extproc.southbound.engines import engine
+from din_extproc.southbound.engines import find_engine
 
 _DECISION_MS = 1000
 """Between the end of a wait and the moment when Envoy gives up."""
@@ -96,7 +96,7 @@ def _pools(shaped: ShapedConfig, catalog: Catalog | None, document: Document) ->
             operations=make_operations(name, pool, document),
             api=pool.api,
             unmappable=pool.unmappable,
-            stream_usage=engine(pool.engine).stream_usage if pool.stream_usage is None else pool.stream_usage,
+            stream_usage=find_engine(pool.engine).stream_usage if pool.stream_usage is None else pool.stream_usage,
             priority_scheduling=pool.priority_scheduling,
             dtype=kind.dtype,
             tp_world_size=kind.tp_world_size,

@@ -33,7 +33,9 @@ _CHATS = frozenset({Operation.CHAT, Operation.COMPLETIONS})
 ENGINES: dict[str, EngineAdapter] = {
     "vllm": EngineAdapter(vllm.OPENAI, first_priority=1),
     "sglang": EngineAdapter(with_structured_outputs(sglang.OPENAI), first_priority=-1),
-    "tensorrt_llm": EngineAdapter(with_structured_outputs(tensorrt_llm.OPENAI), operations=_CHATS | {Operation.RESPONSES, Operation.EMBEDDINGS}),
+    "tensorrt_llm": EngineAdapter(
+        with_structured_outputs(tensorrt_llm.OPENAI), operations=_CHATS | {Operation.RESPONSES, Operation.EMBEDDINGS}
+    ),
     "llamacpp": EngineAdapter(with_structured_outputs(llamacpp.OPENAI), caps_output=True),
     "tgi": EngineAdapter(with_structured_outputs(tgi.OPENAI), tgi.TGI, _CHATS, stream_usage=False),
     "ollama": EngineAdapter(

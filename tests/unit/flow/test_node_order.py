@@ -101,7 +101,7 @@ def test_a_client_s_own_priority_never_reaches_an_engine_that_schedules_by_it(en
     assert made.headers == (("x-din-dropped-parameters", "priority"),)
     reading = parse_request(RequestHead("POST", CHAT, {}), body, lambda _name: TokenCalibrator(), 1 << 20)
     pool = Pool("p", "physical", "physical", engine=engine, scheduler="round_robin", nodes=(), priority_scheduling=True)
-    made = order(reading, reading.intent, pool, Priority.BATCH)
+    made = build_node_request(reading, reading.intent, pool, Priority.BATCH)
     assert made.body == b'{"model":"physical","messages":[],"priority":' + priority + b"}"
     assert made.headers == ()
 

@@ -281,7 +281,7 @@ async def test_a_stored_response_is_refused_clearly_where_several_nodes_serve_th
 
 
 async def test_the_model_list_tells_context_lengths_and_since_when(plane):
-    flow = plane.desk.begin()
+    flow = plane.desk.create_handler()
     listed = json.loads((await flow.decide(head("/v1/models", "GET"), b"")).body)["data"]
     longest = max(node["max_seq_len"] for pool in CONFIG["pools"].values() for node in pool["nodes"] if pool["model"] == "physical")
     lengths = {model["id"]: model for model in listed}
@@ -310,6 +310,6 @@ async def test_models_can_be_named_with_brackets_and_an_at_and_patterns_take_the
     )
     _, verdict = await decide(plane, {**BODY, "model": name})
     assert isinstance(verdict, Send), verdict
-    listed = json.loads((await plane.desk.begin().decide(head("/v1/models", "GET"), b"")).body)["data"]
+    listed = json.loads((await plane.desk.create_handler().decide(head("/v1/models", "GET"), b"")).body)["data"]
     assert name in {model["id"] for model in listed}
     assert not plane.desk.view.table.models_for(Tenant("x", ("claude-opus-4-[8]m",), Priority.STANDARD, RateLimits(), {}))
