@@ -540,11 +540,11 @@ def test_a_content_type_that_comes_twice_with_one_value_counts_once(content_type
 
 
 def test_two_different_content_types_are_refused() -> None:
-    refusal(reading(HELLO, content_type="application/json, text/plain"), param="content-type")
+    assert refusal(reading(HELLO, content_type="application/json, text/plain"), param="content-type")
 
 
 def test_background_responses_are_refused_and_foreground_ones_pass() -> None:
     asked = {"model": "m", "input": "hello", "store": True}
-    refusal(reading({**asked, "background": True}, "/v1/responses"), param="background")
+    assert refusal(reading({**asked, "background": True}, "/v1/responses"), param="background")
     for background in (False, None):
         assert isinstance(reading({**asked, "background": background}, "/v1/responses"), ParsedRequest)
