@@ -180,7 +180,7 @@ def who_answered() -> list[HeaderValueOption]:
     return [
         overwrite("x-din-node-id", "%UPSTREAM_METADATA(din:node_id)%"),
         overwrite("x-din-model-version", "%UPSTREAM_METADATA(din:version)%"),
-        overwrite("x-din-exec-time-ms", "%RESPONSE_DURATION%"),
+        overwrite("x-din-exec-time-ms", "%COMMON_DURATION(US_TX_BEG:US_RX_BEG:ms)%"),
     ]
 
 

@@ -28,6 +28,8 @@ class GatewayTimes(Struct, frozen=True, omit_defaults=True):
     """The last byte that came from the node."""
     ended_ms: float | None = None
     """The last byte that went to the client."""
+    exec_ms: float | None = None
+    """Duration at the node: from `sent_ms` to `node_ended_ms`."""
     decided_ms: float | None = None
     """Duration of the decision, `waited_ms` included."""
     waited_ms: float = 0.0
@@ -50,6 +52,7 @@ class GatewayTimes(Struct, frozen=True, omit_defaults=True):
             first_token_ms=record.first_token_ms,
             node_ended_ms=record.node_ended_ms,
             ended_ms=record.duration_ms,
+            exec_ms=record.exec_ms,
             decided_ms=record.decided_ms,
             waited_ms=record.waited_ms,
         )

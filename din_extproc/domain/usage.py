@@ -199,6 +199,13 @@ class ExchangeRecord(Struct, frozen=True, gc=False):
         return ""
 
     @property
+    def exec_ms(self) -> float | None:
+        """The whole time at the node that answered: from the first byte sent to it to its last."""
+        if self.sent_ms is None or self.node_ended_ms is None:
+            return None
+        return max(0.0, round(self.node_ended_ms - self.sent_ms, 3))
+
+    @property
     def dispatch_delay_ms(self) -> float | None:
         """Time from the complete request to its dispatch to the node."""
         if self.sent_ms is None or self.received_ms is None:

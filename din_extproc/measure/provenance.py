@@ -17,7 +17,8 @@ class Provenance(Struct, frozen=True):
     node_id: str
     model_version: str
     exec_time_ms: int | None
-    """From the request's first byte at the gateway to the first byte of the node's answer; None: the header is missing or no number."""
+    """From the first byte sent to the node to the first byte of its answer, without time spent in the gateway; None: the header is
+    missing or no number."""
     trace_id: str
     degraded: bool
     """A fallback answered."""

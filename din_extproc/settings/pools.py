@@ -107,7 +107,7 @@ class LongTailSection(Section):
 class PoolTimeoutsSection(Section):
     """How long the answers of a pool's nodes may take."""
 
-    first_byte_s: Annotated[float, Field(ge=0.001, le=86_400)] | None = None
+    first_byte_s: Annotated[float, Field(ge=0.001, le=86_400)] | None = 60.0
     """Until a stream, or an answer that is not generated, begins; then another node is asked."""
     total_s: Annotated[float, Field(ge=0.001, le=86_400)] | None = None
     """The whole answer, of requests that are not of the long tail."""

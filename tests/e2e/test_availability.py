@@ -60,3 +60,16 @@ def test_a_node_that_envoy_has_not_been_rendered_with_is_named_until_it_is(engin
         stack.eventually(lambda: stack.status()["nodes_unknown_to_envoy"] == [], "it does now")
         assert "said" in diagnosed(stack)["nodes in Envoy"]
         assert missing not in diagnosed(stack)["nodes in Envoy"]["said"]
+
+
+def test_a_native_engine_that_accepts_requests_and_never_answers_is_ejected():
+    health = {"probe": {"every_s": 0.2, "timeout_s": 0.5}, "open_s": 60}
+    with EngineSim(model="m", api="ollama") as ollama:
+        pool = {"model": "m", "engine": "ollama", "api": "native", "nodes": [node("a", ollama.address)]}
+        with Stack({"pools": {"p": pool}, "tenants": [tenant("acme")], "health": health}) as stack:
+            assert stack.chat().status_code == 200
+            asked = {each["path"].partition("?")[0] for each in ollama.seen()[1]}
+            assert asked == {"/api/chat"}, "probes and requests are in the engine's own words"
+            ollama.fail("stall")
+            operator = Operator(stack, "")
+            stack.eventually(lambda: operator.get("/availability").status_code == 503, "its breaker opens")

@@ -117,7 +117,7 @@ def test_a_registered_node_that_states_another_id_loses_trust_and_is_quarantined
         gateway.eventually(lambda: gateway.chat(model="sim-model").status_code == 200, "it serves")
         for _ in range(4):
             gateway.chat(model="sim-model")
-        gateway.eventually(lambda: operator.states() == {"gpu-1": "quarantined"}, "it is kept out", 20)
+        gateway.eventually(lambda: operator.states() == {"gpu-1": "quarantined"}, "it is kept out")
         (row,) = operator.get("/nodes").json()["nodes"]
         assert row["trust"] < 0.9
         assert "states that it is gpu-9" in row["reasons"][-1]

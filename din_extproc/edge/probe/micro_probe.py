@@ -13,8 +13,10 @@ from msgspec import Struct
 from din_extproc.domain.health import ProbeKind, ProbeResult
 from din_extproc.domain.node import Node, Pool
 from din_extproc.domain.request import Operation
+from din_extproc.southbound.dialect import DialectRequest, PlainRequest
+from din_extproc.southbound.engines import find_engine
 
-_PATHS = {
+_OPERATIONS = {
     ProbeKind.CHAT: Operation.CHAT,
     ProbeKind.COMPLETION: Operation.COMPLETIONS,
     ProbeKind.EMBEDDING: Operation.EMBEDDINGS,
@@ -37,15 +39,22 @@ class ProbeTarget(Struct, frozen=True):
     node_id: str
     url: str
     kind: ProbeKind
-    model: str
-    """The name that the engine answers to."""
+    body: bytes
+    native: bool = False
+    """It is asked in its engine's own words."""
 
     @classmethod
     def of(cls, node: Node, pool: Pool) -> "ProbeTarget":
-        """What the pool's requests are like; every operation allowed: a chat."""
-        served = pool.operations
-        kind = ProbeKind.CHAT if served is None else next((kind for kind, path in _PATHS.items() if path in served), ProbeKind.CHAT)
-        return cls(node.id, f"http://{node.endpoint}{_PATHS[kind].value}", kind, pool.served_model)
+        """The first operation that the pool serves, in the words in which its requests are sent; every operation allowed: a chat."""
+        kind = next((kind for kind, operation in _OPERATIONS.items() if pool.serves(operation)), ProbeKind.CHAT)
+        operation, body = _OPERATIONS[kind], {"model": pool.served_model, **_BODIES[kind]}
+        native = find_engine(pool.engine).native if pool.api == "native" else None
+        if native is not None and operation in native.operations:
+            wanted = PlainRequest(operation=operation, fields=body, model=pool.served_model, stream=kind in _STREAMED, drop=True)
+            asked = native.build_request(wanted)
+            if isinstance(asked, DialectRequest):
+                return cls(node.id, f"http://{node.endpoint}{asked.path}", kind, asked.body, native=True)
+        return cls(node.id, f"http://{node.endpoint}{operation.value}", kind, msgspec.json.encode(body))
 
 
 class MicroProbe:
@@ -67,11 +76,12 @@ class MicroProbe:
 
     async def ask(self, target: ProbeTarget) -> ProbeResult:
         """One question, and what came of it. Never raises for what a node does."""
-        body = msgspec.json.encode({"model": target.model, **_BODIES[target.kind]})
         headers = {"content-type": "application/json", "x-din-trace-id": self._trace_id()}
         began = self._clock()
         try:
-            async with self._session.post(target.url, data=body, headers=headers, timeout=self._timeout, allow_redirects=False) as reply:
+            async with self._session.post(
+                target.url, data=target.body, headers=headers, timeout=self._timeout, allow_redirects=False
+            ) as reply:
                 return await self._read(target, reply, began)
         except TimeoutError:
             return ProbeResult(target.node_id, ok=False, reason=f"no token within {self._timeout_s:g} s")
@@ -86,14 +96,14 @@ class MicroProbe:
         first: float | None = None
         text = bytearray()
         async for chunk in reply.content.iter_any():
-            if first is None and (target.kind not in _STREAMED or b"data:" in chunk):
+            if first is None and (target.native or target.kind not in _STREAMED or b"data:" in chunk):
                 first = self._clock()
             text += chunk
             if len(text) > _MOST_BYTES:
                 break
         if first is None:
             return ProbeResult(target.node_id, ok=False, reason="an empty answer")
-        if b'"error":{' in text or b'"error": {' in text:
+        if b'"error":{' in text or b'"error": {' in text or (target.native and b'"error":"' in text):
             return ProbeResult(target.node_id, ok=False, reason="an error inside the answer")
         ended = first if target.kind in _STREAMED else self._clock()
         return ProbeResult(target.node_id, ok=True, ttft_ms=round((ended - began) * 1000, 1))

@@ -45,6 +45,7 @@ class _LogLine(Struct, frozen=True, omit_defaults=True):
     first_token_ms: float | None = None
     last_token_ms: float | None = None
     to_node_ms: float | None = None
+    exec_ms: float | None = None
     flags: tuple[str, ...] = ()
 
 
@@ -107,5 +108,6 @@ def _line(record: ExchangeRecord) -> _LogLine:
         first_token_ms=record.first_token_ms,
         last_token_ms=record.last_token_ms,
         to_node_ms=record.dispatch_delay_ms,
+        exec_ms=record.exec_ms,
         flags=record.response_flags,
     )

@@ -7,7 +7,7 @@ import pytest
 
 from din_extproc.domain.health import ProbeKind
 from din_extproc.domain.node import Endpoint, Node, Pool
-from din_extproc.domain.request import Operation
+from din_extproc.domain.request import POOLING, Operation
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.probe.micro_probe import MicroProbe, ProbeTarget
 from din_extproc.tools.engine_model.faults import parse_faults
@@ -81,3 +81,30 @@ async def test_engines_that_don_t_generate_are_asked_for_what_they_do(kind):
     finally:
         await server.stop()
     await turns()
+
+
+@pytest.mark.parametrize(
+    ("api", "operation"),
+    [
+        ("ollama", Operation.CHAT),
+        ("tgi", Operation.COMPLETIONS),
+        ("triton", Operation.COMPLETIONS),
+        ("triton", Operation.EMBEDDINGS),
+        ("triton", Operation.RERANK),
+    ],
+)
+async def test_a_native_engine_is_asked_in_its_own_words_and_found_out_when_it_is_stuck(api, operation):
+    runner = "pooling" if operation in POOLING else "generate"
+    server = build(EngineSimOptions(model="m", api=api, runner=runner, decode_rate=2000.0, dimensions=8))
+    node = Node("n", Endpoint("127.0.0.1", await server.start("127.0.0.1", 0)), "m", "1", "bf16", "", 1, 8192, 8)
+    pool = Pool("p", "m", "m", api, "round_robin", (node,), operations=frozenset({operation}), api="native")
+    try:
+        async with aiohttp.ClientSession() as session:
+            probe = MicroProbe(session, 1.0, SystemClock.monotonic, lambda: "probe-of-this-test")
+            well = await probe.ask(ProbeTarget.of(node, pool))
+            server.faults.replace(parse_faults("stall"))
+            stuck = await probe.ask(ProbeTarget.of(node, pool))
+    finally:
+        await server.stop()
+    assert (well.ok, well.reason) == (True, "")
+    assert stuck.ok is False
