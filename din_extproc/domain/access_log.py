@@ -35,7 +35,7 @@ EXCHANGE_RECORD = {
 ATTEMPT_RECORD = {
     "s": "%RESPONSE_CODE%",
     "f": "%RESPONSE_FLAGS%",
-    "u": "%UPSTREAM_REMOTE_ADDRESS%",
+    "u": "%UPSTREAM_HOST%",
     "h": "%UPSTREAM_METADATA(din:node_id)%",
     "t": "%START_TIME(%s.%6f)%",
     "l": "%DURATION%",
