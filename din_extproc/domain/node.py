@@ -68,6 +68,13 @@ class Node(Struct, frozen=True, gc=False):
             raise ValueError(f"node {self.id}: tp_world_size, max_seq_len and max_concurrency are at least 1")
 
 
+def meets_capability(has: str, wanted: str) -> bool:
+    """Return whether a compute capability such as `9.0` meets `9.0` exactly, or `>=8.0` as a minimum; "" is met by all."""
+    if not wanted.startswith(">="):
+        return not wanted or has == wanted
+    return bool(has) and tuple(map(int, has.split("."))) >= tuple(map(int, wanted[2:].split(".")))
+
+
 class LongTail(Struct, frozen=True, gc=False):
     """Limits for requests that take far longer than most."""
 
@@ -132,7 +139,7 @@ class Pool(Struct, frozen=True):
     tp_world_size: int = 0
     """Required likewise; 0: any."""
     compute_capability: str = ""
-    """Required likewise; "": any."""
+    """Required likewise, exactly (`9.0`) or at least (`>=8.0`); "": any"""
     min_seq_len: int = 0
     """The smallest context length in tokens that a registering node may have."""
     scheduler_options: Mapping[str, float] = {}

@@ -106,6 +106,10 @@ ALERTS = (
         "A model is answered in more than one dtype.", look="the pools of that model",
     ),
     Alert(
+        "DinMixedCapability", f"{of.MIXED_CAPABILITY.prometheus} > 0.01", "10m", "ticket",
+        "A model is answered by GPUs of more than one compute capability.", look="the pools of that model",
+    ),
+    Alert(
         "DinEstimatesOff", f"abs({quantile(0.5, of.ESTIMATE_ERROR, of.MODEL, window='30m')}) > 0.25", "30m", "ticket",
         "Half of the prompt estimates of a model are off by more than a quarter.", look="a tokenizer in the catalogue",
     ),

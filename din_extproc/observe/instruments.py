@@ -179,6 +179,9 @@ LOGS_UNREADABLE = Instrument(
     "din.access_logs.unreadable", InstrumentKind.COUNTER, "{message}", "Access-log messages that could not be read."
 )
 MIXED_DTYPE = Instrument("din.mixed_dtype.share", InstrumentKind.GAUGE, "1", "Answers outside the model's commonest dtype.", (MODEL,))
+MIXED_CAPABILITY = Instrument(
+    "din.mixed_capability.share", InstrumentKind.GAUGE, "1", "Answers outside the model's commonest compute capability.", (MODEL,)
+)
 REDIS_UP = Instrument("din.redis.up", InstrumentKind.GAUGE, "{state}", "1: Redis answers.")
 LIMITS_SHARED = Instrument(
     "din.limits.shared", InstrumentKind.GAUGE, "{state}", "1: limits are counted in Redis; 0: the outage policy holds."

@@ -176,6 +176,15 @@ class NodeTable:
             for other in (self.rows[node_id] for node_id in sorted(self._ids_by_endpoint.get(endpoint, ())))
             if other.id != row.id and self.is_alive(other.id)
         ]
+        capability = row.registration.node.compute_capability
+        for pool in self._eligible_pools.get(row.id, ()):
+            others = {node.compute_capability for node, pools in self._routed.values() if pool in pools and node.id != row.id}
+            if others - {capability}:
+                listed = ", ".join(sorted(other or "not given" for other in others))
+                found.append(
+                    f"pool {pool!r} also has nodes of compute capability {listed}, this one has {capability or 'none given'}: "
+                    "their answers may differ; give the pool a `compute_capability`"
+                )
         if not self._eligible_pools.get(row.id):
             reasons = "; ".join(
                 f"{pool.name}: {find_mismatch(row.registration, pool)}" for pool in self._pools if pool.model == row.registration.node.model

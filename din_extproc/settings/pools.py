@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 from pydantic import BeforeValidator, Field
 
-from din_extproc.domain.node import LongTail, Node, PoolTimeouts, TrafficClass
+from din_extproc.domain.node import LongTail, Node, PoolTimeouts, TrafficClass, meets_capability
 from din_extproc.domain.request import GENERATING, POOLING, Operation
 from din_extproc.schedule.pick import STRATEGIES
 from din_extproc.settings.catalog import Catalog, VersionText
@@ -153,6 +153,8 @@ class PoolSection(Section):
     """Of its nodes, those that register too; None: that of the listed ones or of the catalogue."""
     tp_world_size: Positive | None = None
     """Likewise."""
+    compute_capability: Annotated[str, Field(pattern=r"^(>=)?[0-9]{1,2}\.[0-9]$")] | None = None
+    """Of its nodes, exactly (`"9.0"`) or at least (`">=8.0"`); None: that of the listed ones, without any: every one."""
     min_seq_len: Annotated[int, Field(ge=0)] = 0
     """Nodes that register take at least so many tokens."""
     nodes: Annotated[tuple[PoolNodeSection, ...], AsTuple] = ()
@@ -172,7 +174,7 @@ def make_nodes(name: str, pool: PoolSection, catalog: Catalog | None, document: 
     made = tuple(node for node in nodes if node is not None)
     _report_twins(name, pool, document)
     if len(made) == len(pool.nodes):
-        _report_mixture(name, made, document)
+        _report_mixture(name, pool, made, document)
     return made
 
 
@@ -227,7 +229,12 @@ def make_kind(name: str, pool: PoolSection, nodes: tuple[Node, ...], catalog: Ca
         other = next((node for node in nodes if getattr(node, field) != wanted), None)
         if other is not None and getattr(pool, field) is not None:
             document.report(("pools", name, field), f"node {other.id!r} of this pool has {field} {getattr(other, field)}")
-    return NodeRequirements(dtype, size, first.compute_capability if first is not None else "")
+    capability = pool.compute_capability or (first.compute_capability if first is not None else "")
+    for node in nodes if pool.compute_capability is not None else ():
+        if not meets_capability(node.compute_capability, capability):
+            has = node.compute_capability or "not given"
+            document.report(("pools", name, "compute_capability"), f"node {node.id!r} of this pool has compute_capability {has}")
+    return NodeRequirements(dtype, size, capability)
 
 
 def _node(model: str, node: PoolNodeSection, catalog: Catalog | None, document: Document, place: Place) -> Node | None:
@@ -270,8 +277,9 @@ def _report_twins(name: str, pool: PoolSection, document: Document) -> None:
             document.report(("pools", name, "nodes", index, "address"), message)
 
 
-def _report_mixture(name: str, nodes: tuple[Node, ...], document: Document) -> None:
-    for field in ("dtype", "compute_capability", "tp_world_size"):
+def _report_mixture(name: str, pool: PoolSection, nodes: tuple[Node, ...], document: Document) -> None:
+    fields = ("dtype", "tp_world_size") if pool.compute_capability is not None else ("dtype", "compute_capability", "tp_world_size")
+    for field in fields:
         groups: dict[str, list[str]] = {}
         for node in nodes:
             groups.setdefault(str(getattr(node, field)), []).append(node.id)

@@ -91,6 +91,8 @@ class AccountingPlane:
         self._envoy = DroppedLogs(settings.envoy.admin)
         self._unreadable = 0
         self.mixture = DtypeMixture()
+        self.capabilities = DtypeMixture()
+        """The same of compute capabilities, of nodes that give one."""
 
     def start(self) -> None:
         """Start the periodic tasks."""
@@ -152,6 +154,7 @@ class AccountingPlane:
             "exchanges": {"unsettled": settler.waiting, "given_up": settler.dropped, "unknown": settler.unknown},
             "access_logs": {"unreadable": self._unreadable, "dropped": self._envoy.total},
             "mixed_dtype_share": self.mixture.shares(),
+            "mixed_capability_share": self.capabilities.shares(),
         }
 
     def _count_unreadable(self) -> None:
@@ -195,14 +198,17 @@ class AccountingPlane:
         node = self._described.get(record.node_id)
         if node is not None and not failed:
             self.mixture.count(record.model, node.dtype)
+            if node.compute_capability:
+                self.capabilities.count(record.model, node.compute_capability)
 
     async def _check_dtypes(self) -> None:
-        for alarm in self.mixture.look(SystemClock.monotonic()):
-            names = ", ".join(alarm.dtypes)
-            if alarm.mixed:
-                _log.warning("%.1f %% of the answers of %s have another dtype than most (%s)", 100 * alarm.share, alarm.model, names)
-            else:
-                _log.info("answers of %s have one dtype again (%s)", alarm.model, alarm.dtypes[0])
+        for what, mixture in (("dtype", self.mixture), ("compute capability", self.capabilities)):
+            for alarm in mixture.look(SystemClock.monotonic()):
+                names = ", ".join(alarm.dtypes)
+                if alarm.mixed:
+                    _log.warning("%.1f %% of the answers of %s have another %s than most (%s)", 100 * alarm.share, alarm.model, what, names)
+                else:
+                    _log.info("answers of %s have one %s again (%s)", alarm.model, what, alarm.dtypes[0])
 
     async def _retry(self) -> None:
         if self.settler.waiting:

@@ -68,6 +68,7 @@ def state_families(status: Mapping[str, Any], *, ready: bool) -> Iterator[Family
     yield one(of.LOGS_UNREADABLE, status["access_logs"]["unreadable"])
     yield one(of.LOGS_DROPPED, status["access_logs"]["dropped"])
     yield labelled(of.MIXED_DTYPE, status["mixed_dtype_share"].items())
+    yield labelled(of.MIXED_CAPABILITY, status["mixed_capability_share"].items())
     yield one(of.REDIS_UP, float(status["redis"].up))
     yield one(of.LIMITS_SHARED, float(status["limits"].shared))
     yield one(of.REPLICAS, status["limits"].replicas)

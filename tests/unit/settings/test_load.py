@@ -381,3 +381,12 @@ def test_a_mistake_is_told_once_and_in_our_own_words(written, line, said):
     assert isinstance(refused, ConfigRejected)
     [problem] = [each for each in refused.problems if not each.warning]
     assert f"{problem.path}: {problem.message}".startswith(said)
+
+
+def test_a_pools_compute_capability_is_exact_or_a_minimum_that_its_listed_nodes_meet(written):
+    sized = SMALL.replace("max_seq_len: 4096", 'compute_capability: "8.6", max_seq_len: 4096')
+    assert sized != SMALL
+    (pool,) = written(sized.replace("engine: vllm", 'engine: vllm\n    compute_capability: ">=8.0"')).pools
+    assert pool.compute_capability == ">=8.0"
+    refused = str(written(sized.replace("engine: vllm", 'engine: vllm\n    compute_capability: "9.0"')))
+    assert "of this pool has compute_capability 8.6" in refused
