@@ -84,6 +84,8 @@ class Intent(Struct, frozen=True, gc=False):
     """The number of answers: prompts times choices."""
     output_each: int | None = None
     """The smallest output limit of one answer, which must fit into the context beside its prompt. None: unspecified."""
+    truncates: bool = False
+    """The client asks the engine to cut a prompt that is too long to what its context holds."""
 
     @property
     def prompt_tokens(self) -> int:

@@ -25,7 +25,6 @@ from din_extproc.southbound.parameters import CHAT_ONLY, Table, rename_parameter
 DROPPED = "x-din-dropped-parameters"
 _REPORTING = frozenset({Operation.CHAT, Operation.COMPLETIONS})
 """Operations whose streams report usage when `stream_options` asks for it."""
-_STREAM_OPTIONS: Table = {"stream_options": None}
 _decode = msgspec.json.Decoder().decode
 _decode_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
@@ -66,7 +65,7 @@ def _openai(reading: ParsedRequest, intent: Intent, pool: Pool, priority: Priori
     """The client's bytes, with the name that the engine answers to, its words for parameters, and asking for usage."""
     edits: dict[str, bytes] = {}
     removed: tuple[str, ...] = ()
-    headers: Headers = ()
+    dropped: tuple[str, ...] = ()
     ours = intent.stream and not intent.wants_usage and pool.stream_usage and intent.operation in _REPORTING
     if intent.model != pool.served_model:
         edits["model"] = _quoted(pool.served_model)
@@ -74,7 +73,7 @@ def _openai(reading: ParsedRequest, intent: Intent, pool: Pool, priority: Priori
         edits["stream_options"] = add_include_usage(reading.outline.value(reading.body, "stream_options"))
     adapter = find_engine(pool.engine)
     spans = reading.outline.spans
-    table = adapter.openai if pool.stream_usage else {**adapter.openai, **_STREAM_OPTIONS}
+    table = adapter.openai
     named = table.keys() & spans.keys()
     if intent.operation is Operation.COMPLETIONS:
         named -= CHAT_ONLY
@@ -82,14 +81,16 @@ def _openai(reading: ParsedRequest, intent: Intent, pool: Pool, priority: Priori
         changed = _renamed(reading, named, table, pool)
         if isinstance(changed, Refusal):
             return changed
-        values, removed, headers = changed
+        values, removed, dropped = changed
         edits |= values
     if not pool.stream_usage and "stream_options" in spans:
-        removed = (*removed, *({"stream_options"} - set(removed)))  # null, too: an engine may know no such key
+        removed = (*removed, "stream_options")  # of any value: the engine may know no such key
+        asks = reading.outline.value(reading.body, "stream_options") != b"null"
+        dropped = (*dropped, "stream_options") if asks else dropped
     if pool.priority_scheduling and adapter.first_priority:
         edits["priority"] = b"%d" % (adapter.first_priority * RANK[priority])
     elif "priority" in spans and adapter.first_priority:
-        removed, headers = (*removed, "priority"), (*headers, *_dropped(("priority",)))
+        removed, dropped = (*removed, "priority"), (*dropped, "priority")
     if adapter.roles:
         edits |= _renamed_roles(reading, intent, adapter.roles)
     body = splice_values(reading.body, reading.outline, edits, removed) if edits or removed else reading.body
@@ -99,7 +100,7 @@ def _openai(reading: ParsedRequest, intent: Intent, pool: Pool, priority: Priori
         path=intent.operation,
         body=body,
         strips_usage=ours,
-        headers=headers,
+        headers=_dropped(dropped),
         edits=None if removed else edits,
     )
 
@@ -137,8 +138,8 @@ def _elements(value: bytes) -> list[msgspec.Raw] | None:
 
 def _renamed(
     reading: ParsedRequest, named: set[str], table: Table, pool: Pool
-) -> tuple[dict[str, bytes], tuple[str, ...], Headers] | Refusal:
-    """New values, keys that go, and a header that names what is lost."""
+) -> tuple[dict[str, bytes], tuple[str, ...], tuple[str, ...]] | Refusal:
+    """New values, keys that go, and those of them that are lost."""
     given: dict[str, Any] = {}
     for name in reading.outline.spans:
         if name in named:
@@ -154,7 +155,7 @@ def _renamed(
     changed = rename_parameters(given, table, drop=pool.unmappable == "drop", beside=beside)
     if isinstance(changed, Refusal):
         return changed
-    return {name: _encode(value) for name, value in changed.values.items()}, changed.removed, _dropped(changed.dropped)
+    return {name: _encode(value) for name, value in changed.values.items()}, changed.removed, changed.dropped
 
 
 def _native(reading: ParsedRequest, intent: Intent, pool: Pool, dialect: Dialect) -> NodeRequest | Refusal:

@@ -42,10 +42,16 @@ class RequestSize(Struct, frozen=True, gc=False):
     """Where the estimate may be too low, likewise."""
 
     @classmethod
-    def of(cls, intent: Intent, band: float) -> "RequestSize":
-        """By the estimate, and by what share of it, but for what was counted, it may be wrong; no output asked for: one token."""
+    def of(cls, intent: Intent, band: float, *, caps_output: bool = False) -> "RequestSize":
+        """By the estimate, and by what share of it, but for what was counted, it may be wrong; no output asked for: one token.
+
+        Of a prompt that the engine cuts, and of an output that it caps, one token has to fit.
+        """
+        output = 1 if intent.output_each is None or caps_output else intent.output_each
+        if intent.truncates:
+            return cls(1 + output, 1 + output, 1 + output)
         estimate = intent.estimate.longest or intent.estimate
-        tokens = estimate.tokens + (1 if intent.output_each is None else intent.output_each)
+        tokens = estimate.tokens + output
         slack = 0 if estimate.exact else int(band * (estimate.tokens - estimate.fixed))
         return cls(tokens, tokens - slack, tokens + slack)
 

@@ -28,7 +28,7 @@ from din_extproc.admit import headers as limit_headers
 from din_extproc.admit.keys import Authenticated
 from din_extproc.admit.ledger import Claim, Denied, Granted, LimitsUnavailable
 from din_extproc.admit.queue import is_queueable
-from din_extproc.domain.request import Intent, Operation, Priority
+from din_extproc.domain.request import Estimate, Intent, Operation, Priority
 from din_extproc.domain.tenant import OnSensitive, Tenant
 from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.flow.decision import CandidatePool, Decision, DecisionContext, PendingRequest, Permit, ReservationLedger
@@ -45,6 +45,7 @@ from din_extproc.intent.prefix import hash_prefix
 from din_extproc.intent.read import ParsedRequest, parse_request
 from din_extproc.route.table import Routed
 from din_extproc.schedule.placement_request import PlacementRequest
+from din_extproc.southbound.engines import find_engine
 
 _HOUR_S = 3600
 _STORED_ELSEWHERE = Refusal(
@@ -167,7 +168,7 @@ async def permit(
         if isinstance(model, Refusal):
             return model
     else:
-        target = context.selector.select_target(routed, size_of(context, intent, routed.model), began)
+        target = context.selector.select_target(routed, size_of(context, intent, routed, routed.model), began)
         model = routed.model if isinstance(target, Refusal) else target.pool.model
         intent = reweighed(context, request, intent, model)
     claim = make_claim(context, request, who, intent, model)
@@ -194,6 +195,8 @@ def exact_counter(context: DecisionContext, request: PendingRequest, intent: Int
     known = model_facts(context.view, model or "")
     if known.counter is None or not known.boundaries or request.parsed is None:
         return None
+    if intent.truncates or request.parsed.prompt.limit:
+        return None
     output = intent.output_each or 1
     boundaries = (*known.boundaries, *(boundary - output for boundary in known.boundaries))
     band = context.calibrators.for_model(model or "").calibration.band
@@ -217,12 +220,12 @@ def route(context: DecisionContext, request: PendingRequest, who: Authenticated,
 
 def select_pool(context: DecisionContext, request: PendingRequest, routed: Routed, intent: Intent, now: float) -> CandidatePool | Refusal:
     """Stage 7: the rule's pool or its fallback, and what a node there will be asked."""
-    target = context.selector.select_target(routed, size_of(context, intent, routed.model), now)
+    target = context.selector.select_target(routed, size_of(context, intent, routed, routed.model), now)
     if isinstance(target, Refusal):
         return target
     if names_stored_response(request) and len(context.selector.members.nodes(target.pool.name)) > 1:
         return _STORED_ELSEWHERE
-    intent = reweighed(context, request, intent, target.pool.model)
+    intent = within_context(context, request, reweighed(context, request, intent, target.pool.model), target)
     asked = node_request(request, intent, target)
     return asked if isinstance(asked, Refusal) else CandidatePool(target, intent, asked)
 
@@ -301,7 +304,7 @@ def confirm_pool(
 ) -> CandidatePool | Refusal:
     """Stage 8: what the time that the reservation took has left of the client's deadline and of the nodes."""
     now = context.clock.monotonic()
-    target = context.selector.select_target(routed, size_of(context, pool.intent, pool.target.pool.model), now)
+    target = context.selector.select_target(routed, size_of(context, pool.intent, routed, pool.target.pool.model), now)
     if isinstance(target, Refusal):
         return target
     intent = deduct_wait(pool.intent, now - began)
@@ -336,9 +339,26 @@ def select_node(
 # -- what several stages use -----------------------------------------------------------------------------------------------------------
 
 
-def size_of(context: DecisionContext, intent: Intent, model: str) -> RequestSize:
+def size_of(context: DecisionContext, intent: Intent, routed: Routed, model: str) -> RequestSize:
     """How long the request is, and how long at the very least."""
-    return RequestSize.of(intent, context.calibrators.for_model(model).calibration.band)
+    caps = find_engine(routed.pool.engine).caps_output
+    return RequestSize.of(intent, context.calibrators.for_model(model).calibration.band, caps_output=caps)
+
+
+def within_context(context: DecisionContext, request: PendingRequest, intent: Intent, target: PlacementTarget) -> Intent:
+    """The intent with no more prompt than an engine that cuts it reads, and no more output than one that caps it gives."""
+    caps, most = find_engine(target.pool.engine).caps_output, intent.output_tokens or 0
+    if not (intent.truncates or (caps and most)):
+        return intent
+    longest = context.selector.members.longest_context((target.pool.name,))
+    if longest is None:
+        return intent
+    if caps and most > longest * intent.answers:
+        intent = replace(intent, output_tokens=longest * intent.answers)
+    inputs = 1 if request.parsed is None else request.parsed.prompt.inputs
+    if intent.truncates and intent.estimate.tokens > longest * inputs:
+        intent = replace(intent, estimate=Estimate(longest * inputs))
+    return intent
 
 
 def reweighed(context: DecisionContext, request: PendingRequest, intent: Intent, model: str) -> Intent:

@@ -8,6 +8,7 @@ from operator import mul
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from din_extproc.domain.request import Estimate
 from din_extproc.intent.calibration import CLASSES, Calibration
@@ -58,8 +59,13 @@ class TokenCalibrator(Struct, frozen=True, gc=False):
 def estimate_tokens(prompt: Prompt, calibrator: TokenCalibrator) -> Estimate:
     """Estimate a prompt's tokens, and those of its longest input.
 
-    Text is weighted by class, token ids are counted, media cost a fixed number of tokens each.
+    Text is weighted by class, token ids are counted, media cost a fixed number of tokens each. Where the engine cuts inputs to a limit, no
+    input has more tokens, and there are no features to learn from.
     """
+    if prompt.limit:
+        whole = estimate_tokens(replace(prompt, limit=0), calibrator)
+        longest = None if whole.longest is None else _cut(whole.longest, prompt.limit)
+        return replace(_cut(whole, prompt.limit * prompt.inputs), longest=longest)
     longest = None if prompt.longest is None else estimate_tokens(prompt.longest, calibrator)
     text = b"%b,%b" % (prompt.strings, prompt.objects) if prompt.objects else prompt.strings
     size = len(text)
@@ -75,6 +81,10 @@ def estimate_tokens(prompt: Prompt, calibrator: TokenCalibrator) -> Estimate:
     weighed = sum(map(mul, calibrator.calibration.weights, features))
     tokens = int(min(max(weighed, size / 64), size + 64 * (prompt.messages + 4)))
     return Estimate(tokens + fixed, features, fixed, longest=longest)
+
+
+def _cut(estimate: Estimate, limit: int) -> Estimate:
+    return Estimate(min(estimate.tokens, limit), (), min(estimate.fixed, limit))
 
 
 def _count_units(text: bytes) -> tuple[int, ...]:

@@ -28,6 +28,13 @@ _MAX_VALUES = 1 << 16
 """The largest number of values in a list, at any depth, for which its elements are separated."""
 
 
+_GENERATED_IMAGE = b'"image_generation_call"'
+_SCREENS = frozenset({b'"computer_screenshot"', b'"input_image"', b'"image_url"', b'"input_file"'})
+"""Types of a tool's output that are one picture or file."""
+_TEXT_SOURCES = frozenset({"text", "content"})
+"""Sources of a document whose text is in the body."""
+
+
 class Prompt(Struct, frozen=True, gc=False):
     """A request's input as slices of its body."""
 
@@ -49,6 +56,8 @@ class Prompt(Struct, frozen=True, gc=False):
     """The string among `strings` that is read with every input instead of the first only: the query for a list of documents."""
     longest: "Prompt | None" = None
     """The longest of several inputs by bytes; for documents, with the query. None: there is one input."""
+    limit: int = 0
+    """The number of tokens to which the engine cuts each input, because the client asks for it. 0: it does not."""
 
     def texts(self) -> list[str]:
         """Return all text, decoded: the input for a tokenizer."""
@@ -63,6 +72,8 @@ _UNKNOWN = Prompt(b"")
 
 
 class _ChatMessage(Struct, gc=False):
+    type: Raw = _ABSENT
+    result: Raw = _ABSENT
     content: Raw = _ABSENT
     output: Raw = _ABSENT
     arguments: Raw = _ABSENT
@@ -72,7 +83,17 @@ class _ChatMessage(Struct, gc=False):
     reasoning: Raw = _ABSENT
 
 
+class _Source(Struct, gc=False):
+    """Of an Anthropic document or image."""
+
+    type: str = ""
+    data: Raw = _ABSENT
+    content: Raw = _ABSENT
+
+
 class _Part(Struct, gc=False):
+    type: Raw = _ABSENT
+    source: Raw = _ABSENT
     text: Raw = _ABSENT
     content: Raw = _ABSENT
     input: Raw = _ABSENT
@@ -94,6 +115,7 @@ def _decoder(type_: type[_T]) -> Callable[[bytes | memoryview | Raw], _T | None]
 
 _messages = _decoder(list[_ChatMessage])
 _part = _decoder(_Part)
+_source = _decoder(_Source)
 _strings = _decoder(list[str])
 _items = _decoder(list[Raw])
 _encode = msgspec.json.Encoder().encode
@@ -155,7 +177,17 @@ class _Draft:
             elif message.reasoning is not _ABSENT:
                 self.add_content(bytes(message.reasoning), 0)
             if message.output is not _ABSENT:
-                self.add_content(bytes(message.output), 0)
+                self.add_output(bytes(message.output))
+            if message.result is not _ABSENT and bytes(message.type) == _GENERATED_IMAGE:
+                self.media += 1
+
+    def add_output(self, raw: bytes) -> None:
+        """Add what a tool gave: text, a list of parts, or one part, as a computer's screenshot is."""
+        part = _part(raw) if raw.startswith(b"{") else None
+        if part is not None and bytes(part.type) in _SCREENS:
+            self.media += 1
+        else:
+            self.add_content(raw, 0)
 
     def add_content(self, raw: bytes, nesting: int) -> None:
         """Add a string, null, a list of parts, or an unknown object."""
@@ -192,8 +224,11 @@ class _Draft:
             if words is not _ABSENT:
                 self.add_content(bytes(words), nesting + 1)
                 return
+        document = None if part.source is _ABSENT else _source(part.source)
         if part.content is not _ABSENT:
             self.add_content(bytes(part.content), nesting + 1)
+        elif document is not None and document.type in _TEXT_SOURCES:
+            self.add_content(bytes(document.data if document.type == "text" else document.content), nesting + 1)
         elif part.input is not _ABSENT:
             self.add_object(bytes(part.input))
         else:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from din_extproc.domain.request import Estimate, Intent, Operation, Priority, RequestHead
 from din_extproc.domain.usage import Sensitive
@@ -161,6 +162,9 @@ def _parse_json(
     asked = extract_prompt(operation, readable, found)
     if outlines.is_too_deep(readable, asked.strings):
         return TOO_DEEP
+    limit = _truncation(operation, body, found)
+    if limit > 0:
+        asked = replace(asked, limit=limit)
     output = _read_output(operation, readable, found, asked.inputs)
     if isinstance(output, Refusal):
         return output
@@ -173,8 +177,17 @@ def _parse_json(
         output=output,
         stream=found.value(body, "stream") == b"true",
         wants_usage=wants_usage,
+        truncates=limit < 0,
     )
     return ParsedRequest(intent, body, decoded, found, asked)
+
+
+def _truncation(operation: Operation, body: bytes, found: Outline) -> int:
+    """Return the number of tokens to which the engine is asked to cut each input; -1: to what its context holds; 0: it is not asked."""
+    if "truncate_prompt_tokens" in found.spans:
+        asked = found.value(body, "truncate_prompt_tokens")
+        return -1 if asked == b"-1" else _read_count(asked) or 0
+    return -1 if operation is Operation.RESPONSES and found.value(body, "truncation") == b'"auto"' else 0
 
 
 def _build_intent(
@@ -187,6 +200,7 @@ def _build_intent(
     *,
     stream: bool = False,
     wants_usage: bool = False,
+    truncates: bool = False,
 ) -> Intent:
     return Intent(
         operation=operation,
@@ -201,6 +215,7 @@ def _build_intent(
         priority=options.priority,
         answers=output.answers,
         output_each=output.each,
+        truncates=truncates,
     )
 
 

@@ -217,7 +217,8 @@ def test_a_browser_can_read_answers_and_refusals(stack):
 def test_forged_headers_change_nothing_reach_nobody_and_are_not_echoed(client, sims, method, path, body, status):
     reply = client.request(method, path, json=body, headers=INSIDE)
     assert reply.status_code == status, reply.text
-    assert not {name.lower() for name in INSIDE} & reply.headers.keys()
+    assert not {name.lower() for name in INSIDE} - {"x-request-id"} & reply.headers.keys()
+    assert reply.headers["x-request-id"] == reply.headers["x-din-trace-id"] != INSIDE["x-request-id"]
     arrived = seen(sims)
     assert len(arrived) == (status == 200 and method == "POST")
     for request in arrived:
@@ -256,7 +257,8 @@ def test_over_http2_too_forged_headers_reach_nobody(stack, sims):
         lowered = {name.lower(): value for name, value in INSIDE.items()}
         for method, path, content in (("POST", PATH, ask()), ("GET", "/v1/models", None), ("OPTIONS", PATH, None), ("POST", "/no", None)):
             reply = client.request(method, path, json=content, headers=lowered)
-            assert not lowered.keys() & reply.headers.keys()
+            assert not lowered.keys() - {"x-request-id"} & reply.headers.keys()
+            assert reply.headers["x-request-id"] != lowered["x-request-id"]
             assert "10.0.0.5" not in reply.text + str(reply.headers)
     [request] = seen(sims)
     assert not lowered.keys() - {"x-request-id"} & {name for name, _ in request["headers"]}

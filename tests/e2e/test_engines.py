@@ -59,7 +59,7 @@ def stack(engines) -> Iterator[Stack]:
     pools = {}
     for name, sim in engines.items():
         engine, _, api = FACES[name.removesuffix("-pooled")]
-        pools[name] = {"model": name, "engine": engine, "api": api, "nodes": [node(f"{name}-1", sim.address)]}
+        pools[name] = {"model": name, "engine": engine, "api": api, "stream_usage": True, "nodes": [node(f"{name}-1", sim.address)]}
     with Stack({"pools": pools, "tenants": [tenant("acme")]}) as running:
         yield running
 

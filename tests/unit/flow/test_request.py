@@ -313,3 +313,35 @@ async def test_models_can_be_named_with_brackets_and_an_at_and_patterns_take_the
     listed = json.loads((await plane.desk.create_handler().decide(head("/v1/models", "GET"), b"")).body)["data"]
     assert name in {model["id"] for model in listed}
     assert not plane.desk.view.table.models_for(Tenant("x", ("claude-opus-4-[8]m",), Priority.STANDARD, RateLimits(), {}))
+
+
+@pytest.mark.parametrize("engine", ["llamacpp", "ollama"])
+async def test_an_engine_that_caps_its_output_is_asked_for_any_and_no_more_than_a_context_is_reserved(fresh, engine):
+    nodes = [node("a", "10.0.0.1:8000", max_seq_len=8192)]
+    sections = {"pools": {"main": {"model": "physical", "engine": engine, "nodes": nodes}}, "rules": []}
+    for wished in (32_000, 1_000_000):
+        _, verdict = await decide(fresh(**sections), {**BODY, "max_tokens": wished})
+        assert isinstance(verdict, Send), verdict
+        assert 8192 <= 100_000 - int(tokens_left(verdict)) < 8300
+    sections["pools"]["main"]["engine"] = "vllm"
+    _, verdict = await decide(fresh(**sections), {**BODY, "max_tokens": 32_000})
+    assert code(verdict) == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/embeddings", {"input": WORDS * 400, "truncate_prompt_tokens": -1}),
+        ("/v1/embeddings", {"input": WORDS * 400, "truncate_prompt_tokens": 512}),
+        ("/v1/responses", {"input": WORDS * 400, "truncation": "auto", "max_output_tokens": 10}),
+    ],
+)
+async def test_a_prompt_that_the_engine_is_asked_to_cut_passes_and_reserves_what_is_left(fresh, path, fields):
+    nodes = [node("a", "10.0.0.1:8000", max_seq_len=1000)]
+    sections = {"pools": {"main": {"model": "physical", "engine": "vllm", "nodes": nodes}}, "rules": []}
+    _, verdict = await decide(fresh(**sections), {"model": "m", **fields}, path=path)
+    assert isinstance(verdict, Send), verdict
+    assert 100_000 - int(tokens_left(verdict)) <= 1010
+    whole = {key: value for key, value in fields.items() if not key.startswith("trunc")}
+    _, verdict = await decide(fresh(**sections), {"model": "m", **whole}, path=path)
+    assert code(verdict) == "context_length_exceeded"

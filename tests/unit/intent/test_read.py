@@ -548,3 +548,73 @@ def test_background_responses_are_refused_and_foreground_ones_pass() -> None:
     assert refusal(reading({**asked, "background": True}, "/v1/responses"), param="background")
     for background in (False, None):
         assert isinstance(reading({**asked, "background": background}, "/v1/responses"), ParsedRequest)
+
+
+SCREENSHOT = "data:image/png;base64," + "iVBORw0KGgo" * 40_000
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"type": "computer_call_output", "call_id": "c", "output": {"type": "computer_screenshot", "image_url": SCREENSHOT}},
+        {"type": "computer_call_output", "call_id": "c", "output": {"type": "input_image", "image_url": SCREENSHOT}},
+        {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image", "image_url": SCREENSHOT}]},
+        {"type": "custom_tool_call_output", "call_id": "c", "output": [{"type": "input_image", "image_url": SCREENSHOT}]},
+        {"type": "image_generation_call", "id": "i", "result": SCREENSHOT},
+    ],
+)
+def test_a_picture_in_a_tool_s_output_costs_a_constant(item) -> None:
+    found = reading({"model": "m", "input": [{"role": "user", "content": "look"}, item]}, "/v1/responses")
+    assert (found.prompt.media, found.intent.estimate.fixed) == (1, 500)
+    assert found.intent.prompt_tokens < 550
+
+
+def test_a_tool_s_output_that_is_an_object_of_text_counts_as_text() -> None:
+    item = {"type": "function_call_output", "call_id": "c", "output": {"answer": "word " * 4000}}
+    assert intent({"model": "m", "input": [item]}, "/v1/responses").prompt_tokens > 3000
+
+
+@pytest.mark.parametrize(
+    ("source", "media"),
+    [
+        ({"type": "text", "media_type": "text/plain", "data": "word " * 20_000}, 0),
+        ({"type": "content", "content": [{"type": "text", "text": "word " * 20_000}]}, 0),
+        ({"type": "base64", "media_type": "application/pdf", "data": "JVBERi0" * 20_000}, 1),
+        ({"type": "url", "url": "https://example.org/a.pdf"}, 1),
+    ],
+)
+def test_a_text_document_counts_as_text_and_any_other_as_a_medium(source, media) -> None:
+    part = {"type": "document", "source": source}
+    found = reading({"model": "m", "messages": [user([part])], "max_tokens": 5}, "/v1/messages")
+    assert found.prompt.media == media
+    assert (found.intent.prompt_tokens > 15_000) == (not media)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "longest", "total"),
+    [
+        ("/v1/embeddings", {"input": "word " * 3000, "truncate_prompt_tokens": 512}, 512, 512),
+        ("/v1/embeddings", {"input": ["word " * 3000] * 3, "truncate_prompt_tokens": 512}, 512, 1536),
+        ("/v1/embeddings", {"input": "a word", "truncate_prompt_tokens": 512}, 20, 20),
+        ("/v1/rerank", {"query": "q", "documents": ["word " * 3000, "b"], "truncate_prompt_tokens": 100}, 100, 200),
+    ],
+)
+def test_a_prompt_that_the_engine_is_asked_to_cut_counts_as_what_is_left(path, fields, longest, total) -> None:
+    found = intent({"model": "m", **fields}, path)
+    assert (found.estimate.longest or found.estimate).tokens <= longest
+    assert found.prompt_tokens <= total + 7
+    assert found.truncates is False
+    assert found.estimate.features == (), "there is nothing to learn from it"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "truncates"),
+    [
+        ("/v1/embeddings", {"input": "x", "truncate_prompt_tokens": -1}, True),
+        ("/v1/responses", {"input": "x", "truncation": "auto"}, True),
+        ("/v1/responses", {"input": "x", "truncation": "disabled"}, False),
+        ("/v1/embeddings", {"input": "x", "truncate_prompt_tokens": None}, False),
+    ],
+)
+def test_cutting_to_the_context_is_asked_for_by_these_words(path, fields, truncates) -> None:
+    assert intent({"model": "m", **fields}, path).truncates is truncates
