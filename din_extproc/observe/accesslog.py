@@ -331,6 +331,7 @@ def _ending(entry: LogEntry, labels: Labels, node: Node | None) -> ExchangeEndin
         answered=entry.answered,
         refusal=_text(fields, "refusal"),
         error=_text(fields, "error"),
+        fault=_text(fields, "fault"),
         finish_reason=_text(fields, "finish_reason"),
         done=fields.get("done") is True,
         deltas=_count(fields, "deltas") if "deltas" in fields else None,

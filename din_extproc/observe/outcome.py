@@ -8,7 +8,9 @@ How it ended (`Outcome`):
 |----------------------|---------------------------------------------------------------------------------------------------|
 | `refused`            | the gateway said no                                                                               |
 | `upstream_timeout`   | a node was reached, and the request, idle or total time ran out (UT, SI, DT, UMSDR)               |
-| `upstream_error`     | an error inside a 200 answer                                                                      |
+| `client_error`       | an error inside a 200 answer that every node would give to this request                           |
+| `upstream_busy`      | an error inside a 200 answer by which the node asks for time                                      |
+| `upstream_error`     | any other error inside a 200 answer                                                               |
 | `upstream_truncated` | the engine gave up (`finish_reason` `abort`)                                                      |
 | `client_cancelled`   | the client left (DC, DR, DPE) before the end was sent; after it: `completed`                      |
 | `not_dispatched`     | no node was reached and the answer is an error (UH, NR, NC, UO, a filter's own answer)            |
@@ -59,6 +61,8 @@ _CLIENT_GONE = frozenset({"DC", "DR", "DPE"})
 _RESETS = frozenset({"UF", "UR", "UC", "LR", "UPE", "DF"})
 _CUT = _TIMEOUTS | _CLIENT_GONE | _RESETS
 _UNCHARGED = frozenset({Outcome.UPSTREAM_BUSY, Outcome.UPSTREAM_ERROR, Outcome.CLIENT_ERROR})
+_IN_BAND = {"request": Outcome.CLIENT_ERROR, "busy": Outcome.UPSTREAM_BUSY}
+"""What `usage.lua` says of an in-band error that is not the node's fault."""
 _DELTA_BYTES_PER_TOKEN = 6
 _DELTAS_OF_ONE_TOKEN = (7, 64)
 """Bytes per delta, and beyond that: no more, and every event has one token. More: the engine puts several into one."""
@@ -111,6 +115,8 @@ class ExchangeEnding(Struct, frozen=True, gc=False):
     """The sum, where the engine told no more than that."""
     bad_usage: bool = False
     """The engine told numbers that count no tokens, or took back what it had told."""
+    fault: str = ""
+    """Whose the in-band error is, when it is not the node's."""
     media: bool = False
     """The prompt holds images, audio or files."""
 
@@ -128,7 +134,7 @@ def outcome(ending: ExchangeEnding) -> Outcome:
     if flags & _TIMEOUTS and ending.reached:
         return Outcome.UPSTREAM_TIMEOUT
     if ending.error and ending.answered and ending.status < HTTPStatus.BAD_REQUEST:
-        return Outcome.UPSTREAM_ERROR
+        return _IN_BAND.get(ending.fault, Outcome.UPSTREAM_ERROR)
     if ending.finish_reason == "abort":
         return Outcome.UPSTREAM_TRUNCATED
     if flags & _CLIENT_GONE:

@@ -25,6 +25,7 @@ OUT   dynamic metadata, namespace `din`; absent when not seen
         open_choices   choices that have not finished while another has
         done           true: `[DONE]` (or the dialect's own end) passed, or a JSON body ended
         error          code or type of an in-band error, never its text
+        fault          whose an in-band error is, when it is not the node's: `request` (every node would refuse it), `busy` (the node asks for time)
         bad_events     events that are not JSON although they should be, or longer than MAX_EVENT
         unread         true: an event was longer than MAX_EVENT, so the end mark may have passed unseen
         encoded        true: compressed, so nothing was read
@@ -56,21 +57,21 @@ local WHITE = { [9] = true, [10] = true, [13] = true, [32] = true } -- between t
 
 local FAILED = '"The node failed."'
 local CUT_OFF = '"The node ended the stream before the answer was complete."'
-local ERROR = '{"message":%s,"type":"server_error","param":null,"code":"%s"}'
+local ERROR = '{"message":%s,"type":"%s","param":null,"code":"%s"}'
 
 -- How each dialect writes an error event, by its message as JSON, its code, and the events before it.
 local ERRORS = {
-  chat = function(message, code)
-    return 'data: {"error":' .. string.format(ERROR, message, code) .. "}\n\n"
+  chat = function(message, code, _, kind)
+    return 'data: {"error":' .. string.format(ERROR, message, kind == "invalid_request_error" and kind or "server_error", code) .. "}\n\n"
   end,
   messages = function(message, _, _, kind)
     return string.format('event: error\ndata: {"type":"error","error":{"type":"%s","message":%s}}\n\n', kind, message)
   end,
   -- Readers of the flat event and of an `error` object each find theirs; agents that know neither wait for `response.failed`.
-  responses = function(message, code, state)
+  responses = function(message, code, state, kind)
     local sequence, id = (tonumber(state.sequence) or 0) + 1, state.response_id or ""
     return string.format('event: error\ndata: {"type":"error","code":"%s","message":%s,"param":null,"sequence_number":%d,"error":', code, message, sequence)
-      .. string.format(ERROR, message, code)
+      .. string.format(ERROR, message, kind == "invalid_request_error" and kind or "server_error", code)
       .. string.format('}\n\nevent: response.failed\ndata: {"type":"response.failed","sequence_number":%d,"response":{"id":"%s",', sequence + 1, id)
       .. string.format('"object":"response","status":"failed","output":[],"error":{"code":"%s","message":%s}}}\n\n', code, message)
   end,
@@ -81,8 +82,23 @@ local ANTHROPIC = {
   request_too_large = true, rate_limit_error = true, overloaded_error = true, timeout_error = true,
 }
 
+-- How engines and gateways name and word a request that no node can serve, in lower case.
+local TOO_LONG = {
+  "context length", "context_length", "context window", "contextwindow", "context size", "context_size", "maximum context",
+  "maximum model length", "max_model_len", "maximum input length", "max_num_tokens", "max_new_tokens` must be", "must have less than",
+  "prompt is too long", "prompt too long", "input is too long", "too many tokens",
+}
+local REFUSED = {
+  "invalid_request", "badrequest", "bad_request", "validation_error", "validationerror", "validation error", "invalid_prompt",
+  "unprocessable", "unsupported_", "content_policy", "content_filter", "request_too_large", "string_above_max_length",
+}
+local BUSY = { "overloaded", "rate_limit", "queue is full", "server busy", "upstream_busy" }
+-- 4xx that are no fault of the request: the gateway chose the model's name and the credentials.
+local NODES = { ["401"] = true, ["403"] = true, ["404"] = true, ["405"] = true, ["407"] = true, ["408"] = true, ["424"] = true }
+local FAULT_BYTES = 4096 -- of an error in which its kind is looked for
+
 local PAGE = '{"type":"urn:din-extproc:error:upstream_error","title":"The node answered with an error","status":502,'
-  .. '"detail":%s,"instance":"","code":"upstream_error","trace_id":"%s",'
+  .. '"detail":%s,"instance":"%s","code":"upstream_error","trace_id":"%s",'
   .. '"error":{"message":%s,"type":"server_error","param":null,"code":"upstream_error"}}'
 local NO_ANSWER = '"The node answered with a web page."'
 
@@ -116,7 +132,7 @@ local ENDINGS = { ["message_stop"] = true, ["response.completed"] = true, ["resp
 
 local FACTS = {
   "prompt_tokens", "completion_tokens", "cached_tokens", "total_tokens", "bad_usage", "deltas", "delta_bytes", "first_token_us",
-  "last_token_us", "finish_reason", "open_choices", "done", "error", "bad_events", "unread", "encoded",
+  "last_token_us", "finish_reason", "open_choices", "done", "error", "fault", "bad_events", "unread", "encoded",
 }
 
 -- Whether the answer has come to its end.
@@ -264,6 +280,46 @@ local function error_code(text, at)
     or match(text, '"code"%s*:%s*(%d+)', at)
     or "error"
   return sub(gsub(code, "[^%w_.-]", "_"), 1, 64)
+end
+
+local function has_any(text, needles)
+  for i = 1, #needles do
+    if find(text, needles[i], 1, true) then
+      return true
+    end
+  end
+end
+
+-- Whose fault an error is that begins at `at`: "request", "busy" or nil, the node's; and whether the request is too long. Words decide
+-- before codes, at any depth: gateways wrap what engines say.
+local function fault_of(text, at)
+  local lower = string.lower(sub(text, at, at + FAULT_BYTES))
+  if has_any(lower, TOO_LONG) then
+    return "request", true
+  end
+  local status = match(lower, '"code"%s*:%s*"?(4%d%d)"?%s*[,}]') or match(lower, '"status[_code]*"%s*:%s*"?(4%d%d)"?%s*[,}]')
+  if status == "429" or has_any(lower, BUSY) then
+    return "busy"
+  end
+  if NODES[status] then
+    return nil
+  end
+  return (status or has_any(lower, REFUSED)) and "request" or nil
+end
+
+local function mask_path(before, path)
+  return not find(path, "^/v%d+/") and before .. "(path)" or nil
+end
+
+-- The text without what tells a client how the network and the machines behind the gateway look.
+local function mask(text)
+  text = gsub(text, "\\/", "/")
+  text = gsub(text, "https?://[^%s,'\"<>\\]+", "(address)")
+  text = gsub(text, "%f[%d]%d+%.%d+%.%d+%.%d+%f[%D]:?%d*", "(address)")
+  text = gsub(text, "%[%x*:[%x:.]+%]:?%d*", "(address)")
+  text = gsub(text, "%f[%w][%w-]+%.[%w.-]+:%d%d+%f[%D]", "(address)")
+  text = gsub(text, "localhost:?%d*", "(address)")
+  return (gsub(text, "([^%w/<._-])(/[%w_.~+@-]+/[%w_./~+@-]*)", mask_path))
 end
 
 local function count(state, size)
@@ -491,23 +547,43 @@ local function error_message(text, at)
   return close and close > open + 1 and sub(text, open, close) or FAILED
 end
 
+-- The sentence of an error, at whatever depth, that says that the request is too long, as JSON; nil: none does.
+local function too_long_message(text)
+  local bare = gsub(text, '\\+"', '"')
+  for sentence in gmatch(bare, '"[%w_]*"%s*:%s*"([^"]*)"') do
+    if #sentence > 24 and has_any(string.lower(sentence), TOO_LONG) then
+      return '"' .. sub(gsub(sentence, "\\$", ""), 1, 1000) .. '"'
+    end
+  end
+end
+
 -- Note an error in the stream. Returns the event that stands in its place; nil: itself.
 local function take_error(state, seen, text, event)
   local code = seen.error ~= 1 and error_code(text, seen.error) or seen.code or seen.type or "error"
   if seen.message then
     code = "error"
   end
+  local fault, too_long = fault_of(text, seen.error)
+  if too_long then
+    code = "context_length_exceeded"
+  end
+  if not state.error then
+    state.fault = fault
+  end
   if seen.usage then
     take_usage(state, seen.usage)
   end
   state.error, state.urgent = state.error or code, true
-  if readable(state, seen, event) then
-    return nil
+  local real = not too_long or state.dialect == "messages" or find(text, '"context_length_exceeded"', 1, true)
+  if real and readable(state, seen, event) then
+    local masked = mask(event)
+    return masked ~= event and masked or nil
   end
-  local message = seen.message or (seen.error == 1 and seen.text) or error_message(text, seen.error)
+  local message = too_long and too_long_message(text) or seen.message or (seen.error == 1 and seen.text) or error_message(text, seen.error)
   local kind = match(text, '"type"%s*:%s*"([%w_]+)"', seen.error)
-  kind = ANTHROPIC[kind] and kind or (match(text, '"code"%s*:%s*4%d%d%D', seen.error) and "invalid_request_error") or "api_error"
-  local retold = ERRORS[state.dialect](message, "upstream_error", state, kind)
+  kind = fault == "request" and "invalid_request_error" or (ANTHROPIC[kind] and kind) or "api_error"
+  code = too_long and code or (fault == "request" and "invalid_request") or "upstream_error"
+  local retold = ERRORS[state.dialect](mask(message), code, state, kind)
   return sub(retold, 1, -3) -- the event's own blank line closes it
 end
 
@@ -726,7 +802,8 @@ local function end_json(state)
     return ""
   end
   if find(head, '^%s*{%s*"error"%s*:%s*{%s*"') or find(head, '^%s*{%s*"error"%s*:%s*"[^"]') or find(head, '^%s*{%s*"object"%s*:%s*"error"') then
-    state.error = error_code(head, 1)
+    local fault, too_long = fault_of(head, 1)
+    state.error, state.fault = too_long and "context_length_exceeded" or error_code(head, 1), fault
   end
   return ""
 end
@@ -778,13 +855,14 @@ local function close(state)
 end
 
 -- Put the error body in a web page's place, while the page passes unread.
-local function instead_of_page(handle, headers)
+local function instead_of_page(handle, headers, labels)
   handle:streamInfo():dynamicMetadata():set(NAMESPACE, "error", "upstream_error")
   headers:replace(":status", "502")
   headers:replace("content-type", "application/json")
   headers:remove("content-length")
   headers:remove("content-encoding")
-  local text = string.format(PAGE, NO_ANSWER, headers:get("x-din-trace-id") or "", NO_ANSWER)
+  local path = match(labels or "", '"operation":"([%w/_]+)"') or ""
+  local text = string.format(PAGE, NO_ANSWER, path, headers:get("x-din-trace-id") or "", NO_ANSWER)
   for chunk in handle:bodyChunks() do
     chunk:setBytes(text)
     text = ""
@@ -800,7 +878,7 @@ function envoy_on_response(handle)
   local headers = handle:headers()
   local content_type = string.lower(headers:get("content-type") or "")
   if find(content_type, "text/html", 1, true) and headers:get(":status") == "200" then
-    return instead_of_page(handle, headers)
+    return instead_of_page(handle, headers, known.labels)
   end
   local encoding = headers:get("content-encoding")
   if encoding and encoding ~= "" and encoding ~= "identity" then

@@ -237,3 +237,55 @@ def test_many_choices_do_not_make_the_filter_hoard(usage: UsageFilter) -> None:
     played = usage.play([body])
     assert played.out == body + TRUNCATED
     assert len(sse.datas(played.out)) == 6001
+
+
+CONTEXT = "This model's maximum context length is 40960 tokens. However, you requested 50000 tokens."
+WRAPPED = {
+    "error": {"code": "error", "message": "generic failure", "value": {"error_message": json.dumps({"error": {"message": CONTEXT}})}}
+}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "said"),
+    [
+        ("", {"error": {"object": "error", "message": "The input (9 tokens) is longer than the model's context length (8).", "code": 400}}),
+        ("", {"error": {"message": "n must be 1", "type": "BadRequestError", "code": 400}}),
+        ("", {"error": {"message": CONTEXT, "code": 500}}),
+        ("", WRAPPED),
+        ("responses", {"type": "error", "code": "context_length_exceeded", "message": CONTEXT}),
+        ("responses", {"type": "response.failed", "response": {"error": {"code": "context_length_exceeded", "message": CONTEXT}}}),
+        ("responses", {"type": "response.failed", "response": {"error": None, "code": "invalid_prompt"}}),
+        ("messages", {"type": "error", "error": {"type": "invalid_request_error", "message": "prompt is too long: 9 tokens > 8 maximum"}}),
+    ],
+)
+def test_an_error_in_a_stream_that_every_node_would_give_is_the_requests_fault(usage: UsageFilter, dialect: str, said: dict) -> None:
+    played = usage.play([f"data: {json.dumps(said)}\n\n".encode()], dialect=dialect)
+    assert played.facts["fault"] == "request"
+    assert b"upstream_truncated" not in played.out
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"error": {"message": "CUDA error", "code": 500}},
+        {"error": {"message": "The model `m` does not exist", "type": "NotFoundError", "code": 404}},
+        {"error": {"message": "Unauthorized", "code": 401}},
+        {"error": "engine died"},
+    ],
+)
+def test_any_other_error_in_a_stream_is_the_nodes_fault(usage: UsageFilter, said: dict) -> None:
+    assert "fault" not in usage.play([f"data: {json.dumps(said)}\n\n".encode()]).facts
+
+
+def test_a_wrapped_context_error_is_told_by_its_real_code_and_sentence(usage: UsageFilter) -> None:
+    played = usage.play([f"data: {json.dumps(WRAPPED)}\n\n".encode()])
+    error = json.loads(played.out.removeprefix(b"data: "))["error"]
+    assert (error["code"], error["type"], error["message"]) == ("context_length_exceeded", "invalid_request_error", CONTEXT)
+    assert played.facts["error"] == "context_length_exceeded"
+
+
+def test_an_error_in_a_stream_shows_no_address_and_no_file(usage: UsageFilter) -> None:
+    message = "failed at http://10.1.2.3:8000/x, 10.0.0.7:22, [fd00::1]:80, gpu-1.internal:8000 in /root/secret/key.pem; see /v1/models"
+    played = usage.play([f"data: {json.dumps({'error': {'message': message, 'code': 500}})}\n\n".encode()])
+    told = json.loads(played.out.removeprefix(b"data: "))["error"]["message"]
+    assert told == "failed at (address), (address), (address), (address) in (path); see /v1/models"

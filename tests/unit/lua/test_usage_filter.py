@@ -443,7 +443,7 @@ BUSY: list[dict[str, Any]] = [{"type": "error", "error": {"type": "overloaded_er
     [
         (MESSAGES, {"prompt_tokens": 31, "completion_tokens": 4, "cached_tokens": 24, "deltas": 1, "done": True}),
         (RESPONSES, {"prompt_tokens": 9, "completion_tokens": 2, "cached_tokens": 3, "deltas": 1, "done": True}),
-        (BUSY, {"deltas": 0, "error": "overloaded_error"}),
+        (BUSY, {"deltas": 0, "error": "overloaded_error", "fault": "busy"}),
     ],
     ids=["messages", "responses", "messages-error"],
 )
