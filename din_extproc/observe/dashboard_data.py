@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from din_extproc.observe.recent import RecentEvent, TrafficStats
+from din_extproc.observe.timelines import TimelineData
 
 
 class BreakerView(Struct, frozen=True, omit_defaults=True):
@@ -90,6 +91,8 @@ class DashboardData(Struct, frozen=True):
     tenants: tuple[TenantRow, ...]
     events: tuple[RecentEvent, ...]
     """The newest first."""
+    timelines: TimelineData | None
+    """None in a change: as before."""
 
 
 class DashboardChange(Struct, frozen=True):
@@ -107,4 +110,5 @@ def change(before: DashboardData, board: DashboardData) -> DashboardChange:
     old = {row.id: row for row in before.nodes}
     changed = tuple(row for row in board.nodes if old.get(row.id) != row)
     gone = tuple(old.keys() - {row.id for row in board.nodes})
-    return DashboardChange(replace(board, nodes=()), changed, gone)
+    timelines = None if board.timelines == before.timelines else board.timelines
+    return DashboardChange(replace(board, nodes=(), timelines=timelines), changed, gone)

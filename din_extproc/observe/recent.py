@@ -10,9 +10,8 @@ from msgspec import Struct
 
 from din_extproc.domain.timing import GatewayTimes
 from din_extproc.domain.usage import ExchangeRecord, Outcome
+from din_extproc.observe.timelines import STEP_S, TimelineData, Timelines
 
-STEP_S = 10
-"""One point of a line."""
 POINTS = 30
 WINDOW_S = 60
 _REMEMBERED_NODES = 20_000
@@ -141,6 +140,7 @@ class Recent:
     def __init__(self) -> None:
         self._lines: dict[str, _FirstTokenTrend] = {}
         self._minute = _Minute()
+        self._timelines = Timelines()
         self.events: deque[RecentEvent] = deque(maxlen=_EVENTS)
         self._records: deque[ExchangeRecord] = deque(maxlen=_EXCHANGES)
 
@@ -150,6 +150,7 @@ class Recent:
         step = int(now) // STEP_S
         names = (record.tenant, record.rule, record.alias) if record.model else (record.tenant, None, None)
         self._minute.add(names, record, step)
+        self._timelines.add(record, step)
         if record.first_token_ms is not None and record.node_id:
             self._learn(record.node_id, record.first_token_ms, step)
         what = _what(record)
@@ -177,6 +178,10 @@ class Recent:
     def traffic(self, now: float) -> Mapping[str, Mapping[str, TrafficStats]]:
         """The last minute by rule, alias and tenant."""
         return self._minute.shown(int(now) // STEP_S)
+
+    def timelines(self, now: float) -> TimelineData:
+        """Return the last 15 minutes per pool and tenant."""
+        return self._timelines.snapshot(int(now) // STEP_S)
 
     def first_tokens(self, node_id: str, now: float) -> tuple[int | None, ...]:
         """The node's line: milliseconds to the first token."""

@@ -6,6 +6,7 @@ Rule: the page and its event stream are those of the admin port; only the data i
 """
 
 import asyncio
+import math
 import random
 import sys
 import time
@@ -16,6 +17,7 @@ from din_extproc.edge.http.dashboard import DashboardPages
 from din_extproc.edge.http.port import HttpPort
 from din_extproc.observe.dashboard_data import BreakerView, DashboardData, NodeRow, PoolRow, TenantRow
 from din_extproc.observe.recent import RecentEvent, TrafficStats
+from din_extproc.observe.timelines import STEPS, Series, TimelineData
 from tests.support.chromium import Chromium, Page, find_chromium
 from tests.support.servers import free_port
 
@@ -89,6 +91,7 @@ class Site:
                 for name, used, rpm in (("finance", 4_800, 6_000), ("support", 59, 60), ("research-and-development", 1_400, None))
             ),
             events=tuple(self._event(now, at) for at in range(40)),
+            timelines=TimelineData(0, {name: _series(7) for name in POOLS}, {"finance": _series(8), "support": _series(9)}),
         )  # fmt: skip
 
     def _node(self, at: int, turn: int) -> NodeRow:
@@ -115,6 +118,19 @@ class Site:
 
 def _traffic(requests: int) -> TrafficStats:
     return TrafficStats(requests, requests * 431, requests // 97, requests // 50, requests // 80)
+
+
+def _series(seed: int) -> Series:
+    chosen = random.Random(seed)
+    requests = tuple(max(0, int(40 + 25 * math.sin(at / 9) + chosen.randrange(12))) for at in range(STEPS))
+    ttft = tuple(None if 30 <= at < 36 else 90 + chosen.randrange(40) for at in range(STEPS))
+    return Series(
+        requests=requests,
+        refused=tuple(chosen.randrange(3) for _ in requests),
+        tokens_per_s=tuple(each * 43.1 for each in requests),
+        ttft_p50_ms=ttft,
+        ttft_p99_ms=tuple(None if each is None else 3 * each for each in ttft),
+    )
 
 
 def keep(file: Path, photograph: bytes) -> None:

@@ -13,7 +13,8 @@ from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.http.dashboard import DashboardPages
 from din_extproc.edge.registry.forms import HealthForm, MemberForm
 from din_extproc.observe.dashboard_data import BreakerView, DashboardData, NodeRow, PoolRow, TenantRow
-from din_extproc.observe.recent import STEP_S, WINDOW_S, Recent, TrafficStats
+from din_extproc.observe.recent import WINDOW_S, Recent, TrafficStats
+from din_extproc.observe.timelines import STEP_S
 from din_extproc.roles.serve.config_reloader import ConfigReloader
 
 _SLICE = 50
@@ -84,6 +85,7 @@ class DashboardBuilder:
             aliases=traffic["aliases"],
             tenants=tuple(_tenant(row, traffic["tenants"]) for row in tenants),
             events=tuple(reversed(self._recent.events)),
+            timelines=self._recent.timelines(now),
         )
 
 

@@ -70,7 +70,7 @@ def node(name: str, **fields) -> NodeRow:
 
 def test_a_change_holds_what_is_new_other_or_gone():
     def board(*nodes: NodeRow) -> DashboardData:
-        return DashboardData(0.0, 10, 60, "", "f", (), 0, {}, (), nodes, {}, {}, (), ())
+        return DashboardData(0.0, 10, 60, "", "f", (), 0, {}, (), nodes, {}, {}, (), (), None)
 
     found = change(board(node("a"), node("b"), node("c")), board(node("a"), node("b", running=3), node("d")))
     assert [row.id for row in found.nodes] == ["b", "d"]

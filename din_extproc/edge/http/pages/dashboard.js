@@ -257,6 +257,53 @@ function drawSide(board) {
   }
 }
 
+const CHARTS = [
+  ["requests per second", ["requests"], (n, step) => (n / step).toFixed(1)],
+  ["time to first token, P50 and P99", ["ttft_p50_ms", "ttft_p99_ms"], (n) => ms(n)],
+  ["tokens per second", ["tokens_per_s"], (n) => count(Math.round(n))],
+  ["refused per second", ["refused"], (n, step) => (n / step).toFixed(1)],
+];
+
+// One chart: a line per series, the newest value at the right, the highest in words.
+function chart(title, lines, show, step) {
+  const known = lines.flat().filter((point) => point !== null);
+  const top = Math.max(...known, 0);
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  for (const [name, value] of [["viewBox", "0 0 360 40"], ["class", "chart"], ["role", "img"], ["preserveAspectRatio", "none"]]) svg.setAttribute(name, value);
+  svg.setAttribute("aria-label", title + ": " + lines.map((line) => { const last = line.at(-1); return "now " + (last === null || last === undefined ? "unknown" : show(last, step)); }).join(", ") + ", at most " + show(top, step));
+  lines.forEach((line, number) => {
+    const points = line.map((point, at) => (point === null ? null : (at * 360) / Math.max(1, line.length - 1) + "," + (38 - (point / (top || 1)) * 36).toFixed(1)));
+    let run = [];
+    const flush = () => {
+      if (run.length) {
+        const path = document.createElementNS(svg.namespaceURI, "polyline");
+        path.setAttribute("points", run.length > 1 ? run.join(" ") : run[0] + " " + run[0]);
+        path.setAttribute("data-line", number);
+        svg.append(path);
+      }
+      run = [];
+    };
+    points.forEach((point) => (point === null ? flush() : run.push(point)));
+    flush();
+  });
+  return el("figure", {}, el("figcaption", { text: title + " · max " + show(top, step) }), svg);
+}
+
+function drawTimelines(board) {
+  const data = state.timelines;
+  if (!data) return;
+  const names = [["pool", data.pools], ["tenant", data.tenants]].flatMap(([kind, each]) => Object.keys(each).map((name) => kind + " " + name));
+  const select = $("timeline-of");
+  if (names.join() !== [...select.options].map((option) => option.value).join()) {
+    const before = select.value;
+    fill(select, names.map((name) => el("option", { value: name, text: name })));
+    if (names.includes(before)) select.value = before;
+  }
+  const [kind, ...rest] = select.value.split(" ");
+  const series = (kind === "tenant" ? data.tenants : data.pools)[rest.join(" ")];
+  fill($("timelines"), series ? CHARTS.map(([title, keys, show]) => chart(title, keys.map((key) => series[key]), show, board.step_s)) : [el("p", { class: "empty", text: "no finished step yet" })]);
+}
+
 function draw() {
   const board = state.board;
   if (!board) return;
@@ -280,6 +327,7 @@ function draw() {
   for (const [name, made] of cells) if (!made.used) cells.delete(name);
   fill($("pools"), pools);
   drawSide(board);
+  drawTimelines(board);
   const shown = $("detail");
   if (shown.open) describe(shown.dataset.node);
 }
@@ -314,6 +362,7 @@ function take(event, data) {
     data.gone.forEach((id) => state.nodes.delete(id));
     data.nodes.forEach((node) => state.nodes.set(node.id, node));
   }
+  state.timelines = state.board.timelines || state.timelines;
   document.querySelector("main").hidden = false;
   say("live", "live, " + clock(state.board.at));
   requestAnimationFrame(draw);
@@ -375,6 +424,7 @@ function theme(name) {
 }
 
 $("theme").addEventListener("click", () => theme(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length]));
+$("timeline-of").addEventListener("change", draw);
 $("find").addEventListener("input", () => {
   state.find = $("find").value.trim().toLowerCase();
   draw();

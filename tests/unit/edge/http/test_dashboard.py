@@ -27,7 +27,7 @@ async def site():
             NodeRow("still", ("p",), "ready", 1.0, "m", "1", "bf16", "vllm", 8),
             NodeRow(f"n{len(made)}", ("p",), "ready", 1.0, "m", "1", "bf16", "vllm", 8),
         )
-        return DashboardData(float(len(made)), 10, 60, "", "f", (), 0, {}, (), nodes, {}, {}, (), ())
+        return DashboardData(float(len(made)), 10, 60, "", "f", (), 0, {}, (), nodes, {}, {}, (), (), None)
 
     pages = DashboardPages(lambda authorization: "ops" if authorization == KEY["authorization"] else None, shown)
     port = HttpPort(pages.routes)
