@@ -27,8 +27,8 @@ $(READY): pyproject.toml
 	@$(PY) -m pip install --quiet --force-reinstall --no-deps opentelemetry-proto==$$($(PY) -c 'from importlib.metadata import version; print(version("opentelemetry-proto"))')
 	@touch $@
 
-demo: setup ## Envoy, Redis, the sidecar and real small models on loopback; Ctrl-C stops everything
-	@$(BIN)/din-extproc demo
+demo: setup ## Envoy, Redis, the sidecar and real small models on loopback; TRAFFIC=1 sends light traffic; Ctrl-C stops everything
+	@$(BIN)/din-extproc demo $(if $(TRAFFIC),--traffic)
 
 demo-check: setup ## start the demo, play a client against it, stop it
 	@$(BIN)/din-extproc demo --check

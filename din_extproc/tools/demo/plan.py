@@ -39,11 +39,17 @@ class DemoPlan(Struct, frozen=True):
     """Whether the nodes are engine simulators instead of real models."""
     key: NewKey
     trial_key: NewKey
+    dashboard_key: NewKey
 
     @property
     def url(self) -> str:
         """The URL that clients call."""
         return f"http://127.0.0.1:{self.listener_port}"
+
+    @property
+    def dashboard(self) -> str:
+        """The dashboard's address with its key, which stays in the browser."""
+        return f"http://127.0.0.1:{self.admin_port}/dashboard#key={self.dashboard_key.text}"
 
     @property
     def socket(self) -> Path:
@@ -60,6 +66,7 @@ def demo_yaml(plan: DemoPlan) -> str:
             "ext_proc": {"socket": str(plan.socket)},
             "access_log": {"address": f"127.0.0.1:{plan.access_log_port}"},
             "admin": {"address": f"127.0.0.1:{plan.admin_port}"},
+            "dashboard": {"keys": [{"id": "dashboard", "hash": plan.dashboard_key.hash}]},
         },
         "store": {"url": f"redis://127.0.0.1:{plan.redis_port}/0"},
         "aliases": {CHAT_ALIAS: {"model": CHAT_MODEL}},

@@ -14,7 +14,7 @@ from din_extproc.tools.demo.plan import CHAT_ALIAS, DemoNode, DemoPlan, curl_lin
 
 def plan(folder, *, simulated: bool = False) -> DemoPlan:
     nodes = [DemoNode("node-a", 8001), DemoNode("node-b", 8002), DemoNode("node-c", 8003, embeds=True)]
-    keys = {name: make_key(name, bytes(range(first, first + ENTROPY_BYTES))) for first, name in enumerate(("demo", "trial"))}
+    keys = {name: make_key(name, bytes(range(first, first + ENTROPY_BYTES))) for first, name in enumerate(("demo", "trial", "dashboard"))}
     return DemoPlan(
         folder=folder,
         listener_port=10000,
@@ -26,6 +26,7 @@ def plan(folder, *, simulated: bool = False) -> DemoPlan:
         simulated=simulated,
         key=keys["demo"],
         trial_key=keys["trial"],
+        dashboard_key=keys["dashboard"],
     )
 
 
