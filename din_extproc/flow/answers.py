@@ -67,6 +67,10 @@ def internal_error_response(head: RequestHead, trace_id: str) -> ImmediateRespon
     return refusal_response(refused, head, trace_id)
 
 
+HEALTHY = ImmediateResponse(status=200, headers=(("content-type", "text/plain"),), body=b"ok\n")
+"""What a load balancer is told on the health path."""
+
+
 def options_response(trace_id: str) -> ImmediateResponse:
     """OPTIONS without CORS: what may be asked here. With CORS configured, Envoy answers preflights itself."""
     return ImmediateResponse(status=204, headers=(("allow", "GET, HEAD, POST, OPTIONS"), *names("", trace_id)), body=b"")

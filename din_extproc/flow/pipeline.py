@@ -54,6 +54,7 @@ _STORED_ELSEWHERE = Refusal(
     "Send the whole conversation in input.",
     param="previous_response_id",
 )
+_NO_WEBSOCKET = Refusal(RefusalCode.UPGRADE_REQUIRED, "WebSocket connections are not served; send the request over HTTP with POST")
 _NO_BODY = NodeRequest(operation=Operation.CHAT, stream=False, path="", body=b"", strips_usage=False)
 """What a node is asked by a request whose body is not at hand."""
 
@@ -67,6 +68,8 @@ def accept(context: DecisionContext, request: PendingRequest, body: bytes, wall:
     head = request.head
     if head.method == "OPTIONS":
         return None
+    if head.method == "GET" and head.header("sec-websocket-key"):
+        return _NO_WEBSOCKET
     endpoint = find_endpoint_kind(head.method, head.path)
     if isinstance(endpoint, Refusal):
         return endpoint

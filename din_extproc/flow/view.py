@@ -57,6 +57,8 @@ class DecisionView(Struct, frozen=True):
     """The largest plain body, in bytes."""
     commons: GlobalLimits = NO_COMMONS
     """What all tenants together may use."""
+    health_path: str | None = None
+    """Where load balancers ask whether the gateway serves: answered without a key, and counted nowhere."""
     screenings: Mapping[str, ScreeningPolicy] = {}
     """By tenant; of the others nobody looks at prompts."""
 

@@ -19,8 +19,16 @@ _EMBEDDED_BYTES = 16 << 10
 _MESSAGE_CHARS = 1000
 _NAME_CHARS = 64
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]+")
-_ADDRESS = re.compile(r"\b(?:https?://[^\s'\"<>]+|\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?)")
+_ADDRESS = re.compile(
+    r"\bhttps?://[^\s'\"<>]+|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?|\[[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*\](?::\d+)?"
+    r"|\b[\w-]+(?:\.[\w-]+)+:\d{2,5}\b|\blocalhost(?::\d+)?\b"
+)
 """Addresses that would reveal the network behind the gateway."""
+_PATH = re.compile(r"(?<![\w/<.-])/(?!v\d+/)[\w.~+@-]+/[\w./~+@-]*|\b[A-Za-z]:\\[^\s'\"]+")
+"""Likewise of its machines: a file. Paths of the API stay."""
+_INNER = ("error", "errors", "value", "error_message", "detail", "message")
+"""Where what is more to the point stands, the most likely first."""
+_WRAPS = frozenset({"error", "message", "detail", "error_message"})
 _OURS = "urn:din-extproc:error:"
 _scanner = json.JSONDecoder()
 
@@ -70,12 +78,12 @@ def _unwrap(content: Any) -> ParsedError:
         elif isinstance(content, dict):
             found = _merge(
                 found,
-                message=_validation_message(content),
+                message=_validation_message(content) or _sentence(content.get("message")),
                 type=_name(content.get("type") or content.get("error_type")),
                 code=_name(content.get("code")),
                 param=_param(content.get("param")) or _place(content.get("loc")),
             )
-            content = next((content[key] for key in ("error", "errors", "detail", "message") if content.get(key)), None)
+            content = next((content[key] for key in _INNER if _is_inner(key, content.get(key))), None)
         else:
             return found
     return found
@@ -94,7 +102,18 @@ def _find_embedded(text: str) -> Any:
         inner, _ = _scanner.raw_decode(text[: start + _EMBEDDED_BYTES], start)
     except (ValueError, RecursionError):
         return None
-    return inner if isinstance(inner, dict) and inner.keys() & {"error", "message", "detail"} else None
+    return inner if isinstance(inner, dict) and inner.keys() & _WRAPS else None
+
+
+def _is_inner(key: str, value: Any) -> bool:
+    """Return whether the error goes on there. What gateways call `value` may be anything; it counts when it holds an error."""
+    if key != "value":
+        return bool(value)
+    return (isinstance(value, dict) and bool(value.keys() & _WRAPS)) or (isinstance(value, str) and _find_embedded(value) is not None)
+
+
+def _sentence(value: Any) -> str:
+    return _clean(value) if isinstance(value, str) else ""
 
 
 def _validation_message(content: dict[str, Any]) -> str:
@@ -120,4 +139,5 @@ def _name(value: Any) -> str:
 
 
 def _clean(text: str) -> str:
-    return _ADDRESS.sub("(address)", _CONTROL.sub(" ", text[: 2 * _MESSAGE_CHARS])).strip()[:_MESSAGE_CHARS]
+    masked = _ADDRESS.sub("(address)", _CONTROL.sub(" ", text[: 2 * _MESSAGE_CHARS]))
+    return _PATH.sub("(path)", masked).strip()[:_MESSAGE_CHARS]

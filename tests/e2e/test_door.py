@@ -207,6 +207,24 @@ def test_a_browser_can_read_answers_and_refusals(stack):
     assert "access-control-allow-origin" not in stack.chat(ask(), headers={"origin": "https://evil.example"}).headers
 
 
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/realtime"])
+def test_a_websocket_handshake_gets_a_426_in_our_shape_and_a_plain_get_a_405_or_404(stack, sims, path):
+    handshake = ("connection: Upgrade", "upgrade: websocket", "sec-websocket-version: 13", "sec-websocket-key: eA==")
+    reply = raw(stack, f"GET {path} HTTP/1.1", *handshake)
+    assert reply.startswith(b"HTTP/1.1 426 "), reply
+    assert json.loads(reply.partition(b"\r\n\r\n")[2])["error"]["code"] == "upgrade_required"
+    assert raw(stack, f"GET {path} HTTP/1.1").startswith((b"HTTP/1.1 405 ", b"HTTP/1.1 404 "))
+    assert seen(sims) == []
+
+
+def test_the_health_path_is_open_without_a_key_and_counts_as_nothing(stack):
+    before = stack.status()["counts"]
+    with stack.client(None) as client:
+        assert {client.get("/healthz").status_code for _ in range(3)} == {200}
+    after = stack.status()["counts"]
+    assert (after["sent"], after["refused"]) == (before["sent"], before["refused"])
+
+
 # Headers from outside
 
 

@@ -33,6 +33,10 @@ _STREAMED = frozenset({ProbeKind.CHAT, ProbeKind.COMPLETION})
 _MOST_BYTES = 1 << 20
 
 
+_NODES_FAULT = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND})
+"""The gateway chose the credentials and the model's name: a node that refuses these serves nobody."""
+
+
 class ProbeTarget(Struct, frozen=True):
     """A node and what to ask it for."""
 
@@ -89,7 +93,7 @@ class MicroProbe:
             return ProbeResult(target.node_id, ok=False, reason=str(error) or type(error).__name__)
 
     async def _read(self, target: ProbeTarget, reply: aiohttp.ClientResponse, began: float) -> ProbeResult:
-        if reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        if reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR or reply.status in _NODES_FAULT:
             return ProbeResult(target.node_id, ok=False, reason=f"status {reply.status}")
         if reply.status != HTTPStatus.OK:
             return ProbeResult(target.node_id, ok=None, reason=f"status {reply.status}: it can't be asked like that")

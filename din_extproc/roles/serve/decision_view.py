@@ -46,6 +46,7 @@ def make_view(settings: Settings, counters: Mapping[str, TokenCounter]) -> Decis
         body_limit=settings.body_limit,
         commons=commons,
         screenings=_screenings(settings),
+        health_path=settings.envoy.health_path,
     )
 
 

@@ -363,3 +363,18 @@ def test_whatever_comes_is_an_error_with_a_status_of_its_class_or_of_its_meaning
     assert found.message
     assert len(found.message) <= 1000
     found.message.encode()
+
+
+def test_a_context_error_inside_other_errors_is_found_at_any_depth():
+    context = "This model's maximum context length is 40960 tokens"
+    inner = json.dumps({"error": {"message": context}})
+    wrapped = {"error": {"code": "error", "message": "generic failure", "value": {"error_message": inner}}}
+    found = parse_error(json.dumps(wrapped).encode())
+    assert found.message == context
+    assert parse_error(json.dumps({"message": "generic failure", "value": 5}).encode()).message == "generic failure"
+
+
+def test_an_error_that_is_told_shows_neither_addresses_nor_files_but_paths_of_the_api():
+    said = "failed at http://10.1.2.3:8000/x 10.0.0.7:22 [fd00::1]:80 gpu-1.internal:8000 in /root/secret/key.pem; see /v1/models"
+    message = parse_error(json.dumps({"error": {"message": said}}).encode()).message
+    assert message == "failed at (address) (address) (address) (address) in (path); see /v1/models"

@@ -65,7 +65,14 @@ async def test_a_port_that_nobody_listens_on_is_a_failure(engine):
     assert (await ask(port)).ok is False
 
 
-@pytest.mark.parametrize("fault", ["throttle", "reply:status=404", "reply:status=401"])
+@pytest.mark.parametrize("status", [401, 403, 404])
+async def test_a_node_that_refuses_the_gateways_credentials_or_model_name_fails_its_probe(engine, status):
+    server, port = engine
+    server.faults.replace(parse_faults(f"reply:status={status}"))
+    assert (await ask(port)).ok is False
+
+
+@pytest.mark.parametrize("fault", ["throttle", "reply:status=400", "reply:status=422"])
 async def test_back_pressure_and_questions_that_it_can_t_understand_say_nothing(engine, fault):
     server, port = engine
     server.faults.replace(parse_faults(fault))
