@@ -139,6 +139,7 @@ def _fail_open(topology: Topology, pool: str) -> Route:
         request_headers_to_remove=[*SECRETS, *INSIDE],
         response_headers_to_add=[
             *who_answered(),
+            overwrite("x-request-id", "%REQ(X-DIN-TRACE-ID?X-REQUEST-ID)%"),
             overwrite("x-bxagent-degraded", f"%UPSTREAM_METADATA(din:{FAIL_OPEN}:degraded)%"),
             overwrite("x-din-degraded-reason", f"%UPSTREAM_METADATA(din:{FAIL_OPEN}:reason)%"),
         ],

@@ -100,6 +100,7 @@ local FAULT_BYTES = 4096 -- of an error in which its kind is looked for
 local PAGE = '{"type":"urn:din-extproc:error:upstream_error","title":"The node answered with an error","status":502,'
   .. '"detail":%s,"instance":"%s","code":"upstream_error","trace_id":"%s",'
   .. '"error":{"message":%s,"type":"server_error","param":null,"code":"upstream_error"}}'
+local ANTHROPIC_PAGE = '{"type":"error","error":{"type":"api_error","message":%s},"request_id":"%s"}'
 local NO_ANSWER = '"The node answered with a web page."'
 
 -- Keys whose string values are output of the model.
@@ -855,14 +856,16 @@ local function close(state)
 end
 
 -- Put the error body in a web page's place, while the page passes unread.
-local function instead_of_page(handle, headers, labels)
+local function instead_of_page(handle, headers, known)
   handle:streamInfo():dynamicMetadata():set(NAMESPACE, "error", "upstream_error")
   headers:replace(":status", "502")
   headers:replace("content-type", "application/json")
   headers:remove("content-length")
   headers:remove("content-encoding")
-  local path = match(labels or "", '"operation":"([%w/_]+)"') or ""
-  local text = string.format(PAGE, NO_ANSWER, path, headers:get("x-din-trace-id") or "", NO_ANSWER)
+  local path = match(known.labels or "", '"operation":"([%w/_]+)"') or ""
+  local trace_id = headers:get("x-din-trace-id") or ""
+  local text = known.dialect == "messages" and string.format(ANTHROPIC_PAGE, NO_ANSWER, trace_id)
+    or string.format(PAGE, NO_ANSWER, path, trace_id, NO_ANSWER)
   for chunk in handle:bodyChunks() do
     chunk:setBytes(text)
     text = ""
@@ -878,7 +881,7 @@ function envoy_on_response(handle)
   local headers = handle:headers()
   local content_type = string.lower(headers:get("content-type") or "")
   if find(content_type, "text/html", 1, true) and headers:get(":status") == "200" then
-    return instead_of_page(handle, headers, known.labels)
+    return instead_of_page(handle, headers, known)
   end
   local encoding = headers:get("content-encoding")
   if encoding and encoding ~= "" and encoding ~= "identity" then

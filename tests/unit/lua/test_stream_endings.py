@@ -289,3 +289,13 @@ def test_an_error_in_a_stream_shows_no_address_and_no_file(usage: UsageFilter) -
     played = usage.play([f"data: {json.dumps({'error': {'message': message, 'code': 500}})}\n\n".encode()])
     told = json.loads(played.out.removeprefix(b"data: "))["error"]["message"]
     assert told == "failed at (address), (address), (address), (address) in (path); see /v1/models"
+
+
+def test_a_web_page_on_anthropic_s_path_is_told_in_anthropic_s_shape(usage: UsageFilter) -> None:
+    headers = {":status": "200", "content-type": "text/html", "x-din-trace-id": "t-1"}
+    played = usage.play([b"<html>", b"</html>"], headers=headers, dialect="messages")
+    assert json.loads(played.out) == {
+        "type": "error",
+        "error": {"type": "api_error", "message": "The node answered with a web page."},
+        "request_id": "t-1",
+    }
