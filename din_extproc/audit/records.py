@@ -60,7 +60,7 @@ class RefusalRecord(Tagged, frozen=True, kw_only=True, omit_defaults=True, tag="
     tenant: str = ""
     key_id: str = ""
     screening: str = ""
-    """What the filter for sensitive data found and did."""
+    """What the filter for sensitive data found and did; `inspected, clean` or `not inspected`."""
 
 
 class SettlementRecord(Tagged, frozen=True, kw_only=True, omit_defaults=True, tag="settled"):
@@ -88,7 +88,7 @@ class SettlementRecord(Tagged, frozen=True, kw_only=True, omit_defaults=True, ta
     degraded: bool = False
     error: str = ""
     screening: str = ""
-    """What the filter for sensitive data found and did."""
+    """What the filter for sensitive data found and did; `inspected, clean` or `not inspected`."""
 
 
 class Configured(AuditEvent, frozen=True, kw_only=True, omit_defaults=True, tag="configured"):

@@ -137,6 +137,7 @@ def usage(
     ] = None,
     last: Annotated[datetime | None, typer.Option("--to", formats=["%Y-%m-%d"], help="The last day (UTC). [default: today]")] = None,
     tenant: Tenant = "",
+    by_key: Annotated[bool, typer.Option("--by-key", help="One row per API key.")] = False,  # noqa: FBT002 - a flag
     form: Annotated[Literal["csv", "json"], typer.Option("--format", help="The output format.")] = "csv",
     config: Config = DEFAULT_CONFIG,
 ) -> None:
@@ -145,7 +146,7 @@ def usage(
     It reads Redis, whether or not the sidecar is running.
     """
     from din_extproc.admit.ledger import LimitsUnavailable  # noqa: PLC0415 - the other commands start without it
-    from din_extproc.edge.redis.usage import COLUMNS  # noqa: PLC0415
+    from din_extproc.edge.redis.usage import COLUMNS, KEY_COLUMNS  # noqa: PLC0415
     from din_extproc.roles.operate.unknown_tenant import UnknownTenant  # noqa: PLC0415
     from din_extproc.roles.serve.usage import usage_rows  # noqa: PLC0415
 
@@ -155,13 +156,13 @@ def usage(
         raise typer.BadParameter(f"{begin} is later than the last day, {end}", param_hint="--from")
     try:
         with fail_on(UnknownTenant):
-            rows = usage_rows(load_settings(config), begin, end, tenant)
+            rows = usage_rows(load_settings(config), begin, end, tenant, by_key=by_key)
     except LimitsUnavailable as error:
         fail(f"redis: {error}")
     if form == "json":
         print_json(rows)
     else:
-        writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(sys.stdout, KEY_COLUMNS if by_key else COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 

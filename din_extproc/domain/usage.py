@@ -100,6 +100,8 @@ class Labels(Struct, frozen=True, gc=False, omit_defaults=True):
     """The canonical path."""
     would_refuse: str = ""
     """The limit that would have refused the request had it been enforced: `rpm`, `tpm`, `max_streams` or `oversize`."""
+    inspected: bool = False
+    """The prompt was scanned for sensitive data."""
     sensitive: Sensitive | None = None
     """None: nothing was found, or the prompt was not scanned."""
     tags: Tags | None = None
@@ -186,8 +188,17 @@ class ExchangeRecord(Struct, frozen=True, gc=False):
     """The timeout for the whole request expired, possibly the client's own: that does not count against the node."""
     tags: Tags | None = None
     """None: the request was refused before it was read."""
+    inspected: bool = False
+    """The prompt was scanned for sensitive data."""
     sensitive: Sensitive | None = None
     """Findings in the prompt; None: nothing was found, or the prompt was not scanned."""
+
+    @property
+    def screening(self) -> str:
+        """What the filter for sensitive data found and did, in words; also that it found nothing, or was not asked."""
+        if self.sensitive is not None:
+            return self.sensitive.summary
+        return "inspected, clean" if self.inspected else "not inspected"
 
     @property
     def identity_mismatch(self) -> str:

@@ -30,7 +30,6 @@ def admission_record(granted: Decision, request: PendingRequest, at: float) -> A
 
 def ending_record(record: ExchangeRecord) -> RefusalRecord | SettlementRecord:
     """An exchange is over."""
-    screening = "" if record.sensitive is None else record.sensitive.summary
     at = round(record.started_at + (record.duration_ms or 0.0) / 1000, 6)
     if record.outcome is Outcome.REFUSED and not record.request_id:
         return RefusalRecord(
@@ -41,7 +40,7 @@ def ending_record(record: ExchangeRecord) -> RefusalRecord | SettlementRecord:
             tenant=record.tenant,
             key_id=record.key_id,
             **_tags(record),
-            screening=screening,
+            screening=record.screening,
         )
     usage = record.usage
     return SettlementRecord(
@@ -67,7 +66,7 @@ def ending_record(record: ExchangeRecord) -> RefusalRecord | SettlementRecord:
         degraded=record.degraded,
         error=record.error,
         **_tags(record),
-        screening=screening,
+        screening=record.screening,
     )
 
 

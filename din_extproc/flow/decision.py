@@ -72,7 +72,20 @@ class DecisionContext(Struct, kw_only=True):
 class PendingRequest:
     """What is known of one request between the stages."""
 
-    __slots__ = ("account", "chance", "head", "intent", "parsed", "prefix", "request_id", "span", "trace_id", "waited_s", "who")
+    __slots__ = (
+        "account",
+        "chance",
+        "head",
+        "inspected",
+        "intent",
+        "parsed",
+        "prefix",
+        "request_id",
+        "span",
+        "trace_id",
+        "waited_s",
+        "who",
+    )
 
     edits_body = True
     """False: the caller can't send another body on, so what would be masked is refused."""
@@ -91,6 +104,8 @@ class PendingRequest:
         """The tenant whose counters it is charged to."""
         self.parsed: ParsedRequest | None = None
         """None: the body is not read yet, or not at hand."""
+        self.inspected = False
+        """Its prompt was held against the tenant's policy for sensitive data."""
         self.intent: Intent | None = None
         """None: not read yet. Counted exactly from stage 5 on."""
         self.prefix = 0

@@ -132,7 +132,7 @@ def refusal_metadata(request: PendingRequest) -> dict[str, str]:
     who, intent = request.who, request.intent
     if who is None:
         return metadata
-    labels = Labels(tenant=who.tenant.id, key_id=who.key.id)
+    labels = Labels(tenant=who.tenant.id, key_id=who.key.id, inspected=request.inspected)
     if intent is not None:
         labels = replace(
             labels,
@@ -177,6 +177,7 @@ def _labels(
         degraded=degraded,
         operation=intent.operation,
         would_refuse=would_refuse,
+        inspected=request.inspected,
         sensitive=None if parsed is None else parsed.sensitive,
         tags=make_tags(intent, request.entry),
         span="" if request.span is None else request.span.text,

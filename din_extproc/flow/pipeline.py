@@ -90,6 +90,7 @@ def read_request(context: DecisionContext, request: PendingRequest, body: bytes)
         return parsed
     screening = context.view.screenings.get(request.account)
     if screening is not None:
+        request.inspected = True
         if screening.policy is OnSensitive.MASK and not request.edits_body:
             screening = ScreeningPolicy(OnSensitive.BLOCK, screening.screen)
         parsed = screen_prompt(parsed, screening, request.head, context.calibrators.for_name)

@@ -307,6 +307,7 @@ def _record(entry: LogEntry, nodes: Mapping[str, str], described: Mapping[str, N
         waited_ms=labels.waited_us / 1e3,
         would_refuse=labels.would_refuse,
         tags=labels.tags,
+        inspected=labels.inspected,
         sensitive=labels.sensitive or _sensitive(_text(fields, "sensitive")),
         moved_from=labels.pool if moved else "",
         deadline_exceeded=entry.details == _TOTAL_TIMEOUT,

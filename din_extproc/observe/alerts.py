@@ -54,6 +54,14 @@ ALERTS = (
         "DinSlowDecisions", f"{quantile(0.99, of.DECISION, window=_WINDOW)} > 0.05", "5m", "page",
         "One decision in a hundred takes more than 50 ms.", look="Redis, and how busy the workers are",
     ),
+    Alert(
+        "DinFirstTokenSlow", f"{quantile(0.95, of.TIME_TO_FIRST_TOKEN, of.MODEL, window='10m')} > 10", "10m", "ticket",
+        "One stream of a model in twenty waits more than ten seconds for its first token.", look="the nodes' queues: din-extproc nodes",
+    ),
+    Alert(
+        "DinTokensSlow", f"{quantile(0.95, of.TIME_PER_OUTPUT_TOKEN, of.MODEL, window='10m')} > 0.2", "10m", "ticket",
+        "One stream of a model in twenty gets fewer than five tokens per second.", look="how many requests share a node",
+    ),
     Alert("DinRedisAway", f"{of.REDIS_UP.prometheus} == 0", "1m", "page", "Redis does not answer.", look="/status; limits follow on_error"),
     Alert("DinLimitsNotShared", f"{of.LIMITS_SHARED.prometheus} == 0", "1m", "ticket", "Limits are not counted in Redis.", look="/status"),
     Alert(

@@ -36,6 +36,8 @@ class UsageKey(Struct, frozen=True, gc=False):
     day: str
     tenant: str
     model: str
+    key_id: str = ""
+    """Of the API key; "" in sums over all keys, and in usage from before keys were told apart."""
 
 
 class UsageBook:
@@ -49,7 +51,7 @@ class UsageBook:
         """An exchange is over."""
         if not record.tenant:
             return
-        line = UsageKey(self._name(int(record.started_at) // _SECONDS_A_DAY), record.tenant, record.model)
+        line = UsageKey(self._name(int(record.started_at) // _SECONDS_A_DAY), record.tenant, record.model, record.key_id)
         used = self._used.get(line)
         if used is None:
             used = self._used[line] = UsageTotals()

@@ -42,13 +42,15 @@ def test_a_table_without_rows_has_its_header(usage):
 async def _count(url: str, tenant: str) -> None:
     async with linked(url) as link:
         today = datetime.now(UTC).date().isoformat()
-        for portion in portions({UsageKey(today, tenant, "m"): UsageTotals(3)}, 1):
+        for portion in portions({UsageKey(today, tenant, "m"): UsageTotals(3), UsageKey(today, tenant, "m", "k"): UsageTotals(2)}, 1):
             await UsageStore(link, "usage-command").add("r", portion)
 
 
 def test_a_tenant_that_is_gone_still_has_its_usage_and_one_that_never_was_is_said(usage, redis_servers):
     asyncio.run(_count(redis_servers["valkey8"].url, "former"))
     [row] = csv.DictReader(io.StringIO(usage("--tenant", "former").output))
-    assert (row["tenant"], row["requests"]) == ("former", "3")
+    assert (row["tenant"], row["requests"]) == ("former", "5")
+    rows = list(csv.DictReader(io.StringIO(usage("--tenant", "former", "--by-key").output)))
+    assert [(row["key_id"], row["requests"]) for row in rows] == [("", "3"), ("k", "2")]
     told = usage("--tenant", "acmee")
     assert (told.exit_code, told.stderr) == (1, "error: no tenant is called 'acmee'; did you mean 'acme'?\n"), told.output

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from din_extproc.admit.ledger import LimitsUnavailable
 from din_extproc.domain.usage import ExchangeRecord, Outcome, Usage
-from din_extproc.edge.redis.usage import USAGE, UsageStore, portions
+from din_extproc.edge.redis.usage import USAGE, UsageStore, portions, sum_over_keys
 from din_extproc.observe.usage_book import UsageBook, UsageKey, UsageTotals
 from din_extproc.roles.serve.usage import UsageRecorder
 from tests.support.ledgers import linked
@@ -37,9 +37,9 @@ def test_an_exchange_counts_on_the_day_on_which_it_began_for_its_tenant_and_mode
     ):
         book.finished(each)
     assert book.take() == {
-        UsageKey("2026-12-31", "finance", "m"): UsageTotals(2, 1, 0, 1, 12, 4, 2, 6),
-        UsageKey("2027-01-01", "finance", "m"): UsageTotals(1, 0, 0, 0, 7, 3, 2, 0),
-        UsageKey("2026-12-31", "finance", ""): UsageTotals(refused=1),
+        UsageKey("2026-12-31", "finance", "m", "k"): UsageTotals(2, 1, 0, 1, 12, 4, 2, 6),
+        UsageKey("2027-01-01", "finance", "m", "k"): UsageTotals(1, 0, 0, 0, 7, 3, 2, 0),
+        UsageKey("2026-12-31", "finance", "", "k"): UsageTotals(refused=1),
     }
     assert book.take() == {}
 
@@ -90,3 +90,13 @@ async def test_without_redis_the_store_says_so(link):
     await link.close()
     with pytest.raises(LimitsUnavailable):
         await UsageStore(link, "").day("2026-12-31")
+
+
+async def test_usage_of_each_key_is_kept_apart_and_adds_up_with_that_from_before_keys_were(link):
+    store = UsageStore(link, "")
+    used = {UsageKey("2026-12-31", "finance", "m", key): UsageTotals(requests=count) for key, count in (("one", 2), ("two", 3), ("", 4))}
+    for portion in portions(used, 1):
+        await store.add("r", portion)
+    found = await store.day("2026-12-31")
+    assert found == used
+    assert sum_over_keys(found) == {UsageKey("2026-12-31", "finance", "m"): UsageTotals(requests=9)}

@@ -47,6 +47,14 @@ def baseline(
     finish(compared, compared.lines(), json=json, ok=compared.sound)
 
 
+def _parse_counts(texts: list[str]) -> tuple[int, ...]:
+    """Return the numbers of a repeatable option with commas (`BadParameter`: one is no positive number)."""
+    parts = [part.strip() for text in texts for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+        raise typer.BadParameter(f"{','.join(parts)} is not a list of positive numbers such as 1,20", param_hint="--tokens")
+    return tuple(int(part) for part in parts)
+
+
 @bench_app.command()
 def split(
     url: Url,
@@ -54,7 +62,7 @@ def split(
     config: Config = DEFAULT_CONFIG,
     model: Model = "",
     tokens: Annotated[
-        list[int] | None, typer.Option(help="Output tokens of a stream; repeatable. [default: 1, 10, 50, 200, 500]", min=1)
+        list[str] | None, typer.Option(help="Output tokens of streams, such as 1,20; repeatable. [default: 1,10,50,200,500]")
     ] = None,
     repeats: Annotated[int, typer.Option(help="Streams of each length.", min=1)] = 2,
     clock_requests: Annotated[int, typer.Option(help="One-token streams that measure clock offsets.", min=0)] = 24,
@@ -73,7 +81,7 @@ def split(
 
     options = role.SplitOptions(url=url, key=key, model=model, repeats=repeats, clock_requests=clock_requests, tolerance_ms=tolerance_ms)
     if tokens:
-        options = replace(options, tokens=tuple(tokens))
+        options = replace(options, tokens=_parse_counts(tokens))
     with fail_on(BaselineFailed, SidecarUnreachable, OSError):
         report = role.split(load_settings(config), options)
         if svg is not None:

@@ -17,8 +17,10 @@ USAGE: Final = load("usage")
 KEPT_DAYS: Final = 400
 """A year and a month to charge for it."""
 _KEPT_S: Final = KEPT_DAYS * 86_400
-COLUMNS: Final = (*UsageKey.__struct_fields__, *UsageTotals.__struct_fields__)
-"""Of a row, in order."""
+KEY_COLUMNS: Final = (*UsageKey.__struct_fields__, *UsageTotals.__struct_fields__)
+"""Of a row by key, in order."""
+COLUMNS: Final = tuple(column for column in KEY_COLUMNS if column != "key_id")
+"""Of a row over all keys of a tenant."""
 _LINES: Final = 200
 """In one portion."""
 _PAGE: Final = 2000
@@ -37,7 +39,7 @@ def portions(used: Mapping[UsageKey, UsageTotals], first: int) -> Iterator[Usage
     """What was counted, cut to size. `first`: the number of the first portion."""
     by_day: dict[str, list[tuple[str, int]]] = {}
     for line, sums in used.items():
-        name = f"{line.tenant}\t{line.model}\t"
+        name = f"{line.tenant}\t{line.model}\t{line.key_id}\t" if line.key_id else f"{line.tenant}\t{line.model}\t"
         by_day.setdefault(line.day, []).extend([(name + field, getattr(sums, field)) for field in _FIELDS if getattr(sums, field)])
     number = first
     for day, amounts in by_day.items():
@@ -68,9 +70,9 @@ class UsageStore:
         """Everything of one day, page by page."""
         found: dict[UsageKey, UsageTotals] = {}
         async for name, amount in self._fields(day):
-            tenant, model, field = name.decode().split("\t")
+            tenant, model, *key_id, field = name.decode().split("\t")
             if field in _FIELDS:
-                used = found.setdefault(UsageKey(day, tenant, model), UsageTotals())
+                used = found.setdefault(UsageKey(day, tenant, model, *key_id), UsageTotals())
                 setattr(used, field, int(amount))
         return found
 
@@ -84,6 +86,16 @@ class UsageStore:
                 break
         for name, amount in seen.items():
             yield name, amount
+
+
+def sum_over_keys(used: Mapping[UsageKey, UsageTotals]) -> dict[UsageKey, UsageTotals]:
+    """Return the sums per day, tenant and model."""
+    found: dict[UsageKey, UsageTotals] = {}
+    for line, sums in used.items():
+        whole = found.setdefault(UsageKey(line.day, line.tenant, line.model), UsageTotals())
+        for field in _FIELDS:
+            setattr(whole, field, getattr(whole, field) + getattr(sums, field))
+    return found
 
 
 def as_dict(line: UsageKey, used: UsageTotals) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from din_extproc.admit.ledger import LimitsUnavailable
 from din_extproc.domain.usage import ExchangeRecord
 from din_extproc.edge.redis.ledger import Runner
 from din_extproc.edge.redis.topology import carrier
-from din_extproc.edge.redis.usage import KEPT_DAYS, USAGE, UsagePortion, UsageStore, as_dict, portions
+from din_extproc.edge.redis.usage import COLUMNS, KEPT_DAYS, KEY_COLUMNS, USAGE, UsagePortion, UsageStore, as_dict, portions, sum_over_keys
 from din_extproc.observe.usage_book import UsageBook
 from din_extproc.roles.operate.unknown_tenant import UnknownTenant, unknown_tenant_message
 from din_extproc.settings.settings import Settings
@@ -57,20 +57,20 @@ class UsageRecorder:
                     self._unsaid.popleft()
 
 
-def usage_rows(settings: Settings, first: date, last: date, tenant: str) -> list[dict[str, Any]]:
-    """Return rows per day, tenant and model, both days included. `tenant` "": all tenants.
+def usage_rows(settings: Settings, first: date, last: date, tenant: str, *, by_key: bool = False) -> list[dict[str, Any]]:
+    """Return rows per day, tenant and model, both days included. `tenant` "": all tenants. `by_key`: a row per API key.
 
     Raises:
         LimitsUnavailable: Redis does not answer.
         UnknownTenant: neither the configuration nor the usage has this tenant.
     """
-    rows = asyncio.run(_used(settings, first, last, tenant))
+    rows = asyncio.run(_used(settings, first, last, tenant, by_key=by_key))
     if tenant and not rows and tenant not in {each.id for each in settings.tenants}:
         raise UnknownTenant(unknown_tenant_message(settings, tenant))
     return rows
 
 
-async def _used(settings: Settings, first: date, last: date, tenant: str) -> list[dict[str, Any]]:
+async def _used(settings: Settings, first: date, last: date, tenant: str, *, by_key: bool) -> list[dict[str, Any]]:
     link = carrier(settings.store.url.get_secret_value(), (USAGE,), timeout_ms=_TIMEOUT_MS)
     try:
         if not await link.start():
@@ -79,8 +79,10 @@ async def _used(settings: Settings, first: date, last: date, tenant: str) -> lis
         found: list[dict[str, Any]] = []
         for day in _days(first, last):
             sums = await store.day(day.isoformat())
-            rows = sorted(sums.items(), key=lambda row: (row[0].tenant, row[0].model))
-            found += [as_dict(line, each) for line, each in rows if tenant in {"", line.tenant}]
+            rows = sorted((sums if by_key else sum_over_keys(sums)).items(), key=lambda row: (row[0].tenant, row[0].model, row[0].key_id))
+            columns = KEY_COLUMNS if by_key else COLUMNS
+            whole = (as_dict(line, each) for line, each in rows if tenant in {"", line.tenant})
+            found += [{column: row[column] for column in columns} for row in whole]
         return found
     finally:
         await link.close()
