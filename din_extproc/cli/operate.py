@@ -24,6 +24,7 @@ from din_extproc.cli.options import (
     number,
     print_json,
 )
+from din_extproc.cli.progress import show_progress
 
 Tenant = Annotated[str, typer.Option(help="Show only this tenant.")]
 
@@ -220,5 +221,7 @@ def audit_verify(
     from din_extproc.roles.operate.audit import AuditUnreadable, verify_logs  # noqa: PLC0415 - the other commands start without it
 
     with fail_on(AuditUnreadable):
-        proved = verify_logs(tuple(folders or ()), config or (None if key else DEFAULT_CONFIG), tuple(key or ()), since, os.environ)
+        source = config or (None if key else DEFAULT_CONFIG)
+        with show_progress("verifying") as progress:
+            proved = verify_logs(tuple(folders or ()), source, tuple(key or ()), since, os.environ, progress=progress)
     finish(proved, [proved.text], json=json, ok=proved.whole)

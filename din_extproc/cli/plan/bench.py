@@ -7,6 +7,7 @@ import typer
 from msgspec.structs import replace
 
 from din_extproc.cli.options import DEFAULT_CONFIG, Config, Json, fail_on, finish, load_settings
+from din_extproc.cli.progress import show_progress
 
 Url = Annotated[str, typer.Option(help="Envoy's URL, as clients reach it.")]
 Key = Annotated[str, typer.Option(envvar="DIN_KEY", help="An API key: requests are sent as its tenant.")]
@@ -41,7 +42,9 @@ def baseline(
 
     load = BaselineLoad(prompts, at_once, tokens, rounds)
     with fail_on(BaselineFailed, OSError):
-        compared = role.compare(load_settings(config), role.BaselineOptions(url=url, key=key, model=model, node=node, load=load))
+        options = role.BaselineOptions(url=url, key=key, model=model, node=node, load=load)
+        with show_progress("measuring") as progress:
+            compared = role.compare(load_settings(config), options, progress)
         if keep:
             role.append_result(history, compared)
     finish(compared, compared.lines(), json=json, ok=compared.sound)
@@ -83,7 +86,8 @@ def split(
     if tokens:
         options = replace(options, tokens=_parse_counts(tokens))
     with fail_on(BaselineFailed, SidecarUnreachable, OSError):
-        report = role.split(load_settings(config), options)
+        with show_progress("measuring") as progress:
+            report = role.split(load_settings(config), options, progress)
         if svg is not None:
             svg.write_text(draw_svg(report))
     finish(report, report.lines(), json=json, ok=report.sound)

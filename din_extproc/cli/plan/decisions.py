@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from din_extproc.cli.options import DEFAULT_CONFIG, Config, Json, fail, fail_on, finish, load_settings
+from din_extproc.cli.progress import show_progress
 
 
 def explain(
@@ -52,7 +53,9 @@ def replay(
 
     after = load_settings(config)
     with fail_on(ReplayRefused):
-        replayed = rerun(tuple(folders), after, None if before is None else load_settings(before))
+        then = None if before is None else load_settings(before)
+        with show_progress("deciding again") as progress:
+            replayed = rerun(tuple(folders), after, then, progress)
     finish(replayed, replayed.lines(), json=json, ok=not replayed.changes)
 
 
@@ -74,5 +77,7 @@ def verify(
 
     settings = load_settings(config)
     with fail_on(VerifyRefused, SidecarUnreachable):
-        verified = verify_routes(settings, VerifyOptions(url, key, longest), fetch_rows(settings) if live else ())
+        rows = fetch_rows(settings) if live else ()
+        with show_progress("verifying") as progress:
+            verified = verify_routes(settings, VerifyOptions(url, key, longest), rows, progress)
     finish(verified, verified.lines(), json=json, ok=verified.sound)

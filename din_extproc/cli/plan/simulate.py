@@ -9,6 +9,7 @@ import typer
 import yaml
 
 from din_extproc.cli.options import DEFAULT_CONFIG, Config, Json, accepted, fail_on, finish
+from din_extproc.cli.progress import show_progress
 
 if TYPE_CHECKING:
     from din_extproc.tools.simulate.simulate import SimulateOptions
@@ -91,7 +92,9 @@ def _run(options: "SimulateOptions", *, json: bool) -> None:
 
     began = time.monotonic()
     with fail_on(SimulationRefused, ReplayRefused):
-        simulated = accepted(run(options, os.environ))
+        with show_progress("simulating") as progress:
+            found = run(options, os.environ, progress)
+        simulated = accepted(found)
     if not json:
         typer.echo(f"({time.monotonic() - began:.1f} s)", err=True)
     finish(simulated, lines(simulated), json=json, ok=simulated.kept)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from din_extproc.audit.report import head_file, manifest_file, segment_file
 from din_extproc.audit.verify import LogFiles
+from din_extproc.domain.progress import ShareDone, ignore_progress
 
 _SEGMENT = re.compile(r"(.+)-(\d{6})\.jsonl").fullmatch
 _OTHER = re.compile(r"(.+)\.(?:manifest\.jsonl|head\.json)").fullmatch
@@ -27,18 +28,20 @@ def segments(folder: Path, replica: str) -> list[int]:
     return sorted(int(match[2]) for match in found if match is not None and match[1] == replica)
 
 
-def read_log(folder: Path, replica: str, since: int = 1) -> LogFiles:
+def read_log(folder: Path, replica: str, since: int = 1, progress: ShareDone = ignore_progress) -> LogFiles:
     """A replica's log from this segment on. The head is read first: a writer that is at work is then ahead of it, never behind.
 
     Raises:
         OSError: a file can't be read; also while the segments are gone through.
     """
     head, manifest = _read(folder / head_file(replica)), _read(folder / manifest_file(replica))
-    return LogFiles(replica, head, manifest, _contents(folder, replica, since), since)
+    return LogFiles(replica, head, manifest, _contents(folder, replica, since, progress), since)
 
 
-def _contents(folder: Path, replica: str, since: int) -> Iterator[tuple[int, bytes]]:
-    for number in segments(folder, replica):
+def _contents(folder: Path, replica: str, since: int, progress: ShareDone) -> Iterator[tuple[int, bytes]]:
+    numbers = segments(folder, replica)
+    for at, number in enumerate(numbers):
+        progress(at / len(numbers))
         if number >= since:
             yield number, (folder / segment_file(replica, number)).read_bytes()
 

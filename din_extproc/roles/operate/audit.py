@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from din_extproc.audit.report import AuditFinding, AuditReport, contradictions
 from din_extproc.audit.verify import verify
+from din_extproc.domain.progress import ShareDone, ignore_progress, part_of
 from din_extproc.edge.audit.files import read_log, replicas
 from din_extproc.settings.load import load
 from din_extproc.settings.problems import ConfigRejected
@@ -57,7 +58,15 @@ class Proof(Struct, frozen=True):
         return "\n".join(lines)
 
 
-def verify_logs(folders: tuple[Path, ...], config: Path | None, keys: tuple[str, ...], since: int, env: Mapping[str, str]) -> Proof:
+def verify_logs(
+    folders: tuple[Path, ...],
+    config: Path | None,
+    keys: tuple[str, ...],
+    since: int,
+    env: Mapping[str, str],
+    *,
+    progress: ShareDone = ignore_progress,
+) -> Proof:
     """Verify every log in the folders.
 
     Args:
@@ -66,6 +75,7 @@ def verify_logs(folders: tuple[Path, ...], config: Path | None, keys: tuple[str,
         keys: Further keys, as `ID=FILE`.
         since: The first segment to verify.
         env: The environment for `${NAME}` in the configuration.
+        progress: Takes the share done.
 
     Raises:
         AuditUnreadable: there is no log or no key, or one can't be read.
@@ -74,7 +84,11 @@ def verify_logs(folders: tuple[Path, ...], config: Path | None, keys: tuple[str,
     known |= dict(_given(key) for key in keys)
     try:
         named = [(folder, replica) for folder in folders or own for replica in replicas(folder)]
-        found = [(folder, _verified(folder, replica, known, since, macs=len(named) > 1)) for folder, replica in named]
+        found = []
+        for number, (folder, replica) in enumerate(named):
+            found.append(
+                (folder, _verified(folder, replica, known, since, macs=len(named) > 1, progress=part_of(progress, number, len(named))))
+            )
     except OSError as error:
         raise AuditUnreadable(f"{error.filename}: {error.strerror}") from error
     if not found:
@@ -85,8 +99,8 @@ def verify_logs(folders: tuple[Path, ...], config: Path | None, keys: tuple[str,
     return Proof(not findings, shown, tuple(findings))
 
 
-def _verified(folder: Path, replica: str, keys: dict[str, bytes], since: int, *, macs: bool) -> AuditReport:
-    report = verify(read_log(folder, replica, since), keys, macs=macs)
+def _verified(folder: Path, replica: str, keys: dict[str, bytes], since: int, *, macs: bool, progress: ShareDone) -> AuditReport:
+    report = verify(read_log(folder, replica, since, progress), keys, macs=macs)
     if any("is incomplete" in finding.what for finding in report.findings):
         time.sleep(_AGAIN_S)
         report = verify(read_log(folder, replica, since), keys, macs=macs)

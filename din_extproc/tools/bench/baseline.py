@@ -16,6 +16,7 @@ from msgspec import Struct
 from din_extproc import __version__
 from din_extproc.admit.keys import KeyRing
 from din_extproc.domain.node import Endpoint, Pool
+from din_extproc.domain.progress import ShareDone, ignore_progress
 from din_extproc.domain.tenant import Tenant
 from din_extproc.domain.timing import GatewayTimes
 from din_extproc.domain.verdict import Refusal
@@ -80,17 +81,18 @@ class GatewayReport(Struct, frozen=True):
     misses: int
 
 
-def compare(settings: Settings, options: BaselineOptions) -> BaselineComparison:
+def compare(settings: Settings, options: BaselineOptions, progress: ShareDone = ignore_progress) -> BaselineComparison:
     """Measure both sides in turn and compare them.
 
     Args:
         settings: The configuration of the deployment: its pools, tenants and admin port.
         options: The target and the load.
+        progress: Takes the share done.
 
     Raises:
         BaselineFailed: there is no node to compare with, or it does not answer.
     """
-    return asyncio.run(_compare(settings, options))
+    return asyncio.run(_compare(settings, options, progress))
 
 
 def find_target(settings: Settings, key: str, model: str, node: str) -> BaselineTarget:
@@ -176,7 +178,7 @@ class _Measured(Struct, frozen=True):
     notes: list[str]
 
 
-async def _compare(settings: Settings, options: BaselineOptions) -> BaselineComparison:
+async def _compare(settings: Settings, options: BaselineOptions, progress: ShareDone) -> BaselineComparison:
     aim = await asyncio.to_thread(find_target, settings, options.key, options.model, options.node)
     if aim.pool.api != "openai":
         raise BaselineFailed(f"the nodes of pool {aim.pool.name} have another API than OpenAI's: they can't be measured directly")
@@ -187,6 +189,7 @@ async def _compare(settings: Settings, options: BaselineOptions) -> BaselineComp
         await _warm(askers, load, (f"node {aim.node} at {aim.endpoint}", options.url))
         found = _Measured(aim=aim, before=await asyncio.to_thread(_status, settings), direct=[], through=[], answers={}, times=[], notes=[])
         for number in range(load.rounds):
+            progress(number / load.rounds)
             for through in (False, True) if number % 2 == 0 else (True, False):
                 questions = _make_questions(load, trace if through else f"direct-{trace}", number)
                 seconds, answers = await askers[through].send_all(questions, load.at_once)

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from msgspec import Struct
 from msgspec.structs import replace
 
+from din_extproc.domain.progress import ShareDone, ignore_progress
 from din_extproc.domain.timing import GatewayTimes
 from din_extproc.measure.answer import TimedAnswer
 from din_extproc.settings.settings import Settings
@@ -62,18 +63,19 @@ class SplitMeasurements(Struct, frozen=True):
     model: str
 
 
-def split(settings: Settings, options: SplitOptions) -> SplitReport:
+def split(settings: Settings, options: SplitOptions, progress: ShareDone = ignore_progress) -> SplitReport:
     """Send the requests and split their times.
 
     Args:
         settings: The configuration of the deployment.
         options: The target and the load.
+        progress: Takes the share done.
 
     Raises:
         BaselineFailed: the tenant can't send these requests.
         SidecarUnreachable: the admin port does not report the gateway's times.
     """
-    return make_report(asyncio.run(measure(settings, options)), options)
+    return make_report(asyncio.run(measure(settings, options, progress)), options)
 
 
 def make_report(asked: SplitMeasurements, options: SplitOptions) -> SplitReport:
@@ -102,7 +104,7 @@ def make_report(asked: SplitMeasurements, options: SplitOptions) -> SplitReport:
     )
 
 
-async def measure(settings: Settings, options: SplitOptions) -> SplitMeasurements:
+async def measure(settings: Settings, options: SplitOptions, progress: ShareDone = ignore_progress) -> SplitMeasurements:
     """Send all requests. Raises as `split` does."""
     aim = await asyncio.to_thread(find_target, settings, options.key, options.model, "")
     trace = f"split-{secrets.token_hex(6)}-"
@@ -114,7 +116,9 @@ async def measure(settings: Settings, options: SplitOptions) -> SplitMeasurement
         others = await asyncio.gather(*(_ask_after(asker, each, number * _STEP_S) for number, each in enumerate(short)))
         telling = [_fetch_reports(settings, f"{trace}clock-", others)]
         measured = []
-        for number, tokens in enumerate(tokens for tokens in options.tokens for _ in range(options.repeats)):
+        streams = [tokens for tokens in options.tokens for _ in range(options.repeats)]
+        for number, tokens in enumerate(streams):
+            progress(number / len(streams))
             measured.append(await _ask_after(asker, TimedQuestion(f"{trace}{number}.", make_prompt(number), tokens), 0.0))
             telling.append(_fetch_reports(settings, f"{trace}{number}.", measured[-1:]))
         times = {each.trace_id: each for told_of in await asyncio.gather(*telling) for each in told_of}

@@ -14,6 +14,7 @@ from din_extproc.admit.keys import Authenticated
 from din_extproc.audit.chain import read, take_apart
 from din_extproc.audit.records import RefusalRecord, SettlementRecord
 from din_extproc.audit.verify import lines_of
+from din_extproc.domain.progress import ShareDone, ignore_progress, part_of
 from din_extproc.domain.usage import Tags
 from din_extproc.domain.verdict import RefusalCode
 from din_extproc.edge.audit.files import read_log, replicas
@@ -78,21 +79,22 @@ class ReplayReport(Struct, frozen=True):
         return [told, "", "| tenant | before | after | requests | tokens | for example |", "|---|---|---|---|---|---|", *rows]
 
 
-def replay(folders: tuple[Path, ...], after: Settings, before: Settings | None) -> ReplayReport:
+def replay(folders: tuple[Path, ...], after: Settings, before: Settings | None, progress: ShareDone = ignore_progress) -> ReplayReport:
     """Decide again.
 
     Args:
         folders: With audit logs of one or more replicas.
         after: The configuration to try.
         before: The one that was in use; None: the record is compared with.
+        progress: Takes the share done.
 
     Raises:
         Unreplayable: a folder can't be read or holds no audit log.
     """
     record = recorded(folders)
     decided = [past for past in record if past.intent is not None and (before is not None or _by_configuration(past.fate))]
-    then = [past.fate for past in decided] if before is None else _rerun(before).fates(decided)
-    now = _rerun(after).fates(decided)
+    then = [past.fate for past in decided] if before is None else _rerun(before).fates(decided, part_of(progress, 0, 2))
+    now = _rerun(after).fates(decided, part_of(progress, 1, 2))
     if before is None:
         now = [_comparable(past, fate) for past, fate in zip(decided, now, strict=True)]
     return ReplayReport(len(decided), len(record) - len(decided), tuple(_changes(decided, then, now)))

@@ -17,6 +17,7 @@ from din_extproc.admit.in_memory_ledger import InMemoryLedger
 from din_extproc.admit.keys import Authenticated
 from din_extproc.admit.ledger import Claim, Denied, Granted
 from din_extproc.admit.queue import is_queueable
+from din_extproc.domain.progress import ShareDone, ignore_progress
 from din_extproc.domain.request import Estimate, Intent, Operation, Priority, RequestHead
 from din_extproc.domain.tenant import Queueing
 from din_extproc.domain.usage import Tags
@@ -157,7 +158,7 @@ class ReplayRun:
         self._count = 0
         self._usual: Mapping[str, tuple[int, int, int]] = {}
 
-    def fates(self, record: Sequence[ReplayedRequest]) -> list[ReplayOutcome]:
+    def fates(self, record: Sequence[ReplayedRequest], progress: ShareDone = ignore_progress) -> list[ReplayOutcome]:
         """Return what becomes of each of them, in their order."""
         self._usual = tenant_averages(record)
         for at, past in enumerate(record):
@@ -166,6 +167,7 @@ class ReplayRun:
             now_ms, _, happen, at = heappop(self._events)
             self._clock.now = now_ms / 1000
             happen(at, record[at])
+            progress(at / len(record))
         return [self._fates[at] for at in range(len(record))]
 
     def _schedule(self, when_ms: int, happen: Callable[[int, ReplayedRequest], None], at: int) -> None:

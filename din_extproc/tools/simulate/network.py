@@ -10,6 +10,7 @@ from typing import Any
 from din_extproc.admit.in_memory_ledger import InMemoryLedger
 from din_extproc.admit.queue import Ticket
 from din_extproc.domain.membership import HeartbeatReading
+from din_extproc.domain.progress import ShareDone, ignore_progress
 from din_extproc.domain.usage import FailedAttempt, Outcome
 from din_extproc.domain.verdict import Refusal
 from din_extproc.flow.decision import Decision
@@ -25,6 +26,9 @@ from din_extproc.tools.virtual_time import VirtualClock
 _TICK_S = 0.25
 _TICKS_PER_LESSON = 2
 _SWEEP_S = 120.0
+
+_REPORTS = 200
+"""Reports of progress in one run."""
 
 
 class SimulatedNetwork:
@@ -73,13 +77,17 @@ class SimulatedNetwork:
         if plan.probes is not None:
             self._at(plan.probes.every_s, self._probes, None)
 
-    def run(self) -> None:
+    def run(self, progress: ShareDone = ignore_progress) -> None:
         """From the first arrival to the last second."""
+        reported = 0.0
         events, last = self._events, self._seconds
         while events and events[0][0] <= last:
             now, _, happen, what = heappop(events)
             self._clock.now = now
             happen(what, now)
+            if now >= reported:
+                progress(now / last)
+                reported = now + last / _REPORTS
         for machine in self._row:
             machine.close(last)
         overhead_s = self._plan.overhead_s

@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from din_extproc.domain.node import Node, Pool
+from din_extproc.domain.progress import ShareDone, ignore_progress, part_of
 from din_extproc.flow.pool_membership import PoolMembership
 from din_extproc.health.registry import select_strictest
 from din_extproc.roles.serve.decision_view import half_lives_s, make_view
@@ -93,7 +94,7 @@ class Simulated(Struct, frozen=True):
         return any(not row.slo_broken for row in self.rows)
 
 
-def simulate(options: SimulateOptions, env: Mapping[str, str]) -> Simulated | ConfigRejected:
+def simulate(options: SimulateOptions, env: Mapping[str, str], progress: ShareDone = ignore_progress) -> Simulated | ConfigRejected:
     """Run every variant. Rejected: a file is not sound, or a variant would not be.
 
     Raises:
@@ -102,13 +103,15 @@ def simulate(options: SimulateOptions, env: Mapping[str, str]) -> Simulated | Co
     """
     record = recorded(options.record) if options.record else None
     rows, first, last = [], None, None
-    for values in product(*(values for _, values in options.tries)):
+    variants = list(product(*(values for _, values in options.tries)))
+    for number, values in enumerate(variants):
+        part = part_of(progress, number, len(variants))
         variant = dict(zip((path for path, _ in options.tries), values, strict=True))
         scene = _scene(options, variant, env, record)
         if isinstance(scene, ConfigRejected):
             return scene
         first, last = first or scene, scene
-        row = _sized(options, variant, env, record) if options.size else _row(variant, scene)
+        row = _sized(options, variant, env, record) if options.size else _row(variant, scene, part)
         if isinstance(row, ConfigRejected):
             return row
         rows.append(row)
@@ -133,7 +136,7 @@ class _Scene(Struct, frozen=True):
         """Recorded requests that can't be sent again."""
         return 0 if self.record is None else len(self.record) - sum(1 for _ in _again(self.record, self.settings, self.speed))
 
-    def run(self) -> Outcomes:
+    def run(self, progress: ShareDone = ignore_progress) -> Outcomes:
         """Once."""
         workload, plan = self.workload, self.plan()
         hour = plan.start_ms / 1000 / _HOUR_S % 24
@@ -148,7 +151,7 @@ class _Scene(Struct, frozen=True):
         collects = gc.isenabled()
         gc.disable()  # nothing here goes in circles; looking for circles takes a fifth of the time
         try:
-            network.run()
+            network.run(progress)
         finally:
             if collects:
                 gc.enable()
@@ -207,8 +210,8 @@ def _scene(
     return _Scene(settings, workload, record, options.speed)
 
 
-def _row(variant: dict[str, Any], scene: _Scene) -> VariantResult:
-    outcomes = scene.run()
+def _row(variant: dict[str, Any], scene: _Scene, progress: ShareDone = ignore_progress) -> VariantResult:
+    outcomes = scene.run(progress)
     return VariantResult(variant, outcomes, scene.workload.slo.broken(outcomes))
 
 

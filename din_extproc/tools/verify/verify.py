@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from din_extproc.admit.keys import KeyRing
 from din_extproc.domain.node import Node
+from din_extproc.domain.progress import ShareDone, ignore_progress
 from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.edge.registry.forms import MemberForm
 from din_extproc.flow.pool_membership import PoolMembership
@@ -70,28 +71,34 @@ class VerifyOptions(Struct, frozen=True):
     """Maximum wait per entry in seconds, while the tenant's limits refuse requests."""
 
 
-def verify(settings: Settings, options: VerifyOptions, rows: tuple[MemberForm, ...] = ()) -> VerifyReport:
+def verify(
+    settings: Settings, options: VerifyOptions, rows: tuple[MemberForm, ...] = (), progress: ShareDone = ignore_progress
+) -> VerifyReport:
     """Verify the route table.
 
     Args:
         settings: The configuration of the deployment.
         options: The target and the limits.
         rows: Registered nodes, as the sidecar knows them.
+        progress: Takes the share of entries done.
 
     Raises:
         VerifyRefused: the key belongs to no tenant of the configuration.
     """
-    return asyncio.run(_verify(settings, options, rows))
+    return asyncio.run(_verify(settings, options, rows, progress))
 
 
-async def _verify(settings: Settings, options: VerifyOptions, rows: tuple[MemberForm, ...]) -> VerifyReport:
+async def _verify(settings: Settings, options: VerifyOptions, rows: tuple[MemberForm, ...], progress: ShareDone) -> VerifyReport:
     who = KeyRing(settings.keys).authenticate(f"Bearer {options.key}", "", time.time())
     if isinstance(who, Refusal):
         raise VerifyRefused(who.message)
     walk = RouteCoverage(make_view(settings, {}), _members(settings, rows), who.tenant, datetime.now(UTC).hour)
     async with OutsideClient(options.url, options.key, options.timeout_s) as client:
-        entries = [await _verified(entry, client, options) for entry in walk.entries()]
-    return VerifyReport(options.url, who.tenant.id, tuple(entries))
+        entries, done = list(walk.entries()), []
+        for number, entry in enumerate(entries):
+            progress(number / len(entries))
+            done.append(await _verified(entry, client, options))
+    return VerifyReport(options.url, who.tenant.id, tuple(done))
 
 
 def _members(settings: Settings, rows: tuple[MemberForm, ...]) -> PoolMembership:
