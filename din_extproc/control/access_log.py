@@ -39,6 +39,11 @@ _NODE_FLAGS = ["UF", "UR", "UC", "UT", "SI", "UPE"]
 _HELD_BYTES = 8 << 20
 """Entries that Envoy holds at most while the sidecar is slow, about 8,000. Past that it drops them, and their tokens are not settled;
 Envoy's own default of 16 KiB drops some whenever a burst comes before the connection has opened its window."""
+_REFUSALS = [
+    ComparisonFilter(op=ComparisonFilterOp.EQ, value=RuntimeUInt32(default_value=status, runtime_key=f"din.refused_{status}"))
+    for status in (401, 403, 404)
+]
+"""A node that refuses the gateway's credentials, or its name of the model, has failed as much."""
 REQUEST_HEADERS = ["x-din-trace-id"]
 ATTEMPT_HEADERS = ["traceparent"]
 """Where the span of a failed attempt belongs."""
@@ -91,7 +96,7 @@ def failed_attempts(topology: Topology) -> list[AccessLog]:
     at_least = ComparisonFilter(op=ComparisonFilterOp.GE, value=RuntimeUInt32(default_value=500, runtime_key="din.failed_attempts"))
     bad = OrFilter(
         filters=[
-            AccessLogFilter(status_code_filter=StatusCodeFilter(comparison=at_least)),
+            *(AccessLogFilter(status_code_filter=StatusCodeFilter(comparison=each)) for each in (at_least, *_REFUSALS)),
             AccessLogFilter(response_flag_filter=ResponseFlagFilter(flags=_NODE_FLAGS)),
         ]
     )
