@@ -33,6 +33,7 @@ VARIABLES: dict[str, Callable[[Facts], Any]] = {
     "model": lambda facts: facts.model,
     "estimated_tokens": lambda facts: facts.intent.estimate.tokens,
     "output_tokens": lambda facts: facts.intent.output_tokens or 0,
+    "timeout_ms": lambda facts: facts.intent.timeout_ms or 0,
     "tenant": lambda facts: facts.tenant.id,
     "priority": lambda facts: facts.tenant.priority_of(facts.intent.priority).value,
     "task_tier": lambda facts: facts.intent.task_tier,
@@ -40,13 +41,15 @@ VARIABLES: dict[str, Callable[[Facts], Any]] = {
     "headers": lambda facts: dict(facts.headers),
     "hour_utc": lambda facts: facts.hour_utc,
 }
-"""`estimated_tokens` covers the whole prompt, all inputs of a list together; `output_tokens` covers all answers, 0 if unspecified."""
+"""`estimated_tokens` covers the whole prompt, all inputs of a list together; `output_tokens` covers all answers, 0 if unspecified;
+`timeout_ms` is the client's deadline, 0 if it has none."""
 
 _SAMPLE: dict[str, Any] = {
     "path": "/v1/chat/completions",
     "model": "m",
     "estimated_tokens": 1,
     "output_tokens": 1,
+    "timeout_ms": 1,
     "tenant": "t",
     "priority": "standard",
     "task_tier": "",

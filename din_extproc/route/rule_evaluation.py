@@ -41,6 +41,10 @@ def _describe_parts(condition: RuleCondition, facts: Facts) -> list[tuple[RuleCo
     parts = [
         (RuleCondition(path=condition.path), f"the path is {intent.operation.value}"),
         (RuleCondition(estimated_tokens=condition.estimated_tokens), _describe_length(condition.estimated_tokens, intent.estimate.tokens)),
+        (
+            RuleCondition(timeout_ms=condition.timeout_ms),
+            "it has no deadline" if intent.timeout_ms is None else f"its deadline is {intent.timeout_ms} ms",
+        ),
         (RuleCondition(model=condition.model), f"the name is {facts.model!r}, not {' or '.join(condition.model)}"),
         (RuleCondition(tenant=condition.tenant), f"the tenant is {tenant.id}"),
         (RuleCondition(priority=condition.priority), f"the priority is {tenant.priority_of(intent.priority).value}"),

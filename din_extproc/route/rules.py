@@ -41,6 +41,8 @@ class RuleCondition(Struct, frozen=True, kw_only=True):
     always: bool = False
     path: tuple[Operation, ...] = ()
     estimated_tokens: TokenRange | None = None
+    timeout_ms: TokenRange | None = None
+    """The client's deadline in milliseconds; a request without one counts as longer than every bound."""
     header: dict[str, tuple[str, ...] | bool] = {}
     """Header name in lower case -> one of these exact values; True: any value; False: absent."""
     model: tuple[str, ...] = ()
@@ -125,6 +127,11 @@ def _match_intent(condition: RuleCondition, place: Place, known: KnownNames, fla
         if high is not None and low > high:
             flaws.append(Flaw((*place, "estimated_tokens"), "no number of tokens is inside these bounds"))
         parts.append(_match_at_least(low) if high is None else _match_between(low, high))
+    if condition.timeout_ms is not None:
+        shortest, longest = condition.timeout_ms.min_tokens, condition.timeout_ms.max_tokens
+        if longest is not None and shortest > longest:
+            flaws.append(Flaw((*place, "timeout_ms"), "no deadline is inside these bounds"))
+        parts.append(_match_deadline(shortest, longest))
     if condition.stream is not None:
         stream = condition.stream
         parts.append(lambda facts: facts.intent.stream is stream)
@@ -167,6 +174,16 @@ def _match_at_least(low: int) -> Matches:
 
 def _match_between(low: int, high: int) -> Matches:
     return lambda facts: low <= facts.intent.estimate.tokens <= high
+
+
+def _match_deadline(shortest: int, longest: int | None) -> Matches:
+    def matches(facts: Facts) -> bool:
+        timeout_ms = facts.intent.timeout_ms
+        if timeout_ms is None:
+            return longest is None
+        return timeout_ms >= shortest and (longest is None or timeout_ms <= longest)
+
+    return matches
 
 
 def _match_any(parts: tuple[Matches, ...]) -> Matches:

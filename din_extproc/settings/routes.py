@@ -94,6 +94,8 @@ class WhenSection(Section):
     always: bool = False
     path: Operations = ()
     estimated_tokens: TokensSection | None = None
+    timeout_ms: TokensSection | None = None
+    """The client's deadline (`x-din-timeout-ms`); a request without one counts as longer than every bound."""
     header: dict[HeaderName, HeaderWish] = Field(default_factory=dict)
     model: Texts | None = None
     tenant: Texts | None = None
@@ -106,11 +108,12 @@ class WhenSection(Section):
 
     def condition(self) -> RuleCondition:
         """For `route/`."""
-        tokens = self.estimated_tokens
+        tokens, deadline = self.estimated_tokens, self.timeout_ms
         return RuleCondition(
             always=self.always,
             path=self.path,
             estimated_tokens=None if tokens is None else TokenRange(gt=tokens.gt, ge=tokens.ge, lt=tokens.lt, le=tokens.le),
+            timeout_ms=None if deadline is None else TokenRange(gt=deadline.gt, ge=deadline.ge, lt=deadline.lt, le=deadline.le),
             header=dict(self.header),
             model=self.model or (),
             tenant=self.tenant or (),

@@ -188,3 +188,17 @@ def test_a_gateway_that_is_not_there_makes_every_entry_unreachable(stack: Stack)
     assert not verified.sound
     assert {entry.verdict for entry in verified.entries} == {"unreachable", "no request"}
     assert any(line.startswith("unreachable auto -> long -> deep") for line in verified.lines())
+
+
+def test_a_rule_on_the_clients_deadline_routes_and_is_walked(engines: dict[str, EngineSim]) -> None:
+    pools = {
+        name: {"model": "small", "engine": "vllm", **TEXT, "nodes": [node(each, engines[each].address)]}
+        for name, each in (("quick", "fast-a"), ("patient", "fast-b"))
+    }
+    rules = [{"id": "urgent", "when": {"timeout_ms": {"le": 20_000}}, "pool": "quick"}, {"id": "rest", "when": "always", "pool": "patient"}]
+    with Stack({"pools": pools, "rules": rules, "tenants": [tenant("acme")]}) as stack:
+        answered = [stack.chat(model="small", headers=headers).headers["x-din-node-id"] for headers in ({"x-din-timeout-ms": "15000"}, {})]
+        assert answered == ["fast-a", "fast-b"]
+        code, report = verify(stack)
+        assert code == 0, wrong(report)
+        assert {entry["rule"] for entry in report["entries"] if entry["verdict"] == "ok"} == {"urgent", "rest"}

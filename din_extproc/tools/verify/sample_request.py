@@ -68,7 +68,10 @@ def wishes(condition: RuleCondition) -> Iterator[SampleRequest]:
         operations=condition.path,
         lowest=0 if condition.estimated_tokens is None else condition.estimated_tokens.min_tokens,
         highest=None if condition.estimated_tokens is None else condition.estimated_tokens.max_tokens,
-        headers={name: _SOME_VALUE if wanted is True else wanted[0] for name, wanted in condition.header.items() if wanted is not False},
+        headers={
+            **{name: _SOME_VALUE if wanted is True else wanted[0] for name, wanted in condition.header.items() if wanted is not False},
+            **_deadline(condition),
+        },
         stream=condition.stream,
         priority=condition.priority[0] if condition.priority else None,
     )
@@ -77,3 +80,9 @@ def wishes(condition: RuleCondition) -> Iterator[SampleRequest]:
         choices = [wish for inner in alternatives for wish in wishes(inner)]
         found = [joined for one in found for other in choices if (joined := both(one, other)) is not None]
     yield from found
+
+
+def _deadline(condition: RuleCondition) -> dict[str, str]:
+    """The longest deadline that meets the condition, as its header; where there is no longest one, none at all."""
+    longest = None if condition.timeout_ms is None else condition.timeout_ms.max_tokens
+    return {} if longest is None else {"x-din-timeout-ms": str(longest)}
