@@ -112,15 +112,17 @@ class NodeRegistryService:
 class _RegistryCall:
     """One question, one answer."""
 
-    __slots__ = ("_call", "_handle", "_kind", "_start")
+    __slots__ = ("_asked", "_call", "_handle", "_kind", "_start")
 
     def __init__(self, call: ServerCall, kind: type[Message], handle: Handle, start: Start) -> None:
         self._call = call
         self._kind = kind
         self._handle = handle
         self._start = start
+        self._asked = False
 
     def message(self, data: bytes) -> None:
+        self._asked = True
         try:
             request = self._kind.FromString(data)
         except DecodeError:
@@ -137,7 +139,9 @@ class _RegistryCall:
             self._call.finish()
 
     def ended(self, *, cancelled: bool) -> None:
-        """Nothing is held."""
+        """Nothing is held. A peer that closes its half without a question gets an answer all the same."""
+        if not cancelled and not self._asked:
+            self._call.fail(RegistryErrorCode.INVALID.grpc_status, f"no {self._kind.__name__} was sent")
 
 
 class _RegistryWatchCall(CallHandler):
