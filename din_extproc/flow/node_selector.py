@@ -117,14 +117,15 @@ class NodeSelector:
     Args:
         load: What the worker's own requests take.
         members: The nodes of every pool.
+        cache_ttl_s: How long the route cache keeps an entry, in seconds; a change of nodes empties it at once.
     """
 
     __slots__ = ("_fleets", "_ranked", "_spares", "_whole", "cache", "load", "members", "moves", "shares")
 
-    def __init__(self, load: LoadModel, members: PoolMembership) -> None:
+    def __init__(self, load: LoadModel, members: PoolMembership, cache_ttl_s: float = 2.0) -> None:
         self.load = load
         self.members = members
-        self.cache: RouteCache[Ranking | Refusal] = RouteCache()
+        self.cache: RouteCache[Ranking | Refusal] = RouteCache(cache_ttl_s)
         self._fleets: dict[str, Fleet] = {}
         """By pool name."""
         self._whole: dict[str, Fleet] = {}

@@ -139,6 +139,9 @@ class GatewaySection(Section):
     workers: Annotated[int, Field(ge=1, le=64)] = 1
     log_exchanges: Literal["all", "failed", "none"] = "all"
     """Which finished exchanges have a line in the log, with the trace id."""
+    route_cache_s: Annotated[float, Field(strict=False, ge=0, le=60)] = 2.0
+    """How long a worker keeps which nodes of a pool can take requests of one length (512 tokens) and version; nodes that come, go or change
+    empty it at once. 0: never."""
     scrape_s: Annotated[float, Field(strict=False, ge=0, le=60)] = 3.0
     """How often the metrics page of each listed node is read; 0: never."""
     registry: RegistryListenSection | None = None

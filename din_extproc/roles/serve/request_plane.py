@@ -73,7 +73,7 @@ class RequestPlane:
         self._one_script = settings.store.one_script
         self.gauges = TokenCalibrators(view.table.preferred_model)
         self.outputs = OutputHistory()
-        self.selector = NodeSelector(LoadModel(), PoolMembership.from_pools(settings.pools))
+        self.selector = NodeSelector(LoadModel(), PoolMembership.from_pools(settings.pools), settings.gateway.route_cache_s)
         self.desk = WorkerContext(
             view=view,
             ledger=ledger,
