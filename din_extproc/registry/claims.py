@@ -5,7 +5,7 @@ Rule: the answer is the reason, for people; "" when there is nothing against it.
 
 import math
 from collections.abc import Iterable, Mapping
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 from msgspec import Struct
 
@@ -57,6 +57,13 @@ class AllowedAddresses(Struct, frozen=True):
         """Whether a node may be there."""
         host = ip_address(endpoint.host)
         return endpoint in self.endpoints or any(host.version == network.version and host in network for network in self.networks)
+
+
+def is_link_local(endpoint: Endpoint) -> bool:
+    """Whether the address is one that only this machine's neighbours have, such as a cloud's metadata service (169.254.169.254)."""
+    host = ip_address(endpoint.host)
+    mapped = host.ipv4_mapped if isinstance(host, IPv6Address) else None
+    return (mapped or host).is_link_local
 
 
 Catalogue = Mapping[str, Mapping[str, CatalogEntry]]

@@ -12,7 +12,7 @@ from din_extproc.admit.keys import NodeTokens
 from din_extproc.domain.node import Node
 from din_extproc.edge.registry.forms import NodeForm
 from din_extproc.edge.registry.registrar import Registered, Registrar
-from din_extproc.registry.claims import AllowedAddresses
+from din_extproc.registry.claims import AllowedAddresses, is_link_local
 from din_extproc.registry.row import DenialReason, RegistryDenial
 
 
@@ -86,7 +86,7 @@ class RegistryAuth:
     def _keeps_out(self, node: Node) -> RegistryError | None:
         """Why the node may not be where it says it is. None: it may."""
         reach = self.reaches.get(node.id)
-        if reach is None or reach.allows(node.endpoint):
+        if (reach is None and not is_link_local(node.endpoint)) or (reach is not None and reach.allows(node.endpoint)):
             return None
         return RegistryError(RegistryErrorCode.FORBIDDEN, f"the token of node {node.id!r} does not hold for the address {node.endpoint}")
 
