@@ -49,11 +49,11 @@ def _details_begin(*prefixes: str) -> str:
 
 
 _REPLIES = (
-    _Reply(_details_begin("ext_proc_error"), RefusalCode.LIMITS_UNAVAILABLE, "The gateway could not decide about the request in time", 503),
+    _Reply(_details_begin("ext_proc_error"), RefusalCode.SIDECAR_UNAVAILABLE, "The sidecar did not decide about the request in time", 503),
     _Reply(
         _details("cluster_not_found") + f" && xds.route_name == '{UNDECIDED}'",
-        RefusalCode.LIMITS_UNAVAILABLE,
-        "The gateway did not decide about the request",
+        RefusalCode.SIDECAR_UNAVAILABLE,
+        "The gateway is starting, or no sidecar is reachable; try again in a moment",
     ),
     _Reply("response.code == 413", RefusalCode.REQUEST_TOO_LARGE, "The request body is larger than the gateway accepts"),
     _Reply(
@@ -136,6 +136,6 @@ def _anthropic_body(reply: _Reply) -> dict[str, Any]:
 
 def _headers(reply: _Reply) -> list[HeaderValueOption]:
     retry = (
-        [overwrite("retry-after", _RETRY_AFTER_S)] if reply.code in (RefusalCode.LIMITS_UNAVAILABLE, RefusalCode.NO_HEALTHY_NODE) else []
+        [overwrite("retry-after", _RETRY_AFTER_S)] if reply.code in (RefusalCode.SIDECAR_UNAVAILABLE, RefusalCode.NO_HEALTHY_NODE) else []
     )
     return [overwrite("x-din-trace-id", _TRACE_ID), overwrite("x-request-id", _TRACE_ID), *retry]

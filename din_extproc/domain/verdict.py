@@ -37,6 +37,7 @@ class RefusalCode(Enum):
     NO_HEALTHY_NODE = ("no_healthy_node", 503, "server_error", "No healthy node serves the model")
     AUDIT_UNAVAILABLE = ("audit_unavailable", 503, "server_error", "The request can't be recorded")
     LIMITS_UNAVAILABLE = ("limits_unavailable", 503, "server_error", "The limits can't be checked")
+    SIDECAR_UNAVAILABLE = ("sidecar_unavailable", 503, "server_error", "The gateway is starting or its sidecar is not reachable")
     UPSTREAM_TIMEOUT = ("upstream_timeout", 504, "server_error", "The node did not answer in time")
 
     def __init__(self, code: str, status: int, type_: str, title: str) -> None:

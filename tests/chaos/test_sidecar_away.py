@@ -104,7 +104,7 @@ def timeouts(stack: Stack) -> int:
 def refused(reply: httpx.Response) -> None:
     assert (reply.status_code, reply.headers["retry-after"], reply.headers["content-type"]) == (503, "1", "application/json")
     body = reply.json()
-    assert body["error"]["code"] == "limits_unavailable"
+    assert body["error"]["code"] == "sidecar_unavailable"
     assert body["trace_id"] == reply.headers["x-din-trace-id"]
 
 

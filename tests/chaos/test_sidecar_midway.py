@@ -65,7 +65,7 @@ def bypassed(reply: httpx.Response) -> None:
 
 def refused(reply: httpx.Response) -> None:
     body = reply.json()
-    assert (reply.status_code, body["code"], reply.headers["retry-after"]) == (503, "limits_unavailable", "1")
+    assert (reply.status_code, body["code"], reply.headers["retry-after"]) == (503, "sidecar_unavailable", "1")
     assert body["trace_id"] == reply.headers["x-din-trace-id"]
 
 
@@ -157,7 +157,7 @@ async def test_a_stream_that_breaks_before_the_decision_is_a_refusal_or_a_bypass
         assert reply.status == (200 if fail_open else 503)
         assert reply["x-bxagent-degraded"] == ("true" if fail_open else None)
         if not fail_open:
-            assert json.loads(reply.body)["code"] == "limits_unavailable"
+            assert json.loads(reply.body)["code"] == "sidecar_unavailable"
         assert sum(len(backend.seen) for backend in running.nodes) == (1 if fail_open else 0)
 
 

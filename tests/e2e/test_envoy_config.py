@@ -114,10 +114,10 @@ async def test_internal_headers_do_not_choose_a_route_when_the_sidecar_is_down()
         assert (await gateway.chat({**FORBIDDEN, **INTENT})).status == 200
         [seen] = gateway.nodes[0].seen + gateway.nodes[1].seen
         assert leaked(seen.headers) == set()
-        assert_error(await gateway.fetch("GET", "/elsewhere", FORBIDDEN), RefusalCode.LIMITS_UNAVAILABLE)
+        assert_error(await gateway.fetch("GET", "/elsewhere", FORBIDDEN), RefusalCode.SIDECAR_UNAVAILABLE)
     async with rig(1, sidecar=False) as gateway:
         for method in ("POST", "GET", "OPTIONS"):
-            assert_error(await gateway.fetch(method, "/v1/chat/completions", FORBIDDEN), RefusalCode.LIMITS_UNAVAILABLE)
+            assert_error(await gateway.fetch(method, "/v1/chat/completions", FORBIDDEN), RefusalCode.SIDECAR_UNAVAILABLE)
         assert gateway.nodes[0].seen == []
 
 
@@ -175,7 +175,7 @@ async def test_a_request_lands_on_the_chosen_node_every_time():
 async def test_a_decision_that_does_not_refresh_the_route_is_noticed():
     async with rig(1) as gateway:
         gateway.sidecar.decide = lambda _headers, _body: gateway.toward(gateway.nodes[0], clear_route_cache=False)
-        assert_error(await gateway.chat(), RefusalCode.LIMITS_UNAVAILABLE)
+        assert_error(await gateway.chat(), RefusalCode.SIDECAR_UNAVAILABLE)
         assert gateway.nodes[0].seen == []
 
 
@@ -488,7 +488,7 @@ async def test_envoys_own_answers_bear_our_error_body():
             assert assert_error(reply, code)["trace_id"] == 'a"b\\c'
             assert (reply["retry-after"] == "1") == (code is RefusalCode.NO_HEALTHY_NODE)
         gateway.sidecar.delay_s = 1
-        said = assert_error(await gateway.fetch("POST", "/v1/embeddings?key=SECRET", body=b"{}"), RefusalCode.LIMITS_UNAVAILABLE)
+        said = assert_error(await gateway.fetch("POST", "/v1/embeddings?key=SECRET", body=b"{}"), RefusalCode.SIDECAR_UNAVAILABLE)
         assert said["instance"] == "/v1/embeddings"
         gateway.sidecar.delay_s = 0
         late = await gateway.fetch("POST", "/v1/embeddings", {"content-length": "9"})
@@ -520,7 +520,7 @@ async def test_without_the_sidecar_requests_are_refused_fast_and_served_again_wh
         await gateway.sidecar.stop()
         for _ in range(3):
             reply = await gateway.chat()
-            assert_error(reply, RefusalCode.LIMITS_UNAVAILABLE)
+            assert_error(reply, RefusalCode.SIDECAR_UNAVAILABLE)
             assert reply["retry-after"] == "1"
         await gateway.sidecar.start()
         deadline = time.monotonic() + 5
@@ -546,7 +546,7 @@ async def test_an_open_gateway_serves_known_paths_from_one_pool_and_marks_the_an
         assert open_reply["x-din-node-id"] == "node-0"
         assert "authorization" not in gateway.nodes[0].seen[-1].headers
         for path in ("/v1/chat/completions/", "//v1/chat/completions", "/metrics", "/v1/models/m"):
-            assert_error(await gateway.fetch("POST", path, body=b"{}"), RefusalCode.LIMITS_UNAVAILABLE)
+            assert_error(await gateway.fetch("POST", path, body=b"{}"), RefusalCode.SIDECAR_UNAVAILABLE)
         assert len(gateway.nodes[0].seen) == 2
 
 
@@ -573,7 +573,7 @@ async def test_a_preflight_is_answered_without_key_and_sidecar_and_errors_are_re
             assert (await gateway.fetch("OPTIONS", "/v1/models", {"origin": origin, **PREFLIGHT})).status == 429
         await gateway.sidecar.stop()
         down = await gateway.chat({"origin": "https://app.example"})
-        assert_error(down, RefusalCode.LIMITS_UNAVAILABLE)
+        assert_error(down, RefusalCode.SIDECAR_UNAVAILABLE)
         assert down["access-control-allow-origin"] == "https://app.example"
 
 

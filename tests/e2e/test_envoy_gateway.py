@@ -113,4 +113,4 @@ def test_without_the_sidecar_nothing_passes_and_the_body_is_ours(stack):
     stack.sidecar.kill()
     stack.sidecar.wait()
     reply = chat(stack, max_tokens=1)
-    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "limits_unavailable")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "sidecar_unavailable")
