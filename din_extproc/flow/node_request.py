@@ -110,7 +110,7 @@ class NodeRequestHandler:
         """The answer went on as it is, for a fault of ours."""
         self._desk.watcher.on_fault(error, self._trace_id)
 
-    def ended(self) -> None:
+    def ended(self, *, cut: bool = True) -> None:  # noqa: ARG002 - a node frees its place either way
         """The exchange is over."""
         self._end()
 

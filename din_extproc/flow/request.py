@@ -212,9 +212,9 @@ class ExtProcHandler(ExchangeHandler):
         self._context.observer.on_fault(error, self.trace_id)
         return unreadable_response(self.head, self.trace_id)
 
-    def ended(self) -> None:
-        """Free node and slot; the access log tells the rest."""
-        releases = self._held is not None and self._held.releases
+    def ended(self, *, cut: bool = True) -> None:
+        """Free node and slot. Plentiful slots of an exchange that was not cut are freed by its settlement."""
+        releases = self._held is not None and (cut or self._held.releases)
         if self._let_go() and releases:
             self._context.start(self._release())
 

@@ -46,7 +46,7 @@ class _Constant:
     def on_response_failure(self, error: Exception) -> None:
         raise error
 
-    def ended(self) -> None:
+    def ended(self, *, cut: bool = True) -> None:
         """Nothing was taken."""
 
 

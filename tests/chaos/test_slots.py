@@ -135,7 +135,7 @@ def test_a_killed_sidecar_cuts_no_stream_and_the_places_come_back_by_themselves(
         stack.sidecar.kill()
         stack.sidecar.wait()
         refused = stack.chat(ask(1))
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "limits_unavailable")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "sidecar_unavailable")
         stack.start_sidecar()
         stack.eventually(lambda: stack.chat(ask(1)).status_code == 200, "the leases of the dead run out")
     assert [client.exception() for client in crowd.clients] == [None] * STREAMS

@@ -48,7 +48,7 @@ class FakeFlow:
         self.errors.append(error)
         return self.instead
 
-    def ended(self) -> None:
+    def ended(self, *, cut: bool = True) -> None:
         self.ends += 1
 
 

@@ -27,8 +27,11 @@ class RequestHandler(VerdictHandler, Protocol):
         None: the response goes on as it is.
         """
 
-    def ended(self) -> None:
-        """The HTTP exchange is over. Called once, always, after `decide` returned or heard its cancellation."""
+    def ended(self, *, cut: bool = True) -> None:
+        """The HTTP exchange is over. Called once, always, after `decide` returned or heard its cancellation.
+
+        `cut`: the stream was reset or its connection is gone, so an entry of the access log may not follow.
+        """
 
 
 class ExtProcService(VerdictService[RequestHandler]):
@@ -76,7 +79,8 @@ class ExtProcStream(VerdictCall[RequestHandler]):
         """The stream is over: the peer closed its half (False), or reset it, or its connection is gone (True). Further calls do nothing."""
         if self._over:
             return
-        self._close()
+        super()._close()
+        self._handler.ended(cut=cancelled)
         if not cancelled:
             self._call.finish()
 

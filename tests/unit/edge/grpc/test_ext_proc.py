@@ -174,12 +174,12 @@ async def test_a_stream_that_ends_first_cancels_the_decision_and_then_ends_the_f
             raise
 
     session, sink, flow = opened(decide)
-    flow.ended = lambda: order.append("ended")
+    flow.ended = lambda *, cut: order.append(f"ended, cut: {cut}")
     session.message(HEADS)
     session.message(BODY)
     session.ended(cancelled=cancelled)
     session.ended(cancelled=True)
-    assert order == ["cancelled", "ended"]
+    assert order == ["cancelled", f"ended, cut: {cancelled}"]
     assert len(sink.sent) == 1
     assert (flow.errors, sink.failures) == ([], [])
 
