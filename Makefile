@@ -78,7 +78,7 @@ lint: setup ## ruff (rules and format) and the prose style of docs
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(PY) -m tests.prose
 
 docs: setup ## the documentation site in build/site; fails on a warning or a broken link
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict -f deploy/docs/mkdocs.yml && echo "build/site/index.html"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict -f deploy/docs/mkdocs.yml && echo "built; look at it: python3 -m http.server --directory build/site"
 
 type: setup ## mypy, strict
 	@$(BIN)/mypy
