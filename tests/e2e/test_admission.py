@@ -183,7 +183,12 @@ def test_tenants_are_shown_as_they_stand_and_what_they_used_is_exported_by_day_a
     def in_redis() -> int:
         with redis.Redis(port=stack.redis.port) as connection:
             days = [key for key in connection.scan_iter("din:{usage}:*") if b"portions" not in key]
-            return sum(int(connection.hget(day, f"payer\t{name}") or 0) for day in days for name in ("m\trequests", "\trefused"))
+            return sum(
+                int(amount)
+                for day in days
+                for field, amount in connection.hgetall(day).items()
+                if field.startswith(b"payer\t") and field.rpartition(b"\t")[2] in (b"requests", b"refused")
+            )
 
     stack.eventually(lambda: in_redis() >= 4, "it is in Redis")
     chat = next(row for row in json.loads(command(stack, "usage", "--tenant", "payer", "--format", "json")) if row["model"] == "m")

@@ -23,13 +23,13 @@ from tests.support.stack import Stack, key_of, node, raw_request, tenant
 
 pytestmark = pytest.mark.e2e
 
-OURS = re.compile(rb"x-(din|bxagent|ratelimit|envoy)-.*")
+OURS = re.compile(rb"x-request-id|x-(din|bxagent|ratelimit|envoy)-.*")
 """Only the gateway says these."""
 TAKEN = re.compile(rb"connection|keep-alive|transfer-encoding|trailer|date|server|set-cookie|access-control-.*")
 """Of the connection to the engine and of its server, or for browsers: the gateway has its own, or none."""
 SAID = ("node-id", "model-version", "exec-time-ms", "trace-id")
 LIMITS = ("limit-requests", "remaining-requests", "reset-requests", "limit-tokens", "remaining-tokens", "reset-tokens")
-ADDED = {*(f"x-din-{each}".encode() for each in SAID), *(f"x-ratelimit-{each}".encode() for each in LIMITS)}
+ADDED = {b"x-request-id", *(f"x-din-{each}".encode() for each in SAID), *(f"x-ratelimit-{each}".encode() for each in LIMITS)}
 NAMES = (
     b"X-Engine",
     b"x-request-id",
@@ -257,5 +257,6 @@ def test_requests_and_answers_pass_as_they_were_sent_but_for_what_is_named(stack
     assert (status, got) == (engine.script.status, wanted)
     length = [(b"content-length", b"%d" % len(wanted))] if framing == "length" and not engine.script.bodiless else []
     assert kept(headers, streams=streams) == kept([*engine.script.headers, *length], streams=streams)
-    assert sorted(name for name, _ in headers if OURS.fullmatch(name)) == sorted(ADDED)
+    ours = sorted(name for name, _ in headers if OURS.fullmatch(name))
+    assert [name for name in ours if not name.startswith(b"x-din-stated-")] == sorted(ADDED)
     assert (b"x-din-node-id", b"scripted") in headers
