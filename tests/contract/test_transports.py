@@ -40,7 +40,8 @@ class Rig:
         (port,) = await self.server.start(self.address)
         target = self.address if self.address.startswith("unix:") else f"127.0.0.1:{port}"
         self.channel_target = target
-        limit = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+        # A pool of its own: channels to one address would share a connection, also one to a server that has stopped.
+        limit = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
         self.channel = grpc.aio.insecure_channel(target, options=limit)
         return self
 
