@@ -23,8 +23,11 @@ def node_part(node: Node, pool: str, *, fail_open: bool) -> bytes:
     """A node as the only one of its locality."""
     part = LocalityLbEndpoints()
     added = part.lb_endpoints.add()
-    address = added.endpoint.address.socket_address
-    address.address, address.port_value = node.endpoint.host, node.endpoint.port
+    if node.remote is None:
+        address = added.endpoint.address.socket_address
+        address.address, address.port_value = node.endpoint.host, node.endpoint.port
+    else:
+        added.endpoint.address.envoy_internal_address.server_listener_name = node.endpoint.host
     added.metadata.filter_metadata[NAMESPACE].update(endpoint_facts(node, pool, fail_open=fail_open))
     return part.SerializeToString()
 

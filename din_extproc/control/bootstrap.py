@@ -24,6 +24,7 @@ from envoy_data_plane.envoy.config.overload.v3 import OverloadManager, ResourceM
 from envoy_data_plane.envoy.extensions.resource_monitors.downstream_connections.v3 import DownstreamConnectionsConfig
 
 from din_extproc.control.clusters import clusters
+from din_extproc.control.egress import add_egress
 from din_extproc.control.listener import listener
 from din_extproc.control.packing import as_plain, by_ads, envoy_address, extension, milliseconds
 from din_extproc.control.topology import XDS_CLUSTER, Topology, XdsSource
@@ -38,13 +39,15 @@ _WHOSE = {"node": "node"}
 def bootstrap(topology: Topology) -> Bootstrap:
     """Envoy's bootstrap message."""
     discovery = topology.discovery
-    return Bootstrap(
+    found = Bootstrap(
         node=None if discovery is None else EnvoyNode(id=discovery.node_id, cluster=_SERVICE_CLUSTER),
         admin=Admin(address=envoy_address(topology.admin)),
         static_resources=BootstrapStaticResources(listeners=[listener(topology)], clusters=clusters(topology)),
         dynamic_resources=None if discovery is None else _dynamic(discovery),
         overload_manager=_connection_limit(topology.max_connections),
     )
+    add_egress(found, topology)
+    return found
 
 
 def _dynamic(discovery: XdsSource) -> BootstrapDynamicResources:

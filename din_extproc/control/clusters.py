@@ -20,8 +20,10 @@ from envoy_data_plane.envoy.config.cluster.v3 import (
 )
 from envoy_data_plane.envoy.config.common.mutation_rules.v3 import HeaderMutation as RuleMutation
 from envoy_data_plane.envoy.config.common.mutation_rules.v3 import HeaderMutationRemoveOnMatch
+from envoy_data_plane.envoy.config.core.v3 import Address as EnvoyAddress
 from envoy_data_plane.envoy.config.core.v3 import (
     DataSource,
+    EnvoyInternalAddress,
     HealthCheckHttpHealthCheck,
     Http1ProtocolOptions,
     Http2ProtocolOptions,
@@ -160,8 +162,8 @@ def _cluster(name: str, pools: Sequence[Pool], topology: Topology) -> Cluster:
         connect_timeout=milliseconds(topology.timeouts.connect_ms),
         load_balancing_policy=_override_host(topology.slow_start),
         common_lb_config=_only_healthy(),
-        circuit_breakers=_no_brake(),
-        health_checks=[_health_check(topology.health_check, pool)] if topology.health_check and not others else [],
+        circuit_breakers=unlimited_circuit_breakers(),
+        health_checks=[_health_check(topology.health_check, pool)] if topology.health_check and not others and not pool.is_remote else [],
         outlier_detection=_outlier_detection(topology.outlier) if topology.outlier else None,
         upstream_connection_options=UpstreamConnectionOptions(
             tcp_keepalive=TcpKeepalive(keepalive_probes=3, keepalive_time=30, keepalive_interval=10)
@@ -194,9 +196,16 @@ def _node(node: Node, pool: Pool, *, fail_open: bool) -> LbEndpoint:
     """A node with what its answers are marked with."""
     facts = endpoint_facts(node, pool.name, fail_open=fail_open)
     return LbEndpoint(
-        endpoint=Endpoint(address=envoy_address(SocketAddress(node.endpoint.host, node.endpoint.port))),
+        endpoint=Endpoint(address=_node_address(node)),
         metadata=Metadata(filter_metadata={NAMESPACE: ProtoStruct.from_dict(facts)}),
     )
+
+
+def _node_address(node: Node) -> EnvoyAddress:
+    """Where Envoy sends a node's requests: for a remote API, to its egress listener."""
+    if node.remote is not None:
+        return EnvoyAddress(envoy_internal_address=EnvoyInternalAddress(server_listener_name=node.endpoint.host))
+    return envoy_address(SocketAddress(node.endpoint.host, node.endpoint.port))
 
 
 def _override_host(slow_start: SlowStart) -> LoadBalancingPolicy:
@@ -225,7 +234,8 @@ def _only_healthy() -> ClusterCommonLbConfig:
     return ClusterCommonLbConfig(healthy_panic_threshold=Percent(value=0), update_merge_window=milliseconds(0))
 
 
-def _no_brake() -> CircuitBreakers:
+def unlimited_circuit_breakers() -> CircuitBreakers:
+    """Return thresholds that are never reached: admission is the sidecar's."""
     thresholds = CircuitBreakersThresholds(
         max_connections=_NO_LIMIT, max_pending_requests=_NO_LIMIT, max_requests=_NO_LIMIT, max_retries=_NO_LIMIT
     )
@@ -308,7 +318,7 @@ def _service(name: str, addresses: Iterable[Address]) -> Cluster:
         type=ClusterDiscoveryType.STRICT_DNS if named else ClusterDiscoveryType.STATIC,
         connect_timeout=milliseconds(_WORKER_CONNECT_MS),
         load_assignment=_assignment(name, [LbEndpoint(endpoint=Endpoint(address=envoy_address(address))) for address in addresses]),
-        circuit_breakers=_no_brake(),
+        circuit_breakers=unlimited_circuit_breakers(),
         transport_socket=_tls(addresses, "h2"),
         typed_extension_protocol_options={_PROTOCOL_OPTIONS: PackedAny.pack(protocol)},
     )

@@ -19,7 +19,7 @@ from din_extproc.control.filters import EXT_PROC, HEALTH_CHECK, METADATA_NAMESPA
 from din_extproc.control.listener import connection_manager, held_bytes
 from din_extproc.control.packing import as_plain
 from din_extproc.control.routes import ALLOWED, CLUSTER_HEADER, EXPOSED, INSIDE, METHODS, SECRETS, UNDECIDED, who_answered
-from din_extproc.control.topology import Address, HealthCheck, Outlier, SocketAddress, Topology
+from din_extproc.control.topology import Address, HealthCheck, Outlier, SocketAddress, Topology, refuse_remote
 from din_extproc.domain.node import Pool, in_flight_cluster
 
 _OWN, _STANDARD = "gateway.envoyproxy.io", "gateway.networking.k8s.io"
@@ -78,6 +78,7 @@ def _check(topology: Topology) -> None:
             )
     if topology.fail_open_pool is not None:
         raise ValueError("`fail_open`: routes of Envoy Gateway can't tell a request that nobody decided about from one that was refused")
+    refuse_remote(topology)
     for pool in topology.pools:
         if not pool.nodes:
             raise ValueError(f"pool {pool.name}: only nodes that din.yaml lists are rendered; those that register need `gateway.xds`")

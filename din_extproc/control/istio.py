@@ -17,7 +17,7 @@ from din_extproc.control.filters import http_filters
 from din_extproc.control.listener import connection_manager, held_bytes
 from din_extproc.control.packing import as_plain
 from din_extproc.control.routes import route_configuration
-from din_extproc.control.topology import ACCESS_LOG_CLUSTER, EXT_PROC_CLUSTER, SocketAddress, Topology
+from din_extproc.control.topology import ACCESS_LOG_CLUSTER, EXT_PROC_CLUSTER, SocketAddress, Topology, refuse_remote
 
 _MANAGER = "envoy.filters.network.http_connection_manager"
 _ROUTER = "envoy.filters.http.router"
@@ -57,6 +57,7 @@ def istio(topology: Topology, mesh: Mesh) -> list[dict[str, Any]]:
     empty = [pool.name for pool in topology.pools if not pool.nodes]
     if empty:
         raise ValueError(f"pool {empty[0]}: only nodes that din.yaml lists are rendered; those that register need `gateway.xds`")
+    refuse_remote(topology)
     resources = [_sidecar_rule(_host(sidecar), mesh)]
     if not _in_cluster(sidecar.host):
         resources.insert(0, _external(sidecar, log, mesh))

@@ -242,6 +242,8 @@ class Topology(Struct, frozen=True, kw_only=True):
     """None: Envoy is told everything in the file that it starts with."""
     agent: Address | None = None
     """Answers `/health` in the node's stead. None: the path is one like any other."""
+    credentials_folder: str = "/var/lib/din/credentials"
+    """Where the SDS files with the credentials of remote APIs are."""
     max_connections: int = 20_000
     """Of clients at once; further ones are not accepted."""
     health_path: str | None = None
@@ -268,3 +270,14 @@ class Topology(Struct, frozen=True, kw_only=True):
                 raise ValueError(f"moves: {pair[0]!r} and {pair[1]!r} are not two pools")
         if self.fail_open_pool is not None and self.fail_open_pool not in names:
             raise ValueError(f"fail_open_pool: there is no pool {self.fail_open_pool!r}")
+
+
+def refuse_remote(topology: Topology) -> None:
+    """Refuse remote APIs where another program makes Envoy's listeners.
+
+    Raises:
+        ValueError: a pool has nodes that are remote APIs.
+    """
+    for pool in topology.pools:
+        if pool.is_remote:
+            raise ValueError(f"pool {pool.name}: remote APIs need an Envoy that `render envoy` configures; it adds their egress listeners")

@@ -9,6 +9,8 @@ from msgspec import Struct
 from din_extproc.domain.request import Operation
 
 _PORTS = range(1, 65536)
+EGRESS_PREFIX = "din_egress_"
+"""Before a node's id in the names of its egress listener and cluster."""
 
 
 class Endpoint(Struct, frozen=True, gc=False, order=True):
@@ -48,8 +50,53 @@ class Endpoint(Struct, frozen=True, gc=False, order=True):
         return cls(host=str(address), port=int(port))
 
 
+class CredentialSource(Struct, frozen=True, gc=False):
+    """Where the credential of a remote API is: the name of an environment variable, or a file."""
+
+    env: str | None = None
+    file: str | None = None
+
+
+class RemoteApi(Struct, frozen=True, gc=False):
+    """An HTTPS API on another site that serves as a node. It holds no secret."""
+
+    host: str
+    port: int
+    base_path: str
+    """Replaces `/v1` at the start of a request's path; "" or starts with a slash."""
+    tls: bool
+    """False only for a host on loopback."""
+    ca: str
+    """PEM file of the authorities that Envoy trusts for it."""
+    credential_header: tuple[str, str]
+    """The header that carries the credential, and what precedes the credential in it."""
+    credential: CredentialSource | None = None
+    """None: the API needs none."""
+    query: str = ""
+    """Appended to every path, such as `api-version=2024-10-21`."""
+    headers: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def authority(self) -> str:
+        """The `host` header."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
+
+
+class InternalEndpoint(Endpoint, frozen=True, gc=False):
+    """An internal listener of Envoy by which requests leave for a remote API; `host` is the listener's name and `port` is 0."""
+
+    @classmethod
+    def of(cls, node_id: str) -> "InternalEndpoint":
+        """Return the endpoint of a node's egress listener."""
+        return cls(f"{EGRESS_PREFIX}{node_id}", 0)
+
+    def __str__(self) -> str:
+        return f"envoy://{self.host}/"
+
+
 class Node(Struct, frozen=True, gc=False):
-    """One engine instance that serves one model. Lengths in tokens."""
+    """One engine instance, or one account of a remote API, that serves one model. Lengths in tokens."""
 
     id: str
     endpoint: Endpoint
@@ -60,6 +107,8 @@ class Node(Struct, frozen=True, gc=False):
     tp_world_size: int
     max_seq_len: int
     max_concurrency: int
+    remote: RemoteApi | None = None
+    """None: Envoy connects to `endpoint`; otherwise requests leave by it for this API."""
 
     def __post_init__(self) -> None:
         if not self.id:
@@ -147,6 +196,11 @@ class Pool(Struct, frozen=True):
     long_tail: LongTail | None = None
     """None: no request is treated as long."""
     timeouts: PoolTimeouts = PoolTimeouts()
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether its nodes are remote APIs: what is sent there leaves the site."""
+        return any(node.remote is not None for node in self.nodes)
 
     def serves(self, operation: Operation) -> bool:
         """Whether the pool takes requests for this operation."""

@@ -22,7 +22,7 @@ from din_extproc._proto.envoy.config.core.v3.address_pb2 import Address
 from din_extproc._proto.envoy.data.accesslog.v3.accesslog_pb2 import AccessLogCommon, HTTPAccessLogEntry, ResponseFlags, UpstreamEnd
 from din_extproc._proto.envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
 from din_extproc.domain.access_log import ATTEMPT_TAG
-from din_extproc.domain.node import Endpoint, Node
+from din_extproc.domain.node import Endpoint, InternalEndpoint, Node
 from din_extproc.domain.request import Operation
 from din_extproc.domain.usage import ANSWER_TOO_LARGE, ExchangeRecord, FailedAttempt, Labels, Sensitive
 from din_extproc.observe.outcome import ExchangeEnding, outcome, usage
@@ -359,9 +359,10 @@ def _flags(flags: ResponseFlags) -> tuple[str, ...]:
 
 
 def _endpoint(address: Address) -> str:
-    if address.HasField("pipe"):
-        return address.pipe.path
-    return str(Endpoint(address.socket_address.address, address.socket_address.port_value))
+    if address.HasField("envoy_internal_address"):
+        return str(InternalEndpoint(address.envoy_internal_address.server_listener_name, 0))
+    socket = address.socket_address
+    return address.pipe.path or str(Endpoint(socket.address, socket.port_value))
 
 
 def _count(fields: _Fields, name: str) -> int:

@@ -207,6 +207,8 @@ def _report_circles(shaped: ShapedConfig, document: Document) -> None:
         return
     for name, pool in config.pools.items():
         for index, node in enumerate(pool.nodes):
+            if node.address is None:
+                continue
             host, port = node.address.host, node.address.port
             here = host == listener.host or (listener.host in {"0.0.0.0", "::"} and SocketAddress(host, port).is_loopback)
             if here and port == listener.port:

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from din_extproc.control.topology import HealthCheck, Outlier, Retry, SocketAddress, Timeouts
 from din_extproc.domain.node import Endpoint
-from din_extproc.settings.section import AsTuple, ListenAddress, Section
+from din_extproc.settings.section import AsTuple, ListenAddress, Section, Text
 from din_extproc.settings.tls import EnvoyTlsSection
 
 _TIMEOUTS, _RETRY, _OUTLIER, _HEALTH = Timeouts(), Retry(), Outlier(), HealthCheck()
@@ -127,6 +127,8 @@ class EnvoySection(Section):
     health_check: Annotated[HealthCheckSection | None, BeforeValidator(off_is_none)] = HealthCheckSection()
     health_path: Annotated[str | None, AfterValidator(_health_path), BeforeValidator(off_is_none)] = "/healthz"
     """Load balancers ask the listener here whether it serves, without a key: 200 while a worker answers and Envoy is not draining."""
+    credentials_folder: Text = "credentials"
+    """Where the sidecar writes the keys of remote APIs for Envoy (SDS files, mode 0600), relative to the configuration. Both need it."""
     cors: CorsSection = CorsSection()
     access_log_flush_ms: Annotated[int, Field(ge=1, le=10_000)] = 50
     access_log: Literal["fluentd", "grpc"] = "fluentd"

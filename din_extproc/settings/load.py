@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
+from din_extproc.edge.credentials import CredentialUnavailable, read_credential
 from din_extproc.edge.registry.catalog_source import CatalogSource, CatalogUnavailable, is_url
 from din_extproc.edge.tokenizers import missing
 from din_extproc.route.rules import find_thresholds
@@ -18,6 +19,7 @@ from din_extproc.settings.document import Document, read_json, read_yaml
 from din_extproc.settings.keys_file import StoredKeys, read_keys
 from din_extproc.settings.problems import ConfigProblem, ConfigRejected, in_order
 from din_extproc.settings.registry import Reaches, RegistryListenSection, Tokens, read_tokens
+from din_extproc.settings.remote import REMOTE_ENGINES, make_remote
 from din_extproc.settings.schema import DinYaml
 from din_extproc.settings.settings import Settings
 from din_extproc.settings.shape import shape, validated
@@ -50,7 +52,7 @@ def load(
     assembled = assemble(shaped, None if "catalog" in shaped.broken else catalog, document, stored.tenants)
     broken = document.data.get("tenants") if "tenants" in shaped.broken else []
     keys = stored.joined(assembled.keys, lambda tenant: declares(broken, tenant))
-    _report_tls(shaped.config, document, path)
+    _report_secrets(shaped.config, document, path, env)
     audit, key_files = read_audit(shaped.config.audit, document, path)
     tokens_file, secrets, tokens, reaches, unread = _tokens(shaped.config.gateway.registry, document, path)
     found = in_order([*document.problems, *problems, *unread, *stored.problems])
@@ -88,13 +90,27 @@ def load(
     )
 
 
-def _report_tls(config: DinYaml, document: Document, path: Path) -> None:
+def _report_secrets(config: DinYaml, document: Document, path: Path, env: Mapping[str, str]) -> None:
+    """Report certificates and credentials that can't be used."""
     gateway = config.gateway
+    _report_credentials(config, document, path, env)
     report_files(config, document, path.parent)
     ports = {"gateway.ext_proc": gateway.ext_proc.tls, "gateway.access_log": gateway.access_log.tls}
     if gateway.xds is not None:
         ports["gateway.xds"] = gateway.xds.tls
     report_unmatched(ports, config.envoy.sidecar_tls, document, ("envoy", "sidecar_tls"))
+
+
+def _report_credentials(config: DinYaml, document: Document, path: Path, env: Mapping[str, str]) -> None:
+    """Report credentials of remote APIs that are not there; they may be on the gateway's machine only."""
+    for name, pool in config.pools.items():
+        for index, node in enumerate(pool.nodes):
+            remote = make_remote(pool.engine, node, path.parent) if pool.engine in REMOTE_ENGINES else None
+            try:
+                if remote is not None and remote.credential is not None:
+                    read_credential(remote.credential, env)
+            except CredentialUnavailable as error:
+                document.report(("pools", name, "nodes", index, "credential"), str(error), warning=True)
 
 
 def read_document(path: Path, env: Mapping[str, str]) -> tuple[str, Document] | ConfigRejected:

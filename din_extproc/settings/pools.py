@@ -3,22 +3,27 @@
 Rule: the nodes of one pool can stand in for each other, so they agree in dtype, compute capability and tensor-parallel size.
 """
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Struct
 from pydantic import BeforeValidator, Field
 
-from din_extproc.domain.node import LongTail, Node, PoolTimeouts, TrafficClass, meets_capability
+from din_extproc.domain.node import InternalEndpoint, LongTail, Node, PoolTimeouts, TrafficClass, meets_capability
 from din_extproc.domain.request import GENERATING, POOLING, Operation
 from din_extproc.schedule.pick import STRATEGIES
 from din_extproc.settings.catalog import Catalog, VersionText
 from din_extproc.settings.document import Document
 from din_extproc.settings.problems import Place
+from din_extproc.settings.remote import REMOTE_ENGINES, SYSTEM_CA, ApiUrl, CredentialSection, HeaderName, make_remote
 from din_extproc.settings.section import AsTuple, ModelName, Name, NodeAddress, Positive, Section, Text, one_or_many
 from din_extproc.southbound.engines import native_operations, openai_operations
 
 Engine = Literal["vllm", "sglang", "tgi", "ollama", "llamacpp", "tensorrt_llm", "triton"]
+PoolEngine = Literal[Engine, "openai", "azure_openai"]
+"""Engines, and providers of remote APIs."""
 _UNROUTED = {Operation.MODELS.value}
 
 
@@ -46,10 +51,21 @@ PoolOperations = Annotated[tuple[Annotated[Operation, BeforeValidator(read_opera
 
 
 class PoolNodeSection(Section):
-    """One engine instance. What is left out comes from the model's catalogue entry."""
+    """One engine instance, or one account of a remote API. What is left out comes from the model's catalogue entry."""
 
     id: Name
-    address: NodeAddress
+    address: NodeAddress | None = None
+    """Of an engine in the gateway's network."""
+    url: ApiUrl | None = None
+    """Of a remote API (`engine: openai` and `azure_openai`): its base URL as SDKs take it, such as `https://api.openai.com/v1`."""
+    credential: CredentialSection | None = None
+    """With `url`: where the API's key is. Envoy adds it; the sidecar, clients and logs never see it."""
+    ca: Text = SYSTEM_CA
+    """With `url`: the PEM file of the authorities that Envoy trusts; the default is the operating system's bundle."""
+    headers: Mapping[HeaderName, Text] = Field(default_factory=dict)
+    """With `url`: sent with every request, such as `OpenAI-Project`. No credentials."""
+    api_version: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,40}$")] | None = None
+    """With `url`: sent as the query parameter `api-version`, which Azure's deployment paths need."""
     version: VersionText | None = None
     dtype: Name | None = None
     compute_capability: Annotated[str, Field(pattern=r"^[0-9]{1,2}\.[0-9]$")] | None = None
@@ -131,7 +147,7 @@ class PoolSection(Section):
     model: ModelName
     served_model: Text | None = None
     """The name that the engine answers to, when it is not the model's."""
-    engine: Engine
+    engine: PoolEngine
     scheduler: Annotated[SchedulerSection, BeforeValidator(_scheduler)] = SchedulerSection("token_available")
     long_tail: LongTailSection | None = None
     """None: every request is like the others."""
@@ -170,7 +186,7 @@ def make_nodes(name: str, pool: PoolSection, catalog: Catalog | None, document: 
         catalog: None when there is one that could not be read: then nothing is missed.
         document: Where problems go.
     """
-    nodes = [_node(pool.model, node, catalog, document, ("pools", name, "nodes", index)) for index, node in enumerate(pool.nodes)]
+    nodes = [_node(pool, node, catalog, document, ("pools", name, "nodes", index)) for index, node in enumerate(pool.nodes)]
     made = tuple(node for node in nodes if node is not None)
     _report_twins(name, pool, document)
     if len(made) == len(pool.nodes):
@@ -237,7 +253,29 @@ def make_kind(name: str, pool: PoolSection, nodes: tuple[Node, ...], catalog: Ca
     return NodeRequirements(dtype, size, capability)
 
 
-def _node(model: str, node: PoolNodeSection, catalog: Catalog | None, document: Document, place: Place) -> Node | None:
+_HOSTED, _HOSTED_VERSION = "hosted", "0"
+"""The dtype and the version of a remote API's model where neither the file nor the catalogue states one."""
+
+
+def _reported_reach(pool: PoolSection, node: PoolNodeSection, document: Document, place: Place) -> bool:
+    """Report a node without exactly one of `address` and `url`, or with the one that its pool's engine does not take."""
+    wanted, other = ("url", "address") if pool.engine in REMOTE_ENGINES else ("address", "url")
+    if getattr(node, other) is not None:
+        document.report((*place, other), f"a node of engine {pool.engine} has no `{other}`", f"give its `{wanted}`")
+    elif getattr(node, wanted) is None:
+        document.report(place, f"node {node.id!r} has no {wanted}", f"nodes of engine {pool.engine} are reached by `{wanted}`")
+    else:
+        alone = [name for name in ("credential", "ca", "headers", "api_version") if node.url is None and name in node.model_fields_set]
+        for name in alone:
+            document.report((*place, name), "only nodes with a `url` have it", f"remove `{name}`")
+        return bool(alone)
+    return True
+
+
+def _node(pool: PoolSection, node: PoolNodeSection, catalog: Catalog | None, document: Document, place: Place) -> Node | None:
+    if _reported_reach(pool, node, document, place):
+        return None
+    model = pool.model
     versions = catalog.versions(model) if catalog is not None else {}
     if node.version is None and len(versions) > 1:
         document.report(
@@ -246,8 +284,8 @@ def _node(model: str, node: PoolNodeSection, catalog: Catalog | None, document: 
         return None
     entry = versions.get(node.version) if node.version is not None else next(iter(versions.values()), None)
     found = {
-        "version": node.version or (entry and entry.model_version),
-        "dtype": node.dtype or (entry and entry.dtype),
+        "version": node.version or (entry.model_version if entry else _HOSTED_VERSION if node.url is not None else None),
+        "dtype": node.dtype or (entry.dtype if entry else _HOSTED if node.url is not None else None),
         "tp_world_size": node.tp_world_size or (entry.tensor_parallel if entry else 1),
         "max_seq_len": node.max_seq_len or (entry and entry.max_seq_len),
     }
@@ -260,7 +298,8 @@ def _node(model: str, node: PoolNodeSection, catalog: Catalog | None, document: 
         return None
     return Node(
         id=node.id,
-        endpoint=node.address,
+        endpoint=node.address or InternalEndpoint.of(node.id),
+        remote=None if node.url is None else make_remote(pool.engine, node, Path(document.file).parent),
         model=model,
         compute_capability=node.compute_capability or "",
         max_concurrency=node.max_concurrency,
@@ -271,7 +310,7 @@ def _node(model: str, node: PoolNodeSection, catalog: Catalog | None, document: 
 def _report_twins(name: str, pool: PoolSection, document: Document) -> None:
     first: dict[str, int] = {}
     for index, node in enumerate(pool.nodes):
-        twin = first.setdefault(str(node.address), index)
+        twin = index if node.address is None else first.setdefault(str(node.address), index)
         if twin != index:
             message = f"{node.address} is also the address of node {pool.nodes[twin].id!r} of this pool"
             document.report(("pools", name, "nodes", index, "address"), message)

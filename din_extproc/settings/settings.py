@@ -89,6 +89,11 @@ class Settings(Struct, frozen=True, kw_only=True):
         return self.catalog_source if self.catalog_source is not None and is_url(self.catalog_source) else None
 
     @property
+    def credentials_folder(self) -> Path:
+        """Where Envoy finds the credentials of remote APIs."""
+        return self.folder.absolute() / self.envoy.credentials_folder
+
+    @property
     def body_limit(self) -> int:
         """The largest request body, in bytes."""
         return self.envoy.body_limit_mib * _MIB
@@ -148,6 +153,7 @@ class Settings(Struct, frozen=True, kw_only=True):
             cors_origins=envoy.cors.allow_origins,
             fail_open_pool=self.fail_open_pool,
             access_log_flush_ms=envoy.access_log_flush_ms,
+            credentials_folder=str(self.credentials_folder),
             fluentd_log=envoy.access_log == "fluentd",
             health_path=envoy.health_path,
             discovery=discovery,

@@ -8,6 +8,7 @@ import typer
 
 from din_extproc.cli.configure import kubernetes
 from din_extproc.cli.options import DEFAULT_CONFIG, Config, Output, accepted, fail, fail_on, fail_on_unwritable, load_settings, port, write
+from din_extproc.edge.credentials import CredentialFiles
 from din_extproc.settings.node import load_node
 
 render_app = typer.Typer(no_args_is_help=True, help="Write configuration for proxies and monitoring.")
@@ -34,6 +35,9 @@ def render_envoy(
     from din_extproc.roles.configure.render import render_envoy as render  # noqa: PLC0415
 
     settings = load_settings(config)
+    problems = CredentialFiles(os.environ).write(settings.pools, settings.credentials_folder)
+    if problems:
+        fail("; ".join(problems))
     with fail_on(RenderFailed):
         uses_xds = settings.gateway.xds is not None if xds is None else xds
         text = render(settings, validate=validate, xds=uses_xds, node_id=node_id, envoy_version=envoy_version)

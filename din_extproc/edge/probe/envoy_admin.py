@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 import aiohttp
 import msgspec
 
-from din_extproc.domain.node import Endpoint
+from din_extproc.domain.node import Endpoint, InternalEndpoint
 
 _PATIENCE_S = 5.0
 _TIMEOUT = aiohttp.ClientTimeout(total=2.0)
@@ -123,8 +123,18 @@ class _Socket(msgspec.Struct):
     port_value: int = 0
 
 
+class _Internal(msgspec.Struct):
+    server_listener_name: str = ""
+
+
 class _Address(msgspec.Struct):
     socket_address: _Socket | None = None
+    envoy_internal_address: _Internal | None = None
+
+    def __str__(self) -> str:
+        if self.envoy_internal_address is not None:
+            return str(InternalEndpoint(self.envoy_internal_address.server_listener_name, 0))
+        return "" if self.socket_address is None else str(Endpoint(self.socket_address.address, self.socket_address.port_value))
 
 
 class _Host(msgspec.Struct):
@@ -142,11 +152,7 @@ class _Clusters(msgspec.Struct):
 
 def _endpoints(body: bytes) -> dict[str, frozenset[str]]:
     found = msgspec.json.decode(body, type=_Clusters).cluster_statuses
-    sockets = {each.name: [host.address.socket_address for host in each.host_statuses] for each in found}
-    return {
-        name: frozenset(str(Endpoint(socket.address, socket.port_value)) for socket in hosts if socket is not None)
-        for name, hosts in sockets.items()
-    }
+    return {each.name: frozenset(filter(None, (str(host.address) for host in each.host_statuses))) for each in found}
 
 
 class DroppedLogs:

@@ -10,7 +10,9 @@ One process of a sidecar owns them. What flows where:
 Workers get all of it as `WorkerUpdate`; `Worker` holds the table of their handlers.
 """
 
+import asyncio
 import logging
+import os
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
@@ -23,6 +25,7 @@ from din_extproc.domain.membership import HeartbeatReading, MembershipDelta
 from din_extproc.edge.access_log_port import AccessLogPort
 from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
+from din_extproc.edge.credentials import CredentialFiles
 from din_extproc.edge.grpc.grpcio_server import GrpcioServer
 from din_extproc.edge.grpc.h2_server import H2Server
 from din_extproc.edge.http.node_orders import NodeOrder
@@ -50,6 +53,7 @@ _OBSERVE_S = 5.0
 _GOODBYE_S = 1.0
 _LEARNED_S = 0.5
 _ENVOY_S = 3.0
+_CREDENTIALS_S = 1.0
 
 
 _HOLDS = {
@@ -107,6 +111,8 @@ class AccountingService:
             health=self._breakers,
         )
         self._envoy_nodes = EnvoyNodes(settings)
+        self._settings = settings
+        self._credentials = CredentialFiles(os.environ)
         self._scraper = Scraper(self._send_readings)
         self._xds = None if settings.gateway.xds is None else XdsControlPlane(transport, background)
         self._registry: RegistryService | None = None
@@ -131,19 +137,27 @@ class AccountingService:
 
     def reload(self, settings: Settings) -> None:
         """Settle exchanges and watch nodes by this configuration."""
+        self._settings = settings
         for part in (self.plane, self.observers, self._breakers, self._registry, self._envoy_nodes):
             if part is not None:
                 part.reload(settings)
-        targets = (ScrapeTarget.of(node, pool.engine) for pool in settings.pools for node in pool.nodes)
+        targets = (ScrapeTarget.of(node, pool.engine) for pool in settings.pools for node in pool.nodes if node.remote is None)
         self._scraper.use(targets, settings.gateway.scrape_s)
 
     async def start(self) -> None:
         """Start settlement, breakers and probes."""
         self.plane.start()
+        await self._write_credentials()
         await self._breakers.start(self._background)
         await self._holds.start(self._background)
         self._background.every(_ENVOY_S, "asking Envoy which nodes it knows", self._envoy_nodes.look)
+        self._background.every(_CREDENTIALS_S, "writing credentials for Envoy", self._write_credentials)
         self._background.every(_LEARNED_S, "sending learned statistics to workers", self._send_learned)
+
+    async def _write_credentials(self) -> None:
+        """Hand new credentials of remote APIs to Envoy."""
+        settings = self._settings
+        await asyncio.get_running_loop().run_in_executor(None, self._credentials.write, settings.pools, settings.credentials_folder)
 
     async def listen(self, settings: Settings) -> None:
         """Open the ports for nodes and for Envoys that use xDS.

@@ -173,12 +173,12 @@ class HealthMonitor:
         self.publish_changes(ours=False)
 
     def probe_target(self, node_id: str) -> ProbeTarget | None:
-        """Return how to probe a node; None: the node is unknown."""
+        """Return how to probe a node; None: the node is unknown, or a remote API, of which every question costs money."""
         members = self._joined.get(node_id) or self._listed.get(node_id)
         if not members:
             return None
         pool, node = next(iter(members.items()))
-        return ProbeTarget.of(node, self._pools[pool]) if pool in self._pools else None
+        return ProbeTarget.of(node, self._pools[pool]) if pool in self._pools and node.remote is None else None
 
     def finished(self, record: ExchangeRecord, now: float) -> None:
         """Feed the breakers with a finished exchange."""

@@ -3,13 +3,13 @@
 import pytest
 
 from din_extproc.domain.verdict import Refusal
-from din_extproc.settings.pools import Engine
+from din_extproc.settings.pools import PoolEngine
 from din_extproc.southbound.engines import ENGINES, native_operations
 from din_extproc.southbound.parameters import ALWAYS_DROPPED, rename_parameters
 
 
 def test_every_engine_that_a_pool_can_have_is_known():
-    assert set(ENGINES) == set(Engine.__args__)
+    assert set(ENGINES) == set(PoolEngine.__args__)
     assert native_operations("vllm") is None
 
 
@@ -27,6 +27,7 @@ AS_SCHEMA = {"type": "json_schema", "json_schema": {"name": "answer", "schema": 
         ("sglang", {"structured_outputs": {"json": {"a": 1}}}, {"response_format": AS_SCHEMA}),
         ("llamacpp", {"structured_outputs": {"grammar": "g"}}, {"grammar": "g"}),
         ("tensorrt_llm", {"guided_regex": "a"}, {"response_format": {"type": "regex", "regex": "a"}}),
+        ("openai", {"guided_json": '{"a":1}'}, {"response_format": AS_SCHEMA}),
         ("tgi", {"max_completion_tokens": 4}, {"max_tokens": 4}),
         ("ollama", {"max_completion_tokens": 4}, {"max_tokens": 4}),
     ],

@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _POOL.AddSerializedFile(b'\n\"envoy/config/core/v3/address.proto\x12\x14\x65nvoy.config.core.v3\"\x14\n\x04Pipe\x12\x0c\n\x04path\x18\x01 \x01(\t\"H\n\rSocketAddress\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x14\n\nport_value\x18\x03 \x01(\rH\x00\x42\x10\n\x0eport_specifier\"\x7f\n\x07\x41\x64\x64ress\x12=\n\x0esocket_address\x18\x01 \x01(\x0b\x32#.envoy.config.core.v3.SocketAddressH\x00\x12*\n\x04pipe\x18\x02 \x01(\x0b\x32\x1a.envoy.config.core.v3.PipeH\x00\x42\t\n\x07\x61\x64\x64ressb\x06proto3')
+DESCRIPTOR = _POOL.AddSerializedFile(b'\n\"envoy/config/core/v3/address.proto\x12\x14\x65nvoy.config.core.v3\"\x14\n\x04Pipe\x12\x0c\n\x04path\x18\x01 \x01(\t\"H\n\rSocketAddress\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x14\n\nport_value\x18\x03 \x01(\rH\x00\x42\x10\n\x0eport_specifier\"e\n\x14\x45nvoyInternalAddress\x12\x1e\n\x14server_listener_name\x18\x01 \x01(\tH\x00\x12\x13\n\x0b\x65ndpoint_id\x18\x02 \x01(\tB\x18\n\x16\x61\x64\x64ress_name_specifier\"\xcd\x01\n\x07\x41\x64\x64ress\x12=\n\x0esocket_address\x18\x01 \x01(\x0b\x32#.envoy.config.core.v3.SocketAddressH\x00\x12*\n\x04pipe\x18\x02 \x01(\x0b\x32\x1a.envoy.config.core.v3.PipeH\x00\x12L\n\x16\x65nvoy_internal_address\x18\x03 \x01(\x0b\x32*.envoy.config.core.v3.EnvoyInternalAddressH\x00\x42\t\n\x07\x61\x64\x64ressb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -25,6 +25,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PIPE']._serialized_end=80
   _globals['_SOCKETADDRESS']._serialized_start=82
   _globals['_SOCKETADDRESS']._serialized_end=154
-  _globals['_ADDRESS']._serialized_start=156
-  _globals['_ADDRESS']._serialized_end=283
+  _globals['_ENVOYINTERNALADDRESS']._serialized_start=156
+  _globals['_ENVOYINTERNALADDRESS']._serialized_end=257
+  _globals['_ADDRESS']._serialized_start=260
+  _globals['_ADDRESS']._serialized_end=465
 # @@protoc_insertion_point(module_scope)

@@ -19,10 +19,20 @@ class SocketAddress(_message.Message):
     port_value: int
     def __init__(self, address: _Optional[str] = ..., port_value: _Optional[int] = ...) -> None: ...
 
+class EnvoyInternalAddress(_message.Message):
+    __slots__ = ("server_listener_name", "endpoint_id")
+    SERVER_LISTENER_NAME_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_ID_FIELD_NUMBER: _ClassVar[int]
+    server_listener_name: str
+    endpoint_id: str
+    def __init__(self, server_listener_name: _Optional[str] = ..., endpoint_id: _Optional[str] = ...) -> None: ...
+
 class Address(_message.Message):
-    __slots__ = ("socket_address", "pipe")
+    __slots__ = ("socket_address", "pipe", "envoy_internal_address")
     SOCKET_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PIPE_FIELD_NUMBER: _ClassVar[int]
+    ENVOY_INTERNAL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     socket_address: SocketAddress
     pipe: Pipe
-    def __init__(self, socket_address: _Optional[_Union[SocketAddress, _Mapping]] = ..., pipe: _Optional[_Union[Pipe, _Mapping]] = ...) -> None: ...
+    envoy_internal_address: EnvoyInternalAddress
+    def __init__(self, socket_address: _Optional[_Union[SocketAddress, _Mapping]] = ..., pipe: _Optional[_Union[Pipe, _Mapping]] = ..., envoy_internal_address: _Optional[_Union[EnvoyInternalAddress, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,173 @@
+"""The way out: for each node that is a remote API an internal listener, which has no socket, and the cluster of the API.
+
+Rule: a remote API is a node like any other to the gateway's routes, retries and access log. What only it needs (DNS, TLS, its path, its
+host, its credential) is added behind the internal listener, and what only the gateway's own nodes may see is taken off there.
+"""
+
+from collections.abc import Iterator
+
+from envoy_data_plane.envoy.config.bootstrap.v3 import Bootstrap
+from envoy_data_plane.envoy.config.cluster.v3 import Cluster, ClusterDiscoveryType, ClusterDnsLookupFamily
+from envoy_data_plane.envoy.config.common.mutation_rules.v3 import HeaderMutation as RuleMutation
+from envoy_data_plane.envoy.config.common.mutation_rules.v3 import HeaderMutationRemoveOnMatch
+from envoy_data_plane.envoy.config.core.v3 import (
+    ApiVersion,
+    ConfigSource,
+    DataSource,
+    Http1ProtocolOptions,
+    Http2ProtocolOptions,
+    PathConfigSource,
+    TransportSocket,
+    TypedExtensionConfig,
+)
+from envoy_data_plane.envoy.config.core.v3 import Node as EnvoyNode
+from envoy_data_plane.envoy.config.endpoint.v3 import ClusterLoadAssignment, Endpoint, LbEndpoint, LocalityLbEndpoints
+from envoy_data_plane.envoy.config.listener.v3 import Filter, FilterChain, Listener, ListenerInternalListenerConfig
+from envoy_data_plane.envoy.config.route.v3 import Route, RouteAction, RouteConfiguration, RouteMatch, VirtualHost
+from envoy_data_plane.envoy.extensions.bootstrap.internal_listener.v3 import InternalListener
+from envoy_data_plane.envoy.extensions.filters.http.credential_injector.v3 import CredentialInjector
+from envoy_data_plane.envoy.extensions.filters.http.header_mutation.v3 import HeaderMutation, Mutations
+from envoy_data_plane.envoy.extensions.filters.http.router.v3 import Router
+from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import (
+    HttpConnectionManager,
+    HttpConnectionManagerCodecType,
+    HttpFilter,
+)
+from envoy_data_plane.envoy.extensions.http.injected_credentials.generic.v3 import Generic
+from envoy_data_plane.envoy.extensions.transport_sockets.tls.v3 import (
+    CertificateValidationContext,
+    CommonTlsContext,
+    SdsSecretConfig,
+    SubjectAltNameMatcher,
+    SubjectAltNameMatcherSanType,
+    UpstreamTlsContext,
+)
+from envoy_data_plane.envoy.extensions.upstreams.http.v3 import HttpProtocolOptions as UpstreamProtocolOptions
+from envoy_data_plane.envoy.extensions.upstreams.http.v3 import (
+    HttpProtocolOptionsAutoHttpConfig,
+    HttpProtocolOptionsExplicitHttpConfig,
+)
+from envoy_data_plane.envoy.type.matcher.v3 import RegexMatchAndSubstitute, RegexMatcher, StringMatcher
+from envoy_data_plane.google.protobuf import Any as PackedAny
+
+from din_extproc.control.clusters import unlimited_circuit_breakers
+from din_extproc.control.packing import envoy_address, extension, milliseconds, overwrite
+from din_extproc.control.topology import SocketAddress, Topology
+from din_extproc.domain.node import EGRESS_PREFIX, Node, RemoteApi
+
+_PROTOCOL_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+_NODE = "din"
+"""The id of an Envoy that has none: Envoy reads no SDS file without one."""
+_CONNECT_MS = 5_000
+"""At least, for a TCP and a TLS handshake across sites."""
+_INSIDE = (
+    *(f"x-{family}-" for family in ("din", "bxagent", "envoy", "forwarded")),
+    *("x-request-id", "x-task-tier", "traceparent", "tracestate", "baggage"),
+)
+"""Beginnings of request headers that are nobody's business on another site."""
+_THEIRS = ("x-request-id", "openai-", "x-ms-", "apim-", "azureml-", "cf-", "alt-svc", "strict-transport-security", "nel", "report-to")
+"""Beginnings of answers' headers that name the provider's account or its site."""
+
+
+def remote_nodes(topology: Topology) -> Iterator[tuple[Node, RemoteApi]]:
+    """Yield the nodes that are remote APIs."""
+    return ((node, node.remote) for pool in topology.pools for node in pool.nodes if node.remote is not None)
+
+
+def add_egress(bootstrap: Bootstrap, topology: Topology) -> None:
+    """Add listeners and clusters for the remote APIs, if there are any."""
+    static = bootstrap.static_resources
+    for node, api in remote_nodes(topology):
+        if not bootstrap.bootstrap_extensions:
+            bootstrap.node = bootstrap.node or EnvoyNode(id=_NODE, cluster=_NODE)
+            bootstrap.bootstrap_extensions.append(extension("envoy.bootstrap.internal_listener", InternalListener()))
+        if static is not None:
+            static.listeners.append(_listener(node, api, topology))
+            static.clusters.append(_cluster(node, api, topology))
+
+
+def _listener(node: Node, api: RemoteApi, topology: Topology) -> Listener:
+    name = f"{EGRESS_PREFIX}{node.id}"
+    manager = HttpConnectionManager(
+        stat_prefix="din_egress",
+        codec_type=HttpConnectionManagerCodecType.AUTO,
+        route_config=RouteConfiguration(name=name, virtual_hosts=[VirtualHost(name=name, domains=["*"], routes=[_route(name, api)])]),
+        http_filters=[HttpFilter(name=each.name, typed_config=each.typed_config) for each in _filters(node, api, topology)],
+        generate_request_id=False,
+        skip_xff_append=True,
+        stream_idle_timeout=milliseconds(topology.timeouts.stream_idle_ms),
+    )
+    packed = extension("envoy.filters.network.http_connection_manager", manager)
+    return Listener(
+        name=name,
+        internal_listener=ListenerInternalListenerConfig(),
+        filter_chains=[FilterChain(filters=[Filter(name=packed.name, typed_config=packed.typed_config)])],
+    )
+
+
+def _route(cluster: str, api: RemoteApi) -> Route:
+    """Only paths of the API leave; the base path takes the place of `/v1`, as in SDKs."""
+    base = api.base_path.replace("\\", "\\\\")
+    query = f"?{api.query}" if api.query else ""
+    rewrite = RegexMatchAndSubstitute(pattern=RegexMatcher(regex=r"^/v1(/[^?]*).*$"), substitution=rf"{base}\1{query}")
+    action = RouteAction(cluster=cluster, host_rewrite_literal=api.authority, regex_rewrite=rewrite, timeout=milliseconds(0))
+    return Route(
+        name=cluster,
+        match=RouteMatch(prefix="/v1/"),
+        route=action,
+        request_headers_to_add=[overwrite(name, value.replace("%", "%%")) for name, value in api.headers],
+    )
+
+
+def _filters(node: Node, api: RemoteApi, topology: Topology) -> list[TypedExtensionConfig]:
+    """What is taken off, then the credential: without it no request leaves."""
+    chain = [extension("envoy.filters.http.header_mutation", HeaderMutation(mutations=_taken_off()))]
+    if api.credential is not None:
+        header, prefix = api.credential_header
+        source = ConfigSource(
+            path_config_source=PathConfigSource(path=f"{topology.credentials_folder}/{node.id}.yaml"),
+            resource_api_version=ApiVersion.V3,
+        )
+        generic = Generic(
+            credential=SdsSecretConfig(name=f"{EGRESS_PREFIX}{node.id}", sds_config=source), header=header, header_value_prefix=prefix
+        )
+        injector = CredentialInjector(overwrite=True, credential=extension("envoy.http.injected_credentials.generic", generic))
+        chain.append(extension("envoy.filters.http.credential_injector", injector))
+    return [*chain, extension("envoy.filters.http.router", Router(suppress_envoy_headers=True))]
+
+
+def _taken_off() -> Mutations:
+    def starting(families: tuple[str, ...]) -> list[RuleMutation]:
+        matchers = (StringMatcher(prefix=family) for family in families)
+        return [RuleMutation(remove_on_match=HeaderMutationRemoveOnMatch(key_matcher=each)) for each in matchers]
+
+    return Mutations(request_mutations=starting(_INSIDE), response_mutations=starting(_THEIRS))
+
+
+def _cluster(node: Node, api: RemoteApi, topology: Topology) -> Cluster:
+    name, address = f"{EGRESS_PREFIX}{node.id}", SocketAddress(api.host, api.port)
+    auto = HttpProtocolOptionsAutoHttpConfig(http_protocol_options=Http1ProtocolOptions(), http2_protocol_options=Http2ProtocolOptions())
+    explicit = HttpProtocolOptionsExplicitHttpConfig(http_protocol_options=Http1ProtocolOptions())
+    protocol = UpstreamProtocolOptions(auto_config=auto) if api.tls else UpstreamProtocolOptions(explicit_http_config=explicit)
+    hosts = [LocalityLbEndpoints(lb_endpoints=[LbEndpoint(endpoint=Endpoint(address=envoy_address(address), hostname=api.host))])]
+    return Cluster(
+        name=name,
+        type=ClusterDiscoveryType.STATIC if address.is_ip else ClusterDiscoveryType.LOGICAL_DNS,
+        dns_lookup_family=ClusterDnsLookupFamily.ALL,
+        connect_timeout=milliseconds(max(_CONNECT_MS, topology.timeouts.connect_ms)),
+        load_assignment=ClusterLoadAssignment(cluster_name=name, endpoints=hosts),
+        circuit_breakers=unlimited_circuit_breakers(),
+        transport_socket=_tls(api, address) if api.tls else None,
+        typed_extension_protocol_options={_PROTOCOL_OPTIONS: PackedAny.pack(protocol)},
+    )
+
+
+def _tls(api: RemoteApi, address: SocketAddress) -> TransportSocket:
+    kind = SubjectAltNameMatcherSanType.IP_ADDRESS if address.is_ip else SubjectAltNameMatcherSanType.DNS
+    validation = CertificateValidationContext(
+        trusted_ca=DataSource(filename=api.ca),
+        match_typed_subject_alt_names=[SubjectAltNameMatcher(san_type=kind, matcher=StringMatcher(exact=api.host))],
+    )
+    common = CommonTlsContext(validation_context=validation)
+    context = UpstreamTlsContext(common_tls_context=common, sni="" if address.is_ip else api.host)
+    return TransportSocket(name="envoy.transport_sockets.tls", typed_config=PackedAny.pack(context))

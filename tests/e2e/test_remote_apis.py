@@ -1,0 +1,177 @@
+"""Hosted APIs as pools: TLS servers that behave as a provider documents, behind a real Envoy, as the overflow of a local pool."""
+
+import json
+import ssl
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from aiohttp import web
+
+from tests.support.certificates import Authority
+from tests.support.providers import PIECES, Provider
+from tests.support.servers import EngineSim
+from tests.support.stack import Stack, events, node, tenant
+
+pytestmark = pytest.mark.e2e
+SECRET, NEW_SECRET = "sk-cloud-0123456789abcdef", "sk-cloud-fedcba9876543210"
+TEXT = "".join(PIECES)
+
+
+class Site:
+    """A gateway with a local pool and two accounts of a provider, one of which has deployment paths."""
+
+    def __init__(self, folder: Path) -> None:
+        self.authority = Authority(folder)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*self.authority.issue("provider", "localhost").values())
+        self.openai = Provider(context, SECRET)
+        self.azure = Provider(context, "azure-key-0123456789", ("api-key", ""))
+        self.local = EngineSim(model="m", decode_rate=1000.0)
+        self.key_file = folder / "openai.key"
+        self.key_file.write_text(f"{SECRET}\n")
+        (folder / "azure.key").write_text("azure-key-0123456789")
+        self.folder = folder
+
+    def config(self) -> dict:
+        common = {"ca": str(self.authority.file), "max_seq_len": 8192}
+        openai = {
+            "id": "account-1",
+            "url": f"https://localhost:{self.openai.port}/v1",
+            "credential": {"file": str(self.key_file)},
+            "headers": {"OpenAI-Project": "100%"},
+            **common,
+        }
+        azure = {
+            "id": "azure-1",
+            "url": f"https://localhost:{self.azure.port}/openai/deployments/ours",
+            "credential": {"file": str(self.folder / "azure.key")},
+            "api_version": "2024-10-21",
+            **common,
+        }
+        return {
+            "pools": {
+                "local": {"model": "m", "engine": "vllm", "nodes": [node("gpu-1", self.local.address)]},
+                "cloud": {"model": "far", "served_model": "gpt-x", "engine": "openai", "nodes": [openai]},
+                "azure": {"model": "azure-m", "served_model": "ours", "engine": "azure_openai", "nodes": [azure]},
+            },
+            "rules": [
+                {"id": "near", "when": {"model": "m"}, "pool": "local", "fallback": "cloud"},
+            ],
+            "tenants": [tenant("acme")],
+            "envoy": {"health_check": False, "retry": {"attempts": 0}},
+        }
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Iterator[tuple[Site, Stack]]:
+    made = Site(tmp_path_factory.mktemp("site"))
+    with made.openai, made.azure, made.local, Stack(made.config()) as stack:
+        yield made, stack
+
+
+def test_a_request_reaches_the_provider_with_its_credential_path_host_and_model(site):
+    made, stack = site
+    reply = stack.chat(model="far", headers={"x-task-tier": "gold"})
+    assert reply.status_code == 200, (reply.text, stack.log("envoy"), stack.log("sidecar"))
+    assert reply.json()["choices"][0]["message"]["content"] == TEXT
+    assert reply.headers["x-din-node-id"] == "account-1"
+    path, headers, body = made.openai.seen[-1]
+    assert (path, body["model"]) == ("/v1/chat/completions", "gpt-x")
+    assert headers["authorization"] == f"Bearer {SECRET}"
+    assert headers["host"] == f"localhost:{made.openai.port}"
+    assert headers["openai-project"] == "100%"
+    inside = [name for name in headers if name.startswith(("x-din", "x-bxagent", "x-envoy", "x-forwarded", "traceparent", "x-request-id"))]
+    assert inside == []
+
+
+def test_the_limits_and_names_of_the_account_do_not_reach_clients(site):
+    _, stack = site
+    reply = stack.chat(model="far")
+    assert "openai-organization" not in reply.headers
+    assert reply.headers["x-request-id"] != "theirs"
+    assert reply.headers["x-ratelimit-remaining-requests"] != "7"
+
+
+def test_a_stream_is_charged_by_the_providers_usage(site):
+    made, stack = site
+    reply = stack.chat(model="far", stream=True)
+    pieces = [choice["delta"].get("content") or "" for event in events(reply.text) for choice in event["choices"]]
+    assert (reply.status_code, "".join(pieces)) == (200, TEXT)
+    stack.all_accounted()
+
+    def charged() -> float:
+        page = httpx.get(f"{stack.admin_url}/metrics", timeout=30).text
+        lines = [line for line in page.splitlines() if line.startswith("din_tokens_total{") and 'gen_ai_request_model="far"' in line]
+        return sum(float(line.rpartition(" ")[2]) for line in lines if 'din_usage_estimated="false"' in line)
+
+    stack.eventually(lambda: charged() == 12 * len(made.openai.seen), charged)
+
+
+def test_azure_has_a_deployments_path_a_version_and_its_own_header(site):
+    made, stack = site
+    reply = stack.chat(model="azure-m")
+    assert reply.status_code == 200, reply.text
+    path, headers, _ = made.azure.seen[-1]
+    assert path == "/openai/deployments/ours/chat/completions?api-version=2024-10-21"
+    assert headers["api-key"] == "azure-key-0123456789"
+    assert "authorization" not in headers
+
+
+def test_a_provider_that_asks_for_time_is_left_alone_for_it(site):
+    made, stack = site
+    error = {"error": {"message": "Rate limit reached for org-secret", "type": "requests", "code": "rate_limit_exceeded"}}
+    made.openai.fail = lambda: web.json_response(error, status=429, headers={"retry-after": "2"})
+    try:
+        reply = stack.chat(model="far")
+    finally:
+        made.openai.fail = lambda: None
+    assert reply.status_code in {429, 503}
+    assert "org-secret" not in reply.text
+    stack.eventually(lambda: stack.status()["breakers"]["nodes"].get("account-1", {}).get("state") == "cooling", stack.status)
+    stack.eventually(lambda: stack.chat(model="far").status_code == 200, "the account serves again")
+
+
+def test_what_overflows_from_a_dead_local_pool_is_marked(site):
+    made, stack = site
+    assert stack.chat(model="m").headers["x-din-node-id"] == "gpu-1"
+    made.local.stop()
+    stack.eventually(lambda: stack.chat(model="m").headers.get("x-din-node-id") == "account-1", lambda: stack.status()["health"])
+    reply = stack.chat(model="m")
+    assert (reply.status_code, reply.headers["x-bxagent-degraded"]) == (200, "true")
+
+
+def test_a_new_credential_is_in_use_without_a_restart(site):
+    made, stack = site
+    made.openai.credentials.add(NEW_SECRET)
+    made.key_file.write_text(NEW_SECRET)
+
+    def rotated() -> bool:
+        assert stack.chat(model="far").status_code == 200
+        return made.openai.seen[-1][1]["authorization"] == f"Bearer {NEW_SECRET}"
+
+    stack.eventually(rotated, lambda: stack.log("sidecar"))
+
+
+def test_no_credential_is_in_any_log_dump_metric_or_status(site):
+    _, stack = site
+    stack.all_accounted()
+    dump = httpx.get(f"http://127.0.0.1:{stack.envoy_admin_port}/config_dump?include_eds", timeout=30).text
+    metrics = httpx.get(f"{stack.admin_url}/metrics", timeout=30).text
+    places = {
+        "envoy.yaml": (stack.folder / "envoy.yaml").read_text(),
+        "config_dump": dump,
+        "metrics": metrics,
+        "status": json.dumps(stack.status()),
+        "sidecar's log": stack.log("sidecar"),
+        "Envoy's log": stack.log("envoy"),
+        "din.yaml": stack.config_file.read_text(),
+    }
+    assert "din_egress_account-1" in dump
+    found = [name for name, text in places.items() for secret in (SECRET, NEW_SECRET, "azure-key-0123456789") if secret in text]
+    assert found == []
+    files = list((stack.folder / "credentials").iterdir())
+    assert sorted(file.name for file in files) == ["account-1.yaml", "azure-1.yaml"]
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
