@@ -58,6 +58,12 @@ class BudgetCounters(Struct, frozen=True, gc=False):
         newest, count = self.requests[-1]
         return BudgetCounters(self.used, self.at_ms, (*self.requests[:-1], (newest, count + 1)))
 
+    def return_request(self, admitted_ms: int) -> "BudgetCounters":
+        """Return the counters without one request that was admitted at `admitted_ms`, if it still counts."""
+        second = admitted_ms // 1000
+        counts = ((at, count - (at == second)) for at, count in self.requests)
+        return BudgetCounters(self.used, self.at_ms, tuple(pair for pair in counts if pair[1]))
+
     def charge(self, tokens: int, tpm: int) -> "BudgetCounters":
         """Return the counters with tokens added or, if negative, refunded. Use stays between 0 and twice the bucket."""
         return BudgetCounters(max(0, min(self.used + tokens * UNITS_PER_TOKEN, 2 * tpm * UNITS_PER_TOKEN)), self.at_ms, self.requests)

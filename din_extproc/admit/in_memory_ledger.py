@@ -28,6 +28,7 @@ class LedgerRecord(Struct, gc=False):
     tokens: int
     answer: Granted
     budgets: tuple[Budget, ...]
+    admitted_ms: int
     settled: bool = False
     released: bool = False
 
@@ -82,17 +83,23 @@ class InMemoryLedger:
         self._free_slots(record, tenant, request_id)
         record.expires_ms = now_ms + RETENTION_MS
 
-    def settle(self, tenant: str, request_id: str, tokens: int, now_ms: int) -> bool:
-        """Replace the reserved tokens by the actual ones, once, and release slots still held. False: unknown, expired or settled."""
+    def settle(self, tenant: str, request_id: str, tokens: int | None, now_ms: int) -> bool:
+        """Replace the reserved tokens by the actual ones, once, and release slots still held. False: unknown, expired or settled.
+
+        Tokens None: no node was reached, so the request does not count either.
+        """
         record = self._record(tenant, request_id, now_ms)
         if record is None or record.settled:
             return False
         for budget in record.budgets:
-            tpm = budget.limits.tpm
+            key, tpm = (_owner(tenant, budget), budget.scope), budget.limits.tpm
+            state = self.counters.get(key, _EMPTY)
             if tpm is not None and tokens != record.tokens:
-                key = _owner(tenant, budget), budget.scope
-                state = self.counters.get(key, _EMPTY)
-                self.counters[key] = state.drain(tpm, now_ms).charge(tokens - record.tokens, tpm)
+                state = state.drain(tpm, now_ms).charge((tokens or 0) - record.tokens, tpm)
+            if budget.limits.rpm is not None and tokens is None:
+                state = state.return_request(record.admitted_ms)
+            if state is not _EMPTY:
+                self.counters[key] = state
         record.settled = True
         self._free_slots(record, tenant, request_id)
         record.expires_ms = min(record.expires_ms, now_ms + SETTLED_RETENTION_MS)
@@ -177,7 +184,7 @@ class InMemoryLedger:
                     held = self.leases[key] = {request: expiry for request, expiry in held.items() if expiry > now_ms}
                 held[claim.request_id] = now_ms + claim.lease_ms
         expires_ms = now_ms + max(RETENTION_MS, claim.lease_ms)
-        self.records[claim.tenant, claim.request_id] = LedgerRecord(expires_ms, claim.tokens, answer, claim.budgets)
+        self.records[claim.tenant, claim.request_id] = LedgerRecord(expires_ms, claim.tokens, answer, claim.budgets, now_ms)
 
 
 def _owner(tenant: str, budget: Budget) -> str:

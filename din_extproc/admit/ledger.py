@@ -72,5 +72,8 @@ class Ledger(Protocol):
     async def release(self, tenant: str, request_id: str) -> None:
         """Release the slots of a request that has ended, before its settlement."""
 
-    async def settle(self, tenant: str, request_id: str, tokens: int) -> bool:
-        """Replace the reserved tokens by the actual ones, once, and release slots still held. False: unknown or settled."""
+    async def settle(self, tenant: str, request_id: str, tokens: int | None) -> bool:
+        """Replace the reserved tokens by the actual ones, once, and release slots still held. False: unknown or settled.
+
+        Tokens None: no node was reached, so the request's places in the windows of requests come back as well.
+        """

@@ -44,7 +44,7 @@ class LocalLedger:
         """Release the slots of a request that has ended."""
         self._ledger.release(tenant, request_id, self._now_ms())
 
-    async def settle(self, tenant: str, request_id: str, tokens: int) -> bool:
+    async def settle(self, tenant: str, request_id: str, tokens: int | None) -> bool:
         """Replace the reserved tokens by the actual ones, once, and release slots still held. False: unknown or settled."""
         return self._ledger.settle(tenant, request_id, tokens, self._now_ms())
 

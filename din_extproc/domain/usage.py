@@ -40,6 +40,9 @@ UPSTREAM_FAULTS = frozenset({Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT, O
 """Outcomes that are failures of the node; one that is busy does what it should."""
 
 
+_UNSENT = frozenset({Outcome.REFUSED, Outcome.NOT_DISPATCHED, *UPSTREAM_FAULTS})
+
+
 class Sensitive(Struct, frozen=True, gc=False):
     """Findings of sensitive data in one prompt: kinds and counts, never the data."""
 
@@ -199,6 +202,11 @@ class ExchangeRecord(Struct, frozen=True, gc=False):
         if self.sensitive is not None:
             return self.sensitive.summary
         return "inspected, clean" if self.inspected else "not inspected"
+
+    @property
+    def unsent(self) -> bool:
+        """The request ended without a byte sent to a node, and not because the client hung up: it does not count against its limits."""
+        return self.sent_ms is None and not self.usage.total_tokens and self.outcome in _UNSENT
 
     @property
     def identity_mismatch(self) -> str:

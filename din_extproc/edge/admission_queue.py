@@ -184,7 +184,7 @@ class AdmissionQueue:
 
     async def _give_back(self, claim: Claim) -> None:
         with contextlib.suppress(LimitsUnavailable):
-            await self._ledger.settle(claim.tenant, claim.request_id, 0)
+            await self._ledger.settle(claim.tenant, claim.request_id, None)
 
     def _end(self, ticket: Ticket, answer: Denied | LimitsUnavailable) -> None:
         if ticket.left or self._futures[ticket].done():

@@ -39,7 +39,7 @@ class ReservationLedger(Protocol):
     async def reserve(self, claim: Claim) -> Granted | Denied:
         """Check every budget, then charge every budget."""
 
-    async def settle(self, tenant: str, request_id: str, tokens: int) -> bool:
+    async def settle(self, tenant: str, request_id: str, tokens: int | None) -> bool:
         """Replace the reserved tokens by the actual ones and give back slots still held."""
 
 

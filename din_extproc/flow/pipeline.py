@@ -381,6 +381,6 @@ def unenforced(granted: Granted) -> str:
 async def refund(ledger: ReservationLedger, tenant: str, request_id: str) -> None:
     """Give back everything that a request has reserved. While the counters are away, lease and bucket recover by themselves."""
     try:
-        await ledger.settle(tenant, request_id, 0)
+        await ledger.settle(tenant, request_id, None)
     except LimitsUnavailable:
         return

@@ -59,7 +59,8 @@ class SettlementService:
         if not record.reserved_tokens:
             return True
         try:
-            if not await self._ledger.settle(record.tenant, record.request_id, record.usage.total_tokens):
+            tokens = None if record.unsent else record.usage.total_tokens
+            if not await self._ledger.settle(record.tenant, record.request_id, tokens):
                 self.unknown += 1
         except LimitsUnavailable:
             return False

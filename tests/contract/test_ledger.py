@@ -462,3 +462,33 @@ async def test_the_largest_ceilings_of_a_configuration_are_counted_to_the_token(
     answer = await limits.ask(ceilings, tokens=2)
     assert isinstance(answer, Denied)
     assert answer.dimension == "tpm"
+
+
+async def test_a_request_that_reached_no_node_gives_back_its_place_in_the_window_once(limits):
+    tenant, model = RateLimits(rpm=2), RateLimits(rpm=3, tpm=1000)
+    await limits.ask(tenant, model, tokens=100, request_id="kept")
+    limits.now_ms += 2000
+    await limits.ask(tenant, model, tokens=100, request_id="lost")
+    assert await limits.ledger.settle("finance", "lost", None)
+    assert not await limits.ledger.settle("finance", "lost", None)
+    after = await rate_limit_status(limits, tenant, model)
+    assert (after.remaining_requests, after.reset_requests_ms) == (1, 59_000)
+    after = await rate_limit_status(limits, RateLimits(rpm=2, tpm=10**6), model)
+    assert after.remaining_tokens == 1000 - 100 + 33
+    assert await limits.granted(5, tenant, model) == 1
+
+
+async def test_a_settled_request_of_no_tokens_keeps_its_place_in_the_window(limits):
+    ceiling = RateLimits(rpm=2, tpm=1000)
+    await limits.ask(ceiling, request_id="answered")
+    assert await limits.ledger.settle("finance", "answered", 0)
+    assert await limits.granted(5, ceiling) == 1
+
+
+async def test_a_place_given_back_late_frees_nothing_in_a_later_window(limits):
+    ceiling = RateLimits(rpm=2)
+    await limits.ask(ceiling, request_id="slow", lease_ms=600_000)
+    limits.now_ms += 61_000
+    assert await limits.granted(5, ceiling) == 2
+    assert await limits.ledger.settle("finance", "slow", None)
+    assert await limits.granted(5, ceiling) == 0

@@ -13,7 +13,7 @@ import httpx
 import pytest
 import redis
 
-from tests.support.servers import EngineSim
+from tests.support.servers import EngineSim, free_port
 from tests.support.stack import Stack, key_of, node, tenant
 
 pytestmark = pytest.mark.e2e
@@ -29,6 +29,7 @@ CONFIG = {
         tenant("tokens", tpm=60_000) | {"queue": QUEUE},
         tenant("shadow", rpm=1, tpm=50, max_streams=1, enforce=False),
         tenant("payer", rpm=3),
+        tenant("unlucky", rpm=2),
         tenant("seen", max_streams=1) | {"queue": QUEUE},
         tenant("batch", per_priority={"batch": {"rpm": 1}}),
     ],
@@ -47,6 +48,7 @@ def config(sim) -> dict:
     pools = {
         "pool": {"model": "m", "engine": "vllm", "nodes": [node("n", sim.address)]},
         "small": {"model": "small", "engine": "vllm", "nodes": [node("s", sim.address)]},
+        "gone": {"model": "gone", "engine": "vllm", "nodes": [node("g", f"127.0.0.1:{free_port()}")]},
     }
     return {**CONFIG, "pools": pools}
 
@@ -253,3 +255,12 @@ def test_a_revoked_key_of_the_configuration_is_refused_though_the_file_still_has
     said = keys(stack, "revoke", "batch")["said"]
     assert "remove it from din.yaml" in said
     stack.eventually(lambda: status_with(stack, key_of("batch")) == 401, "it is refused")
+
+
+def test_requests_that_reach_no_node_give_back_their_places_and_those_that_a_node_refused_do_not(stack):
+    with stack.client("unlucky") as client:
+        assert [client.post(PATH, json=ask(model="gone")).status_code for _ in range(2)] == [503, 503]
+        stack.eventually(lambda: client.post(PATH, json=ask()).status_code == 200, "a place came back")
+        assert client.post(PATH, json=ask(temperature="hot")).status_code == 400
+        refused = client.post(PATH, json=ask())
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")

@@ -24,6 +24,8 @@ PRESENCE: Final = load("presence")
 _BEAT_S: Final = 1.0
 _PRESENT_MS: Final = 5000
 _MOST_OWED: Final = 10_000
+_ONLY_SLOTS: Final = -1
+"""Instead of tokens: the slots are to be given back, the settlement follows."""
 _LATER: Final = "TRYAGAIN"
 """What a cluster says while the tenant's keys are on their way to another master."""
 _UNMETERED: Final = Granted(RateLimitStatus(), roomy=True)
@@ -118,7 +120,7 @@ class GuardedLedger:
             return await self._shared.reserve(claim)
         except LimitsUnavailable as error:
             if isinstance(error, CommandUnanswered):
-                self._owed.append((claim.tenant, claim.request_id, 0))
+                self._owed.append((claim.tenant, claim.request_id, None))
             self._failed(str(error))
             if self._on_error is OnError.CLOSED:
                 raise
@@ -143,9 +145,9 @@ class GuardedLedger:
         try:
             await self._shared.release(tenant, request_id)
         except LimitsUnavailable:
-            self._owed.append((tenant, request_id, None))
+            self._owed.append((tenant, request_id, _ONLY_SLOTS))
 
-    async def settle(self, tenant: str, request_id: str, tokens: int) -> bool:
+    async def settle(self, tenant: str, request_id: str, tokens: int | None) -> bool:
         """Replace the reserved tokens by the actual ones, once, and give the slots back; True as well when Redis will be told later."""
         if self._local.has_record(tenant, request_id):
             return await self._local.settle(tenant, request_id, tokens)
@@ -188,7 +190,7 @@ class GuardedLedger:
         while self._owed:
             tenant, request_id, tokens = debt = self._owed.popleft()
             try:
-                if tokens is None:
+                if tokens == _ONLY_SLOTS:
                     await self._shared.release(tenant, request_id)
                 else:
                     await self._shared.settle(tenant, request_id, tokens)

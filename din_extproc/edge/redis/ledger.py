@@ -58,6 +58,8 @@ class Charge(Struct, array_like=True, frozen=True):
     """0: no slot was taken."""
     shared: bool = False
     """Charged to the counters of the network."""
+    counted: bool = False
+    """The request has a place in the budget's window."""
 
 
 class Names(Struct, frozen=True):
@@ -82,6 +84,17 @@ class Names(Struct, frozen=True):
         return f"{namespace(self.network)}{{n}}:".encode()
 
 
+class _Counted(Struct, frozen=True):
+    """The counters that a settlement changes, as bulk strings."""
+
+    number: int
+    all_keys: bytes
+    """The number of keys; then, after the record's, the counters, those of who waits, and the leases."""
+    counters: bytes
+    limits: bytes
+    """Which of them give a place back, and their tpm."""
+
+
 class _End(Struct, frozen=True):
     """How a request of certain budgets is renewed, released and settled, as bulk strings; `_PREFIX` stands for the tenant's."""
 
@@ -96,11 +109,10 @@ class _End(Struct, frozen=True):
     """Keys that are there while somebody waits."""
     waits_told: bytes
     """How many these are."""
-    buckets: int
-    all_keys: bytes
-    """The number of keys of a settlement; then, after the record's, the counters, those of who waits, and the leases."""
-    counters: bytes
-    tpms: bytes
+    used: "_Counted"
+    """For a settlement."""
+    unused: "_Counted"
+    """For one of a request that reached no node."""
 
     def renewal(self, request: "_Request", now: bytes, lease: bytes) -> tuple[int, bytes]:
         """The renewing script's call: how many bulk strings, and they."""
@@ -113,11 +125,12 @@ class _End(Struct, frozen=True):
         arguments = (now, request.id, channel, self.waits_told)
         return self.slots + self.waits + 6, b"".join((self.release_keys, request.record, keys, *arguments))
 
-    def settlement(self, request: "_Request", now: bytes, tokens: int, channel: bytes) -> tuple[int, bytes]:
-        """The settling script's call."""
-        keys = (self.counters + self.waiting + self.leases).replace(_PREFIX, request.prefix)
-        arguments = (now, bulk(b"%d" % tokens), request.id, channel, self.waits_told, self.tpms)
-        return 2 * self.buckets + self.slots + self.waits + 7, b"".join((self.all_keys, request.record, keys, *arguments))
+    def settlement(self, request: "_Request", now: bytes, tokens: int | None, channel: bytes) -> tuple[int, bytes]:
+        """The settling script's call. Tokens None: no node was reached."""
+        counted = self.unused if tokens is None else self.used
+        keys = (counted.counters + self.waiting + self.leases).replace(_PREFIX, request.prefix)
+        arguments = (now, bulk(b"%d" % (tokens or 0)), request.id, channel, self.waits_told, counted.limits)
+        return 2 * counted.number + self.slots + self.waits + 8, b"".join((counted.all_keys, request.record, keys, *arguments))
 
 
 class _Plan(Struct, frozen=True):
@@ -156,8 +169,10 @@ _PLAIN: Final = Names()
 WAITING: Final = b"waiting"
 """After a prefix: the key that is there while somebody waits."""
 _NOTE: Final = msgspec.msgpack.Decoder(tuple[Charge, ...])
-_NOTE_AT: Final = 65
+_NOTE_AT: Final = 73
 """Bytes of a record before its note."""
+_OLD_NOTE_AT: Final = 65
+"""The same without the time of admission, as records were before: no time begins with a byte over 127, every note does."""
 
 
 def namespace(network: str) -> str:
@@ -188,10 +203,19 @@ def _keys(prefix_length: int, shared: bytes, kind: bytes, charges: Sequence[Char
 @lru_cache(maxsize=16_384)
 def _end(prefix_length: int, shared: bytes, charges: tuple[Charge, ...]) -> _End:
     slots = [charge for charge in charges if charge.max_streams]
-    buckets = [charge for charge in charges if charge.tpm]
     waiting = [b"$%d\r\n%b%b\r\n" % (prefix_length + len(WAITING), _PREFIX, WAITING)]
     if any(charge.shared for charge in charges):
         waiting.append(bulk(shared + WAITING))
+
+    def counted(chosen: list[Charge], places: str) -> _Counted:
+        return _Counted(
+            number=len(chosen),
+            all_keys=bulks(1 + len(chosen) + len(waiting) + len(slots))[1],
+            counters=_keys(prefix_length, shared, b"count", chosen),
+            limits=bulks(places, *(charge.tpm for charge in chosen))[1],
+        )
+
+    both = [charge for charge in charges if charge.tpm or charge.counted]
     return _End(
         slots=len(slots),
         slot_keys=bulks(1 + len(slots))[1],
@@ -200,17 +224,20 @@ def _end(prefix_length: int, shared: bytes, charges: tuple[Charge, ...]) -> _End
         waits=len(waiting),
         waiting=b"".join(waiting),
         waits_told=bulks(len(waiting))[1],
-        buckets=len(buckets),
-        all_keys=bulks(1 + len(buckets) + len(waiting) + len(slots))[1],
-        counters=_keys(prefix_length, shared, b"count", buckets),
-        tpms=bulks(*(charge.tpm for charge in charges if charge.tpm))[1],
+        used=counted([charge for charge in charges if charge.tpm], ""),
+        unused=counted(both, "".join(str(int(charge.counted)) for charge in both)),
     )
+
+
+def _charge(budget: Budget) -> Charge:
+    limits = budget.limits
+    return Charge(budget.scope, limits.tpm or 0, limits.max_streams or 0, shared=budget.shared, counted=limits.rpm is not None)
 
 
 @lru_cache(maxsize=16_384)
 def _plan(prefix_length: int, shared: bytes, budgets: tuple[Budget, ...]) -> _Plan:
     counted = [budget for budget in budgets if any(budget.limits.as_tuple)]
-    charges = tuple(Charge(each.scope, each.limits.tpm or 0, each.limits.max_streams or 0, each.shared) for each in counted)
+    charges = tuple(_charge(budget) for budget in counted)
     numbers = [number or 0 for budget in counted for number in budget.limits.as_tuple]
     enforced = "" if all(budget.enforced for budget in counted) else "".join(str(int(budget.enforced)) for budget in counted)
     count, packed = bulks(*numbers, enforced, msgspec.msgpack.encode(charges))
@@ -289,8 +316,11 @@ class RedisLedger:
             request, end = held
             await self._runner.run(RELEASE, *end.release(request, self._now, self._channel))
 
-    async def settle(self, tenant: str, request_id: str, tokens: int) -> bool:
-        """Replace the reserved tokens by the actual ones, both ways, once, and give back slots still held. False: unknown or settled."""
+    async def settle(self, tenant: str, request_id: str, tokens: int | None) -> bool:
+        """Replace the reserved tokens by the actual ones, both ways, once, and give back slots still held. False: unknown or settled.
+
+        Tokens None: no node was reached, so the request's places in the windows come back as well.
+        """
         held = self._held.pop((tenant, request_id), None) or await self._look_up(tenant, request_id)
         if held is None:
             return False
@@ -301,12 +331,15 @@ class RedisLedger:
         """How a request is ended that is not remembered: its record says."""
         request = _Request.of(self._prefix_of(tenant), request_id)
         found = await self._runner.call("GET", request.record[request.record.index(b"\n") + 1 : -2])
-        return (request, _end(len(request.prefix), self._shared, _NOTE.decode(found[_NOTE_AT:]))) if found else None
+        if not found:
+            return None
+        note = found[_NOTE_AT if found[_OLD_NOTE_AT:] < b"\x80" else _OLD_NOTE_AT :]
+        return request, _end(len(request.prefix), self._shared, _NOTE.decode(note))
 
     def _undo(self, end: _End, request: _Request) -> None:
         """Nobody waits for the verdict any more: give back what it may take. Sent after it on the same connection."""
         with contextlib.suppress(LimitsUnavailable):
-            self._runner.run(SETTLE, *end.settlement(request, self._now, 0, self._channel)).add_done_callback(forget)
+            self._runner.run(SETTLE, *end.settlement(request, self._now, None, self._channel)).add_done_callback(forget)
 
 
 def forget(future: asyncio.Future[Any]) -> None:

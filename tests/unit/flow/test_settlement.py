@@ -101,3 +101,23 @@ async def test_two_retries_at_once_settle_each_record_once() -> None:
     ledger.mended = True
     assert await asyncio.gather(settler.retry(), settler.retry()) == [True, True]
     assert (settler.waiting, len(ledger.settled)) == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "sent_ms", "gives_back"),
+    [
+        (Outcome.UPSTREAM_ERROR, 503, None, True),
+        (Outcome.NOT_DISPATCHED, 503, None, True),
+        (Outcome.REFUSED, 429, None, True),
+        (Outcome.UPSTREAM_ERROR, 503, 3.0, False),
+        (Outcome.CLIENT_ERROR, 400, 3.0, False),
+        (Outcome.CLIENT_CANCELLED, 0, None, False),
+    ],
+)
+async def test_only_what_reached_no_node_and_was_not_given_up_by_its_client_gives_its_place_back(outcome, status, sent_ms, gives_back):
+    ledger = LocalLedger(lambda: 0)
+    claim = Claim("r-1", "finance", (Budget("tenant", RateLimits(rpm=1)),), 300, 60_000)
+    await ledger.reserve(claim)
+    ended = replace(RECORD, outcome=outcome, status=status, sent_ms=sent_ms, usage=Usage(0, 0))
+    assert await SettlementService(ledger).settle(ended)
+    assert isinstance(await ledger.reserve(replace(claim, request_id="r-2")), Granted) == gives_back

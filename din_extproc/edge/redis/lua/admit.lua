@@ -22,7 +22,7 @@
 -- applies to what was counted as soon as it changes. At most two windows' worth of tokens counts, so all is drained
 -- when the key expires. A request counts until its whole second is 60 s old: never early, at most 1 s late.
 -- Leases: request ids, scored by expiry. The expired ones go when the limit is reached; until then they do not matter.
--- Record: expires, tokens, state (1 settled + 2 released), standing, and the note.
+-- Record: expires, tokens, state (1 settled + 2 released), standing, when it was admitted, and the note.
 -- The same arithmetic in Python: admit/budget.py and admit/twin.py.
 
 local SLOTS, UNIT, KEEP = 61, 60000, 120000
@@ -173,5 +173,5 @@ for i = 1, budgets do
 end
 local kept = max(KEEP, lease)
 local header = struct.pack('>ddBdddddd', now + kept, tokens, 0, unpack(reply, 6, 11))
-call('SET', KEYS[1], header .. ARGV[own - 1], 'PX', kept)
+call('SET', KEYS[1], header .. struct.pack('>d', now) .. ARGV[own - 1], 'PX', kept)
 return reply

@@ -1,7 +1,7 @@
 -- Settle: replace the reserved tokens of a request by the actual ones, both ways, once, and give back the slots that it still has.
 --
 -- KEYS[1]          the request's record
--- KEYS[2 .. n+1]   the counters of its budgets that limit tokens
+-- KEYS[2 .. n+1]   the counters of its budgets that limit tokens; where places come back, of those that limit requests too
 -- KEYS[n+2 .. n+w+1]  one each for the tenant, and for what all tenants share where it was charged: there while somebody waits for it
 -- KEYS[n+w+2 .. ]     the leases of its budgets that limit requests in flight
 -- ARGV[1]          the time in ms, for tests only; '' means Redis TIME
@@ -9,39 +9,62 @@
 -- ARGV[3]          request id
 -- ARGV[4]          the channel on which those who wait are told, by the name of the key that is there
 -- ARGV[5]          w
--- ARGV[6 .. n+5]   the tpm of the budgets that limit tokens, as it was reserved under
+-- ARGV[6]          a digit per counter: 1 the request's place in the window comes back, because no node was reached; '' none does
+-- ARGV[7 .. n+6]   the tpm of these budgets, as it was reserved under; 0: tokens are not limited
 -- RETURNS 1 settled, 0 unknown, expired or already settled.
 --
 -- Formats: see admit.lua. A refund never fills a bucket over its brim; an extra charge never counts more than two
--- windows' worth of tokens, so the bucket is drained before its key expires.
+-- windows' worth of tokens, so the bucket is drained before its key expires. A place comes back in the second that admitted the
+-- request, so it is free no longer than it would have been taken. Records of before there was that time give no place back.
 
-local UNIT, KEEP, CLOSED = 60000, 120000, 10000
+local UNIT, KEEP, CLOSED, SLOTS = 60000, 120000, 10000, 61
+local read, pack, sub = struct.unpack, struct.pack, string.sub
 
 local now = tonumber(ARGV[1])
 if not now then
   local time = redis.call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
-local last = #ARGV - 4
+local last = #ARGV - 5
 local waits = last + tonumber(ARGV[5])
 local found = redis.call('MGET', unpack(KEYS, 1, waits))
 local record = found[1]
 if not record then return 0 end
-local expires, reserved, state = struct.unpack('>ddB', record)
+local expires, reserved, state = read('>ddB', record)
 if expires <= now or state % 2 == 1 then return 0 end
 
-local difference = (tonumber(ARGV[2]) - reserved) * UNIT
-if difference ~= 0 then
+-- Head, total and ring without one request of that second; the newest second that admitted one may be an older one then.
+local function give_back(window, second)
+  local head, total = read('>I4I4', window)
+  if #window == 8 or second > head or head - second >= SLOTS then return window end
+  local start = 8 + second % SLOTS * 3
+  local count = read('>I3', window, start + 1)
+  if count == 0 then return window end
+  window = sub(window, 1, start) .. pack('>I3', count - 1) .. sub(window, start + 4)
+  if total == 1 then
+    head = 0
+  else
+    while read('>I3', window, 9 + head % SLOTS * 3) == 0 do head = head - 1 end
+  end
+  return pack('>I4I4', head, total - 1) .. sub(window, 9)
+end
+
+local difference, places, second = (tonumber(ARGV[2]) - reserved) * UNIT, ARGV[6], nil
+if places ~= '' and string.byte(record, 66) < 128 then second = math.floor(read('>d', record, 66) / 1000) end
+if difference ~= 0 or second then
   for i = 2, last do
-    local tpm, value = tonumber(ARGV[i + 4]), found[i]
+    local tpm, value = tonumber(ARGV[i + 5]), found[i]
     local used, at, tail = 0, now, '\0\0\0\0\0\0\0\0'
     if value then
-      used, at = struct.unpack('>dd', value)
-      tail = string.sub(value, 17)
+      used, at = read('>dd', value)
+      tail = sub(value, 17)
     end
-    used = math.max(0, math.min(used, 2 * tpm * UNIT) - math.max(0, now - at) * tpm)
-    used = math.max(0, math.min(used + difference, 2 * tpm * UNIT))
-    redis.call('SET', KEYS[i], struct.pack('>dd', used, now) .. tail, 'PX', KEEP)
+    if tpm > 0 and difference ~= 0 then
+      used = math.max(0, math.min(used, 2 * tpm * UNIT) - math.max(0, now - at) * tpm)
+      used, at = math.max(0, math.min(used + difference, 2 * tpm * UNIT)), now
+    end
+    if second and sub(places, i - 1, i - 1) == '1' then tail = give_back(tail, second) end
+    redis.call('SET', KEYS[i], pack('>dd', used, at) .. tail, 'PX', KEEP)
   end
 end
 
@@ -53,5 +76,5 @@ for i = last + 1, waits do
 end
 
 expires = math.min(expires, now + CLOSED)
-redis.call('SET', KEYS[1], struct.pack('>ddB', expires, reserved, 3) .. string.sub(record, 18), 'PX', expires - now)
+redis.call('SET', KEYS[1], pack('>ddB', expires, reserved, 3) .. sub(record, 18), 'PX', expires - now)
 return 1

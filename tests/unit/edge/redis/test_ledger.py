@@ -182,3 +182,15 @@ async def test_parallel_streams_from_two_replicas_never_overshoot(link):
     ceiling = RateLimits(tpm=10_000)
     answers = await asyncio.gather(*(replicas[n % 2].reserve(claim(f"r{n}", ceiling, 2000)) for n in range(50)))
     assert sum(isinstance(answer, Granted) for answer in answers) == 5
+
+
+async def test_a_record_from_before_there_was_a_time_of_admission_is_settled_without_its_place(link):
+    ceiling = RateLimits(rpm=2, tpm=1000)
+    await RedisLedger(link).reserve(claim("old", ceiling, 1000))
+    (key,) = await link.call("KEYS", "*request:old")
+    record = await link.call("GET", key)
+    await link.call("SET", key, record[:65] + record[73:], "PX", 60_000)
+    assert await RedisLedger(link).settle("finance", "old", None)
+    answer = await RedisLedger(link).reserve(claim("new", ceiling, 900))
+    assert isinstance(answer, Granted)
+    assert answer.status.remaining_requests == 0
