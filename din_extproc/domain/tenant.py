@@ -107,6 +107,8 @@ class Tenant(Struct, frozen=True):
     """False: the tenant's own limits are counted and reported, never enforced."""
     sensitive_data: SensitiveData = SensitiveData()
     queueing: Queueing = Queueing()
+    stays_on_site: bool = False
+    """No request of the tenant goes to a remote API, as a fallback neither."""
 
     def priority_of(self, asked: Priority | None) -> Priority:
         """Return the priority of a request: the requested one, capped at the tenant's own."""

@@ -73,10 +73,20 @@ def _compile_rules(rules: Sequence[Rule], pools: Mapping[str, Pool], known: Know
             flaws.append(_unknown_pool((*place, "fallback"), rule.fallback, pools))
         if rule.fallback == rule.pool:
             flaws.append(Flaw((*place, "fallback"), "the fallback is the pool itself", "name another pool, or leave it out"))
+        flaws += _find_remote(rule, pools, place)
         flaws += _find_unserved(rule, pool, pools.get(rule.fallback), place)
         if pool is not None:
             compiled.append(CompiledRule(rule.id, matches, pool, pools.get(rule.fallback), rule.when))
     return compiled, flaws
+
+
+def _find_remote(rule: Rule, pools: Mapping[str, Pool], place: Place) -> Iterator[Flaw]:
+    """Pools of a rule that keeps requests on the site and would send them to a remote API."""
+    for field, name in (("pool", rule.pool), ("fallback", rule.fallback)):
+        pool = pools.get(name)
+        if rule.stays_on_site and pool is not None and pool.is_remote:
+            message = f"rule {rule.id!r} has `stays_on_site`, and pool {name!r} is a remote API"
+            yield Flaw((*place, field), message, "name a pool of the site's own nodes, or remove `stays_on_site`")
 
 
 def _find_unserved(rule: Rule, pool: Pool | None, fallback: Pool | None, place: Place) -> Iterator[Flaw]:

@@ -68,6 +68,8 @@ class Rule(Struct, frozen=True):
     when: RuleCondition
     pool: str
     fallback: str = ""
+    stays_on_site: bool = False
+    """Neither of the two may be a remote API."""
 
 
 class KnownNames(Struct, frozen=True):

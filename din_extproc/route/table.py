@@ -125,11 +125,17 @@ class RouteTable:
         operation = intent.operation
         for rule in target.rules:
             pool = rule.pool
-            if pool.model in allowed and (pool.operations is None or operation in pool.operations) and rule.matches(facts):
+            served = pool.model in allowed and (pool.operations is None or operation in pool.operations)
+            if served and _may_go(tenant, pool) and rule.matches(facts):
                 versions = _combined_constraint(target, pool.model, asked)
                 if asked is ANY or _has_version(versions_of(pool.name), versions):
                     fallback = _usable_fallback(
-                        fallback=rule.fallback, operation=operation, target=target, allowed=allowed, asked=asked, versions_of=versions_of
+                        fallback=rule.fallback if _may_go(tenant, rule.fallback) else None,
+                        operation=operation,
+                        target=target,
+                        allowed=allowed,
+                        asked=asked,
+                        versions_of=versions_of,
                     )
                     fallback_versions = ANY if fallback is None else _combined_constraint(target, fallback.model, asked)
                     return Routed(
@@ -141,7 +147,7 @@ class RouteTable:
                         fallback=fallback,
                         fallback_versions=fallback_versions,
                     )
-        return _refuse_unserved(target, intent, allowed, asked, versions_of)
+        return _refuse_unserved(target, intent, tenant, allowed=allowed, asked=asked, versions_of=versions_of)
 
     def evaluate_rules(
         self, intent: Intent, tenant: Tenant, head: RequestHead, hour_utc: int, versions_of: VersionsOf
@@ -163,12 +169,12 @@ class RouteTable:
     def models_for(self, tenant: Tenant) -> tuple[ListedModel, ...]:
         """Return every name that the tenant may request, aliases first, each group sorted."""
         allowed = self._allowed.get(tenant.id, _NO_MODELS)
-        usable = [target for target in self._targets.values() if not allowed.isdisjoint(target.models)]
+        usable = [target for target in self._targets.values() if any(_may_serve(rule, tenant, allowed) for rule in target.rules)]
         listed = (
             ListedModel(
                 target.name,
                 tuple(model for model in target.models if model in allowed) if target.alias else (),
-                tuple(dict.fromkeys(rule.pool.name for rule in target.rules if rule.pool.model in allowed)),
+                tuple(dict.fromkeys(rule.pool.name for rule in target.rules if _may_serve(rule, tenant, allowed))),
             )
             for target in usable
         )
@@ -214,6 +220,8 @@ def _find_objections(
     if pool.model not in target.models:
         yield f"its pool serves {pool.model}, which {_quote(target.name)} does not stand for"
         return
+    if not _may_go(facts.tenant, pool):
+        yield "its pool is a remote API, and the tenant's requests stay on the site"
     if pool.model not in allowed:
         yield f"the tenant may not use {pool.model}"
     if not pool.serves(facts.intent.operation):
@@ -267,8 +275,22 @@ def _client_constraint(suffix: str, header: str) -> Constraint | Refusal:
     )
 
 
-def _refuse_unserved(target: RouteTarget, intent: Intent, allowed: frozenset[str], asked: Constraint, versions_of: VersionsOf) -> Refusal:
-    pools = [rule.pool for rule in target.rules if not rule.id and rule.pool.model in allowed]
+def _may_serve(rule: CompiledRule, tenant: Tenant, allowed: frozenset[str]) -> bool:
+    return rule.pool.model in allowed and _may_go(tenant, rule.pool)
+
+
+def _may_go(tenant: Tenant, pool: Pool | None) -> bool:
+    """Return whether requests of the tenant may go to the pool, as far as it leaves the site."""
+    return not tenant.stays_on_site or pool is None or not pool.is_remote
+
+
+def _refuse_unserved(
+    target: RouteTarget, intent: Intent, tenant: Tenant, *, allowed: frozenset[str], asked: Constraint, versions_of: VersionsOf
+) -> Refusal:
+    pools = [rule.pool for rule in target.rules if not rule.id and rule.pool.model in allowed and _may_go(tenant, rule.pool)]
+    if not pools:
+        message = f"The key may not use the model {_quote(target.name)}: its requests do not leave the site."
+        return Refusal(RefusalCode.MODEL_NOT_ALLOWED, message, param="model")
     serving = [pool for pool in pools if pool.serves(intent.operation)]
     if not serving:
         return Refusal(

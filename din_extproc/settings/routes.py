@@ -136,10 +136,12 @@ class RuleSection(Section):
     when: When
     pool: Text
     fallback: Text | None = None
+    stays_on_site: bool = False
+    """Neither `pool` nor `fallback` may be a remote API: `check` refuses a change that would let this rule's requests leave the site."""
 
     def rule(self) -> Rule:
         """For `route/`."""
-        return Rule(self.id, self.when.condition(), self.pool, self.fallback or "")
+        return Rule(self.id, self.when.condition(), self.pool, self.fallback or "", self.stays_on_site)
 
 
 WhenSection.model_rebuild()

@@ -134,6 +134,8 @@ class TenantSection(Section):
     queue: QueueSection = QueueSection()
     sensitive_data: SensitiveDataPolicy | None = None
     """None: that of `defaults`."""
+    stays_on_site: bool = False
+    """No request of the tenant goes to a remote API, as a fallback neither."""
 
     def tenant(self, defaults: "DefaultsSection") -> Tenant:
         """For the domain."""
@@ -146,6 +148,7 @@ class TenantSection(Section):
             per_priority=_by_priority(self.limits.per_priority),
             enforce=self.limits.enforce,
             queueing=self.queue.queueing(defaults.queue),
+            stays_on_site=self.stays_on_site,
             sensitive_data=(self.sensitive_data or defaults.sensitive_data).sensitive_data(),
         )
 

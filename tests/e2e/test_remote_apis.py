@@ -60,7 +60,7 @@ class Site:
             "rules": [
                 {"id": "near", "when": {"model": "m"}, "pool": "local", "fallback": "cloud"},
             ],
-            "tenants": [tenant("acme")],
+            "tenants": [tenant("acme"), {**tenant("clinic"), "stays_on_site": True}],
             "envoy": {"health_check": False, "retry": {"attempts": 0}},
         }
 
@@ -141,6 +141,10 @@ def test_what_overflows_from_a_dead_local_pool_is_marked(site):
     stack.eventually(lambda: stack.chat(model="m").headers.get("x-din-node-id") == "account-1", lambda: stack.status()["health"])
     reply = stack.chat(model="m")
     assert (reply.status_code, reply.headers["x-bxagent-degraded"]) == (200, "true")
+    sent = len(made.openai.seen)
+    assert stack.chat(model="m", tenant_name="clinic").status_code == 503
+    assert stack.chat(model="far", tenant_name="clinic").json()["error"]["code"] == "model_not_allowed"
+    assert len(made.openai.seen) == sent
 
 
 def test_a_new_credential_is_in_use_without_a_restart(site):

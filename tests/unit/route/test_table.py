@@ -1,8 +1,9 @@
 """The route table: who is served by which pool, and who is not."""
 
 import pytest
+from msgspec.structs import replace
 
-from din_extproc.domain.node import Endpoint, Node, Pool
+from din_extproc.domain.node import Endpoint, Node, Pool, RemoteApi
 from din_extproc.domain.request import Estimate, Intent, Operation, Priority, RequestHead
 from din_extproc.domain.tenant import RateLimits, Tenant
 from din_extproc.domain.verdict import Refusal, RefusalCode
@@ -222,3 +223,23 @@ def test_the_time_of_day_can_choose_the_pool():
     assert ask(routes, intent("small"), hour_utc=21).pool is LONG
     assert isinstance(ask(routes, intent("small"), hour_utc=9), Routed)
     assert ask(routes, intent("small"), hour_utc=9).pool is SMALL
+
+
+def test_a_tenant_that_stays_on_the_site_reaches_no_remote_api_by_any_way():
+    api = RemoteApi(host="api.example", port=443, base_path="/v1", tls=True, ca="/ca.pem", credential_header=("authorization", "Bearer "))
+    cloud = pool("cloud", "cloud-model")
+    cloud = replace(cloud, nodes=tuple(replace(node, remote=api) for node in cloud.nodes))
+    rules = [Rule("near", RuleCondition(model=("small",)), "small-pool", "cloud")]
+    stays = replace(tenant(name="stays"), stays_on_site=True)
+    routes = table([SMALL, cloud], rules=rules, tenants=[tenant(), stays])
+    assert ask(routes, intent("small")).fallback is cloud
+    kept = ask(routes, intent("small"), stays)
+    assert (kept.pool, kept.fallback) == (SMALL, None)
+    refused = ask(routes, intent("cloud-model"), stays)
+    assert isinstance(refused, Refusal)
+    assert refused.code is RefusalCode.MODEL_NOT_ALLOWED
+    assert [listed.name for listed in routes[0].models_for(stays)] == ["small"]
+    assert [listed.name for listed in routes[0].models_for(tenant())] == ["cloud-model", "small"]
+    strict = [replace(rules[0], stays_on_site=True)]
+    (flaw,) = (flaw for flaw in compile_routes([SMALL, cloud], (), strict, [tenant()]).flaws if not flaw.warning)
+    assert flaw.place == ("rules", 0, "fallback")
