@@ -41,9 +41,9 @@ _HELD_BYTES = 8 << 20
 Envoy's own default of 16 KiB drops some whenever a burst comes before the connection has opened its window."""
 _REFUSALS = [
     ComparisonFilter(op=ComparisonFilterOp.EQ, value=RuntimeUInt32(default_value=status, runtime_key=f"din.refused_{status}"))
-    for status in (401, 403, 404)
+    for status in (401, 402, 403, 404)
 ]
-"""A node that refuses the gateway's credentials, or its name of the model, has failed as much."""
+"""A node that refuses the gateway's credentials, or whose account has no credit, or its name of the model, has failed as much."""
 REQUEST_HEADERS = ["x-din-trace-id"]
 ATTEMPT_HEADERS = ["traceparent"]
 """Where the span of a failed attempt belongs."""

@@ -123,8 +123,8 @@ class Retry(Struct, frozen=True):
     """A try starts after a random time below this."""
     to_fallback: bool = True
     """When these have failed, one more try in the rule's other pool, where a request can move there as it is."""
-    statuses: tuple[int, ...] = (401, 403, 404, 502, 503, 504)
-    """What a node may answer to be passed over. 401, 403 and 404 are its fault: the gateway chose the credentials and the model's name. Not
+    statuses: tuple[int, ...] = (401, 402, 403, 404, 502, 503, 504, 529)
+    """What a node may answer to be passed over. 401 to 404 are its fault: the gateway chose the account and the model's name. Not
     500: a request that breaks one engine breaks the next."""
 
     def __post_init__(self) -> None:

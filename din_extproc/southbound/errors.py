@@ -8,6 +8,7 @@ Known messages take precedence over the status. The engine's message is passed o
 | a server error with "out of memory"     | 503 `insufficient_gpu_capacity`, with a retry time                        |
 | 400, 422                                | 400 `invalid_request`                                                       |
 | 401, 403, 407                           | the same status, `upstream_error`: the gateway's credentials, not the client's |
+| 402                                     | 502 `upstream_error`: the gateway's account has no credit                       |
 | 404, 405, 501                           | 404 `path_not_found`, in the engine's words if it has any; or `model_not_found` |
 | 408, 504                                | 504 `upstream_timeout`                                                      |
 | 413, 415                                | `request_too_large`, `unsupported_media`                                    |
@@ -30,6 +31,7 @@ _BAD_REQUEST, _NOT_FOUND, _FAILED_DEPENDENCY, _TOO_MANY, _FAULT = 400, 404, 424,
 _BY_STATUS = {
     400: RefusalCode.INVALID_REQUEST,
     401: RefusalCode.UPSTREAM_ERROR,
+    402: RefusalCode.UPSTREAM_ERROR,
     403: RefusalCode.UPSTREAM_ERROR,
     404: RefusalCode.PATH_NOT_FOUND,
     405: RefusalCode.PATH_NOT_FOUND,

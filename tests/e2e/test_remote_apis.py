@@ -134,6 +134,18 @@ def test_a_provider_that_asks_for_time_is_left_alone_for_it(site):
     stack.eventually(lambda: stack.chat(model="far").status_code == 200, "the account serves again")
 
 
+def test_an_account_without_credit_is_no_error_of_the_client(site):
+    made, stack = site
+    error = {"error": {"message": "org-secret has no credit", "type": "insufficient_quota", "code": "insufficient_quota"}}
+    made.openai.fail = lambda: web.json_response(error, status=402)
+    try:
+        reply = stack.chat(model="far")
+    finally:
+        made.openai.fail = lambda: None
+    assert (reply.status_code, reply.json()["error"]["code"]) == (502, "upstream_error"), reply.text
+    assert "org-secret" not in reply.text
+
+
 def test_what_overflows_from_a_dead_local_pool_is_marked(site):
     made, stack = site
     assert stack.chat(model="m").headers["x-din-node-id"] == "gpu-1"
