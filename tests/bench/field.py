@@ -57,7 +57,7 @@ SMOKE = Effort(
     300,
     20.0,
     simulated_s=20.0,
-    thresholds=(2,),
+    thresholds=(2, 5),
     stall_s=3.0,
     others=False,
     limit_seconds=3.0,
