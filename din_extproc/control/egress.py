@@ -123,14 +123,11 @@ def _filters(node: Node, api: RemoteApi, topology: Topology) -> list[TypedExtens
     """What is taken off, then the credential: without it no request leaves."""
     chain = [extension("envoy.filters.http.header_mutation", HeaderMutation(mutations=_taken_off()))]
     if api.credential is not None:
-        header, prefix = api.credential_header
         source = ConfigSource(
             path_config_source=PathConfigSource(path=f"{topology.credentials_folder}/{node.id}.yaml"),
             resource_api_version=ApiVersion.V3,
         )
-        generic = Generic(
-            credential=SdsSecretConfig(name=f"{EGRESS_PREFIX}{node.id}", sds_config=source), header=header, header_value_prefix=prefix
-        )
+        generic = Generic(credential=SdsSecretConfig(name=f"{EGRESS_PREFIX}{node.id}", sds_config=source), header=api.credential_header[0])
         injector = CredentialInjector(overwrite=True, credential=extension("envoy.http.injected_credentials.generic", generic))
         chain.append(extension("envoy.filters.http.credential_injector", injector))
     return [*chain, extension("envoy.filters.http.router", Router(suppress_envoy_headers=True))]
