@@ -251,3 +251,17 @@ async def test_a_drive_that_has_ended_keeps_nothing_alive(told):
     gc.collect()
     assert not [item for item in gc.get_objects() if isinstance(item, Weighty)]
     assert len(kept) == 10
+
+
+@pytest.mark.parametrize("future_class", [asyncio.Future, asyncio.futures._PyFuture, asyncio.Task], ids=["c", "python", "task"])
+async def test_an_awaited_future_yields_itself_and_marks_itself_as_blocking(future_class):
+    future = asyncio.create_task(turns()) if future_class is asyncio.Task else future_class()
+    assert future._asyncio_future_blocking is False
+    yielded = future.__await__().send(None)
+    assert yielded is future
+    assert yielded._asyncio_future_blocking is True
+    future.cancel()
+
+
+async def test_a_bare_yield_of_asyncio_is_none():
+    assert asyncio.sleep(0).send(None) is None

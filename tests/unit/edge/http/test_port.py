@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import inspect
 from collections.abc import AsyncIterator
 
 import httpx
@@ -133,3 +134,41 @@ async def test_nobody_is_told_what_it_is_made_of():
             for word in (b"python", b"aiohttp", b"bytes when reading", b"method encountered"):
                 assert word not in told
             writer.close()
+
+
+def _parameters(function) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def test_the_private_methods_of_aiohttp_that_the_port_overrides_keep_their_signatures():
+    assert _parameters(web.RequestHandler._handle_request) == ["self", "request", "start_time", "request_handler"]
+    assert inspect.iscoroutinefunction(web.RequestHandler._handle_request)
+    assert _parameters(web.RequestHandler.handle_error) == ["self", "request", "status", "exc", "message"]
+    assert _parameters(web.AppRunner._make_server) == ["self"]
+    assert inspect.iscoroutinefunction(web.AppRunner._make_server)
+
+
+async def test_the_private_state_of_an_aiohttp_server_is_what_the_port_builds_its_handlers_from():
+    server = web.Server(_read, access_log=None)
+    assert server._loop is asyncio.get_running_loop()
+    assert server._kwargs == {"access_log": None}
+    assert web.RequestHandler(server, loop=server._loop, keepalive_timeout=1.0, **server._kwargs)._loop is server._loop
+
+
+async def test_aiohttp_makes_handlers_and_handles_requests_by_the_overridden_methods(monkeypatch):
+    called = []
+
+    def observe(owner, name):
+        plain = getattr(owner, name)
+
+        async def observed(*args):
+            called.append(name)
+            return await plain(*args)
+
+        monkeypatch.setattr(owner, name, observed)
+
+    observe(web.AppRunner, "_make_server")
+    observe(web.RequestHandler, "_handle_request")
+    async with served() as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20, verify=False) as client:
+        assert (await client.get("/read")).status_code == 200
+    assert called == ["_make_server", "_handle_request"]
