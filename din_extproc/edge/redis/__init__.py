@@ -1,1 +1,1 @@
-"""The shared counters in Redis: a link of our own, the scripts, the ledger over both, and what holds when Redis is away."""
+"""State shared through Redis: the client, the Lua scripts, the ledger on top of them, and the fallback while Redis is unreachable."""

@@ -1,6 +1,6 @@
-"""Where a Redis is and how to greet it: `redis://`, `rediss://` and `unix://` URLs, as redis-py reads them.
+"""Parser of Redis URLs (`redis://`, `rediss://`, `unix://`) with the syntax of redis-py.
 
-Rule: a URL is read once, at start; what it can't say is an error that names the URL without its password.
+Invariant: a URL is parsed once, at start; an error names the URL without its password.
 """
 
 import ssl
@@ -17,31 +17,31 @@ _TLS_OPTIONS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_ce
 
 
 class Address(Struct, frozen=True):
-    """One server, and what to say first on a connection to it."""
+    """Address and connection options of one Redis server."""
 
     host: str
     port: int
     path: str = ""
-    """A Unix socket, instead of host and port."""
+    """Path of a Unix socket; replaces host and port."""
     db: int = 0
     username: str = ""
     password: str = ""
     tls: ssl.SSLContext | None = None
 
     def __str__(self) -> str:
-        """For people: no password."""
+        """Return the address for logs, without the password."""
         return self.path or f"{self.host}:{self.port}"
 
     def at(self, host: str, port: int) -> "Address":
-        """The same greeting on another server."""
+        """Return the same connection options for another server."""
         return structs.replace(self, host=host, port=port, path="")
 
 
 def parse(url: str) -> Address:
-    """Read a Redis URL.
+    """Parse a Redis URL.
 
     Raises:
-        ValueError: not a Redis URL, or an option that is not known.
+        ValueError: The text is no Redis URL, or an option is unknown.
     """
     parts = urlsplit(url)
     shown = parts._replace(netloc="...", query="").geturl()
@@ -79,7 +79,7 @@ def _tls(options: Mapping[str, Any]) -> ssl.SSLContext:
     context.verify_mode = _CERTIFICATE_CHECKS[check]
     if shown:
         try:
-            context.load_cert_chain(shown, key, password="")  # empty: never asked for at the terminal
+            context.load_cert_chain(shown, key, password="")  # empty: OpenSSL must not prompt at the terminal
         except OSError as error:
             raise ValueError(f"ssl_certfile={shown} and ssl_keyfile={key} can't be used: {error.strerror or error}") from error
     return context

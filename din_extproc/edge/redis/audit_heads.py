@@ -1,17 +1,17 @@
-"""How far the audit log of each replica has come, told to all the others.
+"""Exchange of audit log heads between replicas.
 
-Rule: what is told is a number and a MAC; it proves something only once it stands in another replica's log.
+Invariant: a head is a sequence number and a MAC. It becomes evidence once another replica has written it to its own log.
 """
 
 from din_extproc.edge.redis.ledger import Runner, namespace
 
 
 class AuditHeads:
-    """The heads of one network's logs, in one hash.
+    """The audit log heads of one network, in one hash.
 
     Args:
-        runner: The link.
-        network: Whose logs.
+        runner: The started client.
+        network: Name of the network.
     """
 
     def __init__(self, runner: Runner, network: str) -> None:
@@ -19,10 +19,10 @@ class AuditHeads:
         self._key = f"{namespace(network)}{{audit}}:heads"
 
     async def exchange(self, replica: str, seq: int, chain: str) -> dict[str, tuple[int, str]]:
-        """Tell how far the own log has come, and hear it of the others, by replica.
+        """Publish the head of this replica's log and return the heads of the other replicas, by replica.
 
         Raises:
-            LimitsUnavailable: Redis can't be asked.
+            LimitsUnavailable: Redis is unreachable.
         """
         await self._runner.call("HSET", self._key, replica, f"{seq}:{chain}")
         told = await self._runner.call("HGETALL", self._key)

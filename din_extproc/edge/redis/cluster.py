@@ -1,6 +1,6 @@
-"""A Redis Cluster behind one face: a link per master, every command to the master that owns its tenant's slot.
+"""Client for Redis Cluster: one link per master; each command goes to the master that owns the slot of its key.
 
-Rule: redis-py says who owns what; our links carry the commands, and MOVED and ASK are followed without the caller noticing.
+Invariant: redis-py reads the slot map, the links carry the commands, and MOVED and ASK redirects are transparent to the caller.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ _OTHER_MASTER: Final = ("MOVED", "ASK")
 
 
 class ClusterLinks:
-    """Links to all masters. `start` it, `close` it.
+    """Links to all masters of a cluster. Call `start` before use and `close` at the end.
 
     Args:
-        seeds: some members; the greeting of the first one holds for all.
-        scripts: loaded on every new connection.
-        timeout_ms: how long a command may stay unanswered before its link is given up.
-        max_in_flight: unanswered commands per master.
+        seeds: Some cluster members; the connection options of the first apply to all.
+        scripts: Scripts to load on every new connection.
+        timeout_ms: Time without a reply after which a link is closed.
+        max_in_flight: Maximum unanswered commands per master.
     """
 
     def __init__(
@@ -43,14 +43,14 @@ class ClusterLinks:
         self._max_in_flight = max_in_flight
         self._links: dict[tuple[str, int], Link] = {}
         self._owners: dict[int, Link] = {}
-        """By slot."""
+        """The link of each slot."""
         self._stale = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._reason = "the cluster's masters are not known yet"
 
     @property
     def state(self) -> LinkState:
-        """Up only when every master's link is; else the state of one that is not."""
+        """Return the state of a link that is down, if there is one; otherwise `up`."""
         states = [link.state for link in self._links.values()]
         down = [state for state in states if not state.up]
         if states:
@@ -58,7 +58,7 @@ class ClusterLinks:
         return LinkState(up=False, since=0.0, reason=self._reason, address=str(self._seeds[0]))
 
     async def start(self, wait_s: float = 1.0) -> bool:
-        """Find the masters and connect to each. True: all are connected within about `wait_s` seconds; False: it goes on trying."""
+        """Find the masters and connect to each. Return whether all are connected within about `wait_s` seconds; attempts continue."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await self._refresh()
@@ -76,12 +76,12 @@ class ClusterLinks:
             await link.close()
 
     def call(self, *command: Argument) -> asyncio.Future[Any]:
-        """One command; its second word is its key. Errors as with `Link.call`."""
+        """Send a command whose second word is its key. Raise as `Link.call` does."""
         key = command[1]
         return self._owner(key if isinstance(key, bytes) else str(key).encode()).call(*command)
 
     def run(self, script: LuaScript, count: int, tail: bytes) -> asyncio.Future[Any]:
-        """Run a script where its first key lives. Errors as with `Link.run`."""
+        """Run a script on the master of its first key. Raise as `Link.run` does."""
         start = tail.index(b"\n", tail.index(b"\n", tail.index(b"\n") + 1) + 1) + 1
         return self._owner(tail[start : tail.index(b"\r", start)]).run(script, count, tail)
 
@@ -93,7 +93,7 @@ class ClusterLinks:
         return owner
 
     def _redirect(self, error: str, future: asyncio.Future[Any], deadline: float, run: CommandRetry) -> bool:
-        """MOVED 3999 10.0.0.7:6379: ask there, and learn who owns what by now."""
+        """Follow a redirect such as `MOVED 3999 10.0.0.7:6379`, and refresh the slot map."""
         kind, *rest = error.split(" ")
         if kind == "CLUSTERDOWN":
             self._stale.set()
@@ -121,7 +121,7 @@ class ClusterLinks:
             await self._refresh()
 
     async def _refresh(self) -> None:
-        """Who owns what, as any reachable member says."""
+        """Update the slot map from the first reachable member."""
         for seed in (*self._seeds, *(self._seeds[0].at(*place) for place in self._links)):
             try:
                 async with asyncio.timeout(_ASK_S):
@@ -162,7 +162,7 @@ def _always(address: Address) -> Locate:
 
 
 async def _owners(seed: Address) -> dict[int, tuple[str, int]]:
-    """Slot -> master, asked of one member."""
+    """Return the master of every slot, as reported by one member."""
     cluster = RedisCluster(
         host=seed.host,
         port=seed.port,

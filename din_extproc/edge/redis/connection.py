@@ -1,6 +1,6 @@
-"""One connection to Redis: what is asked for in one turn of the loop leaves in one write, answers come back in that order.
+"""One pipelined connection to Redis. Commands of one event loop iteration leave in one write; replies arrive in the same order.
 
-Rule: the oldest unanswered command decides: once it is overdue the connection is given up, for every later answer would be misread.
+Invariant: the connection is closed when the oldest unanswered command is overdue, because later replies could not be matched.
 """
 
 import asyncio
@@ -17,87 +17,87 @@ from din_extproc.admit.ledger import LimitsUnavailable
 from din_extproc.edge.turn import AT_ONCE
 
 _GRACE_S: Final = 0.001
-"""A late loop first reads what has arrived meanwhile, before an answer is called missing."""
+"""Extra time after a deadline, so that a delayed event loop reads received replies before it reports a timeout."""
 
 Argument = bytes | str | int
 
 
 class LuaScript:
-    """A Lua script by its source, and how to call it: number of keys, keys, arguments follow."""
+    """A Lua script and its calls. A call is followed by the number of keys, the keys and the arguments."""
 
     def __init__(self, source: bytes) -> None:
         self.source = source
         self._sha = bulk(hashlib.sha1(source, usedforsecurity=False).hexdigest().encode())
 
     def evalsha(self, count: int, tail: bytes) -> bytes:
-        """The call by digest; `tail` holds `count` bulk strings."""
+        """Return the EVALSHA call; `tail` holds `count` bulk strings."""
         return b"*%d\r\n$7\r\nEVALSHA\r\n%b%b" % (count + 2, self._sha, tail)
 
     def eval(self, count: int, tail: bytes) -> bytes:
-        """The call that brings the source along."""
+        """Return the EVAL call, which includes the source."""
         return b"*%d\r\n$4\r\nEVAL\r\n%b%b" % (count + 2, bulk(self.source), tail)
 
 
 def bulk(text: bytes) -> bytes:
-    """One argument as Redis reads it."""
+    """Encode one argument as a bulk string."""
     return b"$%d\r\n%b\r\n" % (len(text), text)
 
 
 def bulks(*arguments: Argument) -> tuple[int, bytes]:
-    """How many arguments, and all of them as Redis reads them."""
+    """Return the number of arguments and their encoding as bulk strings."""
     packed = pack(arguments)
     return len(arguments), packed[packed.index(b"\n") + 1 :]
 
 
 def pack(command: tuple[Argument, ...]) -> bytes:
-    """A whole command as Redis reads it."""
+    """Encode a command."""
     packed: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]  # its stub asks for a tuple of one
     return packed
 
 
 class CommandUnanswered(LimitsUnavailable):
-    """The command was sent and no answer came: it may have been counted, or not."""
+    """The command was sent and no reply came: Redis may have executed it or not."""
 
 
 class RedisError(LimitsUnavailable):
-    """Redis answered with an error."""
+    """Redis replied with an error."""
 
 
 _INNER_ERROR: Final = re.compile(r"ERR Error running script .*?: -([A-Z]+ .*)", re.DOTALL)
 
 
 def command_error(text: str) -> str:
-    """The error of the command that failed. Before version 7, Redis wraps that of a command in a script in an error of its own."""
+    """Return the error of the failed command. Redis before version 7 wraps the error of a command that fails inside a script."""
     inner = _INNER_ERROR.fullmatch(text)
     return text if inner is None else inner[1]
 
 
 class CommandRetry(Struct, frozen=True, gc=False):
-    """How to ask again: the call of a script or a plain command, and how often it was asked already."""
+    """A script call or plain command to send again, with the number of attempts so far."""
 
     script: "LuaScript | None"
     count: int
     tail: bytes
-    """Of a script: `count` bulk strings. Of a plain command: all of it."""
+    """The `count` bulk strings of a script call, or a whole plain command."""
     attempt: int = 0
 
     def again(self) -> "CommandRetry":
-        """Asked once more."""
+        """Return the retry with one more attempt counted."""
         return CommandRetry(self.script, self.count, self.tail, self.attempt + 1)
 
 
 Sent = tuple[asyncio.Future[Any], float, CommandRetry | None]
-"""Who waits, until when (the loop's clock), and how to ask again."""
+"""The caller's future, the deadline by the clock of the event loop, and the retry."""
 
 
 class RedisConnection(asyncio.Protocol):
-    """Commands out, answers in.
+    """Protocol of one connection: writes commands and matches replies.
 
     Args:
-        loop: the loop it lives on.
-        timeout_s: how long the oldest command may stay unanswered.
-        on_error: told of an error reply, and who waits for it; it settles the future.
-        on_lost: told once, with the reason, when the connection is of no use any more.
+        loop: The event loop of the connection.
+        timeout_s: Maximum time without a reply for the oldest command.
+        on_error: Called with an error reply and its pending command; completes the future.
+        on_lost: Called once with the reason when the connection is closed.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class RedisConnection(asyncio.Protocol):
         self._due = 0.0
         self._overdue: Sent | None = None
         self._reading = False
-        """Answers that have come wait for their turn."""
+        """A callback that reads received replies is scheduled."""
         self._lost = False
 
     def __len__(self) -> int:
@@ -127,11 +127,11 @@ class RedisConnection(asyncio.Protocol):
 
     @property
     def newest(self) -> asyncio.Future[Any] | None:
-        """Whoever waits for the last answer on its way."""
+        """Return the future of the newest unanswered command."""
         return self._pending[-1][0] if self._pending else None
 
     def send(self, command: bytes, future: asyncio.Future[Any], deadline: float, run: CommandRetry | None = None) -> None:
-        """Ask; the answer settles the future, be it that nobody waits for it any more."""
+        """Send a command; the reply completes the future unless it was cancelled."""
         if not self._out:
             self._loop.call_soon(self._flush)
             if self._timer is None or deadline < self._due:
@@ -140,17 +140,17 @@ class RedisConnection(asyncio.Protocol):
         self._pending.append((future, deadline, run))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio: connected."""
+        """Handle the established connection (asyncio callback)."""
         self._transport = transport  # type: ignore[assignment]  # a stream's transport
 
     def data_received(self, data: bytes) -> None:
-        """asyncio: bytes of answers, cut anywhere."""
+        """Handle received bytes, which end at any position (asyncio callback)."""
         self._reader.feed(data)
         if not self._reading:
             self._read()
 
     def _read(self) -> None:
-        """Take the next few answers."""
+        """Process the next few replies."""
         self._reading = False
         reader, pending = self._reader, self._pending
         try:
@@ -170,13 +170,13 @@ class RedisConnection(asyncio.Protocol):
             self._loop.call_soon(self._read)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio: the other side has gone."""
+        """Handle a connection that Redis closed (asyncio callback)."""
         while self._reading:
             self._read()
         self.drop(str(exc) if exc else "Redis closed the connection")
 
     def drop(self, reason: str) -> None:
-        """Give up: everybody who waits learns it now."""
+        """Close the connection and fail all unanswered commands."""
         if self._lost:
             return
         self._lost = True
@@ -196,7 +196,7 @@ class RedisConnection(asyncio.Protocol):
         self._out.clear()
 
     def _check(self) -> None:
-        """Is the oldest command overdue? Looked at when it could be, not per command."""
+        """Close the connection if the oldest command is overdue. Runs at its deadline, not per command."""
         self._timer = None
         if not self._pending:
             return

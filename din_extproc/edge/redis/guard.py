@@ -1,6 +1,7 @@
-"""What holds while Redis is away: each process that decides its share, everything, or nothing.
+"""Ledger with a fallback while Redis is unreachable: a local share of each limit, no limits, or no requests.
 
-Rule: a request is released and settled where it was granted; what could not be said to Redis is said when it is back, once.
+Invariant: a request is released and settled in the ledger that granted it. Releases and settlements that Redis missed are sent once it
+is reachable again.
 """
 
 import asyncio
@@ -27,46 +28,46 @@ _MOST_OWED: Final = 10_000
 _ONLY_SLOTS: Final = -1
 """Instead of tokens: the slots are to be given back, the settlement follows."""
 _LATER: Final = "TRYAGAIN"
-"""What a cluster says while the tenant's keys are on their way to another master."""
+"""Error of a cluster while the keys of a tenant migrate to another master."""
 _UNMETERED: Final = Granted(RateLimitStatus(), roomy=True)
 
 
 class OnError(StrEnum):
-    """The policy while the counters can't be reached."""
+    """Policy while the counters are unreachable."""
 
     LOCAL_SHARE = "local_share"
-    """Every process that decides enforces limit / such processes, in memory."""
+    """Every deciding process enforces the limit divided by the number of such processes, in memory."""
     OPEN = "open"
-    """Everything passes, unmetered."""
+    """All requests pass without accounting."""
     CLOSED = "closed"
-    """Nothing passes: `LimitsUnavailable`."""
+    """All requests fail with `LimitsUnavailable`."""
 
 
 class GuardState(Struct, frozen=True):
-    """How limits are enforced at the moment, for people and metrics."""
+    """How limits are enforced now, for the status page and metrics."""
 
     shared: bool
-    """By the counters in Redis; False: by the policy."""
+    """True: by the counters in Redis; False: by the policy."""
     since: float
     """Seconds since the epoch."""
     reason: str
-    """Why not shared; "" when shared."""
+    """Reason why limits are not shared; "" when they are."""
     replicas: int
-    """Last known number of processes that decide by the limits: the workers of all sidecars. Never fewer than this sidecar's own."""
+    """Last known number of deciding processes: the workers of all sidecars, at least the workers of this sidecar."""
 
 
 class GuardedLedger:
-    """A `Ledger` that always answers in time. `start` it, `close` it.
+    """A `Ledger` that always answers in time. Call `start` before use and `close` at the end.
 
     Args:
-        runner: the link, for the presence of this process.
-        shared: the ledger over that link.
-        local: the counters of this process, for `local_share`.
-        on_error: the policy.
-        replica: this process's name among all that share the limits.
-        network: whose limits they are.
-        workers: how many processes of this sidecar decide: they share the limits, even when Redis never told of any other.
-        decides: whether this process is one of them; one that only keeps accounts takes no share.
+        runner: The client that announces this process.
+        shared: The ledger in Redis.
+        local: The ledger in this process, for `local_share`.
+        on_error: The policy.
+        replica: Name of this process among all that share the limits.
+        network: Name of the network.
+        workers: Number of deciding processes of this sidecar; the minimum divisor of a limit.
+        decides: Whether this process decides; the accounting process takes no share.
     """
 
     def __init__(
@@ -90,19 +91,19 @@ class GuardedLedger:
         self._workers = workers
         self._decides = decides
         self._owed: deque[tuple[str, str, int | None]] = deque(maxlen=_MOST_OWED)
-        """Tenant, request, tokens to settle; None: to release."""
+        """Operations to send later: tenant, request, tokens to settle (None: release)."""
         self._failed_at = 0.0
         self._task: asyncio.Task[None] | None = None
         self.state = GuardState(shared=True, since=time.time(), reason="", replicas=workers)
 
     async def start(self) -> None:
-        """Announce this process, and keep doing so."""
+        """Announce this process and renew the announcement periodically."""
         with contextlib.suppress(LimitsUnavailable):
             await self._beat()
         self._task = asyncio.get_running_loop().create_task(self._tend(), name="limits guard")
 
     async def close(self) -> None:
-        """Leave the count of replicas. The link stays open."""
+        """Withdraw the announcement of this process. The client stays open."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -111,10 +112,10 @@ class GuardedLedger:
             await self._runner.run(PRESENCE, *bulks(1, self._replicas, self._replica, 0))
 
     async def reserve(self, claim: Claim) -> Granted | Denied:
-        """Check every budget, then charge every budget: in Redis, or as the policy has it.
+        """Check every budget, then charge every budget, in Redis or by the policy.
 
         Raises:
-            LimitsUnavailable: only under `closed`.
+            LimitsUnavailable: Redis is unreachable and the policy is `closed`.
         """
         try:
             return await self._shared.reserve(claim)
@@ -129,7 +130,7 @@ class GuardedLedger:
             return await self._local.reserve(scale_claim(claim, self.state.replicas))
 
     async def renew(self, tenant: str, request_id: str, lease_ms: int) -> bool:
-        """Keep the slots of a request that still runs. Missed once, the next renewal takes them again. False: it has ended, as is known."""
+        """Extend the lease of a running request; a renewal also restores an expired lease. Return False if the request has ended."""
         if self._local.has_record(tenant, request_id):
             return await self._local.renew(tenant, request_id, lease_ms)
         try:
@@ -138,7 +139,7 @@ class GuardedLedger:
             return True
 
     async def release(self, tenant: str, request_id: str) -> None:
-        """Give the slots back, in Redis as soon as it is there."""
+        """Release the slots; in Redis as soon as it is reachable."""
         if self._local.has_record(tenant, request_id):
             await self._local.release(tenant, request_id)
             return
@@ -148,7 +149,7 @@ class GuardedLedger:
             self._owed.append((tenant, request_id, _ONLY_SLOTS))
 
     async def settle(self, tenant: str, request_id: str, tokens: int | None) -> bool:
-        """Replace the reserved tokens by the actual ones, once, and give the slots back; True as well when Redis will be told later."""
+        """Replace the reserved tokens with the actual ones, once, and release the slots. Return True also if Redis receives it later."""
         if self._local.has_record(tenant, request_id):
             return await self._local.settle(tenant, request_id, tokens)
         try:
@@ -171,7 +172,7 @@ class GuardedLedger:
                 await self._beat()
                 await self._pay()
             except LimitsUnavailable as error:
-                if not self._decides:  # the others learn it from requests
+                if not self._decides:  # other errors show in requests
                     self._failed(str(error))
                 continue
             if not self.state.shared and time.monotonic() - self._failed_at > _BEAT_S:
@@ -179,14 +180,14 @@ class GuardedLedger:
                 _log.info("limits are shared again among %d processes", self.state.replicas)
 
     async def _beat(self) -> None:
-        """Say that this process decides, if it does, and learn how many do."""
+        """Announce this process if it decides, and read the number of deciding processes."""
         present = await self._runner.run(PRESENCE, *bulks(1, self._replicas, self._replica, _PRESENT_MS if self._decides else 0))
         replicas, before = max(self._workers, present), self.state
         if replicas != before.replicas:
             self.state = GuardState(shared=before.shared, since=before.since, reason=before.reason, replicas=replicas)
 
     async def _pay(self) -> None:
-        """Say what could not be said. What Redis does not answer stays owed: saying it twice is harmless."""
+        """Send pending releases and settlements. Those without a reply stay pending; repeating them is harmless."""
         while self._owed:
             tenant, request_id, tokens = debt = self._owed.popleft()
             try:
@@ -198,7 +199,7 @@ class GuardedLedger:
                 if str(error).startswith(_LATER):
                     self._owed.append(debt)
                     return
-                _log.warning("redis refused what was owed to a request: %s", error)
+                _log.warning("redis rejected a delayed release or settlement: %s", error)
             except LimitsUnavailable:
                 self._owed.appendleft(debt)
                 raise

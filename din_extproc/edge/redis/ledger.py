@@ -1,6 +1,6 @@
-"""The counters in Redis, shared by every replica: the `Ledger` port over a link and four scripts.
+"""`Ledger` in Redis, shared by all replicas: four Lua scripts over one client.
 
-Rule: every key of a tenant lives under one hash tag that no tenant name can forge, and every key a script touches is declared.
+Invariant: all keys of a tenant have one hash tag that no tenant name can forge, and every key that a script accesses is declared.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from din_extproc.edge.redis.connection import Argument, LuaScript, bulk, bulks
 
 
 def load(name: str) -> LuaScript:
-    """The script `lua/<name>.lua`."""
+    """Load the script `lua/<name>.lua`."""
     return LuaScript(files("din_extproc.edge.redis").joinpath("lua", f"{name}.lua").read_bytes())
 
 
@@ -34,53 +34,53 @@ SCRIPTS: Final = (ADMIT, SETTLE, RELEASE, RENEW)
 _DIMENSIONS: Final = ("", "rpm", "tpm", "max_streams", "oversize")
 _LONGEST_PLAIN_TENANT: Final = 64
 _REMEMBERED: Final = 8192
-"""Requests whose scopes are known without asking Redis; older ones cost one look-up when they end."""
+"""Number of requests whose budgets are remembered; older requests cost one look-up when they end."""
 _UNLIMITED: Final = Granted(RateLimitStatus(), roomy=True)
 
 
 class Runner(Protocol):
-    """What carries the commands: a `Link`, or one link per master of a cluster."""
+    """A client that sends commands: a `Link`, or one link per master of a cluster."""
 
     def call(self, *command: Argument) -> asyncio.Future[Any]:
-        """Ask for one command's answer."""
+        """Send a command and return the future of its reply."""
 
     def run(self, script: LuaScript, count: int, tail: bytes) -> asyncio.Future[Any]:
-        """Run a script: `count` bulk strings (number of keys, keys, arguments)."""
+        """Run a script with `count` bulk strings: number of keys, keys, arguments."""
 
 
 class Charge(Struct, array_like=True, frozen=True):
-    """What one budget holds of a request: the note in its record, so that every replica can end it."""
+    """The charge of a request to one budget. The record of the request holds all charges, so that any replica can end it."""
 
     scope: str
     tpm: int
-    """0: no tokens were charged."""
+    """Limit of tokens per minute; 0: no tokens were charged."""
     max_streams: int
-    """0: no slot was taken."""
+    """Limit of concurrent streams; 0: no slot was taken."""
     shared: bool = False
-    """Charged to the counters of the network."""
+    """The charge went to counters that all tenants share."""
     counted: bool = False
     """The request has a place in the budget's window."""
 
 
 class Names(Struct, frozen=True):
-    """What keys begin with."""
+    """Prefixes of keys."""
 
     network: str = ""
     one_slot: bool = False
-    """All keys of the network under one hash tag, so that a cluster can count for all tenants at once."""
+    """All keys of the network have one hash tag, so that a cluster can charge limits shared by all tenants."""
 
     def of(self, tenant: str) -> bytes:
-        """The tenant's own keys."""
+        """Return the prefix of the keys of a tenant."""
         return f"{namespace(self.network)}{'{n}' if self.one_slot else ''}{tag(tenant)}:".encode()
 
     @property
     def channel(self) -> str:
-        """Where those who wait hear that something came back."""
+        """Return the name of the channel that announces released resources to waiting requests."""
         return f"{namespace(self.network)}freed"
 
     @property
     def shared(self) -> bytes:
-        """The keys that all tenants share. No tenant's hash tag is `n`."""
+        """Return the prefix of the keys that all tenants share. No tenant has the hash tag `n`."""
         return f"{namespace(self.network)}{{n}}:".encode()
 
 
@@ -96,37 +96,37 @@ class _Counted(Struct, frozen=True):
 
 
 class _End(Struct, frozen=True):
-    """How a request of certain budgets is renewed, released and settled, as bulk strings; `_PREFIX` stands for the tenant's."""
+    """Encoded parts of the calls that end requests with the same budgets. `_PREFIX` is a placeholder for the tenant's prefix."""
 
     slots: int
     slot_keys: bytes
-    """The number of keys of a renewal; then, after the record's, the leases."""
+    """Number of keys of a renewal. The keys are the record and the leases."""
     leases: bytes
     release_keys: bytes
-    """The number of keys of a release; then, after the record's, those of who waits, and the leases."""
+    """Number of keys of a release. The keys are the record, the waiting keys and the leases."""
     waits: int
     waiting: bytes
-    """Keys that are there while somebody waits."""
+    """Keys that exist while requests wait."""
     waits_told: bytes
-    """How many these are."""
+    """Number of waiting keys, as an argument."""
     used: "_Counted"
     """For a settlement."""
     unused: "_Counted"
     """For one of a request that reached no node."""
 
     def renewal(self, request: "_Request", now: bytes, lease: bytes) -> tuple[int, bytes]:
-        """The renewing script's call: how many bulk strings, and they."""
+        """Return the number of bulk strings of the renew call, and the strings."""
         leases = self.leases.replace(_PREFIX, request.prefix)
         return self.slots + 5, b"".join((self.slot_keys, request.record, leases, now, request.id, lease))
 
     def release(self, request: "_Request", now: bytes, channel: bytes) -> tuple[int, bytes]:
-        """The releasing script's call."""
+        """Return the same for the release call."""
         keys = (self.waiting + self.leases).replace(_PREFIX, request.prefix)
         arguments = (now, request.id, channel, self.waits_told)
         return self.slots + self.waits + 6, b"".join((self.release_keys, request.record, keys, *arguments))
 
     def settlement(self, request: "_Request", now: bytes, tokens: int | None, channel: bytes) -> tuple[int, bytes]:
-        """The settling script's call. Tokens None: no node was reached."""
+        """Return the same for the settle call. Tokens None: no node was reached."""
         counted = self.unused if tokens is None else self.used
         keys = (counted.counters + self.waiting + self.leases).replace(_PREFIX, request.prefix)
         arguments = (now, bulk(b"%d" % (tokens or 0)), request.id, channel, self.waits_told, counted.limits)
@@ -134,29 +134,29 @@ class _End(Struct, frozen=True):
 
 
 class _Plan(Struct, frozen=True):
-    """What is the same for all requests with the same budgets, as bulk strings; `_PREFIX` stands for the tenant's."""
+    """Encoded parts of the reserve call of requests with the same budgets. `_PREFIX` is a placeholder for the tenant's prefix."""
 
     count: int
-    """Bulk strings of the reservation."""
+    """Number of bulk strings of the call."""
     start: bytes
-    """Its number of keys."""
+    """Number of keys of the call."""
     keys: bytes
-    """Counters and leases."""
+    """Keys of the counters and leases."""
     limits: bytes
-    """rpm, tpm, max_streams of each budget, which of them are enforced, and the note."""
+    """The rpm, tpm and max_streams of each budget, the enforced budgets, and the charges for the record."""
     scopes: tuple[str, ...]
     end: _End
 
 
 class _Request(Struct, frozen=True, gc=False):
-    """One request's names."""
+    """Keys and id of one request."""
 
     prefix: bytes
-    """What all keys of its tenant begin with."""
+    """Prefix of the keys of its tenant."""
     record: bytes
-    """The key of its record, a bulk string."""
+    """Key of its record as a bulk string."""
     id: bytes
-    """A bulk string."""
+    """Its id as a bulk string."""
 
     @classmethod
     def of(cls, prefix: bytes, request_id: str) -> "_Request":
@@ -167,21 +167,21 @@ class _Request(Struct, frozen=True, gc=False):
 _PREFIX: Final = b"\0"
 _PLAIN: Final = Names()
 WAITING: Final = b"waiting"
-"""After a prefix: the key that is there while somebody waits."""
+"""Suffix of the key that exists while requests wait."""
 _NOTE: Final = msgspec.msgpack.Decoder(tuple[Charge, ...])
 _NOTE_AT: Final = 73
-"""Bytes of a record before its note."""
+"""Offset of the charges in a record."""
 _OLD_NOTE_AT: Final = 65
 """The same without the time of admission, as records were before: no time begins with a byte over 127, every note does."""
 
 
 def namespace(network: str) -> str:
-    """What every key of a network begins with. A network's name has no brace: a key without one has no network."""
+    """Return the prefix of all keys of a network. Names of networks contain no brace, so keys without a network are distinct."""
     return f"din:{network}:" if network else "din:"
 
 
 def tag(tenant: str) -> str:
-    """The tenant's hash tag: its name percent-encoded, a long one hashed. Two tenants never share one."""
+    """Return the hash tag of a tenant: the percent-encoded name, or a hash of a long name. It is unique per tenant."""
     plain = quote(tenant, safe="", errors="surrogatepass")
     if len(plain) <= _LONGEST_PLAIN_TENANT:
         return "{t=" + plain + "}"
@@ -189,7 +189,7 @@ def tag(tenant: str) -> str:
 
 
 def _keys(prefix_length: int, shared: bytes, kind: bytes, charges: Sequence[Charge]) -> bytes:
-    """Keys as bulk strings; the tenant's prefix is still to be filled in."""
+    """Encode keys as bulk strings with a placeholder for the tenant's prefix."""
     keys = []
     for charge in charges:
         name = b"%b:%b" % (kind, charge.scope.encode())
@@ -252,12 +252,12 @@ def _plan(prefix_length: int, shared: bytes, budgets: tuple[Budget, ...]) -> _Pl
 
 
 class RedisLedger:
-    """A `Ledger` that all replicas share.
+    """A `Ledger` shared by all replicas.
 
     Args:
-        runner: the started link.
-        now: for tests only: the time in ms that the scripts take instead of Redis TIME. "" in production.
-        names: what its keys begin with.
+        runner: The started client.
+        now: Tests only: the time in ms that replaces Redis TIME in the scripts; "" in production.
+        names: Prefixes of its keys.
     """
 
     def __init__(self, runner: Runner, now: Argument = "", names: Names = _PLAIN) -> None:
@@ -266,15 +266,15 @@ class RedisLedger:
         self._shared = names.shared
         self._channel = bulk(names.channel.encode())
         self._held: dict[tuple[str, str], tuple[_Request, _End]] = {}
-        """Of the latest requests, by tenant and id."""
+        """Calls of the latest requests, by tenant and request id."""
         self.read_clock(now)
 
     def read_clock(self, now: Argument) -> None:
-        """For tests only: from here on it is `now`, in ms."""
+        """Set the time in ms; tests only."""
         self._now = bulks(now)[1]
 
     async def reserve(self, claim: Claim) -> Granted | Denied:
-        """Check every budget, then charge every budget. Given up before the answer came: what it took is given back."""
+        """Check every budget, then charge every budget. If the caller is cancelled before the reply, the charge is undone."""
         request = _Request.of(self._prefix_of(claim.tenant), claim.request_id)
         plan = _plan(len(request.prefix), self._shared, claim.budgets)
         if not plan.scopes:
@@ -302,7 +302,7 @@ class RedisLedger:
         return Granted(_standing(reply), _denied(plan, reply))
 
     async def renew(self, tenant: str, request_id: str, lease_ms: int) -> bool:
-        """Keep the slots of a request that still runs. False: it is unknown, or has ended."""
+        """Extend the lease of a running request. Return False if it is unknown or has ended."""
         held = self._held.get((tenant, request_id)) or await self._look_up(tenant, request_id)
         if held is None:
             return False
@@ -310,14 +310,14 @@ class RedisLedger:
         return bool(await self._runner.run(RENEW, *end.renewal(request, self._now, bulk(b"%d" % lease_ms))))
 
     async def release(self, tenant: str, request_id: str) -> None:
-        """Give the slots back: the request has ended."""
+        """Release the slots of a request that has ended."""
         held = self._held.get((tenant, request_id)) or await self._look_up(tenant, request_id)
         if held is not None:
             request, end = held
             await self._runner.run(RELEASE, *end.release(request, self._now, self._channel))
 
     async def settle(self, tenant: str, request_id: str, tokens: int | None) -> bool:
-        """Replace the reserved tokens by the actual ones, both ways, once, and give back slots still held. False: unknown or settled.
+        """Replace the reserved tokens with the actual ones, once, and release its slots. Return False if unknown or already settled.
 
         Tokens None: no node was reached, so the request's places in the windows come back as well.
         """
@@ -328,7 +328,7 @@ class RedisLedger:
         return bool(await self._runner.run(SETTLE, *end.settlement(request, self._now, tokens, self._channel)))
 
     async def _look_up(self, tenant: str, request_id: str) -> tuple[_Request, _End] | None:
-        """How a request is ended that is not remembered: its record says."""
+        """Build the calls of a request that is not remembered from its record."""
         request = _Request.of(self._prefix_of(tenant), request_id)
         found = await self._runner.call("GET", request.record[request.record.index(b"\n") + 1 : -2])
         if not found:
@@ -337,13 +337,13 @@ class RedisLedger:
         return request, _end(len(request.prefix), self._shared, _NOTE.decode(note))
 
     def _undo(self, end: _End, request: _Request) -> None:
-        """Nobody waits for the verdict any more: give back what it may take. Sent after it on the same connection."""
+        """Undo a reservation whose caller was cancelled. Redis runs this after the reservation on the same connection."""
         with contextlib.suppress(LimitsUnavailable):
             self._runner.run(SETTLE, *end.settlement(request, self._now, None, self._channel)).add_done_callback(forget)
 
 
 def forget(future: asyncio.Future[Any]) -> None:
-    """Look at the outcome, so that asyncio does not miss anybody who does."""
+    """Retrieve the exception, so that asyncio does not log it as never retrieved."""
     if not future.cancelled():
         future.exception()
 

@@ -1,6 +1,6 @@
-"""One standing link to one Redis: commands of the hot path out, plain futures back.
+"""Persistent client of one Redis server: sends commands and returns plain futures.
 
-Rule: a caller never waits for a connection. While there is none, every call fails at once; the link comes back by itself.
+Invariant: a call never waits for a connection. Without one it fails at once; the link reconnects by itself.
 """
 
 import asyncio
@@ -26,40 +26,40 @@ _FIRST_PAUSE_S: Final = 0.02
 _LONGEST_PAUSE_S: Final = 0.8
 _ATTEMPTS: Final = 3
 _MOVED_ON: Final = ("READONLY", "MASTERDOWN", "LOADING", "NOREPLICAS")
-"""Errors of a server that is not, or not yet, the one to ask: the link looks for it again."""
+"""Errors of a server that is not the current master or not ready; the link locates the server again."""
 
 _NOT_ALLOWED: Final = re.compile(r"(?:NOPERM|ERR).*\b(?:script|evalsha)\b", re.IGNORECASE | re.DOTALL)
-"""What users without the permission are told, and those of proxies that don't know the command."""
+"""Errors for users without permission, and of proxies without the command."""
 _NO_WORK: Final = LuaScript(b"return 1")
 
 Locate = Callable[[], Awaitable[Address]]
 Redirect = Callable[[str, asyncio.Future[Any], float, CommandRetry], bool]
-"""Told of an error, who waits, until when and how to ask again; True: taken care of."""
+"""Called with an error, the future, the deadline and the retry. Return True if it takes over the future."""
 
 
 class LinkState(Struct, frozen=True):
-    """How the link is, for people and health checks."""
+    """State of a link for the status page and health checks."""
 
     up: bool
     since: float
     """Seconds since the epoch."""
     reason: str
-    """Why it is down; "" when it is up."""
+    """Reason why it is down; "" when it is up."""
     address: str
     warning: str = ""
-    """What is not as it should be although it is up."""
+    """Problem that does not prevent operation."""
 
 
 class Link:
-    """A standing link. `start` it, `close` it.
+    """A persistent connection. Call `start` before use and `close` at the end.
 
     Args:
-        locate: where the server is; asked before every attempt to connect.
-        scripts: loaded on every new connection.
-        timeout_ms: how long a command may stay unanswered before the link is given up.
-        max_in_flight: unanswered commands at once; more are refused.
-        redirect: for a cluster: who takes care of MOVED and ASK.
-        on_change: told of every change of state.
+        locate: Returns the address of the server; called before every attempt to connect.
+        scripts: Scripts to load on every new connection.
+        timeout_ms: Time without a reply after which the connection is closed.
+        max_in_flight: Maximum unanswered commands; further commands fail.
+        redirect: Handler of MOVED and ASK errors of a cluster.
+        on_change: Called after every change of state.
     """
 
     def __init__(
@@ -82,16 +82,16 @@ class Link:
         self._connection: RedisConnection | None = None
         self._reloading: set[LuaScript] = set()
         self._sends_source = False
-        """Scripts go out whole: this server lets us neither load them nor call them by digest."""
+        """Send scripts with EVAL: the server allows neither SCRIPT LOAD nor EVALSHA."""
         self._at = "redis"
-        """Where it was last tried, for people."""
+        """Address of the last attempt, for logs."""
         self._lost = asyncio.Event()
         self._up = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.state = LinkState(up=False, since=time.time(), reason="not connected yet", address="")
 
     async def start(self, wait_s: float = _CONNECT_S) -> bool:
-        """Begin to connect, and stay connected. True: connected within `wait_s` seconds; False: it goes on trying."""
+        """Connect and stay connected. Return whether it is connected within `wait_s` seconds; attempts continue."""
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._stay_connected(), name="redis link")
         with contextlib.suppress(TimeoutError):
@@ -100,7 +100,7 @@ class Link:
         return self.state.up
 
     async def close(self) -> None:
-        """Wait for the answers on their way, at most one timeout, then disconnect."""
+        """Wait for outstanding replies for at most one timeout, then disconnect."""
         connection, self._connection = self._connection, None
         if self._task is not None:
             self._task.cancel()
@@ -112,11 +112,11 @@ class Link:
             connection.drop("the link is closed")
 
     def call(self, *command: Argument) -> asyncio.Future[Any]:
-        """Ask for one command's answer.
+        """Send a command and return the future of its reply.
 
         Raises:
-            LimitsUnavailable: no connection, or too many commands unanswered. The future raises it as well:
-                `Unanswered` when the link broke, `RedisError` when Redis answered with an error.
+            LimitsUnavailable: There is no connection, or too many commands are unanswered. The future raises it as well:
+                `CommandUnanswered` when the connection broke, `RedisError` when Redis replied with an error.
         """
         connection = self._usable()
         future: asyncio.Future[Any] = self._loop.create_future()
@@ -125,9 +125,9 @@ class Link:
         return future
 
     def run(self, script: LuaScript, count: int, tail: bytes) -> asyncio.Future[Any]:
-        """Run a script: `count` bulk strings (number of keys, keys, arguments). Errors as with `call`.
+        """Run a script with `count` bulk strings: number of keys, keys, arguments. Raise as `call` does.
 
-        A server that forgot the script is told again, which the caller does not notice.
+        A script that the server no longer knows is loaded again, transparently to the caller.
         """
         connection = self._usable()
         future: asyncio.Future[Any] = self._loop.create_future()
@@ -137,10 +137,10 @@ class Link:
         return future
 
     def resume(self, future: asyncio.Future[Any], deadline: float, run: CommandRetry, *, asking: bool) -> None:
-        """Ask here what another server of the cluster sent away.
+        """Send a command that another server of the cluster redirected here.
 
         Raises:
-            LimitsUnavailable: as with `call`.
+            LimitsUnavailable: As in `call`.
         """
         connection = self._usable()
         if asking:
@@ -156,7 +156,7 @@ class Link:
         return connection
 
     def _unwatched(self) -> asyncio.Future[Any]:
-        """A future whose error nobody needs to look at."""
+        """Return a future whose exception may stay unretrieved."""
         future: asyncio.Future[Any] = self._loop.create_future()
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         return future
@@ -182,7 +182,7 @@ class Link:
     def _reload(
         self, connection: RedisConnection, future: asyncio.Future[Any], deadline: float, run: CommandRetry, script: LuaScript
     ) -> None:
-        """Load the script once for all that wait for it, then ask again; if it is forgotten in between, send it along."""
+        """Load the script once for all calls that need it, then retry them; if it is lost again, send its source."""
         if run.attempt > 1:
             connection.send(script.eval(run.count, run.tail), future, deadline, run)
             return
@@ -201,7 +201,7 @@ class Link:
             connection.send(call(run.count, run.tail), future, deadline, run)
 
     def _send_source(self, error: str) -> None:
-        """From here on, until the next connection, every call of a script brings its source along."""
+        """Send the source with every script call until the next connection."""
         self._sends_source = True
         warning = f"scripts are sent whole with every call (EVAL), because this user may not use SCRIPT LOAD and EVALSHA: {error}"
         _log.warning("redis %s: %s", self._at, warning)
@@ -224,11 +224,11 @@ class Link:
                 await self._lost.wait()
             if self._loop.time() - began > 2 * _LONGEST_PAUSE_S:
                 pause_s = _FIRST_PAUSE_S
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))  # noqa: S311 - replicas should not come back in step
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))  # noqa: S311 - jitter against simultaneous reconnects
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _connect(self) -> None:
-        """Connect and greet; the link is up only after the greeting was answered."""
+        """Connect, authenticate and load the scripts; the link is up after the last reply."""
         async with asyncio.timeout(_CONNECT_S):
             address = await self._locate()
             self._at = str(address)
@@ -266,10 +266,10 @@ class Link:
             self._send_source(str(error))
 
     async def _ask(self, connection: RedisConnection, *commands: bytes) -> None:
-        """Wait for the answers to all of these.
+        """Send the commands and wait for all replies.
 
         Raises:
-            RedisError: one of them was refused.
+            RedisError: A command failed.
         """
         answers: list[asyncio.Future[Any]] = [self._loop.create_future() for _ in commands]
         deadline = self._loop.time() + _CONNECT_S
@@ -291,13 +291,13 @@ class Link:
             self._change(LinkState(up=False, since=time.time(), reason=reason, address=self.state.address))
 
     def _change(self, state: LinkState) -> None:
-        level = logging.WARNING if self.state.address else logging.INFO  # what it is like at the start, whoever starts it says
+        level = logging.WARNING if self.state.address else logging.INFO  # the caller of `start` logs the first state
         self.state = state
         if state.up:
             self._up.set()
             _log.log(level, "redis %s: connected", state.address)
         else:
             self._up.clear()
-            _log.log(level, "redis %s: away: %s", state.address or "at start", state.reason)
+            _log.log(level, "redis %s: disconnected: %s", state.address or "at start", state.reason)
         if self._on_change is not None:
             self._on_change(state)

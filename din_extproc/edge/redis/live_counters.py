@@ -1,6 +1,6 @@
-"""How the budgets of tenants stand at this moment, read from the counters without changing them.
+"""Current usage of tenants' budgets, read from the counters in Redis.
 
-Rule: read-only, many tenants in one write, and by the clock of Redis.
+Invariant: it is read-only, reads many tenants in one write, and uses the clock of Redis.
 """
 
 import asyncio
@@ -18,21 +18,21 @@ _SLOT_BYTES = 3
 
 
 class BudgetUsage(Struct, frozen=True):
-    """What one budget holds."""
+    """Usage of one budget."""
 
     requests: int
-    """In the window."""
+    """Requests in the window."""
     tokens: int
-    """Charged and not yet drained."""
+    """Tokens charged and not yet drained."""
     streams: int
 
 
 class LiveCounters:
-    """The counters of one network. Every verb may raise `LimitsUnavailable`.
+    """Reader of the counters of one network. Every method may raise `LimitsUnavailable`.
 
     Args:
-        runner: the link.
-        names: what keys begin with.
+        runner: The started client.
+        names: Prefixes of keys.
     """
 
     def __init__(self, runner: Runner, names: Names) -> None:
@@ -40,7 +40,7 @@ class LiveCounters:
         self._names = names
 
     async def standings(self, budgets: Iterable[tuple[str, Budget]]) -> list[BudgetUsage]:
-        """How these budgets, each with its tenant, stand."""
+        """Return the usage of budgets, each given with its tenant."""
         seconds, micros = await self._runner.call("TIME")
         now_ms = int(seconds) * 1000 + int(micros) // 1000
         asked = [(budget, *self._ask(tenant, budget, now_ms)) for tenant, budget in budgets]
@@ -53,7 +53,7 @@ class LiveCounters:
 
 
 def read_counters(value: bytes) -> BudgetCounters:
-    """A counter as `lua/admit.lua` keeps it."""
+    """Decode a counter in the format of `lua/admit.lua`."""
     used, at_ms, head, _ = _HEADER.unpack_from(value)
     ring = value[_HEADER.size :]
     seconds = range(head - WINDOW_SECONDS + 1, head + 1) if ring else ()

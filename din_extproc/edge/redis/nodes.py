@@ -1,7 +1,6 @@
-"""The node table in Redis, which every replica of a network shares: rows by compare and set, changes by a channel and by revision.
+"""Node table in Redis, shared by all replicas of a network: rows by compare-and-set, changes by channel and by revision.
 
-Rule: a change may be heard or missed, the table is what counts: whoever is unsure asks for what has changed since the last revision
-that is certain.
+Invariant: the table is authoritative. A reader that may have missed messages reads the changes since its last known revision.
 """
 
 from collections.abc import Iterator
@@ -21,14 +20,14 @@ CHANGES: Final = load("node_changes")
 NODE_SCRIPTS: Final = (PUT, SWEEP, CHANGES)
 
 _PAGE: Final = 500
-"""Nodes per question: a reply of this size does not keep Redis from others for long."""
+"""Nodes per page: a reply of this size does not block Redis for long."""
 _KEYS: Final = ("rows", "living", "changes", "table", "places", "graves")
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(NodeRecord)
 
 
 class NodeChange(Struct, frozen=True):
-    """What has become of one node."""
+    """A change of one node."""
 
     node_id: str
     revision: int
@@ -37,25 +36,25 @@ class NodeChange(Struct, frozen=True):
 
     @property
     def row(self) -> NodeRecord | None:
-        """Its row, None: it is no more. Read only when somebody asks: most of what a writer hears is its own."""
+        """Return the row, None if the node was removed. It is decoded on demand: most messages are the reader's own."""
         return _row(self.packed, self.revision)
 
 
 class RowWritten(Struct, frozen=True):
-    """The row is in the table now."""
+    """The row was written."""
 
     revision: int
 
 
 class RowConflict(Struct, frozen=True):
-    """Another row is there than the writer had seen. None: none at all."""
+    """The table holds another row than the writer had read; None: no row."""
 
     row: NodeRecord | None
     alive: bool
 
 
 class PlaceTaken(Struct, frozen=True):
-    """The place belongs to another living node."""
+    """Another living node has the address."""
 
     owner: str
 
@@ -66,20 +65,20 @@ class Changes(Struct, frozen=True):
     now: float
     """Seconds since the epoch, by the clock of Redis."""
     era: int
-    """Changes when Redis has lost the table; 0: there is none."""
+    """Era of the table; it changes when Redis loses the table. 0: there is no table."""
     revision: int
-    """The newest of the whole table."""
+    """Newest revision of the table."""
     found: tuple[NodeChange, ...]
     last: bool
-    """There are no more."""
+    """This is the last page."""
 
 
 class NodeStore:
-    """The shared table of one network.
+    """Store of the node table of one network.
 
     Args:
-        runner: The started link.
-        network: Networks of different names never see each other.
+        runner: The started client.
+        network: Name of the network; networks share no data.
     """
 
     def __init__(self, runner: Runner, network: str) -> None:
@@ -89,29 +88,29 @@ class NodeStore:
         self._count, self._keys = bulks(len(_KEYS), *(f"{prefix}:{name}" for name in _KEYS))
 
     async def put(self, row: NodeRecord, lasts_ms: int = 0) -> RowWritten | RowConflict | PlaceTaken:
-        """Replace the row that has `row.revision`; 0: there is none.
+        """Write the row if the table still holds `row.revision`; 0: no row.
 
         Args:
-            row: As it should be.
-            lasts_ms: How long the node lives without another word; 0: as long as it does already.
+            row: The new row.
+            lasts_ms: Time until the node is dead without a heartbeat; 0: keep the current time.
 
         Raises:
-            LimitsUnavailable: Redis can't be asked.
+            LimitsUnavailable: Redis is unreachable.
         """
         packed = row.address_and_model.encode() + b"\n" + _ENCODER.encode(replace(row, revision=0))
         return await self._put(row.id, row.revision, packed, lasts_ms)
 
     async def remove(self, row: NodeRecord) -> RowWritten | RowConflict | PlaceTaken:
-        """Take the row out of the table. Raises as `put` does."""
+        """Remove the row. Raise as `put` does."""
         return await self._put(row.id, row.revision, b"", 0)
 
     async def sweep(self, forget_ms: int) -> None:
-        """Give up who was not heard of in time, forget who is dead for so long. Raises as `put` does."""
+        """Mark silent nodes dead and remove nodes that died `forget_ms` ago. Raise as `put` does."""
         count, tail = bulks(self.channel, forget_ms, _PAGE)
         await self._runner.run(SWEEP, self._count + count, self._keys + tail)
 
     async def changes(self, since: int) -> Changes:
-        """What has happened after a revision; after 0 it is the whole table. Raises as `put` does."""
+        """Return the changes after a revision; after 0 the whole table. Raise as `put` does."""
         count, tail = bulks(since, _PAGE)
         now, era, revision, flat = await self._runner.run(CHANGES, self._count + count, self._keys + tail)
         found = tuple(_changes(flat))
@@ -128,10 +127,10 @@ class NodeStore:
 
 
 def heard(message: bytes) -> NodeChange:
-    """A message of the channel.
+    """Parse a message of the channel.
 
     Raises:
-        ValueError: it is none.
+        ValueError: The message is malformed.
     """
     head, _, packed = message.partition(b"\n")
     revision, alive, node_id = head.split(b" ", 2)

@@ -1,6 +1,6 @@
-"""What replicas say to each other of their nodes' health, and which of them asks the nodes.
+"""Election of the replica that probes the nodes, and exchange of node health between replicas.
 
-Rule: nothing waits for it: while Redis is away every replica asks for itself, and hears of what it missed by asking again.
+Invariant: nothing waits for it. While Redis is unreachable every replica probes by itself.
 """
 
 from typing import Final
@@ -18,26 +18,26 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 class ProberMessage(Struct, frozen=True):
-    """What one replica tells the others."""
+    """Message from one replica to the others."""
 
     replica: str
     probes: tuple[ProbeResult, ...] = ()
     opened: dict[str, str] = {}
-    """Nodes whose breaker it has opened, with the reason."""
+    """Nodes whose breaker the replica opened, with the reason."""
     busy: dict[str, float] = {}
-    """Nodes that have asked it to be left alone, and for how many seconds."""
+    """Nodes that asked for a pause, with its length in seconds."""
 
 
 _DECODER: Final = msgspec.msgpack.Decoder(ProberMessage)
 
 
 class ProberLease:
-    """The right to ask the nodes of one network, and the channel of what is known of them.
+    """Lease on probing the nodes of one network, and the channel for node health.
 
     Args:
-        runner: The started link.
-        network: Networks of different names never see each other.
-        replica: This process's name among all.
+        runner: The started client.
+        network: Name of the network; networks share no data.
+        replica: Name of this process, unique in the network.
     """
 
     def __init__(self, runner: Runner, network: str, replica: str) -> None:
@@ -47,15 +47,15 @@ class ProberLease:
         self.channel = f"{self._key}:said"
 
     async def take(self, lasts_ms: int) -> bool:
-        """Be the one that asks, for so long from now on; 0: no longer. Raises `LimitsUnavailable` when Redis can't be asked."""
+        """Take or extend the lease; 0 releases it. Return whether this replica holds it. Raise `LimitsUnavailable` without Redis."""
         return bool(await self._run(lasts_ms, b""))
 
     async def say(self, probes: tuple[ProbeResult, ...], opened: dict[str, str], busy: dict[str, float]) -> None:
-        """Tell the others. Raises as `take` does."""
+        """Publish node health to the other replicas. Raise as `take` does."""
         await self._run(_NOT_THE_QUESTION, _ENCODER.encode(ProberMessage(self._replica, probes, opened, busy)))
 
     def heard(self, message: bytes) -> ProberMessage | None:
-        """A message of the channel; None: it is this replica's own, or none that can be read."""
+        """Parse a message of the channel. Return None if it is this replica's own or malformed."""
         try:
             said = _DECODER.decode(message)
         except msgspec.DecodeError:

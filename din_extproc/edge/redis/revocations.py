@@ -1,6 +1,7 @@
-"""Keys that were revoked, told to every replica through Redis.
+"""Revoked API keys, shared by all replicas through Redis.
 
-Rule: what a replica has once heard it keeps, be Redis away or flushed; the file of keys has to say the same within a month.
+Invariant: a replica keeps every revocation it has read, even if Redis is lost. Revocations expire after one month; deploy the updated
+key file before that.
 """
 
 import time
@@ -12,11 +13,11 @@ _KEPT_S: Final = 30 * 86_400
 
 
 class Revocations:
-    """The ids of revoked keys. Every verb may raise `LimitsUnavailable`.
+    """Store of the ids of revoked keys. Every method may raise `LimitsUnavailable`.
 
     Args:
-        runner: the link.
-        network: whose keys.
+        runner: The started client.
+        network: Name of the network.
     """
 
     def __init__(self, runner: Runner, network: str) -> None:
@@ -24,12 +25,12 @@ class Revocations:
         self._key = f"{namespace(network)}revoked"
 
     async def add(self, key_id: str) -> None:
-        """Refuse the key from now on."""
+        """Revoke the key."""
         now = int(time.time())
         await self._runner.call("ZADD", self._key, now + _KEPT_S, key_id)
         await self._runner.call("ZREMRANGEBYSCORE", self._key, "-inf", now)
         await self._runner.call("EXPIRE", self._key, _KEPT_S)
 
     async def known(self) -> frozenset[str]:
-        """All of them."""
+        """Return the ids of all revoked keys."""
         return frozenset(key_id.decode() for key_id in await self._runner.call("ZRANGE", self._key, 0, -1))

@@ -1,6 +1,6 @@
-"""Which Redis is the master, as its Sentinels say: `redis+sentinel://[user:password@]host:port,host:port/service[/db]`.
+"""Discovery of the Redis master by Sentinel: `redis+sentinel://[user:password@]host:port,host:port/service[/db]`.
 
-Rule: asked anew for every connection, so that a failover is followed as soon as the old master is lost or says READONLY.
+Invariant: Sentinel is queried for every connection, so a failover takes effect once the old master is lost or replies READONLY.
 """
 
 import contextlib
@@ -21,10 +21,10 @@ _SENTINEL_PORT = 26379
 
 
 def masters(url: str) -> Locate:
-    """What locates the master of the URL's service.
+    """Return a function that locates the master of the URL's service.
 
     Raises:
-        ValueError: the URL lacks hosts or a service.
+        ValueError: The URL has no hosts or no service.
     """
     parts = urlsplit(url)
     login, _, hosts = parts.netloc.rpartition("@")
@@ -51,7 +51,7 @@ def masters(url: str) -> Locate:
 
 
 def members(text: str, default_port: int) -> tuple[str, int]:
-    """One `host` or `host:port` of a list; an IPv6 address stands in brackets."""
+    """Parse one `host` or `host:port` of a list; an IPv6 address is in brackets."""
     host, separator, port = text.rpartition(":")
     if not separator or text.endswith("]"):
         return text.strip("[]"), default_port

@@ -1,7 +1,7 @@
-"""A channel of Redis, listened to for as long as the process lives.
+"""Subscription to a Redis channel that reconnects for the life of the process.
 
-Rule: what was said while nobody listened is lost, so `began` is called whenever listening begins anew: whoever cares asks again.
-The log hears of it when listening ends and when it begins again, not of attempts in between.
+Invariant: messages published during an interruption are lost; `began` is called after every (re)subscription so that the receiver can
+reload. The log shows the interruption and the recovery, not the attempts in between.
 """
 
 import asyncio
@@ -20,20 +20,20 @@ _log = logging.getLogger(__name__)
 
 _CONNECT_S: Final = 1.0
 _SILENCE_S: Final = 2.0
-"""After so much silence Redis is asked whether it is still there; after twice as much it is not."""
+"""Silence after which a PING is sent; after twice as long the connection is closed."""
 _FIRST_PAUSE_S: Final = 0.2
 _LONGEST_PAUSE_S: Final = 1.6
 _CHUNK: Final = 1 << 16
 
 
 class ChannelSubscription:
-    """Listens to one channel.
+    """Subscription to one channel.
 
     Args:
-        locate: Where Redis is; asked before every attempt to connect.
-        channel: Its name.
-        heard: Takes every message.
-        began: Called when listening has begun, each time.
+        locate: Returns the address of Redis; called before every attempt to connect.
+        channel: Name of the channel.
+        heard: Called with every message.
+        began: Called after every subscription.
     """
 
     def __init__(
@@ -45,18 +45,18 @@ class ChannelSubscription:
         self._began = began
         self._pause_s = _FIRST_PAUSE_S
         self._away = False
-        """Listening has ended, or never began."""
+        """The subscription is interrupted or not yet established."""
 
     async def run(self) -> None:
-        """Listen until cancelled."""
+        """Receive messages until cancelled."""
         while True:
             try:
                 await self._listen()
             except (OSError, LimitsUnavailable, hiredis.HiredisError) as error:
                 if not self._away:
-                    _log.warning("redis: not listening to %s: %s", self._channel, str(error) or type(error).__name__)
+                    _log.warning("redis: subscription to %s interrupted: %s", self._channel, str(error) or type(error).__name__)
                 self._away = True
-            await asyncio.sleep(self._pause_s * random.uniform(0.5, 1.5))  # noqa: S311 - processes should not come back in step
+            await asyncio.sleep(self._pause_s * random.uniform(0.5, 1.5))  # noqa: S311 - jitter against simultaneous reconnects
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
     async def _listen(self) -> None:
@@ -80,10 +80,10 @@ class ChannelSubscription:
             raise TimeoutError(f"no connection within {_CONNECT_S:g} s") from error
 
     async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take what is said until the other side goes or falls silent.
+        """Receive messages until the connection is closed or silent.
 
         Raises:
-            OSError: it did.
+            OSError: The connection is closed or silent.
         """
         parser = hiredis.Reader()
         asked = False
@@ -111,6 +111,6 @@ class ChannelSubscription:
             self._heard(reply[2])
         elif isinstance(reply, list) and reply[0] == b"subscribe":
             if self._away:
-                _log.warning("redis: listening to %s again", self._channel)
+                _log.warning("redis: subscription to %s restored", self._channel)
             self._away, self._pause_s = False, _FIRST_PAUSE_S
             self._began()

@@ -1,6 +1,6 @@
-"""From a URL to what carries the commands: one Redis, the master behind Sentinels, or the masters of a cluster.
+"""Factory of Redis clients by URL: one server, the master behind Sentinel, or the masters of a cluster.
 
-Rule: the scheme decides, and a URL that can't be read is refused before anything connects.
+Invariant: the scheme selects the client, and a malformed URL is rejected before anything connects.
 """
 
 from itertools import cycle
@@ -16,14 +16,14 @@ _REDIS_PORT = 6379
 
 
 def carrier(url: str, scripts: tuple[LuaScript, ...], *, timeout_ms: int, max_in_flight: int = 4096) -> Link | ClusterLinks:
-    """What to `start`, to hand to a `RedisLedger`, and to `close`.
+    """Create the client of a URL. The caller starts and closes it.
 
     Args:
         url: `redis://`, `rediss://`, `unix://`, `redis+sentinel://host:port,host:port/service[/db]` or
             `redis+cluster://host:port,host:port`.
-        scripts: loaded on every new connection.
-        timeout_ms: how long a command may stay unanswered.
-        max_in_flight: unanswered commands at once, per server.
+        scripts: Scripts to load on every new connection.
+        timeout_ms: Maximum time without a reply.
+        max_in_flight: Maximum unanswered commands per server.
 
     Raises:
         ValueError: the URL can't be read.
@@ -34,7 +34,7 @@ def carrier(url: str, scripts: tuple[LuaScript, ...], *, timeout_ms: int, max_in
 
 
 def locator(url: str) -> Locate:
-    """Says where to listen to channels: the server, the master, or one seed after the other of a cluster, whose members pass all on.
+    """Return a function that locates a server to subscribe to: the server, the master, or the seeds of a cluster in rotation.
 
     Raises:
         ValueError: the URL can't be read.

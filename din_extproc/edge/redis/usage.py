@@ -1,6 +1,6 @@
-"""Usage by day, in Redis: added up over all replicas, read by whoever charges for it.
+"""Usage by day in Redis, summed over all replicas, for billing.
 
-Rule: a portion is added once, even when its answer was lost. It is as durable as this Redis: persistence is its operator's.
+Invariant: a portion is added once, even if its reply is lost. Durability depends on the persistence settings of Redis.
 """
 
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -15,20 +15,20 @@ from din_extproc.observe.usage_book import UsageKey, UsageTotals
 
 USAGE: Final = load("usage")
 KEPT_DAYS: Final = 400
-"""A year and a month to charge for it."""
+"""Retention: one year plus one month for billing."""
 _KEPT_S: Final = KEPT_DAYS * 86_400
 KEY_COLUMNS: Final = (*UsageKey.__struct_fields__, *UsageTotals.__struct_fields__)
-"""Of a row by key, in order."""
+"""Columns of a row by key, in order."""
 COLUMNS: Final = tuple(column for column in KEY_COLUMNS if column != "key_id")
-"""Of a row over all keys of a tenant."""
+"""Columns of a row over all keys of a tenant."""
 _LINES: Final = 200
-"""In one portion."""
+"""Maximum rows of one portion."""
 _PAGE: Final = 2000
 _FIELDS: Final = UsageTotals.__struct_fields__
 
 
 class UsagePortion(Struct, frozen=True):
-    """What one replica has counted of one day, numbered so that it counts once."""
+    """Usage that one replica counted on one day, with a sequence number that prevents double counting."""
 
     day: str
     number: int
@@ -36,7 +36,7 @@ class UsagePortion(Struct, frozen=True):
 
 
 def portions(used: Mapping[UsageKey, UsageTotals], first: int) -> Iterator[UsagePortion]:
-    """What was counted, cut to size. `first`: the number of the first portion."""
+    """Split usage into portions; `first` is the number of the first portion."""
     by_day: dict[str, list[tuple[str, int]]] = {}
     for line, sums in used.items():
         name = f"{line.tenant}\t{line.model}\t{line.key_id}\t" if line.key_id else f"{line.tenant}\t{line.model}\t"
@@ -49,11 +49,11 @@ def portions(used: Mapping[UsageKey, UsageTotals], first: int) -> Iterator[Usage
 
 
 class UsageStore:
-    """The usage of one network. Every verb may raise `LimitsUnavailable`.
+    """Store of the usage of one network. Every method may raise `LimitsUnavailable`.
 
     Args:
-        runner: the link.
-        network: whose usage.
+        runner: The started client.
+        network: Name of the network.
     """
 
     def __init__(self, runner: Runner, network: str) -> None:
@@ -61,13 +61,13 @@ class UsageStore:
         self._prefix = f"{namespace(network)}{{usage}}:"
 
     async def add(self, replica: str, portion: UsagePortion) -> None:
-        """Add it, unless it was added before."""
+        """Add a portion unless it was added before."""
         key = f"{self._prefix}{portion.day}"
         flat = [part for amount in portion.amounts for part in amount]
         await self._runner.run(USAGE, *bulks(2, key, f"{key}:portions", replica, portion.number, _KEPT_S, *flat))
 
     async def day(self, day: str) -> dict[UsageKey, UsageTotals]:
-        """Everything of one day, page by page."""
+        """Return the usage of one day, read page by page."""
         found: dict[UsageKey, UsageTotals] = {}
         async for name, amount in self._fields(day):
             tenant, model, *key_id, field = name.decode().split("\t")
@@ -81,7 +81,7 @@ class UsageStore:
         cursor: Any = 0
         while True:
             cursor, page = await self._runner.call("HSCAN", f"{self._prefix}{day}", cursor, "COUNT", _PAGE)
-            seen |= dict(zip(page[::2], page[1::2], strict=True))  # a field may be told twice
+            seen |= dict(zip(page[::2], page[1::2], strict=True))  # HSCAN may return a field twice
             if int(cursor) == 0:
                 break
         for name, amount in seen.items():
@@ -99,5 +99,5 @@ def sum_over_keys(used: Mapping[UsageKey, UsageTotals]) -> dict[UsageKey, UsageT
 
 
 def as_dict(line: UsageKey, used: UsageTotals) -> dict[str, Any]:
-    """One row for people and machines."""
+    """Return one row as plain values."""
     return {**msgspec.structs.asdict(line), **msgspec.structs.asdict(used)}

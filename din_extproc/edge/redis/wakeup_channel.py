@@ -1,7 +1,7 @@
-"""The bell of those who wait: a key in Redis says that somebody does, and the scripts that give something back tell it on a channel.
+"""Wake-ups between processes: a key in Redis marks waiting requests, and the scripts that release resources publish to a channel.
 
-Rule: where nobody waits there is no key, and nothing is told. There processes also tell each other what they grant, of what tenants
-share, to those who waited: so weights hold over all of them.
+Invariant: without waiting requests there is no key and no message. Processes also publish grants of shared limits to queued requests,
+so that weights apply across processes.
 """
 
 import contextlib
@@ -13,29 +13,29 @@ from din_extproc.admit.ledger import LimitsUnavailable
 from din_extproc.edge.redis.ledger import WAITING, Names, Runner, forget
 
 _GRANTED: Final = b"\0granted"
-"""No key begins so."""
+"""Prefix of a grant message; no key has it."""
 _PARTS: Final = 4
 _ID_BYTES: Final = 6
 
 
 class RedisWakeupChannel:
-    """A `WakeupChannel` that rings in every process.
+    """A `WakeupChannel` across processes.
 
     Args:
-        runner: the link.
-        names: what keys begin with.
+        runner: The started client.
+        names: Prefixes of keys.
     """
 
     def __init__(self, runner: Runner, names: Names) -> None:
         self._runner = runner
         self._names = names
         self._tenants: dict[bytes, str | None] = {names.shared + WAITING: None}
-        """By key."""
+        """The tenant of each waiting key; None: shared by all tenants."""
         self._own = secrets.token_hex(_ID_BYTES).encode()
-        """Tells what this process has said itself."""
+        """Id by which this process recognises its own messages."""
 
     def want(self, tenant: str, lasting_ms: int) -> None:
-        """From now on, for so long, it has to ring for this tenant and for what all share."""
+        """Request wake-ups for the tenant and for shared limits for `lasting_ms`."""
         key = self._names.of(tenant) + WAITING
         self._tenants[key] = tenant
         with contextlib.suppress(LimitsUnavailable):
@@ -43,17 +43,17 @@ class RedisWakeupChannel:
                 self._runner.call("SET", each, 1, "PX", lasting_ms).add_done_callback(forget)
 
     def granted(self, tenant: str, cost: float) -> None:
-        """Tell other processes that the tenant has got so much, tokens by weight, of what tenants share."""
+        """Publish that the tenant was granted `cost` (tokens divided by weight) of shared limits."""
         message = b" ".join((_GRANTED, self._own, b"%.3f" % cost, tenant.encode()))
         with contextlib.suppress(LimitsUnavailable):
             self._runner.call("PUBLISH", self._names.channel, message).add_done_callback(forget)
 
     def heard(self, ring: Callable[[str | None], None], granted: Callable[[str, float], None]) -> Callable[[bytes], None]:
-        """What to do with a message of the channel.
+        """Return the handler of messages of the channel.
 
         Args:
-            ring: for the tenant to which something came back; None: for what all share.
-            granted: told what another process has granted to whom.
+            ring: Called with the tenant whose resources were released; None: shared limits.
+            granted: Called with the tenant and cost of a grant by another process.
         """
 
         def hear(key: bytes) -> None:

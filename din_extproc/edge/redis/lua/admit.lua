@@ -1,27 +1,26 @@
--- Reserve: check every budget of a request, then charge every budget. A refusal writes nothing.
+-- Reserve: check every budget of a request, then charge every budget. A denial writes nothing.
 --
 -- KEYS[1]              the request's record
 -- KEYS[2 .. n+1]       the budgets' counters, one string each
 -- KEYS[n+2 .. 2n+1]    the budgets' leases, one sorted set each
 -- ARGV[1 .. 3n]        three per budget: rpm, tpm, max_streams (0: not limited)
--- ARGV[3n+1]           a digit per budget: 1 it is enforced, 0 it is only counted; '' means that all are enforced
--- ARGV[3n+2]           a note for whoever ends the request: kept in its record, not read here
+-- ARGV[3n+1]           one digit per budget: 1 enforced, 0 only counted; '' means that all are enforced
+-- ARGV[3n+2]           the charges, opaque to this script: stored in the record for the replica that ends the request
 -- ARGV[3n+3]           the time in ms, for tests only; '' means Redis TIME, the only clock in production
 -- ARGV[3n+4]           request id
 -- ARGV[3n+5]           tokens
 -- ARGV[3n+6]           lease in ms
--- RETURNS {1, again, roomy, 0, 0, standing} granted (again 1: it was before, under whatever budgets; this is that answer;
+-- RETURNS {1, again, roomy, 0, 0, standing} granted (again 1: it was granted before, and this is that reply;
 --         roomy 1: slots are plentiful, so their release can wait for the settlement),
 --         or {0, budget, dimension, limit, retry after ms, standing} denied,
---         or {2, budget, dimension, limit, retry after ms, standing} granted, though that budget, which is only counted, says no.
+--         or {2, budget, dimension, limit, retry after ms, standing} granted; that budget, which is only counted, is exceeded.
 --         budget counts from 1; dimension is 1 rpm, 2 tpm, 3 max_streams, 4 oversize;
 --         standing is limit, remaining and reset ms of requests, then of tokens, -1 where there is no limit.
 --
--- Counters: used (in 1/60000 token, so that one ms drains exactly tpm), when it was that, the newest second that admitted
--- a request, how many requests the ring holds, and the ring: 61 seconds, 3 bytes each. They hold no limit: a limit
--- applies to what was counted as soon as it changes. At most two windows' worth of tokens counts, so all is drained
--- when the key expires. A request counts until its whole second is 60 s old: never early, at most 1 s late.
--- Leases: request ids, scored by expiry. The expired ones go when the limit is reached; until then they do not matter.
+-- Counters: used tokens (in 1/60000 token, so that one ms drains exactly tpm), the time of that value, the newest second that
+-- admitted a request, the number of requests in the ring, and the ring: 61 seconds, 3 bytes each. They store no limit: a changed
+-- limit applies to the counted usage at once. Usage is capped at the tokens of two windows, so it is drained when the key expires. A request counts until its whole second is 60 s old: never early, at most 1 s late.
+-- Leases: request ids, scored by expiry. Expired leases are removed when the limit is reached.
 -- Record: expires, tokens, state (1 settled + 2 released), standing, when it was admitted, and the note.
 -- The same arithmetic in Python: admit/budget.py and admit/twin.py.
 
@@ -49,7 +48,7 @@ local function slot(ring, second)
   return (read('>I3', ring, second % SLOTS * 3 + 1))
 end
 
--- The ring turned to `second`: what fell out of the window is zero and no longer part of the total.
+-- Advance the ring to `second`: counts outside the window become zero and leave the total.
 local function turn(ring, total, head, second)
   if second - head >= SLOTS then return rep(SLOT, SLOTS), 0 end
   for old = head + 1 - SLOTS, second - SLOTS do total = total - slot(ring, old) end
@@ -89,7 +88,7 @@ for i = 1, budgets do
     elseif second > head then
       ring, total = turn(ring, total, head, second)
       if total == 0 then head = second end
-    elseif head - second >= SLOTS then -- the clock was set back: what was counted before no longer counts
+    elseif head - second >= SLOTS then -- the clock was set back: discard earlier counts
       ring, head, total = rep(SLOT, SLOTS), second, 0
     end
     if total >= rpm then

@@ -1,9 +1,9 @@
--- Node changes: what has happened to the table after a revision; after 0 it is the whole table.
+-- Node changes: return the changes of the table after a revision; after 0 the whole table.
 --
 -- KEYS      as in node_put.lua
 -- ARGV[1]   the revision
--- ARGV[2]   how many nodes at most
--- RETURNS {now in ms, era, revision of the table, {id, revision, living, row, id, ...}}; an empty row: the node is no more.
+-- ARGV[2]   maximum number of nodes
+-- RETURNS {now in ms, era, revision of the table, {id, revision, living, row, id, ...}}; an empty row: the node was removed.
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -1,17 +1,17 @@
--- Node put: one node's row replaces the one that its writer had seen, or nothing happens.
+-- Node put: replace a node's row if it is still the row that the writer has read.
 --
--- KEYS[1]   rows by node id, one hash; the first line of a row is its place
--- KEYS[2]   living nodes, one sorted set scored by the time in ms when they are given up
--- KEYS[3]   the revision of every node's newest change, one sorted set
+-- KEYS[1]   rows by node id, one hash; the first line of a row is its address
+-- KEYS[2]   living nodes, one sorted set scored by the time of their death in ms
+-- KEYS[3]   revision of every node's newest change, one sorted set
 -- KEYS[4]   era and revision of the table, one hash; an era begins when the table is found empty
--- KEYS[5]   node ids by place, one hash: a place has one living node
--- KEYS[6]   when nodes died or left, one sorted set scored by time in ms
+-- KEYS[5]   node ids by address, one hash: an address has one living node
+-- KEYS[6]   nodes that died or left, one sorted set scored by that time in ms
 -- ARGV[1]   channel for changes
 -- ARGV[2]   node id
--- ARGV[3]   the revision that the writer had seen, 0: no row
+-- ARGV[3]   the revision that the writer has read; 0: no row
 -- ARGV[4]   the row, "" to remove it
--- ARGV[5]   how long the node lives without another word, in ms; 0: as long as it does already
--- RETURNS {1, revision, now}; {0, revision, now, row, living} when another row is there; {2, 0, now, owner} when the place is taken.
+-- ARGV[5]   time until the node is dead without a heartbeat, in ms; 0: keep the current time
+-- RETURNS {1, revision, now}; {0, revision, now, row, living} when the row differs; {2, 0, now, owner} when the address is taken.
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -1,10 +1,10 @@
--- Node sweep: nodes that were not heard of in time are dead from now on; those dead for long are forgotten.
+-- Node sweep: mark silent nodes dead, and remove nodes that have been dead for long.
 --
 -- KEYS      as in node_put.lua
 -- ARGV[1]   channel for changes
--- ARGV[2]   how long the dead are remembered, in ms
--- ARGV[3]   how many to look at, at most, of each kind
--- RETURNS how many died.
+-- ARGV[2]   retention of dead nodes in ms
+-- ARGV[3]   maximum number of nodes to process of each kind
+-- RETURNS the number of nodes that died.
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

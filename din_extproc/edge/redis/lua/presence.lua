@@ -1,9 +1,9 @@
--- Presence: a process that decides says that it lives, and learns how many do.
+-- Presence: announce a deciding process, and return the number of such processes.
 --
--- KEYS[1]   these processes, one sorted set scored by expiry
+-- KEYS[1]   deciding processes, one sorted set scored by expiry
 -- ARGV[1]   the process's name
--- ARGV[2]   how long the word counts, in ms; 0: it leaves, or only asks
--- RETURNS how many live.
+-- ARGV[2]   validity of the announcement in ms; 0: withdraw it, or only read
+-- RETURNS the number of live processes.
 
 local time = redis.call('TIME')
 local now, lasts = time[1] * 1000 + math.floor(time[2] / 1000), tonumber(ARGV[2])

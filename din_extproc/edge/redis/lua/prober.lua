@@ -1,11 +1,11 @@
--- Prober: one replica of all asks the nodes; whoever knows something of nodes says it to the others.
+-- Prober: elect the replica that probes the nodes, and publish node health to the other replicas.
 --
--- KEYS[1]   who asks the nodes
+-- KEYS[1]   the replica that probes the nodes
 -- ARGV[1]   replica id
--- ARGV[2]   how long it will ask, in ms; 0: not any more; -1: that is not the question
+-- ARGV[2]   lease in ms; 0: release it; -1: leave it unchanged
 -- ARGV[3]   the channel
--- ARGV[4]   what is to be said there; empty: nothing
--- RETURNS 1: it is the one that asks, 0: another is.
+-- ARGV[4]   the message; empty: none
+-- RETURNS 1 if the replica holds the lease, else 0.
 
 local holder, lasts = redis.call('GET', KEYS[1]), tonumber(ARGV[2])
 local mine = not holder or holder == ARGV[1]

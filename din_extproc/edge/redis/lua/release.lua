@@ -1,15 +1,15 @@
--- Release: give a request's slots back, because it has ended.
+-- Release: release the slots of a request that has ended.
 --
 -- KEYS[1]          the request's record
--- KEYS[2 .. w+1]   as in settle.lua: there while somebody waits for what comes back
+-- KEYS[2 .. w+1]   as in settle.lua: keys that exist while requests wait
 -- KEYS[w+2 .. ]    the leases of its budgets that limit requests in flight
 -- ARGV[1]          the time in ms, for tests only; '' means Redis TIME
 -- ARGV[2]          request id
--- ARGV[3]          the channel on which those who wait are told, by the name of the key that is there
+-- ARGV[3]          the channel for wake-ups; the message is the name of the waiting key
 -- ARGV[4]          w
 -- RETURNS 1 released, 0 unknown, expired or already released.
 --
--- Formats: see admit.lua. A released record waits two windows for its settlement.
+-- Formats: see admit.lua. A released record is kept for two windows until its settlement.
 
 local KEEP = 120000
 

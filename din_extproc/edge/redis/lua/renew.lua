@@ -1,4 +1,4 @@
--- Renew: keep the slots and the record of a request that still runs, even if its lease has run out meanwhile.
+-- Renew: extend the leases and the record of a running request, even if its lease has expired.
 --
 -- KEYS[1]          the request's record
 -- KEYS[2 .. n+1]   the leases of its budgets that limit requests in flight

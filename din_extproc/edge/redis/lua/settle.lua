@@ -1,20 +1,20 @@
--- Settle: replace the reserved tokens of a request by the actual ones, both ways, once, and give back the slots that it still has.
+-- Settle: replace the reserved tokens of a request with the actual ones (refund or extra charge), once, and release its slots.
 --
 -- KEYS[1]          the request's record
 -- KEYS[2 .. n+1]   the counters of its budgets that limit tokens; where places come back, of those that limit requests too
--- KEYS[n+2 .. n+w+1]  one each for the tenant, and for what all tenants share where it was charged: there while somebody waits for it
+-- KEYS[n+2 .. n+w+1]  keys that exist while requests wait: of the tenant, and of shared limits if charged
 -- KEYS[n+w+2 .. ]     the leases of its budgets that limit requests in flight
 -- ARGV[1]          the time in ms, for tests only; '' means Redis TIME
 -- ARGV[2]          actual tokens
 -- ARGV[3]          request id
--- ARGV[4]          the channel on which those who wait are told, by the name of the key that is there
+-- ARGV[4]          the channel for wake-ups; the message is the name of the waiting key
 -- ARGV[5]          w
 -- ARGV[6]          a digit per counter: 1 the request's place in the window comes back, because no node was reached; '' none does
 -- ARGV[7 .. n+6]   the tpm of these budgets, as it was reserved under; 0: tokens are not limited
 -- RETURNS 1 settled, 0 unknown, expired or already settled.
 --
--- Formats: see admit.lua. A refund never fills a bucket over its brim; an extra charge never counts more than two
--- windows' worth of tokens, so the bucket is drained before its key expires. A place comes back in the second that admitted the
+-- Formats: see admit.lua. A refund never lowers usage below zero; usage after an extra charge is capped at the tokens of two
+-- windows, so it is drained before its key expires. A place comes back in the second that admitted the
 -- request, so it is free no longer than it would have been taken. Records of before there was that time give no place back.
 
 local UNIT, KEEP, CLOSED, SLOTS = 60000, 120000, 10000, 61

@@ -1,12 +1,12 @@
--- Usage: add what one replica has counted of one day, once, however often it is said.
+-- Usage: add the portion of one replica and day, once, even if it is sent again.
 --
--- KEYS[1]   the day's usage, one hash: tenant, model and what is counted, joined by tabs -> a whole number
--- KEYS[2]   the newest portion of each replica, one hash
+-- KEYS[1]   usage of the day, one hash: tenant, model and counter name, joined by tabs -> integer
+-- KEYS[2]   number of the newest portion of each replica, one hash
 -- ARGV[1]   replica
 -- ARGV[2]   number of this portion: grows with every portion of the replica
--- ARGV[3]   how long the day is kept, in s
+-- ARGV[3]   retention of the day in s
 -- ARGV[4 ..]  field, amount; and so on
--- RETURNS 1 added, 0 it was before.
+-- RETURNS 1 added, 0 already added.
 
 if tonumber(redis.call('HGET', KEYS[2], ARGV[1]) or 0) >= tonumber(ARGV[2]) then return 0 end
 for i = 4, #ARGV, 2 do redis.call('HINCRBY', KEYS[1], ARGV[i], ARGV[i + 1]) end
