@@ -264,4 +264,6 @@ async def test_an_awaited_future_yields_itself_and_marks_itself_as_blocking(futu
 
 
 async def test_a_bare_yield_of_asyncio_is_none():
-    assert asyncio.sleep(0).send(None) is None
+    coroutine = turns()
+    assert coroutine.send(None) is None
+    coroutine.close()
