@@ -1,7 +1,7 @@
-"""The admin port: is it alive, is it ready and why not, what is it doing. Read-only, without secrets.
+"""Pages of the admin port: liveness, readiness with its reasons, and status. They hold no secrets; only orders for nodes change anything.
 
-Rule: liveness never depends on Redis or nodes; readiness says each reason it has. Who has no key, where one is wanted, is told nothing but
-whether it lives and is ready.
+Invariant: liveness never depends on Redis or nodes; readiness lists every reason. Without a key, where keys are configured, only
+liveness and readiness are available.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -25,23 +25,23 @@ Availability = Callable[[str], Sequence[ModelAvailability] | None]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _SHOWN = 80
 _SHORTEST_TRACE = 8
-"""As short as a client's trace id may be: whoever asks knows the ids, nobody leafs through them."""
+"""Minimum length of a trace id prefix, the shortest trace id of a client: exchanges can be looked up, not enumerated."""
 
 
 class AdminPages:
     """`GET /healthz`, `/readyz`, `/status`, `/nodes`, `/availability`, `/tenants`, `/exchanges` and `/metrics`, and orders for nodes.
 
     Args:
-        status: What `/status` shows, as plain values.
-        reasons: Why the process is not ready; empty when it is.
-        nodes: What `/nodes` shows, likewise.
-        availability: What `/availability` shows: of every model ("") or of one; None: there is no such model.
-        tenants: What `/tenants` shows, of all tenants ("") or of one.
-        metrics: What `/metrics` shows, slice by slice: others go first between two of them.
-        times: What `/exchanges?trace=` shows: the latest exchanges whose trace id begins so.
-        orders: Takes orders for nodes.
-        opens: Whether an `authorization` header opens more than life and readiness.
-        dashboard: Its pages, if there is one.
+        status: Returns the data of `/status` as plain values.
+        reasons: Returns why the process is not ready; empty when it is.
+        nodes: Returns the data of `/nodes` as plain values.
+        availability: Returns the data of `/availability` for every model ("") or one; None: unknown model.
+        tenants: Returns the data of `/tenants` for all tenants ("") or one.
+        metrics: Yields the text of `/metrics` in slices; other work runs between two slices.
+        times: Returns the latest exchanges by a prefix of their trace id, for `/exchanges?trace=`.
+        orders: Handles orders for nodes.
+        opens: Returns whether an `authorization` header grants access beyond liveness and readiness.
+        dashboard: Pages of the dashboard; None: disabled.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class AdminPages:
         return _json(self._nodes())
 
     async def _show_availability(self, request: web.Request) -> web.Response:
-        """503 when the model that was asked for, or any model, has no node that takes requests."""
+        """Respond with 503 when the requested model, or any model, has no available node."""
         found = self._availability(request.query.get("model", ""))
         if found is None:
             detail = f"no pool serves a model {request.query['model'][:_SHOWN]!a}"

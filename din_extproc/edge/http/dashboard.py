@@ -1,6 +1,6 @@
-"""The dashboard at the admin port: a page that holds no data, and its data for whoever has a key, once or as a stream of events.
+"""Dashboard at the admin port: a static page, and its data for holders of a key, as one document or as a stream of events.
 
-Rule: read only. Everything is put together once per turn, however many watch; who does not read fast enough misses turns, nobody waits.
+Invariant: it is read-only. Data is collected once per interval for all viewers; a slow viewer misses updates and delays no other.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from din_extproc.observe.dashboard_data import DashboardData, change
 TURN_S = 2.0
 _VIEWERS = 16
 _READ_S = 10.0
-"""Who does not take an event for so long is a viewer no longer."""
+"""Time after which a viewer that does not read an event is disconnected."""
 EVENTS = "/dashboard/events"
 _FOLDER = files("din_extproc.edge.http").joinpath("pages")
 _FILES = {
@@ -38,8 +38,8 @@ class DashboardPages:
     """`GET /dashboard`, its files, `/dashboard/data` and `/dashboard/events`.
 
     Args:
-        owner: Whose key an `authorization` header holds; None: nobody's.
-        shown: Puts everything together.
+        owner: Returns the owner of the key in an `authorization` header; None: no valid key.
+        shown: Collects the data.
     """
 
     def __init__(self, owner: Callable[[str], str | None], shown: Callable[[], Awaitable[DashboardData]]) -> None:
@@ -53,12 +53,12 @@ class DashboardPages:
 
     @property
     def routes(self) -> list[web.RouteDef]:
-        """For the admin port."""
+        """Return the routes for the admin port."""
         pages = [web.get(path, self._file) for path in _FILES]
         return [*pages, web.get("/dashboard/data", self._data), web.get(EVENTS, self._events)]
 
     def close(self) -> None:
-        """End the streams."""
+        """End all event streams."""
         self._closing.set()
 
     @staticmethod
@@ -72,7 +72,7 @@ class DashboardPages:
         return web.Response(body=_encode(await self._board()), content_type="application/json", headers=_SAFE)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        """Server-sent events: `board` with everything, then `change` every two seconds."""
+        """Send server-sent events: `board` with all data, then `change` every two seconds."""
         if self.owner(request.headers.get("authorization", "")) is None:
             return refused("gateway.dashboard")
         if self._viewers >= _VIEWERS:
@@ -88,7 +88,7 @@ class DashboardPages:
                 await _told(reply, b"event: change\ndata: %b\n\n" % _encode(change(before, board)))
                 before = board
             await reply.write_eof()
-        except (ConnectionError, TimeoutError):  # the viewer has gone, or does not read
+        except (ConnectionError, TimeoutError):  # the viewer disconnected or does not read
             if request.transport is not None:
                 request.transport.abort()
             return reply
@@ -104,7 +104,7 @@ class DashboardPages:
         return True
 
     async def _board(self) -> DashboardData:
-        """At most a little old: everybody who watches sees the same."""
+        """Return the data of the current interval, shared by all viewers."""
         loop = asyncio.get_running_loop()
         async with self._making:
             if self._latest is None or loop.time() - self._made_at >= TURN_S / 2:

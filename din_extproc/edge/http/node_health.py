@@ -1,4 +1,4 @@
-"""The agent's own HTTP interface: `GET /health`, with the real queue depth, never a bare 200."""
+"""HTTP interface of the agent: `GET /health` with the current queue depth in the body."""
 
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -11,10 +11,10 @@ Health = Callable[[], Awaitable[tuple[bool, Mapping[str, object]]]]
 
 
 def health_port(health: Health) -> HttpPort:
-    """Serves `/health`.
+    """Create the port that serves `/health`.
 
     Args:
-        health: Whether requests are welcome, and what is shown.
+        health: Returns whether the node accepts requests, and the body.
     """
 
     async def show(_: web.Request) -> web.Response:

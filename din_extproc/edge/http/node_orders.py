@@ -1,6 +1,6 @@
 """Operators' orders at the admin port: `POST /nodes/{id}/drain`, `undrain`, `quarantine` and `release`.
 
-Rule: only a key with `operate: true` may give one; without such a key nobody may, not even on loopback.
+Invariant: an order requires a key with `operate: true`, on loopback as well.
 """
 
 from collections.abc import Awaitable, Callable
@@ -16,7 +16,7 @@ _LONGEST_REASON = 200
 
 
 class NodeOrder(StrEnum):
-    """What an operator can order."""
+    """Kinds of orders."""
 
     DRAIN = "drain"
     UNDRAIN = "undrain"
@@ -25,29 +25,29 @@ class NodeOrder(StrEnum):
 
 
 class OrderForm(Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of an order."""
+    """Request body of an order."""
 
     reason: str = ""
 
 
 class OrderReply(Struct, frozen=True):
-    """The answer to an order."""
+    """Response body of an order."""
 
     node: str
     order: str
     problem: str = ""
-    """What is still missing, "" for nothing."""
+    """Step that could not be completed; "" for none."""
 
 
 Give = Callable[[NodeOrder, str, str, str], Awaitable[str | None]]
-"""From order, node id, the operator's key id and reason to what is still missing; None: there is no such node."""
+"""Carries out an order for a node id, with the operator's key id and reason. Returns the incomplete step; None: unknown node."""
 
 
 class NodeOrders:
-    """The route.
+    """Route and handler of orders.
 
     Args:
-        operator: The id of the key in an `authorization` header, if it may give orders.
+        operator: Returns the id of the key in an `authorization` header if it may give orders.
         give: Carries an order out.
     """
 

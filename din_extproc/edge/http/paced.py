@@ -1,6 +1,6 @@
-"""A long page, made and sent beside requests.
+"""Generation of long pages in slices, so that requests are not delayed.
 
-Rule: whoever waits goes first between two slices, and a pause follows each: of a busy process it takes a few hundredths.
+Invariant: other callbacks run between two slices, and a pause follows each: a page takes a few percent of a busy process.
 """
 
 import asyncio
@@ -10,16 +10,16 @@ from din_extproc.edge.clock import SystemClock
 
 _PAUSE_S = 0.002
 _PATIENCE_S = 4.0
-"""A page that takes longer has no more pauses: Prometheus gives one up after 10 s."""
+"""Time after which pauses end: Prometheus' scrape timeout is 10 s."""
 _PIECE_BYTES = 1 << 16
 
 
 async def paced(slices: Iterable[bytes], patience_s: float = _PATIENCE_S) -> AsyncIterator[bytes]:
-    """The same bytes in larger pieces: each costs a system call.
+    """Yield the same bytes in larger pieces, because each write is a system call.
 
     Args:
-        slices: Each is made when it is asked for, in a tenth of a millisecond or less.
-        patience_s: Seconds after which no more pauses are made; others still go first.
+        slices: Generated on demand, each within a tenth of a millisecond.
+        patience_s: Seconds after which pauses end; other callbacks still run between slices.
     """
     hurried = SystemClock.monotonic() + patience_s
     held: list[bytes] = []

@@ -1,7 +1,7 @@
-"""An HTTP port of ours: routes, start and stop, TLS, alike for the registry, the admin pages and the agent's health.
+"""HTTP server with routes, time-outs and TLS for the registry, the admin pages and the agent's health.
 
-Rule: whatever is refused is refused as a problem document (RFC 9457), also what no handler ever sees. A connection is given time for its
-request and for taking the answer, no more: nothing that drips holds a place.
+Invariant: every error is a problem document (RFC 9457), including errors outside of handlers. A connection has limited time for its
+request and for reading the response, so slow clients hold no connection.
 """
 
 import asyncio
@@ -21,25 +21,25 @@ from din_extproc.edge.tls_listener import TlsListener, listen
 _log = logging.getLogger(__name__)
 
 _CODES = {400: "invalid_request", 404: "path_not_found", 405: "method_not_allowed", 413: "request_too_large", 500: "internal_error"}
-"""What a refusal is called that no handler has made."""
+"""Error codes of responses that no handler has produced."""
 _SERVER_ERROR = 500
 _SERVER = "din"
 _BACKLOG = 256
 
 
 class HttpTimeouts(Struct, frozen=True):
-    """How long a connection may take, in seconds."""
+    """Time limits of a connection in seconds."""
 
     head_s: float = 10.0
-    """For the head of its first request."""
+    """Time until the head of the first request is complete."""
     exchange_s: float = 30.0
-    """From a request's head to the end of its answer: the rest of the request comes, and the answer is taken."""
+    """Time from the head of a request to the end of its response, including the request body."""
     idle_s: float = 75.0
-    """Between an answer and the end of the next head: longer than the longest pause between two heartbeats."""
+    """Time from a response to the end of the next head; longer than the longest interval between heartbeats."""
 
 
 class HttpProblem(Struct, frozen=True, kw_only=True):
-    """RFC 9457."""
+    """Problem document (RFC 9457)."""
 
     type: str
     title: str
@@ -48,14 +48,14 @@ class HttpProblem(Struct, frozen=True, kw_only=True):
     code: str
 
     def response(self, allow: str | None = None) -> web.Response:
-        """As it is sent."""
+        """Return the HTTP response."""
         headers = {} if allow is None else {"allow": allow}
         body = msgspec.json.encode(self) + b"\n"
         return web.Response(body=body, status=self.status, content_type="application/problem+json", headers=headers)
 
 
 def refused(section: str) -> web.Response:
-    """What is said to who has no key of this section."""
+    """Return the 401 response for a request without a key of this section."""
     detail = f"`authorization: Bearer` with a key of {section} is expected"
     answer = HttpProblem(
         type="urn:din-extproc:http:invalid_api_key", title=detail, status=401, detail=detail, code="invalid_api_key"
@@ -65,14 +65,14 @@ def refused(section: str) -> web.Response:
 
 
 class HttpPort:
-    """One port.
+    """HTTP server on one port.
 
     Args:
-        routes: What is answered there.
-        longest_body: Bytes of a request's body.
-        lasting: Paths whose answers take as long as they like; they see to slow readers themselves.
-        patience: With connections.
-        most: Connections at once; None: what the process's open files allow.
+        routes: Routes of the server.
+        longest_body: Maximum bytes of a request body.
+        lasting: Paths without a time limit; their handlers deal with slow readers.
+        patience: Time limits of connections.
+        most: Maximum connections; None: by the process's limit of open files.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class HttpPort:
         """Serve at `host:port`.
 
         Raises:
-            OSError: the address is taken.
-            Unusable: certificates can't be used.
+            OSError: The address is in use.
+            CertificateUnusable: The certificates are unusable.
         """
         await self._runner.setup()
         address, tls = (where, None) if isinstance(where, str) else (where.address, server_context(where.files, ("http/1.1",)))
@@ -103,7 +103,7 @@ class HttpPort:
         self._listening, _ = await listen(cast("web.Server", self._runner.server), host, int(port), tls, _BACKLOG)
 
     async def stop(self) -> None:
-        """Serve no longer."""
+        """Stop the server."""
         if self._listening is not None:
             self._listening.close()
         await self._runner.cleanup()
@@ -111,7 +111,7 @@ class HttpPort:
 
 @web.middleware
 async def _explained(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
-    """The framework's own refusals are texts: here they get our form."""
+    """Convert plain-text errors of aiohttp to problem documents."""
     try:
         return await handler(request)
     except web.HTTPException as error:
@@ -119,7 +119,7 @@ async def _explained(request: web.Request, handler: Callable[[web.Request], Awai
 
 
 async def _signed(_request: web.Request, response: web.StreamResponse) -> None:
-    """Nobody is told what this is written in, and in which version."""
+    """Replace the `server` header, which discloses software and versions."""
     response.headers["server"] = _SERVER
 
 
@@ -129,7 +129,7 @@ def _refusal(status: int, detail: str) -> HttpProblem:
 
 
 class _Handler(web.RequestHandler):
-    """One connection. What is no HTTP, or has heads too large, is answered here; who takes too long is left here."""
+    """Connection handler. It enforces time limits and responds to malformed HTTP and oversized heads."""
 
     __slots__ = ("_asked", "_idle_since", "_port", "_waiting_for_head")
 
@@ -142,11 +142,11 @@ class _Handler(web.RequestHandler):
 
     @property
     def idle(self) -> tuple[bool, float] | None:
-        """As a `LimitedConnection` of the port."""
+        """Return the idle state (see `LimitedConnection`)."""
         return None if self._idle_since is None else (self._asked, self._idle_since)
 
     def abort(self) -> None:
-        """Close now, whatever was not taken yet."""
+        """Close the connection at once and discard unsent data."""
         transport = self.transport
         self.force_close()
         if transport is not None:
@@ -203,7 +203,7 @@ class _Handler(web.RequestHandler):
 
 
 class _Server(web.Server):
-    """Makes the connections' handlers."""
+    """Server that creates a `_Handler` per connection."""
 
     def __init__(self, made: web.Server, lasting: frozenset[str], patience: HttpTimeouts, crowd: ConnectionLimiter) -> None:
         super().__init__(made.request_handler, request_factory=made.request_factory, access_log=None)
@@ -216,7 +216,7 @@ class _Server(web.Server):
 
 
 class _Runner(web.AppRunner):
-    """Runs an application with our handlers."""
+    """Application runner that uses `_Server`."""
 
     def __init__(self, app: web.Application, lasting: frozenset[str], patience: HttpTimeouts, crowd: ConnectionLimiter) -> None:
         super().__init__(app, access_log=None)

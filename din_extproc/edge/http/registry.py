@@ -1,4 +1,4 @@
-"""The registry over HTTP and JSON, for agents and for curl.
+"""Registry API over HTTP and JSON.
 
     POST   /v1/nodes                  register: {"id", "address", "model", "version", "dtype", "engine", "max_seq_len", ...}
     POST   /v1/nodes/{id}/heartbeat   {"lease", "sequence", "state", "waiting", "running", ...}
@@ -6,7 +6,7 @@
     DELETE /v1/nodes/{id}             the same
     GET    /v1/nodes                  every node
 
-Rule: an error is a problem document whose `detail` says what to do about it.
+Invariant: an error is a problem document whose `detail` names the remedy.
 """
 
 from collections.abc import Awaitable, Callable
@@ -28,7 +28,7 @@ Form = TypeVar("Form", NodeForm, BeatForm, LeaveForm)
 
 
 class _LeaseReply(Struct, frozen=True):
-    """The answer to a registration."""
+    """Response to a registration."""
 
     lease: str
     heartbeat_s: float
@@ -37,20 +37,20 @@ class _LeaseReply(Struct, frozen=True):
 
 
 class _HeartbeatReply(Struct, frozen=True):
-    """The answer to a heartbeat."""
+    """Response to a heartbeat."""
 
     drain: bool
 
 
 class _NodeList(Struct, frozen=True):
-    """The answer to a look."""
+    """Response to a list request."""
 
     nodes: list[MemberForm]
     stale: bool
 
 
 class RegistryHttp:
-    """The HTTP side of the registry; `port` serves it."""
+    """HTTP handlers of the registry; `port` serves them."""
 
     def __init__(self, door: RegistryAuth) -> None:
         self._door = door
@@ -111,7 +111,7 @@ class RegistryHttp:
         return self._door.stops(request.headers.get("authorization", ""), names, node_id)
 
     async def _read(self, request: web.Request, kind: type[Form]) -> Form | RegistryError:
-        """The form in the body of somebody who may speak for the node that the path names, if it names one."""
+        """Parse the request body after checking that the caller may act for the node in the path, if there is one."""
         stopped = self._stops(request, request.match_info.get("id"))
         if stopped is not None:
             return stopped
@@ -122,7 +122,7 @@ class RegistryHttp:
 
 
 def _answered(handle: Callable[[web.Request], Awaitable[object]]) -> Callable[[web.Request], Awaitable[web.Response]]:
-    """A handler whose plain answer becomes JSON, and whose no becomes a problem document."""
+    """Wrap a handler: encode its result as JSON and a `RegistryError` as a problem document."""
 
     async def respond(request: web.Request) -> web.Response:
         answer = await handle(request)

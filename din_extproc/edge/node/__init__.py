@@ -1,1 +1,1 @@
-"""What the agent beside an engine touches: weights, memory, metrics pages, the batch window."""
+"""I/O of the agent beside an engine: weights, memory, metrics pages, the batch window."""

@@ -1,6 +1,6 @@
-"""A node's agent: watches the engine, keeps the node registered, and tells the registry how it does.
+"""Agent of one node: monitors the engine, keeps the node registered, and sends heartbeats.
 
-Rule: the registry hears of a change of state at once, of everything else with the next heartbeat; a lease that is gone is asked for anew.
+Invariant: a change of state is reported at once, everything else with the next heartbeat; a lost lease leads to a new registration.
 """
 
 import asyncio
@@ -23,31 +23,31 @@ _log = logging.getLogger(__name__)
 _FRESH_S = 0.2
 _MEMORY_EVERY_S = 30.0
 _SETTLE_S = 1.0
-"""After a drain is told, requests may still be on their way."""
+"""Time after a drain call in which requests may still arrive."""
 _POLL_S = 0.1
 _LONGEST_PAUSE_S = 30.0
 _LONGEST_REASON = 300
 
 
 class EnvoyLoad(Struct, frozen=True):
-    """What the Envoy in front of the engine has."""
+    """Requests in the Envoy in front of the engine."""
 
     in_flight: int
     waiting: int
-    """Of those, held back by the batch window."""
+    """Requests of these that wait in the batch window."""
 
 
 class NodeAgent:
-    """One node's agent.
+    """Agent of one node.
 
     Args:
-        registration: What the node says of itself. Its epoch is the agent's start, however often it registers: of two agents with one
-            id the later one stays in, and they don't throw each other out.
-        engine_url: Of the engine's HTTP interface.
-        served_model: The name that the engine must list.
-        probe: Asks the engine.
-        client: Tells the registry.
-        held: What the Envoy in front has. None: there is no such Envoy.
+        registration: Registration of the node. Its epoch is the start of the agent: of two agents with one id, the later one stays
+            registered.
+        engine_url: URL of the engine's HTTP interface.
+        served_model: Model name that the engine must list.
+        probe: Queries the engine.
+        client: Calls the registry.
+        held: Returns the load of the Envoy in front. None: no Envoy.
     """
 
     def __init__(
@@ -76,27 +76,27 @@ class NodeAgent:
 
     @property
     def registered(self) -> bool:
-        """Whether a registration is in force, as far as is known."""
+        """Return whether the last known registration is valid."""
         return self._lease is not None
 
     @property
     def in_flight(self) -> int:
-        """Requests that have not ended: those of the Envoy in front, else those that the engine tells of."""
+        """Return the number of requests in flight, from the Envoy in front or else from the engine."""
         if self._held is not None:
             return self._held().in_flight
         return (self.look.load.running or 0) + (self.look.load.waiting or 0)
 
     def verified(self, sha256: str) -> None:
-        """The weights are these."""
+        """Set the digest of the weights."""
         self.registration = replace(self.registration, weights_sha256=sha256)
 
     async def watch(self) -> None:
-        """Look at the engine; a change of state is told at once."""
+        """Query the engine and report a change of state at once."""
         if await self.refresh(0.0):
             await self.tell()
 
     async def refresh(self, age_s: float) -> bool:
-        """Look at the engine unless that was done so many seconds ago at most. Returns whether the node's state, or its reason, changed."""
+        """Query the engine unless the last status is at most `age_s` old. Return whether the state or its reason changed."""
         async with self._looking:
             if self.look.at and SystemClock.monotonic() - self.look.at <= age_s:
                 return False
@@ -108,7 +108,7 @@ class NodeAgent:
         return False
 
     async def tell(self) -> None:
-        """Register if that is due, and say how the node does."""
+        """Register if necessary, then send a heartbeat."""
         async with self._telling:
             try:
                 if self._lease is None and not await self._register():
@@ -118,7 +118,7 @@ class NodeAgent:
                 self._complain(f"no registry can be told: {error}")
 
     async def drain(self, reason: str, wait_s: float) -> None:
-        """Take nothing new, wait for what runs, but for so many seconds at most, and leave the registry."""
+        """Drain the node, wait at most `wait_s` for requests in flight, and deregister."""
         self._asked_to_drain, self.condition = False, self.condition.drained(reason)
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -134,7 +134,7 @@ class NodeAgent:
             self._lease = None
 
     async def health(self) -> tuple[bool, Mapping[str, object]]:
-        """Whether requests are welcome, and what `/health` shows: the queue as it is now."""
+        """Return whether the node accepts requests, and the body of `/health` with the current queue."""
         if self.look.at:
             await self.refresh(_FRESH_S)
         node, beat = self.registration.node, self._now()
@@ -163,7 +163,7 @@ class NodeAgent:
         return replace(beat, running=running, waiting=(beat.waiting or 0) + held.waiting)
 
     async def _register(self) -> bool:
-        """Join. A node that is not ready joins too, so that everybody sees why it is not."""
+        """Register the node. A node that is not ready registers too, so that its reason is visible."""
         now = SystemClock.monotonic()
         if self.condition.state is NodeState.DRAINING or now < self._again_at:
             return False
@@ -181,7 +181,7 @@ class NodeAgent:
         return True
 
     async def _beat(self) -> None:
-        assert self._lease is not None  # noqa: S101 - told only while there is one
+        assert self._lease is not None  # noqa: S101 - called only with a lease
         self._sequence += 1
         beat = replace(self._now(), free_memory_bytes=await self._free_memory())
         reply = await self._client.beat(self.registration.node.id, self._lease.lease, beat)
@@ -217,7 +217,7 @@ class NodeAgent:
         return self._memory[1]
 
     def _complain(self, complaint: str) -> None:
-        """Said once, not with every heartbeat."""
+        """Log a problem once, not with every heartbeat."""
         if complaint != self._complaint:
             _log.warning("%s", complaint)
         self._complaint = complaint

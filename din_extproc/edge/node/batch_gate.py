@@ -1,6 +1,6 @@
-"""The batch window on a real clock: requests wait in futures, one timer wakes the bucket that is due next.
+"""Batch window on a real clock: requests wait in futures, one timer releases the next due bucket.
 
-Rule: who waits is in exactly one place; a cancelled wait leaves its bucket at once.
+Invariant: a waiting request is in exactly one bucket; a cancelled wait leaves its bucket at once.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from din_extproc.schedule.batch import BatchBuckets, BatchLimits
 
 
 class BatchGate:
-    """Holds the requests of one node back until their batch goes."""
+    """Gate that holds the requests of one node until their batch is released."""
 
     def __init__(self, window: BatchLimits) -> None:
         self._batches = BatchBuckets(window)
@@ -23,16 +23,16 @@ class BatchGate:
 
     @property
     def held(self) -> int:
-        """How many requests wait for their batch."""
+        """Return the number of waiting requests."""
         return self._batches.held_count
 
     def open(self) -> None:
-        """Hold nobody back any more: the node drains."""
+        """Release all requests and hold no further ones: the node drains."""
         self._open = True
         self._let_go(self._batches.release_due(math.inf))
 
     async def hold(self, tokens: int) -> None:
-        """Return when a request with a prompt of so many tokens may go."""
+        """Wait until a request with a prompt of `tokens` tokens is released."""
         if self._open:
             return
         loop = asyncio.get_running_loop()
@@ -40,7 +40,7 @@ class BatchGate:
         going = self._batches.join(number, tokens, loop.time())
         waits = self._waiting[number] = loop.create_future()
         if going:
-            loop.call_soon(self._let_go, going)  # once this one waits too: all go on in the order in which they came
+            loop.call_soon(self._let_go, going)  # after this one has started to wait, so that all are released in order of arrival
         self._set_timer()
         try:
             await waits
@@ -65,5 +65,5 @@ class BatchGate:
 
     def _ring(self) -> None:
         self._timer = None
-        self._let_go(self._batches.release_due(max(asyncio.get_running_loop().time(), self._rings_at)))  # a loop may wake a little early
+        self._let_go(self._batches.release_due(max(asyncio.get_running_loop().time(), self._rings_at)))  # a timer may fire early
         self._set_timer()

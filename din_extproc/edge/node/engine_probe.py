@@ -1,6 +1,6 @@
-"""Asks an engine how it does: its metrics page, and which models it lists.
+"""Status of an engine, from its metrics page and its list of models.
 
-Rule: bounded in time and bytes, and never an exception for what an engine does: what went wrong is in the answer.
+Invariant: time and bytes are bounded. Failures of the engine are part of the result, not exceptions.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ _OK = 200
 
 
 class EngineUnreachable(Exception):  # noqa: N818 - it says what the question is
-    """No answer; `gone`: nobody listens there, as opposed to being slow."""
+    """The engine did not respond. `gone`: nothing listens there; otherwise it is slow."""
 
     def __init__(self, reason: str, *, gone: bool) -> None:
         super().__init__(reason)
@@ -25,26 +25,26 @@ class EngineUnreachable(Exception):  # noqa: N818 - it says what the question is
 
 
 class EngineStatus(Struct, frozen=True):
-    """An engine as it was seen at one moment."""
+    """Status of an engine at one time."""
 
     at: float
-    """Seconds, by the clock that the probe was given."""
+    """Seconds, by the probe's clock."""
     load: EngineLoad = EngineLoad()
     rates: Rates = Rates()
     problem: str = ""
-    """Why it takes no requests; "" when it does."""
+    """Reason why it accepts no requests; "" if it does."""
     slow: bool = False
-    """It did not answer in time: it may be dead, or only busy."""
+    """It did not respond in time: it may be dead or busy."""
 
 
 class EngineProbe:
-    """Asks one engine.
+    """Probe of one engine.
 
     Args:
-        session: Carries the questions.
-        engine: Its kind.
-        metrics_url: Where its metrics page is.
-        clock: Seconds that only grow.
+        session: HTTP session.
+        engine: Kind of engine.
+        metrics_url: URL of its metrics page.
+        clock: Monotonic clock in seconds.
     """
 
     def __init__(self, session: aiohttp.ClientSession, engine: str, metrics_url: str, clock: Callable[[], float]) -> None:
@@ -56,7 +56,7 @@ class EngineProbe:
         self._rates = Rates()
 
     async def read(self) -> EngineStatus:
-        """How busy it is. A page that the engine does not serve says nothing, and is no problem."""
+        """Read the load. A metrics page that the engine does not serve is not a problem."""
         try:
             status, page = await fetch(self._session, self._metrics_url, PAGE_LIMIT)
         except EngineUnreachable as error:
@@ -70,7 +70,7 @@ class EngineProbe:
         return EngineStatus(now, load, self._rates)
 
     async def look(self, url: str, model: str) -> EngineStatus:
-        """How busy it is, and whether it serves the model. `url`: of its HTTP interface, without a slash at the end."""
+        """Read the load and check that the engine serves the model. `url`: its HTTP interface, without a trailing slash."""
         look, problem = await asyncio.gather(self.read(), self._why_not(url, model))
         if isinstance(problem, EngineUnreachable):
             return EngineStatus(look.at, look.load, look.rates, str(problem), slow=not problem.gone)
@@ -90,15 +90,15 @@ class EngineProbe:
 
 
 async def fetch(session: aiohttp.ClientSession, url: str, limit: int) -> tuple[int, bytes]:
-    """A page's status and body.
+    """Fetch a page and return its status and body.
 
     Args:
-        session: Carries the question.
-        url: Of the page.
-        limit: Bytes of the body that are taken at most; a longer one is cut.
+        session: HTTP session.
+        url: URL of the page.
+        limit: Maximum bytes of the body; a longer one is truncated.
 
     Raises:
-        Unanswered: nothing came within two seconds, or the connection failed.
+        EngineUnreachable: No response within two seconds, or the connection failed.
     """
     try:
         async with session.get(url, timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S), allow_redirects=False) as reply:

@@ -1,6 +1,6 @@
-"""Free memory of the accelerators, by `nvidia-smi`; of the machine, where there is none.
+"""Free memory of the accelerators by `nvidia-smi`, or of the machine if there are none.
 
-Rule: a machine that can't say gives None.
+Invariant: the result is None if the memory is unknown.
 """
 
 import asyncio
@@ -14,14 +14,14 @@ _KIB = 1 << 10
 
 
 async def free_memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Bytes that are free now, all accelerators together."""
+    """Return the free bytes of all accelerators."""
     tool = shutil.which("nvidia-smi")
     free = None if tool is None else await _accelerators(tool)
     return _machine(meminfo) if free is None else free
 
 
 async def _accelerators(tool: str) -> int | None:
-    """None: the tool fails, hangs or says something else."""
+    """Return the free bytes; None if the tool fails, hangs or prints something else."""
     quiet = asyncio.subprocess.DEVNULL
     try:
         process = await asyncio.create_subprocess_exec(tool, *_QUERY, stdin=quiet, stdout=asyncio.subprocess.PIPE, stderr=quiet)

@@ -1,12 +1,12 @@
-r"""The SHA-256 of a model's weights, and what of them differs from what the catalogue knows.
+r"""SHA-256 of a model's weights, and the files that differ from the catalogue.
 
-Rule: anybody with a shell can get the same digest. A file's is that of `sha256sum FILE`. A folder's is that of its manifest, the lines
-that `sha256sum` prints for its files sorted by path:
+Invariant: shell tools give the same digest. The digest of a file is that of `sha256sum FILE`. The digest of a folder is that of its
+manifest, the output of `sha256sum` for its files sorted by path:
 
     cd FOLDER
     find -L . -type f -not -path '*/.*' -not -name SHA256SUMS -printf '%P\0' | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum
 
-Hidden files and folders are not weights. A manifest that lies in the folder as `SHA256SUMS` is not part of it; it tells which file differs.
+Hidden files and folders are not weights. `SHA256SUMS` in the folder is not part of the digest; it identifies the file that differs.
 """
 
 import hashlib
@@ -27,38 +27,38 @@ _READERS = 4
 _LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)").fullmatch
 
 Progress = Callable[[int, int], None]
-"""Told bytes done and bytes in all; from several threads, one at a time."""
+"""Called with bytes done and total bytes, from several threads, one at a time."""
 
 
 class WeightsUnreadable(Exception):  # noqa: N818 - it says what the weights are
-    """There is nothing to make a digest of; the message names the file or folder."""
+    """The weights cannot be read; the message names the file or folder."""
 
 
 class Digest(Struct, frozen=True):
-    """What the weights are."""
+    """Digest of weights."""
 
     sha256: str
     """64 hexadecimal digits."""
     files: dict[str, str]
-    """Each file's own digest by its path; a single file stands under its name."""
+    """Digest of each file by path; a single file by its name."""
     size: int
-    """Bytes, all files together."""
+    """Total bytes of all files."""
 
 
 class WeightsMismatch(Struct, frozen=True):
-    """The weights are not those of the catalogue."""
+    """The weights differ from the catalogue."""
 
     expected: str
     found: str
     files: tuple[str, ...]
-    """What differs: changed, missing or unknown files, as far as that can be told."""
+    """Changed, missing or unknown files, as far as known."""
 
     def __str__(self) -> str:
         return f"the weights' sha256 is {self.found}, the catalogue says {self.expected}; {'; '.join(self.files)}"
 
 
 class _Known(Struct, frozen=True):
-    """A file as it was when it was last read."""
+    """Cached digest of a file, with its metadata at that time."""
 
     size: int
     mtime_ns: int
@@ -67,16 +67,16 @@ class _Known(Struct, frozen=True):
 
 
 def verify(path: Path, expected: str, cache: Path | None, progress: Progress) -> Digest | WeightsMismatch:
-    """Hold weights against the catalogue's digest; "" expects nothing. Blocks for as long as reading takes: about a second per GB.
+    """Compare weights with the expected digest; "" matches any. Blocks for about a second per GB.
 
     Args:
-        path: A file, or a folder with all files of the model.
+        path: A file, or the folder of the model's files.
         expected: 64 hexadecimal digits.
-        cache: Where digests are kept; files whose size, mtime and inode did not change are not read again. None: nowhere.
-        progress: Told now and then.
+        cache: Cache file; files with unchanged size, mtime and inode are not read again. None: no cache.
+        progress: Called repeatedly.
 
     Raises:
-        Unreadable: a file can't be read, the folder has none, or a name no manifest can hold.
+        WeightsUnreadable: A file is unreadable, the folder is empty, or a file name does not fit into a manifest.
     """
     found = digest(path, cache, progress)
     if not expected or found.sha256 == expected:
@@ -85,10 +85,10 @@ def verify(path: Path, expected: str, cache: Path | None, progress: Progress) ->
 
 
 def digest(path: Path, cache: Path | None, progress: Progress) -> Digest:
-    """The digest of weights; see `verify`.
+    """Return the digest of weights; see `verify`.
 
     Raises:
-        Unreadable: likewise.
+        WeightsUnreadable: As in `verify`.
     """
     try:
         names = list(_names(path))
@@ -121,7 +121,7 @@ def digest(path: Path, cache: Path | None, progress: Progress) -> Digest:
 
 
 def _names(path: Path) -> Iterator[str]:
-    """The weights' files, sorted by the bytes of their paths, which are relative to the folder."""
+    """Yield the paths of the files, relative to the folder and sorted by their bytes."""
     if path.is_file():
         yield path.name
         return
@@ -149,7 +149,7 @@ def _manifest(files: dict[str, str]) -> bytes:
 
 
 class _BytesRead:
-    """Adds up what several threads have read."""
+    """Sum of bytes read by several threads."""
 
     def __init__(self, total: int, progress: Progress) -> None:
         self.total = total
@@ -177,7 +177,7 @@ def _sha256(file: Path, tally: _BytesRead) -> str:
 
 
 def _blame(path: Path, expected: str, found: Digest) -> Iterator[str]:
-    """Which files differ: those that do from the folder's own manifest, if that is the catalogue's; else all that is known."""
+    """Yield the files that differ from the folder's manifest if its digest is the expected one; otherwise describe the mismatch."""
     if path.is_file():
         yield f"{path} differs"
         return
@@ -197,7 +197,7 @@ def _blame(path: Path, expected: str, found: Digest) -> Iterator[str]:
 
 
 def _listed(manifest: Path) -> dict[str, str] | None:
-    """A manifest's lines, in any order. None: there is none, or it is none."""
+    """Parse a manifest. Return None if it is missing or malformed."""
     try:
         lines = os.fsdecode(manifest.read_bytes()).splitlines()
     except OSError:
@@ -211,12 +211,12 @@ def _read_cache(cache: Path | None) -> dict[str, _Known]:
         return {}
     try:
         return msgspec.json.decode(cache.read_bytes(), type=dict[str, _Known])
-    except (OSError, msgspec.DecodeError):  # none yet, or not ours: everything is read
+    except (OSError, msgspec.DecodeError):  # missing or malformed: read all files
         return {}
 
 
 def _write_cache(cache: Path, known: dict[str, _Known]) -> None:
-    """A cache that can't be written costs time at the next start, nothing else."""
+    """Write the cache. A failure only makes the next start slower."""
     new = cache.with_name(f"{cache.name}.{os.getpid()}")
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)

@@ -50,7 +50,7 @@ class ClusterLinks:
 
     @property
     def state(self) -> LinkState:
-        """Return the state of a link that is down, if there is one; otherwise `up`."""
+        """Return the state of a link that is down or has a warning, if there is one; otherwise `up`."""
         states = [link.state for link in self._links.values()]
         down = [state for state in states if not state.up]
         if states:

@@ -1,1 +1,1 @@
-"""The registry's two halves: the replica's and the node's; and the catalogue behind a URL."""
+"""Registry: the replica's side, the node's side, and the catalogue source."""

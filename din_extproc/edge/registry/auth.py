@@ -1,6 +1,6 @@
-"""Who may say what to the registry, and what a no is called over HTTP and over gRPC: the only such table.
+"""Authorization of registry calls, and the mapping of registry errors to HTTP and gRPC statuses.
 
-Rule: a node speaks for itself only; who has any node's token may see all of them.
+Invariant: a node acts only for itself; the token of any node grants read access to all nodes.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from din_extproc.registry.row import DenialReason, RegistryDenial
 
 
 class RegistryErrorCode(Enum):
-    """Every no of the registry: (code, HTTP status, gRPC status, title)."""
+    """Errors of the registry: code, HTTP status, gRPC status, title."""
 
     INVALID = ("invalid_request", 400, 3, "The message is malformed")
     UNAUTHENTICATED = ("unauthenticated", 401, 16, "The node's token is missing or wrong")
@@ -35,7 +35,7 @@ class RegistryErrorCode(Enum):
 
 
 class RegistryError(Struct, frozen=True):
-    """An answer that says no, and why."""
+    """Error response with its reason."""
 
     code: RegistryErrorCode
     reason: str
@@ -51,18 +51,18 @@ _NOBODY = RegistryError(RegistryErrorCode.UNAUTHENTICATED, "send the node's toke
 
 
 def said_no(denied: RegistryDenial) -> RegistryError:
-    """The registry's own no, as it is called outside."""
+    """Convert a denial of the registry to an error response."""
     return RegistryError(_DENIALS[denied.kind], denied.reason)
 
 
 class RegistryAuth:
-    """What the services stand behind.
+    """Authorization in front of the registrar.
 
     Args:
-        registrar: Takes what is let in.
-        tokens: Of all nodes; replaced when their file changes.
-        reaches: Where nodes may be, by node id; likewise. A node that is missing may be anywhere.
-        bound: A node's certificate must carry its id.
+        registrar: Handles authorized calls.
+        tokens: Tokens of all nodes; replaced when their file changes.
+        reaches: Allowed addresses by node id, replaced likewise; a missing node may have any address.
+        bound: Whether a node's client certificate must name its id.
     """
 
     def __init__(self, registrar: Registrar, tokens: NodeTokens, reaches: Mapping[str, AllowedAddresses], *, bound: bool = False) -> None:
@@ -72,7 +72,7 @@ class RegistryAuth:
         self._bound = bound
 
     async def register(self, form: NodeForm) -> Registered | RegistryError:
-        """Let a node in for whom its caller may speak, unless what it says is wrong or it may not be where it is."""
+        """Register a node if the form is valid and its address is allowed. The caller is already authorized."""
         try:
             registration = form.registration()
         except ValueError as error:
@@ -84,19 +84,19 @@ class RegistryAuth:
         return said_no(outcome) if isinstance(outcome, RegistryDenial) else outcome
 
     def _keeps_out(self, node: Node) -> RegistryError | None:
-        """Why the node may not be where it says it is. None: it may."""
+        """Return an error if the node's token does not allow its address."""
         reach = self.reaches.get(node.id)
         if (reach is None and not is_link_local(node.endpoint)) or (reach is not None and reach.allows(node.endpoint)):
             return None
         return RegistryError(RegistryErrorCode.FORBIDDEN, f"the token of node {node.id!r} does not hold for the address {node.endpoint}")
 
     def stops(self, authorization: str, names: frozenset[str], node_id: str | None = None) -> RegistryError | None:
-        """Why the caller may not speak for this node. None: it may.
+        """Return an error if the caller may not act for the node.
 
         Args:
-            authorization: What its message's head says of it.
-            names: Those in its certificate.
-            node_id: None: it only wants to look.
+            authorization: Value of the `authorization` header.
+            names: Names in the client certificate.
+            node_id: Id of the node; None: a read of all nodes.
         """
         owner = self.tokens.find_owner(authorization)
         if owner is None:

@@ -1,6 +1,6 @@
-"""The catalogue behind a URL: pulled with its ETag, and the last text that came is kept.
+"""Catalogue from a URL: fetched with its ETag; the last valid text is kept.
 
-Rule: a source that fails, or that answers with something else, changes nothing for whoever has a text already.
+Invariant: a failed fetch or an invalid response keeps the current catalogue.
 """
 
 import logging
@@ -19,22 +19,22 @@ _NOT_MODIFIED: Final = 304
 
 
 class CatalogUnavailable(Exception):  # noqa: N818 - it says what the source is
-    """There is no text: the source never gave one."""
+    """No catalogue is available: no fetch of the source succeeded."""
 
 
 def is_url(source: str) -> bool:
-    """Whether the source is asked over HTTP; otherwise it is a file."""
+    """Return whether the source is an HTTP URL; otherwise it is a file."""
     return source.startswith(("http://", "https://"))
 
 
 class _Shape(Struct):
-    """What every catalogue has; an error page has not."""
+    """Required part of a catalogue, which distinguishes it from an error page."""
 
     models: list[msgspec.Raw]
 
 
 class CatalogSource:
-    """Pulls texts, and remembers the last one of each URL. Its methods block, for five seconds at most; one thread at a time."""
+    """Fetches catalogues and keeps the last text of each URL. Methods block for at most five seconds; use one thread at a time."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
@@ -42,17 +42,17 @@ class CatalogSource:
         self._failing = ""
 
     def read(self, url: str) -> str:
-        """The text that was pulled last; without one, it is pulled now.
+        """Return the last text; fetch it if there is none.
 
         Raises:
-            Unfetched: it can't be.
+            CatalogUnavailable: The fetch failed.
         """
         if url not in self._texts:
             self._texts[url] = self._pull(url) or ""
         return self._texts[url]
 
     def changed(self, url: str) -> bool:
-        """Ask again. True: there is another text than before. A failure is said once, and nothing has changed."""
+        """Fetch again. Return whether the text changed. A repeated failure is logged once."""
         try:
             text = self._pull(url)
         except CatalogUnavailable as error:
@@ -67,10 +67,10 @@ class CatalogSource:
         return True
 
     def _pull(self, url: str) -> str | None:
-        """The text; None: it is the one that is known.
+        """Fetch the text; None: not modified.
 
         Raises:
-            Unfetched: there is no sound answer.
+            CatalogUnavailable: There is no valid response.
         """
         headers = {"accept": "application/json"}
         if url in self._texts and self._etags.get(url):

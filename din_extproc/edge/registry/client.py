@@ -1,6 +1,6 @@
-"""A node's side of the registry's HTTP interface: join, beat, drain, leave, at whichever replica answers.
+"""Client of the registry's HTTP API, used by agents: register, heartbeat, drain, deregister.
 
-Rule: replicas share one table, so any of them will do; the one that answered last is asked first.
+Invariant: replicas share one table, so any replica serves a call; the one that responded last is tried first.
 """
 
 from collections.abc import Sequence
@@ -22,49 +22,49 @@ _LONGEST_REASON = 500
 
 
 class RegistryUnreachable(Exception):  # noqa: N818 - it says what the registry is
-    """No replica answered, or none could; the message says why the last one did not."""
+    """No replica responded; the message is the error of the last one."""
 
 
 class RegistrationRefused(Struct, frozen=True):
-    """The registry says no."""
+    """The registry rejected the call."""
 
     status: int
     reason: str
 
     @property
     def unknown(self) -> bool:
-        """It does not know this registration (any more)."""
+        """Return whether the registration is unknown or has expired."""
         return self.status == _UNKNOWN
 
 
 class RegistrationLease(Struct, frozen=True):
-    """A registration in force."""
+    """A valid registration."""
 
     lease: str
     warnings: tuple[str, ...] = ()
 
 
 class HeartbeatAck(Struct, frozen=True):
-    """A heartbeat was taken."""
+    """Accepted heartbeat."""
 
     drain: bool = False
-    """The registry wants the node to drain."""
+    """The registry requests that the node drains."""
 
 
 Answer = TypeVar("Answer", RegistrationLease, HeartbeatAck)
 
 
 class RegistryClient:
-    """Tells the registry about one node.
+    """Registry client of one node.
 
     Args:
-        session: Carries the messages.
-        addresses: Base URLs of the registry's replicas, without a slash at the end.
-        token: The node's own; "" for a registry that wants none.
-        tls: Whom it believes, and what it shows. None: as the system does.
+        session: HTTP session.
+        addresses: Base URLs of the replicas, without a trailing slash.
+        token: Token of the node; "" if the registry requires none.
+        tls: CA and client certificate. None: the system's CAs.
 
     Raises:
-        Unusable: certificates can't be used.
+        CertificateUnusable: The certificates are unusable.
     """
 
     def __init__(self, session: aiohttp.ClientSession, addresses: Sequence[str], token: str, tls: ClientFiles | None = None) -> None:
@@ -75,32 +75,32 @@ class RegistryClient:
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
 
     async def register(self, registration: Registration) -> RegistrationLease | RegistrationRefused:
-        """Join.
+        """Register the node.
 
         Raises:
-            Unreachable: no replica could be told. So do the others.
+            RegistryUnreachable: No replica responded. The other methods raise it too.
         """
         reply = await self._ask("POST", "/v1/nodes", NodeForm.of(registration))
         return reply if isinstance(reply, RegistrationRefused) else _read(reply, RegistrationLease)
 
     async def beat(self, node_id: str, lease: str, beat: Heartbeat) -> HeartbeatAck | RegistrationRefused:
-        """Say how the node does."""
+        """Send a heartbeat."""
         said = BeatForm(lease=lease, **msgspec.structs.asdict(beat))
         reply = await self._ask("POST", f"/v1/nodes/{node_id}/heartbeat", said)
         return reply if isinstance(reply, RegistrationRefused) else _read(reply, HeartbeatAck)
 
     async def drain(self, node_id: str, lease: str, reason: str) -> RegistrationRefused | None:
-        """Take nothing new."""
+        """Drain the node."""
         reply = await self._ask("POST", f"/v1/nodes/{node_id}/drain", LeaveForm(reason, lease))
         return reply if isinstance(reply, RegistrationRefused) else None
 
     async def deregister(self, node_id: str, lease: str, reason: str) -> RegistrationRefused | None:
-        """Leave."""
+        """Deregister the node."""
         reply = await self._ask("DELETE", f"/v1/nodes/{node_id}", LeaveForm(reason, lease))
         return reply if isinstance(reply, RegistrationRefused) else None
 
     async def _ask(self, method: str, path: str, said: object) -> bytes | RegistrationRefused:
-        """The body of a good answer, or what was said instead. Replicas that fail are passed over."""
+        """Return the body of a successful response, or the rejection. Skip replicas that fail."""
         data, problem = msgspec.json.encode(said), ""
         headers = {**self._headers, "content-type": "application/json"}
         tls = True if self._tls is None else self._tls.now()
@@ -130,7 +130,7 @@ class RegistryClient:
 
 
 class _RegistryProblem(Struct):
-    """The reason in an error's body, under whichever of these names."""
+    """Reason in an error body, under any of these names."""
 
     detail: str = ""
 
@@ -146,4 +146,4 @@ def _read(body: bytes, kind: type[Answer]) -> Answer:
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
     except msgspec.DecodeError as error:
-        raise RegistryUnreachable(f"an answer that is none of a registry: {error}") from error
+        raise RegistryUnreachable(f"the response is not a registry's; check the registry's address: {error}") from error

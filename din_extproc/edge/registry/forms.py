@@ -1,6 +1,6 @@
-"""What nodes and their registry say to each other as JSON, and what is made of it.
+"""JSON messages between nodes and the registry, and their conversion to domain types.
 
-Rule: a form that can't be meant is refused here, with the field's name; whether it is true is the registry's business.
+Invariant: a malformed field is rejected here by name; the registry checks whether the content is plausible.
 """
 
 import re
@@ -20,7 +20,7 @@ _LONGEST = 200
 
 
 class NodeForm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a node says of itself when it joins."""
+    """Registration of a node."""
 
     id: str
     address: str
@@ -41,7 +41,7 @@ class NodeForm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
 
     @classmethod
     def of(cls, registration: Registration) -> Self:
-        """As a node writes it."""
+        """Create the form of a registration."""
         node = registration.node
         return cls(
             id=node.id,
@@ -62,10 +62,10 @@ class NodeForm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
         )
 
     def registration(self) -> Registration:
-        """As the registry takes it.
+        """Convert the form to a registration.
 
         Raises:
-            ValueError: a field holds what it can't hold.
+            ValueError: A field has an invalid value.
         """
         for name in ("id", "dtype", "engine"):
             if _NAME(getattr(self, name)) is None:
@@ -106,7 +106,7 @@ class NodeForm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
 
 
 class BeatForm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A heartbeat."""
+    """Heartbeat of a node."""
 
     lease: str
     sequence: int
@@ -121,38 +121,38 @@ class BeatForm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reason: str = ""
 
     def beat(self) -> Heartbeat:
-        """As the registry takes it."""
+        """Convert the form to a heartbeat."""
         return Heartbeat(**{name: getattr(self, name) for name in Heartbeat.__struct_fields__})
 
 
 class LeaveForm(Struct, frozen=True, forbid_unknown_fields=True):
-    """A drain, or the end of a registration."""
+    """Drain or deregistration."""
 
     reason: str = ""
     lease: str = ""
-    """"": whichever is in force."""
+    """Lease of the registration; "": the current one."""
 
 
 class HealthForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a breaker says of a node or pool, and what the last probe of a node was like."""
+    """Breaker state of a node or pool, and the last probe of the node."""
 
     state: BreakerState
     for_s: float = 0.0
-    """How long it has been so."""
+    """Seconds in this state."""
     again_in_s: float | None = None
-    """Until an open one is tried again, or a ramping one has everything."""
+    """Seconds until an open breaker is tried again, or a ramp ends."""
     share: float = 1.0
-    """What it gets of its requests, 0 to 1."""
+    """Share of its usual traffic, 0 to 1."""
     reason: str = ""
     ttft_ms: float | None = None
-    """Time to the first token of the last probe that had one."""
+    """Time to first token of the last successful probe."""
     probe: str = ""
-    """Why the last probe failed, "" when it did not."""
+    """Error of the last probe; "" on success."""
     probe_age_s: float | None = None
 
     @classmethod
     def of(cls, standing: BreakerSnapshot, now: float) -> Self:
-        """A standing at a time of the monotonic clock."""
+        """Create the form from a snapshot at a time of the monotonic clock."""
         return cls(
             state=standing.state,
             for_s=round(now - standing.since, 3),
@@ -163,7 +163,7 @@ class HealthForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def said(self) -> str:
-        """For people."""
+        """Return the state as text."""
         if self.state is BreakerState.CLOSED:
             return ""
         again = "" if self.again_in_s is None else f", {'tried again' if self.share == 0.0 else 'all of it'} in {self.again_in_s:.0f} s"
@@ -171,12 +171,12 @@ class HealthForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"breaker {self.state.value.replace('_', ' ')} since {self.for_s:.0f} s{share}{again}: {self.reason}"
 
     def standing(self) -> BreakerSnapshot:
-        """The same at the time 0."""
+        """Return the snapshot, relative to time 0."""
         return BreakerSnapshot(self.state, 0.0, self.again_in_s, self.share, self.reason)
 
 
 class MemberForm(Struct, frozen=True, kw_only=True):
-    """One row as people and machines see it."""
+    """One node in a list response."""
 
     node: NodeForm
     state: NodeState
@@ -184,16 +184,16 @@ class MemberForm(Struct, frozen=True, kw_only=True):
     reasons: tuple[str, ...]
     beat: Heartbeat | None
     beat_age_s: float | None
-    """Seconds since the latest heartbeat; None: there was none."""
+    """Seconds since the latest heartbeat; None before the first."""
     stale: bool
     pools: tuple[str, ...]
-    """Those that route to it now."""
+    """Pools that route to it now."""
     health: HealthForm | None = None
-    """None: nothing was heard of it yet."""
+    """Breaker state and last probe; None if unknown."""
 
     @property
     def share(self) -> NodeShare:
-        """How much of its usual traffic the node takes now."""
+        """Return the node's share of its usual traffic."""
         held_back = self.health is not None and self.health.state is not BreakerState.CLOSED
         passes = 1.0 if self.health is None or not held_back else 0.0 if self.health.state in EXCLUDED else self.health.share
         reason = self.reasons[-1] if self.state is not NodeState.READY and self.reasons else ""
@@ -202,7 +202,7 @@ class MemberForm(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, member: Member, pools: tuple[str, ...], now: float) -> Self:
-        """A row, at a time in seconds since the epoch."""
+        """Create the form of a member; `now` in seconds since the epoch."""
         return cls(
             node=NodeForm.of(member.registration),
             state=member.state,

@@ -1,7 +1,7 @@
-"""The registry of one replica: takes what nodes say, writes it into the shared table, and follows what other replicas wrote there.
+"""Registry service of one replica: writes registrations and heartbeats to the shared table and follows changes by other replicas.
 
-Rule: the shared table decides. While it can't be asked, the last view stays in use, is called stale, and nodes that speak to this
-replica are still heard.
+Invariant: the shared table is authoritative. While Redis is unreachable, the last view stays in use, is marked stale, and is updated by
+nodes that call this replica.
 """
 
 import asyncio
@@ -37,29 +37,29 @@ _log = logging.getLogger(__name__)
 
 _ATTEMPTS: Final = 4
 _FORGET_MS: Final = 600_000
-"""How long the dead are shown."""
+"""Retention of dead nodes."""
 _LEASE_BYTES: Final = 12
 
 Step = Callable[[NodeRecord | None, bool], NodeRecord | RegistryDenial]
-"""From a node's row, and whether it lives, to the row as it should be."""
+"""Computes the new row from the current row and whether the node is alive."""
 
 
 class Registered(Struct, frozen=True):
-    """A node is in."""
+    """Accepted registration."""
 
     lease: str
     warnings: tuple[str, ...]
 
 
 class Registrar:
-    """What the services and the role talk to.
+    """Node registry of one replica.
 
     Args:
-        table: This replica's view.
-        store: The shared table.
-        network: The name that nodes have to give.
-        heartbeat_s: How often nodes are told to beat.
-        dead_after_s: How long a silent node lives.
+        table: View of this replica.
+        store: Shared table.
+        network: Network name that nodes must send.
+        heartbeat_s: Heartbeat interval of nodes.
+        dead_after_s: Time without a heartbeat after which a node is dead.
     """
 
     def __init__(self, table: NodeTable, store: NodeStore, *, network: str, heartbeat_s: float, dead_after_s: float) -> None:
@@ -68,24 +68,24 @@ class Registrar:
         self.heartbeat_s = heartbeat_s
         self.dead_after_s = dead_after_s
         self.watchers: set[Callable[[list[NodeEvent]], None]] = set()
-        """Told of every change; they must not raise."""
+        """Callbacks for every change; they must not raise."""
         self._store = store
         self._offset_s = time.time() - SystemClock.monotonic()
-        """Added to the monotonic clock, for this machine's wall clock may be set while it runs."""
+        """Offset from the monotonic clock to wall time; the wall clock may jump."""
         self._era = 0
-        """Of the shared table when it was asked last; 0: there was none."""
+        """Era of the shared table at the last sync; 0: no table."""
         self._since = 0
-        """Every change up to this revision is in the view."""
+        """The view includes all changes up to this revision."""
         self.doubt = asyncio.Event()
-        """Something may have been missed: `sync` soon."""
+        """Set when changes may have been missed and `sync` is due."""
         self._loose: set[str] = set()
-        """Nodes whose rows are in this view only."""
+        """Nodes whose rows exist only in this view."""
         self._readings: dict[str, HeartbeatReading] = {}
 
-    # -- what nodes ask --------------------------------------------------------------------------------------------------------------
+    # -- calls by nodes --------------------------------------------------------------------------------------------------------------
 
     async def register(self, registration: Registration) -> Registered | RegistryDenial:
-        """A node wants to be part of the network."""
+        """Register a node."""
         if registration.network != self._network:
             return RegistryDenial(
                 DenialReason.UNTRUE, f"this is the registry of network {self._network!r}, not of {registration.network!r}"
@@ -100,12 +100,12 @@ class Registrar:
         if isinstance(row, NodeRecord):
             return Registered(row.lease, self.table.list_warnings(row))
         if row.kind is DenialReason.UNTRUE:
-            _log.warning("node %s was refused: %s", registration.node.id, row.reason)
+            _log.warning("registration of node %s rejected: %s", registration.node.id, row.reason)
             await self._catch(registration.node.id, row.reason)
         return row
 
     async def beat(self, node_id: str, lease: str, beat: Heartbeat) -> NodeRecord | RegistryDenial:
-        """A node says how it does."""
+        """Record a heartbeat."""
         row = await self._write(
             node_id, lambda before, _: record_heartbeat(before, lease, beat, interval_s=self.heartbeat_s, now=self.now()), lives=True
         )
@@ -115,16 +115,16 @@ class Registrar:
         return row
 
     async def drain(self, node_id: str, reason: str, lease: str = "") -> NodeRecord | RegistryDenial:
-        """The node takes nothing new. `lease` "": whichever is in force."""
+        """Drain the node. `lease` "": the current lease."""
         return await self._write(node_id, lambda before, _: _known(before, lease, lambda known: record_drain(known, reason)))
 
     async def release(self, node_id: str, operator: str) -> None:
-        """An operator takes back what keeps the node out: a drain, a quarantine. Nothing happens for nodes that did not register."""
+        """Lift a drain or quarantine on an operator's order. Unregistered nodes are ignored."""
         if node_id in self.table.rows:
             await self._write(node_id, lambda before, _: _known(before, "", lambda known: record_release(known, operator)))
 
     async def deregister(self, node_id: str, reason: str, lease: str = "") -> RegistryDenial | None:
-        """The node is no part of the network any more. `lease` "": whichever is in force."""
+        """Remove the node from the network. `lease` "": the current lease."""
         for _ in range(_ATTEMPTS):
             row = _known(self.table.rows.get(node_id), lease, lambda known: known)
             if isinstance(row, RegistryDenial):
@@ -141,7 +141,7 @@ class Registrar:
         return RegistryDenial(DenialReason.OUTDATED, "the node's row changes too often")
 
     async def observe(self, node_id: str, answers: int, failures: int) -> None:
-        """So many requests were answered by the node lately, and so many failed at it."""
+        """Record numbers of completed and failed requests of the node."""
         if node_id in self.table.rows:
             await self._write(
                 node_id,
@@ -151,15 +151,15 @@ class Registrar:
             )
 
     async def compare(self, node_id: str, *, agreements: int = 0, disagreements: int = 0, reason: str = "") -> None:
-        """So many answers of the node were what another of the same model, version and dtype gives too, and so many were not.
+        """Record comparisons of the node's answers with those of nodes of the same model, version and dtype.
 
-        Once told here, every replica knows: trust falls, and from the third disagreement within minutes on the node is quarantined.
+        All replicas share the result: trust falls, and the third disagreement within minutes quarantines the node.
 
         Args:
-            node_id: A node that registered; nothing happens for others.
-            agreements: Answers that others give too.
-            disagreements: Answers that differ by more than chance explains.
-            reason: Of the latest disagreement, for people: no prompt and no answer.
+            node_id: Id of a registered node; others are ignored.
+            agreements: Number of answers that agree.
+            disagreements: Number of answers that differ significantly.
+            reason: Description of the latest disagreement, without prompt and answer.
         """
         if node_id in self.table.rows:
             await self._write(
@@ -173,10 +173,10 @@ class Registrar:
                 ),
             )
 
-    # -- what keeps the view true ----------------------------------------------------------------------------------------------------
+    # -- synchronisation ----------------------------------------------------------------------------------------------------
 
     def heard(self, message: bytes) -> None:
-        """The channel said something."""
+        """Apply a message of the channel."""
         change = heard(message)
         if change.revision <= self._since:
             return
@@ -187,11 +187,11 @@ class Registrar:
         self._apply(change)
 
     def began(self) -> None:
-        """The channel is listened to from now on; what was said before is not known."""
+        """Handle a new subscription: earlier messages are lost, so a sync is due."""
         self.doubt.set()
 
     async def sync(self) -> None:
-        """Take over everything that has changed in the shared table."""
+        """Apply all changes of the shared table."""
         self.doubt.clear()
         try:
             while True:
@@ -213,7 +213,7 @@ class Registrar:
             _log.info("the node table is shared again")
 
     async def sweep(self) -> None:
-        """Give up who is silent."""
+        """Mark silent nodes dead."""
         if self.table.stale:
             return
         now = self.now()
@@ -230,22 +230,22 @@ class Registrar:
             self._away(error)
 
     def readings(self) -> dict[str, HeartbeatReading]:
-        """What nodes have said since this was last asked."""
+        """Return the heartbeat readings since the last call."""
         readings, self._readings = self._readings, {}
         return readings
 
     def members(self) -> list[Member]:
-        """Every node that is known."""
+        """Return all known nodes."""
         return list(self.table.iter_members(self.now()))
 
     def now(self) -> float:
-        """Seconds since the epoch by the clock of Redis, as far as it is known."""
+        """Return seconds since the epoch, by the clock of Redis if known."""
         return SystemClock.monotonic() + self._offset_s
 
-    # -- inside ----------------------------------------------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------------------------------------------------
 
     async def _write(self, node_id: str, step: Step, *, lives: bool = False) -> NodeRecord | RegistryDenial:
-        """Replace the node's row, whoever else writes at the same time."""
+        """Replace the node's row with compare-and-set and retries."""
         lasts_ms = round(self.dead_after_s * 1000) if lives else 0
         asked = False
         for _ in range(_ATTEMPTS):
@@ -254,7 +254,7 @@ class Registrar:
             if isinstance(row, RegistryDenial):
                 if asked or row.kind not in {DenialReason.UNKNOWN, DenialReason.OUTDATED}:
                     return row
-                asked = True  # another replica may know better
+                asked = True  # another replica may have a newer row
                 await self.sync()
                 continue
             try:
@@ -272,14 +272,14 @@ class Registrar:
         return RegistryDenial(DenialReason.OUTDATED, "the node's row changes too often")
 
     async def _catch_up(self, outcome: RowConflict) -> None:
-        """The row is another one than was thought."""
+        """Apply the row that caused a conflict."""
         if outcome.row is None:
-            await self.sync()  # removed, or Redis has lost the table
+            await self.sync()  # removed, or Redis lost the table
         else:
             self._take(outcome.row, alive=outcome.alive)
 
     def _placed(self, row: NodeRecord) -> NodeRecord | RegistryDenial:
-        """The row, when nobody else has its id or its place."""
+        """Return the row unless another node has its id or address."""
         configured = self.table.find_configured(row)
         if configured is not None:
             return RegistryDenial(DenialReason.OUTDATED, f"node {configured.id!r} of the configuration has this id or this address")
@@ -289,7 +289,7 @@ class Registrar:
         return row
 
     async def _catch(self, node_id: str, reason: str) -> None:
-        """A node that is in has lied: whatever it was before, it is not to be trusted now."""
+        """Quarantine a registered node whose claim was false."""
         if self.table.is_alive(node_id):
             await self._write(node_id, lambda before, _: _known(before, "", lambda known: quarantine(known, reason, self.now())))
 
@@ -320,11 +320,11 @@ class Registrar:
             watcher(events)
 
     def _found_lost(self, era: int) -> None:
-        """Rows from before the table's era are not in it: kept until their nodes are heard of again, or as long as the silent live."""
+        """Keep rows of an earlier era until their nodes send a message or `dead_after_s` expires."""
         self._era = era
         lost = [row for row in self.table.rows.values() if row.revision and (not era or row.revision <= era)]
         if lost:
-            _log.warning("redis has lost the node table: %d nodes are kept until they are heard of again", len(lost))
+            _log.warning("redis lost the node table: %d nodes are kept until they send a heartbeat", len(lost))
         for row in lost:
             self.table.rows[row.id] = replace(row, revision=0)
             self._loose.add(row.id)
@@ -336,7 +336,7 @@ class Registrar:
 
 
 def _known(row: NodeRecord | None, lease: str, change: Callable[[NodeRecord], NodeRecord]) -> NodeRecord | RegistryDenial:
-    """The change of a row that there is."""
+    """Apply a change to an existing row; deny an unknown or outdated lease."""
     if row is None or (lease and row.lease != lease):
         return RegistryDenial(DenialReason.UNKNOWN, "no such registration")
     return change(row)

@@ -19,7 +19,8 @@
 --
 -- Counters: used tokens (in 1/60000 token, so that one ms drains exactly tpm), the time of that value, the newest second that
 -- admitted a request, the number of requests in the ring, and the ring: 61 seconds, 3 bytes each. They store no limit: a changed
--- limit applies to the counted usage at once. Usage is capped at the tokens of two windows, so it is drained when the key expires. A request counts until its whole second is 60 s old: never early, at most 1 s late.
+-- limit applies to the counted usage at once. Usage is capped at the tokens of two windows, so it is drained when the key
+-- expires. A request counts until its whole second is 60 s old: never early, at most 1 s late.
 -- Leases: request ids, scored by expiry. Expired leases are removed when the limit is reached.
 -- Record: expires, tokens, state (1 settled + 2 released), standing, when it was admitted, and the note.
 -- The same arithmetic in Python: admit/budget.py and admit/twin.py.
