@@ -18,26 +18,26 @@ from din_extproc.edge.tls import TlsAddress
 _log = logging.getLogger(__name__)
 
 _PREFACE = b"PRI"
-"""How every HTTP/2 connection begins (RFC 9113 section 3.4). No MessagePack array begins with `P`."""
+"""First bytes of every HTTP/2 connection (RFC 9113 section 3.4). No MessagePack array begins with `P`."""
 _SILENCE_S = 10.0
-"""How long a connection may send nothing at all: Envoy connects when it has something to send."""
+"""Time until the first bytes of a connection: Envoy connects when it has data to send."""
 _MOST_BYTES = 16 << 20
-"""Of one message: twice what Envoy holds back at most."""
+"""Maximum size of a Fluentd message: twice Envoy's buffer."""
 _MESSAGE_BYTES = 1 << 20
-"""Of one gRPC message of the access log."""
+"""Maximum size of a gRPC message."""
 _LINGER_S = 1.0
-"""How long a stop leaves Envoy time to deliver what it still holds (its flush interval)."""
+"""Time for Envoy to deliver buffered entries at stop: its flush interval."""
 
 Entries = Callable[[str, list[Any]], None]
 
 
 class AccessLogPort:
-    """Receives access logs at one address. The callbacks must not raise.
+    """Receiver of access logs at one address. Callbacks must not raise.
 
     Args:
-        on_message: takes each serialised `StreamAccessLogsMessage`.
-        on_entries: takes the tag and the entries `[time, record]` of each Fluentd message.
-        most: connections at once; None: what the process's open files allow.
+        on_message: Called with each serialised `StreamAccessLogsMessage`.
+        on_entries: Called with the tag and the entries `[time, record]` of each Fluentd message.
+        most: Maximum connections; None: by the open-file limit.
     """
 
     def __init__(self, on_message: Callable[[bytes], None], on_entries: Entries, most: int | None = None) -> None:
@@ -48,17 +48,17 @@ class AccessLogPort:
         self.connections: set[FluentdConnection] = set()
 
     async def start(self, address: str | TlsAddress) -> int:
-        """Listen on `host:port` or `unix:/path`. Returns the port.
+        """Listen on `host:port` or `unix:/path`. Return the port.
 
         Raises:
-            OSError: the address is taken or is none.
-            CertificateUnusable: certificates can't be used.
+            OSError: The address is in use or invalid.
+            CertificateUnusable: The certificates are unusable.
         """
         [port] = await self._grpc.start(address)
         return port
 
     async def stop(self) -> None:
-        """Take no new connection, leave Envoy time to deliver what it holds, then close."""
+        """Stop listening, wait for Envoy to deliver buffered entries, and close the connections."""
         if self.connections:
             await asyncio.sleep(_LINGER_S)
         await self._grpc.stop(2 * _LINGER_S)
@@ -71,7 +71,7 @@ class AccessLogPort:
 
 
 class _FirstBytes(asyncio.Protocol):
-    """A connection that has sent nothing yet."""
+    """Connection before its first bytes."""
 
     def __init__(self, port: AccessLogPort) -> None:
         self._port = port
@@ -86,7 +86,7 @@ class _FirstBytes(asyncio.Protocol):
         self._port.limiter.enter(self)
 
     def data_received(self, data: bytes) -> None:
-        """Hand the connection to the protocol that it speaks."""
+        """Select the protocol by the first bytes."""
         self._waiting.cancel()
         grpc = data[: len(_PREFACE)] == _PREFACE[: len(data)]
         chosen = cast("asyncio.Protocol", self._port.grpc_protocol() if grpc else FluentdConnection(self._port))
@@ -106,7 +106,7 @@ class _FirstBytes(asyncio.Protocol):
 
 
 class FluentdConnection(asyncio.Protocol):
-    """One Envoy's connection."""
+    """Fluentd connection of one Envoy."""
 
     def __init__(self, port: AccessLogPort) -> None:
         self._port = port
@@ -117,17 +117,17 @@ class FluentdConnection(asyncio.Protocol):
 
     @property
     def idle(self) -> tuple[bool, float]:
-        """Since when nothing has come."""
+        """Return the idle state (see `LimitedConnection`)."""
         return True, self._last
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection over."""
+        """Register the connection."""
         self._transport = cast("asyncio.Transport", transport)
         self._port.connections.add(self)
         self._port.limiter.enter(self)
 
     def data_received(self, data: bytes) -> None:
-        """Hand over every whole message."""
+        """Pass complete messages to the callback."""
         self._last = self._loop.time()
         try:
             self._unpacker.feed(data)

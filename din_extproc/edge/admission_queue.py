@@ -1,6 +1,6 @@
-"""Where requests wait for tokens and slots: futures, one task that asks for whoever's turn it is, and the bell that wakes it.
+"""Admission queue of a process: waiting requests are futures, and one task retries the reservation of the next request on wake-ups.
 
-Rule: while nobody waits there is no task, no timer and no word to Redis. A request that was given up gets back what it is granted late.
+Invariant: an empty queue has no task, no timer and no Redis traffic. A grant that arrives after cancellation is released.
 """
 
 import asyncio
@@ -18,25 +18,25 @@ _MARGIN_MS = 1000
 
 
 class WakeupChannel(Protocol):
-    """Rings when something comes back to a tenant, in whatever process."""
+    """Notifications of resources released in any process."""
 
     def want(self, tenant: str, lasting_ms: int) -> None:
-        """From now on, for so long, it has to ring for this tenant and for what all share."""
+        """Request wake-ups for the tenant and for shared limits for `lasting_ms`."""
 
     def granted(self, tenant: str, cost: float) -> None:
-        """Tell other processes that the tenant has got so much, tokens by weight, of what tenants share."""
+        """Publish that the tenant was granted `cost` (tokens divided by weight) of shared limits."""
 
 
 class AdmissionQueue:
-    """All requests of one process that wait.
+    """Waiting requests of one process.
 
     Args:
-        ledger: Asked again and again.
-        bell: Told who waits.
-        shared: Whether the counters are those that all replicas share: otherwise nobody waits.
-        now_ms: Milliseconds that only move on.
-        start: Runs a coroutine that nobody waits for.
-        queue: Who is next.
+        ledger: Ledger that grants reservations.
+        bell: Source of wake-ups.
+        shared: Returns whether limits are shared by all replicas; otherwise requests are not queued.
+        now_ms: Monotonic clock in milliseconds.
+        start: Starts a background coroutine.
+        queue: Order of requests.
     """
 
     def __init__(
@@ -56,24 +56,24 @@ class AdmissionQueue:
         self._queue = queue
         self._futures: dict[Ticket, asyncio.Future[Granted | Denied]] = {}
         self._wanted: dict[str, int] = {}
-        """By tenant, until when the bell rings for it."""
+        """End of the requested wake-ups, by tenant."""
         self._rung = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.counts = dict.fromkeys(("granted", "expired", "full", "left"), 0)
-        """How waits have ended, and how many were turned away."""
+        """Outcomes of waits, and rejected requests."""
 
     def __len__(self) -> int:
         return len(self._queue)
 
     def must_queue(self, claim: Claim, priority: Priority) -> bool:
-        """Whether somebody waits whom a newcomer must not overtake."""
+        """Return whether a waiting request has precedence over the claim."""
         return self._queue.must_queue(claim, priority)
 
     async def wait(self, claim: Claim, priority: Priority, queueing: Queueing, patience_ms: int) -> Granted | Denied | QueueFull:
-        """Until the claim is granted, or the patience is at its end: then what was short. Cancelled: it leaves.
+        """Wait until the claim is granted or `patience_ms` expires; then return the denial. Cancellation leaves the queue.
 
         Raises:
-            LimitsUnavailable: the counters are gone, and the policy is to let nothing pass.
+            LimitsUnavailable: Redis is unreachable and the policy is `closed`.
         """
         if not self._shared():
             return await self._ledger.reserve(claim)
@@ -92,7 +92,7 @@ class AdmissionQueue:
             raise
         except BaseException:
             self.counts["left"] += 1
-            if future.done() and not future.cancelled() and isinstance(future.result(), Granted):  # it came, and nobody took it
+            if future.done() and not future.cancelled() and isinstance(future.result(), Granted):  # granted after cancellation
                 self._start(self._give_back(claim))
             raise
         finally:
@@ -102,7 +102,7 @@ class AdmissionQueue:
                 self._go_on()
 
     def ring(self, tenant: str | None) -> None:
-        """Something came back to the tenant; None: of what all tenants share."""
+        """Handle released resources of a tenant; None: of shared limits."""
         if not self._queue:
             return
         if tenant is None:
@@ -112,28 +112,28 @@ class AdmissionQueue:
         self._rung.set()
 
     def granted_elsewhere(self, tenant: str, cost: float) -> None:
-        """Another process has granted the tenant so much of what tenants share."""
+        """Record a grant of shared limits by another process."""
         self._queue.record_remote_grant(tenant, cost)
 
     def ring_for_everybody(self) -> None:
-        """Nobody knows what came back meanwhile."""
+        """Retry all tenants after wake-ups may have been missed."""
         if self._queue:
             self._queue.on_any_freed()
             self._rung.set()
 
     async def close(self) -> None:
-        """Ask for nobody any more."""
+        """Stop retries."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
     def shown(self) -> dict[str, object]:
-        """For the admin page."""
+        """Return the state for the admin page."""
         return {"waiting": len(self._queue), "by_tenant": self._queue.count_by_tenant(), **self.counts}
 
     def _want(self, tenant: str, now_ms: int, patience_ms: int) -> None:
-        """What is asked for after this sees whatever was freed before, and the bell rings for what is freed later."""
+        """Request wake-ups before a retry, so that no release between the two is missed."""
         if self._wanted.get(tenant, 0) < now_ms + patience_ms:
             lasting_ms = 2 * patience_ms + _MARGIN_MS
             self._wanted[tenant] = now_ms + lasting_ms
@@ -159,7 +159,7 @@ class AdmissionQueue:
         self._wanted = {tenant: until for tenant, until in self._wanted.items() if until > self._now_ms()}
 
     async def _ask(self, ticket: Ticket, *, last: bool) -> None:
-        """Ask for one of them. `last`: it gets the answer, whatever that is."""
+        """Retry one reservation. `last`: return a denial to the caller too."""
         try:
             reply = await self._ledger.reserve(ticket.claim)
         except LimitsUnavailable as error:

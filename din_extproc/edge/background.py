@@ -1,6 +1,6 @@
-"""What runs beside requests: coroutines nobody waits for, and things done again and again.
+"""Background work of a process: coroutines without a caller, and periodic steps.
 
-Rule: a failure is logged with its traceback and ends only itself; at the end of the process everything is cancelled and waited for.
+Invariant: a failure is logged with its traceback and ends only its own work; at exit all work is cancelled and awaited.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Background:
-    """The coroutines of one process that nobody waits for."""
+    """Background coroutines of one process."""
 
     def __init__(self) -> None:
         self._tasks: list[asyncio.Task[None]] = []
@@ -28,31 +28,31 @@ class Background:
         self._idle.set()
 
     def start(self, coroutine: Coroutine[Any, Any, object]) -> None:
-        """Run it, beginning now, without a task of its own. It may await futures only (see `edge/drive.py`)."""
+        """Start a coroutine at once without a task. It may await futures only (see `inline_task.py`)."""
         self._begin()
         InlineTask(coroutine, self._done, self._failed)
 
     def trickle(self, items: Iterator[T], step: Callable[[T], None]) -> None:
-        """Take one step per item, a few in each turn of the loop, beginning now: what comes in a burst holds nobody else up for long."""
+        """Process items, a few per event loop iteration, so that a burst does not delay other work."""
         self._begin()
         self._trickle(items, step)
 
     def every(self, seconds: float, name: str, step: Callable[[], Awaitable[None]]) -> None:
-        """Do it every so many seconds, one after the other, until `close`."""
+        """Run a step periodically, never concurrently, until `close`."""
         self._tasks.append(asyncio.get_running_loop().create_task(_repeat(seconds, name, step), name=name))
 
     def run(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        """Run it as a task, until it ends or `close`."""
+        """Run work as a task until it ends or `close`."""
         self._tasks.append(asyncio.get_running_loop().create_task(_once(name, work), name=name))
 
     async def quiet(self, wait_s: float) -> None:
-        """Wait until everything that was started has ended, for so many seconds at most."""
+        """Wait until all started coroutines have ended, at most `wait_s` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await self._idle.wait()
 
     async def close(self) -> None:
-        """Stop what runs."""
+        """Cancel all work and wait for it."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -67,7 +67,7 @@ class Background:
         for item in few:
             try:
                 step(item)
-            except Exception:  # noqa: BLE001 - the last guard: the others have nothing to do with it
+            except Exception:  # noqa: BLE001 - last guard: a failure must not end other work
                 _log.exception("a background step failed")
         if len(few) == AT_ONCE:
             asyncio.get_running_loop().call_soon(self._trickle, items, step)
@@ -88,7 +88,7 @@ class Background:
 async def _once(name: str, work: Awaitable[None]) -> None:
     try:
         await work
-    except Exception:  # noqa: BLE001 - the last guard of work that nobody waits for
+    except Exception:  # noqa: BLE001 - last guard of background work
         _log.exception("%s failed", name)
 
 
@@ -97,5 +97,5 @@ async def _repeat(seconds: float, name: str, step: Callable[[], Awaitable[None]]
         await asyncio.sleep(seconds)
         try:
             await step()
-        except Exception:  # noqa: BLE001 - the last guard of what repeats: said, and done again
-            _log.exception("%s failed; it is tried again in %g s", name, seconds)
+        except Exception:  # noqa: BLE001 - last guard of periodic work
+            _log.exception("%s failed; next attempt in %g s", name, seconds)

@@ -1,4 +1,4 @@
-"""The only clocks: the wall's and the monotonic one. Everything else takes time as an argument."""
+"""Wall clock and monotonic clock. All other code takes time as an argument."""
 
 import time
 
@@ -8,15 +8,15 @@ class SystemClock:
 
     @staticmethod
     def wall() -> float:
-        """Seconds since the epoch."""
+        """Return seconds since the epoch."""
         return time.time()
 
     @staticmethod
     def monotonic() -> float:
-        """Seconds that only grow."""
+        """Return monotonic seconds."""
         return time.perf_counter()
 
     @staticmethod
     def monotonic_ms() -> int:
-        """The same in whole milliseconds."""
+        """Return monotonic time in whole milliseconds."""
         return int(time.perf_counter() * 1000)

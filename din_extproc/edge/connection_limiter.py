@@ -1,14 +1,14 @@
-"""How many connections a port holds at once.
+"""Limit of concurrent connections of a port.
 
-Rule: a newcomer finds a place. The one that goes for it has nothing under way: first whoever never asked for anything, then whoever has
-been silent for longest. Only where all are at work the newcomer goes.
+Invariant: at the limit, an idle connection is closed for the new one: first one without any request, then the one idle for longest. If
+all connections are active, the new one is closed.
 """
 
 import resource
 from typing import Protocol
 
 _SHARE = 8
-"""The part of the process's open files that one port may take: there are five ports, Redis and nodes beside them."""
+"""Divisor of the open-file limit for one port; there are five ports, Redis and nodes."""
 _MOST = 16_384
 
 
@@ -17,39 +17,39 @@ class LimitedConnection(Protocol):
 
     @property
     def idle(self) -> tuple[bool, float] | None:
-        """Whether it has ever been served, and since when (seconds) it has had nothing under way. None: something is under way."""
+        """Return whether it ever sent a request, and since when (seconds) it is idle. None: it is active."""
 
     def abort(self) -> None:
-        """Close it now."""
+        """Close the connection at once."""
 
 
 def most_connections() -> int:
-    """Of one port, by what the process may open."""
+    """Return the maximum connections of one port, by the open-file limit."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return _MOST if files == resource.RLIM_INFINITY else max(1, min(files // _SHARE, _MOST))
 
 
 def open_as_many_files_as_allowed() -> None:
-    """Raise the process's limit to the one that the system sets it: many systems start processes with a lower one."""
+    """Raise the soft limit of open files to the hard limit."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 class ConnectionLimiter:
-    """The connections of a port.
+    """Connections of a port.
 
     Args:
-        most: How many there may be. None: what the process's open files allow.
+        most: Maximum connections. None: by the open-file limit.
     """
 
     def __init__(self, most: int | None = None) -> None:
         self._most = most or most_connections()
         self.guests: dict[LimitedConnection, None] = {}
         self.sent_away = 0
-        """How many had to go for others, since the start."""
+        """Connections closed for others since the start."""
 
     def enter(self, newcomer: LimitedConnection) -> None:
-        """One more."""
+        """Add a connection; close one at the limit."""
         self.guests[newcomer] = None
         if len(self.guests) <= self._most:
             return
@@ -60,5 +60,5 @@ class ConnectionLimiter:
         leaving.abort()
 
     def leave(self, guest: LimitedConnection) -> None:
-        """It is gone."""
+        """Remove a closed connection."""
         self.guests.pop(guest, None)

@@ -1,6 +1,6 @@
-"""Asks nodes the same question and compares what they say: the double checks of one worker, off every client's path.
+"""Double checks of one worker: sends one request to two nodes and compares the responses, outside of client requests.
 
-Rule: one check at a time; what a node does to it decides nothing but this check.
+Invariant: one check runs at a time; a failure of a node affects only this check.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,12 +19,12 @@ _LONGEST_ANSWER = 4 << 20
 
 
 class DoubleChecker:
-    """Works through what the sampler has taken.
+    """Runs the sampled checks.
 
     Args:
-        sampler: Has the checks.
-        nodes: The nodes of a pool that take requests now.
-        trace_id: Makes an id for each question; a node's own Envoy wants one.
+        sampler: Source of checks.
+        nodes: Returns the available nodes of a pool.
+        trace_id: Creates an id per request; a node's own Envoy requires one.
     """
 
     def __init__(self, sampler: CheckSampler, nodes: Callable[[str], Iterable[Node]], trace_id: Callable[[], str]) -> None:
@@ -34,12 +34,12 @@ class DoubleChecker:
         self._found: list[DoubleCheckResult] = []
 
     def found(self) -> list[DoubleCheckResult]:
-        """What was found since this was last asked."""
+        """Return the results since the last call."""
         found, self._found = self._found, []
         return found
 
     async def work(self) -> None:
-        """Do what waits. Never raises for what nodes do."""
+        """Run pending checks. Failures of nodes raise nothing."""
         waiting, self._sampler.waiting = self._sampler.waiting, []
         if not waiting:
             return
@@ -52,7 +52,7 @@ class DoubleChecker:
                     self._found.append(compared)
 
     async def _compared(self, session: aiohttp.ClientSession, check: DoubleCheck) -> tuple[int, DoubleCheckResult | None]:
-        """How many nodes were asked, and what came of it; None: there was nobody to compare with."""
+        """Return the number of nodes queried, and the result; None: no second node responded."""
         peers = check.select_peers(self._nodes(check.pool))
         if not peers:
             return 0, None

@@ -1,6 +1,6 @@
-"""Run a coroutine without a task: its first steps happen at once, in the caller's turn of the loop.
+"""Runner of coroutines without a task: the first step runs at once, in the caller's event loop iteration.
 
-Rule: the coroutine hears what a task would tell it (results, errors, a CancelledError), and one of the two callbacks is called, once.
+Invariant: the coroutine receives results, errors and `CancelledError` as in a task, and exactly one callback is called, once.
 
 Not a task: `asyncio.current_task()` is not the coroutine's, so `asyncio.timeout` and task groups don't work inside.
 """
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class InlineTask(Generic[T]):
-    """A running coroutine. Starts in its constructor: `done` or `failed` may have been called when it returns."""
+    """A running coroutine. It starts in the constructor, which may call `done` or `failed`."""
 
     __slots__ = ("_cancelled", "_coroutine", "_done", "_failed", "_running", "_turn", "_waiting_for")
 
@@ -28,7 +28,7 @@ class InlineTask(Generic[T]):
         self._step()
 
     def cancel(self) -> None:
-        """Throw `CancelledError` in where the coroutine waits, now, and cancel what it waits for. Nothing happens when it has ended."""
+        """Throw `CancelledError` into the coroutine at once and cancel the awaited future. Ignored after its end."""
         if self._coroutine is None:
             return
         if self._running:
@@ -54,7 +54,7 @@ class InlineTask(Generic[T]):
 
     def _step(self, error: BaseException | None = None) -> None:
         coroutine = self._coroutine
-        assert coroutine is not None  # noqa: S101 - every way here has checked it
+        assert coroutine is not None  # noqa: S101 - all callers have checked it
         self._running = True
         try:
             while True:
@@ -65,7 +65,7 @@ class InlineTask(Generic[T]):
         except StopIteration as stop:
             self._coroutine = None
             result: T = stop.value
-        except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - handed on whole, as a task does
+        except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - passed to the callback, as in a task
             self._coroutine = None
             self._failed(raised)
             return
@@ -74,7 +74,7 @@ class InlineTask(Generic[T]):
         self._done(result)
 
     def _wait(self, yielded: Any) -> BaseException | None:
-        """Arrange to be resumed by what the coroutine yielded, or say which error it must hear at once."""
+        """Schedule the next step on the yielded future, or return the error to throw at once."""
         if self._cancelled:
             self._cancelled = False
             if yielded is not None:
@@ -85,7 +85,7 @@ class InlineTask(Generic[T]):
             return None
         if getattr(yielded, "_asyncio_future_blocking", None) is not True:
             return RuntimeError(f"a coroutine that is driven may await asyncio futures only, not {type(yielded).__name__}")
-        yielded._asyncio_future_blocking = False  # noqa: SLF001 - the protocol between a future and who awaits it
+        yielded._asyncio_future_blocking = False  # noqa: SLF001 - asyncio's protocol of awaited futures
         yielded.add_done_callback(self._wake)
         self._waiting_for = yielded
         return None

@@ -1,6 +1,6 @@
-"""The file of keys, changed by `din-extproc keys`: read, changed and replaced whole, one writer at a time.
+"""Editor of the key file for `din-extproc keys`: read, modified and replaced atomically, one writer at a time.
 
-Rule: nobody ever sees half a file, and nobody but its owner reads it, unless it was shared before.
+Invariant: readers never see a partial file, and a new file is readable by its owner only.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ _HEAD = "# Kept by `din-extproc keys`. Hashes only: a key itself is shown once, 
 
 @contextlib.contextmanager
 def changed(file: Path) -> Iterator[list[dict[str, Any]]]:
-    """The entries, to be changed inside the block; written when it ends without an error.
+    """Yield the entries for modification; write them when the block ends without an error.
 
     Raises:
         OSError: the file or its folder can't be written.

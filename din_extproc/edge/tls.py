@@ -1,6 +1,6 @@
-"""TLS on our ports and toward the registry: certificates from files, read again when the files change.
+"""TLS of listeners and registry clients: certificates from files, reloaded when the files change.
 
-Rule: a handshake uses what the files hold now; while they hold nothing sound (one is written, the other not yet), what they held before.
+Invariant: a handshake uses the current content of the files, or the last valid content while they are incomplete.
 """
 
 import logging
@@ -15,20 +15,20 @@ from msgspec import Struct
 _log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 10.0
-"""Whoever needs longer for the handshake is cut off."""
+"""Maximum duration of a handshake."""
 _PEM_BEGINS = "-----BEGIN"
 Made = TypeVar("Made")
 
 
 class ServerFiles(Struct, frozen=True):
-    """What a port proves itself with."""
+    """Certificate files of a listener."""
 
     cert: str
-    """PEM: the certificate, then those that lead to its root."""
+    """PEM: the certificate and its chain."""
     key: str
-    """PEM, without a pass phrase."""
+    """PEM: the private key without a passphrase."""
     client_ca: str | None = None
-    """PEM: who may have issued the certificates of clients. None: clients need none."""
+    """PEM: CAs of client certificates. None: no client certificate is required."""
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -37,15 +37,15 @@ class ServerFiles(Struct, frozen=True):
 
 
 class ClientFiles(Struct, frozen=True):
-    """Whom a client believes, and what it proves itself with."""
+    """Certificate files of a client."""
 
     ca: str
-    """PEM: who may have issued the server's certificate."""
+    """PEM: CAs of the server's certificate."""
     cert: str | None = None
-    """PEM, with `key`. None: the client shows none."""
+    """PEM: the client certificate, with `key`. None: no client certificate."""
     key: str | None = None
     server_name: str | None = None
-    """The name that the server's certificate must carry. None: the one in its address."""
+    """Name that the server's certificate must contain. None: the host of its address."""
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -54,7 +54,7 @@ class ClientFiles(Struct, frozen=True):
 
 
 class TlsAddress(Struct, frozen=True):
-    """An address where TLS is spoken."""
+    """Address of a TLS listener."""
 
     address: str
     files: ServerFiles
@@ -64,7 +64,7 @@ class TlsAddress(Struct, frozen=True):
 
 
 class CertificateUnusable(Exception):  # noqa: N818 - it says what the files are
-    """A file of certificates can't be used; `field` says which one."""
+    """A certificate file is unusable; `field` names it."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
@@ -72,11 +72,11 @@ class CertificateUnusable(Exception):  # noqa: N818 - it says what the files are
 
 
 class ReloadedFiles(Generic[Made]):
-    """Something made from files; made anew when one of them has changed.
+    """Object built from files; rebuilt when one of them changes.
 
     Args:
-        files: Whose changes count.
-        make: Raises `CertificateUnusable` when they can't be used.
+        files: Files to check for changes.
+        make: Builds the object; raises `CertificateUnusable` if the files are unusable.
     """
 
     def __init__(self, files: tuple[str, ...], make: Callable[[], Made]) -> None:
@@ -86,7 +86,7 @@ class ReloadedFiles(Generic[Made]):
         self._made = make()
 
     def now(self) -> Made:
-        """It, as the files are now."""
+        """Return the object for the current files."""
         marks = self._seen()
         if marks != self._marks:
             self._marks = marks
@@ -102,14 +102,14 @@ class ReloadedFiles(Generic[Made]):
 
 
 def server_context(files: ServerFiles, alpn: tuple[str, ...]) -> ssl.SSLContext:
-    """For a listening port. Each handshake uses what the files hold then.
+    """Create the context of a listener. Each handshake uses the current files.
 
     Args:
-        files: What the port proves itself with.
-        alpn: Protocols that are spoken there.
+        files: Certificate files.
+        alpn: Supported protocols.
 
     Raises:
-        Unusable: a file can't be read, is none, or the key is not the certificate's.
+        CertificateUnusable: A file is unreadable or malformed, or key and certificate do not match.
     """
     current = ReloadedFiles(files.files, lambda: _server_context(files, alpn))
     context = _server_context(files, alpn)
@@ -122,10 +122,10 @@ def server_context(files: ServerFiles, alpn: tuple[str, ...]) -> ssl.SSLContext:
 
 
 def client_context(files: ClientFiles) -> ssl.SSLContext:
-    """For connections of ours.
+    """Create the context of a client.
 
     Raises:
-        Unusable: as `server_context` does.
+        CertificateUnusable: As in `server_context`.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -136,7 +136,7 @@ def client_context(files: ClientFiles) -> ssl.SSLContext:
 
 
 def pinned_context(files: ServerFiles) -> ssl.SSLContext:
-    """For asking a port of this very configuration: exactly its certificate is believed, and shown where one is wanted."""
+    """Create a client context for a listener of this configuration, which trusts and presents exactly its certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -147,7 +147,7 @@ def pinned_context(files: ServerFiles) -> ssl.SSLContext:
 
 
 def names_of(certificate: Any) -> frozenset[str]:
-    """The names that a peer's certificate gives, as `ssl` shows it: its DNS names, the ends of its URIs, its common name."""
+    """Return the names in a peer's certificate: DNS names, last parts of URIs, common name."""
     if not certificate:
         return frozenset()
     names = {value for field in certificate.get("subject", ()) for kind, value in field if kind == "commonName"}
@@ -174,7 +174,7 @@ def _load_pair(context: ssl.SSLContext, cert: str, key: str) -> None:
     for field, file, wanted in (("cert", cert, "CERTIFICATE"), ("key", key, "PRIVATE KEY")):
         _read(field, file, wanted)
     try:
-        context.load_cert_chain(cert, key, password="")  # empty: never asked for at the terminal
+        context.load_cert_chain(cert, key, password="")  # empty: OpenSSL must not prompt at the terminal
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise CertificateUnusable("key", f"{key} is not the key of {cert}") from error

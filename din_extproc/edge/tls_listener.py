@@ -1,6 +1,6 @@
-"""Takes connections in where TLS is spoken: who has not finished its handshake stands in the doorway, and there is only so much room.
+"""TLS listener with a limit of concurrent handshakes.
 
-Rule: a newcomer finds room; who has stood there for longest goes for it. None stands there for longer than a handshake may take.
+Invariant: at the limit, the oldest pending handshake is aborted for a new connection. A handshake has limited time.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from din_extproc.edge.tls import HANDSHAKE_S
 
 _BACKLOG = 1024
 _PAUSE_S = 0.1
-"""After a connection could not be taken: no files are left, or it is gone already."""
+"""Pause after a failed accept, for example without free file descriptors."""
 
 
 Make = Callable[[], asyncio.BaseProtocol]
@@ -23,10 +23,10 @@ Make = Callable[[], asyncio.BaseProtocol]
 async def listen(
     make: Make, host: str, port: int, tls: ssl.SSLContext | None, backlog: int = _BACKLOG
 ) -> "tuple[asyncio.Server | TlsListener, int]":
-    """Take connections in at a port, through a doorway where TLS is spoken. Returns what to close, and the port.
+    """Listen on a port, with or without TLS. Return the listener and the port.
 
     Raises:
-        OSError: the address is taken or is none.
+        OSError: The address is in use or invalid.
     """
     at = host.strip("[]") or None
     if tls is None:
@@ -41,12 +41,12 @@ async def listen(
 
 
 class TlsListener:
-    """Of one port.
+    """TLS listener of one port.
 
     Args:
-        make: The protocol of a connection whose handshake is over.
-        tls: What is shown.
-        most: How many may be in their handshakes; None: what the process's open files allow.
+        make: Creates the protocol after the handshake.
+        tls: TLS context.
+        most: Maximum pending handshakes; None: by the open-file limit.
     """
 
     def __init__(self, make: Make, tls: ssl.SSLContext, most: int | None = None) -> None:
@@ -57,10 +57,10 @@ class TlsListener:
         self._greeting: dict[asyncio.Task[None], None] = {}
 
     async def open(self, host: str | None, port: int, backlog: int = _BACKLOG) -> int:
-        """Listen on every address of the host. Returns the port.
+        """Listen on every address of the host. Return the port.
 
         Raises:
-            OSError: an address is taken or is none.
+            OSError: An address is in use or invalid.
         """
         loop, ports = asyncio.get_running_loop(), []
         for family, _, _, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
@@ -71,7 +71,7 @@ class TlsListener:
         return ports[0]
 
     def close(self) -> None:
-        """Take nobody in any more; who is inside stays."""
+        """Stop listening; established connections stay open."""
         for task in (*self._listening, *self._greeting):
             task.cancel()
         self._listening.clear()

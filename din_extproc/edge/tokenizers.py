@@ -1,7 +1,7 @@
-"""Exact token counts by a model's own tokenizer, from a local folder.
+"""Exact token counts with the tokenizer of a model from a local folder.
 
-Rule: nothing here happens on the request path unless it is short. Importing `transformers` and loading happen once, in a thread, before
-the first request; long texts are counted in a thread; nothing is ever fetched.
+Invariant: only short texts are counted on the event loop. `transformers` is imported and tokenizers are loaded once, in a thread, before
+the first request; long texts are counted in a thread; nothing is downloaded.
 """
 
 import asyncio
@@ -18,16 +18,16 @@ from din_extproc.intent.estimate import TokenCalibrator
 from din_extproc.intent.openai import Prompt
 
 _INLINE_BYTES = 2048
-"""A text up to this is counted at once: about 1 ms at most."""
+"""Maximum size of a text that is counted on the event loop, within about 1 ms."""
 
 
 def missing() -> str:
-    """What has to be installed before any tokenizer can be loaded; "" when nothing has."""
+    """Return the missing requirement of tokenizers; "" if there is none."""
     return "" if find_spec("transformers") else "din-extproc[exact]"
 
 
 class TokenizerUnavailable(Exception):  # noqa: N818 - the name says what is the matter
-    """A configured folder holds no tokenizer that loads."""
+    """A configured folder holds no loadable tokenizer."""
 
 
 class _Frame(Struct, frozen=True, gc=False):
@@ -42,14 +42,14 @@ class _Loaded(Struct, frozen=True):
     """A `tokenizers.Tokenizer`."""
     frame: _Frame | None
     special: int
-    """Tokens that are put around an input outside of chats."""
+    """Special tokens around an input that is not a chat."""
 
     def count(self, texts: list[str]) -> int:
-        """Tokens of the texts themselves."""
+        """Return the number of tokens of the texts."""
         return sum(map(len, self.backend.encode_batch_fast(texts, add_special_tokens=False)))
 
     def around(self, prompt: Prompt, gauge: TokenCalibrator) -> int:
-        """Tokens that no text of the prompt shows."""
+        """Return the number of tokens outside the texts of the prompt."""
         if not prompt.templated:
             return self.special * prompt.messages
         if self.frame is not None:
@@ -59,11 +59,11 @@ class _Loaded(Struct, frozen=True):
 
 
 class ModelTokenizer:
-    """One model's tokenizer.
+    """Tokenizer of one model.
 
     Args:
-        folder: Holds `tokenizer.json` and, for the chat template, `tokenizer_config.json`.
-        executor: Where loading and long texts go; None: the event loop's own.
+        folder: Folder of `tokenizer.json` and, for the chat template, `tokenizer_config.json`.
+        executor: Executor for loading and long texts; None: the event loop's default.
     """
 
     def __init__(self, folder: Path, executor: Executor | None = None) -> None:
@@ -72,15 +72,15 @@ class ModelTokenizer:
         self._loaded: _Loaded | None = None
 
     async def load(self) -> None:
-        """Load it. To be awaited before the first request; until then estimates stay what they are.
+        """Load the tokenizer. Until then, `count` returns the estimate.
 
         Raises:
-            TokenizerUnavailable: The folder holds none that loads.
+            TokenizerUnavailable: The folder holds no loadable tokenizer.
         """
         self._loaded = await asyncio.get_running_loop().run_in_executor(self._executor, _load, self._folder)
 
     async def count(self, prompt: Prompt, estimate: Estimate, gauge: TokenCalibrator) -> Estimate:
-        """The exact size of a prompt.
+        """Count the tokens of a prompt.
 
         Text is counted by the tokenizer, the chat template's frame is added as it was measured when it was loaded; without a template it
         is what the calibration has learned. Media stay what they were estimated at.

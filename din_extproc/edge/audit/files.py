@@ -1,4 +1,4 @@
-"""Where audit logs lie: the files of each replica in a folder, read for whoever verifies them or goes on writing them."""
+"""Reader of audit log files: the segments of each replica in a folder."""
 
 import re
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ _OTHER = re.compile(r"(.+)\.(?:manifest\.jsonl|head\.json)").fullmatch
 
 
 def replicas(folder: Path) -> list[str]:
-    """The names of the replicas that left files there.
+    """Return the names of the replicas with files in the folder.
 
     Raises:
         OSError: the folder can't be read.
@@ -23,16 +23,16 @@ def replicas(folder: Path) -> list[str]:
 
 
 def segments(folder: Path, replica: str) -> list[int]:
-    """The numbers of a replica's segments, in order."""
+    """Return the numbers of a replica's segments, in order."""
     found = (_SEGMENT(path.name) for path in folder.iterdir())
     return sorted(int(match[2]) for match in found if match is not None and match[1] == replica)
 
 
 def read_log(folder: Path, replica: str, since: int = 1, progress: ShareDone = ignore_progress) -> LogFiles:
-    """A replica's log from this segment on. The head is read first: a writer that is at work is then ahead of it, never behind.
+    """Read a replica's log from a segment on. The head is read first, so a concurrent writer is never behind it.
 
     Raises:
-        OSError: a file can't be read; also while the segments are gone through.
+        OSError: A file is unreadable; raised also during iteration.
     """
     head, manifest = _read(folder / head_file(replica)), _read(folder / manifest_file(replica))
     return LogFiles(replica, head, manifest, _contents(folder, replica, since, progress), since)

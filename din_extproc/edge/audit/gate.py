@@ -1,6 +1,6 @@
-"""Where requests stand while the audit log can't be written, when the policy is to keep them from going on unrecorded.
+"""Gate for requests while the audit log is not writable and the policy forbids unrecorded requests.
 
-Rule: nobody waits longer than he was told; whoever waited in vain is refused with a reason.
+Invariant: a request waits at most `patience_s` and is then rejected with a reason.
 """
 
 import asyncio
@@ -17,10 +17,10 @@ _SHUT = Refusal(
 
 
 class AuditGate:
-    """Shut from its making until `open`.
+    """Gate that is closed until `open`.
 
     Args:
-        patience_s: How long a request may wait; 0: not at all.
+        patience_s: Maximum wait of a request; 0: none.
     """
 
     def __init__(self, patience_s: float) -> None:
@@ -28,7 +28,7 @@ class AuditGate:
         self._waiting: set[asyncio.Future[None]] = set()
 
     async def wait_until_open(self) -> Refusal | None:
-        """Wait until it opens. Not in time: a refusal."""
+        """Wait until the gate opens. Return a refusal on time-out."""
         if not self._patience_s:
             return _SHUT
         loop = asyncio.get_running_loop()
@@ -45,7 +45,7 @@ class AuditGate:
         return None
 
     def open(self) -> None:
-        """Let everybody through."""
+        """Release all waiting requests."""
         for waiting in self._waiting:
             if not waiting.done():
                 waiting.set_result(None)

@@ -1,6 +1,6 @@
-"""What a running Envoy says and does at its own administration port.
+"""Client of Envoy's administration interface.
 
-Rule: one question, one answer, a few seconds at most; whoever asks decides what an answer means.
+Invariant: each call is one request with a time-out of a few seconds; the caller interprets the response.
 """
 
 import http.client
@@ -22,78 +22,78 @@ _DROPPED = re.compile(r"logs_dropped: (\d+)$", re.MULTILINE)
 
 
 class EnvoyAdminUnreachable(Exception):  # noqa: N818 - it is what the port is
-    """Envoy's administration does not answer; the message says where and why."""
+    """Envoy's administration interface did not respond; the message has address and reason."""
 
 
 class EnvoyAdmin:
-    """One Envoy's administration port.
+    """Administration interface of one Envoy.
 
     Args:
-        address: Where it listens.
+        address: Its address.
     """
 
     def __init__(self, address: Endpoint) -> None:
         self._address = address
 
     def stats(self, pattern: str) -> dict[str, int]:
-        """Counters and gauges whose names match this regular expression.
+        """Return counters and gauges whose names match a regular expression.
 
         Raises:
-            Silent: nobody answers.
+            EnvoyAdminUnreachable: Envoy did not respond.
         """
         lines = self._said("GET", "/stats?" + urlencode({"filter": pattern})).splitlines()
         told = (line.rpartition(": ") for line in lines)
         return {name: int(value) for name, _, value in told if value.isdigit()}
 
     def server_info(self) -> dict[str, Any]:
-        """Version, state, and what it was started with.
+        """Return version, state and command line options.
 
         Raises:
-            Silent: nobody answers.
+            EnvoyAdminUnreachable: Envoy did not respond.
         """
         info: dict[str, Any] = msgspec.json.decode(self._said("GET", "/server_info"))
         return info
 
     def configuration(self) -> dict[str, Any]:
-        """Everything that it runs with, as its `/config_dump` says.
+        """Return the running configuration (`/config_dump`).
 
         Raises:
-            Silent: nobody answers.
+            EnvoyAdminUnreachable: Envoy did not respond.
         """
         dump: dict[str, Any] = msgspec.json.decode(self._said("GET", "/config_dump"))
         return dump
 
     def endpoints(self) -> dict[str, frozenset[str]]:
-        """The addresses of every cluster's hosts.
+        """Return the host addresses of every cluster.
 
         Raises:
-            Silent: nobody answers.
+            EnvoyAdminUnreachable: Envoy did not respond.
         """
         return _endpoints(self._said("GET", "/clusters?format=json").encode())
 
     def say_goodbye(self) -> None:
-        """Health checks fail from now on, and each answer asks its connection to close. New connections are still taken.
+        """Fail health checks and close connections after their responses. New connections are still accepted.
 
         Raises:
-            Silent: nobody answers.
+            EnvoyAdminUnreachable: Envoy did not respond.
         """
         self._said("POST", "/healthcheck/fail")
 
     def close(self) -> None:
-        """Take no more connections: the ports close at once. What is open stays so, streams as long as they last.
+        """Close all listeners at once. Open connections and streams continue.
 
-        Envoy's `?graceful` would take new ones until its drain time is over, ten minutes by default.
+        Envoy's `?graceful` would accept connections during its drain time, ten minutes by default.
 
         Raises:
-            Silent: nobody answers.
+            EnvoyAdminUnreachable: Envoy did not respond.
         """
         self._said("POST", "/drain_listeners")
 
     def closed(self) -> bool:
-        """Whether no listener takes connections any more: each thread closes its own, a moment after `close`.
+        """Return whether all listeners are closed; each thread closes its own shortly after `close`.
 
         Raises:
-            Silent: nobody answers.
+            EnvoyAdminUnreachable: Envoy did not respond.
         """
         counts = self.stats(_LISTENERS)
         return counts.get("listener_manager.listener_stopped", 0) >= counts.get("listener_manager.total_listeners_active", 0)
@@ -156,7 +156,7 @@ def _endpoints(body: bytes) -> dict[str, frozenset[str]]:
 
 
 class DroppedLogs:
-    """How many access-log entries the Envoy beside this sidecar has dropped, which it alone knows. Silence changes nothing."""
+    """Number of access log entries dropped by the local Envoy. Unreachable: the last value stays."""
 
     def __init__(self, admin: Endpoint) -> None:
         self._url = f"http://{admin}/stats?filter=logs_dropped|entries_lost"
@@ -164,7 +164,7 @@ class DroppedLogs:
         self.total = 0
 
     async def ask(self) -> None:
-        """Once more."""
+        """Update the number."""
         try:
             async with aiohttp.ClientSession(timeout=_TIMEOUT) as session, session.get(self._url) as reply:
                 text = await reply.text()

@@ -1,6 +1,6 @@
-"""The question of one token that tells whether an engine generates, and how soon: an open port and a good health page do not.
+"""Probe of a node by a one-token request, which shows whether the engine generates and its time to first token.
 
-Rule: what a node says to a question that it can't understand (4xx) or has no room for (429) speaks neither for nor against it.
+Invariant: rejections as malformed (4xx) or overloaded (429) count neither as success nor as failure.
 """
 
 from collections.abc import Callable
@@ -34,22 +34,22 @@ _MOST_BYTES = 1 << 20
 
 
 _NODES_FAULT = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND})
-"""The gateway chose the credentials and the model's name: a node that refuses these serves nobody."""
+"""Statuses that count as failures: the gateway chose the credentials and the model's name."""
 
 
 class ProbeTarget(Struct, frozen=True):
-    """A node and what to ask it for."""
+    """A node and its probe request."""
 
     node_id: str
     url: str
     kind: ProbeKind
     body: bytes
     native: bool = False
-    """It is asked in its engine's own words."""
+    """The request uses the engine's native API."""
 
     @classmethod
     def of(cls, node: Node, pool: Pool) -> "ProbeTarget":
-        """The first operation that the pool serves, in the words in which its requests are sent; every operation allowed: a chat."""
+        """Choose the first operation of the pool in the API of its requests; a chat if all are allowed."""
         kind = next((kind for kind, operation in _OPERATIONS.items() if pool.serves(operation)), ProbeKind.CHAT)
         operation, body = _OPERATIONS[kind], {"model": pool.served_model, **_BODIES[kind]}
         native = find_engine(pool.engine).native if pool.api == "native" else None
@@ -62,13 +62,13 @@ class ProbeTarget(Struct, frozen=True):
 
 
 class MicroProbe:
-    """Asks.
+    """Sends probe requests.
 
     Args:
-        session: Carries the questions.
-        timeout_s: A first token that comes later is none, and neither is an end.
-        clock: Seconds that only grow.
-        trace_id: Makes an id for each question; a node's own Envoy wants one.
+        session: HTTP session.
+        timeout_s: Time-out for the first token and for the response.
+        clock: Monotonic clock in seconds.
+        trace_id: Creates an id per request; a node's own Envoy requires one.
     """
 
     def __init__(self, session: aiohttp.ClientSession, timeout_s: float, clock: Callable[[], float], trace_id: Callable[[], str]) -> None:
@@ -79,7 +79,7 @@ class MicroProbe:
         self._trace_id = trace_id
 
     async def ask(self, target: ProbeTarget) -> ProbeResult:
-        """One question, and what came of it. Never raises for what a node does."""
+        """Send one probe and return its result. Failures of the node raise nothing."""
         headers = {"content-type": "application/json", "x-din-trace-id": self._trace_id()}
         began = self._clock()
         try:

@@ -1,7 +1,7 @@
-"""Reads the metrics pages of nodes that have no agent, so that strategies know how busy those are.
+"""Scraper of the metrics of nodes without an agent, for the scheduler's load model.
 
-Rule: a node is asked by one question at a time, all nodes by so many at once, and none because of another; who has nothing to tell, or is
-not there, is asked less and less often.
+Invariant: one scrape per node and a limited number in total run at a time, independently of each other. Nodes without usable metrics are
+scraped with increasing intervals.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _NOTHING = EngineLoad()
 
 
 class ScrapeTarget(Struct, frozen=True):
-    """A node and the page that tells of it."""
+    """A node and its metrics page."""
 
     node_id: str
     engine: str
@@ -32,16 +32,16 @@ class ScrapeTarget(Struct, frozen=True):
 
     @classmethod
     def of(cls, node: Node, engine: str) -> "ScrapeTarget":
-        """The page where engines of this kind usually have it."""
+        """Return the default metrics page of this kind of engine."""
         source = SOURCES[engine]
         return cls(node.id, engine, f"http://{Endpoint(node.endpoint.host, source.port or node.endpoint.port)}{source.path}")
 
 
 class Scraper:
-    """Asks nodes again and again.
+    """Scrapes nodes periodically.
 
     Args:
-        said: Told what a node's page says.
+        said: Called with the reading of a node.
     """
 
     def __init__(self, said: Callable[[dict[str, HeartbeatReading]], None]) -> None:
@@ -51,13 +51,13 @@ class Scraper:
         self._session: aiohttp.ClientSession | None = None
         self._tasks: dict[ScrapeTarget, asyncio.Task[None]] = {}
         self.latest: dict[str, HeartbeatReading] = {}
-        """By node id."""
+        """Latest readings by node id."""
 
     def use(self, targets: Iterable[ScrapeTarget], every_s: float) -> None:
-        """Ask these from now on, and no others.
+        """Replace the targets.
 
         Args:
-            targets: Who is asked.
+            targets: New targets.
             every_s: Between two questions to one node, a fifth more or less. 0: nobody is asked.
         """
         self._every_s = every_s

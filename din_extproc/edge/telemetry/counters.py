@@ -1,6 +1,6 @@
-"""Counts decisions and outcomes for the admin page. Faults are logged here as well.
+"""Counters of decisions and outcomes for the admin page. Internal errors are logged here.
 
-Rule: nothing that a client chose becomes a key.
+Invariant: no client-supplied value becomes a key.
 """
 
 import logging
@@ -13,26 +13,26 @@ _log = logging.getLogger(__name__)
 
 
 class DecisionCounters:
-    """Counts of one process, since its start."""
+    """Counters of one process since its start."""
 
     def __init__(self) -> None:
         self.sent = 0
         self.refused: dict[str, int] = {}
         self.outcomes: dict[str, int] = {}
         self.would_refuse: dict[str, int] = {}
-        """By limit: requests that passed only because it is not enforced."""
+        """Requests that exceeded an unenforced limit, by limit."""
         self.faults = 0
         self.decisions = [0] * (len(DECISION_US) + 1)
-        """By decision time, see `DECISION_US`."""
+        """Decisions by duration; see `DECISION_US`."""
         self.decision_s = 0.0
-        """All decisions together."""
+        """Total duration of decisions."""
         self.sensitive: dict[str, dict[str, int]] = {}
-        """Findings in prompts, by what was done about them and by kind."""
+        """Findings in prompts, by action and kind."""
         self.prompt_tokens = 0
         self.completion_tokens = 0
 
     def on_decision(self, seconds: float, refused: str) -> None:
-        """A verdict took so long. `refused`: the error code, "" when the request was sent on."""
+        """Count a decision with its duration. `refused`: the error code; "" if admitted."""
         self.decisions[bisect_left(DECISION_US, seconds * 1e6)] += 1
         self.decision_s += seconds
         if refused:
@@ -41,12 +41,12 @@ class DecisionCounters:
             self.sent += 1
 
     def on_fault(self, error: BaseException, trace_id: str) -> None:
-        """A fault of ours, logged under the id that the client got."""
+        """Count an internal error and log it with the client's trace id."""
         self.faults += 1
         _log.error("a request failed inside the gateway", exc_info=error, extra={"trace_id": trace_id})
 
     def finished(self, record: ExchangeRecord) -> None:
-        """An exchange is over."""
+        """Count a finished exchange."""
         self.outcomes[record.outcome] = self.outcomes.get(record.outcome, 0) + 1
         if record.would_refuse:
             self.would_refuse[record.would_refuse] = self.would_refuse.get(record.would_refuse, 0) + 1
@@ -58,7 +58,7 @@ class DecisionCounters:
         self.completion_tokens += record.usage.completion_tokens
 
     def shown(self) -> dict[str, object]:
-        """For the admin page."""
+        """Return the counters for the admin page."""
         return {
             "sent": self.sent,
             "refused": self.refused,

@@ -1,6 +1,6 @@
-"""The gateway's log of exchanges: one JSON object per line, found by its trace id.
+"""Exchange log: one JSON object per line and exchange.
 
-Rule: names, numbers and codes only; lines are made between requests, many at once.
+Invariant: lines hold names, numbers and codes only; they are formatted in batches outside the request path.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from din_extproc.domain.usage import ExchangeRecord, Outcome
 
 Which = Literal["all", "failed", "none"]
 _AT_ONCE = 16
-"""Lines made before others have their turn: some hundred microseconds."""
+"""Lines per batch: some hundred microseconds."""
 _MOST_WAITING = 20_000
 
 
@@ -53,11 +53,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ExchangeLog:
-    """Writes lines.
+    """Writer of the exchange log.
 
     Args:
-        which: All exchanges, those that did not complete, or none.
-        write: Takes whole lines.
+        which: All exchanges, failed ones, or none.
+        write: Called with complete lines.
     """
 
     def __init__(self, which: Which, write: Callable[[bytes], object]) -> None:
@@ -66,14 +66,14 @@ class ExchangeLog:
         self._waiting: list[ExchangeRecord] = []
 
     def finished(self, record: ExchangeRecord) -> None:
-        """An exchange is over. When lines can't be written as fast as exchanges end, the newest have none."""
+        """Log a finished exchange. On overload the newest exchanges are dropped."""
         if self._which == "none" or (self._which == "failed" and record.outcome is Outcome.COMPLETED):
             return
         if len(self._waiting) < _MOST_WAITING:
             self._waiting.append(record)
 
     async def flush(self) -> None:
-        """Write what waits."""
+        """Write pending lines."""
         waiting, self._waiting = self._waiting, []
         for start in range(0, len(waiting), _AT_ONCE):
             self._write(b"".join([_encode(_line(record)) + b"\n" for record in waiting[start : start + _AT_ONCE]]))

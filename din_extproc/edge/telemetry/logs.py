@@ -1,7 +1,6 @@
-"""The process's own log: one JSON object per line on standard error.
+"""Process log: one JSON object per line on standard error.
 
-Rule: nothing that came from a client is interpolated raw; JSON escapes it, and a line is a line. A fault that comes with every request
-is told a few times and then counted: a log must not be what brings a gateway down.
+Invariant: JSON escapes client input, so that a record is one line. Repeated messages are rate limited and counted.
 """
 
 import logging
@@ -19,10 +18,10 @@ _LONGEST_TRACEBACK = 16_000
 
 
 class JsonLines(logging.Formatter):
-    """One object per record: time, level, logger, message, the request's trace id and the traceback of a fault where there is one."""
+    """Formatter of records as JSON: time, level, logger, message, and trace id and traceback if present."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line."""
+        """Format a record as one line."""
         entry: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -38,15 +37,15 @@ class JsonLines(logging.Formatter):
 
 
 class LogThrottle(logging.Filter):
-    """Lets each kind of message through twenty times in ten seconds. The next one that passes says how many were `left_out`."""
+    """Rate limit of twenty records per message and ten seconds. The next record has the number `left_out`."""
 
     def __init__(self) -> None:
         super().__init__()
         self._kinds: dict[tuple[str, str], tuple[float, int]] = {}
-        """By logger and unfilled text: when the window began, and how many came since. There are as many as there are lines of code."""
+        """Start of the window and count, by logger and message template."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether it is written."""
+        """Return whether to write the record."""
         kind = (record.name, str(record.msg))
         began, came = self._kinds.get(kind, (record.created, 0))
         if record.created - began >= _WINDOW_S:
@@ -58,9 +57,9 @@ class LogThrottle(logging.Filter):
 
 
 def configure(level: str) -> None:
-    """Log to standard error from now on. `level`: debug, info, warning or error.
+    """Configure logging to standard error. `level`: debug, info, warning or error.
 
-    Libraries are not heard at `debug`: an HPACK decoder tells every header there, keys and tokens among them.
+    Libraries never log at `debug`: an HPACK decoder would log every header, including keys.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())

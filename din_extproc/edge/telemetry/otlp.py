@@ -1,7 +1,7 @@
-"""Spans and metrics to a collector: OpenTelemetry's protocol (OTLP) over HTTP, with OpenTelemetry's own types and encoders.
+"""Exporter of spans and metrics by OTLP over HTTP, with OpenTelemetry's types and encoders.
 
-Rule: nobody waits for the collector. What it does not take in time is dropped and counted; encoding lets requests go first every few
-spans or points.
+Invariant: nothing waits for the collector. Data that it does not accept in time is dropped and counted; encoding yields to requests
+every few spans or points.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ from din_extproc.observe.spans import Span, attempt_span, spans
 _log = logging.getLogger(__name__)
 
 _MOST_WAITING = 4096
-"""Exchanges whose spans were not pushed yet; past that the oldest go."""
+"""Maximum exchanges with pending spans; beyond it the oldest are dropped."""
 _AT_ONCE = 512
 _SLICE_SPANS = 8
 _SLICE_POINTS = 4
@@ -55,15 +55,15 @@ _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
 
 class OtlpExporter:
-    """Pushes to one collector.
+    """Exporter to one collector.
 
     Args:
         endpoint: `http://host:4318`.
-        headers: Of every request, such as a token.
-        service: `service.name` and whatever else tells this sidecar from others.
-        timeout_s: For one request.
-        families: The metrics as they are; None: others may go first.
-        tls: Whom it believes, and what it shows. None: as the system does.
+        headers: Headers of every request, such as a token.
+        service: Resource attributes such as `service.name`.
+        timeout_s: Time-out of a request.
+        families: Yields the metrics; None: a point to yield to other work.
+        tls: CA and client certificate. None: the system's CAs.
     """
 
     def __init__(
@@ -86,17 +86,17 @@ class OtlpExporter:
         self._records: deque[ExchangeRecord | FailedAttempt] = deque()
         self._down = False
         self.exported = 0
-        """Spans that the collector took, since the start."""
+        """Exported spans since the start."""
         self.dropped = 0
-        """Exchanges whose spans it did not take."""
+        """Exchanges whose spans were dropped."""
 
     def finished(self, record: ExchangeRecord) -> None:
-        """An exchange is over."""
+        """Queue the spans of a finished exchange."""
         if record.span:
             self._keep(record)
 
     def attempt_failed(self, attempt: FailedAttempt) -> None:
-        """A try at one node failed."""
+        """Record a failed attempt at a node."""
         if attempt.traceparent:
             self._keep(attempt)
 
@@ -107,7 +107,7 @@ class OtlpExporter:
         self._records.append(record)
 
     async def push_spans(self) -> None:
-        """Push the spans of everything that ended."""
+        """Export all pending spans."""
         while self._records:
             records = [self._records.popleft() for _ in range(min(_AT_ONCE, len(self._records)))]
             found = [_readable(span, self._resource) for record in records for span in _spans(record)]
@@ -122,7 +122,7 @@ class OtlpExporter:
                 return
 
     async def push_metrics(self) -> None:
-        """Push every metric as it is now."""
+        """Export the current metrics."""
         now_ns = int(SystemClock.wall() * _NS_PER_S)
         parts = []
         for family in self._families():
