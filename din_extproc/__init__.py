@@ -31,4 +31,4 @@ each other. Time, randomness and I/O are arguments; a refusal is a value, an exc
 Glossary: `deploy/docs/pages/glossary.md`.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

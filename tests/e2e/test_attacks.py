@@ -217,7 +217,7 @@ def test_without_a_key_nobody_learns_of_models_nodes_or_versions(stack, engine, 
         reply = raw_request(stack.port, request.encode(), seconds=2.0)
         assert not reply.startswith(b"HTTP/1.1 200"), reply
         told = reply.replace(path.encode(), b"").lower()
-        for word in (b"secret", b"envoy", b"python", b"aiohttp", b"127.0.0.1", engine.address.encode(), b"0.1.0", b"1.40"):
+        for word in (b"secret", b"envoy", b"python", b"aiohttp", b"127.0.0.1", engine.address.encode(), b"0.2.0", b"1.40"):
             assert word not in told, reply
     assert engine.seen()[1] == []
 
