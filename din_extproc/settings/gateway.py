@@ -78,7 +78,8 @@ class AdminSection(ListenSection):
     """Health, metrics, state."""
 
     keys: Annotated[tuple[AdminKeySection, ...], AsTuple] = ()
-    """As `din-extproc keys new` prints them. With any, only their holders see more than whether it lives and is ready."""
+    """As `din-extproc keys new` prints them. With any, only their holders see more than whether it lives and is ready. Without, who asks
+    by a loopback name does; where `address` is no loopback one, also by an address or a name without a dot."""
 
     def opens(self, authorization: str) -> bool:
         """Whether who sends this may see everything."""

@@ -138,7 +138,7 @@ def node_stack(engine) -> Iterator[NodeStack]:
 def pools(node_stack, second, third) -> dict:
     twins = [node("second", second.address), node("third", third.address)]
     return {
-        "p": {"model": "m", "engine": "vllm", "nodes": [node("a", node_stack.address)]},
+        "p": {"model": "m", "engine": "vllm", "nodes": [node("gpu-1", node_stack.address)]},
         "twins": {"model": "m2", "engine": "vllm", "scheduler": "round_robin", "nodes": twins},
     }
 
@@ -190,7 +190,7 @@ def test_every_request_leaves_its_admission_and_its_end_in_the_audit_log(audited
     usage = reply.json()["usage"]
     assert (settled["tenant"], settled["key_id"], settled["model"], settled["version"]) == ("acme", "acme", "m", "2025.3.1")
     assert (settled["prompt_tokens"], settled["completion_tokens"]) == (usage["prompt_tokens"], usage["completion_tokens"])
-    assert (settled["node_id"], settled["outcome"], settled["status"]) == ("a", "completed", 200)
+    assert (settled["node_id"], settled["outcome"], settled["status"]) == ("gpu-1", "completed", 200)
     assert admitted["request_id"] == settled["request_id"]
     assert admitted["reserved_tokens"] == settled["reserved_tokens"] > 0
     refused = {record["trace_id"]: record for record in of_kind(audited, "refused")}
@@ -257,7 +257,7 @@ def test_one_trace_id_finds_gateway_log_node_log_audit_record_and_spans(audited,
     assert sent["tracestate"] == "vendor=1"
     audited.eventually(lambda: name in audited.log("sidecar"), "its line in the gateway's log")
     (line,) = [json.loads(text) for text in audited.log("sidecar").splitlines() if name in text]
-    assert (line["logger"], line["outcome"], line["node_id"]) == ("din_extproc.exchange", "completed", "a")
+    assert (line["logger"], line["outcome"], line["node_id"]) == ("din_extproc.exchange", "completed", "gpu-1")
     audited.eventually(lambda: name in node_stack.log("envoy"), "its line in the node's log")
     assert json.loads(next(text for text in node_stack.log("envoy").splitlines() if name in text))["trace_id"] == name
     audited.eventually(lambda: any(record["trace_id"] == name for record in of_kind(audited, "settled")), "its record")

@@ -380,3 +380,11 @@ def test_the_nodes_command_shows_them(pair):
     rows = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)["nodes"]
     assert rows[0]["pools"] == ["chat"]
     assert one.status()["membership"]["nodes"][0]["node"]["id"] == "gpu-1"
+
+
+def test_no_node_registers_where_the_gateway_itself_listens(pair):
+    one, _ = pair
+    for port in (one.port, one.envoy_admin_port, one.admin_port, one.access_log_port, one.grpc_port, one.http_port):
+        status, told = one.register("gpu-1", address=f"127.0.0.1:{port}")
+        assert (status, told["code"]) == (403, "forbidden")
+        assert f"the gateway itself listens at 127.0.0.1:{port}" in told["detail"]

@@ -5,6 +5,8 @@ liveness and readiness are available.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
@@ -42,6 +44,7 @@ class AdminPages:
         orders: Handles orders for nodes.
         opens: Returns whether an `authorization` header grants access beyond liveness and readiness.
         dashboard: Pages of the dashboard; None: disabled.
+        exposed: Whether the port listens on more than a loopback address.
     """
 
     def __init__(
@@ -56,6 +59,8 @@ class AdminPages:
         orders: NodeOrders,
         opens: Callable[[str], bool],
         dashboard: DashboardPages | None = None,
+        *,
+        exposed: bool = False,
     ) -> None:
         self._status = status
         self._reasons = reasons
@@ -65,6 +70,7 @@ class AdminPages:
         self._metrics = metrics
         self._times = times
         self._opens = opens
+        self._exposed = exposed
         self.port = HttpPort(
             [
                 web.get("/healthz", self._alive),
@@ -83,12 +89,18 @@ class AdminPages:
 
     def _guarded(self, show: Handler) -> Handler:
         async def shown(request: web.Request) -> web.StreamResponse:
-            return await show(request) if self._may_look(request) else refused("gateway.admin.keys")
+            if not self._may_look(request):
+                return refused("gateway.admin.keys")
+            return await show(request) if self._is_meant(request) else _misdirected()
 
         return shown
 
     def _may_look(self, request: web.Request) -> bool:
         return self._opens(request.headers.get("authorization", ""))
+
+    def _is_meant(self, request: web.Request) -> bool:
+        """Return whether keys are required, or the `host` header can't come from a rebound DNS name."""
+        return not self._opens("") or is_own_name(request.headers.get("host", ""), exposed=self._exposed)
 
     @staticmethod
     async def _alive(_: web.Request) -> web.Response:
@@ -96,7 +108,7 @@ class AdminPages:
 
     async def _ready(self, request: web.Request) -> web.Response:
         reasons = self._reasons()
-        if reasons and not self._may_look(request):
+        if reasons and not (self._may_look(request) and self._is_meant(request)):
             reasons = ["not ready"]
         return web.Response(text="ready\n" if not reasons else "".join(f"{reason}\n" for reason in reasons), status=503 if reasons else 200)
 
@@ -137,6 +149,28 @@ class AdminPages:
             await reply.write(piece)
         await reply.write_eof()
         return reply
+
+
+def is_own_name(host: str, *, exposed: bool) -> bool:
+    """Return whether no web page can have this `host` (DNS rebinding): a loopback name; on an exposed port, any address or dotless name."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    if name == "localhost":
+        return True
+    try:
+        return ip_address(name).is_loopback or exposed
+    except ValueError:
+        return exposed and bool(name) and "." not in name
+
+
+def _misdirected() -> web.Response:
+    detail = (
+        "without a key these pages are shown under this machine's own names only, such as localhost: ask there, or set gateway.admin.keys"
+    )
+    code = "misdirected_request"
+    return HttpProblem(type=f"urn:din-extproc:http:{code}", title="Not under this name", status=421, detail=detail, code=code).response()
 
 
 def _json(shown: Mapping[str, object], status: int = 200) -> web.Response:

@@ -3,13 +3,15 @@
 Invariant: a node acts only for itself; the token of any node grants read access to all nodes.
 """
 
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterable, Mapping
 from enum import Enum
+from ipaddress import IPv6Address, ip_address
 
 from msgspec import Struct
 
 from din_extproc.admit.keys import NodeTokens
-from din_extproc.domain.node import Node
+from din_extproc.domain.node import Endpoint, Node
 from din_extproc.edge.registry.forms import NodeForm
 from din_extproc.edge.registry.registrar import Registered, Registrar
 from din_extproc.registry.claims import AllowedAddresses, is_link_local
@@ -63,13 +65,23 @@ class RegistryAuth:
         tokens: Tokens of all nodes; replaced when their file changes.
         reaches: Allowed addresses by node id, replaced likewise; a missing node may have any address.
         bound: Whether a node's client certificate must name its id.
+        own: Addresses of the gateway itself; a node may have one only if its token lists exactly that endpoint.
     """
 
-    def __init__(self, registrar: Registrar, tokens: NodeTokens, reaches: Mapping[str, AllowedAddresses], *, bound: bool = False) -> None:
+    def __init__(
+        self,
+        registrar: Registrar,
+        tokens: NodeTokens,
+        reaches: Mapping[str, AllowedAddresses],
+        *,
+        bound: bool = False,
+        own: Iterable[Endpoint] = (),
+    ) -> None:
         self.registrar = registrar
         self.tokens = tokens
         self.reaches = reaches
         self._bound = bound
+        self._own = frozenset(own)
 
     async def register(self, form: NodeForm) -> Registered | RegistryError:
         """Register a node if the form is valid and its address is allowed. The caller is already authorized."""
@@ -86,6 +98,9 @@ class RegistryAuth:
     def _keeps_out(self, node: Node) -> RegistryError | None:
         """Return an error if the node's token does not allow its address."""
         reach = self.reaches.get(node.id)
+        if is_own(node.endpoint, self._own) and (reach is None or node.endpoint not in reach.endpoints):
+            reason = f"the gateway itself listens at {node.endpoint}: the token's `addresses` must name exactly that for a node to be there"
+            return RegistryError(RegistryErrorCode.FORBIDDEN, reason)
         if (reach is None and not is_link_local(node.endpoint)) or (reach is not None and reach.allows(node.endpoint)):
             return None
         return RegistryError(RegistryErrorCode.FORBIDDEN, f"the token of node {node.id!r} does not hold for the address {node.endpoint}")
@@ -109,3 +124,21 @@ class RegistryAuth:
         if node_id is not None and owner != node_id:
             return RegistryError(RegistryErrorCode.FORBIDDEN, f"the token is that of node {owner!r}")
         return None
+
+
+def is_own(endpoint: Endpoint, own: Iterable[Endpoint]) -> bool:
+    """Return whether one of `own` listens at the endpoint: the same address, or a wildcard address and this machine has the endpoint's."""
+    host = ip_address(endpoint.host)
+    mapped = host.ipv4_mapped if isinstance(host, IPv6Address) else None
+    plain = str(mapped or host)
+    there = {address.host for address in own if address.port == endpoint.port}
+    return plain in there or (not there.isdisjoint({"0.0.0.0", "::"}) and _is_of_this_machine(plain))
+
+
+def _is_of_this_machine(host: str) -> bool:
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0))
+    except OSError:
+        return False
+    return True

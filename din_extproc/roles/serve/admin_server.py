@@ -4,6 +4,7 @@ Rule: numbers are the sums over all processes of the sidecar; no state is kept h
 """
 
 from collections.abc import Callable, Iterator
+from ipaddress import ip_address
 from typing import Any
 
 from din_extproc.domain.availability import ModelAvailability
@@ -72,6 +73,7 @@ class AdminServer:
             orders=NodeOrders(reloader.operator, self._order),
             opens=reloader.is_reader,
             dashboard=self._dashboard,
+            exposed=not ip_address(reloader.settings.gateway.admin.address.host).is_loopback,
         ).port
 
     async def start(self, settings: Settings) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from din_extproc.admit.keys import NodeTokens
 from din_extproc.domain.membership import HeartbeatReading, MembershipDelta, NodeState, Registration
+from din_extproc.domain.node import Endpoint
 from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.grpc.grpcio_server import GrpcioServer
@@ -80,7 +81,13 @@ class RegistryService:
             dead_after_s=section.dead_after_s,
         )
         self.registrar.watchers.add(self._schedule_delta)
-        self._auth = RegistryAuth(self.registrar, NodeTokens(settings.node_tokens), settings.node_reaches, bound=section.bind_certificates)
+        self._auth = RegistryAuth(
+            self.registrar,
+            NodeTokens(settings.node_tokens),
+            settings.node_reaches,
+            bound=section.bind_certificates,
+            own=_own_addresses(settings),
+        )
         self._subscription = ChannelSubscription(
             locator(settings.store.url.get_secret_value()), store.channel, self.registrar.heard, self.registrar.began
         )
@@ -177,3 +184,16 @@ def _catalogue(settings: Settings) -> Catalogue:
         described = CatalogEntry(model.dtype, model.max_seq_len, model.sha256)
         found.setdefault(model.model_name, {})[model.model_version] = described
     return found
+
+
+def _own_addresses(settings: Settings) -> Iterator[Endpoint]:
+    """Where the sidecar and its Envoy listen."""
+    yield settings.envoy.listener
+    yield settings.envoy.admin
+    gateway = settings.gateway
+    registry = gateway.registry
+    asked = (gateway.xds, gateway.admin, gateway.ext_proc, gateway.access_log)
+    known = [None if section is None else section.address for section in asked]
+    if registry is not None:
+        known += [registry.address, registry.http_address]
+    yield from (address for address in known if address is not None)

@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from din_extproc.edge.http.admin import AdminPages
+from din_extproc.edge.http.admin import AdminPages, is_own_name
 from din_extproc.edge.http.node_orders import NodeOrders
 from tests.support.servers import free_port
 
@@ -61,3 +61,24 @@ async def test_an_order_needs_a_key_that_may_operate_also_where_pages_need_none(
         (await client.post("/nodes/a/drain", headers={"authorization": f"Bearer {key}"})).status_code for key in ("none", "right", "ops")
     ]
     assert told == [401, 401, 200]
+
+
+async def test_a_page_of_the_web_that_made_its_name_point_here_reads_nothing_where_no_key_is_wanted(site):
+    client, guarded = site
+    for page in ("/status", "/nodes", "/metrics"):
+        for name in ("evil.example:9090", "127.0.0.1.nip.example", "10.0.0.7:9090", ""):
+            reply = await client.get(page, headers={"host": name})
+            assert reply.status_code == (401 if guarded else 421)
+            assert reply.json()["code"] == ("invalid_api_key" if guarded else "misdirected_request")
+            keyed = await client.get(page, headers={"host": name, "authorization": "Bearer right"})
+            assert keyed.status_code == (200 if guarded else 421)
+        for name in ("localhost", "localhost:9090", "127.0.0.1", "127.0.0.9:1", "[::1]:9090"):
+            assert (await client.get(page, headers={"host": name})).status_code == (401 if guarded else 200)
+    assert (await client.get("/readyz", headers={"host": "evil.example"})).text == "not ready\n"
+
+
+@pytest.mark.parametrize(
+    ("host", "own"), [("din:9090", True), ("10.0.0.7:9090", True), ("evil.example", False), ("", False), ("[::1", False)]
+)
+def test_a_port_for_a_network_is_asked_by_address_or_by_a_name_without_a_domain(host, own):
+    assert is_own_name(host, exposed=True) is own
