@@ -30,8 +30,10 @@ from envoy_data_plane.envoy.type.matcher.v3 import StringMatcher
 from envoy_data_plane.envoy.type.v3 import HttpStatus, StatusCode
 
 from din_extproc.control.access_log import failed_attempts
+from din_extproc.control.jwt import jwt_authentication
 from din_extproc.control.packing import extension, milliseconds
 from din_extproc.control.topology import EXT_PROC_CLUSTER, Topology
+from din_extproc.domain.identity import JWT_AUTHN
 
 CORS = "envoy.filters.http.cors"
 EXT_PROC = "envoy.filters.http.ext_proc"
@@ -46,6 +48,8 @@ def http_filters(topology: Topology) -> list[HttpFilter]:
         chain.append(extension(CORS, Cors()))
     if topology.usage_lua:
         chain.append(extension("envoy.filters.http.lua", Lua(default_source_code=DataSource(inline_string=topology.usage_lua))))
+    if topology.jwt:
+        chain.append(extension(JWT_AUTHN, jwt_authentication(topology.jwt)))
     chain.append(_ext_proc(topology))
     chain.append(extension("envoy.filters.http.router", Router(suppress_envoy_headers=True, upstream_log=failed_attempts(topology))))
     return [HttpFilter(name=each.name, typed_config=each.typed_config) for each in chain]
@@ -94,7 +98,10 @@ def _ext_proc(topology: Topology) -> TypedExtensionConfig:
         ),
         allow_mode_override=True,
         mutation_rules=HeaderMutationRules(allow_envoy=True),
-        metadata_options=MetadataOptions(receiving_namespaces=MetadataOptionsMetadataNamespaces(untyped=[METADATA_NAMESPACE])),
+        metadata_options=MetadataOptions(
+            forwarding_namespaces=MetadataOptionsMetadataNamespaces(untyped=[JWT_AUTHN]) if topology.jwt else None,
+            receiving_namespaces=MetadataOptionsMetadataNamespaces(untyped=[METADATA_NAMESPACE]),
+        ),
         status_on_error=HttpStatus(code=StatusCode.ServiceUnavailable),
     )
     return extension(EXT_PROC, processor)

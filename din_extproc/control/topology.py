@@ -8,6 +8,7 @@ from ipaddress import ip_address
 
 from msgspec import Struct, field
 
+from din_extproc.domain.identity import JwtIssuer
 from din_extproc.domain.node import Pool
 
 EXT_PROC_CLUSTER = "din_ext_proc"
@@ -246,6 +247,8 @@ class Topology(Struct, frozen=True, kw_only=True):
     """Where the SDS files with the credentials of remote APIs are."""
     max_connections: int = 20_000
     """Of clients at once; further ones are not accepted."""
+    jwt: tuple[JwtIssuer, ...] = ()
+    """Whose tokens Envoy verifies."""
     health_path: str | None = None
     """Where load balancers ask the listener whether it serves. None: it is a path like any other."""
 

@@ -5,6 +5,7 @@ Nothing here depends on the transport or the destination.
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
 from msgspec import Struct
 
@@ -42,6 +43,8 @@ class RequestHead(Struct, frozen=True, gc=False):
     path: str
     """`:path` as sent, with its query string."""
     headers: Mapping[str, str]
+    claims: Mapping[str, Any] | None = None
+    """Those of a token that Envoy has verified; no client can set them."""
 
     def header(self, name: str) -> str:
         """Return the header's value, "" when it is missing."""

@@ -3,7 +3,7 @@
 | stage              | function              | gives                                       | refuses                                  |
 |--------------------|-----------------------|---------------------------------------------|------------------------------------------|
 | 1 endpoint kind    | `accept`              | `EndpointKind`; `None` for OPTIONS          | 404, 405                                 |
-| 2 authentication   | `accept`              | `PendingRequest.who`                        | `invalid_api_key`                        |
+| 2 authentication   | `accept`              | `PendingRequest.who`                        | `invalid_api_key`, `identity_conflict`   |
 | 3 read             | `read_request`        | `ParsedRequest`                             | what the body lacks                      |
 | 4 sensitive data   | `read_request`        | `ParsedRequest`, masked where that is asked | `sensitive_data_blocked`                 |
 | 5 exact count      | `decide`, `permit`    | `PendingRequest.intent`                     | -                                        |
@@ -74,6 +74,8 @@ def accept(context: DecisionContext, request: PendingRequest, body: bytes, wall:
     if isinstance(endpoint, Refusal):
         return endpoint
     who = context.view.keys.authenticate(head.header("authorization"), head.header("x-api-key"), wall, context.revoked)
+    if context.view.issuers is not None:
+        who = context.view.issuers.authenticate(head.claims, head.header("x-api-key"), who)
     if isinstance(who, Refusal):
         return who
     request.who = who

@@ -11,6 +11,7 @@ from msgspec import Struct
 from din_extproc.admit.keys import Authenticated, KeyRing
 from din_extproc.admit.ledger import Claim
 from din_extproc.admit.reservation import compute_reservation
+from din_extproc.admit.tokens import TokenIssuers
 from din_extproc.domain.request import Estimate, Intent, Priority
 from din_extproc.domain.tenant import Budget, GlobalLimits, OnSensitive, RateLimits, ScopeLimits
 from din_extproc.intent.estimate import TokenCalibrator
@@ -59,6 +60,8 @@ class DecisionView(Struct, frozen=True):
     """What all tenants together may use."""
     health_path: str | None = None
     """Where load balancers ask whether the gateway serves: answered without a key, and counted nowhere."""
+    issuers: TokenIssuers | None = None
+    """None: requests are authenticated by API key alone."""
     screenings: Mapping[str, ScreeningPolicy] = {}
     """By tenant; of the others nobody looks at prompts."""
 

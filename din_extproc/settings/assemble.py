@@ -168,7 +168,7 @@ def _report_unused(shaped: ShapedConfig, document: Document, keyed: frozenset[st
         if section not in shaped.broken and not data.get(section):
             document.report((section,), message)
     for at, tenant in zip(shaped.tenants, shaped.config.tenants, strict=True):
-        if not tenant.keys and tenant.id not in keyed:
+        if not tenant.keys and tenant.id not in keyed and not shaped.config.identity.jwt:
             hint = "make one with `din-extproc keys new`"
             document.report(("tenants", at), f"tenant {tenant.id!r} has no key: nobody can use it", hint, warning=True)
 

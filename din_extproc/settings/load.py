@@ -50,8 +50,7 @@ def load(
     catalog, described, problems = read_catalog(shaped.config.catalog, document, path, source)
     keys_file, hashes, stored = _stored_keys(shaped.config.keys_file, document, path)
     assembled = assemble(shaped, None if "catalog" in shaped.broken else catalog, document, stored.tenants)
-    broken = document.data.get("tenants") if "tenants" in shaped.broken else []
-    keys = stored.joined(assembled.keys, lambda tenant: declares(broken, tenant))
+    keys = stored.joined(assembled.keys, lambda name: "tenants" in shaped.broken and declares(document.data.get("tenants"), name))
     _report_secrets(shaped.config, document, path, env)
     audit, key_files = read_audit(shaped.config.audit, document, path)
     tokens_file, secrets, tokens, reaches, unread = _tokens(shaped.config.gateway.registry, document, path)
@@ -86,6 +85,7 @@ def load(
         audit=audit,
         audit_key_files=key_files,
         fail_open_pool=None if config.fail_open is None else config.fail_open.pool,
+        jwt=tuple(each.jwt_issuer(path.parent) for each in config.identity.jwt),
         warnings=found,
     )
 

@@ -12,6 +12,7 @@ from din_extproc.settings.catalog import CatalogSection
 from din_extproc.settings.envoy import EnvoySection, off_is_none
 from din_extproc.settings.gateway import FailOpenSection, GatewaySection, StoreSection
 from din_extproc.settings.health import HealthSection
+from din_extproc.settings.identity import IdentitySection
 from din_extproc.settings.pools import PoolSection
 from din_extproc.settings.routes import AliasSection, RuleSection
 from din_extproc.settings.section import AsTuple, ModelName, Name, NameIfAny, Section, Text
@@ -36,6 +37,7 @@ class DinYaml(Section):
     tenants: Annotated[tuple[TenantSection, ...], AsTuple] = ()
     keys_file: Text | None = None
     """Where `din-extproc keys` keeps keys, relative to this file; None: all of them stand under their tenants."""
+    identity: IdentitySection = IdentitySection()
     defaults: DefaultsSection = DefaultsSection()
     limits: GlobalLimitsSection = GlobalLimitsSection()
     sensitive_data: SensitivePatternsSection = SensitivePatternsSection()

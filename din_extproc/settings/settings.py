@@ -8,6 +8,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from din_extproc.control.topology import Address, Outlier, Retry, SocketAddress, Topology, XdsSource
+from din_extproc.domain.identity import JwtIssuer
 from din_extproc.domain.node import Endpoint, Pool
 from din_extproc.domain.tenant import ApiKey, GlobalLimits, Tenant
 from din_extproc.edge.registry.catalog_source import is_url
@@ -69,6 +70,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     audit_key_files: tuple[str, ...]
     fail_open_pool: str | None
     """None: without a worker, requests are refused."""
+    jwt: tuple[JwtIssuer, ...] = ()
+    """Whose tokens name tenants."""
     warnings: tuple[ConfigProblem, ...]
 
     @property
@@ -156,5 +159,6 @@ class Settings(Struct, frozen=True, kw_only=True):
             credentials_folder=str(self.credentials_folder),
             fluentd_log=envoy.access_log == "fluentd",
             health_path=envoy.health_path,
+            jwt=self.jwt,
             discovery=discovery,
         )

@@ -6,10 +6,12 @@ Rule: whatever bytes come in, an event or a `ProtocolError` comes out. No loop o
 from collections.abc import Callable
 from typing import Any
 
+from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError
 
 from din_extproc._proto.din.wire.v1.lean_pb2 import Body, Headers, Request
-from din_extproc._proto.envoy.config.core.v3.base_pb2 import HeaderValue
+from din_extproc._proto.envoy.config.core.v3.base_pb2 import HeaderValue, Metadata
+from din_extproc.domain.identity import JWT_AUTHN, JWT_PAYLOAD
 from din_extproc.domain.request import RequestHead
 from din_extproc.domain.response import ResponseHead
 from din_extproc.wire.events import (
@@ -58,6 +60,8 @@ def decode(data: bytes) -> Event:
         kind = request.WhichOneof("request")
         if kind is None:
             raise ProtocolError("a message that holds no part of an exchange")
+        if kind == "request_headers":
+            return _request_headers(request.request_headers, request.metadata_context)
         return _READERS[kind](getattr(request, kind))
     except (DecodeError, UnicodeDecodeError) as error:
         raise ProtocolError("bytes that are no ProcessingRequest") from error
@@ -75,12 +79,21 @@ def response_head(event: ResponseHeaders) -> ResponseHead:
         raise ProtocolError("bytes that are no header") from error
 
 
-def _request_headers(part: Headers) -> Event:
+def _request_headers(part: Headers, metadata: bytes) -> Event:
     headers = _collect(part.headers.headers[:])
     try:
-        return RequestHeaders(RequestHead(headers[":method"], headers[":path"], headers), part.end_of_stream)
+        return RequestHeaders(
+            RequestHead(headers[":method"], headers[":path"], headers, _claims(metadata) if metadata else None), part.end_of_stream
+        )
     except KeyError as missing:
         raise ProtocolError(f"a request without {missing.args[0]}") from None
+
+
+def _claims(metadata: bytes) -> dict[str, Any] | None:
+    """The claims of the token that Envoy has verified; None: the metadata has none."""
+    found = Metadata.FromString(metadata).filter_metadata
+    claims = MessageToDict(found[JWT_AUTHN]).get(JWT_PAYLOAD) if JWT_AUTHN in found else None
+    return claims if isinstance(claims, dict) else None
 
 
 def _response_headers(part: Headers) -> Event:
@@ -112,7 +125,6 @@ def _collect(entries: list[bytes]) -> dict[str, str]:
 
 
 _READERS: dict[str, Callable[[Any], Event]] = {
-    "request_headers": _request_headers,
     "response_headers": _response_headers,
     "request_body": _request_body,
     "response_body": _response_body,

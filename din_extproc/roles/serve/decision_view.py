@@ -12,6 +12,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from din_extproc.admit.keys import KeyRing
+from din_extproc.admit.tokens import TokenIssuers
 from din_extproc.domain.tenant import OnSensitive
 from din_extproc.edge.tokenizers import ModelTokenizer, TokenizerUnavailable
 from din_extproc.flow.view import NO_COMMONS, DecisionView, ModelFacts, ScreeningPolicy, TokenCounter
@@ -42,6 +43,7 @@ def make_view(settings: Settings, counters: Mapping[str, TokenCounter]) -> Decis
     return DecisionView(
         table=settings.routes,
         keys=KeyRing(settings.keys),
+        issuers=TokenIssuers(settings.jwt, settings.tenants) if settings.jwt else None,
         models=models,
         body_limit=settings.body_limit,
         commons=commons,

@@ -7,20 +7,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Request(_message.Message):
-    __slots__ = ("request_headers", "response_headers", "request_body", "response_body", "request_trailers", "response_trailers")
+    __slots__ = ("request_headers", "response_headers", "request_body", "response_body", "request_trailers", "response_trailers", "metadata_context")
     REQUEST_HEADERS_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_HEADERS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_BODY_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_BODY_FIELD_NUMBER: _ClassVar[int]
     REQUEST_TRAILERS_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_TRAILERS_FIELD_NUMBER: _ClassVar[int]
+    METADATA_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     request_headers: Headers
     response_headers: Headers
     request_body: Body
     response_body: Body
     request_trailers: bytes
     response_trailers: bytes
-    def __init__(self, request_headers: _Optional[_Union[Headers, _Mapping]] = ..., response_headers: _Optional[_Union[Headers, _Mapping]] = ..., request_body: _Optional[_Union[Body, _Mapping]] = ..., response_body: _Optional[_Union[Body, _Mapping]] = ..., request_trailers: _Optional[bytes] = ..., response_trailers: _Optional[bytes] = ...) -> None: ...
+    metadata_context: bytes
+    def __init__(self, request_headers: _Optional[_Union[Headers, _Mapping]] = ..., response_headers: _Optional[_Union[Headers, _Mapping]] = ..., request_body: _Optional[_Union[Body, _Mapping]] = ..., response_body: _Optional[_Union[Body, _Mapping]] = ..., request_trailers: _Optional[bytes] = ..., response_trailers: _Optional[bytes] = ..., metadata_context: _Optional[bytes] = ...) -> None: ...
 
 class Headers(_message.Message):
     __slots__ = ("headers", "end_of_stream")
