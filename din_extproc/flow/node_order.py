@@ -49,6 +49,8 @@ class NodeRequest(Struct, frozen=True, gc=False):
     """The answer's; None: OpenAI's own."""
     model: str = ""
     """What the engine calls the model, for its dialect."""
+    required_headers: Headers = ()
+    """Sent to the node, for its engine requires them."""
     fields: Mapping[str, Any] = _NOTHING
     """The decoded request, for its dialect."""
 
@@ -174,6 +176,7 @@ def _native(reading: ParsedRequest, intent: Intent, pool: Pool, dialect: Dialect
         headers=_dropped(made.dropped),
         dialect=dialect,
         model=pool.served_model,
+        required_headers=made.headers,
         fields=fields,
     )
 

@@ -17,7 +17,7 @@ from din_extproc.screen.kinds import BUILT_IN
 from din_extproc.settings.catalog import Catalog
 from din_extproc.settings.document import Document
 from din_extproc.settings.keys import OWN_KEY
-from din_extproc.settings.pools import make_kind, make_nodes, make_operations
+from din_extproc.settings.pools import make_kind, make_nodes, make_operations, resolve_api
 from din_extproc.settings.problems import Place
 from din_extproc.settings.sensitive import SensitiveDataSection
 from din_extproc.settings.shape import ShapedConfig
@@ -94,7 +94,7 @@ def _pools(shaped: ShapedConfig, catalog: Catalog | None, document: Document) ->
             traffic=pool.traffic,
             nodes=nodes,
             operations=make_operations(name, pool, document),
-            api=pool.api,
+            api=resolve_api(pool),
             unmappable=pool.unmappable,
             stream_usage=find_engine(pool.engine).stream_usage if pool.stream_usage is None else pool.stream_usage,
             priority_scheduling=pool.priority_scheduling,

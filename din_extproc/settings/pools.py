@@ -21,7 +21,7 @@ from din_extproc.settings.remote import REMOTE_ENGINES, SYSTEM_CA, ApiUrl, Crede
 from din_extproc.settings.section import AsTuple, ModelName, Name, NodeAddress, Positive, Section, Text, one_or_many
 from din_extproc.southbound.engines import native_operations, openai_operations
 
-Engine = Literal["vllm", "sglang", "tgi", "ollama", "llamacpp", "tensorrt_llm", "triton"]
+Engine = Literal["vllm", "sglang", "tgi", "ollama", "llamacpp", "tensorrt_llm", "triton", "anthropic"]
 PoolEngine = Literal[Engine, "openai", "azure_openai"]
 """Engines, and providers of remote APIs."""
 _UNROUTED = {Operation.MODELS.value}
@@ -157,8 +157,8 @@ class PoolSection(Section):
     operations: PoolOperations | None = None
     """Paths; or `generate` for chats, completions, responses and messages, `pooling` for embeddings and rerank, as far as the engine has
     them. None: every one that the engine has."""
-    api: Literal["openai", "native"] = "openai"
-    """What the engine is spoken to in: OpenAI's words, or its own (Ollama, TGI, Triton)."""
+    api: Literal["openai", "native"] | None = None
+    """What the engine is spoken to in: OpenAI's words, or its own (Ollama, TGI, Triton, Anthropic). None: OpenAI's, if it has them."""
     unmappable: Literal["refuse", "drop"] = "refuse"
     """What becomes of a parameter that the engine can't be told."""
     stream_usage: bool | None = None
@@ -194,23 +194,31 @@ def make_nodes(name: str, pool: PoolSection, catalog: Catalog | None, document: 
     return made
 
 
+def resolve_api(pool: PoolSection) -> Literal["openai", "native"]:
+    """The interface in which the pool's engine is asked: as the pool says, else OpenAI's where the engine has it."""
+    return pool.api or ("native" if openai_operations(pool.engine) == frozenset() else "openai")
+
+
 def make_operations(name: str, pool: PoolSection, document: Document) -> frozenset[Operation] | None:
     """What the pool can be asked: what it says, and no more than the interface of its engine has that `api` chooses."""
     native, in_openai = native_operations(pool.engine), openai_operations(pool.engine)
+    if pool.api == "openai" and in_openai == frozenset():
+        document.report(("pools", name, "api"), f"{pool.engine} has no OpenAI interface", "leave `api` out: it speaks its own words")
+    api = resolve_api(pool)
     if pool.api == "native" and native is None:
         document.report(("pools", name, "api"), f"{pool.engine} has no interface of its own", "leave `api` out: it speaks OpenAI's words")
-    served = in_openai if pool.api == "openai" else native
+    served = in_openai if api == "openai" else native
     if pool.operations is None or served is None:
         return served if pool.operations is None else frozenset(pool.operations)
     given = frozenset(pool.operations)
     named = document.data["pools"][name]["operations"]
-    others = (native if pool.api == "openai" else in_openai) or frozenset()
+    others = (native if api == "openai" else in_openai) or frozenset()
     for operation in sorted(given - served):
         if operation in ([named] if isinstance(named, str) else named):
-            interface = "natively" if pool.api == "native" else "in its OpenAI interface"
+            interface = "natively" if api == "native" else "in its OpenAI interface"
             hint = f"it has {', '.join(sorted(served))}"
             if operation in others:
-                hint = f"it has it with `api: {'native' if pool.api == 'openai' else 'openai'}`"
+                hint = f"it has it with `api: {'native' if api == 'openai' else 'openai'}`"
             document.report(("pools", name, "operations"), f"{pool.engine} does not have {operation.value} {interface}", hint)
     return given & served
 

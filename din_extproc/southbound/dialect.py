@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from din_extproc.domain.request import Operation
 from din_extproc.domain.response import ResponseHead, Translator
-from din_extproc.domain.verdict import Refusal, RefusalCode
+from din_extproc.domain.verdict import Headers, Refusal, RefusalCode
 
 
 class PlainRequest(Struct, frozen=True):
@@ -34,6 +34,8 @@ class DialectRequest(Struct, frozen=True):
     body: bytes
     dropped: tuple[str, ...] = ()
     """Names of the dropped parameters."""
+    headers: Headers = ()
+    """Headers that the engine requires."""
 
 
 class AnswerContext(Struct, frozen=True):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from din_extproc.domain.request import GENERATING, Operation
-from din_extproc.southbound import llamacpp, ollama, openai_api, sglang, tensorrt_llm, tgi, triton, vllm
+from din_extproc.southbound import anthropic, llamacpp, ollama, openai_api, sglang, tensorrt_llm, tgi, triton, vllm
 from din_extproc.southbound.dialect import Dialect
 from din_extproc.southbound.parameters import Table, with_structured_outputs
 
@@ -47,6 +47,7 @@ ENGINES: dict[str, EngineAdapter] = {
     ),
     "openai": EngineAdapter(with_structured_outputs(openai_api.OPENAI), operations=openai_api.OPERATIONS),
     "azure_openai": EngineAdapter(with_structured_outputs(openai_api.OPENAI), operations=openai_api.OPERATIONS),
+    "anthropic": EngineAdapter({}, anthropic.ANTHROPIC, frozenset()),
     "triton": EngineAdapter(with_structured_outputs(triton.OPENAI), triton.TRITON, _CHATS | {Operation.EMBEDDINGS}, stream_usage=False),
 }
 _UNKNOWN = EngineAdapter({})

@@ -5,7 +5,7 @@ An event is joined from prepared parts, so a token costs one small JSON string.
 
 import struct
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -65,7 +65,11 @@ class ChunkEncoder:
 
     def usage(self, prompt_tokens: int, completion_tokens: int) -> bytes:
         """Return the usage chunk without choices; it is removed again unless the client requested it."""
-        return b'%b],"usage":%b}\n\n' % (self._start, _encode(usage_object(prompt_tokens, completion_tokens)))
+        return self.usage_of(usage_object(prompt_tokens, completion_tokens))
+
+    def usage_of(self, usage: Mapping[str, Any]) -> bytes:
+        """Return the usage chunk of a complete `usage` object."""
+        return b'%b],"usage":%b}\n\n' % (self._start, _encode(usage))
 
 
 def answer_id(context: AnswerContext) -> str:
@@ -89,7 +93,7 @@ def error_event(message: str) -> bytes:
     return b"data: %b\n\n" % _encode({"error": {"message": message, "type": code.type, "param": None, "code": code.code}})
 
 
-def encode_completion(context: AnswerContext, choice: dict[str, Any], tokens: dict[str, int] | None) -> bytes:
+def encode_completion(context: AnswerContext, choice: dict[str, Any], tokens: Mapping[str, Any] | None) -> bytes:
     """Encode a complete chat or text completion with one choice. `tokens`: None if the engine reported no usage."""
     kind = "chat.completion" if context.operation is Operation.CHAT else "text_completion"
     body = {

@@ -210,8 +210,8 @@ def _llamacpp(page: bytes) -> EngineLoad:
     )
 
 
-def _ollama(_page: bytes) -> EngineLoad:
-    """Return an empty load: `/api/ps` lists the loaded models only."""
+def _no_load(_page: bytes) -> EngineLoad:
+    """Return an empty load: the page lists models only."""
     return EngineLoad()
 
 
@@ -222,6 +222,7 @@ SOURCES: dict[str, LoadSource] = {
     "triton": LoadSource("/metrics", _triton, port=8002),
     "tgi": LoadSource("/metrics", _tgi),
     "llamacpp": LoadSource("/metrics", _llamacpp),
-    "ollama": LoadSource("/api/ps", _ollama),
+    "ollama": LoadSource("/api/ps", _no_load),
+    "anthropic": LoadSource("/v1/models", _no_load),
 }
 """By the engine's name in the configuration."""

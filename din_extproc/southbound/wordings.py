@@ -103,6 +103,11 @@ WORDINGS: dict[str, tuple[Wording, ...]] = {
         *_patterns(RefusalCode.MODEL_NOT_FOUND, r"Request for unknown model: "),
         *_patterns(RefusalCode.UPSTREAM_BUSY, r"Exceeds maximum queue size"),
     ),
+    "anthropic": (
+        *_patterns(_TOO_LONG, r"prompt is too long: \d+ tokens > \d+ maximum", r"input length and `max_tokens` exceed context limit: \d+"),
+        *_patterns(RefusalCode.MODEL_NOT_FOUND, r"model: "),
+        Wording(RefusalCode.UPSTREAM_BUSY, name="overloaded_error"),
+    ),
     "a gateway in between": (
         Wording(_TOO_LONG, name="context_length_exceeded"),
         *_patterns(_TOO_LONG, r"(?:litellm\.)?ContextWindowExceededError\b", r"Context Window exceeded"),
