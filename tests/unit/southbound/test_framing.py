@@ -53,7 +53,7 @@ def test_what_follows_an_event_that_is_too_long_is_read() -> None:
             assert [message for found in pieces for message in found] == [OVERLONG, b"next"]
 
 
-@pytest.mark.parametrize("name", ["ollama", "tgi", "triton"])
+@pytest.mark.parametrize("name", ["anthropic", "ollama", "tgi", "triton"])
 def test_a_message_that_is_too_long_ends_the_stream_with_an_error(name: str) -> None:
     native = ENGINES[name].native
     assert native is not None
