@@ -53,7 +53,7 @@ class _AnthropicUsage(Struct, frozen=True):
     cache_creation_input_tokens: int | None = None
 
 
-class _Block(Struct, frozen=True):
+class _ContentBlock(Struct, frozen=True):
     """A content block, or a change of one."""
 
     type: str = ""
@@ -69,7 +69,7 @@ class _Block(Struct, frozen=True):
 
 class _AnthropicMessage(Struct, frozen=True):
     type: str = ""
-    content: list[_Block] = []
+    content: list[_ContentBlock] = []
     stop_reason: str | None = None
     usage: _AnthropicUsage = _AnthropicUsage()
 
@@ -83,8 +83,8 @@ class _Event(Struct, frozen=True):
 
     type: str
     message: _AnthropicMessage = _AnthropicMessage()
-    content_block: _Block = _Block()
-    delta: _Block = _Block()
+    content_block: _ContentBlock = _ContentBlock()
+    delta: _ContentBlock = _ContentBlock()
     usage: _AnthropicUsage = _AnthropicUsage()
     error: _Failure = _Failure()
 
@@ -252,7 +252,7 @@ def _whole(context: AnswerContext, _head: ResponseHead, body: bytes) -> bytes | 
     return events.encode_completion(context, choice, _usage(answer.usage))
 
 
-def _openai_call(block: _Block) -> dict[str, Any]:
+def _openai_call(block: _ContentBlock) -> dict[str, Any]:
     return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": _encode(block.input or {}).decode()}}
 
 
@@ -320,7 +320,7 @@ class AnthropicTranslator:
                 return self._failed(event.error.message or "The node failed.")
         return b""
 
-    def _start(self, block: _Block) -> bytes:
+    def _start(self, block: _ContentBlock) -> bytes:
         if block.type != "tool_use":
             return self._delta(block)
         self._calls += 1
@@ -330,7 +330,7 @@ class AnthropicTranslator:
         start = self._chunks.delta({"tool_calls": [call]})
         return start + self._arguments(_encode(block.input).decode()) if block.input else start
 
-    def _delta(self, change: _Block) -> bytes:
+    def _delta(self, change: _ContentBlock) -> bytes:
         if change.text:
             return self._chunks.text(change.text)
         if change.thinking:
