@@ -186,7 +186,7 @@ async def test_one_line_per_transition_and_none_per_request(server, caplog):
             await until(lambda: link.state.up and guard.state.shared)
     assert [record.name.rpartition(".")[2] for record in caplog.records] == ["link", "guard", "link"]
     away, shares, back = [record.getMessage() for record in caplog.records]
-    assert "away: no answer" in away
+    assert "disconnected: no answer" in away
     assert "local_share among 1 processes" in shares
     assert back.endswith(": connected")
 
