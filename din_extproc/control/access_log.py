@@ -1,6 +1,6 @@
 """The access log: every finished exchange, local replies too, told to the sidecar that settles it, or written to standard output.
 
-Rule: no header that can hold a key or a prompt is logged.
+Invariant: no header that can hold a key or a prompt is logged.
 """
 
 from collections.abc import Mapping

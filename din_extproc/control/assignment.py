@@ -1,7 +1,7 @@
 """The nodes of one cluster as Envoy's message, put together from one part per node.
 
-Rule: a part is serialised once. Messages that stand one behind the other are one message with all their entries, so a change of one node
-among ten thousand costs a join.
+Invariant: a part is serialised once. Concatenated messages are one message with all their entries, so a change of one node among ten
+thousand costs a join.
 """
 
 from collections.abc import Sequence

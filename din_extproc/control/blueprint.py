@@ -1,6 +1,6 @@
 """What Envoys are served that does not depend on which nodes there are: the clusters and the routes of a topology.
 
-Rule: the same topology gives the same bytes. Importing this module takes seconds (Envoy's whole
+Invariant: the same topology gives the same bytes. Importing this module takes seconds (Envoy's whole
 vocabulary) and a cluster takes about a millisecond: neither belongs on an event loop.
 """
 

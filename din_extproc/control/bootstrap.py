@@ -1,6 +1,6 @@
 """From a topology to the file that Envoy is started with.
 
-Rule: the same topology gives the same bytes, so that the rendered file can be committed and compared.
+Invariant: the same topology gives the same bytes, so that the rendered file can be committed and compared.
 Importing this module takes about three seconds (Envoy's whole vocabulary): only a command that renders imports it.
 """
 

@@ -1,6 +1,6 @@
 """Where Envoy connects to: a cluster for each pool and each pair of pools between which requests move, and those of the sidecar's services.
 
-Rule: a request goes to the node that the sidecar named, and to another of the same pool only when that one can't answer. Envoy does
+Invariant: a request goes to the node that the sidecar named, and to another of the same pool only when that one can't answer. Envoy does
 not ask whether a named node is healthy: health checks and ejection here decide only who else may answer.
 """
 
@@ -261,9 +261,9 @@ def _outlier_detection(outlier: Outlier) -> OutlierDetection:
 
 
 def _health_check(check: HealthCheck, pool: Pool) -> EnvoyHealthCheck:
-    """Asked as often without traffic as with it: a pool that nobody used for a while is known all the same.
+    """Create the active health check, with the same interval with and without traffic.
 
-    An Ollama that listens on loopback answers 403 to whoever calls it by another name than such a host has.
+    An Ollama that listens on loopback responds with 403 to other host names.
     """
     every = milliseconds(check.interval_ms)
     return EnvoyHealthCheck(

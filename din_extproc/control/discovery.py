@@ -1,7 +1,8 @@
 """One Envoy's stream of aggregated discovery: serialised requests in, serialised responses out, in the order that breaks nothing.
 
-Rule: clusters before their nodes, and routes when the client has answered to both; a cluster is taken away last, when nothing leads there
-any more, and its nodes after it. Nodes never wait for the answer to their cluster: Envoy gives it only when it has them, which makes it
+Invariant: clusters precede their nodes, and routes follow once the client has responded to both; a cluster is removed last, when no
+route refers to it, and its nodes after it.
+Nodes never wait for the answer to their cluster: Envoy gives it only when it has them, which makes it
 the sign that the cluster can be used.
 """
 
@@ -28,18 +29,18 @@ LABELS = {CLUSTER: "clusters", ASSIGNMENT: "endpoints", ROUTES: "routes"}
 
 
 class TypeStatus(Struct, frozen=True):
-    """How one client stands with one type."""
+    """Status of one type of a client."""
 
     acked: str
-    """The version that it took last; "" before the first."""
+    """Version of the last ACK; "" before the first."""
     in_sync: bool
-    """It has been offered all there is, and has answered."""
+    """The client has acknowledged or rejected all current resources."""
     refusal: str
-    """Why it refused the latest response, "" when it did not."""
+    """Error of the latest NACK; "" after an ACK."""
 
 
 class ClientStatus(Struct, frozen=True):
-    """How one client stands."""
+    """Status of a client."""
 
     id: str
     cluster: str
@@ -65,10 +66,10 @@ class DiscoveryStream:
         self._offers = 0
 
     def receive(self, data: bytes) -> list[bytes]:
-        """Take one request. Returns the responses that are due.
+        """Handle a request. Return the responses that are due.
 
         Raises:
-            ValueError: the message is none, or asks for too much.
+            ValueError: The message is malformed or has too many names.
         """
         try:
             request = (DeltaDiscoveryRequest if self._delta else DiscoveryRequest).FromString(data)
@@ -95,7 +96,7 @@ class DiscoveryStream:
         return list(self._due())
 
     def publish(self, snapshot: Snapshot) -> list[bytes]:
-        """Serve this from now on. Returns the responses that are due."""
+        """Replace the snapshot. Return the responses that are due."""
         self.snapshot = snapshot
         return list(self._due())
 

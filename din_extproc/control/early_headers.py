@@ -1,6 +1,6 @@
 """Headers that a client may not send: removed on arrival, before any filter, on every path.
 
-Rule: the gateway's own names are removed by family, not one by one, so that a header invented tomorrow is covered today.
+Invariant: the gateway's own names are removed by family, not one by one, so that a header invented tomorrow is covered today.
 """
 
 from envoy_data_plane.envoy.config.common.mutation_rules.v3 import HeaderMutation, HeaderMutationRemoveOnMatch

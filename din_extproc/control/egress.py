@@ -1,6 +1,6 @@
 """The way out: for each node that is a remote API an internal listener, which has no socket, and the cluster of the API.
 
-Rule: a remote API is a node like any other to the gateway's routes, retries and access log. What only it needs (DNS, TLS, its path, its
+Invariant: routes, retries and access log treat a remote API like any other node. What only it needs (DNS, TLS, its path, its
 host, its credential) is added behind the internal listener, and what only the gateway's own nodes may see is taken off there.
 """
 
@@ -64,7 +64,7 @@ _INSIDE = (
     *(f"x-{family}-" for family in ("din", "bxagent", "envoy", "forwarded")),
     *("x-request-id", "x-task-tier", "traceparent", "tracestate", "baggage"),
 )
-"""Beginnings of request headers that are nobody's business on another site."""
+"""Beginnings of request headers that are internal and not sent to another site."""
 _THEIRS = ("x-request-id", "openai-", "x-ms-", "apim-", "azureml-", "cf-", "alt-svc", "strict-transport-security", "nel", "report-to")
 """Beginnings of answers' headers that name the provider's account or its site."""
 

@@ -1,6 +1,6 @@
 """A topology as Envoy Gateway's resources: what its own kinds can say in its own words, the rest as patches of what it makes of them.
 
-Rule: a patch finds its place by name, never by position. Importing this module takes seconds, like `bootstrap`.
+Invariant: a patch finds its place by name, never by position. Importing this module takes seconds, like `bootstrap`.
 
 Needs `extensionApis.enableEnvoyPatchPolicy` and `enableBackend` in the configuration of Envoy Gateway.
 """
@@ -155,7 +155,7 @@ def _sidecar(topology: Topology) -> Iterator[dict[str, Any]]:
 
 
 def _proxy(topology: Topology) -> Iterator[dict[str, Any]]:
-    """Refer to it from the Gateway (`infrastructure.parametersRef`): finished exchanges are told to the sidecar, and counted in order."""
+    """Refer to it from the Gateway (`infrastructure.parametersRef`): finished exchanges are logged to the sidecar, and counted in order."""
     sink = {
         "type": "ALS",
         "als": {
@@ -318,7 +318,7 @@ def _of_listener(topology: Topology, placement: Placement) -> Iterator[dict[str,
 
 
 def _of_routes(placement: Placement) -> Iterator[dict[str, Any]]:
-    """Who answered, told by Envoy, which alone knows it after a retry; and a way that leads nowhere while nobody has decided.
+    """Patch the routes: headers with the responding node, and a route without a cluster for undecided requests.
 
     It is a way and no answer of Envoy's own, because CORS holds for ways only.
     """

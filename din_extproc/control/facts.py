@@ -1,13 +1,13 @@
-"""What an answer is marked with, by the node that gave it: the metadata of an endpoint, read by the routes' response headers.
+"""Endpoint metadata that routes add to responses as headers.
 
-Rule: the same words whether endpoints are rendered into a file or served to a running Envoy.
+Invariant: the metadata is the same whether endpoints are rendered into a file or served to a running Envoy.
 """
 
 from din_extproc.domain.node import Node
 
 NAMESPACE = "din"
 FAIL_OPEN = "fail_open"
-"""Under this name stands what an answer is marked with that nobody admitted."""
+"""Metadata key of the marks of responses without admission."""
 
 WHOLE_WITH_ONE = 100_000
 """Percent by which Envoy takes a pool for larger than it has to be: while one node is well, none of its requests goes to the pool that

@@ -1,6 +1,6 @@
-"""Protobuf fields around bytes that are a message already, so that large parts are never parsed or copied on their way.
+"""Encoding of protobuf fields around serialised messages, without parsing or copying them.
 
-Rule: every field here is length-delimited, and fields of one message may stand in any order, one behind the other.
+Invariant: every field is length-delimited, and the fields of a message may have any order.
 """
 
 _LENGTH_DELIMITED = 2
@@ -9,7 +9,7 @@ _SEVEN_BITS = 0x7F
 
 
 def head(number: int, length: int) -> bytes:
-    """What stands before `length` bytes of the field with this number."""
+    """Return the tag and length prefix of a field."""
     out = bytearray()
     for value in (number << 3 | _LENGTH_DELIMITED, length):
         left = value
@@ -21,5 +21,5 @@ def head(number: int, length: int) -> bytes:
 
 
 def field(number: int, content: bytes) -> bytes:
-    """The whole field."""
+    """Return the encoded field."""
     return head(number, len(content)) + content

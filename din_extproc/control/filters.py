@@ -1,6 +1,6 @@
 """The HTTP filters, in the order in which a request meets them: health check, CORS, usage (Lua), the sidecar (ext_proc), the router.
 
-Rule: an answer passes them backwards, so CORS marks every answer, local ones too, and Lua sees what the sidecar left in metadata.
+Invariant: an answer passes them backwards, so CORS marks every answer, local ones too, and Lua sees what the sidecar left in metadata.
 """
 
 from envoy_data_plane.envoy.config.common.mutation_rules.v3 import HeaderMutationRules

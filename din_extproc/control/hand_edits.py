@@ -1,6 +1,6 @@
 """What somebody changed in a rendered file by hand, and what a new rendering changes: both, or where they meet.
 
-Rule: three texts in, one text or the places of contradiction out; nothing of a hand edit is ever lost silently.
+Invariant: three texts in, one text or the places of contradiction out; nothing of a hand edit is ever lost silently.
 """
 
 from collections.abc import Iterator, Sequence

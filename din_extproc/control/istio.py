@@ -1,7 +1,7 @@
 """A topology as Istio's resources: the same filters, routes and clusters, put into the Envoys that Istio runs.
 
-Rule: everything but what Istio itself has to know (a host, a gateway's routes, the sidecar's Service) is the standalone rendering, cut into
-patches: what holds there holds here. Importing this module takes seconds, like `bootstrap`.
+Invariant: everything but what Istio itself has to know (a host, a gateway's routes, the sidecar's Service) is the standalone rendering as
+patches, with the same guarantees. Importing this module takes seconds, like `bootstrap`.
 
 In mode `gateway` the patches go to an ingress gateway; in mode `sidecar` to the proxies of clients, which then reach the pools directly.
 """

@@ -1,6 +1,6 @@
 """The door: one listener that speaks HTTP/1.1 and HTTP/2 without TLS, and what it refuses before any filter runs.
 
-Rule: a path reaches the sidecar as the client spelled it. Whoever normalises it here opens a second spelling of every route.
+Invariant: a path reaches the sidecar as the client spelled it. Whoever normalises it here opens a second spelling of every route.
 """
 
 from envoy_data_plane.envoy.config.core.v3 import (

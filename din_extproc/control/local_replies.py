@@ -1,7 +1,6 @@
-"""Envoy's own answers (body too large, no node, sidecar gone) in the gateway's one error body; on Anthropic's path in Anthropic's.
+"""Envoy's local replies (body too large, no node, sidecar gone) in the gateway's error format, or Anthropic's on its path.
 
-Rule: what the sidecar answered itself passes unchanged. Its answers are told from Envoy's by their details, which are empty or
-begin with `din_`; Envoy's never are and never do.
+Invariant: replies of the sidecar pass unchanged. Their response code details are empty or begin with `din_`, unlike Envoy's own.
 """
 
 from typing import Any
@@ -93,7 +92,7 @@ _REPLIES = (
     _Reply("response.code < 500", RefusalCode.INVALID_REQUEST, "The request is not valid HTTP, or not one that the gateway serves"),
     _Reply("response.code >= 500", RefusalCode.INTERNAL_ERROR, "The gateway failed"),
 )
-"""In order, the first that fits is the answer."""
+"""Replies in order; the first match applies."""
 
 
 _OF_ANTHROPIC = f"(request.url_path == '{Operation.MESSAGES.value}' || request.url_path.startsWith('{Operation.MESSAGES.value}/'))"

@@ -1,7 +1,7 @@
 """What a cluster of two pools does besides: a request that its own pool can't answer is sent on, once more, to the pool that takes over.
 
-Rule: until the first byte of an answer has left, and not later. The body that moves differs from the one that was sent in the model's name
-alone, at the place that the sidecar names; the answer says that it is another pool's.
+Invariant: a request moves only before the first byte of the response. Its body differs in the model's name alone, at the offset that
+the sidecar gives; the response is marked as the other pool's.
 
 Both pools' nodes are hosts of one cluster, so that a request can name its nodes in both; those of the second have the next priority. The
 cluster's own chain of filters runs anew for every attempt: with what is known of the node that was chosen this time.

@@ -1,4 +1,4 @@
-"""Wraps Envoy's typed messages the way its extension points want them. Rule: no decision is made here."""
+"""Wraps Envoy's typed messages the way its extension points want them. Invariant: no decision is made here."""
 
 from datetime import timedelta
 from typing import Any

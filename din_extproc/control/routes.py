@@ -1,6 +1,6 @@
-"""Where a request may go: to the pool that the sidecar named, or nowhere.
+"""Routes: to the pool that the sidecar has set, or to none.
 
-Rule: no spelling of a path reaches a node unless the sidecar chose one. The single exception is the fail-open route, and it is marked.
+Invariant: no spelling of a path reaches a node unless the sidecar chose one. The single exception is the fail-open route, and it is marked.
 """
 
 from datetime import timedelta
@@ -58,7 +58,7 @@ _OTHER_NODE_DRAWS = 32
 
 
 def route_configuration(topology: Topology) -> RouteConfiguration:
-    """The one virtual host."""
+    """Create the route configuration with its only virtual host."""
     moving = [_chosen_pair(topology)] if topology.moves else []
     routes = [*(_preflight(origin) for origin in topology.cors_origins), *moving, _chosen_pool(topology)]
     if topology.agent is not None:
@@ -117,7 +117,7 @@ def _chosen_pair(topology: Topology) -> Route:
 
 
 def _health() -> Route:
-    """How the node does, asked of its agent, by whoever checks the health of nodes."""
+    """Create the health route, which the agent answers."""
     return Route(
         name="health",
         match=RouteMatch(path="/health"),
@@ -148,9 +148,9 @@ def _fail_open(topology: Topology, pool: str) -> Route:
 
 
 def _undecided() -> Route:
-    """Where a request stands until the sidecar has decided.
+    """Create the route of undecided requests.
 
-    It leads to the cluster that nobody named, so Envoy answers 503. A direct response would too, but the CORS filter passes those by.
+    It has no cluster, so Envoy responds with 503. A direct response would too, but the CORS filter passes those by.
     """
     return Route(name=UNDECIDED, match=RouteMatch(prefix="/"), route=RouteAction(cluster_header=CLUSTER_HEADER))
 

@@ -1,6 +1,6 @@
-"""Everything that Envoys are served at one moment, by type and name; each part with a version that is a hash of its content.
+"""Snapshot of all xDS resources by type and name, versioned by a hash of their content.
 
-Rule: the same content has the same version, in this process and in the next one: an Envoy that has it is not told again.
+Invariant: equal content has an equal version in every process, so an Envoy that has it receives no update.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ _HASH_DIGITS = 16
 
 
 class Resource(Struct, frozen=True, gc=False):
-    """One thing that Envoy is told."""
+    """One xDS resource."""
 
     name: str
     version: str

@@ -1,7 +1,7 @@
-"""What one client has of one type of resource, what it was offered last, and what it said to that. No bytes, no clock.
+"""State of one xDS subscription: a client's resources of one type, the last response, and its ACK or NACK. No bytes, no clock.
 
-Rule: one response is under way at a time; what changes meanwhile is told in one piece after the client has taken or refused that one.
-What was refused is not offered again until it is another.
+Invariant: at most one response is outstanding; later changes are sent together after its ACK or NACK. A rejected response is not sent
+again until its content changes.
 
 Sources: https://www.envoyproxy.io/docs/envoy/latest/api-docs/xds_protocol
 """
@@ -15,21 +15,21 @@ from din_extproc.control.snapshot import CLUSTER, Resource, Snapshot
 
 EVERYTHING = "*"
 _MOST_NAMES = 10_000
-"""A client that asks for more resources by name is none of ours."""
+"""Maximum resource names of a subscription."""
 
 
 class SubscriptionPhase(Enum):
-    """Whether a response is under way."""
+    """Whether a response is outstanding."""
 
     IDLE = auto()
     OFFERED = auto()
 
 
 class AckStatus(Enum):
-    """What a request says to the latest response."""
+    """Meaning of a request for the latest response."""
 
     NOTHING = auto()
-    """It has no nonce: it only asks."""
+    """No nonce: a plain subscription."""
     YES = auto()
     NO = auto()
     AGAIN = auto()
@@ -63,19 +63,19 @@ class XdsOffer(Struct, frozen=True):
 
 
 class XdsSubscription:
-    """One type on one stream.
+    """Subscription to one type on one stream.
 
     Args:
-        type_url: of the resources.
-        delta: the client takes changes; otherwise it is told the state of the world.
+        type_url: Type URL of the resources.
+        delta: Incremental protocol; otherwise state of the world.
     """
 
     def __init__(self, type_url: str, *, delta: bool) -> None:
         self.type_url = type_url
         self.acked = ""
-        """The version that the client took last; "" before the first."""
+        """Version of the last ACK; "" before the first."""
         self.refusal = ""
-        """Why the client refused the latest response; "" when it did not."""
+        """Error of the latest NACK; "" after an ACK."""
         self.phase = SubscriptionPhase.IDLE
         self._delta = delta
         self._whole = not delta and type_url == CLUSTER
@@ -85,10 +85,10 @@ class XdsSubscription:
         self._everything = False
         self._names: set[str] = set()
         self._has: dict[str, Resource | None] = {}
-        """What the client was offered; None: it was told that there is no such thing."""
+        """Resources sent to the client; None: reported as missing."""
         self._nonce = self._version = ""
 
-    # -- what the client says ------------------------------------------------------------------------------------------------------
+    # -- requests of the client ------------------------------------------------------------------------------------------------------
 
     def wants(self, names: Iterable[str], nonce: str, refusal: str | None) -> None:
         """A request for the state of the world: from now on these names and no others.
@@ -131,7 +131,7 @@ class XdsSubscription:
             self._has = {name: Resource(name, version, b"") for name, version in _few(known).items()}
         else:
             for name in added:
-                self._has.pop(name, None)  # asked for again: told again
+                self._has.pop(name, None)  # a new subscription is answered again
         self._fresh = False
         self._names = _bounded((self._names | added) - dropped - {EVERYTHING})
         if not self._everything:
@@ -155,10 +155,10 @@ class XdsSubscription:
             return AckStatus.AGAIN
         return AckStatus.YES if refusal is None else AckStatus.NO
 
-    # -- what it is told -----------------------------------------------------------------------------------------------------------
+    # -- responses to the client -----------------------------------------------------------------------------------------------------------
 
     def forget(self, names: Iterable[str]) -> None:
-        """Tell these again, though they have not changed."""
+        """Mark resources to be sent again although unchanged."""
         for name in names:
             self._has.pop(name, None)
 

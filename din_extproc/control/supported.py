@@ -1,6 +1,6 @@
 """Which Envoys the rendered configuration is for.
 
-Rule: one rendering for all of them. What an older one would need otherwise is rendered for all (the response's trailers, without which
+Invariant: one rendering for all of them. What an older one would need otherwise is rendered for all (the response's trailers, without which
 1.37 and 1.38 end an exchange too early); what an older one lacks altogether is refused.
 """
 

@@ -1,6 +1,6 @@
-"""What Envoy's configuration is made from: a small frozen picture of the gateway, in the field's own words.
+"""Topology: the immutable input of the Envoy configuration.
 
-Rule: nothing here knows Envoy's messages. A topology that could not be rendered can't be built.
+Invariant: this module does not depend on Envoy's messages. A topology that could not be rendered can't be built.
 """
 
 from collections import Counter
@@ -198,25 +198,25 @@ class HealthCheck(Struct, frozen=True):
 
 
 class XdsSource(Struct, frozen=True):
-    """Where a running Envoy is told its pools, their nodes and its routes, and by which name it asks."""
+    """xDS server of a running Envoy, and the Envoy's node id."""
 
     address: Address
     node_id: str
     delta: bool = True
-    """It is told changes; otherwise the state of the world each time."""
+    """Incremental protocol; otherwise state of the world."""
 
     def __post_init__(self) -> None:
         if not self.node_id:
-            raise ValueError("discovery: an Envoy that is told its nodes needs a node id")
+            raise ValueError("discovery: an Envoy that uses xDS needs a node id")
 
 
 class Topology(Struct, frozen=True, kw_only=True):
-    """Everything that Envoy is told."""
+    """Everything that the configuration of Envoy is derived from."""
 
     ext_proc: tuple[Address, ...]
     """The sidecar's workers."""
     access_log: Address | None
-    """Where finished exchanges are told. None: on standard output."""
+    """Receiver of the access log. None: standard output."""
     pools: tuple[Pool, ...] = ()
     listener: SocketAddress = SocketAddress("0.0.0.0", 10000)
     admin: SocketAddress = SocketAddress("127.0.0.1", 9901)
@@ -240,7 +240,7 @@ class Topology(Struct, frozen=True, kw_only=True):
     fluentd_log: bool = True
     """Whether the access log goes by Fluentd's forward protocol; otherwise by gRPC."""
     discovery: XdsSource | None = None
-    """None: Envoy is told everything in the file that it starts with."""
+    """xDS server. None: the bootstrap file holds everything."""
     agent: Address | None = None
     """Answers `/health` in the node's stead. None: the path is one like any other."""
     credentials_folder: str = "/var/lib/din/credentials"

@@ -1,6 +1,6 @@
 """Hands the credentials of remote APIs to Envoy: one SDS file per node, which Envoy watches.
 
-Rule: a secret goes from its source into its file and nowhere else. A file is replaced as a whole, and only its owner can read it.
+Invariant: a secret goes from its source into its file and nowhere else. A file is replaced as a whole, and only its owner can read it.
 """
 
 import json

@@ -1,1 +1,1 @@
-"""The node table, liveness, trust and the catalogue. Pure: time is an argument."""
+"""Node table, liveness, trust and catalogue. The package is pure: time is an argument."""

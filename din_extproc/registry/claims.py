@@ -1,6 +1,6 @@
-"""What a node says, held against what is possible and against the catalogue.
+"""Validation of registrations and heartbeats against plausible ranges and the catalogue.
 
-Rule: the answer is the reason, for people; "" when there is nothing against it.
+Invariant: a check returns the reason as text; "" if the value is valid.
 """
 
 import math
@@ -14,36 +14,36 @@ from din_extproc.domain.node import Endpoint
 
 _REPORTABLE_STATES = frozenset({NodeState.LOADING, NodeState.READY, NodeState.DRAINING})
 _MAX_VALUE = 1 << 40
-"""More of anything than one node has: requests, tokens, tokens per second."""
+"""Upper bound of requests, tokens and tokens per second of a node."""
 MAX_BYTES = 1 << 50
 MAX_REGISTERED: Mapping[str, int] = {"max_seq_len": 1 << 30, "max_concurrency": 1 << 20, "tp_world_size": 1 << 12}
-"""Likewise of what a node says when it joins, far beyond any that is built."""
+"""Upper bounds of registered values, far beyond real nodes."""
 _MAX_SEQUENCE = 1 << 53
-"""As far as JSON counts exactly; room for microseconds since the epoch."""
+"""Largest exact integer in JSON; holds microseconds since the epoch."""
 _MAX_REASON_CHARS = 500
 
 
 class CatalogEntry(Struct, frozen=True):
-    """What the catalogue says of one version of one model."""
+    """Catalogue entry of one version of one model."""
 
     dtype: str
     max_seq_len: int
     sha256: str | None = None
-    """Of the weights; None: it says nothing of them."""
+    """Digest of the weights; None: not given."""
 
 
 class AllowedAddresses(Struct, frozen=True):
-    """Where a node's token lets it register."""
+    """Addresses that a node's token allows."""
 
     networks: tuple[IPv4Network | IPv6Network, ...] = ()
     endpoints: frozenset[Endpoint] = frozenset()
 
     @classmethod
     def parse(cls, texts: Iterable[str]) -> "AllowedAddresses":
-        """Read networks (`10.0.0.0/24`, `fd00::/64`), addresses, and addresses with a port (`10.0.0.7:8000`, `[fd00::7]:8000`).
+        """Parse networks (`10.0.0.0/24`, `fd00::/64`), addresses, and addresses with a port (`10.0.0.7:8000`, `[fd00::7]:8000`).
 
         Raises:
-            ValueError: a text is none of these.
+            ValueError: A text is none of these.
         """
         networks, endpoints = [], set()
         for text in texts:
@@ -54,7 +54,7 @@ class AllowedAddresses(Struct, frozen=True):
         return cls(tuple(networks), frozenset(endpoints))
 
     def allows(self, endpoint: Endpoint) -> bool:
-        """Whether a node may be there."""
+        """Return whether the address is allowed."""
         host = ip_address(endpoint.host)
         return endpoint in self.endpoints or any(host.version == network.version and host in network for network in self.networks)
 
@@ -67,11 +67,11 @@ def is_link_local(endpoint: Endpoint) -> bool:
 
 
 Catalogue = Mapping[str, Mapping[str, CatalogEntry]]
-"""Model -> version -> description. Empty: there is no catalogue, and any model may register."""
+"""Entries by model and version. Empty: no catalogue; any model may register."""
 
 
 def find_contradiction(registration: Registration, catalogue: Catalogue) -> str:
-    """Why the registration contradicts the catalogue."""
+    """Return why the registration contradicts the catalogue."""
     node = registration.node
     if not catalogue:
         return ""
@@ -92,7 +92,7 @@ def find_contradiction(registration: Registration, catalogue: Catalogue) -> str:
 
 
 def find_impossible_value(beat: Heartbeat) -> str:
-    """Why no node can be in the state that the beat tells."""
+    """Return why the heartbeat is implausible."""
     if beat.state not in _REPORTABLE_STATES:
         return f"a node does not say of itself that it is {beat.state.value}"
     if not 0 <= beat.sequence < _MAX_SEQUENCE:

@@ -1,6 +1,6 @@
-"""Which pools a registered node belongs to.
+"""Matching of registered nodes to pools.
 
-Rule: nodes of one pool can stand in for each other, so they agree in model, dtype, tensor-parallel size and, where the pool names it,
+Invariant: nodes of one pool are interchangeable: they have the same model, dtype, tensor-parallel size and, where the pool names it,
 compute capability.
 """
 
@@ -9,7 +9,7 @@ from din_extproc.domain.node import Pool, meets_capability
 
 
 def find_mismatch(registration: Registration, pool: Pool) -> str:
-    """Why the pool does not take the node; "" when it does."""
+    """Return why the node does not match the pool; "" if it does."""
     node = registration.node
     if registration.pool and registration.pool != pool.name:
         return f"it wants to join {registration.pool!r}"

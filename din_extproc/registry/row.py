@@ -1,6 +1,6 @@
-"""One node's row, and what each message of the node makes of it. The only place where a row changes.
+"""State transitions of a node's row by messages and events.
 
-Rule: a row is replaced, never changed; a message that may not change it gives a `RegistryDenial` with the reason. Time is an argument.
+Invariant: rows are immutable and replaced; an invalid message yields a `RegistryDenial` with the reason. Time is an argument.
 """
 
 from enum import Enum
@@ -16,59 +16,59 @@ _MAX_REASONS = 6
 
 
 class DenialReason(Enum):
-    """What kind of no it is."""
+    """Kinds of denials."""
 
     IMPOSSIBLE = "impossible"
-    """What it says can't be."""
+    """The values are implausible."""
     UNTRUE = "untrue"
-    """What it says is not what the catalogue says."""
+    """The claim contradicts the catalogue."""
     UNKNOWN = "unknown"
-    """There is no such registration (any more): register anew."""
+    """The registration is unknown or expired: register again."""
     OUTDATED = "outdated"
-    """Something newer is known, or the place is taken."""
+    """A newer message is known, or the address is taken."""
 
 
 class RegistryDenial(Struct, frozen=True):
-    """A message that changes nothing."""
+    """Denial of a message."""
 
     kind: DenialReason
     reason: str
 
 
 class NodeRecord(Struct, frozen=True, kw_only=True):
-    """What the network knows of one node."""
+    """Row of one node."""
 
     registration: Registration
     lease: str
-    """Names this registration to the node; never shown."""
+    """Secret id of this registration, known to the node."""
     evidence: Evidence
     registered_at: float
-    """Seconds since the epoch, as are all times here."""
+    """Seconds since the epoch, like all times here."""
     beat: Heartbeat | None = None
     beat_at: float | None = None
     draining: bool = False
-    """Asked to drain by somebody else than its own beats."""
+    """Draining by a call or an operator, not by its own heartbeats."""
     quarantine: str = ""
-    """Why it is kept out until it registers soundly."""
+    """Reason of a quarantine that ends with a valid registration."""
     distrust: str = ""
-    """Why it is kept out until that has faded, however it registers."""
+    """Reason of a quarantine that ends when the evidence has faded."""
     reasons: tuple[str, ...] = ()
     revision: int = 0
-    """Of the row in the shared table: what a successor replaces. 0: it is in none."""
+    """Revision in the shared table, for compare-and-set. 0: not in the table."""
 
     @property
     def id(self) -> str:
-        """The node's id."""
+        """Return the node's id."""
         return self.registration.node.id
 
     @property
     def address_and_model(self) -> str:
-        """What only one living node can have: an address, for one model."""
+        """Return the address and model, which are unique among living nodes."""
         return f"{self.registration.node.endpoint} {self.registration.node.model}"
 
     @property
     def state(self) -> NodeState:
-        """As the node's own messages have it, as long as it lives."""
+        """Return the state by the node's messages, assuming it is alive."""
         if self.quarantine or self.distrust:
             return NodeState.QUARANTINED
         if self.draining:
@@ -76,13 +76,13 @@ class NodeRecord(Struct, frozen=True, kw_only=True):
         return NodeState.LOADING if self.beat is None else self.beat.state
 
     def with_reason(self, reason: str) -> "NodeRecord":
-        """With one more reason."""
+        """Return the row with another reason."""
         if self.reasons[-1:] == (reason,):
             return self
         return replace(self, reasons=(*self.reasons, reason)[-_MAX_REASONS:])
 
     def to_member(self, now: float, state: NodeState, *, stale: bool) -> Member:
-        """As others see it."""
+        """Return the member as shown to other components."""
         return Member(
             registration=self.registration,
             state=state,
@@ -97,14 +97,14 @@ class NodeRecord(Struct, frozen=True, kw_only=True):
 def record_registration(
     registration: Registration, lease: str, before: NodeRecord | None, *, alive: bool, catalogue: Catalogue, now: float
 ) -> NodeRecord | RegistryDenial:
-    """The row of a node that registers.
+    """Return the row after a registration.
 
     Args:
-        registration: What it says of itself.
+        registration: The registration.
         lease: Its new lease.
-        before: Its row so far.
-        alive: Whether `before` is still heard of: then a smaller epoch is an echo of the past.
-        catalogue: What models are known to be.
+        before: Its current row.
+        alive: Whether `before` is alive: a smaller epoch is then outdated.
+        catalogue: The catalogue.
         now: Seconds since the epoch.
     """
     if before is not None and alive and registration.epoch < before.registration.epoch:
@@ -120,15 +120,15 @@ def record_registration(
 
 
 def quarantine(row: NodeRecord, reason: str, now: float) -> NodeRecord:
-    """A claim of the node did not hold: it is kept out until it registers soundly. The same claim once more is not held against it anew."""
+    """Quarantine the node for a false claim until a valid registration. The same claim is counted once."""
     mismatches = 0 if row.quarantine == reason else 1
     return replace(row, quarantine=reason, evidence=row.evidence.add(now, mismatches=mismatches)).with_reason(f"quarantined: {reason}")
 
 
 def record_comparison(row: NodeRecord, *, agreements: int, disagreements: int, reason: str, now: float) -> NodeRecord:
-    """Answers of the node were held against those of others of its kind.
+    """Record comparisons with nodes of the same kind.
 
-    When they differ again and again, it is kept out until that has faded.
+    Repeated disagreements quarantine the node until the evidence has faded.
     """
     after = replace(row, evidence=row.evidence.add(now, agreements=agreements, disagreements=disagreements))
     if not disagreements:
@@ -139,7 +139,7 @@ def record_comparison(row: NodeRecord, *, agreements: int, disagreements: int, r
 
 
 def record_heartbeat(row: NodeRecord | None, lease: str, beat: Heartbeat, *, interval_s: float, now: float) -> NodeRecord | RegistryDenial:
-    """The row after a heartbeat. `interval_s`: what the node was told to keep to."""
+    """Return the row after a heartbeat. `interval_s`: the assigned interval."""
     if row is None or row.lease != lease:
         return RegistryDenial(DenialReason.UNKNOWN, "no such lease: register anew")
     last = -1 if row.beat is None else row.beat.sequence
@@ -159,21 +159,21 @@ def record_heartbeat(row: NodeRecord | None, lease: str, beat: Heartbeat, *, int
 
 
 def reject_heartbeat(row: NodeRecord, reason: str, now: float) -> NodeRecord:
-    """A heartbeat was refused as impossible: it counts as missed."""
+    """Count an implausible heartbeat as missed."""
     return replace(row, evidence=row.evidence.add(now, missed=1)).with_reason(f"heartbeat refused: {reason}")
 
 
 def record_drain(row: NodeRecord, reason: str) -> NodeRecord:
-    """The node takes nothing new."""
+    """Drain the node."""
     return replace(row, draining=True).with_reason(f"drained{f': {reason}' if reason else ''}")
 
 
 def record_release(row: NodeRecord, operator: str) -> NodeRecord:
-    """An operator lets the node take requests again: what kept it out is over, and disagreements until now count no more."""
+    """Lift drain and quarantine on an operator's order, and forget disagreements."""
     evidence = replace(row.evidence, disagreements=0.0, mismatches=0.0)
     return replace(row, draining=False, quarantine="", distrust="", evidence=evidence).with_reason(f"released by {operator}")
 
 
 def record_answers(row: NodeRecord, *, answers: int, failures: int, now: float) -> NodeRecord:
-    """So many requests were answered by the node, and so many failed at it."""
+    """Record completed and failed requests."""
     return replace(row, evidence=row.evidence.add(now, answers=answers, failures=failures))

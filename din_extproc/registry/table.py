@@ -1,7 +1,7 @@
-"""The node table as one process sees it: every row it knows, who lives, and which pools have which nodes.
+"""Node table of one process: rows, liveness and pool membership.
 
-Rule: nothing is decided here about a message (`row.py` does) and nothing is shared (the store does): rows are taken as they come, the
-newest revision of each wins, and whatever changes for others comes out as an event.
+Invariant: the newest revision of a row wins, and every visible change yields an event. `row.py` decides about messages; the store shares
+rows.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,70 +17,70 @@ from din_extproc.registry.row import NodeRecord
 
 
 class NodeEventKind(StrEnum):
-    """What happened to a node."""
+    """Kinds of node events."""
 
     JOINED = "joined"
-    """It is part of the network now, or again."""
+    """The node joined or rejoined the network."""
     CHANGED = "changed"
-    """Its state or what it registered changed."""
+    """Its state or registration changed."""
     LEFT = "left"
-    """It deregistered or died."""
+    """The node deregistered or died."""
 
 
 class NodeEvent(Struct, frozen=True):
-    """A change that others care about. Heartbeats without one are none."""
+    """Visible change of a node. Heartbeats without a change yield none."""
 
     kind: NodeEventKind
     member: Member
-    """After the change."""
+    """The member after the change."""
     reason: str
 
 
 _RoutedNode = tuple[Node, tuple[str, ...]]
-"""A node that is routed to, and its pools."""
+"""A routed node and its pools."""
 
 
 class NodeTable:
-    """The rows of one network.
+    """Node table of one network.
 
     Args:
-        pools: What nodes can join, with the nodes of the configuration.
-        catalogue: What models are known to be.
+        pools: Pools with their configured nodes.
+        catalogue: The catalogue.
     """
 
     def __init__(self, pools: Iterable[Pool], catalogue: Catalogue) -> None:
         self.revision = 0
-        """The newest that was taken."""
+        """Newest applied revision."""
         self.rows: dict[str, NodeRecord] = {}
         self.stale = False
-        """The shared table could not be asked lately."""
+        """The shared table is unreachable."""
         self.catalogue = catalogue
         self._pools = tuple(pools)
         self._death_reasons: dict[str, str] = {}
-        """Why, by node id."""
+        """Reasons of deaths by node id."""
         self._eligible_pools: dict[str, tuple[str, ...]] = {}
-        """The pools that take each node, were it ready."""
+        """Matching pools of each node, regardless of its state."""
         self._contradictions: dict[str, str] = {}
-        """Registrations that the catalogue, as it is now, contradicts."""
+        """Contradictions between registrations and the current catalogue."""
         self._ids_by_address_and_model: dict[str, str] = {}
-        """Node id by place."""
+        """Node id by address and model."""
         self._ids_by_endpoint: dict[Endpoint, set[str]] = {}
-        """Node ids by address, whatever they serve there."""
+        """Node ids by address."""
         self._routed: dict[str, _RoutedNode] = {}
-        """What is routed to, by node id."""
+        """Routed nodes by id."""
         self._routed_before: dict[str, _RoutedNode | None] = {}
-        """What was routed to before, of nodes that have changed since `turnover` was asked."""
+        """Previous routing of nodes that changed since the last `take_changes`."""
 
-    # -- what the store tells --------------------------------------------------------------------------------------------------------
+    # -- changes by the store --------------------------------------------------------------------------------------------------------
 
     def apply_row(self, row: NodeRecord, now: float, *, alive: bool = True, reason: str = "") -> list[NodeEvent]:
-        """A row as it is now; an older one than is known changes nothing.
+        """Apply a row; an older revision is ignored.
 
         Args:
-            row: With its revision.
+            row: The row with its revision.
             now: Seconds since the epoch.
-            alive: Whether the node was heard of in time.
-            reason: Why it is not.
+            alive: Whether the node is alive.
+            reason: Why it is dead.
         """
         before = self.rows.get(row.id)
         if before is not None and row.revision < before.revision:
@@ -102,7 +102,7 @@ class NodeTable:
         return self._make_events(row, was, before, now)
 
     def remove_row(self, node_id: str, revision: int, now: float, reason: str) -> list[NodeEvent]:
-        """The node's row is no more."""
+        """Remove a row."""
         row = self.rows.get(node_id)
         if row is None or revision < row.revision:
             return []
@@ -119,7 +119,7 @@ class NodeTable:
         return [NodeEvent(NodeEventKind.LEFT, row.to_member(now, NodeState.DEAD, stale=self.stale), reason)]
 
     def reload(self, pools: Iterable[Pool], catalogue: Catalogue, now: float) -> list[NodeEvent]:
-        """Other pools, or another catalogue: every node is looked at again."""
+        """Replace pools and catalogue and check every node again."""
         self._pools, self.catalogue = tuple(pools), catalogue
         events = []
         for row in list(self.rows.values()):
@@ -129,25 +129,25 @@ class NodeTable:
             events += self._make_events(row, was, row, now)
         return events
 
-    # -- what others ask -------------------------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------------
 
     def is_alive(self, node_id: str) -> bool:
-        """Whether there is such a node, heard of in time."""
+        """Return whether the node exists and is alive."""
         return node_id in self.rows and node_id not in self._death_reasons
 
     def get_state(self, row: NodeRecord) -> NodeState:
-        """What the node's row, its silence and the catalogue make of it together."""
+        """Return the state from row, liveness and catalogue."""
         if row.id in self._death_reasons:
             return NodeState.DEAD
         return NodeState.QUARANTINED if row.id in self._contradictions else row.state
 
     def find_owner(self, row: NodeRecord) -> NodeRecord | None:
-        """Another living node that has the row's place."""
+        """Return another living node with the row's address and model."""
         owner = self._ids_by_address_and_model.get(row.address_and_model)
         return self.rows[owner] if owner is not None and owner != row.id and self.is_alive(owner) else None
 
     def get_member(self, node_id: str, now: float) -> Member | None:
-        """One node as others see it."""
+        """Return one member."""
         row = self.rows.get(node_id)
         if row is None:
             return None
@@ -156,20 +156,20 @@ class NodeTable:
         return shown.to_member(now, self.get_state(row), stale=self.stale)
 
     def iter_members(self, now: float) -> Iterator[Member]:
-        """Every node, in the order in which they came."""
+        """Yield all members in order of arrival."""
         for node_id in list(self.rows):
             member = self.get_member(node_id, now)
             if member is not None:
                 yield member
 
     def find_configured(self, row: NodeRecord) -> Node | None:
-        """The node of the configuration that has the row's id or place."""
+        """Return the configured node with the row's id or address."""
         node = row.registration.node
         own = (each for pool in self._pools for each in pool.nodes)
         return next((each for each in own if each.id == node.id or (each.endpoint, each.model) == (node.endpoint, node.model)), None)
 
     def list_warnings(self, row: NodeRecord) -> tuple[str, ...]:
-        """What is odd about a sound registration."""
+        """Return warnings about a valid registration."""
         endpoint = row.registration.node.endpoint
         found = [
             f"{other.id!r} serves {other.registration.node.model!r} at the same address: one node with two models shares its memory"
@@ -193,16 +193,16 @@ class NodeTable:
         return tuple(found)
 
     def get_pools(self, node_id: str) -> tuple[str, ...]:
-        """The pools that route to the node now."""
+        """Return the pools that route to the node."""
         found = self._routed.get(node_id)
         return () if found is None else found[1]
 
     def snapshot(self) -> MembershipDelta:
-        """Every node that is routed to, as if all of them had just come."""
+        """Return all routed nodes as additions."""
         return _make_delta((None, now) for now in self._routed.values())
 
     def take_changes(self) -> MembershipDelta | None:
-        """Who came and who went since this was last asked; None: nobody."""
+        """Return the membership changes since the last call; None if there are none."""
         if not self._routed_before:
             return None
         turned, self._routed_before = self._routed_before, {}
@@ -210,10 +210,10 @@ class NodeTable:
         changed = [(before, after) for before, after in changed if before != after]
         return _make_delta(changed) if changed else None
 
-    # -- inside ----------------------------------------------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------------------------------------------------
 
     def _unindex(self, row: NodeRecord) -> None:
-        """The node is no more where it was."""
+        """Remove the node from the indexes."""
         if self._ids_by_address_and_model.get(row.address_and_model) == row.id:
             del self._ids_by_address_and_model[row.address_and_model]
         endpoint = row.registration.node.endpoint
@@ -223,7 +223,7 @@ class NodeTable:
             self._ids_by_endpoint.pop(endpoint, None)
 
     def _check_registration(self, row: NodeRecord) -> None:
-        """Hold what was registered against the catalogue and the pools."""
+        """Check the registration against the catalogue and the pools."""
         self._eligible_pools[row.id] = tuple(pool.name for pool in self._pools if not find_mismatch(row.registration, pool))
         lie = find_contradiction(row.registration, self.catalogue)
         if lie:
@@ -232,7 +232,7 @@ class NodeTable:
             self._contradictions.pop(row.id, None)
 
     def _update_routing(self, row: NodeRecord) -> None:
-        """Route to the node, or no longer."""
+        """Update the routing of the node."""
         before = self._routed.get(row.id)
         if self.get_state(row) is not NodeState.READY:
             self._stop_routing(row.id)

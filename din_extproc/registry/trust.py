@@ -1,6 +1,6 @@
-"""Trust in a node, 0 to 1, from what it did: heartbeats kept, answers given, claims that did not hold.
+"""Trust score of a node, 0 to 1, from heartbeats, completed requests, false claims and comparisons.
 
-Rule: everything counted fades with a half-life of ten minutes, so that a node earns trust back by behaving, and nothing is held for ever.
+Invariant: all evidence decays with a half-life of ten minutes, so that a node regains trust.
 
     trust = kept * served * honest * agreeing
     kept     = (beats + 4) / (beats + missed + 4)
@@ -20,13 +20,13 @@ _HEARTBEATS_PRIOR = 4.0
 _ANSWERS_PRIOR = 8.0
 _COMPARISONS_PRIOR = 2.0
 _MAX_DISAGREEMENTS = 2.5
-"""Disagreements: the third within some minutes is one too many."""
+"""Threshold of disagreements, reached by the third within minutes."""
 _MAX_DISAGREEMENT_SHARE = 0.1
 _REHABILITATED_BELOW = 1.0
 
 
 class Evidence(Struct, frozen=True, gc=False, array_like=True):
-    """What a node did, faded up to `at`."""
+    """Evidence about a node, decayed to `at`."""
 
     at: float
     """Seconds since the epoch."""
@@ -36,19 +36,19 @@ class Evidence(Struct, frozen=True, gc=False, array_like=True):
     failures: float = 0.0
     mismatches: float = 0.0
     agreements: float = 0.0
-    """Answers that another node of the same model, version and dtype gives too."""
+    """Answers that agree with a node of the same model, version and dtype."""
     disagreements: float = 0.0
 
     @property
     def is_contradicted(self) -> bool:
-        """Answers differed from those of others again and again: one may be chance (batches change what is computed)."""
+        """Return whether answers disagreed repeatedly; a single one may be chance (batching changes results)."""
         return self.disagreements >= _MAX_DISAGREEMENTS and self.disagreements > _MAX_DISAGREEMENT_SHARE * (
             self.agreements + self.disagreements
         )
 
     @property
     def is_rehabilitated(self) -> bool:
-        """Next to nothing is left of that."""
+        """Return whether the disagreements have decayed."""
         return self.disagreements < _REHABILITATED_BELOW
 
     def add(
@@ -63,7 +63,7 @@ class Evidence(Struct, frozen=True, gc=False, array_like=True):
         agreements: float = 0,
         disagreements: float = 0,
     ) -> "Evidence":
-        """With this added now."""
+        """Return the evidence with these events added."""
         fade = 0.5 ** (max(0.0, now - self.at) / _HALF_LIFE_S)
         return Evidence(
             at=max(now, self.at),
@@ -77,7 +77,7 @@ class Evidence(Struct, frozen=True, gc=False, array_like=True):
         )
 
     def score_trust(self, now: float) -> float:
-        """The score now, 0 to 1."""
+        """Return the trust score, 0 to 1."""
         faded = self.add(now)
         kept = (faded.heartbeats + _HEARTBEATS_PRIOR) / (faded.heartbeats + faded.missed + _HEARTBEATS_PRIOR)
         served = (faded.answers + _ANSWERS_PRIOR) / (faded.answers + faded.failures + _ANSWERS_PRIOR)

@@ -1,7 +1,7 @@
 """The writer of one replica's audit log: events become signed lines, lines go to disk in batches, full files are sealed.
 
-Rule: a record that was written is never written again, moved or taken back; whatever could not be written is said in the log as soon as
-it can be. Noting an event costs microseconds; signing and writing happen between requests and in a thread.
+Invariant: a written record is never rewritten, moved or removed; lost events are recorded in the log as soon as possible.
+Noting an event costs microseconds; signing and writing happen between requests and in a thread.
 
 What a full disk (or any other fault of the disk) means is chosen by policy. `drop_with_alarm`: events are lost, counted and said.
 `block` and `refuse`: events are kept, up to a bound, and new requests wait or are refused until they are on disk.

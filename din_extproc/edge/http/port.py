@@ -71,7 +71,7 @@ class HttpPort:
         routes: Routes of the server.
         longest_body: Maximum bytes of a request body.
         lasting: Paths without a time limit; their handlers deal with slow readers.
-        patience: Time limits of connections.
+        patience: Time limits of a connection.
         most: Maximum connections; None: by the process's limit of open files.
     """
 

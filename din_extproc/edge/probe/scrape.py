@@ -58,7 +58,7 @@ class Scraper:
 
         Args:
             targets: New targets.
-            every_s: Between two questions to one node, a fifth more or less. 0: nobody is asked.
+            every_s: Interval per node, with 20 % jitter. 0: no node is scraped.
         """
         self._every_s = every_s
         wanted = set(targets) if every_s else set()
@@ -73,7 +73,7 @@ class Scraper:
             self._tasks[target] = asyncio.get_running_loop().create_task(task, name=f"reading {target.url}")
 
     async def stop(self) -> None:
-        """Ask nobody any more."""
+        """Stop scraping."""
         tasks, self._tasks = list(self._tasks.values()), {}
         for task in tasks:
             task.cancel()
