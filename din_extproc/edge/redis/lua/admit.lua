@@ -23,7 +23,7 @@
 -- expires. A request counts until its whole second is 60 s old: never early, at most 1 s late.
 -- Leases: request ids, scored by expiry. Expired leases are removed when the limit is reached.
 -- Record: expires, tokens, state (1 settled + 2 released), standing, when it was admitted, and the note.
--- The same arithmetic in Python: admit/budget.py and admit/twin.py.
+-- The same arithmetic in Python: admit/budget.py and admit/in_memory_ledger.py.
 
 local SLOTS, UNIT, KEEP = 61, 60000, 120000
 local FEW_STREAMS = 8 -- a smaller limit is never roomy
