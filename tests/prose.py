@@ -20,7 +20,7 @@ BANNED = {
     r"\bspeaks? against\b|\bheld against\b": "use 'counts against'",
     r"\bleft alone\b": "use 'ejected'",
     r"\bin the row\b|\bfailures in a row\b": "use 'consecutive'",
-    r"\bpatience\b": "use 'deadline'",
+    r"\bpatience\b(?!:)": "use 'deadline'",
     r"\bnobody\b": "name the component",
     r"\bwhat befalls\b": "use 'failures'",
     r"\bkeeps the accounts\b": "use 'accounting process'",
@@ -62,7 +62,7 @@ def pages() -> list[Path]:
 
 def main(paths: list[Path]) -> int:
     """Lint the paths, by default every page and module; return the exit code."""
-    chosen = paths or pages()
+    chosen = paths or [*pages(), *(path for path in sorted((ROOT / "din_extproc").rglob("*.py")) if "_proto" not in path.parts)]
     found: list[str] = []
     for path in chosen:
         if path.suffix == ".md" and path.name not in _GENERATED:

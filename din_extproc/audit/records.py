@@ -157,7 +157,7 @@ class Gap(AuditEvent, frozen=True, kw_only=True, omit_defaults=True, tag="gap"):
 
 
 class Witness(AuditEvent, frozen=True, kw_only=True, omit_defaults=True, tag="witness"):
-    """How far another replica's log had come: whoever takes records from its end has to change this log, too."""
+    """How far another replica's log had come. Removing records from its end requires changing this log too."""
 
     replica: str
     record: int

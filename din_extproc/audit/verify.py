@@ -1,4 +1,4 @@
-"""Is this log as it was written? Every line, every file and the end are held against the keys; what is not as it was is named.
+"""Verify that a log is as it was written: check every line, every file and the end with the keys, and name what differs.
 
 Rule: nothing in a file is believed before its MAC is: not its number, not its place, not its end. Behind a finding the reader goes on
 where the next line says that it is, so that one change is one finding, or two.
@@ -29,7 +29,7 @@ class LogFiles(Struct, frozen=True):
 
 
 class _Peek(Struct):
-    """What is told of a record, whatever its kind."""
+    """The fields that every kind of record has."""
 
     kind: str = ""
     at: float = 0.0
@@ -194,7 +194,7 @@ class _LogReader:
             self._seq, self._before = expected, ()
 
     def _pass(self, line: ChainLine, number: int, *, sound: bool = True) -> None:
-        """The next line is the one behind this one. Its MAC is what stands there or, of a line that was changed, perhaps what should."""
+        """The next line is the one behind this one. Its MAC is the recorded one or, of a line that was changed, perhaps what should."""
         should: tuple[bytes, ...] = ()
         if not sound and self._secret is not None:
             should = tuple(chain.mac_of(self._secret, before, line.signed) for before in self._before)

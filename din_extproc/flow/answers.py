@@ -19,7 +19,7 @@ _JSON = "application/json"
 _MESSAGES = Operation.MESSAGES.value
 _PATH_ENDS = ("", "/", "?")
 _NO_RETRY: Headers = (("x-should-retry", "false"),)
-"""OpenAI's clients try a 409 or 429 again unless they are told that it is no use."""
+"""OpenAI's clients try a 409 or 429 again unless a header says that it is no use."""
 
 
 def refusal_response(
@@ -68,7 +68,7 @@ def internal_error_response(head: RequestHead, trace_id: str) -> ImmediateRespon
 
 
 HEALTHY = ImmediateResponse(status=200, headers=(("content-type", "text/plain"),), body=b"ok\n")
-"""What a load balancer is told on the health path."""
+"""The answer to a load balancer on the health path."""
 
 
 def options_response(trace_id: str) -> ImmediateResponse:

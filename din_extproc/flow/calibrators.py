@@ -1,6 +1,6 @@
 """One calibration per physical model: what prompts of that model are weighed with, and what their real counts teach.
 
-Rule: bounded by the models of the configuration; a name nobody configured is weighed with what is true of models in general.
+Rule: bounded by the models of the configuration; an unconfigured name is weighed with the averages of all models.
 """
 
 from collections.abc import Callable, Mapping

@@ -60,7 +60,7 @@ class DecisionContext(Struct, kw_only=True):
     outputs: ExpectedOutputs
     clock: Clock
     start: Callable[[Coroutine[Any, Any, None]], None]
-    """Runs a coroutine that nobody waits for."""
+    """Runs a coroutine in the background."""
     queue: RequestQueue
     """Where requests wait for tokens and slots."""
     lease_ms: int
@@ -105,7 +105,7 @@ class PendingRequest:
         self.parsed: ParsedRequest | None = None
         """None: the body is not read yet, or not at hand."""
         self.inspected = False
-        """Its prompt was held against the tenant's policy for sensitive data."""
+        """Its prompt was checked by the tenant's policy for sensitive data."""
         self.intent: Intent | None = None
         """None: not read yet. Counted exactly from stage 5 on."""
         self.prefix = 0

@@ -1,4 +1,4 @@
-"""From a decision to what Envoy is told: where it goes, what changes on the way, and what comes back with the access log.
+"""From a decision to Envoy's instructions: where it goes, what changes on the way, and what comes back with the access log.
 
 Rule: the body changes by splices only, and every label that settlement needs is in the metadata, so that no worker has to live until then.
 """
@@ -113,7 +113,7 @@ def _version(routed: Routed, pool: Pool, intent: Intent) -> Headers:
 
 
 def make_tags(intent: Intent, entry: str) -> Tags:
-    """What the request asked for, for whoever decides about it again."""
+    """What the request asked for; `replay` decides again from it."""
     longest = intent.estimate.longest
     return Tags(
         model=intent.model,

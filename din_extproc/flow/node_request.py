@@ -1,6 +1,6 @@
 """Request handler at a node, for an Envoy in front of its engine: trace id -> version -> size -> batch window -> engine.
 
-Rule: a node trusts what the gateway decided and refuses only what it must not run: what nobody can trace, and what wants another version.
+Invariant: a node trusts what the gateway decided and refuses only requests without a trace id and requests for another version.
 """
 
 from typing import Protocol
@@ -97,7 +97,7 @@ class NodeRequestHandler:
         )
 
     def failed(self, error: BaseException) -> ImmediateResponse:
-        """What the gateway is told of a fault."""
+        """The answer to the gateway after a fault."""
         self._desk.watcher.on_fault(error, self._trace_id)
         self._end()
         return answers.internal_error_response(self._head, self._trace_id)

@@ -1,7 +1,7 @@
 """From a pool to a node: the pool or its fallback, the nodes that fit, and the strategy that ranks them.
 
 Rule: what depends on nodes alone is kept in the route cache; what depends on this moment's load is asked each time. Nodes whose breaker
-is open are as if they were not there, but for the reason that a client is told.
+is open are as if they were not there, except in the reason that a client gets.
 """
 
 from msgspec import Struct
@@ -83,7 +83,7 @@ class NodeSelection(Struct, frozen=True, gc=False):
     retries_longer: bool = False
     """The chosen one's context may turn out too short: then the next one, whose context is longer, is to be tried."""
     spares: tuple[Node, ...] = ()
-    """Of the pool that takes over: the one that is tried last, and who stands in for it. Before them `nodes` has one for every try."""
+    """Of the pool that takes over: the one that is tried last, and its substitutes. Before them `nodes` has one for every try."""
 
 
 class InFlightFallback(Struct, frozen=True, gc=False):

@@ -86,7 +86,7 @@ def accept(context: DecisionContext, request: PendingRequest, body: bytes, wall:
 
 
 def read_request(context: DecisionContext, request: PendingRequest, body: bytes) -> ParsedRequest | Refusal:
-    """Stages 3 and 4: the request, and its prompt held against the tenant's policy for sensitive data, if it has one."""
+    """Stages 3 and 4: the request, and its prompt checked by the tenant's policy for sensitive data, if it has one."""
     parsed = parse_request(request.head, body, context.calibrators.for_name, context.view.body_limit)
     if isinstance(parsed, Refusal):
         return parsed

@@ -13,7 +13,7 @@ class QueueFull(Struct, frozen=True, gc=False):
     """There is no place to wait."""
 
     place_in_ms: int
-    """When one will be free at the latest, if nobody else takes it."""
+    """When one will be free at the latest, if no other request takes it."""
 
 
 class RequestQueue(Protocol):
@@ -26,4 +26,4 @@ class RequestQueue(Protocol):
         """Whether somebody waits whom a newcomer must not overtake."""
 
     async def wait(self, claim: Claim, priority: Priority, queueing: Queueing, patience_ms: int) -> Granted | Denied | QueueFull:
-        """Until the claim is granted, or the patience is at its end: then what was short. May raise `LimitsUnavailable`."""
+        """Wait until the claim is granted or the maximum wait is over; then return what was short. May raise `LimitsUnavailable`."""

@@ -65,7 +65,7 @@ class WorkerContext(DecisionContext, kw_only=True):
     sampler: Sampler | None = None
     """Takes some requests to be asked once more of nodes that should agree; None: none."""
     admissions: list[AdmissionRecord] | None = None
-    """Requests that were sent on since this was last emptied; None: nobody records them."""
+    """Requests that were sent on since this was last emptied; None: they are not recorded."""
     started: int = 0
     """When this worker began, in seconds since the epoch: what the model list calls `created`."""
 
@@ -198,7 +198,7 @@ class ExtProcHandler(ExchangeHandler):
         return answers.models_response(listed, endpoint.model, self.trace_id, length=length, created=context.started)
 
     def on_response(self, head: ResponseHead) -> Treatment:
-        """A node's error is told in the gateway's words, an answer in its engine's own words in OpenAI's; any other goes on as it is."""
+        """Replace a node's error by the gateway's, translate an answer of another dialect, and pass any other answer on."""
         if self._held is None:
             return PASS
         asked, wall = self._held.translated, self._context.clock.wall()

@@ -1,6 +1,6 @@
 """A prompt against its tenant's policy for sensitive data: it passes as it is, passes without the data, or is refused.
 
-Rule: every text that is sent on is looked at, whichever field it stands in. Nobody is told what was found, only of which kinds it was; the
+Rule: every text that is sent on is checked, in whichever field. No output says what was found, only of which kinds it was; the
 tokens are counted of what is sent on.
 """
 

@@ -15,7 +15,7 @@ class SettlementService:
     Args:
         ledger: The counters.
         capacity: The number of records that may wait while the counters can't be reached. Beyond it the oldest are dropped: their
-            tokens have flowed back into the bucket by then, and their slots have expired.
+            tokens have flowed back into the bucket meanwhile, and their slots have expired.
     """
 
     __slots__ = ("_capacity", "_ledger", "_waiting", "dropped", "unknown")

@@ -1,6 +1,6 @@
 """How long Envoy waits for one request: for the whole answer, and for its beginning before it asks another node.
 
-Rule: of several limits the shortest counts, and what a request has waited here already comes off its client's patience.
+Rule: of several limits the shortest counts, and what a request has waited here is already subtracted from its client's deadline.
 
 | limit                        | who says                                        | when it runs out                                   |
 |------------------------------|-------------------------------------------------|----------------------------------------------------|
@@ -35,7 +35,7 @@ class RequestTimeouts(Struct, frozen=True, gc=False):
     first_byte_ms: int | None
 
     def headers(self) -> Headers:
-        """How Envoy is told."""
+        """The headers that tell Envoy."""
         if self.total_ms is None:
             return () if self.first_byte_ms is None else ((_FIRST_BYTE, str(self.first_byte_ms)),)
         total = (_TOTAL, str(self.total_ms))
@@ -54,7 +54,7 @@ def compute_timeouts(intent: Intent, pool: Pool, picked: NodeSelection) -> Reque
 
 
 def deduct_wait(intent: Intent, waited_s: float) -> Intent | Refusal:
-    """The intent with what is left of its client's patience; refused: nothing is."""
+    """Return the intent with the rest of its client's deadline, or a refusal when it has passed."""
     if intent.timeout_ms is None:
         return intent
     left = intent.timeout_ms - int(waited_s * 1000)

@@ -62,7 +62,7 @@ class SpanContext(Struct, frozen=True, gc=False):
 
     @property
     def traceparent(self) -> str:
-        """What the node is told: its parent is the span of the way to it."""
+        """The `traceparent` for the node: its parent is the span of the way to it."""
         return f"00-{self.trace_id}-{span_to_node(self.span_id)}-01"
 
 

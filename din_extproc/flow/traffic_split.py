@@ -111,7 +111,7 @@ class TrafficSplit:
         return tuple(node for node in nodes if node.id not in opened)
 
     def throttle(self, pool: str) -> PoolThrottle | None:
-        """What stands in the way to the pool; None: nothing."""
+        """The throttle of the pool; None: there is none."""
         return self._gates.get(pool)
 
     def divert_reason(self, pool: str, gate: PoolThrottle, now: float) -> str:

@@ -63,7 +63,7 @@ class DecisionView(Struct, frozen=True):
     issuers: TokenIssuers | None = None
     """None: requests are authenticated by API key alone."""
     screenings: Mapping[str, ScreeningPolicy] = {}
-    """By tenant; of the others nobody looks at prompts."""
+    """By tenant; prompts of other tenants are not checked."""
 
 
 _UNKNOWN = ModelFacts()
@@ -114,7 +114,7 @@ def claim_for(
         who: Who asks.
         model: The physical model that it goes to.
         expected: Tokens that one answer to this tenant usually stays under; None: not known.
-        lease_ms: How long its slots stay taken if nobody is heard of it.
+        lease_ms: How long its slots stay taken without a renewal.
     """
     charged = applicable_limits(who, model, who.tenant.priority_of(intent.priority), view.commons)
     answers, default = intent.answers, model_facts(view, model).output_tokens_default

@@ -76,7 +76,7 @@ class _Delta(Struct):
 
 
 CHANNELS = _Delta.__struct_fields__
-"""Of a stream's delta: whatever stands in one of them is a token."""
+"""Of a stream's delta: a value in one of them is a token."""
 
 
 class _Choice(Struct):

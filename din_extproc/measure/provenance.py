@@ -1,6 +1,6 @@
 """Who answered, in which version, and how long it took: what the headers of every good answer say.
 
-Rule: an answer that lacks one of them is no answer of the network; whoever reads them says which is missing.
+Rule: an answer that lacks one of them is no answer of the network; the reader reports which is missing.
 """
 
 from collections.abc import Mapping

@@ -89,7 +89,7 @@ class LogEntry(Struct, gc=False):
     endpoint: str
     """The node's address; "" when no node was reached."""
     named: str
-    """The id of the node at that address in the cluster that was asked: one address can stand in two pools. "" where Envoy has none."""
+    """The id of the node at that address in the cluster that was asked: one address can be in two pools. "" where Envoy has none."""
     started_us: int
     duration_ms: float | None
     received_ms: float | None

@@ -1,6 +1,6 @@
 """Families as Prometheus reads them: its text format, version 0.0.4.
 
-Rule: a page is made in slices, each small and each whole: whoever serves it can let others go first between two of them.
+Rule: a page is made in slices, each small and each whole: the server can let requests go first between two of them.
 """
 
 from collections.abc import Iterable, Iterator

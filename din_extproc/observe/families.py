@@ -1,4 +1,4 @@
-"""Plain counters and histograms by label values, and how they are shown to whoever scrapes or exports them.
+"""Plain counters and histograms by label values, and their form for scrapes and exports.
 
 Rule: a family never grows past its cap: what comes after counts as `other` in every label, and how often that happened is counted too.
 """

@@ -1,6 +1,6 @@
 """How an exchange ended, and what it costs: two tables over what Envoy, the Lua filter and the admission left behind.
 
-Rule: the first line that fits decides. Only what a node did speaks against the node, and only what a client may have caused is charged.
+Rule: the first line that fits decides. Only what a node did counts against the node, and only what a client may have caused is charged.
 
 How it ended (`Outcome`):
 
@@ -37,7 +37,7 @@ A usage can be when all of this holds; otherwise the engine's word is `disputed`
 
 - Its numbers count tokens (whole, not negative, below 10^12), and none falls while the answer is written.
 - The prompt has at most 4 times the tokens of its estimate, and 1,024 more for what an engine adds by itself. The band of an estimate is
-  narrower by far. A prompt with media, whose tokens nobody can estimate, fills two contexts at most.
+  narrower by far. A prompt with media, whose tokens can't be estimated, fills two contexts at most.
 - The output is no more than the client asked for, no more than the context has room for, and every token but a few (marks that are not
   shown) has passed as at least one byte.
 
@@ -207,7 +207,7 @@ def _room(ending: ExchangeEnding) -> float:
 
 
 def _passed(ending: ExchangeEnding) -> int:
-    """Tokens that can have passed, each as one byte; of a stream whose events nobody reads, by all its bytes."""
+    """Tokens that can have passed, each as one byte; of a stream whose events are not read, by all its bytes."""
     if not ending.deltas or ending.unread:
         return ending.body_bytes
     return max(ending.deltas, ending.delta_bytes)

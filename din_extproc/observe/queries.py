@@ -22,7 +22,7 @@ def rate(instrument: Instrument, *by: str, window: str = WINDOW, suffix: str = "
 
 
 def total(instrument: Instrument, *by: str, **labels: str) -> str:
-    """How things stand in all sidecars together."""
+    """The sum over all sidecars."""
     return f"sum{_by(*by)}({selected(instrument, **labels)})"
 
 

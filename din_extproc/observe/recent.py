@@ -18,7 +18,7 @@ _REMEMBERED_NODES = 20_000
 _NAMES = 1_000
 """Of one kind that are shown."""
 _COMBINATIONS = 4_000
-"""Of names that are told apart in one step."""
+"""Of names that one step distinguishes."""
 _EVENTS = 60
 _EXCHANGES = 2_048
 _OTHER = "other"
@@ -80,7 +80,7 @@ _KINDS = ("tenants", "rules", "aliases")
 
 
 class _Minute:
-    """Tallies by names over the last minute, in steps. They are told apart by kind when somebody looks."""
+    """Tallies by names over the last minute, in steps. They are grouped by kind when they are read."""
 
     __slots__ = ("_steps",)
 

@@ -1,6 +1,6 @@
 """What tenants have used, by day and model: what charge-back is made from.
 
-Rule: an exchange counts once, on the UTC day on which it began; what the engine did not count itself is told apart.
+Rule: an exchange counts once, on the UTC day on which it began; tokens that the engine did not report are kept apart.
 """
 
 from datetime import UTC, date, datetime

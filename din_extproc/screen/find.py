@@ -1,4 +1,4 @@
-"""Where sensitive data stands in the texts of a prompt.
+"""Find sensitive data in the texts of a prompt.
 
 Rule: linear and bounded. One search for everything answers most prompts; only a prompt that holds something is looked at kind by kind, and
 past a number of places it is not judged any more.

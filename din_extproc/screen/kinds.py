@@ -58,7 +58,7 @@ class SensitiveKind(Struct, frozen=True):
 
     @property
     def mark(self) -> bytes:
-        """What stands in the prompt instead."""
+        """Its replacement in the prompt."""
         return b"[%b]" % self.name.upper().replace("-", "_").encode()
 
 

@@ -12,7 +12,7 @@ from itertools import accumulate
 import msgspec
 
 Edit = tuple[int, int, bytes]
-"""Of a decoded text: from where, to where, and what stands there instead (JSON needs no escape for it)."""
+"""Of a decoded text: from where, to where, and its replacement (JSON needs no escape for it)."""
 
 _GAP = rb"[ \t\r\n]*+"
 _IS = rb'"%b:%b' % (_GAP, _GAP)

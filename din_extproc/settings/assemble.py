@@ -217,7 +217,7 @@ def _report_circles(shaped: ShapedConfig, document: Document) -> None:
 
 
 def _report_waits(shaped: ShapedConfig, document: Document) -> None:
-    """Envoy gives up an answer of the sidecar after `message_ms`: nobody may wait that long."""
+    """Envoy gives up an answer of the sidecar after `message_ms`: no request may wait that long."""
     config = shaped.config
     longest = config.envoy.timeouts.message_ms - _DECISION_MS
     asked: list[tuple[int, Place]] = [(config.defaults.queue.max_wait_ms, ("defaults", "queue", "max_wait_ms"))]

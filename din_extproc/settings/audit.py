@@ -71,7 +71,7 @@ class AuditSettings(Section):
 
 
 def read_audit(section: AuditSection | None, document: Document, path: Path) -> tuple[AuditSettings | None, tuple[str, ...]]:
-    """The section of the configuration at `path` with its keys, and the files they stand in; what is wrong with them is reported."""
+    """The section of the configuration at `path` with its keys, and the files that hold them; what is wrong with them is reported."""
     if section is None:
         return None, ()
     keys, files = [], []

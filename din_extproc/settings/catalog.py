@@ -72,5 +72,5 @@ class Catalog:
         return self._versions.get(name, {})
 
     def model(self, name: str) -> CatalogModel | None:
-        """The model's first entry: what does not depend on the version stands there."""
+        """The model's first entry: it has what does not depend on the version."""
         return next(iter(self.versions(name).values()), None)

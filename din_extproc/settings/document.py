@@ -22,7 +22,7 @@ _PLAIN_TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("null", "bool",
 _LARGEST = 500_000
 """Values in one file: anchors can multiply them."""
 _SHORTEST_HIDDEN = 4
-"""Characters: shorter values of variables may stand in messages, or every `1` would be hidden."""
+"""Characters: shorter values of variables may appear in messages, or every `1` would be hidden."""
 _WORD = re.compile(rf"[A-Za-z0-9_-]{{{_SHORTEST_HIDDEN},}}")
 
 

@@ -97,7 +97,7 @@ class DashboardSection(Section):
     """As `din-extproc keys new` prints them."""
 
     def owner(self, authorization: str) -> str | None:
-        """Whose key it is; None: nobody's."""
+        """Return the owner of the key; None: unknown."""
         return _tokens(self.keys).find_owner(authorization)
 
 
@@ -109,7 +109,7 @@ class ExtAuthzSection(Section):
 
 
 class XdsSection(Section):
-    """Where running Envoys are told their pools, nodes and routes."""
+    """Where running Envoys get their pools, nodes and routes (xDS)."""
 
     address: ListenAddress
     tls: ServerTlsSection | None = None
@@ -136,7 +136,7 @@ class GatewaySection(Section):
     xds: XdsSection | None = None
     """None: Envoys know what their rendered files say."""
     ext_authz: ExtAuthzSection | None = None
-    """None: nobody is answered who only asks whether a request may pass."""
+    """None: no ext_authz service."""
     workers: Annotated[int, Field(ge=1, le=64)] = 1
     log_exchanges: Literal["all", "failed", "none"] = "all"
     """Which finished exchanges have a line in the log, with the trace id."""

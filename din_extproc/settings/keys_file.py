@@ -50,11 +50,11 @@ class StoredKeys(Struct, frozen=True):
         return self.document.problems
 
     def joined(self, own: Keys, is_broken: Callable[[str], bool]) -> Keys:
-        """All keys by tenant, the configuration's and the file's; reports those that belong to nobody or have another's id or hash.
+        """All keys by tenant, the configuration's and the file's; reports those without a tenant or with another key's id or hash.
 
         Args:
             own: The configuration's.
-            is_broken: Whether a tenant of this name may stand there, though not as it should.
+            is_broken: Whether the configuration may have a tenant of this name in an invalid section.
         """
         known = {tenant.id for tenant, _ in own}
         ids = {key.id: _told(key.id, tenant.id) for tenant, keys in own for key in keys}

@@ -1,6 +1,6 @@
 """A configuration file, its catalogue and the environment to `Settings`, or to everything that is wrong with them at once.
 
-Rule: all or nothing: settings come out whole, and whoever holds older ones keeps them until then.
+Rule: all or nothing: settings come out whole, and holders of older ones keep them until then.
 """
 
 import hashlib

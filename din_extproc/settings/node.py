@@ -1,4 +1,4 @@
-"""node.yaml, what a node's agent is told: who the node is, which engine it serves, where its registry is, and the Envoy in front.
+"""node.yaml, the configuration of a node's agent: the node, which engine it serves, where its registry is, and the Envoy in front.
 
 Rule: what the catalogue says of the model is not said again; a node says only where it differs.
 """
@@ -74,7 +74,7 @@ class EngineSection(Section):
 
 
 class WeightsSection(Section):
-    """`weights:`, what is held against the catalogue's sha256."""
+    """`weights:`, the weights that are compared with the catalogue's sha256."""
 
     path: Text
     """A file, or a folder with all files of the model."""
@@ -86,7 +86,7 @@ class RegistrySection(Section):
     """`registry:`, whom the node tells."""
 
     addresses: Annotated[tuple[Url, ...], AsTuple, Field(min_length=1)]
-    """Of any replicas of one gateway; the first that answers is told."""
+    """Of any replicas of one gateway; the first that answers is used."""
     tls: ClientTlsSection | None = None
     """For `https` addresses whose certificates no public authority issued, and for those that want ours."""
     token_file: Text | None = None
@@ -127,7 +127,7 @@ class NodeYaml(Section):
     drain_s: Annotated[float, Field(strict=False, ge=0, le=3600)] = 30.0
     """How long requests may go on after SIGTERM."""
     proxy: ProxySection | None = None
-    """None: no Envoy stands in front of the engine."""
+    """None: there is no Envoy in front of the engine."""
 
 
 class NodeSettings(Struct, frozen=True, kw_only=True):
@@ -173,7 +173,7 @@ class NodeSettings(Struct, frozen=True, kw_only=True):
         return (self.proxy or ProxySection()).body_limit_mib * _MIB
 
     def topology(self) -> Topology:
-        """What the Envoy in front of the engine is told: a gateway with one node, that node's engine."""
+        """The topology of the Envoy in front of the engine: a gateway with one node, that node's engine."""
         proxy = self.proxy or ProxySection()
         wait_ms = 0 if proxy.batch is None else proxy.batch.max_wait_ms
         engine = Pool(

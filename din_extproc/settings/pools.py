@@ -1,6 +1,6 @@
 """Pools and their nodes, as written and as the domain knows them.
 
-Rule: the nodes of one pool can stand in for each other, so they agree in dtype, compute capability and tensor-parallel size.
+Rule: the nodes of one pool are interchangeable, so they agree in dtype, compute capability and tensor-parallel size.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """`gateway.registry:`, where nodes register, and the tokens that they prove themselves with.
 
-Rule: without the section nobody can register; a token is known by its hash only.
+Rule: without the section no node can register; a token is known by its hash only.
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Nodes that are remote APIs: where they are, and where their credentials come from.
 
-Rule: no secret stands in the file. The configuration names an environment variable or a file, and only Envoy is handed the content.
+Rule: the file holds no secret. The configuration names an environment variable or a file, and only Envoy is handed the content.
 """
 
 import re

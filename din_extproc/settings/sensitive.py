@@ -1,6 +1,6 @@
 """What is done about sensitive data in prompts, as written: a tenant's policy, and kinds of the operator's own.
 
-Rule: a policy alone stands for it with every kind.
+Rule: a policy alone applies to every kind.
 """
 
 from typing import Annotated, Any
@@ -24,7 +24,7 @@ def _policy(value: Any) -> Any:
 
 
 def _one_policy(value: Any) -> Any:
-    """A policy alone stands for it with every kind."""
+    """A policy alone applies to every kind."""
     return value if isinstance(value, dict | SensitiveDataSection) else {"policy": value}
 
 

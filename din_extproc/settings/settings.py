@@ -1,6 +1,6 @@
 """The one frozen tree that everything above `settings/` is built from.
 
-Rule: what is here was checked; nobody asks again whether a pool exists or a range holds.
+Rule: what is here was checked; no later code checks again whether a pool exists or a range holds.
 """
 
 from pathlib import Path
@@ -114,7 +114,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         return InFlightFallback(frozenset(self.moves), Retry(**self.envoy.retry.model_dump()).tries)
 
     def discovery(self, node_id: str) -> XdsSource | None:
-        """How an Envoy of this name is told its pools, nodes and routes. None: it is not."""
+        """The xDS source of an Envoy of this name. None: it uses none."""
         xds = self.gateway.xds
         return None if xds is None else XdsSource(self._reached(xds.address, xds.tls), node_id, xds.delta)
 
@@ -135,7 +135,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
         Args:
             usage_lua: The source of the filter that reads usage from answers.
-            discovery: For an Envoy that is told its pools, nodes and routes while it runs.
+            discovery: For an Envoy that gets its pools, nodes and routes by xDS.
         """
         envoy = self.envoy
         access_log = self.gateway.access_log

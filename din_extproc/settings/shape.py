@@ -1,6 +1,6 @@
 """Data against the schema: every deviation a problem at its line, and the sound rest still usable for further checks.
 
-Rule: what is broken is left out, not guessed; `ShapedConfig.broken` says what, so that nobody reports its absence as well.
+Rule: what is broken is left out, not guessed; `ShapedConfig.broken` says what, so that its absence is not reported as well.
 """
 
 from collections.abc import Iterator
@@ -48,9 +48,9 @@ class ShapedConfig(Struct, frozen=True):
 
     config: DinYaml
     rules: tuple[int, ...]
-    """Where each sound rule stands in the file."""
+    """The place of each valid rule in the file."""
     tenants: tuple[int, ...]
-    """Where each sound tenant stands in the file."""
+    """The place of each valid tenant in the file."""
     broken: frozenset[str]
     """Sections that are not whole."""
 

@@ -1,4 +1,4 @@
-"""`tls:` of a port, and of whoever connects: the same two sections wherever there is a port.
+"""`tls:` of a port, and of its clients: the same two sections wherever there is a port.
 
 Rule: files that can't be used are found here, before anything starts. What Envoy reads may lie on Envoy's machine only: that is a warning.
 """
@@ -33,7 +33,7 @@ class ServerTlsSection(Section):
 
 
 class ClientTlsSection(Section):
-    """`tls:` of whoever connects."""
+    """`tls:` of a client."""
 
     ca: Text
     """PEM: who issues the server's certificate."""

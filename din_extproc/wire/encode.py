@@ -199,7 +199,7 @@ def response_headers_of_whole(headers: Headers) -> bytes:
 
 
 def response_piece(body: bytes) -> bytes:
-    """The reply to a piece of an answer's body: this stands in its place."""
+    """The reply to a piece of an answer's body: this replaces it."""
     mutation = f"\x0a{_length[len(body)]}" if body else _CLEAR_BODY
     common = f"\x1a{_length[len(mutation) + len(body)]}{mutation}"
     response = f"\x0a{_length[len(common) + len(body)]}{common}"

@@ -35,7 +35,7 @@ class ResponseHeaders(Struct, frozen=True, gc=False):
     status: int
     end_of_stream: bool
     entries: Iterable[bytes] = ()
-    """The headers as they came, for `decode.response_head`: of most answers nobody reads them."""
+    """The headers as they came, for `decode.response_head`: most answers' headers are never read."""
 
 
 class ResponseBody(Struct, frozen=True, gc=False):

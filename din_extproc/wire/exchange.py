@@ -207,7 +207,7 @@ class Exchange:
     def instead(self, replacement: Replacement | None) -> bytes | None:
         """The message for an answer whose treatment failed; None: there is nothing to be said any more, or nothing to say.
 
-        Of a stream that has begun the rest is left out, and the treatment's own last words stand there.
+        Of a stream that has begun the rest is left out, and the treatment's own last bytes replace it.
 
         Raises:
             ValueError: it can't be written.

@@ -58,7 +58,7 @@ class ErrorCode(IntEnum):
 
 
 class GoAwayError(Exception):
-    """The peer broke the connection's rules: it is told the code and the reason in a GOAWAY, and then the connection ends."""
+    """The peer broke the connection's rules: it gets the code and the reason in a GOAWAY, and then the connection ends."""
 
     def __init__(self, code: ErrorCode, reason: str) -> None:
         super().__init__(reason)

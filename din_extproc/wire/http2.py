@@ -299,7 +299,7 @@ class H2Connection(Generic[H, S]):
             self._break(stream_id, ErrorCode.PROTOCOL_ERROR)
 
     def finish(self, stream: S, block: bytes) -> None:
-        """End the answer by a last header block. A peer that is still sending is told to stop."""
+        """End the answer by a last header block. A peer that is still sending gets a reset."""
         if not stream.finishing:
             self.outbox.finish(stream, block)
 

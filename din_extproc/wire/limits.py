@@ -30,11 +30,11 @@ class WireLimits(Struct, frozen=True):
     max_unsent_bytes: int = 256 * 2**20
     """Replies that wait for the peer's window, of all streams together."""
     handshake_s: float = 10.0
-    """A peer that has not sent preface and SETTINGS by then is cut off."""
+    """A peer that has not sent preface and SETTINGS after this time is cut off."""
     frame_s: float = 30.0
-    """A frame or a header block that has begun is whole by then, or the connection is cut off."""
+    """Limit for a frame or header block that has begun; past it the connection is cut off."""
     message_s: float = 30.0
-    """A call's first message, and each that has begun, is whole by then, or the call is ended."""
+    """Limit for a call's first message and for each that has begun; past it the call is ended."""
     keepalive_s: float = 30.0
     """Silence after which the peer is asked whether it lives."""
     keepalive_timeout_s: float = 10.0

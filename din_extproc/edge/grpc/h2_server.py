@@ -73,7 +73,7 @@ class H2Server:
     async def start(self, *addresses: str | TlsAddress) -> list[int]:
         """Listen on `host:port` (port 0: a free one) and `unix:/path`. Returns the ports, in order; 1 stands for a Unix socket.
 
-        A socket that is at the path already is replaced. `stop` removes ours, not what a successor has put there by then.
+        A socket that is at the path already is replaced. `stop` removes ours, not what a successor has put there meanwhile.
 
         Raises:
             OSError: an address is taken or is none.
@@ -333,7 +333,7 @@ class _ServerProtocol(asyncio.Protocol):
             self._await_deadline()
 
     def _broken(self, call: H2ServerCall, handler: CallHandler | None, error: Exception) -> None:
-        """A method raised: the client is told no more than that, the operator everything."""
+        """Handle a method that raised: the client learns no more than that, the log has the reason."""
         self._loop.call_exception_handler({"message": f"{call.head.path} failed", "exception": error, "protocol": self})
         call.fail(INTERNAL, "internal error")
         if handler is not None:

@@ -38,7 +38,7 @@ class NodeRegistryService:
 
     Args:
         door: What it stands behind.
-        start: Runs a coroutine that nobody waits for.
+        start: Runs a coroutine in the background.
     """
 
     name = "din.v1.NodeRegistry"

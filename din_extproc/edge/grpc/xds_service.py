@@ -1,7 +1,7 @@
-"""Discovery as a service: Envoys' streams, and everything that they are told when something changes.
+"""Discovery as a service: Envoys' streams, and the updates that they receive.
 
-Rule: a change is told to one Envoy per turn of the loop, and to each one only when it has answered to what it was told before: the slow
-one misses what came in between, never the newest.
+Invariant: one Envoy gets a change per turn of the loop, and each one only after it has answered the previous one. A
+slow Envoy misses intermediate changes, never the newest.
 """
 
 import asyncio

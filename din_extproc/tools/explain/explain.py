@@ -142,7 +142,7 @@ class _RecordingSelector(NodeSelector):
 
 
 class _Unlimited:
-    """Counters that grant everything, and the queue before them, in which nobody waits."""
+    """Counters that grant everything, and the queue before them, in which no request waits."""
 
     async def reserve(self, claim: Claim) -> Granted:  # noqa: ARG002 - the port's signature
         return Granted(RateLimitStatus())

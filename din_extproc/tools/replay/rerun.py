@@ -49,7 +49,7 @@ class ReplayOutcome(Struct, frozen=True, omit_defaults=True):
     degraded: bool = False
     """The fallback takes it."""
     waits: bool = False
-    """It stands in the tenant's queue first."""
+    """It waits in the tenant's queue first."""
     refusal: str = ""
     """The code, when it is refused."""
 
@@ -97,7 +97,7 @@ class _RecordedOutputs:
 
 
 class _RepeatedReservation:
-    """The queue of a replay: a request that waits tries again every `_LOOK_AGAIN_MS`; nobody stands before another."""
+    """The queue of a replay: a request that waits tries again every `_LOOK_AGAIN_MS`; none precedes another."""
 
     def __init__(self, ledger: VirtualLedger) -> None:
         self._ledger = ledger

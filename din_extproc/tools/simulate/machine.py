@@ -69,7 +69,7 @@ class SimulatedNode:
         return sequence
 
     def step(self, now: float) -> list[SimulatedSequence]:
-        """Move to `now`. Returns the sequences that ended; their first tokens are told by the simulation's clock."""
+        """Move to `now`. Returns the sequences that ended; their first tokens are timed by the simulation's clock."""
         own, lost, due = self._own(now), self._lost, self.engine.next_at
         if lost and due is not None and due + lost <= now:
             own = max(own, due)  # a sum and its difference are not quite the same
@@ -113,7 +113,7 @@ class SimulatedNode:
             self.engine.change_spec(self.kind.spec, self._own(now))
 
     def beat(self, sequence: int, now: float) -> Heartbeat | None:
-        """What an agent beside it says; None: it is idle and said so before, or nobody is there to say anything."""
+        """What an agent beside it says; None: it is idle and said so before, or there is no agent."""
         engine, idle = self.engine, self.engine.next_at is None
         if (idle and self._was_idle) or self.down or self.stalled:
             return None

@@ -288,7 +288,7 @@ class SimulatedNetwork:
         self._at((tick + 1) * _TICK_S, self._ticks, tick + 1)
 
     def _adopt(self, replica: SimulatedReplica, now: float) -> None:
-        """Decide by what its breakers say; what opened is told to the others."""
+        """Decide by what its breakers say; the others learn which opened."""
         opened = replica.adopt()
         for node_id in opened:
             self._tally.opened(node_id)

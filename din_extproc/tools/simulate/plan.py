@@ -1,4 +1,4 @@
-"""What is simulated: one configuration over modelled nodes, what befalls them, and what clients send.
+"""What is simulated: one configuration over modelled nodes, their incidents, and the clients' requests.
 
 Rule: frozen, and complete: the same plan, traffic and seed give the same outcome on every machine.
 """

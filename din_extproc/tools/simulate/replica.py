@@ -39,7 +39,7 @@ PendingDecision = Coroutine[Any, Any, Decision | Refusal]
 
 
 class SimulatedWait(Struct, frozen=True, gc=False):
-    """A request stands in the tenant's queue."""
+    """A request waits in the tenant's queue."""
 
     ticket: Ticket
     decision: PendingDecision
@@ -115,7 +115,7 @@ class SimulatedReplica:
         return self.queue.must_queue(claim, priority)
 
     async def wait(self, claim: Claim, priority: Priority, queueing: Queueing, patience_ms: int) -> Granted | Denied | QueueFull:
-        """Wait until the claim is granted, or the client's patience is at its end: then what was short."""
+        """Wait until the claim is granted, or the client's deadline has passed; then return what was short."""
         now_ms = self._clock.ms
         if self._patience_s is not None:
             patience_ms = min(patience_ms, int(self._patience_s * 1000))
@@ -180,7 +180,7 @@ class SimulatedReplica:
         self._stirred = True
 
     def adopt(self) -> list[str]:
-        """Decide by what breakers say now. Returns the nodes that are left alone from now on."""
+        """Decide by what breakers say now. Returns the nodes that are ejected from now on."""
         if not self._stirred:
             return []
         self._stirred = False

@@ -1,6 +1,6 @@
 """What a simulation says to people: Markdown tables, for a terminal and a pull request.
 
-Rule: one run is told whole; several are told a line each, the same figures for all.
+Rule: one run is shown whole; several get a line each, the same figures for all.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A promise to clients, held against what came out; and the least number of nodes that keeps it.
+"""Service level objectives, compared with the outcomes; and the least number of nodes that meets them.
 
 Rule: a promise about something that was never measured is not kept.
 """

@@ -1,6 +1,6 @@
 """What clients send, and when: drawn from rates, rhythms and lengths, or taken from a record.
 
-Rule: arrivals wait for nobody; each source has its own chance, so that a changed source leaves the others as they were.
+Rule: arrivals don't wait; each source has its own chance, so that a changed source leaves the others as they were.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A workload file for `simulate`: how quick nodes are, what clients send, what befalls nodes, and what is promised.
+"""A workload file for `simulate`: node speeds, requests, incidents and service level objectives.
 
 Rule: as with the configuration: everything that is wrong is said at once, with its line; names that nothing declares are errors.
 """
