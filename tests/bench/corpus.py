@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
+from zlib import crc32
 
 from msgspec import Struct
 
@@ -70,7 +71,8 @@ def _english(half: int, chance: random.Random) -> str:
     pieces = _docstrings(half)[:]
     named = {found.metadata["Name"].lower(): found for found in distributions()}
     named.pop("din-extproc", None)  # its readme changes with each measurement
-    pieces += [str(named[name].metadata.get_payload()) for name in sorted(named)[half::3]]
+    ours = [name for name in sorted(named) if crc32(name.encode()) % 2 == half]  # by name: another package installed moves no readme
+    pieces += [str(named[name].metadata.get_payload()) for name in ours]
     return _shuffled([piece for piece in pieces if len(piece) > 200 and piece.isascii()], "\n\n", chance)
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from din_extproc.domain.request import Operation
 from din_extproc.southbound.engines import ENGINES
+from tests.support.anthropic_server import encode_events
 from tests.support.dialects import OK, asked, said, streamed
 
 NATIVE = {name: engine.native for name, engine in ENGINES.items() if engine.native is not None}
@@ -18,6 +19,11 @@ PIECES = st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=12)
 
 def written(name: str, pieces: list[str]) -> bytes:
     """The stream in which the engine sends these pieces."""
+    if name == "anthropic":
+        deltas = [{"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": piece}} for piece in pieces]
+        opening = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+        ending = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 1}}
+        return encode_events([opening, *deltas, {"type": "content_block_stop", "index": 0}, ending, {"type": "message_stop"}])
     if name == "ollama":
         lines = [{"message": {"content": piece}, "done": False} for piece in pieces]
         lines.append({"message": {"content": ""}, "done": True, "done_reason": "stop", "prompt_eval_count": 1, "eval_count": 1})
@@ -36,7 +42,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 
 def operation(name: str) -> Operation:
-    return Operation.CHAT if name == "ollama" else Operation.COMPLETIONS
+    return Operation.CHAT if name in ("ollama", "anthropic") else Operation.COMPLETIONS
 
 
 @pytest.mark.parametrize("name", sorted(NATIVE))

@@ -176,4 +176,9 @@ async def _owners(seed: Address) -> dict[int, tuple[str, int]]:
         slots = cluster.nodes_manager.slots_cache
         return {number: (str(nodes[0].host), int(nodes[0].port)) for number, nodes in slots.items()}
     finally:
-        await cluster.aclose()
+        closing = asyncio.ensure_future(cluster.aclose())
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            await closing  # half closed, its connections would stay open
+            raise
