@@ -30,6 +30,8 @@ class Parrot:
 
         class Cage(socketserver.StreamRequestHandler):
             def handle(self) -> None:
+                if self.rfile.readline() == b"":
+                    return  # a connection that was opened and not used
                 length = 0
                 while (line := self.rfile.readline().strip().lower()) != b"":
                     if line.startswith(b"content-length:"):
