@@ -29,9 +29,10 @@ from din_extproc.domain.response import ResponseHead
 from din_extproc.domain.verdict import Refusal
 from din_extproc.southbound import events
 from din_extproc.southbound.dialect import AnswerContext, Dialect, DialectRequest, PlainRequest, refuse_unsupported
-from din_extproc.southbound.events import DONE, ChunkEncoder
+from din_extproc.southbound.events import DONE
 from din_extproc.southbound.framing import EventSplitter
 from din_extproc.southbound.parameters import Table, map_parameters
+from din_extproc.southbound.translator import StreamTranslator
 
 _encode = msgspec.json.Encoder().encode
 _decode_arguments = msgspec.json.Decoder(dict[str, Any]).decode
@@ -271,35 +272,19 @@ def _later(before: _AnthropicUsage, now: _AnthropicUsage) -> _AnthropicUsage:
     return msgspec.structs.replace(before, **told)
 
 
-class AnthropicTranslator:
+class AnthropicTranslator(StreamTranslator[_Event]):
     """Translates Anthropic's events to OpenAI's."""
 
-    __slots__ = ("_calls", "_chunks", "_events", "_needs_arguments", "_over", "_reason", "_usage")
+    __slots__ = ("_calls", "_needs_arguments", "_reason", "_usage")
 
     def __init__(self, context: AnswerContext) -> None:
-        self._chunks = ChunkEncoder(context)
-        self._events = EventSplitter()
+        super().__init__(context, EventSplitter(), _decode_event)
         self._usage = _AnthropicUsage()
         self._calls = 0
         self._needs_arguments = False
         self._reason = ""
-        self._over = False
 
-    def feed(self, data: bytes) -> bytes:
-        """Return the events for those that these bytes complete."""
-        return b"".join(map(self._event, self._events.feed(data)))
-
-    def end(self) -> bytes:
-        """Return the events for a last event without a blank line."""
-        return b"".join(map(self._event, self._events.end()))
-
-    def _event(self, data: bytes) -> bytes:
-        if self._over:
-            return b""
-        try:
-            event = _decode_event(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return self._failed("The node sent something that can't be read.")
+    def _translate(self, event: _Event) -> bytes:
         match event.type:
             case "content_block_delta":
                 return self._delta(event.delta)
@@ -317,7 +302,7 @@ class AnthropicTranslator:
             case "message_stop":
                 return self._finish()
             case "error":
-                return self._failed(event.error.message or "The node failed.")
+                return self._failed(event.error.message or None)
         return b""
 
     def _start(self, block: _ContentBlock) -> bytes:
@@ -345,10 +330,6 @@ class AnthropicTranslator:
         self._over = True
         usage = _usage(self._usage)
         return self._chunks.finish(_REASONS.get(self._reason, "stop")) + (self._chunks.usage_of(usage) if usage else b"") + DONE
-
-    def _failed(self, message: str) -> bytes:
-        self._over = True
-        return events.error_event(message) + DONE
 
 
 ANTHROPIC = Dialect(

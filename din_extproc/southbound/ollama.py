@@ -31,9 +31,10 @@ from din_extproc.domain.response import ResponseHead
 from din_extproc.domain.verdict import Refusal
 from din_extproc.southbound import events
 from din_extproc.southbound.dialect import AnswerContext, Dialect, DialectRequest, PlainRequest, refuse_unsupported
-from din_extproc.southbound.events import DONE, ChunkEncoder
+from din_extproc.southbound.events import DONE
 from din_extproc.southbound.framing import LineSplitter
 from din_extproc.southbound.parameters import CHAT_ONLY, UNMAPPABLE, Table, map_parameters
+from din_extproc.southbound.translator import StreamTranslator
 
 _encode = msgspec.json.Encoder().encode
 _PATHS = {Operation.CHAT: "/api/chat", Operation.COMPLETIONS: "/api/generate", Operation.EMBEDDINGS: "/api/embed"}
@@ -289,35 +290,19 @@ def _usage(answer: _Answer) -> dict[str, int] | None:
     return events.usage_object(answer.prompt_eval_count or 0, answer.eval_count or 0)
 
 
-class OllamaTranslator:
+class OllamaTranslator(StreamTranslator[_Answer]):
     """Translates an NDJSON stream to OpenAI's events."""
 
-    __slots__ = ("_calls", "_chunks", "_context", "_lines", "_over")
+    __slots__ = ("_calls", "_context")
 
     def __init__(self, context: AnswerContext) -> None:
+        super().__init__(context, LineSplitter(), _decode)
         self._context = context
-        self._chunks = ChunkEncoder(context)
-        self._lines = LineSplitter()
         self._calls = 0
-        self._over = False
 
-    def feed(self, data: bytes) -> bytes:
-        """Return the events for the lines that these bytes complete."""
-        return b"".join(map(self._line, self._lines.feed(data)))
-
-    def end(self) -> bytes:
-        """Return the events for an unterminated last line."""
-        return b"".join(map(self._line, self._lines.end()))
-
-    def _line(self, line: bytes) -> bytes:
-        if self._over:
-            return b""
-        try:
-            answer = _decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return self._failed("The node sent something that can't be read.")
+    def _translate(self, answer: _Answer) -> bytes:
         if answer.error is not None:
-            return self._failed(answer.error if isinstance(answer.error, str) else "The node failed.")
+            return self._failed(answer.error)
         parts = [self._chunks.open(), *self._encode_message(answer)]
         if answer.done:
             self._over = True
@@ -341,10 +326,6 @@ class OllamaTranslator:
             parts.append(self._chunks.delta({"tool_calls": [{"index": self._calls, **_openai_call(self._context, self._calls, call)}]}))
             self._calls += 1
         return parts
-
-    def _failed(self, message: str) -> bytes:
-        self._over = True
-        return events.error_event(message) + DONE
 
 
 OLLAMA = Dialect(

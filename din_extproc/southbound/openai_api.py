@@ -9,28 +9,11 @@
 Written by OpenAI's API reference, which refuses parameters that it does not know.
 """
 
-from typing import Any
-
-import msgspec
-
 from din_extproc.domain.request import Operation
-from din_extproc.southbound.parameters import UNMAPPABLE, Table
-
-
-def _schema(value: Any) -> tuple[str, Any] | None:
-    """Convert a schema, which may be text."""
-    if isinstance(value, str):
-        try:
-            value = msgspec.json.decode(value)
-        except msgspec.DecodeError:
-            return None
-    if not isinstance(value, dict):
-        return None
-    return "response_format", {"type": "json_schema", "json_schema": {"name": "answer", "schema": value}}
-
+from din_extproc.southbound.parameters import UNMAPPABLE, Table, schema_format
 
 OPENAI: Table = {
-    "guided_json": _schema,
+    "guided_json": schema_format,
     **dict.fromkeys(
         (
             *("guided_regex", "guided_choice", "guided_grammar", "best_of", "top_k", "min_p", "min_tokens"),

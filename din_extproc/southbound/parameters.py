@@ -10,6 +10,7 @@ another form (`Shape`), or no equivalent (`UNMAPPABLE`).
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from din_extproc.domain.verdict import Refusal
@@ -102,6 +103,18 @@ def map_parameters(given: Mapping[str, Any], table: Table, taken: frozenset[str]
         else:
             return _refuse_parameter(name)
     return Mapped(values, tuple(dropped))
+
+
+def schema_format(value: Any) -> tuple[str, Any] | None:
+    """Convert `guided_json`, a schema or its text, to OpenAI's `response_format`; None: it is neither."""
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            return None
+    if not isinstance(value, dict):
+        return None
+    return "response_format", {"type": "json_schema", "json_schema": {"name": "answer", "schema": value}}
 
 
 def with_structured_outputs(table: Table) -> Table:

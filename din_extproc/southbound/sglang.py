@@ -10,27 +10,10 @@
 Checked against the request and answer types of SGLang 0.5.23, not against a running one.
 """
 
-from typing import Any
-
-import msgspec
-
-from din_extproc.southbound.parameters import UNMAPPABLE, Table
-
-
-def _schema(value: Any) -> tuple[str, Any] | None:
-    """Convert a schema, which may be text."""
-    if isinstance(value, str):
-        try:
-            value = msgspec.json.decode(value)
-        except msgspec.DecodeError:
-            return None
-    if not isinstance(value, dict):
-        return None
-    return "response_format", {"type": "json_schema", "json_schema": {"name": "answer", "schema": value}}
-
+from din_extproc.southbound.parameters import UNMAPPABLE, Table, schema_format
 
 OPENAI: Table = {
-    "guided_json": _schema,
+    "guided_json": schema_format,
     "guided_regex": "regex",
     "guided_grammar": "ebnf",
     "guided_choice": UNMAPPABLE,

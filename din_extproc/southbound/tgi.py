@@ -29,9 +29,10 @@ from din_extproc.domain.response import ResponseHead
 from din_extproc.domain.verdict import Refusal
 from din_extproc.southbound import events
 from din_extproc.southbound.dialect import AnswerContext, Dialect, DialectRequest, PlainRequest, refuse_unsupported
-from din_extproc.southbound.events import DONE, ChunkEncoder
+from din_extproc.southbound.events import DONE
 from din_extproc.southbound.framing import EventSplitter
 from din_extproc.southbound.parameters import UNMAPPABLE, Table, map_parameters
+from din_extproc.southbound.translator import StreamTranslator
 
 _encode = msgspec.json.Encoder().encode
 _TAKEN = frozenset({"model", "prompt", "stream"})
@@ -167,34 +168,18 @@ def _logprobs(tokens: list[_Token], tops: list[list[_Token]] | None) -> dict[str
     }
 
 
-class TgiTranslator:
+class TgiTranslator(StreamTranslator[_Piece]):
     """Translates TGI's events to OpenAI's."""
 
-    __slots__ = ("_chunks", "_events", "_over", "_with_logprobs")
+    __slots__ = ("_with_logprobs",)
 
     def __init__(self, context: AnswerContext) -> None:
-        self._chunks = ChunkEncoder(context)
-        self._events = EventSplitter()
+        super().__init__(context, EventSplitter(), _decode_piece)
         self._with_logprobs = type(context.fields.get("logprobs")) is int
-        self._over = False
 
-    def feed(self, data: bytes) -> bytes:
-        """Return the events for those that these bytes complete."""
-        return b"".join(map(self._event, self._events.feed(data)))
-
-    def end(self) -> bytes:
-        """Return the events for a last event without a blank line."""
-        return b"".join(map(self._event, self._events.end()))
-
-    def _event(self, data: bytes) -> bytes:
-        if self._over:
-            return b""
-        try:
-            piece = _decode_piece(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return self._failed("The node sent something that can't be read.")
+    def _translate(self, piece: _Piece) -> bytes:
         if piece.error is not None:
-            return self._failed(piece.error if isinstance(piece.error, str) else "The node failed.")
+            return self._failed(piece.error)
         token = piece.token
         logprobs = _logprobs([token], [piece.top_tokens] if piece.top_tokens else None) if self._with_logprobs else None
         output = b"" if token.special or not token.text else self._chunks.text(token.text, logprobs)
@@ -206,10 +191,6 @@ class TgiTranslator:
         if details.input_length is not None:
             output += self._chunks.usage(details.input_length, details.generated_tokens)
         return output + DONE
-
-    def _failed(self, message: str) -> bytes:
-        self._over = True
-        return events.error_event(message) + DONE
 
 
 TGI = Dialect(

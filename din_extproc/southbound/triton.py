@@ -32,9 +32,10 @@ from din_extproc.domain.response import ResponseHead
 from din_extproc.domain.verdict import Refusal
 from din_extproc.southbound import events
 from din_extproc.southbound.dialect import AnswerContext, Dialect, DialectRequest, PlainRequest, refuse_unsupported
-from din_extproc.southbound.events import DONE, ChunkEncoder
+from din_extproc.southbound.events import DONE
 from din_extproc.southbound.framing import EventSplitter
 from din_extproc.southbound.parameters import UNMAPPABLE, Table, map_parameters
+from din_extproc.southbound.translator import StreamTranslator
 
 _encode = msgspec.json.Encoder().encode
 _TAKEN = frozenset({"model", "prompt", "stream", "input", "query", "documents", "encoding_format", "top_n", "return_documents"})
@@ -160,48 +161,32 @@ def _inferred(context: AnswerContext, inferred: _Inferred) -> bytes | None:
     return events.encode_embeddings(context, [numbers[at * width : (at + 1) * width] for at in range(rows)], None)
 
 
-class TritonTranslator:
+class TritonTranslator(StreamTranslator[_Text]):
     """Translates Triton's events to OpenAI's. No event is marked as the last one: the end of the body ends the stream."""
 
-    __slots__ = ("_chunks", "_count", "_events", "_limit", "_over")
+    __slots__ = ("_count", "_limit")
 
     def __init__(self, context: AnswerContext) -> None:
-        self._chunks = ChunkEncoder(context)
-        self._events = EventSplitter()
+        super().__init__(context, EventSplitter(), _decode_text)
         limit = context.fields.get("max_tokens")
         self._limit = limit if isinstance(limit, int) else None
         self._count = 0
-        self._over = False
-
-    def feed(self, data: bytes) -> bytes:
-        """Return the events for those that these bytes complete."""
-        return b"".join(map(self._event, self._events.feed(data)))
 
     def end(self) -> bytes:
         """Return the final events: the body ended normally, so the answer is complete."""
-        output = b"".join(map(self._event, self._events.end()))
+        output = super().end()
         if self._over or not self._count:
             return output
         self._over = True
         reason = "length" if self._limit is not None and self._count >= self._limit else "stop"
         return output + self._chunks.finish(reason) + DONE
 
-    def _event(self, data: bytes) -> bytes:
-        if self._over:
-            return b""
-        try:
-            piece = _decode_text(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return self._failed("The node sent something that can't be read.")
+    def _translate(self, piece: _Text) -> bytes:
         if piece.error is not None:
-            return self._failed(piece.error if isinstance(piece.error, str) else "The node failed.")
+            return self._failed(piece.error)
         text = "".join(piece.text_output) if isinstance(piece.text_output, list) else piece.text_output or ""
         self._count += 1
         return self._chunks.text(text) if text else b""
-
-    def _failed(self, message: str) -> bytes:
-        self._over = True
-        return events.error_event(message) + DONE
 
 
 TRITON = Dialect(
