@@ -126,11 +126,30 @@ class FakeLearner:
         self.lessons.append(lesson)
 
 
-class FakeRegistry:
+class LoopbackServer:
+    """An HTTP server on loopback. It keeps its port when it is started again."""
+
+    def __init__(self, port: int = 0) -> None:
+        self.port = port
+        self._runner: web.AppRunner | None = None
+
+    async def serve(self, app: web.Application) -> None:
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+
+class FakeRegistry(LoopbackServer):
     """A registry's HTTP interface on a free loopback port: records requests and refuses as configured."""
 
     def __init__(self) -> None:
-        self.port = 0
+        super().__init__()
         self.token = ""
         self.lease = ""
         self.drain = False
@@ -140,7 +159,6 @@ class FakeRegistry:
         self.beats: list[dict[str, Any]] = []
         self.farewells: list[str] = []
         self.parted = asyncio.Event()
-        self._runner: web.AppRunner | None = None
 
     @property
     def url(self) -> str:
@@ -152,15 +170,7 @@ class FakeRegistry:
         app.router.add_post("/v1/nodes/{id}/heartbeat", self._beat)
         app.router.add_post("/v1/nodes/{id}/drain", self._drain)
         app.router.add_delete("/v1/nodes/{id}", self._deregister)
-        self._runner = web.AppRunner(app, access_log=None)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
-        self.port = self._runner.addresses[0][1]
-
-    async def stop(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        await self.serve(app)
 
     def forget(self) -> None:
         """Forget all leases, as after a restart."""
@@ -204,30 +214,21 @@ class FakeRegistry:
         return denied or web.json_response({})
 
 
-class FakeEngine:
+class FakeEngine(LoopbackServer):
     """An engine's two pages on a free loopback port, as configured."""
 
     def __init__(self) -> None:
-        self.port = 0
+        super().__init__()
         self.models = ["m"]
         self.waiting = self.running = 0
         self.silent = False
         self.status = 200
-        self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
         app = web.Application()
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/v1/models", self._models)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
-        self.port = self._runner.addresses[0][1]
-
-    async def stop(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        await self.serve(app)
 
     async def _metrics(self, _request: web.Request) -> web.Response:
         if self.silent:

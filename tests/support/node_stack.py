@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -28,7 +27,7 @@ from din_extproc.edge.process.envoy_binary import find_envoy
 from din_extproc.roles.configure.render import render_node
 from din_extproc.settings.node import NodeSettings, load_node
 from tests.support.fakes import FakeRegistry
-from tests.support.servers import free_port
+from tests.support.servers import end_children, free_port
 
 _BOOT_SECONDS = 60.0
 
@@ -176,16 +175,7 @@ class NodeStack:
 
     def stop(self) -> None:
         """End the processes and remove the folder."""
-        for child in (self.envoy, self.agent):
-            if child is not None and child.poll() is None:
-                child.send_signal(signal.SIGTERM)
-        for child in (self.envoy, self.agent):
-            if child is not None:
-                try:
-                    child.wait(10)
-                except subprocess.TimeoutExpired:
-                    child.kill()
-                    child.wait()
+        end_children(self.envoy, self.agent)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _child(self, name: str, command: list[Any]) -> subprocess.Popen[bytes]:

@@ -29,6 +29,7 @@ from din_extproc.control import bootstrap
 from din_extproc.control.topology import SocketAddress, Topology, UnixSocket
 from din_extproc.domain.node import Endpoint, Node, Pool
 from din_extproc.edge.process.envoy_binary import find_envoy
+from tests.support.fakes import LoopbackServer
 from tests.support.servers import free_port
 from tests.support.waiting import until
 
@@ -61,16 +62,15 @@ class Seen:
     body: bytes
 
 
-class Backend:
+class Backend(LoopbackServer):
     """A node: answers `/health`, and everything else by `behaviour`; records its requests."""
 
     def __init__(self, name: str) -> None:
+        super().__init__(free_port())
         self.name = name
-        self.port = free_port()
         self.seen: list[Seen] = []
         self.healthy = True
         self.behaviour: Callable[[web.Request], Any] | None = None
-        self._runner: web.AppRunner | None = None
 
     @property
     def endpoint(self) -> str:
@@ -80,14 +80,7 @@ class Backend:
         app = web.Application(client_max_size=1 << 30)
         app.router.add_get("/health", self._health)
         app.router.add_route("*", "/{tail:.*}", self._handle)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
-
-    async def stop(self) -> None:
-        if self._runner:
-            await self._runner.cleanup()
-            self._runner = None
+        await self.serve(app)
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response(status=200 if self.healthy else 500)

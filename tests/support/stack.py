@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import socket
 import ssl
 import subprocess
@@ -31,7 +30,7 @@ from din_extproc.edge.process.envoy_binary import find_envoy
 from din_extproc.roles.configure.render import render_envoy
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
-from tests.support.servers import RedisServer, free_port
+from tests.support.servers import RedisServer, end_children, free_port
 from tests.support.waiting import eventually
 
 _BOOT_SECONDS = 60.0
@@ -221,17 +220,7 @@ class Stack:
 
     def stop(self) -> None:
         """End everything that was started and remove its folder."""
-        for child in (self.envoy, self.sidecar):
-            if child is not None and child.poll() is None:
-                child.send_signal(signal.SIGCONT)
-                child.terminate()
-        for child in (self.envoy, self.sidecar):
-            if child is not None:
-                try:
-                    child.wait(10)
-                except subprocess.TimeoutExpired:
-                    child.kill()
-                    child.wait()
+        end_children(self.envoy, self.sidecar)
         if self._own_redis:
             self.redis.stop()
         shutil.rmtree(self.folder, ignore_errors=True)

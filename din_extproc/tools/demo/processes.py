@@ -178,26 +178,18 @@ def http_ready(url: str) -> Probe:
 
 def tcp_ready(host: str, port: int) -> Probe:
     """Return a readiness check: the port accepts a connection."""
-
-    async def probe() -> bool:
-        try:
-            _, writer = await asyncio.open_connection(host, port)
-        except OSError:
-            return False
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
-        return True
-
-    return probe
+    return _accepts(lambda: asyncio.open_connection(host, port))
 
 
 def unix_ready(path: Path) -> Probe:
     """Return a readiness check: the Unix socket accepts a connection."""
+    return _accepts(lambda: asyncio.open_unix_connection(path))
 
+
+def _accepts(connect: Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]) -> Probe:
     async def probe() -> bool:
         try:
-            _, writer = await asyncio.open_unix_connection(path)
+            _, writer = await connect()
         except OSError:
             return False
         writer.close()
