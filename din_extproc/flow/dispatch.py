@@ -85,10 +85,7 @@ def permit_verdict(granted: Permit, request: PendingRequest, decided_s: float) -
         would_refuse=granted.would_refuse,
         decided_s=decided_s,
     )
-    metadata: dict[str, str | float | bool] = {"request_id": request.request_id, "labels": _as_json(labels).decode()}
-    if granted.intent.operation in _DIALECTS:
-        metadata["dialect"] = _DIALECTS[granted.intent.operation]
-    return pass_verdict(request, rate_limit_headers(granted.rate_limit_status), metadata)
+    return pass_verdict(request, rate_limit_headers(granted.rate_limit_status), _base_metadata(labels, granted.intent.operation))
 
 
 def pass_verdict(request: PendingRequest, standing: Headers = (), metadata: Mapping[str, str | float | bool] = _NO_METADATA) -> Send:
@@ -195,7 +192,7 @@ def _trace(request: PendingRequest) -> Headers:
 
 
 def _metadata(granted: Decision, request: PendingRequest, parsed: ParsedRequest, decided_s: float) -> dict[str, str | float | bool]:
-    """One field for settlement, because every field costs both Envoy and us; the others are for the filter that reads the answer."""
+    """What the access log and the filter that reads the answer need of a request whose node is chosen here."""
     intent, order, pool = granted.intent, granted.node_request, granted.target.pool
     labels = _labels(
         request,
@@ -209,13 +206,19 @@ def _metadata(granted: Decision, request: PendingRequest, parsed: ParsedRequest,
         would_refuse=granted.would_refuse,
         decided_s=decided_s,
     )
-    metadata: dict[str, str | float | bool] = {"request_id": request.request_id, "labels": _as_json(labels).decode()}
+    metadata = _base_metadata(labels, intent.operation)
     if order.strips_usage:
         metadata["strip_usage"] = True
-    if intent.operation in _DIALECTS:
-        metadata["dialect"] = _DIALECTS[intent.operation]
     if intent.stream and intent.answers > 1 and order.edits is not None and "best_of" not in parsed.outline.spans:
         metadata["choices"] = intent.answers  # `best_of` asks for more than the stream has; an engine without `n` gives one
+    return metadata
+
+
+def _base_metadata(labels: Labels, operation: Operation) -> dict[str, str | float | bool]:
+    """The metadata of every request that is sent on: one field for settlement, because every field costs both Envoy and us."""
+    metadata: dict[str, str | float | bool] = {"request_id": labels.request_id, "labels": _as_json(labels).decode()}
+    if operation in _DIALECTS:
+        metadata["dialect"] = _DIALECTS[operation]
     return metadata
 
 

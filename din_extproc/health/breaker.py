@@ -100,10 +100,6 @@ class CircuitBreaker:
         """How often it opened without being closed for a whole open time in between."""
         return self._trips
 
-    def count_outcomes(self, now: float) -> tuple[int, int]:
-        """Return the numbers of successes and failures in the window."""
-        return self._window.count(now)
-
     def on_event(self, event: BreakerEvent) -> bool:
         """Apply an event. Return whether the snapshot changed."""
         previous = self.snapshot

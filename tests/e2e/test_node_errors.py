@@ -19,7 +19,6 @@ from tests.unit.southbound.test_errors import CAPTURED, CAPTURES, PAGE
 pytestmark = pytest.mark.e2e
 
 PATH = "/v1/chat/completions"
-RETRIED = {401, 402, 403, 404, 502, 503, 504, 529}
 
 
 class Parrot:

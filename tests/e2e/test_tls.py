@@ -20,7 +20,6 @@ from tests.support.stack import Stack, tenant
 
 pytestmark = pytest.mark.e2e
 TOKENS = {name: make_node_token(name, bytes([number]) * ENTROPY_BYTES) for number, name in enumerate(("gpu-1", "gpu-2"))}
-REGISTER = "/din.v1.NodeRegistry/Register"
 _ALERT = 0x15
 """What TLS answers when it is not spoken to as it wants."""
 
