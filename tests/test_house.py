@@ -1,6 +1,7 @@
 """What keeps the house in order that no linter checks: its rooms, its names and its tail."""
 
 import ast
+import builtins
 import re
 from pathlib import Path
 
@@ -32,6 +33,22 @@ def test_the_top_level_holds_what_the_card_says_and_nothing_else():
 def test_every_module_opens_with_its_job():
     silent = [str(path.relative_to(ROOT)) for path in SOURCES if not ast.get_docstring(ast.parse(path.read_text() or "pass"))]
     assert silent == []
+
+
+def test_every_error_that_a_docstring_promises_exists():
+    trees = {path: ast.parse(path.read_text()) for path in SOURCES}
+    nodes = [(path, item) for path, tree in trees.items() for item in ast.walk(tree)]
+    known = set(dir(builtins)) | {item.name for _, item in nodes if isinstance(item, ast.ClassDef)}
+    known |= {item.asname or item.name for _, item in nodes if isinstance(item, ast.alias)}
+    texts = [(path, ast.get_docstring(item) or "") for path, item in nodes if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)]
+    promised = [
+        (name, str(path.relative_to(ROOT)))
+        for path, text in texts
+        for section in re.findall(r"^Raises:\n((?: {4}.+\n?)+)", text, re.MULTILINE)
+        for name in re.findall(r"^ {4}(\w+):", section, re.MULTILINE)
+    ]
+    assert promised
+    assert [each for each in promised if each[0] not in known] == []
 
 
 def test_no_function_and_no_file_is_a_monster():

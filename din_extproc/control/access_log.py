@@ -30,18 +30,23 @@ from envoy_data_plane.google.protobuf import Struct as ProtoStruct
 
 from din_extproc.control.packing import extension, milliseconds
 from din_extproc.control.topology import ACCESS_LOG_CLUSTER, Topology
-from din_extproc.domain.access_log import ATTEMPT_RECORD, ATTEMPT_TAG, EXCHANGE_RECORD, EXCHANGE_TAG
+from din_extproc.domain.access_log import (
+    ATTEMPT_FLAGS,
+    ATTEMPT_RECORD,
+    ATTEMPT_TAG,
+    EXCHANGE_RECORD,
+    EXCHANGE_TAG,
+    NODE_REFUSALS,
+)
 
 LOG_NAME = "din"
 ATTEMPTS_NAME = "din_attempts"
-_NODE_FLAGS = ["UF", "UR", "UC", "UT", "SI", "UPE"]
-"""What the failure of a node looks like besides a status: connection, resets, silence."""
 _HELD_BYTES = 8 << 20
 """Entries that Envoy holds at most while the sidecar is slow, about 8,000. Past that it drops them, and their tokens are not settled;
 Envoy's own default of 16 KiB drops some whenever a burst comes before the connection has opened its window."""
 _REFUSALS = [
     ComparisonFilter(op=ComparisonFilterOp.EQ, value=RuntimeUInt32(default_value=status, runtime_key=f"din.refused_{status}"))
-    for status in (401, 402, 403, 404)
+    for status in NODE_REFUSALS
 ]
 """A node that refuses the gateway's credentials, or whose account has no credit, or its name of the model, has failed as much."""
 REQUEST_HEADERS = ["x-din-trace-id"]
@@ -97,7 +102,7 @@ def failed_attempts(topology: Topology) -> list[AccessLog]:
     bad = OrFilter(
         filters=[
             *(AccessLogFilter(status_code_filter=StatusCodeFilter(comparison=each)) for each in (at_least, *_REFUSALS)),
-            AccessLogFilter(response_flag_filter=ResponseFlagFilter(flags=_NODE_FLAGS)),
+            AccessLogFilter(response_flag_filter=ResponseFlagFilter(flags=list(ATTEMPT_FLAGS))),
         ]
     )
     if topology.fluentd_log:

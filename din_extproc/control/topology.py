@@ -8,6 +8,7 @@ from ipaddress import ip_address
 
 from msgspec import Struct, field
 
+from din_extproc.domain.access_log import NODE_REFUSALS
 from din_extproc.domain.identity import JwtIssuer
 from din_extproc.domain.node import Pool
 
@@ -124,9 +125,8 @@ class Retry(Struct, frozen=True):
     """A try starts after a random time below this."""
     to_fallback: bool = True
     """When these have failed, one more try in the rule's other pool, where a request can move there as it is."""
-    statuses: tuple[int, ...] = (401, 402, 403, 404, 502, 503, 504, 529)
-    """What a node may answer to be passed over. 401 to 404 are its fault: the gateway chose the account and the model's name. Not
-    500: a request that breaks one engine breaks the next."""
+    statuses: tuple[int, ...] = (*NODE_REFUSALS, 502, 503, 504, 529)
+    """What a node may answer to be passed over. Not 500: a request that breaks one engine breaks the next."""
 
     def __post_init__(self) -> None:
         if self.attempts < 0:

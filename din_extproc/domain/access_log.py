@@ -7,6 +7,11 @@ microseconds since the request's first byte; a value that Envoy does not have is
 EXCHANGE_TAG = "din"
 ATTEMPT_TAG = "din_attempts"
 
+ATTEMPT_FLAGS = ("UF", "UR", "UC", "UT", "SI", "UPE")
+"""Response flags of a failed attempt at a node: connection, resets, silence."""
+NODE_REFUSALS = (401, 402, 403, 404)
+"""Statuses below 500 that are the node's fault: the gateway chose the account and the model's name."""
+
 EXCHANGE_RECORD = {
     "m": "%DYNAMIC_METADATA(din)%",
     "z": "%DYNAMIC_METADATA(envoy.filters.http.ext_authz)%",

@@ -15,6 +15,7 @@ Rule: what a client causes (its timeout, its errors, its leaving) counts for not
 
 from msgspec import Struct
 
+from din_extproc.domain.access_log import ATTEMPT_FLAGS
 from din_extproc.domain.usage import ANSWER_TOO_LARGE, UPSTREAM_FAULTS, ExchangeRecord, FailedAttempt, Outcome
 from din_extproc.health.breaker import BreakerEvent, BreakerEventKind
 
@@ -22,8 +23,6 @@ REQUEST_CAUSES = frozenset({BreakerEventKind.FAILED, BreakerEventKind.BUSY, Brea
 """Events that follow from requests, here or at another replica."""
 PROBE_CAUSES = frozenset({BreakerEventKind.PROBE_FAILED})
 BUSY_REASON = "it is busy and asks for time"
-_ATTEMPT_FLAGS = frozenset({"UF", "UR", "UC", "UT", "SI", "UPE"})
-"""Envoy's response flags of failures that it reports per attempt."""
 _SERVER_ERROR = 500
 _COOL_DOWN_S = 1.0
 """For a node that answers 429 without `retry-after`."""
@@ -60,7 +59,7 @@ def classify_exchange(record: ExchangeRecord, now: float, *, attempts_reported: 
     if not (outcome in UPSTREAM_FAULTS or unreached) or record.deadline_exceeded or record.error == ANSWER_TOO_LARGE:
         return ExchangeEvents(None, None, moved)
     failed = BreakerEvent(BreakerEventKind.FAILED, now, began, record.error or outcome.value)
-    reported = record.status >= _SERVER_ERROR or not _ATTEMPT_FLAGS.isdisjoint(record.response_flags)
+    reported = record.status >= _SERVER_ERROR or any(flag in ATTEMPT_FLAGS for flag in record.response_flags)
     return ExchangeEvents(None if unreached or (reported and attempts_reported) else failed, failed, moved)
 
 

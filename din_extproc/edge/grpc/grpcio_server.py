@@ -66,7 +66,7 @@ class GrpcioServer:
 
         Raises:
             OSError: an address is taken or is none.
-            Unusable: certificates can't be used.
+            CertificateUnusable: certificates can't be used.
         """
         ports = []
         for address in addresses:

@@ -77,7 +77,7 @@ class H2Server:
 
         Raises:
             OSError: an address is taken or is none.
-            Unusable: certificates can't be used.
+            CertificateUnusable: certificates can't be used.
         """
         ports = [await self._listen(address) for address in addresses]
         self._tick()

@@ -68,7 +68,7 @@ def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None =
         rows: The nodes that a running sidecar knows, with what they say of their load; None: those of the configuration, idle.
 
     Raises:
-        Unexplained: the tenant is unknown or the text is no request.
+        ExplainFailed: the tenant is unknown or the text is no request.
     """
     tenant = next((tenant for tenant in settings.tenants if tenant.id == tenant_id), None)
     if tenant is None:

@@ -89,7 +89,7 @@ def replay(folders: tuple[Path, ...], after: Settings, before: Settings | None, 
         progress: Takes the share done.
 
     Raises:
-        Unreplayable: a folder can't be read or holds no audit log.
+        ReplayRefused: a folder can't be read or holds no audit log.
     """
     record = recorded(folders)
     decided = [past for past in record if past.intent is not None and (before is not None or _by_configuration(past.fate))]
@@ -135,7 +135,7 @@ def recorded(folders: Iterable[Path]) -> list[ReplayedRequest]:
     """The requests of audit logs, in the order in which they came.
 
     Raises:
-        Unreplayable: a folder can't be read or holds no audit log.
+        ReplayRefused: a folder can't be read or holds no audit log.
     """
     return sorted(_pasts(folders), key=lambda past: (past.began_ms, past.trace_id))
 

@@ -98,8 +98,8 @@ def simulate(options: SimulateOptions, env: Mapping[str, str], progress: ShareDo
     """Run every variant. Rejected: a file is not sound, or a variant would not be.
 
     Raises:
-        Unreplayable: a record can't be read.
-        Unsimulable: the options contradict each other, or a node can't be.
+        ReplayRefused: a record can't be read.
+        SimulationRefused: the options contradict each other, or a node can't be.
     """
     record = recorded(options.record) if options.record else None
     rows, first, last = [], None, None
