@@ -102,4 +102,6 @@ def test_a_part_that_dies_is_named_and_ends_the_demo(tmp_path):
         assert_gone(processes)
     finally:
         finish(demo)
-    assert "redis ended with exit code -9" in log.read_text()
+    told = log.read_text()
+    assert "The demo stops: redis ended with exit code -9" in told
+    assert "Traceback" not in told

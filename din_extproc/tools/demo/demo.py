@@ -55,10 +55,11 @@ def run(options: DemoOptions) -> int:
     with tempfile.TemporaryDirectory(prefix="din-demo-") as folder:
         try:
             return asyncio.run(_run(options, Path(folder), console))
-        except (ChildFailed, _DemoPartMissing) as error:
-            console.print("[red]The demo stops:[/]", end=" ")
-            console.print(str(error), markup=False)
-            return 1
+        except* (ChildFailed, _DemoPartMissing) as failures:
+            for error in failures.exceptions:
+                console.print("[red]The demo stops:[/]", end=" ")
+                console.print(str(error), markup=False)
+    return 1
 
 
 class _DemoPartMissing(Exception):  # noqa: N818 - the name says what is missing
@@ -152,13 +153,10 @@ async def _start(plan: DemoPlan, children: Children, console: Console) -> dict[s
 
 async def _start_backends(plan: DemoPlan, redis: Path, config: Path, children: Children, console: Console) -> tuple[Path, dict[str, Child]]:
     """Start the parts without dependencies at once. Return Envoy's configuration and the nodes by id."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(_start_redis(plan, redis, children, console))
-            nodes = {node.id: group.create_task(_start_node(plan, node, children, console)) for node in plan.nodes}
-            rendered = group.create_task(asyncio.to_thread(_render, config))
-    except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_start_redis(plan, redis, children, console))
+        nodes = {node.id: group.create_task(_start_node(plan, node, children, console)) for node in plan.nodes}
+        rendered = group.create_task(asyncio.to_thread(_render, config))
     return rendered.result(), {name: task.result() for name, task in nodes.items()}
 
 
