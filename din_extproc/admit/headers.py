@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Final
 
 from din_extproc.admit.ledger import Claim, Denied, RateLimitStatus
+from din_extproc.domain.tenant import LONG_TAIL
 from din_extproc.domain.verdict import Headers, Refusal, RefusalCode
 
 _RATE_LIMIT: Final = "x-ratelimit-"
@@ -98,6 +99,10 @@ def refuse_denied(denied: Denied, claim: Claim) -> Refusal:
     wait_ms = min(max(1, denied.retry_after_ms), _MINUTE_MS)
     if denied.dimension == "max_streams":
         wait_ms = min(wait_ms, _SLOT_RETRY_MS)
+    if denied.scope.startswith(LONG_TAIL):
+        message = f"Requests that take this long hold all the slots that they may hold. Try again in {format_duration(wait_ms)}."
+        refused = RefusalCode.INSUFFICIENT_GPU_CAPACITY
+        return Refusal(refused, message, retry_after_ms=wait_ms, headers=(*status, *retry_headers(wait_ms)))
     code = RefusalCode.CONCURRENCY_LIMIT_EXCEEDED if denied.dimension == "max_streams" else RefusalCode.RATE_LIMIT_EXCEEDED
     name, limit = _scope_name(denied.scope), denied.limit
     sentence = {

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from din_extproc.admit.ledger import Claim, Denied
 from din_extproc.domain.request import Priority
-from din_extproc.domain.tenant import RANK, Queueing
+from din_extproc.domain.tenant import LONG_TAIL, RANK, Queueing
 
 RECHECK_MS = 500
 """The interval after which a waiting request asks again even without a notification."""
@@ -50,8 +50,8 @@ class Ticket(Struct, eq=False):
 
 
 def is_queueable(denied: Denied) -> bool:
-    """Return whether the missing resource recovers soon enough for a client to wait."""
-    return denied.dimension in _QUEUEABLE
+    """Return whether the missing resource recovers soon enough for a client to wait, with the tenant's later requests behind it."""
+    return denied.dimension in _QUEUEABLE and not denied.scope.startswith(LONG_TAIL)
 
 
 class TenantQueue:

@@ -130,7 +130,7 @@ class LongTail(Struct, frozen=True, gc=False):
     over_s: float
     """The predicted duration on an idle node above which a request belongs to the long tail."""
     share: float
-    """The share of each node's slots that long requests may hold, at least one slot. Each worker counts its own requests."""
+    """The share of each node's slots that long requests may hold, at least one slot."""
     timeout_ms: int
     """Envoy's route timeout for these requests."""
 

@@ -34,6 +34,10 @@ class RateLimits(Struct, frozen=True, gc=False):
         return self.rpm, self.tpm, self.max_streams
 
 
+LONG_TAIL = "long_tail"
+"""Start of the scope of the slots that long requests may hold at a node."""
+
+
 class Budget(Struct, frozen=True, gc=False):
     """Limits under a name.
 
@@ -41,8 +45,8 @@ class Budget(Struct, frozen=True, gc=False):
     """
 
     scope: str
-    """`tenant`, `model:<physical model>`, `key:<key id>` or `priority:<class>`, unique within the tenant; `network...` for a shared
-    budget."""
+    """`tenant`, `model:<physical model>`, `key:<key id>` or `priority:<class>`, unique within the tenant; `network...` or
+    `long_tail:<pool>:<node>` for a shared budget."""
     limits: RateLimits
     shared: bool = False
     """All tenants of the network share the counters."""

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from din_extproc.admit.keys import Authenticated
 from din_extproc.admit.ledger import Claim, Denied, Granted, RateLimitStatus
+from din_extproc.domain.node import Node
 from din_extproc.domain.request import Intent, RequestHead
 from din_extproc.flow.calibrators import TokenCalibrators
 from din_extproc.flow.node_order import NodeRequest
@@ -124,6 +125,15 @@ class CandidatePool(Struct, frozen=True, gc=False):
     """The request by the measure of the model there."""
     node_request: NodeRequest
     """What a node there will be asked."""
+
+
+class LongReservation(Struct, frozen=True, gc=False):
+    """Stage 8 of a long request, which knows its node already."""
+
+    granted: Granted
+    claim: Claim
+    """With the slot at the first of the nodes."""
+    nodes: tuple[Node, ...]
 
 
 class Decision(Struct, frozen=True, gc=False, kw_only=True):

@@ -164,27 +164,32 @@ class NodeSelector:
             return refusal
         return PlacementTarget(routed.pool, first)
 
-    def select_nodes(self, target: PlacementTarget, ask: PlacementRequest) -> NodeSelection | Refusal:
-        """Choose a node, which has the request from now on. Refused: it is a long one, and no node has a slot for it."""
-        tail = target.ranking.tail
-        picker: Picker = target.ranking.strategy
-        timeout_ms, long = None, False
-        if tail is not None and tail.is_long(ask):
-            picker, timeout_ms, long = tail, tail.timeout_ms, True
-        tries = _TRIED_NODES if target.spare is None else self.moves.tries
-        nodes = picker.pick(tries, ask) if not self.shares.partial else self._shared_out(target.pool.name, picker, tries, ask)
+    def choose(self, target: PlacementTarget, ask: PlacementRequest) -> tuple[Node, ...] | Refusal:
+        """Rank the nodes. Refused: it is a long request, and no node has a slot for it."""
+        tail, tries = target.ranking.tail, self._tries(target)
+        picker: Picker = target.ranking.strategy if tail is None or not ask.long else tail
+        return picker.pick(tries, ask) if not self.shares.partial else self._shared_out(target.pool.name, picker, tries, ask)
+
+    def select_nodes(self, target: PlacementTarget, ask: PlacementRequest, chosen: tuple[Node, ...] = ()) -> NodeSelection | Refusal:
+        """Choose a node, which has the request from now on: the first of `chosen` if it still serves. Refuses as `choose` does."""
+        nodes = chosen if chosen and chosen[0] in target.ranking.nodes else self.choose(target, ask)
         if isinstance(nodes, Refusal):
             return nodes
+        tail, tries = target.ranking.tail, self._tries(target)
         longer = tries > 1 and ask.worst_tokens > nodes[0].max_seq_len < target.ranking.longest
         if longer:
             nodes = _longer_second(nodes, target.ranking, tries)
         spares: tuple[Node, ...] = ()
         if target.spare is not None and (spares := self._spare_nodes(target.spare[0].name, target.spare[1], ask)) and len(nodes) < tries:
             nodes = (nodes * tries)[:tries]
-        lease = NodeLease(nodes[0].id, ask.prompt_tokens, ask.output_tokens, long=long)
-        picked = NodeSelection(nodes, lease, timeout_ms, longer, spares)
+        lease = NodeLease(nodes[0].id, ask.prompt_tokens, ask.output_tokens, long=ask.long)
+        picked = NodeSelection(nodes, lease, tail.timeout_ms if tail is not None and ask.long else None, longer, spares)
         self.load.add_lease(picked.taken, ask.now)
         return picked
+
+    def _tries(self, target: PlacementTarget) -> int:
+        """How many nodes are named to Envoy."""
+        return _TRIED_NODES if target.spare is None else self.moves.tries
 
     def release(self, taken: NodeLease) -> None:
         """The request has ended."""

@@ -10,6 +10,7 @@
 | 6 route            | `route`               | `Routed`                                    | unknown model, no version                |
 | 7 candidate pool   | `select_pool`         | `CandidatePool`                             | no node of pool or fallback can take it  |
 | 8 reservation      | `reserve`             | `Granted`                                   | limits, full queue                       |
+|   of a long request| `reserve_long`        | `LongReservation`, with a slot at a node    | likewise; no slot for a long request     |
 | 9 node             | `select_node`         | `NodeSelection`                             | no slot for a long request; deadline     |
 
 `accept` has the stages before the body is understood, `decide` those after it; `permit` is `decide` for a proxy that chooses the node
@@ -28,12 +29,13 @@ from din_extproc.admit import headers as limit_headers
 from din_extproc.admit.keys import Authenticated
 from din_extproc.admit.ledger import Claim, Denied, Granted, LimitsUnavailable
 from din_extproc.admit.queue import is_queueable
+from din_extproc.domain.node import Node
 from din_extproc.domain.request import Estimate, Intent, Operation, Priority
 from din_extproc.domain.tenant import OnSensitive, Tenant
 from din_extproc.domain.verdict import Refusal, RefusalCode
-from din_extproc.flow.decision import CandidatePool, Decision, DecisionContext, PendingRequest, Permit, ReservationLedger
+from din_extproc.flow.decision import CandidatePool, Decision, DecisionContext, LongReservation, PendingRequest, Permit, ReservationLedger
 from din_extproc.flow.node_order import NodeRequest, build_node_request
-from din_extproc.flow.node_selector import NodeSelection, PlacementTarget, RequestSize
+from din_extproc.flow.node_selector import PlacementTarget, RequestSize
 from din_extproc.flow.queueing import QueueFull
 from din_extproc.flow.screening import screen_prompt
 from din_extproc.flow.timeouts import deduct_wait
@@ -128,16 +130,27 @@ async def decide(
         return pool
     claim = make_claim(context, request, who, pool.intent, pool.target.pool.model)
     members = context.selector.members
-    granted = await reserve(context, request, who.tenant, pool.intent, claim)
-    if isinstance(granted, Refusal):
-        return granted
+    ask = placement_request(request, pool, claim, began)
+    chosen: tuple[Node, ...] = ()
+    granted: Granted | Refusal
+    if ask.long:
+        held = await reserve_long(context, request, who.tenant, pool, claim, ask)
+        if isinstance(held, Refusal):
+            return held
+        granted, claim, chosen = held.granted, held.claim, held.nodes
+    else:
+        granted = await reserve(context, request, who.tenant, pool.intent, claim)
+        if isinstance(granted, Refusal):
+            return granted
     if pool.intent.timeout_ms is not None or context.selector.members is not members:
         again = confirm_pool(context, request, routed, pool, began)
         if isinstance(again, Refusal):
             context.start(refund(context.ledger, claim.tenant, claim.request_id))
             return again
+        if again.target.pool is not pool.target.pool:
+            ask, chosen = placement_request(request, again, claim, began), ()
         pool = again
-    picked = select_node(context, request, pool, claim, began)
+    picked = context.selector.select_nodes(pool.target, ask, chosen)
     if isinstance(picked, Refusal):
         context.start(refund(context.ledger, claim.tenant, claim.request_id))
         return picked
@@ -293,6 +306,25 @@ async def reserve(context: DecisionContext, request: PendingRequest, tenant: Ten
     return limit_headers.refuse_denied(reply, claim) if isinstance(reply, Denied) else reply
 
 
+async def reserve_long(
+    context: DecisionContext, request: PendingRequest, tenant: Tenant, pool: CandidatePool, claim: Claim, ask: PlacementRequest
+) -> LongReservation | Refusal:
+    """Stage 8 of a long request: also a slot for long requests, at the first of the nodes that has one."""
+    tail = pool.target.ranking.tail
+    assert tail is not None  # noqa: S101 - otherwise no request is long
+    while True:
+        nodes = context.selector.choose(pool.target, ask)
+        if isinstance(nodes, Refusal):
+            return nodes
+        held = replace(claim, budgets=(*claim.budgets, tail.budget(nodes[0])))
+        granted = await reserve(context, request, tenant, pool.intent, held)
+        if not isinstance(granted, Refusal):
+            return LongReservation(granted, held, nodes)
+        if granted.code is not RefusalCode.INSUFFICIENT_GPU_CAPACITY:
+            return granted
+        ask = replace(ask, full=ask.full | {nodes[0].id})
+
+
 async def _wait(
     context: DecisionContext, request: PendingRequest, tenant: Tenant, intent: Intent, claim: Claim
 ) -> Granted | Denied | QueueFull:
@@ -324,22 +356,20 @@ def confirm_pool(
     return asked if isinstance(asked, Refusal) else CandidatePool(target, intent, asked)
 
 
-def select_node(
-    context: DecisionContext, request: PendingRequest, pool: CandidatePool, claim: Claim, now: float
-) -> NodeSelection | Refusal:
-    """Stage 9: a node of the pool, which has the request from now on."""
-    prompt_tokens = pool.intent.prompt_tokens
-    parsed = request.parsed
+def placement_request(request: PendingRequest, pool: CandidatePool, claim: Claim, now: float) -> PlacementRequest:
+    """Stage 9: the request as the schedulers see it."""
+    prompt_tokens, tail, parsed = pool.intent.prompt_tokens, pool.target.ranking.tail, request.parsed
+    output_tokens = max(0, claim.tokens - prompt_tokens)
     worst = 0 if parsed is None or pool.intent.estimate.exact else len(parsed.body) + (pool.intent.output_each or 1)
-    ask = PlacementRequest(
+    return PlacementRequest(
         prompt_tokens=prompt_tokens,
-        output_tokens=max(0, claim.tokens - prompt_tokens),
+        output_tokens=output_tokens,
         now=now,
         chance=request.chance,
         prefix=request.prefix,
         worst_tokens=worst,
+        long=tail is not None and tail.is_long(prompt_tokens, output_tokens),
     )
-    return context.selector.select_nodes(pool.target, ask)
 
 
 # -- what several stages use -----------------------------------------------------------------------------------------------------------

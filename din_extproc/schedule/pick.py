@@ -66,7 +66,7 @@ def build_ranking(pool: Pool, nodes: tuple[Node, ...], load: LoadModel) -> Ranki
     """Build the pool's configured strategy for these nodes, at least one."""
     kind = STRATEGIES[pool.scheduler]
     strategy = kind.make(nodes, load, msgspec.convert(pool.scheduler_options, kind.options))
-    tail = None if pool.long_tail is None else TailGate(nodes, load, pool.long_tail)
+    tail = None if pool.long_tail is None else TailGate(pool.name, nodes, load, pool.long_tail)
     return Ranking(strategy, tail, nodes, max(node.max_seq_len for node in nodes))
 
 

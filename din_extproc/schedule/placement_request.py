@@ -1,6 +1,6 @@
 """The properties of a request that strategies use.
 
-All are plain numbers, including the time and the random number, so that the same request gives the same choice.
+Most are plain numbers, including the time and the random number, so that the same request gives the same choice.
 """
 
 from msgspec import Struct
@@ -20,3 +20,7 @@ class PlacementRequest(Struct, frozen=True, gc=False):
     """Hash of the prompt's prefix, equal for prompts that start alike; 0: unknown."""
     worst_tokens: int = 0
     """Prompt and output could need so many tokens, however wrong the estimate is; 0: they were counted."""
+    long: bool = False
+    """It belongs to the pool's long tail."""
+    full: frozenset[str] = frozenset()
+    """Ids of nodes whose slots for long requests turned out to be taken."""

@@ -63,14 +63,23 @@ def assemble(shaped: ShapedConfig, catalog: Catalog | None, document: Document, 
     _report_ports(shaped, document)
     if "pools" not in shaped.broken:
         _report_models(shaped, pools, document)
-        if config.limits.any and not config.store.one_script:
-            hint = "set `store.one_slot: true`: then all counters are on one master"
-            document.report(("limits",), "in a Redis Cluster, limits of all tenants together can't be counted with each tenant's", hint)
+        if not config.store.one_script:
+            _report_scattered_counters(shaped, document)
         if config.fail_open is not None and config.fail_open.pool not in config.pools:
             document.report(
                 ("fail_open", "pool"), f"no pool is called {config.fail_open.pool!r}", did_you_mean(config.fail_open.pool, config.pools)
             )
     return AssembledConfig(pools, tenants, keys, compiled.table)
+
+
+def _report_scattered_counters(shaped: ShapedConfig, document: Document) -> None:
+    """Report what all tenants share while the counters of each tenant lie on a master of their own."""
+    hint = "set `store.one_slot: true`: then all counters are on one master"
+    if shaped.config.limits.any:
+        document.report(("limits",), "in a Redis Cluster, limits of all tenants together can't be counted with each tenant's", hint)
+    for name, pool in shaped.config.pools.items():
+        if pool.long_tail is not None:
+            document.report(("pools", name, "long_tail"), "in a Redis Cluster, slots can't be counted with each tenant's limits", hint)
 
 
 def _pools(shaped: ShapedConfig, catalog: Catalog | None, document: Document) -> Iterable[Pool]:
@@ -89,7 +98,7 @@ def _pools(shaped: ShapedConfig, catalog: Catalog | None, document: Document) ->
             engine=pool.engine,
             scheduler=pool.scheduler.name,
             scheduler_options=pool.scheduler.options,
-            long_tail=None if pool.long_tail is None else pool.long_tail.long_tail(shaped.config.gateway.workers),
+            long_tail=None if pool.long_tail is None else pool.long_tail.long_tail(),
             timeouts=pool.timeouts.timeouts(),
             traffic=pool.traffic,
             nodes=nodes,

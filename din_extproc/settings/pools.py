@@ -111,13 +111,13 @@ class LongTailSection(Section):
     over_s: Annotated[float, Field(gt=0, le=86_400)]
     """They would take longer than this at a usual node that is not busy."""
     share: Annotated[float, Field(gt=0, le=1)] = 0.25
-    """Of each node's `max_concurrency`: so many slots they may hold."""
+    """Of each node's `max_concurrency`: so many slots they may hold, over all workers and replicas."""
     timeout_s: Annotated[float, Field(ge=0.001, le=86_400)]
     """How long their answers may take."""
 
-    def long_tail(self, workers: int) -> LongTail:
-        """For one of so many workers, each of which counts for itself."""
-        return LongTail(over_s=self.over_s, share=self.share / workers, timeout_ms=round(self.timeout_s * 1000))
+    def long_tail(self) -> LongTail:
+        """As the scheduler takes it."""
+        return LongTail(over_s=self.over_s, share=self.share, timeout_ms=round(self.timeout_s * 1000))
 
 
 class PoolTimeoutsSection(Section):

@@ -23,7 +23,7 @@ from din_extproc.edge.registry.forms import MemberForm
 from din_extproc.flow.calibrators import TokenCalibrators
 from din_extproc.flow.decision import Decision, DecisionContext, PendingRequest
 from din_extproc.flow.node_order import DROPPED, NodeRequest
-from din_extproc.flow.node_selector import NodeSelection, NodeSelector, PlacementTarget, RequestSize
+from din_extproc.flow.node_selector import NodeSelector, PlacementTarget, RequestSize
 from din_extproc.flow.pipeline import decide, node_request, read_request
 from din_extproc.flow.pool_membership import PoolMembership
 from din_extproc.flow.timeouts import compute_timeouts
@@ -135,10 +135,10 @@ class _RecordingSelector(NodeSelector):
         self.target_found = super().select_target(routed, size, now)
         return self.target_found
 
-    def select_nodes(self, target: PlacementTarget, ask: PlacementRequest) -> NodeSelection | Refusal:
+    def choose(self, target: PlacementTarget, ask: PlacementRequest) -> tuple[Node, ...] | Refusal:
         self.ask = ask
         self.scores = {node.id: target.ranking.strategy.score(node, ask) for node in target.ranking.nodes}
-        return super().select_nodes(target, ask)
+        return super().choose(target, ask)
 
 
 class _Unlimited:
@@ -186,12 +186,11 @@ def _placed(
     assert intent is not None  # noqa: S101 - see above
     if target.degraded:
         own += _dropped(target.pool.name, selector, routed.fallback_versions, size, rows)
-    tail = target.ranking.tail
     found = replace(
         known,
         degraded=target.degraded or None,
         scheduler=target.pool.scheduler,
-        long=tail is not None and ask is not None and tail.is_long(ask),
+        long=ask is not None and ask.long,
     )
     asked = decided.node_request if isinstance(decided, Decision) else node_request(request, intent, target)
     if isinstance(asked, NodeRequest):

@@ -32,6 +32,9 @@ class Room(QueueState):
 
 
 def test_only_what_comes_back_soon_is_waited_for():
+    assert not is_queueable(Denied("long_tail:p:n", "max_streams", 1, 1, RateLimitStatus())), (
+        "the tenant's short requests would wait behind it"
+    )
     waited_for = [is_queueable(Denied("tenant", what, 1, 1, RateLimitStatus())) for what in ("tpm", "max_streams", "rpm", "oversize")]
     assert waited_for == [True, True, False, False]
 

@@ -307,9 +307,9 @@ def test_long_requests_hold_at_most_their_share_of_the_slots_and_then_are_refuse
     nodes = (node(0), node(1))
     gate = build_ranking(pool("token_available", TAIL), nodes, load).tail
     load.on_reading("gpu-0", reading(prefill_rate=1000.0, decode_rate=50.0, running=1))
-    assert not gate.is_long(PlacementRequest(1000, 400, 0.0))
+    assert not gate.is_long(1000, 400)
     long = PlacementRequest(2000, 500, 0.0)
-    assert gate.is_long(long)
+    assert gate.is_long(2000, 500)
     for _ in range(4):  # a quarter of eight slots, twice
         picked = gate.pick(3, long)
         load.add_lease(taken(picked[0].id, long=True), 0.0)

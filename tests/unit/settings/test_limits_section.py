@@ -59,6 +59,10 @@ def test_in_a_cluster_limits_of_all_tenants_need_all_keys_in_one_slot(written, o
     assert isinstance(settings, Settings) == sound
     assert sound or "store.one_slot" in str(settings)
     assert isinstance(written(SMALL % "" + store + "limits: { enforce: false }"), Settings), "nothing is limited there"
+    long_tail = (SMALL % "").replace("    engine", "    long_tail: { over_s: 30, timeout_s: 60 }\n    engine")
+    settings = written(long_tail + store)
+    assert isinstance(settings, Settings) == sound
+    assert sound or "pools.p.long_tail" in str(settings)
 
 
 def test_a_tenant_s_queue_takes_from_the_defaults_what_it_does_not_say(written):

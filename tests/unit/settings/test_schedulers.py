@@ -58,10 +58,10 @@ def test_what_is_no_scheduler_or_no_option_is_said_at_its_place(pool, written, s
     assert "pools.p.scheduler" in problems
 
 
-def test_the_long_tails_share_is_divided_among_the_workers(pool):
+def test_the_long_tails_share_is_the_same_for_every_number_of_workers(pool):
     assert pool(long_tail={"over_s": 30, "timeout_s": 600}).long_tail == LongTail(over_s=30, share=0.25, timeout_ms=600_000)
     shared = pool({"workers": 4}, long_tail={"over_s": 30, "share": 0.5, "timeout_s": 0.5})
-    assert shared.long_tail == LongTail(over_s=30, share=0.125, timeout_ms=500)
+    assert shared.long_tail == LongTail(over_s=30, share=0.5, timeout_ms=500)
     assert pool().long_tail is None
 
 
