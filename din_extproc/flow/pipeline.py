@@ -30,24 +30,23 @@ from din_extproc.admit.keys import Authenticated
 from din_extproc.admit.ledger import Claim, Denied, Granted, LimitsUnavailable
 from din_extproc.admit.queue import is_queueable
 from din_extproc.domain.node import Node
-from din_extproc.domain.request import Estimate, Intent, Operation, Priority
+from din_extproc.domain.request import Intent, Operation, Priority
 from din_extproc.domain.tenant import OnSensitive, Tenant
 from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.flow.decision import CandidatePool, Decision, DecisionContext, LongReservation, PendingRequest, Permit, ReservationLedger
 from din_extproc.flow.node_order import NodeRequest, build_node_request
-from din_extproc.flow.node_selector import PlacementTarget, RequestSize
+from din_extproc.flow.node_selector import PlacementTarget
 from din_extproc.flow.queueing import QueueFull
+from din_extproc.flow.request_size import reweighed, size_of, within_context
 from din_extproc.flow.screening import screen_prompt
 from din_extproc.flow.timeouts import deduct_wait
 from din_extproc.flow.view import ScreeningPolicy, TokenCounter, claim_for, model_facts
 from din_extproc.intent.boundary import needs_exact
-from din_extproc.intent.estimate import estimate_tokens
 from din_extproc.intent.paths import EndpointKind, find_endpoint_kind
 from din_extproc.intent.prefix import hash_prefix
 from din_extproc.intent.read import ParsedRequest, parse_request
 from din_extproc.route.table import Routed
 from din_extproc.schedule.placement_request import PlacementRequest
-from din_extproc.southbound.engines import find_engine
 
 _HOUR_S = 3600
 _STORED_ELSEWHERE = Refusal(
@@ -373,36 +372,6 @@ def placement_request(request: PendingRequest, pool: CandidatePool, claim: Claim
 
 
 # -- what several stages use -----------------------------------------------------------------------------------------------------------
-
-
-def size_of(context: DecisionContext, intent: Intent, routed: Routed, model: str) -> RequestSize:
-    """How long the request is, and how long at the very least."""
-    caps = find_engine(routed.pool.engine).caps_output
-    return RequestSize.of(intent, context.calibrators.for_model(model).calibration.band, caps_output=caps)
-
-
-def within_context(context: DecisionContext, request: PendingRequest, intent: Intent, target: PlacementTarget) -> Intent:
-    """The intent with no more prompt than an engine that cuts it reads, and no more output than one that caps it gives."""
-    caps, most = find_engine(target.pool.engine).caps_output, intent.output_tokens or 0
-    if not (intent.truncates or (caps and most)):
-        return intent
-    longest = context.selector.members.longest_context((target.pool.name,))
-    if longest is None:
-        return intent
-    if caps and most > longest * intent.answers:
-        intent = replace(intent, output_tokens=longest * intent.answers)
-    inputs = 1 if request.parsed is None else request.parsed.prompt.inputs
-    if intent.truncates and intent.estimate.tokens > longest * inputs:
-        intent = replace(intent, estimate=Estimate(longest * inputs))
-    return intent
-
-
-def reweighed(context: DecisionContext, request: PendingRequest, intent: Intent, model: str) -> Intent:
-    """The intent by the calibrator of the model that it goes to, when that is not the one it was read for."""
-    gauges, parsed = context.calibrators, request.parsed
-    if parsed is None or intent.estimate.exact or gauges.for_model(model) is gauges.for_name(intent.model):
-        return intent
-    return replace(intent, estimate=estimate_tokens(parsed.prompt, gauges.for_model(model)))
 
 
 def unenforced(granted: Granted) -> str:

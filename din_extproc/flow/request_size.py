@@ -1,0 +1,43 @@
+"""How long a request is by the measure of the model and the engine that it goes to.
+
+Rule: what was counted exactly is not estimated again.
+"""
+
+from msgspec.structs import replace
+
+from din_extproc.domain.request import Estimate, Intent
+from din_extproc.flow.decision import DecisionContext, PendingRequest
+from din_extproc.flow.node_selector import PlacementTarget, RequestSize
+from din_extproc.intent.estimate import estimate_tokens
+from din_extproc.route.table import Routed
+from din_extproc.southbound.engines import find_engine
+
+
+def size_of(context: DecisionContext, intent: Intent, routed: Routed, model: str) -> RequestSize:
+    """How long the request is, and how long at the very least."""
+    caps = find_engine(routed.pool.engine).caps_output
+    return RequestSize.of(intent, context.calibrators.for_model(model).calibration.band, caps_output=caps)
+
+
+def within_context(context: DecisionContext, request: PendingRequest, intent: Intent, target: PlacementTarget) -> Intent:
+    """The intent with no more prompt than an engine that cuts it reads, and no more output than one that caps it gives."""
+    caps, most = find_engine(target.pool.engine).caps_output, intent.output_tokens or 0
+    if not (intent.truncates or (caps and most)):
+        return intent
+    longest = context.selector.members.longest_context((target.pool.name,))
+    if longest is None:
+        return intent
+    if caps and most > longest * intent.answers:
+        intent = replace(intent, output_tokens=longest * intent.answers)
+    inputs = 1 if request.parsed is None else request.parsed.prompt.inputs
+    if intent.truncates and intent.estimate.tokens > longest * inputs:
+        intent = replace(intent, estimate=Estimate(longest * inputs))
+    return intent
+
+
+def reweighed(context: DecisionContext, request: PendingRequest, intent: Intent, model: str) -> Intent:
+    """The intent by the calibrator of the model that it goes to, when that is not the one it was read for."""
+    gauges, parsed = context.calibrators, request.parsed
+    if parsed is None or intent.estimate.exact or gauges.for_model(model) is gauges.for_name(intent.model):
+        return intent
+    return replace(intent, estimate=estimate_tokens(parsed.prompt, gauges.for_model(model)))
