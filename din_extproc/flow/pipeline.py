@@ -133,7 +133,7 @@ async def decide(
     chosen: tuple[Node, ...] = ()
     granted: Granted | Refusal
     if ask.long:
-        held = await reserve_long(context, request, who.tenant, pool, claim, ask)
+        held = await reserve_long(context, request, who.tenant, pool, claim=claim, ask=ask)
         if isinstance(held, Refusal):
             return held
         granted, claim, chosen = held.granted, held.claim, held.nodes
@@ -306,7 +306,7 @@ async def reserve(context: DecisionContext, request: PendingRequest, tenant: Ten
 
 
 async def reserve_long(
-    context: DecisionContext, request: PendingRequest, tenant: Tenant, pool: CandidatePool, claim: Claim, ask: PlacementRequest
+    context: DecisionContext, request: PendingRequest, tenant: Tenant, pool: CandidatePool, *, claim: Claim, ask: PlacementRequest
 ) -> LongReservation | Refusal:
     """Stage 8 of a long request: also a slot for long requests, at the first of the nodes that has one."""
     tail = pool.target.ranking.tail
