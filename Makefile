@@ -51,7 +51,7 @@ test-sdks: setup ## OpenAI's Python and Node clients, LangChain and LlamaIndex a
 test-engines: setup ## real engines behind the gateway: llama.cpp, and a vLLM that runs: VLLM=127.0.0.1:8000=MODEL
 	@$(PY) -m tests.support.real_engines $(if $(VLLM),--vllm $(VLLM))
 
-test-manifests: setup ## chart, mesh resources and compose file by helm, kubeconform and Compose's loader (builds them; needs Go)
+test-manifests: setup ## chart, mesh resources and compose file by helm, kubeconform, Compose's loader and Istio (builds them; needs Go)
 	@$(PY) -m tests.support.manifest_tools
 
 test-dashboard: setup ## the dashboard in a headless Chromium (one that is installed; CHROMIUM=FILE names it), photographs in build/dashboard

@@ -1,6 +1,12 @@
-"""A gateway of Istio with our patches on it: a real Envoy with what istiod would make of them, in front of the real sidecar."""
+"""Proxies of Istio with our patches on them: a real Envoy with what istiod makes of them, in front of the real sidecar.
+
+istiod's part is played by `tests/support/istiod.py`; by Istio's own translator, in gateway and in sidecar mode, where DIN_ISTIO_TRANSLATOR
+names the program (`make test-manifests` builds it).
+"""
 
 import json
+import os
+import urllib.request
 from collections.abc import Iterator
 
 import pytest
@@ -10,27 +16,37 @@ from din_extproc.edge.process.envoy_binary import find_envoy
 from din_extproc.roles.configure.render import render_istio
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
-from tests.support import istiod
+from tests.support import istio_translation, istiod
 from tests.support.servers import EngineSim, free_port
 from tests.support.stack import Stack, events, node, tenant
 
 pytestmark = pytest.mark.e2e
 
 SIDECAR = "din-sidecar.inference.svc"
+HOST = "llm.example.com"
+TRANSLATOR = os.environ.get("DIN_ISTIO_TRANSLATOR", "")
+MODES = ("gateway", "sidecar") if TRANSLATOR else ("gateway",)
+SELECTOR = {"gateway": (("istio", "ingressgateway"),), "sidecar": (("llm-client", "true"),)}
 
 
 class MeshedStack(Stack):
-    """With the Envoy of an Istio gateway."""
+    """With the Envoy of a gateway or of a client's sidecar of Istio."""
+
+    mode = "gateway"
 
     def start_envoy(self) -> None:
         settings = load(self.config_file, {})
         assert isinstance(settings, Settings), str(settings)
-        rendered = yaml.safe_load_all(render_istio(settings, mode="gateway", host="llm.example.com", namespace="inference"))
-        documents = {document["kind"]: document for document in rendered}
+        rendered = render_istio(settings, mode=self.mode, host=HOST, namespace="inference", selector=SELECTOR[self.mode])
+        documents = list(yaml.safe_load_all(rendered))
         ports = {settings.gateway.ext_proc.address.port, settings.gateway.access_log.address.port}
         services = {f"outbound|{port}||{SIDECAR}.cluster.local": port for port in ports}
-        configuration = istiod.gateway("llm.example.com", 80, self.port, self.envoy_admin_port, services)
-        istiod.apply(configuration, documents["EnvoyFilter"])
+        if TRANSLATOR:
+            parts = istio_translation.translated(TRANSLATOR, self.mode, documents, SIDECAR, ports)
+            configuration = istio_translation.bootstrap(parts, port=80, listen=self.port, admin=self.envoy_admin_port, ports=services)
+        else:
+            configuration = istiod.gateway(HOST, 80, self.port, self.envoy_admin_port, services)
+            istiod.apply(configuration, next(each for each in documents if each["kind"] == "EnvoyFilter"))
         file = self.folder / "envoy.json"
         file.write_text(json.dumps(configuration))
         command = [find_envoy(), "--config-path", file, "--concurrency", "1", "--use-dynamic-base-id", "--log-level", "warning"]
@@ -48,8 +64,8 @@ def engines() -> Iterator[dict[str, EngineSim]]:
             engine.stop()
 
 
-@pytest.fixture(scope="module")
-def stack(engines) -> Iterator[Stack]:
+@pytest.fixture(scope="module", params=MODES)
+def stack(request, engines) -> Iterator[Stack]:
     nodes = {name: node(name, engine.address) for name, engine in engines.items()}
     config = {
         "pools": {
@@ -60,8 +76,25 @@ def stack(engines) -> Iterator[Stack]:
         "tenants": [tenant("acme"), tenant("trial", rpm=1)],
     }
     gateway = {"ext_proc": {"address": f"127.0.0.1:{free_port()}"}, "reached_at": SIDECAR}
-    with MeshedStack(config, gateway=gateway) as running:
+    meshed = MeshedStack(config, gateway=gateway)
+    meshed.mode = request.param
+    with meshed as running:
         yield running
+
+
+def test_every_patch_has_found_its_place(stack):
+    with urllib.request.urlopen(f"http://127.0.0.1:{stack.envoy_admin_port}/config_dump", timeout=30) as reply:
+        dump = reply.read().decode()
+    for part in (
+        "p+q",
+        "envoy.filters.http.ext_proc",
+        "envoy.filters.http.lua",
+        "early_header_mutation_extensions",
+        "local_reply_config",
+        "undecided",
+    ):
+        assert f'"{part}"' in dump, part
+    assert dump.index('"name": "moving"') < dump.index('"name": "pool"') < dump.index('"name": "din-closed"')
 
 
 def test_a_stream_is_routed_counted_and_settled(stack):
@@ -70,6 +103,21 @@ def test_a_stream_is_routed_counted_and_settled(stack):
     assert reply.headers["x-din-node-id"] in {"a", "b"}
     assert len(events(reply.text)) > 5
     assert stack.settled(1)["counts"]["outcomes"] == {"completed": 1}
+
+
+def test_a_chat_is_answered_and_settled_for_what_it_used(stack):
+    before = sum(stack.status()["counts"]["outcomes"].values())
+    reply = stack.chat(max_tokens=3)
+    assert (reply.status_code, reply.json()["usage"]["completion_tokens"]) == (200, 3), reply.text
+    assert stack.settled(before + 1)["counts"]["outcomes"] == {"completed": before + 1}
+
+
+def test_a_node_that_is_overloaded_is_passed_over(stack, engines):
+    engines["b"].fail("unavailable")
+    try:
+        assert {stack.chat(max_tokens=1).headers["x-din-node-id"] for _ in range(4)} == {"a"}
+    finally:
+        engines["b"].fail("")
 
 
 def test_limits_keys_and_forged_headers_are_what_they_are_without_a_mesh(stack, engines):

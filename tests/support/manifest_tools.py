@@ -1,7 +1,8 @@
-"""The shipped manifests, checked with the tools that people use there: helm, kubeconform, Compose's own loader.
+"""The shipped manifests, checked with the tools that people use there: helm, kubeconform, Compose's own loader, Istio's translator.
 
 Rule: Go builds the tools from their modules at fixed versions; `make test` checks the same without them.
-Run: python -m tests.support.manifest_tools [helm] [kubeconform] [compose]
+Istio's translator is a build of several minutes the first time. The proxies that it makes are run, in front of a real sidecar.
+Run: python -m tests.support.manifest_tools [helm] [kubeconform] [compose] [istio]
 """
 
 import argparse
@@ -21,9 +22,11 @@ from tests.deploy.test_chart import CHART, EXAMPLE, VARIANTS, merged, rendered
 from tests.golden.test_mesh_rendering import HERE as MESH
 from tests.golden.test_mesh_rendering import SCHEMAS
 
+ROOT = Path(__file__).parents[2]
 HELM = "helm.sh/helm/v3/cmd/helm@v3.22.0"
 KUBECONFORM = "github.com/yannh/kubeconform/cmd/kubeconform@v0.8.0"
 COMPOSE = Path(__file__).parents[1] / "tools" / "compose_config"
+ISTIO = Path(__file__).parents[1] / "tools" / "istio_translate"
 KUBERNETES = ("1.30", "1.34", "1.37")
 _KUBERNETES_SCHEMAS = Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema"
 _ELSEWHERE = "/api/_definitions.json#"
@@ -31,10 +34,14 @@ _ELSEWHERE = "/api/_definitions.json#"
 
 def go(*arguments: str, folder: Path | None = None) -> str:
     """Build and run a Go program; return its output, or exit with its failure."""
-    environment = {**os.environ, "GOFLAGS": "-mod=mod"}
-    done = subprocess.run(["go", "run", *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return run("go", "run", *arguments, folder=folder, GOFLAGS="-mod=mod")
+
+
+def run(*command: str, folder: Path | None = None, **variables: str) -> str:
+    """Run a command with further variables of the environment; return its output, or exit with its failure."""
+    done = subprocess.run(command, cwd=folder, env=os.environ | variables, capture_output=True, text=True, check=False)
     if done.returncode:
-        sys.exit(f"{' '.join(arguments)}\n{done.stdout}{done.stderr}")
+        sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
     return done.stdout
 
 
@@ -95,7 +102,15 @@ def compose(_folder: Path) -> str:
     return f"{len(project['services'])} services: loaded and resolved"
 
 
-TOOLS: dict[str, Callable[[Path], str]] = {"helm": helm, "kubeconform": kubeconform, "compose": compose}
+def istio(folder: Path) -> str:
+    """Have Istio translate what is rendered, and run the proxies that it makes in front of a real sidecar."""
+    program = folder / "istio_translate"
+    run("go", "build", "-o", str(program), ".", folder=ISTIO, GOFLAGS="-mod=mod", CGO_ENABLED="0")
+    told = run(sys.executable, "-m", "pytest", "-q", "tests/e2e/test_istio.py", folder=ROOT, DIN_ISTIO_TRANSLATOR=str(program))
+    return told.strip().splitlines()[-1]
+
+
+TOOLS: dict[str, Callable[[Path], str]] = {"helm": helm, "kubeconform": kubeconform, "compose": compose, "istio": istio}
 
 
 def main() -> None:
