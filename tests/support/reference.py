@@ -8,8 +8,10 @@ import inspect
 import textwrap
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from datetime import datetime
 from enum import Enum
+from typing import Any
 
 import typer
 from pydantic import BaseModel, SecretStr
@@ -20,13 +22,18 @@ from typer.core import TyperCommand, TyperGroup
 from din_extproc.cli.app import app
 from din_extproc.domain.node import Endpoint
 from din_extproc.observe import instruments
+from din_extproc.settings.catalog import CatalogModel
+from din_extproc.settings.node import NodeYaml
+from din_extproc.settings.pools import SchedulerSection
+from din_extproc.settings.remote import ApiLocation
 from din_extproc.settings.schema import DinYaml
+from tests.support.config_examples import Examples, all_examples, models_in
 
 _HEAD = """# Configuration
 
-Every key of `din.yaml`, generated from the classes that read it (`make golden`). The commented example is `envoy/din.yaml`;
-sections are described in [configuration in prose](behaviour.md). Other keys are errors. A value may be `${NAME}` or `${NAME:-default}`,
-an environment variable.
+Every key of `din.yaml`, of a node agent's `node.yaml` and of the model catalogue, generated from the classes that read them
+(`make golden`). The commented examples are `envoy/din.yaml` and `envoy/node.din.yaml`; sections are described in
+[configuration in prose](behaviour.md). Other keys are errors. Each example is a value of a whole configuration that a test loads.
 """
 _COMMANDS = """# Command line
 
@@ -42,13 +49,26 @@ contains text that clients choose.
 | Prometheus | OpenTelemetry | kind | unit | labels | meaning |
 |---|---|---|---|---|---|
 """
-_WORDS = {int: "integer", float: "number", str: "text", bool: "true or false", SecretStr: "text, kept secret", Endpoint: "address:port"}
+_WORDS = {
+    int: "integer",
+    float: "number",
+    str: "text",
+    bool: "true or false",
+    datetime: "date",
+    SecretStr: "text, kept secret",
+    Endpoint: "address:port",
+    ApiLocation: "URL",
+    SchedulerSection: "name, or mapping of `name` and options",
+    Any: "value or list of values",
+}
 
 
 def configuration_page() -> str:
     """Return the page of every key of `din.yaml`: type, range, default, meaning."""
     done: set[type[BaseModel]] = set()
-    return _HEAD + "".join(_section(DinYaml, "", done))
+    examples = all_examples()
+    files = ((DinYaml, "din.yaml"), (NodeYaml, "node.yaml"), (CatalogModel, "models.json"))
+    return _HEAD + "".join(text for model, name in files for text in _section(model, name, done, examples))
 
 
 def commands_page() -> str:
@@ -88,20 +108,26 @@ def _command(command: TyperCommand | TyperGroup, name: str) -> Iterator[str]:
         yield f"| {spelled} | {f'`{parameter.default}`' if plain else ''} | {_flat(getattr(parameter, 'help', '') or '')} |\n"
 
 
-def _section(model: type[BaseModel], path: str, done: set[type[BaseModel]]) -> Iterator[str]:
+def _section(model: type[BaseModel], path: str, done: set[type[BaseModel]], examples: Examples) -> Iterator[str]:
     """A section's table, then those inside it. One that stands in several places is described at the first."""
     if model in done:
         return
     done.add(model)
     told = _attribute_texts(model)
-    yield f"\n## {path or 'The file'}\n\n{_flat(inspect.getdoc(model) or '')}\n\n| key | type | default | meaning |\n|---|---|---|---|\n"
+    yield f"\n## {path}\n\n{_flat(inspect.getdoc(model) or '')}\n\n| key | type | default | example | meaning |\n|---|---|---|---|---|\n"
     inner: list[tuple[str, type[BaseModel]]] = []
     for name, field in model.model_fields.items():
         key = field.alias or name
-        yield f"| `{key}` | {_type(field.annotation)}{_range(field)} | {_default(field)} | {_flat(told.get(name, ''))} |\n"
-        inner += [(f"{path}.{key}".strip("."), each) for each in _models(field.annotation)]
+        cells = (
+            f"{_type(field.annotation)}{_range(field)}",
+            _default(field),
+            _example(examples.get((model, key))),
+            _flat(told.get(name, "")),
+        )
+        yield f"| `{key}` | {' | '.join(cells)} |\n"
+        inner += [(key if path.endswith((".yaml", ".json")) else f"{path}.{key}", each) for each in models_in(field.annotation)]
     for where, each in inner:
-        yield from _section(each, where, done)
+        yield from _section(each, where, done, examples)
 
 
 def _attribute_texts(model: type[BaseModel]) -> dict[str, str]:
@@ -116,13 +142,6 @@ def _attribute_texts(model: type[BaseModel]) -> dict[str, str]:
     return told
 
 
-def _models(annotation: object) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for inner in typing.get_args(annotation):
-        yield from _models(inner)
-
-
 def _type(annotation: object) -> str:
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
@@ -133,7 +152,7 @@ def _type(annotation: object) -> str:
         return " or ".join(dict.fromkeys("nothing" if each is type(None) else _type(each) for each in inner))
     if origin in {tuple, list, frozenset, set}:
         return f"list of {_type(inner[0])}"
-    if origin is dict:
+    if origin in {dict, Mapping}:
         return f"mapping of {_type(inner[0])} to {_type(inner[1])}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "section"
@@ -154,11 +173,17 @@ def _default(field: FieldInfo) -> str:
     value = field.default if field.default is not PydanticUndefined else field.default_factory()
     if isinstance(value, BaseModel):
         return "see below"
+    if isinstance(value, SchedulerSection):
+        return f"`{value.name}`"
     if isinstance(value, SecretStr):
         return f"`{value.get_secret_value()}`"
     if value is None or value in ((), {}, ""):
         return ""
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _example(text: str | None) -> str:
+    return "" if text is None else f"`{_flat(text)}`"
 
 
 def _flat(text: str) -> str:
