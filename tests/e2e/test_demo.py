@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.pages import code_blocks
+
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
 PARTS = {"redis", "node-a", "node-b", "node-c", "sidecar", "envoy"}
@@ -45,6 +47,30 @@ def finish(demo: subprocess.Popen[bytes]) -> None:
         demo.wait()
 
 
+def take_the_tour(told: str) -> None:
+    """Run README's tour and compare status, headers and the form of events with what README shows."""
+    [shown] = code_blocks("README", "console")
+    [url] = re.findall(r"answers at (\S+)", told)
+    [key] = re.findall(r"^key +(\S+)", told, re.MULTILINE)
+    commands, _, expected = shown.replace("http://127.0.0.1:38831", url).replace("din_demo_...", key).partition("\nHTTP/")
+    script = re.sub(r"^\$ |^ready\n", "", commands, flags=re.MULTILINE)
+    ran = subprocess.run(["bash", "-ec", script], capture_output=True, text=True, timeout=90, check=True, env=os.environ)
+    ready, _, answer = ran.stdout.replace("\r", "").partition("\nHTTP/")
+    assert ready == "ready"
+
+    def form(text: str) -> tuple[str, set[str], set[str]]:
+        head, _, events = text.partition("\n\n")
+        return (
+            head.split("\n")[0],
+            set(re.findall(r"^([\w-]+):", head, re.MULTILINE)),
+            set(re.findall(r'^data: \{.*"(choices)":', events, re.MULTILINE)),
+        )
+
+    (status, headers, choices), (ours, all_headers, all_choices) = form(expected), form(answer)
+    assert (ours, all_choices) == (status, choices)
+    assert headers <= all_headers
+
+
 @pytest.mark.timeout(180)
 def test_the_demo_holds_every_check_on_real_models(tmp_path):
     log = tmp_path / "log"
@@ -65,6 +91,7 @@ def test_ctrl_c_stops_everything_and_is_no_error(tmp_path):
         wait_for(demo, log, "Ctrl-C stops everything")
         processes = family(demo)
         assert len(processes) >= len(PARTS)
+        take_the_tour(log.read_text())
         os.kill(demo.pid, signal.SIGINT)
         assert demo.wait(40) == 0, log.read_text()
         assert_gone(processes)

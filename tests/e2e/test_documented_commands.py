@@ -1,4 +1,4 @@
-"""Every command of README and documentation, executed. Commands that would reach outside this machine run in a form that stays on it."""
+"""Every command of README and documentation, executed; `test_demo.py` runs README's tour. Those that reach outside stay on this machine."""
 
 import contextlib
 import hashlib
@@ -18,12 +18,9 @@ from din_extproc.audit.chain import sign
 from din_extproc.audit.records import SettlementRecord
 from din_extproc.audit.report import segment_file
 from din_extproc.cli.app import app
-from din_extproc.settings.load import load
-from din_extproc.settings.settings import Settings
 from tests.bench.__main__ import BENCHMARKS
-from tests.support.certificates import Authority
 from tests.support.node_stack import RegistryThread
-from tests.support.pages import ROOT, TEXTS, Console, code_blocks, shell_blocks
+from tests.support.pages import EXECUTED, ROOT, TEXTS, Console, all_blocks, code_blocks, shell_blocks
 from tests.support.servers import EngineSim, RedisServer, free_port
 from tests.support.stack import Stack, events, key_of, node, tenant
 
@@ -43,7 +40,8 @@ def answers(url: str) -> bool:
 
 
 def test_no_block_of_commands_is_left_out():
-    assert set(BLOCKS) == RUN_HERE
+    found = {(block.page, block.language) for block in all_blocks() if block.language in EXECUTED}
+    assert found == {(page, "sh") for page in RUN_HERE} | {("howto/python-client", "python"), ("README", "console")}
 
 
 PATHS = {
@@ -122,23 +120,6 @@ def test_the_example_of_the_client(engine):
     assert all(time_ms is not None for time_ms in times)
 
 
-def test_the_example_of_tls_is_sound(tmp_path):
-    [example] = code_blocks("howto/tls", "yaml")
-    authority = Authority(tmp_path, "nodes-ca")
-    for name in ("din", "envoy"):
-        authority.issue(name, "din.internal")
-    (tmp_path / "din-ca.pem").write_bytes(authority.file.read_bytes())
-    (tmp_path / "node-tokens.yaml").write_text("{}\n")
-    config = yaml.safe_load((ROOT / "envoy" / "din.yaml").read_text())
-    for section, fields in yaml.safe_load(example).items():
-        config[section] = {**config[section], **fields}
-    (tmp_path / "din.yaml").write_text(yaml.safe_dump(config))
-    (tmp_path / "models.json").write_text((ROOT / "envoy" / "models.json").read_text())
-    settings = load(tmp_path / "din.yaml", {})
-    assert isinstance(settings, Settings), str(settings)
-    assert settings.gateway.registry.bind_certificates
-
-
 @pytest.mark.parametrize("page", ["README", "start/demo"])
 def test_the_make_targets_of_a_first_visit(page):
     with Console({}) as console:
@@ -155,7 +136,7 @@ def engine() -> Iterator[EngineSim]:
 def test_use_it_from_the_example_to_the_first_streamed_answer(engine):
     ports = {name: free_port() for name in ("10000", "9901", "50052", "9090")}
     instead = {"http://localhost:10000": f"http://localhost:{ports['10000']}", "din_team-a-2026_...": FINANCE}
-    [prepare, [ask]] = BLOCKS["start/own-envoy"]
+    [prepare, [wait, ask]] = BLOCKS["start/own-envoy"]
     with RedisServer() as redis, Console(instead, DIN_REDIS_URL=redis.url) as console:
         (console.folder / "envoy").mkdir()
         example = (
@@ -168,9 +149,7 @@ def test_use_it_from_the_example_to_the_first_streamed_answer(engine):
         told = {command.split("#")[0].strip(): console.run(command) for command in prepare}
         assert "shown once" in told["din-extproc keys new team-a-2026"]
         assert "sound" in told["din-extproc check din.yaml"]
-        console.eventually(
-            lambda: answers(f"http://127.0.0.1:{ports['9901']}/ready") and answers(f"http://127.0.0.1:{ports['9090']}/readyz")
-        )
+        console.run(wait)
         answer = console.run(ask)
         assert answer.rstrip().endswith("data: [DONE]"), answer
         assert len(events(answer)) > 2

@@ -14,13 +14,15 @@ from din_extproc.settings.load import load
 from din_extproc.settings.node import NodeSettings, NodeYaml, load_node
 from din_extproc.settings.schema import DinYaml
 from din_extproc.settings.settings import Settings
+from din_extproc.southbound.engines import ENGINES
 from tests.support.certificates import Authority
 from tests.support.config_examples import CATALOGS, GATEWAYS, NODES, all_examples, models_in
+from tests.support.engine_reference import SAMPLES, parameters_page
 from tests.support.reference import commands_page, configuration_page, metrics_page
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "docs" / "pages" / "reference"
-PAGES = {"configuration.md": configuration_page, "cli.md": commands_page, "metrics.md": metrics_page}
+PAGES = {"configuration.md": configuration_page, "cli.md": commands_page, "metrics.md": metrics_page, "parameters.md": parameters_page}
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -97,3 +99,7 @@ def test_the_examples_of_a_node_load(file, folder):
     shutil.copy(file, folder / "node.yaml")
     settings = load_node(folder / "node.yaml", {})
     assert isinstance(settings, NodeSettings), str(settings)
+
+
+def test_every_parameter_that_a_table_names_is_on_the_page():
+    assert {name for engine in ENGINES.values() for name in engine.openai} <= set(SAMPLES)

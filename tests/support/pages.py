@@ -13,11 +13,12 @@ import stat
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from din_extproc.edge.process.envoy_binary import find_envoy
 from din_extproc.tools.demo.binaries import find_redis
@@ -28,6 +29,8 @@ TEXTS = {"README": (ROOT / "README.md").read_text()} | {
     str(page.relative_to(PAGES).with_suffix("")): page.read_text() for page in sorted(PAGES.rglob("*.md"))
 }
 """The text of each page by its path."""
+EXECUTED = {"sh", "python", "console"}
+"""Languages of blocks that `tests/e2e` runs: `test_documented_commands.py` asserts that none is left out."""
 _STANDINS = {
     "din-extproc": f'exec {sys.executable} -m din_extproc "$@"',
     "pip": f'test "$*" = "install ." && exec {sys.executable} -m pip install --dry-run --no-deps --quiet {ROOT}',
@@ -39,14 +42,34 @@ _STANDINS = {
 """`make demo` and `make demo-check` have tests of their own; here their targets need to be there."""
 
 
+class Block(NamedTuple):
+    """A fenced code block."""
+
+    page: str
+    language: str
+    text: str
+
+
+def all_blocks() -> list[Block]:
+    """Return every fenced code block of every page, indented ones too."""
+    found = [
+        Block(page, language, textwrap.dedent(inner))
+        for page, text in TEXTS.items()
+        for _, language, inner in re.findall(r"^([ ]*)```([^\n`]*)\n(.*?)^\1```[ ]*$", text, re.MULTILINE | re.DOTALL)
+    ]
+    fences = sum(len(re.findall(r"^[ ]*(?:```|~~~)", text, re.MULTILINE)) for text in TEXTS.values())
+    assert fences == 2 * len(found), "a code block without an end, or with another fence than ```"
+    return found
+
+
 def code_blocks(page: str, language: str) -> list[str]:
     """Return a page's fenced code blocks of one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", TEXTS[page], re.MULTILINE | re.DOTALL)
+    return [block.text for block in all_blocks() if (block.page, block.language) == (page, language)]
 
 
 def shell_blocks() -> dict[str, list[list[str]]]:
     """Return the shell blocks by page, each as its commands."""
-    found = {page: [_commands(block) for block in code_blocks(page, "sh")] for page in TEXTS}
+    found = {page: [_commands(text) for text in code_blocks(page, "sh")] for page in TEXTS}
     return {page: blocks for page, blocks in found.items() if blocks}
 
 
