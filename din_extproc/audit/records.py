@@ -84,6 +84,8 @@ class SettlementRecord(Tagged, frozen=True, kw_only=True, omit_defaults=True, ta
     cached_tokens: int = 0
     estimated: bool = False
     reserved_tokens: int = 0
+    cost: int = 0
+    """In 10**-9 of the currency."""
     attempts: int = 0
     degraded: bool = False
     error: str = ""

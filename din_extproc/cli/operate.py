@@ -138,32 +138,37 @@ def usage(
     ] = None,
     last: Annotated[datetime | None, typer.Option("--to", formats=["%Y-%m-%d"], help="The last day (UTC). [default: today]")] = None,
     tenant: Tenant = "",
-    by_key: Annotated[bool, typer.Option("--by-key", help="One row per API key.")] = False,  # noqa: FBT002 - a flag
+    by: Annotated[str, typer.Option(help="Columns to group by, separated by commas: day, tenant, key, identity, model, rule.")] = (
+        "day,tenant,model"
+    ),
     form: Annotated[Literal["csv", "json"], typer.Option("--format", help="The output format.")] = "csv",
     config: Config = DEFAULT_CONFIG,
 ) -> None:
-    """Export usage per tenant, day and model for charge-back.
+    """Export usage and cost for charge-back.
 
     It reads Redis, whether or not the sidecar is running.
     """
     from din_extproc.admit.ledger import LimitsUnavailable  # noqa: PLC0415 - the other commands start without it
-    from din_extproc.edge.redis.usage import COLUMNS, KEY_COLUMNS  # noqa: PLC0415
+    from din_extproc.observe.usage_book import DIMENSIONS  # noqa: PLC0415
     from din_extproc.roles.operate.unknown_tenant import UnknownTenant  # noqa: PLC0415
-    from din_extproc.roles.serve.usage import usage_rows  # noqa: PLC0415
+    from din_extproc.roles.serve.usage import USAGE_COLUMNS, usage_rows  # noqa: PLC0415
 
     today = datetime.now(UTC)
     begin, end = (first or today - timedelta(days=30)).date(), (last or today).date()
     if begin > end:
         raise typer.BadParameter(f"{begin} is later than the last day, {end}", param_hint="--from")
+    groups = [name.strip() for name in by.split(",")]
+    if not set(groups) <= set(DIMENSIONS) or len(set(groups)) < len(groups):
+        raise typer.BadParameter(f"{by!r}: each of {', '.join(DIMENSIONS)} at most once", param_hint="--by")
     try:
         with fail_on(UnknownTenant):
-            rows = usage_rows(load_settings(config), begin, end, tenant, by_key=by_key)
+            rows = usage_rows(load_settings(config), begin, end, tenant, groups)
     except LimitsUnavailable as error:
         fail(f"redis: {error}")
     if form == "json":
         print_json(rows)
     else:
-        writer = csv.DictWriter(sys.stdout, KEY_COLUMNS if by_key else COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(sys.stdout, (*groups, *USAGE_COLUMNS), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 

@@ -195,6 +195,12 @@ class ExchangeRecord(Struct, frozen=True, gc=False):
     """The prompt was scanned for sensitive data."""
     sensitive: Sensitive | None = None
     """Findings in the prompt; None: nothing was found, or the prompt was not scanned."""
+    media: int = 0
+    """Images, audio and files of the prompt."""
+    cost: int = 0
+    """In 10**-9 of the currency; 0 without prices."""
+    saved: int = 0
+    """What the dearest model that the requested name stands for would have cost more, likewise."""
 
     @property
     def screening(self) -> str:

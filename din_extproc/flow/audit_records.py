@@ -62,6 +62,7 @@ def ending_record(record: ExchangeRecord) -> RefusalRecord | SettlementRecord:
         cached_tokens=usage.cached_tokens,
         estimated=usage.estimated,
         reserved_tokens=record.reserved_tokens,
+        cost=record.cost,
         attempts=record.attempts,
         degraded=record.degraded,
         error=record.error,

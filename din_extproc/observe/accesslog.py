@@ -23,7 +23,7 @@ from din_extproc._proto.envoy.data.accesslog.v3.accesslog_pb2 import AccessLogCo
 from din_extproc._proto.envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
 from din_extproc.domain.access_log import ATTEMPT_TAG
 from din_extproc.domain.node import Endpoint, InternalEndpoint, Node
-from din_extproc.domain.request import Operation
+from din_extproc.domain.request import POOLING, Operation
 from din_extproc.domain.usage import ANSWER_TOO_LARGE, ExchangeRecord, FailedAttempt, Labels, Sensitive
 from din_extproc.observe.outcome import ExchangeEnding, outcome, usage
 
@@ -62,7 +62,6 @@ _FLAGS = {
 }
 _TOTAL_TIMEOUT = "response_timeout"
 """Envoy's word for the end of the whole request's time; that of one attempt is another."""
-_WITHOUT_OUTPUT = frozenset({Operation.EMBEDDINGS, Operation.RERANK})
 _NOT_HELD = "response_payload_too_large"
 """Envoy's word for an answer that is waited for and outgrows what it holds."""
 _NO_FLAGS: tuple[str, ...] = ()
@@ -311,6 +310,7 @@ def _record(entry: LogEntry, nodes: Mapping[str, str], described: Mapping[str, N
         sensitive=labels.sensitive or _sensitive(_text(fields, "sensitive")),
         moved_from=labels.pool if moved else "",
         deadline_exceeded=entry.details == _TOTAL_TIMEOUT,
+        media=labels.media,
     )
 
 
@@ -345,7 +345,7 @@ def _ending(entry: LogEntry, labels: Labels, node: Node | None) -> ExchangeEndin
         context=0 if node is None else node.max_seq_len,
         output_asked=0 if labels.tags is None else labels.tags.output_tokens or 0,
         one_prompt=labels.operation == Operation.CHAT,
-        generates=labels.operation not in _WITHOUT_OUTPUT,
+        generates=labels.operation not in POOLING,
         unread=fields.get("unread") is True,
         open_choices=_count(fields, "open_choices"),
         total_tokens=_count(fields, "total_tokens") if "total_tokens" in fields else None,

@@ -65,6 +65,8 @@ _TENANTS = (
     Panel("Cached prompt tokens", "percentunit", ((_each(of.TENANT), share(
         rate(of.TOKENS, of.TENANT, **{label(of.TOKEN_TYPE): "cached"}), rate(of.TOKENS, of.TENANT, **{label(of.TOKEN_TYPE): "input"}),
     )),)),
+    Panel("Cost per hour", "short", ((_each(of.TENANT), f"3600 * {rate(of.COST, of.TENANT)}"),)),
+    Panel("Saved per hour by smaller models", "short", ((_each(of.TENANT), f"3600 * {rate(of.SAVED, of.TENANT)}"),)),
 )  # fmt: skip
 _NODES = (
     Panel("Nodes by state", "short", ((_each(of.STATE), f"max by ({label(of.STATE)}) ({of.NODES.prometheus})"),)),

@@ -5,6 +5,7 @@ Rule: nothing that a client wrote becomes a label: tenants, models, pools, rules
 
 from collections.abc import Iterator
 
+from din_extproc.domain.price import UNITS
 from din_extproc.domain.usage import ExchangeRecord, Outcome
 from din_extproc.observe import instruments as of
 from din_extproc.observe.families import CAP, Counts, Distributions, Family, one
@@ -42,6 +43,7 @@ class ExchangeMetrics:
         self._degraded, self._retries, self._bad_events = Counts(of.DEGRADED, cap), Counts(of.RETRIES, cap), Counts(of.BAD_EVENTS, cap)
         self._node_requests, self._node_tokens = Counts(of.NODE_REQUESTS, cap), Counts(of.NODE_TOKENS, cap)
         self._misidentified = Counts(of.NODE_MISIDENTIFIED, cap)
+        self._cost, self._saved = Counts(of.COST, cap), Counts(of.SAVED, cap)
         self._duration, self._to_node = Distributions(of.REQUEST_DURATION, cap), Distributions(of.TO_NODE, cap)
         self._first_token, self._each_token = Distributions(of.TIME_TO_FIRST_TOKEN, cap), Distributions(of.TIME_PER_OUTPUT_TOKEN, cap)
         self._usage, self._estimate_error = Distributions(of.TOKEN_USAGE, cap), Distributions(of.ESTIMATE_ERROR, cap)
@@ -62,7 +64,7 @@ class ExchangeMetrics:
         kept: tuple[Counts | Distributions, ...] = (
             self._tokens, self._requests, self._degraded, self._retries, self._reserved, self._node_requests, self._node_tokens,
             self._bad_events, self._duration, self._first_token, self._each_token, self._usage, self._to_node, self._estimate_error,
-            self._node_first_token, self._node_duration, self._misidentified,
+            self._node_first_token, self._node_duration, self._misidentified, self._cost, self._saved,
         )  # fmt: skip
         for each in kept:
             yield each.family()
@@ -80,6 +82,9 @@ class ExchangeMetrics:
             self._tokens.add((tenant, model, "cached", estimated), usage.cached_tokens)
         if record.reserved_tokens:
             self._reserved.add((tenant, model), record.reserved_tokens)
+        if record.cost or record.saved:
+            self._cost.add((tenant, model), record.cost / UNITS)
+            self._saved.add((tenant, model), record.saved / UNITS)
         if record.degraded:
             self._degraded.add((tenant, model, record.rule))
         if record.attempts > 1:

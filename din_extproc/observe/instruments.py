@@ -106,6 +106,11 @@ TOKENS = Instrument(
     "din.tokens", InstrumentKind.COUNTER, "{token}", "Tokens charged; cached ones count as input too. Estimated: not reported.",
     (TENANT, MODEL, TOKEN_TYPE, ESTIMATED),
 )  # fmt: skip
+COST = Instrument("din.cost", InstrumentKind.COUNTER, "{currency}", "Cost of requests, in the currency of `prices`.", (TENANT, MODEL))
+SAVED = Instrument(
+    "din.cost.saved", InstrumentKind.COUNTER, "{currency}",
+    "What the dearest model that the requested name stands for would have cost more.", (TENANT, MODEL),
+)  # fmt: skip
 REQUESTS = Instrument("din.requests", InstrumentKind.COUNTER, "{request}", "Finished exchanges.", (TENANT, MODEL, POOL, OUTCOME))
 DEGRADED = Instrument("din.requests.degraded", InstrumentKind.COUNTER, "{request}", "Answered by a fallback.", (TENANT, MODEL, RULE))
 RETRIES = Instrument("din.requests.retries", InstrumentKind.COUNTER, "{attempt}", "Attempts after the first.", (MODEL, POOL))

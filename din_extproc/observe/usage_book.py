@@ -3,6 +3,7 @@
 Rule: an exchange counts once, on the UTC day on which it began; tokens that the engine did not report are kept apart.
 """
 
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, date, datetime
 
 from msgspec import Struct
@@ -28,6 +29,10 @@ class UsageTotals(Struct, gc=False):
     """Part of the prompt tokens."""
     estimated_tokens: int = 0
     """Part of prompt and completion tokens: the engine did not count them."""
+    cost: int = 0
+    """In 10**-9 of the currency."""
+    saved: int = 0
+    """What the dearest models that the requested names stand for would have cost more, likewise."""
 
 
 class UsageKey(Struct, frozen=True, gc=False):
@@ -37,7 +42,9 @@ class UsageKey(Struct, frozen=True, gc=False):
     tenant: str
     model: str
     key_id: str = ""
-    """Of the API key; "" in sums over all keys, and in usage from before keys were told apart."""
+    """Of the API key or other identity; "" in usage from before keys were told apart."""
+    rule: str = ""
+    """The routing rule; "" where none took the request, and in usage from before rules were told apart."""
 
 
 class UsageBook:
@@ -51,7 +58,7 @@ class UsageBook:
         """An exchange is over."""
         if not record.tenant:
             return
-        line = UsageKey(self._name(int(record.started_at) // _SECONDS_A_DAY), record.tenant, record.model, record.key_id)
+        line = UsageKey(self._name(int(record.started_at) // _SECONDS_A_DAY), record.tenant, record.model, record.key_id, record.rule)
         used = self._used.get(line)
         if used is None:
             used = self._used[line] = UsageTotals()
@@ -66,6 +73,8 @@ class UsageBook:
         used.completion_tokens += usage.completion_tokens
         used.cached_tokens += usage.cached_tokens
         used.estimated_tokens += usage.total_tokens if usage.estimated else 0
+        used.cost += record.cost
+        used.saved += record.saved
 
     def take(self) -> dict[UsageKey, UsageTotals]:
         """What was counted since it was last taken."""
@@ -81,3 +90,25 @@ class UsageBook:
 def day_of(seconds: float) -> date:
     """The UTC day of a moment in seconds since the epoch."""
     return datetime.fromtimestamp(seconds, UTC).date()
+
+
+DIMENSIONS: dict[str, Callable[[UsageKey], str]] = {
+    "day": lambda line: line.day,
+    "tenant": lambda line: line.tenant,
+    "key": lambda line: "" if ":" in line.key_id else line.key_id,
+    "identity": lambda line: line.key_id if ":" in line.key_id else "",
+    "model": lambda line: line.model,
+    "rule": lambda line: line.rule,
+}
+"""What usage can be grouped by. An identity that is no API key has a colon in its id, such as `jwt:alice`."""
+SUMS = UsageTotals.__struct_fields__
+
+
+def group_usage(used: Iterable[tuple[UsageKey, UsageTotals]], by: Sequence[str]) -> dict[tuple[str, ...], UsageTotals]:
+    """Return the sums of each group, in order."""
+    groups: dict[tuple[str, ...], UsageTotals] = {}
+    for line, sums in used:
+        whole = groups.setdefault(tuple([DIMENSIONS[name](line) for name in by]), UsageTotals())
+        for name in SUMS:
+            setattr(whole, name, getattr(whole, name) + getattr(sums, name))
+    return dict(sorted(groups.items()))

@@ -102,6 +102,11 @@ class RouteTable:
         self._allowed = dict(allowed)
 
     @property
+    def choices(self) -> dict[str, tuple[str, ...]]:
+        """The physical models of each name that stands for more than one."""
+        return {name: tuple(target.models) for name, target in self._targets.items() if len(target.models) > 1}
+
+    @property
     def fallbacks(self) -> tuple[tuple[Pool, Pool], ...]:
         """Each distinct pair of a pool and its fallback in the rules."""
         pairs = {(rule.pool.name, rule.fallback.name): (rule.pool, rule.fallback) for rule in self._rules if rule.fallback is not None}

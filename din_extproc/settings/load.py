@@ -17,12 +17,14 @@ from din_extproc.settings.catalog import Catalog, CatalogFile, CatalogModel, Cat
 from din_extproc.settings.changes import UNCHANGED, Changes, put_all
 from din_extproc.settings.document import Document, read_json, read_yaml
 from din_extproc.settings.keys_file import StoredKeys, read_keys
+from din_extproc.settings.prices import make_prices
+from din_extproc.settings.prices_file import read_prices
 from din_extproc.settings.problems import ConfigProblem, ConfigRejected, in_order
 from din_extproc.settings.registry import Reaches, RegistryListenSection, Tokens, read_tokens
 from din_extproc.settings.remote import REMOTE_ENGINES, make_remote
 from din_extproc.settings.schema import DinYaml
 from din_extproc.settings.settings import Settings
-from din_extproc.settings.shape import shape, validated
+from din_extproc.settings.shape import ShapedConfig, shape, validated
 from din_extproc.settings.tls import report_files, report_unmatched
 
 _FINGERPRINT = 12
@@ -39,14 +41,10 @@ def load(
         source: Knows what catalogues behind URLs were like; None: they are pulled.
         changes: What is put in the place of what it says.
     """
-    opened = read_document(path, env)
+    opened = _read_shaped(path, env, changes)
     if isinstance(opened, ConfigRejected):
         return opened
-    text, document = opened
-    put_all(document, changes)
-    shaped = shape(document)
-    if shaped is None:
-        return ConfigRejected(in_order(document.problems))
+    text, document, shaped = opened
     catalog, described, problems = read_catalog(shaped.config.catalog, document, path, source)
     keys_file, hashes, stored = _stored_keys(shaped.config.keys_file, document, path)
     assembled = assemble(shaped, None if "catalog" in shaped.broken else catalog, document, stored.tenants)
@@ -54,7 +52,8 @@ def load(
     _report_secrets(shaped.config, document, path, env)
     audit, key_files = read_audit(shaped.config.audit, document, path)
     tokens_file, secrets, tokens, reaches, unread = _tokens(shaped.config.gateway.registry, document, path)
-    found = in_order([*document.problems, *problems, *unread, *stored.problems])
+    prices_file, priced, prices, mispriced = read_prices(shaped.config.prices, document, path, assembled.pools)
+    found = in_order([*document.problems, *problems, *unread, *stored.problems, *mispriced])
     if assembled.routes is None or catalog is None or not all(problem.warning for problem in found):
         return ConfigRejected(found)
     config = shaped.config
@@ -64,7 +63,7 @@ def load(
         catalog_refresh_s=None if config.catalog is None else config.catalog.refresh_s,
         node_tokens_file=tokens_file,
         keys_file=keys_file,
-        fingerprint=_fingerprint(text, described, secrets + hashes, audit),
+        fingerprint=_fingerprint(text, described, secrets + hashes + priced, audit),
         network=config.network,
         node_tokens=tokens,
         node_reaches=reaches,
@@ -85,9 +84,22 @@ def load(
         audit=audit,
         audit_key_files=key_files,
         fail_open_pool=None if config.fail_open is None else config.fail_open.pool,
+        prices_file=prices_file,
+        prices=make_prices(config.prices, prices, assembled.routes.choices),
         jwt=tuple(each.jwt_issuer(path.parent) for each in config.identity.jwt),
         warnings=found,
     )
+
+
+def _read_shaped(path: Path, env: Mapping[str, str], changes: Changes) -> tuple[str, Document, ShapedConfig] | ConfigRejected:
+    """The file's text, its data and its sound part."""
+    opened = read_document(path, env)
+    if isinstance(opened, ConfigRejected):
+        return opened
+    text, document = opened
+    put_all(document, changes)
+    shaped = shape(document)
+    return ConfigRejected(in_order(document.problems)) if shaped is None else (text, document, shaped)
 
 
 def _report_secrets(config: DinYaml, document: Document, path: Path, env: Mapping[str, str]) -> None:

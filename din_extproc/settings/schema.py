@@ -14,6 +14,7 @@ from din_extproc.settings.gateway import FailOpenSection, GatewaySection, StoreS
 from din_extproc.settings.health import HealthSection
 from din_extproc.settings.identity import IdentitySection
 from din_extproc.settings.pools import PoolSection
+from din_extproc.settings.prices import PricesSection
 from din_extproc.settings.routes import AliasSection, RuleSection
 from din_extproc.settings.section import AsTuple, ModelName, Name, NameIfAny, Section, Text
 from din_extproc.settings.sensitive import SensitivePatternsSection
@@ -40,6 +41,8 @@ class DinYaml(Section):
     identity: IdentitySection = IdentitySection()
     defaults: DefaultsSection = DefaultsSection()
     limits: GlobalLimitsSection = GlobalLimitsSection()
+    prices: PricesSection | None = None
+    """None: requests have no cost."""
     sensitive_data: SensitivePatternsSection = SensitivePatternsSection()
     health: HealthSection = HealthSection()
     envoy: EnvoySection = EnvoySection()

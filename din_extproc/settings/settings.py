@@ -10,6 +10,7 @@ from msgspec import Struct
 from din_extproc.control.topology import Address, Outlier, Retry, SocketAddress, Topology, XdsSource
 from din_extproc.domain.identity import JwtIssuer
 from din_extproc.domain.node import Endpoint, Pool
+from din_extproc.domain.price import NO_PRICES, PriceList
 from din_extproc.domain.tenant import ApiKey, GlobalLimits, Tenant
 from din_extproc.edge.registry.catalog_source import is_url
 from din_extproc.flow.node_selector import InFlightFallback
@@ -70,6 +71,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     audit_key_files: tuple[str, ...]
     fail_open_pool: str | None
     """None: without a worker, requests are refused."""
+    prices_file: str | None = None
+    """None: the configuration itself has the prices, if there are any."""
+    prices: PriceList = NO_PRICES
     jwt: tuple[JwtIssuer, ...] = ()
     """Whose tokens name tenants."""
     warnings: tuple[ConfigProblem, ...]
@@ -78,7 +82,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     def files(self) -> tuple[str, ...]:
         """What the configuration was read from."""
         catalog = None if self.catalog_url else self.catalog_source
-        named = (self.file, catalog, self.node_tokens_file, self.keys_file, *self.audit_key_files)
+        named = (self.file, catalog, self.node_tokens_file, self.keys_file, self.prices_file, *self.audit_key_files)
         return tuple(file for file in named if file is not None)
 
     @property

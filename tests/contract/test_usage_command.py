@@ -17,6 +17,7 @@ DIN = """
 version: 1
 network: usage-command
 store: {{ url: "{url}" }}
+prices: {{ currency: EUR, models: {{ m: {{ input: 0.15 }} }} }}
 pools:
   p:
     model: m
@@ -42,7 +43,9 @@ def test_a_table_without_rows_has_its_header(usage):
 async def _count(url: str, tenant: str) -> None:
     async with linked(url) as link:
         today = datetime.now(UTC).date().isoformat()
-        for portion in portions({UsageKey(today, tenant, "m"): UsageTotals(3), UsageKey(today, tenant, "m", "k"): UsageTotals(2)}, 1):
+        for portion in portions(
+            {UsageKey(today, tenant, "m"): UsageTotals(3), UsageKey(today, tenant, "m", "k"): UsageTotals(2, cost=150_000)}, 1
+        ):
             await UsageStore(link, "usage-command").add("r", portion)
 
 
@@ -50,7 +53,16 @@ def test_a_tenant_that_is_gone_still_has_its_usage_and_one_that_never_was_is_sai
     asyncio.run(_count(redis_servers["valkey8"].url, "former"))
     [row] = csv.DictReader(io.StringIO(usage("--tenant", "former").output))
     assert (row["tenant"], row["requests"]) == ("former", "5")
-    rows = list(csv.DictReader(io.StringIO(usage("--tenant", "former", "--by-key").output)))
-    assert [(row["key_id"], row["requests"]) for row in rows] == [("", "3"), ("k", "2")]
+    rows = list(csv.DictReader(io.StringIO(usage("--tenant", "former", "--by", "key,model").output)))
+    assert [(row["key"], row["model"], row["requests"], row["cost"], row["currency"]) for row in rows] == [
+        ("", "m", "3", "0.00", "EUR"),
+        ("k", "m", "2", "0.00015", "EUR"),
+    ]
     told = usage("--tenant", "acmee")
     assert (told.exit_code, told.stderr) == (1, "error: no tenant is called 'acmee'; did you mean 'acme'?\n"), told.output
+
+
+@pytest.mark.parametrize("by", ["", "day,day", "colour"])
+def test_what_usage_can_not_be_grouped_by_is_said(usage, by):
+    told = usage("--by", by)
+    assert (told.exit_code, "day, tenant, key, identity, model, rule" in " ".join(told.output.split()).replace("│ ", "")) == (2, True)

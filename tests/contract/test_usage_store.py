@@ -1,35 +1,22 @@
 """Usage by day: counted from finished exchanges, added once on real Redis servers, read back whole."""
 
 import pytest
-from msgspec.structs import replace
 
 from din_extproc.admit.ledger import LimitsUnavailable
-from din_extproc.domain.usage import ExchangeRecord, Outcome, Usage
-from din_extproc.edge.redis.usage import USAGE, UsageStore, portions, sum_over_keys
-from din_extproc.observe.usage_book import UsageBook, UsageKey, UsageTotals
+from din_extproc.domain.usage import Outcome, Usage
+from din_extproc.edge.redis.usage import USAGE, UsageStore, portions
+from din_extproc.observe.usage_book import UsageBook, UsageKey, UsageTotals, group_usage
 from din_extproc.roles.serve.usage import UsageRecorder
+from tests.support.exchanges import MIDNIGHT, record
 from tests.support.ledgers import linked
 from tests.support.servers import FLAVOURS, RedisServer
 from tests.support.waiting import until
-
-MIDNIGHT = 1_798_761_600.0
-"""2027-01-01T00:00:00Z."""
-
-
-def record(**fields) -> ExchangeRecord:
-    """A chat of ten tokens that ended well just before midnight."""
-    plain = ExchangeRecord(
-        request_id="r", trace_id="t", tenant="finance", key_id="k", model="m", alias="a", pool="p", rule="", node_id="n", status=200,
-        outcome=Outcome.COMPLETED, stream=False, usage=Usage(7, 3, 2), reserved_tokens=20, prompt_estimate=7, features=(), fixed=0,
-        attempts=1, degraded=False, started_at=MIDNIGHT - 1,
-    )  # fmt: skip
-    return replace(plain, **fields)
 
 
 def test_an_exchange_counts_on_the_day_on_which_it_began_for_its_tenant_and_model():
     book = UsageBook()
     for each in (
-        record(),
+        record(cost=1500, saved=20),
         record(outcome=Outcome.CLIENT_CANCELLED, usage=Usage(5, 1, estimated=True), would_refuse="rpm"),
         record(started_at=MIDNIGHT),
         record(refusal="rate_limit_exceeded", model="", usage=Usage(0, 0)),
@@ -37,7 +24,7 @@ def test_an_exchange_counts_on_the_day_on_which_it_began_for_its_tenant_and_mode
     ):
         book.finished(each)
     assert book.take() == {
-        UsageKey("2026-12-31", "finance", "m", "k"): UsageTotals(2, 1, 0, 1, 12, 4, 2, 6),
+        UsageKey("2026-12-31", "finance", "m", "k"): UsageTotals(2, 1, 0, 1, 12, 4, 2, 6, cost=1500, saved=20),
         UsageKey("2027-01-01", "finance", "m", "k"): UsageTotals(1, 0, 0, 0, 7, 3, 2, 0),
         UsageKey("2026-12-31", "finance", "", "k"): UsageTotals(refused=1),
     }
@@ -92,11 +79,14 @@ async def test_without_redis_the_store_says_so(link):
         await UsageStore(link, "").day("2026-12-31")
 
 
-async def test_usage_of_each_key_is_kept_apart_and_adds_up_with_that_from_before_keys_were(link):
+async def test_usage_of_each_key_and_rule_is_kept_apart_and_adds_up_with_that_from_before_they_were(link):
     store = UsageStore(link, "")
-    used = {UsageKey("2026-12-31", "finance", "m", key): UsageTotals(requests=count) for key, count in (("one", 2), ("two", 3), ("", 4))}
+    kept = (("one", "r", 2), ("jwt:eve", "", 3), ("", "r", 1), ("", "", 4))
+    used = {UsageKey("2026-12-31", "finance", "m", key, rule): UsageTotals(requests=n, cost=10 * n) for key, rule, n in kept}
     for portion in portions(used, 1):
         await store.add("r", portion)
     found = await store.day("2026-12-31")
     assert found == used
-    assert sum_over_keys(found) == {UsageKey("2026-12-31", "finance", "m"): UsageTotals(requests=9)}
+    assert group_usage(found.items(), ("tenant", "model")) == {("finance", "m"): UsageTotals(requests=10, cost=100)}
+    by_owner = {group: sums.requests for group, sums in group_usage(found.items(), ("key", "identity", "rule")).items()}
+    assert by_owner == {("", "", ""): 4, ("", "", "r"): 1, ("", "jwt:eve", ""): 3, ("one", "", "r"): 2}

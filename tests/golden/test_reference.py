@@ -73,6 +73,7 @@ def folder(tmp_path):
         ("node-tokens.yaml", "{}"),
         ("keys.yaml", "keys: []"),
         ("jwks.json", '{"keys": []}'),
+        ("prices.yaml", "models: {}"),
         ("openai.key", "k"),
         ("node.token", "t"),
     ):

@@ -6,7 +6,6 @@ Invariant: a portion is added once, even if its reply is lost. Durability depend
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, Final
 
-import msgspec
 from msgspec import Struct
 
 from din_extproc.edge.redis.connection import bulks
@@ -17,10 +16,6 @@ USAGE: Final = load("usage")
 KEPT_DAYS: Final = 400
 """Retention: one year plus one month for billing."""
 _KEPT_S: Final = KEPT_DAYS * 86_400
-KEY_COLUMNS: Final = (*UsageKey.__struct_fields__, *UsageTotals.__struct_fields__)
-"""Columns of a row by key, in order."""
-COLUMNS: Final = tuple(column for column in KEY_COLUMNS if column != "key_id")
-"""Columns of a row over all keys of a tenant."""
 _LINES: Final = 200
 """Maximum rows of one portion."""
 _PAGE: Final = 2000
@@ -39,7 +34,10 @@ def portions(used: Mapping[UsageKey, UsageTotals], first: int) -> Iterator[Usage
     """Split usage into portions; `first` is the number of the first portion."""
     by_day: dict[str, list[tuple[str, int]]] = {}
     for line, sums in used.items():
-        name = f"{line.tenant}\t{line.model}\t{line.key_id}\t" if line.key_id else f"{line.tenant}\t{line.model}\t"
+        parts = [line.tenant, line.model, line.key_id, line.rule]
+        while len(parts) > 2 and not parts[-1]:  # noqa: PLR2004 - as fields were named before there were keys and rules
+            parts.pop()
+        name = "\t".join((*parts, ""))
         by_day.setdefault(line.day, []).extend([(name + field, getattr(sums, field)) for field in _FIELDS if getattr(sums, field)])
     number = first
     for day, amounts in by_day.items():
@@ -70,9 +68,9 @@ class UsageStore:
         """Return the usage of one day, read page by page."""
         found: dict[UsageKey, UsageTotals] = {}
         async for name, amount in self._fields(day):
-            tenant, model, *key_id, field = name.decode().split("\t")
+            tenant, model, *rest, field = name.decode().split("\t")
             if field in _FIELDS:
-                used = found.setdefault(UsageKey(day, tenant, model, *key_id), UsageTotals())
+                used = found.setdefault(UsageKey(day, tenant, model, *rest), UsageTotals())
                 setattr(used, field, int(amount))
         return found
 
@@ -86,18 +84,3 @@ class UsageStore:
                 break
         for name, amount in seen.items():
             yield name, amount
-
-
-def sum_over_keys(used: Mapping[UsageKey, UsageTotals]) -> dict[UsageKey, UsageTotals]:
-    """Return the sums per day, tenant and model."""
-    found: dict[UsageKey, UsageTotals] = {}
-    for line, sums in used.items():
-        whole = found.setdefault(UsageKey(line.day, line.tenant, line.model), UsageTotals())
-        for field in _FIELDS:
-            setattr(whole, field, getattr(whole, field) + getattr(sums, field))
-    return found
-
-
-def as_dict(line: UsageKey, used: UsageTotals) -> dict[str, Any]:
-    """Return one row as plain values."""
-    return {**msgspec.structs.asdict(line), **msgspec.structs.asdict(used)}

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from msgspec.structs import replace
+
 from din_extproc.admit.ledger import Ledger
 from din_extproc.admit.reservation import OutputHistory
 from din_extproc.domain.membership import MembershipDelta
@@ -63,6 +65,7 @@ class AccountingPlane:
         outputs: OutputHistory,
         health: HealthMonitor,
     ) -> None:
+        self._prices = settings.prices
         self._nodes = node_names(settings)
         self._described = {node.id: node for pool in settings.pools for node in pool.nodes}
         self._background = background
@@ -101,7 +104,8 @@ class AccountingPlane:
         self._background.every(_ASK_S, "reading Envoy's dropped log entries", self._envoy.ask)
 
     def reload(self, settings: Settings) -> None:
-        """Use the nodes and half-lives of this configuration."""
+        """Use the nodes, prices and half-lives of this configuration."""
+        self._prices = settings.prices
         self._nodes = self._registered | node_names(settings)
         self._described |= {node.id: node for pool in settings.pools for node in pool.nodes}
         self._paces.half_lives_s = half_lives_s(settings)
@@ -165,6 +169,9 @@ class AccountingPlane:
             for on_attempt in self._attempt_observers:
                 on_attempt(record)
             return
+        if self._prices.models:
+            cost, saved = self._prices.costs(record)
+            record = replace(record, cost=cost, saved=saved)
         self._background.start(self.settler.settle(record))
         for on_exchange in self._observers:
             on_exchange(record)

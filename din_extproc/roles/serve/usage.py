@@ -9,16 +9,19 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
+import msgspec
+
 from din_extproc.admit.ledger import LimitsUnavailable
+from din_extproc.domain.price import PriceList, format_money
 from din_extproc.domain.usage import ExchangeRecord
 from din_extproc.edge.redis.ledger import Runner
 from din_extproc.edge.redis.topology import carrier
-from din_extproc.edge.redis.usage import COLUMNS, KEPT_DAYS, KEY_COLUMNS, USAGE, UsagePortion, UsageStore, as_dict, portions, sum_over_keys
-from din_extproc.observe.usage_book import UsageBook
+from din_extproc.edge.redis.usage import KEPT_DAYS, USAGE, UsagePortion, UsageStore, portions
+from din_extproc.observe.usage_book import SUMS, UsageBook, UsageKey, UsageTotals, group_usage
 from din_extproc.roles.operate.unknown_tenant import UnknownTenant, unknown_tenant_message
 from din_extproc.settings.settings import Settings
 
@@ -57,33 +60,37 @@ class UsageRecorder:
                     self._unsaid.popleft()
 
 
-def usage_rows(settings: Settings, first: date, last: date, tenant: str, *, by_key: bool = False) -> list[dict[str, Any]]:
-    """Return rows per day, tenant and model, both days included. `tenant` "": all tenants. `by_key`: a row per API key.
+USAGE_COLUMNS = (*(name for name in SUMS if name not in {"cost", "saved"}), "cost", "saved", "currency")
+"""Columns of a row, after those that it is grouped by."""
+
+
+def usage_rows(settings: Settings, first: date, last: date, tenant: str, by: Sequence[str]) -> list[dict[str, Any]]:
+    """Return a row per group, both days included. `tenant` "": all tenants. `by`: names of `DIMENSIONS`.
 
     Raises:
         LimitsUnavailable: Redis does not answer.
         UnknownTenant: neither the configuration nor the usage has this tenant.
     """
-    rows = asyncio.run(_used(settings, first, last, tenant, by_key=by_key))
-    if tenant and not rows and tenant not in {each.id for each in settings.tenants}:
+    used = asyncio.run(_used(settings, first, last, tenant))
+    if tenant and not used and tenant not in {each.id for each in settings.tenants}:
         raise UnknownTenant(unknown_tenant_message(settings, tenant))
-    return rows
+    return [dict(zip(by, group, strict=True)) | priced_sums(sums, settings.prices) for group, sums in group_usage(used, by).items()]
 
 
-async def _used(settings: Settings, first: date, last: date, tenant: str, *, by_key: bool) -> list[dict[str, Any]]:
+def priced_sums(sums: UsageTotals, prices: PriceList) -> dict[str, Any]:
+    """Return sums as plain values, with amounts of money as decimal numbers in a text."""
+    money = {"cost": format_money(sums.cost), "saved": format_money(sums.saved), "currency": prices.currency}
+    return msgspec.structs.asdict(sums) | money
+
+
+async def _used(settings: Settings, first: date, last: date, tenant: str) -> list[tuple[UsageKey, UsageTotals]]:
     link = carrier(settings.store.url.get_secret_value(), (USAGE,), timeout_ms=_TIMEOUT_MS)
     try:
         if not await link.start():
             raise LimitsUnavailable(link.state.reason)
         store = UsageStore(link, settings.network)
-        found: list[dict[str, Any]] = []
-        for day in _days(first, last):
-            sums = await store.day(day.isoformat())
-            rows = sorted((sums if by_key else sum_over_keys(sums)).items(), key=lambda row: (row[0].tenant, row[0].model, row[0].key_id))
-            columns = KEY_COLUMNS if by_key else COLUMNS
-            whole = (as_dict(line, each) for line, each in rows if tenant in {"", line.tenant})
-            found += [{column: row[column] for column in columns} for row in whole]
-        return found
+        days = [await store.day(day.isoformat()) for day in _days(first, last)]
+        return [row for day in days for row in day.items() if tenant in {"", row[0].tenant}]
     finally:
         await link.close()
 
