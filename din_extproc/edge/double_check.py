@@ -14,7 +14,7 @@ from din_extproc.domain.node import Node
 from din_extproc.flow.double_check import CheckSampler, DoubleCheck
 from din_extproc.observe.agreement import TokenizedAnswer, compare, spoken
 
-_TIMEOUT_S = 30.0
+_TIMEOUT_S = 120.0
 _LONGEST_ANSWER = 4 << 20
 
 
@@ -59,7 +59,7 @@ class DoubleChecker:
         first, second = await self._ask(session, check, check.node), await self._ask(session, check, peers[0])
         if first is None or second is None:
             return 2, _compared(check, peers[0], Agreement.UNANSWERED)
-        agreement, at = compare(first, second)
+        agreement, at = compare(first, second, sampled=check.sampled)
         compared = _compared(check, peers[0], agreement, at, max(len(first.tokens), len(second.tokens)))
         if agreement is not Agreement.DIFFER:
             return 2, compared
@@ -67,7 +67,7 @@ class DoubleChecker:
         third = await self._ask(session, check, peers[1]) if len(peers) > 1 else None
         if third is not None:
             said = zip(blamed, (first, second), strict=True)
-            odd = [node_id for node_id, words in said if compare(words, third)[0] is Agreement.DIFFER]
+            odd = [node_id for node_id, words in said if compare(words, third, sampled=check.sampled)[0] is Agreement.DIFFER]
             blamed = odd if len(odd) == 1 else blamed
         return 2 + (len(peers) > 1), replace(compared, blamed=tuple(blamed))
 

@@ -1,7 +1,8 @@
 """Which requests are asked once more of two nodes that should agree, and what those are asked.
 
-Rule: the client's request is never touched, delayed or billed for it; a check is a question of its own, forced to be deterministic. What
-can't be compared is not asked, and what it may cost is bounded.
+Rule: the client's request is never touched, delayed or billed for it; a check is a question of its own. A greedy or seeded request is asked
+again as it is, up to its own length; of any other the start of the greedy answer is compared. What can't be compared is not asked, and
+what it may cost is bounded.
 """
 
 from collections.abc import Iterable
@@ -22,7 +23,10 @@ _ENGINES = frozenset({"vllm", "sglang", "llamacpp", "tensorrt_llm"})
 """Whose pools speak OpenAI's API and take `logprobs`."""
 _INCOMPARABLE = ("tools", "functions", "response_format", "best_of", "n_cmpl", "echo")
 _WAITING = 32
-_FORCED = {"temperature": b"0", "top_p": b"1", "seed": b"1", "stream": b"false", "n": b"1"}
+_WHOLE = {"stream": b"false", "n": b"1"}
+_GREEDY = {"temperature": b"0", "top_p": b"1", "seed": b"1"}
+_CANDIDATES = b"5"
+"""Tokens told beside each one of an answer: as many as every engine and API gives."""
 
 
 class DoubleCheckPolicy(Struct, frozen=True):
@@ -47,6 +51,8 @@ class DoubleCheck(Struct, frozen=True):
     """The one that the request went to."""
     tokens: int
     """What one answer to it may cost, prompt included."""
+    sampled: bool = False
+    """Its answers are drawn with the client's seed, not greedy."""
 
     def select_peers(self, nodes: Iterable[Node]) -> list[Node]:
         """Those of the pool that should say the same, the request's own left out; not more than are needed."""
@@ -75,7 +81,7 @@ class CheckSampler:
         self._due += self.policy.share
         if self._due < 1.0:
             return
-        check = _check(granted, parsed, trace_id, self.policy.max_tokens)
+        check = _check(granted, parsed, trace_id, self.policy)
         if check is None or len(self.waiting) >= _WAITING:
             self._due = 1.0  # the next one, then
             return
@@ -98,7 +104,7 @@ class CheckSampler:
         return True
 
 
-def _check(granted: Decision, parsed: ParsedRequest, trace_id: str, max_tokens: int) -> DoubleCheck | None:
+def _check(granted: Decision, parsed: ParsedRequest, trace_id: str, policy: DoubleCheckPolicy) -> DoubleCheck | None:
     """The question; None: answers to this request can't be compared."""
     intent, pool = granted.intent, granted.target.pool
     outline, body = parsed.outline, parsed.body
@@ -108,18 +114,34 @@ def _check(granted: Decision, parsed: ParsedRequest, trace_id: str, max_tokens: 
         return None
     if intent.operation is Operation.COMPLETIONS and not outline.value(body, "prompt").startswith(b'"'):
         return None
-    output = min(max_tokens, intent.output_tokens or max_tokens)
-    edits = _edits(outline, intent.operation, output) | {"model": msgspec.json.encode(pool.served_model)}
-    question = splice_values(body, outline, edits)
-    tokens = intent.prompt_tokens + output
+    greedy, seeded = _number(outline, body, "temperature") == 0, isinstance(_number(outline, body, "seed"), int)
+    own = intent.output_tokens or max(1, granted.claim.tokens - intent.prompt_tokens)
+    affordable = policy.tokens_per_minute // ASKED - intent.prompt_tokens
+    output = min(own, max(policy.max_tokens, affordable) if greedy or seeded else policy.max_tokens)
+    edits = _edits(outline, intent.operation, output, repeats=greedy or seeded) | {"model": msgspec.json.encode(pool.served_model)}
     return DoubleCheck(
-        trace_id=trace_id, pool=pool.name, path=intent.operation.value, body=question, node=granted.selection.nodes[0], tokens=tokens
+        trace_id=trace_id,
+        pool=pool.name,
+        path=intent.operation.value,
+        body=splice_values(body, outline, edits),
+        node=granted.selection.nodes[0],
+        tokens=intent.prompt_tokens + output,
+        sampled=seeded and not greedy,
     )
 
 
-def _edits(outline: Outline, operation: Operation, output: int) -> dict[str, bytes]:
-    chat = operation is Operation.CHAT
-    edits = {**_FORCED, "max_tokens": b"%d" % output, **({"logprobs": b"true", "top_logprobs": b"3"} if chat else {"logprobs": b"3"})}
+def _number(outline: Outline, body: bytes, key: str) -> float | None:
+    """A number of the request, an int where it is written as one; None: it has none there."""
+    try:
+        return msgspec.json.decode(outline.value(body, key), type=int | float)
+    except msgspec.DecodeError:
+        return None
+
+
+def _edits(outline: Outline, operation: Operation, output: int, *, repeats: bool) -> dict[str, bytes]:
+    """What changes in the request. `repeats`: its own sampling stays."""
+    logprobs = {"logprobs": b"true", "top_logprobs": _CANDIDATES} if operation is Operation.CHAT else {"logprobs": _CANDIDATES}
+    edits = {**_WHOLE, "max_tokens": b"%d" % output, **logprobs, **({} if repeats else _GREEDY)}
     limits = dict.fromkeys(("max_completion_tokens", "n_predict"), b"%d" % output)
-    replaced = {**limits, "stream_options": b"null", "min_tokens": b"0", "logit_bias": b"null"}
+    replaced = {**limits, "stream_options": b"null", **({} if repeats else {"min_tokens": b"0", "logit_bias": b"null"})}
     return edits | {key: value for key, value in replaced.items() if key in outline.spans}

@@ -42,8 +42,11 @@ def spoken(body: bytes) -> TokenizedAnswer | None:
         return None
 
 
-def compare(one: TokenizedAnswer, other: TokenizedAnswer) -> tuple[Agreement, int]:
-    """How they compare, and the first token that differs."""
+def compare(one: TokenizedAnswer, other: TokenizedAnswer, *, sampled: bool = False) -> tuple[Agreement, int]:
+    """How they compare, and the first token that differs.
+
+    `sampled`: the answers are drawn with a seed, so that rounding may swap any two of a token's candidates, not only the likeliest.
+    """
     pairs = zip(one.tokens, other.tokens, strict=False)
     at = next((at for at, (mine, yours) in enumerate(pairs) if mine != yours), min(len(one.tokens), len(other.tokens)))
     if at == max(len(one.tokens), len(other.tokens)):
@@ -51,15 +54,15 @@ def compare(one: TokenizedAnswer, other: TokenizedAnswer) -> tuple[Agreement, in
     if at == min(len(one.tokens), len(other.tokens)):
         return Agreement.CLOSE, at  # one ends where the other goes on: the chance of an end is not told
     if one.chances and other.chances:
-        near = _near(one.chances[at], other.tokens[at]) or _near(other.chances[at], one.tokens[at])
+        near = _near(one.chances[at], other.tokens[at], sampled) or _near(other.chances[at], one.tokens[at], sampled)
         return (Agreement.CLOSE if near else Agreement.DIFFER), at
     alike = SequenceMatcher(None, one.tokens, other.tokens, autojunk=False).ratio() >= _ALIKE
     return (Agreement.CLOSE if alike else Agreement.DIFFER), at
 
 
-def _near(chances: dict[str, float], token: str) -> bool:
+def _near(chances: dict[str, float], token: str, sampled: bool) -> bool:  # noqa: FBT001 - it is `compare`'s
     """Whether the token was almost chosen there."""
-    return token in chances and max(chances.values()) - chances[token] <= NEAR
+    return token in chances and (sampled or max(chances.values()) - chances[token] <= NEAR)
 
 
 def _of_chat(content: list[dict[str, Any]]) -> TokenizedAnswer | None:

@@ -1,4 +1,4 @@
-"""Three nodes that register as equals, one of which is not: double checks find it out, and no client notices them."""
+"""Three nodes that are to be equals, one of which is not: double checks find it out, and no client notices them."""
 
 import json
 import threading
@@ -9,8 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from din_extproc.admit.keys import ENTROPY_BYTES, make_node_token
+from tests.support.operating import Operator, admin_keys
 from tests.support.servers import free_port
-from tests.support.stack import Stack, tenant
+from tests.support.stack import Stack, node, tenant
 
 pytestmark = pytest.mark.e2e
 SOUND, LIE = [" Paris", "."], [" London", "."]
@@ -141,3 +142,36 @@ def test_the_odd_one_is_found_written_down_and_kept_out_and_clients_notice_nothi
     assert {(record["at_token"], record["tokens"]) for record in written()} == {(0, 2)}
     with urllib.request.urlopen(f"http://127.0.0.1:{stack.admin_port}/metrics", timeout=5) as page:
         assert b'din_double_checks_total{din_agreement="differ"}' in page.read()
+
+
+def test_a_listed_node_whose_answers_differ_loses_trust_and_is_kept_out_until_it_is_released(engines):
+    listed = [node(name, f"127.0.0.1:{engine.server_address[1]}") for name, engine in engines.items()]
+    config = {
+        "pools": {"chat": {"model": "m", "engine": "vllm", "scheduler": "round_robin", "nodes": listed}},
+        "tenants": [tenant("acme")],
+        "verification": {"share": 1.0, "tokens_per_minute": 1_000_000},
+    }
+    for engine in engines.values():
+        engine.asked.clear()
+    with Stack(config, admin_keys=admin_keys()) as stack:
+        operator = Operator(stack)
+
+        def found_out() -> bool:
+            assert stack.chat(temperature=0, seed=7, max_tokens=100).status_code == 200
+            return listed_nodes(operator)["gpu-2"]["state"] == "quarantined"
+
+        stack.eventually(found_out, "the odd one is quarantined")
+        rows = listed_nodes(operator)
+        assert rows["gpu-2"]["trust"] < 0.5
+        assert "answers differ" in rows["gpu-2"]["reasons"][-1]
+        assert {rows[name]["state"] for name in ("gpu-1", "gpu-3")} == {"ready"}
+        assert min(rows[name]["trust"] for name in ("gpu-1", "gpu-3")) > 0.9
+        assert {stack.chat().headers["x-din-node-id"] for _ in range(8)} == {"gpu-1", "gpu-3"}
+        checks = [body for engine in engines.values() for body in engine.asked if body.get("logprobs")]
+        assert {(body["temperature"], body["seed"], body["max_tokens"]) for body in checks if "seed" in body} >= {(0, 7, 100)}
+        assert operator.run("nodes", "release", "gpu-2").returncode == 0
+        assert (listed_nodes(operator)["gpu-2"]["state"], listed_nodes(operator)["gpu-2"]["trust"]) == ("ready", 1.0)
+
+
+def listed_nodes(operator: Operator) -> dict:
+    return {row["node"]["id"]: row for row in operator.get("/nodes").json()["nodes"]}

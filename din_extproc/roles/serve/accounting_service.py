@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
+from msgspec.structs import replace
+
 from din_extproc.admit.reservation import OutputHistory
 from din_extproc.audit.records import OperatorOrder
 from din_extproc.domain.availability import ModelAvailability, availability
@@ -40,6 +42,7 @@ from din_extproc.roles.serve.accounting_plane import AccountingPlane
 from din_extproc.roles.serve.envoy_nodes import EnvoyNodes
 from din_extproc.roles.serve.micro_prober import make_health_monitor
 from din_extproc.roles.serve.node_holds import OperatorHolds
+from din_extproc.roles.serve.node_trust import NodeTrust
 from din_extproc.roles.serve.observers import ExchangeObservers
 from din_extproc.roles.serve.registry_service import RegistryService, configured_rows
 from din_extproc.roles.serve.worker_update import WorkerUpdate
@@ -113,7 +116,7 @@ class AccountingService:
         self._envoy_nodes = EnvoyNodes(settings)
         self._settings = settings
         self._credentials = CredentialFiles(os.environ)
-        self._scraper = Scraper(self._send_readings)
+        self._scraper = Scraper(self._send_scraped)
         self._xds = None if settings.gateway.xds is None else XdsControlPlane(transport, background)
         self._registry: RegistryService | None = None
         if settings.gateway.registry is not None:
@@ -127,7 +130,8 @@ class AccountingService:
                 on_readings=self._send_readings,
             )
             self._registry.registrar.watchers.add(self.observers.on_node_events)
-            self.observers.checks.registrar = self._registry.registrar
+        self._trust = NodeTrust(None if self._registry is None else self._registry.registrar, self._quarantine)
+        self.observers.checks.recorder = self._trust
         self._logs = AccessLogPort(self.plane.on_access_log, self.plane.on_log_entries)
 
     async def publish(self, settings: Settings) -> None:
@@ -138,7 +142,7 @@ class AccountingService:
     def reload(self, settings: Settings) -> None:
         """Settle exchanges and watch nodes by this configuration."""
         self._settings = settings
-        for part in (self.plane, self.observers, self._breakers, self._registry, self._envoy_nodes):
+        for part in (self.plane, self.observers, self._breakers, self._registry, self._envoy_nodes, self._trust):
             if part is not None:
                 part.reload(settings)
         targets = (ScrapeTarget.of(node, pool.engine) for pool in settings.pools for node in pool.nodes if node.remote is None)
@@ -153,6 +157,7 @@ class AccountingService:
         self._background.every(_ENVOY_S, "asking Envoy which nodes it knows", self._envoy_nodes.look)
         self._background.every(_CREDENTIALS_S, "writing credentials for Envoy", self._write_credentials)
         self._background.every(_LEARNED_S, "sending learned statistics to workers", self._send_learned)
+        self._background.every(_OBSERVE_S, "rating nodes by their answers", self._rate_nodes)
 
     async def _write_credentials(self) -> None:
         """Hand new credentials of remote APIs to Envoy."""
@@ -167,7 +172,6 @@ class AccountingService:
         """
         if self._registry is not None:
             await self._registry.start()
-            self._background.every(_OBSERVE_S, "rating nodes by their answers", self._rate_nodes)
         if self._xds is not None and settings.gateway.xds is not None:
             where = secured(str(settings.gateway.xds.address), settings.gateway.xds.tls, settings.folder)
             await self._xds.start(where)
@@ -214,7 +218,7 @@ class AccountingService:
 
     def rows(self, settings: Settings) -> Iterator[MemberForm]:
         """Yield every node, configured and registered, with its state and health."""
-        listed = configured_rows(settings, self._scraper.latest)
+        listed = configured_rows(settings, self._scraper.latest, self._trust.score)
         return self._breakers.add_health(listed if self._registry is None else chain(listed, self._registry.rows()))
 
     def availability(self, settings: Settings) -> tuple[ModelAvailability, ...]:
@@ -229,8 +233,10 @@ class AccountingService:
         self.observers.record_event(
             OperatorOrder(at=SystemClock.wall(), node_id=node_id, order=order.value, operator=operator, reason=reason)
         )
-        if self._registry is not None and order in (NodeOrder.UNDRAIN, NodeOrder.RELEASE):
-            await self._registry.registrar.release(node_id, operator)
+        if order in (NodeOrder.UNDRAIN, NodeOrder.RELEASE):
+            self._trust.release(node_id)
+            if self._registry is not None:
+                await self._registry.registrar.release(node_id, operator)
         return await self._holds.order(node_id, _HOLDS[order], operator, reason)
 
     def snapshot(self) -> dict[str, Any]:
@@ -254,6 +260,12 @@ class AccountingService:
     def _send_readings(self, readings: dict[str, HeartbeatReading]) -> None:
         self._send(WorkerUpdate(readings=readings))
 
+    def _send_scraped(self, readings: dict[str, HeartbeatReading]) -> None:
+        self._send_readings({node_id: replace(reading, trust=self._trust.score(node_id)) for node_id, reading in readings.items()})
+
+    async def _quarantine(self, node_id: str, reason: str) -> None:
+        await self.order(self._settings, NodeOrder.QUARANTINE, node_id, "double checks", reason)
+
     def _block_requests(self, blocked: bool) -> None:  # noqa: FBT001 - a handler takes the value alone
         self._audit_blocked = blocked
         self._send(WorkerUpdate(audit_blocked=blocked))
@@ -264,8 +276,10 @@ class AccountingService:
             self._send(learned)
 
     async def _rate_nodes(self) -> None:
-        if self._registry is not None:
-            for node_id, (answers, failures) in self.plane.take_tallies().items():
-                await self._registry.registrar.observe(node_id, answers, failures)
-            for node_id, (count, reason) in self.plane.take_mismatches().items():
-                await self._registry.registrar.compare(node_id, disagreements=count, reason=reason)
+        for node_id, (answers, failures) in self.plane.take_tallies().items():
+            await self._trust.observe(node_id, answers, failures)
+        for node_id, (count, reason) in self.plane.take_mismatches().items():
+            await self._trust.misidentified(node_id, count, reason)
+        readings = self._trust.readings()
+        if readings:
+            self._send_readings(readings)

@@ -37,8 +37,7 @@ class DoubleChecks:
         self._note = note
         self._blamed_at: dict[str, float] = {}
         """When a node was last blamed without a third node's answer."""
-        self.registrar: AgreementRecorder | None = None
-        """None: nodes do not register, so they have no trust score."""
+        self.recorder: AgreementRecorder | None = None
         self.counts = dict.fromkeys((each.value for each in Agreement), 0)
 
     async def on_results(self, found: Iterable[Any]) -> None:
@@ -48,9 +47,9 @@ class DoubleChecks:
             self.counts[compared.agreement] += 1
             if compared.agreement is Agreement.DIFFER:
                 await self._on_difference(compared)
-            elif compared.agreement is Agreement.AGREE and self.registrar is not None:
+            elif compared.agreement is Agreement.AGREE and self.recorder is not None:
                 for node_id in (compared.node_id, compared.second_node_id):
-                    await self.registrar.compare(node_id, agreements=1)
+                    await self.recorder.compare(node_id, agreements=1)
 
     async def _on_difference(self, compared: DoubleCheckResult) -> None:
         reason = f"{compared.node_id} and {compared.second_node_id} differ at token {compared.at_token}"
@@ -70,11 +69,11 @@ class DoubleChecks:
             tokens=compared.tokens,
         )
         self._note(record)
-        if self.registrar is None:
+        if self.recorder is None:
             return
         for node_id in compared.blamed:
             if len(compared.blamed) == 1 or self._may_be_blamed(node_id):
-                await self.registrar.compare(node_id, disagreements=1, reason=reason)
+                await self.recorder.compare(node_id, disagreements=1, reason=reason)
 
     def _may_be_blamed(self, node_id: str) -> bool:
         now = SystemClock.monotonic()

@@ -160,8 +160,8 @@ class RegistryService:
             await asyncio.sleep(_BETWEEN_DOUBTS_S)
 
 
-def configured_rows(settings: Settings, readings: Mapping[str, HeartbeatReading]) -> Iterator[MemberForm]:
-    """Yield the configured nodes, with the latest readings of their metrics pages by node id."""
+def configured_rows(settings: Settings, readings: Mapping[str, HeartbeatReading], trust: Callable[[str], float]) -> Iterator[MemberForm]:
+    """Yield the configured nodes, with the latest readings of their metrics pages by node id, and the trust in them."""
     now = SystemClock.monotonic()
     for pool in settings.pools:
         for node in pool.nodes:
@@ -169,7 +169,7 @@ def configured_rows(settings: Settings, readings: Mapping[str, HeartbeatReading]
             yield MemberForm(
                 node=NodeForm.of(Registration(node=node, engine=pool.engine, network=settings.network, pool=pool.name)),
                 state=NodeState.READY,
-                trust=1.0,
+                trust=round(trust(node.id), 3),
                 reasons=("listed in the configuration",),
                 beat=None if reading is None else reading.beat,
                 beat_age_s=None if reading is None else round(now - reading.at, 3),

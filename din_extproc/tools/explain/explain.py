@@ -165,7 +165,7 @@ def _apply_state(selector: NodeSelector, rows: Rows) -> None:
     selector.on_breakers(BreakerSnapshots({row.node.id: row.health.standing() for row in rows if row.health is not None}))
     for row in rows:
         if row.beat is not None:
-            selector.load.on_reading(row.node.id, HeartbeatReading(row.beat, 0.0))
+            selector.load.on_reading(row.node.id, HeartbeatReading(row.beat, 0.0, row.trust))
 
 
 def _placed(

@@ -60,10 +60,30 @@ async def test_the_question_is_the_client_s_forced_to_be_deterministic_and_the_c
     (check,) = plane.desk.checks.waiting
     assert json.loads(check.body) == {
         **HELLO, "model": "engine-name", "user": "u", "temperature": 0, "top_p": 1, "seed": 1, "n": 1, "stream": False,
-        "stream_options": None, "max_tokens": 32, "max_completion_tokens": 32, "n_predict": 32, "logprobs": True, "top_logprobs": 3,
+        "stream_options": None, "max_tokens": 32, "max_completion_tokens": 32, "n_predict": 32, "logprobs": True, "top_logprobs": 5,
     }  # fmt: skip
     assert (check.path, check.trace_id) == ("/v1/chat/completions", dict(verdict.response_headers)["x-din-trace-id"])
     assert str(check.node.endpoint) == verdict.endpoints[0]
+
+
+@pytest.mark.parametrize(
+    ("own", "sampled"), [({"temperature": 0, "logit_bias": {"5": 1}}, False), ({"temperature": 0.7, "top_p": 0.9, "seed": 42}, True)]
+)
+async def test_a_greedy_or_seeded_request_is_asked_again_as_it_is_up_to_its_own_length(planes, own, sampled):
+    plane = planes()
+    await decide(plane, {**HELLO, **own, "stream": True, "max_tokens": 500})
+    (check,) = plane.desk.checks.waiting
+    whole = {"model": "engine-name", "n": 1, "stream": False, "max_tokens": 500, "logprobs": True, "top_logprobs": 5}
+    assert json.loads(check.body) == {**HELLO, **own, **whole}
+    assert check.sampled == sampled
+
+
+async def test_an_answer_that_the_budget_can_not_pay_for_is_compared_as_far_as_it_can(planes):
+    plane = planes(tokens_per_minute=600)
+    await decide(plane, {**HELLO, "temperature": 0.0, "max_tokens": 5000})
+    (check,) = plane.desk.checks.waiting
+    assert 32 < json.loads(check.body)["max_tokens"] < 200
+    assert 3 * check.tokens <= 600
 
 
 async def test_only_nodes_of_the_same_version_are_asked(planes):
@@ -100,7 +120,7 @@ async def test_engines_of_another_dialect_and_lists_of_prompts_are_not_asked(pla
     assert plane.desk.checks.waiting == []
     await decide(plane, {"model": "m", "prompt": "a", "max_tokens": 5}, "/v1/completions")
     asked = json.loads(plane.desk.checks.waiting[0].body)
-    assert (asked["logprobs"], asked["max_tokens"]) == (3, 5)
+    assert (asked["logprobs"], asked["max_tokens"]) == (5, 5)
 
 
 async def test_one_in_a_hundred_is_one_in_a_hundred(planes):

@@ -70,3 +70,10 @@ def test_text_completions_are_read_too():
 )  # fmt: skip
 def test_what_can_not_be_compared_is_nothing(body):
     assert spoken(body) is None
+
+
+def test_seeded_answers_may_part_at_any_candidate_of_the_other_node_but_not_beyond():
+    drawn = TokenizedAnswer(("a", "x"), ({"a": -0.1}, {"x": -4.0, "b": -0.1}))
+    assert compare(drawn, TokenizedAnswer(("a", "b"), ({"a": -0.1}, {"b": -0.1})), sampled=True) == (Agreement.CLOSE, 1)
+    assert compare(drawn, TokenizedAnswer(("a", "z"), ({"a": -0.1}, {"z": -0.1})), sampled=True) == (Agreement.DIFFER, 1)
+    assert compare(drawn, TokenizedAnswer(("a", "y"), ({"a": -0.1}, {"y": -0.1, "x": -4.0}))) == (Agreement.DIFFER, 1)
