@@ -54,8 +54,8 @@ test-engines: setup ## real engines behind the gateway: llama.cpp, and a vLLM th
 test-manifests: setup ## chart, mesh resources and compose file by helm, kubeconform, Compose's loader and Istio (builds them; needs Go)
 	@$(PY) -m tests.support.manifest_tools
 
-test-dashboard: setup ## the dashboard in a headless Chromium (one that is installed; CHROMIUM=FILE names it), photographs in build/dashboard
-	@$(PY) -m tests.support.dashboard_pages
+test-dashboard: setup ## the dashboard in a headless Chromium (one that is installed; CHROMIUM=FILE names it), photographs in build/dashboard; DOCS=1 puts them into README and docs
+	@$(PY) -m tests.support.dashboard_pages $(if $(DOCS),--docs)
 
 test-chaos: setup ## tests that kill, pause and delay things
 	@$(PY) -m pytest -m chaos

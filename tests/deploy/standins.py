@@ -31,14 +31,15 @@ def helm(arguments: list[str]) -> None:
 
 
 def sudo(arguments: list[str]) -> None:
-    """`sudo cp FILE ... FOLDER` and `sudo systemctl enable --now UNIT ...`: files and units are there."""
+    """`sudo cp FILE ... FOLDER` and `sudo systemctl VERB UNIT ...`: files and units are there."""
     units = ROOT / "deploy" / "systemd"
     if arguments[0] == "cp":
         files = [path for pattern in arguments[1:-1] for path in ROOT.glob(pattern)]
         assert files, arguments
     else:
-        assert arguments[:3] == ["systemctl", "enable", "--now"]
-        assert all((units / f"{unit}.service").is_file() for unit in arguments[3:])
+        verb, *named = [word for word in arguments[1:] if word != "--now"]
+        assert (arguments[0], verb in {"enable", "restart", "reload"}) == ("systemctl", True)
+        assert all((units / f"{unit}.service").is_file() for unit in named)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,8 @@ pytestmark = pytest.mark.e2e
 BLOCKS = shell_blocks()
 FINANCE = "din_fin-2026-11_HkQ67137dVaKBtXmnsUsVYdaeIAKHTDHsgnj2kNqFcy"
 RUN_HERE = {
-    "README", "start/demo", "start/own-envoy", "start/first-tenant", "start/node-joins", "howto/size-a-pool", "howto/deploy",
+    "README",
+    "start/demo", "start/own-envoy", "start/first-tenant", "start/node-joins", "howto/size-a-pool", "howto/deploy", "howto/upgrade",
 }  # fmt: skip
 
 
@@ -133,10 +134,12 @@ def engine() -> Iterator[EngineSim]:
         yield running
 
 
-def test_use_it_from_the_example_to_the_first_streamed_answer(engine):
+def test_use_it_from_the_example_to_the_first_streamed_answer_and_an_upgrade(engine):
     ports = {name: free_port() for name in ("10000", "9901", "50052", "9090")}
     instead = {"http://localhost:10000": f"http://localhost:{ports['10000']}", "din_team-a-2026_...": FINANCE}
     [prepare, [wait, ask]] = BLOCKS["start/own-envoy"]
+    # The example's other nodes are not there, and doctor says so.
+    instead |= {"/var/lib/din/audit": "audit", "doctor -c din.yaml": "doctor -c din.yaml | grep 'as rendered'"}
     with RedisServer() as redis, Console(instead, DIN_REDIS_URL=redis.url) as console:
         (console.folder / "envoy").mkdir()
         example = (
@@ -153,6 +156,9 @@ def test_use_it_from_the_example_to_the_first_streamed_answer(engine):
         answer = console.run(ask)
         assert answer.rstrip().endswith("data: [DONE]"), answer
         assert len(events(answer)) > 2
+        write_audit_log(console.folder / "audit")
+        for command in [each for block in BLOCKS["howto/upgrade"] for each in block]:
+            console.run(command)
 
 
 def test_two_nodes_on_this_machine_and_the_one_that_is_left():
@@ -246,22 +252,28 @@ def folder_sum(folder: Path, make_sums: str, sum_of_sums: str) -> str:
         return console.run(f"cd {folder}; {sum_of_sums}").split()[0]
 
 
+def write_audit_log(folder: Path) -> None:
+    """Write the log of one request."""
+    asked = {"asked_for": "bx-auto", "operation": "/v1/chat/completions", "prompt_estimate": 100, "duration_ms": 500.0}
+    known = {"tenant": "finance", "key_id": "fin-2026-11", "outcome": "completed", "status": 200, "alias": "bx-auto"}
+    routed = {"model": "qwen2.5-14b-instruct", "pool": "cluster-fast-throughput-14b", "rule": "lightweight-intent-classifier"}
+    settled = SettlementRecord(
+        at=1_800_000_000.0, request_id="r", trace_id="t", prompt_tokens=100, completion_tokens=20, **routed, **known, **asked
+    )
+    folder.mkdir()
+    (folder / segment_file("gw", 1)).write_bytes(sign(b"s" * 32, b"\0" * 32, 1, settled)[0])
+
+
 def test_simulate():
     [example] = code_blocks("howto/size-a-pool", "yaml")
     small = yaml.safe_load(example) | {"seconds": 30, "failures": [], "slo": {}}
     small["requests"][0]["rate"] = 1
-    asked = {"asked_for": "bx-auto", "operation": "/v1/chat/completions", "prompt_estimate": 100, "duration_ms": 500.0}
-    known = {"tenant": "finance", "key_id": "fin-2026-11", "outcome": "completed", "status": 200, "model": "m", "alias": "bx-auto"}
-    settled = SettlementRecord(
-        at=1_800_000_000.0, request_id="r", trace_id="t", prompt_tokens=100, completion_tokens=20, pool="p", rule="", **known, **asked
-    )
     with Console({"/var/lib/din/audit": "audit"}) as console:
         for name in ("din.yaml", "new.yaml"):
             (console.folder / name).write_text((ROOT / "envoy" / "din.yaml").read_text())
         (console.folder / "models.json").write_text((ROOT / "envoy" / "models.json").read_text())
         (console.folder / "workload.yaml").write_text(yaml.safe_dump(small))
-        (console.folder / "audit").mkdir()
-        (console.folder / "audit" / segment_file("gw", 1)).write_bytes(sign(b"s" * 32, b"\0" * 32, 1, settled)[0])
+        write_audit_log(console.folder / "audit")
         told = [console.run(command) for command in BLOCKS["howto/size-a-pool"][0]]
     assert "| cluster-fast-throughput-14b | 4 |" in told[0]
     assert all("requests/s" in each for each in told)

@@ -1,7 +1,7 @@
-"""The dashboard's page in a headless Chromium: `python -m tests.support.dashboard_pages [FOLDER]`.
+"""The dashboard's page in a headless Chromium: `python -m tests.support.dashboard_pages [FOLDER] [--docs]`.
 
 It checks with 10 and 1,000 nodes, dark and light: all nodes are shown, live, the keyboard suffices, nothing is fetched from elsewhere, and
-text has enough contrast. Screenshots are left in the folder (`build/dashboard`).
+text has enough contrast. Screenshots are left in the folder (`build/dashboard`); `--docs` replaces those of README and docs.
 Rule: the page and its event stream are those of the admin port; only the data is invented.
 """
 
@@ -19,6 +19,7 @@ from din_extproc.observe.dashboard_data import BreakerView, DashboardData, NodeR
 from din_extproc.observe.recent import RecentEvent, TrafficStats
 from din_extproc.observe.timelines import STEPS, Series, TimelineData
 from tests.support.chromium import Chromium, Page, find_chromium
+from tests.support.pages import PAGES
 from tests.support.servers import free_port
 
 SIZES = (10, 1_000)
@@ -26,6 +27,8 @@ POOLS = {"cluster-fast-throughput-14b": 0.6, "cluster-long-context-32k": 0.63, "
 _STATES = ("ready", "loading", "draining", "quarantined", "dead")
 _READABLE = 4.5
 """Minimum contrast of text, by WCAG's AA."""
+_DOCUMENTED = {"10-light.png": "dashboard.png", "detail.png": "dashboard-node.png"}
+"""Screenshots that the documentation shows, by their names there."""
 _CONTRAST = """(() => {
   const lightness = (colour) => {
     const parts = colour.match(/[\\d.]+/g).map(Number);
@@ -254,9 +257,12 @@ def main() -> int:
     if binary is None:
         print("no Chromium here: install one (Debian: apt-get install chromium), or name it: CHROMIUM=/path make test-dashboard")
         return 2
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "build/dashboard")
+    folder = Path(next((word for word in sys.argv[1:] if word != "--docs"), "build/dashboard"))
     folder.mkdir(parents=True, exist_ok=True)
     failed = asyncio.run(check(binary, folder))
+    if "--docs" in sys.argv and not failed:
+        for name, shown in _DOCUMENTED.items():
+            keep(PAGES / "images" / shown, (folder / name).read_bytes())
     print(f"photographs: {folder}\n{failed} failed" if failed else f"photographs: {folder}")
     return 1 if failed else 0
 
