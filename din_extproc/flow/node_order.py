@@ -19,7 +19,7 @@ from din_extproc.intent.outline import build_outline, replace_lone_surrogates
 from din_extproc.intent.read import ParsedRequest
 from din_extproc.intent.splice import add_include_usage, splice_values
 from din_extproc.southbound.dialect import Dialect, PlainRequest
-from din_extproc.southbound.engines import find_engine
+from din_extproc.southbound.engines import find_dialect, find_engine
 from din_extproc.southbound.parameters import CHAT_ONLY, Table, rename_parameters
 
 DROPPED = "x-din-dropped-parameters"
@@ -46,21 +46,17 @@ class NodeRequest(Struct, frozen=True, gc=False):
     edits: Mapping[str, bytes] | None = None
     """The values that were spliced in; None: more than values has changed."""
     dialect: Dialect | None = None
-    """The answer's; None: OpenAI's own."""
+    """The answer's; None: the client's own."""
     model: str = ""
     """What the engine calls the model, for its dialect."""
-    required_headers: Headers = ()
-    """Sent to the node, for its engine requires them."""
     fields: Mapping[str, Any] = _NOTHING
     """The decoded request, for its dialect."""
 
 
 def build_node_request(reading: ParsedRequest, intent: Intent, pool: Pool, priority: Priority = Priority.STANDARD) -> NodeRequest | Refusal:
     """The order for a node of this pool, or why its engine can't be asked. `priority`: the class by which an engine may schedule it."""
-    dialect = find_engine(pool.engine).native if pool.api == "native" else None
-    if dialect is None or intent.operation in dialect.openai_operations:
-        return _openai(reading, intent, pool, priority)
-    return _native(reading, intent, pool, dialect)
+    dialect = find_dialect(pool.engine, pool.api, intent.operation)
+    return _openai(reading, intent, pool, priority) if dialect is None else _translated(reading, intent, pool, dialect)
 
 
 def _openai(reading: ParsedRequest, intent: Intent, pool: Pool, priority: Priority) -> NodeRequest | Refusal:
@@ -160,11 +156,19 @@ def _renamed(
     return {name: _encode(value) for name, value in changed.values.items()}, changed.removed, changed.dropped
 
 
-def _native(reading: ParsedRequest, intent: Intent, pool: Pool, dialect: Dialect) -> NodeRequest | Refusal:
+def _translated(reading: ParsedRequest, intent: Intent, pool: Pool, dialect: Dialect) -> NodeRequest | Refusal:
     fields = _decoded(reading.body)
     if isinstance(fields, Refusal):
         return fields
-    made = dialect.build_request(PlainRequest(intent.operation, fields, pool.served_model, intent.stream, drop=pool.unmappable == "drop"))
+    plain = PlainRequest(
+        intent.operation,
+        fields,
+        pool.served_model,
+        intent.stream,
+        drop=pool.unmappable == "drop",
+        stream_usage=pool.stream_usage,
+    )
+    made = dialect.build_request(plain)
     if isinstance(made, Refusal):
         return made
     return NodeRequest(
@@ -172,11 +176,10 @@ def _native(reading: ParsedRequest, intent: Intent, pool: Pool, dialect: Dialect
         stream=intent.stream,
         path=made.path,
         body=made.body,
-        strips_usage=intent.stream and not intent.wants_usage,
+        strips_usage=intent.stream and not intent.wants_usage and intent.operation is not Operation.MESSAGES,
         headers=_dropped(made.dropped),
         dialect=dialect,
         model=pool.served_model,
-        required_headers=made.headers,
         fields=fields,
     )
 

@@ -1,27 +1,29 @@
-"""What is done with a node's good answer: nothing, unless its engine was spoken to in its own words.
+"""What is done with a node's good answer: nothing, unless the node was asked in other words than the client's.
 
-Rule: whatever an engine answers, the client gets OpenAI's answer or the gateway's error body, never the engine's own words.
+Rule: whatever an engine answers, the client gets an answer of the API that it called or the gateway's error body, never other words.
 """
 
 from http import HTTPStatus
 
 from msgspec import Struct
 
-from din_extproc.domain.request import RequestHead
+from din_extproc.domain.request import Operation, RequestHead
 from din_extproc.domain.response import BufferedTranslation, Replacement, ResponseHead, StreamTranslation, Treatment
 from din_extproc.domain.verdict import Headers, Refusal, RefusalCode
 from din_extproc.flow import answers
 from din_extproc.southbound.dialect import AnswerContext, Dialect
-from din_extproc.southbound.events import DONE, error_event
+from din_extproc.southbound.events import DONE, error_event, messages_failure
 
 _STREAM: Headers = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
 _JSON: Headers = (("content-type", "application/json"),)
-_BROKEN = error_event("The node sent something that can't be read.") + DONE
+_CANNOT_READ = "The node sent something that can't be read."
+_BROKEN = error_event(_CANNOT_READ) + DONE
+_BROKEN_MESSAGE = messages_failure(_CANNOT_READ)
 _UNREADABLE = Refusal(RefusalCode.UPSTREAM_ERROR, "The node's answer could not be read.")
 
 
 class Translation(Struct, frozen=True):
-    """How the answer to one request becomes OpenAI's."""
+    """How the answer to one request becomes one of the client's API."""
 
     dialect: Dialect
     asked: AnswerContext
@@ -33,7 +35,8 @@ class Translation(Struct, frozen=True):
     def treat(self, head: ResponseHead) -> Treatment:
         """What is done with a good answer that begins so."""
         if self.stream:
-            return StreamTranslation(self.dialect.create_translator(self.asked), _STREAM, _BROKEN)
+            broken = _BROKEN_MESSAGE if self.asked.operation is Operation.MESSAGES else _BROKEN
+            return StreamTranslation(self.dialect.create_translator(self.asked), _STREAM, broken)
         return BufferedTranslation(lambda body: self._whole(head, body))
 
     def _whole(self, head: ResponseHead, body: bytes) -> Replacement:

@@ -21,8 +21,8 @@ from din_extproc.settings.remote import REMOTE_ENGINES, SYSTEM_CA, ApiUrl, Crede
 from din_extproc.settings.section import AsTuple, ModelName, Name, NodeAddress, Positive, Section, Text, one_or_many
 from din_extproc.southbound.engines import native_operations, openai_operations
 
-Engine = Literal["vllm", "sglang", "tgi", "ollama", "llamacpp", "tensorrt_llm", "triton", "anthropic"]
-PoolEngine = Literal[Engine, "openai", "azure_openai"]
+Engine = Literal["vllm", "sglang", "tgi", "ollama", "llamacpp", "tensorrt_llm", "triton"]
+PoolEngine = Literal[Engine, "openai", "azure_openai", "anthropic"]
 """Engines, and providers of remote APIs."""
 _UNROUTED = {Operation.MODELS.value}
 
@@ -57,7 +57,7 @@ class PoolNodeSection(Section):
     address: NodeAddress | None = None
     """Of an engine in the gateway's network."""
     url: ApiUrl | None = None
-    """Of a remote API (`engine: openai` and `azure_openai`): its base URL as SDKs take it, such as `https://api.openai.com/v1`."""
+    """Of a remote API (`engine: openai`, `azure_openai`, `anthropic`): its base URL as SDKs take it, such as `https://api.openai.com/v1`."""
     credential: CredentialSection | None = None
     """With `url`: where the API's key is. Envoy adds it; the sidecar, clients and logs never see it."""
     ca: Text = SYSTEM_CA

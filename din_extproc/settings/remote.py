@@ -18,13 +18,19 @@ from din_extproc.domain.node import CredentialSource, RemoteApi
 from din_extproc.settings.section import Section, Text
 
 SYSTEM_CA = "/etc/ssl/certs/ca-certificates.crt"
-REMOTE_ENGINES: Mapping[str, tuple[str, str]] = {"openai": ("authorization", "Bearer "), "azure_openai": ("api-key", "")}
+REMOTE_ENGINES: Mapping[str, tuple[str, str]] = {
+    "openai": ("authorization", "Bearer "),
+    "azure_openai": ("api-key", ""),
+    "anthropic": ("x-api-key", ""),
+}
 """The header of each engine's credential, and what precedes the credential in it."""
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?").fullmatch
 _PATH = re.compile(r"(?:/[A-Za-z0-9._~-]+)*").fullmatch
 _HEADER = re.compile(r"[A-Za-z0-9-]{1,64}").fullmatch
 _OURS = re.compile(r"(?:authorization|proxy-authorization|api-key|x-api-key|cookie|host|content-.*|transfer-encoding|x-din-.*|x-envoy-.*)")
 _PORTS = {"https": 443, "http": 80}
+_ANTHROPIC_VERSION = ("anthropic-version", "2023-06-01")
+"""Mandatory; the version whose format is translated."""
 
 
 class ApiLocation(Struct, frozen=True):
@@ -112,15 +118,18 @@ def make_remote(engine: str, node: RemoteNode, folder: Path) -> RemoteApi | None
     """Return the API that a node with a `url` stands for. `folder`: what its files are relative to."""
     if node.url is None:
         return None
-    at, said = node.url, node.credential
+    at, said, headers, base_path = node.url, node.credential, tuple(node.headers.items()), node.url.base_path
+    if engine == "anthropic":  # its SDKs add the version's path and header themselves
+        base_path = base_path if base_path.endswith("/v1") else f"{base_path}/v1"
+        headers = (_ANTHROPIC_VERSION, *headers)
     return RemoteApi(
         host=at.host,
         port=at.port,
-        base_path=at.base_path,
+        base_path=base_path,
         tls=at.tls,
         ca=str(folder.absolute() / node.ca),
         credential_header=REMOTE_ENGINES[engine],
         credential=None if said is None else CredentialSource(said.env, said.file and str(folder.absolute() / said.file)),
         query="" if node.api_version is None else f"api-version={node.api_version}",
-        headers=tuple(node.headers.items()),
+        headers=headers,
     )

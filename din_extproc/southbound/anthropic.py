@@ -32,13 +32,12 @@ from din_extproc.southbound.dialect import AnswerContext, Dialect, DialectReques
 from din_extproc.southbound.events import DONE
 from din_extproc.southbound.framing import EventSplitter
 from din_extproc.southbound.parameters import Table, map_parameters
-from din_extproc.southbound.translator import StreamTranslator
+from din_extproc.southbound.translator import ChunkTranslator
 
 _encode = msgspec.json.Encoder().encode
 _decode_arguments = msgspec.json.Decoder(dict[str, Any]).decode
 _data_url = re.compile(r"data:(image/[\w.+-]+);base64,([A-Za-z0-9+/=]+)").fullmatch
 _PATH = "/v1/messages"
-_VERSION = (("anthropic-version", "2023-06-01"),)
 _DEFAULT_OUTPUT = 4096
 _TAKEN = frozenset({"model", "messages", "stream", "tools"})
 _REASONS = {"max_tokens": "length", "model_context_window_exceeded": "length", "tool_use": "tool_calls", "refusal": "content_filter"}
@@ -151,7 +150,7 @@ def _order(request: PlainRequest) -> DialectRequest | Refusal:
     user = request.fields.get("user")
     if user and isinstance(user, str):
         body["metadata"] = {"user_id": user}
-    return DialectRequest(_PATH, _encode(body), mapped.dropped, _VERSION)
+    return DialectRequest(_PATH, _encode(body), mapped.dropped)
 
 
 def _tools(given: Any) -> list[dict[str, Any]] | Refusal:
@@ -272,7 +271,7 @@ def _later(before: _AnthropicUsage, now: _AnthropicUsage) -> _AnthropicUsage:
     return msgspec.structs.replace(before, **told)
 
 
-class AnthropicTranslator(StreamTranslator[_Event]):
+class AnthropicTranslator(ChunkTranslator[_Event]):
     """Translates Anthropic's events to OpenAI's."""
 
     __slots__ = ("_calls", "_needs_arguments", "_reason", "_usage")

@@ -1,7 +1,7 @@
-"""The interface of a dialect: translates OpenAI requests to an engine's own API and its answers back. One file per dialect.
+"""The interface of a dialect: translates a client's requests to an API of the engine and its answers back. One file per dialect.
 
-Pure and total: a request becomes an equivalent engine request or a refusal; an answer of any bytes becomes OpenAI's answer or an error,
-never an exception.
+Pure and total: a request becomes an equivalent engine request or a refusal; an answer of any bytes becomes an answer in the client's API
+or an error, never an exception.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,11 +11,11 @@ from msgspec import Struct
 
 from din_extproc.domain.request import Operation
 from din_extproc.domain.response import ResponseHead, Translator
-from din_extproc.domain.verdict import Headers, Refusal, RefusalCode
+from din_extproc.domain.verdict import Refusal, RefusalCode
 
 
 class PlainRequest(Struct, frozen=True):
-    """A decoded request in OpenAI's API."""
+    """A decoded request."""
 
     operation: Operation
     fields: dict[str, Any]
@@ -25,17 +25,17 @@ class PlainRequest(Struct, frozen=True):
     stream: bool
     drop: bool
     """Unsupported parameters are dropped and reported instead of refused."""
+    stream_usage: bool = True
+    """The engine honours `stream_options.include_usage`."""
 
 
 class DialectRequest(Struct, frozen=True):
-    """The same request in the engine's API."""
+    """The same request in an API of the engine."""
 
     path: str
     body: bytes
     dropped: tuple[str, ...] = ()
     """Names of the dropped parameters."""
-    headers: Headers = ()
-    """Headers that the engine requires."""
 
 
 class AnswerContext(Struct, frozen=True):
@@ -52,7 +52,7 @@ class AnswerContext(Struct, frozen=True):
 
 
 class Dialect(Struct, frozen=True):
-    """An engine's own API."""
+    """An API of an engine that is not the client's."""
 
     operations: frozenset[Operation]
     """The supported operations."""
@@ -60,7 +60,7 @@ class Dialect(Struct, frozen=True):
     translate_answer: Callable[[AnswerContext, ResponseHead, bytes], bytes | None]
     """Translates a complete success answer; returns None for an unknown format."""
     create_translator: Callable[[AnswerContext], Translator]
-    """Creates the translator of a stream to OpenAI's events."""
+    """Creates the translator of a stream to the client's events."""
     has_path: Callable[[str], bool]
     """Returns whether a path belongs to this API."""
     openai_operations: frozenset[Operation] = frozenset()

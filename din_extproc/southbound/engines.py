@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from din_extproc.domain.request import GENERATING, Operation
-from din_extproc.southbound import anthropic, llamacpp, ollama, openai_api, sglang, tensorrt_llm, tgi, triton, vllm
+from din_extproc.southbound import anthropic, llamacpp, messages, ollama, openai_api, sglang, tensorrt_llm, tgi, triton, vllm
 from din_extproc.southbound.dialect import Dialect
 from din_extproc.southbound.parameters import Table, with_structured_outputs
 
@@ -17,7 +17,7 @@ class EngineAdapter(Struct, frozen=True):
     """Parameters that its OpenAI API names differently or lacks."""
     native: Dialect | None = None
     operations: frozenset[Operation] | None = None
-    """What its OpenAI interface serves; None: every operation, by the model that it runs."""
+    """What its OpenAI interface serves by itself; None: every operation, by the model that it runs."""
     stream_usage: bool = True
     """Every version takes `stream_options`."""
     roles: Mapping[str, str] = {}
@@ -51,6 +51,12 @@ ENGINES: dict[str, EngineAdapter] = {
     "triton": EngineAdapter(with_structured_outputs(triton.OPENAI), triton.TRITON, _CHATS | {Operation.EMBEDDINGS}, stream_usage=False),
 }
 _UNKNOWN = EngineAdapter({})
+_OVER_CHAT = {
+    name: messages.messages_over_chat(adapter.openai)
+    for name, adapter in ENGINES.items()
+    if adapter.operations is not None and Operation.CHAT in adapter.operations and Operation.MESSAGES not in adapter.operations
+}
+"""For the engines that serve `/v1/messages` only by translation to chats."""
 
 
 def find_engine(name: str) -> EngineAdapter:
@@ -59,8 +65,17 @@ def find_engine(name: str) -> EngineAdapter:
 
 
 def openai_operations(name: str) -> frozenset[Operation] | None:
-    """Return the operations of the engine's OpenAI API; None: any, depending on the model."""
-    return find_engine(name).operations
+    """Return what the engine's OpenAI API serves, by translation too; None: any operation, depending on the model."""
+    own = find_engine(name).operations
+    return own | {Operation.MESSAGES} if own is not None and name in _OVER_CHAT else own
+
+
+def find_dialect(name: str, api: str, operation: Operation) -> Dialect | None:
+    """Return the dialect in which an engine is asked for an operation; None: in the client's own words."""
+    native = find_engine(name).native if api == "native" else None
+    if native is not None and operation not in native.openai_operations:
+        return native
+    return _OVER_CHAT.get(name) if operation is Operation.MESSAGES and native is None else None
 
 
 def native_operations(name: str) -> frozenset[Operation] | None:

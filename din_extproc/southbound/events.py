@@ -15,6 +15,13 @@ from din_extproc.domain.verdict import RefusalCode
 from din_extproc.southbound.dialect import AnswerContext
 
 DONE = b"data: [DONE]\n\n"
+_PREFIXES = {
+    Operation.CHAT: "chatcmpl",
+    Operation.COMPLETIONS: "cmpl",
+    Operation.EMBEDDINGS: "embd",
+    Operation.RERANK: "rerank",
+    Operation.MESSAGES: "msg",
+}
 _encode = msgspec.json.Encoder().encode
 
 
@@ -73,9 +80,8 @@ class ChunkEncoder:
 
 
 def answer_id(context: AnswerContext) -> str:
-    """Return the id of an answer with OpenAI's prefix for its kind."""
-    prefix = {Operation.CHAT: "chatcmpl", Operation.COMPLETIONS: "cmpl", Operation.EMBEDDINGS: "embd", Operation.RERANK: "rerank"}
-    return f"{prefix.get(context.operation, 'din')}-{context.id}"
+    """Return the id of an answer with the prefix for its kind."""
+    return f"{_PREFIXES.get(context.operation, 'din')}-{context.id}"
 
 
 def usage_object(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
@@ -91,6 +97,16 @@ def error_event(message: str) -> bytes:
     """Return the event for an error after the stream has started."""
     code = RefusalCode.UPSTREAM_ERROR
     return b"data: %b\n\n" % _encode({"error": {"message": message, "type": code.type, "param": None, "code": code.code}})
+
+
+def messages_event(kind: str, **fields: Any) -> bytes:
+    """Return an event of Anthropic's streams."""
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode({"type": kind, **fields}))
+
+
+def messages_failure(message: str) -> bytes:
+    """Return the event for an error after a stream of Anthropic's has started."""
+    return messages_event("error", error={"type": "api_error", "message": message})
 
 
 def encode_completion(context: AnswerContext, choice: dict[str, Any], tokens: Mapping[str, Any] | None) -> bytes:

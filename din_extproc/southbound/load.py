@@ -223,6 +223,5 @@ SOURCES: dict[str, LoadSource] = {
     "tgi": LoadSource("/metrics", _tgi),
     "llamacpp": LoadSource("/metrics", _llamacpp),
     "ollama": LoadSource("/api/ps", _no_load),
-    "anthropic": LoadSource("/v1/models", _no_load),
 }
 """By the engine's name in the configuration."""

@@ -34,7 +34,7 @@ from din_extproc.southbound.dialect import AnswerContext, Dialect, DialectReques
 from din_extproc.southbound.events import DONE
 from din_extproc.southbound.framing import LineSplitter
 from din_extproc.southbound.parameters import CHAT_ONLY, UNMAPPABLE, Table, map_parameters
-from din_extproc.southbound.translator import StreamTranslator
+from din_extproc.southbound.translator import ChunkTranslator
 
 _encode = msgspec.json.Encoder().encode
 _PATHS = {Operation.CHAT: "/api/chat", Operation.COMPLETIONS: "/api/generate", Operation.EMBEDDINGS: "/api/embed"}
@@ -290,7 +290,7 @@ def _usage(answer: _Answer) -> dict[str, int] | None:
     return events.usage_object(answer.prompt_eval_count or 0, answer.eval_count or 0)
 
 
-class OllamaTranslator(StreamTranslator[_Answer]):
+class OllamaTranslator(ChunkTranslator[_Answer]):
     """Translates an NDJSON stream to OpenAI's events."""
 
     __slots__ = ("_calls", "_context")

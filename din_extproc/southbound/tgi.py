@@ -32,7 +32,7 @@ from din_extproc.southbound.dialect import AnswerContext, Dialect, DialectReques
 from din_extproc.southbound.events import DONE
 from din_extproc.southbound.framing import EventSplitter
 from din_extproc.southbound.parameters import UNMAPPABLE, Table, map_parameters
-from din_extproc.southbound.translator import StreamTranslator
+from din_extproc.southbound.translator import ChunkTranslator
 
 _encode = msgspec.json.Encoder().encode
 _TAKEN = frozenset({"model", "prompt", "stream"})
@@ -168,7 +168,7 @@ def _logprobs(tokens: list[_Token], tops: list[list[_Token]] | None) -> dict[str
     }
 
 
-class TgiTranslator(StreamTranslator[_Piece]):
+class TgiTranslator(ChunkTranslator[_Piece]):
     """Translates TGI's events to OpenAI's."""
 
     __slots__ = ("_with_logprobs",)

@@ -20,18 +20,16 @@ class _Splitter(Protocol):
 
 
 class StreamTranslator(Generic[Message]):
-    """Translates an engine's messages to OpenAI's events. A dialect defines `_translate` for one message.
+    """Translates an engine's messages to the events that the client expects. A dialect defines `_translate` for one message.
 
     Args:
-        context: The request.
         messages: Splits the stream into messages.
         decode: Decodes one message. Raises `msgspec.DecodeError` or `UnicodeDecodeError`.
     """
 
-    __slots__ = ("_chunks", "_decode", "_messages", "_over")
+    __slots__ = ("_decode", "_messages", "_over")
 
-    def __init__(self, context: AnswerContext, messages: _Splitter, decode: Callable[[bytes], Message]) -> None:
-        self._chunks = ChunkEncoder(context)
+    def __init__(self, messages: _Splitter, decode: Callable[[bytes], Message]) -> None:
         self._messages = messages
         self._decode = decode
         self._over = False
@@ -58,5 +56,24 @@ class StreamTranslator(Generic[Message]):
 
     def _failed(self, error: object) -> bytes:
         """Return the final events: the engine's error, if it is text."""
+        raise NotImplementedError
+
+
+class ChunkTranslator(StreamTranslator[Message]):
+    """Translates to OpenAI's events.
+
+    Args:
+        context: The request.
+        messages: Splits the stream into messages.
+        decode: Decodes one message. Raises `msgspec.DecodeError` or `UnicodeDecodeError`.
+    """
+
+    __slots__ = ("_chunks",)
+
+    def __init__(self, context: AnswerContext, messages: _Splitter, decode: Callable[[bytes], Message]) -> None:
+        super().__init__(messages, decode)
+        self._chunks = ChunkEncoder(context)
+
+    def _failed(self, error: object) -> bytes:
         self._over = True
         return events.error_event(error if isinstance(error, str) else "The node failed.") + DONE

@@ -35,7 +35,7 @@ from din_extproc.southbound.dialect import AnswerContext, Dialect, DialectReques
 from din_extproc.southbound.events import DONE
 from din_extproc.southbound.framing import EventSplitter
 from din_extproc.southbound.parameters import UNMAPPABLE, Table, map_parameters
-from din_extproc.southbound.translator import StreamTranslator
+from din_extproc.southbound.translator import ChunkTranslator
 
 _encode = msgspec.json.Encoder().encode
 _TAKEN = frozenset({"model", "prompt", "stream", "input", "query", "documents", "encoding_format", "top_n", "return_documents"})
@@ -161,7 +161,7 @@ def _inferred(context: AnswerContext, inferred: _Inferred) -> bytes | None:
     return events.encode_embeddings(context, [numbers[at * width : (at + 1) * width] for at in range(rows)], None)
 
 
-class TritonTranslator(StreamTranslator[_Text]):
+class TritonTranslator(ChunkTranslator[_Text]):
     """Translates Triton's events to OpenAI's. No event is marked as the last one: the end of the body ends the stream."""
 
     __slots__ = ("_count", "_limit")

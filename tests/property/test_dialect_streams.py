@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from din_extproc.domain.request import Operation
 from din_extproc.southbound.engines import ENGINES
-from tests.support.anthropic_server import encode_events
+from tests.support.anthropic_answers import encode_events
 from tests.support.dialects import OK, asked, said, streamed
 
 NATIVE = {name: engine.native for name, engine in ENGINES.items() if engine.native is not None}

@@ -6,7 +6,7 @@ import pytest
 
 from din_extproc.domain.request import Operation
 from din_extproc.southbound.anthropic import ANTHROPIC
-from tests.support.anthropic_server import ANSWER, CALL_ANSWER, encode_events, stream_events
+from tests.support.anthropic_answers import ANSWER, CALL_ANSWER, encode_events, stream_events
 from tests.support.dialects import OK, ask, asked, said, streamed
 
 CHAT = Operation.CHAT

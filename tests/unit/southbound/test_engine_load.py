@@ -61,7 +61,6 @@ PAGES = {
     ),
     "tgi": (b"# TYPE tgi_queue_size gauge\ntgi_queue_size 9\ntgi_batch_current_size 4\n", EngineLoad(waiting=9, running=4)),
     "ollama": (b'{"models":[{"name":"llama3:8b","size_vram":5137025024}]}', EngineLoad()),
-    "anthropic": (b'{"data":[{"type":"model","id":"m"}],"has_more":false}', EngineLoad()),
 }
 
 
