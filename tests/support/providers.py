@@ -50,7 +50,9 @@ class Provider:
             "context_length_exceeded",
             "This model's maximum context length is 128000 tokens. However, your messages resulted in 210000 tokens.",
         ),
-        "rate limit": _openai_error(429, "requests", "rate_limit_exceeded", "Rate limit reached for gpt in organization org-secret", **{"retry-after": "1"}),
+        "rate limit": _openai_error(
+            429, "requests", "rate_limit_exceeded", "Rate limit reached for gpt in organization org-secret", **{"retry-after": "1"}
+        ),
         "overloaded": _openai_error(503, "server_error", None, "The engine is currently overloaded, please try again later"),
         "no credit": _openai_error(
             429, "insufficient_quota", "insufficient_quota", "You exceeded your current quota, please check your plan and billing details."

@@ -320,9 +320,9 @@ def test_a_pool_is_spoken_to_in_openais_words_unless_it_says_otherwise(written):
 @pytest.mark.parametrize(
     ("lines", "operations"),
     [
-        ("engine: tgi", {Operation.CHAT, Operation.COMPLETIONS}),
-        ("engine: triton", {Operation.CHAT, Operation.COMPLETIONS, Operation.EMBEDDINGS}),
-        ("engine: triton\n    operations: generate", {Operation.CHAT, Operation.COMPLETIONS}),
+        ("engine: tgi", {Operation.CHAT, Operation.COMPLETIONS, Operation.MESSAGES}),
+        ("engine: triton", {Operation.CHAT, Operation.COMPLETIONS, Operation.MESSAGES, Operation.EMBEDDINGS}),
+        ("engine: triton\n    operations: generate", {Operation.CHAT, Operation.COMPLETIONS, Operation.MESSAGES}),
         ("engine: triton\n    api: native\n    operations: pooling", {Operation.EMBEDDINGS, Operation.RERANK}),
         ("engine: vllm\n    operations: [generate, /v1/rerank]", set(Operation) - {Operation.EMBEDDINGS, Operation.MODELS}),
     ],
