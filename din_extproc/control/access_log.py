@@ -108,7 +108,11 @@ def failed_attempts(topology: Topology) -> list[AccessLog]:
     if topology.fluentd_log:
         logger = _fluentd(ATTEMPT_TAG, ATTEMPT_RECORD, topology)
     else:
-        config = HttpGrpcAccessLogConfig(common_config=_told(ATTEMPTS_NAME, topology), additional_request_headers_to_log=ATTEMPT_HEADERS)
+        config = HttpGrpcAccessLogConfig(
+            common_config=_told(ATTEMPTS_NAME, topology),
+            additional_request_headers_to_log=ATTEMPT_HEADERS,
+            additional_response_headers_to_log=["retry-after"],
+        )
         logger = extension("envoy.access_loggers.http_grpc", config)
     return [AccessLog(name=logger.name, filter=AccessLogFilter(or_filter=bad), typed_config=logger.typed_config)]
 

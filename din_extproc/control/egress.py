@@ -27,6 +27,7 @@ from envoy_data_plane.envoy.config.route.v3 import Route, RouteAction, RouteConf
 from envoy_data_plane.envoy.extensions.bootstrap.internal_listener.v3 import InternalListener
 from envoy_data_plane.envoy.extensions.filters.http.credential_injector.v3 import CredentialInjector
 from envoy_data_plane.envoy.extensions.filters.http.header_mutation.v3 import HeaderMutation, Mutations
+from envoy_data_plane.envoy.extensions.filters.http.lua.v3 import Lua
 from envoy_data_plane.envoy.extensions.filters.http.router.v3 import Router
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import (
     HttpConnectionManager,
@@ -65,8 +66,60 @@ _INSIDE = (
     *("x-request-id", "x-task-tier", "traceparent", "tracestate", "baggage"),
 )
 """Beginnings of request headers that are internal and not sent to another site."""
-_THEIRS = ("x-request-id", "openai-", "x-ms-", "apim-", "azureml-", "cf-", "alt-svc", "strict-transport-security", "nel", "report-to")
+_THEIRS = (
+    *("x-request-id", "request-id", "openai-", "anthropic-", "x-ms-", "apim-", "azureml-"),
+    *("cf-", "alt-svc", "strict-transport-security", "nel", "report-to"),
+)
 """Beginnings of answers' headers that name the provider's account or its site."""
+_LUA = """\
+-- What a provider says of its account, as the gateway reads it: status 402 when it has no credit, `retry-after` in whole seconds.
+-- Only members of the body count, not what a message quotes.
+local NO_CREDIT = {
+  '"code"%s*:%s*"insufficient_quota"', '"type"%s*:%s*"insufficient_quota"', '"type"%s*:%s*"billing_error"',
+  '"code"%s*:%s*"billing_', '"message"%s*:%s*"Your credit balance is too low',
+}
+local UNITS = { ms = 0.001, s = 1, m = 60, h = 3600 }
+local LOOKED_AT = 4096
+
+local function has_no_credit(body)
+  local text = body and body:getBytes(0, math.min(body:length(), LOOKED_AT)) or ""
+  for _, member in ipairs(NO_CREDIT) do
+    if string.find(text, member) then
+      return true
+    end
+  end
+end
+
+local function seconds(duration) -- such as 1m2.5s or 120ms
+  local total = 0
+  for number, unit in string.gmatch(duration or "", "([%d.]+)(%a+)") do
+    total = total + (tonumber(number) or 0) * (UNITS[unit] or 0)
+  end
+  return total
+end
+
+local function pause(headers)
+  local longest = (tonumber(headers:get("retry-after-ms") or "") or 0) / 1000
+  for _, what in ipairs({ "requests", "tokens" }) do
+    if headers:get("x-ratelimit-remaining-" .. what) == "0" then
+      longest = math.max(longest, seconds(headers:get("x-ratelimit-reset-" .. what)))
+    end
+  end
+  return longest
+end
+
+function envoy_on_response(handle)
+  local status = handle:headers():get(":status")
+  if (status == "429" or status == "400") and has_no_credit(handle:body()) then
+    handle:headers():replace(":status", "402")
+  elseif (status == "429" or status == "529") and not handle:headers():get("retry-after") then
+    local longest = pause(handle:headers())
+    if longest > 0 then
+      handle:headers():replace("retry-after", tostring(math.ceil(longest)))
+    end
+  end
+end
+"""
 
 
 def remote_nodes(topology: Topology) -> Iterator[tuple[Node, RemoteApi]]:
@@ -120,8 +173,11 @@ def _route(cluster: str, api: RemoteApi) -> Route:
 
 
 def _filters(node: Node, api: RemoteApi, topology: Topology) -> list[TypedExtensionConfig]:
-    """What is taken off, then the credential: without it no request leaves."""
-    chain = [extension("envoy.filters.http.header_mutation", HeaderMutation(mutations=_taken_off()))]
+    """What is taken off, then the credential: without it no request leaves. Answers pass the chain backwards."""
+    chain = [
+        extension("envoy.filters.http.header_mutation", HeaderMutation(mutations=_taken_off())),
+        extension("envoy.filters.http.lua", Lua(default_source_code=DataSource(inline_string=_LUA))),
+    ]
     if api.credential is not None:
         source = ConfigSource(
             path_config_source=PathConfigSource(path=f"{topology.credentials_folder}/{node.id}.yaml"),

@@ -45,5 +45,6 @@ ATTEMPT_RECORD = {
     "t": "%START_TIME(%s.%6f)%",
     "l": "%DURATION%",
     "p": "%REQ(traceparent)%",
+    "y": "%RESP(retry-after)%",
 }
 """One attempt that failed at a node."""

@@ -22,6 +22,8 @@ class BreakerState(StrEnum):
     COOLING = "cooling"
 
 
+NO_CREDIT_REASON = "its account has no credit"
+"""Why the breaker of a remote API is open that answered 402."""
 EXCLUDED = frozenset({BreakerState.OPEN, BreakerState.COOLING})
 """The states in which a breaker lets no request pass."""
 

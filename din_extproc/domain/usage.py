@@ -249,6 +249,8 @@ class FailedAttempt(Struct, frozen=True, gc=False):
     """Seconds since the epoch, by Envoy's clock."""
     traceparent: str = ""
     """The W3C `traceparent` header that was sent to the node."""
+    retry_after_s: int | None = None
+    """What the node asked for; None: nothing."""
 
 
 class NodePace(Struct, frozen=True, gc=False):

@@ -8,6 +8,7 @@ out, the time until which it is only grows: a shorter deadline never replaces a 
                                                          └────────────────────────────┴──────────────────────────────┘
     closed or ramping ──busy──▶ cooling ──cool-down is over──▶ previous state; failures count as in closed
     half open ──busy──▶ open for as long as the node asks
+    any state ──exhausted──▶ open for as long as the event says
 """
 
 from collections.abc import Callable
@@ -32,6 +33,8 @@ class BreakerEventKind(Enum):
     """A request failed and the node is at fault."""
     BUSY = "busy"
     """The node is healthy but overloaded and asked for a pause (429)."""
+    EXHAUSTED = "exhausted"
+    """The account of a remote API has no credit."""
     PROBE_SUCCEEDED = "probe succeeded"
     PROBE_FAILED = "probe failed"
     TICK = "tick"
@@ -40,6 +43,9 @@ class BreakerEventKind(Enum):
     """Another replica's breaker opened."""
     REJOINED = "rejoined"
     """The node is a member again after it had left."""
+
+
+_TIMED = frozenset({BreakerEventKind.BUSY, BreakerEventKind.EXHAUSTED})
 
 
 class BreakerEvent(Struct, frozen=True, gc=False):
@@ -51,7 +57,7 @@ class BreakerEvent(Struct, frozen=True, gc=False):
     """Start of the request that ended; results of requests that started before the current state are ignored. None: `now`."""
     reason: str = ""
     cool_down_s: float = 0.0
-    """The pause that a busy node asked for."""
+    """The pause that a busy node asked for, or that an exhausted account gets."""
 
 
 class CircuitBreaker:
@@ -197,8 +203,10 @@ class CircuitBreaker:
         self.snapshot = BreakerSnapshot(_OPEN, event.now, until, 0.0, event.reason)
 
     def _extend_open(self, event: BreakerEvent) -> None:
-        """Stay open, or open again from half-open, until a busy node's or another replica's deadline if that is later."""
-        pause_s = event.cool_down_s if event.kind is BreakerEventKind.BUSY else self.policy.compute_open_s(max(1, self._trips), self._name)
+        """Stay open, or open, until a busy or exhausted node's or another replica's deadline if that is later."""
+        pause_s = event.cool_down_s if event.kind in _TIMED else self.policy.compute_open_s(max(1, self._trips), self._name)
+        if event.kind is BreakerEventKind.EXHAUSTED:
+            self.cause = event.kind
         if event.now + pause_s > self._excluded_until():
             since = self.snapshot.since if self.snapshot.state is _OPEN else event.now
             self.snapshot = BreakerSnapshot(_OPEN, since, event.now + pause_s, 0.0, event.reason or self.snapshot.reason)
@@ -266,5 +274,6 @@ TRANSITIONS: dict[tuple[BreakerState, BreakerEventKind], Transition] = {
     (_COOLING, BreakerEventKind.TICK): CircuitBreaker._end_cool_down_if_due,  # noqa: SLF001
     (_COOLING, BreakerEventKind.REMOTE_OPEN): CircuitBreaker._open,  # noqa: SLF001
     (_COOLING, BreakerEventKind.REJOINED): CircuitBreaker._start_ramp,  # noqa: SLF001
+    **{(state, BreakerEventKind.EXHAUSTED): CircuitBreaker._extend_open for state in BreakerState},  # noqa: SLF001
 }
 """The transition of every state and event."""

@@ -5,7 +5,8 @@ Rule: what a client causes (its timeout, its errors, its leaving) counts for not
 | outcome                                        | node                                | pool       | pool that it moved from |
 |------------------------------------------------|-------------------------------------|------------|-------------------------|
 | completed                                      | succeeded                           | succeeded  | failed                  |
-| upstream busy (429)                            | busy, for as long as the node asks  | -          | failed                  |
+| upstream busy (429), 529 of an attempt         | busy, for as long as the node asks  | -          | failed                  |
+| 402 of an attempt: the account has no credit   | exhausted, for the longest pause    | -          | -                       |
 | upstream error, timeout of an attempt, cut off | failed, unless Envoy has reported   | failed     | failed                  |
 |                                                | the failed attempt by itself        |            |                         |
 | not dispatched: no host was left (`UH`)        | -                                   | failed     | failed                  |
@@ -16,13 +17,15 @@ Rule: what a client causes (its timeout, its errors, its leaving) counts for not
 from msgspec import Struct
 
 from din_extproc.domain.access_log import ATTEMPT_FLAGS
+from din_extproc.domain.health import NO_CREDIT_REASON
 from din_extproc.domain.usage import ANSWER_TOO_LARGE, UPSTREAM_FAULTS, ExchangeRecord, FailedAttempt, Outcome
 from din_extproc.health.breaker import BreakerEvent, BreakerEventKind
 
-REQUEST_CAUSES = frozenset({BreakerEventKind.FAILED, BreakerEventKind.BUSY, BreakerEventKind.REMOTE_OPEN})
+REQUEST_CAUSES = frozenset({BreakerEventKind.FAILED, BreakerEventKind.BUSY, BreakerEventKind.EXHAUSTED, BreakerEventKind.REMOTE_OPEN})
 """Events that follow from requests, here or at another replica."""
 PROBE_CAUSES = frozenset({BreakerEventKind.PROBE_FAILED})
 BUSY_REASON = "it is busy and asks for time"
+_NO_CREDIT, _OVERLOADED = "402", "529"
 _SERVER_ERROR = 500
 _COOL_DOWN_S = 1.0
 """For a node that answers 429 without `retry-after`."""
@@ -63,6 +66,17 @@ def classify_exchange(record: ExchangeRecord, now: float, *, attempts_reported: 
     return ExchangeEvents(None if unreached or (reported and attempts_reported) else failed, failed, moved)
 
 
-def classify_attempt(attempt: FailedAttempt, now: float) -> BreakerEvent:
-    """Return the breaker event of a failed attempt at its node. `now`: its end, in seconds of the monotonic clock."""
+def classify_attempt(attempt: FailedAttempt, now: float, *, longest_open_s: float) -> BreakerEvent:
+    """Return the breaker event of a failed attempt at its node.
+
+    Args:
+        attempt: The attempt.
+        now: Its end, in seconds of the monotonic clock.
+        longest_open_s: The longest pause that a node is given.
+    """
+    if attempt.reason == _NO_CREDIT:
+        return BreakerEvent(BreakerEventKind.EXHAUSTED, now, None, NO_CREDIT_REASON, longest_open_s)
+    if attempt.reason == _OVERLOADED:
+        cool_down_s = min(longest_open_s, attempt.retry_after_s or _COOL_DOWN_S)
+        return BreakerEvent(BreakerEventKind.BUSY, now, None, BUSY_REASON, cool_down_s)
     return BreakerEvent(BreakerEventKind.FAILED, now, now - attempt.duration_ms / 1000, attempt.reason)

@@ -188,6 +188,7 @@ def _fluentd_attempt(found: Mapping[str, Any], nodes: Mapping[str, str], describ
         duration_ms=float(found["l"] or 0),
         started_at=float(found["t"]),
         traceparent=found["p"] or "",
+        retry_after_s=_seconds(found.get("y") or ""),
     )
 
 
@@ -224,6 +225,7 @@ def _attempt(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[
         duration_ms=_ms(common.duration),
         started_at=common.start_time.seconds + common.start_time.nanos / 1e9,
         traceparent=entry.request.request_headers.get("traceparent", ""),
+        retry_after_s=_seconds(entry.response.response_headers.get("retry-after", "")),
     )
 
 

@@ -104,6 +104,10 @@ ALERTS = (
         "2m", "page", "The breakers of more than half of the nodes are open.", look="din-extproc nodes: the reasons",
     ),
     Alert(
+        "DinAccountWithoutCredit", f"{of.NODE_NO_CREDIT.prometheus} > 0", "0m", "page",
+        "The account of a hosted API has no credit; its node is ejected.", look="the provider's billing page",
+    ),
+    Alert(
         "DinNodeUntrusted", f"{of.NODE_TRUST.prometheus} < 0.5", "5m", "ticket",
         "A node is trusted by less than half.", look="its reasons",
     ),

@@ -218,6 +218,9 @@ NODE_TAKEN = Instrument(
 NODE_SHARE = Instrument(
     "din.node.share", InstrumentKind.GAUGE, "1", "Share of its requests that a node gets: 0 when its breaker is open.", (NODE,)
 )
+NODE_NO_CREDIT = Instrument(
+    "din.node.no_credit", InstrumentKind.GAUGE, "{state}", "1: the provider of a hosted API says that the account has no credit.", (NODE,)
+)
 NODE_PROBE = Instrument("din.node.probe.time_to_first_token", InstrumentKind.GAUGE, "s", "Of the last probe that had a token.", (NODE,))
 BREAKERS = Instrument("din.breakers", InstrumentKind.GAUGE, "{breaker}", "Breakers of nodes by state.", (STATE,))
 POOL_SHARE = Instrument("din.pool.share", InstrumentKind.GAUGE, "1", "Share of its requests that a pool gets, when it is not all.", (POOL,))

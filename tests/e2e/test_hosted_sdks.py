@@ -206,8 +206,8 @@ def test_a_stream_that_ends_early_ends_with_the_sdks_own_error(gpt: openai.OpenA
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_connection_that_breaks_off_is_no_complete_answer(gpt: openai.OpenAI, claude: anthropic.Anthropic, engine: str) -> None:
-    with pytest.raises(Exception, match="peer closed connection"):
+    cut_off = "peer closed connection|Connection error"
+    with pytest.raises(Exception, match=cut_off):
         list(gpt.chat.completions.create(model=engine, messages=says("drop"), max_tokens=50, stream=True))
-    events = claude.messages.create(model=engine, messages=says("drop"), max_tokens=50, stream=True)
-    with pytest.raises(Exception, match="peer closed connection"):
-        list(events)
+    with pytest.raises(Exception, match=cut_off):
+        list(claude.messages.create(model=engine, messages=says("drop"), max_tokens=50, stream=True))

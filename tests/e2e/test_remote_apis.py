@@ -137,13 +137,34 @@ def test_a_provider_that_asks_for_time_is_left_alone_for_it(site):
 def test_an_account_without_credit_is_no_error_of_the_client(site):
     made, stack = site
     error = {"error": {"message": "org-secret has no credit", "type": "insufficient_quota", "code": "insufficient_quota"}}
-    made.openai.fail = lambda: web.json_response(error, status=402)
+    made.azure.fail = lambda: web.json_response(error, status=429)
+    try:
+        reply = stack.chat(model="azure-m")
+    finally:
+        made.azure.fail = lambda: None
+    assert (reply.status_code, reply.json()["error"]["code"]) == (502, "upstream_error"), reply.text
+    assert "org-secret" not in reply.text
+    stack.eventually(lambda: "azure-1" in stack.status()["breakers"]["nodes"], stack.status)
+    health = stack.status()["breakers"]["nodes"]["azure-1"]
+    assert (health["state"], health["reason"]) == ("open", "its account has no credit")
+    assert health["again_in_s"] > 100, "one failure is enough, for the longest pause"
+    assert 'din_node_no_credit{din_node_id="azure-1"} 1' in httpx.get(f"{stack.admin_url}/metrics", timeout=30).text
+    assert "breaker of node azure-1: open: its account has no credit" in stack.log("sidecar")
+
+
+@pytest.mark.parametrize("status", [429, 529])
+def test_the_pause_is_what_the_providers_own_headers_say(site, status):
+    made, stack = site
+    theirs = {"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "1.5s", "x-ratelimit-remaining-requests": "9"}
+    made.openai.fail = lambda: web.json_response({"error": {"message": "wait"}}, status=status, headers=theirs)
     try:
         reply = stack.chat(model="far")
     finally:
         made.openai.fail = lambda: None
-    assert (reply.status_code, reply.json()["error"]["code"]) == (502, "upstream_error"), reply.text
-    assert "org-secret" not in reply.text
+    assert int(reply.headers["retry-after"]) >= 2 or status == 529
+    stack.eventually(lambda: stack.status()["breakers"]["nodes"].get("account-1", {}).get("state") == "cooling", stack.status)
+    assert 1.0 < stack.status()["breakers"]["nodes"]["account-1"]["again_in_s"] <= 2.0
+    stack.eventually(lambda: stack.chat(model="far").status_code == 200, "the account serves again")
 
 
 def test_what_overflows_from_a_dead_local_pool_is_marked(site):

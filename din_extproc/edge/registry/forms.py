@@ -9,7 +9,7 @@ from typing import Self
 from msgspec import Struct
 
 from din_extproc.domain.availability import NodeShare
-from din_extproc.domain.health import EXCLUDED, BreakerSnapshot, BreakerState
+from din_extproc.domain.health import EXCLUDED, NO_CREDIT_REASON, BreakerSnapshot, BreakerState
 from din_extproc.domain.membership import Heartbeat, Member, NodeState, Registration
 from din_extproc.domain.node import Endpoint, Node
 from din_extproc.registry.claims import MAX_BYTES, MAX_REGISTERED
@@ -160,6 +160,11 @@ class HealthForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
             share=round(standing.share(now), 3),
             reason=standing.reason,
         )
+
+    @property
+    def has_no_credit(self) -> bool:
+        """Whether the account was without credit when it was last asked."""
+        return self.reason == NO_CREDIT_REASON and self.state in {BreakerState.OPEN, BreakerState.HALF_OPEN}
 
     @property
     def said(self) -> str:

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from din_extproc.control.supported import NEWEST_TESTED, OLDEST, minor, unsupported
 from din_extproc.control.topology import EXT_PROC_CLUSTER, UnixSocket
+from din_extproc.domain.health import NO_CREDIT_REASON
 from din_extproc.domain.node import in_flight_cluster
 from din_extproc.settings.settings import Settings
 
@@ -203,6 +204,9 @@ def _of_nodes(status: Mapping[str, Any]) -> Iterator[Diagnosis]:
         yield Diagnosis("nodes", "warn", ", ".join([*silent, *ejected][:5]), "`din-extproc nodes` says why")
     else:
         yield Diagnosis("nodes", "ok", f"{len(members)} ready")
+    poor = [member["node"]["id"] for member in members if (member.get("health") or {}).get("reason") == NO_CREDIT_REASON]
+    if poor:
+        yield Diagnosis("accounts", "fail", f"no credit: {', '.join(poor[:5])}", "add credit at the provider, or remove the node")
     models = status["membership"]["models"]
     for model in models:
         if model["state"] != "available":

@@ -198,7 +198,9 @@ class HealthMonitor:
         """Feed the node's breaker with a failed attempt."""
         self._attempts_reported = True
         if self.settings.health.breaker:
-            self.breakers.nodes.on_event(attempt.node_id, classify_attempt(attempt, now))
+            self.breakers.nodes.on_event(
+                attempt.node_id, classify_attempt(attempt, now, longest_open_s=self.settings.health.longest_open_s)
+            )
             self.probe_schedule.expedite(attempt.node_id, now)
             self.publish_changes()
 

@@ -111,6 +111,7 @@ def node_families(rows: Iterable[MemberForm], *, stale: bool) -> Iterator[Family
     yield labelled(of.NODE_SILENCE, silent)
     yield labelled(of.BREAKERS, ((state.value, breakers[state]) for state in BreakerState))
     yield labelled(of.NODE_SHARE, ((node, form.share) for node, form in forms))
+    yield labelled(of.NODE_NO_CREDIT, ((node, 1.0) for node, form in forms if form.has_no_credit))
     yield labelled(of.NODE_PROBE, ((node, None if form.ttft_ms is None else form.ttft_ms / 1000) for node, form in forms))
     yield labelled(of.NODE_WAITING, ((node, beat.waiting) for node, beat in beats))
     yield labelled(of.NODE_RUNNING, ((node, beat.running) for node, beat in beats))

@@ -160,7 +160,7 @@ class SimulatedReplica:
         """Feed the node's breaker with a failed attempt."""
         self._doubts.add(attempt.node_id)
         if self._plan.breaker:
-            self._hear(self.breakers.nodes, attempt.node_id, classify_attempt(attempt, now))
+            self._hear(self.breakers.nodes, attempt.node_id, classify_attempt(attempt, now, longest_open_s=self._plan.longest_open_s))
 
     def on_probe(self, node_id: str, now: float, *, ok: bool) -> None:
         """A node was asked for a token."""

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 
+from din_extproc.domain.health import NO_CREDIT_REASON, BreakerState
 from din_extproc.domain.usage import ANSWER_TOO_LARGE, ExchangeRecord, FailedAttempt, Outcome, Usage
-from din_extproc.health.breaker import BreakerEventKind
+from din_extproc.health.breaker import BreakerEventKind, CircuitBreaker
 from din_extproc.health.exchanges import ExchangeEvents, classify_attempt, classify_exchange
+from din_extproc.health.policy import BreakerPolicy
 
 NOW = 100.0
 FAILED, SUCCEEDED, BUSY = BreakerEventKind.FAILED, BreakerEventKind.SUCCEEDED, BreakerEventKind.BUSY
@@ -66,5 +68,18 @@ def test_events_begin_when_the_exchange_or_the_attempt_began():
     events = classify(Outcome.COMPLETED)
     assert events.node is not None
     assert (events.node.now, events.node.started_at) == (NOW, NOW - 0.5)
-    attempt = classify_attempt(FailedAttempt("a", "UF", 250.0), NOW)
+    attempt = classify_attempt(FailedAttempt("a", "UF", 250.0), NOW, longest_open_s=60.0)
     assert (attempt.kind, attempt.reason, attempt.started_at) == (FAILED, "UF", NOW - 0.25)
+
+
+@pytest.mark.parametrize(("asked", "given"), [(None, 1.0), (7, 7.0), (90, 60.0)])
+def test_an_overloaded_provider_is_left_out_for_as_long_as_it_asks(asked, given):
+    event = classify_attempt(FailedAttempt("a", "529", 250.0, retry_after_s=asked), NOW, longest_open_s=60.0)
+    assert (event.kind, event.cool_down_s) == (BreakerEventKind.BUSY, given)
+
+
+def test_an_account_without_credit_opens_its_breaker_at_once_and_for_the_longest_pause():
+    event = classify_attempt(FailedAttempt("a", "402", 250.0), NOW, longest_open_s=600.0)
+    breaker = CircuitBreaker("a", BreakerPolicy(), NOW - 1)
+    assert breaker.on_event(event)
+    assert (breaker.snapshot.state, breaker.snapshot.until, breaker.snapshot.reason) == (BreakerState.OPEN, NOW + 600.0, NO_CREDIT_REASON)
