@@ -13,7 +13,6 @@ from msgspec import Struct
 from din_extproc.domain.health import ProbeKind, ProbeResult
 from din_extproc.domain.node import Node, Pool
 from din_extproc.domain.request import Operation
-from din_extproc.domain.verdict import Headers
 from din_extproc.southbound.dialect import DialectRequest, PlainRequest
 from din_extproc.southbound.engines import find_engine
 
@@ -47,8 +46,6 @@ class ProbeTarget(Struct, frozen=True):
     body: bytes
     native: bool = False
     """The request uses the engine's native API."""
-    headers: Headers = ()
-    """Headers that its engine requires."""
 
     @classmethod
     def of(cls, node: Node, pool: Pool) -> "ProbeTarget":
@@ -60,7 +57,7 @@ class ProbeTarget(Struct, frozen=True):
             wanted = PlainRequest(operation=operation, fields=body, model=pool.served_model, stream=kind in _STREAMED, drop=True)
             asked = native.build_request(wanted)
             if isinstance(asked, DialectRequest):
-                return cls(node.id, f"http://{node.endpoint}{asked.path}", kind, asked.body, native=True, headers=asked.headers)
+                return cls(node.id, f"http://{node.endpoint}{asked.path}", kind, asked.body, native=True)
         return cls(node.id, f"http://{node.endpoint}{operation.value}", kind, msgspec.json.encode(body))
 
 
@@ -83,7 +80,7 @@ class MicroProbe:
 
     async def ask(self, target: ProbeTarget) -> ProbeResult:
         """Send one probe and return its result. Failures of the node raise nothing."""
-        headers = {"content-type": "application/json", "x-din-trace-id": self._trace_id(), **dict(target.headers)}
+        headers = {"content-type": "application/json", "x-din-trace-id": self._trace_id()}
         began = self._clock()
         try:
             async with self._session.post(
