@@ -381,19 +381,15 @@ def _text(fields: _Fields, name: str) -> str:
 
 def _labels(fields: _Fields) -> Labels:
     text = _text(fields, "labels")
-    if not text:
-        return _UNLABELLED
     try:
-        return _decode(text)
+        return _decode(text) if text else _UNLABELLED
     except (msgspec.DecodeError, UnicodeDecodeError):
         return _UNLABELLED
 
 
 def _sensitive(text: str) -> Sensitive | None:
-    if not text:
-        return None
     try:
-        return _decode_sensitive(text)
+        return _decode_sensitive(text) if text else None
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
