@@ -62,7 +62,7 @@ class _ChatUsage(Struct, frozen=True):
         }
 
 
-class _Function(Struct, frozen=True):
+class _CalledFunction(Struct, frozen=True):
     name: str | None = None
     arguments: str | None = None
 
@@ -70,10 +70,10 @@ class _Function(Struct, frozen=True):
 class _ToolCall(Struct, frozen=True):
     index: int = 0
     id: str | None = None
-    function: _Function = _Function()
+    function: _CalledFunction = _CalledFunction()
 
 
-class _Output(Struct, frozen=True):
+class _ChatOutput(Struct, frozen=True):
     """A message, or a change of one."""
 
     content: str | None = None
@@ -82,16 +82,16 @@ class _Output(Struct, frozen=True):
     tool_calls: list[_ToolCall] | None = None
 
 
-class _Choice(Struct, frozen=True):
-    message: _Output = _Output()
-    delta: _Output = _Output()
+class _ChatChoice(Struct, frozen=True):
+    message: _ChatOutput = _ChatOutput()
+    delta: _ChatOutput = _ChatOutput()
     finish_reason: str | None = None
 
 
 class _Chat(Struct, frozen=True):
     """A completion, or one chunk of its stream."""
 
-    choices: list[_Choice] = []
+    choices: list[_ChatChoice] = []
     usage: _ChatUsage | None = None
     error: Any = None
 
@@ -346,7 +346,7 @@ class MessagesTranslator(StreamTranslator[_Chat]):
             made += self._change(choice.delta)
         return made
 
-    def _change(self, delta: _Output) -> bytes:
+    def _change(self, delta: _ChatOutput) -> bytes:
         made = b""
         if delta.reasoning_content:
             made += self._piece("thinking", "thinking", delta.reasoning_content)
