@@ -67,9 +67,11 @@ bench-all: setup ## with the long ones: limits, failures, simulations and claims
 	@$(PY) -m tests.bench --all $(if $(JSON),--json $(JSON))
 
 # Each into an environment of its own: their dependencies are not ours. Pinned: LiteLLM's 1.107.0 was compromised and withdrawn.
-bench-peers: setup ## LiteLLM and vllm-router, for `make bench` to compare with (a minute or two)
+# The Go gateways are built at pinned commits (DIN_PEER_SOURCES=FOLDER of source trees where nothing can be cloned).
+bench-peers: setup ## LiteLLM, vllm-router and the Go gateways, for `make bench` to compare with (some minutes)
 	@$(PYTHON) -m venv .venv-peers/litellm && .venv-peers/litellm/bin/pip install --quiet 'litellm[proxy]==1.105.7'
 	@$(PYTHON) -m venv .venv-peers/vllm-router && .venv-peers/vllm-router/bin/pip install --quiet 'vllm-router==0.1.17'
+	@$(PY) -m tests.bench.peers.build
 
 bench-smoke: setup ## every benchmark once, briefly: they still run
 	@$(PY) -m tests.bench --smoke

@@ -46,6 +46,8 @@ BENCHMARKS: dict[str, tuple[Callable[[Field], Figures], tuple[str, ...]]] = {
         side_by_side.side_by_side,
         ("sidecar_cpu_vs_grpc_aio_noop", "sidecar_cpu_vs_wire_noop", "throughput_vs_wire_noop"),
     ),
+    "light": (side_by_side.light, ("cpu_us_everything_on_light",)),
+    "beside_aibrix": (side_by_side.beside_aibrix, ("added_p99_ms_200", "decision_p99_ms_200")),
     "half_load": (side_by_side.half_load, ("added_p99_ms_half_load", "decision_p99_ms_half_load")),
     "bodies": (bodies.bodies, ("body_1mb_sidecar_ms", "body_1kb_sidecar_ms")),
     "costly_bodies": (costly_bodies.costly_bodies, ("dearest_body_vs_chat",)),

@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from tests.bench.envoys import PlainEnvoy
+from tests.bench.envoys import PlainEnvoy, plain
 from tests.bench.harness import Child, pin
 from tests.support.servers import free_port
 from tests.support.stack import Stack, key_of, node, tenant
@@ -63,14 +63,14 @@ def nodes(exits: ExitStack) -> tuple[int, int]:
 
 
 def envoy_alone(exits: ExitStack, ports: tuple[int, int], _folder: Path) -> Contender:
-    running = exits.enter_context(PlainEnvoy(ports[0]))
+    running = exits.enter_context(PlainEnvoy(plain(ports[0])))
     return Contender(ENVOY, running.port, {"envoy": running.pid})
 
 
 def _with_server(name: str, exits: ExitStack, ports: tuple[int, int], server: Child, path: str, *, lua: bool = False) -> Contender:
     exits.enter_context(server)
     pin(server.pid, "server")
-    running = exits.enter_context(PlainEnvoy(ports[0], ext_proc=path, lua=lua))
+    running = exits.enter_context(PlainEnvoy(plain(ports[0], ext_proc=path, lua=lua)))
     return Contender(name, running.port, {"envoy": running.pid, "server": server.pid})
 
 

@@ -14,6 +14,7 @@ from msgspec import Struct
 from tests.bench.contenders import OTHERS, OURS, Contender, Missing, chat_body, nodes
 from tests.bench.harness import Load, Spent, spend
 from tests.bench.load import http_request
+from tests.bench.peers.go_gateways import GO_PEERS
 
 BODY_BYTES = 1300
 _WARM_S = 0.5
@@ -77,7 +78,7 @@ class Field:
         self.missing: dict[str, str] = {}
         """Contenders that can't run, with the reason."""
         self._exits = ExitStack()
-        self._starts = OURS | (OTHERS if effort.others else {})
+        self._starts = OURS | (OTHERS | GO_PEERS if effort.others else {})
         self._running: dict[str, Contender] = {}
 
     def contender(self, name: str) -> Contender | None:
@@ -94,7 +95,7 @@ class Field:
 
     def others(self) -> list[str]:
         """Return the names of other gateways."""
-        return list(OTHERS) if self.effort.others else []
+        return [*OTHERS, *GO_PEERS] if self.effort.others else []
 
     def request(self, contender: Contender, *, size: int = BODY_BYTES, stream: bool = False) -> str:
         """Return a chat request as its clients send it."""

@@ -15,6 +15,8 @@ from msgspec import Struct
 from din_extproc.edge.process.envoy_binary import envoy_version, find_envoy
 from tests.bench.contenders import LITELLM, ROOT, TITLES, VLLM_ROUTER, python_version_of
 from tests.bench.field import Figures
+from tests.bench.peers.build import PROGRAMS
+from tests.bench.peers.go_gateways import GO_TITLES
 from tests.support.servers import redis_binary
 
 BENCH, STRATEGIES, STALL, COSTS, CALIBRATE, CLAIMS = "bench", "strategies", "stall", "costs", "calibrate", "claims"
@@ -39,8 +41,23 @@ class Bar(Struct, frozen=True):
 BARS = (
     Bar("sidecar_cpu_vs_grpc_aio_noop", "sidecar CPU per request, everything on ÷ no-op over grpc.aio", 0.25, 0.16),
     Bar("sidecar_cpu_vs_wire_noop", "sidecar CPU per request, everything on ÷ no-op over our wire", 3.0, 2.0),
-    Bar("stack_cpu_vs_litellm", "whole stack (Envoy + sidecar + Redis) CPU per request ÷ LiteLLM", 0.04, 0.02),
-    Bar("throughput_vs_wire_noop", "throughput, everything on ÷ Envoy + no-op over our wire", 0.65, 0.8, at_most=False),
+    Bar("sidecar_cpu_vs_grpc_go_noop", "sidecar CPU per request, everything on ÷ empty grpc-go server", 2.8, 2.0),
+    Bar("stack_cpu_vs_aibrix", "whole stack (Envoy + sidecar + Redis) CPU per request ÷ AIBrix", 0.9, 0.7),
+    Bar("stack_cpu_vs_aibrix_light", "the same, 2 connections", 0.9, 0.7),
+    Bar("stack_cpu_vs_aigw_limits", "whole stack CPU per request ÷ Envoy AI Gateway with the Go rate limit service", 0.65, 0.5),
+    Bar("stack_cpu_vs_aigw_limits_light", "the same, 2 connections", 0.65, 0.5),
+    Bar("stack_cpu_vs_aigw", "whole stack CPU per request ÷ Envoy AI Gateway without limits", 1.3, 1.0),
+    Bar("stack_cpu_vs_aigw_light", "the same, 2 connections", 1.2, 1.0),
+    Bar("stack_cpu_vs_litellm", "whole stack CPU per request ÷ LiteLLM", 0.055, 0.04),
+    Bar("redis_cpu_vs_one_evalsha", "all Redis work of a request ÷ one reservation alone in its round trip", 1.5, 1.1),
+    Bar("throughput_vs_wire_noop", "throughput, everything on ÷ Envoy + no-op over our wire", 0.5, 0.65, at_most=False),
+    *(
+        Bar(f"added_{name}_vs_aibrix_{rate}", f"added {name.upper()} at {rate} requests/s over plain Envoy ÷ AIBrix's", 0.8, 0.5)
+        for rate in (100, 200)
+        for name in ("p50", "p99")
+    ),
+    Bar("decision_p99_ms_200", "decision P99 inside the server at 200 requests/s, ms", 5, 2),
+    Bar("decision_1k_rules_vs_10", "decision time behind 1,000 rules that don't hold ÷ behind 10", 1.5, 1.1),
     Bar("added_p99_ms_half_load", "added P99 at half load, everything on, over plain Envoy, ms", 5, 2),
     Bar("decision_p99_ms_half_load", "decision P99 inside the server at half load, ms", 1, 0.4),
     Bar("decision_10k_nodes_vs_10", "decision time with 10,000 nodes ÷ with 10", 1.5, 1.1),
@@ -74,7 +91,6 @@ SHOWN = {
         for what, means in (("errors", "errors that clients saw"), ("admitted", "requests admitted ÷ limit"))
     },
     "scrape_s": "a scrape of 100,000 series beside decisions, s",
-    "decision_1k_rules_vs_10": "decision time behind 1,000 rules that don't hold ÷ behind 10",
 }
 
 
@@ -104,6 +120,7 @@ def versions() -> dict[str, str]:
         "go": subprocess.run([go, "version"], capture_output=True, text=True, timeout=20, check=True).stdout.split()[2] if go else "none",
         LITELLM: python_version_of(LITELLM),
         VLLM_ROUTER: python_version_of(VLLM_ROUTER),
+        **{source.repository: source.commit[:12] for source in PROGRAMS.values()},
     }
 
 
@@ -148,13 +165,19 @@ def costs(figures: Figures) -> str:
 
 
 def _contenders(figures: Figures, missing: dict[str, str]) -> list[str]:
-    rows = ["| CPU per request, µs | Envoy | ext_proc server | Redis | requests/s |", "|---|---|---|---|---|"]
-    for name, title in TITLES.items():
+    rows = [
+        "| CPU per request, µs | Envoy | ext_proc server | rate limiter | Redis | sum | sum, light | requests/s |",
+        "|---" * 8 + "|",
+    ]
+    for name, title in (TITLES | GO_TITLES).items():
         rate = figures.get(f"requests_per_s_{name}")
         if rate is None:
-            rows.append(f"| {title} | {missing.get(name, 'not measured')} | | | |")
+            rows.append(f"| {title} | {missing.get(name, 'not measured')} | | | | | | |")
             continue
-        cells = [_cell(figures, name, "envoy", "gateway"), _cell(figures, name, "server"), _cell(figures, name, "redis")]
+        parts = ("envoy", "gateway"), ("server",), ("limiter",), ("redis",)
+        cells = [_cell(figures, name, *either) for either in parts]
+        cells += [f"{sum(figures.get(f'cpu_us_{name}_{part}', 0) for either in parts for part in either):,.0f}"]
+        cells += [_number(figures[f"cpu_us_{name}_light"]) if f"cpu_us_{name}_light" in figures else ""]
         rows.append(f"| {title} | {' | '.join(cells)} | {rate:,.0f} |")
     return rows
 
