@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -21,13 +22,12 @@ from din_extproc.cli.app import app
 from tests.bench.__main__ import BENCHMARKS
 from tests.support.node_stack import RegistryThread
 from tests.support.pages import EXECUTED, ROOT, TEXTS, Console, all_blocks, code_blocks, shell_blocks
-from tests.support.servers import EngineSim, RedisServer, free_port
+from tests.support.servers import EngineSim, free_port
 from tests.support.stack import Stack, events, key_of, node, tenant
 
 pytestmark = pytest.mark.e2e
 
 BLOCKS = shell_blocks()
-FINANCE = "din_fin-2026-11_HkQ67137dVaKBtXmnsUsVYdaeIAKHTDHsgnj2kNqFcy"
 RUN_HERE = {
     "README",
     "start/demo", "start/own-envoy", "start/first-tenant", "start/node-joins", "howto/size-a-pool", "howto/deploy", "howto/upgrade",
@@ -134,47 +134,43 @@ def engine() -> Iterator[EngineSim]:
         yield running
 
 
-def test_use_it_from_the_example_to_the_first_streamed_answer_and_an_upgrade(engine):
-    ports = {name: free_port() for name in ("10000", "9901", "50052", "9090")}
-    instead = {"http://localhost:10000": f"http://localhost:{ports['10000']}", "din_team-a-2026_...": FINANCE}
-    [prepare, [wait, ask]] = BLOCKS["start/own-envoy"]
-    # The example's other nodes are not there, and doctor says so.
-    instead |= {"/var/lib/din/audit": "audit", "doctor -c din.yaml": "doctor -c din.yaml | grep 'as rendered'"}
-    with RedisServer() as redis, Console(instead, DIN_REDIS_URL=redis.url) as console:
-        (console.folder / "envoy").mkdir()
-        example = (
-            (ROOT / "envoy" / "din.yaml").read_text().replace("/run/din", str(console.folder)).replace("10.0.0.7:8000", engine.address)
-        )
-        for standard, free in ports.items():
-            example = re.sub(rf"(0\.0\.0\.0|127\.0\.0\.1):{standard}\b", f"127.0.0.1:{free}", example)
-        (console.folder / "envoy" / "din.yaml").write_text(example)
-        (console.folder / "envoy" / "models.json").write_text((ROOT / "envoy" / "models.json").read_text())
-        told = {command.split("#")[0].strip(): console.run(command) for command in prepare}
-        assert "shown once" in told["din-extproc keys new team-a-2026"]
+def running_here(page: str) -> tuple[str, dict[str, str], dict[str, Any]]:
+    """Return a page's din.yaml for free ports, the words that commands need instead, and what it says."""
+    [example] = code_blocks(page, "yaml")
+    ports = {name: str(free_port()) for name in ("6379", "8000", "8001", "8002", "50051", "10000")}
+    instead = {f"{before}{port}": f"{before}{free}" for port, free in ports.items() for before in ("--port ", "127.0.0.1:", "localhost:")}
+    for before, after in instead.items():
+        example = re.sub(rf"{re.escape(before)}\b", after, example)
+    config = yaml.safe_load(example)
+    config["gateway"] |= {name: {"address": f"127.0.0.1:{free_port()}"} for name in ("access_log", "admin")}
+    config["envoy"] = {"listener": f"127.0.0.1:{ports['10000']}", "admin": f"127.0.0.1:{free_port()}"}
+    config["store"] = {"url": f"redis://127.0.0.1:{ports['6379']}"}
+    return yaml.safe_dump(config), instead, config
+
+
+def test_from_the_clone_to_the_first_streamed_answer_and_an_upgrade():
+    config, instead, _ = running_here("start/own-envoy")
+    [install, configure, run, [wait, ask]] = BLOCKS["start/own-envoy"]
+    with Console(instead | {"/var/lib/din/audit": "audit"}) as console:
+        (console.folder / "din.yaml").write_text(config)
+        told = {command.split("#")[0].strip(): console.run(command) for command in (*install, *configure, *run)}
         assert "sound" in told["din-extproc check din.yaml"]
         console.run(wait)
         answer = console.run(ask)
         assert answer.rstrip().endswith("data: [DONE]"), answer
         assert len(events(answer)) > 2
-        write_audit_log(console.folder / "audit")
+        [key] = yaml.safe_load((console.folder / "keys.yaml").read_text())["keys"]
+        routed = {"pool": "chat", "rule": "", "asked_for": "bx-fast-chat", "alias": "bx-fast-chat"}
+        write_audit_log(console.folder / "audit", tenant="team-a", key_id=key["id"], **routed)
         for command in [each for block in BLOCKS["howto/upgrade"] for each in block]:
             console.run(command)
 
 
 def test_two_nodes_on_this_machine_and_the_one_that_is_left():
-    [example] = code_blocks("start/first-tenant", "yaml")
+    text, instead, config = running_here("start/first-tenant")
     [commands] = BLOCKS["start/first-tenant"]
-    ports = {name: str(free_port()) for name in ("6379", "8001", "8002", "50051", "10000")}
-    config = yaml.safe_load(example)
-    config["gateway"] |= {name: {"address": f"127.0.0.1:{free_port()}"} for name in ("access_log", "admin")}
-    config["envoy"] = {"listener": f"127.0.0.1:{ports['10000']}", "admin": f"127.0.0.1:{free_port()}"}
-    config["store"] = {"url": f"redis://127.0.0.1:{ports['6379']}"}
-    config["gateway"]["ext_proc"] = {"address": f"127.0.0.1:{ports['50051']}"}
-    for pool in config["pools"].values():
-        for each in pool["nodes"]:
-            each["address"] = f"127.0.0.1:{ports[each['address'].rpartition(':')[2]]}"
-    with Console({f"{before}{port}": f"{before}{free}" for port, free in ports.items() for before in ("--port ", "127.0.0.1:")}) as console:
-        (console.folder / "din.yaml").write_text(yaml.safe_dump(config))
+    with Console(instead) as console:
+        (console.folder / "din.yaml").write_text(text)
         *prepare, ask = commands
         for command in prepare:
             for part in command.split(" && "):
@@ -182,7 +178,7 @@ def test_two_nodes_on_this_machine_and_the_one_that_is_left():
         console.eventually(lambda: answers(f"http://{config['envoy']['admin']}/ready"))
         console.eventually(lambda: answers(f"http://{config['gateway']['admin']['address']}/readyz"))
         console.eventually(lambda: "x-din-node-id: one" in console.run(ask))
-        console.end("engine-sim", ports["8001"])
+        console.end("engine-sim", instead["--port 8001"].split()[1])
         answer = console.run(ask)
     assert "x-din-node-id: two" in answer
     assert "x-bxagent-degraded: true" in answer
@@ -252,11 +248,10 @@ def folder_sum(folder: Path, make_sums: str, sum_of_sums: str) -> str:
         return console.run(f"cd {folder}; {sum_of_sums}").split()[0]
 
 
-def write_audit_log(folder: Path) -> None:
+def write_audit_log(folder: Path, **routed: str) -> None:
     """Write the log of one request."""
-    asked = {"asked_for": "bx-auto", "operation": "/v1/chat/completions", "prompt_estimate": 100, "duration_ms": 500.0}
-    known = {"tenant": "finance", "key_id": "fin-2026-11", "outcome": "completed", "status": 200, "alias": "bx-auto"}
-    routed = {"model": "qwen2.5-14b-instruct", "pool": "cluster-fast-throughput-14b", "rule": "lightweight-intent-classifier"}
+    asked = {"operation": "/v1/chat/completions", "prompt_estimate": 100, "duration_ms": 500.0}
+    known = {"outcome": "completed", "status": 200, "model": "qwen2.5-14b-instruct"}
     settled = SettlementRecord(
         at=1_800_000_000.0, request_id="r", trace_id="t", prompt_tokens=100, completion_tokens=20, **routed, **known, **asked
     )
@@ -273,7 +268,9 @@ def test_simulate():
             (console.folder / name).write_text((ROOT / "envoy" / "din.yaml").read_text())
         (console.folder / "models.json").write_text((ROOT / "envoy" / "models.json").read_text())
         (console.folder / "workload.yaml").write_text(yaml.safe_dump(small))
-        write_audit_log(console.folder / "audit")
+        write_audit_log(
+            console.folder / "audit", tenant="finance", key_id="fin-2026-11", pool="p", rule="", asked_for="bx-auto", alias="bx-auto"
+        )
         told = [console.run(command) for command in BLOCKS["howto/size-a-pool"][0]]
     assert "| cluster-fast-throughput-14b | 4 |" in told[0]
     assert all("requests/s" in each for each in told)

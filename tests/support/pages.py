@@ -33,7 +33,8 @@ EXECUTED = {"sh", "python", "console"}
 """Languages of blocks that `tests/e2e` runs: `test_documented_commands.py` asserts that none is left out."""
 _STANDINS = {
     "din-extproc": f'exec {sys.executable} -m din_extproc "$@"',
-    "pip": f'test "$*" = "install ." && exec {sys.executable} -m pip install --dry-run --no-deps --quiet {ROOT}',
+    "pip": f'test "$1" = install && exec {sys.executable} -m pip install --dry-run --no-deps --quiet "{ROOT}${{2#.}}"',
+    "python3": 'test "$*" = "-m venv .venv" && mkdir -p .venv/bin && touch .venv/bin/activate',
     "make": f'exec {shutil.which("make")} --dry-run -C {ROOT} "$1"',
     "docker": f'exec {sys.executable} -m tests.deploy.standins docker "$@"',
     "helm": f'exec {sys.executable} -m tests.deploy.standins helm "$@"',
