@@ -26,16 +26,21 @@ _SECRET_LENGTH = 43
 _KEY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,63}").fullmatch
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}").fullmatch
 _HASH = re.compile(r"sha256\$((?:[0-9a-f]{2}){8,64})\$([0-9a-f]{64})").fullmatch
-_MISSING = Refusal(RefusalCode.INVALID_API_KEY, "No API key: send `Authorization: Bearer <key>` or `x-api-key: <key>`.")
+MISSING_KEY = Refusal(RefusalCode.INVALID_API_KEY, "No API key: send `Authorization: Bearer <key>` or `x-api-key: <key>`.")
 _WRONG = Refusal(RefusalCode.INVALID_API_KEY, "The API key is not valid.")
 _EXPIRED = Refusal(RefusalCode.INVALID_API_KEY, "The API key has expired.")
 
 
 class Authenticated(Struct, frozen=True, gc=False):
-    """The tenant and the key of an authenticated request."""
+    """The tenant and the key of an authenticated request.
+
+    An identity that is no key has a key, too: its id is `jwt:`, `certificate:` or `gateway:` and a name.
+    """
 
     tenant: Tenant
     key: ApiKey
+    scope: str = ""
+    """What precedes the scopes of the tenant's budgets; "": they are those of its keys."""
 
 
 class NewKey(Struct, frozen=True, gc=False):
@@ -81,7 +86,7 @@ class KeyRing:
             other = x_api_key.strip()
             text = other if other.startswith(PREFIX) or not text else text
         if not text:
-            return _MISSING
+            return MISSING_KEY
         if len(text) > MAX_KEY_LENGTH or not text.startswith(PREFIX):
             return _WRONG
         key_id, _, secret = text[len(PREFIX) :].rpartition("_")

@@ -25,6 +25,7 @@ from envoy_data_plane.envoy.extensions.resource_monitors.downstream_connections.
 
 from din_extproc.control.clusters import clusters
 from din_extproc.control.egress import add_egress
+from din_extproc.control.jwt import jwks_clusters
 from din_extproc.control.listener import listener
 from din_extproc.control.packing import as_plain, by_ads, envoy_address, extension, milliseconds
 from din_extproc.control.topology import XDS_CLUSTER, Topology, XdsSource
@@ -42,7 +43,7 @@ def bootstrap(topology: Topology) -> Bootstrap:
     found = Bootstrap(
         node=None if discovery is None else EnvoyNode(id=discovery.node_id, cluster=_SERVICE_CLUSTER),
         admin=Admin(address=envoy_address(topology.admin)),
-        static_resources=BootstrapStaticResources(listeners=[listener(topology)], clusters=clusters(topology)),
+        static_resources=BootstrapStaticResources(listeners=[listener(topology)], clusters=[*clusters(topology), *jwks_clusters(topology)]),
         dynamic_resources=None if discovery is None else _dynamic(discovery),
         overload_manager=_connection_limit(topology.max_connections),
     )

@@ -136,7 +136,8 @@ def add_egress(bootstrap: Bootstrap, topology: Topology) -> None:
             bootstrap.bootstrap_extensions.append(extension("envoy.bootstrap.internal_listener", InternalListener()))
         if static is not None:
             static.listeners.append(_listener(node, api, topology))
-            static.clusters.append(_cluster(node, api, topology))
+            address = SocketAddress(api.host, api.port)
+            static.clusters.append(remote_cluster(f"{EGRESS_PREFIX}{node.id}", address, topology, ca=api.ca if api.tls else None))
 
 
 def _listener(node: Node, api: RemoteApi, topology: Topology) -> Listener:
@@ -197,12 +198,12 @@ def _taken_off() -> Mutations:
     return Mutations(request_mutations=starting(_INSIDE), response_mutations=starting(_THEIRS))
 
 
-def _cluster(node: Node, api: RemoteApi, topology: Topology) -> Cluster:
-    name, address = f"{EGRESS_PREFIX}{node.id}", SocketAddress(api.host, api.port)
+def remote_cluster(name: str, address: SocketAddress, topology: Topology, *, ca: str | None) -> Cluster:
+    """A server on another site. `ca`: PEM, who issues its certificate; None: it speaks in the clear."""
     auto = HttpProtocolOptionsAutoHttpConfig(http_protocol_options=Http1ProtocolOptions(), http2_protocol_options=Http2ProtocolOptions())
     explicit = HttpProtocolOptionsExplicitHttpConfig(http_protocol_options=Http1ProtocolOptions())
-    protocol = UpstreamProtocolOptions(auto_config=auto) if api.tls else UpstreamProtocolOptions(explicit_http_config=explicit)
-    hosts = [LocalityLbEndpoints(lb_endpoints=[LbEndpoint(endpoint=Endpoint(address=envoy_address(address), hostname=api.host))])]
+    protocol = UpstreamProtocolOptions(auto_config=auto) if ca is not None else UpstreamProtocolOptions(explicit_http_config=explicit)
+    hosts = [LocalityLbEndpoints(lb_endpoints=[LbEndpoint(endpoint=Endpoint(address=envoy_address(address), hostname=address.host))])]
     return Cluster(
         name=name,
         type=ClusterDiscoveryType.STATIC if address.is_ip else ClusterDiscoveryType.LOGICAL_DNS,
@@ -210,17 +211,17 @@ def _cluster(node: Node, api: RemoteApi, topology: Topology) -> Cluster:
         connect_timeout=milliseconds(max(_CONNECT_MS, topology.timeouts.connect_ms)),
         load_assignment=ClusterLoadAssignment(cluster_name=name, endpoints=hosts),
         circuit_breakers=unlimited_circuit_breakers(),
-        transport_socket=_tls(api, address) if api.tls else None,
+        transport_socket=None if ca is None else _tls(address, ca),
         typed_extension_protocol_options={_PROTOCOL_OPTIONS: PackedAny.pack(protocol)},
     )
 
 
-def _tls(api: RemoteApi, address: SocketAddress) -> TransportSocket:
+def _tls(address: SocketAddress, ca: str) -> TransportSocket:
     kind = SubjectAltNameMatcherSanType.IP_ADDRESS if address.is_ip else SubjectAltNameMatcherSanType.DNS
     validation = CertificateValidationContext(
-        trusted_ca=DataSource(filename=api.ca),
-        match_typed_subject_alt_names=[SubjectAltNameMatcher(san_type=kind, matcher=StringMatcher(exact=api.host))],
+        trusted_ca=DataSource(filename=ca),
+        match_typed_subject_alt_names=[SubjectAltNameMatcher(san_type=kind, matcher=StringMatcher(exact=address.host))],
     )
     common = CommonTlsContext(validation_context=validation)
-    context = UpstreamTlsContext(common_tls_context=common, sni="" if address.is_ip else api.host)
+    context = UpstreamTlsContext(common_tls_context=common, sni="" if address.is_ip else address.host)
     return TransportSocket(name="envoy.transport_sockets.tls", typed_config=PackedAny.pack(context))

@@ -48,8 +48,8 @@ def http_filters(topology: Topology) -> list[HttpFilter]:
         chain.append(extension(CORS, Cors()))
     if topology.usage_lua:
         chain.append(extension("envoy.filters.http.lua", Lua(default_source_code=DataSource(inline_string=topology.usage_lua))))
-    if topology.jwt:
-        chain.append(extension(JWT_AUTHN, jwt_authentication(topology.jwt)))
+    if topology.identity.jwt:
+        chain.append(extension(JWT_AUTHN, jwt_authentication(topology.identity.jwt)))
     chain.append(_ext_proc(topology))
     chain.append(extension("envoy.filters.http.router", Router(suppress_envoy_headers=True, upstream_log=failed_attempts(topology))))
     return [HttpFilter(name=each.name, typed_config=each.typed_config) for each in chain]
@@ -96,10 +96,11 @@ def _ext_proc(topology: Topology) -> TypedExtensionConfig:
             response_body_mode=ProcessingModeBodySendMode.NONE,
             response_trailer_mode=skip,
         ),
+        request_attributes=list(topology.identity.attributes),
         allow_mode_override=True,
         mutation_rules=HeaderMutationRules(allow_envoy=True),
         metadata_options=MetadataOptions(
-            forwarding_namespaces=MetadataOptionsMetadataNamespaces(untyped=[JWT_AUTHN]) if topology.jwt else None,
+            forwarding_namespaces=MetadataOptionsMetadataNamespaces(untyped=[JWT_AUTHN]) if topology.identity.jwt else None,
             receiving_namespaces=MetadataOptionsMetadataNamespaces(untyped=[METADATA_NAMESPACE]),
         ),
         status_on_error=HttpStatus(code=StatusCode.ServiceUnavailable),

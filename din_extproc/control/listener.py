@@ -1,13 +1,15 @@
-"""The door: one listener that speaks HTTP/1.1 and HTTP/2 without TLS, and what it refuses before any filter runs.
+"""The door: one listener that speaks HTTP/1.1 and HTTP/2, and what it refuses before any filter runs.
 
 Invariant: a path reaches the sidecar as the client spelled it. Whoever normalises it here opens a second spelling of every route.
 """
 
 from envoy_data_plane.envoy.config.core.v3 import (
+    DataSource,
     Http1ProtocolOptions,
     Http2ProtocolOptions,
     HttpProtocolOptions,
     HttpProtocolOptionsHeadersWithUnderscoresAction,
+    TransportSocket,
 )
 from envoy_data_plane.envoy.config.listener.v3 import Filter, FilterChain, Listener
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import (
@@ -17,7 +19,17 @@ from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v
     HttpConnectionManagerServerHeaderTransformation,
     Rds,
 )
+from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import (
+    HttpConnectionManagerForwardClientCertDetails as ForwardClientCertDetails,
+)
+from envoy_data_plane.envoy.extensions.transport_sockets.tls.v3 import (
+    CertificateValidationContext,
+    CommonTlsContext,
+    DownstreamTlsContext,
+    TlsCertificate,
+)
 from envoy_data_plane.envoy.type.matcher.v3 import StringMatcher
+from envoy_data_plane.google.protobuf import Any as PackedAny
 
 from din_extproc.control.access_log import access_log
 from din_extproc.control.early_headers import early_header_mutation
@@ -25,7 +37,8 @@ from din_extproc.control.filters import http_filters
 from din_extproc.control.local_replies import local_reply_config
 from din_extproc.control.packing import by_ads, envoy_address, extension, milliseconds
 from din_extproc.control.routes import ROUTE_CONFIGURATION, route_configuration
-from din_extproc.control.topology import Topology
+from din_extproc.control.topology import ListenerTls, Topology
+from din_extproc.domain.identity import TrustedGateway
 
 EDIT_ROOM_BYTES = 64 << 10
 """What Envoy holds above the limit of a body, for the sidecar makes it a little longer: a body as large as allowed passes with its
@@ -44,8 +57,29 @@ def listener(topology: Topology) -> Listener:
         name="din",
         address=envoy_address(topology.listener),
         per_connection_buffer_limit_bytes=held_bytes(topology),
-        filter_chains=[FilterChain(filters=[Filter(name=manager.name, typed_config=manager.typed_config)])],
+        filter_chains=[
+            FilterChain(
+                filters=[Filter(name=manager.name, typed_config=manager.typed_config)],
+                transport_socket=None if topology.tls is None else _tls(topology.tls),
+            )
+        ],
     )
+
+
+def _tls(tls: ListenerTls) -> TransportSocket:
+    """A certificate that a client shows is verified, also where it need not show one."""
+    trusted = None if tls.client_ca is None else CertificateValidationContext(trusted_ca=DataSource(filename=tls.client_ca))
+    pair = TlsCertificate(certificate_chain=DataSource(filename=tls.cert), private_key=DataSource(filename=tls.key))
+    common = CommonTlsContext(tls_certificates=[pair], validation_context=trusted, alpn_protocols=["h2", "http/1.1"])
+    context = DownstreamTlsContext(common_tls_context=common, require_client_certificate=tls.requires_certificate)
+    return TransportSocket(name="envoy.transport_sockets.tls", typed_config=PackedAny.pack(context))
+
+
+def _forwarded_certificates(gateway: TrustedGateway | None) -> ForwardClientCertDetails:
+    """`x-forwarded-client-cert` is removed from what clients send unless a gateway in front may say it; the sidecar checks that it did."""
+    if gateway is None or not gateway.client_certificate:
+        return ForwardClientCertDetails.SANITIZE
+    return ForwardClientCertDetails.ALWAYS_FORWARD_ONLY if gateway.networks else ForwardClientCertDetails.FORWARD_ONLY
 
 
 def held_bytes(topology: Topology) -> int:
@@ -65,6 +99,7 @@ def connection_manager(topology: Topology) -> HttpConnectionManager:
         local_reply_config=local_reply_config(),
         early_header_mutation_extensions=[early_header_mutation()],
         use_remote_address=True,
+        forward_client_cert_details=_forwarded_certificates(topology.identity.gateway),
         generate_request_id=True,
         preserve_external_request_id=False,
         server_name="din",

@@ -29,6 +29,7 @@ from din_extproc.control.facts import FAIL_OPEN
 from din_extproc.control.filters import CORS, EXT_PROC
 from din_extproc.control.packing import extension, milliseconds, overwrite
 from din_extproc.control.topology import AGENT_CLUSTER, Topology
+from din_extproc.domain.identity import FORWARDED_CERTIFICATE
 from din_extproc.domain.node import POOL_SEPARATOR
 from din_extproc.domain.request import Operation
 
@@ -95,12 +96,19 @@ def _preflight(origin: str) -> Route:
     )
 
 
+def removed_headers(topology: Topology) -> list[str]:
+    """Headers that a node gets no sight of."""
+    gateway = topology.identity.gateway
+    said = () if gateway is None else tuple(filter(None, (gateway.tenant_header, FORWARDED_CERTIFICATE)))
+    return [*SECRETS, *INSIDE, *said]
+
+
 def _chosen_pool(topology: Topology) -> Route:
     return Route(
         name="pool",
         match=RouteMatch(prefix="/", headers=[HeaderMatcher(name=CLUSTER_HEADER, present_match=True)]),
         route=_toward_node(topology, RouteAction(cluster_header=CLUSTER_HEADER)),
-        request_headers_to_remove=[*SECRETS, *INSIDE],
+        request_headers_to_remove=removed_headers(topology),
         response_headers_to_add=who_answered() if topology.agent is None else [*who_answered(), _node_times()],
         response_headers_to_remove=_NODE_CORS,
     )
@@ -136,7 +144,7 @@ def _fail_open(topology: Topology, pool: str) -> Route:
         name=FAIL_OPEN,
         match=RouteMatch(safe_regex=RegexMatcher(regex=paths)),
         route=_toward_node(topology, RouteAction(cluster=pool)),
-        request_headers_to_remove=[*SECRETS, *INSIDE],
+        request_headers_to_remove=removed_headers(topology),
         response_headers_to_add=[
             *who_answered(),
             overwrite("x-request-id", "%REQ(X-DIN-TRACE-ID?X-REQUEST-ID)%"),

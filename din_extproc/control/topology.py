@@ -9,13 +9,14 @@ from ipaddress import ip_address
 from msgspec import Struct, field
 
 from din_extproc.domain.access_log import NODE_REFUSALS
-from din_extproc.domain.identity import JwtIssuer
+from din_extproc.domain.identity import NO_IDENTITIES, IdentityRules
 from din_extproc.domain.node import Pool
 
 EXT_PROC_CLUSTER = "din_ext_proc"
 ACCESS_LOG_CLUSTER = "din_access_log"
 XDS_CLUSTER = "din_xds"
 AGENT_CLUSTER = "din_agent"
+JWKS_PREFIX = "din_jwks_"
 RESERVED_CLUSTERS = frozenset({EXT_PROC_CLUSTER, ACCESS_LOG_CLUSTER, XDS_CLUSTER, AGENT_CLUSTER})
 _MAX_BODY_BYTES = 1 << 30
 
@@ -29,6 +30,17 @@ class TlsTrust(Struct, frozen=True, kw_only=True):
     key: str | None = None
     server_name: str | None = None
     """The name that the other side's certificate must carry. None: any that `ca` has issued will do."""
+
+
+class ListenerTls(Struct, frozen=True, kw_only=True):
+    """TLS of the listener: paths of PEM files on Envoy's machine."""
+
+    cert: str
+    key: str
+    client_ca: str | None = None
+    """Who issues clients' certificates. None: they are not asked for one."""
+    requires_certificate: bool = False
+    """A client without a certificate is refused."""
 
 
 class SocketAddress(Struct, frozen=True):
@@ -247,8 +259,10 @@ class Topology(Struct, frozen=True, kw_only=True):
     """Where the SDS files with the credentials of remote APIs are."""
     max_connections: int = 20_000
     """Of clients at once; further ones are not accepted."""
-    jwt: tuple[JwtIssuer, ...] = ()
-    """Whose tokens Envoy verifies."""
+    identity: IdentityRules = NO_IDENTITIES
+    """Whose tokens Envoy verifies, and what it says of connections."""
+    tls: ListenerTls | None = None
+    """How clients speak to the listener. None: in the clear."""
     health_path: str | None = None
     """Where load balancers ask the listener whether it serves. None: it is a path like any other."""
 

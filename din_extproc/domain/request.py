@@ -36,6 +36,20 @@ class Priority(StrEnum):
     BATCH = "batch"
 
 
+class PeerConnection(Struct, frozen=True, gc=False):
+    """What Envoy knows of the connection that a request came over; "" for what it was not asked for, or does not know."""
+
+    uri: str = ""
+    """The first URI in the client's verified certificate: its SPIFFE ID."""
+    dns: str = ""
+    """The first DNS name there."""
+    address: str = ""
+    """The client's IP address and port."""
+
+
+NO_PEER = PeerConnection()
+
+
 class RequestHead(Struct, frozen=True, gc=False):
     """A request's pseudo headers and headers: names in lower case, values as text (latin-1)."""
 
@@ -45,6 +59,7 @@ class RequestHead(Struct, frozen=True, gc=False):
     headers: Mapping[str, str]
     claims: Mapping[str, Any] | None = None
     """Those of a token that Envoy has verified; no client can set them."""
+    peer: PeerConnection = NO_PEER
 
     def header(self, name: str) -> str:
         """Return the header's value, "" when it is missing."""

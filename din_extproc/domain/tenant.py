@@ -45,8 +45,8 @@ class Budget(Struct, frozen=True, gc=False):
     """
 
     scope: str
-    """`tenant`, `model:<physical model>`, `key:<key id>` or `priority:<class>`, unique within the tenant; `network...` or
-    `long_tail:<pool>:<node>` for a shared budget."""
+    """`tenant`, `model:<physical model>`, `key:<key id>` or `priority:<class>`, unique within the tenant; `identities:` precedes it where a
+    tenant's tokens and certificates do not share its keys' limits. `network...` or `long_tail:<pool>:<node>` for a shared budget."""
     limits: RateLimits
     shared: bool = False
     """All tenants of the network share the counters."""
@@ -113,6 +113,10 @@ class Tenant(Struct, frozen=True):
     queueing: Queueing = Queueing()
     stays_on_site: bool = False
     """No request of the tenant goes to a remote API, as a fallback neither."""
+    narrowed_to: tuple[str, ...] | None = None
+    """Patterns of the token that a request came with: its model must match one of them, too. None: the token has none."""
+    listed: bool = True
+    """False: the configuration does not list the tenant; it is like all unlisted ones."""
 
     def priority_of(self, asked: Priority | None) -> Priority:
         """Return the priority of a request: the requested one, capped at the tenant's own."""

@@ -116,8 +116,12 @@ class Labels(Struct, frozen=True, gc=False, omit_defaults=True):
     """Time in the admission queue in microseconds."""
     media: int = 0
     """Images, audio and files of the prompt: their tokens are assumed, not estimated."""
+    unlisted: bool = False
+    """The configuration does not list the tenant."""
 
 
+UNLISTED_TENANTS = "(unlisted)"
+"""No tenant can be called so."""
 ANSWER_TOO_LARGE = "answer_too_large"
 """The error of a response that exceeds the gateway's buffer for translation; it does not count against the node."""
 
@@ -201,6 +205,19 @@ class ExchangeRecord(Struct, frozen=True, gc=False):
     """In 10**-9 of the currency; 0 without prices."""
     saved: int = 0
     """What the dearest model that the requested name stands for would have cost more, likewise."""
+    unlisted: bool = False
+    """The configuration does not list the tenant."""
+
+    @property
+    def metric_tenant(self) -> str:
+        """The tenant as metrics name it: those that the configuration does not list are without number, and share one name."""
+        return UNLISTED_TENANTS if self.unlisted else self.tenant
+
+    @property
+    def identity(self) -> str:
+        """What the tenant was known by: `key`, `jwt`, `certificate` or `gateway`; "" when it is not known."""
+        kind, separator, _ = self.key_id.partition(":")
+        return kind if separator else "key" if self.key_id else ""
 
     @property
     def screening(self) -> str:

@@ -19,7 +19,7 @@ class RefusalCode(Enum):
     TRACE_MISSING = ("trace_missing", 400, "invalid_request_error", "The request carries no trace id")
     SENSITIVE_DATA_BLOCKED = ("sensitive_data_blocked", 400, "invalid_request_error", "The prompt holds sensitive data")
     INVALID_API_KEY = ("invalid_api_key", 401, "authentication_error", "The API key is missing or wrong")
-    IDENTITY_CONFLICT = ("identity_conflict", 403, "permission_error", "Token and API key belong to different tenants")
+    IDENTITY_CONFLICT = ("identity_conflict", 403, "permission_error", "The identities belong to different tenants")
     MODEL_NOT_ALLOWED = ("model_not_allowed", 403, "permission_error", "The key may not use this model")
     MODEL_NOT_FOUND = ("model_not_found", 404, "invalid_request_error", "The model does not exist")
     PATH_NOT_FOUND = ("path_not_found", 404, "invalid_request_error", "The path does not exist")

@@ -129,7 +129,7 @@ def refusal_metadata(request: PendingRequest) -> dict[str, str]:
     who, intent = request.who, request.intent
     if who is None:
         return metadata
-    labels = Labels(tenant=who.tenant.id, key_id=who.key.id, inspected=request.inspected)
+    labels = Labels(tenant=who.tenant.id, key_id=who.key.id, inspected=request.inspected, unlisted=not who.tenant.listed)
     if intent is not None:
         labels = replace(
             labels,
@@ -162,6 +162,7 @@ def _labels(
         trace_id=request.trace_id,
         tenant=claim.tenant,
         key_id="" if who is None else who.key.id,
+        unlisted=who is not None and not who.tenant.listed,
         model=model,
         alias=alias,
         pool=pool,

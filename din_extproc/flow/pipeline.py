@@ -40,7 +40,7 @@ from din_extproc.flow.queueing import QueueFull
 from din_extproc.flow.request_size import reweighed, size_of, within_context
 from din_extproc.flow.screening import screen_prompt
 from din_extproc.flow.timeouts import deduct_wait
-from din_extproc.flow.view import ScreeningPolicy, TokenCounter, claim_for, model_facts
+from din_extproc.flow.view import UNLISTED, ScreeningPolicy, TokenCounter, claim_for, model_facts
 from din_extproc.intent.boundary import needs_exact
 from din_extproc.intent.paths import EndpointKind, find_endpoint_kind
 from din_extproc.intent.prefix import hash_prefix
@@ -75,8 +75,8 @@ def accept(context: DecisionContext, request: PendingRequest, body: bytes, wall:
     if isinstance(endpoint, Refusal):
         return endpoint
     who = context.view.keys.authenticate(head.header("authorization"), head.header("x-api-key"), wall, context.revoked)
-    if context.view.issuers is not None:
-        who = context.view.issuers.authenticate(head.claims, head.header("x-api-key"), who)
+    if context.view.identities is not None:
+        who = context.view.identities.authenticate(head, who)
     if isinstance(who, Refusal):
         return who
     request.who = who
@@ -91,7 +91,8 @@ def read_request(context: DecisionContext, request: PendingRequest, body: bytes)
     parsed = parse_request(request.head, body, context.calibrators.for_name, context.view.body_limit)
     if isinstance(parsed, Refusal):
         return parsed
-    screening = context.view.screenings.get(request.account)
+    listed = request.who is None or request.who.tenant.listed
+    screening = context.view.screenings.get(request.account if listed else UNLISTED)
     if screening is not None:
         request.inspected = True
         if screening.policy is OnSensitive.MASK and not request.edits_body:

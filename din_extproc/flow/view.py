@@ -8,10 +8,10 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from din_extproc.admit.identities import Identities
 from din_extproc.admit.keys import Authenticated, KeyRing
 from din_extproc.admit.ledger import Claim
 from din_extproc.admit.reservation import compute_reservation
-from din_extproc.admit.tokens import TokenIssuers
 from din_extproc.domain.request import Estimate, Intent, Priority
 from din_extproc.domain.tenant import Budget, GlobalLimits, OnSensitive, RateLimits, ScopeLimits
 from din_extproc.intent.estimate import TokenCalibrator
@@ -39,6 +39,8 @@ class ModelFacts(Struct, frozen=True):
 
 
 NO_COMMONS = GlobalLimits()
+UNLISTED = ""
+"""Stands for all tenants that are not listed."""
 
 
 class ScreeningPolicy(Struct, frozen=True):
@@ -60,10 +62,10 @@ class DecisionView(Struct, frozen=True):
     """What all tenants together may use."""
     health_path: str | None = None
     """Where load balancers ask whether the gateway serves: answered without a key, and counted nowhere."""
-    issuers: TokenIssuers | None = None
+    identities: Identities | None = None
     """None: requests are authenticated by API key alone."""
     screenings: Mapping[str, ScreeningPolicy] = {}
-    """By tenant; prompts of other tenants are not checked."""
+    """By tenant, `UNLISTED` for tenants that are not listed; prompts of other tenants are not checked."""
 
 
 _UNKNOWN = ModelFacts()
@@ -86,12 +88,12 @@ class ApplicableLimits(Struct, frozen=True, gc=False):
 def applicable_limits(who: Authenticated, model: str, priority: Priority, commons: GlobalLimits) -> ApplicableLimits:
     """The budgets of key, tenant, model and network that a request of this class is charged to: those that exist."""
     tenant, key = who.tenant, who.key
-    enforced = tenant.enforce
-    budgets = [Budget("tenant", tenant.limits, enforced=enforced)]
+    enforced, scope = tenant.enforce, who.scope
+    budgets = [Budget(f"{scope}tenant", tenant.limits, enforced=enforced)]
     if model in tenant.per_model:
-        budgets.append(Budget(f"model:{model}", tenant.per_model[model], enforced=enforced))
+        budgets.append(Budget(f"{scope}model:{model}", tenant.per_model[model], enforced=enforced))
     if priority in tenant.per_priority:
-        budgets.append(Budget(f"priority:{priority}", tenant.per_priority[priority], enforced=enforced))
+        budgets.append(Budget(f"{scope}priority:{priority}", tenant.per_priority[priority], enforced=enforced))
     if key.limits is not None:
         budgets.append(Budget(f"key:{key.id}", key.limits, enforced=enforced))
     if commons is not NO_COMMONS:

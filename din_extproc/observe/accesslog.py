@@ -272,6 +272,7 @@ def _record(entry: LogEntry, nodes: Mapping[str, str], described: Mapping[str, N
         trace_id=labels.trace_id or _text(fields, "trace_id"),
         tenant=labels.tenant,
         key_id=labels.key_id,
+        unlisted=labels.unlisted,
         model=_text(fields, "moved_model") or labels.model,
         alias=labels.alias,
         pool=moved or labels.pool,

@@ -53,6 +53,7 @@ _TENANTS = (
     Panel("Requests", "reqps", ((_each(of.TENANT), rate(of.REQUESTS, of.TENANT)),)),
     Panel("Tokens", "short", ((f"{_each(of.TENANT)} {_each(of.TOKEN_TYPE)}", rate(of.TOKENS, of.TENANT, of.TOKEN_TYPE)),)),
     Panel("Refused", "reqps", ((_each(of.TENANT), rate(of.REQUESTS, of.TENANT, **{label(of.OUTCOME): "refused"})),)),
+    Panel("Requests by identity", "reqps", ((_each(of.IDENTITY), rate(of.IDENTITIES, of.IDENTITY)),)),
     _quantiles("Time to first token", of.TIME_TO_FIRST_TOKEN, of.TENANT),
     Panel("Reserved for each token used", "short", ((
         _each(of.TENANT),

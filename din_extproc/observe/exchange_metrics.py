@@ -39,6 +39,7 @@ class ExchangeMetrics:
 
     def __init__(self, cap: int = CAP) -> None:
         # Names, not a table: looking a family up by its instrument would cost more than counting.
+        self._identities = Counts(of.IDENTITIES, cap)
         self._requests, self._tokens, self._reserved = Counts(of.REQUESTS, cap), Counts(of.TOKENS, cap), Counts(of.RESERVED, cap)
         self._degraded, self._retries, self._bad_events = Counts(of.DEGRADED, cap), Counts(of.RETRIES, cap), Counts(of.BAD_EVENTS, cap)
         self._node_requests, self._node_tokens = Counts(of.NODE_REQUESTS, cap), Counts(of.NODE_TOKENS, cap)
@@ -51,8 +52,10 @@ class ExchangeMetrics:
 
     def finished(self, record: ExchangeRecord) -> None:
         """An exchange is over."""
+        if record.key_id:
+            self._identities.add((record.metric_tenant, record.identity))
         if record.outcome is Outcome.REFUSED and not record.model:
-            self._requests.add((record.tenant, "", "", record.outcome))
+            self._requests.add((record.metric_tenant, "", "", record.outcome))
             return
         self._count(record)
         self._measure(record)
@@ -64,14 +67,14 @@ class ExchangeMetrics:
         kept: tuple[Counts | Distributions, ...] = (
             self._tokens, self._requests, self._degraded, self._retries, self._reserved, self._node_requests, self._node_tokens,
             self._bad_events, self._duration, self._first_token, self._each_token, self._usage, self._to_node, self._estimate_error,
-            self._node_first_token, self._node_duration, self._misidentified, self._cost, self._saved,
+            self._node_first_token, self._node_duration, self._misidentified, self._cost, self._saved, self._identities,
         )  # fmt: skip
         for each in kept:
             yield each.family()
         yield one(of.SERIES_FOLDED, sum(each.folded for each in kept))
 
     def _count(self, record: ExchangeRecord) -> None:
-        usage, tenant, model, pool = record.usage, record.tenant, record.model, record.pool
+        usage, tenant, model, pool = record.usage, record.metric_tenant, record.model, record.pool
         self._requests.add((tenant, model, pool, record.outcome))
         estimated = "true" if usage.estimated else "false"
         if usage.prompt_tokens:
@@ -91,7 +94,7 @@ class ExchangeMetrics:
             self._retries.add((model, pool), record.attempts - 1)
 
     def _measure(self, record: ExchangeRecord) -> None:
-        usage, model, tenant = record.usage, record.model, record.tenant
+        usage, model, tenant = record.usage, record.model, record.metric_tenant
         operation = operation_name(record.operation)
         labels = (operation, model, tenant)
         if record.duration_ms is not None:

@@ -31,6 +31,8 @@ POLICY = "din.policy"
 SENSITIVE_KIND = "din.sensitive.kind"
 AGREEMENT = "din.agreement"
 LIMIT = "din.limit"
+IDENTITY = "din.identity"
+"""What a tenant was known by: `key`, `jwt`, `certificate` or `gateway`."""
 
 OTHER = "other"
 """Stands for every label value past a cap."""
@@ -112,6 +114,13 @@ SAVED = Instrument(
     "What the dearest model that the requested name stands for would have cost more.", (TENANT, MODEL),
 )  # fmt: skip
 REQUESTS = Instrument("din.requests", InstrumentKind.COUNTER, "{request}", "Finished exchanges.", (TENANT, MODEL, POOL, OUTCOME))
+IDENTITIES = Instrument(
+    "din.requests.identified",
+    InstrumentKind.COUNTER,
+    "{request}",
+    "Requests of known tenants, by identity.",
+    (TENANT, IDENTITY),
+)
 DEGRADED = Instrument("din.requests.degraded", InstrumentKind.COUNTER, "{request}", "Answered by a fallback.", (TENANT, MODEL, RULE))
 RETRIES = Instrument("din.requests.retries", InstrumentKind.COUNTER, "{attempt}", "Attempts after the first.", (MODEL, POOL))
 TO_NODE = Instrument(

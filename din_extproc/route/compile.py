@@ -33,14 +33,13 @@ def compile_routes(pools: Sequence[Pool], aliases: Sequence[Alias], rules: Seque
     flaws += found
     flaws += _find_cycles(rules)
     flaws += _find_shadowed(rules, by_name)
-    allowed, found = _allowed_models(tenants, models, reaches)
-    flaws += found
+    flaws += _find_dead_grants(tenants, (*models, *reaches))
     if not all(flaw.warning for flaw in flaws):
         return Compiled(None, tuple(flaws))
     names: dict[str, tuple[bool, Reach]] = {model: (False, {model: ""}) for model in models}
     names |= {alias: (True, reach) for alias, reach in reaches.items()}
     targets = {name: _build_target(name, is_alias, reach, compiled, pools) for name, (is_alias, reach) in names.items()}
-    return Compiled(RouteTable(targets, allowed, compiled), tuple(flaws))
+    return Compiled(RouteTable(targets, compiled), tuple(flaws))
 
 
 def _build_target(name: str, is_alias: bool, reach: Reach, rules: Sequence[CompiledRule], pools: Sequence[Pool]) -> RouteTarget:  # noqa: FBT001
@@ -163,20 +162,14 @@ def _covers(wide: Pool, narrow: Pool) -> bool:
     return operations and {node.version for node in narrow.nodes} <= {node.version for node in wide.nodes}
 
 
-def _allowed_models(
-    tenants: Sequence[Tenant], models: Sequence[str], reaches: Mapping[str, Reach]
-) -> tuple[dict[str, frozenset[str]], list[Flaw]]:
-    """Return the physical models that each tenant may use under any name; tenants with equal patterns share one set."""
-    sets: dict[tuple[str, ...], frozenset[str]] = {}
+def _find_dead_grants(tenants: Sequence[Tenant], names: Sequence[str]) -> list[Flaw]:
+    """Return a flaw for each pattern of a tenant's models that matches no name."""
     dead: dict[str, bool] = {}
     flaws: list[Flaw] = []
     for at, tenant in enumerate(tenants):
-        if tenant.models not in sets:
-            direct = {model for model in models if tenant.may_use(model)}
-            sets[tenant.models] = frozenset(direct.union(*(reach for alias, reach in reaches.items() if tenant.may_use(alias))))
         for index, pattern in enumerate(tenant.models):
             if pattern not in dead:
-                dead[pattern] = not any(matches_pattern(name, pattern) for name in (*models, *reaches))
+                dead[pattern] = not any(matches_pattern(name, pattern) for name in names)
             if dead[pattern]:
-                flaws += find_dead_patterns((pattern,), ("tenants", at, "models", index), (*models, *reaches))
-    return {tenant.id: sets[tenant.models] for tenant in tenants}, flaws
+                flaws += find_dead_patterns((pattern,), ("tenants", at, "models", index), names)
+    return flaws

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from din_extproc.domain.node import Pool
 from din_extproc.domain.request import Intent, Operation, RequestHead
-from din_extproc.domain.tenant import Tenant
+from din_extproc.domain.tenant import Tenant, matches_pattern
 from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.route.expression import Facts, Matches
 from din_extproc.route.rule_evaluation import RuleEvaluation, describe_unmet
@@ -26,7 +26,7 @@ from din_extproc.route.versions import ANY, Constraint, combine, parse_constrain
 VersionsOf = Callable[[str], frozenset[str]]
 """Returns the model versions that a pool's nodes serve now, by the pool's name; empty when it has no nodes."""
 
-_NO_MODELS: frozenset[str] = frozenset()
+_MAX_PATTERNS = 1024
 _MAX_QUOTED = 80
 
 
@@ -90,16 +90,16 @@ class RouteTable:
 
     Args:
         targets: Every name that can be requested.
-        allowed: Tenant id -> the physical models that it may use.
         rules: All rules, in order.
     """
 
     __slots__ = ("_allowed", "_rules", "_targets")
 
-    def __init__(self, targets: Mapping[str, RouteTarget], allowed: Mapping[str, frozenset[str]], rules: Sequence[CompiledRule]) -> None:
+    def __init__(self, targets: Mapping[str, RouteTarget], rules: Sequence[CompiledRule]) -> None:
         self._rules = tuple(rules)
         self._targets = dict(targets)
-        self._allowed = dict(allowed)
+        self._allowed: dict[tuple[str, ...], frozenset[str]] = {}
+        """By patterns of names: tenants and tokens that have them may use these physical models."""
 
     @property
     def choices(self) -> dict[str, tuple[str, ...]]:
@@ -173,7 +173,7 @@ class RouteTable:
 
     def models_for(self, tenant: Tenant) -> tuple[ListedModel, ...]:
         """Return every name that the tenant may request, aliases first, each group sorted."""
-        allowed = self._allowed.get(tenant.id, _NO_MODELS)
+        allowed = self._allowed_models(tenant)
         usable = [target for target in self._targets.values() if any(_may_serve(rule, tenant, allowed) for rule in target.rules)]
         listed = (
             ListedModel(
@@ -200,13 +200,27 @@ class RouteTable:
         target, suffix = self._find_target(intent.model)
         if target is None:
             return Refusal(RefusalCode.MODEL_NOT_FOUND, f"The model {_quote(intent.model)} does not exist.", param="model")
-        allowed = self._allowed.get(tenant.id, _NO_MODELS)
+        allowed = self._allowed_models(tenant)
         if allowed.isdisjoint(target.models):
             return Refusal(RefusalCode.MODEL_NOT_ALLOWED, f"The key may not use the model {_quote(target.name)}.", param="model")
         if not suffix and not intent.version:
             return target, allowed, ANY
         asked = _client_constraint(suffix, intent.version)
         return asked if isinstance(asked, Refusal) else (target, allowed, asked)
+
+    def _allowed_models(self, tenant: Tenant) -> frozenset[str]:
+        """Return the physical models that the tenant may use under any name, and its token too."""
+        allowed = self._matching_models(tenant.models)
+        return allowed if tenant.narrowed_to is None else allowed & self._matching_models(tenant.narrowed_to)
+
+    def _matching_models(self, patterns: tuple[str, ...]) -> frozenset[str]:
+        found = self._allowed.get(patterns)
+        if found is None:
+            if len(self._allowed) >= _MAX_PATTERNS:  # patterns of tokens are without number
+                self._allowed.clear()
+            named = (target for name, target in self._targets.items() if any(matches_pattern(name, pattern) for pattern in patterns))
+            found = self._allowed[patterns] = frozenset(model for target in named for model in target.models)
+        return found
 
     def _find_target(self, requested: str) -> tuple[RouteTarget | None, str]:
         """Return the target, and the version constraint after the last `@` unless the whole name is known."""

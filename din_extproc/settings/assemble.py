@@ -3,7 +3,7 @@
 Rule: a reference to something that is declared but broken is not reported: its own problem is.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
@@ -21,6 +21,7 @@ from din_extproc.settings.pools import make_kind, make_nodes, make_operations, r
 from din_extproc.settings.problems import Place
 from din_extproc.settings.sensitive import SensitiveDataSection
 from din_extproc.settings.shape import ShapedConfig
+from din_extproc.settings.tenants import TenantPolicySection
 from din_extproc.southbound.engines import find_engine
 
 _DECISION_MS = 1000
@@ -57,6 +58,8 @@ def assemble(shaped: ShapedConfig, catalog: Catalog | None, document: Document, 
     _report_twins(shaped, document)
     _report_unused(shaped, document, keyed)
     _report_kinds(shaped, document)
+    if not {"identity", "envoy"} & shaped.broken:
+        _report_identities(shaped, document)
     _report_circles(shaped, document)
     _report_waits(shaped, document)
     _report_timeouts(shaped, document)
@@ -170,24 +173,49 @@ def _report_shared_keys(shaped: ShapedConfig, document: Document) -> None:
 
 def _report_unused(shaped: ShapedConfig, document: Document, keyed: frozenset[str]) -> None:
     data = document.data
-    needed = [("tenants", "no tenant: nobody can send a request")]
+    needed = [] if shaped.config.identity.tenant_defaults else [("tenants", "no tenant: nobody can send a request")]
     if shaped.config.gateway.ext_authz is None:
         needed.insert(0, ("pools", "no pool: there is nowhere to send a request"))
     for section, message in needed:
         if section not in shaped.broken and not data.get(section):
             document.report((section,), message)
     for at, tenant in zip(shaped.tenants, shaped.config.tenants, strict=True):
-        if not tenant.keys and tenant.id not in keyed and not shaped.config.identity.jwt:
+        if not tenant.keys and tenant.id not in keyed and not shaped.config.identity.any:
             hint = "make one with `din-extproc keys new`"
             document.report(("tenants", at), f"tenant {tenant.id!r} has no key: nobody can use it", hint, warning=True)
+
+
+def _policies(shaped: ShapedConfig) -> Iterator[tuple[Place, TenantPolicySection]]:
+    """Yield what tenants may do, with its place: those that are listed, then the one of those that are not."""
+    for at, tenant in zip(shaped.tenants, shaped.config.tenants, strict=True):
+        yield ("tenants", at), tenant
+    if shaped.config.identity.tenant_defaults is not None:
+        yield ("identity", "tenant_defaults"), shaped.config.identity.tenant_defaults
+
+
+def _report_identities(shaped: ShapedConfig, document: Document) -> None:
+    """Report unknown tenants of certificates, and certificates that Envoy does not ask for."""
+    config = shaped.config
+    known = [tenant.id for tenant in config.tenants]
+    open_ended = config.identity.tenant_defaults is not None or "tenants" in shaped.broken
+    for at, rule in enumerate(config.identity.certificates):
+        if rule.tenant is not None and rule.tenant not in known and not open_ended:
+            place: Place = ("identity", "certificates", at, "tenant")
+            document.report(place, f"no tenant is called {rule.tenant!r}", did_you_mean(rule.tenant, known))
+    gateway = config.identity.gateway
+    direct = bool(config.identity.certificates) and not (gateway is not None and gateway.client_certificate)
+    asked = config.envoy.tls is not None and config.envoy.tls.client_ca is not None
+    if (direct or (gateway is not None and gateway.certificates)) and not asked and config.gateway.reached_at is None:
+        message = "Envoy asks no client for a certificate, so it can verify none"
+        document.report(("identity",), message, "give `envoy.tls` with a `client_ca`", warning=True)
 
 
 def _report_models(shaped: ShapedConfig, pools: tuple[Pool, ...], document: Document) -> None:
     """`per_model` counts per physical model, so that an alias is no way around it."""
     models = sorted({pool.model for pool in pools})
     places: list[Place] = [("limits", "per_model", name) for name in shaped.config.limits.per_model]
-    for at, tenant in zip(shaped.tenants, shaped.config.tenants, strict=True):
-        places += [("tenants", at, "limits", "per_model", name) for name in tenant.limits.per_model]
+    for place, policy in _policies(shaped):
+        places += [(*place, "limits", "per_model", name) for name in policy.limits.per_model]
     for place in places:
         name = str(place[-1])
         if name in shaped.config.aliases:
@@ -201,7 +229,7 @@ def _report_kinds(shaped: ShapedConfig, document: Document) -> None:
     config = shaped.config
     known = [*BUILT_IN, *config.sensitive_data.patterns]
     policies: list[tuple[Place, SensitiveDataSection | None]] = [(("defaults",), config.defaults.sensitive_data)]
-    policies += [(("tenants", at), tenant.sensitive_data) for at, tenant in zip(shaped.tenants, config.tenants, strict=True)]
+    policies += [(place, policy.sensitive_data) for place, policy in _policies(shaped)]
     for place, policy in policies if "sensitive_data" not in shaped.broken else ():
         for index, kind in enumerate(() if policy is None else policy.kinds or ()):
             if kind not in known:
@@ -230,8 +258,7 @@ def _report_waits(shaped: ShapedConfig, document: Document) -> None:
     config = shaped.config
     longest = config.envoy.timeouts.message_ms - _DECISION_MS
     asked: list[tuple[int, Place]] = [(config.defaults.queue.max_wait_ms, ("defaults", "queue", "max_wait_ms"))]
-    for at, tenant in zip(shaped.tenants, config.tenants, strict=True):
-        asked.append((tenant.queue.max_wait_ms, ("tenants", at, "queue", "max_wait_ms")))
+    asked += [(policy.queue.max_wait_ms, (*place, "queue", "max_wait_ms")) for place, policy in _policies(shaped)]
     for max_wait_ms, place in asked:
         if max_wait_ms > max(0, longest):
             hint = f"at most {max(0, longest)}, or a longer `envoy.timeouts.message_ms`"

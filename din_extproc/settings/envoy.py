@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from din_extproc.control.topology import HealthCheck, Outlier, Retry, SocketAddress, Timeouts
 from din_extproc.domain.node import Endpoint
 from din_extproc.settings.section import AsTuple, ListenAddress, Section, Text
-from din_extproc.settings.tls import EnvoyTlsSection
+from din_extproc.settings.tls import EnvoyTlsSection, ListenerTlsSection
 
 _TIMEOUTS, _RETRY, _OUTLIER, _HEALTH = Timeouts(), Retry(), Outlier(), HealthCheck()
 _OFF = False
@@ -118,6 +118,8 @@ class EnvoySection(Section):
 
     listener: ListenAddress = Endpoint("0.0.0.0", 10000)
     admin: LoopbackAddress = Endpoint("127.0.0.1", 9901)
+    tls: ListenerTlsSection | None = None
+    """None: clients speak to the listener in the clear."""
     sidecar_tls: EnvoyTlsSection | None = None
     """How Envoy connects to the sidecar's ports that have a `tls`."""
     body_limit_mib: Annotated[int, Field(ge=1, le=1024)] = 32

@@ -86,7 +86,7 @@ def load(
         fail_open_pool=None if config.fail_open is None else config.fail_open.pool,
         prices_file=prices_file,
         prices=make_prices(config.prices, prices, assembled.routes.choices),
-        jwt=tuple(each.jwt_issuer(path.parent) for each in config.identity.jwt),
+        identity=config.identity.rules(path.parent, config.defaults),
         warnings=found,
     )
 
@@ -106,6 +106,10 @@ def _report_secrets(config: DinYaml, document: Document, path: Path, env: Mappin
     """Report certificates and credentials that can't be used."""
     gateway = config.gateway
     _report_credentials(config, document, path, env)
+    for index, issuer in enumerate(config.identity.jwt):
+        if issuer.jwks.file is not None and not (path.parent / issuer.jwks.file).is_file():
+            message = f"{path.parent / issuer.jwks.file} is no file here; Envoy needs it when it starts"
+            document.report(("identity", "jwt", index, "jwks", "file"), message, warning=True)
     report_files(config, document, path.parent)
     ports = {"gateway.ext_proc": gateway.ext_proc.tls, "gateway.access_log": gateway.access_log.tls}
     if gateway.xds is not None:

@@ -56,7 +56,7 @@ def _location(value: Any) -> Any:
     if "@" in parts.netloc:
         raise ValueError("a URL holds no credential; name its environment variable or file in `credential`")
     path = parts.path.rstrip("/")
-    if parts.scheme not in _PORTS or not (_HOST(host) or _is_ip(host)) or _PATH(path) is None or parts.query or parts.fragment:
+    if parts.scheme not in _PORTS or not is_host(host) or _PATH(path) is None or parts.query or parts.fragment:
         raise ValueError(example)
     found = ApiLocation(parts.scheme == "https", host, port or _PORTS[parts.scheme], path)
     if not found.tls and not SocketAddress(found.host, found.port).is_loopback:
@@ -64,11 +64,12 @@ def _location(value: Any) -> Any:
     return found
 
 
-def _is_ip(host: str) -> bool:
+def is_host(text: str) -> bool:
+    """Return whether the text is a DNS name or an IP address."""
     try:
-        ip_address(host)
+        ip_address(text)
     except ValueError:
-        return False
+        return _HOST(text) is not None
     return True
 
 

@@ -6,9 +6,10 @@ Rule: what is here was checked; no later code checks again whether a pool exists
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from din_extproc.control.topology import Address, Outlier, Retry, SocketAddress, Topology, XdsSource
-from din_extproc.domain.identity import JwtIssuer
+from din_extproc.domain.identity import NO_IDENTITIES, IdentityRules
 from din_extproc.domain.node import Endpoint, Pool
 from din_extproc.domain.price import NO_PRICES, PriceList
 from din_extproc.domain.tenant import ApiKey, GlobalLimits, Tenant
@@ -74,8 +75,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     prices_file: str | None = None
     """None: the configuration itself has the prices, if there are any."""
     prices: PriceList = NO_PRICES
-    jwt: tuple[JwtIssuer, ...] = ()
-    """Whose tokens name tenants."""
+    identity: IdentityRules = NO_IDENTITIES
+    """How requests without an API key get a tenant."""
     warnings: tuple[ConfigProblem, ...]
 
     @property
@@ -99,6 +100,18 @@ class Settings(Struct, frozen=True, kw_only=True):
     def credentials_folder(self) -> Path:
         """Where Envoy finds the credentials of remote APIs."""
         return self.folder.absolute() / self.envoy.credentials_folder
+
+    def find_tenant(self, name: str) -> Tenant | None:
+        """Return the tenant of this name, listed or like all that are not; None: there can be none."""
+        listed = next((tenant for tenant in self.tenants if tenant.id == name), None)
+        unlisted = self.identity.unlisted
+        return listed if listed is not None or unlisted is None else replace(unlisted, id=name)
+
+    @property
+    def longest_wait_ms(self) -> int:
+        """How long a request may wait in its tenant's queue."""
+        tenants = self.tenants if self.identity.unlisted is None else (*self.tenants, self.identity.unlisted)
+        return max((tenant.queueing.max_wait_ms for tenant in tenants), default=0)
 
     @property
     def body_limit(self) -> int:
@@ -163,6 +176,7 @@ class Settings(Struct, frozen=True, kw_only=True):
             credentials_folder=str(self.credentials_folder),
             fluentd_log=envoy.access_log == "fluentd",
             health_path=envoy.health_path,
-            jwt=self.jwt,
+            identity=self.identity,
+            tls=None if envoy.tls is None else envoy.tls.listener_tls(self.folder),
             discovery=discovery,
         )

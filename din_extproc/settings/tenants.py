@@ -122,11 +122,16 @@ class QueueSection(Section):
         return Queueing(**(default.model_dump() | self.model_dump(exclude_unset=True)))
 
 
-class TenantSection(Section):
-    """A department or an application."""
+class TenantNameSection(Section):
+    """The id and the keys of a tenant."""
 
     id: Name
     keys: Annotated[tuple[KeySection, ...], AsTuple] = ()
+
+
+class TenantPolicySection(Section):
+    """What a tenant may do."""
+
     models: Annotated[tuple[Text, ...], AsTuple, Field(min_length=1)]
     """Names it may ask for: aliases and physical models, `*` for any characters, `?` for one. An alias allows the models behind it."""
     priority: PriorityName = Priority.STANDARD
@@ -137,10 +142,11 @@ class TenantSection(Section):
     stays_on_site: bool = False
     """No request of the tenant goes to a remote API, as a fallback neither."""
 
-    def tenant(self, defaults: "DefaultsSection") -> Tenant:
-        """For the domain."""
+    def policy(self, defaults: "DefaultsSection", name: str, *, listed: bool = True) -> Tenant:
+        """For the domain, as a tenant of this name."""
         return Tenant(
-            id=self.id,
+            id=name,
+            listed=listed,
             models=self.models,
             priority=self.priority,
             limits=self.limits.limits(defaults.limits.limits()),
@@ -151,6 +157,14 @@ class TenantSection(Section):
             stays_on_site=self.stays_on_site,
             sensitive_data=(self.sensitive_data or defaults.sensitive_data).sensitive_data(),
         )
+
+
+class TenantSection(TenantPolicySection, TenantNameSection):
+    """A department or an application."""
+
+    def tenant(self, defaults: "DefaultsSection") -> Tenant:
+        """For the domain."""
+        return self.policy(defaults, self.id)
 
 
 class DefaultsSection(Section):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import model_validator
 
-from din_extproc.control.topology import TlsTrust
+from din_extproc.control.topology import ListenerTls, TlsTrust
 from din_extproc.edge.tls import CertificateUnusable, ClientFiles, ServerFiles, TlsAddress, client_context, server_context
 from din_extproc.settings.document import Document
 from din_extproc.settings.problems import Place
@@ -64,6 +64,24 @@ class EnvoyTlsSection(ClientTlsSection):
         return TlsTrust(ca=found.ca, cert=found.cert, key=found.key, server_name=found.server_name)
 
 
+class ListenerTlsSection(ServerTlsSection):
+    """TLS between clients and Envoy. Envoy reads the files when it starts."""
+
+    require_client_certificate: bool = False
+    """True: a client without a certificate of `client_ca` can't connect. False: it needs another identity."""
+
+    @model_validator(mode="after")
+    def _checkable(self) -> "ListenerTlsSection":
+        if self.require_client_certificate and self.client_ca is None:
+            raise ValueError("`require_client_certificate` needs `client_ca`, who issues the certificates")
+        return self
+
+    def listener_tls(self, folder: Path) -> ListenerTls:
+        """For the renderer."""
+        found = self.files(folder.absolute())
+        return ListenerTls(cert=found.cert, key=found.key, client_ca=found.client_ca, requires_certificate=self.require_client_certificate)
+
+
 def secured(address: str, tls: ServerTlsSection | None, folder: Path) -> str | TlsAddress:
     """An address to listen on, with what is spoken there."""
     return address if tls is None else TlsAddress(address, tls.files(folder))
@@ -80,7 +98,7 @@ def report_files(section: Section, document: Document, folder: Path, place: Plac
                 else:
                     client_context(value.files(folder))
             except CertificateUnusable as error:
-                document.report((*inner, error.field), str(error), warning=isinstance(value, EnvoyTlsSection))
+                document.report((*inner, error.field), str(error), warning=isinstance(value, EnvoyTlsSection | ListenerTlsSection))
         elif isinstance(value, Section):
             report_files(value, document, folder, inner)
 

@@ -3,16 +3,16 @@
 Rule: whatever bytes come in, an event or a `ProtocolError` comes out. No loop over text: one step per header.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError
 
-from din_extproc._proto.din.wire.v1.lean_pb2 import Body, Headers, Request
+from din_extproc._proto.din.wire.v1.lean_pb2 import Attributes, Body, Headers, Request
 from din_extproc._proto.envoy.config.core.v3.base_pb2 import HeaderValue, Metadata
-from din_extproc.domain.identity import JWT_AUTHN, JWT_PAYLOAD
-from din_extproc.domain.request import RequestHead
+from din_extproc.domain.identity import DNS_SAN, JWT_AUTHN, SOURCE, URI_SAN
+from din_extproc.domain.request import NO_PEER, PeerConnection, RequestHead
 from din_extproc.domain.response import ResponseHead
 from din_extproc.wire.events import (
     Event,
@@ -27,6 +27,7 @@ from din_extproc.wire.events import (
 
 _SEEN_MAX = 2048
 _SEEN_BYTES = 256
+_SEEN_STRUCTS, _SEEN_STRUCT_BYTES = 1024, 4096
 _NOT_KEPT = frozenset({"authorization", "proxy-authorization", "x-api-key", "cookie", "x-request-id", "x-din-trace-id", "traceparent"})
 """Secrets, which must not outlive their request, and values that never come again."""
 
@@ -61,9 +62,9 @@ def decode(data: bytes) -> Event:
         if kind is None:
             raise ProtocolError("a message that holds no part of an exchange")
         if kind == "request_headers":
-            return _request_headers(request.request_headers, request.metadata_context)
+            return _request_headers(request)
         return _READERS[kind](getattr(request, kind))
-    except (DecodeError, UnicodeDecodeError) as error:
+    except (DecodeError, ValueError) as error:
         raise ProtocolError("bytes that are no ProcessingRequest") from error
 
 
@@ -79,21 +80,58 @@ def response_head(event: ResponseHeaders) -> ResponseHead:
         raise ProtocolError("bytes that are no header") from error
 
 
-def _request_headers(part: Headers, metadata: bytes) -> Event:
+def _request_headers(request: Request) -> Event:
+    part = request.request_headers
     headers = _collect(part.headers.headers[:])
+    metadata = request.metadata_context
     try:
-        return RequestHeaders(
-            RequestHead(headers[":method"], headers[":path"], headers, _claims(metadata) if metadata else None), part.end_of_stream
+        head = RequestHead(
+            headers[":method"], headers[":path"], headers, _claims(metadata) if metadata else None, _peer(request.attributes)
         )
     except KeyError as missing:
         raise ProtocolError(f"a request without {missing.args[0]}") from None
+    return RequestHeaders(head, part.end_of_stream)
 
 
-def _claims(metadata: bytes) -> dict[str, Any] | None:
-    """The claims of the token that Envoy has verified; None: the metadata has none."""
+class _SeenStructs(dict[bytes, Any]):
+    """Metadata and attributes that were read already: a token or a connection has many requests, and reading takes tens of microseconds.
+
+    Args:
+        read: Reads one; it must depend on nothing else.
+    """
+
+    def __init__(self, read: Callable[[bytes], Any]) -> None:
+        super().__init__()
+        self._read = read
+
+    def __missing__(self, data: bytes) -> Any:
+        found = self._read(data)
+        if len(data) <= _SEEN_STRUCT_BYTES:
+            if len(self) >= _SEEN_STRUCTS:
+                self.clear()
+            self[data] = found
+        return found
+
+
+def _read_claims(metadata: bytes) -> dict[str, Any] | None:
+    """The claims of the token that Envoy has verified; None: the metadata has none. Each program names their field otherwise."""
     found = Metadata.FromString(metadata).filter_metadata
-    claims = MessageToDict(found[JWT_AUTHN]).get(JWT_PAYLOAD) if JWT_AUTHN in found else None
-    return claims if isinstance(claims, dict) else None
+    payloads = MessageToDict(found[JWT_AUTHN]).values() if JWT_AUTHN in found else ()
+    return next((payload for payload in payloads if isinstance(payload, dict) and "iss" in payload), None)
+
+
+def _read_peer(entry: bytes) -> PeerConnection:
+    said = MessageToDict(Attributes.FromString(entry).values)
+    uri, dns, address = (text if isinstance(text := said.get(name), str) else "" for name in (URI_SAN, DNS_SAN, SOURCE))
+    return PeerConnection(uri, dns, address)
+
+
+_claims = _SeenStructs(_read_claims).__getitem__
+_seen_peer = _SeenStructs(_read_peer).__getitem__
+
+
+def _peer(entries: Sequence[bytes]) -> PeerConnection:
+    return _seen_peer(entries[0]) if entries else NO_PEER
 
 
 def _response_headers(part: Headers) -> Event:

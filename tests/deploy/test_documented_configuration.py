@@ -10,13 +10,17 @@ import pytest
 import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from din_extproc.domain.identity import NO_IDENTITIES
 from din_extproc.domain.verdict import RefusalCode, error_body
+from din_extproc.edge.process.envoy_binary import complaint, find_envoy
 from din_extproc.observe import instruments
+from din_extproc.roles.configure.render import render_envoy
 from din_extproc.schedule.pick import STRATEGIES
 from din_extproc.settings.load import load
 from din_extproc.settings.node import NodeYaml
 from din_extproc.settings.schema import DinYaml
 from din_extproc.settings.settings import Settings
+from din_extproc.tools.explain.explain import explain
 from din_extproc.tools.simulate.workload import WorkloadYaml
 from tests.deploy.shipped import ROOT
 from tests.support.certificates import Authority
@@ -44,6 +48,7 @@ def folder(tmp_path):
     for name in ("din", "envoy"):
         authority.issue(name, "din.internal")
     (tmp_path / "din-ca.pem").write_bytes(authority.file.read_bytes())
+    Authority(tmp_path, "workloads-ca").issue("listener", "din.internal")
     for name, text in (("node-tokens.yaml", "{}"), ("keys.yaml", "keys: []"), ("jwks.json", '{"keys": []}')):
         (tmp_path / name).write_text(text)
     return tmp_path
@@ -60,6 +65,10 @@ def check_gateway(data: dict[str, Any], folder: Any) -> None:
     (folder / "din.yaml").write_text(yaml.safe_dump(data).replace("sha256$...", _hash()))
     settings = load(folder / "din.yaml", {})
     assert isinstance(settings, Settings), str(settings)
+    if settings.identity != NO_IDENTITIES:
+        binary = find_envoy()
+        assert binary is not None
+        assert complaint(render_envoy(settings), binary) is None
 
 
 def _hash() -> str:
@@ -82,9 +91,15 @@ def check_yaml(block: Block, folder: Any) -> None:
         TypeAdapter(kinds[0]).validate_python(data)
 
 
-def check_json(block: Block, _folder: Any) -> None:
-    """Compare an error body with one that the gateway makes."""
+def check_json(block: Block, folder: Any) -> None:
+    """Compare an error body with one that the gateway makes; explain a request under the page's first configuration."""
     shown = json.loads(block.text)
+    if "body" in shown:
+        check_yaml(next(each for each in all_blocks() if each.page == block.page and each.language == "yaml"), folder)
+        settings = load(folder / "din.yaml", {})
+        assert isinstance(settings, Settings), str(settings)
+        assert explain(settings, "", block.text.encode()).sent
+        return
     [code] = [each for each in RefusalCode if each.code == shown["code"]]
     made = json.loads(error_body(code, "...", trace_id="...", instance=shown["instance"], param=shown["error"]["param"]))
     assert made | {"detail": "...", "trace_id": "..."} == shown | {"error": {**shown["error"], "message": made["error"]["message"]}}

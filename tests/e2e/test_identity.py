@@ -1,37 +1,28 @@
 """Tokens that Envoy verifies name the tenant; what it did not verify names nobody."""
 
-import json
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import jwt
 import pytest
-from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, generate_private_key
 
 from tests.support.servers import EngineSim
 from tests.support.stack import Stack, key_of, node, tenant
+from tests.support.tokens import AUDIENCE, ISSUER, make_signer, sign, write_jwks
+from tests.support.tokens import make_claims as claims
 
 pytestmark = pytest.mark.e2e
 
-ISSUER, AUDIENCE = "https://issuer.example", "inference"
 ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
 
 
-def write_jwks(file: Path, **keys: RSAPrivateKey) -> None:
-    algorithm = jwt.algorithms.RSAAlgorithm
-    public = [algorithm.to_jwk(key.public_key(), as_dict=True) | {"kid": kid, "alg": "RS256"} for kid, key in keys.items()]
-    file.write_text(json.dumps({"keys": public}))
+@pytest.fixture(scope="module")
+def signer():
+    return make_signer()
 
 
 @pytest.fixture(scope="module")
-def signer() -> RSAPrivateKey:
-    return generate_private_key(65537, 2048)
-
-
-@pytest.fixture(scope="module")
-def stranger() -> RSAPrivateKey:
-    return generate_private_key(65537, 2048)
+def stranger():
+    return make_signer()
 
 
 @pytest.fixture(scope="module", params=["wire", "grpcio"])
@@ -49,21 +40,13 @@ def stack(request, signer, tmp_path_factory) -> Iterator[Stack]:
             yield running
 
 
-def claims(team: object = "acme", **changed: object) -> dict[str, object]:
-    return {"iss": ISSUER, "aud": AUDIENCE, "sub": "ann", "exp": int(time.time()) + 600, "org": {"team": team}} | changed
-
-
-def signed(key: RSAPrivateKey, content: dict[str, object], kid: str = "one") -> str:
-    return jwt.encode(content, key, algorithm="RS256", headers={"kid": kid})
-
-
 def ask(stack: Stack, **headers: str):
     with stack.client(None) as client:
         return client.post("/v1/chat/completions", json=ASK, headers={name.replace("_", "-"): text for name, text in headers.items()})
 
 
 def test_a_verified_token_is_its_tenants(stack, signer):
-    assert ask(stack, authorization=f"Bearer {signed(signer, claims())}").status_code == 200
+    assert ask(stack, authorization=f"Bearer {sign(signer, claims())}").status_code == 200
 
 
 def test_keys_still_work(stack):
@@ -73,7 +56,7 @@ def test_keys_still_work(stack):
 
 
 def test_a_token_and_a_key_share_the_tenants_limits(stack, signer):
-    token = f"Bearer {signed(signer, claims('tight'))}"
+    token = f"Bearer {sign(signer, claims('tight'))}"
     answers = [ask(stack, authorization=token), ask(stack, x_api_key=key_of("tight")), ask(stack, authorization=token)]
     assert [each.status_code for each in answers] == [200, 200, 429]
 
@@ -91,31 +74,30 @@ def test_a_token_and_a_key_share_the_tenants_limits(stack, signer):
     ],
 )
 def test_other_tokens_are_refused(stack, signer, changed):
-    content = {name: value for name, value in claims(**changed).items() if value is not None}
-    answer = ask(stack, authorization=f"Bearer {signed(signer, content)}")
+    answer = ask(stack, authorization=f"Bearer {sign(signer, claims(**changed))}")
     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
 
 
 def test_a_forged_signature_is_refused(stack, signer, stranger):
     unsigned = jwt.encode(claims(), None, algorithm="none")
-    head, body, signature = signed(signer, claims("other")).split(".")
-    swapped = ".".join((head, signed(signer, claims()).split(".")[1], signature))
-    forged = (signed(stranger, claims()), signed(stranger, claims(), "two"))
+    head, body, signature = sign(signer, claims("other")).split(".")
+    swapped = ".".join((head, sign(signer, claims()).split(".")[1], signature))
+    forged = (sign(stranger, claims()), sign(stranger, claims(), "two"))
     for token in (unsigned, unsigned + signature, swapped, f"{head}.{body}.", *forged):
         assert ask(stack, authorization=f"Bearer {token}").status_code == 401
 
 
 def test_claims_in_headers_count_for_nothing(stack, signer):
-    payload = signed(signer, claims()).split(".")[1]
+    payload = sign(signer, claims()).split(".")[1]
     for name in ("x-jwt-payload", "x-envoy-jwt-payload", "envoy.filters.http.jwt_authn", "x-forwarded-user", "x-access-token"):
         assert ask(stack, **{name: payload}).status_code == 401
     with stack.client(None) as client:
-        answer = client.post("/v1/chat/completions", params={"access_token": signed(signer, claims())}, json=ASK)
+        answer = client.post("/v1/chat/completions", params={"access_token": sign(signer, claims())}, json=ASK)
     assert answer.status_code == 401
 
 
 def test_a_token_and_another_tenants_key_are_refused(stack, signer):
-    token = f"Bearer {signed(signer, claims())}"
+    token = f"Bearer {sign(signer, claims())}"
     answer = ask(stack, authorization=token, x_api_key=key_of("other"))
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "identity_conflict")
     assert ask(stack, authorization=token, x_api_key=key_of("acme")).status_code == 200

@@ -12,10 +12,11 @@ from din_extproc.cli.progress import show_progress
 
 def explain(
     request: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The request: a JSON body, or {path, headers, body}. `-` reads standard input.")
+        Path,
+        typer.Argument(metavar="FILE", help="A JSON body, or {path, headers, claims, peer, body}. `-` reads standard input."),
     ],
-    tenant: Annotated[str, typer.Option(help="The tenant that sends the request.")],
     config: Config = DEFAULT_CONFIG,
+    tenant: Annotated[str, typer.Option(help="The tenant that sends the request; default: the one that its claims or peer name.")] = "",
     json: Json = False,  # noqa: FBT002 - a flag
     live: Annotated[bool, typer.Option("--live", help="Use nodes and load as the running sidecar knows them.")] = False,  # noqa: FBT002
 ) -> None:

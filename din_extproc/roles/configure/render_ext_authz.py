@@ -31,7 +31,7 @@ def render_ext_authz(settings: Settings, node: str, *, validate: bool = False) -
         raise RenderFailed("`gateway.ext_authz` is not configured; add it")
     reached = _address(node)
     logs = as_reached(gateway.access_log.address)
-    waits_ms = max((tenant.queueing.max_wait_ms for tenant in settings.tenants), default=0)
+    waits_ms = settings.longest_wait_ms
     template = Template(files("din_extproc.control").joinpath("ext_authz.yaml").read_text())
     text = template.substitute(
         admin_port=envoy.admin.port,

@@ -40,7 +40,8 @@ class TenantsPage:
 
     async def build(self, settings: Settings, tenant: str, waiting: Mapping[str, int]) -> dict[str, Any]:
         """Build the page. `tenant`: the only one to include; "": those that used most today. `waiting`: queued requests by tenant."""
-        chosen = [each for each in settings.tenants if tenant in {"", each.id}]
+        named = settings.find_tenant(tenant) if tenant else None
+        chosen = list(settings.tenants) if not tenant else [] if named is None else [named]
         try:
             today = _by_tenant(await self._usage.day(day_of(time.time()).isoformat()))
             chosen = sorted(chosen, key=lambda each: -_tokens(today.get(each.id)))[:_MOST]

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from din_extproc.admit.identities import Identities
 from din_extproc.admit.keys import KeyRing
-from din_extproc.admit.tokens import TokenIssuers
-from din_extproc.domain.tenant import OnSensitive
+from din_extproc.domain.identity import NO_IDENTITIES
+from din_extproc.domain.tenant import OnSensitive, Tenant
 from din_extproc.edge.tokenizers import ModelTokenizer, TokenizerUnavailable
-from din_extproc.flow.view import NO_COMMONS, DecisionView, ModelFacts, ScreeningPolicy, TokenCounter
+from din_extproc.flow.view import NO_COMMONS, UNLISTED, DecisionView, ModelFacts, ScreeningPolicy, TokenCounter
 from din_extproc.screen.find import Screen
 from din_extproc.screen.kinds import BUILT_IN, custom
 from din_extproc.settings.settings import Settings
@@ -43,7 +44,7 @@ def make_view(settings: Settings, counters: Mapping[str, TokenCounter]) -> Decis
     return DecisionView(
         table=settings.routes,
         keys=KeyRing(settings.keys),
-        issuers=TokenIssuers(settings.jwt, settings.tenants) if settings.jwt else None,
+        identities=None if settings.identity == NO_IDENTITIES else Identities(settings.identity, settings.tenants),
         models=models,
         body_limit=settings.body_limit,
         commons=commons,
@@ -58,13 +59,15 @@ def _screenings(settings: Settings) -> dict[str, ScreeningPolicy]:
     kinds = {**own, **BUILT_IN}
     screens: dict[tuple[str, ...], Screen] = {}
     found = {}
-    for tenant in settings.tenants:
+    unlisted = settings.identity.unlisted
+    tenants: list[tuple[str, Tenant]] = [(tenant.id, tenant) for tenant in settings.tenants]
+    for name, tenant in tenants if unlisted is None else (*tenants, (UNLISTED, unlisted)):
         wanted = tenant.sensitive_data
         if wanted.policy is not OnSensitive.OFF:
             names = tuple(name for name in kinds if wanted.kinds is None or name in wanted.kinds)
             if names not in screens:
                 screens[names] = Screen(kinds[name] for name in names)
-            found[tenant.id] = ScreeningPolicy(wanted.policy, screens[names])
+            found[name] = ScreeningPolicy(wanted.policy, screens[names])
     return found
 
 

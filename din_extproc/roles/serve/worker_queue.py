@@ -44,6 +44,6 @@ class WorkerQueue:
 
     def reload(self, settings: Settings) -> None:
         """Subscribe to wake-ups if requests may wait under this configuration."""
-        if not self._listening and any(tenant.queueing.max_wait_ms for tenant in settings.tenants):
+        if not self._listening and settings.longest_wait_ms:
             self._listening = True
             self._background.run("receiving wake-ups", self._subscription.run())

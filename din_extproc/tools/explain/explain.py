@@ -5,18 +5,20 @@ Rule: the same pipeline as in service; only the counters are not asked.
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from din_extproc.admit.keys import Authenticated
+from din_extproc.admit.identities import IDENTITY_CONFLICT
+from din_extproc.admit.keys import MISSING_KEY, Authenticated
 from din_extproc.admit.ledger import Claim, Granted, RateLimitStatus
 from din_extproc.admit.reservation import OutputHistory
 from din_extproc.domain.health import BreakerSnapshots
 from din_extproc.domain.membership import HeartbeatReading, NodeState
 from din_extproc.domain.node import Node
-from din_extproc.domain.request import Priority, RequestHead
+from din_extproc.domain.request import NO_PEER, PeerConnection, Priority, RequestHead
 from din_extproc.domain.tenant import ApiKey, Queueing
 from din_extproc.domain.verdict import Refusal
 from din_extproc.edge.registry.forms import MemberForm
@@ -27,6 +29,7 @@ from din_extproc.flow.node_selector import NodeSelector, PlacementTarget, Reques
 from din_extproc.flow.pipeline import decide, node_request, read_request
 from din_extproc.flow.pool_membership import PoolMembership
 from din_extproc.flow.timeouts import compute_timeouts
+from din_extproc.flow.view import DecisionView
 from din_extproc.roles.operate.unknown_tenant import unknown_tenant_message
 from din_extproc.roles.serve.decision_view import make_view
 from din_extproc.route.table import Routed
@@ -56,6 +59,15 @@ class RecordedRequest(Struct, frozen=True):
     path: str = "/v1/chat/completions"
     method: str = "POST"
     headers: dict[str, str] = {}
+    claims: dict[str, Any] | None = None
+    """Those of a verified token."""
+    peer: PeerConnection = NO_PEER
+    """What Envoy would say of the connection: the first `uri` and `dns` name in the client's certificate, and its `address` and port."""
+
+    @property
+    def head(self) -> RequestHead:
+        """As Envoy would pass it on."""
+        return RequestHead(self.method, self.path, {name.lower(): value for name, value in self.headers.items()}, self.claims, self.peer)
 
 
 def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None = None) -> Explanation:
@@ -63,18 +75,19 @@ def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None =
 
     Args:
         settings: A sound configuration.
-        tenant_id: Who asks.
-        text: A JSON body for chat completions, or an object of `path`, `headers`, `method` and `body`.
+        tenant_id: Who asks; "": whom claims or connection of the request name.
+        text: A JSON body for chat completions, or an object of `path`, `headers`, `method`, `claims`, `peer` and `body`.
         rows: The nodes that a running sidecar knows, with what they say of their load; None: those of the configuration, idle.
 
     Raises:
         ExplainFailed: the tenant is unknown or the text is no request.
     """
-    tenant = next((tenant for tenant in settings.tenants if tenant.id == tenant_id), None)
-    if tenant is None:
-        raise ExplainFailed(unknown_tenant_message(settings, tenant_id))
     recorded = _request(text)
     view = make_view(settings, {})
+    who = _authenticate(settings, view, tenant_id, recorded.head)
+    if isinstance(who, Refusal):
+        return refused(who)
+    tenant = who.tenant
     clock = VirtualClock(datetime.now(UTC).timestamp())
     selector = _RecordingSelector(LoadModel(), PoolMembership.from_pools(settings.pools) if rows is None else members_of(rows))
     selector.moves = settings.in_flight
@@ -91,14 +104,13 @@ def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None =
         lease_ms=LEASE_MS,
     )
     request = PendingRequest()
-    request.head = RequestHead(recorded.method, recorded.path, {name.lower(): value for name, value in recorded.headers.items()})
-    request.who, request.account = Authenticated(tenant, _ANY_KEY), tenant.id
+    request.head, request.who, request.account = recorded.head, who, tenant.id
     parsed = read_request(context, request, bytes(recorded.body))
     if isinstance(parsed, Refusal):
         return refused(parsed)
     wish = ExplainedIntent.of(parsed.intent, request.prefix)
     tried = view.table.evaluate_rules(parsed.intent, tenant, request.head, int(clock.wall()) // _HOUR_S % 24, selector.members.versions)
-    decided = resume(decide(context, request, request.who, parsed.intent, began=clock.monotonic(), wall=clock.wall()))
+    decided = resume(decide(context, request, who, parsed.intent, began=clock.monotonic(), wall=clock.wall()))
     assert not isinstance(decided, Pause)  # noqa: S101 - nothing here is waited for
     if selector.routed is None or selector.size is None:
         assert isinstance(decided, Refusal)  # noqa: S101 - what passes has a route
@@ -106,6 +118,8 @@ def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None =
     routed = selector.routed
     known = Explanation(
         sent=False,
+        tenant=tenant.id,
+        identity=who.key.id or None,
         intent=wish,
         rules=tried,
         rule=routed.rule,
@@ -114,6 +128,23 @@ def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None =
         fallback=None if routed.fallback is None else routed.fallback.name,
     )
     return _placed(known=known, selector=selector, request=request, routed=routed, size=selector.size, decided=decided, rows=rows or ())
+
+
+def _authenticate(settings: Settings, view: DecisionView, tenant_id: str, head: RequestHead) -> Authenticated | Refusal:
+    """The tenant with any key, and the identities of the request: as in service, they must agree."""
+    tenant = settings.find_tenant(tenant_id) if tenant_id else None
+    if tenant_id and tenant is None:
+        raise ExplainFailed(unknown_tenant_message(settings, tenant_id))
+    by_key = MISSING_KEY if tenant is None else Authenticated(tenant, _ANY_KEY)
+    if view.identities is None or (head.claims is None and head.peer == NO_PEER):
+        found: Authenticated | Refusal = by_key
+    else:
+        found = view.identities.authenticate(head, MISSING_KEY)
+        if isinstance(found, Authenticated) and tenant is not None and found.tenant.id != tenant.id:
+            return IDENTITY_CONFLICT
+    if found is MISSING_KEY:
+        raise ExplainFailed("nobody asks: name the tenant with --tenant, or give the request `claims` or a `peer` that names one")
+    return found
 
 
 class _RecordingSelector(NodeSelector):

@@ -57,6 +57,9 @@ class Explanation(Struct, frozen=True, omit_defaults=True):
     """What would happen, and how it comes to that."""
 
     sent: bool
+    tenant: str | None = None
+    identity: str | None = None
+    """What it is known by; None: any key of the tenant."""
     intent: ExplainedIntent | None = None
     rules: tuple[RuleEvaluation, ...] = ()
     """Those that were looked at, in order; the last one takes the request, if one does."""
@@ -89,7 +92,8 @@ class Explanation(Struct, frozen=True, omit_defaults=True):
 
     def lines(self) -> list[str]:
         """For a terminal."""
-        shown = [] if self.intent is None else _wish(self.intent)
+        shown = [] if self.identity is None else [f"tenant    {self.tenant}, known by {self.identity}"]
+        shown += [] if self.intent is None else _wish(self.intent)
         for trial in self.rules:
             name = trial.rule or "(no rule)"
             shown.append(

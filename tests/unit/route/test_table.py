@@ -142,8 +142,18 @@ def test_an_allowed_alias_pattern_allows_the_models_behind_it_under_either_name(
     assert ask(routes, intent("big"), who).code is RefusalCode.MODEL_NOT_ALLOWED
 
 
-def test_a_tenant_that_the_table_does_not_know_may_use_nothing():
-    assert ask(table([BIG]), intent("big"), tenant("*", name="stranger")).code is RefusalCode.MODEL_NOT_ALLOWED
+def test_a_token_narrows_the_models_of_its_tenant_and_never_widens_them():
+    routes = table([BIG, SMALL], [Alias("bx-fast", ("small",))], tenants=[tenant("*")])
+
+    def code(granted: str, *narrowed_to: str, model: str = "big") -> RefusalCode | None:
+        routed = ask(routes, intent(model), replace(tenant(granted), narrowed_to=narrowed_to))
+        return routed.code if isinstance(routed, Refusal) else None
+
+    assert code("*", "b*") is None
+    assert code("*", "bx-*", model="small") is None
+    assert code("*", "bx-*") is RefusalCode.MODEL_NOT_ALLOWED
+    assert code("small", "*") is RefusalCode.MODEL_NOT_ALLOWED
+    assert code("*") is RefusalCode.MODEL_NOT_ALLOWED
 
 
 def test_constraints_of_name_header_and_alias_all_count():
@@ -214,7 +224,6 @@ def test_what_a_tenant_may_ask_for_is_listed_with_aliases_marked():
     ]
     only_small = table([BIG, SMALL], [Alias("auto", ("*",))], tenants=[tenant("small")])
     assert [(entry.name, entry.models) for entry in only_small[0].models_for(tenant("small"))] == [("auto", ("small",)), ("small", ())]
-    assert routes[0].models_for(tenant(name="stranger")) == ()
 
 
 def test_the_time_of_day_can_choose_the_pool():

@@ -1,10 +1,12 @@
 """Bytes of Envoy's messages become events, or a protocol error."""
 
 import pytest
+from google.protobuf.json_format import ParseDict
 from hypothesis import given
 from hypothesis import strategies as st
 
 from din_extproc._proto.envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
+from din_extproc.domain.request import NO_PEER, PeerConnection, RequestHead
 from din_extproc.domain.response import ResponseHead
 from din_extproc.wire import decode as module
 from din_extproc.wire.decode import decode, response_head
@@ -132,3 +134,49 @@ def read(data: bytes) -> type:
         return type(decode(data))
     except ProtocolError as error:
         return type(error)
+
+
+def head_with(connection: dict[str, object] | None = None, **metadata: dict[str, object]) -> RequestHead:
+    """Decode a head with attributes of its connection, and metadata by filter (without `envoy.filters.http.`)."""
+    request = ProcessingRequest.FromString(message("request_headers", HEAD))
+    if connection is not None:
+        ParseDict(connection, request.attributes["envoy.filters.http.ext_proc"])
+    for name, said in metadata.items():
+        ParseDict(said, request.metadata_context.filter_metadata[f"envoy.filters.http.{name}"])
+    event = decode(request.SerializeToString())
+    assert isinstance(event, RequestHeaders)
+    return event.head
+
+
+def test_a_head_has_what_envoy_says_of_its_connection():
+    assert head_with().peer == NO_PEER
+    said = {"connection.uri_san_peer_certificate": "spiffe://a/b", "source.address": "10.0.0.7:1", "other": 7}
+    for _ in range(2):  # once read, once remembered
+        assert head_with(said).peer == PeerConnection(uri="spiffe://a/b", address="10.0.0.7:1")
+    odd = {"connection.uri_san_peer_certificate": ["spiffe://a/b"], "connection.dns_san_peer_certificate": None}
+    assert head_with(odd).peer == NO_PEER
+
+
+@pytest.mark.parametrize("field", ["din", "https://issuer.example", "payload"])
+def test_the_claims_of_a_verified_token_come_from_its_filter_alone(field):
+    claims = {"iss": "https://issuer.example", "n": 1.0}
+    said = {field: claims, "failed": {"code": 3.0}}
+    assert head_with(jwt_authn=said).claims == claims
+    assert head_with(another=said).claims is None
+
+
+def test_a_number_without_a_value_is_no_claim():
+    request = ProcessingRequest.FromString(message("request_headers", HEAD))
+    fields = request.metadata_context.filter_metadata["envoy.filters.http.jwt_authn"].fields
+    fields["din"].struct_value.fields["iss"].number_value = float("inf")
+    with pytest.raises(ProtocolError):
+        decode(request.SerializeToString())
+
+
+def test_what_was_read_of_tokens_does_not_grow_without_end():
+    seen = module._SeenStructs(len)
+    for number in range(5000):
+        assert seen[b"%d" % number] == len(str(number))
+    assert seen[bytes(100_000)] == 100_000
+    assert len(seen) <= 1024
+    assert all(len(key) < 100 for key in seen)

@@ -93,7 +93,7 @@ def test_an_envoy_that_runs_with_another_file_is_found_out(settings):
 
 def test_an_envoy_that_knows_all_pools_and_not_the_pairs_between_which_requests_move_is_found_out(settings):
     assert settings.moves
-    alone = dump(structs.replace(settings, routes=RouteTable({}, {}, ())))
+    alone = dump(structs.replace(settings, routes=RouteTable({}, ())))
     assert bad(of_envoy(INFO, alone, settings)) == {"pools": "fail"}
 
 

@@ -12,21 +12,24 @@ from google.protobuf.internal import builder as _builder
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _POOL.AddSerializedFile(b'\n\x16\x64in/wire/v1/lean.proto\x12\x0b\x64in.wire.v1\"\xa1\x02\n\x07Request\x12/\n\x0frequest_headers\x18\x02 \x01(\x0b\x32\x14.din.wire.v1.HeadersH\x00\x12\x30\n\x10response_headers\x18\x03 \x01(\x0b\x32\x14.din.wire.v1.HeadersH\x00\x12)\n\x0crequest_body\x18\x04 \x01(\x0b\x32\x11.din.wire.v1.BodyH\x00\x12*\n\rresponse_body\x18\x05 \x01(\x0b\x32\x11.din.wire.v1.BodyH\x00\x12\x1a\n\x10request_trailers\x18\x06 \x01(\x0cH\x00\x12\x1b\n\x11response_trailers\x18\x07 \x01(\x0cH\x00\x12\x18\n\x10metadata_context\x18\x08 \x01(\x0c\x42\t\n\x07request\"I\n\x07Headers\x12\'\n\x07headers\x18\x01 \x01(\x0b\x32\x16.din.wire.v1.HeaderMap\x12\x15\n\rend_of_stream\x18\x03 \x01(\x08\"\x1c\n\tHeaderMap\x12\x0f\n\x07headers\x18\x01 \x03(\x0c\"+\n\x04\x42ody\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\x62\x06proto3')
+DESCRIPTOR = _POOL.AddSerializedFile(b'\n\x16\x64in/wire/v1/lean.proto\x12\x0b\x64in.wire.v1\x1a\x1cgoogle/protobuf/struct.proto\"\xb5\x02\n\x07Request\x12/\n\x0frequest_headers\x18\x02 \x01(\x0b\x32\x14.din.wire.v1.HeadersH\x00\x12\x30\n\x10response_headers\x18\x03 \x01(\x0b\x32\x14.din.wire.v1.HeadersH\x00\x12)\n\x0crequest_body\x18\x04 \x01(\x0b\x32\x11.din.wire.v1.BodyH\x00\x12*\n\rresponse_body\x18\x05 \x01(\x0b\x32\x11.din.wire.v1.BodyH\x00\x12\x1a\n\x10request_trailers\x18\x06 \x01(\x0cH\x00\x12\x1b\n\x11response_trailers\x18\x07 \x01(\x0cH\x00\x12\x18\n\x10metadata_context\x18\x08 \x01(\x0c\x12\x12\n\nattributes\x18\t \x03(\x0c\x42\t\n\x07request\"E\n\nAttributes\x12\x0e\n\x06\x66ilter\x18\x01 \x01(\t\x12\'\n\x06values\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\"I\n\x07Headers\x12\'\n\x07headers\x18\x01 \x01(\x0b\x32\x16.din.wire.v1.HeaderMap\x12\x15\n\rend_of_stream\x18\x03 \x01(\x08\"\x1c\n\tHeaderMap\x12\x0f\n\x07headers\x18\x01 \x03(\x0c\"+\n\x04\x42ody\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'din_extproc._proto.din.wire.v1.lean_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REQUEST']._serialized_start=40
-  _globals['_REQUEST']._serialized_end=329
-  _globals['_HEADERS']._serialized_start=331
-  _globals['_HEADERS']._serialized_end=404
-  _globals['_HEADERMAP']._serialized_start=406
-  _globals['_HEADERMAP']._serialized_end=434
-  _globals['_BODY']._serialized_start=436
-  _globals['_BODY']._serialized_end=479
+  _globals['_REQUEST']._serialized_start=70
+  _globals['_REQUEST']._serialized_end=379
+  _globals['_ATTRIBUTES']._serialized_start=381
+  _globals['_ATTRIBUTES']._serialized_end=450
+  _globals['_HEADERS']._serialized_start=452
+  _globals['_HEADERS']._serialized_end=525
+  _globals['_HEADERMAP']._serialized_start=527
+  _globals['_HEADERMAP']._serialized_end=555
+  _globals['_BODY']._serialized_start=557
+  _globals['_BODY']._serialized_end=600
 # @@protoc_insertion_point(module_scope)

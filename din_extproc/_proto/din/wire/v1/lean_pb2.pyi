@@ -1,3 +1,4 @@
+from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -7,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Request(_message.Message):
-    __slots__ = ("request_headers", "response_headers", "request_body", "response_body", "request_trailers", "response_trailers", "metadata_context")
+    __slots__ = ("request_headers", "response_headers", "request_body", "response_body", "request_trailers", "response_trailers", "metadata_context", "attributes")
     REQUEST_HEADERS_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_HEADERS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_BODY_FIELD_NUMBER: _ClassVar[int]
@@ -15,6 +16,7 @@ class Request(_message.Message):
     REQUEST_TRAILERS_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_TRAILERS_FIELD_NUMBER: _ClassVar[int]
     METADATA_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
     request_headers: Headers
     response_headers: Headers
     request_body: Body
@@ -22,7 +24,16 @@ class Request(_message.Message):
     request_trailers: bytes
     response_trailers: bytes
     metadata_context: bytes
-    def __init__(self, request_headers: _Optional[_Union[Headers, _Mapping]] = ..., response_headers: _Optional[_Union[Headers, _Mapping]] = ..., request_body: _Optional[_Union[Body, _Mapping]] = ..., response_body: _Optional[_Union[Body, _Mapping]] = ..., request_trailers: _Optional[bytes] = ..., response_trailers: _Optional[bytes] = ..., metadata_context: _Optional[bytes] = ...) -> None: ...
+    attributes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, request_headers: _Optional[_Union[Headers, _Mapping]] = ..., response_headers: _Optional[_Union[Headers, _Mapping]] = ..., request_body: _Optional[_Union[Body, _Mapping]] = ..., response_body: _Optional[_Union[Body, _Mapping]] = ..., request_trailers: _Optional[bytes] = ..., response_trailers: _Optional[bytes] = ..., metadata_context: _Optional[bytes] = ..., attributes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Attributes(_message.Message):
+    __slots__ = ("filter", "values")
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    filter: str
+    values: _struct_pb2.Struct
+    def __init__(self, filter: _Optional[str] = ..., values: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class Headers(_message.Message):
     __slots__ = ("headers", "end_of_stream")
