@@ -44,6 +44,11 @@ class Tagged(AuditEvent, frozen=True, kw_only=True, omit_defaults=True):
     """Of a list of inputs, the longest; 0: it is one."""
     version_asked: str = ""
     task_tier: str = ""
+    timeout_ms: int | None = None
+    """What was left of the client's deadline; None, here and below: it set none."""
+    budget_tokens: int | None = None
+    budget_cost: int | None = None
+    """In 10**-9 of the currency."""
     priority: str = ""
     entry: str = ""
     """How it came: "" by ext_proc; `ext_authz`: another proxy asked whether it may pass, and chose the node."""

@@ -10,7 +10,14 @@ from envoy_data_plane.envoy.type.matcher.v3 import StringMatcher
 
 from din_extproc.control.packing import extension, overwrite
 
-CLIENT_MAY_SEND = ("x-din-model-version", "x-din-priority", "x-din-timeout-ms", "x-din-trace-id")
+CLIENT_MAY_SEND = (
+    "x-din-budget-cost",
+    "x-din-budget-tokens",
+    "x-din-model-version",
+    "x-din-priority",
+    "x-din-timeout-ms",
+    "x-din-trace-id",
+)
 """The intent headers: all that stays of the family."""
 _KEPT = "din-kept-"
 _FAMILIES = ("x-din-", "x-envoy-")

@@ -102,6 +102,10 @@ class Intent(Struct, frozen=True, gc=False):
     """The number of answers: prompts times choices."""
     output_each: int | None = None
     """The smallest output limit of one answer, which must fit into the context beside its prompt. None: unspecified."""
+    budget_tokens: int | None = None
+    """The most tokens that the client wants to spend on it; None: it did not say."""
+    budget_cost: int | None = None
+    """Likewise in money, in 10**-9 of the currency of `prices`."""
     truncates: bool = False
     """The client asks the engine to cut a prompt that is too long to what its context holds."""
 

@@ -69,6 +69,11 @@ class Tags(Struct, frozen=True, gc=False, omit_defaults=True):
     """None: unspecified."""
     version: str = ""
     task_tier: str = ""
+    timeout_ms: int | None = None
+    """None, here and below: unspecified."""
+    budget_tokens: int | None = None
+    budget_cost: int | None = None
+    """In 10**-9 of the currency."""
     priority: str = ""
     answers: int = 1
     longest: int = 0

@@ -4,12 +4,14 @@ Total: any bytes and headers give a parsed request or a refusal, never an except
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from din_extproc.domain.price import UNITS
 from din_extproc.domain.request import Estimate, Intent, Operation, Priority, RequestHead
 from din_extproc.domain.usage import Sensitive
 from din_extproc.domain.verdict import Refusal, RefusalCode
@@ -22,7 +24,9 @@ from din_extproc.intent.paths import find_endpoint_kind, is_valid_model_name
 
 MAX_TOKENS = 10**12
 """A larger requested output is refused."""
-_MAX_TIMEOUT_DIGITS = 9
+_MAX_HEADER_DIGITS = 9
+_DECIMALS = 9
+_AMOUNT = re.compile(rf"(\d{{1,9}})(?:\.(\d{{1,{_DECIMALS}}}))?", re.ASCII).fullmatch
 _EXACT_DIGITS = 13
 _FLOAT_DIGITS = 32
 _DIGITS = tuple(b"%d" % digit for digit in range(1, 10))
@@ -59,6 +63,8 @@ _BACKGROUND = Refusal(
 )
 _BAD_OPTIONS = Refusal(RefusalCode.INVALID_REQUEST, "A key occurs more than once in stream_options", param="stream_options")
 _BAD_TIMEOUT = Refusal(RefusalCode.INVALID_REQUEST, "x-din-timeout-ms is a positive number of milliseconds", param="x-din-timeout-ms")
+_BAD_BUDGET = Refusal(RefusalCode.INVALID_REQUEST, "x-din-budget-tokens is a positive number of tokens", param="x-din-budget-tokens")
+_BAD_COST = Refusal(RefusalCode.INVALID_REQUEST, "x-din-budget-cost is an amount of money such as 0.02", param="x-din-budget-cost")
 _BAD_PRIORITY = Refusal(RefusalCode.INVALID_REQUEST, "x-din-priority is critical, standard or batch", param="x-din-priority")
 
 
@@ -91,6 +97,8 @@ _NO_OUTPUT = _Output(0, 1, 0)
 class _HeaderOptions(Struct, frozen=True, gc=False):
     timeout_ms: int | None
     priority: Priority | None
+    budget_tokens: int | None = None
+    budget_cost: int | None = None
 
 
 def parse_request(head: RequestHead, body: bytes, calibrators: Callable[[str], TokenCalibrator], limit: int) -> ParsedRequest | Refusal:
@@ -130,7 +138,11 @@ def reparse_body(
 ) -> ParsedRequest | Refusal:
     """Read a request again with a replaced body. Errors as with `parse_request`."""
     intent = reading.intent
-    return _parse_json(head.headers, intent.operation, (body, True), _HeaderOptions(intent.timeout_ms, intent.priority), calibrators)
+    return _parse_json(head.headers, intent.operation, (body, True), _options_of(intent), calibrators)
+
+
+def _options_of(intent: Intent) -> _HeaderOptions:
+    return _HeaderOptions(intent.timeout_ms, intent.priority, intent.budget_tokens, intent.budget_cost)
 
 
 def _parse_json(
@@ -215,25 +227,41 @@ def _build_intent(
         priority=options.priority,
         answers=output.answers,
         output_each=output.each,
+        budget_tokens=options.budget_tokens,
+        budget_cost=options.budget_cost,
         truncates=truncates,
     )
 
 
 def _read_options(headers: Mapping[str, str]) -> _HeaderOptions | Refusal:
-    timeout = headers.get("x-din-timeout-ms")
-    timeout_ms = None
-    if timeout is not None:
-        timeout = timeout.strip()
-        if not (timeout.isascii() and timeout.isdigit() and len(timeout) <= _MAX_TIMEOUT_DIGITS and int(timeout)):
-            return _BAD_TIMEOUT
-        timeout_ms = int(timeout)
+    timeout_ms = _read_number(headers.get("x-din-timeout-ms"))
+    if timeout_ms == 0:
+        return _BAD_TIMEOUT
+    budget_tokens = _read_number(headers.get("x-din-budget-tokens"))
+    if budget_tokens == 0:
+        return _BAD_BUDGET
+    budget_cost = None
+    cost = headers.get("x-din-budget-cost")
+    if cost is not None:
+        amount = _AMOUNT(cost.strip())
+        if amount is None:
+            return _BAD_COST
+        budget_cost = int(amount[1]) * UNITS + int((amount[2] or "").ljust(_DECIMALS, "0"))
     named = headers.get("x-din-priority")
     priority = None
     if named is not None:
         priority = _PRIORITIES.get(named.strip())
         if priority is None:
             return _BAD_PRIORITY
-    return _HeaderOptions(timeout_ms, priority)
+    return _HeaderOptions(timeout_ms, priority, budget_tokens, budget_cost)
+
+
+def _read_number(text: str | None) -> int | None:
+    """Return the positive number of a header; None: it is not there; 0: it holds something else."""
+    if text is None:
+        return None
+    text = text.strip()
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_HEADER_DIGITS else 0
 
 
 def _read_model(raw: bytes) -> str | Refusal:

@@ -10,6 +10,7 @@ from typing import Any
 import cel
 from msgspec import Struct
 
+from din_extproc.domain.price import UNITS
 from din_extproc.domain.request import Intent
 from din_extproc.domain.tenant import Tenant
 
@@ -34,6 +35,8 @@ VARIABLES: dict[str, Callable[[Facts], Any]] = {
     "estimated_tokens": lambda facts: facts.intent.estimate.tokens,
     "output_tokens": lambda facts: facts.intent.output_tokens or 0,
     "timeout_ms": lambda facts: facts.intent.timeout_ms or 0,
+    "budget_tokens": lambda facts: facts.intent.budget_tokens or 0,
+    "budget_cost": lambda facts: (facts.intent.budget_cost or 0) / UNITS,
     "tenant": lambda facts: facts.tenant.id,
     "priority": lambda facts: facts.tenant.priority_of(facts.intent.priority).value,
     "task_tier": lambda facts: facts.intent.task_tier,
@@ -42,7 +45,7 @@ VARIABLES: dict[str, Callable[[Facts], Any]] = {
     "hour_utc": lambda facts: facts.hour_utc,
 }
 """`estimated_tokens` covers the whole prompt, all inputs of a list together; `output_tokens` covers all answers, 0 if unspecified;
-`timeout_ms` is the client's deadline, 0 if it has none."""
+`timeout_ms` is the client's deadline, `budget_tokens` and `budget_cost` the most that it wants to spend: 0 if it does not say."""
 
 _SAMPLE: dict[str, Any] = {
     "path": "/v1/chat/completions",
@@ -50,6 +53,8 @@ _SAMPLE: dict[str, Any] = {
     "estimated_tokens": 1,
     "output_tokens": 1,
     "timeout_ms": 1,
+    "budget_tokens": 1,
+    "budget_cost": 1.0,
     "tenant": "t",
     "priority": "standard",
     "task_tier": "",

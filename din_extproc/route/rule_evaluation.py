@@ -5,6 +5,7 @@ The compiled condition decides whether a part holds; this module only describes 
 
 from msgspec import Struct
 
+from din_extproc.domain.price import UNITS
 from din_extproc.route.expression import Facts, describe_failure
 from din_extproc.route.rules import KnownNames, RuleCondition, TokenRange, compile_condition
 
@@ -44,6 +45,14 @@ def _describe_parts(condition: RuleCondition, facts: Facts) -> list[tuple[RuleCo
         (
             RuleCondition(timeout_ms=condition.timeout_ms),
             "it has no deadline" if intent.timeout_ms is None else f"its deadline is {intent.timeout_ms} ms",
+        ),
+        (
+            RuleCondition(budget_tokens=condition.budget_tokens),
+            "it has no budget in tokens" if intent.budget_tokens is None else f"its budget is {intent.budget_tokens} tokens",
+        ),
+        (
+            RuleCondition(budget_cost=condition.budget_cost),
+            "it has no budget in money" if intent.budget_cost is None else f"its budget is {intent.budget_cost / UNITS:g}",
         ),
         (RuleCondition(model=condition.model), f"the name is {facts.model!r}, not {' or '.join(condition.model)}"),
         (RuleCondition(tenant=condition.tenant), f"the tenant is {tenant.id}"),

@@ -3,13 +3,14 @@
 All fields of a condition must hold; an empty condition is refused.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from fnmatch import translate
+from operator import attrgetter
 from re import compile as compile_pattern
 
 from msgspec import Struct
 
-from din_extproc.domain.request import Operation, Priority
+from din_extproc.domain.request import Intent, Operation, Priority
 from din_extproc.domain.tenant import matches_pattern
 from din_extproc.route.expression import FUNCTIONS, VARIABLES, BadExpression, Facts, Matches, compile_expression
 from din_extproc.route.flaw import Flaw, Place, did_you_mean
@@ -43,6 +44,10 @@ class RuleCondition(Struct, frozen=True, kw_only=True):
     estimated_tokens: TokenRange | None = None
     timeout_ms: TokenRange | None = None
     """The client's deadline in milliseconds; a request without one counts as longer than every bound."""
+    budget_tokens: TokenRange | None = None
+    """The most tokens that the client wants to spend; a request that does not say counts likewise."""
+    budget_cost: TokenRange | None = None
+    """Likewise in money, in 10**-9 of the currency."""
     header: dict[str, tuple[str, ...] | bool] = {}
     """Header name in lower case -> one of these exact values; True: any value; False: absent."""
     model: tuple[str, ...] = ()
@@ -129,11 +134,15 @@ def _match_intent(condition: RuleCondition, place: Place, known: KnownNames, fla
         if high is not None and low > high:
             flaws.append(Flaw((*place, "estimated_tokens"), "no number of tokens is inside these bounds"))
         parts.append(_match_at_least(low) if high is None else _match_between(low, high))
-    if condition.timeout_ms is not None:
-        shortest, longest = condition.timeout_ms.min_tokens, condition.timeout_ms.max_tokens
-        if longest is not None and shortest > longest:
-            flaws.append(Flaw((*place, "timeout_ms"), "no deadline is inside these bounds"))
-        parts.append(_match_deadline(shortest, longest))
+    for name, bounds in (
+        ("timeout_ms", condition.timeout_ms),
+        ("budget_tokens", condition.budget_tokens),
+        ("budget_cost", condition.budget_cost),
+    ):
+        if bounds is not None:
+            if bounds.max_tokens is not None and bounds.min_tokens > bounds.max_tokens:
+                flaws.append(Flaw((*place, name), "nothing is inside these bounds"))
+            parts.append(_match_limit(attrgetter(name), bounds.min_tokens, bounds.max_tokens))
     if condition.stream is not None:
         stream = condition.stream
         parts.append(lambda facts: facts.intent.stream is stream)
@@ -178,12 +187,14 @@ def _match_between(low: int, high: int) -> Matches:
     return lambda facts: low <= facts.intent.estimate.tokens <= high
 
 
-def _match_deadline(shortest: int, longest: int | None) -> Matches:
+def _match_limit(read: Callable[[Intent], int | None], least: int, most: int | None) -> Matches:
+    """Match a limit that the client sets; None counts as above every bound."""
+
     def matches(facts: Facts) -> bool:
-        timeout_ms = facts.intent.timeout_ms
-        if timeout_ms is None:
-            return longest is None
-        return timeout_ms >= shortest and (longest is None or timeout_ms <= longest)
+        limit = read(facts.intent)
+        if limit is None:
+            return most is None
+        return limit >= least and (most is None or limit <= most)
 
     return matches
 

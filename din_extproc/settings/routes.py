@@ -7,10 +7,12 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from din_extproc.domain.price import UNITS
 from din_extproc.domain.request import Priority
 from din_extproc.route.aliases import Alias
 from din_extproc.route.rules import Rule, RuleCondition, TokenRange
 from din_extproc.settings.pools import Operations
+from din_extproc.settings.prices import read_money
 from din_extproc.settings.section import AsTuple, Name, OneOrMany, Section, Text
 
 
@@ -25,6 +27,8 @@ def read_priority(text: object) -> object:
 PriorityName = Annotated[Priority, BeforeValidator(read_priority)]
 Texts = Annotated[tuple[Text, ...], OneOrMany, Field(min_length=1)]
 Tokens = Annotated[int, Field(ge=0, le=10**9)]
+Money = Annotated[int, BeforeValidator(lambda value: read_money(value, UNITS, 10**6))]
+"""In 10**-9 of the currency."""
 
 
 class AliasSection(Section):
@@ -56,6 +60,21 @@ class TokensSection(Section):
 
     @model_validator(mode="after")
     def _any(self) -> "TokensSection":
+        if not self.model_fields_set:
+            raise ValueError("give a bound: gt, ge, lt or le")
+        return self
+
+
+class CostSection(Section):
+    """Bounds in the currency of `prices`; at least one."""
+
+    gt: Money | None = None
+    ge: Money | None = None
+    lt: Money | None = None
+    le: Money | None = None
+
+    @model_validator(mode="after")
+    def _any(self) -> "CostSection":
         if not self.model_fields_set:
             raise ValueError("give a bound: gt, ge, lt or le")
         return self
@@ -96,6 +115,10 @@ class WhenSection(Section):
     estimated_tokens: TokensSection | None = None
     timeout_ms: TokensSection | None = None
     """The client's deadline (`x-din-timeout-ms`); a request without one counts as longer than every bound."""
+    budget_tokens: TokensSection | None = None
+    """The most tokens that the client wants to spend (`x-din-budget-tokens`); a request without it counts as above every bound."""
+    budget_cost: CostSection | None = None
+    """Likewise in money (`x-din-budget-cost`)."""
     header: dict[HeaderName, HeaderWish] = Field(default_factory=dict)
     model: Texts | None = None
     tenant: Texts | None = None
@@ -108,12 +131,13 @@ class WhenSection(Section):
 
     def condition(self) -> RuleCondition:
         """For `route/`."""
-        tokens, deadline = self.estimated_tokens, self.timeout_ms
         return RuleCondition(
             always=self.always,
             path=self.path,
-            estimated_tokens=None if tokens is None else TokenRange(gt=tokens.gt, ge=tokens.ge, lt=tokens.lt, le=tokens.le),
-            timeout_ms=None if deadline is None else TokenRange(gt=deadline.gt, ge=deadline.ge, lt=deadline.lt, le=deadline.le),
+            estimated_tokens=_bounds(self.estimated_tokens),
+            timeout_ms=_bounds(self.timeout_ms),
+            budget_tokens=_bounds(self.budget_tokens),
+            budget_cost=_bounds(self.budget_cost),
             header=dict(self.header),
             model=self.model or (),
             tenant=self.tenant or (),
@@ -124,6 +148,10 @@ class WhenSection(Section):
             negated=None if self.negated is None else self.negated.condition(),
             cel=self.cel or "",
         )
+
+
+def _bounds(section: TokensSection | CostSection | None) -> TokenRange | None:
+    return None if section is None else TokenRange(gt=section.gt, ge=section.ge, lt=section.lt, le=section.le)
 
 
 When = Annotated[WhenSection, BeforeValidator(_condition)]

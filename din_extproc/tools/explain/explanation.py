@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from din_extproc.domain.price import UNITS
 from din_extproc.domain.request import Intent
 from din_extproc.domain.verdict import Refusal
 from din_extproc.route.rule_evaluation import RuleEvaluation
@@ -17,6 +18,9 @@ class ExplainedIntent(Struct, frozen=True, omit_defaults=True):
     """None: the client did not say."""
     stream: bool = False
     timeout_ms: int | None = None
+    budget_tokens: int | None = None
+    budget_cost: float | None = None
+    """In the currency of `prices`."""
     task_tier: str = ""
     version: str = ""
     priority: str = ""
@@ -33,6 +37,8 @@ class ExplainedIntent(Struct, frozen=True, omit_defaults=True):
             output_tokens=intent.output_tokens,
             stream=intent.stream,
             timeout_ms=intent.timeout_ms,
+            budget_tokens=intent.budget_tokens,
+            budget_cost=None if intent.budget_cost is None else intent.budget_cost / UNITS,
             task_tier=intent.task_tier,
             version=intent.version,
             priority=intent.priority.value if intent.priority else "",
@@ -128,6 +134,8 @@ class Explanation(Struct, frozen=True, omit_defaults=True):
 def _wish(wish: ExplainedIntent) -> list[str]:
     output = "not limited by the client" if wish.output_tokens is None else f"at most {wish.output_tokens} tokens"
     more = [f"{name} {text}" for name, text in (("tier", wish.task_tier), ("version", wish.version), ("priority", wish.priority)) if text]
+    limits = (("deadline in ms", wish.timeout_ms), ("budget in tokens", wish.budget_tokens), ("budget in money", wish.budget_cost))
+    more += [f"{name} {limit:g}" for name, limit in limits if limit is not None]
     return [
         f"asks      {wish.path} of {wish.model!r}" + "".join(f", {each}" for each in more) + (", as a stream" if wish.stream else ""),
         f"prompt    about {wish.prompt_tokens} tokens; output {output}",

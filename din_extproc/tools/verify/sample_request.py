@@ -4,10 +4,12 @@ Rule: a sample request is a guess, checked by routing it. Conditions that can't 
 """
 
 from collections.abc import Iterator
+from decimal import Decimal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from din_extproc.domain.price import UNITS
 from din_extproc.domain.request import Operation, Priority
 from din_extproc.route.rules import RuleCondition
 
@@ -70,7 +72,7 @@ def wishes(condition: RuleCondition) -> Iterator[SampleRequest]:
         highest=None if condition.estimated_tokens is None else condition.estimated_tokens.max_tokens,
         headers={
             **{name: _SOME_VALUE if wanted is True else wanted[0] for name, wanted in condition.header.items() if wanted is not False},
-            **_deadline(condition),
+            **_limits(condition),
         },
         stream=condition.stream,
         priority=condition.priority[0] if condition.priority else None,
@@ -82,7 +84,14 @@ def wishes(condition: RuleCondition) -> Iterator[SampleRequest]:
     yield from found
 
 
-def _deadline(condition: RuleCondition) -> dict[str, str]:
-    """The longest deadline that meets the condition, as its header; where there is no longest one, none at all."""
-    longest = None if condition.timeout_ms is None else condition.timeout_ms.max_tokens
-    return {} if longest is None else {"x-din-timeout-ms": str(longest)}
+def _limits(condition: RuleCondition) -> dict[str, str]:
+    """The largest deadline and budgets that meet the condition, as their headers; where there is no largest one, none at all."""
+    found = {}
+    for name, bounds, units in (
+        ("x-din-timeout-ms", condition.timeout_ms, 1),
+        ("x-din-budget-tokens", condition.budget_tokens, 1),
+        ("x-din-budget-cost", condition.budget_cost, UNITS),
+    ):
+        if bounds is not None and bounds.max_tokens is not None:
+            found[name] = format(Decimal(bounds.max_tokens) / units, "f")
+    return found

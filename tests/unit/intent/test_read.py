@@ -46,15 +46,34 @@ HELLO = chat(user("hello"))
 
 def test_a_chat_is_read_with_its_headers():
     headers = {"x-task-tier": "extraction", "x-din-priority": "batch", "x-din-timeout-ms": "1500", "x-din-model-version": ">=2025.3,<2026"}
+    headers |= {"x-din-budget-tokens": "4000", "x-din-budget-cost": "0.02"}
     found = intent(chat(user("hello"), stream=True, max_tokens=7, n=3, stream_options={"include_usage": True}), **headers)
     assert found.operation is Operation.CHAT
     assert (found.model, found.stream, found.wants_usage, found.output_tokens) == ("m", True, True, 21)
     assert (found.task_tier, found.priority, found.timeout_ms, found.version) == ("extraction", Priority.BATCH, 1500, ">=2025.3,<2026")
+    assert (found.budget_tokens, found.budget_cost) == (4000, 20_000_000)
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "1e3", "", "abc", "٣", "9999999999", "nan"])
 def test_a_timeout_is_a_positive_whole_number(value):
     assert refusal(reading(HELLO, x_din_timeout_ms=value), param="x-din-timeout-ms")
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ("tokens", "0"),
+        ("tokens", "1.5"),
+        ("tokens", ""),
+        ("cost", ""),
+        ("cost", "-1"),
+        ("cost", "1e9"),
+        ("cost", "0.02 USD"),
+        ("cost", "٣"),
+    ],
+)
+def test_a_budget_is_a_number_of_tokens_or_an_amount_of_money(header, value):
+    assert refusal(reading(HELLO, **{f"x_din_budget_{header}": value}), param=f"x-din-budget-{header}")
 
 
 @pytest.mark.parametrize("value", ["", "urgent", "CRITICAL", "critical,batch"])

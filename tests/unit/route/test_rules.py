@@ -36,6 +36,18 @@ def holds(condition, **what):
         (RuleCondition(timeout_ms=TokenRange(le=2000)), {"timeout_ms": 2000}, {"timeout_ms": None}),
         (RuleCondition(timeout_ms=TokenRange(ge=2000)), {"timeout_ms": None}, {"timeout_ms": 1999}),
         (RuleCondition(cel="timeout_ms > 0 && timeout_ms < 2000"), {"timeout_ms": 100}, {}),
+        (RuleCondition(budget_tokens=TokenRange(lt=2000)), {"budget_tokens": 1999}, {}),
+        (RuleCondition(budget_cost=TokenRange(ge=10_000_000)), {"budget_cost": 10_000_000}, {"budget_cost": 9_999_999}),
+        (
+            RuleCondition(cel="timeout_ms < 2000 && budget_cost >= 0.01"),
+            {"timeout_ms": 100, "budget_cost": 10_000_000},
+            {"timeout_ms": 100},
+        ),
+        (
+            RuleCondition(cel="budget_tokens > 0 && estimated_tokens + output_tokens > budget_tokens"),
+            {"budget_tokens": 9, "tokens": 10},
+            {},
+        ),
         (RuleCondition(header={"x-task-tier": ("extraction",)}), {"headers": {"x-task-tier": "extraction"}}, {}),
         (RuleCondition(header={"x-a": ("1", "2")}), {"headers": {"x-a": "2"}}, {"headers": {"x-a": "3"}}),
         (RuleCondition(header={"x-a": True}), {"headers": {"x-a": ""}}, {}),
