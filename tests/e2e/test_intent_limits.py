@@ -67,7 +67,7 @@ def test_explain_replay_and_verify_know_them(stack):
     )
     replayed = command(stack, "replay", str(stack.folder / "audit"), "--json")
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
-    assert [change["examples"] for change in json.loads(replayed.stdout)["changes"]] == [], "the same rules send every request where it went"
+    assert json.loads(replayed.stdout)["changes"] == [], replayed.stdout
     verified = command(stack, "verify", "--url", stack.url, "--key", key_of("acme"), "--json")
     entries = json.loads(verified.stdout)["entries"]
     assert {entry["rule"] for entry in entries if entry["verdict"] == "ok"} >= {"frugal", "rest"}, verified.stdout
