@@ -9,7 +9,11 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Final
 
+from msgspec.structs import replace
+
 from din_extproc.admit.ledger import Claim, Denied, RateLimitStatus
+from din_extproc.domain.price import format_money
+from din_extproc.domain.spending import SCOPE
 from din_extproc.domain.tenant import LONG_TAIL
 from din_extproc.domain.verdict import Headers, Refusal, RefusalCode
 
@@ -17,6 +21,8 @@ _RATE_LIMIT: Final = "x-ratelimit-"
 _SECONDS: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _parts = re.compile(r"([\d.]+)(ms|[hms])").findall
 _HOUR_MS, _MINUTE_MS, _SECOND_MS = 3_600_000, 60_000, 1000
+SPENT: Final = frozenset({"token_budget", "cost_budget"})
+"""Dimensions of budgets of a period."""
 _UNAVAILABLE_RETRY_MS: Final = 1000
 _SLOT_RETRY_MS: Final = 1000
 """A slot is free as soon as any request ends; the ledger only knows when the oldest lease would expire."""
@@ -37,6 +43,8 @@ def format_duration(ms: int) -> str:
 
 def rate_limit_headers(status: RateLimitStatus) -> Headers:
     """Return the headers of one verdict; none for a dimension without a limit."""
+    if status.exceeded:
+        return (*rate_limit_headers(replace(status, exceeded="")), ("x-din-budget-exceeded", status.exceeded.removeprefix(SCOPE)))
     requests = status.limit_requests is not None
     tokens = status.limit_tokens is not None
     if requests and tokens:
@@ -75,7 +83,11 @@ def anthropic_rate_limit_headers(headers: Headers, wall: float) -> Headers:
 def _moment(duration: str, wall: float) -> str:
     """Return the time after this duration by RFC 3339, in whole seconds, rounded up."""
     seconds = sum(float(number) * _SECONDS[unit] for number, unit in _parts(duration))
-    return datetime.fromtimestamp(math.ceil(wall + seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return _rfc3339(wall + seconds)
+
+
+def _rfc3339(at: float) -> str:
+    return datetime.fromtimestamp(math.ceil(at), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def retry_headers(ms: int) -> Headers:
@@ -112,6 +124,21 @@ def refuse_denied(denied: Denied, claim: Claim) -> Refusal:
     }[denied.dimension]
     message = f"{sentence[0].upper()}{sentence[1:]}. Try again in {format_duration(wait_ms)}."
     return Refusal(code, message, retry_after_ms=wait_ms, headers=(*status, *retry_headers(wait_ms)))
+
+
+def refuse_spent(denied: Denied, currency: str, wall: float) -> Refusal:
+    """Return the refusal for a spent budget. It names the moment at which the next period begins; until then retrying does not help.
+
+    Args:
+        denied: The ledger's denial.
+        currency: The currency of its limit.
+        wall: Now, in seconds since the epoch.
+    """
+    reset = _rfc3339(wall + denied.retry_after_ms / 1000)
+    name = denied.scope.removeprefix(SCOPE)
+    limit = f"{denied.limit} tokens" if denied.dimension == "token_budget" else f"{format_money(denied.limit)} {currency}".rstrip()
+    message = f"The budget {name} of {limit} has too little left for this request. The next period begins at {reset}."
+    return Refusal(RefusalCode.BUDGET_EXCEEDED, message, headers=(*rate_limit_headers(denied.status), ("x-din-budget-reset", reset)))
 
 
 def refuse_queue_full(vacancy_ms: int) -> Refusal:

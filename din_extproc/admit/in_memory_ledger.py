@@ -10,6 +10,8 @@ from msgspec import Struct
 
 from din_extproc.admit.budget import RETENTION_MS, SETTLED_RETENTION_MS, BudgetCounters, tightest_status
 from din_extproc.admit.ledger import Claim, Denied, Granted, RateLimitStatus
+from din_extproc.admit.spending import RESERVED_MS, SpendingCounters
+from din_extproc.domain.spending import SpendingWindow
 from din_extproc.domain.tenant import Budget, RateLimits
 
 _EMPTY = BudgetCounters()
@@ -17,6 +19,7 @@ SHARED_OWNER = "\0network"
 """Owner of the counters that all tenants share; no tenant can have this name."""
 FEW_STREAMS = 8
 """A smaller limit of concurrent requests is never roomy."""
+_SPENT = ("token_budget", "cost_budget")
 _OVERSIZE_MS = 1 << 62
 """Longer than any wait."""
 
@@ -29,6 +32,8 @@ class LedgerRecord(Struct, gc=False):
     answer: Granted
     budgets: tuple[Budget, ...]
     admitted_ms: int
+    spending: tuple[SpendingWindow, ...] = ()
+    cost: int = 0
     settled: bool = False
     released: bool = False
 
@@ -43,25 +48,33 @@ class InMemoryLedger:
         """Expiry of each request's slot in milliseconds, by owner and scope."""
         self.records: dict[tuple[str, str], LedgerRecord] = {}
         """By tenant and request id."""
+        self.spending: dict[tuple[str, str], SpendingCounters] = {}
+        """What is spent in a period, by owner and scope. As many as there are budgets, keys and models: none is ever deleted."""
 
     def reserve(self, claim: Claim, now_ms: int) -> Granted | Denied:
         """Check every budget, then charge every budget. Repeat the earlier answer for a request that was already granted."""
         record = self._record(claim.tenant, claim.request_id, now_ms)
         if record is not None:
-            return Granted(record.answer.status)
+            return Granted(msgspec.structs.replace(record.answer.status, exceeded=""))
         states = [self._state(claim.tenant, budget, now_ms) for budget in claim.budgets]
-        denied = self._find_denial(claim, states, now_ms, enforced=True)
+        spending = [self._spending(claim, window, now_ms) for window in claim.spending]
+        denied = self._find_denial(claim, states, spending, now_ms, enforced=True)
         if denied is not None:
+            self._note_refusal(claim, spending)
             return denied
-        shadow = not all(budget.enforced for budget in claim.budgets)
-        shadow_denial = self._find_denial(claim, states, now_ms, enforced=False) if shadow else None
+        shadow = not all([budget.enforced for budget in claim.budgets] + [window.enforced for window in claim.spending])
+        shadow_denial = self._find_denial(claim, states, spending, now_ms, enforced=False) if shadow else None
         states = [_charge(budget.limits, state, claim.tokens, now_ms) for budget, state in zip(claim.budgets, states, strict=True)]
-        after = _status(claim.budgets, states, now_ms)
+        spending = [counters.hold(claim.tokens, claim.cost) for counters in spending]
+        after = _status(claim, states, spending, now_ms)
+        if shadow_denial is not None and shadow_denial.dimension in _SPENT:
+            after = msgspec.structs.replace(after, exceeded=shadow_denial.scope)
         if shadow_denial is None:
             answer = Granted(after, roomy=all(self._is_roomy(claim.tenant, budget) for budget in claim.budgets))
         else:
             answer = Granted(after, msgspec.structs.replace(shadow_denial, status=after))
         self._write(claim, states, answer, now_ms)
+        self._store_spending(claim, spending)
         return answer
 
     def renew(self, tenant: str, request_id: str, lease_ms: int, now_ms: int) -> bool:
@@ -81,9 +94,10 @@ class InMemoryLedger:
         if record is None or record.released:
             return
         self._free_slots(record, tenant, request_id)
-        record.expires_ms = now_ms + RETENTION_MS
+        if not record.spending:
+            record.expires_ms = now_ms + RETENTION_MS
 
-    def settle(self, tenant: str, request_id: str, tokens: int | None, now_ms: int) -> bool:
+    def settle(self, tenant: str, request_id: str, tokens: int | None, now_ms: int, cost: int = 0) -> bool:
         """Replace the reserved tokens by the actual ones, once, and release slots still held. False: unknown, expired or settled.
 
         Tokens None: no node was reached, so the request does not count either.
@@ -94,12 +108,16 @@ class InMemoryLedger:
         for budget in record.budgets:
             key, tpm = (_owner(tenant, budget), budget.scope), budget.limits.tpm
             state = self.counters.get(key, _EMPTY)
-            if tpm is not None and tokens != record.tokens:
+            if tpm is not None and (tokens or 0) != record.tokens:
                 state = state.drain(tpm, now_ms).charge((tokens or 0) - record.tokens, tpm)
             if budget.limits.rpm is not None and tokens is None:
                 state = state.return_request(record.admitted_ms)
             if state is not _EMPTY:
                 self.counters[key] = state
+        for window in record.spending:
+            where = _owner(tenant, window), window.scope
+            actual = (0, 0) if tokens is None else (tokens, cost)
+            self.spending[where] = self.spending[where].settle((record.tokens, record.cost), actual, record.admitted_ms)
         record.settled = True
         self._free_slots(record, tenant, request_id)
         record.expires_ms = min(record.expires_ms, now_ms + SETTLED_RETENTION_MS)
@@ -133,16 +151,41 @@ class InMemoryLedger:
             state = state.drain(budget.limits.tpm, now_ms)
         return state
 
-    def _find_denial(self, claim: Claim, states: list[BudgetCounters], now_ms: int, *, enforced: bool) -> Denied | None:
+    def _spending(self, claim: Claim, window: SpendingWindow, now_ms: int) -> SpendingCounters:
+        """Return the counters of a period at `now_ms`, with a note if the claim exceeds them."""
+        found = self.spending.get((_owner(claim.tenant, window), window.scope), SpendingCounters()).advance(window, now_ms)
+        exceeded = any(_excess(claim, window, found))
+        return msgspec.structs.replace(found, refused=1) if exceeded else found
+
+    def _note_refusal(self, claim: Claim, spending: list[SpendingCounters]) -> None:
+        """Remember in the counters that a claim exceeded them in this period; nothing else of it."""
+        for window, counters in zip(claim.spending, spending, strict=True):
+            where = _owner(claim.tenant, window), window.scope
+            before = self.spending.get(where, SpendingCounters())
+            if counters.refused and not (before.refused and before.start == counters.start):
+                self.spending[where] = counters
+
+    def _store_spending(self, claim: Claim, spending: list[SpendingCounters]) -> None:
+        for window, counters in zip(claim.spending, spending, strict=True):
+            self.spending[_owner(claim.tenant, window), window.scope] = counters
+
+    def _find_denial(
+        self, claim: Claim, states: list[BudgetCounters], spending: list[SpendingCounters], now_ms: int, *, enforced: bool
+    ) -> Denied | None:
         """Return the denial by the budgets that are enforced, or by the others: an oversized request first, else the longest wait."""
         worst_ms, worst = 0, None
         for budget, state in zip(claim.budgets, states, strict=True):
             for dimension, limit, wait_ms in self._waits(claim, budget, state, now_ms) if budget.enforced == enforced else ():
                 if wait_ms > worst_ms:
                     worst_ms, worst = wait_ms, (budget.scope, dimension, limit)
+        for window, counters in zip(claim.spending, spending, strict=True):
+            wait_ms = _wait_ms(window, now_ms)
+            for dimension, limit in _excess(claim, window, counters) if window.enforced == enforced and wait_ms > worst_ms else ():
+                worst_ms, worst = wait_ms, (window.scope, dimension, limit)
+                break
         if worst is None:
             return None
-        return Denied(*worst, 0 if worst_ms == _OVERSIZE_MS else worst_ms, _status(claim.budgets, states, now_ms))
+        return Denied(*worst, 0 if worst_ms == _OVERSIZE_MS else worst_ms, _status(claim, states, spending, now_ms))
 
     def _waits(self, claim: Claim, budget: Budget, state: BudgetCounters, now_ms: int) -> Iterator[tuple[str, int, int]]:
         """Yield dimension, limit and wait in milliseconds for each limit of the budget."""
@@ -183,11 +226,26 @@ class InMemoryLedger:
                 ):  # # expired leases are dropped only when the limit is reached, so that they survive a clock that is set back
                     held = self.leases[key] = {request: expiry for request, expiry in held.items() if expiry > now_ms}
                 held[claim.request_id] = now_ms + claim.lease_ms
-        expires_ms = now_ms + max(RETENTION_MS, claim.lease_ms)
-        self.records[claim.tenant, claim.request_id] = LedgerRecord(expires_ms, claim.tokens, answer, claim.budgets, now_ms)
+        expires_ms = now_ms + max(RETENTION_MS, claim.lease_ms, RESERVED_MS if claim.spending else 0)
+        self.records[claim.tenant, claim.request_id] = LedgerRecord(
+            expires_ms, claim.tokens, answer, claim.budgets, now_ms, spending=claim.spending, cost=claim.cost
+        )
 
 
-def _owner(tenant: str, budget: Budget) -> str:
+def _excess(claim: Claim, window: SpendingWindow, counters: SpendingCounters) -> Iterator[tuple[str, int]]:
+    """Yield dimension and limit of what the claim exceeds."""
+    tokens, cost = counters.token_limit(window), counters.cost_limit(window)
+    if tokens and counters.used_tokens + claim.tokens > tokens:
+        yield "token_budget", tokens
+    if cost and counters.used_cost + claim.cost > cost:
+        yield "cost_budget", cost
+
+
+def _wait_ms(window: SpendingWindow, now_ms: int) -> int:
+    return max(1, window.period_at(now_ms)[1] - now_ms)
+
+
+def _owner(tenant: str, budget: Budget | SpendingWindow) -> str:
     """Return the owner of a budget's counters."""
     return SHARED_OWNER if budget.shared else tenant
 
@@ -204,9 +262,14 @@ def _charge(limits: RateLimits, state: BudgetCounters, tokens: int, now_ms: int)
     return state
 
 
-def _status(budgets: tuple[Budget, ...], states: list[BudgetCounters], now_ms: int) -> RateLimitStatus:
-    pairs = [(budget.limits, state) for budget, state in zip(budgets, states, strict=True)]
+def _status(claim: Claim, states: list[BudgetCounters], spending: list[SpendingCounters], now_ms: int) -> RateLimitStatus:
+    pairs = [(budget.limits, state) for budget, state in zip(claim.budgets, states, strict=True)]
+    periods = [
+        (limit, max(0, limit - counters.used_tokens), _wait_ms(window, now_ms))
+        for window, counters in zip(claim.spending, spending, strict=True)
+        if window.enforced and (limit := counters.token_limit(window))
+    ]
     return tightest_status(
         [state.request_status(limits.rpm, now_ms) for limits, state in pairs if limits.rpm is not None],
-        [state.token_status(limits.tpm) for limits, state in pairs if limits.tpm is not None],
+        [*(state.token_status(limits.tpm) for limits, state in pairs if limits.tpm is not None), *periods],
     )

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from din_extproc.domain.spending import SpendingWindow
 from din_extproc.domain.tenant import Budget
 
 
@@ -24,6 +25,10 @@ class Claim(Struct, frozen=True, gc=False):
     """Prompt estimate plus expected output."""
     lease_ms: int
     """How long the slots stay taken unless they are renewed or released."""
+    spending: tuple[SpendingWindow, ...] = ()
+    """What may be spent in a period; charged with the budgets."""
+    cost: int = 0
+    """Of `tokens`, in 10**-9 of the currency; 0 without `spending`."""
 
 
 class RateLimitStatus(Struct, frozen=True, gc=False):
@@ -36,6 +41,8 @@ class RateLimitStatus(Struct, frozen=True, gc=False):
     limit_tokens: int | None = None
     remaining_tokens: int | None = None
     reset_tokens_ms: int | None = None
+    exceeded: str = ""
+    """The scope of a soft budget that is exceeded."""
 
 
 class Denied(Struct, frozen=True, gc=False):
@@ -43,7 +50,8 @@ class Denied(Struct, frozen=True, gc=False):
 
     scope: str
     dimension: str
-    """`rpm`, `tpm`, `max_streams`; or `oversize`: `tokens` exceeds the scope's whole `tpm`, so waiting does not help."""
+    """`rpm`, `tpm`, `max_streams`; `token_budget` or `cost_budget` of a period; or `oversize`: `tokens` exceeds the scope's whole `tpm`,
+    so waiting does not help."""
     limit: int
     retry_after_ms: int
     """Exact waiting time, at least 1; 0 with `oversize`."""
@@ -72,8 +80,8 @@ class Ledger(Protocol):
     async def release(self, tenant: str, request_id: str) -> None:
         """Release the slots of a request that has ended, before its settlement."""
 
-    async def settle(self, tenant: str, request_id: str, tokens: int | None) -> bool:
-        """Replace the reserved tokens by the actual ones, once, and release slots still held. False: unknown or settled.
+    async def settle(self, tenant: str, request_id: str, tokens: int | None, cost: int = 0) -> bool:
+        """Replace the reserved tokens and cost by the actual ones, once, and release slots still held. False: unknown or settled.
 
         Tokens None: no node was reached, so the request's places in the windows of requests come back as well.
         """

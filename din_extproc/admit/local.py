@@ -44,21 +44,22 @@ class LocalLedger:
         """Release the slots of a request that has ended."""
         self._ledger.release(tenant, request_id, self._now_ms())
 
-    async def settle(self, tenant: str, request_id: str, tokens: int | None) -> bool:
+    async def settle(self, tenant: str, request_id: str, tokens: int | None, cost: int = 0) -> bool:
         """Replace the reserved tokens by the actual ones, once, and release slots still held. False: unknown or settled."""
-        return self._ledger.settle(tenant, request_id, tokens, self._now_ms())
+        return self._ledger.settle(tenant, request_id, tokens, self._now_ms(), cost)
 
 
 def scale_claim(claim: Claim, replicas: int) -> Claim:
     """Return the claim against one replica's share of its budgets.
 
-    A claim larger than the share, but not than the bucket, takes the whole share.
+    A claim larger than the share, but not than the bucket, takes the whole share. What may be spent in a period has no shares: only the
+    common counters know what is left of it.
     """
     budgets = _scale_budgets(claim.budgets, max(1, replicas))
     tokens = claim.tokens
     if all(tokens <= budget.limits.tpm for budget in claim.budgets if budget.limits.tpm is not None):
         tokens = min([tokens, *(budget.limits.tpm for budget in budgets if budget.limits.tpm is not None)])
-    return msgspec.structs.replace(claim, budgets=budgets, tokens=tokens)
+    return msgspec.structs.replace(claim, budgets=budgets, tokens=tokens, spending=())
 
 
 @lru_cache(maxsize=4096)

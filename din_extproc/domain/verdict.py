@@ -29,6 +29,7 @@ class RefusalCode(Enum):
     REQUEST_TOO_LARGE = ("request_too_large", 413, "invalid_request_error", "The request body is too large")
     UNSUPPORTED_MEDIA = ("unsupported_media", 415, "invalid_request_error", "The body's encoding is not supported")
     RATE_LIMIT_EXCEEDED = ("rate_limit_exceeded", 429, "rate_limit_error", "The rate limit is reached")
+    BUDGET_EXCEEDED = ("budget_exceeded", 429, "insufficient_quota", "The budget is spent")
     CONCURRENCY_LIMIT_EXCEEDED = ("concurrency_limit_exceeded", 429, "rate_limit_error", "Too many requests are in flight")
     UPSTREAM_BUSY = ("upstream_busy", 429, "server_error", "The nodes are busy")
     QUEUE_FULL = ("queue_full", 429, "rate_limit_error", "The queue is full")

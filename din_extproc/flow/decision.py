@@ -40,7 +40,7 @@ class ReservationLedger(Protocol):
     async def reserve(self, claim: Claim) -> Granted | Denied:
         """Check every budget, then charge every budget."""
 
-    async def settle(self, tenant: str, request_id: str, tokens: int | None) -> bool:
+    async def settle(self, tenant: str, request_id: str, tokens: int | None, cost: int = 0) -> bool:
         """Replace the reserved tokens by the actual ones and give back slots still held."""
 
 

@@ -33,6 +33,7 @@ from din_extproc.domain.node import Node
 from din_extproc.domain.request import Intent, Operation, Priority
 from din_extproc.domain.tenant import OnSensitive, Tenant
 from din_extproc.domain.verdict import Refusal, RefusalCode
+from din_extproc.flow.claims import make_claim
 from din_extproc.flow.decision import CandidatePool, Decision, DecisionContext, LongReservation, PendingRequest, Permit, ReservationLedger
 from din_extproc.flow.node_order import NodeRequest, build_node_request
 from din_extproc.flow.node_selector import PlacementTarget
@@ -40,7 +41,7 @@ from din_extproc.flow.queueing import QueueFull
 from din_extproc.flow.request_size import reweighed, size_of, within_context
 from din_extproc.flow.screening import screen_prompt
 from din_extproc.flow.timeouts import deduct_wait
-from din_extproc.flow.view import UNLISTED, ScreeningPolicy, TokenCounter, claim_for, model_facts
+from din_extproc.flow.view import UNLISTED, ScreeningPolicy, TokenCounter, model_facts
 from din_extproc.intent.boundary import needs_exact
 from din_extproc.intent.paths import EndpointKind, find_endpoint_kind
 from din_extproc.intent.prefix import hash_prefix
@@ -274,21 +275,6 @@ def named_model(context: DecisionContext, intent: Intent, tenant: Tenant) -> str
     return Refusal(RefusalCode.MODEL_NOT_ALLOWED, "The key may not use this model.", param="model")
 
 
-def make_claim(context: DecisionContext, request: PendingRequest, who: Authenticated, intent: Intent, model: str) -> Claim:
-    """Stage 8: what is asked of the budgets of key, tenant, model and network."""
-    expected = context.outputs.expected_tokens(request.account, model)
-    claim = claim_for(
-        view=context.view,
-        request_id=request.request_id,
-        intent=intent,
-        who=who,
-        model=model,
-        expected=expected,
-        lease_ms=context.lease_ms,
-    )
-    return claim if request.account == claim.tenant else replace(claim, tenant=request.account)
-
-
 async def reserve(context: DecisionContext, request: PendingRequest, tenant: Tenant, intent: Intent, claim: Claim) -> Granted | Refusal:
     """Stage 8: tokens and slots, after a wait where the tenant has a queue."""
     queueing = tenant.queueing
@@ -303,7 +289,11 @@ async def reserve(context: DecisionContext, request: PendingRequest, tenant: Ten
         return limit_headers.refuse_limits_unavailable()
     if isinstance(reply, QueueFull):
         return limit_headers.refuse_queue_full(reply.place_in_ms)
-    return limit_headers.refuse_denied(reply, claim) if isinstance(reply, Denied) else reply
+    if not isinstance(reply, Denied):
+        return reply
+    if reply.dimension in limit_headers.SPENT:
+        return limit_headers.refuse_spent(reply, context.view.prices.currency, context.clock.wall())
+    return limit_headers.refuse_denied(reply, claim)
 
 
 async def reserve_long(

@@ -60,7 +60,7 @@ class SettlementService:
             return True
         try:
             tokens = None if record.unsent else record.usage.total_tokens
-            if not await self._ledger.settle(record.tenant, record.request_id, tokens):
+            if not await self._ledger.settle(record.tenant, record.request_id, tokens, record.cost):
                 self.unknown += 1
         except LimitsUnavailable:
             return False

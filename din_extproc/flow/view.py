@@ -12,7 +12,9 @@ from din_extproc.admit.identities import Identities
 from din_extproc.admit.keys import Authenticated, KeyRing
 from din_extproc.admit.ledger import Claim
 from din_extproc.admit.reservation import compute_reservation
+from din_extproc.domain.price import NO_PRICES, PriceList
 from din_extproc.domain.request import Estimate, Intent, Priority
+from din_extproc.domain.spending import SpendingBudgets
 from din_extproc.domain.tenant import Budget, GlobalLimits, OnSensitive, RateLimits, ScopeLimits
 from din_extproc.intent.estimate import TokenCalibrator
 from din_extproc.intent.openai import Prompt
@@ -64,6 +66,9 @@ class DecisionView(Struct, frozen=True):
     """Where load balancers ask whether the gateway serves: answered without a key, and counted nowhere."""
     identities: Identities | None = None
     """None: requests are authenticated by API key alone."""
+    prices: PriceList = NO_PRICES
+    budgets: SpendingBudgets | None = None
+    """None: there are none."""
     screenings: Mapping[str, ScreeningPolicy] = {}
     """By tenant, `UNLISTED` for tenants that are not listed; prompts of other tenants are not checked."""
 

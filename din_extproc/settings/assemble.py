@@ -14,6 +14,7 @@ from din_extproc.route.compile import compile_routes
 from din_extproc.route.flaw import Flaw, did_you_mean
 from din_extproc.route.table import RouteTable
 from din_extproc.screen.kinds import BUILT_IN
+from din_extproc.settings.budgets import unknown_names
 from din_extproc.settings.catalog import Catalog
 from din_extproc.settings.document import Document
 from din_extproc.settings.keys import OWN_KEY
@@ -64,6 +65,7 @@ def assemble(shaped: ShapedConfig, catalog: Catalog | None, document: Document, 
     _report_waits(shaped, document)
     _report_timeouts(shaped, document)
     _report_ports(shaped, document)
+    _report_budgets(shaped, pools, document)
     if "pools" not in shaped.broken:
         _report_models(shaped, pools, document)
         if not config.store.one_script:
@@ -222,6 +224,24 @@ def _report_models(shaped: ShapedConfig, pools: tuple[Pool, ...], document: Docu
             document.report(place, f"{name!r} is an alias", f"limits count per physical model: {', '.join(models)}", at_key=True)
         elif models and name not in models:
             document.report(place, f"no pool serves a model {name!r}", did_you_mean(name, models), at_key=True)
+
+
+def _report_budgets(shaped: ShapedConfig, pools: tuple[Pool, ...], document: Document) -> None:
+    """Budgets of tenants and models that there are not would never be charged; those of money need prices."""
+    config = shaped.config
+    known = {"tenant": ("tenants", {tenant.id for tenant in config.tenants}), "model": ("pools", {pool.model for pool in pools})}
+    if config.identity.tenant_defaults is not None:
+        del known["tenant"]
+    whole = {field: frozenset(names) for field, (section, names) in known.items() if section not in shaped.broken}
+    for index, field, value in unknown_names(config.budgets, whole):
+        document.report(("budgets", "limits", index, field), f"there is no {field} {value!r}", did_you_mean(value, whole[field]))
+    for index, budget in enumerate(config.budgets.limits):
+        place: Place = ("budgets", "limits", index)
+        if budget.money is not None and config.prices is None and "prices" not in shaped.broken:
+            document.report((*place, "money"), "without prices, requests have no cost", "give `prices`")
+        if not budget.tenant and not config.store.one_script:
+            hint = "set `store.one_slot: true`: then all counters are on one master"
+            document.report(place, "in a Redis Cluster, a budget of all tenants together can't be counted with each tenant's limits", hint)
 
 
 def _report_kinds(shaped: ShapedConfig, document: Document) -> None:

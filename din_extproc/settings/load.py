@@ -85,6 +85,7 @@ def load(
         audit_key_files=key_files,
         fail_open_pool=None if config.fail_open is None else config.fail_open.pool,
         prices_file=prices_file,
+        budgets=config.budgets.spending(),
         prices=make_prices(config.prices, prices, assembled.routes.choices),
         identity=config.identity.rules(path.parent, config.defaults),
         warnings=found,

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from din_extproc.settings.audit import AuditSection
+from din_extproc.settings.budgets import BudgetsSection
 from din_extproc.settings.catalog import CatalogSection
 from din_extproc.settings.envoy import EnvoySection, off_is_none
 from din_extproc.settings.gateway import FailOpenSection, GatewaySection, StoreSection
@@ -43,6 +44,7 @@ class DinYaml(Section):
     limits: GlobalLimitsSection = GlobalLimitsSection()
     prices: PricesSection | None = None
     """None: requests have no cost."""
+    budgets: BudgetsSection = BudgetsSection()
     sensitive_data: SensitivePatternsSection = SensitivePatternsSection()
     health: HealthSection = HealthSection()
     envoy: EnvoySection = EnvoySection()

@@ -12,6 +12,7 @@ from din_extproc.control.topology import Address, Outlier, Retry, SocketAddress,
 from din_extproc.domain.identity import NO_IDENTITIES, IdentityRules
 from din_extproc.domain.node import Endpoint, Pool
 from din_extproc.domain.price import NO_PRICES, PriceList
+from din_extproc.domain.spending import SpendingBudgets
 from din_extproc.domain.tenant import ApiKey, GlobalLimits, Tenant
 from din_extproc.edge.registry.catalog_source import is_url
 from din_extproc.flow.node_selector import InFlightFallback
@@ -75,6 +76,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     prices_file: str | None = None
     """None: the configuration itself has the prices, if there are any."""
     prices: PriceList = NO_PRICES
+    budgets: SpendingBudgets | None = None
+    """None: there are none."""
     identity: IdentityRules = NO_IDENTITIES
     """How requests without an API key get a tenant."""
     warnings: tuple[ConfigProblem, ...]

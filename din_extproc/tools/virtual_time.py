@@ -58,9 +58,9 @@ class VirtualLedger:
         """Check every budget, then charge every budget."""
         return self._counters.reserve(claim, self._clock.ms)
 
-    async def settle(self, tenant: str, request_id: str, tokens: int | None) -> bool:
+    async def settle(self, tenant: str, request_id: str, tokens: int | None, cost: int = 0) -> bool:
         """Replace the reserved tokens by the actual ones and give back slots still held."""
-        return self._counters.settle(tenant, request_id, tokens, self._clock.ms)
+        return self._counters.settle(tenant, request_id, tokens, self._clock.ms, cost)
 
 
 class Pause:

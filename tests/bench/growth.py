@@ -67,7 +67,7 @@ class Free:
     async def release(self, _tenant: str, _request_id: str) -> None:
         """Do nothing: nothing was reserved."""
 
-    async def settle(self, _tenant: str, _request_id: str, _tokens: int) -> bool:
+    async def settle(self, _tenant: str, _request_id: str, _tokens: int, _cost: int = 0) -> bool:
         return True
 
 

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from din_extproc.admit.budget import RETENTION_MS, WINDOW_SECONDS, BudgetCounters
 from din_extproc.admit.in_memory_ledger import InMemoryLedger
 from din_extproc.admit.ledger import Claim, Denied, Granted
+from din_extproc.admit.spending import SpendingCounters
+from din_extproc.domain.spending import SpendingWindow
 from din_extproc.domain.tenant import Budget, RateLimits
 from din_extproc.edge.redis.ledger import Charge, RedisLedger
 from din_extproc.edge.redis.link import Link
@@ -36,19 +38,40 @@ ids = st.sampled_from(["a", "b", "c", "d", "e", "f"])
 tokens = st.sampled_from([0, 1, 500, 1000]) | st.integers(0, 2000) | st.integers(0, 2 * 10**9)
 leases = st.sampled_from([10_000, 30_000, 300_000])
 """None so short that its key expires by the clock of Redis, which runs on, before an example is over."""
+periods = st.lists(
+    st.tuples(
+        st.sampled_from([10_000, 100_000, 86_400_000]),
+        st.integers(0, 1),
+        st.just(0) | st.integers(1, 4000),
+        st.just(0) | st.integers(1, 9000),
+        st.booleans(),
+    ),
+    max_size=2,
+)
+"""Of each counter: the length of its periods in ms, how many of them the caller's clock is late, tokens, cost, and whether it is hard."""
 steps = st.one_of(
     st.tuples(st.just("reserve"), ids, st.lists(ceilings, min_size=1, max_size=4), tokens, leases),
-    st.tuples(st.just("reserve"), ids, st.lists(ceilings, min_size=1, max_size=4), tokens, leases),
+    st.tuples(st.just("reserve"), ids, st.lists(ceilings, max_size=2), tokens, leases, periods),
     st.tuples(st.just("settle"), ids, st.none() | tokens),
     st.tuples(st.just("release"), ids),
     st.tuples(st.just("renew"), ids, leases),
 )
 
 
-def claim(request_id, limits, tokens, lease_ms):
+def windows(now_ms, drawn) -> tuple[SpendingWindow, ...]:
+    """Counters of the periods at this time, of the tenant and of all."""
+    found = []
+    for scope, (length, late, *limits, hard) in zip(("budget:own", "budget:all"), drawn, strict=False):
+        start = (now_ms // length - late) * length
+        starts = (start, start + length, start + 2 * length)
+        found.append(SpendingWindow(scope, starts, *limits, scope == "budget:all", hard))
+    return tuple(found)
+
+
+def claim(request_id, limits, tokens, lease_ms, spending=()):
     pairs = zip(SCOPES, limits, strict=False)
     budgets = tuple(Budget(scope, numbers, scope.startswith("network"), enforced) for scope, (numbers, enforced) in pairs)
-    return Claim(request_id, TENANT, budgets, tokens, lease_ms)
+    return Claim(request_id, TENANT, budgets, tokens, lease_ms, spending, 3 * tokens if spending else 0)
 
 
 class Both:
@@ -68,15 +91,16 @@ class Both:
         self.now_ms += ms
         self.redis.read_clock(self.now_ms)
 
-    async def reserve(self, *parts) -> Granted | Denied:
-        asked = claim(*parts)
+    async def reserve(self, request_id, limits, tokens, lease_ms, drawn=()) -> Granted | Denied:
+        asked = claim(request_id, limits, tokens, lease_ms, windows(self.now_ms, drawn))
         real = await self.redis.reserve(asked)
         asked = msgspec.structs.replace(asked, budgets=tuple(b for b in asked.budgets if b.limits != RateLimits()))
-        assert real == self.twin.reserve(asked, self.now_ms) if asked.budgets else real
+        assert real == self.twin.reserve(asked, self.now_ms) if asked.budgets or asked.spending else real
         return real
 
     async def settle(self, request_id, tokens) -> None:
-        assert await self.redis.settle(TENANT, request_id, tokens) == self.twin.settle(TENANT, request_id, tokens, self.now_ms)
+        cost = 2 * (tokens or 0)
+        assert await self.redis.settle(TENANT, request_id, tokens, cost) == self.twin.settle(TENANT, request_id, tokens, self.now_ms, cost)
 
     async def release(self, request_id) -> None:
         await self.redis.release(TENANT, request_id)
@@ -101,8 +125,10 @@ class Both:
     def state_of_twin(self) -> dict:
         state = {("count", scope): counters for (_, scope), counters in self.twin.counters.items()}
         state |= {("lease", scope): held for (_, scope), held in self.twin.leases.items()}
+        state |= {("spend", scope): counters for (_, scope), counters in self.twin.spending.items()}
         for (_, request_id), record in self.twin.records.items():
             charges = tuple(n or 0 for budget in record.budgets for n in (budget.limits.tpm, budget.limits.max_streams))
+            charges += (0, 0) * len(record.spending)
             state["request", request_id] = (
                 record.expires_ms,
                 record.tokens,
@@ -118,6 +144,8 @@ class Both:
         for key, value in state.items():
             if key[0] == "lease":
                 live[key] = {request: expiry for request, expiry in value.items() if expiry > self.now_ms}
+            elif key[0] == "spend":
+                live[key] = value
             elif key[0] == "request":
                 live[key] = value if value[0] > self.now_ms else None
             else:
@@ -142,12 +170,16 @@ def decoded_leases(pairs: list[bytes]) -> dict[str, int]:
 
 def decoded_record(value: bytes) -> tuple:
     expires_ms, tokens, state = struct.unpack_from(">ddB", value)
-    note = msgspec.msgpack.decode(value[73:], type=tuple[Charge, ...])
+    note = msgspec.msgpack.decode(value[73 if value[73] > 127 else 81 :], type=tuple[Charge, ...])
     (admitted_ms,) = struct.unpack_from(">d", value, 65)
     return expires_ms, tokens, state, admitted_ms, tuple(part for charge in note for part in (charge.tpm, charge.max_streams))
 
 
-DECODERS = {"count": decoded, "lease": decoded_leases, "request": decoded_record}
+def decoded_spending(value: bytes) -> SpendingCounters:
+    return SpendingCounters(*(int(number) for number in struct.unpack(">14d", value)))
+
+
+DECODERS = {"spend": decoded_spending, "count": decoded, "lease": decoded_leases, "request": decoded_record}
 
 
 @pytest.fixture(scope="module", params=FLAVOURS)

@@ -98,7 +98,7 @@ class Recorder:
         self.claims.append(claim)
         return await self._ledger.reserve(claim)
 
-    async def settle(self, tenant: str, request_id: str, tokens: int) -> bool:
+    async def settle(self, tenant: str, request_id: str, tokens: int, cost: int = 0) -> bool:
         return await self._ledger.settle(tenant, request_id, tokens)
 
     def fate(self, seen: int, refusal: str = "", rule: str = "", pool: str = "") -> Fate:

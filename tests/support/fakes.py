@@ -109,7 +109,7 @@ class BrokenLedger:
         self._reach()
         self.released.add(request_id)
 
-    async def settle(self, _tenant: str, request_id: str, tokens: int) -> bool:
+    async def settle(self, _tenant: str, request_id: str, tokens: int, cost: int = 0) -> bool:
         self._reach()
         known = request_id in self.settled
         self.settled.setdefault(request_id, tokens)

@@ -43,6 +43,10 @@ class OnError(StrEnum):
     """All requests fail with `LimitsUnavailable`."""
 
 
+def _is_budgeted(claim: Claim) -> bool:
+    return any(window.enforced for window in claim.spending)
+
+
 class GuardState(Struct, frozen=True):
     """How limits are enforced now, for the status page and metrics."""
 
@@ -90,8 +94,8 @@ class GuardedLedger:
         self._replicas = f"{namespace(network)}replicas"
         self._workers = workers
         self._decides = decides
-        self._owed: deque[tuple[str, str, int | None]] = deque(maxlen=_MOST_OWED)
-        """Operations to send later: tenant, request, tokens to settle (None: release)."""
+        self._owed: deque[tuple[str, str, int | None, int]] = deque(maxlen=_MOST_OWED)
+        """Operations to send later: tenant, request, tokens to settle (`_ONLY_SLOTS`: release), their cost."""
         self._failed_at = 0.0
         self._task: asyncio.Task[None] | None = None
         self.state = GuardState(shared=True, since=time.time(), reason="", replicas=workers)
@@ -115,15 +119,16 @@ class GuardedLedger:
         """Check every budget, then charge every budget, in Redis or by the policy.
 
         Raises:
-            LimitsUnavailable: Redis is unreachable and the policy is `closed`.
+            LimitsUnavailable: Redis is unreachable, and the policy is `closed`; or it is `local_share` and the claim has a hard budget, of
+                which only the shared counters know the rest.
         """
         try:
             return await self._shared.reserve(claim)
         except LimitsUnavailable as error:
             if isinstance(error, CommandUnanswered):
-                self._owed.append((claim.tenant, claim.request_id, None))
+                self._owed.append((claim.tenant, claim.request_id, None, 0))
             self._failed(str(error))
-            if self._on_error is OnError.CLOSED:
+            if self._on_error is OnError.CLOSED or (self._on_error is OnError.LOCAL_SHARE and _is_budgeted(claim)):
                 raise
             if self._on_error is OnError.OPEN:
                 return _UNMETERED
@@ -146,16 +151,16 @@ class GuardedLedger:
         try:
             await self._shared.release(tenant, request_id)
         except LimitsUnavailable:
-            self._owed.append((tenant, request_id, _ONLY_SLOTS))
+            self._owed.append((tenant, request_id, _ONLY_SLOTS, 0))
 
-    async def settle(self, tenant: str, request_id: str, tokens: int | None) -> bool:
+    async def settle(self, tenant: str, request_id: str, tokens: int | None, cost: int = 0) -> bool:
         """Replace the reserved tokens with the actual ones, once, and release the slots. Return True also if Redis receives it later."""
         if self._local.has_record(tenant, request_id):
             return await self._local.settle(tenant, request_id, tokens)
         try:
-            return await self._shared.settle(tenant, request_id, tokens)
+            return await self._shared.settle(tenant, request_id, tokens, cost)
         except LimitsUnavailable:
-            self._owed.append((tenant, request_id, tokens))
+            self._owed.append((tenant, request_id, tokens, cost))
             return True
 
     def _failed(self, reason: str) -> None:
@@ -189,12 +194,12 @@ class GuardedLedger:
     async def _pay(self) -> None:
         """Send pending releases and settlements. Those without a reply stay pending; repeating them is harmless."""
         while self._owed:
-            tenant, request_id, tokens = debt = self._owed.popleft()
+            tenant, request_id, tokens, cost = debt = self._owed.popleft()
             try:
                 if tokens == _ONLY_SLOTS:
                     await self._shared.release(tenant, request_id)
                 else:
-                    await self._shared.settle(tenant, request_id, tokens)
+                    await self._shared.settle(tenant, request_id, tokens, cost)
             except RedisError as error:
                 if str(error).startswith(_LATER):
                     self._owed.append(debt)

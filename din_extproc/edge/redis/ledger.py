@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from din_extproc.admit.ledger import Claim, Denied, Granted, LimitsUnavailable, RateLimitStatus
+from din_extproc.domain.spending import SpendingWindow
 from din_extproc.domain.tenant import Budget
 from din_extproc.edge.redis.connection import Argument, LuaScript, bulk, bulks
 
@@ -31,7 +32,8 @@ RELEASE: Final = load("release")
 RENEW: Final = load("renew")
 SCRIPTS: Final = (ADMIT, SETTLE, RELEASE, RENEW)
 
-_DIMENSIONS: Final = ("", "rpm", "tpm", "max_streams", "oversize")
+_DIMENSIONS: Final = ("", "rpm", "tpm", "max_streams", "oversize", "token_budget", "cost_budget")
+_TOKEN_BUDGET: Final = 5
 _LONGEST_PLAIN_TENANT: Final = 64
 _REMEMBERED: Final = 8192
 """Number of requests whose budgets are remembered; older requests cost one look-up when they end."""
@@ -60,6 +62,8 @@ class Charge(Struct, array_like=True, frozen=True):
     """The charge went to counters that all tenants share."""
     counted: bool = False
     """The request has a place in the budget's window."""
+    spends: bool = False
+    """The charge went to what may be spent in a period."""
 
 
 class Names(Struct, frozen=True):
@@ -89,10 +93,12 @@ class _Counted(Struct, frozen=True):
 
     number: int
     all_keys: bytes
-    """The number of keys; then, after the record's, the counters, those of who waits, and the leases."""
+    """The number of keys; then, after the record's, the counters, those of who waits, of periods, and the leases."""
     counters: bytes
+    places: bytes
+    """Which of them give a place back."""
     limits: bytes
-    """Which of them give a place back, and their tpm."""
+    """Their tpm."""
 
 
 class _End(Struct, frozen=True):
@@ -109,6 +115,11 @@ class _End(Struct, frozen=True):
     """Keys that exist while requests wait."""
     waits_told: bytes
     """Number of waiting keys, as an argument."""
+    spends: int
+    spending: bytes
+    """Keys of what may be spent in a period."""
+    spends_told: bytes
+    """Number of these keys, as an argument."""
     used: "_Counted"
     """For a settlement."""
     unused: "_Counted"
@@ -125,12 +136,14 @@ class _End(Struct, frozen=True):
         arguments = (now, request.id, channel, self.waits_told)
         return self.slots + self.waits + 6, b"".join((self.release_keys, request.record, keys, *arguments))
 
-    def settlement(self, request: "_Request", now: bytes, tokens: int | None, channel: bytes) -> tuple[int, bytes]:
+    def settlement(self, request: "_Request", now: bytes, tokens: int | None, cost: int, channel: bytes) -> tuple[int, bytes]:
         """Return the same for the settle call. Tokens None: no node was reached."""
         counted = self.unused if tokens is None else self.used
-        keys = (counted.counters + self.waiting + self.leases).replace(_PREFIX, request.prefix)
-        arguments = (now, bulk(b"%d" % (tokens or 0)), request.id, channel, self.waits_told, counted.limits)
-        return 2 * counted.number + self.slots + self.waits + 8, b"".join((counted.all_keys, request.record, keys, *arguments))
+        keys = (counted.counters + self.waiting + self.spending + self.leases).replace(_PREFIX, request.prefix)
+        spent = bulk(b"%d" % cost), self.spends_told
+        arguments = (now, bulk(b"%d" % (tokens or 0)), request.id, channel, self.waits_told, counted.places, *spent, counted.limits)
+        count = 2 * counted.number + self.slots + self.waits + self.spends + 10
+        return count, b"".join((counted.all_keys, request.record, keys, *arguments))
 
 
 class _Plan(Struct, frozen=True):
@@ -143,7 +156,9 @@ class _Plan(Struct, frozen=True):
     keys: bytes
     """Keys of the counters and leases."""
     limits: bytes
-    """The rpm, tpm and max_streams of each budget, the enforced budgets, and the charges for the record."""
+    """Number of budgets, the rpm, tpm and max_streams of each, the enforced ones, and the charges for the record."""
+    periods: bytes
+    """Times and limits of what may be spent in periods."""
     scopes: tuple[str, ...]
     end: _End
 
@@ -169,10 +184,14 @@ _PLAIN: Final = Names()
 WAITING: Final = b"waiting"
 """Suffix of the key that exists while requests wait."""
 _NOTE: Final = msgspec.msgpack.Decoder(tuple[Charge, ...])
+_NOTE_BYTE: Final = 128
+"""No note begins with a smaller byte."""
 _NOTE_AT: Final = 73
 """Offset of the charges in a record."""
 _OLD_NOTE_AT: Final = 65
 """The same without the time of admission, as records were before: no time begins with a byte over 127, every note does."""
+_SPENT_NOTE_AT: Final = 81
+"""The same with the cost, which no record without a charge to a period has: no cost begins with a byte over 127."""
 
 
 def namespace(network: str) -> str:
@@ -202,6 +221,7 @@ def _keys(prefix_length: int, shared: bytes, kind: bytes, charges: Sequence[Char
 
 @lru_cache(maxsize=16_384)
 def _end(prefix_length: int, shared: bytes, charges: tuple[Charge, ...]) -> _End:
+    spending = [charge for charge in charges if charge.spends]
     slots = [charge for charge in charges if charge.max_streams]
     waiting = [b"$%d\r\n%b%b\r\n" % (prefix_length + len(WAITING), _PREFIX, WAITING)]
     if any(charge.shared for charge in charges):
@@ -210,9 +230,10 @@ def _end(prefix_length: int, shared: bytes, charges: tuple[Charge, ...]) -> _End
     def counted(chosen: list[Charge], places: str) -> _Counted:
         return _Counted(
             number=len(chosen),
-            all_keys=bulks(1 + len(chosen) + len(waiting) + len(slots))[1],
+            all_keys=bulks(1 + len(chosen) + len(waiting) + len(spending) + len(slots))[1],
             counters=_keys(prefix_length, shared, b"count", chosen),
-            limits=bulks(places, *(charge.tpm for charge in chosen))[1],
+            places=bulks(places)[1],
+            limits=bulks(*(charge.tpm for charge in chosen))[1] if chosen else b"",
         )
 
     both = [charge for charge in charges if charge.tpm or charge.counted]
@@ -224,6 +245,9 @@ def _end(prefix_length: int, shared: bytes, charges: tuple[Charge, ...]) -> _End
         waits=len(waiting),
         waiting=b"".join(waiting),
         waits_told=bulks(len(waiting))[1],
+        spends=len(spending),
+        spending=_keys(prefix_length, shared, b"spend", spending),
+        spends_told=bulks(len(spending))[1],
         used=counted([charge for charge in charges if charge.tpm], ""),
         unused=counted(both, "".join(str(int(charge.counted)) for charge in both)),
     )
@@ -235,19 +259,24 @@ def _charge(budget: Budget) -> Charge:
 
 
 @lru_cache(maxsize=16_384)
-def _plan(prefix_length: int, shared: bytes, budgets: tuple[Budget, ...]) -> _Plan:
+def _plan(prefix_length: int, shared: bytes, budgets: tuple[Budget, ...], spending: tuple[SpendingWindow, ...]) -> _Plan:
     counted = [budget for budget in budgets if any(budget.limits.as_tuple)]
     charges = tuple(_charge(budget) for budget in counted)
+    spends = tuple(Charge(window.scope, 0, 0, shared=window.shared, spends=True) for window in spending)
     numbers = [number or 0 for budget in counted for number in budget.limits.as_tuple]
-    enforced = "" if all(budget.enforced for budget in counted) else "".join(str(int(budget.enforced)) for budget in counted)
-    count, packed = bulks(*numbers, enforced, msgspec.msgpack.encode(charges))
+    enforcement = [budget.enforced for budget in counted] + [window.enforced for window in spending]
+    enforced = "" if all(enforcement) else "".join(str(int(each)) for each in enforcement)
+    count, packed = bulks(len(counted), *numbers, enforced, msgspec.msgpack.encode((*charges, *spends)))
+    periods = [number for window in spending for number in (*window.starts, window.tokens, window.cost)]
+    parts = (b"count", charges), (b"spend", spends), (b"lease", charges)
     return _Plan(
-        count=6 + 2 * len(charges) + count,
-        start=bulks(1 + 2 * len(charges))[1],
-        keys=_keys(prefix_length, shared, b"count", charges) + _keys(prefix_length, shared, b"lease", charges),
+        count=6 + 2 * len(charges) + len(spends) + count + len(periods) + bool(spends),
+        start=bulks(1 + 2 * len(charges) + len(spends))[1],
+        keys=b"".join(_keys(prefix_length, shared, kind, each) for kind, each in parts),
         limits=packed,
-        scopes=tuple(charge.scope for charge in charges),
-        end=_end(prefix_length, shared, charges),
+        periods=bulks(*periods)[1] if periods else b"",
+        scopes=tuple(charge.scope for charge in (*charges, *spends)),
+        end=_end(prefix_length, shared, (*charges, *spends)),
     )
 
 
@@ -276,11 +305,13 @@ class RedisLedger:
     async def reserve(self, claim: Claim) -> Granted | Denied:
         """Check every budget, then charge every budget. If the caller is cancelled before the reply, the charge is undone."""
         request = _Request.of(self._prefix_of(claim.tenant), claim.request_id)
-        plan = _plan(len(request.prefix), self._shared, claim.budgets)
+        plan = _plan(len(request.prefix), self._shared, claim.budgets, claim.spending)
         if not plan.scopes:
             return _UNLIMITED
         keys = plan.keys.replace(_PREFIX, request.prefix)
         numbers = bulk(b"%d" % claim.tokens) + bulk(b"%d" % claim.lease_ms)
+        if claim.spending:
+            numbers = b"".join((numbers, bulk(b"%d" % claim.cost), plan.periods))
         tail = b"".join((plan.start, request.record, keys, plan.limits, self._now, request.id, numbers))
         future = self._runner.run(ADMIT, plan.count, tail)
         try:
@@ -299,7 +330,10 @@ class RedisLedger:
             self._held[claim.tenant, claim.request_id] = request, plan.end
         if reply[0] == 1:
             return Granted(_standing(reply), roomy=reply[2] == 1)
-        return Granted(_standing(reply), _denied(plan, reply))
+        denied = _denied(plan, reply)
+        if reply[2] >= _TOKEN_BUDGET:
+            denied = msgspec.structs.replace(denied, status=msgspec.structs.replace(denied.status, exceeded=denied.scope))
+        return Granted(denied.status, denied)
 
     async def renew(self, tenant: str, request_id: str, lease_ms: int) -> bool:
         """Extend the lease of a running request. Return False if it is unknown or has ended."""
@@ -316,8 +350,8 @@ class RedisLedger:
             request, end = held
             await self._runner.run(RELEASE, *end.release(request, self._now, self._channel))
 
-    async def settle(self, tenant: str, request_id: str, tokens: int | None) -> bool:
-        """Replace the reserved tokens with the actual ones, once, and release its slots. Return False if unknown or already settled.
+    async def settle(self, tenant: str, request_id: str, tokens: int | None, cost: int = 0) -> bool:
+        """Replace the reserved tokens and cost with the actual ones, once, and release its slots. Return False if unknown or settled.
 
         Tokens None: no node was reached, so the request's places in the windows come back as well.
         """
@@ -325,7 +359,7 @@ class RedisLedger:
         if held is None:
             return False
         request, end = held
-        return bool(await self._runner.run(SETTLE, *end.settlement(request, self._now, tokens, self._channel)))
+        return bool(await self._runner.run(SETTLE, *end.settlement(request, self._now, tokens, cost, self._channel)))
 
     async def _look_up(self, tenant: str, request_id: str) -> tuple[_Request, _End] | None:
         """Build the calls of a request that is not remembered from its record."""
@@ -333,13 +367,13 @@ class RedisLedger:
         found = await self._runner.call("GET", request.record[request.record.index(b"\n") + 1 : -2])
         if not found:
             return None
-        note = found[_NOTE_AT if found[_OLD_NOTE_AT:] < b"\x80" else _OLD_NOTE_AT :]
-        return request, _end(len(request.prefix), self._shared, _NOTE.decode(note))
+        at = next(at for at in (_OLD_NOTE_AT, _NOTE_AT, _SPENT_NOTE_AT) if found[at] >= _NOTE_BYTE)
+        return request, _end(len(request.prefix), self._shared, _NOTE.decode(found[at:]))
 
     def _undo(self, end: _End, request: _Request) -> None:
         """Undo a reservation whose caller was cancelled. Redis runs this after the reservation on the same connection."""
         with contextlib.suppress(LimitsUnavailable):
-            self._runner.run(SETTLE, *end.settlement(request, self._now, None, self._channel)).add_done_callback(forget)
+            self._runner.run(SETTLE, *end.settlement(request, self._now, None, 0, self._channel)).add_done_callback(forget)
 
 
 def forget(future: asyncio.Future[Any]) -> None:

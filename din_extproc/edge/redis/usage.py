@@ -34,7 +34,7 @@ def portions(used: Mapping[UsageKey, UsageTotals], first: int) -> Iterator[Usage
     """Split usage into portions; `first` is the number of the first portion."""
     by_day: dict[str, list[tuple[str, int]]] = {}
     for line, sums in used.items():
-        parts = [line.tenant, line.model, line.key_id, line.rule]
+        parts = [part.replace("\t", " ") for part in (line.tenant, line.model, line.key_id, line.rule)]
         while len(parts) > 2 and not parts[-1]:  # noqa: PLR2004 - as fields were named before there were keys and rules
             parts.pop()
         name = "\t".join((*parts, ""))

@@ -48,6 +48,8 @@ def make_view(settings: Settings, counters: Mapping[str, TokenCounter]) -> Decis
         models=models,
         body_limit=settings.body_limit,
         commons=commons,
+        prices=settings.prices,
+        budgets=settings.budgets,
         screenings=_screenings(settings),
         health_path=settings.envoy.health_path,
     )

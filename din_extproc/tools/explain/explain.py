@@ -178,7 +178,7 @@ class _Unlimited:
     async def reserve(self, claim: Claim) -> Granted:  # noqa: ARG002 - the port's signature
         return Granted(RateLimitStatus())
 
-    async def settle(self, tenant: str, request_id: str, tokens: int | None) -> bool:  # noqa: ARG002 - the port's signature
+    async def settle(self, tenant: str, request_id: str, tokens: int | None, cost: int = 0) -> bool:  # noqa: ARG002 - the port's signature
         return True
 
     def __len__(self) -> int:

@@ -80,7 +80,7 @@ async def test_the_oldest_are_given_up_when_too_many_wait() -> None:
 
 async def test_a_record_outlives_the_cancellation_of_its_settlement() -> None:
     class Stuck(BrokenLedger):
-        async def settle(self, _tenant: str, _request_id: str, _tokens: int) -> bool:
+        async def settle(self, _tenant: str, _request_id: str, _tokens: int, _cost: int = 0) -> bool:
             await asyncio.Event().wait()
             return True
 

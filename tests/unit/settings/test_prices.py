@@ -1,28 +1,12 @@
 """What `prices:` takes, in the configuration or in a file of its own."""
 
-from pathlib import Path
-
 import pytest
 
 from din_extproc.domain.price import Price, PriceList
 from din_extproc.settings.load import load
 from din_extproc.settings.problems import ConfigRejected
 from din_extproc.settings.settings import Settings
-
-DIN = """
-version: 1
-aliases: { auto: { models: [small, large] } }
-pools:
-  a: { model: small, engine: vllm, nodes: [{ id: n1, address: "10.0.0.1:8000", version: "1", dtype: bf16, max_seq_len: 4096 }] }
-  b: { model: large, engine: vllm, nodes: [{ id: n2, address: "10.0.0.2:8000", version: "1", dtype: bf16, max_seq_len: 4096 }] }
-rules: [{ id: r, when: always, pool: a }]
-tenants: [{ id: t, models: ["*"], keys: [{ id: k, hash: "sha256$00112233445566778899aabbccddeeff$%s" }] }]
-""" % ("0" * 64)
-
-
-def read(folder: Path, prices: str) -> Settings | ConfigRejected:
-    (folder / "din.yaml").write_text(DIN + prices)
-    return load(folder / "din.yaml", {})
+from tests.support.configs import read
 
 
 def test_prices_are_exact_and_the_newest_that_is_valid_counts(tmp_path):

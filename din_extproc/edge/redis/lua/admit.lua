@@ -2,19 +2,25 @@
 --
 -- KEYS[1]              the request's record
 -- KEYS[2 .. n+1]       the budgets' counters, one string each
--- KEYS[n+2 .. 2n+1]    the budgets' leases, one sorted set each
--- ARGV[1 .. 3n]        three per budget: rpm, tpm, max_streams (0: not limited)
--- ARGV[3n+1]           one digit per budget: 1 enforced, 0 only counted; '' means that all are enforced
--- ARGV[3n+2]           the charges, opaque to this script: stored in the record for the replica that ends the request
--- ARGV[3n+3]           the time in ms, for tests only; '' means Redis TIME, the only clock in production
--- ARGV[3n+4]           request id
--- ARGV[3n+5]           tokens
--- ARGV[3n+6]           lease in ms
+-- KEYS[n+2 .. n+s+1]   the counters of what may be spent in a period, one string each
+-- KEYS[n+s+2 .. ]      the budgets' leases, one sorted set each
+-- ARGV[1]              n
+-- ARGV[2 .. 3n+1]      three per budget: rpm, tpm, max_streams (0: not limited)
+-- ARGV[3n+2]           one digit per budget, then per counter of a period: 1 enforced, 0 only counted; '' means that all are enforced
+-- ARGV[3n+3]           the charges, opaque to this script: stored in the record for the replica that ends the request
+-- ARGV[3n+4]           the time in ms, for tests only; '' means Redis TIME, the only clock in production
+-- ARGV[3n+5]           request id
+-- ARGV[3n+6]           tokens
+-- ARGV[3n+7]           lease in ms
+-- ARGV[3n+8]           cost; only where s > 0, like what follows
+-- ARGV[3n+9 .. ]       five per counter of a period: when it begins, when the next one does, when the one after that does (ms), and the
+--                      most tokens and cost (0: not limited)
 -- RETURNS {1, again, roomy, 0, 0, standing} granted (again 1: it was granted before, and this is that reply;
 --         roomy 1: slots are plentiful, so their release can wait for the settlement),
 --         or {0, budget, dimension, limit, retry after ms, standing} denied,
 --         or {2, budget, dimension, limit, retry after ms, standing} granted; that budget, which is only counted, is exceeded.
---         budget counts from 1; dimension is 1 rpm, 2 tpm, 3 max_streams, 4 oversize;
+--         budget counts from 1, the counters of periods after the n others; dimension is 1 rpm, 2 tpm, 3 max_streams, 4 oversize,
+--         5 tokens of a period, 6 cost of a period;
 --         standing is limit, remaining and reset ms of requests, then of tokens, -1 where there is no limit.
 --
 -- Counters: used tokens (in 1/60000 token, so that one ms drains exactly tpm), the time of that value, the newest second that
@@ -22,23 +28,29 @@
 -- limit applies to the counted usage at once. Usage is capped at the tokens of two windows, so it is drained when the key
 -- expires. A request counts until its whole second is 60 s old: never early, at most 1 s late.
 -- Leases: request ids, scored by expiry. Expired leases are removed when the limit is reached.
--- Record: expires, tokens, state (1 settled + 2 released), standing, when it was admitted, and the note.
--- The same arithmetic in Python: admit/budget.py and admit/in_memory_ledger.py.
+-- Counters of a period: the fields of `SpendingCounters`, one double each. What was reserved and never settled is forgotten in the
+-- hour after the next. A denial notes in them that something was refused in this period, and writes nothing else.
+-- Record: expires, tokens, state (1 settled + 2 released), standing, when it was admitted, its cost where s > 0, and the note.
+-- The same arithmetic in Python: admit/budget.py, admit/spending.py and admit/in_memory_ledger.py.
 
 local SLOTS, UNIT, KEEP = 61, 60000, 120000
+local HOUR, DAY, KEEP_SPENDING = 3600000, 86400000, 21600000
+local PERIOD = '>dddddddddddddd'
 local FEW_STREAMS = 8 -- a smaller limit is never roomy
 local SLOT = '\0\0\0'
 local call, read, sub, rep, max, floor = redis.call, struct.unpack, string.sub, string.rep, math.max, math.floor
 
-local budgets = (#KEYS - 1) / 2
-local own = 3 * budgets + 3
+local budgets = tonumber(ARGV[1])
+local spends = #KEYS - 1 - 2 * budgets
+local leased = budgets + spends + 1
+local own = 3 * budgets + 4
 local enforced, now = ARGV[own - 2], tonumber(ARGV[own])
 if not now then
   local time = call('TIME')
   now = time[1] * 1000 + floor(time[2] / 1000)
 end
 local tokens, lease = tonumber(ARGV[own + 2]), tonumber(ARGV[own + 3])
-local found = call('MGET', unpack(KEYS, 1, budgets + 1))
+local found = call('MGET', unpack(KEYS, 1, leased))
 
 if found[1] then
   local expires, _, _, lr, rr, sr, lt, rt, st = read('>ddBdddddd', found[1])
@@ -74,7 +86,7 @@ local limit_requests, left_requests, reset_requests = -1, math.huge, -1
 local limit_tokens, left_tokens, reset_tokens = -1, math.huge, -1
 
 for i = 1, budgets do
-  local argument = 3 * i
+  local argument = 3 * i + 1
   local rpm, tpm, streams = tonumber(ARGV[argument - 2]), tonumber(ARGV[argument - 1]), tonumber(ARGV[argument])
   local used, at, head, total, ring = 0, now, 0, 0, ''
   local value = found[i + 1]
@@ -112,7 +124,7 @@ for i = 1, budgets do
     end
   end
   if streams > 0 then
-    local leases = KEYS[budgets + 1 + i]
+    local leases = KEYS[leased + i]
     local held = call('ZCARD', leases)
     if streams < FEW_STREAMS or 2 * (held + 1) > streams then roomy = 0 end
     if held >= streams then
@@ -122,6 +134,37 @@ for i = 1, budgets do
     end
   end
   states[i] = {rpm, tpm, streams, used, at, head, total, ring}
+end
+
+local cost, periods = 0, nil
+if spends > 0 then
+  local hour = floor(now / HOUR)
+  cost, periods = tonumber(ARGV[own + 4]), {}
+  for i = 1, spends do
+    local at = own + 5 * i
+    local start, finish, last = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
+    local most_tokens, most_cost, value = tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4]), found[budgets + 1 + i]
+    if now >= finish then start, finish = finish, last end
+    local period = value and {read(PERIOD, value)} or {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+    if period[1] < start then
+      period = {start, 0, 0, 0, 0, period[1], period[4], period[5], hour, 0, 0, 0, 0, 0}
+    elseif hour > period[9] then
+      local next = hour == period[9] + 1
+      period[12], period[13] = next and period[10] or 0, next and period[11] or 0
+      period[9], period[10], period[11] = hour, 0, 0
+    end
+    period.flag, period.keep, period.wait = period[14], max(0, last - now) + DAY, max(1, finish - now)
+    period.tokens = most_tokens > 0 and most_tokens + period[2] or nil
+    if period.tokens and period[4] + period[10] + period[12] + tokens > period.tokens then
+      refuse(budgets + i, 5, period.tokens, period.wait)
+      period[14] = 1
+    end
+    if most_cost > 0 and period[5] + period[11] + period[13] + cost > most_cost + period[3] then
+      refuse(budgets + i, 6, most_cost + period[3], period.wait)
+      period[14] = 1
+    end
+    periods[i] = period
+  end
 end
 
 local charged = refusal and 0 or 1
@@ -149,6 +192,18 @@ for i = 1, budgets do
   end
 end
 
+for i = 1, spends do
+  local period, index = periods[i], budgets + i
+  if charged == 1 then period[10], period[11] = period[10] + tokens, period[11] + cost end
+  if period.tokens and (enforced == '' or sub(enforced, index, index) == '1') then
+    local left = max(0, period.tokens - period[4] - period[10] - period[12])
+    if left < left_tokens then limit_tokens, left_tokens, reset_tokens = period.tokens, left, period.wait end
+  end
+  if charged == 1 or period[14] ~= period.flag then
+    call('SET', KEYS[index + 1], struct.pack(PERIOD, unpack(period, 1, 14)), 'PX', period.keep)
+  end
+end
+
 local reply = refusal or overlooked or {1, 0, roomy, 0, 0}
 if reply[3] == 4 then reply[5] = 0 end
 reply[6], reply[7], reply[8] = limit_requests, limit_requests < 0 and -1 or left_requests, reset_requests
@@ -165,13 +220,14 @@ for i = 1, budgets do
     call('SET', KEYS[i + 1], struct.pack('>ddI4I4', used, at, head, total) .. ring, 'PX', KEEP)
   end
   if streams > 0 then
-    local leases = KEYS[budgets + 1 + i]
+    local leases = KEYS[leased + i]
     if crowded[i] then call('ZREMRANGEBYSCORE', leases, '-inf', now) end
     call('ZADD', leases, now + lease, ARGV[own + 1])
     if call('PTTL', leases) < lease then call('PEXPIRE', leases, 2 * lease) end
   end
 end
-local kept = max(KEEP, lease)
-local header = struct.pack('>ddBdddddd', now + kept, tokens, 0, unpack(reply, 6, 11))
-call('SET', KEYS[1], header .. struct.pack('>d', now) .. ARGV[own - 1], 'PX', kept)
+local kept = max(KEEP, lease, spends > 0 and KEEP_SPENDING or 0)
+local header = struct.pack('>ddBddddddd', now + kept, tokens, 0, reply[6], reply[7], reply[8], reply[9], reply[10], reply[11], now)
+if spends > 0 then header = header .. struct.pack('>d', cost) end
+call('SET', KEYS[1], header .. ARGV[own - 1], 'PX', kept)
 return reply

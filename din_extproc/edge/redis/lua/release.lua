@@ -9,7 +9,7 @@
 -- ARGV[4]          w
 -- RETURNS 1 released, 0 unknown, expired or already released.
 --
--- Formats: see admit.lua. A released record is kept for two windows until its settlement.
+-- Formats: see admit.lua. A released record is kept for two windows until its settlement; longer if it is charged to a period.
 
 local KEEP = 120000
 
@@ -30,6 +30,7 @@ for i = 2, last do
   if found[i] then redis.call('PUBLISH', ARGV[3], KEYS[i]) end
 end
 
-expires = now + KEEP
+local spends = string.byte(record, 66) < 128 and string.byte(record, 74) < 128
+expires = spends and expires or now + KEEP
 redis.call('SET', KEYS[1], struct.pack('>ddB', expires, reserved, 2) .. string.sub(record, 18), 'PX', expires - now)
 return 1

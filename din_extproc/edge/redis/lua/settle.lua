@@ -3,19 +3,23 @@
 -- KEYS[1]          the request's record
 -- KEYS[2 .. n+1]   the counters of its budgets that limit tokens; where places come back, of those that limit requests too
 -- KEYS[n+2 .. n+w+1]  keys that exist while requests wait: of the tenant, and of shared limits if charged
--- KEYS[n+w+2 .. ]     the leases of its budgets that limit requests in flight
+-- KEYS[n+w+2 .. n+w+s+1]  the counters of what may be spent in a period
+-- KEYS[n+w+s+2 .. ]   the leases of its budgets that limit requests in flight
 -- ARGV[1]          the time in ms, for tests only; '' means Redis TIME
 -- ARGV[2]          actual tokens
 -- ARGV[3]          request id
 -- ARGV[4]          the channel for wake-ups; the message is the name of the waiting key
 -- ARGV[5]          w
 -- ARGV[6]          a digit per counter: 1 the request's place in the window comes back, because no node was reached; '' none does
--- ARGV[7 .. n+6]   the tpm of these budgets, as it was reserved under; 0: tokens are not limited
+-- ARGV[7]          actual cost
+-- ARGV[8]          s
+-- ARGV[9 .. n+8]   the tpm of these budgets, as it was reserved under; 0: tokens are not limited
 -- RETURNS 1 settled, 0 unknown, expired or already settled.
 --
 -- Formats: see admit.lua. A refund never lowers usage below zero; usage after an extra charge is capped at the tokens of two
 -- windows, so it is drained before its key expires. A place comes back in the second that admitted the
 -- request, so it is free no longer than it would have been taken. Records of before there was that time give no place back.
+-- What was spent counts in the period in which the request was admitted.
 
 local UNIT, KEEP, CLOSED, SLOTS = 60000, 120000, 10000, 61
 local read, pack, sub = struct.unpack, struct.pack, string.sub
@@ -25,9 +29,10 @@ if not now then
   local time = redis.call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
-local last = #ARGV - 5
+local last = #ARGV - 7
 local waits = last + tonumber(ARGV[5])
-local found = redis.call('MGET', unpack(KEYS, 1, waits))
+local spends = waits + tonumber(ARGV[8])
+local found = redis.call('MGET', unpack(KEYS, 1, spends))
 local record = found[1]
 if not record then return 0 end
 local expires, reserved, state = read('>ddB', record)
@@ -53,7 +58,7 @@ local difference, places, second = (tonumber(ARGV[2]) - reserved) * UNIT, ARGV[6
 if places ~= '' and string.byte(record, 66) < 128 then second = math.floor(read('>d', record, 66) / 1000) end
 if difference ~= 0 or second then
   for i = 2, last do
-    local tpm, value = tonumber(ARGV[i + 5]), found[i]
+    local tpm, value = tonumber(ARGV[i + 7]), found[i]
     local used, at, tail = 0, now, '\0\0\0\0\0\0\0\0'
     if value then
       used, at = read('>dd', value)
@@ -68,8 +73,30 @@ if difference ~= 0 or second then
   end
 end
 
+if spends > waits then
+  local PERIOD, HOUR = '>dddddddddddddd', 3600000
+  local admitted, cost = read('>dd', record, 66)
+  local tokens, paid, hour = tonumber(ARGV[2]), tonumber(ARGV[7]), math.floor(admitted / HOUR)
+  for i = waits + 1, spends do
+    if found[i] then
+      local period = {read(PERIOD, found[i])}
+      if admitted >= period[1] then
+        period[4], period[5] = period[4] + tokens, period[5] + paid
+        if hour == period[9] then
+          period[10], period[11] = period[10] - reserved, period[11] - cost
+        elseif hour == period[9] - 1 then
+          period[12], period[13] = period[12] - reserved, period[13] - cost
+        end
+      elseif period[6] > 0 and admitted >= period[6] then
+        period[7], period[8] = period[7] + tokens, period[8] + paid
+      end
+      redis.call('SET', KEYS[i], pack(PERIOD, unpack(period, 1, 14)), 'KEEPTTL')
+    end
+  end
+end
+
 if state == 0 then
-  for i = waits + 1, #KEYS do redis.call('ZREM', KEYS[i], ARGV[3]) end
+  for i = spends + 1, #KEYS do redis.call('ZREM', KEYS[i], ARGV[3]) end
 end
 for i = last + 1, waits do
   if found[i] then redis.call('PUBLISH', ARGV[4], KEYS[i]) end

@@ -1,0 +1,98 @@
+"""Budgets through the whole gateway: refusals that clients do not repeat, true headers, and sums that equal the audit log."""
+
+import json
+import struct
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import httpx
+import openai
+import pytest
+import redis
+
+from tests.support.servers import EngineSim
+from tests.support.stack import Stack, key_of, node, tenant
+
+pytestmark = pytest.mark.e2e
+
+PATH = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    with EngineSim(model="m", decode_rate=2000.0, prefill_rate=1e6) as sim:
+        config = {
+            "pools": {"pool": {"model": "m", "engine": "vllm", "nodes": [node("n1", sim.address)]}},
+            "rules": [{"id": "all", "when": "always", "pool": "pool"}],
+            "tenants": [tenant("hard"), tenant("soft"), tenant("free")],
+            "prices": {"currency": "EUR", "models": {"m": {"input": 1, "output": 2, "request": 0.01}}},
+            "budgets": {
+                "time_zone": "Europe/Berlin",
+                "limits": [
+                    {"name": "hard-day", "tenant": "hard", "period": "day", "tokens": 1000},
+                    {"name": "soft-month", "tenant": "soft", "period": "month", "money": 0.015, "soft": True},
+                ],
+            },
+            "audit": {"folder": "audit", "keys": {"k": {"value": "1" * 64}}},
+            "health": {"breaker": False},
+        }
+        with Stack(config) as running:
+            yield running
+
+
+def ask(stack: Stack, name: str, tokens: int = 20) -> httpx.Response:
+    body = {"model": "m", "max_tokens": tokens, "messages": [{"role": "user", "content": "How much is left?"}]}
+    return httpx.post(f"{stack.url}{PATH}", json=body, headers={"authorization": f"Bearer {key_of(name)}"}, timeout=30)
+
+
+def test_a_hard_budget_ends_in_a_429_that_no_client_repeats(stack):
+    answers = [ask(stack, "hard", 200)]
+    while answers[-1].status_code == 200:
+        headers = answers[-1].headers
+        assert (headers["x-ratelimit-limit-tokens"], int(headers["x-ratelimit-remaining-tokens"]) < 1000) == ("1000", True)
+        answers.append(ask(stack, "hard", 200))
+    refused = answers[-1]
+    assert 4 <= len(answers) <= 30
+    assert (refused.status_code, refused.json()["code"], refused.json()["error"]["type"]) == (429, "budget_exceeded", "insufficient_quota")
+    assert (refused.headers["x-should-retry"], "retry-after" in refused.headers) == ("false", False)
+    reset = datetime.strptime(refused.headers["x-din-budget-reset"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    assert 0 < (reset - datetime.now(UTC)).total_seconds() <= 25 * 3600
+    assert refused.headers["x-din-budget-reset"] in refused.json()["detail"]
+    client = openai.OpenAI(base_url=f"{stack.url}/v1", api_key=key_of("hard"), max_retries=5)
+    before = stack.status()["counts"]["refused"]["budget_exceeded"]
+    with pytest.raises(openai.RateLimitError, match="hard-day"):
+        client.chat.completions.create(model="m", max_tokens=200, messages=[{"role": "user", "content": "x"}])
+    stack.settled(len(answers))
+    assert stack.status()["counts"]["refused"]["budget_exceeded"] == before + 1
+
+
+def test_a_soft_budget_lets_pass_and_says_so(stack):
+    first, second = ask(stack, "soft"), ask(stack, "soft")
+    assert [answer.status_code for answer in (first, second)] == [200, 200]
+    assert "x-din-budget-exceeded" not in first.headers
+    assert second.headers["x-din-budget-exceeded"] == "soft-month"
+    assert ask(stack, "free").headers.get("x-din-budget-exceeded") is None
+
+
+def test_what_is_spent_equals_the_audit_log_to_the_token(stack):
+    ask(stack, "hard", 1)
+    ask(stack, "soft")
+    stack.all_accounted()
+    for pair in (("hard", "hard-day"), ("soft", "soft-month")):
+        stack.eventually(lambda pair=pair: recorded(stack, pair[0]) == spent(stack, *pair), lambda pair=pair: recorded(stack, pair[0]))
+    assert recorded(stack, "soft")[1] > 0
+
+
+def recorded(stack: Stack, name: str) -> tuple[int, int]:
+    """Return the tokens and the cost of a tenant in the audit log."""
+    files = (stack.folder / "audit").glob("*-0*.jsonl")
+    lines = [json.loads(line) for file in sorted(files) for line in file.read_text().splitlines()]
+    settled = [line for line in lines if line["kind"] == "settled" and line["tenant"] == name]
+    return sum(each["prompt_tokens"] + each["completion_tokens"] for each in settled), sum(each.get("cost", 0) for each in settled)
+
+
+def spent(stack: Stack, name: str, budget: str) -> tuple[int, int]:
+    """Return the tokens and the cost that the budget's counter holds."""
+    with redis.Redis(port=stack.redis.port) as connection:
+        numbers = struct.unpack(">14d", connection.get(f"din:{{t={name}}}:spend:budget:{budget}"))
+    return int(numbers[3]), int(numbers[4])
