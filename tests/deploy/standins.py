@@ -4,6 +4,7 @@ Run: python -m tests.deploy.standins PROGRAM ARGUMENT ...
 """
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import helm_python
@@ -27,7 +28,8 @@ def helm(arguments: list[str]) -> None:
     verb, name, chart = arguments[:3]
     assert verb == "install"
     with helm_python.Chart.load(str(ROOT / chart)) as loaded:
-        assert loaded.render(_TRIAL, name=name, namespace=arguments[arguments.index("-n") + 1])
+        given = dict(word.split("=", 1) for before, word in pairwise(arguments) if before == "--set")
+        assert loaded.render(_TRIAL | given, name=name, namespace=arguments[arguments.index("-n") + 1])
 
 
 def sudo(arguments: list[str]) -> None:
@@ -42,5 +44,13 @@ def sudo(arguments: list[str]) -> None:
         assert all((units / f"{unit}.service").is_file() for unit in named)
 
 
+def kubectl(arguments: list[str]) -> None:
+    """`kubectl apply -f FILE`: the file holds resources."""
+    assert arguments[:2] == ["apply", "-f"]
+    resources = list(yaml.safe_load_all(Path(arguments[2]).read_text()))
+    assert resources
+    assert all({"apiVersion", "kind", "metadata"} <= each.keys() for each in resources)
+
+
 if __name__ == "__main__":
-    {"docker": docker, "helm": helm, "sudo": sudo}[Path(sys.argv[1]).name](sys.argv[2:])
+    {"docker": docker, "helm": helm, "kubectl": kubectl, "sudo": sudo}[Path(sys.argv[1]).name](sys.argv[2:])

@@ -31,6 +31,7 @@ BLOCKS = shell_blocks()
 RUN_HERE = {
     "README",
     "start/demo", "start/own-envoy", "start/first-tenant", "start/node-joins", "howto/size-a-pool", "howto/deploy", "howto/upgrade",
+    "start/istio", "start/envoy-gateway",
 }  # fmt: skip
 
 
@@ -281,3 +282,17 @@ def test_deploy():
     with Console({}) as console:
         (console.folder / "deploy").symlink_to(ROOT / "deploy")
         assert [console.run(command) for command in BLOCKS["howto/deploy"][0]]
+
+
+@pytest.mark.parametrize("page", ["start/istio", "start/envoy-gateway"])
+def test_a_mesh(page):
+    [part] = code_blocks(page, "yaml")
+    config = yaml.safe_load((ROOT / "envoy" / "din.yaml").read_text())
+    config["gateway"] |= yaml.safe_load(part)["gateway"]
+    with Console({}) as console:
+        (console.folder / "deploy").symlink_to(ROOT / "deploy")
+        (console.folder / "din.yaml").write_text(yaml.safe_dump(config))
+        (console.folder / "models.json").write_text((ROOT / "envoy" / "models.json").read_text())
+        for command in BLOCKS[page][0]:
+            console.run(command)
+        assert (console.folder / f"{page.removeprefix('start/')}.yaml").read_text().count("apiVersion") > 2

@@ -38,6 +38,7 @@ _STANDINS = {
     "make": f'exec {shutil.which("make")} --dry-run -C {ROOT} "$1"',
     "docker": f'exec {sys.executable} -m tests.deploy.standins docker "$@"',
     "helm": f'exec {sys.executable} -m tests.deploy.standins helm "$@"',
+    "kubectl": f'exec {sys.executable} -m tests.deploy.standins kubectl "$@"',
     "sudo": f'exec {sys.executable} -m tests.deploy.standins sudo "$@"',
 }
 """`make demo` and `make demo-check` have tests of their own; here their targets need to be there."""
