@@ -70,6 +70,7 @@ class FakeSink:
 
     authorization = ""
     names: frozenset[str] = frozenset()
+    lost = True
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []

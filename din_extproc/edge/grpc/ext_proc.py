@@ -30,7 +30,8 @@ class RequestHandler(VerdictHandler, Protocol):
     def ended(self, *, cut: bool = True) -> None:
         """The HTTP exchange is over. Called once, always, after `decide` returned or heard its cancellation.
 
-        `cut`: the stream was reset or its connection is gone, so an entry of the access log may not follow.
+        `cut`: the connection to Envoy is gone, or the stream failed here, so an entry of the access log may not follow. An Envoy that
+        resets the stream is alive and reports the exchange: so it ends every stream whose response has no trailers.
         """
 
 
@@ -80,7 +81,7 @@ class ExtProcStream(VerdictCall[RequestHandler]):
         if self._over:
             return
         super()._close()
-        self._handler.ended(cut=cancelled)
+        self._handler.ended(cut=cancelled and self._call.lost)
         if not cancelled:
             self._call.finish()
 

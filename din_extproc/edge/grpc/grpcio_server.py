@@ -148,6 +148,8 @@ class _GrpcioServerCall:
     def __init__(self, authorization: str, names: frozenset[str]) -> None:
         self.authorization = authorization
         self.names = names
+        self.lost = True
+        """grpcio reports a lost connection and a reset stream alike."""
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
         self.next = self._queue.get
 

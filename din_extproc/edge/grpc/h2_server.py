@@ -171,6 +171,11 @@ class H2ServerCall(GrpcCall):
         """The names in the client's certificate; empty without one."""
         return self.connection.names
 
+    @property
+    def lost(self) -> bool:
+        """Whether the call's connection is gone or about to go."""
+        return bool(self.connection.grpc.fault)
+
     def send(self, message: bytes) -> None:
         """Queue one serialised message."""
         connection = self.connection

@@ -32,6 +32,10 @@ class ServerCall(Protocol):
     def names(self) -> frozenset[str]:
         """The names in the client's certificate; empty without one."""
 
+    @property
+    def lost(self) -> bool:
+        """Whether the call's connection is gone, as far as that is known: True when it may be."""
+
     def send(self, message: bytes) -> None:
         """Queue one serialised message."""
 

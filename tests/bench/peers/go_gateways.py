@@ -30,7 +30,7 @@ from tests.bench.harness import pin
 from tests.bench.peers.build import BINARIES
 from tests.support.servers import RedisServer, free_port
 
-AIBRIX, AIGW, AIGW_LIMITS, LLM_D = "aibrix", "aigw", "aigw_limits", "llm_d"
+AIBRIX, AIGW, AIGW_LIMITS, LLM_D = "aibrix", "aigw", "aigw_with_limits", "llm_d"
 GO_TITLES = {
     AIBRIX: "AIBrix gateway plugin (user RPM and TPM in Redis, usage)",
     AIGW_LIMITS: "Envoy AI Gateway + Go rate limit service (token limit, usage)",

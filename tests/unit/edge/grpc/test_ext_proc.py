@@ -162,8 +162,8 @@ async def test_a_body_that_trailers_follow_is_decided_without_a_named_end(body):
     assert (peer.answered.status, peer.reached.body, len(flow.asked)) == (200, body, 1)
 
 
-@pytest.mark.parametrize("cancelled", [True, False])
-async def test_a_stream_that_ends_first_cancels_the_decision_and_then_ends_the_flow(cancelled):
+@pytest.mark.parametrize(("cancelled", "lost", "cut"), [(True, True, True), (True, False, False), (False, False, False)])
+async def test_a_stream_that_ends_first_cancels_the_decision_and_then_ends_the_flow(cancelled, lost, cut):
     order = []
 
     async def decide(_head, _body):
@@ -174,12 +174,13 @@ async def test_a_stream_that_ends_first_cancels_the_decision_and_then_ends_the_f
             raise
 
     session, sink, flow = opened(decide)
+    sink.lost = lost
     flow.ended = lambda *, cut: order.append(f"ended, cut: {cut}")
     session.message(HEADS)
     session.message(BODY)
     session.ended(cancelled=cancelled)
     session.ended(cancelled=True)
-    assert order == ["cancelled", f"ended, cut: {cancelled}"]
+    assert order == ["cancelled", f"ended, cut: {cut}"]
     assert len(sink.sent) == 1
     assert (flow.errors, sink.failures) == ([], [])
 
