@@ -110,6 +110,11 @@ class Node(Struct, frozen=True, gc=False):
     remote: RemoteApi | None = None
     """None: Envoy connects to `endpoint`; otherwise requests leave by it for this API."""
 
+    @property
+    def kind(self) -> tuple[str, int]:
+        """The dtype and the tensor-parallel size: nodes of another kind never stand in for this one."""
+        return self.dtype, self.tp_world_size
+
     def __post_init__(self) -> None:
         if not self.id:
             raise ValueError("a node needs an id")
@@ -184,7 +189,7 @@ class Pool(Struct, frozen=True):
     unmappable: str = "refuse"
     """How requests with a parameter that the engine does not support are handled: `refuse`, or `drop` the parameter and report it."""
     dtype: str = ""
-    """Required of every node, registered ones included; "": any."""
+    """Required of every node, registered ones included; "": any. Nodes of different kinds are then kept apart."""
     tp_world_size: int = 0
     """Required likewise; 0: any."""
     compute_capability: str = ""

@@ -59,6 +59,7 @@ def dispatch(granted: Decision, request: PendingRequest, parsed: ParsedRequest, 
             *_version(granted.routed, target.pool, granted.intent),
             *compute_timeouts(granted.intent, target.pool, granted.selection).headers(),
             *(_RETRY_LONGER if granted.selection.retries_longer else ()),
+            *_most_tries(granted.selection.most_tries),
             *(() if path is None else _original(head.path, path)),
         ),
         response_headers=answer_headers,
@@ -100,6 +101,11 @@ def _move(granted: Decision, parsed: ParsedRequest) -> str | None:
         return None
     length = len(order.edits["model"]) if "model" in order.edits else at.spans["model"][1] - at.spans["model"][0]
     return f"{offset_after_splice(at, order.edits, 'model')} {length} {granted.routed.fallback_versions.text}"
+
+
+def _most_tries(most: int | None) -> Headers:
+    """How often Envoy may retry, where nodes of the same kind are few."""
+    return () if most is None else (("x-envoy-max-retries", str(most - 1)),)
 
 
 def _version(routed: Routed, pool: Pool, intent: Intent) -> Headers:

@@ -57,9 +57,7 @@ class DoubleCheck(Struct, frozen=True):
     def select_peers(self, nodes: Iterable[Node]) -> list[Node]:
         """Those of the pool that should say the same, the request's own left out; not more than are needed."""
         own = self.node
-        same = [
-            node for node in nodes if node.id != own.id and (node.model, node.version, node.dtype) == (own.model, own.version, own.dtype)
-        ]
+        same = [node for node in nodes if node.id != own.id and (node.model, node.version, node.kind) == (own.model, own.version, own.kind)]
         start = sum(self.trace_id.encode()) % len(same) if same else 0
         return (same[start:] + same[:start])[: ASKED - 1]
 

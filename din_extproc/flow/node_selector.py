@@ -84,6 +84,8 @@ class NodeSelection(Struct, frozen=True, gc=False):
     """The chosen one's context may turn out too short: then the next one, whose context is longer, is to be tried."""
     spares: tuple[Node, ...] = ()
     """Of the pool that takes over: the one that is tried last, and its substitutes. Before them `nodes` has one for every try."""
+    most_tries: int | None = None
+    """So many at most, because any further one would be at a node of another kind; None: as often as Envoy is configured to."""
 
 
 class InFlightFallback(Struct, frozen=True, gc=False):
@@ -166,9 +168,13 @@ class NodeSelector:
 
     def choose(self, target: PlacementTarget, ask: PlacementRequest) -> tuple[Node, ...] | Refusal:
         """Rank the nodes. Refused: it is a long request, and no node has a slot for it."""
-        tail, tries = target.ranking.tail, self._tries(target)
-        picker: Picker = target.ranking.strategy if tail is None or not ask.long else tail
-        return picker.pick(tries, ask) if not self.shares.partial else self._shared_out(target.pool.name, picker, tries, ask)
+        ranking, tries = target.ranking, self._tries(target)
+        picker: Picker = ranking.strategy if ranking.tail is None or not ask.long else ranking.tail
+        among = max(tries, _LOOKED_AT) if ranking.mixed else tries
+        nodes = picker.pick(among, ask) if not self.shares.partial else self._shared_out(target.pool.name, picker, among, ask)
+        if not ranking.mixed or isinstance(nodes, Refusal):
+            return nodes
+        return tuple([node for node in nodes if node.kind == nodes[0].kind][:tries])
 
     def select_nodes(self, target: PlacementTarget, ask: PlacementRequest, chosen: tuple[Node, ...] = ()) -> NodeSelection | Refusal:
         """Choose a node, which has the request from now on: the first of `chosen` if it still serves. Refuses as `choose` does."""
@@ -179,11 +185,14 @@ class NodeSelector:
         longer = tries > 1 and ask.worst_tokens > nodes[0].max_seq_len < target.ranking.longest
         if longer:
             nodes = _longer_second(nodes, target.ranking, tries)
+            longer = len(nodes) > 1 and nodes[1].max_seq_len > nodes[0].max_seq_len
+        most_tries = len(nodes) if target.ranking.mixed and len(nodes) < self.moves.tries else None
         spares: tuple[Node, ...] = ()
         if target.spare is not None and (spares := self._spare_nodes(target.spare[0].name, target.spare[1], ask)) and len(nodes) < tries:
             nodes = (nodes * tries)[:tries]
         lease = NodeLease(nodes[0].id, ask.prompt_tokens, ask.output_tokens, long=ask.long)
-        picked = NodeSelection(nodes, lease, tail.timeout_ms if tail is not None and ask.long else None, longer, spares)
+        timeout_ms = tail.timeout_ms if tail is not None and ask.long else None
+        picked = NodeSelection(nodes, lease, timeout_ms, longer, spares, None if spares else most_tries)
         self.load.add_lease(picked.taken, ask.now)
         return picked
 
@@ -328,10 +337,11 @@ class NodeSelector:
 
 
 def _longer_second(nodes: tuple[Node, ...], ranking: Ranking, tries: int) -> tuple[Node, ...]:
-    """The chosen node, then one with a longer context: the best of those that were named, else any of the longest."""
+    """The chosen node, then one of its kind with a longer context: the best of those that were named, else any of the longest."""
     first = nodes[0]
     longer = next((node for node in nodes if node.max_seq_len > first.max_seq_len), None)
     if longer is None:
-        longer = next(node for node in ranking.nodes if node.max_seq_len == ranking.longest)
+        same = [node for node in ranking.nodes if node.kind == first.kind] if ranking.mixed else ranking.nodes
+        longer = max(same, key=lambda node: node.max_seq_len)
     rest = (node for node in nodes[1:] if node is not longer)
     return (first, longer, *rest)[:tries]

@@ -1,7 +1,6 @@
 """Matching of registered nodes to pools.
 
-Invariant: nodes of one pool are interchangeable: they have the same model, dtype, tensor-parallel size and, where the pool names it,
-compute capability.
+Invariant: nodes of one pool have the same model and engine, and what else the pool names: dtype, tensor-parallel size, compute capability.
 """
 
 from din_extproc.domain.membership import Registration

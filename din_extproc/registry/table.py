@@ -176,21 +176,27 @@ class NodeTable:
             for other in (self.rows[node_id] for node_id in sorted(self._ids_by_endpoint.get(endpoint, ())))
             if other.id != row.id and self.is_alive(other.id)
         ]
-        capability = row.registration.node.compute_capability
         for pool in self._eligible_pools.get(row.id, ()):
-            others = {node.compute_capability for node, pools in self._routed.values() if pool in pools and node.id != row.id}
-            if others - {capability}:
-                listed = ", ".join(sorted(other or "not given" for other in others))
-                found.append(
-                    f"pool {pool!r} also has nodes of compute capability {listed}, this one has {capability or 'none given'}: "
-                    "their answers may differ; give the pool a `compute_capability`"
-                )
+            found += self._list_differences(pool, row.registration.node)
         if not self._eligible_pools.get(row.id):
             reasons = "; ".join(
                 f"{pool.name}: {find_mismatch(row.registration, pool)}" for pool in self._pools if pool.model == row.registration.node.model
             )
             found.append(f"no pool takes it ({reasons or 'none serves its model'})")
         return tuple(found)
+
+    def _list_differences(self, pool: str, node: Node) -> Iterator[str]:
+        """Yield in what the node differs from others of a pool."""
+        others = [other for other, pools in self._routed.values() if pool in pools and other.id != node.id]
+        for field, consequence in (
+            ("compute_capability", "their answers may differ; give the pool a `compute_capability`"),
+            ("dtype", "they are kept apart, a request and its retries stay with one of them"),
+            ("tp_world_size", "they are kept apart, a request and its retries stay with one of them"),
+        ):
+            own, theirs = getattr(node, field), {getattr(other, field) for other in others}
+            if theirs - {own}:
+                listed = ", ".join(sorted(str(other or "not given") for other in theirs))
+                yield f"pool {pool!r} also has nodes of {field} {listed}, this one has {own or 'none given'}: {consequence}"
 
     def get_pools(self, node_id: str) -> tuple[str, ...]:
         """Return the pools that route to the node."""

@@ -60,6 +60,8 @@ class Ranking(Struct, frozen=True, gc=False):
     """The set."""
     longest: int = 0
     """The longest context among them, in tokens."""
+    mixed: bool = False
+    """They are of several kinds, see `Node.kind`."""
 
 
 def build_ranking(pool: Pool, nodes: tuple[Node, ...], load: LoadModel) -> Ranking:
@@ -67,7 +69,7 @@ def build_ranking(pool: Pool, nodes: tuple[Node, ...], load: LoadModel) -> Ranki
     kind = STRATEGIES[pool.scheduler]
     strategy = kind.make(nodes, load, msgspec.convert(pool.scheduler_options, kind.options))
     tail = None if pool.long_tail is None else TailGate(pool.name, nodes, load, pool.long_tail)
-    return Ranking(strategy, tail, nodes, max(node.max_seq_len for node in nodes))
+    return Ranking(strategy, tail, nodes, max(node.max_seq_len for node in nodes), len({node.kind for node in nodes}) > 1)
 
 
 class NodeShape(Struct, frozen=True, gc=False, order=True):

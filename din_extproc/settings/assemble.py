@@ -95,7 +95,7 @@ def _pools(shaped: ShapedConfig, catalog: Catalog | None, document: Document) ->
             hint = "list nodes, or let them register: `gateway.registry`"
             document.report(("pools", name), "no node: nothing can be sent there", hint, at_key=True)
         nodes = make_nodes(name, pool, catalog, document)
-        kind = make_kind(name, pool, nodes, catalog, document)
+        kind = make_kind(name, pool, nodes, document)
         yield Pool(
             name=name,
             model=pool.model,

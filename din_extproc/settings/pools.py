@@ -1,6 +1,6 @@
 """Pools and their nodes, as written and as the domain knows them.
 
-Rule: the nodes of one pool are interchangeable, so they agree in dtype, compute capability and tensor-parallel size.
+Rule: nodes of one pool that differ in dtype or tensor-parallel size are kept apart; in compute capability they agree.
 """
 
 from collections.abc import Mapping
@@ -166,7 +166,7 @@ class PoolSection(Section):
     priority_scheduling: bool = False
     """The engine (vLLM, SGLang) schedules by `priority`: it is set from the request's class. A client's own is removed in any case."""
     dtype: Name | None = None
-    """Of its nodes, those that register too; None: that of the listed ones or of the catalogue."""
+    """Of its nodes, those that register too; None: any, and nodes of different ones are kept apart."""
     tp_world_size: Positive | None = None
     """Likewise."""
     compute_capability: Annotated[str, Field(pattern=r"^(>=)?[0-9]{1,2}\.[0-9]$")] | None = None
@@ -231,27 +231,20 @@ class NodeRequirements(Struct, frozen=True):
     compute_capability: str
 
 
-def make_kind(name: str, pool: PoolSection, nodes: tuple[Node, ...], catalog: Catalog | None, document: Document) -> NodeRequirements:
-    """What a node has to be to join: as the pool says, else as its listed nodes are, else as the catalogue has the model.
+def make_kind(name: str, pool: PoolSection, nodes: tuple[Node, ...], document: Document) -> NodeRequirements:
+    """What a node has to be to join: as the pool says; a dtype or size that it does not name is any, and kinds are kept apart.
 
     Args:
         name: The pool's.
         pool: As written.
         nodes: Its listed ones.
-        catalog: None when there is one that could not be read: then nothing is missed.
         document: Where problems go.
     """
     first = nodes[0] if nodes else None
-    entries = () if catalog is None else tuple(catalog.versions(pool.model).values())
-    dtypes = {entry.dtype for entry in entries}
-    dtype = pool.dtype or (first.dtype if first is not None else next(iter(dtypes)) if len(dtypes) == 1 else "")
-    sizes = {entry.tensor_parallel for entry in entries}
-    size = pool.tp_world_size or (first.tp_world_size if first is not None else next(iter(sizes)) if len(sizes) == 1 else 1)
-    if not dtype and not pool.nodes and catalog is not None:
-        document.report(("pools", name), "no dtype: nodes of different ones can't stand in for each other", "say `dtype`", at_key=True)
+    dtype, size = pool.dtype or "", pool.tp_world_size or 0
     for field, wanted in (("dtype", dtype), ("tp_world_size", size)):
-        other = next((node for node in nodes if getattr(node, field) != wanted), None)
-        if other is not None and getattr(pool, field) is not None:
+        other = next((node for node in nodes if wanted and getattr(node, field) != wanted), None)
+        if other is not None:
             document.report(("pools", name, field), f"node {other.id!r} of this pool has {field} {getattr(other, field)}")
     capability = pool.compute_capability or (first.compute_capability if first is not None else "")
     for node in nodes if pool.compute_capability is not None else ():
@@ -325,12 +318,15 @@ def _report_twins(name: str, pool: PoolSection, document: Document) -> None:
 
 
 def _report_mixture(name: str, pool: PoolSection, nodes: tuple[Node, ...], document: Document) -> None:
-    fields = ("dtype", "tp_world_size") if pool.compute_capability is not None else ("dtype", "compute_capability", "tp_world_size")
+    fields = ("dtype", "tp_world_size", *(("compute_capability",) if pool.compute_capability is None else ()))
     for field in fields:
         groups: dict[str, list[str]] = {}
         for node in nodes:
             groups.setdefault(str(getattr(node, field)), []).append(node.id)
         if len(groups) > 1:
             listed = "; ".join(f"{value or 'not given'}: {', '.join(ids)}" for value, ids in groups.items())
-            message = f"the nodes differ in {field} ({listed})"
-            document.report(("pools", name), message, "split the pool: what differs can't stand in for each other", at_key=True)
+            message, apart = f"the nodes differ in {field} ({listed})", field != "compute_capability"
+            hint = "split the pool: what differs can't stand in for each other"
+            if apart:
+                message, hint = f"{message}: a request stays with nodes of one kind, its retries too", f"say `{field}` to keep others out"
+            document.report(("pools", name), message, hint, at_key=True, warning=apart)

@@ -59,7 +59,7 @@ def test_without_one_mixed_nodes_are_warned_about_measured_and_alarmed(engines):
     with deployment() as stack:
         assert join(stack, "old", "7.5", engines["old"]) == []
         (warning,) = join(stack, "new", "9.0", engines["new"])
-        assert "also has nodes of compute capability 7.5, this one has 9.0" in warning
+        assert "also has nodes of compute_capability 7.5, this one has 9.0" in warning
         stack.eventually(lambda: answering(stack) == {"old", "new"}, "both answer")
         stack.eventually(lambda: stack.status()["mixed_capability_share"].get("m", 0) > 0.1, "it is measured")
         stack.eventually(lambda: "have another compute capability than most" in stack.log("sidecar"), "it is alarmed")

@@ -1,9 +1,11 @@
 """The nodes of every pool, as they change under running decisions."""
 
+from msgspec.structs import replace
+
 from din_extproc.domain.membership import MembershipDelta
 from din_extproc.domain.node import Endpoint, Node, Pool
 from din_extproc.domain.verdict import Refusal, RefusalCode
-from din_extproc.flow.node_selector import NodeSelector, RequestSize
+from din_extproc.flow.node_selector import InFlightFallback, NodeSelector, RequestSize
 from din_extproc.flow.pool_membership import PoolMembership
 from din_extproc.route.table import Routed
 from din_extproc.route.versions import ANY
@@ -64,3 +66,17 @@ def test_versions_in_service_are_those_of_the_nodes_there_are():
     assert members.versions("p") == {"1.0", "1.1"}
     assert members.versions("unknown") == frozenset()
     assert members.nodes("unknown") == ()
+
+
+def test_nodes_of_another_dtype_or_tensor_parallel_size_are_no_substitutes_and_envoy_is_told_how_often_it_may_try():
+    nodes = (node("a"), node("b", port=8001), replace(node("c", port=8002), dtype="fp8"), replace(node("d", port=8003), tp_world_size=2))
+    p = pool("p", *nodes)
+    placer = NodeSelector(LoadModel(), PoolMembership.from_pools([p]))
+    placer.moves = InFlightFallback(tries=2)
+    target = placer.select_target(Routed("", "m", "m", p, ANY, None, ANY), SIZE, 0.0)
+    picked = [placer.select_nodes(target, PlacementRequest(100, 10, 0.0)) for _ in range(8)]
+    assert {(frozenset(each.id for each in found.nodes), found.most_tries) for found in picked} == {
+        (frozenset("ab"), None),
+        (frozenset("c"), 1),
+        (frozenset("d"), 1),
+    }

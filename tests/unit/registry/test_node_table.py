@@ -403,7 +403,7 @@ def test_a_node_of_another_compute_capability_joins_with_a_warning_unless_the_po
     network.beat("a")
     newer = network.register(registration("b", port=8001, compute_capability="9.0"))
     (warning,) = network.table.list_warnings(newer)
-    assert "pool 'chat' also has nodes of compute capability 7.5, this one has 9.0" in warning
+    assert "pool 'chat' also has nodes of compute_capability 7.5, this one has 9.0" in warning
     strict = Network(replace(CHAT, compute_capability=">=8.0"))
     old = strict.register(registration("a", compute_capability="7.5"))
     assert strict.table.list_warnings(old) == ("no pool takes it (chat: compute_capability is 7.5, the pool's is >=8.0)",)
