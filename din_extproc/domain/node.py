@@ -112,7 +112,7 @@ class Node(Struct, frozen=True, gc=False):
 
     @property
     def kind(self) -> tuple[str, int]:
-        """The dtype and the tensor-parallel size: nodes of another kind never stand in for this one."""
+        """The dtype and the tensor-parallel size: nodes of another kind never replace this one."""
         return self.dtype, self.tp_world_size
 
     def __post_init__(self) -> None:

@@ -192,7 +192,7 @@ class NodeSelector:
             nodes = (nodes * tries)[:tries]
         lease = NodeLease(nodes[0].id, ask.prompt_tokens, ask.output_tokens, long=ask.long)
         timeout_ms = tail.timeout_ms if tail is not None and ask.long else None
-        picked = NodeSelection(nodes, lease, timeout_ms, longer, spares, None if spares else most_tries)
+        picked = NodeSelection(nodes, lease, timeout_ms, longer, spares, most_tries=None if spares else most_tries)
         self.load.add_lease(picked.taken, ask.now)
         return picked
 
