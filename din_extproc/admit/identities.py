@@ -6,7 +6,7 @@ header counts where the connection is a trusted gateway's.
 
 import re
 from collections.abc import Iterable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import quote
@@ -27,6 +27,7 @@ _QUOTED = r'"(?:\\.|[^"\\])*"'
 _BALANCED = re.compile(r'(?:[^"]|"(?:\\.|[^"\\])*+")*+').fullmatch
 _elements = re.compile(rf'(?:[^,"]|{_QUOTED})+').findall
 _pairs = re.compile(rf'(?:^|;)\s*([A-Za-z]+)=({_QUOTED}|[^;"]*)').findall
+_address = lru_cache(maxsize=4096)(ip_address)
 _refusal = partial(Refusal, RefusalCode.INVALID_API_KEY)
 
 
@@ -114,7 +115,7 @@ class Identities:
         if not gateway.networks or not peer.address:
             return False
         try:
-            address = ip_address(peer.address.rpartition(":")[0].strip("[]"))
+            address = _address(peer.address.rpartition(":")[0].strip("[]"))
         except ValueError:
             return False
         return any(address in network for network in gateway.networks)

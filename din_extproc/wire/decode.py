@@ -3,7 +3,7 @@
 Rule: whatever bytes come in, an event or a `ProtocolError` comes out. No loop over text: one step per header.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
@@ -83,11 +83,10 @@ def response_head(event: ResponseHeaders) -> ResponseHead:
 def _request_headers(request: Request) -> Event:
     part = request.request_headers
     headers = _collect(part.headers.headers[:])
-    metadata = request.metadata_context
+    metadata, attributes = request.metadata_context, request.attributes
+    claims = _claims(metadata) if metadata else None
     try:
-        head = RequestHead(
-            headers[":method"], headers[":path"], headers, _claims(metadata) if metadata else None, _peer(request.attributes)
-        )
+        head = RequestHead(headers[":method"], headers[":path"], headers, claims, _peer(attributes) if attributes else NO_PEER)
     except KeyError as missing:
         raise ProtocolError(f"a request without {missing.args[0]}") from None
     return RequestHeaders(head, part.end_of_stream)
@@ -127,11 +126,7 @@ def _read_peer(entry: bytes) -> PeerConnection:
 
 
 _claims = _SeenStructs(_read_claims).__getitem__
-_seen_peer = _SeenStructs(_read_peer).__getitem__
-
-
-def _peer(entries: Sequence[bytes]) -> PeerConnection:
-    return _seen_peer(entries[0]) if entries else NO_PEER
+_peer = _SeenStructs(_read_peer).__getitem__
 
 
 def _response_headers(part: Headers) -> Event:

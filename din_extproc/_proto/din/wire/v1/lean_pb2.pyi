@@ -24,8 +24,8 @@ class Request(_message.Message):
     request_trailers: bytes
     response_trailers: bytes
     metadata_context: bytes
-    attributes: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, request_headers: _Optional[_Union[Headers, _Mapping]] = ..., response_headers: _Optional[_Union[Headers, _Mapping]] = ..., request_body: _Optional[_Union[Body, _Mapping]] = ..., response_body: _Optional[_Union[Body, _Mapping]] = ..., request_trailers: _Optional[bytes] = ..., response_trailers: _Optional[bytes] = ..., metadata_context: _Optional[bytes] = ..., attributes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    attributes: bytes
+    def __init__(self, request_headers: _Optional[_Union[Headers, _Mapping]] = ..., response_headers: _Optional[_Union[Headers, _Mapping]] = ..., request_body: _Optional[_Union[Body, _Mapping]] = ..., response_body: _Optional[_Union[Body, _Mapping]] = ..., request_trailers: _Optional[bytes] = ..., response_trailers: _Optional[bytes] = ..., metadata_context: _Optional[bytes] = ..., attributes: _Optional[bytes] = ...) -> None: ...
 
 class Attributes(_message.Message):
     __slots__ = ("filter", "values")
