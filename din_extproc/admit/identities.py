@@ -78,6 +78,8 @@ class Identities:
         issuer = self._issuers.get(str(claims.get("iss")))
         name = None if issuer is None else _find_claim(claims, issuer.tenant)
         tenant = self._find_tenant(name)
+        if "exp" not in claims:
+            return _refusal("The token has no end: it needs the claim `exp`.")
         if issuer is None or tenant is None:
             return _refusal("The token is valid, but its claims name no tenant of this network.")
         if issuer.priority is not None or issuer.models is not None:

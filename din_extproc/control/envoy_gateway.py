@@ -6,7 +6,7 @@ Needs `extensionApis.enableEnvoyPatchPolicy` and `enableBackend` in the configur
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -16,10 +16,12 @@ from din_extproc.control.access_log import LOG_NAME, REQUEST_HEADERS, RESPONSE_H
 from din_extproc.control.clusters import ENDPOINT_HEADER, discovered_pair
 from din_extproc.control.facts import NAMESPACE, endpoint_facts
 from din_extproc.control.filters import EXT_PROC, HEALTH_CHECK, METADATA_NAMESPACE, http_filters
+from din_extproc.control.jwt import keys_for_cluster
 from din_extproc.control.listener import connection_manager, held_bytes
 from din_extproc.control.packing import as_plain
-from din_extproc.control.routes import ALLOWED, CLUSTER_HEADER, EXPOSED, INSIDE, METHODS, SECRETS, UNDECIDED, who_answered
+from din_extproc.control.routes import ALLOWED, CLUSTER_HEADER, EXPOSED, METHODS, UNDECIDED, removed_headers, who_answered
 from din_extproc.control.topology import Address, HealthCheck, Outlier, SocketAddress, Topology, refuse_remote
+from din_extproc.domain.identity import JWT_AUTHN, JwtIssuer, RemoteJwks
 from din_extproc.domain.node import Pool, in_flight_cluster
 
 _OWN, _STANDARD = "gateway.envoyproxy.io", "gateway.networking.k8s.io"
@@ -60,10 +62,11 @@ def envoy_gateway(topology: Topology, placement: Placement) -> list[dict[str, An
     _check(topology)
     manifests = [*_proxy(topology), _clients(topology, placement), *_sidecar(topology)]
     for way in _ways(topology):
-        manifests += [*way.backends(), _route(way.name, placement, way), _traffic(way, topology)]
+        manifests += [*way.backends(), _route(way.name, placement, way, removed_headers(topology)), _traffic(way, topology)]
     manifests.append(_route("din-closed", placement))
-    if topology.cors_origins:
-        manifests.append(_browsers(topology))
+    security = _security(topology)
+    if security:
+        manifests.append(_resource(_OWN, "SecurityPolicy", "din", {"targetSelectors": [_our_routes()], **security}))
     manifests += [_extension(topology), _patches(topology, placement)]
     for manifest in manifests:
         manifest["metadata"] |= {"namespace": placement.namespace}
@@ -181,7 +184,7 @@ def _clients(topology: Topology, placement: Placement) -> dict[str, Any]:
         "requestHeadersReceivedTimeout": "10s",
         "streamIdleTimeout": _duration(topology.timeouts.stream_idle_ms),
     }
-    spec = {
+    spec: dict[str, Any] = {
         "targetRefs": [target],
         "connection": {"bufferLimit": str(held_bytes(topology)), "connectionLimit": {"value": topology.max_connections}},
         "headers": {"withUnderscoresAction": "DropHeader", "requestID": "Generate"},
@@ -189,12 +192,15 @@ def _clients(topology: Topology, placement: Placement) -> dict[str, Any]:
         "http2": {"initialStreamWindowSize": str(held_bytes(topology)), "initialConnectionWindowSize": str(held_bytes(topology))},
         "timeout": {"http": waits},
     }
+    gateway = topology.identity.gateway
+    if gateway is not None and gateway.client_certificate:
+        spec["headers"]["xForwardedClientCert"] = {"mode": "AlwaysForwardOnly" if gateway.networks else "ForwardOnly"}
     if topology.health_path is not None:
         spec["healthCheck"] = {"path": topology.health_path}
     return _resource(_OWN, "ClientTrafficPolicy", "din", spec)
 
 
-def _route(name: str, placement: Placement, way: _Way | None = None) -> dict[str, Any]:
+def _route(name: str, placement: Placement, way: _Way | None = None, removed: Sequence[str] = ()) -> dict[str, Any]:
     """To nodes, for a request that the sidecar sent there; without one, where a request stands until then.
 
     The endpoint's header stays on: it is read when a node is picked, after a route's own removals. (A pair's cluster takes it off.)
@@ -205,7 +211,7 @@ def _route(name: str, placement: Placement, way: _Way | None = None) -> dict[str
         rule["backendRefs"] = [_backend_ref("din-extproc")]  # never asked: a patch makes a way that leads nowhere of it
     else:
         match["headers"] = [{"type": "Exact", "name": CLUSTER_HEADER, "value": way.cluster}]
-        rule["filters"] = [{"type": "RequestHeaderModifier", "requestHeaderModifier": {"remove": [*SECRETS, *INSIDE]}}]
+        rule["filters"] = [{"type": "RequestHeaderModifier", "requestHeaderModifier": {"remove": list(removed)}}]
         rule["backendRefs"] = way.backend_refs()
     parent = {"name": placement.gateway, "sectionName": placement.listener}
     return _resource(_STANDARD, "HTTPRoute", name, {"parentRefs": [parent], "hostnames": [placement.host], "rules": [rule]})
@@ -263,15 +269,35 @@ def _watched(outlier: Outlier) -> dict[str, Any]:
     }
 
 
-def _browsers(topology: Topology) -> dict[str, Any]:
-    cors = {
+def _security(topology: Topology) -> dict[str, Any]:
+    """What a SecurityPolicy says of our routes; only one may apply to a route."""
+    cors = {"cors": _cors(topology)} if topology.cors_origins else {}
+    return cors | ({"jwt": _jwt(topology.identity.jwt)} if topology.identity.jwt else {})
+
+
+def _jwt(issuers: Sequence[JwtIssuer]) -> dict[str, Any]:
+    """Verify tokens, and leave every refusal to the sidecar: API keys come in the same header."""
+    header = {"name": "authorization", "valuePrefix": "Bearer "}
+    providers = []
+    for index, issuer in enumerate(issuers):
+        keys = keys_for_cluster(issuer)
+        if isinstance(keys, RemoteJwks):
+            source: dict[str, Any] = {"remoteJWKS": {"uri": keys.url, "cacheDuration": f"{keys.cache_s}s"}}
+        else:
+            source = {"localJWKS": {"type": "Inline", "inline": keys.text}}
+        audience = {"issuer": issuer.issuer, "audiences": list(issuer.audiences)}
+        providers.append({"name": f"din-{index}", **audience, **source, "extractFrom": {"headers": [header]}})
+    return {"failOpen": True, "providers": providers}
+
+
+def _cors(topology: Topology) -> dict[str, Any]:
+    return {
         "allowOrigins": list(topology.cors_origins),
         "allowMethods": METHODS.split(","),
         "allowHeaders": list(ALLOWED),
         "exposeHeaders": list(EXPOSED),
         "maxAge": "600s",
     }
-    return _resource(_OWN, "SecurityPolicy", "din", {"targetSelectors": [_our_routes()], "cors": cors})
 
 
 def _our_routes() -> dict[str, Any]:
@@ -279,13 +305,17 @@ def _our_routes() -> dict[str, Any]:
 
 
 def _extension(topology: Topology) -> dict[str, Any]:
-    processor = {
+    processor: dict[str, Any] = {
         "backendRefs": [_backend_ref("din-extproc")],
         "messageTimeout": _duration(topology.timeouts.message_ms),
         "failOpen": True,
         "processingMode": {"request": {"body": "Buffered"}, "allowModeOverride": True},
         "metadata": {"writableNamespaces": [METADATA_NAMESPACE]},
     }
+    if topology.identity.attributes:
+        processor["processingMode"]["request"]["attributes"] = list(topology.identity.attributes)
+    if topology.identity.jwt:
+        processor["metadata"]["accessibleNamespaces"] = [JWT_AUTHN]
     spec: dict[str, Any] = {"targetSelectors": [_our_routes()], "extProc": [processor]}
     if topology.usage_lua:
         spec["lua"] = [{"type": "Inline", "inline": topology.usage_lua}]

@@ -14,15 +14,20 @@ from msgspec.structs import replace
 
 from din_extproc.control.clusters import pool_clusters
 from din_extproc.control.filters import http_filters
+from din_extproc.control.jwt import keys_for_cluster
 from din_extproc.control.listener import connection_manager, held_bytes
 from din_extproc.control.packing import as_plain
 from din_extproc.control.routes import route_configuration
 from din_extproc.control.topology import ACCESS_LOG_CLUSTER, EXT_PROC_CLUSTER, SocketAddress, Topology, refuse_remote
+from din_extproc.domain.identity import JWT_AUTHN, RemoteJwks
 
 _MANAGER = "envoy.filters.network.http_connection_manager"
 _ROUTER = "envoy.filters.http.router"
 _LIFTED = ("codec_type", "http_filters", "route_config", "server_header_transformation", "server_name", "stat_prefix", "use_remote_address")
 """What Istio has decided already."""
+_JWT = "type.googleapis.com/envoy.extensions.filters.http.jwt_authn.v3"
+_LENIENT = "din"
+"""The requirement of our host: an API key in the place of a token is no invalid token."""
 _CLUSTER_DOMAIN = ".cluster.local"
 _NAMELESS = "din-extproc.internal"
 """For a sidecar that has an address only."""
@@ -58,11 +63,15 @@ def istio(topology: Topology, mesh: Mesh) -> list[dict[str, Any]]:
     if empty:
         raise ValueError(f"pool {empty[0]}: only nodes that din.yaml lists are rendered; those that register need `gateway.xds`")
     refuse_remote(topology)
+    if mesh.mode == "sidecar" and (topology.identity.jwt or topology.identity.attributes):
+        raise ValueError("`identity`: tokens and certificates are verified where clients arrive, so only mode `gateway` can render them")
     resources = [_sidecar_rule(_host(sidecar), mesh)]
     if not _in_cluster(sidecar.host):
         resources.insert(0, _external(sidecar, log, mesh))
     if mesh.mode == "sidecar":
         resources.append(_host_entry(mesh))
+    if topology.identity.jwt:
+        resources.append(_request_authentication(topology, mesh))
     return [*resources, _virtual_service(mesh), _envoy_filter(topology, mesh, sidecar, log)]
 
 
@@ -82,9 +91,9 @@ def _in_cluster(host: str) -> bool:
     return host.endswith(_CLUSTER_DOMAIN)
 
 
-def _resource(kind: str, version: str, name: str, mesh: Mesh, spec: dict[str, Any]) -> dict[str, Any]:
+def _resource(kind: str, version: str, name: str, mesh: Mesh, spec: dict[str, Any], *, group: str = "networking") -> dict[str, Any]:
     metadata = {"name": name, "namespace": mesh.namespace, "labels": _LABELS}
-    return {"apiVersion": f"networking.istio.io/{version}", "kind": kind, "metadata": metadata, "spec": spec}
+    return {"apiVersion": f"{group}.istio.io/{version}", "kind": kind, "metadata": metadata, "spec": spec}
 
 
 def _external(sidecar: SocketAddress, log: SocketAddress, mesh: Mesh) -> dict[str, Any]:
@@ -126,6 +135,18 @@ def _host_entry(mesh: Mesh) -> dict[str, Any]:
     return _resource("ServiceEntry", "v1", "din", mesh, entry)
 
 
+def _request_authentication(topology: Topology, mesh: Mesh) -> dict[str, Any]:
+    """Verify tokens. Istio refuses those that are invalid, at all hosts of the proxies; patches let them through to the sidecar at ours."""
+    rules = []
+    for issuer in topology.identity.jwt:
+        keys = keys_for_cluster(issuer)
+        source = {"jwksUri": keys.url} if isinstance(keys, RemoteJwks) else {"jwks": keys.text}
+        header = {"name": "authorization", "prefix": "Bearer "}
+        rules.append({"issuer": issuer.issuer, "audiences": list(issuer.audiences), **source, "fromHeaders": [header]})
+    spec = {"selector": {"matchLabels": dict(mesh.selector)}, "jwtRules": rules}
+    return _resource("RequestAuthentication", "v1", "din", mesh, spec, group="security")
+
+
 def _virtual_service(mesh: Mesh) -> dict[str, Any]:
     """Opens the host. Its own route is the last one, behind those that the patches put before it, and leads nowhere."""
     gateway = "mesh" if mesh.mode == "sidecar" else mesh.gateway
@@ -164,11 +185,16 @@ def _patches(topology: Topology, mesh: Mesh) -> Iterator[dict[str, Any]]:
     manager = {name: value for name, value in as_plain(connection_manager(topology)).items() if name not in _LIFTED}
     typed = {"@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager", **manager}
     yield _patch("NETWORK_FILTER", _on_filter(context, mesh), "MERGE", {"name": _MANAGER, "typed_config": typed})
-    *before, router = [as_plain(each) for each in http_filters(topology) if each.name != "envoy.filters.http.cors"]
+    *before, router = [as_plain(each) for each in http_filters(topology) if each.name not in {"envoy.filters.http.cors", JWT_AUTHN}]
     for each in before:
         yield _patch("HTTP_FILTER", _on_filter(context, mesh, _ROUTER), "INSERT_BEFORE", each)
     yield _patch("HTTP_FILTER", _on_filter(context, mesh, _ROUTER), "MERGE", router)
     [host] = as_plain(route_configuration(topology))["virtual_hosts"]
+    if topology.identity.jwt:
+        lenient = {"@type": f"{_JWT}.JwtAuthentication", "requirement_map": {_LENIENT: {"allow_missing_or_failed": {}}}}
+        yield _patch("HTTP_FILTER", _on_filter(context, mesh, JWT_AUTHN), "MERGE", {"name": JWT_AUTHN, "typed_config": lenient})
+        own = {JWT_AUTHN: {"@type": f"{_JWT}.PerRouteConfig", "requirement_name": _LENIENT}}
+        host["typed_per_filter_config"] = host.get("typed_per_filter_config", {}) | own
     where = {"context": context, "routeConfiguration": {"vhost": {"name": f"{mesh.host}:{mesh.port}"}}}
     if "typed_per_filter_config" in host:
         yield _patch("VIRTUAL_HOST", where, "MERGE", {"typed_per_filter_config": host["typed_per_filter_config"]})

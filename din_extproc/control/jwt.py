@@ -24,7 +24,7 @@ from envoy_data_plane.google.protobuf import Empty
 from din_extproc.control.egress import remote_cluster
 from din_extproc.control.packing import milliseconds
 from din_extproc.control.topology import JWKS_PREFIX, SocketAddress, Topology
-from din_extproc.domain.identity import JWT_PAYLOAD, JwtIssuer, RemoteJwks
+from din_extproc.domain.identity import JWT_PAYLOAD, SYSTEM_CA, InlineJwks, JwtIssuer, RemoteJwks
 
 _FETCH_MS = 5_000
 _FAILED_FETCH_MS = 1_000
@@ -58,6 +58,20 @@ def _remote(index: int, jwks: RemoteJwks) -> EnvoyRemoteJwks:
         cache_duration=milliseconds(jwks.cache_s * 1000),
         async_fetch=JwksAsyncFetch(failed_refetch_duration=milliseconds(_FAILED_FETCH_MS)),
     )
+
+
+def keys_for_cluster(issuer: JwtIssuer) -> InlineJwks | RemoteJwks:
+    """Return the keys as a control plane takes them.
+
+    Raises:
+        ValueError: it would not verify the server of the keys as the configuration says.
+    """
+    jwks = issuer.jwks
+    if isinstance(jwks, str):
+        raise TypeError(jwks)
+    if isinstance(jwks, RemoteJwks) and jwks.ca != SYSTEM_CA:
+        raise ValueError(f"issuer {issuer.issuer}: keys are fetched with the cluster's own authorities; leave out `jwks.ca`")
+    return jwks
 
 
 def jwks_clusters(topology: Topology) -> Iterator[Cluster]:

@@ -12,6 +12,8 @@ JWT_PAYLOAD = "din"
 """The field of that metadata with a verified token's claims, where this product configures the filter."""
 URI_SAN, DNS_SAN, SOURCE = "connection.uri_san_peer_certificate", "connection.dns_san_peer_certificate", "source.address"
 """Envoy's attributes of a connection: the first URI and the first DNS name of the client's certificate, and the client's address."""
+SYSTEM_CA = "/etc/ssl/certs/ca-certificates.crt"
+"""Where Debian and its kind have the authorities that they trust."""
 FORWARDED_CERTIFICATE = "x-forwarded-client-cert"
 
 
@@ -27,13 +29,19 @@ class RemoteJwks(Struct, frozen=True):
     """Seconds until Envoy fetches the keys again."""
 
 
+class InlineJwks(Struct, frozen=True):
+    """The public keys themselves, where a control plane has no access to their file."""
+
+    text: str
+
+
 class JwtIssuer(Struct, frozen=True):
     """Who signs tokens, for whom, and which claims are read. A claim is the path to it."""
 
     issuer: str
     audiences: tuple[str, ...]
-    jwks: str | RemoteJwks
-    """The public keys: a file, as Envoy's file system has it, or where they are fetched."""
+    jwks: str | InlineJwks | RemoteJwks
+    """The public keys: a file, as Envoy's file system has it, its content, or where they are fetched."""
     tenant: tuple[str, ...]
     """Names the tenant."""
     key_id: tuple[str, ...]

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from din_extproc.domain.identity import CertificateRule, IdentityRules, JwtIssuer, RemoteJwks, TrustedGateway
-from din_extproc.settings.remote import SYSTEM_CA, is_host
+from din_extproc.domain.identity import SYSTEM_CA, CertificateRule, IdentityRules, JwtIssuer, RemoteJwks, TrustedGateway
+from din_extproc.settings.remote import is_host
 from din_extproc.settings.section import AsTuple, Name, Section, Text
 from din_extproc.settings.tenants import DefaultsSection, LimitsSection, TenantPolicySection
 

@@ -11,13 +11,14 @@ import msgspec
 from msgspec import Struct
 from pydantic import BeforeValidator, Field
 
+from din_extproc.domain.identity import SYSTEM_CA
 from din_extproc.domain.node import InternalEndpoint, LongTail, Node, PoolTimeouts, TrafficClass, meets_capability
 from din_extproc.domain.request import GENERATING, POOLING, Operation
 from din_extproc.schedule.pick import STRATEGIES
 from din_extproc.settings.catalog import Catalog, VersionText
 from din_extproc.settings.document import Document
 from din_extproc.settings.problems import Place
-from din_extproc.settings.remote import REMOTE_ENGINES, SYSTEM_CA, ApiUrl, CredentialSection, HeaderName, make_remote
+from din_extproc.settings.remote import REMOTE_ENGINES, ApiUrl, CredentialSection, HeaderName, make_remote
 from din_extproc.settings.section import AsTuple, ModelName, Name, NodeAddress, Positive, Section, Text, one_or_many
 from din_extproc.southbound.engines import native_operations, openai_operations
 

@@ -17,7 +17,6 @@ from din_extproc.control.topology import SocketAddress
 from din_extproc.domain.node import CredentialSource, RemoteApi
 from din_extproc.settings.section import Section, Text
 
-SYSTEM_CA = "/etc/ssl/certs/ca-certificates.crt"
 REMOTE_ENGINES: Mapping[str, tuple[str, str]] = {
     "openai": ("authorization", "Bearer "),
     "azure_openai": ("api-key", ""),

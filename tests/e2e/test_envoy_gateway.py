@@ -9,7 +9,8 @@ from din_extproc.edge.process.envoy_binary import find_envoy
 from tests.support import envoy_gateway
 from tests.support.engine_fleet import EngineFleet
 from tests.support.servers import EngineSim, free_port
-from tests.support.stack import Stack, events, node, tenant
+from tests.support.stack import Stack, events, key_of, node, tenant
+from tests.support.tokens import AUDIENCE, ISSUER, bearer_cases, make_signer, write_jwks
 
 pytestmark = pytest.mark.e2e
 
@@ -23,13 +24,19 @@ class GatewayStack(Stack):
     """With the Envoy of an Envoy Gateway."""
 
     engines: dict[str, EngineSim]
+    keys: str
+    """Of the issuer, in the place of the rendered ones."""
 
     def start_envoy(self, configuration: str = "") -> None:
-        ports = {place: self.engines[name].port for name, place in NODES.items()}
+        ports = {("login.example", 443): free_port()}  # where no keys are
+        ports |= {place: self.engines[name].port for name, place in NODES.items()}
         ports |= {(SIDECAR, 50051): int(self._gateway["ext_proc"]["address"].rpartition(":")[2]), (SIDECAR, 50052): self.access_log_port}
         resources = envoy_gateway.translated(envoy_gateway.documents())
         file = self.folder / "envoy.json"
-        file.write_text(configuration or json.dumps(envoy_gateway.bootstrap(resources, ports, self.port, self.envoy_admin_port)))
+        made = json.dumps(envoy_gateway.bootstrap(resources, ports, self.port, self.envoy_admin_port))
+        kept = json.dumps((envoy_gateway.RENDERED.parent / "jwks.json").read_text())
+        assert kept in made
+        file.write_text(configuration or made.replace(kept, json.dumps(self.keys)))
         command = [find_envoy(), "--config-path", file, "--concurrency", "1", "--use-dynamic-base-id", "--log-level", "warning"]
         self.envoy = self._child("envoy", command)
         self._await("envoy", self.envoy, lambda: self._answers(f"http://127.0.0.1:{self.envoy_admin_port}/ready"))
@@ -44,7 +51,12 @@ def engines() -> Iterator[dict[str, EngineSim]]:
 
 
 @pytest.fixture(scope="module")
-def stack(engines) -> Iterator[GatewayStack]:
+def signer():
+    return make_signer()
+
+
+@pytest.fixture(scope="module")
+def stack(engines, signer, tmp_path_factory) -> Iterator[GatewayStack]:
     at = {name: node(name, engine.address) for name, engine in engines.items()}
     pools = {
         "chat": {"model": "sim-chat", "engine": "vllm", "nodes": [at["gpu-1"], at["gpu-2"]]},
@@ -56,8 +68,13 @@ def stack(engines) -> Iterator[GatewayStack]:
         {"id": "chat", "when": "always", "pool": "chat", "fallback": "light"},
     ]
     gateway = {"ext_proc": {"address": f"127.0.0.1:{free_port()}"}, "reached_at": SIDECAR}
-    running = GatewayStack({"pools": pools, "rules": rules, "tenants": [tenant("acme"), tenant("trial", rpm=1)]}, gateway=gateway)
-    running.engines = engines
+    jwks = tmp_path_factory.mktemp("jwks") / "jwks.json"
+    write_jwks(jwks, one=signer)
+    issuer = {"issuer": ISSUER, "audiences": [AUDIENCE], "jwks": {"file": str(jwks)}, "tenant": "claims.org.team"}
+    front = {"networks": ["10.0.7.0/24"], "tenant_header": "x-tenant"}
+    config = {"pools": pools, "rules": rules, "tenants": [tenant("acme"), tenant("trial", rpm=1)]}
+    running = GatewayStack(config | {"identity": {"jwt": [issuer], "gateway": front}}, gateway=gateway)
+    running.engines, running.keys = engines, jwks.read_text()
     with running:
         yield running
 
@@ -90,6 +107,15 @@ def test_limits_keys_and_forged_headers_are_what_they_are_without_it(stack, engi
     assert chat(stack, headers=forged, max_tokens=1).status_code == 200
     arrived = {name for engine in engines.values() for request in engine.seen()[1] for name, _ in request["headers"]}
     assert not arrived & {"x-din-tenant", "x-envoy-retry-on", "authorization", "x-din-cluster"}
+
+
+def test_tokens_are_verified_and_keys_still_work(stack, signer):
+    cases = bearer_cases(signer, key_of("acme"), key_of("trial"))
+    with stack.client(None) as client:
+        body = {"model": "sim-chat", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+        answers = {name: client.post("/v1/chat/completions", json=body, headers=HOST | headers) for name, (headers, _) in cases.items()}
+    assert {name: each.status_code for name, each in answers.items()} == {name: status for name, (_, status) in cases.items()}
+    assert answers["expired"].json()["error"]["code"] == "invalid_api_key"
 
 
 def test_a_large_body_and_a_browser_get_through(stack):

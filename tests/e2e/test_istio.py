@@ -18,7 +18,8 @@ from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
 from tests.support import istio_translation, istiod
 from tests.support.servers import EngineSim, free_port
-from tests.support.stack import Stack, events, node, tenant
+from tests.support.stack import Stack, events, key_of, node, tenant
+from tests.support.tokens import AUDIENCE, ISSUER, bearer_cases, make_signer, write_jwks
 
 pytestmark = pytest.mark.e2e
 
@@ -46,6 +47,9 @@ class MeshedStack(Stack):
             configuration = istio_translation.bootstrap(parts, port=80, listen=self.port, admin=self.envoy_admin_port, ports=services)
         else:
             configuration = istiod.gateway(HOST, 80, self.port, self.envoy_admin_port, services)
+            for each in documents:
+                if each["kind"] == "RequestAuthentication":
+                    istiod.authenticate(configuration, each)
             istiod.apply(configuration, next(each for each in documents if each["kind"] == "EnvoyFilter"))
         file = self.folder / "envoy.json"
         file.write_text(json.dumps(configuration))
@@ -64,8 +68,13 @@ def engines() -> Iterator[dict[str, EngineSim]]:
             engine.stop()
 
 
+@pytest.fixture(scope="module")
+def signer():
+    return make_signer()
+
+
 @pytest.fixture(scope="module", params=MODES)
-def stack(request, engines) -> Iterator[Stack]:
+def stack(request, engines, signer, tmp_path_factory) -> Iterator[Stack]:
     nodes = {name: node(name, engine.address) for name, engine in engines.items()}
     config = {
         "pools": {
@@ -75,6 +84,11 @@ def stack(request, engines) -> Iterator[Stack]:
         "rules": [{"id": "all", "when": {"model": "m"}, "pool": "p", "fallback": "q"}],
         "tenants": [tenant("acme"), tenant("trial", rpm=1)],
     }
+    if request.param == "gateway":
+        jwks = tmp_path_factory.mktemp("jwks") / "jwks.json"
+        write_jwks(jwks, one=signer)
+        issuer = {"issuer": ISSUER, "audiences": [AUDIENCE], "jwks": {"file": str(jwks)}, "tenant": "claims.org.team"}
+        config["identity"] = {"jwt": [issuer]}
     gateway = {"ext_proc": {"address": f"127.0.0.1:{free_port()}"}, "reached_at": SIDECAR}
     meshed = MeshedStack(config, gateway=gateway)
     meshed.mode = request.param
@@ -129,6 +143,16 @@ def test_limits_keys_and_forged_headers_are_what_they_are_without_a_mesh(stack, 
     assert forged.status_code == 200
     arrived = [name for engine in engines.values() for request in engine.seen()[1] for name, _ in request["headers"]]
     assert not [name for name in arrived if name in {"x-din-tenant", "x-envoy-retry-on", "authorization", "x-din-endpoint"}]
+
+
+def test_tokens_are_verified_at_the_gateway_and_keys_still_work(stack, signer):
+    if stack.mode == "gateway":
+        cases = bearer_cases(signer, key_of("acme"), key_of("trial"))
+        with stack.client(None) as client:
+            body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+            answers = {name: client.post("/v1/chat/completions", json=body, headers=headers) for name, (headers, _) in cases.items()}
+        assert {name: each.status_code for name, each in answers.items()} == {name: status for name, (_, status) in cases.items()}
+        assert answers["expired"].json()["error"]["code"] == "invalid_api_key"
 
 
 def test_a_node_that_is_dead_is_passed_over(stack, engines):

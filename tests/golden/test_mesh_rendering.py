@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import yaml
 from jsonschema import Draft202012Validator
+from msgspec import structs
 from typer.testing import CliRunner
 
 from din_extproc.cli.app import app
 from din_extproc.control.envoy_gateway import Placement
 from din_extproc.control.envoy_gateway import envoy_gateway as envoy_gateway_of
 from din_extproc.control.topology import SocketAddress, Topology
+from din_extproc.domain.identity import NO_IDENTITIES, IdentityRules, JwtIssuer, RemoteJwks
 from din_extproc.domain.node import Endpoint, Node, Pool
 from din_extproc.roles.configure.render import RenderFailed, render_envoy_gateway, render_istio
 from din_extproc.settings.load import load
@@ -42,7 +44,8 @@ def gateway_mode() -> str:
 
 def sidecar_mode() -> str:
     selector = (("llm-client", "true"),)
-    return render_istio(settings("203.0.113.7"), mode="sidecar", host="llm.din.internal", namespace="apps", selector=selector, port=10000)
+    unknown = structs.replace(settings("203.0.113.7"), identity=NO_IDENTITIES)
+    return render_istio(unknown, mode="sidecar", host="llm.din.internal", namespace="apps", selector=selector, port=10000)
 
 
 def envoy_gateway() -> str:
@@ -73,7 +76,7 @@ def complaints(document: dict[str, Any]) -> list[str]:
     """What the published schema of its kind has against it; nothing where the schemas are not at hand."""
     group, _, version = document["apiVersion"].partition("/")
     file = SCHEMAS / f"{group}_{version}_{document['kind']}.json"
-    if not SCHEMAS.is_dir():
+    if not file.exists():
         return []
     schema = strict(json.loads(file.read_text()))
     for name in ("apiVersion", "kind"):
@@ -123,6 +126,18 @@ def test_what_a_mesh_could_not_reach_is_said_with_what_to_change():
         render_envoy_gateway(shipped, host="h", namespace="n", gateway="g")
 
 
+def test_tokens_are_verified_at_a_gateway_with_the_clusters_own_authorities():
+    with pytest.raises(RenderFailed, match="only mode `gateway`"):
+        render_istio(settings(), mode="sidecar", host="h", namespace="n")
+    keys = RemoteJwks("https://a.example/keys", "a.example", 443, "/etc/own-ca.pem", 300)
+    own = IdentityRules(jwt=(JwtIssuer("https://a.example", ("x",), keys, ("tenant",), ("sub",)),))
+    missing = structs.replace(own, jwt=(structs.replace(own.jwt[0], jwks="/nowhere/jwks.json"),))
+    for render, placed in ((render_istio, {"mode": "gateway"}), (render_envoy_gateway, {"gateway": "g"})):
+        for identity, complaint in ((own, "own authorities"), (missing, "No such file")):
+            with pytest.raises(RenderFailed, match=complaint):
+                render(structs.replace(settings(), identity=identity), host="h", namespace="n", **placed)
+
+
 def test_pairs_whose_names_run_together_are_refused():
     gpu = Node("n", Endpoint("10.0.0.1", 8000), "m", "1.0", "bf16", "", 1, 8192, 4)
     pools = tuple(Pool(name, "m", "m", "vllm", "round_robin", (gpu,)) for name in ("a", "b.c", "a.b", "c"))
@@ -134,8 +149,12 @@ def test_pairs_whose_names_run_together_are_refused():
 
 def test_the_command_line_renders_both(tmp_path):
     runner = CliRunner()
+    (tmp_path / "models.json").write_text((HERE / "models.json").read_text())
+    config = yaml.safe_load((HERE / "din.yaml").read_text())
+    del config["identity"]
+    (tmp_path / "din.yaml").write_text(yaml.safe_dump(config))
     for arguments in (["istio"], ["istio", "--mode", "sidecar", "--selector", "app=x"], ["envoy-gateway", "--gateway", "public"]):
         out = tmp_path / "out.yaml"
-        told = runner.invoke(app, ["render", *arguments, "--host", "llm.example.com", "-c", str(HERE / "din.yaml"), "-o", str(out)])
+        told = runner.invoke(app, ["render", *arguments, "--host", "llm.example.com", "-c", str(tmp_path / "din.yaml"), "-o", str(out)])
         assert told.exit_code == 0, told.output
         assert list(yaml.safe_load_all(out.read_text()))

@@ -51,6 +51,30 @@ def _service(name: str, port: int) -> dict[str, Any]:
     }
 
 
+def authenticate(configuration: dict[str, Any], authentication: Mapping[str, Any]) -> None:
+    """Add the filter that istiod makes of a RequestAuthentication with inline keys: an invalid token is refused, a missing one is not."""
+    [listener] = configuration["static_resources"]["listeners"]
+    providers, requirements = {}, []
+    for index, rule in enumerate(authentication["spec"]["jwtRules"]):
+        headers = [{"name": each["name"], "value_prefix": each["prefix"]} for each in rule["fromHeaders"]]
+        providers[f"origins-{index}"] = {
+            "issuer": rule["issuer"],
+            "audiences": rule["audiences"],
+            "local_jwks": {"inline_string": rule["jwks"]},
+            "payload_in_metadata": "payload",
+            "from_headers": headers,
+        }
+        requirements.append({"provider_name": f"origins-{index}"})
+    strict = {"requires_any": {"requirements": [*requirements, {"allow_missing": {}}]}}
+    typed = {
+        "@type": f"{_HTTP}.jwt_authn.v3.JwtAuthentication",
+        "providers": providers,
+        "rules": [{"match": {"prefix": "/"}, "requires": strict}],
+    }
+    filters = listener["filter_chains"][0]["filters"][0]["typed_config"]["http_filters"]
+    filters.insert(0, {"name": "envoy.filters.http.jwt_authn", "typed_config": typed})
+
+
 def apply(configuration: dict[str, Any], envoy_filter: Mapping[str, Any]) -> None:
     """Patch the configuration in place."""
     [listener] = configuration["static_resources"]["listeners"]

@@ -38,6 +38,32 @@ def sign(key: RSAPrivateKey, content: dict[str, object], kid: str = "one") -> st
     return jwt.encode(content, key, algorithm="RS256", headers={"kid": kid})
 
 
+def bearer_cases(signer: RSAPrivateKey, key: str, foreign_key: str) -> dict[str, tuple[dict[str, str], int]]:
+    """Return requests by name: their headers and the status of the answer.
+
+    Args:
+        signer: The issuer's key pair; its tokens are of tenant acme.
+        key: An API key of that tenant.
+        foreign_key: An API key of another one.
+    """
+    token = sign(signer, make_claims())
+    unsigned = jwt.encode(make_claims(), None, algorithm="none")
+    authorized = {
+        "token": (token, 200),
+        "key": (key, 200),
+        "expired": (sign(signer, make_claims(exp=1_700_000_000)), 401),
+        "endless": (sign(signer, make_claims(exp=None)), 401),
+        "another audience": (sign(signer, make_claims(aud="another")), 401),
+        "another issuer": (sign(signer, make_claims(iss="https://another.example")), 401),
+        "another signer": (sign(make_signer(), make_claims()), 401),
+        "unsigned": (unsigned, 401),
+    }
+    cases = {name: ({"authorization": f"Bearer {text}"}, status) for name, (text, status) in authorized.items()}
+    cases["two tenants"] = ({"authorization": f"Bearer {token}", "x-api-key": foreign_key}, 403)
+    cases["forged header"] = ({"x-jwt-payload": token.split(".")[1], "x-tenant": "acme"}, 401)
+    return cases
+
+
 class KeyServer:
     """An HTTPS server of one JWKS document, on a free port of 127.0.0.1. A context manager.
 

@@ -8,8 +8,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
+from msgspec.structs import replace
+
 from din_extproc.control.hand_edits import EditConflict, merged
 from din_extproc.control.supported import minor, unsupported
+from din_extproc.control.topology import Topology
+from din_extproc.domain.identity import InlineJwks
 from din_extproc.edge.process.envoy_binary import complaint, find_envoy
 from din_extproc.edge.process.envoy_binary import envoy_version as envoy_version_of
 from din_extproc.settings.node import NodeSettings
@@ -82,9 +86,25 @@ def render_istio(settings: Settings, *, mode: Literal["gateway", "sidecar"], **p
     from din_extproc.control.istio import Mesh, istio  # noqa: PLC0415
 
     try:
-        return documents(istio(settings.topology(usage_lua()), Mesh(mode=mode, **placed)), "istio")
+        return documents(istio(_for_cluster(settings), Mesh(mode=mode, **placed)), "istio")
     except ValueError as error:
         raise RenderFailed(str(error)) from error
+
+
+def _for_cluster(settings: Settings) -> Topology:
+    """Return the topology with the content of key files: a control plane does not have them.
+
+    Raises:
+        ValueError: a file can't be read.
+    """
+    topology = settings.topology(usage_lua())
+    issuers = []
+    for each in topology.identity.jwt:
+        try:
+            issuers.append(replace(each, jwks=InlineJwks(Path(each.jwks).read_text())) if isinstance(each.jwks, str) else each)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"issuer {each.issuer}: {error}") from error
+    return replace(topology, identity=replace(topology.identity, jwt=tuple(issuers)))
 
 
 def render_envoy_gateway(settings: Settings, **placed: Any) -> str:
@@ -97,7 +117,7 @@ def render_envoy_gateway(settings: Settings, **placed: Any) -> str:
     from din_extproc.control.envoy_gateway import Placement, envoy_gateway  # noqa: PLC0415
 
     try:
-        return documents(envoy_gateway(settings.topology(usage_lua()), Placement(**placed)), "envoy-gateway")
+        return documents(envoy_gateway(_for_cluster(settings), Placement(**placed)), "envoy-gateway")
     except ValueError as error:
         raise RenderFailed(str(error)) from error
 

@@ -12,7 +12,7 @@ from din_extproc.domain.tenant import ApiKey, RateLimits, Tenant
 from din_extproc.domain.verdict import Refusal, RefusalCode
 
 ISSUER = JwtIssuer("https://a.example", ("x",), "k.json", ("tenant",), ("sub",), priority=("tier",), models=("models",))
-CLAIMS = {"iss": "https://a.example", "tenant": "acme", "sub": "ann"}
+CLAIMS = {"iss": "https://a.example", "exp": 1.8e9, "tenant": "acme", "sub": "ann"}
 RULES = (
     CertificateRule("spiffe://corp.example/ns/{tenant}/sa/*"),
     CertificateRule("*.batch.corp.example", "other"),
@@ -130,6 +130,7 @@ def test_claims_narrow_the_tenant():
     assert found(claims=CLAIMS | {"models": "a b"}).tenant.narrowed_to == ("a", "b")
     assert found(claims=CLAIMS | {"tier": "critical"}).tenant.priority is Priority.STANDARD
     assert found(claims=CLAIMS).tenant == TENANTS[0]
+    assert name(found(claims={key: value for key, value in CLAIMS.items() if key != "exp"})) == "invalid_api_key"
     for odd in ({"tier": "urgent"}, {"tier": ["batch"]}, {"models": 7}, {"models": [7]}):
         assert name(found(claims=CLAIMS | odd)) == "invalid_api_key"
 
