@@ -19,27 +19,27 @@ class SpendingCounters(Struct, frozen=True, gc=False):
 
     start: int = 0
     """When the current period began."""
-    extra_tokens: int = 0
-    """What operators have added to the limit of this period."""
-    extra_cost: int = 0
-    tokens: int = 0
-    """Spent: settled in this period or later, reserved in this period."""
-    cost: int = 0
     before_start: int = 0
     """When the period before began; 0: there was none."""
     before_tokens: int = 0
     """Spent in that period."""
     before_cost: int = 0
+    extra_tokens: int = 0
+    """What operators have added to the limit of this period."""
+    extra_cost: int = 0
+    refused: int = 0
+    """1: a request was refused in this period, or would have been."""
     slot: int = 0
     """The hour of the newest reservation."""
+    tokens: int = 0
+    """Spent: settled in this period or later, reserved in this period."""
+    cost: int = 0
     held_tokens: int = 0
     """Reserved in that hour and not settled."""
     held_cost: int = 0
     older_tokens: int = 0
     """Reserved in the hour before and not settled."""
     older_cost: int = 0
-    refused: int = 0
-    """1: a request was refused in this period, or would have been."""
 
     def advance(self, window: SpendingWindow, now_ms: int) -> "SpendingCounters":
         """Return the counters in the period and the hour of `now_ms`."""

@@ -24,8 +24,11 @@ class BudgetPeriod(StrEnum):
     MONTH = "month"
 
 
-class SpendingWindow(Struct, frozen=True, gc=False):
-    """One counter of a budget in its current period. The ledger's clock decides which of two periods is current."""
+class SpendingWindow(Struct, frozen=True, eq=False, gc=False):
+    """One counter of a budget in its current period. The ledger's clock decides which of two periods is current.
+
+    Windows are made once per period and compared by identity, which costs a request nothing.
+    """
 
     scope: str
     starts: tuple[int, int, int]

@@ -15,6 +15,7 @@ from pathlib import Path
 from tests.bench import (
     accounting,
     bodies,
+    budgets,
     calibrate,
     claims,
     costly_bodies,
@@ -56,6 +57,10 @@ BENCHMARKS: dict[str, tuple[Callable[[Field], Figures], tuple[str, ...]]] = {
     "nodes": (growth.nodes, ("decision_10k_nodes_vs_10",)),
     "rules": (growth.rules, ("decision_1k_rules_vs_10",)),
     "tenants": (growth.tenants, ("admit_100k_tenants_vs_10",)),
+    "budgets": (
+        budgets.budgets,
+        ("admit_sidecar_budgets_one_vs_none", "admit_redis_budgets_one_vs_none", "admit_redis_budgets_of_others_vs_none"),
+    ),
     "limits": (
         limits.limits,
         (

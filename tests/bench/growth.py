@@ -41,7 +41,7 @@ _IN_FLIGHT = 64
 _DECISIONS = 1_000
 _ADMISSIONS = 4_000
 _AT_ONCE = 16
-_HEAD = RequestHead(
+HEAD = RequestHead(
     method="POST",
     path="/v1/chat/completions",
     headers={
@@ -152,7 +152,7 @@ def _decisions(desks: dict[int, WorkerContext], rounds: int) -> dict[int, list[f
 def decide(desk: WorkerContext, body: bytes, running: deque[ExtProcHandler]) -> None:
     """Decide a request while the oldest of those in flight ends."""
     flow = desk.create_handler()
-    verdict = _at_once(flow.decide(_HEAD, body))
+    verdict = _at_once(flow.decide(HEAD, body))
     assert isinstance(verdict, Send), verdict
     running.append(flow)
     if len(running) > _IN_FLIGHT:

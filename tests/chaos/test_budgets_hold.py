@@ -17,6 +17,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from din_extproc.admit.local import LocalLedger
+from din_extproc.admit.spending import SpendingCounters
 from din_extproc.audit.records import SettlementRecord
 from din_extproc.domain.usage import ExchangeRecord, Usage
 from din_extproc.edge.redis.guard import GuardedLedger, OnError
@@ -156,7 +157,7 @@ async def test_budgets_hold_through_kills_a_crash_of_redis_and_the_end_of_a_mont
                 assert tokens > TOKENS / 2, "and it can be used"
             for tenant in ("a", "b"):
                 numbers = struct.unpack(">14d", await link.call("GET", f"din:{{t={tenant}}}:spend:budget:own:{tenant}"))
-                assert [int(numbers[at]) for at in (6, 3)] == [running.spent(month, tenant)[0] for month in (0, 1)]
+                assert [int(numbers[at]) for at in (2, 8)] == [running.spent(month, tenant)[0] for month in (0, 1)]
 
 
 async def settled(running: Network, link) -> dict[int, tuple[int, int, int, int]]:
@@ -164,11 +165,9 @@ async def settled(running: Network, link) -> dict[int, tuple[int, int, int, int]
 
     async def read() -> dict[int, tuple[int, int, int, int]]:
         numbers = struct.unpack(">14d", await link.call("GET", "din:{n}:spend:budget:all"))
-        _, _, _, tokens, cost, _, before_tokens, before_cost, _, held_tokens, held_cost, older_tokens, older_cost, _ = map(int, numbers)
-        return {
-            0: (before_tokens, before_cost, 0, 0),
-            1: (tokens, cost, held_tokens + older_tokens, held_cost + older_cost),
-        }
+        found = SpendingCounters(*map(int, numbers))
+        held = found.used_tokens - found.tokens, found.used_cost - found.cost
+        return {0: (found.before_tokens, found.before_cost, 0, 0), 1: (found.tokens, found.cost, *held)}
 
     async def equal() -> bool:
         counters = await read()

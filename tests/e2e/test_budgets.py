@@ -95,4 +95,4 @@ def spent(stack: Stack, name: str, budget: str) -> tuple[int, int]:
     """Return the tokens and the cost that the budget's counter holds."""
     with redis.Redis(port=stack.redis.port) as connection:
         numbers = struct.unpack(">14d", connection.get(f"din:{{t={name}}}:spend:budget:{budget}"))
-    return int(numbers[3]), int(numbers[4])
+    return int(numbers[8]), int(numbers[9])

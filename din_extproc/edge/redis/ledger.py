@@ -6,6 +6,7 @@ Invariant: all keys of a tenant have one hash tag that no tenant name can forge,
 import asyncio
 import contextlib
 import hashlib
+import struct
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
@@ -270,11 +271,11 @@ def _plan(prefix_length: int, shared: bytes, budgets: tuple[Budget, ...], spendi
     periods = [number for window in spending for number in (*window.starts, window.tokens, window.cost)]
     parts = (b"count", charges), (b"spend", spends), (b"lease", charges)
     return _Plan(
-        count=6 + 2 * len(charges) + len(spends) + count + len(periods) + bool(spends),
+        count=6 + 2 * len(charges) + len(spends) + count + 2 * bool(spends),
         start=bulks(1 + 2 * len(charges) + len(spends))[1],
         keys=b"".join(_keys(prefix_length, shared, kind, each) for kind, each in parts),
         limits=packed,
-        periods=bulks(*periods)[1] if periods else b"",
+        periods=bulk(struct.pack(f">{len(periods)}d", *periods)),
         scopes=tuple(charge.scope for charge in (*charges, *spends)),
         end=_end(prefix_length, shared, (*charges, *spends)),
     )

@@ -13,8 +13,8 @@
 -- ARGV[3n+6]           tokens
 -- ARGV[3n+7]           lease in ms
 -- ARGV[3n+8]           cost; only where s > 0, like what follows
--- ARGV[3n+9 .. ]       five per counter of a period: when it begins, when the next one does, when the one after that does (ms), and the
---                      most tokens and cost (0: not limited)
+-- ARGV[3n+9]           five doubles per counter of a period: when it begins, when the next one does, when the one after that does (ms),
+--                      and the most tokens and cost (0: not limited)
 -- RETURNS {1, again, roomy, 0, 0, standing} granted (again 1: it was granted before, and this is that reply;
 --         roomy 1: slots are plentiful, so their release can wait for the settlement),
 --         or {0, budget, dimension, limit, retry after ms, standing} denied,
@@ -38,7 +38,7 @@ local HOUR, DAY, KEEP_SPENDING = 3600000, 86400000, 21600000
 local PERIOD = '>dddddddddddddd'
 local FEW_STREAMS = 8 -- a smaller limit is never roomy
 local SLOT = '\0\0\0'
-local call, read, sub, rep, max, floor = redis.call, struct.unpack, string.sub, string.rep, math.max, math.floor
+local call, read, pack, sub, rep, max, floor = redis.call, struct.unpack, struct.pack, string.sub, string.rep, math.max, math.floor
 
 local budgets = tonumber(ARGV[1])
 local spends = #KEYS - 1 - 2 * budgets
@@ -138,32 +138,43 @@ end
 
 local cost, periods = 0, nil
 if spends > 0 then
-  local hour = floor(now / HOUR)
+  local hour, windows = floor(now / HOUR), ARGV[own + 5]
   cost, periods = tonumber(ARGV[own + 4]), {}
   for i = 1, spends do
-    local at = own + 5 * i
-    local start, finish, last = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
-    local most_tokens, most_cost, value = tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4]), found[budgets + 1 + i]
+    local start, finish, last, most_tokens, most_cost = read('>ddddd', windows, 40 * i - 39)
+    local value = found[budgets + 1 + i]
+    local from, before, before_tokens, before_cost, more_tokens, more_cost, refused, slot = 0, 0, 0, 0, 0, 0, 0, 0
+    local tokens_spent, cost_spent, held, held_cost, older, older_cost = 0, 0, 0, 0, 0, 0
+    if value then
+      from, before, before_tokens, before_cost, more_tokens, more_cost, refused, slot,
+        tokens_spent, cost_spent, held, held_cost, older, older_cost = read(PERIOD, value)
+    end
     if now >= finish then start, finish = finish, last end
-    local period = value and {read(PERIOD, value)} or {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
-    if period[1] < start then
-      period = {start, 0, 0, 0, 0, period[1], period[4], period[5], hour, 0, 0, 0, 0, 0}
-    elseif hour > period[9] then
-      local next = hour == period[9] + 1
-      period[12], period[13] = next and period[10] or 0, next and period[11] or 0
-      period[9], period[10], period[11] = hour, 0, 0
+    local whole = false -- written as a whole, not only what is held
+    if from < start then
+      whole, from, before, before_tokens, before_cost = true, start, from, tokens_spent, cost_spent
+      more_tokens, more_cost, refused, slot, tokens_spent, cost_spent, held, held_cost, older, older_cost = 0, 0, 0, hour, 0, 0, 0, 0, 0, 0
+    elseif hour > slot then
+      whole, older, older_cost = true, 0, 0
+      if hour == slot + 1 then older, older_cost = held, held_cost end
+      slot, held, held_cost = hour, 0, 0
     end
-    period.flag, period.keep, period.wait = period[14], max(0, last - now) + DAY, max(1, finish - now)
-    period.tokens = most_tokens > 0 and most_tokens + period[2] or nil
-    if period.tokens and period[4] + period[10] + period[12] + tokens > period.tokens then
-      refuse(budgets + i, 5, period.tokens, period.wait)
-      period[14] = 1
+    local wait, left, most, noted = max(1, finish - now), nil, most_tokens + more_tokens, refused
+    if most_tokens > 0 then
+      left = most - tokens_spent - held - older
+      if tokens > left then
+        refuse(budgets + i, 5, most, wait)
+        noted = 1
+      end
     end
-    if most_cost > 0 and period[5] + period[11] + period[13] + cost > most_cost + period[3] then
-      refuse(budgets + i, 6, most_cost + period[3], period.wait)
-      period[14] = 1
+    if most_cost > 0 and cost_spent + held_cost + older_cost + cost > most_cost + more_cost then
+      refuse(budgets + i, 6, most_cost + more_cost, wait)
+      noted = 1
     end
-    periods[i] = period
+    if whole or noted ~= refused then
+      whole = pack('>dddddddddd', from, before, before_tokens, before_cost, more_tokens, more_cost, noted, slot, tokens_spent, cost_spent)
+    end
+    periods[i] = {whole, held, held_cost, older, older_cost, noted ~= refused, left, most, wait, max(0, last - now) + DAY}
   end
 end
 
@@ -193,14 +204,19 @@ for i = 1, budgets do
 end
 
 for i = 1, spends do
-  local period, index = periods[i], budgets + i
-  if charged == 1 then period[10], period[11] = period[10] + tokens, period[11] + cost end
-  if period.tokens and (enforced == '' or sub(enforced, index, index) == '1') then
-    local left = max(0, period.tokens - period[4] - period[10] - period[12])
-    if left < left_tokens then limit_tokens, left_tokens, reset_tokens = period.tokens, left, period.wait end
+  local whole, held, held_cost, older, older_cost, noted, left, most, wait, keep = unpack(periods[i], 1, 10)
+  local index = budgets + i
+  if charged == 1 then
+    held, held_cost = held + tokens, held_cost + cost
+    if left then left = left - tokens end
+    if not whole then call('SETRANGE', KEYS[index + 1], 80, pack('>dd', held, held_cost)) end
   end
-  if charged == 1 or period[14] ~= period.flag then
-    call('SET', KEYS[index + 1], struct.pack(PERIOD, unpack(period, 1, 14)), 'PX', period.keep)
+  if whole and (charged == 1 or noted) then
+    call('SET', KEYS[index + 1], whole .. pack('>dddd', held, held_cost, older, older_cost), 'PX', keep)
+  end
+  if left and (enforced == '' or sub(enforced, index, index) == '1') then
+    left = max(0, left)
+    if left < left_tokens then limit_tokens, left_tokens, reset_tokens = most, left, wait end
   end
 end
 
@@ -214,10 +230,10 @@ for i = 1, budgets do
   local rpm, tpm, streams, used, at, head, total, ring = unpack(states[i])
   if rpm > 0 then
     local start = head % SLOTS * 3
-    ring = sub(ring, 1, start) .. struct.pack('>I3', slot(ring, head) + 1) .. sub(ring, start + 4)
+    ring = sub(ring, 1, start) .. pack('>I3', slot(ring, head) + 1) .. sub(ring, start + 4)
   end
   if rpm > 0 or tpm > 0 then
-    call('SET', KEYS[i + 1], struct.pack('>ddI4I4', used, at, head, total) .. ring, 'PX', KEEP)
+    call('SET', KEYS[i + 1], pack('>ddI4I4', used, at, head, total) .. ring, 'PX', KEEP)
   end
   if streams > 0 then
     local leases = KEYS[leased + i]
@@ -227,7 +243,7 @@ for i = 1, budgets do
   end
 end
 local kept = max(KEEP, lease, spends > 0 and KEEP_SPENDING or 0)
-local header = struct.pack('>ddBddddddd', now + kept, tokens, 0, reply[6], reply[7], reply[8], reply[9], reply[10], reply[11], now)
-if spends > 0 then header = header .. struct.pack('>d', cost) end
+local header = pack('>ddBddddddd', now + kept, tokens, 0, reply[6], reply[7], reply[8], reply[9], reply[10], reply[11], now)
+if spends > 0 then header = header .. pack('>d', cost) end
 call('SET', KEYS[1], header .. ARGV[own - 1], 'PX', kept)
 return reply

@@ -74,23 +74,24 @@ if difference ~= 0 or second then
 end
 
 if spends > waits then
-  local PERIOD, HOUR = '>dddddddddddddd', 3600000
+  local HOUR = 3600000
   local admitted, cost = read('>dd', record, 66)
   local tokens, paid, hour = tonumber(ARGV[2]), tonumber(ARGV[7]), math.floor(admitted / HOUR)
   for i = waits + 1, spends do
-    if found[i] then
-      local period = {read(PERIOD, found[i])}
-      if admitted >= period[1] then
-        period[4], period[5] = period[4] + tokens, period[5] + paid
-        if hour == period[9] then
-          period[10], period[11] = period[10] - reserved, period[11] - cost
-        elseif hour == period[9] - 1 then
-          period[12], period[13] = period[12] - reserved, period[13] - cost
+    local value = found[i]
+    if value then
+      local start, before, before_tokens, before_cost = read('>dddd', value)
+      if admitted >= start then
+        local slot, spent, spent_cost, held, held_cost, older, older_cost = read('>ddddddd', value, 57)
+        if hour == slot then
+          held, held_cost = held - reserved, held_cost - cost
+        elseif hour == slot - 1 then
+          older, older_cost = older - reserved, older_cost - cost
         end
-      elseif period[6] > 0 and admitted >= period[6] then
-        period[7], period[8] = period[7] + tokens, period[8] + paid
+        redis.call('SETRANGE', KEYS[i], 64, pack('>dddddd', spent + tokens, spent_cost + paid, held, held_cost, older, older_cost))
+      elseif before > 0 and admitted >= before then
+        redis.call('SETRANGE', KEYS[i], 16, pack('>dd', before_tokens + tokens, before_cost + paid))
       end
-      redis.call('SET', KEYS[i], pack(PERIOD, unpack(period, 1, 14)), 'KEEPTTL')
     end
   end
 end
