@@ -57,8 +57,8 @@ test-manifests: setup ## chart, mesh resources and compose file by helm, kubecon
 test-dashboard: setup ## the dashboard in a headless Chromium (one that is installed; CHROMIUM=FILE names it), photographs in build/dashboard; DOCS=1 puts them into README and docs
 	@$(PY) -m tests.support.dashboard_pages $(if $(DOCS),--docs)
 
-test-chaos: setup ## tests that kill, pause and delay things
-	@$(PY) -m pytest -m chaos
+test-chaos: setup ## tests that kill, pause and delay things, at full length
+	@DIN_CHAOS_SECONDS=60 $(PY) -m pytest -m chaos
 
 bench: setup ## measure side by side, within ten minutes; JSON=FILE keeps the figures
 	@$(PY) -m tests.bench $(if $(JSON),--json $(JSON))

@@ -28,6 +28,10 @@ _TOO_MANY_HEADERS = f"{_DETAILS}.matches('^([Hh]eader|After)_mutation_')"
 """There was no room for the gateway's own; each Envoy words it anew."""
 
 
+_BROKEN = ("upstream_reset_before_response_started{connection_termination", "upstream_reset_before_response_started{remote_reset")
+"""The node got the request and broke off."""
+
+
 class _Reply(Struct, frozen=True):
     """One kind of Envoy's answers."""
 
@@ -37,6 +41,8 @@ class _Reply(Struct, frozen=True):
     message: str
     status: int | None = None
     """The status to answer with; None keeps Envoy's."""
+    retriable: bool = True
+    """False: SDKs are told not to send it again."""
 
 
 def _details(*names: str) -> str:
@@ -72,6 +78,13 @@ _REPLIES = (
         RefusalCode.UPSTREAM_ERROR,
         "The node's answer is larger than the gateway holds to translate it",
         502,
+    ),
+    _Reply(
+        f"upstream.request_attempt_count > 1 && ({_details_begin(*_BROKEN)})",
+        RefusalCode.UPSTREAM_ERROR,
+        "The nodes ended the exchange before they answered; sent again, the request may break more of them",
+        502,
+        retriable=False,
     ),
     _Reply(_details_begin("upstream_reset"), RefusalCode.UPSTREAM_ERROR, "The node ended the exchange before it answered", 502),
     _Reply("response.code == 504", RefusalCode.UPSTREAM_TIMEOUT, "The node did not answer in time"),
@@ -137,4 +150,5 @@ def _headers(reply: _Reply) -> list[HeaderValueOption]:
     retry = (
         [overwrite("retry-after", _RETRY_AFTER_S)] if reply.code in (RefusalCode.SIDECAR_UNAVAILABLE, RefusalCode.NO_HEALTHY_NODE) else []
     )
-    return [overwrite("x-din-trace-id", _TRACE_ID), overwrite("x-request-id", _TRACE_ID), *retry]
+    stop = [] if reply.retriable else [overwrite("x-should-retry", "false")]
+    return [overwrite("x-din-trace-id", _TRACE_ID), overwrite("x-request-id", _TRACE_ID), *retry, *stop]

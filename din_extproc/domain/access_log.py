@@ -46,5 +46,6 @@ ATTEMPT_RECORD = {
     "l": "%DURATION%",
     "p": "%REQ(traceparent)%",
     "y": "%RESP(retry-after)%",
+    "o": "%REQ(x-din-origin)%",
 }
 """One attempt that failed at a node."""

@@ -5,8 +5,12 @@ Times are seconds of the machine's monotonic clock, which all processes of one m
 
 from collections.abc import Mapping
 from enum import StrEnum
+from zlib import crc32
 
 from msgspec import Struct
+
+_PSEUDONYM = 8
+"""Characters of a tenant's pseudonym."""
 
 
 class BreakerState(StrEnum):
@@ -26,6 +30,16 @@ NO_CREDIT_REASON = "its account has no credit"
 """Why the breaker of a remote API is open that answered 402."""
 EXCLUDED = frozenset({BreakerState.OPEN, BreakerState.COOLING})
 """The states in which a breaker lets no request pass."""
+
+
+def make_origin(pseudonym: str, body: bytes) -> str:
+    """Return where a failure comes from: a tenant's pseudonym (8 characters) and a digest of its request, which equal requests share."""
+    return f"{pseudonym}{crc32(body):08x}"
+
+
+def tenant_of(origin: str) -> str:
+    """Return the part of an origin that names the tenant, "" for none."""
+    return origin[:_PSEUDONYM]
 
 
 class BreakerSnapshot(Struct, frozen=True, gc=False):

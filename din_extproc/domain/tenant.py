@@ -3,8 +3,10 @@
 from datetime import datetime
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from hashlib import blake2s
 
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from din_extproc.domain.request import Priority
 
@@ -117,6 +119,12 @@ class Tenant(Struct, frozen=True):
     """Patterns of the token that a request came with: its model must match one of them, too. None: the token has none."""
     listed: bool = True
     """False: the configuration does not list the tenant; it is like all unlisted ones."""
+    pseudonym: str = ""
+    """Stands for the id where nodes see it: 8 hexadecimal digits of its hash, unless given."""
+
+    def __post_init__(self) -> None:
+        if self.id and not self.pseudonym:
+            force_setattr(self, "pseudonym", blake2s(self.id.encode(), digest_size=4).hexdigest())
 
     def priority_of(self, asked: Priority | None) -> Priority:
         """Return the priority of a request: the requested one, capped at the tenant's own."""

@@ -40,6 +40,8 @@ UPSTREAM_FAULTS = frozenset({Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT, O
 """Outcomes that are failures of the node; one that is busy does what it should."""
 
 
+BREAKS = frozenset({"UC", "UR"})
+"""Envoy's response flags of a connection or stream that the node broke."""
 _UNSENT = frozenset({Outcome.REFUSED, Outcome.NOT_DISPATCHED, *UPSTREAM_FAULTS})
 
 
@@ -90,6 +92,8 @@ class Labels(Struct, frozen=True, gc=False, omit_defaults=True):
 
     request_id: str = ""
     trace_id: str = ""
+    origin: str = ""
+    """Of failures of the request, see `make_origin`."""
     tenant: str = ""
     key_id: str = ""
     model: str = ""
@@ -212,6 +216,8 @@ class ExchangeRecord(Struct, frozen=True, gc=False):
     """What the dearest model that the requested name stands for would have cost more, likewise."""
     unlisted: bool = False
     """The configuration does not list the tenant."""
+    origin: str = ""
+    """Of failures of the request, see `make_origin`; "" where it is not known."""
 
     @property
     def metric_tenant(self) -> str:
@@ -273,6 +279,13 @@ class FailedAttempt(Struct, frozen=True, gc=False):
     """The W3C `traceparent` header that was sent to the node."""
     retry_after_s: int | None = None
     """What the node asked for; None: nothing."""
+    origin: str = ""
+    """Of failures of the request, see `make_origin`; "" where it is not known."""
+
+    @property
+    def breaks_connection(self) -> bool:
+        """Whether the node, or the connection to it, broke after the request was sent and before it was answered."""
+        return any(flag in BREAKS for flag in self.reason.split(","))
 
 
 class NodePace(Struct, frozen=True, gc=False):

@@ -26,6 +26,7 @@ class RefusalCode(Enum):
     METHOD_NOT_ALLOWED = ("method_not_allowed", 405, "invalid_request_error", "The method is not allowed here")
     VERSION_MISMATCH = ("version_mismatch", 409, "invalid_request_error", "No node serves an acceptable model version")
     UPGRADE_REQUIRED = ("upgrade_required", 426, "invalid_request_error", "Another protocol is required")
+    REQUEST_BREAKS_NODES = ("request_breaks_nodes", 422, "invalid_request_error", "The request breaks the nodes that get it")
     REQUEST_TOO_LARGE = ("request_too_large", 413, "invalid_request_error", "The request body is too large")
     UNSUPPORTED_MEDIA = ("unsupported_media", 415, "invalid_request_error", "The body's encoding is not supported")
     RATE_LIMIT_EXCEEDED = ("rate_limit_exceeded", 429, "rate_limit_error", "The rate limit is reached")

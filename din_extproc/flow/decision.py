@@ -4,6 +4,7 @@ Rule: `PendingRequest` is the only one that changes, and only the stages and the
 """
 
 from collections.abc import Callable, Coroutine
+from collections.abc import Set as AbstractSet
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -68,6 +69,8 @@ class DecisionContext(Struct, kw_only=True):
     """How long a request keeps its slots without being heard of."""
     revoked: frozenset[str] = frozenset()
     """Ids of keys that are valid no more, whatever the view says."""
+    stopped: AbstractSet[str] = frozenset()
+    """Origins of requests that are not sent to a node now: each has broken two."""
 
 
 class PendingRequest:
@@ -79,6 +82,7 @@ class PendingRequest:
         "head",
         "inspected",
         "intent",
+        "origin",
         "parsed",
         "prefix",
         "request_id",
@@ -103,6 +107,8 @@ class PendingRequest:
         """None: not authenticated yet."""
         self.account = ""
         """The tenant whose counters it is charged to."""
+        self.origin = ""
+        """Of failures that it causes, see `make_origin`; "": its body is not at hand."""
         self.parsed: ParsedRequest | None = None
         """None: the body is not read yet, or not at hand."""
         self.inspected = False

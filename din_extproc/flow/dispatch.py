@@ -56,6 +56,7 @@ def dispatch(granted: Decision, request: PendingRequest, parsed: ParsedRequest, 
         endpoints=tuple(endpoints),
         request_headers=(
             *_trace(request),
+            ("x-din-origin", request.origin),
             *_version(granted.routed, target.pool, granted.intent),
             *compute_timeouts(granted.intent, target.pool, granted.selection).headers(),
             *(_RETRY_LONGER if granted.selection.retries_longer else ()),
@@ -169,6 +170,7 @@ def _labels(
     return Labels(
         request_id=claim.request_id,
         trace_id=request.trace_id,
+        origin=request.origin,
         tenant=claim.tenant,
         key_id="" if who is None else who.key.id,
         unlisted=who is not None and not who.tenant.listed,

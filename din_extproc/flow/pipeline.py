@@ -3,7 +3,8 @@
 | stage              | function              | gives                                       | refuses                                  |
 |--------------------|-----------------------|---------------------------------------------|------------------------------------------|
 | 1 endpoint kind    | `accept`              | `EndpointKind`; `None` for OPTIONS          | 404, 405                                 |
-| 2 authentication   | `accept`              | `PendingRequest.who`                        | `invalid_api_key`, `identity_conflict`   |
+| 2 authentication   | `accept`              | `PendingRequest.who`, `.origin`             | `invalid_api_key`, `identity_conflict`,  |
+|                    |                       |                                             | `request_breaks_nodes`                   |
 | 3 read             | `read_request`        | `ParsedRequest`                             | what the body lacks                      |
 | 4 sensitive data   | `read_request`        | `ParsedRequest`, masked where that is asked | `sensitive_data_blocked`                 |
 | 5 exact count      | `decide`, `permit`    | `PendingRequest.intent`                     | -                                        |
@@ -29,6 +30,7 @@ from din_extproc.admit import headers as limit_headers
 from din_extproc.admit.keys import Authenticated
 from din_extproc.admit.ledger import Claim, Denied, Granted, LimitsUnavailable
 from din_extproc.admit.queue import is_queueable
+from din_extproc.domain.health import make_origin
 from din_extproc.domain.node import Node
 from din_extproc.domain.request import Intent, Operation, Priority
 from din_extproc.domain.tenant import OnSensitive, Tenant
@@ -56,6 +58,10 @@ _STORED_ELSEWHERE = Refusal(
     "Send the whole conversation in input.",
     param="previous_response_id",
 )
+_BREAKS_NODES = Refusal(
+    RefusalCode.REQUEST_BREAKS_NODES,
+    "Two nodes broke off when they got this request, so it is sent to no other one for ten minutes. Change the request, or report it.",
+)
 _NO_WEBSOCKET = Refusal(RefusalCode.UPGRADE_REQUIRED, "WebSocket connections are not served; send the request over HTTP with POST")
 _NO_BODY = NodeRequest(operation=Operation.CHAT, stream=False, path="", body=b"", strips_usage=False)
 """What a node is asked by a request whose body is not at hand."""
@@ -82,6 +88,9 @@ def accept(context: DecisionContext, request: PendingRequest, body: bytes, wall:
         return who
     request.who = who
     request.account = who.tenant.id
+    request.origin = make_origin(who.tenant.pseudonym, body)
+    if request.origin in context.stopped:
+        return _BREAKS_NODES
     if endpoint.operation is Operation.MODELS:
         return endpoint
     return read_request(context, request, body)

@@ -1,7 +1,8 @@
 """State machine of one circuit breaker. It reads no clock and knows no node: events carry the time.
 
 Invariant: `TRANSITIONS` has an entry for every pair of state and event, and only its functions change the state. As long as a node is left
-out, the time until which it is only grows: a shorter deadline never replaces a longer one, in whatever state it comes.
+out, the time until which it is only grows: a shorter deadline never replaces a longer one, in whatever state it comes. A request counts
+once among consecutive failures, and requests of one tenant alone do not open a breaker that is `scarce`.
 
     closed ──consecutive failures, or failure share──▶ open ──open time is over──▶ half open ──trials succeeded──▶ ramping ──▶ closed
                                                          ▲                            │ one failure                  │ as in closed
@@ -16,12 +17,14 @@ from enum import Enum
 
 from msgspec import Struct
 
-from din_extproc.domain.health import BreakerSnapshot, BreakerState
+from din_extproc.domain.health import BreakerSnapshot, BreakerState, tenant_of
 from din_extproc.health.policy import BreakerPolicy
 from din_extproc.health.window import OutcomeWindow
 
 _CLOSED, _OPEN, _HALF_OPEN, _RAMPING = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN, BreakerState.RAMPING
 _COOLING = BreakerState.COOLING
+_KNOWN_ORIGINS = 64
+"""Failed requests in a row that are told apart; no threshold is longer by far."""
 
 
 class BreakerEventKind(Enum):
@@ -58,6 +61,8 @@ class BreakerEvent(Struct, frozen=True, gc=False):
     reason: str = ""
     cool_down_s: float = 0.0
     """The pause that a busy node asked for, or that an exhausted account gets."""
+    origin: str = ""
+    """The request that failed, or the tenant whose requests alone opened another replica's breaker. "": no request caused it."""
 
 
 class CircuitBreaker:
@@ -72,12 +77,15 @@ class CircuitBreaker:
     __slots__ = (
         "_consecutive_failures",
         "_failed_at",
+        "_failing",
         "_name",
+        "_scarce",
         "_trials",
         "_trips",
         "_was_ramping",
         "_window",
         "cause",
+        "opened_for",
         "policy",
         "snapshot",
     )
@@ -87,7 +95,12 @@ class CircuitBreaker:
         self.snapshot = BreakerSnapshot(_CLOSED, now)
         self.cause: BreakerEventKind | None = None
         """The event that last took it out of the closed state. None: it was always closed."""
+        self.opened_for = ""
+        """The tenant whose requests alone last opened it; "": others failed too, or no request did it."""
         self._name = name
+        self._scarce = False
+        self._failing: set[str] = set()
+        """Origins of the failures since the last success."""
         self._window = OutcomeWindow(policy.window_s)
         self._consecutive_failures = 0
         self._failed_at: float | None = None
@@ -106,9 +119,9 @@ class CircuitBreaker:
         """How often it opened without being closed for a whole open time in between."""
         return self._trips
 
-    def on_event(self, event: BreakerEvent) -> bool:
-        """Apply an event. Return whether the snapshot changed."""
-        previous = self.snapshot
+    def on_event(self, event: BreakerEvent, *, scarce: bool = False) -> bool:
+        """Apply an event. Return whether the snapshot changed. `scarce`: opening takes too much away for one tenant's failures to do it."""
+        previous, self._scarce = self.snapshot, scarce
         TRANSITIONS[previous.state, event.kind](self, event)
         return self.snapshot is not previous
 
@@ -119,23 +132,34 @@ class CircuitBreaker:
 
     def _record_success(self, event: BreakerEvent) -> None:
         self._window.record_success(event.now)
+        self._end_run()
+
+    def _end_run(self) -> None:
         self._consecutive_failures = 0
+        if self._failing:
+            self._failing = set()
 
     def _record_failure(self, event: BreakerEvent) -> None:
         """Count a failed request; failures within `incident_s` of the last counted one are one consecutive failure."""
         if self._predates_state(event):
             return
-        self._window.record_failure(event.now)
-        if self._failed_at is None or event.now - self._failed_at >= self.policy.incident_s or not self._consecutive_failures:
+        origin, failing = event.origin, self._failing
+        self._window.record_failure(event.now, origin)
+        repeated = bool(origin) and origin in failing
+        if len(failing) < _KNOWN_ORIGINS:
+            failing.add(origin)
+        recent = self._failed_at is not None and event.now - self._failed_at < self.policy.incident_s
+        if not repeated and not (recent and self._consecutive_failures):
             self._failed_at = event.now
             self._consecutive_failures += 1
         self._open_if_over_threshold(event)
 
     def _record_probe_success(self, _event: BreakerEvent) -> None:
-        self._consecutive_failures = 0
+        self._end_run()
 
     def _record_probe_failure(self, event: BreakerEvent) -> None:
         self._consecutive_failures += 1
+        self._failing.add("")
         self._open_if_over_threshold(event)
 
     def _half_open_if_due(self, event: BreakerEvent) -> None:
@@ -157,8 +181,7 @@ class CircuitBreaker:
             self._open(event)
 
     def _start_ramp(self, event: BreakerEvent) -> None:
-        self._consecutive_failures, self._failed_at = 0, None
-        self._window.clear()
+        self._forget_outcomes()
         reason = self.snapshot.reason
         if event.kind is BreakerEventKind.REJOINED:
             self.cause, reason = event.kind, event.reason
@@ -196,11 +219,20 @@ class CircuitBreaker:
         if self._trips and closed_s >= policy.compute_open_s(self._trips, self._name):
             self._trips = 0
         self._trips += 1
-        self.cause = event.kind
-        self._consecutive_failures, self._failed_at = 0, None
-        self._window.clear()
+        self.cause, self.opened_for = event.kind, tenant_of(event.origin)
+        self._forget_outcomes()
         until = max(self._excluded_until(), event.now + policy.compute_open_s(self._trips, self._name))
         self.snapshot = BreakerSnapshot(_OPEN, event.now, until, 0.0, event.reason)
+
+    def _open_remotely(self, event: BreakerEvent) -> None:
+        """Open as another replica did, but not on one tenant's account when the pool has no node to spare here."""
+        if not (self._scarce and event.origin):
+            self._open(event)
+
+    def _forget_outcomes(self) -> None:
+        self._end_run()
+        self._failed_at = None
+        self._window.clear()
 
     def _extend_open(self, event: BreakerEvent) -> None:
         """Stay open, or open, until a busy or exhausted node's or another replica's deadline if that is later."""
@@ -220,12 +252,23 @@ class CircuitBreaker:
         policy = self.policy
         if policy.consecutive_failures is not None and self._consecutive_failures >= policy.consecutive_failures:
             reason = f"{self._consecutive_failures} consecutive failures" if self._consecutive_failures > 1 else "a failure"
+            tenants = {tenant_of(origin) for origin in self._failing}
+            alone = len(tenants) == 1 and "" not in tenants
         else:
-            successes, failures = self._window.count(event.now)
-            if successes + failures < policy.min_outcomes or failures <= policy.failure_share * (successes + failures):
+            counts = self._window.count(event.now)
+            answers, others = counts.successes + counts.failures, counts.failures - counts.failures_of_one
+            if not self._is_too_large(counts.failures, answers):
                 return
-            reason = f"{failures} of {successes + failures} answers failed within {policy.window_s:g} s"
-        self._open(BreakerEvent(event.kind, event.now, None, f"{reason}{f', the last: {event.reason}' if event.reason else ''}"))
+            reason = f"{counts.failures} of {answers} answers failed within {policy.window_s:g} s"
+            alone = not self._is_too_large(others, counts.successes + others)
+        if alone and self._scarce:
+            return
+        reason = f"{reason}{f', the last: {event.reason}' if event.reason else ''}"
+        self._open(BreakerEvent(event.kind, event.now, reason=reason, origin=event.origin if alone else ""))
+
+    def _is_too_large(self, failures: int, answers: int) -> bool:
+        """Return whether so many failures among so many answers open it."""
+        return answers >= self.policy.min_outcomes and failures > self.policy.failure_share * answers
 
     def _predates_state(self, event: BreakerEvent) -> bool:
         """Return whether the request started before the current state; then its result is ignored."""
@@ -240,7 +283,7 @@ TRANSITIONS: dict[tuple[BreakerState, BreakerEventKind], Transition] = {
     (_CLOSED, BreakerEventKind.PROBE_SUCCEEDED): CircuitBreaker._record_probe_success,  # noqa: SLF001
     (_CLOSED, BreakerEventKind.PROBE_FAILED): CircuitBreaker._record_probe_failure,  # noqa: SLF001
     (_CLOSED, BreakerEventKind.TICK): CircuitBreaker._ignore,  # noqa: SLF001
-    (_CLOSED, BreakerEventKind.REMOTE_OPEN): CircuitBreaker._open,  # noqa: SLF001
+    (_CLOSED, BreakerEventKind.REMOTE_OPEN): CircuitBreaker._open_remotely,  # noqa: SLF001
     (_CLOSED, BreakerEventKind.REJOINED): CircuitBreaker._start_ramp,  # noqa: SLF001
     (_OPEN, BreakerEventKind.SUCCEEDED): CircuitBreaker._ignore,  # noqa: SLF001
     (_OPEN, BreakerEventKind.FAILED): CircuitBreaker._ignore,  # noqa: SLF001
@@ -264,7 +307,7 @@ TRANSITIONS: dict[tuple[BreakerState, BreakerEventKind], Transition] = {
     (_RAMPING, BreakerEventKind.PROBE_SUCCEEDED): CircuitBreaker._record_probe_success,  # noqa: SLF001
     (_RAMPING, BreakerEventKind.PROBE_FAILED): CircuitBreaker._record_probe_failure,  # noqa: SLF001
     (_RAMPING, BreakerEventKind.TICK): CircuitBreaker._close_if_ramped_up,  # noqa: SLF001
-    (_RAMPING, BreakerEventKind.REMOTE_OPEN): CircuitBreaker._open,  # noqa: SLF001
+    (_RAMPING, BreakerEventKind.REMOTE_OPEN): CircuitBreaker._open_remotely,  # noqa: SLF001
     (_RAMPING, BreakerEventKind.REJOINED): CircuitBreaker._ignore,  # noqa: SLF001
     (_COOLING, BreakerEventKind.SUCCEEDED): CircuitBreaker._record_success,  # noqa: SLF001
     (_COOLING, BreakerEventKind.FAILED): CircuitBreaker._record_failure,  # noqa: SLF001
@@ -272,7 +315,7 @@ TRANSITIONS: dict[tuple[BreakerState, BreakerEventKind], Transition] = {
     (_COOLING, BreakerEventKind.PROBE_SUCCEEDED): CircuitBreaker._record_probe_success,  # noqa: SLF001
     (_COOLING, BreakerEventKind.PROBE_FAILED): CircuitBreaker._record_probe_failure,  # noqa: SLF001
     (_COOLING, BreakerEventKind.TICK): CircuitBreaker._end_cool_down_if_due,  # noqa: SLF001
-    (_COOLING, BreakerEventKind.REMOTE_OPEN): CircuitBreaker._open,  # noqa: SLF001
+    (_COOLING, BreakerEventKind.REMOTE_OPEN): CircuitBreaker._open_remotely,  # noqa: SLF001
     (_COOLING, BreakerEventKind.REJOINED): CircuitBreaker._start_ramp,  # noqa: SLF001
     **{(state, BreakerEventKind.EXHAUSTED): CircuitBreaker._extend_open for state in BreakerState},  # noqa: SLF001
 }

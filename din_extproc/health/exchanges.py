@@ -1,23 +1,26 @@
 """From finished exchanges and failed attempts to breaker events: the one place that says what counts against a node or pool.
 
-Rule: what a client causes (its timeout, its errors, its leaving) counts for nothing.
+Rule: what a client causes (its timeout, its errors, its leaving) counts for nothing. A failure has the request for its origin, but for a
+connection that could not be opened, and for credentials of the gateway that were refused: no request causes that.
 
 | outcome                                        | node                                | pool       | pool that it moved from |
 |------------------------------------------------|-------------------------------------|------------|-------------------------|
 | completed                                      | succeeded                           | succeeded  | failed                  |
 | upstream busy (429), 529 of an attempt         | busy, for as long as the node asks  | -          | failed                  |
 | 402 of an attempt: the account has no credit   | exhausted, for the longest pause    | -          | -                       |
-| upstream error, timeout of an attempt, cut off | failed, unless Envoy has reported   | failed     | failed                  |
-|                                                | the failed attempt by itself        |            |                         |
+| upstream error, timeout of an attempt, cut off | failed; once with its last attempt, | failed     | failed                  |
+|                                                | by its origin                       |            |                         |
 | not dispatched: no host was left (`UH`)        | -                                   | failed     | failed                  |
 | timeout of the whole request, an answer larger | -                                   | -          | failed                  |
 | than the gateway holds, anything else          |                                     |            |                         |
 """
 
+from collections.abc import Container
+
 from msgspec import Struct
 
 from din_extproc.domain.access_log import ATTEMPT_FLAGS
-from din_extproc.domain.health import NO_CREDIT_REASON
+from din_extproc.domain.health import NO_CREDIT_REASON, tenant_of
 from din_extproc.domain.usage import ANSWER_TOO_LARGE, UPSTREAM_FAULTS, ExchangeRecord, FailedAttempt, Outcome
 from din_extproc.health.breaker import BreakerEvent, BreakerEventKind
 
@@ -30,6 +33,10 @@ _SERVER_ERROR = 500
 _COOL_DOWN_S = 1.0
 """For a node that answers 429 without `retry-after`."""
 _NO_HOST = "UH"
+_UNCONNECTED = "UF"
+_GATEWAY_REFUSED = frozenset({"401", "402", "403"})
+_NOT_FOUND = "404"
+"""The gateway chose the model's name, so that every one counts; but of one tenant's alone, because a path can be missing, too."""
 
 
 class ExchangeEvents(Struct, frozen=True, gc=False):
@@ -50,7 +57,7 @@ def classify_exchange(record: ExchangeRecord, now: float, *, attempts_reported: 
         longest_open_s: The longest pause that a busy node is given.
     """
     began = now - (record.duration_ms or 0.0) / 1000
-    moved = BreakerEvent(BreakerEventKind.FAILED, now, began, "moved in flight") if record.moved_from else None
+    moved = BreakerEvent(BreakerEventKind.FAILED, now, began, "moved in flight", origin=record.origin) if record.moved_from else None
     outcome = record.outcome
     if outcome is Outcome.COMPLETED:
         succeeded = BreakerEvent(BreakerEventKind.SUCCEEDED, now, began) if record.node_id else None
@@ -61,22 +68,34 @@ def classify_exchange(record: ExchangeRecord, now: float, *, attempts_reported: 
     unreached = outcome is Outcome.NOT_DISPATCHED and _NO_HOST in record.response_flags
     if not (outcome in UPSTREAM_FAULTS or unreached) or record.deadline_exceeded or record.error == ANSWER_TOO_LARGE:
         return ExchangeEvents(None, None, moved)
-    failed = BreakerEvent(BreakerEventKind.FAILED, now, began, record.error or outcome.value)
+    origin = "" if unreached or _UNCONNECTED in record.response_flags else record.origin
+    failed = BreakerEvent(BreakerEventKind.FAILED, now, began, record.error or outcome.value, origin=origin)
     reported = record.status >= _SERVER_ERROR or any(flag in ATTEMPT_FLAGS for flag in record.response_flags)
-    return ExchangeEvents(None if unreached or (reported and attempts_reported) else failed, failed, moved)
+    return ExchangeEvents(None if unreached or (reported and attempts_reported and not origin) else failed, failed, moved)
 
 
-def classify_attempt(attempt: FailedAttempt, now: float, *, longest_open_s: float) -> BreakerEvent:
-    """Return the breaker event of a failed attempt at its node.
+def classify_attempt(attempt: FailedAttempt, now: float, retried: Container[int], *, longest_open_s: float) -> BreakerEvent | None:
+    """Return the breaker event of a failed attempt at its node. None: its exchange is judged instead, because no other attempt followed.
+
+    Only the exchange's answer has been read: an engine's 500 can say that the request is too long.
 
     Args:
         attempt: The attempt.
         now: Its end, in seconds of the monotonic clock.
+        retried: Statuses at which Envoy asks another node.
         longest_open_s: The longest pause that a node is given.
     """
-    if attempt.reason == _NO_CREDIT:
+    reason = attempt.reason
+    if reason == _NO_CREDIT:
         return BreakerEvent(BreakerEventKind.EXHAUSTED, now, None, NO_CREDIT_REASON, longest_open_s)
-    if attempt.reason == _OVERLOADED:
+    if reason == _OVERLOADED:
         cool_down_s = min(longest_open_s, attempt.retry_after_s or _COOL_DOWN_S)
         return BreakerEvent(BreakerEventKind.BUSY, now, None, BUSY_REASON, cool_down_s)
-    return BreakerEvent(BreakerEventKind.FAILED, now, now - attempt.duration_ms / 1000, attempt.reason)
+    if attempt.origin and reason.isdigit() and int(reason) >= _SERVER_ERROR and int(reason) not in retried:
+        return None
+    origin = attempt.origin
+    if _UNCONNECTED in reason or reason in _GATEWAY_REFUSED:
+        origin = ""
+    elif origin and reason == _NOT_FOUND:
+        origin = f"{tenant_of(origin)}{attempt.started_at}"
+    return BreakerEvent(BreakerEventKind.FAILED, now, now - attempt.duration_ms / 1000, reason, origin=origin)

@@ -4,12 +4,16 @@ Invariant: a breaker is created by its first event, and `take_changes` returns e
 """
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 
-from din_extproc.domain.health import BreakerSnapshot, BreakerSnapshots, BreakerState
+from din_extproc.domain.health import EXCLUDED, BreakerSnapshot, BreakerSnapshots, BreakerState
 from din_extproc.domain.usage import ExchangeRecord
 from din_extproc.health.breaker import BreakerEvent, BreakerEventKind, CircuitBreaker
 from din_extproc.health.exchanges import ExchangeEvents
 from din_extproc.health.policy import BreakerPolicy
+
+_OUT = EXCLUDED | {BreakerState.HALF_OPEN}
+_OPENING = frozenset({BreakerEventKind.FAILED, BreakerEventKind.PROBE_FAILED, BreakerEventKind.REMOTE_OPEN})
 
 
 class BreakerSet:
@@ -52,15 +56,15 @@ class BreakerSet:
         if name in self._breakers:
             self._breakers[name].policy = policy
 
-    def on_event(self, name: str, event: BreakerEvent) -> bool:
-        """Apply an event to one breaker. Return whether its snapshot changed."""
+    def on_event(self, name: str, event: BreakerEvent, *, scarce: bool = False) -> bool:
+        """Apply an event to one breaker. Return whether its snapshot changed. `scarce`: see `CircuitBreaker.on_event`."""
         breaker = self._breakers.get(name)
         if breaker is None:
             policy = self._policies.get(name)
             if policy is None:
                 return False
             breaker = self._breakers[name] = CircuitBreaker(name, policy, event.now)
-        if not breaker.on_event(event):
+        if not breaker.on_event(event, scarce=scarce):
             return False
         self._changed.add(name)
         if breaker.snapshot.state is BreakerState.CLOSED:
@@ -84,6 +88,15 @@ class BreakerSet:
         breaker = self._breakers.get(name)
         return 0 if breaker is None else breaker.consecutive_failures
 
+    def get_opened_for(self, name: str) -> str:
+        """Return the tenant whose requests alone opened the breaker, "" when there is none."""
+        breaker = self._breakers.get(name)
+        return "" if breaker is None else breaker.opened_for
+
+    def count_out(self, names: AbstractSet[str], *, but: str) -> int:
+        """Return how many of these breakers, but one, let no request pass, or only trials."""
+        return sum(name in names and name != but and self._breakers[name].snapshot.state in _OUT for name in self._not_closed)
+
     def snapshot_not_closed(self) -> dict[str, BreakerSnapshot]:
         """Names of the breakers that are not closed."""
         return {name: self._breakers[name].snapshot for name in sorted(self._not_closed)}
@@ -100,13 +113,21 @@ class BreakerSet:
 
 
 class BreakerRegistry:
-    """The circuit breakers of all nodes and pools."""
+    """The circuit breakers of all nodes and pools.
 
-    __slots__ = ("nodes", "pools")
+    What fails for one tenant alone is left to the others: its failures open at most half of a pool's nodes, and no pool. Where only one
+    tenant is configured, there is no other to be spared.
+    """
+
+    __slots__ = ("members", "nodes", "pools", "shared")
 
     def __init__(self) -> None:
         self.nodes = BreakerSet({})
         self.pools = BreakerSet({})
+        self.members: Mapping[str, AbstractSet[str]] = {}
+        """The ids of the nodes of each pool that may take requests at all."""
+        self.shared = True
+        """Several tenants use the network."""
 
     def reset_caused_by(self, causes: frozenset[BreakerEventKind], now: float) -> None:
         """Reset the breakers that are closed or whose state was caused by one of these kinds of events."""
@@ -122,12 +143,20 @@ class BreakerRegistry:
         """Feed the breakers that a finished exchange concerns. Return whether any of them changed."""
         changed = False
         if events.moved_from is not None:
-            changed = self.pools.on_event(record.moved_from, events.moved_from)
+            changed = self.pools.on_event(record.moved_from, events.moved_from, scarce=self.shared)
         if events.node is not None:
-            changed |= self.nodes.on_event(record.node_id, events.node)
+            changed |= self.on_node_event(record.node_id, events.node)
         if events.pool is not None:
-            changed |= self.pools.on_event(record.pool, events.pool)
+            changed |= self.pools.on_event(record.pool, events.pool, scarce=self.shared)
         return changed
+
+    def on_node_event(self, node_id: str, event: BreakerEvent) -> bool:
+        """Apply an event to a node's breaker. Return whether its snapshot changed."""
+        return self.nodes.on_event(node_id, event, scarce=event.kind in _OPENING and self.shared and self._is_scarce(node_id))
+
+    def _is_scarce(self, node_id: str) -> bool:
+        """Return whether less than half of a pool's nodes would be left without the node."""
+        return any(node_id in ids and 2 * (self.nodes.count_out(ids, but=node_id) + 1) > len(ids) for ids in self.members.values())
 
     def take_changes(self) -> BreakerSnapshots:
         """Return the snapshots that changed since the last call."""

@@ -189,6 +189,7 @@ def _fluentd_attempt(found: Mapping[str, Any], nodes: Mapping[str, str], describ
         started_at=float(found["t"]),
         traceparent=found["p"] or "",
         retry_after_s=_seconds(found.get("y") or ""),
+        origin=found.get("o") or "",
     )
 
 
@@ -226,6 +227,7 @@ def _attempt(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[
         started_at=common.start_time.seconds + common.start_time.nanos / 1e9,
         traceparent=entry.request.request_headers.get("traceparent", ""),
         retry_after_s=_seconds(entry.response.response_headers.get("retry-after", "")),
+        origin=entry.request.request_headers.get("x-din-origin", ""),
     )
 
 
@@ -310,6 +312,7 @@ def _record(entry: LogEntry, nodes: Mapping[str, str], described: Mapping[str, N
         would_refuse=labels.would_refuse,
         tags=labels.tags,
         inspected=labels.inspected,
+        origin=labels.origin,
         sensitive=labels.sensitive or _sensitive(_text(fields, "sensitive")),
         moved_from=labels.pool if moved else "",
         deadline_exceeded=entry.details == _TOTAL_TIMEOUT,

@@ -111,6 +111,11 @@ class Settings(Struct, frozen=True, kw_only=True):
         return listed if listed is not None or unlisted is None else replace(unlisted, id=name)
 
     @property
+    def has_several_tenants(self) -> bool:
+        """Whether a tenant can take something from another one."""
+        return len(self.tenants) > 1 or self.identity.unlisted is not None
+
+    @property
     def longest_wait_ms(self) -> int:
         """How long a request may wait in its tenant's queue."""
         tenants = self.tenants if self.identity.unlisted is None else (*self.tenants, self.identity.unlisted)

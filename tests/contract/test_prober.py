@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from din_extproc.domain.health import ProbeResult
-from din_extproc.edge.redis.prober import PROBER, ProberLease
+from din_extproc.edge.redis.prober import PROBER, ProberLease, ProberMessage
 from din_extproc.edge.redis.subscription import ChannelSubscription
 from din_extproc.edge.redis.topology import carrier, locator
 from tests.support.servers import FLAVOURS, RedisServer
@@ -48,10 +48,11 @@ async def test_what_one_says_the_others_hear_and_not_itself(link, server):
     try:
         await asyncio.wait_for(listening.wait(), 10)
         probes = (ProbeResult("a", ok=True, ttft_ms=12.5), ProbeResult("b", ok=False, reason="no token within 5 s"))
-        await one.say(probes, {"c": "3 consecutive failures"}, {})
+        await one.say(ProberMessage("one", probes, {"c": "3 consecutive failures"}, {}, {"c": "aaaaaaaa"}, ("aaaaaaaa01020304",)))
         message = await asyncio.wait_for(heard.get(), 10)
         said = two.heard(message)
         assert (said.replica, said.probes, said.opened) == ("one", probes, {"c": "3 consecutive failures"})
+        assert (said.opened_for, said.stopped) == ({"c": "aaaaaaaa"}, ("aaaaaaaa01020304",))
         assert one.heard(message) is None
         assert two.heard(b"nonsense") is None
     finally:

@@ -174,13 +174,13 @@ def test_a_window_counts_recent_outcomes_to_the_precision_of_one_slice(answers, 
     window, now, seen = OutcomeWindow(seconds), 0.0, []
     for good, later in answers:
         now += later
-        (window.record_success if good else window.record_failure)(now)
+        window.record_success(now) if good else window.record_failure(now, "")
         seen.append((now, good))
         young = [kind for at, kind in seen if now - at < seconds * 11 / 12]
         able = [kind for at, kind in seen if now - at <= seconds]
-        good_count, bad_count = window.count(now)
-        assert sum(young) <= good_count <= sum(able)
-        assert len(young) - sum(young) <= bad_count <= len(able) - sum(able)
+        counts = window.count(now)
+        assert sum(young) <= counts.successes <= sum(able)
+        assert len(young) - sum(young) <= counts.failures <= len(able) - sum(able)
 
 
 def test_the_share_of_a_ramp_grows_linearly():

@@ -26,6 +26,10 @@ class ProberMessage(Struct, frozen=True):
     """Nodes whose breaker the replica opened, with the reason."""
     busy: dict[str, float] = {}
     """Nodes that asked for a pause, with its length in seconds."""
+    opened_for: dict[str, str] = {}
+    """The tenant whose requests alone opened a node's breaker, where there is one."""
+    stopped: tuple[str, ...] = ()
+    """Origins of requests that are sent to no node any more."""
 
 
 _DECODER: Final = msgspec.msgpack.Decoder(ProberMessage)
@@ -43,16 +47,16 @@ class ProberLease:
     def __init__(self, runner: Runner, network: str, replica: str) -> None:
         self._runner = runner
         self._key = f"{namespace(network)}{{prober}}"
-        self._replica = replica
+        self.replica = replica
         self.channel = f"{self._key}:said"
 
     async def take(self, lasts_ms: int) -> bool:
         """Take or extend the lease; 0 releases it. Return whether this replica holds it. Raise `LimitsUnavailable` without Redis."""
         return bool(await self._run(lasts_ms, b""))
 
-    async def say(self, probes: tuple[ProbeResult, ...], opened: dict[str, str], busy: dict[str, float]) -> None:
+    async def say(self, message: ProberMessage) -> None:
         """Publish node health to the other replicas. Raise as `take` does."""
-        await self._run(_NOT_THE_QUESTION, _ENCODER.encode(ProberMessage(self._replica, probes, opened, busy)))
+        await self._run(_NOT_THE_QUESTION, _ENCODER.encode(message))
 
     def heard(self, message: bytes) -> ProberMessage | None:
         """Parse a message of the channel. Return None if it is this replica's own or malformed."""
@@ -60,7 +64,7 @@ class ProberLease:
             said = _DECODER.decode(message)
         except msgspec.DecodeError:
             return None
-        return None if said.replica == self._replica else said
+        return None if said.replica == self.replica else said
 
     async def _run(self, lasts_ms: int, message: bytes) -> int:
-        return int(await self._runner.run(PROBER, *bulks(1, self._key, self._replica, lasts_ms, self.channel, message)))
+        return int(await self._runner.run(PROBER, *bulks(1, self._key, self.replica, lasts_ms, self.channel, message)))

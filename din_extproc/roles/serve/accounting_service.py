@@ -101,7 +101,13 @@ class AccountingService:
         self._send = send
         self._audit_blocked = False
         self.observers = ExchangeObservers(settings, link, counters, standing, self._block_requests)
-        self._breakers = make_health_monitor(settings, lambda changed: send(WorkerUpdate(breakers=changed)), link, background)
+        self._breakers = make_health_monitor(
+            settings,
+            on_change=lambda changed: send(WorkerUpdate(breakers=changed)),
+            on_stopped=lambda stopped: send(WorkerUpdate(stopped=stopped)),
+            runner=link,
+            background=background,
+        )
         self._holds = OperatorHolds(settings, link, self._breakers.holds, self._breakers.on_holds)
         self.plane = AccountingPlane(
             settings,
@@ -209,7 +215,12 @@ class AccountingService:
     def initial_update(self) -> WorkerUpdate:
         """Return what a new worker has to know before it decides."""
         membership = None if self._registry is None else self._registry.registrar.table.snapshot()
-        return WorkerUpdate(membership=membership, breakers=self._breakers.open_breakers(), audit_blocked=self._audit_blocked)
+        return WorkerUpdate(
+            membership=membership,
+            breakers=self._breakers.open_breakers(),
+            stopped=self._breakers.stopped,
+            audit_blocked=self._audit_blocked,
+        )
 
     @property
     def stale(self) -> bool:

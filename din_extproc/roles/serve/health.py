@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from din_extproc.domain.health import BreakerSnapshot, BreakerSnapshots, BreakerState, HoldKind, ProbeResult
 from din_extproc.domain.membership import MembershipDelta, NodeState
 from din_extproc.domain.node import Node, Pool
-from din_extproc.domain.usage import ExchangeRecord, FailedAttempt
+from din_extproc.domain.usage import ExchangeRecord, FailedAttempt, Outcome
 from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.probe.micro_probe import ProbeTarget
@@ -23,6 +23,7 @@ from din_extproc.health.holds import NodeHolds
 from din_extproc.health.policy import BreakerPolicy
 from din_extproc.health.probing import ProbeSchedule
 from din_extproc.health.registry import BreakerRegistry, select_strictest
+from din_extproc.health.stopped import StoppedRequests
 from din_extproc.settings.health import HealthSection
 from din_extproc.settings.settings import Settings
 
@@ -52,15 +53,20 @@ class HealthMonitor:
     Args:
         settings: A valid configuration.
         on_change: Called with the breakers that changed.
+        on_stopped: Called with the origins of all requests that are sent to no node, when they changed.
     """
 
-    def __init__(self, settings: Settings, on_change: Callable[[BreakerSnapshots], None]) -> None:
+    def __init__(
+        self, settings: Settings, on_change: Callable[[BreakerSnapshots], None], on_stopped: Callable[[frozenset[str]], None]
+    ) -> None:
         self.breakers = BreakerRegistry()
         self.holds = NodeHolds()
         self.prober: Prober | None = None
         """None: nodes are not probed, and other replicas are not heard."""
         self.settings = settings
         self._on_change = on_change
+        self._on_stopped = on_stopped
+        self._requests = StoppedRequests()
         self._pools: dict[str, Pool] = {}
         self._joined: dict[str, dict[str, Node]] = {}
         """The registered nodes, by node id and pool."""
@@ -74,6 +80,8 @@ class HealthMonitor:
         """Cool-downs in seconds that nodes asked for since other replicas were informed."""
         self.opened: dict[str, str] = {}
         """Reasons of breakers that opened here since other replicas were informed, by node id."""
+        self.newly_stopped: set[str] = set()
+        """Requests that were stopped here since other replicas were informed."""
         self._attempts_reported = False
         """Whether Envoy reports single attempts. If it does not, final failures count against the node."""
         self.probe_schedule = ProbeSchedule(_EVERY_S)
@@ -100,6 +108,7 @@ class HealthMonitor:
             for node in pool.nodes:
                 self._listed.setdefault(node.id, {})[pool.name] = node
         self.breakers.nodes.reload({node_id: self._policy(node_id) for node_id in (*self._listed, *self._joined)})
+        self.breakers.shared = settings.has_several_tenants
         if settings.health.probe is not None:
             self.probe_schedule.interval_s = settings.health.probe.every_s
         self._schedule_probes()
@@ -154,15 +163,16 @@ class HealthMonitor:
         if probed.ok is None:
             return
         event = BreakerEventKind.PROBE_SUCCEEDED if probed.ok else BreakerEventKind.PROBE_FAILED
-        self.breakers.nodes.on_event(probed.node_id, BreakerEvent(event, now, None, probed.reason))
+        self.breakers.on_node_event(probed.node_id, BreakerEvent(event, now, None, probed.reason))
         self._probe_soon(probed.node_id, now)
         self.publish_changes()
 
-    def on_remote_open(self, node_id: str, reason: str) -> None:
-        """Open the breaker because another replica's has opened, unless breakers are switched off."""
+    def on_remote_open(self, node_id: str, reason: str, tenant: str = "") -> None:
+        """Open the breaker because another replica's has opened, unless breakers are off. `tenant`: whose requests alone did it."""
         if not self.settings.health.breaker:
             return
-        self.breakers.nodes.on_event(node_id, BreakerEvent(BreakerEventKind.REMOTE_OPEN, SystemClock.monotonic(), None, reason))
+        event = BreakerEvent(BreakerEventKind.REMOTE_OPEN, SystemClock.monotonic(), reason=reason, origin=tenant)
+        self.breakers.on_node_event(node_id, event)
         self.publish_changes(ours=False)
 
     def on_remote_busy(self, node_id: str, rest_s: float) -> None:
@@ -171,6 +181,11 @@ class HealthMonitor:
             return
         self.breakers.nodes.on_event(node_id, BreakerEvent(BreakerEventKind.BUSY, SystemClock.monotonic(), None, BUSY_REASON, rest_s))
         self.publish_changes(ours=False)
+
+    def on_remote_stopped(self, origins: Iterable[str]) -> None:
+        """Send these requests to no node, because another replica does not."""
+        if self._requests.stop(origins, SystemClock.monotonic()):
+            self._on_stopped(self._requests.stopped)
 
     def probe_target(self, node_id: str) -> ProbeTarget | None:
         """Return how to probe a node; None: the node is unknown, or a remote API, of which every question costs money."""
@@ -182,6 +197,8 @@ class HealthMonitor:
 
     def finished(self, record: ExchangeRecord, now: float) -> None:
         """Feed the breakers with a finished exchange."""
+        if record.outcome is Outcome.COMPLETED:
+            self._requests.record_answer(record.origin)
         if not self.settings.health.breaker:
             return
         longest_open_s = self.settings.health.longest_open_s
@@ -195,14 +212,24 @@ class HealthMonitor:
             self.publish_changes()
 
     def attempt_failed(self, attempt: FailedAttempt, now: float) -> None:
-        """Feed the node's breaker with a failed attempt."""
+        """Feed the node's breaker with a failed attempt, and stop its request when it breaks nodes."""
         self._attempts_reported = True
-        if self.settings.health.breaker:
-            self.breakers.nodes.on_event(
-                attempt.node_id, classify_attempt(attempt, now, longest_open_s=self.settings.health.longest_open_s)
-            )
+        if attempt.origin and attempt.breaks_connection:
+            ended_at = attempt.started_at + attempt.duration_ms / 1000
+            if self._requests.record_break(attempt.origin, attempt.started_at, ended_at, now):
+                _log.warning("a request broke two nodes, the last one %s: it is stopped for ten minutes", attempt.node_id)
+                self.newly_stopped.add(attempt.origin)
+                self._on_stopped(self._requests.stopped)
+        event = classify_attempt(attempt, now, self.settings.envoy.retry.statuses, longest_open_s=self.settings.health.longest_open_s)
+        if self.settings.health.breaker and event is not None:
+            self.breakers.on_node_event(attempt.node_id, event)
             self.probe_schedule.expedite(attempt.node_id, now)
             self.publish_changes()
+
+    @property
+    def stopped(self) -> frozenset[str]:
+        """Origins of the requests that are sent to no node."""
+        return self._requests.stopped
 
     def open_breakers(self) -> BreakerSnapshots:
         """Everything that is not closed: what a worker has to know before it serves."""
@@ -211,6 +238,7 @@ class HealthMonitor:
 
     def on_holds(self, node_ids: Iterable[str]) -> None:
         """Report the breakers of these nodes to workers, because operators' orders for them have changed."""
+        self._update_members()
         now = SystemClock.monotonic()
         held, closed = self.holds.snapshots(now), BreakerSnapshot(BreakerState.CLOSED, now)
         snapshots = {each: held.get(each) or self.breakers.nodes.get_snapshot(each) or closed for each in node_ids}
@@ -266,6 +294,8 @@ class HealthMonitor:
 
     async def _advance(self) -> None:
         now = SystemClock.monotonic()
+        if self._requests.expire(now):
+            self._on_stopped(self._requests.stopped)
         self.breakers.on_tick(now)
         for node_id, standing in self.breakers.nodes.snapshot_not_closed().items():
             if standing.state is BreakerState.HALF_OPEN:
@@ -282,6 +312,15 @@ class HealthMonitor:
         members = self._joined.keys() | self._listed.keys()
         self.probe_schedule.set_nodes(members, SystemClock.monotonic())
         self._probed = {node_id: probed for node_id, probed in self._probed.items() if node_id in members}
+
+    def _update_members(self) -> None:
+        """Tell the breakers which nodes may take requests: all but those that operators hold."""
+        members: dict[str, set[str]] = {}
+        for node_id, pools in (*self._listed.items(), *self._joined.items()):
+            if self.holds.get(node_id) is None:
+                for pool in pools:
+                    members.setdefault(pool, set()).add(node_id)
+        self.breakers.members = members
 
     def _policy(self, node_id: str) -> BreakerPolicy:
         pools = (*self._listed.get(node_id, ()), *self._joined.get(node_id, ()))

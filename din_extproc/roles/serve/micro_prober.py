@@ -16,7 +16,7 @@ from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.probe.micro_probe import MicroProbe, ProbeTarget
 from din_extproc.edge.redis.ledger import Runner
-from din_extproc.edge.redis.prober import ProberLease
+from din_extproc.edge.redis.prober import ProberLease, ProberMessage
 from din_extproc.edge.redis.subscription import ChannelSubscription
 from din_extproc.edge.redis.topology import locator
 from din_extproc.flow.trace import TraceIds
@@ -34,10 +34,14 @@ _AT_ONCE = 32
 
 
 def make_health_monitor(
-    settings: Settings, on_change: Callable[[BreakerSnapshots], None], runner: Runner, background: Background
+    settings: Settings,
+    on_change: Callable[[BreakerSnapshots], None],
+    on_stopped: Callable[[frozenset[str]], None],
+    runner: Runner,
+    background: Background,
 ) -> HealthMonitor:
     """Return the breakers of this replica, with their prober."""
-    health = HealthMonitor(settings, on_change)
+    health = HealthMonitor(settings, on_change, on_stopped)
     health.prober = MicroProber(settings, health, runner, replica_name(), background)
     return health
 
@@ -103,10 +107,13 @@ class MicroProber:
         section, session = self._health.settings.health.probe, self._session
         opened, self._health.opened = self._health.opened, {}
         busy, self._health.busy = self._health.busy, {}
+        stopped, self._health.newly_stopped = tuple(self._health.newly_stopped), set()
         results, self._results = tuple(self._results), []
-        if results or opened or busy:
+        if results or opened or busy or stopped:
+            tenants = {node_id: tenant for node_id in opened if (tenant := self._health.breakers.nodes.get_opened_for(node_id))}
+            message = ProberMessage(self._lease.replica, results, opened, busy, tenants, stopped)
             with contextlib.suppress(LimitsUnavailable):
-                await self._lease.say(results, opened, busy)
+                await self._lease.say(message)
         if section is None or session is None or self._stopped:
             return
         due = self._health.probe_schedule.take_due(SystemClock.monotonic())
@@ -135,6 +142,7 @@ class MicroProber:
         for probed in report.probes:
             self._health.on_probe(probed)
         for node_id, reason in report.opened.items():
-            self._health.on_remote_open(node_id, f"{reason} (reported by {report.replica})")
+            self._health.on_remote_open(node_id, f"{reason} (reported by {report.replica})", report.opened_for.get(node_id, ""))
+        self._health.on_remote_stopped(report.stopped)
         for node_id, rest_s in report.busy.items():
             self._health.on_remote_busy(node_id, rest_s)

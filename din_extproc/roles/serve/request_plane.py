@@ -132,6 +132,10 @@ class RequestPlane:
         if before is not None:
             before.open()
 
+    def stop_requests(self, origins: frozenset[str]) -> None:
+        """Send requests of these origins to no node."""
+        self.desk.stopped = origins
+
     def take_admissions(self) -> list[AdmissionRecord]:
         """Return the requests that were sent on since the last call."""
         taken = self.desk.admissions

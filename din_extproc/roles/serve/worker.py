@@ -53,6 +53,7 @@ class Worker:
         self._handlers: dict[str, Callable[[Any], None]] = {
             "membership": self.plane.selector.on_membership,
             "breakers": self.plane.selector.on_breakers,
+            "stopped": self.plane.stop_requests,
             "readings": self.plane.selector.load.on_readings,
             "calibrations": self.plane.gauges.apply,
             "outputs": self.plane.outputs.merge,

@@ -21,6 +21,8 @@ class WorkerUpdate(Struct, frozen=True, omit_defaults=True):
     membership: MembershipDelta | None = None
     breakers: BreakerSnapshots | None = None
     """The breakers that changed, or all that are not closed."""
+    stopped: frozenset[str] | None = None
+    """Origins of all requests that are sent to no node."""
     readings: dict[str, HeartbeatReading] | None = None
     """The latest load report of nodes, by node id."""
     calibrations: dict[str, Calibration] | None = None

@@ -50,6 +50,8 @@ class Fault(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     probability: float = 1.0
     path: str = ""
     """The path whose requests it affects; "": all."""
+    containing: str = ""
+    """Text in the body of the requests that it affects; "": all."""
     after: int | None = None
     """Tokens sent before it occurs; None: before the first byte of the answer (of an `error_event`, `insert`, `truncate`: 0)."""
     ms: int = 100
@@ -111,11 +113,13 @@ class FaultBoard:
         """Return each fault with its remaining count."""
         return list(zip(self._faults, self._left, strict=True))
 
-    def draw(self, path: str) -> dict[str, Fault]:
+    def draw(self, path: str, body: bytes = b"") -> dict[str, Fault]:
         """Draw the faults of this request by kind; of one kind the first that occurs. `health` is drawn by /health alone."""
         struck: dict[str, Fault] = {}
         for index, fault in enumerate(self._faults):
             if (fault.kind == "health") != (path == "/health") or fault.kind in struck or fault.path not in ("", path):
+                continue
+            if fault.containing.encode() not in body:
                 continue
             left = self._left[index]
             if left == 0 or not self._chance(fault.probability):

@@ -107,7 +107,7 @@ class EngineServer:
             self.seen.add(record)
             self.seen.in_flight += 1
             try:
-                struck = self.faults.draw(request.path)
+                struck = self.faults.draw(request.path, record.body)
                 response = await _apply_early_faults(request, struck, self._face.reword) or await work(request, record, struck)
             except asyncio.CancelledError:
                 record.finish("aborted", None, time.time())

@@ -1,5 +1,6 @@
 """One simulated request that a gateway has let pass, until its end."""
 
+from din_extproc.domain.health import make_origin
 from din_extproc.domain.node import Node, Pool
 from din_extproc.domain.usage import ExchangeRecord, Outcome, Usage
 from din_extproc.flow.decision import Decision
@@ -36,6 +37,11 @@ class SimulatedCall:
         self.sent = 0.0
         """When the attempt began."""
         self.over = False
+
+    @property
+    def origin(self) -> str:
+        """The origin of its failures, as its gateway knows it."""
+        return make_origin(self.arrival.who.tenant.pseudonym, self.decision.claim.request_id.encode())
 
     @property
     def pool(self) -> Pool:
@@ -78,4 +84,5 @@ class SimulatedCall:
             retry_after_s=trouble.retry_after_s if outcome is Outcome.UPSTREAM_BUSY and trouble is not None else None,
             moved_from="" if pool is first else first.name,
             deadline_exceeded=deadline_exceeded,
+            origin="" if outcome is Outcome.COMPLETED else self.origin,
         )

@@ -175,7 +175,7 @@ class SimulatedNetwork:
 
     def _attempt_failed(self, machine: SimulatedNode, call: SimulatedCall, now: float, reason: str) -> None:
         """The latest attempt failed; its gateway hears of it."""
-        call.replica.attempt_failed(FailedAttempt(machine.node.id, reason, (now - call.sent) * 1000, call.sent), now)
+        call.replica.attempt_failed(FailedAttempt(machine.node.id, reason, (now - call.sent) * 1000, call.sent, origin=call.origin), now)
         self._adopt(call.replica, now)
 
     # -- nodes compute ------------------------------------------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ class SimulatedNetwork:
             self._tally.opened(node_id)
             for other in self._replicas:
                 if other is not replica:
-                    other.on_remote_open(node_id, now)
+                    other.on_remote_open(node_id, now, replica.breakers.nodes.get_opened_for(node_id))
 
     def _probes(self, _: None, now: float) -> None:
         """Nodes in doubt are asked for a token."""

@@ -62,6 +62,10 @@ class SimulationPlan(Struct, frozen=True, kw_only=True):
     probes: ProbePlan | None = None
     half_lives_s: Mapping[str, float] = {}
     """By pool: how quickly the pace of nodes is forgotten."""
+    shared: bool = True
+    """Several tenants are configured."""
+    retried: tuple[int, ...] = ()
+    """Statuses at which Envoy asks another node."""
     retries: int = 1
     """Further nodes that Envoy tries before the first byte of an answer."""
     moves: InFlightFallback = InFlightFallback()

@@ -26,7 +26,7 @@ from din_extproc.flow.pool_membership import PoolMembership
 from din_extproc.flow.queueing import QueueFull
 from din_extproc.health.breaker import BreakerEvent, BreakerEventKind
 from din_extproc.health.exchanges import classify_attempt, classify_exchange
-from din_extproc.health.registry import BreakerRegistry, BreakerSet
+from din_extproc.health.registry import BreakerRegistry
 from din_extproc.schedule.load import LoadModel
 from din_extproc.schedule.pace import NodePaces
 from din_extproc.tools.simulate.plan import SimulationPlan
@@ -66,6 +66,8 @@ class SimulatedReplica:
         self.breakers = BreakerRegistry()
         self.breakers.nodes.reload(plan.node_policies)
         self.breakers.pools.reload(plan.pool_policies)
+        self.breakers.members = {pool.name: {node.id for node in pool.nodes} for pool in plan.pools}
+        self.breakers.shared = plan.shared
         self.queue = QueueState()
         self._context = DecisionContext(
             view=plan.view,
@@ -159,19 +161,20 @@ class SimulatedReplica:
     def attempt_failed(self, attempt: FailedAttempt, now: float) -> None:
         """Feed the node's breaker with a failed attempt."""
         self._doubts.add(attempt.node_id)
-        if self._plan.breaker:
-            self._hear(self.breakers.nodes, attempt.node_id, classify_attempt(attempt, now, longest_open_s=self._plan.longest_open_s))
+        event = classify_attempt(attempt, now, self._plan.retried, longest_open_s=self._plan.longest_open_s)
+        if self._plan.breaker and event is not None:
+            self._on_event(attempt.node_id, event)
 
     def on_probe(self, node_id: str, now: float, *, ok: bool) -> None:
         """A node was asked for a token."""
         if ok:
             self._doubts.discard(node_id)
         event, reason = (BreakerEventKind.PROBE_SUCCEEDED, "") if ok else (BreakerEventKind.PROBE_FAILED, "no token")
-        self._hear(self.breakers.nodes, node_id, BreakerEvent(event, now, None, reason))
+        self._on_event(node_id, BreakerEvent(event, now, None, reason))
 
-    def on_remote_open(self, node_id: str, now: float) -> None:
-        """Another replica leaves the node alone."""
-        self._hear(self.breakers.nodes, node_id, BreakerEvent(BreakerEventKind.REMOTE_OPEN, now))
+    def on_remote_open(self, node_id: str, now: float, tenant: str) -> None:
+        """Another replica leaves the node alone. `tenant`: whose requests alone did it."""
+        self._on_event(node_id, BreakerEvent(BreakerEventKind.REMOTE_OPEN, now, origin=tenant))
         self.adopt()
 
     def on_tick(self, now: float) -> None:
@@ -203,5 +206,5 @@ class SimulatedReplica:
         trials = [name for name, standing in self.breakers.nodes.snapshot_not_closed().items() if standing.state is BreakerState.HALF_OPEN]
         return sorted({*self._doubts, *trials})
 
-    def _hear(self, breakers: BreakerSet, name: str, heard: BreakerEvent) -> None:
-        self._stirred |= breakers.on_event(name, heard)
+    def _on_event(self, node_id: str, event: BreakerEvent) -> None:
+        self._stirred |= self.breakers.on_node_event(node_id, event)

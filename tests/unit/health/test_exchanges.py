@@ -11,6 +11,7 @@ from din_extproc.health.exchanges import ExchangeEvents, classify_attempt, class
 from din_extproc.health.policy import BreakerPolicy
 
 NOW = 100.0
+RETRIED = (503,)
 FAILED, SUCCEEDED, BUSY = BreakerEventKind.FAILED, BreakerEventKind.SUCCEEDED, BreakerEventKind.BUSY
 
 
@@ -64,22 +65,49 @@ def test_a_busy_node_gets_the_pause_that_it_asks_for_up_to_the_longest(asked, gi
     assert events.node.cool_down_s == given
 
 
+@pytest.mark.parametrize(
+    ("reason", "counts_for"),
+    [
+        ("503", "aaaaaaaa01020304"),
+        ("UC", "aaaaaaaa01020304"),
+        ("UT", "aaaaaaaa01020304"),
+        ("UF", ""),
+        ("401", ""),
+        ("404", "aaaaaaaa7.5"),
+    ],
+)
+def test_a_failed_attempt_counts_for_its_request_unless_no_request_can_cause_it(reason, counts_for):
+    attempt = classify_attempt(FailedAttempt("a", reason, 250.0, 7.5, origin="aaaaaaaa01020304"), NOW, RETRIED, longest_open_s=60.0)
+    assert attempt is not None
+    assert attempt.origin == counts_for
+
+
+def test_an_attempt_that_no_other_followed_is_judged_by_its_exchange():
+    assert classify_attempt(FailedAttempt("a", "500", 250.0, origin="aaaaaaaa01020304"), NOW, RETRIED, longest_open_s=60.0) is None
+    events = classify(Outcome.UPSTREAM_ERROR, status=502, origin="aaaaaaaa01020304")
+    assert events.node is not None
+    assert events.node.origin == "aaaaaaaa01020304"
+
+
 def test_events_begin_when_the_exchange_or_the_attempt_began():
     events = classify(Outcome.COMPLETED)
     assert events.node is not None
     assert (events.node.now, events.node.started_at) == (NOW, NOW - 0.5)
-    attempt = classify_attempt(FailedAttempt("a", "UF", 250.0), NOW, longest_open_s=60.0)
+    attempt = classify_attempt(FailedAttempt("a", "UF", 250.0), NOW, RETRIED, longest_open_s=60.0)
+    assert attempt is not None
     assert (attempt.kind, attempt.reason, attempt.started_at) == (FAILED, "UF", NOW - 0.25)
 
 
 @pytest.mark.parametrize(("asked", "given"), [(None, 1.0), (7, 7.0), (90, 60.0)])
 def test_an_overloaded_provider_is_left_out_for_as_long_as_it_asks(asked, given):
-    event = classify_attempt(FailedAttempt("a", "529", 250.0, retry_after_s=asked), NOW, longest_open_s=60.0)
+    event = classify_attempt(FailedAttempt("a", "529", 250.0, retry_after_s=asked), NOW, RETRIED, longest_open_s=60.0)
+    assert event is not None
     assert (event.kind, event.cool_down_s) == (BreakerEventKind.BUSY, given)
 
 
 def test_an_account_without_credit_opens_its_breaker_at_once_and_for_the_longest_pause():
-    event = classify_attempt(FailedAttempt("a", "402", 250.0), NOW, longest_open_s=600.0)
+    event = classify_attempt(FailedAttempt("a", "402", 250.0), NOW, RETRIED, longest_open_s=600.0)
     breaker = CircuitBreaker("a", BreakerPolicy(), NOW - 1)
+    assert event is not None
     assert breaker.on_event(event)
     assert (breaker.snapshot.state, breaker.snapshot.until, breaker.snapshot.reason) == (BreakerState.OPEN, NOW + 600.0, NO_CREDIT_REASON)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from din_extproc.domain.health import BreakerSnapshots, BreakerState, ProbeResult
+from din_extproc.domain.health import BreakerSnapshots, BreakerState, HoldKind, NodeHold, ProbeResult, make_origin
 from din_extproc.domain.membership import MembershipDelta
 from din_extproc.domain.node import Endpoint, Node
 from din_extproc.domain.usage import ExchangeRecord, FailedAttempt, Outcome, Usage
@@ -27,6 +27,9 @@ CONFIG: dict[str, Any] = {
 }
 
 
+ORIGIN = make_origin("aaaaaaaa", b"a body")
+
+
 class Watched:
     """A `HealthMonitor` that keeps what it told, on a clock that a test moves."""
 
@@ -34,7 +37,8 @@ class Watched:
         (folder / "tokens.yaml").write_text("{}")
         self._file = folder / "din.yaml"
         self.told: list[BreakerSnapshots] = []
-        self.health = HealthMonitor(self._settings(health), self.told.append)
+        self.stopped: list[frozenset[str]] = []
+        self.health = HealthMonitor(self._settings(health), self.told.append, self.stopped.append)
         self.now = SystemClock.monotonic()
 
     def reload(self, **health: Any) -> None:
@@ -53,9 +57,9 @@ class Watched:
         }  # fmt: skip
         self.health.finished(ExchangeRecord(**known | fields), self.now)
 
-    def attempt(self, node_id: str = "a", reason: str = "UF") -> None:
+    def attempt(self, node_id: str = "a", reason: str = "UF", origin: str = "") -> None:
         self.now += 0.2
-        self.health.attempt_failed(FailedAttempt(node_id, reason, 5.0), self.now)
+        self.health.attempt_failed(FailedAttempt(node_id, reason, 5.0, self.now, origin=origin), self.now)
 
     def state(self, node_id: str = "a") -> BreakerState:
         standing = self.health.breakers.nodes.get_snapshot(node_id)
@@ -209,3 +213,41 @@ def test_without_the_breaker_whom_probes_left_out_stays_so_until_they_are_switch
     watched.reload(breaker=False, probe=False)
     assert watched.state("b") is BreakerState.CLOSED
     assert watched.told[-1].nodes["b"].state is BreakerState.CLOSED
+
+
+def test_a_request_that_breaks_two_nodes_is_stopped_here_and_other_replicas_are_told(tmp_path):
+    watched = Watched(tmp_path, breaker=False)
+    watched.attempt("a", "UC", ORIGIN)
+    watched.attempt("b", "503", ORIGIN)
+    assert watched.stopped == []
+    watched.attempt("b", "UR", ORIGIN)
+    assert watched.stopped == [frozenset({ORIGIN})]
+    assert (watched.health.newly_stopped, watched.health.stopped) == ({ORIGIN}, frozenset({ORIGIN}))
+
+
+def test_a_request_that_another_replica_stopped_is_stopped_and_not_told_back(tmp_path):
+    watched = Watched(tmp_path)
+    watched.health.on_remote_stopped((ORIGIN,))
+    assert (watched.stopped, watched.health.newly_stopped) == ([frozenset({ORIGIN})], set())
+
+
+def test_an_engines_500_counts_as_its_exchange_ended(tmp_path):
+    watched = Watched(tmp_path)
+    for number in range(9):
+        watched.attempt("a", "500", f"{ORIGIN}{number}")
+        watched.record(Outcome.CLIENT_ERROR, status=400, origin=f"{ORIGIN}{number}")
+    assert watched.state() is BreakerState.CLOSED, "it said that the request is too long"
+    for number in range(2):
+        watched.attempt("a", "500", f"{ORIGIN}{number}")
+        watched.record(Outcome.UPSTREAM_ERROR, status=502, origin=f"{ORIGIN}{number}")
+    assert watched.state() is BreakerState.OPEN
+
+
+def test_nodes_that_operators_hold_are_none_that_one_tenant_could_be_left_with(tmp_path):
+    watched = Watched(tmp_path)
+    watched.health.breakers.shared = True
+    watched.health.holds.merge([NodeHold(node_id="b", kind=HoldKind.DRAIN, operator="root", at=1.0)])
+    watched.health.on_holds(["b"])
+    for number in range(9):
+        watched.attempt("a", "503", f"{ORIGIN}{number}")
+    assert watched.state("a") is BreakerState.CLOSED
