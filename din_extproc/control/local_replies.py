@@ -42,7 +42,7 @@ class _Reply(Struct, frozen=True):
     status: int | None = None
     """The status to answer with; None keeps Envoy's."""
     retriable: bool = True
-    """False: SDKs are told not to send it again."""
+    """False: the answer asks SDKs not to send the request again."""
 
 
 def _details(*names: str) -> str:

@@ -24,7 +24,7 @@ from din_extproc.health.window import OutcomeWindow
 _CLOSED, _OPEN, _HALF_OPEN, _RAMPING = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN, BreakerState.RAMPING
 _COOLING = BreakerState.COOLING
 _KNOWN_ORIGINS = 64
-"""Failed requests in a row that are told apart; no threshold is longer by far."""
+"""Failed requests in a row that are distinguished; no threshold is longer by far."""
 
 
 class BreakerEventKind(Enum):

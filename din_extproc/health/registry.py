@@ -6,12 +6,15 @@ Invariant: a breaker is created by its first event, and `take_changes` returns e
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
-from din_extproc.domain.health import EXCLUDED, BreakerSnapshot, BreakerSnapshots, BreakerState
-from din_extproc.domain.usage import ExchangeRecord
+from msgspec.structs import replace
+
+from din_extproc.domain.health import EXCLUDED, BreakerSnapshot, BreakerSnapshots, BreakerState, tenant_of
+from din_extproc.domain.usage import ExchangeRecord, Outcome
 from din_extproc.health.breaker import BreakerEvent, BreakerEventKind, CircuitBreaker
 from din_extproc.health.exchanges import ExchangeEvents
 from din_extproc.health.policy import BreakerPolicy
 
+_REMEMBERED = 1000
 _OUT = EXCLUDED | {BreakerState.HALF_OPEN}
 _OPENING = frozenset({BreakerEventKind.FAILED, BreakerEventKind.PROBE_FAILED, BreakerEventKind.REMOTE_OPEN})
 
@@ -119,7 +122,7 @@ class BreakerRegistry:
     tenant is configured, there is no other to be spared.
     """
 
-    __slots__ = ("members", "nodes", "pools", "shared")
+    __slots__ = ("_failed", "members", "nodes", "pools", "shared")
 
     def __init__(self) -> None:
         self.nodes = BreakerSet({})
@@ -128,6 +131,8 @@ class BreakerRegistry:
         """The ids of the nodes of each pool that may take requests at all."""
         self.shared = True
         """Several tenants use the network."""
+        self._failed: dict[str, bool] = {}
+        """Origins of requests that failed at a node, oldest first, and whether a node has answered an equal one since."""
 
     def reset_caused_by(self, causes: frozenset[BreakerEventKind], now: float) -> None:
         """Reset the breakers that are closed or whose state was caused by one of these kinds of events."""
@@ -142,6 +147,8 @@ class BreakerRegistry:
     def on_exchange(self, record: ExchangeRecord, events: ExchangeEvents) -> bool:
         """Feed the breakers that a finished exchange concerns. Return whether any of them changed."""
         changed = False
+        if record.outcome is Outcome.COMPLETED and record.origin in self._failed:
+            self._failed[record.origin] = True
         if events.moved_from is not None:
             changed = self.pools.on_event(record.moved_from, events.moved_from, scarce=self.shared)
         if events.node is not None:
@@ -152,7 +159,18 @@ class BreakerRegistry:
 
     def on_node_event(self, node_id: str, event: BreakerEvent) -> bool:
         """Apply an event to a node's breaker. Return whether its snapshot changed."""
+        if event.origin and event.kind is BreakerEventKind.FAILED:
+            event = self._attribute(event)
         return self.nodes.on_event(node_id, event, scarce=event.kind in _OPENING and self.shared and self._is_scarce(node_id))
+
+    def _attribute(self, event: BreakerEvent) -> BreakerEvent:
+        """Return the failure, which counts by itself if a node has answered an equal request: then the request is not why nodes fail."""
+        if self._failed.get(event.origin):
+            return replace(event, origin=f"{tenant_of(event.origin)}{event.now}")
+        self._failed.setdefault(event.origin, False)
+        if len(self._failed) > _REMEMBERED:
+            del self._failed[next(iter(self._failed))]
+        return event
 
     def _is_scarce(self, node_id: str) -> bool:
         """Return whether less than half of a pool's nodes would be left without the node."""

@@ -10,7 +10,7 @@ from din_extproc.domain.health import tenant_of
 
 _SLICES = 12
 _KNOWN_ORIGINS = 512
-"""Failed requests of one slice that are told apart. Behind so many, one that fails again counts again."""
+"""Failed requests of one slice that are distinguished. Behind so many, one that fails again counts again."""
 
 
 class WindowSlice(Struct):

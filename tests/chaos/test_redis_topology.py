@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterator
+from typing import Self
 
 import pytest
 import redis
@@ -16,7 +17,7 @@ from din_extproc.edge.redis.guard import GuardedLedger, OnError
 from din_extproc.edge.redis.ledger import SCRIPTS, Names, RedisLedger
 from din_extproc.edge.redis.link import Link
 from din_extproc.edge.redis.topology import carrier
-from tests.support.servers import RedisServer, free_port
+from tests.support.servers import FLAVOURS, RedisServer, free_port
 
 pytestmark = pytest.mark.chaos
 CEILING = RateLimits(rpm=2, tpm=1000, max_streams=2)
@@ -201,6 +202,62 @@ async def test_a_failover_is_followed():
             await until(elsewhere)
             assert isinstance(await ledger.reserve(claim("r2")), Granted)
             assert isinstance(await ledger.reserve(claim("r3")), Denied)
+
+
+class MovingAddress:
+    """A port that is forwarded to a server. Moved, it forwards new connections to another one, and the old connections stay."""
+
+    def __init__(self, target: RedisServer) -> None:
+        self.target = target
+        self.connections = 0
+        self._pipes: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._forward, "127.0.0.1", 0)
+        self.url = f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for pipe in self._pipes:
+            pipe.cancel()
+        await asyncio.gather(*self._pipes, return_exceptions=True)
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target.port)
+        self._pipes |= {asyncio.create_task(self._pipe(reader, far_writer)), asyncio.create_task(self._pipe(far_reader, writer))}
+
+    @staticmethod
+    async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65536):
+                writer.write(data)
+        finally:
+            writer.close()
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+async def test_a_failover_by_address_is_followed_at_the_first_refused_script(flavour):
+    with RedisServer(flavour=flavour) as old, RedisServer(flavour=flavour) as new:
+        async with MovingAddress(old) as address, connected(address.url) as runner:
+            guard = GuardedLedger(runner, RedisLedger(runner), LocalLedger(lambda: 0), OnError.LOCAL_SHARE, "here")
+            assert isinstance(await guard.reserve(claim("r1")), Granted)
+            address.target = new
+            with contextlib.closing(redis.Redis(port=old.port)) as admin:
+                admin.execute_command("REPLICAOF", "127.0.0.1", new.port)
+            with pytest.raises(LimitsUnavailable, match="READONLY"):
+                await RedisLedger(runner).reserve(claim("r2"))
+            assert isinstance(await guard.reserve(claim("r3")), Granted), "by the replica's own share until the link is back"
+
+            async def is_up() -> bool:
+                return runner.state.up
+
+            await until(is_up)
+            assert address.connections == 2, "one connection made anew, at once"
+            assert isinstance(await RedisLedger(runner).reserve(claim("r4")), Granted)
+            with contextlib.closing(redis.Redis(port=new.port)) as found:
+                assert found.dbsize() > 0, "counted by the new master"
 
 
 @pytest.mark.parametrize("url", ["redis+sentinel://host:1", "redis+sentinel:///service", "redis+cluster://", "http://host"])

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -54,8 +55,8 @@ def test_a_node_that_asks_one_replica_for_time_is_left_alone_by_all(pair, engine
 def test_a_node_whose_breaker_opens_at_one_replica_is_left_alone_by_all(pair, engines):
     one, two = pair
     engines["b"].fail("reset")
-    for _ in range(12):
-        one.chat()
+    for number in range(12):
+        one.chat(user=str(number))
         if breaker(one, "b"):
             break
     two.eventually(lambda: breaker(two, "b").get("state") == "open", "it is told")
@@ -65,8 +66,10 @@ def test_a_node_whose_breaker_opens_at_one_replica_is_left_alone_by_all(pair, en
 def test_a_breaker_that_is_switched_off_lets_go_of_what_is_open_at_once_at_every_replica(pair, engines, config):
     one, two = pair
     engines["b"].fail("reset")
-    while breaker(one, "b").get("state") != "open":
-        one.chat()
+    for number in count():
+        if breaker(one, "b").get("state") == "open":
+            break
+        one.chat(user=str(number))
     two.eventually(lambda: breaker(two, "b").get("state") == "open", "it is told")
     engines["b"].fail("")
     try:

@@ -128,3 +128,11 @@ def test_a_pool_opens_by_two_tenants_and_never_by_one():
     for number in range(20):
         pool.exchange(Outcome.UPSTREAM_ERROR, OTHER, number)
     assert pool.registry.snapshot_not_closed().pools["chat"].state is BreakerState.OPEN
+
+
+def test_failures_of_a_request_that_another_node_answers_each_time_count_each():
+    pool = Pool("ab")
+    for _ in range(3):
+        pool.event("b", BreakerEventKind.FAILED, make_origin(OTHER, b"1"))
+        pool.exchange(Outcome.COMPLETED, OTHER, 1)
+    assert pool.open == {"b"}
