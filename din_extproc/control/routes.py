@@ -3,6 +3,7 @@
 Invariant: no spelling of a path reaches a node unless the sidecar chose one. The single exception is the fail-open route, and it is marked.
 """
 
+from copy import deepcopy
 from datetime import timedelta
 
 from envoy_data_plane.envoy.config.core.v3 import HeaderValueOption
@@ -38,7 +39,9 @@ ROUTE_CONFIGURATION = "din"
 UNDECIDED = "undecided"
 SECRETS = ["authorization", "x-api-key", "api-key", "proxy-authorization", "cookie"]
 """Where a tenant's key or session can stand: a node has no use for it."""
-INSIDE = [CLUSTER_HEADER, "accept-encoding", "x-envoy-external-address"]
+WHOLE_HEADER = "x-din-whole"
+"""Set for an answer that is complete when it begins: its node is silent for as long as it works."""
+INSIDE = [CLUSTER_HEADER, WHOLE_HEADER, "accept-encoding", "x-envoy-external-address"]
 """What a node need not know, and must not: a compressed answer can't be metered. (`x-din-endpoint` is taken off by the clusters.)"""
 _NODE_CORS = [
     f"access-control-{name}"
@@ -60,8 +63,8 @@ _OTHER_NODE_DRAWS = 32
 
 def route_configuration(topology: Topology) -> RouteConfiguration:
     """Create the route configuration with its only virtual host."""
-    moving = [_chosen_pair(topology)] if topology.moves else []
-    routes = [*(_preflight(origin) for origin in topology.cors_origins), *moving, _chosen_pool(topology)]
+    decided = [_chosen_pair(topology), _chosen_pool(topology)] if topology.moves else [_chosen_pool(topology)]
+    routes = [*(_preflight(origin) for origin in topology.cors_origins), *map(_whole, decided), *decided]
     if topology.agent is not None:
         routes.insert(0, _health())
     if topology.fail_open_pool is not None:
@@ -121,6 +124,16 @@ def _chosen_pair(topology: Topology) -> Route:
     route.match = RouteMatch(prefix="/", headers=[HeaderMatcher(name=CLUSTER_HEADER, string_match=StringMatcher(contains=POOL_SEPARATOR))])
     if route.route is not None and route.route.retry_policy is not None:
         route.route.retry_policy.num_retries = topology.retry.tries
+    return route
+
+
+def _whole(streams: Route) -> Route:
+    """The same for whole answers: without a limit for silence, after which another node would begin the same work anew."""
+    route = deepcopy(streams)
+    route.name += "-whole"
+    if route.match is not None and route.route is not None and route.route.retry_policy is not None:
+        route.match.headers.append(HeaderMatcher(name=WHOLE_HEADER, present_match=True))
+        route.route.retry_policy.per_try_idle_timeout = None
     return route
 
 

@@ -115,7 +115,7 @@ class Timeouts(Struct, frozen=True):
     stream_idle_ms: int = 600_000
     """Of silence in both directions of one exchange."""
     node_idle_ms: int = 420_000
-    """Of silence of a node: before its first byte, and between two chunks."""
+    """Of silence of a node: before its first byte, and between two chunks; not of an answer that is generated whole."""
     connect_ms: int = 1_000
     total_ms: int = 0
 

@@ -5,7 +5,8 @@ Rule: of several limits the shortest counts, and what a request has waited here 
 | limit                        | who says                                        | when it runs out                                   |
 |------------------------------|-------------------------------------------------|----------------------------------------------------|
 | beginning of the answer      | the pool, `timeouts.first_byte_s`               | another node is asked; the last one: 504           |
-| silence between two chunks   | `envoy.timeouts.node_idle_ms`                   | before the first byte as above; after it: reset    |
+| silence between two chunks   | `envoy.timeouts.node_idle_ms`, but not of a     | before the first byte as above; after it: reset    |
+|                              | whole answer                                    |                                                    |
 | the whole answer, all tries  | the client, `x-din-timeout-ms`; the pool,       | 504; a stream that has begun is reset              |
 |                              | `timeouts.total_s`, or for a request of the     |                                                    |
 |                              | long tail `long_tail.timeout_s` in its place    |                                                    |
@@ -25,6 +26,7 @@ from din_extproc.flow.node_selector import NodeSelection
 _TOTAL = "x-envoy-upstream-rq-timeout-ms"
 _FIRST_BYTE = "x-envoy-upstream-rq-per-try-timeout-ms"
 """Envoy takes both for its own timeouts and does not send them to the node."""
+_WHOLE: Headers = (("x-din-whole", "true"),)
 _BEGINS_SOON = frozenset({Operation.EMBEDDINGS, Operation.RERANK})
 
 
@@ -33,13 +35,15 @@ class RequestTimeouts(Struct, frozen=True, gc=False):
 
     total_ms: int | None
     first_byte_ms: int | None
+    whole: bool = False
+    """The answer begins when it is complete."""
 
     def headers(self) -> Headers:
         """The headers that tell Envoy."""
-        if self.total_ms is None:
-            return () if self.first_byte_ms is None else ((_FIRST_BYTE, str(self.first_byte_ms)),)
-        total = (_TOTAL, str(self.total_ms))
-        return (total,) if self.first_byte_ms is None else (total, (_FIRST_BYTE, str(self.first_byte_ms)))
+        found: Headers = _WHOLE if self.whole else ()
+        if self.total_ms is not None:
+            found = (*found, (_TOTAL, str(self.total_ms)))
+        return found if self.first_byte_ms is None else (*found, (_FIRST_BYTE, str(self.first_byte_ms)))
 
 
 def compute_timeouts(intent: Intent, pool: Pool, picked: NodeSelection) -> RequestTimeouts:
@@ -47,10 +51,10 @@ def compute_timeouts(intent: Intent, pool: Pool, picked: NodeSelection) -> Reque
     own = pool.timeouts.total_ms if picked.timeout_ms is None else picked.timeout_ms
     patience = intent.timeout_ms
     total = own if patience is None else patience if own is None else min(own, patience)
-    first = pool.timeouts.first_byte_ms
-    if first is not None and ((total is not None and first >= total) or not (intent.stream or intent.operation in _BEGINS_SOON)):
+    first, whole = pool.timeouts.first_byte_ms, not (intent.stream or intent.operation in _BEGINS_SOON)
+    if first is not None and ((total is not None and first >= total) or whole):
         first = None
-    return RequestTimeouts(total, first)
+    return RequestTimeouts(total, first, whole)
 
 
 def deduct_wait(intent: Intent, waited_s: float) -> Intent | Refusal:

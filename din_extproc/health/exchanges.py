@@ -11,8 +11,9 @@ connection that could not be opened, and for credentials of the gateway that wer
 | upstream error, timeout of an attempt, cut off | failed; once with its last attempt, | failed     | failed                  |
 |                                                | by its origin                       |            |                         |
 | not dispatched: no host was left (`UH`)        | -                                   | failed     | failed                  |
-| timeout of the whole request, an answer larger | -                                   | -          | failed                  |
-| than the gateway holds, anything else          |                                     |            |                         |
+| timeout of the whole request, a whole answer   | -                                   | -          | failed                  |
+| that was silent for as long as clients wait,   |                                     |            |                         |
+| one larger than the gateway holds, all else    |                                     |            |                         |
 """
 
 from collections.abc import Container
@@ -34,6 +35,7 @@ _COOL_DOWN_S = 1.0
 """For a node that answers 429 without `retry-after`."""
 _NO_HOST = "UH"
 _UNCONNECTED = "UF"
+_SILENCE = "SI"
 _GATEWAY_REFUSED = frozenset({"401", "402", "403"})
 _NOT_FOUND = "404"
 """The gateway chose the model's name, so that every one counts; but of one tenant's alone, because a path can be missing, too."""
@@ -66,7 +68,8 @@ def classify_exchange(record: ExchangeRecord, now: float, *, attempts_reported: 
         cool_down_s = min(longest_open_s, record.retry_after_s or _COOL_DOWN_S)
         return ExchangeEvents(BreakerEvent(BreakerEventKind.BUSY, now, began, BUSY_REASON, cool_down_s), None, moved)
     unreached = outcome is Outcome.NOT_DISPATCHED and _NO_HOST in record.response_flags
-    if not (outcome in UPSTREAM_FAULTS or unreached) or record.deadline_exceeded or record.error == ANSWER_TOO_LARGE:
+    slow = record.deadline_exceeded or (_SILENCE in record.response_flags and not record.stream)
+    if not (outcome in UPSTREAM_FAULTS or unreached) or slow or record.error == ANSWER_TOO_LARGE:
         return ExchangeEvents(None, None, moved)
     origin = "" if unreached or _UNCONNECTED in record.response_flags else record.origin
     failed = BreakerEvent(BreakerEventKind.FAILED, now, began, record.error or outcome.value, origin=origin)

@@ -294,6 +294,16 @@ def test_a_slow_drip_longer_than_every_silence_arrives_whole_to_the_byte(stack, 
     assert (told.outcomes, told.tokens) == ({"completed": 1}, produced(sims["lonely"]))
 
 
+def test_a_whole_answer_that_takes_longer_than_every_silence_is_waited_for_and_asked_once(stack, sims):
+    sims["first"].fail(f"latency:ms={2 * IDLE_MS}")
+    with accounted(stack) as told:
+        reply = stack.chat(max_tokens=3)
+        stack.asked.append("m")
+    assert (reply.status_code, reply.headers["x-din-node-id"]) == (200, "first")
+    assert [sims[name].seen()[0]["requests"] for name in ("first", "second")] == [1, 0], "no other node does the same work"
+    assert told.outcomes == {"completed": 1}
+
+
 # After the first byte: never a second answer
 
 

@@ -41,6 +41,7 @@ def kinds(events: ExchangeEvents) -> tuple[BreakerEventKind | None, ...]:
         (Outcome.UPSTREAM_TRUNCATED, {}, (FAILED, FAILED, None)),
         (Outcome.UPSTREAM_TIMEOUT, {"status": 504, "response_flags": ("UT",)}, (None, FAILED, None)),
         (Outcome.UPSTREAM_TIMEOUT, {"status": 504, "deadline_exceeded": True}, (None, None, None)),
+        (Outcome.UPSTREAM_TIMEOUT, {"status": 504, "response_flags": ("SI",), "stream": False}, (None, None, None)),
         (Outcome.UPSTREAM_ERROR, {"status": 502, "error": ANSWER_TOO_LARGE}, (None, None, None)),
         (Outcome.NOT_DISPATCHED, {"status": 503, "response_flags": ("UH",), "node_id": ""}, (None, FAILED, None)),
         (Outcome.NOT_DISPATCHED, {"status": 503, "node_id": ""}, (None, None, None)),
