@@ -220,6 +220,11 @@ class ExchangeRecord(Struct, frozen=True, gc=False):
     """Of failures of the request, see `make_origin`; "" where it is not known."""
 
     @property
+    def ended_by_break(self) -> bool:
+        """Whether the last node broke the connection before it answered."""
+        return self.outcome is Outcome.UPSTREAM_ERROR and not BREAKS.isdisjoint(self.response_flags)
+
+    @property
     def metric_tenant(self) -> str:
         """The tenant as metrics name it: those that the configuration does not list are without number, and share one name."""
         return UNLISTED_TENANTS if self.unlisted else self.tenant

@@ -1,7 +1,7 @@
 """Requests that break the nodes that get them: a short memory that stops their next tries.
 
-Invariant: a request is stopped after two breaks of which the second attempt began after the first break, so that one node's death, which
-breaks many attempts at once, stops none of them. An answer clears it.
+Invariant: a request is stopped when it has broken two attempts and an exchange has ended by that. A node's death, which breaks many
+attempts at once, stops none of those that another node answers: an answer clears what was known.
 """
 
 from collections.abc import Iterable
@@ -15,17 +15,21 @@ _BREAKS = 2
 
 
 class _Breaks(Struct):
-    """How often a request has broken a node."""
+    """What is known of a request that has broken a node."""
 
-    count: int
-    ended_at: float
-    """End of the last break that counted, by the clock of the attempts."""
     until: float
-    """When it is forgotten, by the monotonic clock."""
+    """When it is forgotten."""
+    attempts: int = 0
+    failed: bool = False
+    """An exchange ended by it."""
+
+    @property
+    def stops(self) -> bool:
+        return self.failed and self.attempts >= _BREAKS
 
 
 class StoppedRequests:
-    """Origins of requests that broke a node's connection before it answered."""
+    """Origins of requests that broke a node's connection before it answered. Times in seconds of the monotonic clock."""
 
     __slots__ = ("_known", "stopped")
 
@@ -34,21 +38,24 @@ class StoppedRequests:
         self.stopped: frozenset[str] = frozenset()
         """Origins of the requests that are not sent to a node."""
 
-    def record_break(self, origin: str, started_at: float, ended_at: float, now: float) -> bool:
+    def record_attempt(self, origin: str, now: float) -> bool:
         """Record an attempt that broke. Return whether the request is stopped from now on, and was not before."""
-        known = self._known.pop(origin, None)
-        if known is None:
-            known = _Breaks(1, ended_at, now + _REMEMBERED_S)
-        elif started_at >= known.ended_at:
-            known = _Breaks(known.count + 1, ended_at, now + _REMEMBERED_S)
-        self._known[origin] = known
-        return known.count >= _BREAKS and self.stop((origin,), now)
+        known = self._renew(origin, now)
+        known.attempts += 1
+        return known.stops and self._update(now)
+
+    def record_failure(self, origin: str, now: float) -> bool:
+        """Record an exchange that ended by a break. Return as `record_attempt` does."""
+        known = self._renew(origin, now)
+        known.failed = True
+        return known.stops and self._update(now)
 
     def stop(self, origins: Iterable[str], now: float) -> bool:
         """Stop these requests, also because another replica does. Return whether that is new."""
         new = [origin for origin in origins if origin not in self.stopped]
         for origin in new:
-            self._known.setdefault(origin, _Breaks(_BREAKS, 0.0, now + _REMEMBERED_S)).count = _BREAKS
+            known = self._renew(origin, now)
+            known.attempts, known.failed = _BREAKS, True
         return bool(new) and self._update(now)
 
     def record_answer(self, origin: str) -> None:
@@ -60,11 +67,18 @@ class StoppedRequests:
         """Forget what is old. Return whether a request is stopped no more."""
         return bool(self._known) and self._update(now)
 
+    def _renew(self, origin: str, now: float) -> _Breaks:
+        """Return what is known of the request, which is the newest from now on."""
+        known = self._known.pop(origin, None) or _Breaks(0.0)
+        known.until = now + _REMEMBERED_S
+        self._known[origin] = known
+        if len(self._known) > _REMEMBERED:
+            del self._known[next(iter(self._known))]
+        return known
+
     def _update(self, now: float) -> bool:
         before = self.stopped
         for origin in [each for each, breaks in self._known.items() if breaks.until <= now]:
             del self._known[origin]
-        while len(self._known) > _REMEMBERED:
-            del self._known[next(iter(self._known))]
-        self.stopped = frozenset(origin for origin, breaks in self._known.items() if breaks.count >= _BREAKS)
+        self.stopped = frozenset(origin for origin, breaks in self._known.items() if breaks.stops)
         return self.stopped != before

@@ -199,6 +199,8 @@ class HealthMonitor:
         """Feed the breakers with a finished exchange."""
         if record.outcome is Outcome.COMPLETED:
             self._requests.record_answer(record.origin)
+        elif record.origin and record.ended_by_break and self._requests.record_failure(record.origin, now):
+            self._stop(record.origin, record.node_id)
         if not self.settings.health.breaker:
             return
         longest_open_s = self.settings.health.longest_open_s
@@ -214,17 +216,18 @@ class HealthMonitor:
     def attempt_failed(self, attempt: FailedAttempt, now: float) -> None:
         """Feed the node's breaker with a failed attempt, and stop its request when it breaks nodes."""
         self._attempts_reported = True
-        if attempt.origin and attempt.breaks_connection:
-            ended_at = attempt.started_at + attempt.duration_ms / 1000
-            if self._requests.record_break(attempt.origin, attempt.started_at, ended_at, now):
-                _log.warning("a request broke two nodes, the last one %s: it is stopped for ten minutes", attempt.node_id)
-                self.newly_stopped.add(attempt.origin)
-                self._on_stopped(self._requests.stopped)
+        if attempt.origin and attempt.breaks_connection and self._requests.record_attempt(attempt.origin, now):
+            self._stop(attempt.origin, attempt.node_id)
         event = classify_attempt(attempt, now, self.settings.envoy.retry.statuses, longest_open_s=self.settings.health.longest_open_s)
         if self.settings.health.breaker and event is not None:
             self.breakers.on_node_event(attempt.node_id, event)
             self.probe_schedule.expedite(attempt.node_id, now)
             self.publish_changes()
+
+    def _stop(self, origin: str, node_id: str) -> None:
+        _log.warning("a request broke two nodes, the last one %s: it is stopped for ten minutes", node_id)
+        self.newly_stopped.add(origin)
+        self._on_stopped(self._requests.stopped)
 
     @property
     def stopped(self) -> frozenset[str]:

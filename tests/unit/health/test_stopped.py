@@ -3,37 +3,38 @@
 from din_extproc.health.stopped import StoppedRequests
 
 
-def broken(requests: StoppedRequests, origin: str, started_at: float, ended_at: float) -> bool:
-    return requests.record_break(origin, started_at, ended_at, ended_at)
-
-
-def test_a_request_that_breaks_a_second_node_is_stopped_for_ten_minutes():
+def test_a_request_that_breaks_two_attempts_and_fails_by_it_is_stopped_for_ten_minutes():
     requests = StoppedRequests()
-    assert not broken(requests, "a1", 0.0, 1.0)
+    assert not requests.record_attempt("a1", 1.0)
+    assert not requests.record_attempt("a1", 2.0)
     assert requests.stopped == frozenset()
-    assert broken(requests, "a1", 1.0, 2.0)
+    assert requests.record_failure("a1", 2.0)
     assert requests.stopped == {"a1"}
     assert not requests.expire(601.9)
     assert requests.expire(602.0)
     assert requests.stopped == frozenset()
 
 
-def test_equal_requests_that_break_with_one_node_are_not_stopped():
+def test_what_is_logged_of_an_exchange_may_come_before_its_last_attempt():
     requests = StoppedRequests()
-    for number in range(20):
-        assert not broken(requests, "a1", number / 100, 1.0)
+    assert not requests.record_attempt("a1", 1.0)
+    assert not requests.record_failure("a1", 2.0)
+    assert requests.record_attempt("a1", 2.0)
 
 
-def test_a_request_that_another_node_answered_begins_anew():
+def test_equal_requests_that_a_node_breaks_and_another_one_answers_are_not_stopped():
     requests = StoppedRequests()
-    for now in range(0, 100, 10):
-        assert not broken(requests, "a1", now, now + 1)
-        requests.record_answer("a1")
+    for now in range(20):
+        assert not requests.record_attempt("a1", float(now))
+    requests.record_answer("a1")
+    assert not requests.record_failure("a1", 21.0)
+    assert requests.record_attempt("a1", 21.0) is False
+    assert requests.record_attempt("a1", 22.0) is True
 
 
 def test_what_another_replica_stopped_is_stopped_and_known_already():
     requests = StoppedRequests()
-    broken(requests, "a1", 0.0, 1.0)
+    requests.record_attempt("a1", 0.0)
     assert requests.stop(("a1", "b2"), 5.0)
     assert not requests.stop(("a1",), 6.0)
     assert requests.stopped == {"a1", "b2"}

@@ -221,6 +221,8 @@ def test_a_request_that_breaks_two_nodes_is_stopped_here_and_other_replicas_are_
     watched.attempt("b", "503", ORIGIN)
     assert watched.stopped == []
     watched.attempt("b", "UR", ORIGIN)
+    assert watched.stopped == [], "another node may answer it yet"
+    watched.record(Outcome.UPSTREAM_ERROR, "b", status=502, response_flags=("UR",), origin=ORIGIN)
     assert watched.stopped == [frozenset({ORIGIN})]
     assert (watched.health.newly_stopped, watched.health.stopped) == ({ORIGIN}, frozenset({ORIGIN}))
 
