@@ -21,7 +21,7 @@ from msgspec import Struct
 from din_extproc._proto.envoy.config.core.v3.address_pb2 import Address
 from din_extproc._proto.envoy.data.accesslog.v3.accesslog_pb2 import AccessLogCommon, HTTPAccessLogEntry, ResponseFlags, UpstreamEnd
 from din_extproc._proto.envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
-from din_extproc.domain.access_log import ATTEMPT_TAG
+from din_extproc.domain.access_log import ATTEMPT_TAG, FLAG_NAMES
 from din_extproc.domain.node import Endpoint, InternalEndpoint, Node
 from din_extproc.domain.request import POOLING, Operation
 from din_extproc.domain.usage import ANSWER_TOO_LARGE, ExchangeRecord, FailedAttempt, Labels, Sensitive
@@ -30,36 +30,6 @@ from din_extproc.observe.outcome import ExchangeEnding, outcome, usage
 NAMESPACE = "din"
 _PERMITS = "envoy.filters.http.ext_authz"
 """Namespace of what the gateway leaves as an ext_authz service."""
-_FLAGS = {
-    "failed_local_healthcheck": "LH",
-    "no_healthy_upstream": "UH",
-    "upstream_request_timeout": "UT",
-    "local_reset": "LR",
-    "upstream_remote_reset": "UR",
-    "upstream_connection_failure": "UF",
-    "upstream_connection_termination": "UC",
-    "upstream_overflow": "UO",
-    "no_route_found": "NR",
-    "delay_injected": "DI",
-    "fault_injected": "FI",
-    "rate_limited": "RL",
-    "unauthorized_details": "UAEX",
-    "rate_limit_service_error": "RLSE",
-    "downstream_connection_termination": "DC",
-    "upstream_retry_limit_exceeded": "URX",
-    "stream_idle_timeout": "SI",
-    "invalid_envoy_request_headers": "IH",
-    "downstream_protocol_error": "DPE",
-    "upstream_max_stream_duration_reached": "UMSDR",
-    "response_from_cache_filter": "RFCF",
-    "no_filter_config_found": "NFCF",
-    "duration_timeout": "DT",
-    "upstream_protocol_error": "UPE",
-    "no_cluster_found": "NC",
-    "overload_manager": "OM",
-    "dns_resolution_failure": "DF",
-    "downstream_remote_reset": "DR",
-}
 _TOTAL_TIMEOUT = "response_timeout"
 """Envoy's word for the end of the whole request's time; that of one attempt is another."""
 _NOT_HELD = "response_payload_too_large"
@@ -361,7 +331,7 @@ def _ending(entry: LogEntry, labels: Labels, node: Node | None) -> ExchangeEndin
 
 
 def _flags(flags: ResponseFlags) -> tuple[str, ...]:
-    return tuple(_FLAGS[field.name] for field, _ in flags.ListFields() if field.name in _FLAGS)
+    return tuple(FLAG_NAMES[field.name] for field, _ in flags.ListFields() if field.name in FLAG_NAMES)
 
 
 def _endpoint(address: Address) -> str:
