@@ -48,7 +48,9 @@ async def test_what_one_says_the_others_hear_and_not_itself(link, server):
     try:
         await asyncio.wait_for(listening.wait(), 10)
         probes = (ProbeResult("a", ok=True, ttft_ms=12.5), ProbeResult("b", ok=False, reason="no token within 5 s"))
-        await one.say(ProberMessage("one", probes, {"c": "3 consecutive failures"}, {}, {"c": "aaaaaaaa"}, ("aaaaaaaa01020304",)))
+        await one.say(
+            ProberMessage("one", probes, {"c": "3 consecutive failures"}, opened_for={"c": "aaaaaaaa"}, stopped=("aaaaaaaa01020304",))
+        )
         message = await asyncio.wait_for(heard.get(), 10)
         said = two.heard(message)
         assert (said.replica, said.probes, said.opened) == ("one", probes, {"c": "3 consecutive failures"})

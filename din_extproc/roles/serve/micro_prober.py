@@ -111,7 +111,7 @@ class MicroProber:
         results, self._results = tuple(self._results), []
         if results or opened or busy or stopped:
             tenants = {node_id: tenant for node_id in opened if (tenant := self._health.breakers.nodes.get_opened_for(node_id))}
-            message = ProberMessage(self._lease.replica, results, opened, busy, tenants, stopped)
+            message = ProberMessage(self._lease.replica, results, opened, busy=busy, opened_for=tenants, stopped=stopped)
             with contextlib.suppress(LimitsUnavailable):
                 await self._lease.say(message)
         if section is None or session is None or self._stopped:

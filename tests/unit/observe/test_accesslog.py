@@ -8,9 +8,8 @@ from msgspec.structs import replace
 
 from din_extproc._proto.envoy.data.accesslog.v3.accesslog_pb2 import HTTPAccessLogEntry, UpstreamEnd
 from din_extproc._proto.envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
-from din_extproc.domain.access_log import EXCHANGE_RECORD
+from din_extproc.domain.access_log import EXCHANGE_RECORD, FLAG_NAMES
 from din_extproc.domain.usage import FailedAttempt, Labels, Outcome, Tags, Usage
-from din_extproc.observe import accesslog
 from din_extproc.observe.accesslog import fluentd_records, records
 
 SENT = Labels(
@@ -134,7 +133,7 @@ def test_every_flag_that_is_read_has_a_code() -> None:
         .message_type.fields_by_name["response_flags"]
         .message_type.fields
     }
-    assert set(accesslog._FLAGS) == fields
+    assert set(FLAG_NAMES) == fields
 
 
 def test_the_headers_of_a_fallback_and_of_a_busy_node_are_read() -> None:
