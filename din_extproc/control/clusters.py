@@ -7,8 +7,6 @@ not ask whether a named node is healthy: health checks and ejection here decide 
 from collections.abc import Iterable, Sequence
 
 from envoy_data_plane.envoy.config.cluster.v3 import (
-    CircuitBreakers,
-    CircuitBreakersThresholds,
     Cluster,
     ClusterCommonLbConfig,
     ClusterDiscoveryType,
@@ -63,8 +61,8 @@ from envoy_data_plane.google.protobuf import Any as PackedAny
 from envoy_data_plane.google.protobuf import Struct as ProtoStruct
 
 from din_extproc.control.facts import NAMESPACE, WHOLE_WITH_ONE, endpoint_facts
-from din_extproc.control.moving import ATTEMPT_POOL, moving_filters
-from din_extproc.control.packing import by_ads, envoy_address, extension, milliseconds, overwrite
+from din_extproc.control.moving import moving_filters
+from din_extproc.control.packing import by_ads, envoy_address, extension, milliseconds, overwrite, unlimited_circuit_breakers
 from din_extproc.control.topology import (
     ACCESS_LOG_CLUSTER,
     AGENT_CLUSTER,
@@ -77,7 +75,7 @@ from din_extproc.control.topology import (
     SocketAddress,
     Topology,
 )
-from din_extproc.domain.node import Node, Pool, in_flight_cluster
+from din_extproc.domain.node import ATTEMPT_POOL, Node, Pool, in_flight_cluster
 
 ENDPOINT_HEADER = "x-din-endpoint"
 _ONLY_OURS = ("x-din-", "x-bxagent-", "x-ratelimit-", "anthropic-ratelimit-", "x-envoy-")
@@ -88,8 +86,6 @@ _STATED = (
 )
 """What a node's own Envoy states: the name under which the gateway passes it on, the node's name for it, and where it waits meanwhile."""
 _PROTOCOL_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
-_NO_LIMIT = 1 << 20
-"""Connections, requests and retries at once: admission is the sidecar's, Envoy's own brake would only surprise."""
 _NODE_KEEPALIVE_MS = 4_000
 """Below the five seconds after which uvicorn and cpp-httplib close an idle connection, so that no request meets the closing."""
 _NODES_MS = 5_000
@@ -155,7 +151,7 @@ def _cluster(name: str, pools: Sequence[Pool], topology: Topology) -> Cluster:
     protocol = UpstreamProtocolOptions(
         common_http_protocol_options=HttpProtocolOptions(idle_timeout=milliseconds(_NODE_KEEPALIVE_MS)),
         explicit_http_config=HttpProtocolOptionsExplicitHttpConfig(http_protocol_options=Http1ProtocolOptions()),
-        http_filters=[*(each for other in others for each in moving_filters(other)), *_toward_node()],
+        http_filters=[*(each for other in others for each in moving_filters(pool, other, topology)), *_toward_node()],
     )
     return Cluster(
         name=name,
@@ -232,14 +228,6 @@ def _least_request(slow_start: SlowStart | None = None) -> LoadBalancingPolicy:
 def _only_healthy() -> ClusterCommonLbConfig:
     """By default Envoy sends to ejected hosts too when half of them are, and holds news of their return back for a second."""
     return ClusterCommonLbConfig(healthy_panic_threshold=Percent(value=0), update_merge_window=milliseconds(0))
-
-
-def unlimited_circuit_breakers() -> CircuitBreakers:
-    """Return thresholds that are never reached: admission is the sidecar's."""
-    thresholds = CircuitBreakersThresholds(
-        max_connections=_NO_LIMIT, max_pending_requests=_NO_LIMIT, max_requests=_NO_LIMIT, max_retries=_NO_LIMIT
-    )
-    return CircuitBreakers(thresholds=[thresholds])
 
 
 def _outlier_detection(outlier: Outlier) -> OutlierDetection:

@@ -51,8 +51,7 @@ from envoy_data_plane.envoy.extensions.upstreams.http.v3 import (
 from envoy_data_plane.envoy.type.matcher.v3 import RegexMatchAndSubstitute, RegexMatcher, StringMatcher
 from envoy_data_plane.google.protobuf import Any as PackedAny
 
-from din_extproc.control.clusters import unlimited_circuit_breakers
-from din_extproc.control.packing import envoy_address, extension, milliseconds, overwrite
+from din_extproc.control.packing import envoy_address, extension, milliseconds, overwrite, unlimited_circuit_breakers
 from din_extproc.control.topology import SocketAddress, Topology
 from din_extproc.domain.node import EGRESS_PREFIX, Node, RemoteApi
 

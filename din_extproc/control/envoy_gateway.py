@@ -18,9 +18,9 @@ from din_extproc.control.facts import NAMESPACE, endpoint_facts
 from din_extproc.control.filters import EXT_PROC, HEALTH_CHECK, METADATA_NAMESPACE, http_filters
 from din_extproc.control.jwt import keys_for_cluster
 from din_extproc.control.listener import connection_manager, held_bytes
-from din_extproc.control.packing import as_plain
+from din_extproc.control.packing import as_plain, renamed
 from din_extproc.control.routes import ALLOWED, CLUSTER_HEADER, EXPOSED, METHODS, UNDECIDED, removed_headers, who_answered
-from din_extproc.control.topology import Address, HealthCheck, Outlier, SocketAddress, Topology, refuse_remote
+from din_extproc.control.topology import EXT_PROC_CLUSTER, Address, HealthCheck, Outlier, SocketAddress, Topology, refuse_remote
 from din_extproc.domain.identity import JWT_AUTHN, JwtIssuer, RemoteJwks
 from din_extproc.domain.node import Pool, in_flight_cluster
 
@@ -362,11 +362,14 @@ def _of_routes(placement: Placement) -> Iterator[dict[str, Any]]:
 
 
 def _of_nodes(topology: Topology, placement: Placement) -> Iterator[dict[str, Any]]:
+    sidecar = f"envoyextensionpolicy/{placement.namespace}/din/extproc/0"
     for way in _ways(topology):
         cluster = f"httproute/{placement.namespace}/{way.name}/rule/0"
         if way.fallback is not None:
             moved = as_plain(discovered_pair(way.pool, way.fallback, topology))["typed_extension_protocol_options"]
-            yield _patch("cluster.v3.Cluster", cluster, "", "/typed_extension_protocol_options", moved)
+            yield _patch(
+                "cluster.v3.Cluster", cluster, "", "/typed_extension_protocol_options", renamed(moved, {EXT_PROC_CLUSTER: sidecar})
+            )
         for pool, node in ((each, node) for each in way.pools for node in each.nodes):
             address = "@.endpoint.address.socket_address"
             this = f"{address}.address=='{node.endpoint.host}' && {address}.port_value=={node.endpoint.port}"

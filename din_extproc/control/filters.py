@@ -50,7 +50,7 @@ def http_filters(topology: Topology) -> list[HttpFilter]:
         chain.append(extension("envoy.filters.http.lua", Lua(default_source_code=DataSource(inline_string=topology.usage_lua))))
     if topology.identity.jwt:
         chain.append(extension(JWT_AUTHN, jwt_authentication(topology.identity.jwt)))
-    chain.append(_ext_proc(topology))
+    chain.append(sidecar_filter(topology))
     chain.append(extension("envoy.filters.http.router", Router(suppress_envoy_headers=True, upstream_log=failed_attempts(topology))))
     return [HttpFilter(name=each.name, typed_config=each.typed_config) for each in chain]
 
@@ -67,7 +67,7 @@ def _another_worker() -> RetryPolicy:
     return RetryPolicy(retry_on="connect-failure,refused-stream", num_retries=2, retry_back_off=pause)
 
 
-def _ext_proc(topology: Topology) -> TypedExtensionConfig:
+def sidecar_filter(topology: Topology, *, of_attempts: bool = False) -> TypedExtensionConfig:
     """The sidecar is asked twice, about the request's headers and its whole body, and by its own reply a third time.
 
     Its reply to the request's headers switches the response's headers and trailers on (`wire/encode.py`). Switched on from the start,
@@ -77,6 +77,9 @@ def _ext_proc(topology: Topology) -> TypedExtensionConfig:
 
     A sidecar that fails is passed by. That lets nothing through: the route of a request without a decision leads nowhere (or, where the
     operator says so, to the fail-open pool). But an answer that is under way goes on to its end, which Envoy would otherwise cut off.
+
+    For attempts, the filter is in a cluster's chain and sees requests only: Envoy 1.36 crashes where an attempt's answer waits there for
+    the sidecar and is then retried. Without the sidecar such an attempt fails, because the node could not read the request.
     """
     send, skip = ProcessingModeHeaderSendMode.SEND, ProcessingModeHeaderSendMode.SKIP
     service = GrpcService(
@@ -85,7 +88,7 @@ def _ext_proc(topology: Topology) -> TypedExtensionConfig:
     )
     processor = ExternalProcessor(
         grpc_service=service,
-        failure_mode_allow=True,
+        failure_mode_allow=not of_attempts,
         message_timeout=milliseconds(topology.timeouts.message_ms),
         max_message_timeout=milliseconds(topology.timeouts.max_message_ms),
         processing_mode=ProcessingMode(
@@ -97,7 +100,7 @@ def _ext_proc(topology: Topology) -> TypedExtensionConfig:
             response_trailer_mode=skip,
         ),
         request_attributes=list(topology.identity.attributes),
-        allow_mode_override=True,
+        allow_mode_override=not of_attempts,
         mutation_rules=HeaderMutationRules(allow_envoy=True),
         metadata_options=MetadataOptions(
             forwarding_namespaces=MetadataOptionsMetadataNamespaces(untyped=[JWT_AUTHN]) if topology.identity.jwt else None,

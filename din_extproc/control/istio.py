@@ -16,7 +16,7 @@ from din_extproc.control.clusters import pool_clusters
 from din_extproc.control.filters import http_filters
 from din_extproc.control.jwt import keys_for_cluster
 from din_extproc.control.listener import connection_manager, held_bytes
-from din_extproc.control.packing import as_plain
+from din_extproc.control.packing import as_plain, renamed
 from din_extproc.control.routes import route_configuration
 from din_extproc.control.topology import ACCESS_LOG_CLUSTER, EXT_PROC_CLUSTER, SocketAddress, Topology, refuse_remote
 from din_extproc.domain.identity import JWT_AUTHN, RemoteJwks
@@ -156,7 +156,7 @@ def _virtual_service(mesh: Mesh) -> dict[str, Any]:
 
 def _envoy_filter(topology: Topology, mesh: Mesh, sidecar: SocketAddress, log: SocketAddress) -> dict[str, Any]:
     names = {EXT_PROC_CLUSTER: _mesh_cluster(sidecar), ACCESS_LOG_CLUSTER: _mesh_cluster(log)}
-    patches = [_renamed(patch, names) for patch in _patches(topology, mesh)]
+    patches = [renamed(patch, names) for patch in _patches(topology, mesh)]
     spec = {"workloadSelector": {"labels": dict(mesh.selector)}, "configPatches": patches}
     return _resource("EnvoyFilter", "v1alpha3", "din", mesh, spec)
 
@@ -168,12 +168,6 @@ def _host(service: SocketAddress) -> str:
 def _mesh_cluster(service: SocketAddress) -> str:
     """How Istio names the cluster of a port of a service."""
     return f"outbound|{service.port}||{_host(service)}"
-
-
-def _renamed(value: Any, names: dict[str, str]) -> Any:
-    if isinstance(value, dict):
-        return {key: names.get(inner, inner) if key == "cluster_name" else _renamed(inner, names) for key, inner in value.items()}
-    return [_renamed(each, names) for each in value] if isinstance(value, list) else value
 
 
 def _patches(topology: Topology, mesh: Mesh) -> Iterator[dict[str, Any]]:

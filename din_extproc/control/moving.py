@@ -1,7 +1,8 @@
 """What a cluster of two pools does besides: a request that its own pool can't answer is sent on, once more, to the pool that takes over.
 
-Invariant: a request moves only before the first byte of the response. Its body differs in the model's name alone, at the offset that
-the sidecar gives; the response is marked as the other pool's.
+Invariant: a request moves only before the first byte of the response. Where both pools take the same bytes, its body differs in the
+model's name alone, at the offset that the sidecar gives. Otherwise the sidecar is asked anew for the attempt and translates it for the
+engine there. The response is marked as the other pool's.
 
 Both pools' nodes are hosts of one cluster, so that a request can name its nodes in both; those of the second have the next priority. The
 cluster's own chain of filters runs anew for every attempt: with what is known of the node that was chosen this time.
@@ -23,16 +24,18 @@ from envoy_data_plane.xds.type.matcher.v3 import (
     MatcherMatcherList,
     MatcherMatcherListFieldMatcher,
     MatcherMatcherListPredicate,
+    MatcherMatcherListPredicatePredicateList,
     MatcherMatcherListPredicateSinglePredicate,
     MatcherOnMatch,
     StringMatcher,
 )
 
+from din_extproc.control.filters import sidecar_filter
 from din_extproc.control.packing import extension, overwrite
-from din_extproc.domain.node import Pool
+from din_extproc.control.topology import Topology
+from din_extproc.domain.node import ATTEMPT_PLAN, ATTEMPT_POOL, DEGRADED, DROPPED, EVERY_ATTEMPT, Pool
 
-ATTEMPT_POOL = "x-din-attempt-pool"
-"""Carries the pool of the chosen node to the matcher that runs or skips the script."""
+_REASON = "upstream_failed"
 _LUA = """\
 -- IN   metadata din.move: "<place> <length> <version>", where in the body the model's name stands, and the constraint for other nodes
 -- OUT  metadata din.moved_to, din.moved_model: the pool that the request went to instead, and its model
@@ -71,29 +74,51 @@ end
 """
 
 
-def moving_filters(fallback: Pool) -> list[HttpFilter]:
+def moving_filters(pool: Pool, fallback: Pool, topology: Topology) -> list[HttpFilter]:
     """The chain's beginning. What takes headers off answers comes after it: an answer passes the chain backwards.
 
     Args:
+        pool: The pool that is asked first.
         fallback: The pool that takes over, which is asked for its own model.
+        topology: How the sidecar is asked.
     """
-    carried = RuleMutation(append=overwrite(ATTEMPT_POOL, "%UPSTREAM_METADATA(din:pool)%"))
-    script = _LUA % tuple(map(_literal, (fallback.name, fallback.model, msgspec.json.encode(fallback.served_model).decode())))
-    chain = [
-        extension("envoy.filters.http.header_mutation", HeaderMutation(mutations=Mutations(request_mutations=[carried]))),
-        _only_toward(fallback.name, extension("envoy.filters.http.lua", Lua(default_source_code=DataSource(inline_string=script)))),
-    ]
+    carried = Mutations(request_mutations=[_set(ATTEMPT_POOL, "%UPSTREAM_METADATA(din:pool)%")])
+    chain = [_mutation(carried)]
+    moved = _header(ATTEMPT_POOL, StringMatcher(exact=fallback.name))
+    if pool.takes_same_bytes(fallback):
+        script = _LUA % tuple(map(_literal, (fallback.name, fallback.model, msgspec.json.encode(fallback.served_model).decode())))
+        chain.append(_only_when(moved, extension("envoy.filters.http.lua", Lua(default_source_code=DataSource(inline_string=script)))))
+    else:
+        translated = MatcherMatcherListPredicatePredicateList(predicate=[moved, _header(ATTEMPT_PLAN, StringMatcher(prefix=EVERY_ATTEMPT))])
+        either = MatcherMatcherListPredicate(or_matcher=translated)
+        carried.response_mutations = [_set(DROPPED, f"%REQ({DROPPED})%")]
+        chain = [
+            _mutation(carried),
+            _only_when(moved, _mutation(Mutations(response_mutations=[_set(DEGRADED, "true"), _set("x-din-degraded-reason", _REASON)]))),
+            _only_when(either, sidecar_filter(topology, of_attempts=True)),
+        ]
     return [HttpFilter(name=each.name, typed_config=each.typed_config) for each in chain]
 
 
-def _only_toward(pool: str, filter_config: TypedExtensionConfig) -> TypedExtensionConfig:
-    """Wrap a filter so that it runs only for attempts at nodes of this pool. A skipped Lua filter costs no coroutines."""
-    header = XdsExtension(name="pool", typed_config=PackedAny.pack(HttpRequestHeaderMatchInput(header_name=ATTEMPT_POOL)))
-    matches = MatcherMatcherListPredicateSinglePredicate(input=header, value_match=StringMatcher(exact=pool))
+def _mutation(mutations: Mutations) -> TypedExtensionConfig:
+    return extension("envoy.filters.http.header_mutation", HeaderMutation(mutations=mutations))
+
+
+def _set(name: str, value: str) -> RuleMutation:
+    """Does nothing where the value is another header's that is not there."""
+    return RuleMutation(append=overwrite(name, value))
+
+
+def _header(name: str, value: StringMatcher) -> MatcherMatcherListPredicate:
+    header = XdsExtension(name="pool", typed_config=PackedAny.pack(HttpRequestHeaderMatchInput(header_name=name)))
+    return MatcherMatcherListPredicate(single_predicate=MatcherMatcherListPredicateSinglePredicate(input=header, value_match=value))
+
+
+def _only_when(condition: MatcherMatcherListPredicate, filter_config: TypedExtensionConfig) -> TypedExtensionConfig:
+    """Wrap a filter so that it runs only for some attempts. A skipped Lua filter costs no coroutines, a skipped sidecar no call."""
     skip = XdsExtension(name="skip", typed_config=PackedAny.pack(SkipFilter()))
     rule = MatcherMatcherListFieldMatcher(
-        predicate=MatcherMatcherListPredicate(not_matcher=MatcherMatcherListPredicate(single_predicate=matches)),
-        on_match=MatcherOnMatch(action=skip),
+        predicate=MatcherMatcherListPredicate(not_matcher=condition), on_match=MatcherOnMatch(action=skip)
     )
     matcher = Matcher(matcher_list=MatcherMatcherList(matchers=[rule]))
     return extension("envoy.filters.http.match_delegate", ExtensionWithMatcher(extension_config=filter_config, xds_matcher=matcher))

@@ -4,6 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 import betterproto2
+from envoy_data_plane.envoy.config.cluster.v3 import CircuitBreakers, CircuitBreakersThresholds
 from envoy_data_plane.envoy.config.core.v3 import Address as EnvoyAddress
 from envoy_data_plane.envoy.config.core.v3 import (
     AggregatedConfigSource,
@@ -19,6 +20,9 @@ from envoy_data_plane.envoy.config.core.v3 import SocketAddress as EnvoySocketAd
 from envoy_data_plane.google.protobuf import Any as PackedAny
 
 from din_extproc.control.topology import Address, UnixSocket
+
+_NO_LIMIT = 1 << 20
+"""Connections, requests and retries at once: admission is the sidecar's, Envoy's own brake would only surprise."""
 
 
 def extension(name: str, message: betterproto2.Message) -> TypedExtensionConfig:
@@ -54,3 +58,18 @@ def envoy_address(address: Address) -> EnvoyAddress:
     if isinstance(address, UnixSocket):
         return EnvoyAddress(pipe=Pipe(path=address.path))
     return EnvoyAddress(socket_address=EnvoySocketAddress(address=address.host, port_value=address.port))
+
+
+def unlimited_circuit_breakers() -> CircuitBreakers:
+    """Return thresholds that are never reached: admission is the sidecar's."""
+    thresholds = CircuitBreakersThresholds(
+        max_connections=_NO_LIMIT, max_pending_requests=_NO_LIMIT, max_requests=_NO_LIMIT, max_retries=_NO_LIMIT
+    )
+    return CircuitBreakers(thresholds=[thresholds])
+
+
+def renamed(value: Any, names: dict[str, str]) -> Any:
+    """Return a plain message whose references to clusters have other names."""
+    if isinstance(value, dict):
+        return {key: names.get(inner, inner) if key == "cluster_name" else renamed(inner, names) for key, inner in value.items()}
+    return [renamed(each, names) for each in value] if isinstance(value, list) else value

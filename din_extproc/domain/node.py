@@ -157,6 +157,16 @@ class TrafficClass(StrEnum):
     BATCH = "batch"
 
 
+ATTEMPT_POOL = "x-din-attempt-pool"
+"""Header that names the pool of the node that an attempt goes to. Only an Envoy cluster of two pools sets it."""
+ATTEMPT_PLAN = "x-din-attempt-plan"
+"""Header that says how the attempts of a request are translated, where two pools take different requests."""
+EVERY_ATTEMPT = "every"
+"""How the plan begins when attempts at the first pool are translated, too."""
+DEGRADED = "x-bxagent-degraded"
+"""Header on the answer of a pool that took over."""
+DROPPED = "x-din-dropped-parameters"
+"""Header on an answer that names what its engine was not told of the request."""
 POOL_SEPARATOR = "+"
 """Separates the two pools in the name of an in-flight fallback cluster; no pool name contains it."""
 
@@ -211,8 +221,8 @@ class Pool(Struct, frozen=True):
         """Whether the pool takes requests for this operation."""
         return self.operations is None or operation in self.operations
 
-    def supports_in_flight_fallback(self, other: "Pool") -> bool:
-        """Whether Envoy can move a request to `other` in flight: both accept the same bytes except for the model's name."""
+    def takes_same_bytes(self, other: "Pool") -> bool:
+        """Whether both pools accept the same request except for the model's name, so that Envoy can move it in flight by itself."""
         own = (self.engine, self.api, self.stream_usage, self.unmappable, self.priority_scheduling)
         its = (other.engine, other.api, other.stream_usage, other.unmappable, other.priority_scheduling)
         return self.api == "openai" and own == its

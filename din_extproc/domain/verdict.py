@@ -67,6 +67,7 @@ class Send(Struct, frozen=True, gc=False):
     """Send the request to a node."""
 
     cluster: str
+    """"" where the node was chosen before: nothing is said of cluster and endpoints."""
     endpoints: tuple[str, ...]
     """The chosen node first, then those for retries, as `address:port`."""
     request_headers: Headers

@@ -15,6 +15,7 @@ from din_extproc.domain.request import Intent, Operation
 from din_extproc.domain.usage import Labels, Tags
 from din_extproc.domain.verdict import Headers, Send
 from din_extproc.flow import answers
+from din_extproc.flow.attempt import AttemptPlan
 from din_extproc.flow.decision import Decision, PendingRequest, Permit
 from din_extproc.flow.timeouts import compute_timeouts
 from din_extproc.intent.read import ParsedRequest
@@ -33,6 +34,17 @@ _as_json = msgspec.json.Encoder().encode
 def dispatch(granted: Decision, request: PendingRequest, parsed: ParsedRequest, decided_s: float) -> Send:
     """The verdict that sends it. `decided_s`: how long the decision took, the wait in line included."""
     target, order, head = granted.target, granted.node_request, request.head
+    endpoints = [str(node.endpoint) for node in granted.selection.nodes]
+    # One engine can serve both pools: asked once more by address, it would be asked for the first one's model.
+    spares = [endpoint for node in granted.selection.spares if (endpoint := str(node.endpoint)) not in endpoints]
+    plan = AttemptPlan.of(granted, request) if spares else None
+    move = _move(granted, parsed) if spares and plan is None else None
+    cluster = target.pool.name
+    if target.spare is not None and (plan is not None or move is not None):
+        cluster = in_flight_cluster(cluster, target.spare[0].name)
+        endpoints += spares
+    if plan is not None:
+        order = plan.before_attempts(order, parsed.body)
     answer_headers: Headers = (
         *answers.names(head.path, request.trace_id),
         *rate_limit_headers(granted.rate_limit_status),
@@ -40,17 +52,12 @@ def dispatch(granted: Decision, request: PendingRequest, parsed: ParsedRequest, 
     )
     if target.degraded:
         answer_headers = (*answer_headers, ("x-bxagent-degraded", "true"), ("x-din-degraded-reason", target.degraded))
-    endpoints = [str(node.endpoint) for node in granted.selection.nodes]
-    cluster = target.pool.name
     metadata = _metadata(granted, request, parsed, decided_s)
+    if plan is not None and granted.intent.stream and not granted.intent.wants_usage:
+        metadata["strip_usage"] = True  # whichever engine answers: translated streams report usage in any case
+    if move is not None:
+        metadata["move"] = move
     path = _path(head.path, order.path)
-    move = _move(granted, parsed)
-    if move is not None and target.spare is not None:
-        spares = [endpoint for node in granted.selection.spares if (endpoint := str(node.endpoint)) not in endpoints]
-        if spares:  # one engine can serve both pools: asked once more by address, it would be asked for the first one's model
-            cluster = in_flight_cluster(cluster, target.spare[0].name)
-            endpoints += spares
-            metadata["move"] = move
     return Send(
         cluster=cluster,
         endpoints=tuple(endpoints),
@@ -62,13 +69,14 @@ def dispatch(granted: Decision, request: PendingRequest, parsed: ParsedRequest, 
             *(_RETRY_LONGER if granted.selection.retries_longer else ()),
             *_most_tries(granted.selection.most_tries),
             *(() if path is None else _original(head.path, path)),
+            *(() if plan is None else (plan.header,)),
         ),
         response_headers=answer_headers,
         metadata=metadata,
         body=order.body if order.body is not parsed.body or parsed.decoded else None,
         path=path,
         remove_headers=("content-encoding",) if parsed.decoded else (),
-        needs_response_head=order.dialect is not None,
+        needs_response_head=order.dialect is not None or plan is not None,
     )
 
 

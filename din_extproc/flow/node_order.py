@@ -11,18 +11,17 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from din_extproc.domain.node import Pool
+from din_extproc.domain.node import DROPPED, Pool
 from din_extproc.domain.request import Intent, Operation, Priority
 from din_extproc.domain.tenant import RANK
 from din_extproc.domain.verdict import Headers, Refusal, RefusalCode
 from din_extproc.intent.outline import build_outline, replace_lone_surrogates
 from din_extproc.intent.read import ParsedRequest
 from din_extproc.intent.splice import add_include_usage, splice_values
-from din_extproc.southbound.dialect import Dialect, PlainRequest
+from din_extproc.southbound.dialect import ANSWER_FIELDS, Dialect, PlainRequest
 from din_extproc.southbound.engines import find_dialect, find_engine
 from din_extproc.southbound.parameters import CHAT_ONLY, Table, rename_parameters
 
-DROPPED = "x-din-dropped-parameters"
 _REPORTING = frozenset({Operation.CHAT, Operation.COMPLETIONS})
 """Operations whose streams report usage when `stream_options` asks for it."""
 _decode = msgspec.json.Decoder().decode
@@ -57,6 +56,12 @@ def build_node_request(reading: ParsedRequest, intent: Intent, pool: Pool, prior
     """The order for a node of this pool, or why its engine can't be asked. `priority`: the class by which an engine may schedule it."""
     dialect = find_dialect(pool.engine, pool.api, intent.operation)
     return _openai(reading, intent, pool, priority) if dialect is None else _translated(reading, intent, pool, dialect)
+
+
+def answer_fields(reading: ParsedRequest) -> dict[str, Any]:
+    """Those of the request by which an answer is translated."""
+    names = ANSWER_FIELDS & reading.outline.spans.keys()
+    return {name: _decoded(reading.outline.value(reading.body, name)) for name in names}
 
 
 def _openai(reading: ParsedRequest, intent: Intent, pool: Pool, priority: Priority) -> NodeRequest | Refusal:

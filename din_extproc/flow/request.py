@@ -13,10 +13,12 @@ from msgspec.structs import replace
 from din_extproc.admit.headers import anthropic_rate_limit_headers
 from din_extproc.admit.ledger import Ledger, LimitsUnavailable
 from din_extproc.audit.records import AdmissionRecord
+from din_extproc.domain.node import ATTEMPT_POOL, DEGRADED
 from din_extproc.domain.request import RequestHead
 from din_extproc.domain.response import PASS, SUCCESS_STATUSES, Replacement, ResponseHead, Treatment
 from din_extproc.domain.verdict import ImmediateResponse, Refusal, Send, Verdict
 from din_extproc.flow import answers, failures
+from din_extproc.flow.attempt import moved_request, translate_attempt
 from din_extproc.flow.audit_records import admission_record
 from din_extproc.flow.decision import DecisionContext, PendingRequest
 from din_extproc.flow.dispatch import dispatch, refusal_metadata
@@ -91,6 +93,8 @@ class _GrantedRequest(Struct, frozen=True, gc=False):
     """Its slots are scarce: they are released at its end, not with its settlement."""
     translated: NodeRequest | None
     """What the node was asked, when its answer is to be translated; without the body, which went with the verdict."""
+    moved: NodeRequest | None = None
+    """Likewise for a node of the pool that takes over in flight."""
 
 
 class ExchangeHandler(PendingRequest, ABC):
@@ -171,6 +175,15 @@ class ExtProcHandler(ExchangeHandler):
         super().__init__(context)
         self._held: _GrantedRequest | None = None
 
+    def decide(self, head: RequestHead, body: bytes) -> Coroutine[Any, Any, Verdict]:
+        """The verdict on a whole request, or on one of its attempts."""
+        return self._attempt(head, body) if ATTEMPT_POOL in head.headers else super().decide(head, body)
+
+    async def _attempt(self, head: RequestHead, body: bytes) -> Verdict:
+        self.head, self.trace_id = head, head.header("x-din-trace-id")
+        translated = translate_attempt(self._context, head, body)
+        return answers.refusal_response(translated, head, self.trace_id) if isinstance(translated, Refusal) else translated
+
     async def _verdict(self, parsed: ParsedRequest, began: float, wall: float) -> Verdict | Refusal:
         context, who = self._context, self.who
         assert who is not None  # noqa: S101 - `accept` has authenticated whoever sent a body
@@ -179,7 +192,9 @@ class ExtProcHandler(ExchangeHandler):
             return decision
         order = decision.node_request
         translated = None if order.dialect is None else replace(order, body=b"")
-        self._held = _GrantedRequest(decision.selection.taken, decision.target.pool.engine, not decision.roomy, translated)
+        self._held = _GrantedRequest(
+            decision.selection.taken, decision.target.pool.engine, not decision.roomy, translated, moved_request(decision, parsed)
+        )
         context.live[self.request_id] = self.account
         if context.admissions is not None:
             context.admissions.append(admission_record(decision, self, wall))
@@ -199,11 +214,12 @@ class ExtProcHandler(ExchangeHandler):
 
     def on_response(self, head: ResponseHead) -> Treatment:
         """Replace a node's error by the gateway's, translate an answer of another dialect, and pass any other answer on."""
-        if self._held is None:
+        held, wall = self._held, self._context.clock.wall()
+        if held is None:
             return PASS
-        asked, wall = self._held.translated, self._context.clock.wall()
+        asked = held.moved if DEGRADED in head.headers else held.translated
         if asked is None or asked.dialect is None or head.status not in SUCCESS_STATUSES:
-            return failures.treat_error(self._held.engine, head, self.head, self.trace_id, wall)
+            return failures.treat_error(held.engine, head, self.head, self.trace_id, wall)
         named = AnswerContext(asked.operation, self.request_id, int(wall), asked.model, asked.fields)
         return Translation(asked.dialect, named, asked.stream, self.head, self.trace_id).treat(head)
 

@@ -12,6 +12,7 @@ from din_extproc.admit.identities import Identities
 from din_extproc.admit.keys import Authenticated, KeyRing
 from din_extproc.admit.ledger import Claim
 from din_extproc.admit.reservation import compute_reservation
+from din_extproc.domain.node import Pool
 from din_extproc.domain.price import NO_PRICES, PriceList
 from din_extproc.domain.request import Estimate, Intent, Priority
 from din_extproc.domain.spending import SpendingBudgets
@@ -66,6 +67,8 @@ class DecisionView(Struct, frozen=True):
     """Where load balancers ask whether the gateway serves: answered without a key, and counted nowhere."""
     identities: Identities | None = None
     """None: requests are authenticated by API key alone."""
+    pools: Mapping[str, Pool] = {}
+    """By name."""
     prices: PriceList = NO_PRICES
     budgets: SpendingBudgets | None = None
     """None: there are none."""

@@ -68,6 +68,7 @@ def assemble(shaped: ShapedConfig, catalog: Catalog | None, document: Document, 
     _report_budgets(shaped, pools, document)
     if "pools" not in shaped.broken:
         _report_models(shaped, pools, document)
+        _report_stuck(shaped, {pool.name: pool for pool in pools}, document)
         if not config.store.one_script:
             _report_scattered_counters(shaped, document)
         if config.fail_open is not None and config.fail_open.pool not in config.pools:
@@ -242,6 +243,24 @@ def _report_budgets(shaped: ShapedConfig, pools: tuple[Pool, ...], document: Doc
         if not budget.tenant and not config.store.one_script:
             hint = "set `store.one_slot: true`: then all counters are on one master"
             document.report(place, "in a Redis Cluster, a budget of all tenants together can't be counted with each tenant's limits", hint)
+
+
+def _report_stuck(shaped: ShapedConfig, pools: dict[str, Pool], document: Document) -> None:
+    """Rules whose requests get an error, not the fallback, while their pool fails and no breaker has opened yet."""
+    retry = shaped.config.envoy.retry
+    for at, rule in zip(shaped.rules, shaped.config.rules, strict=True):
+        pool, fallback = pools.get(rule.pool), pools.get(rule.fallback or "")
+        if pool is None or fallback is None or pool is fallback:
+            continue
+        addresses = {node.endpoint for node in fallback.nodes}
+        why, hint = "", ""
+        if not retry.to_fallback:
+            why, hint = "`envoy.retry.to_fallback` is off", "leave it on: then Envoy tries a node of the fallback itself"
+        elif addresses and addresses <= {node.endpoint for node in pool.nodes}:
+            why = f"each node of {fallback.name!r} is at an address of {pool.name!r}, and one address is not asked twice"
+            hint = "a fallback on machines of its own"
+        if why:
+            document.report(("rules", at, "fallback"), f"no request moves there in flight: {why}", hint, warning=True)
 
 
 def _report_kinds(shaped: ShapedConfig, document: Document) -> None:

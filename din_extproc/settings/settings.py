@@ -128,10 +128,10 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     @property
     def moves(self) -> tuple[tuple[str, str], ...]:
-        """Pools, each with the one that takes over its requests in flight: of rules, those of which a request can move as it is."""
+        """Pools, each with the one that takes over its requests in flight: those of rules."""
         if not self.envoy.retry.to_fallback:
             return ()
-        return tuple((pool.name, fallback.name) for pool, fallback in self.routes.fallbacks if pool.supports_in_flight_fallback(fallback))
+        return tuple((pool.name, fallback.name) for pool, fallback in self.routes.fallbacks)
 
     @property
     def in_flight(self) -> InFlightFallback:

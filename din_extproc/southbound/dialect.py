@@ -38,6 +38,10 @@ class DialectRequest(Struct, frozen=True):
     """Names of the dropped parameters."""
 
 
+ANSWER_FIELDS = frozenset({"max_tokens", "logprobs", "encoding_format", "documents", "return_documents", "top_n"})
+"""What answers are translated by."""
+
+
 class AnswerContext(Struct, frozen=True):
     """The properties of a request that its answer depends on."""
 
@@ -49,6 +53,7 @@ class AnswerContext(Struct, frozen=True):
     model: str
     """The engine's model name."""
     fields: Mapping[str, Any]
+    """The decoded request; those of `ANSWER_FIELDS` are enough."""
 
 
 class Dialect(Struct, frozen=True):

@@ -146,7 +146,7 @@ def send_at_body(send: Send) -> bytes:
     Raises:
         ValueError: a header or a metadata value can't be written.
     """
-    common = _CLEAR_ROUTE_CACHE + _mutation(send)
+    common = _CLEAR_ROUTE_CACHE + _mutation(send) if send.cluster else _mutation(send)
     body = send.body
     if body is None:
         return (_metadata(send.metadata) + _field("\x1a", _field("\x0a", common))).encode("latin-1")
@@ -243,7 +243,9 @@ def _body_mutation(body: bytes) -> str:
 
 def _mutation(send: Send) -> str:
     """The header mutation of a request that goes on."""
-    headers = [("x-din-cluster", send.cluster), ("x-din-endpoint", ",".join(send.endpoints)), *send.request_headers]
+    headers = list(send.request_headers)
+    if send.cluster:
+        headers[:0] = (("x-din-cluster", send.cluster), ("x-din-endpoint", ",".join(send.endpoints)))
     if send.body is not None:
         headers.append(("content-length", str(len(send.body))))
     if send.path is not None:

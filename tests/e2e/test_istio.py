@@ -61,6 +61,7 @@ class MeshedStack(Stack):
 @pytest.fixture(scope="module")
 def engines() -> Iterator[dict[str, EngineSim]]:
     made = {name: EngineSim(model=model, decode_rate=5000.0) for name, model in (("a", "m"), ("b", "m"), ("light", "n"))}
+    made["local"] = EngineSim(model="o", api="ollama", decode_rate=5000.0)
     try:
         yield {name: engine.start() for name, engine in made.items()}
     finally:
@@ -80,8 +81,12 @@ def stack(request, engines, signer, tmp_path_factory) -> Iterator[Stack]:
         "pools": {
             "p": {"model": "m", "engine": "vllm", "nodes": [nodes["a"], nodes["b"]]},
             "q": {"model": "n", "engine": "vllm", "nodes": [nodes["light"]]},
+            "r": {"model": "o", "engine": "ollama", "api": "native", "nodes": [nodes["local"]]},
         },
-        "rules": [{"id": "all", "when": {"model": "m"}, "pool": "p", "fallback": "q"}],
+        "rules": [
+            {"id": "all", "when": {"model": "m"}, "pool": "p", "fallback": "q"},
+            {"id": "light", "when": {"model": "n"}, "pool": "q", "fallback": "r"},
+        ],
         "tenants": [tenant("acme"), tenant("trial", rpm=1)],
     }
     if request.param == "gateway":
@@ -173,6 +178,16 @@ def test_a_request_moves_to_the_other_pool_in_flight(stack, engines):
             engines[name].fail("")
     assert (reply.status_code, reply.headers["x-din-node-id"], reply.json()["model"]) == (200, "light", "n")
     assert (reply.headers["x-bxagent-degraded"], reply.headers["x-din-degraded-reason"]) == ("true", "upstream_failed")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_moves_in_flight_to_a_pool_of_another_engine(stack, engines, stream):
+    engines["light"].fail("unavailable")
+    try:
+        reply = stack.chat(model="n", max_tokens=2, stream=stream)
+    finally:
+        engines["light"].fail("")
+    assert (reply.status_code, reply.headers["x-din-node-id"], reply.headers["x-bxagent-degraded"]) == (200, "local", "true"), reply.text
 
 
 def test_without_the_sidecar_nothing_passes_and_the_body_is_ours(stack):

@@ -18,6 +18,8 @@ from typer.testing import CliRunner
 from din_extproc.cli.app import app
 from din_extproc.control.envoy_gateway import Placement
 from din_extproc.control.envoy_gateway import envoy_gateway as envoy_gateway_of
+from din_extproc.control.istio import Mesh
+from din_extproc.control.istio import istio as istio_of
 from din_extproc.control.topology import SocketAddress, Topology
 from din_extproc.domain.identity import NO_IDENTITIES, IdentityRules, JwtIssuer, RemoteJwks
 from din_extproc.domain.node import Endpoint, Node, Pool
@@ -29,6 +31,7 @@ HERE = Path(__file__).parent / "mesh"
 SHIPPED = Path(__file__).parents[2] / "envoy" / "din.yaml"
 REWRITE = os.environ.get("DIN_REWRITE_GOLDENS") == "1"
 SCHEMAS = Path(os.environ.get("DIN_CRD_SCHEMAS", Path(__file__).parents[3] / "shared" / "crds"))
+_TWO_ENGINES = (("fast", "vllm", "openai"), ("local", "ollama", "native"))
 CLUSTER = "din-sidecar.inference.svc"
 
 
@@ -145,6 +148,19 @@ def test_pairs_whose_names_run_together_are_refused():
     topology = Topology(ext_proc=(outside,), access_log=outside, pools=pools, moves=(("a", "b.c"), ("a.b", "c")))
     with pytest.raises(ValueError, match="dots"):
         envoy_gateway_of(topology, Placement(namespace="n", host="h", gateway="g"))
+
+
+def test_attempts_are_translated_by_the_sidecar_under_the_name_that_each_proxy_has_for_it():
+    node = Node("n", Endpoint("10.0.0.1", 8000), "m", "1.0", "bf16", "", 1, 8192, 4)
+    pools = tuple(Pool(name, "m", "m", engine, "round_robin", (node,), api=api) for name, engine, api in _TWO_ENGINES)
+    outside = SocketAddress("sidecar.internal", 50051)
+    topology = Topology(ext_proc=(outside,), access_log=outside, pools=pools, moves=(("fast", "local"),))
+    gateway = envoy_gateway_of(topology, Placement(namespace="n", host="h", gateway="g"))
+    mesh = istio_of(topology, Mesh(mode="gateway", host="h", namespace="n"))
+    found = json.dumps([each for each in gateway if each["kind"] == "EnvoyPatchPolicy"])
+    assert '"cluster_name": "envoyextensionpolicy/n/din/extproc/0"' in found
+    assert '"cluster_name": "outbound|50051||sidecar.internal"' in json.dumps(mesh)
+    assert "din_ext_proc" not in found + json.dumps(mesh)
 
 
 def test_the_command_line_renders_both(tmp_path):

@@ -48,6 +48,7 @@ def make_view(settings: Settings, counters: Mapping[str, TokenCounter]) -> Decis
         models=models,
         body_limit=settings.body_limit,
         commons=commons,
+        pools={pool.name: pool for pool in settings.pools},
         prices=settings.prices,
         budgets=settings.budgets,
         screenings=_screenings(settings),

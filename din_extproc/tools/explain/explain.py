@@ -17,14 +17,14 @@ from din_extproc.admit.ledger import Claim, Granted, RateLimitStatus
 from din_extproc.admit.reservation import OutputHistory
 from din_extproc.domain.health import BreakerSnapshots
 from din_extproc.domain.membership import HeartbeatReading, NodeState
-from din_extproc.domain.node import Node
+from din_extproc.domain.node import DROPPED, Node
 from din_extproc.domain.request import NO_PEER, PeerConnection, Priority, RequestHead
 from din_extproc.domain.tenant import ApiKey, Queueing
 from din_extproc.domain.verdict import Refusal
 from din_extproc.edge.registry.forms import MemberForm
 from din_extproc.flow.calibrators import TokenCalibrators
 from din_extproc.flow.decision import Decision, DecisionContext, PendingRequest
-from din_extproc.flow.node_order import DROPPED, NodeRequest
+from din_extproc.flow.node_order import NodeRequest
 from din_extproc.flow.node_selector import NodeSelector, PlacementTarget, RequestSize
 from din_extproc.flow.pipeline import decide, node_request, read_request
 from din_extproc.flow.pool_membership import PoolMembership

@@ -212,6 +212,24 @@ def test_switching_parts_off_says_false(written):
     assert "no pool is called 'q'" in str(written(SMALL + "fail_open: { pool: q }\n"))
 
 
+@pytest.mark.parametrize(
+    ("address", "retry", "why"),
+    [
+        ("10.0.0.2:8000", "", None),
+        ("10.0.0.1:8000", "", "one address is not asked twice"),
+        ("10.0.0.2:8000", "envoy: {retry: {to_fallback: false}}", "`envoy.retry.to_fallback` is off"),
+    ],
+)
+def test_a_rule_whose_requests_can_not_move_in_flight_is_a_warning(written, address, retry, why):
+    fallback = (
+        f'  q: {{ model: m, engine: ollama, nodes: [{{ id: n2, address: "{address}", version: "1", dtype: q4, max_seq_len: 4096 }}] }}'
+    )
+    text = SMALL.replace("tenants:", f"{fallback}\nrules: [{{ id: r, when: always, pool: p, fallback: q }}]\n{retry}\ntenants:")
+    found = [warning.message for warning in written(text).warnings if "in flight" in warning.message]
+    assert len(found) == (why is not None)
+    assert why is None or why in found[0]
+
+
 def test_warnings_come_with_the_settings(written):
     settings = written()
     assert [warning.message for warning in settings.warnings] == ["tenant 't' has no key: nobody can use it"]
