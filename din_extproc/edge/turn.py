@@ -6,5 +6,5 @@ leave before its last ones are ready.
 
 from typing import Final
 
-AT_ONCE: Final = 4
-"""Messages, responses or steps of one connection or burst per iteration: at most a millisecond."""
+AT_ONCE: Final = 8
+"""Messages, responses or steps of one connection or burst per iteration: at most two milliseconds."""
