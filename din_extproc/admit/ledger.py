@@ -66,6 +66,8 @@ class Granted(Struct, frozen=True, gc=False):
     """The denial by budgets that are not enforced."""
     roomy: bool = False
     """At most half of the slots of every budget are taken, so their release can wait for the settlement."""
+    recorded: bool = True
+    """False: nothing was charged, because no limit applies or limits can't be checked; there is nothing to settle."""
 
 
 class Ledger(Protocol):

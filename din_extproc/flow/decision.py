@@ -151,6 +151,8 @@ class Decision(Struct, frozen=True, gc=False, kw_only=True):
     node_request: NodeRequest
     claim: Claim
     rate_limit_status: RateLimitStatus
+    recorded: bool
+    """As of `Granted`."""
     would_refuse: str
     """The limit that would have refused it, were it enforced; "" when none would."""
     roomy: bool
@@ -170,4 +172,6 @@ class Permit(Struct, frozen=True, gc=False, kw_only=True):
     """The physical model that it is charged for; the name that was asked for where no pool serves it."""
     claim: Claim
     rate_limit_status: RateLimitStatus
+    recorded: bool
+    """As of `Granted`."""
     would_refuse: str

@@ -92,6 +92,7 @@ def permit_verdict(granted: Permit, request: PendingRequest, decided_s: float) -
         rule="",
         degraded=False,
         would_refuse=granted.would_refuse,
+        recorded=granted.recorded,
         decided_s=decided_s,
     )
     return pass_verdict(request, rate_limit_headers(granted.rate_limit_status), _base_metadata(labels, granted.intent.operation))
@@ -171,6 +172,7 @@ def _labels(
     rule: str,
     degraded: bool,
     would_refuse: str,
+    recorded: bool,
     decided_s: float,
 ) -> Labels:
     """The record of the decision that settlement reads."""
@@ -186,7 +188,7 @@ def _labels(
         alias=alias,
         pool=pool,
         rule=rule,
-        reserved_tokens=claim.tokens,
+        reserved_tokens=claim.tokens if recorded else 0,
         prompt_estimate=estimate.tokens,
         features=estimate.features,
         fixed=estimate.fixed,
@@ -223,6 +225,7 @@ def _metadata(granted: Decision, request: PendingRequest, parsed: ParsedRequest,
         rule=granted.routed.rule,
         degraded=bool(granted.target.degraded),
         would_refuse=granted.would_refuse,
+        recorded=granted.recorded,
         decided_s=decided_s,
     )
     metadata = _base_metadata(labels, intent.operation)

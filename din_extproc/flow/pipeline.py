@@ -171,6 +171,7 @@ async def decide(
         node_request=pool.node_request,
         claim=claim,
         rate_limit_status=granted.status,
+        recorded=granted.recorded,
         would_refuse=unenforced(granted),
         roomy=granted.roomy,
         selection=picked,
@@ -211,6 +212,7 @@ async def permit(
         model=model,
         claim=claim,
         rate_limit_status=granted.status,
+        recorded=granted.recorded,
         would_refuse=unenforced(granted),
     )
 

@@ -35,13 +35,13 @@ _ROWS = (
     (
         "one of eight nodes stalls for 30 s, threshold 2: errors",
         "about 0.3 %",
-        "{stall_errors_probes_2:.2%} by probes alone, {stall_errors_breaker_2:.2%} with the breaker",
-        "real Envoy and sidecar, engine simulators, one of them stopped (`stall`)",
+        "{stall_errors_papers_2:.2%} as theirs; ours {stall_errors_probes_2:.2%} by probes, {stall_errors_breaker_2:.2%} with the breaker",
+        "engine simulators, one of them stopped, behind a gateway as in the papers, and behind Envoy and sidecar (`stall`)",
     ),
     (
         "the same, threshold 5",
         "over 4 %",
-        "{stall_errors_probes_5:.2%} by probes alone, {stall_errors_breaker_5:.2%} with the breaker",
+        "{stall_errors_papers_5:.2%} as theirs; ours {stall_errors_probes_5:.2%} by probes, {stall_errors_breaker_5:.2%} with the breaker",
         "likewise",
     ),
     (

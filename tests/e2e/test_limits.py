@@ -41,6 +41,7 @@ def stack(sims) -> Iterator[Stack]:
             tenant("other", rpm=10, tpm=TPM),
             tenant("single", rpm=1),
             tenant("lists", tpm=TPM),
+            {**tenant("free"), "limits": {}},
         ],
         "envoy": {
             "retry": {"attempts": RETRIES},
@@ -131,6 +132,14 @@ def test_an_exchange_that_is_tried_on_every_node_costs_one_request_and_is_settle
     assert left(first, "requests") - left(last, "requests") == 2
     assert left(last, "tokens") > TPM - 500, "a node's failure costs the tenant nothing"
     assert stack.status()["exchanges"]["unknown"] == 0
+
+
+def test_an_exchange_without_limits_has_nothing_to_settle_and_is_not_unknown(stack):
+    before = sum(stack.all_accounted()["counts"]["outcomes"].values())
+    assert stack.chat(ask(), tenant_name="free").status_code == 200
+    status = stack.settled(before + 1)
+    assert (status["exchanges"]["unknown"], status["exchanges"]["unsettled"]) == (0, 0)
+    assert stack.redis_keys("free") == []
 
 
 def test_an_exchange_that_another_node_answers_costs_what_that_node_did(stack, sims):

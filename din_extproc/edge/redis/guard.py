@@ -29,7 +29,7 @@ _ONLY_SLOTS: Final = -1
 """Instead of tokens: the slots are to be given back, the settlement follows."""
 _LATER: Final = "TRYAGAIN"
 """Error of a cluster while the keys of a tenant migrate to another master."""
-_UNMETERED: Final = Granted(RateLimitStatus(), roomy=True)
+_UNMETERED: Final = Granted(RateLimitStatus(), roomy=True, recorded=False)
 
 
 class OnError(StrEnum):

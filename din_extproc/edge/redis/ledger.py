@@ -38,7 +38,7 @@ _TOKEN_BUDGET: Final = 5
 _LONGEST_PLAIN_TENANT: Final = 64
 _REMEMBERED: Final = 8192
 """Number of requests whose budgets are remembered; older requests cost one look-up when they end."""
-_UNLIMITED: Final = Granted(RateLimitStatus(), roomy=True)
+_UNLIMITED: Final = Granted(RateLimitStatus(), roomy=True, recorded=False)
 
 
 class Runner(Protocol):

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from din_extproc.admit.ledger import LimitsUnavailable
@@ -23,6 +24,18 @@ from din_extproc.roles.operate.unknown_tenant import UnknownTenant, unknown_tena
 from din_extproc.settings.settings import Settings
 
 _MOST = 200
+_COLUMNS = {
+    "tenant": 0,
+    "priority": 120,
+    "requests / min": 0,
+    "tokens / min": 0,
+    "streams": 0,
+    "waiting": 120,
+    "today": 140,
+    "refused": 80,
+    "tokens today": 100,
+}
+"""The columns in order, each with the terminal width from which on it is shown."""
 _TODAY = ("requests", "refused", "would_refuse", "prompt_tokens", "completion_tokens")
 
 
@@ -85,16 +98,18 @@ def _row(tenant: Tenant, live: BudgetUsage | None, today: Mapping[str, int] | No
 
 def show(settings: Settings, tenant: str) -> None:
     """Print the table once. Raises as `fetch_tenants` does."""
-    Console().print(_table(fetch_tenants(settings, tenant)))
+    console = Console()
+    console.print(_table(fetch_tenants(settings, tenant), console.width))
 
 
 def watch(settings: Settings, tenant: str, every_s: float) -> None:
     """Refresh the table until Ctrl-C."""
-    with Live(_table(fetch_tenants(settings, tenant)), console=Console(), auto_refresh=False) as live:
+    console = Console()
+    with Live(_table(fetch_tenants(settings, tenant), console.width), console=console, auto_refresh=False) as live:
         while True:
             time.sleep(every_s)
             try:
-                live.update(_table(fetch_tenants(settings, tenant)), refresh=True)
+                live.update(_table(fetch_tenants(settings, tenant), console.width), refresh=True)
             except (SidecarUnreachable, UnknownTenant) as error:
                 live.update(f"[red]{error}[/red]", refresh=True)
 
@@ -107,34 +122,46 @@ def fetch_tenants(settings: Settings, tenant: str) -> dict[str, Any]:
     return shown
 
 
-def _table(shown: dict[str, Any]) -> Table:
+def _table(shown: dict[str, Any], width: int) -> Table:
+    """Build the table for a terminal width: numbers stay whole, long names are folded."""
     rows = shown["tenants"]
     more = f" (the {len(rows)} that used most today)" if len(rows) < shown["count"] else ""
     title = f"tenants{' of ' + shown['network'] if shown['network'] else ''}: {shown['count']}{more}"
     table = Table(title=title + (" - redis can't be reached" if shown["stale"] else ""), title_justify="left", title_style="bold")
-    for name in ("tenant", "priority", "requests / min", "tokens / min", "streams", "waiting", "today", "refused", "tokens today"):
-        table.add_column(name, justify="left" if name in {"tenant", "priority"} else "right")
+    names = [name for name, fits in _COLUMNS.items() if width >= fits]
+    for name in names:
+        left = name in {"tenant", "priority"}
+        table.add_column(name, justify="left" if left else "right", overflow="fold", no_wrap=not left)
     for row in rows:
         today = row["today"]
         refused = f"{today['refused']}" + ("" if row["enforced"] else f" (shadow: {today['would_refuse']})")
-        table.add_row(
-            row["tenant"],
-            row["priority"],
-            _of(row["requests"], row["rpm"]),
-            _of(row["tokens"], row["tpm"]),
-            _of(row["streams"], row["max_streams"]),
-            str(row["waiting"]),
-            str(today["requests"]),
-            refused,
-            f"{_tokens(today):,}",
-        )
+        cells = {
+            "tenant": escape(row["tenant"]),
+            "priority": row["priority"],
+            "requests / min": _of(row["requests"], row["rpm"]),
+            "tokens / min": _of(row["tokens"], row["tpm"]),
+            "streams": _of(row["streams"], row["max_streams"]),
+            "waiting": str(row["waiting"]),
+            "today": _brief(today["requests"]),
+            "refused": refused,
+            "tokens today": _brief(_tokens(today)),
+        }
+        table.add_row(*(cells[name] for name in names))
     return table
 
 
 def _of(number: int | None, limit: int | None) -> str:
-    shown = "-" if number is None else f"{number:,}"
+    shown = "-" if number is None else _brief(number)
     if limit is None:
         return shown
     colour = "red" if number is not None and number >= limit else ""
-    text = f"{shown} / {limit:,}"
+    text = f"{shown} / {_brief(limit)}"
     return f"[{colour}]{text}[/]" if colour else text
+
+
+def _brief(number: int) -> str:
+    """A number in at most six characters: `99,999`, `123k`, `12.3M`, `4.56G`."""
+    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= max(size, 10**5):
+            return f"{number // 10**3}k" if unit == "k" else f"{number / size:.3g}{unit}"
+    return f"{number:,}"
