@@ -145,8 +145,12 @@ class Identities:
 
     def _authenticated(self, tenant: Tenant, kind: str, name: str) -> Authenticated:
         text = name if name.isprintable() else quote(name)
-        key = ApiKey(id=f"{kind}:{text[:_ID_LENGTH]}", salt=b"", digest=b"", limits=self._rules.limits)
-        return Authenticated(tenant, key, "" if self._rules.shares_limits else _SCOPE)
+        return make_identity(self._rules, tenant, f"{kind}:{text[:_ID_LENGTH]}")
+
+
+def make_identity(rules: IdentityRules, tenant: Tenant, name: str) -> Authenticated:
+    """Return the identity of this name, such as `jwt:ann`, with its limits."""
+    return Authenticated(tenant, ApiKey(id=name, salt=b"", digest=b"", limits=rules.limits), "" if rules.shares_limits else _SCOPE)
 
 
 def _find_claim(claims: Mapping[str, Any], path: tuple[str, ...]) -> object:

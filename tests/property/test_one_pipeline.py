@@ -14,6 +14,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from din_extproc.admit.in_memory_ledger import InMemoryLedger
+from din_extproc.admit.keys import Authenticated
 from din_extproc.admit.ledger import Claim, Denied, Granted
 from din_extproc.admit.local import LocalLedger
 from din_extproc.domain.health import BreakerSnapshot, BreakerSnapshots, BreakerState
@@ -35,7 +36,7 @@ from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
 from din_extproc.tools.explain import explain as explain_module
 from din_extproc.tools.explain.explain import explain
-from din_extproc.tools.replay.replay import owners_of
+from din_extproc.tools.replay.replay import owner_finder
 from din_extproc.tools.replay.rerun import ReplayedRequest, ReplayOutcome, ReplayRun, intent_of
 from din_extproc.tools.simulate.plan import SimulationPlan
 from din_extproc.tools.simulate.replica import SimulatedReplica, SimulatedWait
@@ -249,7 +250,7 @@ def past_of(labels: Labels, entry: str, at: int) -> ReplayedRequest:
 
 
 def by_replay(settings: Settings, record: list[ReplayedRequest], opened: set[str]) -> tuple[list[ReplayOutcome], list[Claim]]:
-    rerun = ReplayRun(make_view(settings, {}), PoolMembership.from_pools(settings.pools), owners_of(settings))
+    rerun = ReplayRun(make_view(settings, {}), PoolMembership.from_pools(settings.pools), owner_finder(settings))
     ledger = rerun._context.ledger = Recorder(rerun._context.ledger)
     rerun._context.selector.on_breakers(breakers(opened))
     return rerun.fates(record), ledger.claims
@@ -264,7 +265,7 @@ def by_simulate(settings: Settings, tenant_id: str, record: list[ReplayedRequest
     replica = SimulatedReplica(plan, counters, clock)
     ledger = replica._context.ledger = Recorder(VirtualLedger(counters, clock))
     replica.selector.on_breakers(breakers(opened))
-    who = next(each for each in owners_of(settings).values() if each.tenant.id == tenant_id)
+    who = next(Authenticated(tenant, key) for tenant, keys in settings.keys for key in keys if tenant.id == tenant_id)
     found = []
     for number, (past, (headers, _)) in enumerate(zip(record, asked, strict=True)):
         seen, intent = len(ledger.claims), past.intent

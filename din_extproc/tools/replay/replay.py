@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from din_extproc.admit.identities import make_identity
 from din_extproc.admit.keys import Authenticated
 from din_extproc.audit.chain import read, take_apart
 from din_extproc.audit.records import RefusalRecord, SettlementRecord
@@ -21,7 +22,7 @@ from din_extproc.edge.audit.files import read_log, replicas
 from din_extproc.flow.pool_membership import PoolMembership
 from din_extproc.roles.serve.decision_view import make_view
 from din_extproc.settings.settings import Settings
-from din_extproc.tools.replay.rerun import ReplayedRequest, ReplayOutcome, ReplayRun, intent_of
+from din_extproc.tools.replay.rerun import OwnerFinder, ReplayedRequest, ReplayOutcome, ReplayRun, intent_of
 
 _EXAMPLES = 3
 _BY_CONFIGURATION = frozenset(
@@ -107,7 +108,7 @@ def _comparable(past: ReplayedRequest, fate: ReplayOutcome) -> ReplayOutcome:
 
 
 def _rerun(settings: Settings) -> ReplayRun:
-    return ReplayRun(make_view(settings, {}), PoolMembership.from_pools(settings.pools), owners_of(settings))
+    return ReplayRun(make_view(settings, {}), PoolMembership.from_pools(settings.pools), owner_finder(settings))
 
 
 def _by_configuration(fate: ReplayOutcome) -> bool:
@@ -140,9 +141,18 @@ def recorded(folders: Iterable[Path]) -> list[ReplayedRequest]:
     return sorted(_pasts(folders), key=lambda past: (past.began_ms, past.trace_id))
 
 
-def owners_of(settings: Settings) -> dict[str, Authenticated]:
-    """Tenant and key by key id."""
-    return {key.id: Authenticated(tenant, key) for tenant, keys in settings.keys for key in keys}
+def owner_finder(settings: Settings) -> OwnerFinder:
+    """Return what finds tenants and keys under the configuration."""
+    keys = {(tenant.id, key.id): Authenticated(tenant, key) for tenant, own in settings.keys for key in own}
+    rules = settings.identity
+    kinds = {"jwt": rules.jwt, "certificate": rules.certificates, "gateway": rules.gateway}
+
+    def find(past: ReplayedRequest) -> Authenticated | None:
+        kind, separator, _ = past.key_id.partition(":")
+        tenant = settings.find_tenant(past.tenant) if separator and kinds.get(kind) else None
+        return keys.get((past.tenant, past.key_id)) if tenant is None else make_identity(rules, tenant, past.key_id)
+
+    return find
 
 
 def _pasts(folders: Iterable[Path]) -> Iterator[ReplayedRequest]:

@@ -117,6 +117,10 @@ class _RepeatedReservation:
         return reply
 
 
+OwnerFinder = Callable[[ReplayedRequest], Authenticated | None]
+"""Returns tenant and key, or identity, of a recorded request; None: the configuration does not know them."""
+
+
 class _ReplayedDecision(Struct):
     """A request whose decision has begun."""
 
@@ -131,11 +135,11 @@ class ReplayRun:
     Args:
         view: The configuration.
         members: Its nodes.
-        owners: Tenant and key by key id.
+        find_owner: Finds who asked.
     """
 
-    def __init__(self, view: DecisionView, members: PoolMembership, owners: Mapping[str, Authenticated]) -> None:
-        self._owners = owners
+    def __init__(self, view: DecisionView, members: PoolMembership, find_owner: OwnerFinder) -> None:
+        self._find_owner = find_owner
         self._counters = InMemoryLedger()
         self._clock = VirtualClock(0.0)
         self._outputs = _RecordedOutputs()
@@ -175,11 +179,11 @@ class ReplayRun:
         heappush(self._events, (when_ms, self._count, happen, at))
 
     def _begin(self, at: int, past: ReplayedRequest) -> None:
-        who, intent = self._owners.get(past.key_id), past.intent
+        who, intent = self._find_owner(past), past.intent
         if intent is None:
             self._fates[at] = past.fate
             return
-        if who is None or who.tenant.id != past.tenant:
+        if who is None:
             self._fates[at] = ReplayOutcome(refusal=RefusalCode.INVALID_API_KEY.code)
             return
         context = self._context

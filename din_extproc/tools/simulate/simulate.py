@@ -23,7 +23,7 @@ from din_extproc.settings.load import load
 from din_extproc.settings.problems import ConfigRejected
 from din_extproc.settings.settings import Settings
 from din_extproc.tools.engine_model.engine import EngineSpec
-from din_extproc.tools.replay.replay import ReplayRefused, owners_of, recorded
+from din_extproc.tools.replay.replay import ReplayRefused, owner_finder, recorded
 from din_extproc.tools.replay.rerun import ReplayedRequest, head_of, tenant_averages
 from din_extproc.tools.simulate.network import SimulatedNetwork
 from din_extproc.tools.simulate.plan import NodeProfile, ProbePlan, SimulationPlan
@@ -300,10 +300,10 @@ def _lasts_s(record: list[ReplayedRequest], speed: float) -> float:
 
 def _again(record: list[ReplayedRequest], settings: Settings, speed: float) -> Iterator[Arrival]:
     """The recorded requests, those that say enough; of what was refused then, the answer is as long as its tenant's usually are."""
-    owners, versions, mean = owners_of(settings), PoolMembership.from_pools(settings.pools).versions, tenant_averages(record)
+    find_owner, versions, mean = owner_finder(settings), PoolMembership.from_pools(settings.pools).versions, tenant_averages(record)
     for past in record:
-        who, intent = owners.get(past.key_id), past.intent
-        if intent is None or who is None or who.tenant.id != past.tenant:
+        who, intent = find_owner(past), past.intent
+        if intent is None or who is None:
             continue
         answered = past.answered or mean.get(past.tenant, (0, 0, 0))[2] or 1
         prompt = past.charged - past.answered or intent.prompt_tokens or 1

@@ -36,6 +36,20 @@ def labels(**told: str) -> frozenset[tuple[str, str]]:
     return frozenset(told.items())
 
 
+def test_tenants_that_are_not_listed_share_one_name_and_leave_room_for_others():
+    metrics = ExchangeMetrics(cap=50)
+    for number in range(1000):
+        metrics.finished(record(tenant=f"team-{number}", key_id=f"jwt:user-{number}", unlisted=True))
+    metrics.finished(record())
+    read = page(metrics.families())
+    requests = read["din_requests_identified_total"]
+    assert requests[labels(din_tenant_id="(unlisted)", din_identity="jwt")] == 1000
+    assert requests[labels(din_tenant_id="acme", din_identity="key")] == 1
+    assert "team-" not in str(read)
+    assert "user-" not in str(read)
+    assert sum(read["din_metrics_folded_total"].values()) == 0
+
+
 def test_an_exchange_is_counted_by_tenant_model_and_node_under_the_conventions_names():
     metrics = ExchangeMetrics()
     metrics.finished(record())

@@ -408,3 +408,25 @@ def test_a_pools_compute_capability_is_exact_or_a_minimum_that_its_listed_nodes_
     assert pool.compute_capability == ">=8.0"
     refused = str(written(sized.replace("engine: vllm", 'engine: vllm\n    compute_capability: "9.0"')))
     assert "of this pool has compute_capability 8.6" in refused
+
+
+IDENTITIES = """
+identity:
+  jwt: [{ issuer: "https://a.example", audiences: [x], jwks: { file: missing.json } }]
+  certificates: [{ name: "*.corp.example", tenant: tt }]
+"""
+
+
+def test_identities_that_can_t_work_are_reported(written):
+    rejected = written(SMALL + IDENTITIES)
+    assert isinstance(rejected, ConfigRejected)
+    said = {problem.message.rpartition("/")[2]: problem.warning for problem in rejected.problems}
+    assert said == {
+        "missing.json is no file here; Envoy needs it when it starts": True,
+        "no tenant is called 'tt'": False,
+        "Envoy asks no client for a certificate, so it can verify none": True,
+    }
+    assert isinstance(written(SMALL + IDENTITIES + "  tenant_defaults: { models: [m] }\n"), Settings)
+    unlisted = written(SMALL.replace('tenants: [{ id: t, models: ["*"] }]', "") + IDENTITIES + "  tenant_defaults: { models: [m] }\n")
+    assert isinstance(unlisted, Settings)
+    assert (unlisted.find_tenant("team-1").id, unlisted.find_tenant("team-1").listed) == ("team-1", False)

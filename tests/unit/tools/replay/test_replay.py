@@ -89,6 +89,21 @@ def test_the_same_configuration_changes_nothing_with_and_without_its_predecessor
         assert replayed.lines() == ["60 requests decided again, 0 fare otherwise"]
 
 
+def test_identities_are_those_of_the_new_configuration(tmp_path: Path) -> None:
+    identities = {"gateway": {"networks": ["10.0.0.0/8"], "tenant_header": "x-tenant"}}
+
+    def listed(content: dict[str, Any], **fields: Any) -> None:
+        content["identity"] = {**identities, **fields}
+
+    names = {"acme": "gateway:acme", "team-7": "gateway:team-7"}
+    folder = recorded(tmp_path, *(sent(at, name, key_id=key) for at, (name, key) in enumerate(names.items())))
+    defaults = {"tenant_defaults": {"models": ["*"]}}
+    assert replay((folder,), settings(tmp_path, "all", lambda content: listed(content, **defaults)), None).changes == ()
+    [change] = replay((folder,), settings(tmp_path, "listed", listed), None).changes
+    assert (change.tenant, change.after) == ("team-7", "refused: invalid_api_key")
+    assert {change.tenant for change in replay((folder,), settings(tmp_path, "none"), None).changes} == set(names)
+
+
 def test_a_rule_that_moves_its_threshold_moves_exactly_the_requests_beyond_it(tmp_path: Path) -> None:
     folder = recorded(tmp_path, *hour())
     after = settings(tmp_path, "after", lambda content: content["rules"][0]["when"]["estimated_tokens"].update(gt=9500))
