@@ -221,3 +221,80 @@ def test_explain_names_the_identity(stack):
     assert (by_gateway.sent, by_gateway.tenant, by_gateway.identity) == (True, "team-9", "gateway:team-9")
     assert explained("other", claims=make_claims()).refusal == "identity_conflict"
     assert explained("team-9").sent
+
+
+@pytest.fixture(scope="module")
+def plain(signer, authority, folder) -> Iterator[Stack]:
+    """A listener without TLS behind gateways of a network, with an issuer that has a DNS name, and an audit log."""
+    with (
+        EngineSim(model="m", decode_rate=2000.0, prefill_rate=1e6) as sim,
+        KeyServer(authority.issue("named-keys", "localhost"), jwks(one=signer)) as keys,
+    ):
+        source = {"url": keys.url.replace("127.0.0.1", "localhost"), "ca": str(authority.file)}
+        issuer = {"issuer": ISSUER, "audiences": [AUDIENCE], "jwks": source, "tenant": "claims.org.team"}
+        config = {
+            "pools": {"p": {"model": "m", "engine": "vllm", "nodes": [node("a", sim.address)]}},
+            "tenants": [tenant("acme"), tenant("other"), tenant("tight", rpm=3)],
+            "identity": {
+                "jwt": [issuer],
+                "certificates": [{"name": SPIFFE.format("{tenant}")}],
+                "gateway": {"networks": ["127.0.0.2/32"], "tenant_header": "x-tenant", "client_certificate": True},
+                "limits": {"rpm": 2},
+            },
+            "audit": {"folder": "audit", "replica": "gw-1", "keys": {"k1": {"file": "audit.key"}}, "flush_ms": 20},
+        }
+        running = Stack(config)
+        (running.folder / "audit.key").write_text("0" * 64)
+        running.sim = sim
+        with running:
+            yield running
+
+
+def ask_from(stack: Stack, address: str, **headers: str) -> httpx.Response:
+    named = {name.replace("_", "-"): text for name, text in headers.items()}
+    with httpx.Client(base_url=stack.url, transport=httpx.HTTPTransport(local_address=address), timeout=30) as client:
+        return client.post("/v1/chat/completions", json=ASK, headers=named)
+
+
+def test_a_gateway_in_front_is_known_by_its_network(plain, signer):
+    forwarded = f"By=spiffe://corp.example/edge;URI={SPIFFE.format('acme')}"
+    for said in ({"x_tenant": "acme"}, {"x_forwarded_client_cert": forwarded}):
+        assert code(ask_from(plain, "127.0.0.2", **said)) == 200
+        assert code(ask_from(plain, "127.0.0.1", **said)) == "invalid_api_key"
+    assert code(ask_from(plain, "127.0.0.1", x_forwarded_for="127.0.0.2", x_tenant="acme")) == "invalid_api_key"
+    assert (
+        code(ask_from(plain, "127.0.0.2", x_tenant="acme", x_forwarded_client_cert=forwarded.replace("acme", "other")))
+        == "identity_conflict"
+    )
+    arrived = {name for request in plain.sim.seen()[1] for name, _ in request["headers"]}
+    assert not arrived & {"x-tenant", "x-forwarded-client-cert", "authorization"}
+
+
+def test_the_keys_of_an_issuer_with_a_name_are_fetched(plain, signer):
+    assert code(ask_from(plain, "127.0.0.1", authorization=bearer(signer))) == 200
+
+
+def test_each_identity_has_its_limits_and_shares_its_tenants(plain, signer):
+    def token(subject: str) -> str:
+        return bearer(signer, "tight", sub=subject)
+
+    answers = [code(ask_from(plain, "127.0.0.1", authorization=token(subject))) for subject in ("ann", "ann", "ann", "bob", "bob")]
+    assert answers == [200, 200, "rate_limit_exceeded", 200, "rate_limit_exceeded"]
+    assert code(ask_from(plain, "127.0.0.1", authorization=f"Bearer {key_of('tight')}")) == "rate_limit_exceeded"
+
+
+def test_the_audit_log_names_the_identity(plain, signer):
+    asked = {
+        "jwt:carol": ("127.0.0.1", {"authorization": bearer(signer, sub="carol")}),
+        "gateway:other": ("127.0.0.2", {"x_tenant": "other"}),
+        f"certificate:{SPIFFE.format('other')}": ("127.0.0.2", {"x_forwarded_client_cert": f"URI={SPIFFE.format('other')}"}),
+        "acme": ("127.0.0.1", {"authorization": f"Bearer {key_of('acme')}"}),
+    }
+    for address, headers in asked.values():
+        assert code(ask_from(plain, address, **headers)) == 200
+
+    def named() -> set[str]:
+        lines = [line for path in (plain.folder / "audit").glob("gw-1-*.jsonl") for line in path.read_text().splitlines()]
+        return {record.get("key_id", "") for record in map(json.loads, lines) if record["kind"] == "settled"}
+
+    plain.eventually(lambda: set(asked) <= named(), named)
