@@ -77,15 +77,15 @@ class LogHead(Struct, frozen=True, kw_only=True):
 _encode = msgspec.json.Encoder().encode
 
 
-def mac_of(secret: bytes, before: bytes, signed: bytes) -> bytes:
+def compute_mac(secret: bytes, before: bytes, signed: bytes) -> bytes:
     """The MAC of a line's signed part behind the line with that MAC."""
     return hmac.digest(secret, before + signed, "sha256")
 
 
-def sign(secret: bytes, before: bytes, seq: int, entry: object) -> tuple[bytes, bytes]:
+def sign_entry(secret: bytes, before: bytes, seq: int, entry: object) -> tuple[bytes, bytes]:
     """An entry as a line, and its MAC."""
     signed = b'{"seq":%d,' % seq + _encode(entry)[1:-1]
-    mac = mac_of(secret, before, signed)
+    mac = compute_mac(secret, before, signed)
     return b'%b,"mac":"%b"}\n' % (signed, mac.hex().encode()), mac
 
 
@@ -96,18 +96,18 @@ class ChainLine(Struct, frozen=True, gc=False):
     mac: bytes
 
 
-def take_apart(line: bytes) -> ChainLine | None:
+def parse_line(line: bytes) -> ChainLine | None:
     """A line with its line feed; None: it can't be one of ours."""
     found = _TAIL.search(line)
     return None if found is None else ChainLine(line[:-_TAIL_BYTES], bytes.fromhex(found[1].decode()))
 
 
-def holds(secret: bytes, before: bytes, line: ChainLine) -> bool:
+def is_genuine(secret: bytes, before: bytes, line: ChainLine) -> bool:
     """Whether the line is as it was written, behind the line with that MAC."""
-    return hmac.compare_digest(mac_of(secret, before, line.signed), line.mac)
+    return hmac.compare_digest(compute_mac(secret, before, line.signed), line.mac)
 
 
-def read(line: ChainLine, shape: type[Shape]) -> Shape | None:
+def decode_line(line: ChainLine, shape: type[Shape]) -> Shape | None:
     """What a line says; None: nothing of this shape."""
     try:
         return msgspec.json.decode(line.signed + b"}", type=shape)
@@ -122,7 +122,7 @@ class _Numbered(Struct):
 _number = msgspec.json.Decoder(_Numbered).decode
 
 
-def number(line: ChainLine) -> int | None:
+def read_number(line: ChainLine) -> int | None:
     """The number that a line gives itself; None: it gives none."""
     try:
         return _number(line.signed + b"}").seq
@@ -130,6 +130,6 @@ def number(line: ChainLine) -> int | None:
         return None
 
 
-def digest(data: bytes) -> str:
+def compute_checksum(data: bytes) -> str:
     """The checksum of a file, for its seal."""
     return hashlib.sha256(data).hexdigest()

@@ -8,7 +8,7 @@ from msgspec import Struct
 from din_extproc.audit import chain
 from din_extproc.audit.chain import ChainLine, LogHead
 from din_extproc.audit.records import Gap
-from din_extproc.audit.verify import LogFiles, lines_of, verify
+from din_extproc.audit.verify import LogFiles, split_lines, verify_log
 
 
 class LogResumption(Struct, frozen=True, kw_only=True):
@@ -28,23 +28,23 @@ class LogResumption(Struct, frozen=True, kw_only=True):
     """What has to be said first; None: the log is whole."""
 
 
-def whole_bytes(data: bytes) -> int:
+def count_whole_bytes(data: bytes) -> int:
     """How much of a file is whole lines: the last one may have been in the making when the writer ended."""
     return data.rfind(b"\n") + 1
 
 
-def resumption(files: LogFiles, keys: chain.Keys, now: float) -> LogResumption:
+def plan_resumption(files: LogFiles, keys: chain.Keys, now: float) -> LogResumption:
     """Read the last segment, cut to whole lines, and what stands beside it. `now`: seconds since the epoch."""
     segments = list(files.segments)
     number, data = segments[-1] if segments else (0, b"")
-    manifest, sealed = _last(files.manifest or b"")
+    manifest, sealed = _find_last(files.manifest or b"")
     if not data and files.head is None and not sealed:
         return LogResumption()
-    report = verify(LogFiles(files.replica, files.head, files.manifest, segments, max(1, number)), keys)
-    head, _ = _last(files.head or b"")
-    end, _ = _last(data)
-    begun = chain.take_apart(next(lines_of(data), b""))
-    seq = max(report.last, 0 if head is None else chain.number(head) or 0)
+    report = verify_log(LogFiles(files.replica, files.head, files.manifest, segments, max(1, number)), keys)
+    head, _ = _find_last(files.head or b"")
+    end, _ = _find_last(data)
+    begun = chain.parse_line(next(split_lines(data), b""))
+    seq = max(report.last, 0 if head is None else chain.read_number(head) or 0)
     fresh = [finding for finding in report.findings if not finding.told]
     gap = None
     if fresh:
@@ -52,8 +52,8 @@ def resumption(files: LogFiles, keys: chain.Keys, now: float) -> LogResumption:
         first, last = (0, 0) if lost is None else (lost.seq, lost.last)
         gap = Gap(at=now, reason=str(fresh[0]), first=first, last=last)
     return LogResumption(
-        segment=max(number, sealed, 0 if head is None else _segment(head)),
-        first=(None if begun is None else chain.number(begun)) or seq + 1,
+        segment=max(number, sealed, 0 if head is None else _read_segment_number(head)),
+        first=(None if begun is None else chain.read_number(begun)) or seq + 1,
         seq=seq,
         before=chain.LOG if end is None else end.mac,
         sealed=sealed,
@@ -62,12 +62,12 @@ def resumption(files: LogFiles, keys: chain.Keys, now: float) -> LogResumption:
     )
 
 
-def _last(data: bytes) -> tuple[ChainLine | None, int]:
+def _find_last(data: bytes) -> tuple[ChainLine | None, int]:
     """The last line, and how many there are."""
-    texts = list(lines_of(data))
-    return (chain.take_apart(texts[-1]) if texts else None), len(texts)
+    texts = list(split_lines(data))
+    return (chain.parse_line(texts[-1]) if texts else None), len(texts)
 
 
-def _segment(head: ChainLine) -> int:
-    found = chain.read(head, LogHead)
+def _read_segment_number(head: ChainLine) -> int:
+    found = chain.decode_line(head, LogHead)
     return 0 if found is None else found.segment

@@ -7,17 +7,17 @@ from msgspec import Struct
 from din_extproc.audit.records import Witness
 
 
-def segment_file(replica: str, number: int) -> str:
+def make_segment_name(replica: str, number: int) -> str:
     """What a segment's file is called."""
     return f"{replica}-{number:06d}.jsonl"
 
 
-def manifest_file(replica: str) -> str:
+def make_manifest_name(replica: str) -> str:
     """What the manifest is called."""
     return f"{replica}.manifest.jsonl"
 
 
-def head_file(replica: str) -> str:
+def make_head_name(replica: str) -> str:
     """What the head is called."""
     return f"{replica}.head.json"
 
@@ -63,7 +63,7 @@ class AuditReport(Struct, kw_only=True):
     """Of its records, when others may have witnessed them."""
 
 
-def contradictions(reports: Iterable[AuditReport]) -> Iterator[AuditFinding]:
+def find_contradictions(reports: Iterable[AuditReport]) -> Iterator[AuditFinding]:
     """Where replicas have seen of another's log what is not there any more, or is something else now."""
     known = {report.replica: report for report in reports}
     newest: dict[str, tuple[int, str]] = {}
@@ -74,13 +74,13 @@ def contradictions(reports: Iterable[AuditReport]) -> Iterator[AuditFinding]:
                 newest[witness.replica] = witness.record, report.replica
             if seen is not None and seen.macs.get(witness.record, witness.chain) != witness.chain:
                 what = f"record {witness.record} is not the one that {report.replica} saw"
-                yield AuditFinding(head_file(seen.replica), what, seq=witness.record)
+                yield AuditFinding(make_head_name(seen.replica), what, seq=witness.record)
     for replica, (seq, witness_of) in newest.items():
         seen = known.get(replica)
         if seen is None:
             yield AuditFinding(
-                head_file(replica), f"the whole log of {replica} is missing: {witness_of} saw its record {seq}", seq=1, last=seq
+                make_head_name(replica), f"the whole log of {replica} is missing: {witness_of} saw its record {seq}", seq=1, last=seq
             )
         elif seen.last < seq:
             what = f"records {seen.last + 1} to {seq} are missing at the end: {witness_of} saw the last of them"
-            yield AuditFinding(head_file(replica), what, seq=seen.last + 1, last=seq)
+            yield AuditFinding(make_head_name(replica), what, seq=seen.last + 1, last=seq)

@@ -13,7 +13,7 @@ from msgspec import Struct
 from din_extproc.audit import chain
 from din_extproc.audit.chain import ChainLine, Keys, LogHead, Sealed, Segment
 from din_extproc.audit.records import Gap, Witness
-from din_extproc.audit.report import AuditFinding, AuditReport, head_file, manifest_file, segment_file
+from din_extproc.audit.report import AuditFinding, AuditReport, make_head_name, make_manifest_name, make_segment_name
 
 
 class LogFiles(Struct, frozen=True):
@@ -36,7 +36,7 @@ class _Peek(Struct):
     trace_id: str = ""
 
 
-def lines_of(data: bytes) -> Iterator[bytes]:
+def split_lines(data: bytes) -> Iterator[bytes]:
     """The lines with their line feeds; the last one may lack it. Only a line feed ends a line."""
     start = 0
     while start < len(data):
@@ -45,7 +45,7 @@ def lines_of(data: bytes) -> Iterator[bytes]:
         start = end
 
 
-def verify(files: LogFiles, keys: Keys, *, macs: bool = False) -> AuditReport:
+def verify_log(files: LogFiles, keys: Keys, *, macs: bool = False) -> AuditReport:
     """Hold one replica's log against the keys. `macs`: keep those of all records, because other replicas may have witnessed them."""
     reader = _LogReader(files.replica, keys, macs=macs)
     reader.read_head(files.head)
@@ -79,36 +79,36 @@ class _LogReader:
     # -- head and manifest -----------------------------------------------------------------------------------------------------------
 
     def read_head(self, data: bytes | None) -> None:
-        name = head_file(self.report.replica)
+        name = make_head_name(self.report.replica)
         if data is None:
-            self._find(name, "the head is missing: whether the log's end was cut can't be told")
+            self._report(name, "the head is missing: whether the log's end was cut can't be told")
             return
-        line = chain.take_apart(data)
-        number, head = (None, None) if line is None else (chain.number(line), chain.read(line, LogHead))
+        line = chain.parse_line(data)
+        number, head = (None, None) if line is None else (chain.read_number(line), chain.decode_line(line, LogHead))
         if line is None or head is None or number is None:
-            self._find(name, "the head has been changed")
+            self._report(name, "the head has been changed")
         elif head.key not in self._keys:
-            self._find(name, f"the head is signed with the key {head.key!r}, which is not here")
-        elif not chain.holds(self._keys[head.key], chain.HEAD, line) or head.replica != self.report.replica:
-            self._find(name, "the head has been changed, or is another log's")
+            self._report(name, f"the head is signed with the key {head.key!r}, which is not here")
+        elif not chain.is_genuine(self._keys[head.key], chain.HEAD, line) or head.replica != self.report.replica:
+            self._report(name, "the head has been changed, or is another log's")
         else:
             self._head, self._head_seq = head, number
 
     def read_manifest(self, data: bytes | None) -> None:
-        name = manifest_file(self.report.replica)
+        name = make_manifest_name(self.report.replica)
         before, count = chain.MANIFEST, 0
-        for count, text in enumerate(lines_of(data or b""), 1):
-            line = chain.take_apart(text)
-            sealed = None if line is None else chain.read(line, Sealed)
+        for count, text in enumerate(split_lines(data or b""), 1):
+            line = chain.parse_line(text)
+            sealed = None if line is None else chain.decode_line(line, Sealed)
             secret = None if sealed is None else self._keys.get(sealed.key)
-            if line is None or sealed is None or secret is None or not chain.holds(secret, before, line) or sealed.segment != count:
-                self._find(name, f"line {count} has been changed, moved or removed, or is signed with a key that is not here", line=count)
+            if line is None or sealed is None or secret is None or not chain.is_genuine(secret, before, line) or sealed.segment != count:
+                self._report(name, f"line {count} has been changed, moved or removed, or is signed with a key that is not here", line=count)
             else:
                 self._seals[count] = sealed
             before = b"" if line is None else line.mac
         head = self._head
         if head is not None and (count < head.sealed or (count == head.sealed > 0 and before.hex() != head.manifest)):
-            self._find(name, f"the manifest had {head.sealed} lines and has {count}")
+            self._report(name, f"the manifest had {head.sealed} lines and has {count}")
 
     def begin(self, since: int) -> None:
         """Go on from where the manifest says that the segment before ended."""
@@ -120,86 +120,86 @@ class _LogReader:
     # -- segments --------------------------------------------------------------------------------------------------------------------
 
     def read_segment(self, number: int, data: bytes) -> None:
-        self._lost_until(number)
-        self._segment, self._name = number, segment_file(self.report.replica, number)
+        self._report_lost(number)
+        self._segment, self._name = number, make_segment_name(self.report.replica, number)
         self.report.segments += 1
         found, seal = len(self.report.findings), self._seals.get(number)
-        texts = [*lines_of(data), b""]
+        texts = [*split_lines(data), b""]
         self._open(texts[0], number, seal)
         for at, (text, following) in enumerate(pairwise(texts), 1):
             self._read_line(text, following, at)
         if seal is None:
             return
         if self._seq < seal.last:
-            self._miss(self._seq + 1, seal.last)
+            self._report_missing(self._seq + 1, seal.last)
             self._seq, self._before = seal.last, ()
-        elif len(self.report.findings) == found and (seal.bytes, seal.sha256) != (len(data), chain.digest(data)):
-            self._find(self._name, "the file is not the one that was sealed")
+        elif len(self.report.findings) == found and (seal.bytes, seal.sha256) != (len(data), chain.compute_checksum(data)):
+            self._report(self._name, "the file is not the one that was sealed")
 
     def close(self) -> AuditReport:
         report, head = self.report, self._head
         if head is not None:
-            self._lost_until(head.segment + 1)
-            self._name = segment_file(report.replica, head.segment)
+            self._report_lost(head.segment + 1)
+            self._name = make_segment_name(report.replica, head.segment)
             if self._seq < self._head_seq:
-                self._miss(self._seq + 1, self._head_seq)
+                self._report_missing(self._seq + 1, self._head_seq)
             elif self._at_head != head.chain and not report.findings:
-                self._find(self._name, f"record {self._head_seq} is not the one that was written", seq=self._head_seq)
+                self._report(self._name, f"record {self._head_seq} is not the one that was written", seq=self._head_seq)
         report.last = self._seq
         report.kinds = dict(self._kinds)
         return report
 
     def _open(self, text: bytes, number: int, seal: Sealed | None) -> None:
         """Choose the secret of a file by its first line, or by who else knows."""
-        line = chain.take_apart(text)
-        opened = None if line is None else chain.read(line, Segment)
+        line = chain.parse_line(text)
+        opened = None if line is None else chain.decode_line(line, Segment)
         if opened is not None and line is not None:
             if (opened.replica, opened.segment) != (self.report.replica, number):
-                self._find(self._name, f"this is segment {opened.segment} of {opened.replica}", line=1)
+                self._report(self._name, f"this is segment {opened.segment} of {opened.replica}", line=1)
             self.report.network = opened.network
             if not self._before and len(opened.previous) == 2 * chain.MAC_BYTES:
                 self._before = (bytes.fromhex(opened.previous),)
         named = [each.key for each in (seal, opened, self._head) if each is not None]
         secrets = [self._keys[key] for key in [*named, *self._keys] if key in self._keys]
-        fits = [secret for secret in secrets if line is not None and self._holds(secret, line)]
+        fits = [secret for secret in secrets if line is not None and self._find_key(secret, line)]
         self._secret = next(iter([*fits, *secrets]), None)
         if opened is not None and opened.key not in self._keys:
-            self._find(self._name, f"it is signed with the key {opened.key!r}, which is not here: nothing in it is proved", line=1)
+            self._report(self._name, f"it is signed with the key {opened.key!r}, which is not here: nothing in it is proved", line=1)
             self._secret = None
 
     def _read_line(self, text: bytes, following: bytes, at: int) -> None:
-        line = chain.take_apart(text)
-        number = None if line is None else chain.number(line)
+        line = chain.parse_line(text)
+        number = None if line is None else chain.read_number(line)
         expected = self._seq + 1
         if line is not None and number == expected:
-            sound = self._secret is None or not self._before or self._holds(self._secret, line)
+            sound = self._secret is None or not self._before or self._find_key(self._secret, line)
             if not sound:
-                self._find(self._name, f"record {number} has been changed", line=at, seq=number, trace_id=_peek(line).trace_id)
-            self._pass(line, number, sound=sound)
+                self._report(self._name, f"record {number} has been changed", line=at, seq=number, trace_id=_peek_line(line).trace_id)
+            self._accept_line(line, number, sound=sound)
             return
-        behind = _number(following)
+        behind = _parse_number(following)
         if behind == expected:
             what = "this line is no record" if number is None else f"record {number} stands before record {expected}: moved, or repeated"
-            self._find(self._name, what, line=at, seq=number or 0)
+            self._report(self._name, what, line=at, seq=number or 0)
         elif line is None or number is None:
             torn = "is incomplete" if not text.endswith(b"\n") else "has been changed: its line is no record any more"
-            self._find(self._name, f"record {expected} {torn}", line=at, seq=expected)
+            self._report(self._name, f"record {expected} {torn}", line=at, seq=expected)
             self._seq, self._before = expected, ()
         elif number > expected and behind in {None, number + 1}:
-            self._miss(expected, number - 1, at)
-            self._pass(line, number)
+            self._report_missing(expected, number - 1, at)
+            self._accept_line(line, number)
         else:
             what = f"record {number} stands where record {expected} belongs"
-            self._find(self._name, what, line=at, seq=expected, trace_id=_peek(line).trace_id)
+            self._report(self._name, what, line=at, seq=expected, trace_id=_peek_line(line).trace_id)
             self._seq, self._before = expected, ()
 
-    def _pass(self, line: ChainLine, number: int, *, sound: bool = True) -> None:
+    def _accept_line(self, line: ChainLine, number: int, *, sound: bool = True) -> None:
         """The next line is the one behind this one. Its MAC is the recorded one or, of a line that was changed, perhaps what should."""
         should: tuple[bytes, ...] = ()
         if not sound and self._secret is not None:
-            should = tuple(chain.mac_of(self._secret, before, line.signed) for before in self._before)
+            should = tuple(chain.compute_mac(self._secret, before, line.signed) for before in self._before)
         self._seq, self._before = number, (line.mac, *should)
-        report, peek = self.report, _peek(line)
+        report, peek = self.report, _peek_line(line)
         report.records += 1
         self._kinds[peek.kind] += 1
         if peek.at:
@@ -209,12 +209,12 @@ class _LogReader:
             self._at_head = line.mac.hex()
         if self._macs:
             report.macs[number] = line.mac.hex()
-        if peek.kind == "witness" and (witness := chain.read(line, Witness)) is not None:
+        if peek.kind == "witness" and (witness := chain.decode_line(line, Witness)) is not None:
             report.witnesses.append(witness)
-        elif peek.kind == "gap" and (gap := chain.read(line, Gap)) is not None:
-            self._admit(gap, number)
+        elif peek.kind == "gap" and (gap := chain.decode_line(line, Gap)) is not None:
+            self._accept_gap(gap, number)
 
-    def _admit(self, gap: Gap, number: int) -> None:
+    def _accept_gap(self, gap: Gap, number: int) -> None:
         """The writer itself says that something is missing."""
         if gap.last:
             what = f"records {gap.first} to {gap.last} are missing, as the writer found before record {number}: {gap.reason}"
@@ -222,32 +222,32 @@ class _LogReader:
             what = f"{gap.dropped} events were not recorded before record {number}: {gap.reason}"
         else:
             what = f"before record {number}: {gap.reason}"
-        self._find(self._name, what, seq=gap.first or number, last=gap.last, told=True)
+        self._report(self._name, what, seq=gap.first or number, last=gap.last, told=True)
 
-    def _holds(self, secret: bytes, line: ChainLine) -> bool:
-        return any(chain.holds(secret, before, line) for before in self._before)
+    def _find_key(self, secret: bytes, line: ChainLine) -> bool:
+        return any(chain.is_genuine(secret, before, line) for before in self._before)
 
-    def _lost_until(self, number: int) -> None:
+    def _report_lost(self, number: int) -> None:
         """Every file between the last one and this one is missing."""
         for missing in range(self._segment + 1, number):
             seal = self._seals.get(missing)
             first, last = (0, 0) if seal is None else (seal.first, seal.last)
-            self._find(segment_file(self.report.replica, missing), f"segment {missing} is missing", seq=first, last=last)
+            self._report(make_segment_name(self.report.replica, missing), f"segment {missing} is missing", seq=first, last=last)
             self._segment, self._before = missing, ()
             self._seq = last or self._seq
 
-    def _miss(self, first: int, last: int, at: int = 0) -> None:
+    def _report_missing(self, first: int, last: int, at: int = 0) -> None:
         what = f"record {first} is missing" if first == last else f"records {first} to {last} are missing"
-        self._find(self._name, what, line=at, seq=first, last=last)
+        self._report(self._name, what, line=at, seq=first, last=last)
 
-    def _find(self, file: str, what: str, *, line: int = 0, seq: int = 0, last: int = 0, trace_id: str = "", told: bool = False) -> None:
+    def _report(self, file: str, what: str, *, line: int = 0, seq: int = 0, last: int = 0, trace_id: str = "", told: bool = False) -> None:
         self.report.findings.append(AuditFinding(file=file, what=what, line=line, seq=seq, last=last, trace_id=trace_id, told=told))
 
 
-def _number(text: bytes) -> int | None:
-    line = chain.take_apart(text)
-    return None if line is None else chain.number(line)
+def _parse_number(text: bytes) -> int | None:
+    line = chain.parse_line(text)
+    return None if line is None else chain.read_number(line)
 
 
-def _peek(line: ChainLine) -> _Peek:
-    return chain.read(line, _Peek) or _Peek()
+def _peek_line(line: ChainLine) -> _Peek:
+    return chain.decode_line(line, _Peek) or _Peek()

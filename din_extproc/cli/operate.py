@@ -57,9 +57,9 @@ def nodes(
         if json:
             print_json(role.fetch_page(settings))
         elif watch:
-            role.watch(settings, every_s)
+            role.watch_table(settings, every_s)
         else:
-            role.show(settings)
+            role.fetch_table(settings)
 
 
 @nodes_app.command("drain")
@@ -127,9 +127,9 @@ def tenants(
         if json:
             print_json(role.fetch_tenants(settings, tenant))
         elif watch:
-            role.watch(settings, tenant, every_s)
+            role.watch_table(settings, tenant, every_s)
         else:
-            role.show(settings, tenant)
+            role.fetch_table(settings, tenant)
 
 
 def usage(
@@ -151,7 +151,7 @@ def usage(
     from din_extproc.admit.ledger import LimitsUnavailable  # noqa: PLC0415 - the other commands start without it
     from din_extproc.observe.usage_book import DIMENSIONS  # noqa: PLC0415
     from din_extproc.roles.operate.unknown_tenant import UnknownTenant  # noqa: PLC0415
-    from din_extproc.roles.serve.usage import USAGE_COLUMNS, usage_rows  # noqa: PLC0415
+    from din_extproc.roles.serve.usage import USAGE_COLUMNS, fetch_usage_rows  # noqa: PLC0415
 
     today = datetime.now(UTC)
     begin, end = (first or today - timedelta(days=30)).date(), (last or today).date()
@@ -162,7 +162,7 @@ def usage(
         raise typer.BadParameter(f"{by!r}: each of {', '.join(DIMENSIONS)} at most once", param_hint="--by")
     try:
         with fail_on(UnknownTenant):
-            rows = usage_rows(load_settings(config), begin, end, tenant, groups)
+            rows = fetch_usage_rows(load_settings(config), begin, end, tenant, groups)
     except LimitsUnavailable as error:
         fail(f"redis: {error}")
     if form == "json":

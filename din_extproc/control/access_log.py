@@ -28,7 +28,7 @@ from envoy_data_plane.envoy.extensions.access_loggers.grpc.v3 import CommonGrpcA
 from envoy_data_plane.envoy.extensions.access_loggers.stream.v3 import StdoutAccessLog
 from envoy_data_plane.google.protobuf import Struct as ProtoStruct
 
-from din_extproc.control.packing import extension, milliseconds
+from din_extproc.control.packing import pack_extension, to_duration
 from din_extproc.control.topology import ACCESS_LOG_CLUSTER, Topology
 from din_extproc.domain.access_log import (
     ATTEMPT_FLAGS,
@@ -75,23 +75,23 @@ RESPONSE_HEADERS = [
 ]
 
 
-def access_log(topology: Topology) -> AccessLog:
+def build_access_log(topology: Topology) -> AccessLog:
     """The logger of the listener."""
     if topology.access_log is None:
-        return _lines()
+        return _build_line_logger()
     if topology.fluentd_log:
-        logger = _fluentd(EXCHANGE_TAG, EXCHANGE_RECORD, topology)
+        logger = _build_fluentd_logger(EXCHANGE_TAG, EXCHANGE_RECORD, topology)
     else:
         config = HttpGrpcAccessLogConfig(
-            common_config=_told(LOG_NAME, topology),
+            common_config=_build_grpc_config(LOG_NAME, topology),
             additional_request_headers_to_log=REQUEST_HEADERS,
             additional_response_headers_to_log=RESPONSE_HEADERS,
         )
-        logger = extension("envoy.access_loggers.http_grpc", config)
+        logger = pack_extension("envoy.access_loggers.http_grpc", config)
     return AccessLog(name=logger.name, typed_config=logger.typed_config)
 
 
-def failed_attempts(topology: Topology) -> list[AccessLog]:
+def build_attempt_log(topology: Topology) -> list[AccessLog]:
     """The router's logger of attempts that failed, each when it did: an exchange that another node then answers tells nothing of them.
 
     Attempts that went well are not told: they would double what every exchange costs.
@@ -106,45 +106,45 @@ def failed_attempts(topology: Topology) -> list[AccessLog]:
         ]
     )
     if topology.fluentd_log:
-        logger = _fluentd(ATTEMPT_TAG, ATTEMPT_RECORD, topology)
+        logger = _build_fluentd_logger(ATTEMPT_TAG, ATTEMPT_RECORD, topology)
     else:
         config = HttpGrpcAccessLogConfig(
-            common_config=_told(ATTEMPTS_NAME, topology),
+            common_config=_build_grpc_config(ATTEMPTS_NAME, topology),
             additional_request_headers_to_log=ATTEMPT_HEADERS,
             additional_response_headers_to_log=["retry-after"],
         )
-        logger = extension("envoy.access_loggers.http_grpc", config)
+        logger = pack_extension("envoy.access_loggers.http_grpc", config)
     return [AccessLog(name=logger.name, filter=AccessLogFilter(or_filter=bad), typed_config=logger.typed_config)]
 
 
-def _fluentd(tag: str, record: Mapping[str, str], topology: Topology) -> TypedExtensionConfig:
+def _build_fluentd_logger(tag: str, record: Mapping[str, str], topology: Topology) -> TypedExtensionConfig:
     """Return a logger that reconnects for ever (Envoy's default) and holds entries meanwhile."""
     config = FluentdAccessLogConfig(
         cluster=ACCESS_LOG_CLUSTER,
         tag=tag,
         stat_prefix=tag,
-        buffer_flush_interval=milliseconds(topology.access_log_flush_ms),
+        buffer_flush_interval=to_duration(topology.access_log_flush_ms),
         buffer_size_bytes=_HELD_BYTES,
         record=ProtoStruct.from_dict(dict(record)),
         retry_options=FluentdAccessLogConfigRetryOptions(
-            backoff_options=BackoffStrategy(base_interval=milliseconds(50), max_interval=milliseconds(1000))
+            backoff_options=BackoffStrategy(base_interval=to_duration(50), max_interval=to_duration(1000))
         ),
     )
-    return extension("envoy.access_loggers.fluentd", config)
+    return pack_extension("envoy.access_loggers.fluentd", config)
 
 
-def _told(name: str, topology: Topology) -> CommonGrpcAccessLogConfig:
+def _build_grpc_config(name: str, topology: Topology) -> CommonGrpcAccessLogConfig:
     return CommonGrpcAccessLogConfig(
         log_name=name,
         transport_api_version=ApiVersion.V3,
         grpc_service=GrpcService(envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=ACCESS_LOG_CLUSTER)),
-        buffer_flush_interval=milliseconds(topology.access_log_flush_ms),
+        buffer_flush_interval=to_duration(topology.access_log_flush_ms),
         buffer_size_bytes=_HELD_BYTES,
     )
 
 
-def _lines() -> AccessLog:
+def _build_line_logger() -> AccessLog:
     """One JSON object per exchange, found by its trace id."""
     text = SubstitutionFormatString(json_format=ProtoStruct.from_dict(_LINE))
-    logger = extension("envoy.access_loggers.stdout", StdoutAccessLog(log_format=text))
+    logger = pack_extension("envoy.access_loggers.stdout", StdoutAccessLog(log_format=text))
     return AccessLog(name=logger.name, typed_config=logger.typed_config)

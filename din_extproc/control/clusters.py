@@ -60,9 +60,16 @@ from envoy_data_plane.envoy.type.v3 import Percent
 from envoy_data_plane.google.protobuf import Any as PackedAny
 from envoy_data_plane.google.protobuf import Struct as ProtoStruct
 
-from din_extproc.control.facts import NAMESPACE, WHOLE_WITH_ONE, endpoint_facts
-from din_extproc.control.moving import moving_filters
-from din_extproc.control.packing import by_ads, envoy_address, extension, milliseconds, overwrite, unlimited_circuit_breakers
+from din_extproc.control.endpoint_metadata import NAMESPACE, WHOLE_WITH_ONE, make_endpoint_metadata
+from din_extproc.control.fallback_filters import build_fallback_filters
+from din_extproc.control.packing import (
+    make_address,
+    make_ads_source,
+    make_unlimited_circuit_breakers,
+    overwrite_header,
+    pack_extension,
+    to_duration,
+)
 from din_extproc.control.topology import (
     ACCESS_LOG_CLUSTER,
     AGENT_CLUSTER,
@@ -95,72 +102,74 @@ _WORKER_EJECTION_MS = 200
 _WORKER_CONNECT_MS = 250
 
 
-def clusters(topology: Topology) -> list[Cluster]:
+def build_clusters(topology: Topology) -> list[Cluster]:
     """Those that Envoy starts with, the gateway's own first. Pools are among them unless they come by discovery."""
-    own = [_ext_proc(topology.ext_proc)]
+    own = [_make_ext_proc(topology.ext_proc)]
     if topology.access_log is not None:
-        own.append(_service(ACCESS_LOG_CLUSTER, [topology.access_log]))
+        own.append(_make_service(ACCESS_LOG_CLUSTER, [topology.access_log]))
     if topology.agent is not None:
-        own.append(_agent(topology.agent))
+        own.append(_make_agent(topology.agent))
     if topology.discovery is not None:
-        return [*own, _service(XDS_CLUSTER, [topology.discovery.address])]
-    return own + pool_clusters(topology)
+        return [*own, _make_service(XDS_CLUSTER, [topology.discovery.address])]
+    return own + build_pool_clusters(topology)
 
 
-def pool_clusters(topology: Topology) -> list[Cluster]:
+def build_pool_clusters(topology: Topology) -> list[Cluster]:
     """The pools with the nodes that are listed, and the pairs between which requests move in flight."""
     pools = {pool.name: pool for pool in topology.pools}
-    pairs = [_static(in_flight_cluster(*pair), [pools[name] for name in pair], topology) for pair in topology.moves]
-    return [*(_static(pool.name, [pool], topology) for pool in topology.pools), *pairs]
+    pairs = [_make_static(in_flight_cluster(*pair), [pools[name] for name in pair], topology) for pair in topology.moves]
+    return [*(_make_static(pool.name, [pool], topology) for pool in topology.pools), *pairs]
 
 
-def discovered_pool(pool: Pool, topology: Topology) -> Cluster:
+def build_discovered_pool(pool: Pool, topology: Topology) -> Cluster:
     """A pool whose nodes come by discovery."""
-    return _discovered(_cluster(pool.name, [pool], topology))
+    return _make_discovered(_make_cluster(pool.name, [pool], topology))
 
 
-def discovered_pair(pool: Pool, fallback: Pool, topology: Topology) -> Cluster:
+def build_discovered_pair(pool: Pool, fallback: Pool, topology: Topology) -> Cluster:
     """A pool and the one that takes over, whose nodes come by discovery."""
-    return _discovered(_cluster(in_flight_cluster(pool.name, fallback.name), [pool, fallback], topology))
+    return _make_discovered(_make_cluster(in_flight_cluster(pool.name, fallback.name), [pool, fallback], topology))
 
 
-def _discovered(cluster: Cluster) -> Cluster:
+def _make_discovered(cluster: Cluster) -> Cluster:
     """A node that is taken away is gone at once: by default Envoy keeps it for as long as its health checks succeed."""
     cluster.type = ClusterDiscoveryType.EDS
-    cluster.eds_cluster_config = ClusterEdsClusterConfig(eds_config=by_ads(patience_ms=_NODES_MS))
+    cluster.eds_cluster_config = ClusterEdsClusterConfig(eds_config=make_ads_source(initial_fetch_timeout_ms=_NODES_MS))
     cluster.ignore_health_on_host_removal = True
     return cluster
 
 
-def _static(name: str, pools: Sequence[Pool], topology: Topology) -> Cluster:
+def _make_static(name: str, pools: Sequence[Pool], topology: Topology) -> Cluster:
     """With the nodes that are listed; those of the pool that takes over have the next priority."""
-    cluster = _cluster(name, pools, topology)
+    cluster = _make_cluster(name, pools, topology)
     cluster.type = ClusterDiscoveryType.STATIC
-    nodes = [[_node(node, pool, fail_open=pool.name == topology.fail_open_pool) for node in pool.nodes] for pool in pools]
-    cluster.load_assignment = _assignment(name, *nodes)
+    nodes = [[_make_node_endpoint(node, pool, fail_open=pool.name == topology.fail_open_pool) for node in pool.nodes] for pool in pools]
+    cluster.load_assignment = _make_assignment(name, *nodes)
     cluster.load_assignment.policy = ClusterLoadAssignmentPolicy(overprovisioning_factor=WHOLE_WITH_ONE)
     return cluster
 
 
-def _cluster(name: str, pools: Sequence[Pool], topology: Topology) -> Cluster:
+def _make_cluster(name: str, pools: Sequence[Pool], topology: Topology) -> Cluster:
     """How Envoy treats the nodes of a pool, wherever it knows them from: or of a pool and the one that takes over.
 
     Health is asked once per node, by the pool's own cluster: a pair's requests name their nodes, and what does not matter is not asked.
     """
     [pool, *others] = pools
     protocol = UpstreamProtocolOptions(
-        common_http_protocol_options=HttpProtocolOptions(idle_timeout=milliseconds(_NODE_KEEPALIVE_MS)),
+        common_http_protocol_options=HttpProtocolOptions(idle_timeout=to_duration(_NODE_KEEPALIVE_MS)),
         explicit_http_config=HttpProtocolOptionsExplicitHttpConfig(http_protocol_options=Http1ProtocolOptions()),
-        http_filters=[*(each for other in others for each in moving_filters(pool, other, topology)), *_toward_node()],
+        http_filters=[*(each for other in others for each in build_fallback_filters(pool, other, topology)), *_make_node_options()],
     )
     return Cluster(
         name=name,
-        connect_timeout=milliseconds(topology.timeouts.connect_ms),
-        load_balancing_policy=_override_host(topology.slow_start),
-        common_lb_config=_only_healthy(),
-        circuit_breakers=unlimited_circuit_breakers(),
-        health_checks=[_health_check(topology.health_check, pool)] if topology.health_check and not others and not pool.is_remote else [],
-        outlier_detection=_outlier_detection(topology.outlier) if topology.outlier else None,
+        connect_timeout=to_duration(topology.timeouts.connect_ms),
+        load_balancing_policy=_make_override_host(topology.slow_start),
+        common_lb_config=_make_only_healthy(),
+        circuit_breakers=make_unlimited_circuit_breakers(),
+        health_checks=[_make_health_check(topology.health_check, pool)]
+        if topology.health_check and not others and not pool.is_remote
+        else [],
+        outlier_detection=_make_outlier_detection(topology.outlier) if topology.outlier else None,
         upstream_connection_options=UpstreamConnectionOptions(
             tcp_keepalive=TcpKeepalive(keepalive_probes=3, keepalive_time=30, keepalive_interval=10)
         ),
@@ -168,7 +177,7 @@ def _cluster(name: str, pools: Sequence[Pool], topology: Topology) -> Cluster:
     )
 
 
-def _toward_node() -> list[HttpFilter]:
+def _make_node_options() -> list[HttpFilter]:
     """What is taken off on the way to the chosen host and back from it.
 
     The endpoint header is read when a host is picked, so it can be taken off only after that. Of an answer's head, what only the gateway
@@ -176,61 +185,64 @@ def _toward_node() -> list[HttpFilter]:
     """
     ours = [HeaderMutationRemoveOnMatch(key_matcher=StringMatcher(prefix=family)) for family in _ONLY_OURS]
     answer = [
-        *(RuleMutation(append=overwrite(aside, f"%RESP({named})%")) for _, named, aside in _STATED),
+        *(RuleMutation(append=overwrite_header(aside, f"%RESP({named})%")) for _, named, aside in _STATED),
         *(RuleMutation(remove_on_match=each) for each in ours),
-        *(RuleMutation(append=overwrite(stated, f"%RESP({aside})%")) for stated, _, aside in _STATED),
+        *(RuleMutation(append=overwrite_header(stated, f"%RESP({aside})%")) for stated, _, aside in _STATED),
         *(RuleMutation(remove=aside) for _, _, aside in _STATED),
         RuleMutation(remove="set-cookie"),
     ]
     removed = [RuleMutation(remove=ENDPOINT_HEADER), RuleMutation(remove=ATTEMPT_POOL)]
     removal = HeaderMutation(mutations=Mutations(request_mutations=removed, response_mutations=answer))
-    chain = [extension("envoy.filters.http.header_mutation", removal), extension("envoy.filters.http.upstream_codec", UpstreamCodec())]
+    chain = [
+        pack_extension("envoy.filters.http.header_mutation", removal),
+        pack_extension("envoy.filters.http.upstream_codec", UpstreamCodec()),
+    ]
     return [HttpFilter(name=each.name, typed_config=each.typed_config) for each in chain]
 
 
-def _node(node: Node, pool: Pool, *, fail_open: bool) -> LbEndpoint:
+def _make_node_endpoint(node: Node, pool: Pool, *, fail_open: bool) -> LbEndpoint:
     """A node with what its answers are marked with."""
-    facts = endpoint_facts(node, pool.name, fail_open=fail_open)
+    facts = make_endpoint_metadata(node, pool.name, fail_open=fail_open)
     return LbEndpoint(
-        endpoint=Endpoint(address=_node_address(node)),
+        endpoint=Endpoint(address=_make_node_address(node)),
         metadata=Metadata(filter_metadata={NAMESPACE: ProtoStruct.from_dict(facts)}),
     )
 
 
-def _node_address(node: Node) -> EnvoyAddress:
+def _make_node_address(node: Node) -> EnvoyAddress:
     """Where Envoy sends a node's requests: for a remote API, to its egress listener."""
     if node.remote is not None:
         return EnvoyAddress(envoy_internal_address=EnvoyInternalAddress(server_listener_name=node.endpoint.host))
-    return envoy_address(SocketAddress(node.endpoint.host, node.endpoint.port))
+    return make_address(SocketAddress(node.endpoint.host, node.endpoint.port))
 
 
-def _override_host(slow_start: SlowStart) -> LoadBalancingPolicy:
+def _make_override_host(slow_start: SlowStart) -> LoadBalancingPolicy:
     """The node that the header names, else the one with the fewest requests; a new one comes to its weight slowly."""
     policy = OverrideHost(
         override_host_sources=[OverrideHostOverrideHostSource(header=ENDPOINT_HEADER)],
-        fallback_policy=_least_request(slow_start),
+        fallback_policy=_make_least_request(slow_start),
     )
     return LoadBalancingPolicy(
-        policies=[LoadBalancingPolicyPolicy(typed_extension_config=extension("envoy.load_balancing_policies.override_host", policy))]
+        policies=[LoadBalancingPolicyPolicy(typed_extension_config=pack_extension("envoy.load_balancing_policies.override_host", policy))]
     )
 
 
-def _least_request(slow_start: SlowStart | None = None) -> LoadBalancingPolicy:
+def _make_least_request(slow_start: SlowStart | None = None) -> LoadBalancingPolicy:
     config = LeastRequest()
     if slow_start is not None:
         config.slow_start_config = SlowStartConfig(
-            slow_start_window=milliseconds(slow_start.window_ms), min_weight_percent=Percent(value=slow_start.least_percent)
+            slow_start_window=to_duration(slow_start.window_ms), min_weight_percent=Percent(value=slow_start.least_percent)
         )
-    policy = extension("envoy.load_balancing_policies.least_request", config)
+    policy = pack_extension("envoy.load_balancing_policies.least_request", config)
     return LoadBalancingPolicy(policies=[LoadBalancingPolicyPolicy(typed_extension_config=policy)])
 
 
-def _only_healthy() -> ClusterCommonLbConfig:
+def _make_only_healthy() -> ClusterCommonLbConfig:
     """By default Envoy sends to ejected hosts too when half of them are, and holds news of their return back for a second."""
-    return ClusterCommonLbConfig(healthy_panic_threshold=Percent(value=0), update_merge_window=milliseconds(0))
+    return ClusterCommonLbConfig(healthy_panic_threshold=Percent(value=0), update_merge_window=to_duration(0))
 
 
-def _outlier_detection(outlier: Outlier) -> OutlierDetection:
+def _make_outlier_detection(outlier: Outlier) -> OutlierDetection:
     """Count connections in a row that could not be opened.
 
     Envoy counts the reset of an open connection as one of them, but begins anew with each that opens, so that no number of requests that
@@ -242,20 +254,20 @@ def _outlier_detection(outlier: Outlier) -> OutlierDetection:
         enforcing_consecutive_5xx=0,
         enforcing_success_rate=0,
         enforcing_local_origin_success_rate=0,
-        interval=milliseconds(outlier.interval_ms),
-        base_ejection_time=milliseconds(outlier.base_ejection_ms),
+        interval=to_duration(outlier.interval_ms),
+        base_ejection_time=to_duration(outlier.base_ejection_ms),
         max_ejection_percent=outlier.max_ejection_percent,
     )
 
 
-def _health_check(check: HealthCheck, pool: Pool) -> EnvoyHealthCheck:
+def _make_health_check(check: HealthCheck, pool: Pool) -> EnvoyHealthCheck:
     """Create the active health check, with the same interval with and without traffic.
 
     An Ollama that listens on loopback responds with 403 to other host names.
     """
-    every = milliseconds(check.interval_ms)
+    every = to_duration(check.interval_ms)
     return EnvoyHealthCheck(
-        timeout=milliseconds(check.timeout_ms),
+        timeout=to_duration(check.timeout_ms),
         interval=every,
         no_traffic_interval=every,
         interval_jitter_percent=10,
@@ -265,54 +277,54 @@ def _health_check(check: HealthCheck, pool: Pool) -> EnvoyHealthCheck:
     )
 
 
-def _ext_proc(workers: Iterable[Address]) -> Cluster:
+def _make_ext_proc(workers: Iterable[Address]) -> Cluster:
     """The workers. One that refuses connections has no requests open and would attract all: it is left out at its first failure."""
-    cluster = _service(EXT_PROC_CLUSTER, workers)
-    cluster.load_balancing_policy = _least_request()
-    cluster.common_lb_config = _only_healthy()
+    cluster = _make_service(EXT_PROC_CLUSTER, workers)
+    cluster.load_balancing_policy = _make_least_request()
+    cluster.common_lb_config = _make_only_healthy()
     cluster.outlier_detection = OutlierDetection(
         split_external_local_origin_errors=True,
         consecutive_local_origin_failure=1,
         enforcing_consecutive_5xx=0,
         enforcing_success_rate=0,
         enforcing_local_origin_success_rate=0,
-        interval=milliseconds(_WORKER_CHECK_MS),
-        base_ejection_time=milliseconds(_WORKER_EJECTION_MS),
-        max_ejection_time=milliseconds(_WORKER_EJECTION_MS),
+        interval=to_duration(_WORKER_CHECK_MS),
+        base_ejection_time=to_duration(_WORKER_EJECTION_MS),
+        max_ejection_time=to_duration(_WORKER_EJECTION_MS),
         max_ejection_percent=100,
     )
     return cluster
 
 
-def _agent(address: Address) -> Cluster:
+def _make_agent(address: Address) -> Cluster:
     """The node's agent, over HTTP/1.1."""
     return Cluster(
         name=AGENT_CLUSTER,
         type=ClusterDiscoveryType.STATIC,
-        connect_timeout=milliseconds(_WORKER_CONNECT_MS),
-        load_assignment=_assignment(AGENT_CLUSTER, [LbEndpoint(endpoint=Endpoint(address=envoy_address(address)))]),
-        transport_socket=_tls([address], "http/1.1"),
+        connect_timeout=to_duration(_WORKER_CONNECT_MS),
+        load_assignment=_make_assignment(AGENT_CLUSTER, [LbEndpoint(endpoint=Endpoint(address=make_address(address)))]),
+        transport_socket=_make_tls([address], "http/1.1"),
     )
 
 
-def _service(name: str, addresses: Iterable[Address]) -> Cluster:
+def _make_service(name: str, addresses: Iterable[Address]) -> Cluster:
     """A gRPC service of the sidecar. Pings notice a process that is stopped but not gone."""
     addresses = tuple(addresses)
     named = any(isinstance(address, SocketAddress) and not address.is_ip for address in addresses)
-    options = Http2ProtocolOptions(connection_keepalive=KeepaliveSettings(interval=milliseconds(10_000), timeout=milliseconds(5_000)))
+    options = Http2ProtocolOptions(connection_keepalive=KeepaliveSettings(interval=to_duration(10_000), timeout=to_duration(5_000)))
     protocol = UpstreamProtocolOptions(explicit_http_config=HttpProtocolOptionsExplicitHttpConfig(http2_protocol_options=options))
     return Cluster(
         name=name,
         type=ClusterDiscoveryType.STRICT_DNS if named else ClusterDiscoveryType.STATIC,
-        connect_timeout=milliseconds(_WORKER_CONNECT_MS),
-        load_assignment=_assignment(name, [LbEndpoint(endpoint=Endpoint(address=envoy_address(address))) for address in addresses]),
-        circuit_breakers=unlimited_circuit_breakers(),
-        transport_socket=_tls(addresses, "h2"),
+        connect_timeout=to_duration(_WORKER_CONNECT_MS),
+        load_assignment=_make_assignment(name, [LbEndpoint(endpoint=Endpoint(address=make_address(address))) for address in addresses]),
+        circuit_breakers=make_unlimited_circuit_breakers(),
+        transport_socket=_make_tls(addresses, "h2"),
         typed_extension_protocol_options={_PROTOCOL_OPTIONS: PackedAny.pack(protocol)},
     )
 
 
-def _tls(addresses: Iterable[Address], alpn: str) -> TransportSocket | None:
+def _make_tls(addresses: Iterable[Address], alpn: str) -> TransportSocket | None:
     """How the first of them is spoken to: they are of one kind. None: in the clear."""
     trust = next((address.tls for address in addresses if isinstance(address, SocketAddress)), None)
     if trust is None:
@@ -329,7 +341,7 @@ def _tls(addresses: Iterable[Address], alpn: str) -> TransportSocket | None:
     return TransportSocket(name="envoy.transport_sockets.tls", typed_config=PackedAny.pack(context))
 
 
-def _assignment(name: str, *endpoints: list[LbEndpoint]) -> ClusterLoadAssignment:
+def _make_assignment(name: str, *endpoints: list[LbEndpoint]) -> ClusterLoadAssignment:
     """The hosts of a cluster, by priority."""
     groups = [LocalityLbEndpoints(lb_endpoints=each, priority=priority) for priority, each in enumerate(endpoints)]
     return ClusterLoadAssignment(cluster_name=name, endpoints=groups)

@@ -18,7 +18,7 @@ from din_extproc._proto.envoy.service.discovery.v3.discovery_pb2 import (
     DiscoveryRequest,
     DiscoveryResponse,
 )
-from din_extproc.control.fields import field, head
+from din_extproc.control.protobuf_fields import encode_field, encode_head
 from din_extproc.control.snapshot import ASSIGNMENT, CLUSTER, ROUTES, SERVED, Resource, Snapshot
 from din_extproc.control.subscription import SubscriptionPhase, XdsOffer, XdsSubscription
 
@@ -84,7 +84,7 @@ class DiscoveryStream:
             subscription = self._subscriptions[request.type_url] = XdsSubscription(request.type_url, delta=self._delta)
         refusal = request.error_detail.message if request.HasField("error_detail") else None
         if isinstance(request, DeltaDiscoveryRequest):
-            subscription.wants_changes(
+            subscription.on_delta_request(
                 request.resource_names_subscribe,
                 request.resource_names_unsubscribe,
                 request.initial_resource_versions,
@@ -92,7 +92,7 @@ class DiscoveryStream:
                 refusal,
             )
         else:
-            subscription.wants(request.resource_names, request.response_nonce, refusal)
+            subscription.on_request(request.resource_names, request.response_nonce, refusal)
         return list(self._due())
 
     def publish(self, snapshot: Snapshot) -> list[bytes]:
@@ -116,7 +116,7 @@ class DiscoveryStream:
         return ClientStatus(node.id, node.cluster, program, "delta" if self._delta else "state of the world", types)
 
     def _behind(self, subscription: XdsSubscription, *, removals: bool) -> bool:
-        return subscription.phase is SubscriptionPhase.OFFERED or subscription.pending(self.snapshot, removals=removals)
+        return subscription.phase is SubscriptionPhase.OFFERED or subscription.has_pending(self.snapshot, removals=removals)
 
     def _due(self) -> Iterator[bytes]:
         yield from self._next(CLUSTER, removals=False)
@@ -130,13 +130,13 @@ class DiscoveryStream:
         subscription = self._subscriptions.get(type_url)
         if subscription is None:
             return
-        offer = subscription.offer(self.snapshot, str(self._offers + 1), removals=removals)
+        offer = subscription.make_offer(self.snapshot, str(self._offers + 1), removals=removals)
         if offer is None:
             return
         self._offers += 1
         if type_url == CLUSTER and ASSIGNMENT in self._subscriptions:
             # A cluster that is told anew waits for its nodes to be told anew, whether they have changed or not.
-            self._subscriptions[ASSIGNMENT].forget(offer.told)
+            self._subscriptions[ASSIGNMENT].forget(offer.names_sent)
         yield _changes(type_url, offer) if self._delta else _world(type_url, offer)
 
 
@@ -144,7 +144,7 @@ def _world(type_url: str, offer: XdsOffer) -> bytes:
     response = DiscoveryResponse(version_info=offer.version, type_url=type_url, nonce=offer.nonce)
     parts = [response.SerializeToString()]
     for resource in offer.resources:
-        parts += (head(_RESOURCES, len(resource.packed)), resource.packed)
+        parts += (encode_head(_RESOURCES, len(resource.packed)), resource.packed)
     return b"".join(parts)
 
 
@@ -160,5 +160,5 @@ def _changes(type_url: str, offer: XdsOffer) -> bytes:
 
 def _labelled(resource: Resource) -> tuple[bytes, ...]:
     """The resource with its name and version, in pieces: it may be large."""
-    label = field(1, resource.version.encode()) + field(3, resource.name.encode()) + head(2, len(resource.packed))
-    return head(_RESOURCES, len(label) + len(resource.packed)), label, resource.packed
+    label = encode_field(1, resource.version.encode()) + encode_field(3, resource.name.encode()) + encode_head(2, len(resource.packed))
+    return encode_head(_RESOURCES, len(label) + len(resource.packed)), label, resource.packed

@@ -8,7 +8,7 @@ from envoy_data_plane.envoy.config.core.v3 import TypedExtensionConfig
 from envoy_data_plane.envoy.extensions.http.early_header_mutation.header_mutation.v3 import HeaderMutation as EarlyHeaderMutation
 from envoy_data_plane.envoy.type.matcher.v3 import StringMatcher
 
-from din_extproc.control.packing import extension, overwrite
+from din_extproc.control.packing import overwrite_header, pack_extension
 
 CLIENT_MAY_SEND = (
     "x-din-budget-cost",
@@ -26,22 +26,22 @@ _NAMES = ("x-bxagent-degraded", "x-gateway-destination-endpoint", "x-request-id"
 connection only, and the client's word on who it is."""
 
 
-def early_header_mutation() -> TypedExtensionConfig:
+def build_early_header_mutation() -> TypedExtensionConfig:
     """The extension that cleans a request's head as it arrives.
 
     Envoy can remove what matches, not all but what matches, and its regular expressions know no look-ahead. So the intent headers
     step aside under another name while their family is removed, and step back.
     """
-    mutations = [_copy(name, _KEPT + name) for name in CLIENT_MAY_SEND]
+    mutations = [_copy_header(name, _KEPT + name) for name in CLIENT_MAY_SEND]
     mutations += [_remove_family(family) for family in _FAMILIES]
-    mutations += [_copy(_KEPT + name, name) for name in CLIENT_MAY_SEND]
+    mutations += [_copy_header(_KEPT + name, name) for name in CLIENT_MAY_SEND]
     mutations += [_remove_family(_KEPT), *(HeaderMutation(remove=name) for name in _NAMES)]
-    return extension("envoy.http.early_header_mutation.header_mutation", EarlyHeaderMutation(mutations=mutations))
+    return pack_extension("envoy.http.early_header_mutation.header_mutation", EarlyHeaderMutation(mutations=mutations))
 
 
-def _copy(source: str, target: str) -> HeaderMutation:
+def _copy_header(source: str, target: str) -> HeaderMutation:
     """Does nothing when the source is not there."""
-    return HeaderMutation(append=overwrite(target, f"%REQ({source})%"))
+    return HeaderMutation(append=overwrite_header(target, f"%REQ({source})%"))
 
 
 def _remove_family(prefix: str) -> HeaderMutation:

@@ -51,7 +51,7 @@ from envoy_data_plane.envoy.extensions.upstreams.http.v3 import (
 from envoy_data_plane.envoy.type.matcher.v3 import RegexMatchAndSubstitute, RegexMatcher, StringMatcher
 from envoy_data_plane.google.protobuf import Any as PackedAny
 
-from din_extproc.control.packing import envoy_address, extension, milliseconds, overwrite, unlimited_circuit_breakers
+from din_extproc.control.packing import make_address, make_unlimited_circuit_breakers, overwrite_header, pack_extension, to_duration
 from din_extproc.control.topology import SocketAddress, Topology
 from din_extproc.domain.node import EGRESS_PREFIX, Node, RemoteApi
 
@@ -121,7 +121,7 @@ end
 """
 
 
-def remote_nodes(topology: Topology) -> Iterator[tuple[Node, RemoteApi]]:
+def find_remote_nodes(topology: Topology) -> Iterator[tuple[Node, RemoteApi]]:
     """Yield the nodes that are remote APIs."""
     return ((node, node.remote) for pool in topology.pools for node in pool.nodes if node.remote is not None)
 
@@ -129,28 +129,28 @@ def remote_nodes(topology: Topology) -> Iterator[tuple[Node, RemoteApi]]:
 def add_egress(bootstrap: Bootstrap, topology: Topology) -> None:
     """Add listeners and clusters for the remote APIs, if there are any."""
     static = bootstrap.static_resources
-    for node, api in remote_nodes(topology):
+    for node, api in find_remote_nodes(topology):
         if not bootstrap.bootstrap_extensions:
             bootstrap.node = bootstrap.node or EnvoyNode(id=_NODE, cluster=_NODE)
-            bootstrap.bootstrap_extensions.append(extension("envoy.bootstrap.internal_listener", InternalListener()))
+            bootstrap.bootstrap_extensions.append(pack_extension("envoy.bootstrap.internal_listener", InternalListener()))
         if static is not None:
-            static.listeners.append(_listener(node, api, topology))
+            static.listeners.append(_make_listener(node, api, topology))
             address = SocketAddress(api.host, api.port)
             static.clusters.append(remote_cluster(f"{EGRESS_PREFIX}{node.id}", address, topology, ca=api.ca if api.tls else None))
 
 
-def _listener(node: Node, api: RemoteApi, topology: Topology) -> Listener:
+def _make_listener(node: Node, api: RemoteApi, topology: Topology) -> Listener:
     name = f"{EGRESS_PREFIX}{node.id}"
     manager = HttpConnectionManager(
         stat_prefix="din_egress",
         codec_type=HttpConnectionManagerCodecType.AUTO,
-        route_config=RouteConfiguration(name=name, virtual_hosts=[VirtualHost(name=name, domains=["*"], routes=[_route(name, api)])]),
-        http_filters=[HttpFilter(name=each.name, typed_config=each.typed_config) for each in _filters(node, api, topology)],
+        route_config=RouteConfiguration(name=name, virtual_hosts=[VirtualHost(name=name, domains=["*"], routes=[_make_route(name, api)])]),
+        http_filters=[HttpFilter(name=each.name, typed_config=each.typed_config) for each in _make_filters(node, api, topology)],
         generate_request_id=False,
         skip_xff_append=True,
-        stream_idle_timeout=milliseconds(topology.timeouts.stream_idle_ms),
+        stream_idle_timeout=to_duration(topology.timeouts.stream_idle_ms),
     )
-    packed = extension("envoy.filters.network.http_connection_manager", manager)
+    packed = pack_extension("envoy.filters.network.http_connection_manager", manager)
     return Listener(
         name=name,
         internal_listener=ListenerInternalListenerConfig(),
@@ -158,25 +158,25 @@ def _listener(node: Node, api: RemoteApi, topology: Topology) -> Listener:
     )
 
 
-def _route(cluster: str, api: RemoteApi) -> Route:
+def _make_route(cluster: str, api: RemoteApi) -> Route:
     """Only paths of the API leave; the base path takes the place of `/v1`, as in SDKs."""
     base = api.base_path.replace("\\", "\\\\")
     query = f"?{api.query}" if api.query else ""
     rewrite = RegexMatchAndSubstitute(pattern=RegexMatcher(regex=r"^/v1(/[^?]*).*$"), substitution=rf"{base}\1{query}")
-    action = RouteAction(cluster=cluster, host_rewrite_literal=api.authority, regex_rewrite=rewrite, timeout=milliseconds(0))
+    action = RouteAction(cluster=cluster, host_rewrite_literal=api.authority, regex_rewrite=rewrite, timeout=to_duration(0))
     return Route(
         name=cluster,
         match=RouteMatch(prefix="/v1/"),
         route=action,
-        request_headers_to_add=[overwrite(name, value.replace("%", "%%")) for name, value in api.headers],
+        request_headers_to_add=[overwrite_header(name, value.replace("%", "%%")) for name, value in api.headers],
     )
 
 
-def _filters(node: Node, api: RemoteApi, topology: Topology) -> list[TypedExtensionConfig]:
+def _make_filters(node: Node, api: RemoteApi, topology: Topology) -> list[TypedExtensionConfig]:
     """What is taken off, then the credential: without it no request leaves. Answers pass the chain backwards."""
     chain = [
-        extension("envoy.filters.http.header_mutation", HeaderMutation(mutations=_taken_off())),
-        extension("envoy.filters.http.lua", Lua(default_source_code=DataSource(inline_string=_LUA))),
+        pack_extension("envoy.filters.http.header_mutation", HeaderMutation(mutations=_make_removals())),
+        pack_extension("envoy.filters.http.lua", Lua(default_source_code=DataSource(inline_string=_LUA))),
     ]
     if api.credential is not None:
         source = ConfigSource(
@@ -184,12 +184,12 @@ def _filters(node: Node, api: RemoteApi, topology: Topology) -> list[TypedExtens
             resource_api_version=ApiVersion.V3,
         )
         generic = Generic(credential=SdsSecretConfig(name=f"{EGRESS_PREFIX}{node.id}", sds_config=source), header=api.credential_header[0])
-        injector = CredentialInjector(overwrite=True, credential=extension("envoy.http.injected_credentials.generic", generic))
-        chain.append(extension("envoy.filters.http.credential_injector", injector))
-    return [*chain, extension("envoy.filters.http.router", Router(suppress_envoy_headers=True))]
+        injector = CredentialInjector(overwrite=True, credential=pack_extension("envoy.http.injected_credentials.generic", generic))
+        chain.append(pack_extension("envoy.filters.http.credential_injector", injector))
+    return [*chain, pack_extension("envoy.filters.http.router", Router(suppress_envoy_headers=True))]
 
 
-def _taken_off() -> Mutations:
+def _make_removals() -> Mutations:
     def starting(families: tuple[str, ...]) -> list[RuleMutation]:
         matchers = (StringMatcher(prefix=family) for family in families)
         return [RuleMutation(remove_on_match=HeaderMutationRemoveOnMatch(key_matcher=each)) for each in matchers]
@@ -202,14 +202,14 @@ def remote_cluster(name: str, address: SocketAddress, topology: Topology, *, ca:
     auto = HttpProtocolOptionsAutoHttpConfig(http_protocol_options=Http1ProtocolOptions(), http2_protocol_options=Http2ProtocolOptions())
     explicit = HttpProtocolOptionsExplicitHttpConfig(http_protocol_options=Http1ProtocolOptions())
     protocol = UpstreamProtocolOptions(auto_config=auto) if ca is not None else UpstreamProtocolOptions(explicit_http_config=explicit)
-    hosts = [LocalityLbEndpoints(lb_endpoints=[LbEndpoint(endpoint=Endpoint(address=envoy_address(address), hostname=address.host))])]
+    hosts = [LocalityLbEndpoints(lb_endpoints=[LbEndpoint(endpoint=Endpoint(address=make_address(address), hostname=address.host))])]
     return Cluster(
         name=name,
         type=ClusterDiscoveryType.STATIC if address.is_ip else ClusterDiscoveryType.LOGICAL_DNS,
         dns_lookup_family=ClusterDnsLookupFamily.ALL,
-        connect_timeout=milliseconds(max(_CONNECT_MS, topology.timeouts.connect_ms)),
+        connect_timeout=to_duration(max(_CONNECT_MS, topology.timeouts.connect_ms)),
         load_assignment=ClusterLoadAssignment(cluster_name=name, endpoints=hosts),
-        circuit_breakers=unlimited_circuit_breakers(),
+        circuit_breakers=make_unlimited_circuit_breakers(),
         transport_socket=None if ca is None else _tls(address, ca),
         typed_extension_protocol_options={_PROTOCOL_OPTIONS: PackedAny.pack(protocol)},
     )

@@ -13,13 +13,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from din_extproc.control.access_log import LOG_NAME, REQUEST_HEADERS, RESPONSE_HEADERS
-from din_extproc.control.clusters import ENDPOINT_HEADER, discovered_pair
-from din_extproc.control.facts import NAMESPACE, endpoint_facts
-from din_extproc.control.filters import EXT_PROC, HEALTH_CHECK, METADATA_NAMESPACE, http_filters
+from din_extproc.control.clusters import ENDPOINT_HEADER, build_discovered_pair
+from din_extproc.control.endpoint_metadata import NAMESPACE, make_endpoint_metadata
+from din_extproc.control.filters import EXT_PROC, HEALTH_CHECK, METADATA_NAMESPACE, build_http_filters
 from din_extproc.control.jwt import keys_for_cluster
-from din_extproc.control.listener import connection_manager, held_bytes
-from din_extproc.control.packing import as_plain, renamed
-from din_extproc.control.routes import ALLOWED, CLUSTER_HEADER, EXPOSED, METHODS, UNDECIDED, removed_headers, who_answered
+from din_extproc.control.listener import build_connection_manager, compute_held_bytes
+from din_extproc.control.packing import renamed, to_plain
+from din_extproc.control.routes import ALLOWED, CLUSTER_HEADER, EXPOSED, METHODS, UNDECIDED, build_node_headers, removed_headers
 from din_extproc.control.topology import EXT_PROC_CLUSTER, Address, HealthCheck, Outlier, SocketAddress, Topology, refuse_remote
 from din_extproc.domain.identity import JWT_AUTHN, JwtIssuer, RemoteJwks
 from din_extproc.domain.node import Pool, in_flight_cluster
@@ -52,7 +52,7 @@ class Placement(Struct, frozen=True, kw_only=True):
         return f"{self.namespace}/{self.gateway}/{self.listener}"
 
 
-def envoy_gateway(topology: Topology, placement: Placement) -> list[dict[str, Any]]:
+def build_envoy_gateway(topology: Topology, placement: Placement) -> list[dict[str, Any]]:
     """The manifests.
 
     Raises:
@@ -186,10 +186,13 @@ def _clients(topology: Topology, placement: Placement) -> dict[str, Any]:
     }
     spec: dict[str, Any] = {
         "targetRefs": [target],
-        "connection": {"bufferLimit": str(held_bytes(topology)), "connectionLimit": {"value": topology.max_connections}},
+        "connection": {"bufferLimit": str(compute_held_bytes(topology)), "connectionLimit": {"value": topology.max_connections}},
         "headers": {"withUnderscoresAction": "DropHeader", "requestID": "Generate"},
         "path": {"escapedSlashesAction": "KeepUnchanged", "disableMergeSlashes": True},
-        "http2": {"initialStreamWindowSize": str(held_bytes(topology)), "initialConnectionWindowSize": str(held_bytes(topology))},
+        "http2": {
+            "initialStreamWindowSize": str(compute_held_bytes(topology)),
+            "initialConnectionWindowSize": str(compute_held_bytes(topology)),
+        },
         "timeout": {"http": waits},
     }
     gateway = topology.identity.gateway
@@ -335,10 +338,10 @@ def _patch(kind: str, name: str, place: str, path: str, value: Any) -> dict[str,
 
 def _of_listener(topology: Topology, placement: Placement) -> Iterator[dict[str, Any]]:
     """What guards the door, and what its own kinds can't say of how the sidecar is asked."""
-    manager = as_plain(connection_manager(topology))
+    manager = to_plain(build_connection_manager(topology))
     for part in _FROM_STANDALONE:
         yield _patch("listener.v3.Listener", placement.listener_path, _MANAGER, f"/{part}", manager[part])
-    [asked] = [as_plain(each)["typed_config"] for each in http_filters(topology) if each.name == EXT_PROC]
+    [asked] = [to_plain(each)["typed_config"] for each in build_http_filters(topology) if each.name == EXT_PROC]
     ours = f"..http_filters[?(@.name=='{EXT_PROC}/envoyextensionpolicy/{placement.namespace}/din/extproc/0')].typed_config"
     for part in _PROCESSING:
         yield _patch("listener.v3.Listener", placement.listener_path, ours, f"/{part}", asked[part])
@@ -354,7 +357,7 @@ def _of_routes(placement: Placement) -> Iterator[dict[str, Any]]:
     """
     host = placement.host.replace(".", "_")
     virtual_host = f"..virtual_hosts[?(@.name=='{placement.listener_path}/{host}')]"
-    told = [as_plain(each) for each in who_answered()]
+    told = [to_plain(each) for each in build_node_headers()]
     yield _patch("route.v3.RouteConfiguration", placement.listener_path, virtual_host, "/response_headers_to_add", told)
     closed = f"..routes[?(@.name=='httproute/{placement.namespace}/din-closed/rule/0/match/0/{host}')]"
     yield _patch("route.v3.RouteConfiguration", placement.listener_path, closed, "/route", {"cluster_header": CLUSTER_HEADER})
@@ -366,12 +369,12 @@ def _of_nodes(topology: Topology, placement: Placement) -> Iterator[dict[str, An
     for way in _ways(topology):
         cluster = f"httproute/{placement.namespace}/{way.name}/rule/0"
         if way.fallback is not None:
-            moved = as_plain(discovered_pair(way.pool, way.fallback, topology))["typed_extension_protocol_options"]
+            moved = to_plain(build_discovered_pair(way.pool, way.fallback, topology))["typed_extension_protocol_options"]
             yield _patch(
                 "cluster.v3.Cluster", cluster, "", "/typed_extension_protocol_options", renamed(moved, {EXT_PROC_CLUSTER: sidecar})
             )
         for pool, node in ((each, node) for each in way.pools for node in each.nodes):
             address = "@.endpoint.address.socket_address"
             this = f"{address}.address=='{node.endpoint.host}' && {address}.port_value=={node.endpoint.port}"
-            facts = {"filter_metadata": {NAMESPACE: endpoint_facts(node, pool.name, fail_open=False)}}
+            facts = {"filter_metadata": {NAMESPACE: make_endpoint_metadata(node, pool.name, fail_open=False)}}
             yield _patch("endpoint.v3.ClusterLoadAssignment", cluster, f"..lb_endpoints[?({this})]", "/metadata", facts)

@@ -29,9 +29,9 @@ from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v
 from envoy_data_plane.envoy.type.matcher.v3 import StringMatcher
 from envoy_data_plane.envoy.type.v3 import HttpStatus, StatusCode
 
-from din_extproc.control.access_log import failed_attempts
-from din_extproc.control.jwt import jwt_authentication
-from din_extproc.control.packing import extension, milliseconds
+from din_extproc.control.access_log import build_attempt_log
+from din_extproc.control.jwt import build_jwt_authentication
+from din_extproc.control.packing import pack_extension, to_duration
 from din_extproc.control.topology import EXT_PROC_CLUSTER, Topology
 from din_extproc.domain.identity import JWT_AUTHN
 
@@ -41,29 +41,29 @@ HEALTH_CHECK = "envoy.filters.http.health_check"
 METADATA_NAMESPACE = "din"
 
 
-def http_filters(topology: Topology) -> list[HttpFilter]:
+def build_http_filters(topology: Topology) -> list[HttpFilter]:
     """The chain."""
-    chain = [] if topology.health_path is None else [_health_check(topology.health_path)]
+    chain = [] if topology.health_path is None else [_make_health_check(topology.health_path)]
     if topology.cors_origins:
-        chain.append(extension(CORS, Cors()))
+        chain.append(pack_extension(CORS, Cors()))
     if topology.usage_lua:
-        chain.append(extension("envoy.filters.http.lua", Lua(default_source_code=DataSource(inline_string=topology.usage_lua))))
+        chain.append(pack_extension("envoy.filters.http.lua", Lua(default_source_code=DataSource(inline_string=topology.usage_lua))))
     if topology.identity.jwt:
-        chain.append(extension(JWT_AUTHN, jwt_authentication(topology.identity.jwt)))
+        chain.append(pack_extension(JWT_AUTHN, build_jwt_authentication(topology.identity.jwt)))
     chain.append(sidecar_filter(topology))
-    chain.append(extension("envoy.filters.http.router", Router(suppress_envoy_headers=True, upstream_log=failed_attempts(topology))))
+    chain.append(pack_extension("envoy.filters.http.router", Router(suppress_envoy_headers=True, upstream_log=build_attempt_log(topology))))
     return [HttpFilter(name=each.name, typed_config=each.typed_config) for each in chain]
 
 
-def _health_check(path: str) -> TypedExtensionConfig:
+def _make_health_check(path: str) -> TypedExtensionConfig:
     """Envoy answers 503 here while it drains, and leaves the answer to a worker otherwise."""
     asked = HeaderMatcher(name=":path", string_match=StringMatcher(exact=path))
-    return extension(HEALTH_CHECK, HealthCheck(pass_through_mode=True, headers=[asked]))
+    return pack_extension(HEALTH_CHECK, HealthCheck(pass_through_mode=True, headers=[asked]))
 
 
-def _another_worker() -> RetryPolicy:
+def _make_worker_retry() -> RetryPolicy:
     """For a worker that is just being restarted. Envoy's own pause before a retry would be up to a second."""
-    pause = BackoffStrategy(base_interval=milliseconds(5), max_interval=milliseconds(20))
+    pause = BackoffStrategy(base_interval=to_duration(5), max_interval=to_duration(20))
     return RetryPolicy(retry_on="connect-failure,refused-stream", num_retries=2, retry_back_off=pause)
 
 
@@ -84,13 +84,13 @@ def sidecar_filter(topology: Topology, *, of_attempts: bool = False) -> TypedExt
     send, skip = ProcessingModeHeaderSendMode.SEND, ProcessingModeHeaderSendMode.SKIP
     service = GrpcService(
         envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=EXT_PROC_CLUSTER),
-        retry_policy=_another_worker(),
+        retry_policy=_make_worker_retry(),
     )
     processor = ExternalProcessor(
         grpc_service=service,
         failure_mode_allow=not of_attempts,
-        message_timeout=milliseconds(topology.timeouts.message_ms),
-        max_message_timeout=milliseconds(topology.timeouts.max_message_ms),
+        message_timeout=to_duration(topology.timeouts.message_ms),
+        max_message_timeout=to_duration(topology.timeouts.max_message_ms),
         processing_mode=ProcessingMode(
             request_header_mode=send,
             request_body_mode=ProcessingModeBodySendMode.BUFFERED,
@@ -108,4 +108,4 @@ def sidecar_filter(topology: Topology, *, of_attempts: bool = False) -> TypedExt
         ),
         status_on_error=HttpStatus(code=StatusCode.ServiceUnavailable),
     )
-    return extension(EXT_PROC, processor)
+    return pack_extension(EXT_PROC, processor)

@@ -18,10 +18,10 @@ class EditConflict(Struct, frozen=True):
     rendered: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"line {self.line}: by hand {_shown(self.by_hand)}, now rendered {_shown(self.rendered)}"
+        return f"line {self.line}: by hand {_quote_lines(self.by_hand)}, now rendered {_quote_lines(self.rendered)}"
 
 
-def merged(before: str, by_hand: str, rendered: str) -> str | tuple[EditConflict, ...]:
+def merge_edits(before: str, by_hand: str, rendered: str) -> str | tuple[EditConflict, ...]:
     """The new rendering with what was changed by hand.
 
     Args:
@@ -33,7 +33,7 @@ def merged(before: str, by_hand: str, rendered: str) -> str | tuple[EditConflict
     lines: list[str] = []
     contradictions = []
     at_base = at_mine = at_new = 0
-    for start, in_mine, in_new, length in _unchanged(base, mine, new):
+    for start, in_mine, in_new, length in _find_unchanged(base, mine, new):
         was, kept, now = base[at_base:start], mine[at_mine:in_mine], new[at_new:in_new]
         if now in (was, kept):
             lines += kept
@@ -46,7 +46,7 @@ def merged(before: str, by_hand: str, rendered: str) -> str | tuple[EditConflict
     return tuple(contradictions) or "".join(lines)
 
 
-def _unchanged(base: Sequence[str], mine: Sequence[str], new: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
+def _find_unchanged(base: Sequence[str], mine: Sequence[str], new: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
     """Runs of lines that neither has changed: where they begin in each, and how long they are. The last one is empty."""
     one, other = (SequenceMatcher(None, base, text, autojunk=False).get_matching_blocks() for text in (mine, new))
     i = j = 0
@@ -62,5 +62,5 @@ def _unchanged(base: Sequence[str], mine: Sequence[str], new: Sequence[str]) -> 
     yield len(base), len(mine), len(new), 0
 
 
-def _shown(lines: Sequence[str]) -> str:
+def _quote_lines(lines: Sequence[str]) -> str:
     return " / ".join(repr(line.strip()) for line in lines[:3]) + (" ..." if len(lines) > 3 else "") or "removed"  # noqa: PLR2004 - to be read

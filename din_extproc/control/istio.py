@@ -12,12 +12,12 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from din_extproc.control.clusters import pool_clusters
-from din_extproc.control.filters import http_filters
+from din_extproc.control.clusters import build_pool_clusters
+from din_extproc.control.filters import build_http_filters
 from din_extproc.control.jwt import keys_for_cluster
-from din_extproc.control.listener import connection_manager, held_bytes
-from din_extproc.control.packing import as_plain, renamed
-from din_extproc.control.routes import route_configuration
+from din_extproc.control.listener import build_connection_manager, compute_held_bytes
+from din_extproc.control.packing import renamed, to_plain
+from din_extproc.control.routes import build_route_configuration
 from din_extproc.control.topology import ACCESS_LOG_CLUSTER, EXT_PROC_CLUSTER, SocketAddress, Topology, refuse_remote
 from din_extproc.domain.identity import JWT_AUTHN, RemoteJwks
 
@@ -51,7 +51,7 @@ class Mesh(Struct, frozen=True, kw_only=True):
     """Where those proxies listen for the host."""
 
 
-def istio(topology: Topology, mesh: Mesh) -> list[dict[str, Any]]:
+def build_istio(topology: Topology, mesh: Mesh) -> list[dict[str, Any]]:
     """The manifests, in the order in which they are applied.
 
     Raises:
@@ -173,17 +173,17 @@ def _mesh_cluster(service: SocketAddress) -> str:
 def _patches(topology: Topology, mesh: Mesh) -> Iterator[dict[str, Any]]:
     """Clusters first: a route to one that is not there would be refused."""
     context = "GATEWAY" if mesh.mode == "gateway" else "SIDECAR_OUTBOUND"
-    for cluster in pool_clusters(topology):
-        yield {"applyTo": "CLUSTER", "match": {"context": context}, "patch": {"operation": "ADD", "value": as_plain(cluster)}}
-    yield _patch("LISTENER", _on_port(context, mesh), "MERGE", {"per_connection_buffer_limit_bytes": held_bytes(topology)})
-    manager = {name: value for name, value in as_plain(connection_manager(topology)).items() if name not in _LIFTED}
+    for cluster in build_pool_clusters(topology):
+        yield {"applyTo": "CLUSTER", "match": {"context": context}, "patch": {"operation": "ADD", "value": to_plain(cluster)}}
+    yield _patch("LISTENER", _on_port(context, mesh), "MERGE", {"per_connection_buffer_limit_bytes": compute_held_bytes(topology)})
+    manager = {name: value for name, value in to_plain(build_connection_manager(topology)).items() if name not in _LIFTED}
     typed = {"@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager", **manager}
     yield _patch("NETWORK_FILTER", _on_filter(context, mesh), "MERGE", {"name": _MANAGER, "typed_config": typed})
-    *before, router = [as_plain(each) for each in http_filters(topology) if each.name not in {"envoy.filters.http.cors", JWT_AUTHN}]
+    *before, router = [to_plain(each) for each in build_http_filters(topology) if each.name not in {"envoy.filters.http.cors", JWT_AUTHN}]
     for each in before:
         yield _patch("HTTP_FILTER", _on_filter(context, mesh, _ROUTER), "INSERT_BEFORE", each)
     yield _patch("HTTP_FILTER", _on_filter(context, mesh, _ROUTER), "MERGE", router)
-    [host] = as_plain(route_configuration(topology))["virtual_hosts"]
+    [host] = to_plain(build_route_configuration(topology))["virtual_hosts"]
     if topology.identity.jwt:
         lenient = {"@type": f"{_JWT}.JwtAuthentication", "requirement_map": {_LENIENT: {"allow_missing_or_failed": {}}}}
         yield _patch("HTTP_FILTER", _on_filter(context, mesh, JWT_AUTHN), "MERGE", {"name": JWT_AUTHN, "typed_config": lenient})

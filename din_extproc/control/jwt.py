@@ -22,7 +22,7 @@ from envoy_data_plane.envoy.extensions.filters.http.jwt_authn.v3 import (
 from envoy_data_plane.google.protobuf import Empty
 
 from din_extproc.control.egress import remote_cluster
-from din_extproc.control.packing import milliseconds
+from din_extproc.control.packing import to_duration
 from din_extproc.control.topology import JWKS_PREFIX, SocketAddress, Topology
 from din_extproc.domain.identity import JWT_PAYLOAD, SYSTEM_CA, InlineJwks, JwtIssuer, RemoteJwks
 
@@ -31,7 +31,7 @@ _FAILED_FETCH_MS = 1_000
 """Between a failed fetch of keys and the next one."""
 
 
-def jwt_authentication(issuers: Sequence[JwtIssuer]) -> JwtAuthentication:
+def build_jwt_authentication(issuers: Sequence[JwtIssuer]) -> JwtAuthentication:
     """One provider per issuer; the token comes in `authorization: Bearer` and nowhere else."""
     providers = {f"issuer_{index}": _provider(index, each) for index, each in enumerate(issuers)}
     anything = JwtRequirement(allow_missing_or_failed=Empty())
@@ -54,9 +54,9 @@ def _provider(index: int, issuer: JwtIssuer) -> JwtProvider:
 def _remote(index: int, jwks: RemoteJwks) -> EnvoyRemoteJwks:
     """Keys are fetched before the first request and in the background: a slow issuer delays no request."""
     return EnvoyRemoteJwks(
-        http_uri=HttpUri(uri=jwks.url, cluster=f"{JWKS_PREFIX}{index}", timeout=milliseconds(_FETCH_MS)),
-        cache_duration=milliseconds(jwks.cache_s * 1000),
-        async_fetch=JwksAsyncFetch(failed_refetch_duration=milliseconds(_FAILED_FETCH_MS)),
+        http_uri=HttpUri(uri=jwks.url, cluster=f"{JWKS_PREFIX}{index}", timeout=to_duration(_FETCH_MS)),
+        cache_duration=to_duration(jwks.cache_s * 1000),
+        async_fetch=JwksAsyncFetch(failed_refetch_duration=to_duration(_FAILED_FETCH_MS)),
     )
 
 

@@ -31,12 +31,12 @@ from envoy_data_plane.envoy.extensions.transport_sockets.tls.v3 import (
 from envoy_data_plane.envoy.type.matcher.v3 import StringMatcher
 from envoy_data_plane.google.protobuf import Any as PackedAny
 
-from din_extproc.control.access_log import access_log
-from din_extproc.control.early_headers import early_header_mutation
-from din_extproc.control.filters import http_filters
-from din_extproc.control.local_replies import local_reply_config
-from din_extproc.control.packing import by_ads, envoy_address, extension, milliseconds
-from din_extproc.control.routes import ROUTE_CONFIGURATION, route_configuration
+from din_extproc.control.access_log import build_access_log
+from din_extproc.control.early_headers import build_early_header_mutation
+from din_extproc.control.filters import build_http_filters
+from din_extproc.control.local_replies import build_local_reply_config
+from din_extproc.control.packing import make_address, make_ads_source, pack_extension, to_duration
+from din_extproc.control.routes import ROUTE_CONFIGURATION, build_route_configuration
 from din_extproc.control.topology import ListenerTls, Topology
 from din_extproc.domain.identity import TrustedGateway
 
@@ -50,13 +50,13 @@ _HEADERS = 128
 """Of a request, the gateway's own included. Envoy's default of 100 would leave a client that sends 90 no room for those."""
 
 
-def listener(topology: Topology) -> Listener:
+def build_listener(topology: Topology) -> Listener:
     """The gateway's listener."""
-    manager = extension("envoy.filters.network.http_connection_manager", connection_manager(topology))
+    manager = pack_extension("envoy.filters.network.http_connection_manager", build_connection_manager(topology))
     return Listener(
         name="din",
-        address=envoy_address(topology.listener),
-        per_connection_buffer_limit_bytes=held_bytes(topology),
+        address=make_address(topology.listener),
+        per_connection_buffer_limit_bytes=compute_held_bytes(topology),
         filter_chains=[
             FilterChain(
                 filters=[Filter(name=manager.name, typed_config=manager.typed_config)],
@@ -82,22 +82,22 @@ def _forwarded_certificates(gateway: TrustedGateway | None) -> ForwardClientCert
     return ForwardClientCertDetails.ALWAYS_FORWARD_ONLY if gateway.networks else ForwardClientCertDetails.FORWARD_ONLY
 
 
-def held_bytes(topology: Topology) -> int:
+def compute_held_bytes(topology: Topology) -> int:
     """What Envoy may hold of one request. Over HTTP/2 it holds as much as the stream's window, and refuses longer bodies."""
     return topology.body_limit_bytes + EDIT_ROOM_BYTES
 
 
-def connection_manager(topology: Topology) -> HttpConnectionManager:
+def build_connection_manager(topology: Topology) -> HttpConnectionManager:
     """What happens to a request before and after the filters."""
     return HttpConnectionManager(
         stat_prefix="din",
         codec_type=HttpConnectionManagerCodecType.AUTO,
-        route_config=route_configuration(topology) if topology.discovery is None else None,
-        rds=None if topology.discovery is None else Rds(config_source=by_ads(), route_config_name=ROUTE_CONFIGURATION),
-        http_filters=http_filters(topology),
-        access_log=[access_log(topology)],
-        local_reply_config=local_reply_config(),
-        early_header_mutation_extensions=[early_header_mutation()],
+        route_config=build_route_configuration(topology) if topology.discovery is None else None,
+        rds=None if topology.discovery is None else Rds(config_source=make_ads_source(), route_config_name=ROUTE_CONFIGURATION),
+        http_filters=build_http_filters(topology),
+        access_log=[build_access_log(topology)],
+        local_reply_config=build_local_reply_config(),
+        early_header_mutation_extensions=[build_early_header_mutation()],
         use_remote_address=True,
         forward_client_cert_details=_forwarded_certificates(topology.identity.gateway),
         generate_request_id=True,
@@ -107,11 +107,11 @@ def connection_manager(topology: Topology) -> HttpConnectionManager:
         normalize_path=False,
         merge_slashes=False,
         path_with_escaped_slashes_action=HttpConnectionManagerPathWithEscapedSlashesAction.KEEP_UNCHANGED,
-        request_timeout=milliseconds(topology.timeouts.request_ms),
-        request_headers_timeout=milliseconds(_HEADERS_TIMEOUT_MS),
-        stream_idle_timeout=milliseconds(topology.timeouts.stream_idle_ms),
+        request_timeout=to_duration(topology.timeouts.request_ms),
+        request_headers_timeout=to_duration(_HEADERS_TIMEOUT_MS),
+        stream_idle_timeout=to_duration(topology.timeouts.stream_idle_ms),
         common_http_protocol_options=HttpProtocolOptions(
-            idle_timeout=milliseconds(_CLIENT_KEEPALIVE_MS),
+            idle_timeout=to_duration(_CLIENT_KEEPALIVE_MS),
             max_headers_count=_HEADERS,
             headers_with_underscores_action=HttpProtocolOptionsHeadersWithUnderscoresAction.DROP_HEADER,
         ),
@@ -121,8 +121,8 @@ def connection_manager(topology: Topology) -> HttpConnectionManager:
         ),
         http2_protocol_options=Http2ProtocolOptions(
             max_concurrent_streams=_HTTP2_STREAMS,
-            initial_stream_window_size=held_bytes(topology),
-            initial_connection_window_size=held_bytes(topology),
+            initial_stream_window_size=compute_held_bytes(topology),
+            initial_connection_window_size=compute_held_bytes(topology),
             override_stream_error_on_invalid_http_message=True,
         ),
     )

@@ -13,7 +13,7 @@ from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v
 from envoy_data_plane.google.protobuf import Struct as ProtoStruct
 from msgspec import Struct
 
-from din_extproc.control.packing import extension, overwrite
+from din_extproc.control.packing import overwrite_header, pack_extension
 from din_extproc.control.routes import UNDECIDED
 from din_extproc.domain.request import Operation
 from din_extproc.domain.verdict import RefusalCode, anthropic_error_body, error_body
@@ -111,14 +111,14 @@ _REPLIES = (
 _OF_ANTHROPIC = f"(request.url_path == '{Operation.MESSAGES.value}' || request.url_path.startsWith('{Operation.MESSAGES.value}/'))"
 
 
-def local_reply_config() -> LocalReplyConfig:
+def build_local_reply_config() -> LocalReplyConfig:
     """The mappers, two per kind of answer: Anthropic's path, then every other. A request without a path has the second."""
     return LocalReplyConfig(mappers=[mapper for reply in _REPLIES for mapper in _mappers(reply)])
 
 
 def _mappers(reply: _Reply) -> list[ResponseMapper]:
     when = f"response.code >= 400 && {_DETAILS} != '' && !{_DETAILS}.startsWith('din_') && ({reply.when})"
-    named = [overwrite("request-id", _TRACE_ID)]
+    named = [overwrite_header("request-id", _TRACE_ID)]
     return [
         _mapper(reply, f"{_OF_ANTHROPIC} && {when}", _anthropic_body(reply), [*_headers(reply), *named]),
         _mapper(reply, when, _body(reply), _headers(reply)),
@@ -126,7 +126,7 @@ def _mappers(reply: _Reply) -> list[ResponseMapper]:
 
 
 def _mapper(reply: _Reply, expression: str, body: dict[str, Any], headers: list[HeaderValueOption]) -> ResponseMapper:
-    condition = extension("envoy.access_loggers.extension_filters.cel", ExpressionFilter(expression=expression))
+    condition = pack_extension("envoy.access_loggers.extension_filters.cel", ExpressionFilter(expression=expression))
     return ResponseMapper(
         filter=AccessLogFilter(extension_filter=ExtensionFilter(name=condition.name, typed_config=condition.typed_config)),
         status_code=reply.status,
@@ -148,7 +148,9 @@ def _anthropic_body(reply: _Reply) -> dict[str, Any]:
 
 def _headers(reply: _Reply) -> list[HeaderValueOption]:
     retry = (
-        [overwrite("retry-after", _RETRY_AFTER_S)] if reply.code in (RefusalCode.SIDECAR_UNAVAILABLE, RefusalCode.NO_HEALTHY_NODE) else []
+        [overwrite_header("retry-after", _RETRY_AFTER_S)]
+        if reply.code in (RefusalCode.SIDECAR_UNAVAILABLE, RefusalCode.NO_HEALTHY_NODE)
+        else []
     )
-    stop = [] if reply.retriable else [overwrite("x-should-retry", "false")]
-    return [overwrite("x-din-trace-id", _TRACE_ID), overwrite("x-request-id", _TRACE_ID), *retry, *stop]
+    stop = [] if reply.retriable else [overwrite_header("x-should-retry", "false")]
+    return [overwrite_header("x-din-trace-id", _TRACE_ID), overwrite_header("x-request-id", _TRACE_ID), *retry, *stop]

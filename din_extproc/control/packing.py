@@ -25,22 +25,22 @@ _NO_LIMIT = 1 << 20
 """Connections, requests and retries at once: admission is the sidecar's, Envoy's own brake would only surprise."""
 
 
-def extension(name: str, message: betterproto2.Message) -> TypedExtensionConfig:
+def pack_extension(name: str, message: betterproto2.Message) -> TypedExtensionConfig:
     """An extension's name with its configuration."""
     return TypedExtensionConfig(name=name, typed_config=PackedAny.pack(message))
 
 
-def as_plain(message: betterproto2.Message) -> dict[str, Any]:
+def to_plain(message: betterproto2.Message) -> dict[str, Any]:
     """A message as plain values, with the field names of Envoy's documentation."""
     return message.to_dict(casing=str)  # type: ignore[arg-type] # already snake case: Casing.SNAKE would split `5xx`
 
 
-def milliseconds(value: int) -> timedelta:
+def to_duration(value: int) -> timedelta:
     """A protobuf duration."""
     return timedelta(milliseconds=value)
 
 
-def overwrite(name: str, value: str) -> HeaderValueOption:
+def overwrite_header(name: str, value: str) -> HeaderValueOption:
     """A header that replaces whatever a peer sent under this name, and is left out when its value is empty."""
     return HeaderValueOption(
         header=HeaderValue(key=name, value=value),
@@ -48,19 +48,21 @@ def overwrite(name: str, value: str) -> HeaderValueOption:
     )
 
 
-def by_ads(*, patience_ms: int = 0) -> ConfigSource:
+def make_ads_source(*, initial_fetch_timeout_ms: int = 0) -> ConfigSource:
     """From the stream of discovery. 0: it is waited for as long as it takes, because there is nothing to serve without it."""
-    return ConfigSource(ads=AggregatedConfigSource(), resource_api_version=ApiVersion.V3, initial_fetch_timeout=milliseconds(patience_ms))
+    return ConfigSource(
+        ads=AggregatedConfigSource(), resource_api_version=ApiVersion.V3, initial_fetch_timeout=to_duration(initial_fetch_timeout_ms)
+    )
 
 
-def envoy_address(address: Address) -> EnvoyAddress:
+def make_address(address: Address) -> EnvoyAddress:
     """Where to listen or to connect."""
     if isinstance(address, UnixSocket):
         return EnvoyAddress(pipe=Pipe(path=address.path))
     return EnvoyAddress(socket_address=EnvoySocketAddress(address=address.host, port_value=address.port))
 
 
-def unlimited_circuit_breakers() -> CircuitBreakers:
+def make_unlimited_circuit_breakers() -> CircuitBreakers:
     """Return thresholds that are never reached: admission is the sidecar's."""
     thresholds = CircuitBreakersThresholds(
         max_connections=_NO_LIMIT, max_pending_requests=_NO_LIMIT, max_requests=_NO_LIMIT, max_retries=_NO_LIMIT

@@ -26,9 +26,9 @@ from envoy_data_plane.envoy.type.matcher.v3 import RegexMatcher, StringMatcher
 from envoy_data_plane.google.protobuf import Any as PackedAny
 
 from din_extproc.control.early_headers import CLIENT_MAY_SEND
-from din_extproc.control.facts import FAIL_OPEN
+from din_extproc.control.endpoint_metadata import FAIL_OPEN
 from din_extproc.control.filters import CORS, EXT_PROC
-from din_extproc.control.packing import extension, milliseconds, overwrite
+from din_extproc.control.packing import overwrite_header, pack_extension, to_duration
 from din_extproc.control.topology import AGENT_CLUSTER, Topology
 from din_extproc.domain.identity import FORWARDED_CERTIFICATE
 from din_extproc.domain.node import POOL_SEPARATOR
@@ -61,7 +61,7 @@ _OTHER_NODE_DRAWS = 32
 """How often another node is drawn before the one that failed is taken again: with few nodes the same one comes often."""
 
 
-def route_configuration(topology: Topology) -> RouteConfiguration:
+def build_route_configuration(topology: Topology) -> RouteConfiguration:
     """Create the route configuration with its only virtual host."""
     decided = [_chosen_pair(topology), _chosen_pool(topology)] if topology.moves else [_chosen_pool(topology)]
     routes = [*(_preflight(origin) for origin in topology.cors_origins), *map(_whole, decided), *decided]
@@ -90,11 +90,11 @@ def _preflight(origin: str) -> Route:
         direct_response=DirectResponseAction(status=204),
         typed_per_filter_config={CORS: off, EXT_PROC: off},
         response_headers_to_add=[
-            overwrite("access-control-allow-origin", "%REQ(origin)%"),
-            overwrite("access-control-allow-methods", METHODS),
-            overwrite("access-control-allow-headers", ",".join(ALLOWED)),
-            overwrite("access-control-max-age", _MAX_AGE_S),
-            overwrite("vary", "origin"),
+            overwrite_header("access-control-allow-origin", "%REQ(origin)%"),
+            overwrite_header("access-control-allow-methods", METHODS),
+            overwrite_header("access-control-allow-headers", ",".join(ALLOWED)),
+            overwrite_header("access-control-max-age", _MAX_AGE_S),
+            overwrite_header("vary", "origin"),
         ],
     )
 
@@ -112,7 +112,7 @@ def _chosen_pool(topology: Topology) -> Route:
         match=RouteMatch(prefix="/", headers=[HeaderMatcher(name=CLUSTER_HEADER, present_match=True)]),
         route=_toward_node(topology, RouteAction(cluster_header=CLUSTER_HEADER)),
         request_headers_to_remove=removed_headers(topology),
-        response_headers_to_add=who_answered() if topology.agent is None else [*who_answered(), _node_times()],
+        response_headers_to_add=build_node_headers() if topology.agent is None else [*build_node_headers(), _node_times()],
         response_headers_to_remove=_NODE_CORS,
     )
 
@@ -159,10 +159,10 @@ def _fail_open(topology: Topology, pool: str) -> Route:
         route=_toward_node(topology, RouteAction(cluster=pool)),
         request_headers_to_remove=removed_headers(topology),
         response_headers_to_add=[
-            *who_answered(),
-            overwrite("x-request-id", "%REQ(X-DIN-TRACE-ID?X-REQUEST-ID)%"),
-            overwrite("x-bxagent-degraded", f"%UPSTREAM_METADATA(din:{FAIL_OPEN}:degraded)%"),
-            overwrite("x-din-degraded-reason", f"%UPSTREAM_METADATA(din:{FAIL_OPEN}:reason)%"),
+            *build_node_headers(),
+            overwrite_header("x-request-id", "%REQ(X-DIN-TRACE-ID?X-REQUEST-ID)%"),
+            overwrite_header("x-bxagent-degraded", f"%UPSTREAM_METADATA(din:{FAIL_OPEN}:degraded)%"),
+            overwrite_header("x-din-degraded-reason", f"%UPSTREAM_METADATA(din:{FAIL_OPEN}:reason)%"),
         ],
         response_headers_to_remove=_NODE_CORS,
     )
@@ -177,15 +177,15 @@ def _undecided() -> Route:
 
 
 def _toward_node(topology: Topology, action: RouteAction) -> RouteAction:
-    action.timeout = milliseconds(topology.timeouts.total_ms)
+    action.timeout = to_duration(topology.timeouts.total_ms)
     action.retry_policy = _retry_policy(topology)
     return action
 
 
 def _retry_policy(topology: Topology) -> RetryPolicy:
     """`reset` holds until the first byte of an answer has left, so it covers the dead, the refusing and the silent node."""
-    jitter: timedelta = milliseconds(topology.retry.jitter_ms)
-    predicate = extension("envoy.retry_host_predicates.previous_hosts", PreviousHostsPredicate())
+    jitter: timedelta = to_duration(topology.retry.jitter_ms)
+    predicate = pack_extension("envoy.retry_host_predicates.previous_hosts", PreviousHostsPredicate())
     return RetryPolicy(
         retry_on="connect-failure,refused-stream,reset,retriable-status-codes",
         retriable_status_codes=list(topology.retry.statuses),
@@ -193,22 +193,22 @@ def _retry_policy(topology: Topology) -> RetryPolicy:
         retry_back_off=RetryPolicyRetryBackOff(base_interval=jitter, max_interval=jitter),
         retry_host_predicate=[RetryPolicyRetryHostPredicate(name=predicate.name, typed_config=predicate.typed_config)],
         host_selection_retry_max_attempts=_OTHER_NODE_DRAWS,
-        per_try_idle_timeout=milliseconds(topology.timeouts.node_idle_ms),
+        per_try_idle_timeout=to_duration(topology.timeouts.node_idle_ms),
     )
 
 
-def who_answered() -> list[HeaderValueOption]:
+def build_node_headers() -> list[HeaderValueOption]:
     """Named by Envoy, because only Envoy knows which node answered after a retry."""
     return [
-        overwrite("x-din-node-id", "%UPSTREAM_METADATA(din:node_id)%"),
-        overwrite("x-din-model-version", "%UPSTREAM_METADATA(din:version)%"),
-        overwrite("x-din-exec-time-ms", "%COMMON_DURATION(US_TX_BEG:US_RX_BEG:ms)%"),
+        overwrite_header("x-din-node-id", "%UPSTREAM_METADATA(din:node_id)%"),
+        overwrite_header("x-din-model-version", "%UPSTREAM_METADATA(din:version)%"),
+        overwrite_header("x-din-exec-time-ms", "%COMMON_DURATION(US_TX_BEG:US_RX_BEG:ms)%"),
     ]
 
 
 def _node_times() -> HeaderValueOption:
     """Of a node's own Envoy: when the request came by the node's clock, and how long the engine took to begin. Gateways pass it on."""
-    return overwrite("server-timing", 'node;dur=%RESPONSE_DURATION%;desc="%START_TIME(%s.%6f)%"')
+    return overwrite_header("server-timing", 'node;dur=%RESPONSE_DURATION%;desc="%START_TIME(%s.%6f)%"')
 
 
 def _cors_policy(origins: tuple[str, ...]) -> CorsPolicy:

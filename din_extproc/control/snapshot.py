@@ -10,8 +10,8 @@ from operator import is_
 
 from msgspec import Struct
 
-from din_extproc.control.assignment import assignment, node_part
-from din_extproc.control.fields import field
+from din_extproc.control.assignment import make_assignment, make_node_part
+from din_extproc.control.protobuf_fields import encode_field
 from din_extproc.domain.node import Node
 
 _TYPES = "type.googleapis.com/envoy.config."
@@ -33,7 +33,7 @@ class Resource(Struct, frozen=True, gc=False):
     @classmethod
     def of(cls, name: str, type_url: str, message: bytes) -> "Resource":
         """Pack a serialised message."""
-        return cls(name, _digest(message), field(1, type_url.encode()) + field(2, message))
+        return cls(name, _digest(message), encode_field(1, type_url.encode()) + encode_field(2, message))
 
 
 class Pair(Struct, frozen=True):
@@ -55,7 +55,7 @@ class Blueprint(Struct, frozen=True):
     pairs: tuple[Pair, ...] = ()
     """Pools, each with the one that takes over its requests in flight."""
 
-    def keeping(self, former: "Blueprint") -> "Blueprint":
+    def keep_from(self, former: "Blueprint") -> "Blueprint":
         """This one, with the clusters that the former had and this one has not: somebody may still be on the way to them."""
         names = {cluster.name for cluster in self.clusters}
         kept = tuple(cluster for cluster in former.clusters if cluster.name not in names)
@@ -81,7 +81,7 @@ class Assigner:
         self._pairs: dict[str, _Paired] = {}
         """By the cluster's name."""
 
-    def snapshot(self, blueprint: Blueprint, nodes: Mapping[str, tuple[Node, ...]]) -> Snapshot:
+    def make_snapshot(self, blueprint: Blueprint, nodes: Mapping[str, tuple[Node, ...]]) -> Snapshot:
         """The moment at which pools have these nodes, by the pool's name."""
         before, self._pools = self._pools, {}
         for cluster in blueprint.clusters:
@@ -102,7 +102,7 @@ class Assigner:
         before = self._pairs.get(name)
         if before is not None and before.first is first and before.second is second:
             return before
-        return _Paired(first, second, Resource.of(name, ASSIGNMENT, assignment(name, first.parts, second.parts)))
+        return _Paired(first, second, Resource.of(name, ASSIGNMENT, make_assignment(name, first.parts, second.parts)))
 
 
 class _Assigned(Struct, frozen=True):
@@ -129,8 +129,8 @@ def _assigned(before: _Assigned | None, pool: str, nodes: tuple[Node, ...], *, f
             return before
         parts = _parts(before, pool, nodes)
     else:
-        parts = [node_part(node, pool, fail_open=fail_open) for node in nodes]
-    return _Assigned(nodes, fail_open, parts, Resource.of(pool, ASSIGNMENT, assignment(pool, parts)))
+        parts = [make_node_part(node, pool, fail_open=fail_open) for node in nodes]
+    return _Assigned(nodes, fail_open, parts, Resource.of(pool, ASSIGNMENT, make_assignment(pool, parts)))
 
 
 def _parts(before: _Assigned, pool: str, nodes: tuple[Node, ...]) -> list[bytes]:
@@ -142,7 +142,7 @@ def _parts(before: _Assigned, pool: str, nodes: tuple[Node, ...]) -> list[bytes]
     made = []
     for node in between:
         had = known.get(node.id)
-        made.append(had[1] if had is not None and had[0] == node else node_part(node, pool, fail_open=before.fail_open))
+        made.append(had[1] if had is not None and had[0] == node else make_node_part(node, pool, fail_open=before.fail_open))
     return [*before.parts[:first], *made, *before.parts[old.stop :]]
 
 

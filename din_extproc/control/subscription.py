@@ -58,7 +58,7 @@ class XdsOffer(Struct, frozen=True):
     resources: tuple[Resource, ...]
     removed: tuple[str, ...]
     """Names. Only clients that take changes can be told so; the others see what is missing."""
-    told: tuple[str, ...]
+    names_sent: tuple[str, ...]
     """Names of the resources that are new to the client or have changed."""
 
 
@@ -90,13 +90,13 @@ class XdsSubscription:
 
     # -- requests of the client ------------------------------------------------------------------------------------------------------
 
-    def wants(self, names: Iterable[str], nonce: str, refusal: str | None) -> None:
+    def on_request(self, names: Iterable[str], nonce: str, refusal: str | None) -> None:
         """A request for the state of the world: from now on these names and no others.
 
         Raises:
             ValueError: more names than a client of ours has.
         """
-        if self._take(nonce, refusal) is AckStatus.LATE:
+        if self._on_ack(nonce, refusal) is AckStatus.LATE:
             return  # its client is about to ask again
         wanted = set(names)
         naming_none_means_all = self.type_url == CLUSTER and (self._fresh or (self._everything and not self._names))
@@ -110,7 +110,7 @@ class XdsSubscription:
         if not everything:
             self._has = {name: resource for name, resource in self._has.items() if name in wanted}
 
-    def wants_changes(
+    def on_delta_request(
         self, subscribe: Iterable[str], unsubscribe: Iterable[str], known: Mapping[str, str], nonce: str, refusal: str | None
     ) -> None:
         """A request for changes. `known`: what the client has from a former stream, versions by name.
@@ -118,7 +118,7 @@ class XdsSubscription:
         Raises:
             ValueError: more names than a client of ours has.
         """
-        self._take(nonce, refusal)
+        self._on_ack(nonce, refusal)
         added, dropped = set(subscribe), set(unsubscribe)
         if EVERYTHING in added or (self._fresh and not added and self.type_url == CLUSTER):
             self._owed = self._owed or not self._everything
@@ -137,8 +137,8 @@ class XdsSubscription:
         if not self._everything:
             self._has = {name: resource for name, resource in self._has.items() if name in self._names}
 
-    def _take(self, nonce: str, refusal: str | None) -> AckStatus:
-        said = self._said(nonce, refusal)
+    def _on_ack(self, nonce: str, refusal: str | None) -> AckStatus:
+        said = self._classify_ack(nonce, refusal)
         self.phase = _NEXT[self.phase, said]
         if said is AckStatus.YES:
             self.acked, self.refusal = self._version, ""
@@ -146,7 +146,7 @@ class XdsSubscription:
             self.refusal = refusal or "refused without a reason"
         return said
 
-    def _said(self, nonce: str, refusal: str | None) -> AckStatus:
+    def _classify_ack(self, nonce: str, refusal: str | None) -> AckStatus:
         if not nonce or not self._nonce:
             return AckStatus.NOTHING
         if nonce != self._nonce:
@@ -162,11 +162,11 @@ class XdsSubscription:
         for name in names:
             self._has.pop(name, None)
 
-    def pending(self, snapshot: Snapshot, *, removals: bool) -> bool:
+    def has_pending(self, snapshot: Snapshot, *, removals: bool) -> bool:
         """Whether the client lacks something. `removals`: also whether it has something that is no more."""
         return self._owed or bool(self._changed(snapshot, removals=removals))
 
-    def offer(self, snapshot: Snapshot, nonce: str, *, removals: bool) -> XdsOffer | None:
+    def make_offer(self, snapshot: Snapshot, nonce: str, *, removals: bool) -> XdsOffer | None:
         """The next response, under way from now on. None: there is nothing to say, or one is under way.
 
         `removals` False: what is no more stays for now.
@@ -196,7 +196,7 @@ class XdsSubscription:
         for name in self._names | there.keys() | self._has.keys() if self._everything else self._names:
             resource = there.get(name)
             if name not in self._has:
-                if resource is not None or self._can_be_told_missing(name):
+                if resource is not None or self._supports_removal(name):
                     changed[name] = resource
                 continue
             had = self._has[name]
@@ -207,7 +207,7 @@ class XdsSubscription:
                 changed[name] = resource
         return changed
 
-    def _can_be_told_missing(self, name: str) -> bool:
+    def _supports_removal(self, name: str) -> bool:
         return self._delta and name in self._names
 
 

@@ -10,13 +10,13 @@ OLDEST, NEWEST_TESTED = (1, 36), (1, 40)
 _VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.\d+)?").fullmatch
 
 
-def unsupported(version: str) -> str | None:
+def describe_unsupported(version: str) -> str | None:
     """Why this Envoy can't run what is rendered; None when it can.
 
     Args:
         version: `1.38` or `1.38.3`.
     """
-    numbers = minor(version)
+    numbers = parse_minor(version)
     if numbers is None:
         return f"{version!r} is not a version, such as 1.38 or 1.38.3"
     if numbers < OLDEST:
@@ -24,7 +24,7 @@ def unsupported(version: str) -> str | None:
     return None
 
 
-def minor(version: str) -> tuple[int, int] | None:
+def parse_minor(version: str) -> tuple[int, int] | None:
     """The part of a version that features depend on; None: it is no version."""
     found = _VERSION(version)
     return None if found is None else (int(found[1]), int(found[2]))

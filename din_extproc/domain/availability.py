@@ -49,7 +49,7 @@ class ModelAvailability(Struct, frozen=True):
     unavailable: tuple[UnavailableNode, ...] = ()
 
 
-def availability(
+def compute_availability(
     pools: Iterable[Pool], breakers: Mapping[str, BreakerSnapshot], nodes: Iterable[NodeShare], now: float
 ) -> tuple[ModelAvailability, ...]:
     """Return every model that a pool serves, in the order of the pools.
@@ -66,10 +66,10 @@ def availability(
     serving: dict[str, list[str]] = {}
     for pool in pools:
         serving.setdefault(pool.model, []).append(pool.name)
-    return tuple(_of_model(model, names, breakers, by_model.get(model, []), now) for model, names in serving.items())
+    return tuple(_compute_model(model, names, breakers, by_model.get(model, []), now) for model, names in serving.items())
 
 
-def _of_model(
+def _compute_model(
     model: str, pools: list[str], breakers: Mapping[str, BreakerSnapshot], nodes: list[NodeShare], now: float
 ) -> ModelAvailability:
     passed = max(1.0 if pool not in breakers else breakers[pool].share(now) for pool in pools)

@@ -83,14 +83,14 @@ class _FirstBytes(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the first bytes."""
         self._transport = cast("asyncio.Transport", transport)
-        self._port.limiter.enter(self)
+        self._port.limiter.add(self)
 
     def data_received(self, data: bytes) -> None:
         """Select the protocol by the first bytes."""
         self._waiting.cancel()
         grpc = data[: len(_PREFACE)] == _PREFACE[: len(data)]
         chosen = cast("asyncio.Protocol", self._port.grpc_protocol() if grpc else FluentdConnection(self._port))
-        self._port.limiter.leave(self)
+        self._port.limiter.remove(self)
         self._transport.set_protocol(chosen)
         chosen.connection_made(self._transport)
         chosen.data_received(data)
@@ -98,7 +98,7 @@ class _FirstBytes(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         """Forget the connection."""
         self._waiting.cancel()
-        self._port.limiter.leave(self)
+        self._port.limiter.remove(self)
 
     def abort(self) -> None:
         """Close now."""
@@ -124,7 +124,7 @@ class FluentdConnection(asyncio.Protocol):
         """Register the connection."""
         self._transport = cast("asyncio.Transport", transport)
         self._port.connections.add(self)
-        self._port.limiter.enter(self)
+        self._port.limiter.add(self)
 
     def data_received(self, data: bytes) -> None:
         """Pass complete messages to the callback."""
@@ -140,7 +140,7 @@ class FluentdConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         """Forget the connection."""
         self._port.connections.discard(self)
-        self._port.limiter.leave(self)
+        self._port.limiter.remove(self)
 
     def abort(self) -> None:
         """Close now."""

@@ -20,10 +20,10 @@ _MARGIN_MS = 1000
 class WakeupChannel(Protocol):
     """Notifications of resources released in any process."""
 
-    def want(self, tenant: str, lasting_ms: int) -> None:
+    def request_wakeup(self, tenant: str, lasting_ms: int) -> None:
         """Request wake-ups for the tenant and for shared limits for `lasting_ms`."""
 
-    def granted(self, tenant: str, cost: float) -> None:
+    def announce_grant(self, tenant: str, cost: float) -> None:
         """Publish that the tenant was granted `cost` (tokens divided by weight) of shared limits."""
 
 
@@ -32,7 +32,7 @@ class AdmissionQueue:
 
     Args:
         ledger: Ledger that grants reservations.
-        bell: Source of wake-ups.
+        wakeups: Source of wake-ups.
         shared: Returns whether limits are shared by all replicas; otherwise requests are not queued.
         now_ms: Monotonic clock in milliseconds.
         start: Starts a background coroutine.
@@ -42,7 +42,7 @@ class AdmissionQueue:
     def __init__(
         self,
         ledger: Ledger,
-        bell: WakeupChannel,
+        wakeups: WakeupChannel,
         shared: Callable[[], bool],
         now_ms: Callable[[], int],
         start: Callable[[Coroutine[Any, Any, None]], None],
@@ -50,7 +50,7 @@ class AdmissionQueue:
     ) -> None:
         self._start = start
         self._ledger = ledger
-        self._bell = bell
+        self._wakeups = wakeups
         self._shared = shared
         self._now_ms = now_ms
         self._queue = queue
@@ -69,7 +69,7 @@ class AdmissionQueue:
         """Return whether a waiting request has precedence over the claim."""
         return self._queue.must_queue(claim, priority)
 
-    async def wait(self, claim: Claim, priority: Priority, queueing: Queueing, patience_ms: int) -> Granted | Denied | QueueFull:
+    async def wait(self, claim: Claim, priority: Priority, queueing: Queueing, deadline_ms: int) -> Granted | Denied | QueueFull:
         """Wait until the claim is granted or `patience_ms` expires; then return the denial. Cancellation leaves the queue.
 
         Raises:
@@ -78,14 +78,14 @@ class AdmissionQueue:
         if not self._shared():
             return await self._ledger.reserve(claim)
         now_ms = self._now_ms()
-        ticket = Ticket(claim, priority, queueing, now_ms + patience_ms)
+        ticket = Ticket(claim, priority, queueing, now_ms + deadline_ms)
         if not self._queue.join(ticket):
             self.counts["full"] += 1
             return QueueFull(self._queue.next_vacancy_ms(claim, now_ms))
-        self._want(claim.tenant, now_ms, patience_ms)
+        self._request_wakeup(claim.tenant, now_ms, deadline_ms)
         future: asyncio.Future[Granted | Denied] = asyncio.get_running_loop().create_future()
         self._futures[ticket] = future
-        self._go_on()
+        self._schedule_attempt()
         try:
             return await future
         except LimitsUnavailable:
@@ -93,15 +93,15 @@ class AdmissionQueue:
         except BaseException:
             self.counts["left"] += 1
             if future.done() and not future.cancelled() and isinstance(future.result(), Granted):  # granted after cancellation
-                self._start(self._give_back(claim))
+                self._start(self._refund(claim))
             raise
         finally:
             del self._futures[ticket]
             if not ticket.left:
                 self._queue.leave(ticket)
-                self._go_on()
+                self._schedule_attempt()
 
-    def ring(self, tenant: str | None) -> None:
+    def on_freed(self, tenant: str | None) -> None:
         """Handle released resources of a tenant; None: of shared limits."""
         if not self._queue:
             return
@@ -111,11 +111,11 @@ class AdmissionQueue:
             self._queue.on_freed(tenant)
         self._rung.set()
 
-    def granted_elsewhere(self, tenant: str, cost: float) -> None:
+    def on_remote_grant(self, tenant: str, cost: float) -> None:
         """Record a grant of shared limits by another process."""
         self._queue.record_remote_grant(tenant, cost)
 
-    def ring_for_everybody(self) -> None:
+    def on_any_freed(self) -> None:
         """Retry all tenants after wake-ups may have been missed."""
         if self._queue:
             self._queue.on_any_freed()
@@ -128,37 +128,37 @@ class AdmissionQueue:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
-    def shown(self) -> dict[str, object]:
+    def snapshot(self) -> dict[str, object]:
         """Return the state for the admin page."""
         return {"waiting": len(self._queue), "by_tenant": self._queue.count_by_tenant(), **self.counts}
 
-    def _want(self, tenant: str, now_ms: int, patience_ms: int) -> None:
+    def _request_wakeup(self, tenant: str, now_ms: int, deadline_ms: int) -> None:
         """Request wake-ups before a retry, so that no release between the two is missed."""
-        if self._wanted.get(tenant, 0) < now_ms + patience_ms:
-            lasting_ms = 2 * patience_ms + _MARGIN_MS
+        if self._wanted.get(tenant, 0) < now_ms + deadline_ms:
+            lasting_ms = 2 * deadline_ms + _MARGIN_MS
             self._wanted[tenant] = now_ms + lasting_ms
-            self._bell.want(tenant, lasting_ms)
+            self._wakeups.request_wakeup(tenant, lasting_ms)
 
-    def _go_on(self) -> None:
+    def _schedule_attempt(self) -> None:
         self._rung.set()
         if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._ask_in_turn(), name="queue")
+            self._task = asyncio.get_running_loop().create_task(self._reserve_in_order(), name="queue")
 
-    async def _ask_in_turn(self) -> None:
+    async def _reserve_in_order(self) -> None:
         while self._queue:
             self._rung.clear()
             now_ms = self._now_ms()
             overdue = self._queue.next_expired(now_ms)
             ticket = overdue or self._queue.next_ticket(now_ms)
             if ticket is not None:
-                await self._ask(ticket, last=overdue is not None)
+                await self._reserve(ticket, last=overdue is not None)
                 continue
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout((self._queue.next_action_ms(now_ms) - now_ms) / 1000):
                     await self._rung.wait()
         self._wanted = {tenant: until for tenant, until in self._wanted.items() if until > self._now_ms()}
 
-    async def _ask(self, ticket: Ticket, *, last: bool) -> None:
+    async def _reserve(self, ticket: Ticket, *, last: bool) -> None:
         """Retry one reservation. `last`: return a denial to the caller too."""
         try:
             reply = await self._ledger.reserve(ticket.claim)
@@ -174,15 +174,15 @@ class AdmissionQueue:
 
     async def _grant(self, ticket: Ticket, granted: Granted) -> None:
         if ticket.left or self._futures[ticket].done():
-            await self._give_back(ticket.claim)
+            await self._refund(ticket.claim)
             return
         self.counts["granted"] += 1
         if ticket.shared:
-            self._bell.granted(ticket.claim.tenant, ticket.cost)
+            self._wakeups.announce_grant(ticket.claim.tenant, ticket.cost)
         self._queue.leave(ticket, granted=True)
         self._futures[ticket].set_result(granted)
 
-    async def _give_back(self, claim: Claim) -> None:
+    async def _refund(self, claim: Claim) -> None:
         with contextlib.suppress(LimitsUnavailable):
             await self._ledger.settle(claim.tenant, claim.request_id, None)
 

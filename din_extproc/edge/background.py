@@ -8,14 +8,16 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from din_extproc.edge.inline_task import InlineTask
-from din_extproc.edge.turn import AT_ONCE
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+STEPS_PER_ITERATION: Final = 8
+"""Messages, responses or steps of one connection or burst per event loop iteration: at most two milliseconds. Writes leave at the end of an
+iteration, so a burst is processed in slices: its first results leave before its last ones are ready."""
 
 
 class Background:
@@ -63,13 +65,13 @@ class Background:
         self._open += 1
 
     def _trickle(self, items: Iterator[T], step: Callable[[T], None]) -> None:
-        few = list(islice(items, AT_ONCE))
+        few = list(islice(items, STEPS_PER_ITERATION))
         for item in few:
             try:
                 step(item)
             except Exception:  # noqa: BLE001 - last guard: a failure must not end other work
                 _log.exception("a background step failed")
-        if len(few) == AT_ONCE:
+        if len(few) == STEPS_PER_ITERATION:
             asyncio.get_running_loop().call_soon(self._trickle, items, step)
         else:
             self._done(None)

@@ -23,13 +23,13 @@ class LimitedConnection(Protocol):
         """Close the connection at once."""
 
 
-def most_connections() -> int:
+def compute_max_connections() -> int:
     """Return the maximum connections of one port, by the open-file limit."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return _MOST if files == resource.RLIM_INFINITY else max(1, min(files // _SHARE, _MOST))
 
 
-def open_as_many_files_as_allowed() -> None:
+def raise_open_file_limit() -> None:
     """Raise the soft limit of open files to the hard limit."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -43,22 +43,22 @@ class ConnectionLimiter:
     """
 
     def __init__(self, most: int | None = None) -> None:
-        self._most = most or most_connections()
-        self.guests: dict[LimitedConnection, None] = {}
+        self._max_connections = most or compute_max_connections()
+        self.connections: dict[LimitedConnection, None] = {}
         self.sent_away = 0
         """Connections closed for others since the start."""
 
-    def enter(self, newcomer: LimitedConnection) -> None:
+    def add(self, connection: LimitedConnection) -> None:
         """Add a connection; close one at the limit."""
-        self.guests[newcomer] = None
-        if len(self.guests) <= self._most:
+        self.connections[connection] = None
+        if len(self.connections) <= self._max_connections:
             return
-        idle = [(standing, guest) for guest in self.guests if guest is not newcomer and (standing := guest.idle) is not None]
-        leaving = min(idle, key=lambda each: each[0])[1] if idle else newcomer
+        idle = [(state, other) for other in self.connections if other is not connection and (state := other.idle) is not None]
+        leaving = min(idle, key=lambda each: each[0])[1] if idle else connection
         self.sent_away += 1
-        self.guests.pop(leaving, None)
+        self.connections.pop(leaving, None)
         leaving.abort()
 
-    def leave(self, guest: LimitedConnection) -> None:
+    def remove(self, connection: LimitedConnection) -> None:
         """Remove a closed connection."""
-        self.guests.pop(guest, None)
+        self.connections.pop(connection, None)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from din_extproc.domain.agreement import Agreement, DoubleCheckResult
 from din_extproc.domain.node import Node
 from din_extproc.flow.double_check import CheckSampler, DoubleCheck
-from din_extproc.observe.agreement import TokenizedAnswer, compare, spoken
+from din_extproc.observe.agreement import TokenizedAnswer, compare_answers, read_tokenized_answer
 
 _TIMEOUT_S = 120.0
 _LONGEST_ANSWER = 4 << 20
@@ -33,12 +33,12 @@ class DoubleChecker:
         self._trace_id = trace_id
         self._found: list[DoubleCheckResult] = []
 
-    def found(self) -> list[DoubleCheckResult]:
+    def take_results(self) -> list[DoubleCheckResult]:
         """Return the results since the last call."""
         found, self._found = self._found, []
         return found
 
-    async def work(self) -> None:
+    async def run_checks(self) -> None:
         """Run pending checks. Failures of nodes raise nothing."""
         waiting, self._sampler.waiting = self._sampler.waiting, []
         if not waiting:
@@ -46,32 +46,32 @@ class DoubleChecker:
         timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
         async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session:
             for check in waiting:
-                answers, compared = await self._compared(session, check)
+                answers, compared = await self._compare(session, check)
                 self._sampler.refund_unused(check, answers)
                 if compared is not None:
                     self._found.append(compared)
 
-    async def _compared(self, session: aiohttp.ClientSession, check: DoubleCheck) -> tuple[int, DoubleCheckResult | None]:
+    async def _compare(self, session: aiohttp.ClientSession, check: DoubleCheck) -> tuple[int, DoubleCheckResult | None]:
         """Return the number of nodes queried, and the result; None: no second node responded."""
         peers = check.select_peers(self._nodes(check.pool))
         if not peers:
             return 0, None
-        first, second = await self._ask(session, check, check.node), await self._ask(session, check, peers[0])
+        first, second = await self._ask_node(session, check, check.node), await self._ask_node(session, check, peers[0])
         if first is None or second is None:
-            return 2, _compared(check, peers[0], Agreement.UNANSWERED)
-        agreement, at = compare(first, second, sampled=check.sampled)
-        compared = _compared(check, peers[0], agreement, at, max(len(first.tokens), len(second.tokens)))
+            return 2, _make_result(check, peers[0], Agreement.UNANSWERED)
+        agreement, at = compare_answers(first, second, sampled=check.sampled)
+        compared = _make_result(check, peers[0], agreement, at, max(len(first.tokens), len(second.tokens)))
         if agreement is not Agreement.DIFFER:
             return 2, compared
         blamed = [check.node.id, peers[0].id]
-        third = await self._ask(session, check, peers[1]) if len(peers) > 1 else None
+        third = await self._ask_node(session, check, peers[1]) if len(peers) > 1 else None
         if third is not None:
             said = zip(blamed, (first, second), strict=True)
-            odd = [node_id for node_id, words in said if compare(words, third, sampled=check.sampled)[0] is Agreement.DIFFER]
+            odd = [node_id for node_id, words in said if compare_answers(words, third, sampled=check.sampled)[0] is Agreement.DIFFER]
             blamed = odd if len(odd) == 1 else blamed
         return 2 + (len(peers) > 1), replace(compared, blamed=tuple(blamed))
 
-    async def _ask(self, session: aiohttp.ClientSession, check: DoubleCheck, node: Node) -> TokenizedAnswer | None:
+    async def _ask_node(self, session: aiohttp.ClientSession, check: DoubleCheck, node: Node) -> TokenizedAnswer | None:
         headers = {"content-type": "application/json", "x-din-trace-id": self._trace_id()}
         try:
             url = f"http://{node.endpoint}{check.path}"
@@ -85,10 +85,10 @@ class DoubleChecker:
                         return None
         except (aiohttp.ClientError, OSError, TimeoutError):
             return None
-        return spoken(body)
+        return read_tokenized_answer(body)
 
 
-def _compared(check: DoubleCheck, second: Node, agreement: Agreement, at: int = 0, tokens: int = 0) -> DoubleCheckResult:
+def _make_result(check: DoubleCheck, second: Node, agreement: Agreement, at: int = 0, tokens: int = 0) -> DoubleCheckResult:
     node = check.node
     return DoubleCheckResult(
         trace_id=check.trace_id,

@@ -17,7 +17,7 @@ _HEAD = "# Kept by `din-extproc keys`. Hashes only: a key itself is shown once, 
 
 
 @contextlib.contextmanager
-def changed(file: Path) -> Iterator[list[dict[str, Any]]]:
+def edit_keys(file: Path) -> Iterator[list[dict[str, Any]]]:
     """Yield the entries for modification; write them when the block ends without an error.
 
     Raises:

@@ -9,7 +9,7 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from din_extproc.edge.connection_limiter import most_connections
+from din_extproc.edge.connection_limiter import compute_max_connections
 from din_extproc.edge.tls import HANDSHAKE_S
 
 _BACKLOG = 1024
@@ -32,11 +32,11 @@ async def listen(
     if tls is None:
         server = await asyncio.get_running_loop().create_server(make, at, port, backlog=backlog)
         return server, int(server.sockets[0].getsockname()[1])
-    door = TlsListener(make, tls)
+    listener = TlsListener(make, tls)
     try:
-        return door, await door.open(at, port, backlog)
+        return listener, await listener.open(at, port, backlog)
     except OSError:
-        door.close()
+        listener.close()
         raise
 
 
@@ -52,7 +52,7 @@ class TlsListener:
     def __init__(self, make: Make, tls: ssl.SSLContext, most: int | None = None) -> None:
         self._make = make
         self._tls = tls
-        self._most = most or most_connections()
+        self._most = most or compute_max_connections()
         self._listening: set[asyncio.Task[None]] = set()
         self._greeting: dict[asyncio.Task[None], None] = {}
 
@@ -67,7 +67,7 @@ class TlsListener:
             listening = socket.create_server(address[:2], family=family, backlog=backlog)
             listening.setblocking(False)
             ports.append(int(listening.getsockname()[1]))
-            self._listening.add(loop.create_task(self._take(listening)))
+            self._listening.add(loop.create_task(self._accept_connections(listening)))
         return ports[0]
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class TlsListener:
             task.cancel()
         self._listening.clear()
 
-    async def _take(self, listening: socket.socket) -> None:
+    async def _accept_connections(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         with listening:
             while True:
@@ -85,19 +85,19 @@ class TlsListener:
                 except OSError:
                     await asyncio.sleep(_PAUSE_S)
                 else:
-                    self._take_in(connection)
+                    self._accept(connection)
 
-    def _take_in(self, connection: socket.socket) -> None:
-        greeting = asyncio.get_running_loop().create_task(self._greet(connection))
+    def _accept(self, connection: socket.socket) -> None:
+        greeting = asyncio.get_running_loop().create_task(self._handshake(connection))
         self._greeting[greeting] = None
-        greeting.add_done_callback(self._greeted)
+        greeting.add_done_callback(self._on_handshake_done)
         if len(self._greeting) > self._most:
             next(iter(self._greeting)).cancel()
 
-    def _greeted(self, greeting: asyncio.Task[None]) -> None:
+    def _on_handshake_done(self, greeting: asyncio.Task[None]) -> None:
         self._greeting.pop(greeting, None)
 
-    async def _greet(self, connection: socket.socket) -> None:
+    async def _handshake(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         with contextlib.suppress(OSError):
             await loop.connect_accepted_socket(self._make, connection, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_S)

@@ -22,7 +22,7 @@ _NO_RETRY: Headers = (("x-should-retry", "false"),)
 """OpenAI's clients try a 409 or 429 again unless a header says that it is no use."""
 
 
-def refusal_response(
+def build_refusal_response(
     refused: Refusal, head: RequestHead, trace_id: str, headers: Headers = (), whose: Mapping[str, str] | None = None
 ) -> ImmediateResponse:
     """The error answer. The body is OpenAI's and RFC 9457's at once; `accept` decides which of the two media types it is called.
@@ -31,7 +31,7 @@ def refusal_response(
     """
     code = refused.code
     no_use = refused.retry_after_ms is None and code.status < HTTPStatus.INTERNAL_SERVER_ERROR
-    own, body = error(code, refused.message, head, trace_id, param=refused.param)
+    own, body = build_error(code, refused.message, head, trace_id, param=refused.param)
     return ImmediateResponse(
         status=code.status,
         headers=(*own, *headers, *refused.headers, *(_NO_RETRY if no_use else ())),
@@ -40,40 +40,42 @@ def refusal_response(
     )
 
 
-def error(
+def build_error(
     code: RefusalCode, message: str, head: RequestHead, trace_id: str, *, param: str | None = None, status: int | None = None
 ) -> tuple[Headers, bytes]:
     """The headers and the body of an error answer to this request. `status` None: the code's own."""
-    if of_anthropic(head.path):
-        return (("content-type", _JSON), *names(head.path, trace_id)), anthropic_error_body(code, message, trace_id=trace_id, status=status)
-    body = error_body(code, message, trace_id=trace_id, instance=problem_instance(head.path), param=param, status=status)
-    return (("content-type", error_media_type(head)), *names(head.path, trace_id)), body
+    if is_anthropic_path(head.path):
+        return (("content-type", _JSON), *make_trace_headers(head.path, trace_id)), anthropic_error_body(
+            code, message, trace_id=trace_id, status=status
+        )
+    body = error_body(code, message, trace_id=trace_id, instance=make_problem_instance(head.path), param=param, status=status)
+    return (("content-type", choose_error_media_type(head)), *make_trace_headers(head.path, trace_id)), body
 
 
-def names(path: str, trace_id: str) -> Headers:
+def make_trace_headers(path: str, trace_id: str) -> Headers:
     """The headers that name the exchange, under the names that clients of the path look for."""
     named = ("x-din-trace-id", trace_id), ("x-request-id", trace_id)
-    return (*named, ("request-id", trace_id)) if of_anthropic(path) else named
+    return (*named, ("request-id", trace_id)) if is_anthropic_path(path) else named
 
 
-def of_anthropic(path: str) -> bool:
+def is_anthropic_path(path: str) -> bool:
     """Whether clients of this path speak Anthropic's dialect: of the Messages API and all that is under it, served or not."""
     return path.startswith(_MESSAGES) and path[len(_MESSAGES) : len(_MESSAGES) + 1] in _PATH_ENDS
 
 
-def internal_error_response(head: RequestHead, trace_id: str) -> ImmediateResponse:
+def build_internal_error(head: RequestHead, trace_id: str) -> ImmediateResponse:
     """What a client sees of a fault of ours: that it was ours, and under which id it is logged."""
     refused = Refusal(RefusalCode.INTERNAL_ERROR, f"The gateway failed; the log has the reason under {trace_id}.")
-    return refusal_response(refused, head, trace_id)
+    return build_refusal_response(refused, head, trace_id)
 
 
 HEALTHY = ImmediateResponse(status=200, headers=(("content-type", "text/plain"),), body=b"ok\n")
 """The answer to a load balancer on the health path."""
 
 
-def options_response(trace_id: str) -> ImmediateResponse:
+def build_options_response(trace_id: str) -> ImmediateResponse:
     """OPTIONS without CORS: what may be asked here. With CORS configured, Envoy answers preflights itself."""
-    return ImmediateResponse(status=204, headers=(("allow", "GET, HEAD, POST, OPTIONS"), *names("", trace_id)), body=b"")
+    return ImmediateResponse(status=204, headers=(("allow", "GET, HEAD, POST, OPTIONS"), *make_trace_headers("", trace_id)), body=b"")
 
 
 class _ModelListing(Struct, frozen=True, gc=False):
@@ -90,7 +92,7 @@ class _ModelListing(Struct, frozen=True, gc=False):
     alias_for: tuple[str, ...] = ()
 
 
-def models_response(
+def build_models_response(
     listed: Iterable[ListedModel], name: str, trace_id: str, *, length: Callable[[tuple[str, ...]], int | None], created: int
 ) -> ImmediateResponse | Refusal:
     """`GET /v1/models`, or with a name `GET /v1/models/NAME`: only what the tenant may ask for exists.
@@ -113,17 +115,17 @@ def models_response(
             return Refusal(RefusalCode.MODEL_NOT_FOUND, "There is no model of this name.", param="model")
     return ImmediateResponse(
         status=200,
-        headers=(("content-type", _JSON), *names("", trace_id)),
+        headers=(("content-type", _JSON), *make_trace_headers("", trace_id)),
         body=msgspec.json.encode(content),
         metadata={"trace_id": trace_id},
     )
 
 
-def error_media_type(head: RequestHead) -> str:
+def choose_error_media_type(head: RequestHead) -> str:
     """What an error body is called: as the client asks."""
     return _PROBLEM if _PROBLEM in head.header("accept") else _JSON
 
 
-def problem_instance(path: str) -> str:
+def make_problem_instance(path: str) -> str:
     """The path without its query: keys are sometimes sent there."""
     return path.partition("?")[0][:200]

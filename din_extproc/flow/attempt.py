@@ -11,7 +11,7 @@ from din_extproc.domain.node import ATTEMPT_PLAN, ATTEMPT_POOL, DROPPED, EVERY_A
 from din_extproc.domain.request import Priority, RequestHead
 from din_extproc.domain.verdict import Refusal, RefusalCode, Send
 from din_extproc.flow.decision import Decision, DecisionContext, PendingRequest
-from din_extproc.flow.node_order import NodeRequest, answer_fields, build_node_request
+from din_extproc.flow.node_request import NodeRequest, answer_fields, build_node_request
 from din_extproc.intent.read import ParsedRequest, parse_request
 from din_extproc.southbound.engines import find_dialect
 
@@ -37,15 +37,15 @@ class AttemptPlan(Struct, frozen=True, gc=False):
     @classmethod
     def of(cls, granted: Decision, request: PendingRequest) -> "AttemptPlan | None":
         """Return the plan of a request that may move to a pool that takes other requests; None: it stays, or moves as it is."""
-        pool, spare, order = granted.target.pool, granted.target.spare, granted.node_request
-        if spare is None or not granted.selection.spares or pool.takes_same_bytes(spare[0]):
+        pool, in_flight_fallback, order = granted.target.pool, granted.target.in_flight_fallback, granted.node_request
+        if in_flight_fallback is None or not granted.selection.fallback_nodes or pool.takes_same_bytes(in_flight_fallback[0]):
             return None
         priority = Priority.STANDARD if request.who is None else request.who.tenant.priority_of(granted.intent.priority)
         return cls(
             every=order.edits is None or not _UNCHANGED_FOR_OTHERS.issuperset(order.edits),
             priority=priority,
             path=granted.intent.operation.value,
-            fallback=spare[0].name,
+            fallback=in_flight_fallback[0].name,
             versions=granted.routed.fallback_versions.text,
         )
 
@@ -71,9 +71,9 @@ class AttemptPlan(Struct, frozen=True, gc=False):
 
 def moved_request(granted: Decision, parsed: ParsedRequest) -> NodeRequest | None:
     """Return what a node of the pool that takes over is asked, as far as its answer's translation needs it; None: it needs none."""
-    if granted.target.spare is None or not granted.selection.spares:
+    if granted.target.in_flight_fallback is None or not granted.selection.fallback_nodes:
         return None
-    pool, intent = granted.target.spare[0], granted.intent
+    pool, intent = granted.target.in_flight_fallback[0], granted.intent
     dialect = find_dialect(pool.engine, pool.api, intent.operation)
     if dialect is None:
         return None

@@ -12,7 +12,7 @@ from din_extproc.flow.decision import Decision, PendingRequest
 _NO_TAGS = Tags()
 
 
-def admission_record(granted: Decision, request: PendingRequest, at: float) -> AdmissionRecord:
+def make_admission_record(granted: Decision, request: PendingRequest, at: float) -> AdmissionRecord:
     """A request is sent on. `at`: seconds since the epoch."""
     claim, who = granted.claim, request.who
     return AdmissionRecord(
@@ -28,7 +28,7 @@ def admission_record(granted: Decision, request: PendingRequest, at: float) -> A
     )
 
 
-def ending_record(record: ExchangeRecord) -> RefusalRecord | SettlementRecord:
+def make_ending_record(record: ExchangeRecord) -> RefusalRecord | SettlementRecord:
     """An exchange is over."""
     at = round(record.started_at + (record.duration_ms or 0.0) / 1000, 6)
     if record.outcome is Outcome.REFUSED and not record.request_id:

@@ -7,13 +7,13 @@ from din_extproc.admit.ledger import Claim
 from din_extproc.domain.request import Intent
 from din_extproc.domain.usage import Usage
 from din_extproc.flow.decision import DecisionContext, PendingRequest
-from din_extproc.flow.view import claim_for
+from din_extproc.flow.view import build_claim
 
 
 def make_claim(context: DecisionContext, request: PendingRequest, who: Authenticated, intent: Intent, model: str) -> Claim:
     """Return what is asked of the limits of key, tenant, model and network, and of the budgets of periods."""
     expected = context.outputs.expected_tokens(request.account, model)
-    claim = claim_for(
+    claim = build_claim(
         view=context.view,
         request_id=request.request_id,
         intent=intent,

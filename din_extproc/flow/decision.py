@@ -14,7 +14,7 @@ from din_extproc.admit.ledger import Claim, Denied, Granted, RateLimitStatus
 from din_extproc.domain.node import Node
 from din_extproc.domain.request import Intent, RequestHead
 from din_extproc.flow.calibrators import TokenCalibrators
-from din_extproc.flow.node_order import NodeRequest
+from din_extproc.flow.node_request import NodeRequest
 from din_extproc.flow.node_selector import NodeSelection, NodeSelector, PlacementTarget
 from din_extproc.flow.queueing import RequestQueue
 from din_extproc.flow.trace import SpanContext

@@ -36,39 +36,39 @@ def dispatch(granted: Decision, request: PendingRequest, parsed: ParsedRequest, 
     target, order, head = granted.target, granted.node_request, request.head
     endpoints = [str(node.endpoint) for node in granted.selection.nodes]
     # One engine can serve both pools: asked once more by address, it would be asked for the first one's model.
-    spares = [endpoint for node in granted.selection.spares if (endpoint := str(node.endpoint)) not in endpoints]
-    plan = AttemptPlan.of(granted, request) if spares else None
-    move = _move(granted, parsed) if spares and plan is None else None
+    fallback_nodes = [endpoint for node in granted.selection.fallback_nodes if (endpoint := str(node.endpoint)) not in endpoints]
+    plan = AttemptPlan.of(granted, request) if fallback_nodes else None
+    move = _describe_fallback(granted, parsed) if fallback_nodes and plan is None else None
     cluster = target.pool.name
-    if target.spare is not None and (plan is not None or move is not None):
-        cluster = in_flight_cluster(cluster, target.spare[0].name)
-        endpoints += spares
+    if target.in_flight_fallback is not None and (plan is not None or move is not None):
+        cluster = in_flight_cluster(cluster, target.in_flight_fallback[0].name)
+        endpoints += fallback_nodes
     if plan is not None:
         order = plan.before_attempts(order, parsed.body)
     answer_headers: Headers = (
-        *answers.names(head.path, request.trace_id),
+        *answers.make_trace_headers(head.path, request.trace_id),
         *rate_limit_headers(granted.rate_limit_status),
         *order.headers,
     )
     if target.degraded:
         answer_headers = (*answer_headers, ("x-bxagent-degraded", "true"), ("x-din-degraded-reason", target.degraded))
-    metadata = _metadata(granted, request, parsed, decided_s)
+    metadata = _make_metadata(granted, request, parsed, decided_s)
     if plan is not None and granted.intent.stream and not granted.intent.wants_usage:
         metadata["strip_usage"] = True  # whichever engine answers: translated streams report usage in any case
     if move is not None:
         metadata["move"] = move
-    path = _path(head.path, order.path)
+    path = _rewrite_path(head.path, order.path)
     return Send(
         cluster=cluster,
         endpoints=tuple(endpoints),
         request_headers=(
-            *_trace(request),
+            *_trace_headers(request),
             ("x-din-origin", request.origin),
-            *_version(granted.routed, target.pool, granted.intent),
+            *_version_header(granted.routed, target.pool, granted.intent),
             *compute_timeouts(granted.intent, target.pool, granted.selection).headers(),
             *(_RETRY_LONGER if granted.selection.retries_longer else ()),
             *_most_tries(granted.selection.most_tries),
-            *(() if path is None else _original(head.path, path)),
+            *(() if path is None else _original_path(head.path, path)),
             *(() if plan is None else (plan.header,)),
         ),
         response_headers=answer_headers,
@@ -80,9 +80,9 @@ def dispatch(granted: Decision, request: PendingRequest, parsed: ParsedRequest, 
     )
 
 
-def permit_verdict(granted: Permit, request: PendingRequest, decided_s: float) -> Send:
+def make_permit_verdict(granted: Permit, request: PendingRequest, decided_s: float) -> Send:
     """The verdict for a proxy that chooses the node itself: go on, without the key."""
-    labels = _labels(
+    labels = _make_labels(
         request,
         granted.intent,
         granted.claim,
@@ -95,19 +95,21 @@ def permit_verdict(granted: Permit, request: PendingRequest, decided_s: float) -
         recorded=granted.recorded,
         decided_s=decided_s,
     )
-    return pass_verdict(request, rate_limit_headers(granted.rate_limit_status), _base_metadata(labels, granted.intent.operation))
+    return make_pass_verdict(request, rate_limit_headers(granted.rate_limit_status), _make_base_metadata(labels, granted.intent.operation))
 
 
-def pass_verdict(request: PendingRequest, standing: Headers = (), metadata: Mapping[str, str | float | bool] = _NO_METADATA) -> Send:
+def make_pass_verdict(
+    request: PendingRequest, rate_limit_headers: Headers = (), metadata: Mapping[str, str | float | bool] = _NO_METADATA
+) -> Send:
     """The verdict for a proxy that chooses the node itself, on a request that costs nothing."""
-    named = answers.names(request.head.path, request.trace_id)
-    return Send("", (), _trace(request), (*named, *standing), metadata, remove_headers=_SECRETS)
+    named = answers.make_trace_headers(request.head.path, request.trace_id)
+    return Send("", (), _trace_headers(request), (*named, *rate_limit_headers), metadata, remove_headers=_SECRETS)
 
 
-def _move(granted: Decision, parsed: ParsedRequest) -> str | None:
+def _describe_fallback(granted: Decision, parsed: ParsedRequest) -> str | None:
     """What changes for the pool that takes over: where the model's name stands, the constraint on its version. None: it can't move."""
     order, at = granted.node_request, parsed.outline
-    if not granted.selection.spares or order.edits is None or "model" not in at.spans:
+    if not granted.selection.fallback_nodes or order.edits is None or "model" not in at.spans:
         return None
     length = len(order.edits["model"]) if "model" in order.edits else at.spans["model"][1] - at.spans["model"][0]
     return f"{offset_after_splice(at, order.edits, 'model')} {length} {granted.routed.fallback_versions.text}"
@@ -118,7 +120,7 @@ def _most_tries(most: int | None) -> Headers:
     return () if most is None else (("x-envoy-max-retries", str(most - 1)),)
 
 
-def _version(routed: Routed, pool: Pool, intent: Intent) -> Headers:
+def _version_header(routed: Routed, pool: Pool, intent: Intent) -> Headers:
     """The whole constraint for the node to check, when alias or model name add to what the client's header says."""
     wanted = (routed.versions if pool is routed.pool else routed.fallback_versions).text
     return () if wanted == intent.version else (("x-din-model-version", wanted),)
@@ -142,7 +144,7 @@ def make_tags(intent: Intent, entry: str) -> Tags:
     )
 
 
-def refusal_metadata(request: PendingRequest) -> dict[str, str]:
+def make_refusal_metadata(request: PendingRequest) -> dict[str, str]:
     """What the access log brings back of a request that was refused, as far as it is known."""
     metadata = {} if request.span is None else {"span": request.span.text}
     who, intent = request.who, request.intent
@@ -161,7 +163,7 @@ def refusal_metadata(request: PendingRequest) -> dict[str, str]:
     return metadata
 
 
-def _labels(
+def _make_labels(
     request: PendingRequest,
     intent: Intent,
     claim: Claim,
@@ -206,16 +208,16 @@ def _labels(
     )
 
 
-def _trace(request: PendingRequest) -> Headers:
+def _trace_headers(request: PendingRequest) -> Headers:
     """The client's own `traceparent` goes on untouched when the exchange leaves no spans."""
     named = ("x-din-trace-id", request.trace_id)
     return (named,) if request.span is None else (named, ("traceparent", request.span.traceparent))
 
 
-def _metadata(granted: Decision, request: PendingRequest, parsed: ParsedRequest, decided_s: float) -> dict[str, str | float | bool]:
+def _make_metadata(granted: Decision, request: PendingRequest, parsed: ParsedRequest, decided_s: float) -> dict[str, str | float | bool]:
     """What the access log and the filter that reads the answer need of a request whose node is chosen here."""
     intent, order, pool = granted.intent, granted.node_request, granted.target.pool
-    labels = _labels(
+    labels = _make_labels(
         request,
         intent,
         granted.claim,
@@ -228,7 +230,7 @@ def _metadata(granted: Decision, request: PendingRequest, parsed: ParsedRequest,
         recorded=granted.recorded,
         decided_s=decided_s,
     )
-    metadata = _base_metadata(labels, intent.operation)
+    metadata = _make_base_metadata(labels, intent.operation)
     if order.strips_usage:
         metadata["strip_usage"] = True
     if intent.stream and intent.answers > 1 and order.edits is not None and "best_of" not in parsed.outline.spans:
@@ -236,7 +238,7 @@ def _metadata(granted: Decision, request: PendingRequest, parsed: ParsedRequest,
     return metadata
 
 
-def _base_metadata(labels: Labels, operation: Operation) -> dict[str, str | float | bool]:
+def _make_base_metadata(labels: Labels, operation: Operation) -> dict[str, str | float | bool]:
     """The metadata of every request that is sent on: one field for settlement, because every field costs both Envoy and us."""
     metadata: dict[str, str | float | bool] = {"request_id": labels.request_id, "labels": _as_json(labels).decode()}
     if operation in _DIALECTS:
@@ -244,12 +246,12 @@ def _base_metadata(labels: Labels, operation: Operation) -> dict[str, str | floa
     return metadata
 
 
-def _path(path: str, canonical: str) -> str | None:
+def _rewrite_path(path: str, canonical: str) -> str | None:
     """The node's path, None when that is what the client wrote. A query goes no further: engines read none, and some hold keys."""
     return None if path == canonical else canonical
 
 
-def _original(path: str, canonical: str) -> Headers:
+def _original_path(path: str, canonical: str) -> Headers:
     """The client's path under the name by which Envoy's own answers find it, without the query. None is needed where only that goes."""
-    asked = answers.problem_instance(path)
+    asked = answers.make_problem_instance(path)
     return () if asked == canonical else (("x-envoy-original-path", asked),)

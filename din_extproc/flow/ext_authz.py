@@ -4,8 +4,8 @@ Rule: only the access log tells that such a request has ended. Its settlement gi
 """
 
 from din_extproc.domain.verdict import Refusal, Verdict
-from din_extproc.flow.dispatch import pass_verdict, permit_verdict
-from din_extproc.flow.pipeline import permit
+from din_extproc.flow.dispatch import make_pass_verdict, make_permit_verdict
+from din_extproc.flow.pipeline import decide_permit
 from din_extproc.flow.request import ExchangeHandler, WorkerContext
 from din_extproc.intent.paths import EndpointKind
 from din_extproc.intent.read import ParsedRequest
@@ -42,14 +42,14 @@ class ExtAuthzHandler(ExchangeHandler):
     async def _verdict(self, parsed: ParsedRequest, began: float, wall: float) -> Verdict | Refusal:
         context, who = self._context, self.who
         assert who is not None  # noqa: S101 - `accept` has authenticated whoever sent a body
-        permitted = await permit(context, self, who, parsed.intent, began=began, wall=wall)
+        permitted = await decide_permit(context, self, who, parsed.intent, began=began, wall=wall)
         if isinstance(permitted, Refusal):
             return permitted
         self._permits[self.request_id] = self.account, began
-        return permit_verdict(permitted, self, context.clock.monotonic() - began)
+        return make_permit_verdict(permitted, self, context.clock.monotonic() - began)
 
     def _without_body(self, endpoint: EndpointKind | None) -> Verdict:  # noqa: ARG002 - the proxy answers either
-        return pass_verdict(self)
+        return make_pass_verdict(self)
 
-    def _let_go(self) -> bool:
+    def _release_reservation(self) -> bool:
         return self._permits.pop(self.request_id, None) is not None

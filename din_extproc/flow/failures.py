@@ -20,7 +20,7 @@ _DEFLATED = frozenset({"gzip", "x-gzip", "deflate"})
 _EITHER_HEADER = 32 + zlib.MAX_WBITS
 
 
-def treat_error(engine: str, response: ResponseHead, request: RequestHead, trace_id: str, wall: float) -> Treatment:
+def translate_error(engine: str, response: ResponseHead, request: RequestHead, trace_id: str, wall: float) -> Treatment:
     """What is done with the answer to a request that a node got.
 
     Args:
@@ -32,12 +32,14 @@ def treat_error(engine: str, response: ResponseHead, request: RequestHead, trace
     """
     if response.status in SUCCESS_STATUSES:
         return PASS
-    retold = partial(_retold, engine, response, request, trace_id, wall)
+    retold = partial(_rewrite_error, engine, response, request, trace_id, wall)
     if response.status < HTTPStatus.BAD_REQUEST or not _is_read(response):
         return retold(ParsedError())
-    if response.header("x-din-trace-id") and answers.of_anthropic(request.path):
+    if response.header("x-din-trace-id") and answers.is_anthropic_path(request.path):
         return PASS  # Envoy's own answer: a node's loses every such header before it comes here
-    return BufferedTranslation(lambda body: _unless_ours(retold, parse_error(_plain(body, response.header("content-encoding"))), request))
+    return BufferedTranslation(
+        lambda body: _keep_own_errors(retold, parse_error(_decode_plain(body, response.header("content-encoding"))), request)
+    )
 
 
 def _is_read(response: ResponseHead) -> bool:
@@ -46,20 +48,22 @@ def _is_read(response: ResponseHead) -> bool:
     return int(length) <= READ_BYTES if length.isdigit() else "json" in response.header("content-type").lower()
 
 
-def _unless_ours(retold: "partial[Replacement]", found: ParsedError, request: RequestHead) -> Replacement | None:
-    return None if found.is_gateway_error and not answers.of_anthropic(request.path) else retold(found)
+def _keep_own_errors(retold: "partial[Replacement]", found: ParsedError, request: RequestHead) -> Replacement | None:
+    return None if found.is_gateway_error and not answers.is_anthropic_path(request.path) else retold(found)
 
 
-def _retold(engine: str, response: ResponseHead, request: RequestHead, trace_id: str, wall: float, found: ParsedError) -> Replacement:
+def _rewrite_error(
+    engine: str, response: ResponseHead, request: RequestHead, trace_id: str, wall: float, found: ParsedError
+) -> Replacement:
     error = normalise_error(engine, response.status, found, parse_retry_after(response.header("retry-after"), wall))
     retry: Headers = ()
     if error.retry_after_s is not None:
         retry = ("retry-after", str(error.retry_after_s)), ("retry-after-ms", str(error.retry_after_s * 1000))
-    headers, body = answers.error(error.code, error.message, request, trace_id, param=error.param, status=error.status)
+    headers, body = answers.build_error(error.code, error.message, request, trace_id, param=error.param, status=error.status)
     return Replacement(error.status, (*headers, *retry), body)
 
 
-def _plain(body: bytes, encoding: str) -> bytes:
+def _decode_plain(body: bytes, encoding: str) -> bytes:
     """The body without its compression; b"" when it can't be read or would be longer than anybody reads."""
     coding = encoding.strip().lower()
     if coding in {"", "identity"}:

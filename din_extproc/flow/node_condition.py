@@ -20,7 +20,7 @@ class NodeCondition(Struct, frozen=True):
     slow: int = 0
     """Looks in a row to which the engine did not answer in time."""
 
-    def seen(self, problem: str, *, slow: bool) -> "NodeCondition":
+    def with_reading(self, problem: str, *, slow: bool) -> "NodeCondition":
         """After a look at the engine. `problem`: why it takes no requests, "" when it does; `slow`: it did not answer in time."""
         if self.state is NodeState.DRAINING:
             return self
@@ -30,10 +30,10 @@ class NodeCondition(Struct, frozen=True):
             return replace(self, slow=self.slow + 1)
         return NodeCondition(NodeState.LOADING, problem, self.slow + slow)
 
-    def drained(self, reason: str) -> "NodeCondition":
+    def with_drain(self, reason: str) -> "NodeCondition":
         """It ends what it has."""
         return NodeCondition(NodeState.DRAINING, reason)
 
-    def called_back(self) -> "NodeCondition":
+    def with_undrain(self) -> "NodeCondition":
         """It is wanted again: the next look tells whether it can."""
         return NodeCondition(NodeState.LOADING, "called back") if self.state is NodeState.DRAINING else self

@@ -1,137 +1,219 @@
-"""Request handler at a node, for an Envoy in front of its engine: trace id -> version -> size -> batch window -> engine.
+"""From a request to what its node is asked: OpenAI's bytes with a few of them spliced, or the same in the engine's own words.
 
-Invariant: a node trusts what the gateway decided and refuses only requests without a trace id and requests for another version.
+Rule: for an engine that speaks OpenAI's words the body changes by splices only; every byte that no splice names is the client's.
 """
 
-from typing import Protocol
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
-from din_extproc.domain.node import Node
-from din_extproc.domain.request import RequestHead
-from din_extproc.domain.response import PASS, ResponseHead, Treatment
-from din_extproc.domain.verdict import Headers, ImmediateResponse, Refusal, RefusalCode, Send, Verdict
-from din_extproc.flow import answers
-from din_extproc.flow.decision import Clock
-from din_extproc.flow.request import DecisionObserver
-from din_extproc.flow.trace import TraceIds, is_trace_id
-from din_extproc.intent.estimate import TokenCalibrator
-from din_extproc.intent.read import parse_request
-from din_extproc.route.versions import combine
-from din_extproc.southbound.engines import is_native_path
+from din_extproc.domain.node import DROPPED, Pool
+from din_extproc.domain.request import Intent, Operation, Priority
+from din_extproc.domain.tenant import RANK
+from din_extproc.domain.verdict import Headers, Refusal, RefusalCode
+from din_extproc.intent.outline import build_outline, replace_lone_surrogates
+from din_extproc.intent.read import ParsedRequest
+from din_extproc.intent.splice import add_include_usage, splice_values
+from din_extproc.southbound.dialect import ANSWER_FIELDS, Dialect, PlainRequest
+from din_extproc.southbound.engines import find_dialect, find_engine
+from din_extproc.southbound.parameters import CHAT_ONLY, Table, rename_parameters
 
-ENGINE = "engine"
-"""The Envoy cluster of the node's own engine."""
-_GAUGE = TokenCalibrator()
-_BYTES_PER_TOKEN = 4
-"""Of a request in the engine's own words, which the gateway has written: nothing of it is refused here."""
-
-
-class BatchWindow(Protocol):
-    """Holds requests back until their batch goes."""
-
-    async def hold(self, tokens: int) -> None:
-        """Return when a request with a prompt of so many tokens may go. Whoever is cancelled meanwhile is not waited for."""
+_REPORTING = frozenset({Operation.CHAT, Operation.COMPLETIONS})
+"""Operations whose streams report usage when `stream_options` asks for it."""
+_decode = msgspec.json.Decoder().decode
+_decode_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_encode = msgspec.json.Encoder().encode
+_NOTHING: Mapping[str, Any] = {}
+_TOO_LARGE = Refusal(RefusalCode.INVALID_REQUEST, "The body holds a number that JSON readers can't hold, such as 1e400")
 
 
-class NodeHandlerFactory(Struct):
-    """Everything that the requests of one node share."""
+class NodeRequest(Struct, frozen=True, gc=False):
+    """What goes to the node, whichever of the pool's it will be."""
 
-    node: Node
-    engine: str
-    """The engine's `address:port`."""
-    gate: BatchWindow | None
-    """None: requests go as they come."""
-    ids: TraceIds
-    """For refusals of requests that bring no id."""
-    clock: Clock
-    watcher: DecisionObserver
-    body_limit: int
-    """Bytes."""
-    in_flight: int = 0
-    """Requests that were sent to the engine and have not ended, or are held back."""
-
-    def create_handler(self) -> "NodeRequestHandler":
-        """A stream was opened: one HTTP exchange begins."""
-        return NodeRequestHandler(self)
-
-    @property
-    def marks(self) -> Headers:
-        """On every answer: who gave it."""
-        return (("x-din-node-id", self.node.id), ("x-din-model-version", self.node.version))
+    operation: Operation
+    stream: bool
+    path: str
+    body: bytes
+    strips_usage: bool
+    """The stream reports usage because we ask: the client is not to see it."""
+    headers: Headers = ()
+    """For the answer: what was left out."""
+    edits: Mapping[str, bytes] | None = None
+    """The values that were spliced in; None: more than values has changed."""
+    dialect: Dialect | None = None
+    """The answer's; None: the client's own."""
+    model: str = ""
+    """What the engine calls the model, for its dialect."""
+    fields: Mapping[str, Any] = _NOTHING
+    """The decoded request, for its dialect."""
 
 
-class NodeRequestHandler:
-    """One HTTP exchange at the node."""
+def build_node_request(reading: ParsedRequest, intent: Intent, pool: Pool, priority: Priority = Priority.STANDARD) -> NodeRequest | Refusal:
+    """The order for a node of this pool, or why its engine can't be asked. `priority`: the class by which an engine may schedule it."""
+    dialect = find_dialect(pool.engine, pool.api, intent.operation)
+    return _openai(reading, intent, pool, priority) if dialect is None else _translated(reading, intent, pool, dialect)
 
-    __slots__ = ("_counted", "_desk", "_head", "_trace_id")
 
-    def __init__(self, desk: NodeHandlerFactory) -> None:
-        self._desk = desk
-        self._head = RequestHead(method="", path="", headers={})
-        self._trace_id = ""
-        self._counted = False
+def answer_fields(reading: ParsedRequest) -> dict[str, Any]:
+    """Those of the request by which an answer is translated."""
+    names = ANSWER_FIELDS & reading.outline.spans.keys()
+    return {name: _decoded(reading.outline.value(reading.body, name)) for name in names}
 
-    async def decide(self, head: RequestHead, body: bytes) -> Verdict:
-        """The verdict on a whole request; it may take as long as the batch window."""
-        desk = self._desk
-        began = desk.clock.monotonic()
-        self._head = head
-        given = head.header("x-din-trace-id")
-        self._trace_id = given if is_trace_id(given) else desk.ids.make(desk.clock.wall())
-        tokens = self._accepted(head, body, traced=self._trace_id == given)
-        if isinstance(tokens, Refusal):
-            desk.watcher.on_decision(desk.clock.monotonic() - began, tokens.code.code)
-            return answers.refusal_response(tokens, head, self._trace_id, desk.marks)
-        desk.watcher.on_decision(desk.clock.monotonic() - began, "")
-        desk.in_flight += 1
-        self._counted = True
-        if desk.gate is not None and body:
-            await desk.gate.hold(tokens)
-        return Send(
-            cluster=ENGINE,
-            endpoints=(desk.engine,),
-            request_headers=(),
-            response_headers=(("x-din-trace-id", self._trace_id),),
-            metadata={"trace_id": self._trace_id},
-        )
 
-    def failed(self, error: BaseException) -> ImmediateResponse:
-        """The answer to the gateway after a fault."""
-        self._desk.watcher.on_fault(error, self._trace_id)
-        self._end()
-        return answers.internal_error_response(self._head, self._trace_id)
+def _openai(reading: ParsedRequest, intent: Intent, pool: Pool, priority: Priority) -> NodeRequest | Refusal:
+    """The client's bytes, with the name that the engine answers to, its words for parameters, and asking for usage."""
+    edits: dict[str, bytes] = {}
+    removed: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    ours = intent.stream and not intent.wants_usage and pool.stream_usage and intent.operation in _REPORTING
+    if intent.model != pool.served_model:
+        edits["model"] = _quoted(pool.served_model)
+    if ours:
+        edits["stream_options"] = add_include_usage(reading.outline.value(reading.body, "stream_options"))
+    adapter = find_engine(pool.engine)
+    spans = reading.outline.spans
+    table = adapter.openai
+    named = table.keys() & spans.keys()
+    if intent.operation is Operation.COMPLETIONS:
+        named -= CHAT_ONLY
+    if named:
+        changed = _renamed(reading, named, table, pool)
+        if isinstance(changed, Refusal):
+            return changed
+        values, removed, dropped = changed
+        edits |= values
+    if not pool.stream_usage and "stream_options" in spans:
+        removed = (*removed, "stream_options")  # of any value: the engine may know no such key
+        asks = reading.outline.value(reading.body, "stream_options") != b"null"
+        dropped = (*dropped, "stream_options") if asks else dropped
+    if pool.priority_scheduling and adapter.first_priority:
+        edits["priority"] = b"%d" % (adapter.first_priority * RANK[priority])
+    elif "priority" in spans and adapter.first_priority:
+        removed, dropped = (*removed, "priority"), (*dropped, "priority")
+    if adapter.roles:
+        edits |= _renamed_roles(reading, intent, adapter.roles)
+    body = splice_values(reading.body, reading.outline, edits, removed) if edits or removed else reading.body
+    return NodeRequest(
+        operation=intent.operation,
+        stream=intent.stream,
+        path=intent.operation,
+        body=body,
+        strips_usage=ours,
+        headers=_dropped(dropped),
+        edits=None if removed else edits,
+    )
 
-    def on_response(self, _head: ResponseHead) -> Treatment:
-        """The gateway gets the engine's answer as it is."""
-        return PASS
 
-    def on_response_failure(self, error: Exception) -> None:
-        """The answer went on as it is, for a fault of ours."""
-        self._desk.watcher.on_fault(error, self._trace_id)
+def _renamed_roles(reading: ParsedRequest, intent: Intent, roles: Mapping[str, str]) -> dict[str, bytes]:
+    """The messages with roles that the engine knows; nothing when they have no others."""
+    key = "input" if intent.operation is Operation.RESPONSES else "messages"
+    value = reading.outline.value(reading.body, key)
+    if not value.startswith(b"[") or not any(role.encode() in value for role in roles):
+        return {}
+    elements = _elements(value)
+    if elements is None:
+        return {}
+    made = [_with_role(bytes(element), roles) for element in elements]
+    return {key: b"[%b]" % b",".join(made)}
 
-    def ended(self, *, cut: bool = True) -> None:  # noqa: ARG002 - a node frees its place either way
-        """The exchange is over."""
-        self._end()
 
-    def _end(self) -> None:
-        if self._counted:
-            self._counted = False
-            self._desk.in_flight -= 1
+def _with_role(message: bytes, roles: Mapping[str, str]) -> bytes:
+    at = build_outline(replace_lone_surrogates(message)) if message.startswith(b"{") else None
+    if at is None or isinstance(at, Refusal):
+        return message
+    role = roles.get(at.value(message, "role").decode(errors="replace").strip('"'))
+    return message if role is None else splice_values(message, at, {"role": _quoted(role)})
 
-    def _accepted(self, head: RequestHead, body: bytes, *, traced: bool) -> int | Refusal:
-        """How many tokens the prompt holds."""
-        desk = self._desk
-        if not traced:
-            return Refusal(RefusalCode.TRACE_MISSING, "A node runs nothing that has no x-din-trace-id.", param="x-din-trace-id")
-        asked = head.header("x-din-model-version")
-        constraint = combine(asked)
-        if constraint is None:
-            return Refusal(RefusalCode.INVALID_REQUEST, "x-din-model-version is no version constraint.", param="x-din-model-version")
-        if not constraint.allows(desk.node.version):
-            message = f"The node serves version {desk.node.version}, which does not meet {constraint.text!r}."
-            return Refusal(RefusalCode.VERSION_MISMATCH, message, param="x-din-model-version")
-        if head.method == "POST" and is_native_path(head.path):
-            return len(body) // _BYTES_PER_TOKEN
-        reading = parse_request(head, body, lambda _: _GAUGE, desk.body_limit)
-        return reading if isinstance(reading, Refusal) else reading.intent.prompt_tokens
+
+def _elements(value: bytes) -> list[msgspec.Raw] | None:
+    try:
+        return _decode_elements(value)
+    except msgspec.DecodeError:
+        try:
+            return _decode_elements(replace_lone_surrogates(value))
+        except msgspec.DecodeError:
+            return None
+
+
+def _renamed(
+    reading: ParsedRequest, named: set[str], table: Table, pool: Pool
+) -> tuple[dict[str, bytes], tuple[str, ...], tuple[str, ...]] | Refusal:
+    """New values, keys that go, and those of them that are lost."""
+    given: dict[str, Any] = {}
+    for name in reading.outline.spans:
+        if name in named:
+            value = _decoded(reading.outline.value(reading.body, name), name)
+            if isinstance(value, Refusal):
+                return value
+            given[name] = value
+
+    def beside(name: str) -> Any:
+        value = reading.outline.value(reading.body, name)
+        return None if name in named or not value else _decoded(value)
+
+    changed = rename_parameters(given, table, drop=pool.unmappable == "drop", beside=beside)
+    if isinstance(changed, Refusal):
+        return changed
+    return {name: _encode(value) for name, value in changed.values.items()}, changed.removed, changed.dropped
+
+
+def _translated(reading: ParsedRequest, intent: Intent, pool: Pool, dialect: Dialect) -> NodeRequest | Refusal:
+    fields = _decoded(reading.body)
+    if isinstance(fields, Refusal):
+        return fields
+    plain = PlainRequest(
+        intent.operation,
+        fields,
+        pool.served_model,
+        intent.stream,
+        drop=pool.unmappable == "drop",
+        stream_usage=pool.stream_usage,
+    )
+    made = dialect.build_request(plain)
+    if isinstance(made, Refusal):
+        return made
+    return NodeRequest(
+        operation=intent.operation,
+        stream=intent.stream,
+        path=made.path,
+        body=made.body,
+        strips_usage=intent.stream and not intent.wants_usage and intent.operation is not Operation.MESSAGES,
+        headers=_dropped(made.dropped),
+        dialect=dialect,
+        model=pool.served_model,
+        fields=fields,
+    )
+
+
+def _decoded(raw: bytes, param: str | None = None) -> Any | Refusal:
+    """Valid JSON as Python has it; halves of surrogate pairs as the replacement character, for they can't be written again.
+
+    Refused: a number that no double holds, such as 1e400. It is legal JSON, but there is no writing it again.
+    """
+    try:
+        return _decode(raw)
+    except msgspec.ValidationError:
+        return replace(_TOO_LARGE, param=param)
+    except msgspec.DecodeError:
+        return _decoded_whole(raw, param)
+
+
+def _decoded_whole(raw: bytes, param: str | None) -> Any | Refusal:
+    try:
+        return _decode(replace_lone_surrogates(raw))
+    except msgspec.DecodeError:
+        return replace(_TOO_LARGE, param=param)
+
+
+def _dropped(names: tuple[str, ...]) -> Headers:
+    return ((DROPPED, ", ".join(names)),) if names else ()
+
+
+@lru_cache(maxsize=1024)
+def _quoted(text: str) -> bytes:
+    """A text as JSON writes it."""
+    return _encode(text)

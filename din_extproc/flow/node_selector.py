@@ -25,7 +25,7 @@ _TRIED_NODES = 3
 """Named to Envoy: the chosen one and those that retries may try, in order."""
 _SPARE_NODES = 2
 """Of the pool that takes over, likewise: the second one in case that a node goes before Envoy is asked for it."""
-_SPARES_ASKED, _SPARES_S = 8, 0.1
+_SPARES_ASKED, _FALLBACK_NODES_TTL_S = 8, 0.1
 """So many requests, within so long, are given the same ones: few need them, and choosing costs each of them."""
 _ANOTHER_CHANCE = 0x5DEECE66D5DEECE6
 _LOOKED_AT = 8
@@ -36,9 +36,9 @@ class RequestSize(Struct, frozen=True, gc=False):
     """How long the longest prompt and the output of one answer are, in tokens: what a context has to hold."""
 
     tokens: int
-    at_least: int
+    min_tokens: int
     """Where the estimate may be too high: the request is at least this long. Equal to `tokens` when it was counted."""
-    at_most: int
+    max_tokens: int
     """Where the estimate may be too low, likewise."""
 
     @classmethod
@@ -55,9 +55,9 @@ class RequestSize(Struct, frozen=True, gc=False):
         slack = 0 if estimate.exact else int(band * (estimate.tokens - estimate.fixed))
         return cls(tokens, tokens - slack, tokens + slack)
 
-    def demand(self, versions: Constraint) -> Demand:
+    def to_demand(self, versions: Constraint) -> Demand:
         """What the request asks of nodes."""
-        return Demand(self.tokens, self.at_least, self.at_most, versions.text, versions.allows)
+        return Demand(self.tokens, self.min_tokens, self.max_tokens, versions.text, versions.allows)
 
 
 class PlacementTarget(Struct, frozen=True, gc=False):
@@ -67,7 +67,7 @@ class PlacementTarget(Struct, frozen=True, gc=False):
     ranking: Ranking
     degraded: str = ""
     """Why it is not the pool that the rule names first, "" when it is."""
-    spare: tuple[Pool, Ranking] | None = None
+    in_flight_fallback: tuple[Pool, Ranking] | None = None
     """The pool that takes over in flight when this one's nodes fail."""
 
 
@@ -76,13 +76,13 @@ class NodeSelection(Struct, frozen=True, gc=False):
 
     nodes: tuple[Node, ...]
     """The chosen one, then those for retries."""
-    taken: NodeLease
+    lease: NodeLease
     """The chosen one's until `free`."""
     timeout_ms: int | None = None
     """How long the answer may take; None: as long as any."""
     retries_longer: bool = False
     """The chosen one's context may turn out too short: then the next one, whose context is longer, is to be tried."""
-    spares: tuple[Node, ...] = ()
+    fallback_nodes: tuple[Node, ...] = ()
     """Of the pool that takes over: the one that is tried last, and its substitutes. Before them `nodes` has one for every try."""
     most_tries: int | None = None
     """So many at most, because any further one would be at a node of another kind; None: as often as Envoy is configured to."""
@@ -122,7 +122,7 @@ class NodeSelector:
         cache_ttl_s: How long the route cache keeps an entry, in seconds; a change of nodes empties it at once.
     """
 
-    __slots__ = ("_fleets", "_ranked", "_spares", "_whole", "cache", "load", "members", "moves", "shares")
+    __slots__ = ("_fallback_nodes", "_fleets", "_ranked", "_whole", "cache", "in_flight", "load", "members", "traffic_split")
 
     def __init__(self, load: LoadModel, members: PoolMembership, cache_ttl_s: float = 2.0) -> None:
         self.load = load
@@ -132,9 +132,9 @@ class NodeSelector:
         """By pool name."""
         self._whole: dict[str, Fleet] = {}
         """Likewise, with the nodes that are left out: worked out when a request is refused."""
-        self.shares = TrafficSplit()
-        self.moves = InFlightFallback()
-        self._spares: dict[str, _FallbackNodes] = {}
+        self.traffic_split = TrafficSplit()
+        self.in_flight = InFlightFallback()
+        self._fallback_nodes: dict[str, _FallbackNodes] = {}
         """By pool name."""
         self._ranked: dict[tuple[str, tuple[NodeShape, ...]], Ranking] = {}
         """By pool name and shapes. Rankings outlive the cache's entries, so that a turn that was taken stays taken."""
@@ -147,86 +147,94 @@ class NodeSelector:
             size: How long the request is.
             now: Seconds, any monotonic clock.
         """
-        gate = self.shares.throttle(routed.pool.name)
-        first = self._ranking(routed.pool, routed.versions, size, now)
+        gate = self.traffic_split.get_throttle(routed.pool.name)
+        first = self._get_ranking(routed.pool, routed.versions, size, now)
         if isinstance(first, Refusal):
             why, refusal = first.code.code, first
-            if gate is not None and gate.shut_until is not None and first.code is RefusalCode.NO_HEALTHY_NODE:
+            if gate is not None and gate.excluded_until is not None and first.code is RefusalCode.NO_HEALTHY_NODE:
                 refusal = refuse_excluded(gate, now)
-        elif gate is None or not (why := self.shares.divert_reason(routed.pool.name, gate, now)):
-            if size.tokens > first.longest and (longer := self._longer_fallback(routed, size, now)) is not None:
+        elif gate is None or not (why := self.traffic_split.find_divert_reason(routed.pool.name, gate, now)):
+            if size.tokens > first.longest and (longer := self._select_longer_fallback(routed, size, now)) is not None:
                 return longer
-            return PlacementTarget(routed.pool, first, spare=self._spare(routed, size, now))
+            return PlacementTarget(routed.pool, first, in_flight_fallback=self._in_flight_fallback(routed, size, now))
         else:
             refusal = refuse_excluded(None, now)
-        second = self._fallback(routed, size, now)
+        second = self._select_fallback(routed, size, now)
         if second is not None:
             return PlacementTarget(second[0], second[1], why)
-        if isinstance(first, Refusal) or (gate is not None and gate.on_trial is not None):
+        if isinstance(first, Refusal) or (gate is not None and gate.trial_sampler is not None):
             return refusal
         return PlacementTarget(routed.pool, first)
 
-    def choose(self, target: PlacementTarget, ask: PlacementRequest) -> tuple[Node, ...] | Refusal:
+    def choose(self, target: PlacementTarget, request: PlacementRequest) -> tuple[Node, ...] | Refusal:
         """Rank the nodes. Refused: it is a long request, and no node has a slot for it."""
         ranking, tries = target.ranking, self._tries(target)
-        picker: Picker = ranking.strategy if ranking.tail is None or not ask.long else ranking.tail
+        picker: Picker = ranking.strategy if ranking.tail is None or not request.long else ranking.tail
         among = max(tries, _LOOKED_AT) if ranking.mixed else tries
-        nodes = picker.pick(among, ask) if not self.shares.partial else self._shared_out(target.pool.name, picker, among, ask)
+        nodes = (
+            picker.pick(among, request)
+            if not self.traffic_split.any_partial
+            else self._split_traffic(target.pool.name, picker, among, request)
+        )
         if not ranking.mixed or isinstance(nodes, Refusal):
             return nodes
         return tuple([node for node in nodes if node.kind == nodes[0].kind][:tries])
 
-    def select_nodes(self, target: PlacementTarget, ask: PlacementRequest, chosen: tuple[Node, ...] = ()) -> NodeSelection | Refusal:
+    def select_nodes(self, target: PlacementTarget, request: PlacementRequest, chosen: tuple[Node, ...] = ()) -> NodeSelection | Refusal:
         """Choose a node, which has the request from now on: the first of `chosen` if it still serves. Refuses as `choose` does."""
-        nodes = chosen if chosen and chosen[0] in target.ranking.nodes else self.choose(target, ask)
+        nodes = chosen if chosen and chosen[0] in target.ranking.nodes else self.choose(target, request)
         if isinstance(nodes, Refusal):
             return nodes
         tail, tries = target.ranking.tail, self._tries(target)
-        longer = tries > 1 and ask.worst_tokens > nodes[0].max_seq_len < target.ranking.longest
+        longer = tries > 1 and request.worst_tokens > nodes[0].max_seq_len < target.ranking.longest
         if longer:
             nodes = _longer_second(nodes, target.ranking, tries)
             longer = len(nodes) > 1 and nodes[1].max_seq_len > nodes[0].max_seq_len
-        most_tries = len(nodes) if target.ranking.mixed and len(nodes) < self.moves.tries else None
+        most_tries = len(nodes) if target.ranking.mixed and len(nodes) < self.in_flight.tries else None
         spares: tuple[Node, ...] = ()
-        if target.spare is not None and (spares := self._spare_nodes(target.spare[0].name, target.spare[1], ask)) and len(nodes) < tries:
+        if (
+            target.in_flight_fallback is not None
+            and (spares := self._select_fallback_nodes(target.in_flight_fallback[0].name, target.in_flight_fallback[1], request))
+            and len(nodes) < tries
+        ):
             nodes = (nodes * tries)[:tries]
-        lease = NodeLease(nodes[0].id, ask.prompt_tokens, ask.output_tokens, long=ask.long)
-        timeout_ms = tail.timeout_ms if tail is not None and ask.long else None
+        lease = NodeLease(nodes[0].id, request.prompt_tokens, request.output_tokens, long=request.long)
+        timeout_ms = tail.timeout_ms if tail is not None and request.long else None
         picked = NodeSelection(nodes, lease, timeout_ms, longer, spares, most_tries=None if spares else most_tries)
-        self.load.add_lease(picked.taken, ask.now)
+        self.load.add_lease(picked.lease, request.now)
         return picked
 
     def _tries(self, target: PlacementTarget) -> int:
         """How many nodes are named to Envoy."""
-        return _TRIED_NODES if target.spare is None else self.moves.tries
+        return _TRIED_NODES if target.in_flight_fallback is None else self.in_flight.tries
 
-    def release(self, taken: NodeLease) -> None:
+    def release(self, lease: NodeLease) -> None:
         """The request has ended."""
-        self.load.remove_lease(taken)
+        self.load.remove_lease(lease)
 
     def on_membership(self, delta: MembershipDelta) -> None:
         """Add the nodes that joined and remove those that left: no decision from here on names one that left."""
         self.set_members(self.members.apply_delta(delta))
 
-    def on_breakers(self, standings: BreakerSnapshots) -> None:
+    def on_breakers(self, breakers: BreakerSnapshots) -> None:
         """Breakers opened or closed: no decision from here on names a node that is left out."""
-        touched = self.shares.on_breakers(standings)
-        everyone = {pool: self.members.nodes(pool) for pool in self.members.pools}
+        touched = self.traffic_split.on_breakers(breakers)
+        everyone = {pool: self.members.get_nodes(pool) for pool in self.members.pools}
         pools = {pool: nodes for pool, nodes in everyone.items() if any(node.id in touched for node in nodes)}
         for pool in pools:
             self._fleets.pop(pool, None)
         self._ranked = {key: ranked for key, ranked in self._ranked.items() if key[0] not in pools}
         self.cache.clear()
-        self.shares.update_pools(pools | {pool: everyone[pool] for pool in standings.pools if pool in everyone})
+        self.traffic_split.update_pools(pools | {pool: everyone[pool] for pool in breakers.pools if pool in everyone})
 
     def set_members(self, members: PoolMembership) -> None:
         """Nodes came, went or changed: the cache is empty at once, and only the pools they concern are ranked anew."""
         before, self.members = self.members, members
         self.load.retain(members.ids)
         self.cache.clear()
-        self._fleets = {pool: fleet for pool, fleet in self._fleets.items() if members.nodes(pool) is before.nodes(pool)}
+        self._fleets = {pool: fleet for pool, fleet in self._fleets.items() if members.get_nodes(pool) is before.get_nodes(pool)}
         self._ranked = {key: ranked for key, ranked in self._ranked.items() if key[0] in self._fleets}
-        self._look_again()
+        self._reset_rankings()
 
     def reset(self, members: PoolMembership) -> None:
         """The pools themselves may have changed."""
@@ -235,71 +243,75 @@ class NodeSelector:
         self.cache.clear()
         self._fleets.clear()
         self._ranked.clear()
-        self._spares.clear()
-        self._look_again()
+        self._fallback_nodes.clear()
+        self._reset_rankings()
 
-    def _look_again(self) -> None:
+    def _reset_rankings(self) -> None:
         """There are other nodes than before."""
         self._whole.clear()
-        self.shares.retain(self.members.ids)
-        self.shares.update_pools({pool: self.members.nodes(pool) for pool in self.members.pools})
+        self.traffic_split.retain(self.members.ids)
+        self.traffic_split.update_pools({pool: self.members.get_nodes(pool) for pool in self.members.pools})
 
-    def _fallback(self, routed: Routed, size: RequestSize, now: float) -> tuple[Pool, Ranking] | None:
+    def _select_fallback(self, routed: Routed, size: RequestSize, now: float) -> tuple[Pool, Ranking] | None:
         """The rule's other pool, when it can take the request now."""
         if routed.fallback is None:
             return None
-        second = self._ranking(routed.fallback, routed.fallback_versions, size, now)
+        second = self._get_ranking(routed.fallback, routed.fallback_versions, size, now)
         if isinstance(second, Refusal):
             return None
-        gate = self.shares.throttle(routed.fallback.name)
-        if gate is not None and self.shares.divert_reason(routed.fallback.name, gate, now):
+        gate = self.traffic_split.get_throttle(routed.fallback.name)
+        if gate is not None and self.traffic_split.find_divert_reason(routed.fallback.name, gate, now):
             return None
         return routed.fallback, second
 
-    def _longer_fallback(self, routed: Routed, size: RequestSize, now: float) -> PlacementTarget | None:
+    def _select_longer_fallback(self, routed: Routed, size: RequestSize, now: float) -> PlacementTarget | None:
         """The rule's other pool for a request that is too long for this one by the estimate, when it holds it by the estimate."""
-        second = self._fallback(routed, size, now)
+        second = self._select_fallback(routed, size, now)
         if second is None or size.tokens > second[1].longest:
             return None
         return PlacementTarget(second[0], second[1], RefusalCode.CONTEXT_LENGTH_EXCEEDED.code)
 
-    def _spare(self, routed: Routed, size: RequestSize, now: float) -> tuple[Pool, Ranking] | None:
+    def _in_flight_fallback(self, routed: Routed, size: RequestSize, now: float) -> tuple[Pool, Ranking] | None:
         """The pool that takes over in flight, of those nodes that can take the request."""
         fallback = routed.fallback
-        if fallback is None or (routed.pool.name, fallback.name) not in self.moves.pairs or self.shares.throttle(fallback.name) is not None:
+        if (
+            fallback is None
+            or (routed.pool.name, fallback.name) not in self.in_flight.pairs
+            or self.traffic_split.get_throttle(fallback.name) is not None
+        ):
             return None
-        found = self._ranking(fallback, routed.fallback_versions, size, now)
+        found = self._get_ranking(fallback, routed.fallback_versions, size, now)
         return None if isinstance(found, Refusal) else (fallback, found)
 
-    def _spare_nodes(self, pool: str, ranking: Ranking, ask: PlacementRequest) -> tuple[Node, ...]:
+    def _select_fallback_nodes(self, pool: str, ranking: Ranking, request: PlacementRequest) -> tuple[Node, ...]:
         """Of the pool that takes over. What counts is who serves now: whom to try is found out by requests of that pool."""
-        known = self._spares.get(pool)
-        if known is None or known.ranking is not ranking or not known.left or ask.now > known.until:
-            if self.shares.partial:
-                nodes = self.shares.without_trials(ranking.strategy.pick(_LOOKED_AT, ask), _SPARE_NODES)
+        known = self._fallback_nodes.get(pool)
+        if known is None or known.ranking is not ranking or not known.left or request.now > known.until:
+            if self.traffic_split.any_partial:
+                nodes = self.traffic_split.order_without_trials(ranking.strategy.pick(_LOOKED_AT, request), _SPARE_NODES)
             else:
-                nodes = ranking.strategy.pick(_SPARE_NODES, ask)
-            known = self._spares[pool] = _FallbackNodes(ranking, nodes, ask.now + _SPARES_S)
+                nodes = ranking.strategy.pick(_SPARE_NODES, request)
+            known = self._fallback_nodes[pool] = _FallbackNodes(ranking, nodes, request.now + _FALLBACK_NODES_TTL_S)
         known.left -= 1
         return known.nodes
 
-    def _shared_out(self, pool: str, picker: Picker, tries: int, ask: PlacementRequest) -> tuple[Node, ...] | Refusal:
+    def _split_traffic(self, pool: str, picker: Picker, tries: int, request: PlacementRequest) -> tuple[Node, ...] | Refusal:
         """Choose while some nodes get only a part. Whose turn it was and who had to pass has had it: the next one is asked for again."""
-        shares, among = self.shares, max(1, len(self.members.nodes(pool)))
-        shares.next_turn(pool)
-        nodes = picker.pick(_LOOKED_AT, ask)
+        shares, among = self.traffic_split, max(1, len(self.members.get_nodes(pool)))
+        shares.count_request(pool)
+        nodes = picker.pick(_LOOKED_AT, request)
         if isinstance(nodes, Refusal):
             return nodes
-        first = shares.first_due(pool, nodes[:1], among, ask.now)
-        if first is None and not shares.all_partial(nodes):
-            again = picker.pick(_LOOKED_AT, replace(ask, chance=ask.chance ^ _ANOTHER_CHANCE))
+        first = shares.select_due_node(pool, nodes[:1], among, request.now)
+        if first is None and not shares.are_all_partial(nodes):
+            again = picker.pick(_LOOKED_AT, replace(request, chance=request.chance ^ _ANOTHER_CHANCE))
             nodes = nodes if isinstance(again, Refusal) else again
         if first is None:
-            first = shares.first_due(pool, nodes, among, ask.now) or shares.largest_share(nodes, ask.now)
+            first = shares.select_due_node(pool, nodes, among, request.now) or shares.select_largest_share(nodes, request.now)
         return shares.order_for_retries(first, nodes, tries)
 
-    def _ranking(self, pool: Pool, versions: Constraint, size: RequestSize, now: float) -> Ranking | Refusal:
-        segment = size.at_most // SEGMENT_TOKENS
+    def _get_ranking(self, pool: Pool, versions: Constraint, size: RequestSize, now: float) -> Ranking | Refusal:
+        segment = size.max_tokens // SEGMENT_TOKENS
         key = (pool.name, versions.text, segment)
         found = self.cache.find(key, now)
         if found is None:
@@ -312,11 +324,11 @@ class NodeSelector:
     def _rank(self, pool: Pool, versions: Constraint, size: RequestSize) -> Ranking | Refusal:
         nodes = self._fleets.get(pool.name)
         if nodes is None:
-            nodes = self._fleets[pool.name] = group_by_shape(self.shares.not_excluded(self.members.nodes(pool.name)))
-        demand = size.demand(versions)
+            nodes = self._fleets[pool.name] = group_by_shape(self.traffic_split.filter_excluded(self.members.get_nodes(pool.name)))
+        demand = size.to_demand(versions)
         shapes = filter_shapes(nodes, demand)
         if isinstance(shapes, Refusal):
-            return self._refused(pool, demand, shapes)
+            return self._refuse(pool, demand, shapes)
         key = (pool.name, shapes)
         ranked = self._ranked.get(key)
         if ranked is None:
@@ -324,10 +336,10 @@ class NodeSelector:
             ranked = self._ranked[key] = build_ranking(pool, chosen, self.load)
         return ranked
 
-    def _refused(self, pool: Pool, demand: Demand, refusal: Refusal) -> Refusal:
+    def _refuse(self, pool: Pool, demand: Demand, refusal: Refusal) -> Refusal:
         """The reason. Where a node that is left out could take the request, that is the reason, not what the others lack."""
-        everyone = self.members.nodes(pool.name)
-        if self.shares.not_excluded(everyone) is everyone:
+        everyone = self.members.get_nodes(pool.name)
+        if self.traffic_split.filter_excluded(everyone) is everyone:
             return refusal
         whole = self._whole.get(pool.name)
         if whole is None:

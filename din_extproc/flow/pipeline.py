@@ -37,13 +37,13 @@ from din_extproc.domain.tenant import OnSensitive, Tenant
 from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.flow.claims import make_claim
 from din_extproc.flow.decision import CandidatePool, Decision, DecisionContext, LongReservation, PendingRequest, Permit, ReservationLedger
-from din_extproc.flow.node_order import NodeRequest, build_node_request
+from din_extproc.flow.node_request import NodeRequest, build_node_request
 from din_extproc.flow.node_selector import PlacementTarget
 from din_extproc.flow.queueing import QueueFull
-from din_extproc.flow.request_size import reweighed, size_of, within_context
+from din_extproc.flow.request_size import compute_request_size, estimate_for_model, refuse_over_context
 from din_extproc.flow.screening import screen_prompt
 from din_extproc.flow.timeouts import deduct_wait
-from din_extproc.flow.view import UNLISTED, ScreeningPolicy, TokenCounter, model_facts
+from din_extproc.flow.view import UNLISTED, ScreeningPolicy, TokenCounter, get_model_facts
 from din_extproc.intent.boundary import needs_exact
 from din_extproc.intent.paths import EndpointKind, find_endpoint_kind
 from din_extproc.intent.prefix import hash_prefix
@@ -67,7 +67,9 @@ _NO_BODY = NodeRequest(operation=Operation.CHAT, stream=False, path="", body=b""
 """What a node is asked by a request whose body is not at hand."""
 
 
-def accept(context: DecisionContext, request: PendingRequest, body: bytes, wall: float) -> ParsedRequest | EndpointKind | Refusal | None:
+def read_endpoint(
+    context: DecisionContext, request: PendingRequest, body: bytes, wall: float
+) -> ParsedRequest | EndpointKind | Refusal | None:
     """Stages 1 to 4: whose request it is and what it wants.
 
     Returns:
@@ -129,7 +131,7 @@ async def decide(
         began: When the whole request was there, by the monotonic clock.
         wall: Likewise, in seconds since the epoch.
     """
-    counter = exact_counter(context, request, intent)
+    counter = find_exact_counter(context, request, intent)
     if counter is not None:
         intent = await count_exactly(context, request, intent, counter)
     routed = route(context, request, who, intent, wall)
@@ -172,13 +174,13 @@ async def decide(
         claim=claim,
         rate_limit_status=granted.status,
         recorded=granted.recorded,
-        would_refuse=unenforced(granted),
+        would_refuse=name_unenforced_limit(granted),
         roomy=granted.roomy,
         selection=picked,
     )
 
 
-async def permit(
+async def decide_permit(
     context: DecisionContext, request: PendingRequest, who: Authenticated, intent: Intent, *, began: float, wall: float
 ) -> Permit | Refusal:
     """Stages 5 to 8 for a proxy that chooses the node itself. The arguments are those of `decide`.
@@ -186,7 +188,7 @@ async def permit(
     It is charged for the model that `decide` would send it to. Where the configuration serves no such model, or no node can take it now,
     that is for the proxy to know: it is charged for the model that its name stands for.
     """
-    counter = exact_counter(context, request, intent)
+    counter = find_exact_counter(context, request, intent)
     if counter is not None:
         intent = await count_exactly(context, request, intent, counter)
     routed = route(context, request, who, intent, wall)
@@ -194,13 +196,13 @@ async def permit(
     if isinstance(routed, Refusal):
         if routed.code is RefusalCode.MODEL_NOT_ALLOWED:
             return routed
-        model = named_model(context, intent, who.tenant)
+        model = resolve_requested_model(context, intent, who.tenant)
         if isinstance(model, Refusal):
             return model
     else:
-        target = context.selector.select_target(routed, size_of(context, intent, routed, routed.model), began)
+        target = context.selector.select_target(routed, compute_request_size(context, intent, routed, routed.model), began)
         model = routed.model if isinstance(target, Refusal) else target.pool.model
-        intent = reweighed(context, request, intent, model)
+        intent = estimate_for_model(context, request, intent, model)
     claim = make_claim(context, request, who, intent, model)
     granted = await reserve(context, request, who.tenant, intent, claim)
     if isinstance(granted, Refusal):
@@ -213,17 +215,17 @@ async def permit(
         claim=claim,
         rate_limit_status=granted.status,
         recorded=granted.recorded,
-        would_refuse=unenforced(granted),
+        would_refuse=name_unenforced_limit(granted),
     )
 
 
 # -- stages ----------------------------------------------------------------------------------------------------------------------------
 
 
-def exact_counter(context: DecisionContext, request: PendingRequest, intent: Intent) -> TokenCounter | None:
+def find_exact_counter(context: DecisionContext, request: PendingRequest, intent: Intent) -> TokenCounter | None:
     """Stage 5: the model's tokenizer, when it is at hand and the estimate could decide wrongly; None: the estimate will do."""
     model = context.calibrators.model_of(intent.model)
-    known = model_facts(context.view, model or "")
+    known = get_model_facts(context.view, model or "")
     if known.counter is None or not known.boundaries or request.parsed is None:
         return None
     if intent.truncates or request.parsed.prompt.limit:
@@ -246,22 +248,22 @@ async def count_exactly(context: DecisionContext, request: PendingRequest, inten
 def route(context: DecisionContext, request: PendingRequest, who: Authenticated, intent: Intent, wall: float) -> Routed | Refusal:
     """Stage 6: the rule that takes the request, and its pool."""
     hour = int(wall) // _HOUR_S % 24
-    return context.view.table.route(intent, who.tenant, request.head, hour, context.selector.members.versions)
+    return context.view.table.route(intent, who.tenant, request.head, hour, context.selector.members.get_versions)
 
 
 def select_pool(context: DecisionContext, request: PendingRequest, routed: Routed, intent: Intent, now: float) -> CandidatePool | Refusal:
     """Stage 7: the rule's pool or its fallback, and what a node there will be asked."""
-    target = context.selector.select_target(routed, size_of(context, intent, routed, routed.model), now)
+    target = context.selector.select_target(routed, compute_request_size(context, intent, routed, routed.model), now)
     if isinstance(target, Refusal):
         return target
-    if names_stored_response(request) and len(context.selector.members.nodes(target.pool.name)) > 1:
+    if refuse_stored_response(request) and len(context.selector.members.get_nodes(target.pool.name)) > 1:
         return _STORED_ELSEWHERE
-    intent = within_context(context, request, reweighed(context, request, intent, target.pool.model), target)
-    asked = node_request(request, intent, target)
+    intent = refuse_over_context(context, request, estimate_for_model(context, request, intent, target.pool.model), target)
+    asked = get_node_request(request, intent, target)
     return asked if isinstance(asked, Refusal) else CandidatePool(target, intent, asked)
 
 
-def names_stored_response(request: PendingRequest) -> bool:
+def refuse_stored_response(request: PendingRequest) -> bool:
     """Stage 7: whether the request builds on a response that one node has stored."""
     parsed = request.parsed
     if parsed is None or parsed.intent.operation is not Operation.RESPONSES or "previous_response_id" not in parsed.outline.spans:
@@ -269,7 +271,7 @@ def names_stored_response(request: PendingRequest) -> bool:
     return parsed.outline.value(parsed.body, "previous_response_id") != b"null"
 
 
-def node_request(request: PendingRequest, intent: Intent, target: PlacementTarget) -> NodeRequest | Refusal:
+def get_node_request(request: PendingRequest, intent: Intent, target: PlacementTarget) -> NodeRequest | Refusal:
     """Stage 7: the request in the words of the pool's engine; a placeholder where there is no body."""
     if request.parsed is None:
         return _NO_BODY
@@ -277,7 +279,7 @@ def node_request(request: PendingRequest, intent: Intent, target: PlacementTarge
     return build_node_request(request.parsed, intent, target.pool, priority)
 
 
-def named_model(context: DecisionContext, intent: Intent, tenant: Tenant) -> str | Refusal:
+def resolve_requested_model(context: DecisionContext, intent: Intent, tenant: Tenant) -> str | Refusal:
     """Stage 7 of `permit`: the physical model that the name stands for; where no pool serves it, the name itself."""
     name = intent.model.partition("@")[0]
     model = context.calibrators.model_of(intent.model) or name
@@ -291,15 +293,15 @@ async def reserve(context: DecisionContext, request: PendingRequest, tenant: Ten
     queueing = tenant.queueing
     try:
         if queueing.max_wait_ms and context.queue and context.queue.must_queue(claim, tenant.priority_of(intent.priority)):
-            reply = await _wait(context, request, tenant, intent, claim)
+            reply = await _wait_in_queue(context, request, tenant, intent, claim)
         else:
             reply = await context.ledger.reserve(claim)
             if queueing.max_wait_ms and isinstance(reply, Denied) and is_queueable(reply):
-                reply = await _wait(context, request, tenant, intent, claim)
+                reply = await _wait_in_queue(context, request, tenant, intent, claim)
     except LimitsUnavailable:
         return limit_headers.refuse_limits_unavailable()
     if isinstance(reply, QueueFull):
-        return limit_headers.refuse_queue_full(reply.place_in_ms)
+        return limit_headers.refuse_queue_full(reply.vacancy_ms)
     if not isinstance(reply, Denied):
         return reply
     if reply.dimension in limit_headers.SPENT:
@@ -326,7 +328,7 @@ async def reserve_long(
         ask = replace(ask, full=ask.full | {nodes[0].id})
 
 
-async def _wait(
+async def _wait_in_queue(
     context: DecisionContext, request: PendingRequest, tenant: Tenant, intent: Intent, claim: Claim
 ) -> Granted | Denied | QueueFull:
     """The answer after a wait, no longer than tenant and client allow."""
@@ -343,7 +345,7 @@ def confirm_pool(
 ) -> CandidatePool | Refusal:
     """Stage 8: what the time that the reservation took has left of the client's deadline and of the nodes."""
     now = context.clock.monotonic()
-    target = context.selector.select_target(routed, size_of(context, pool.intent, routed, pool.target.pool.model), now)
+    target = context.selector.select_target(routed, compute_request_size(context, pool.intent, routed, pool.target.pool.model), now)
     if isinstance(target, Refusal):
         return target
     intent = deduct_wait(pool.intent, now - began)
@@ -353,7 +355,7 @@ def confirm_pool(
         return CandidatePool(pool.target, intent, pool.node_request)
     if target.pool is pool.target.pool:
         return CandidatePool(target, intent, pool.node_request)
-    asked = node_request(request, intent, target)
+    asked = get_node_request(request, intent, target)
     return asked if isinstance(asked, Refusal) else CandidatePool(target, intent, asked)
 
 
@@ -376,7 +378,7 @@ def placement_request(request: PendingRequest, pool: CandidatePool, claim: Claim
 # -- what several stages use -----------------------------------------------------------------------------------------------------------
 
 
-def unenforced(granted: Granted) -> str:
+def name_unenforced_limit(granted: Granted) -> str:
     """The limit that would have refused it, were it enforced; "" when none would."""
     return "" if granted.shadow_denial is None else granted.shadow_denial.dimension
 

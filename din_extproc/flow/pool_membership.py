@@ -35,12 +35,12 @@ class PoolMembership:
         self._versions: dict[str, frozenset[str]] = {}
         for pool in {**configured, **registered}:
             own, came = configured.get(pool, _NOBODY), registered.get(pool, _NONE)
-            if before is not None and before.consists_of(pool, own, came):
-                self._nodes[pool] = before.nodes(pool)
+            if before is not None and before.contains_only(pool, own, came):
+                self._nodes[pool] = before.get_nodes(pool)
             else:
                 self._nodes[pool] = (*own, *came.values())
 
-    def consists_of(self, pool: str, configured: tuple[Node, ...], registered: Mapping[str, Node]) -> bool:
+    def contains_only(self, pool: str, configured: tuple[Node, ...], registered: Mapping[str, Node]) -> bool:
         """Whether the pool has these very nodes."""
         return self._configured.get(pool, _NOBODY) is configured and self._registered.get(pool, _NONE) is registered
 
@@ -53,31 +53,31 @@ class PoolMembership:
         """The same registered nodes beside those of another configuration."""
         return PoolMembership({pool.name: pool.nodes for pool in pools}, self._registered)
 
-    def apply_delta(self, turnover: MembershipDelta) -> "PoolMembership":
+    def apply_delta(self, delta: MembershipDelta) -> "PoolMembership":
         """With those who registered and without those who went. Other pools keep their very tuples."""
         registered = dict(self._registered)
-        for pool in turnover.left.keys() | turnover.joined.keys():
+        for pool in delta.left.keys() | delta.joined.keys():
             nodes = dict(registered.get(pool, _NONE))
-            for node_id in turnover.left.get(pool, ()):
+            for node_id in delta.left.get(pool, ()):
                 nodes.pop(node_id, None)
-            nodes.update((node.id, node) for node in turnover.joined.get(pool, _NOBODY))
+            nodes.update((node.id, node) for node in delta.joined.get(pool, _NOBODY))
             registered[pool] = nodes
         return PoolMembership(self._configured, registered, self)
 
-    def nodes(self, pool: str) -> tuple[Node, ...]:
+    def get_nodes(self, pool: str) -> tuple[Node, ...]:
         """The pool's nodes: those of the configuration first, then those that registered."""
         return self._nodes.get(pool, _NOBODY)
 
-    def versions(self, pool: str) -> frozenset[str]:
+    def get_versions(self, pool: str) -> frozenset[str]:
         """The model versions that the pool's nodes serve; empty while it has no node."""
         found = self._versions.get(pool)
         if found is None:  # worked out when the first request cares for versions
             found = self._versions[pool] = frozenset({node.version for node in self._nodes.get(pool, _NOBODY)})
         return found
 
-    def longest_context(self, pools: Iterable[str]) -> int | None:
+    def get_longest_context(self, pools: Iterable[str]) -> int | None:
         """Tokens of the longest context among the nodes of these pools; None: they have none."""
-        return max((node.max_seq_len for pool in pools for node in self.nodes(pool)), default=None)
+        return max((node.max_seq_len for pool in pools for node in self.get_nodes(pool)), default=None)
 
     @property
     def pools(self) -> tuple[str, ...]:

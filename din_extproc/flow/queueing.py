@@ -12,7 +12,7 @@ from din_extproc.domain.tenant import Queueing
 class QueueFull(Struct, frozen=True, gc=False):
     """There is no place to wait."""
 
-    place_in_ms: int
+    vacancy_ms: int
     """When one will be free at the latest, if no other request takes it."""
 
 
@@ -25,5 +25,5 @@ class RequestQueue(Protocol):
     def must_queue(self, claim: Claim, priority: Priority) -> bool:
         """Whether somebody waits whom a newcomer must not overtake."""
 
-    async def wait(self, claim: Claim, priority: Priority, queueing: Queueing, patience_ms: int) -> Granted | Denied | QueueFull:
+    async def wait(self, claim: Claim, priority: Priority, queueing: Queueing, deadline_ms: int) -> Granted | Denied | QueueFull:
         """Wait until the claim is granted or the maximum wait is over; then return what was short. May raise `LimitsUnavailable`."""

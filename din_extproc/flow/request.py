@@ -19,15 +19,15 @@ from din_extproc.domain.response import PASS, SUCCESS_STATUSES, Replacement, Res
 from din_extproc.domain.verdict import ImmediateResponse, Refusal, Send, Verdict
 from din_extproc.flow import answers, failures
 from din_extproc.flow.attempt import moved_request, translate_attempt
-from din_extproc.flow.audit_records import admission_record
+from din_extproc.flow.audit_records import make_admission_record
 from din_extproc.flow.decision import DecisionContext, PendingRequest
-from din_extproc.flow.dispatch import dispatch, refusal_metadata
+from din_extproc.flow.dispatch import dispatch, make_refusal_metadata
 from din_extproc.flow.double_check import CheckSampler
-from din_extproc.flow.node_order import NodeRequest
-from din_extproc.flow.pipeline import accept, decide, refund
+from din_extproc.flow.node_request import NodeRequest
+from din_extproc.flow.pipeline import decide, read_endpoint, refund
 from din_extproc.flow.pool_membership import PoolMembership
 from din_extproc.flow.trace import Sampler, TraceIds, is_trace_id
-from din_extproc.flow.translation import Translation, unreadable_response
+from din_extproc.flow.translation import Translation, build_unreadable_response
 from din_extproc.flow.view import DecisionView
 from din_extproc.intent.paths import EndpointKind
 from din_extproc.intent.read import ParsedRequest
@@ -86,7 +86,7 @@ class WorkerContext(DecisionContext, kw_only=True):
 class _GrantedRequest(Struct, frozen=True, gc=False):
     """What a request that was sent on has taken."""
 
-    taken: NodeLease
+    lease: NodeLease
     engine: str
     """Of the pool that it goes to."""
     releases: bool
@@ -114,15 +114,15 @@ class ExchangeHandler(PendingRequest, ABC):
         began, wall = context.clock.monotonic(), context.clock.wall()
         self._identify(head, wall)
         closed = None if context.gate is None else await context.gate.wait_until_open()
-        accepted = closed or accept(context, self, body, wall)
+        accepted = closed or read_endpoint(context, self, body, wall)
         verdict: Verdict | Refusal
         if isinstance(accepted, ParsedRequest):
             verdict = await self._verdict(accepted, began, wall)
         else:
             verdict = accepted if isinstance(accepted, Refusal) else self._without_body(accepted)
         if isinstance(verdict, Refusal):
-            verdict = answers.refusal_response(verdict, head, self.trace_id, whose=refusal_metadata(self))
-        if answers.of_anthropic(head.path):
+            verdict = answers.build_refusal_response(verdict, head, self.trace_id, whose=make_refusal_metadata(self))
+        if answers.is_anthropic_path(head.path):
             verdict = _with_anthropic_limits(verdict, wall)
         refused = "" if type(verdict) is Send else str(verdict.metadata.get("refusal", ""))
         context.observer.on_decision(context.clock.monotonic() - began, refused)
@@ -139,12 +139,12 @@ class ExchangeHandler(PendingRequest, ABC):
     def failed(self, error: BaseException) -> ImmediateResponse:
         """Return what the client gets for a fault of ours. What the request has reserved is refunded."""
         self._context.observer.on_fault(error, self.trace_id)
-        if self._let_go():  # it was granted and will not be sent
+        if self._release_reservation():  # it was granted and will not be sent
             self._context.start(refund(self._context.ledger, self.account, self.request_id))
-        return answers.internal_error_response(self.head, self.trace_id)
+        return answers.build_internal_error(self.head, self.trace_id)
 
     @abstractmethod
-    def _let_go(self) -> bool:
+    def _release_reservation(self) -> bool:
         """Give back what the request has taken in this process. True: it holds a reservation, which the caller gives back."""
 
     def _identify(self, head: RequestHead, wall: float) -> None:
@@ -182,7 +182,7 @@ class ExtProcHandler(ExchangeHandler):
     async def _attempt(self, head: RequestHead, body: bytes) -> Verdict:
         self.head, self.trace_id = head, head.header("x-din-trace-id")
         translated = translate_attempt(self._context, head, body)
-        return answers.refusal_response(translated, head, self.trace_id) if isinstance(translated, Refusal) else translated
+        return answers.build_refusal_response(translated, head, self.trace_id) if isinstance(translated, Refusal) else translated
 
     async def _verdict(self, parsed: ParsedRequest, began: float, wall: float) -> Verdict | Refusal:
         context, who = self._context, self.who
@@ -193,11 +193,11 @@ class ExtProcHandler(ExchangeHandler):
         order = decision.node_request
         translated = None if order.dialect is None else replace(order, body=b"")
         self._held = _GrantedRequest(
-            decision.selection.taken, decision.target.pool.engine, not decision.roomy, translated, moved_request(decision, parsed)
+            decision.selection.lease, decision.target.pool.engine, not decision.roomy, translated, moved_request(decision, parsed)
         )
         context.live[self.request_id] = self.account
         if context.admissions is not None:
-            context.admissions.append(admission_record(decision, self, wall))
+            context.admissions.append(make_admission_record(decision, self, wall))
         if context.checks is not None:
             context.checks.sample(decision, parsed, self.trace_id, wall)
         verdict = dispatch(decision, self, parsed, context.clock.monotonic() - began)
@@ -206,11 +206,11 @@ class ExtProcHandler(ExchangeHandler):
 
     def _without_body(self, endpoint: EndpointKind | None) -> Verdict | Refusal:
         if endpoint is None or self.who is None:
-            return answers.options_response(self.trace_id)
+            return answers.build_options_response(self.trace_id)
         context = self._context
         listed = context.view.table.models_for(self.who.tenant)
-        length = context.selector.members.longest_context
-        return answers.models_response(listed, endpoint.model, self.trace_id, length=length, created=context.started)
+        length = context.selector.members.get_longest_context
+        return answers.build_models_response(listed, endpoint.model, self.trace_id, length=length, created=context.started)
 
     def on_response(self, head: ResponseHead) -> Treatment:
         """Replace a node's error by the gateway's, translate an answer of another dialect, and pass any other answer on."""
@@ -219,26 +219,26 @@ class ExtProcHandler(ExchangeHandler):
             return PASS
         asked = held.moved if DEGRADED in head.headers else held.translated
         if asked is None or asked.dialect is None or head.status not in SUCCESS_STATUSES:
-            return failures.treat_error(held.engine, head, self.head, self.trace_id, wall)
+            return failures.translate_error(held.engine, head, self.head, self.trace_id, wall)
         named = AnswerContext(asked.operation, self.request_id, int(wall), asked.model, asked.fields)
-        return Translation(asked.dialect, named, asked.stream, self.head, self.trace_id).treat(head)
+        return Translation(asked.dialect, named, asked.stream, self.head, self.trace_id).choose_treatment(head)
 
     def on_response_failure(self, error: Exception) -> Replacement:
         """Nobody gets a node's own words for a fault of ours."""
         self._context.observer.on_fault(error, self.trace_id)
-        return unreadable_response(self.head, self.trace_id)
+        return build_unreadable_response(self.head, self.trace_id)
 
     def ended(self, *, cut: bool = True) -> None:
         """Free node and slot. Plentiful slots of an exchange that was not cut are freed by its settlement."""
         releases = self._held is not None and (cut or self._held.releases)
-        if self._let_go() and releases:
+        if self._release_reservation() and releases:
             self._context.start(self._release())
 
-    def _let_go(self) -> bool:
+    def _release_reservation(self) -> bool:
         held, self._held = self._held, None
         if held is None:
             return False
-        self._context.selector.release(held.taken)
+        self._context.selector.release(held.lease)
         self._context.live.pop(self.request_id, None)
         return True
 

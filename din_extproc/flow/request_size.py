@@ -13,18 +13,18 @@ from din_extproc.route.table import Routed
 from din_extproc.southbound.engines import find_engine
 
 
-def size_of(context: DecisionContext, intent: Intent, routed: Routed, model: str) -> RequestSize:
+def compute_request_size(context: DecisionContext, intent: Intent, routed: Routed, model: str) -> RequestSize:
     """How long the request is, and how long at the very least."""
     caps = find_engine(routed.pool.engine).caps_output
     return RequestSize.of(intent, context.calibrators.for_model(model).calibration.band, caps_output=caps)
 
 
-def within_context(context: DecisionContext, request: PendingRequest, intent: Intent, target: PlacementTarget) -> Intent:
+def refuse_over_context(context: DecisionContext, request: PendingRequest, intent: Intent, target: PlacementTarget) -> Intent:
     """The intent with no more prompt than an engine that cuts it reads, and no more output than one that caps it gives."""
     caps, most = find_engine(target.pool.engine).caps_output, intent.output_tokens or 0
     if not (intent.truncates or (caps and most)):
         return intent
-    longest = context.selector.members.longest_context((target.pool.name,))
+    longest = context.selector.members.get_longest_context((target.pool.name,))
     if longest is None:
         return intent
     if caps and most > longest * intent.answers:
@@ -35,7 +35,7 @@ def within_context(context: DecisionContext, request: PendingRequest, intent: In
     return intent
 
 
-def reweighed(context: DecisionContext, request: PendingRequest, intent: Intent, model: str) -> Intent:
+def estimate_for_model(context: DecisionContext, request: PendingRequest, intent: Intent, model: str) -> Intent:
     """The intent by the calibrator of the model that it goes to, when that is not the one it was read for."""
     gauges, parsed = context.calibrators, request.parsed
     if parsed is None or intent.estimate.exact or gauges.for_model(model) is gauges.for_name(intent.model):

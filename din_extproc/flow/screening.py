@@ -29,7 +29,7 @@ _as_json = msgspec.json.Encoder().encode
 
 
 def screen_prompt(
-    reading: ParsedRequest, screening: ScreeningPolicy, head: RequestHead, gauges: Callable[[str], TokenCalibrator]
+    reading: ParsedRequest, screening: ScreeningPolicy, head: RequestHead, calibrators: Callable[[str], TokenCalibrator]
 ) -> ParsedRequest | Refusal:
     """Apply the policy. A prompt with more findings than are looked at is refused where it would have to be masked.
 
@@ -37,9 +37,9 @@ def screen_prompt(
         reading: The request as it was read.
         screening: The tenant's policy.
         head: For reading an edited body again.
-        gauges: Likewise.
+        calibrators: Likewise.
     """
-    values = _values(reading)
+    values = _get_values(reading)
     joined = b",".join(values.values())
     texts = decoded(joined)
     if screening.screen.clean("\n".join(texts).encode()):
@@ -51,19 +51,19 @@ def screen_prompt(
     if screening.policy is OnSensitive.FLAG:
         return replace(reading, sensitive=sensitive)
     if screening.policy is OnSensitive.BLOCK or not found.whole:
-        return _refused(sensitive)
-    again = reparse_body(head, reading, _masked(reading, values, literals(joined), found), gauges)
+        return _refuse_sensitive(sensitive)
+    again = reparse_body(head, reading, _mask_values(reading, values, literals(joined), found), calibrators)
     return again if isinstance(again, Refusal) else replace(again, sensitive=sensitive)
 
 
-def _values(reading: ParsedRequest) -> dict[str, bytes]:
+def _get_values(reading: ParsedRequest) -> dict[str, bytes]:
     """What holds text, by its top-level key, with nothing that a decoder refuses."""
     body = replace_lone_surrogates(reading.body)
     values = {key: body[start:end] for key, (start, end) in reading.outline.spans.items() if key not in _IDS}
     return {key: value for key, value in values.items() if value[:1] in _TEXTUAL}
 
 
-def _masked(reading: ParsedRequest, values: dict[str, bytes], strings: list[bytes], found: Findings) -> bytes:
+def _mask_values(reading: ParsedRequest, values: dict[str, bytes], strings: list[bytes], found: Findings) -> bytes:
     """The body with a mark in the place of each finding, wherever the prompt repeats that string."""
     edits: dict[bytes, list[Edit]] = {}
     done: set[int] = set()
@@ -77,7 +77,7 @@ def _masked(reading: ParsedRequest, values: dict[str, bytes], strings: list[byte
     return splice_values(body, outline, {key: edited(outline.value(body, key), value, edits) for key, value in values.items()})
 
 
-def _refused(sensitive: Sensitive) -> Refusal:
+def _refuse_sensitive(sensitive: Sensitive) -> Refusal:
     kinds = ", ".join(sorted(sensitive.kinds)) or "unknown"
     message = f"The prompt holds sensitive data that may not be sent on: {kinds}."
     if not sensitive.whole:

@@ -8,7 +8,7 @@ from zlib import crc32
 
 from msgspec import Struct
 
-from din_extproc.observe.spans import span_to_node
+from din_extproc.observe.spans import derive_node_span_id
 
 _KEPT = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.:-]{7,127}").fullmatch
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?").fullmatch
@@ -63,7 +63,7 @@ class SpanContext(Struct, frozen=True, gc=False):
     @property
     def traceparent(self) -> str:
         """The `traceparent` for the node: its parent is the span of the way to it."""
-        return f"00-{self.trace_id}-{span_to_node(self.span_id)}-01"
+        return f"00-{self.trace_id}-{derive_node_span_id(self.span_id)}-01"
 
 
 class Sampler:

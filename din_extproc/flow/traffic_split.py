@@ -20,17 +20,17 @@ _MOST_CREDIT = 2.0
 class FractionalSampler:
     """Counts out one share of the turns that are had."""
 
-    __slots__ = ("_credit", "_seen", "standing")
+    __slots__ = ("_credit", "_last_request_number", "breaker")
 
-    def __init__(self, standing: BreakerSnapshot, turn: int) -> None:
-        self.standing = standing
+    def __init__(self, breaker: BreakerSnapshot, request_number: int) -> None:
+        self.breaker = breaker
         self._credit = 0.0
-        self._seen = turn
+        self._last_request_number = request_number
 
-    def due(self, turn: int, among: int, now: float) -> bool:
-        """Whether the one with this share is due at the turn that so many share. Of what it did not use, one turn is saved up."""
-        earned = (turn - self._seen) * self.standing.share(now) / among
-        self._seen = turn
+    def take_turn(self, request_number: int, among: int, now: float) -> bool:
+        """Whether the one with this share is due at the number that so many share. Of what it did not use, one number is saved up."""
+        earned = (request_number - self._last_request_number) * self.breaker.share(now) / among
+        self._last_request_number = request_number
         self._credit = min(_MOST_CREDIT, self._credit + earned)
         if self._credit < _ONE:
             return False
@@ -41,11 +41,11 @@ class FractionalSampler:
 class PoolThrottle(Struct, frozen=True):
     """A pool of which something is known."""
 
-    shut_until: float | None = None
+    excluded_until: float | None = None
     """Every node is open or cooling; until when at least. None: not so."""
-    on_trial: FractionalSampler | None = None
+    trial_sampler: FractionalSampler | None = None
     """None of its nodes may have more than trial requests."""
-    breaker: FractionalSampler | None = None
+    breaker_sampler: FractionalSampler | None = None
     """The pool's own."""
 
 
@@ -55,7 +55,7 @@ _NOTHING = PoolThrottle()
 class TrafficSplit:
     """The standings of one worker, and the turns that it counted."""
 
-    __slots__ = ("_asked", "_gates", "_meters", "_open", "_partial", "_pools", "_turns")
+    __slots__ = ("_open", "_partial", "_pool_request_numbers", "_pools", "_request_numbers", "_samplers", "_throttles")
 
     def __init__(self) -> None:
         self._open: dict[str, BreakerSnapshot] = {}
@@ -63,28 +63,28 @@ class TrafficSplit:
         self._partial: dict[str, BreakerSnapshot] = {}
         """By node id, of nodes that get a part."""
         self._pools: dict[str, BreakerSnapshot] = {}
-        self._gates: dict[str, PoolThrottle] = {}
+        self._throttles: dict[str, PoolThrottle] = {}
         """By pool, as are the next two."""
-        self._asked: dict[str, int] = {}
-        self._turns: dict[str, int] = {}
-        self._meters: dict[tuple[str, str], FractionalSampler] = {}
+        self._pool_request_numbers: dict[str, int] = {}
+        self._request_numbers: dict[str, int] = {}
+        self._samplers: dict[tuple[str, str], FractionalSampler] = {}
         """By pool and node id."""
 
-    def on_breakers(self, standings: BreakerSnapshots) -> frozenset[str]:
+    def on_breakers(self, breakers: BreakerSnapshots) -> frozenset[str]:
         """Breakers changed. Returns the nodes of which something else holds now."""
-        for node_id, standing in standings.nodes.items():
+        for node_id, breaker in breakers.nodes.items():
             self._open.pop(node_id, None)
             self._partial.pop(node_id, None)
-            if standing.excluded:
-                self._open[node_id] = standing
-            elif standing.state is not BreakerState.CLOSED:
-                self._partial[node_id] = standing
-        for pool, standing in standings.pools.items():
+            if breaker.excluded:
+                self._open[node_id] = breaker
+            elif breaker.state is not BreakerState.CLOSED:
+                self._partial[node_id] = breaker
+        for pool, breaker in breakers.pools.items():
             self._pools.pop(pool, None)
-            if standing.state is not BreakerState.CLOSED:
-                self._pools[pool] = standing
-        self._meters = {key: meter for key, meter in self._meters.items() if key[1] not in standings.nodes}
-        return frozenset(standings.nodes)
+            if breaker.state is not BreakerState.CLOSED:
+                self._pools[pool] = breaker
+        self._samplers = {key: meter for key, meter in self._samplers.items() if key[1] not in breakers.nodes}
+        return frozenset(breakers.nodes)
 
     def retain(self, node_ids: set[str]) -> None:
         """Forget every other node."""
@@ -95,65 +95,65 @@ class TrafficSplit:
     def update_pools(self, pools: Mapping[str, tuple[Node, ...]]) -> None:
         """Work out how these pools stand, by name with all their nodes, after something about them has changed."""
         for name, nodes in pools.items():
-            asked = self._asked.setdefault(name, 0)
-            standing = self._pools.get(name)
-            gate = PoolThrottle(*self._of_nodes(nodes, asked), None if standing is None else FractionalSampler(standing, asked))
+            asked = self._pool_request_numbers.setdefault(name, 0)
+            breaker = self._pools.get(name)
+            gate = PoolThrottle(*self._summarize_nodes(nodes, asked), None if breaker is None else FractionalSampler(breaker, asked))
             if gate == _NOTHING:
-                self._gates.pop(name, None)
+                self._throttles.pop(name, None)
             else:
-                self._gates[name] = gate
+                self._throttles[name] = gate
 
-    def not_excluded(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    def filter_excluded(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Those that are not left out; the same tuple when none is."""
         opened = self._open
         if not opened or not any(node.id in opened for node in nodes):
             return nodes
         return tuple(node for node in nodes if node.id not in opened)
 
-    def throttle(self, pool: str) -> PoolThrottle | None:
+    def get_throttle(self, pool: str) -> PoolThrottle | None:
         """The throttle of the pool; None: there is none."""
-        return self._gates.get(pool)
+        return self._throttles.get(pool)
 
-    def divert_reason(self, pool: str, gate: PoolThrottle, now: float) -> str:
+    def find_divert_reason(self, pool: str, gate: PoolThrottle, now: float) -> str:
         """Why a request should go elsewhere, "" when it is one of those that pass. Asked once per request: it counts."""
-        turn = self._asked[pool] = self._asked[pool] + 1
-        if gate.on_trial is not None and not gate.on_trial.due(turn, 1, now):
+        number = self._pool_request_numbers[pool] = self._pool_request_numbers[pool] + 1
+        if gate.trial_sampler is not None and not gate.trial_sampler.take_turn(number, 1, now):
             return "half_open"
-        if gate.breaker is not None and not gate.breaker.due(turn, 1, now):
-            return f"breaker_{gate.breaker.standing.state.value}"
+        if gate.breaker_sampler is not None and not gate.breaker_sampler.take_turn(number, 1, now):
+            return f"breaker_{gate.breaker_sampler.breaker.state.value}"
         return ""
 
     @property
-    def partial(self) -> bool:
+    def any_partial(self) -> bool:
         """Whether any node gets a part of its requests."""
         return bool(self._partial)
 
-    def next_turn(self, pool: str) -> int:
+    def count_request(self, pool: str) -> int:
         """One more request for a node of the pool. Returns which one it is."""
-        number = self._turns[pool] = self._turns.get(pool, 0) + 1
+        number = self._request_numbers[pool] = self._request_numbers.get(pool, 0) + 1
         return number
 
-    def first_due(self, pool: str, nodes: tuple[Node, ...], among: int, now: float) -> Node | None:
-        """The first of these that may have the pool's present turn, of so many nodes that share turns; None: none."""
-        turn = self._turns[pool]
+    def select_due_node(self, pool: str, nodes: tuple[Node, ...], among: int, now: float) -> Node | None:
+        """The first of these that may have the pool's present number, of so many nodes that share turns; None: none."""
+        number = self._request_numbers[pool]
         for node in nodes:
-            standing = self._partial.get(node.id)
-            if standing is None:
+            breaker = self._partial.get(node.id)
+            if breaker is None:
                 return node
-            meter = self._meters.get((pool, node.id))
+            meter = self._samplers.get((pool, node.id))
             if meter is None:
-                meter = self._meters[pool, node.id] = FractionalSampler(standing, turn - 1)
-            if meter.due(turn, among, now):
+                meter = self._samplers[pool, node.id] = FractionalSampler(breaker, number - 1)
+            if meter.take_turn(number, among, now):
                 return node
         return None
 
-    def all_partial(self, nodes: tuple[Node, ...]) -> bool:
+    def are_all_partial(self, nodes: tuple[Node, ...]) -> bool:
         """Whether none of them gets everything."""
         return all(node.id in self._partial for node in nodes)
 
-    def largest_share(self, nodes: tuple[Node, ...], now: float) -> Node:
+    def select_largest_share(self, nodes: tuple[Node, ...], now: float) -> Node:
         """The one with the largest share, for when none is due."""
-        return max(nodes, key=lambda node: 1.0 if (standing := self._partial.get(node.id)) is None else standing.share(now))
+        return max(nodes, key=lambda node: 1.0 if (breaker := self._partial.get(node.id)) is None else breaker.share(now))
 
     def order_for_retries(self, first: Node, nodes: tuple[Node, ...], count: int) -> tuple[Node, ...]:
         """The first, then those that a retry may try: whole ones, then those that ramp up; one on trial only where there is no other."""
@@ -162,7 +162,7 @@ class TrafficSplit:
             rest.pop()
         return (first, *rest[: count - 1])
 
-    def without_trials(self, nodes: tuple[Node, ...], count: int) -> tuple[Node, ...]:
+    def order_without_trials(self, nodes: tuple[Node, ...], count: int) -> tuple[Node, ...]:
         """Of these, whole ones, then those that ramp up; none on trial."""
         return tuple(sorted((node for node in nodes if self._rank(node.id) <= 1), key=lambda node: self._rank(node.id)))[:count]
 
@@ -171,17 +171,17 @@ class TrafficSplit:
         return self._open.get(node_id) or self._partial.get(node_id)
 
     def _rank(self, node_id: str) -> int:
-        standing = self._partial.get(node_id)
-        return 0 if standing is None else 1 if standing.state is BreakerState.RAMPING else 2
+        breaker = self._partial.get(node_id)
+        return 0 if breaker is None else 1 if breaker.state is BreakerState.RAMPING else 2
 
-    def _of_nodes(self, nodes: tuple[Node, ...], asked: int) -> tuple[float | None, FractionalSampler | None]:
+    def _summarize_nodes(self, nodes: tuple[Node, ...], asked: int) -> tuple[float | None, FractionalSampler | None]:
         """Until when all of them are left out, or the trial that all of them are on at most."""
         found = []
         for node in nodes:
-            standing = self.get_snapshot(node.id)
-            if standing is None or standing.state is BreakerState.RAMPING:
+            breaker = self.get_snapshot(node.id)
+            if breaker is None or breaker.state is BreakerState.RAMPING:
                 return None, None
-            found.append(standing)
+            found.append(breaker)
         trial = next((each for each in found if each.state is BreakerState.HALF_OPEN), None)
         if trial is not None:
             return None, FractionalSampler(trial, asked)
@@ -190,7 +190,7 @@ class TrafficSplit:
 
 def refuse_excluded(gate: PoolThrottle | None, now: float) -> Refusal:
     """The answer while every node that could take the request is left out, with the time until one is tried again."""
-    wait_s = _TRIAL_RETRY_S if gate is None or gate.shut_until is None else max(_TRIAL_RETRY_S, gate.shut_until - now)
+    wait_s = _TRIAL_RETRY_S if gate is None or gate.excluded_until is None else max(_TRIAL_RETRY_S, gate.excluded_until - now)
     headers: Headers = (("retry-after", str(-int(-wait_s // 1))), ("retry-after-ms", str(round(wait_s * 1000))))
     message = "Every node that could answer has failed lately, or is busy, and is left alone for a while."
     return Refusal(RefusalCode.NO_HEALTHY_NODE, message, retry_after_ms=round(wait_s * 1000), headers=headers)

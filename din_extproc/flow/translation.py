@@ -32,19 +32,19 @@ class Translation(Struct, frozen=True):
     """The request's, for what an error names."""
     trace_id: str
 
-    def treat(self, head: ResponseHead) -> Treatment:
+    def choose_treatment(self, head: ResponseHead) -> Treatment:
         """What is done with a good answer that begins so."""
         if self.stream:
             broken = _BROKEN_MESSAGE if self.asked.operation is Operation.MESSAGES else _BROKEN
             return StreamTranslation(self.dialect.create_translator(self.asked), _STREAM, broken)
-        return BufferedTranslation(lambda body: self._whole(head, body))
+        return BufferedTranslation(lambda body: self._translate_whole(head, body))
 
-    def _whole(self, head: ResponseHead, body: bytes) -> Replacement:
+    def _translate_whole(self, head: ResponseHead, body: bytes) -> Replacement:
         made = self.dialect.translate_answer(self.asked, head, body)
-        return unreadable_response(self.head, self.trace_id) if made is None else Replacement(HTTPStatus.OK, _JSON, made)
+        return build_unreadable_response(self.head, self.trace_id) if made is None else Replacement(HTTPStatus.OK, _JSON, made)
 
 
-def unreadable_response(request: RequestHead, trace_id: str) -> Replacement:
+def build_unreadable_response(request: RequestHead, trace_id: str) -> Replacement:
     """What the client gets instead of an answer that is none."""
-    error = answers.refusal_response(_UNREADABLE, request, trace_id)
+    error = answers.build_refusal_response(_UNREADABLE, request, trace_id)
     return Replacement(error.status, error.headers, error.body)

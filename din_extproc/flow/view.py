@@ -41,7 +41,7 @@ class ModelFacts(Struct, frozen=True):
     """One image, audio or file."""
 
 
-NO_COMMONS = GlobalLimits()
+NO_GLOBAL_LIMITS = GlobalLimits()
 UNLISTED = ""
 """Stands for all tenants that are not listed."""
 
@@ -61,7 +61,7 @@ class DecisionView(Struct, frozen=True):
     models: Mapping[str, ModelFacts]
     body_limit: int
     """The largest plain body, in bytes."""
-    commons: GlobalLimits = NO_COMMONS
+    global_limits: GlobalLimits = NO_GLOBAL_LIMITS
     """What all tenants together may use."""
     health_path: str | None = None
     """Where load balancers ask whether the gateway serves: answered without a key, and counted nowhere."""
@@ -80,7 +80,7 @@ _UNKNOWN = ModelFacts()
 _NO_LIMITS = RateLimits()
 
 
-def model_facts(view: DecisionView, model: str) -> ModelFacts:
+def get_model_facts(view: DecisionView, model: str) -> ModelFacts:
     """What the view knows of the model; defaults when it is unknown."""
     return view.models.get(model, _UNKNOWN)
 
@@ -93,7 +93,7 @@ class ApplicableLimits(Struct, frozen=True, gc=False):
     """The smallest `tpm` among them."""
 
 
-def applicable_limits(who: Authenticated, model: str, priority: Priority, commons: GlobalLimits) -> ApplicableLimits:
+def select_applicable_limits(who: Authenticated, model: str, priority: Priority, global_limits: GlobalLimits) -> ApplicableLimits:
     """The budgets of key, tenant, model and network that a request of this class is charged to: those that exist."""
     tenant, key = who.tenant, who.key
     enforced, scope = tenant.enforce, who.scope
@@ -104,15 +104,17 @@ def applicable_limits(who: Authenticated, model: str, priority: Priority, common
         budgets.append(Budget(f"{scope}priority:{priority}", tenant.per_priority[priority], enforced=enforced))
     if key.limits is not None:
         budgets.append(Budget(f"key:{key.id}", key.limits, enforced=enforced))
-    if commons is not NO_COMMONS:
-        budgets += _common("network", commons.total, priority, enforced=commons.enforce)
-        if model in commons.per_model:
-            budgets += _common(f"network:model:{model}", commons.per_model[model], priority, enforced=commons.enforce)
+    if global_limits is not NO_GLOBAL_LIMITS:
+        budgets += _make_scope_budgets("network", global_limits.total, priority, enforced=global_limits.enforce)
+        if model in global_limits.per_model:
+            budgets += _make_scope_budgets(
+                f"network:model:{model}", global_limits.per_model[model], priority, enforced=global_limits.enforce
+            )
     sizes = [budget.limits.tpm for budget in budgets if budget.limits.tpm is not None and budget.enforced]
     return ApplicableLimits(tuple(budgets), min(sizes, default=None))
 
 
-def claim_for(
+def build_claim(
     view: DecisionView, request_id: str, intent: Intent, who: Authenticated, model: str, expected: int | None, lease_ms: int
 ) -> Claim:
     """What a request asks of the budgets that it is charged to.
@@ -126,16 +128,16 @@ def claim_for(
         expected: Tokens that one answer to this tenant usually stays under; None: not known.
         lease_ms: How long its slots stay taken without a renewal.
     """
-    charged = applicable_limits(who, model, who.tenant.priority_of(intent.priority), view.commons)
-    answers, default = intent.answers, model_facts(view, model).output_tokens_default
+    charged = select_applicable_limits(who, model, who.tenant.priority_of(intent.priority), view.global_limits)
+    answers, default = intent.answers, get_model_facts(view, model).output_tokens_default
     likely = None if expected is None else expected * answers
     tokens = compute_reservation(intent.prompt_tokens, intent.output_tokens, likely, default * answers, charged.bucket)
     return Claim(request_id, who.tenant.id, charged.budgets, tokens, lease_ms)
 
 
-def _common(scope: str, ceilings: ScopeLimits, priority: Priority, *, enforced: bool) -> list[Budget]:
+def _make_scope_budgets(scope: str, limits: ScopeLimits, priority: Priority, *, enforced: bool) -> list[Budget]:
     """The budgets that all tenants share under this scope."""
-    found = [(scope, ceilings.limits), (f"{scope}:priority:{priority}", ceilings.per_priority.get(priority))]
+    found = [(scope, limits.limits), (f"{scope}:priority:{priority}", limits.per_priority.get(priority))]
     if priority is not Priority.CRITICAL:
-        found.append((f"{scope}:below_critical", ceilings.non_critical_limits))
+        found.append((f"{scope}:below_critical", limits.non_critical_limits))
     return [Budget(name, limits, shared=True, enforced=enforced) for name, limits in found if limits is not None and limits != _NO_LIMITS]

@@ -72,7 +72,7 @@ class Calibration(Struct, frozen=True, gc=False):
     )
     band: float = 0.3
     """The relative error that 19 of 20 recent estimates stayed within."""
-    seen: int = 0
+    samples: int = 0
     """Number of prompts learned from."""
 
 
@@ -91,7 +91,7 @@ def update_calibration(calibration: Calibration, features: tuple[float, ...], fi
     if fixed or len(features) != len(CLASSES) or not _is_plausible(features, actual):
         return calibration
     error = 1.0 - sum(map(mul, calibration.weights, features)) / actual
-    seen = calibration.seen + 1
+    seen = calibration.samples + 1
     band = _update_band(calibration.band, abs(error), seen)
     if seen > _TRUSTED_AFTER and abs(error) < calibration.band / 4:
         return Calibration(calibration.weights, calibration.covariance, band, seen)

@@ -25,7 +25,7 @@ from din_extproc.domain.access_log import ATTEMPT_TAG, FLAG_NAMES
 from din_extproc.domain.node import Endpoint, InternalEndpoint, Node
 from din_extproc.domain.request import POOLING, Operation
 from din_extproc.domain.usage import ANSWER_TOO_LARGE, ExchangeRecord, FailedAttempt, Labels, Sensitive
-from din_extproc.observe.outcome import ExchangeEnding, outcome, usage
+from din_extproc.observe.outcome import ExchangeEnding, classify_outcome, compute_usage
 
 NAMESPACE = "din"
 _PERMITS = "envoy.filters.http.ext_authz"
@@ -43,7 +43,8 @@ _UNLABELLED = Labels()
 _EXACT = 2.0**53
 """Larger numbers are not whole tokens any more."""
 _SECONDS_DIGITS = 10
-_NOBODY: Mapping[str, Node] = {}
+_NO_NODES: Mapping[str, Node] = {}
+_Logged = ExchangeRecord | FailedAttempt
 _Fields = Mapping[str, Any]
 """The namespace's fields, those that are there."""
 
@@ -56,7 +57,7 @@ class LogEntry(Struct, gc=False):
     status: int
     flags: tuple[str, ...]
     endpoint: str
-    """The node's address; "" when no node was reached."""
+    """Address of the node; "" when no node was reached."""
     named: str
     """The id of the node at that address in the cluster that was asked: one address can be in two pools. "" where Envoy has none."""
     started_us: int
@@ -78,7 +79,7 @@ class LogEntry(Struct, gc=False):
     retry_after: str
 
 
-def records(message: bytes, nodes: Mapping[str, str], described: Mapping[str, Node] = _NOBODY) -> Iterator[ExchangeRecord | FailedAttempt]:
+def read_records(message: bytes, nodes: Mapping[str, str], described: Mapping[str, Node] = _NO_NODES) -> Iterator[_Logged]:
     """Read one `StreamAccessLogsMessage`, record by record as they are asked for.
 
     Args:
@@ -100,14 +101,14 @@ def records(message: bytes, nodes: Mapping[str, str], described: Mapping[str, No
     return _each(entries, nodes, described)
 
 
-def fluentd_records(
+def read_fluentd_records(
     tag: str,
     entries: Iterable[Any],
     nodes: Mapping[str, str],
-    described: Mapping[str, Node] = _NOBODY,
+    described: Mapping[str, Node] = _NO_NODES,
     *,
     unreadable: Callable[[], None] = lambda: None,
-) -> Iterator[ExchangeRecord | FailedAttempt]:
+) -> Iterator[_Logged]:
     """Read the entries `[time, record]` of one Fluentd message, in the same way and order as `records`.
 
     `unreadable` is called for each entry that is no record of ours.
@@ -176,9 +177,7 @@ def _scaled(microseconds: int | None) -> float | None:
     return None if microseconds is None else microseconds / 1e3
 
 
-def _each(
-    entries: Iterable[HTTPAccessLogEntry], nodes: Mapping[str, str], described: Mapping[str, Node]
-) -> Iterator[ExchangeRecord | FailedAttempt]:
+def _each(entries: Iterable[HTTPAccessLogEntry], nodes: Mapping[str, str], described: Mapping[str, Node]) -> Iterator[_Logged]:
     for entry in entries:
         common = entry.common_properties
         if common.access_log_type == UpstreamEnd:
@@ -237,7 +236,7 @@ def _record(entry: LogEntry, nodes: Mapping[str, str], described: Mapping[str, N
     labels = _labels(fields)
     node_id = _node_id(entry.endpoint, entry.named, nodes, described)
     ending = _ending(entry, labels, described.get(node_id))
-    ended_as = outcome(ending)
+    ended_as = classify_outcome(ending)
     moved = _text(fields, "moved_to")
     return ExchangeRecord(
         request_id=labels.request_id,
@@ -253,7 +252,7 @@ def _record(entry: LogEntry, nodes: Mapping[str, str], described: Mapping[str, N
         status=ending.status,
         outcome=ended_as,
         stream=labels.stream,
-        usage=usage(ending, ended_as),
+        usage=compute_usage(ending, ended_as),
         reserved_tokens=labels.reserved_tokens,
         prompt_estimate=labels.prompt_estimate,
         features=labels.features,

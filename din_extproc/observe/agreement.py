@@ -27,7 +27,7 @@ class TokenizedAnswer(Struct, frozen=True):
     """By token: the log probabilities of it and of what stood beside it. (): not told."""
 
 
-def spoken(body: bytes) -> TokenizedAnswer | None:
+def read_tokenized_answer(body: bytes) -> TokenizedAnswer | None:
     """The first choice of an answer of chat or text completions; None: there is none that can be compared."""
     try:
         choice = _decode(body)["choices"][0]
@@ -42,7 +42,7 @@ def spoken(body: bytes) -> TokenizedAnswer | None:
         return None
 
 
-def compare(one: TokenizedAnswer, other: TokenizedAnswer, *, sampled: bool = False) -> tuple[Agreement, int]:
+def compare_answers(one: TokenizedAnswer, other: TokenizedAnswer, *, sampled: bool = False) -> tuple[Agreement, int]:
     """How they compare, and the first token that differs.
 
     `sampled`: the answers are drawn with a seed, so that rounding may swap any two of a token's candidates, not only the likeliest.

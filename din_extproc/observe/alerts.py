@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from din_extproc.observe import instruments as of
 from din_extproc.observe.instruments import label
-from din_extproc.observe.queries import failures, quantile, rate, selected
+from din_extproc.observe.queries import failures, quantile, rate, select_series
 
 _WINDOW = "5m"
 
@@ -34,7 +34,7 @@ def _without_state(samples: str) -> str:
     return f"sum without ({label(of.STATE)}) ({samples})"
 
 
-_OPEN = selected(of.BREAKERS, **{label(of.STATE): "open"})
+_OPEN = select_series(of.BREAKERS, **{label(of.STATE): "open"})
 _MOST_OPEN = f"{_without_state(_OPEN)} > 0.5 * {_without_state(of.NODES.prometheus)}"
 ALERTS = (
     Alert("DinNotReady", f"{of.READY.prometheus} == 0", "1m", "page", "The sidecar takes no requests.", look="/readyz of its admin port"),
@@ -88,11 +88,11 @@ ALERTS = (
     ),
     Alert("DinWorkersDie", f"increase({of.WORKER_RESTARTS.prometheus}[15m]) > 2", "0m", "page", "Workers keep dying.", look="the log"),
     Alert(
-        "DinNodeQuarantined", f"{selected(of.NODES, **{label(of.STATE): 'quarantined'})} > 0", "1m", "ticket",
+        "DinNodeQuarantined", f"{select_series(of.NODES, **{label(of.STATE): 'quarantined'})} > 0", "1m", "ticket",
         "A node is kept out because of what it said or did.", look="din-extproc nodes: the reason",
     ),
     Alert(
-        "DinNodesDisagree", f"increase({selected(of.DOUBLE_CHECKS, **{label(of.AGREEMENT): 'differ'})}[10m]) > 0", "0m", "page",
+        "DinNodesDisagree", f"increase({select_series(of.DOUBLE_CHECKS, **{label(of.AGREEMENT): 'differ'})}[10m]) > 0", "0m", "page",
         "Nodes that should give the same answer do not.", look="the log, level error; the audit log, mismatch",
     ),
     Alert(
@@ -132,7 +132,7 @@ ALERTS = (
 )  # fmt: skip
 
 
-def rules() -> dict[str, Any]:
+def build_rules() -> dict[str, Any]:
     """The file that Prometheus reads."""
     return {
         "groups": [

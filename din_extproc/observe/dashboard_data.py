@@ -105,7 +105,7 @@ class DashboardChange(Struct, frozen=True):
     gone: tuple[str, ...]
 
 
-def change(before: DashboardData, board: DashboardData) -> DashboardChange:
+def diff_dashboards(before: DashboardData, board: DashboardData) -> DashboardChange:
     """What a page that shows `before` needs to show `board`."""
     old = {row.id: row for row in before.nodes}
     changed = tuple(row for row in board.nodes if old.get(row.id) != row)

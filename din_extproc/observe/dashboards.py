@@ -116,7 +116,7 @@ _GATEWAY = (
 )  # fmt: skip
 
 
-def dashboards() -> dict[str, dict[str, Any]]:
+def build_dashboards() -> dict[str, dict[str, Any]]:
     """Every dashboard by the name of its file."""
     rows = {"traffic": _TRAFFIC, "tenants": _TENANTS, "nodes": _NODES, "gateway": _GATEWAY}
     return {f"din-{name}.json": _dashboard(name, panels) for name, panels in rows.items()}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from din_extproc.domain.price import UNITS
 from din_extproc.domain.usage import ExchangeRecord, Outcome
 from din_extproc.observe import instruments as of
-from din_extproc.observe.families import CAP, Counts, Distributions, Family, one
+from din_extproc.observe.families import CAP, Counts, Distributions, Family, make_family
 
 _OPERATIONS = {
     "/v1/chat/completions": "chat",
@@ -50,7 +50,7 @@ class ExchangeMetrics:
         self._usage, self._estimate_error = Distributions(of.TOKEN_USAGE, cap), Distributions(of.ESTIMATE_ERROR, cap)
         self._node_first_token, self._node_duration = Distributions(of.NODE_FIRST_TOKEN, cap), Distributions(of.NODE_DURATION, cap)
 
-    def finished(self, record: ExchangeRecord) -> None:
+    def on_exchange(self, record: ExchangeRecord) -> None:
         """An exchange is over."""
         if record.key_id:
             self._identities.add((record.metric_tenant, record.identity))
@@ -62,7 +62,7 @@ class ExchangeMetrics:
         if record.node_id:
             self._count_node(record)
 
-    def families(self) -> Iterator[Family]:
+    def collect_families(self) -> Iterator[Family]:
         """Everything, family by family."""
         kept: tuple[Counts | Distributions, ...] = (
             self._tokens, self._requests, self._degraded, self._retries, self._reserved, self._node_requests, self._node_tokens,
@@ -71,7 +71,7 @@ class ExchangeMetrics:
         )  # fmt: skip
         for each in kept:
             yield each.family()
-        yield one(of.SERIES_FOLDED, sum(each.folded for each in kept))
+        yield make_family(of.SERIES_FOLDED, sum(each.folded for each in kept))
 
     def _count(self, record: ExchangeRecord) -> None:
         usage, tenant, model, pool = record.usage, record.metric_tenant, record.model, record.pool

@@ -19,7 +19,7 @@ _LABELS = b"\0"
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
-def slices(families: Iterable[Family | None]) -> Iterator[bytes]:
+def render_slices(families: Iterable[Family | None]) -> Iterator[bytes]:
     """The page, a slice at a time. Of families without values only the name and the kind are there; None is an empty slice."""
     made: list[bytes] = []
     size = 0
@@ -48,7 +48,7 @@ def slices(families: Iterable[Family | None]) -> Iterator[bytes]:
         yield b"".join(made)
 
 
-def samples(instrument: Instrument) -> tuple[str, ...]:
+def render_samples(instrument: Instrument) -> tuple[str, ...]:
     """The names of the samples that an instrument leaves on the page."""
     name = instrument.prometheus
     return (f"{name}_bucket", f"{name}_sum", f"{name}_count") if instrument.bounds else (name,)

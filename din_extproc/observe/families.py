@@ -107,12 +107,12 @@ def _kept(values: Mapping[Labels, Value]) -> Iterator[tuple[Labels, Value]]:
     return zip(list(values), list(values.values()), strict=True)
 
 
-def one(instrument: Instrument, value: float) -> Family:
+def make_family(instrument: Instrument, value: float) -> Family:
     """A family of one value without labels."""
     return Family(instrument, (((), value),))
 
 
-def labelled(instrument: Instrument, values: Iterable[tuple[str, float | None]]) -> Family:
+def make_labelled_family(instrument: Instrument, values: Iterable[tuple[str, float | None]]) -> Family:
     """A family with one label; what is None is not told. Past the cap nothing is shown: how things stand does not add up."""
     return Family(instrument, _known(values))
 

@@ -126,7 +126,7 @@ class ExchangeEnding(Struct, frozen=True, gc=False):
         return self.done or (bool(self.finish_reason) and not self.open_choices)
 
 
-def outcome(ending: ExchangeEnding) -> Outcome:
+def classify_outcome(ending: ExchangeEnding) -> Outcome:
     """How the exchange ended: the first table above."""
     flags = ending.flags
     if ending.refusal:
@@ -141,10 +141,10 @@ def outcome(ending: ExchangeEnding) -> Outcome:
         return Outcome.COMPLETED if ending.ended else Outcome.CLIENT_CANCELLED
     if not ending.reached:
         return Outcome.COMPLETED if 0 < ending.status < HTTPStatus.BAD_REQUEST else Outcome.NOT_DISPATCHED
-    return _by_node(ending)
+    return _is_by_node(ending)
 
 
-def _by_node(ending: ExchangeEnding) -> Outcome:
+def _is_by_node(ending: ExchangeEnding) -> Outcome:
     if ending.flags & _RESETS:
         return Outcome.UPSTREAM_TRUNCATED if ending.answered and ending.status < HTTPStatus.BAD_REQUEST else Outcome.UPSTREAM_ERROR
     if ending.status == HTTPStatus.TOO_MANY_REQUESTS:
@@ -158,13 +158,13 @@ def _by_node(ending: ExchangeEnding) -> Outcome:
     return Outcome.COMPLETED
 
 
-def usage(ending: ExchangeEnding, ended_as: Outcome) -> Usage:
+def compute_usage(ending: ExchangeEnding, ended_as: Outcome) -> Usage:
     """What the exchange costs: the second table above."""
     if not ending.reached or ended_as in (Outcome.REFUSED, Outcome.NOT_DISPATCHED):
         return Usage(0, 0)
-    counted = _counted(ending)
-    told = _told(ending, counted)
-    disputed = ending.bad_usage or (told is not None and not _can_be(ending, told))
+    counted = _count_tokens(ending)
+    told = _read_counts(ending, counted)
+    disputed = ending.bad_usage or (told is not None and not _is_possible(ending, told))
     if told is not None and not disputed and (told.total_tokens or not ending.generates):
         least = 0 if _is_final(ending) else counted
         return told if least <= told.completion_tokens else replace(told, completion_tokens=least, estimated=True)
@@ -173,7 +173,7 @@ def usage(ending: ExchangeEnding, ended_as: Outcome) -> Usage:
     return Usage(ending.prompt_estimate, counted, estimated=True, disputed=disputed)
 
 
-def _told(ending: ExchangeEnding, counted: int) -> Usage | None:
+def _read_counts(ending: ExchangeEnding, counted: int) -> Usage | None:
     """The engine's own usage, with the estimate for a prompt that it left out; None: it told none."""
     prompt, completion = ending.prompt_tokens, ending.completion_tokens
     if prompt is None and completion is None:
@@ -193,27 +193,27 @@ def _is_final(ending: ExchangeEnding) -> bool:
     return ending.ended and not ending.flags & _CUT
 
 
-def _can_be(ending: ExchangeEnding, told: Usage) -> bool:
+def _is_possible(ending: ExchangeEnding, told: Usage) -> bool:
     """Whether an engine can have used that much: one that lies, or counts wrongly, does not empty a tenant's bucket."""
     prompt, completion = told.prompt_tokens, told.completion_tokens
     estimated = _ESTIMATES * ending.prompt_estimate
-    most = max(_room(ending), estimated) if ending.media else estimated + _ADDED
-    return prompt <= most and completion <= min(_room(ending), ending.output_asked or math.inf, _passed(ending) + _UNSEEN)
+    most = max(_compute_room(ending), estimated) if ending.media else estimated + _ADDED
+    return prompt <= most and completion <= min(_compute_room(ending), ending.output_asked or math.inf, _count_passed(ending) + _UNSEEN)
 
 
-def _room(ending: ExchangeEnding) -> float:
+def _compute_room(ending: ExchangeEnding) -> float:
     """Tokens that the node's context has room for."""
     return (_CONTEXTS if ending.one_prompt else _CONTEXTS_OF_MANY) * ending.context or math.inf
 
 
-def _passed(ending: ExchangeEnding) -> int:
+def _count_passed(ending: ExchangeEnding) -> int:
     """Tokens that can have passed, each as one byte; of a stream whose events are not read, by all its bytes."""
     if not ending.deltas or ending.unread:
         return ending.body_bytes
     return max(ending.deltas, ending.delta_bytes)
 
 
-def _counted(ending: ExchangeEnding) -> int:
+def _count_tokens(ending: ExchangeEnding) -> int:
     """Output tokens as far as events or bytes tell; no more than were asked for, nor than the context has room for."""
     if ending.deltas is not None:
         each, beyond = _DELTAS_OF_ONE_TOKEN
@@ -223,4 +223,4 @@ def _counted(ending: ExchangeEnding) -> int:
         return 0
     else:
         count = max(0, ending.body_bytes - _ENVELOPE_BYTES) // _BODY_BYTES_PER_TOKEN
-    return int(min(count, _room(ending), ending.output_asked or math.inf))
+    return int(min(count, _compute_room(ending), ending.output_asked or math.inf))

@@ -10,7 +10,7 @@ WINDOW = "$__rate_interval"
 """Grafana's: as long as a panel's resolution needs."""
 
 
-def selected(instrument: Instrument, suffix: str = "", **labels: str) -> str:
+def select_series(instrument: Instrument, suffix: str = "", **labels: str) -> str:
     """The samples of an instrument, those with these labels: `selected(REQUESTS, outcome="completed")`. A value is a regular expression."""
     inner = ",".join(f'{name}=~"{value}"' for name, value in labels.items())
     return f"{instrument.prometheus}{suffix}" + (f"{{{inner}}}" if inner else "")
@@ -18,18 +18,18 @@ def selected(instrument: Instrument, suffix: str = "", **labels: str) -> str:
 
 def rate(instrument: Instrument, *by: str, window: str = WINDOW, suffix: str = "", **labels: str) -> str:
     """What comes per second, by these attributes."""
-    return f"sum{_by(*by)}(rate({selected(instrument, suffix, **labels)}[{window}]))"
+    return f"sum{_by(*by)}(rate({select_series(instrument, suffix, **labels)}[{window}]))"
 
 
 def total(instrument: Instrument, *by: str, **labels: str) -> str:
     """The sum over all sidecars."""
-    return f"sum{_by(*by)}({selected(instrument, **labels)})"
+    return f"sum{_by(*by)}({select_series(instrument, **labels)})"
 
 
 def quantile(share: float, instrument: Instrument, *by: str, window: str = WINDOW, **labels: str) -> str:
     """What a share of the values stays under."""
     grouped = ", ".join(["le", *map(label, by)])
-    return f"histogram_quantile({share:g}, sum by ({grouped}) (rate({selected(instrument, '_bucket', **labels)}[{window}])))"
+    return f"histogram_quantile({share:g}, sum by ({grouped}) (rate({select_series(instrument, '_bucket', **labels)}[{window}])))"
 
 
 def mean(instrument: Instrument, *by: str, window: str = WINDOW) -> str:

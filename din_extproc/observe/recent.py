@@ -70,7 +70,7 @@ class _ExchangeSums(Struct):
         self.refused += other.refused
         self.degraded += other.degraded
 
-    def shown(self) -> TrafficStats:
+    def to_stats(self) -> TrafficStats:
         return TrafficStats(self.requests, self.tokens, self.failed, self.refused, self.degraded)
 
 
@@ -94,23 +94,23 @@ class _Minute:
             self._forget(step)
             steps.append((step, {}))
         tallies = steps[-1][1]
-        tally = tallies.get(names)
-        if tally is None:
+        sums = tallies.get(names)
+        if sums is None:
             if len(tallies) >= _COMBINATIONS:
                 names = (_OTHER, names[1] and _OTHER, names[2] and _OTHER)
-            tally = tallies.setdefault(names, _ExchangeSums())
-        tally.add(record)
+            sums = tallies.setdefault(names, _ExchangeSums())
+        sums.add(record)
 
-    def shown(self, step: int) -> dict[str, dict[str, TrafficStats]]:
+    def sum_by_kind(self, step: int) -> dict[str, dict[str, TrafficStats]]:
         """By kind and name."""
         self._forget(step)
         total: dict[str, dict[str, _ExchangeSums]] = {kind: {} for kind in _KINDS}
         for _, tallies in self._steps:
-            for names, tally in tallies.items():
+            for names, sums in tallies.items():
                 for each, name in zip(total.values(), names, strict=True):
                     if name is not None:
-                        each.setdefault(name if name in each or len(each) < _NAMES else _OTHER, _ExchangeSums()).join(tally)
-        return {kind: {name: tally.shown() for name, tally in each.items()} for kind, each in total.items()}
+                        each.setdefault(name if name in each or len(each) < _NAMES else _OTHER, _ExchangeSums()).join(sums)
+        return {kind: {name: tally.to_stats() for name, tally in each.items()} for kind, each in total.items()}
 
     def _forget(self, step: int) -> None:
         while self._steps and self._steps[0][0] <= step - WINDOW_S // STEP_S:
@@ -144,7 +144,7 @@ class Recent:
         self.events: deque[RecentEvent] = deque(maxlen=_EVENTS)
         self._records: deque[ExchangeRecord] = deque(maxlen=_EXCHANGES)
 
-    def finished(self, record: ExchangeRecord, now: float) -> None:
+    def on_exchange(self, record: ExchangeRecord, now: float) -> None:
         """An exchange is over."""
         self._records.append(record)
         step = int(now) // STEP_S
@@ -153,7 +153,7 @@ class Recent:
         self._timelines.add(record, step)
         if record.first_token_ms is not None and record.node_id:
             self._learn(record.node_id, record.first_token_ms, step)
-        what = _what(record)
+        what = _describe_event(record)
         if what:
             code = record.refusal or record.error or (str(record.status) if record.status else "")
             at = round(record.started_at + (record.duration_ms or 0) / 1000, 3)
@@ -171,19 +171,19 @@ class Recent:
                 )
             )
 
-    def times(self, trace: str) -> list[GatewayTimes]:
+    def get_times(self, trace: str) -> list[GatewayTimes]:
         """The exchanges among the last two thousand whose trace id begins so, oldest first."""
         return [GatewayTimes.from_record(record) for record in self._records if record.trace_id.startswith(trace)]
 
-    def traffic(self, now: float) -> Mapping[str, Mapping[str, TrafficStats]]:
+    def get_traffic(self, now: float) -> Mapping[str, Mapping[str, TrafficStats]]:
         """The last minute by rule, alias and tenant."""
-        return self._minute.shown(int(now) // STEP_S)
+        return self._minute.sum_by_kind(int(now) // STEP_S)
 
-    def timelines(self, now: float) -> TimelineData:
+    def get_timelines(self, now: float) -> TimelineData:
         """Return the last 15 minutes per pool and tenant."""
         return self._timelines.snapshot(int(now) // STEP_S)
 
-    def first_tokens(self, node_id: str, now: float) -> tuple[int | None, ...]:
+    def get_first_tokens(self, node_id: str, now: float) -> tuple[int | None, ...]:
         """The node's line: milliseconds to the first token."""
         line = self._lines.get(node_id)
         return () if line is None else line.at(int(now) // STEP_S)
@@ -201,7 +201,7 @@ class Recent:
         line.count += 1
 
 
-def _what(record: ExchangeRecord) -> str:
+def _describe_event(record: ExchangeRecord) -> str:
     if record.outcome is Outcome.REFUSED:
         return "refused"
     if record.outcome.startswith("upstream_") or record.outcome is Outcome.NOT_DISPATCHED:

@@ -36,12 +36,12 @@ class Span(Struct, frozen=True, gc=False):
     error: str = ""
 
 
-def span_to_node(span_id: str) -> str:
+def derive_node_span_id(span_id: str) -> str:
     """The id of the span of the way to the node, from the gateway's."""
     return _derived(span_id, _TO_NODE)
 
 
-def attempt_span(attempt: FailedAttempt) -> Span | None:
+def build_attempt_span(attempt: FailedAttempt) -> Span | None:
     """The span of one try at a node that failed, beside that of the way to the node that answered; None: the exchange leaves none."""
     context = _SAMPLED(attempt.traceparent)
     if context is None:
@@ -64,7 +64,7 @@ def attempt_span(attempt: FailedAttempt) -> Span | None:
     )
 
 
-def spans(record: ExchangeRecord) -> Iterator[Span]:
+def build_spans(record: ExchangeRecord) -> Iterator[Span]:
     """The spans of an exchange that was chosen for it; none of another."""
     trace_id, _, rest = record.span.partition("-")
     span_id, _, parent_id = rest.partition("-")
@@ -104,7 +104,7 @@ def spans(record: ExchangeRecord) -> Iterator[Span]:
 def _node_spans(record: ExchangeRecord, trace_id: str, span_id: str, sent: int, error: str) -> Iterator[Span]:
     """Yield the span from the gateway to the node, and that of the answer's tokens inside it."""
     end = _after(record, record.duration_ms or 0.0)
-    way = span_to_node(span_id)
+    way = derive_node_span_id(span_id)
     first = None if record.first_token_ms is None else _after(record, record.first_token_ms)
     events = () if first is None else (("first_token", first),)
     told: dict[str, Attribute] = {of.NODE: record.node_id, "din.attempts": record.attempts, of.MODEL: record.model}

@@ -55,11 +55,11 @@ _Step = tuple[int, dict[str, _Point], dict[str, _Point]]
 class Timelines:
     """Counts finished exchanges by step of the monotonic clock, which never goes back."""
 
-    __slots__ = ("_shown", "_steps")
+    __slots__ = ("_latest", "_steps")
 
     def __init__(self) -> None:
         self._steps: deque[_Step] = deque()
-        self._shown = TimelineData(0, {}, {})
+        self._latest = TimelineData(0, {}, {})
 
     def add(self, record: ExchangeRecord, step: int) -> None:
         """Count one exchange."""
@@ -79,16 +79,16 @@ class Timelines:
             point.refused += record.outcome is Outcome.REFUSED
             point.tokens += record.usage.total_tokens
             if record.first_token_ms is not None:
-                bucket = _bucket(record.first_token_ms)
+                bucket = _find_bucket(record.first_token_ms)
                 point.ttft[bucket] = point.ttft.get(bucket, 0) + 1
 
     def snapshot(self, step: int) -> TimelineData:
         """Return the finished steps before `step`. The same object until the next step begins."""
-        if self._shown.step != step:
-            self._shown = TimelineData(step, self._series(step, 1), self._series(step, 2))
-        return self._shown
+        if self._latest.step != step:
+            self._latest = TimelineData(step, self._make_series(step, 1), self._make_series(step, 2))
+        return self._latest
 
-    def _series(self, step: int, kind: int) -> dict[str, Series]:
+    def _make_series(self, step: int, kind: int) -> dict[str, Series]:
         """Return the series of the busiest pools (1) or tenants (2)."""
         first = step - STEPS
         lines: dict[str, list[_Point | None]] = {}
@@ -98,24 +98,24 @@ class Timelines:
                 for name, point in points.items():
                     lines.setdefault(name, [None] * STEPS)[each[0] - first] = point
         busiest = sorted(lines, key=lambda name: -sum(point.requests for point in lines[name] if point is not None))[:_NAMES]
-        return {name: _series_of(lines[name]) for name in sorted(busiest)}
+        return {name: _make_one_series(lines[name]) for name in sorted(busiest)}
 
 
-def _series_of(points: list[_Point | None]) -> Series:
+def _make_one_series(points: list[_Point | None]) -> Series:
     return Series(
         requests=tuple(0 if point is None else point.requests for point in points),
         refused=tuple(0 if point is None else point.refused for point in points),
         tokens_per_s=tuple(0.0 if point is None else round(point.tokens / STEP_S, 1) for point in points),
-        ttft_p50_ms=tuple(None if point is None else _percentile(point.ttft, 0.5) for point in points),
-        ttft_p99_ms=tuple(None if point is None else _percentile(point.ttft, 0.99) for point in points),
+        ttft_p50_ms=tuple(None if point is None else _compute_percentile(point.ttft, 0.5) for point in points),
+        ttft_p99_ms=tuple(None if point is None else _compute_percentile(point.ttft, 0.99) for point in points),
     )
 
 
-def _bucket(milliseconds: float) -> int:
+def _find_bucket(milliseconds: float) -> int:
     return 0 if milliseconds <= 1 else math.ceil(math.log(milliseconds) / _GROWTH)
 
 
-def _percentile(buckets: dict[int, int], share: float) -> int | None:
+def _compute_percentile(buckets: dict[int, int], share: float) -> int | None:
     """Return the upper bound of the bucket that holds the percentile, in milliseconds."""
     rank = share * sum(buckets.values())
     below = 0

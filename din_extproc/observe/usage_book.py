@@ -54,7 +54,7 @@ class UsageBook:
         self._used: dict[UsageKey, UsageTotals] = {}
         self._day = (0, "")
 
-    def finished(self, record: ExchangeRecord) -> None:
+    def on_exchange(self, record: ExchangeRecord) -> None:
         """An exchange is over."""
         if not record.tenant:
             return
@@ -76,18 +76,18 @@ class UsageBook:
         used.cost += record.cost
         used.saved += record.saved
 
-    def take(self) -> dict[UsageKey, UsageTotals]:
+    def take_totals(self) -> dict[UsageKey, UsageTotals]:
         """What was counted since it was last taken."""
         used, self._used = self._used, {}
         return used
 
     def _name(self, day: int) -> str:
         if self._day[0] != day:
-            self._day = day, day_of(day * _SECONDS_A_DAY).isoformat()
+            self._day = day, format_day(day * _SECONDS_A_DAY).isoformat()
         return self._day[1]
 
 
-def day_of(seconds: float) -> date:
+def format_day(seconds: float) -> date:
     """The UTC day of a moment in seconds since the epoch."""
     return datetime.fromtimestamp(seconds, UTC).date()
 

@@ -18,7 +18,7 @@ from din_extproc.settings.budgets import unknown_names
 from din_extproc.settings.catalog import Catalog
 from din_extproc.settings.document import Document
 from din_extproc.settings.keys import OWN_KEY
-from din_extproc.settings.pools import make_kind, make_nodes, make_operations, resolve_api
+from din_extproc.settings.pools import make_nodes, make_operations, make_requirements, resolve_api
 from din_extproc.settings.problems import Place
 from din_extproc.settings.sensitive import SensitiveDataSection
 from din_extproc.settings.shape import ShapedConfig
@@ -48,20 +48,20 @@ def assemble(shaped: ShapedConfig, catalog: Catalog | None, document: Document, 
         keyed: Tenants whose keys are elsewhere.
     """
     config = shaped.config
-    pools = tuple(_pools(shaped, catalog, document))
-    tenants = tuple(tenant.tenant(config.defaults) for tenant in config.tenants)
-    keys = tuple((tenant, tuple(key.key() for key in section.keys)) for tenant, section in zip(tenants, config.tenants, strict=True))
+    pools = tuple(_make_pools(shaped, catalog, document))
+    tenants = tuple(tenant.to_tenant(config.defaults) for tenant in config.tenants)
+    keys = tuple((tenant, tuple(key.to_key() for key in section.keys)) for tenant, section in zip(tenants, config.tenants, strict=True))
     compiled = compile_routes(
         pools, [alias.alias(name) for name, alias in config.aliases.items()], [rule.rule() for rule in config.rules], tenants
     )
     for flaw in compiled.flaws:
         _report_flaw(flaw, shaped, document)
-    _report_twins(shaped, document)
+    _report_duplicate_ids(shaped, document)
     _report_unused(shaped, document, keyed)
     _report_kinds(shaped, document)
     if not {"identity", "envoy"} & shaped.broken:
         _report_identities(shaped, document)
-    _report_circles(shaped, document)
+    _report_cycles(shaped, document)
     _report_waits(shaped, document)
     _report_timeouts(shaped, document)
     _report_ports(shaped, document)
@@ -88,7 +88,7 @@ def _report_scattered_counters(shaped: ShapedConfig, document: Document) -> None
             document.report(("pools", name, "long_tail"), "in a Redis Cluster, slots can't be counted with each tenant's limits", hint)
 
 
-def _pools(shaped: ShapedConfig, catalog: Catalog | None, document: Document) -> Iterable[Pool]:
+def _make_pools(shaped: ShapedConfig, catalog: Catalog | None, document: Document) -> Iterable[Pool]:
     for name, pool in shaped.config.pools.items():
         if name in RESERVED_CLUSTERS:
             document.report(("pools", name), f"{name!r} is a cluster of the gateway itself", "call the pool something else", at_key=True)
@@ -96,7 +96,7 @@ def _pools(shaped: ShapedConfig, catalog: Catalog | None, document: Document) ->
             hint = "list nodes, or let them register: `gateway.registry`"
             document.report(("pools", name), "no node: nothing can be sent there", hint, at_key=True)
         nodes = make_nodes(name, pool, catalog, document)
-        kind = make_kind(name, pool, nodes, document)
+        kind = make_requirements(name, pool, nodes, document)
         yield Pool(
             name=name,
             model=pool.model,
@@ -105,7 +105,7 @@ def _pools(shaped: ShapedConfig, catalog: Catalog | None, document: Document) ->
             scheduler=pool.scheduler.name,
             scheduler_options=pool.scheduler.options,
             long_tail=None if pool.long_tail is None else pool.long_tail.long_tail(),
-            timeouts=pool.timeouts.timeouts(),
+            timeouts=pool.timeouts.to_timeouts(),
             traffic=pool.traffic,
             nodes=nodes,
             operations=make_operations(name, pool, document),
@@ -126,7 +126,7 @@ def _report_flaw(flaw: Flaw, shaped: ShapedConfig, document: Document) -> None:
         sections = {"pools", "aliases"} if kind == "models" else {kind}
         if sections & shaped.broken and (kind == "models" or declares(document.data.get(kind), name)):
             return
-    document.report(_in_file(flaw.place, shaped), flaw.message, flaw.hint, warning=flaw.warning)
+    document.report(_get_file_place(flaw.place, shaped), flaw.message, flaw.hint, warning=flaw.warning)
 
 
 def declares(section: object, name: str) -> bool:
@@ -136,14 +136,14 @@ def declares(section: object, name: str) -> bool:
     return not isinstance(section, list) or any(isinstance(item, dict) and item.get("id") == name for item in section)
 
 
-def _in_file(place: Place, shaped: ShapedConfig) -> Place:
+def _get_file_place(place: Place, shaped: ShapedConfig) -> Place:
     """A place among the sound items, as a place in the file."""
     section, index, *rest = place
     where = {"rules": shaped.rules, "tenants": shaped.tenants}.get(str(section))
     return place if where is None or not isinstance(index, int) else (section, where[index], *rest)
 
 
-def _report_twins(shaped: ShapedConfig, document: Document) -> None:
+def _report_duplicate_ids(shaped: ShapedConfig, document: Document) -> None:
     """Names that must be one of a kind in the whole file: nodes, tenants, keys. Those of rules are checked with the routes."""
     config = shaped.config
     nodes = [(node.id, ("pools", name, "nodes", at, "id")) for name, pool in config.pools.items() for at, node in enumerate(pool.nodes)]
@@ -276,7 +276,7 @@ def _report_kinds(shaped: ShapedConfig, document: Document) -> None:
                 document.report((*place, "sensitive_data", "kinds", index), f"no kind of sensitive data is called {kind!r}", hint)
 
 
-def _report_circles(shaped: ShapedConfig, document: Document) -> None:
+def _report_cycles(shaped: ShapedConfig, document: Document) -> None:
     """A node at Envoy's own listener: each of its requests would be one more."""
     config, listener = shaped.config, shaped.config.envoy.listener
     if "envoy" in shaped.broken:
@@ -335,7 +335,7 @@ def _report_ports(shaped: ShapedConfig, document: Document) -> None:
     ]
     for name, taken in (("listener", envoy.listener), ("admin", envoy.admin)):
         for ours, address in own:
-            if address is not None and _meet(taken, address):
+            if address is not None and _overlap(taken, address):
                 place: Place = ("envoy", name)
                 if place not in document.values:
                     place = ("gateway", *ours.split("."))
@@ -343,7 +343,7 @@ def _report_ports(shaped: ShapedConfig, document: Document) -> None:
                 document.report(place, message, "give each a port of its own")
 
 
-def _meet(one: Endpoint, other: Endpoint) -> bool:
+def _overlap(one: Endpoint, other: Endpoint) -> bool:
     """Whether only one of two can listen."""
     hosts = {one.host, other.host}
     return one.port == other.port and (len(hosts) == 1 or ("0.0.0.0" in hosts and not any(":" in host for host in hosts)) or "::" in hosts)

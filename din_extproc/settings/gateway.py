@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 from din_extproc.admit.keys import NodeTokens, parse_hash
 from din_extproc.control.topology import Address, SocketAddress, TlsTrust, UnixSocket
 from din_extproc.domain.node import Endpoint
-from din_extproc.edge.redis.topology import carrier
+from din_extproc.edge.redis.topology import make_carrier
 from din_extproc.settings.keys import KeyHash, KeyId
 from din_extproc.settings.registry import RegistryListenSection
 from din_extproc.settings.section import AsTuple, ListenAddress, Section
@@ -178,7 +178,7 @@ def as_reached(endpoint: Endpoint, elsewhere: str | None = None, tls: TlsTrust |
 
 
 def _redis_url(url: SecretStr) -> SecretStr:
-    carrier(url.get_secret_value(), (), timeout_ms=1)  # reads the URL; connects only when it is started
+    make_carrier(url.get_secret_value(), (), timeout_ms=1)  # reads the URL; connects only when it is started
     return url
 
 

@@ -217,6 +217,6 @@ class IdentitySection(Section):
             certificates=tuple(CertificateRule(each.name, each.tenant or "") for each in self.certificates),
             gateway=None if self.gateway is None else self.gateway.trusted_gateway(),
             unlisted=None if unlisted is None else unlisted.policy(defaults, "", listed=False),
-            limits=None if self.limits is None else self.limits.limits(),
+            limits=None if self.limits is None else self.limits.to_limits(),
             shares_limits=self.share_limits,
         )

@@ -76,7 +76,7 @@ def _told(key_id: str, tenant: str) -> str:
 
 
 def _of(tenant: str, keys: Iterable[StoredKey]) -> Iterable[ApiKey]:
-    return (key.key() for key in keys if key.tenant == tenant)
+    return (key.to_key() for key in keys if key.tenant == tenant)
 
 
 def read_keys(file: Path, text: str) -> StoredKeys:

@@ -46,12 +46,12 @@ def load(
         return opened
     text, document, shaped = opened
     catalog, described, problems = read_catalog(shaped.config.catalog, document, path, source)
-    keys_file, hashes, stored = _stored_keys(shaped.config.keys_file, document, path)
+    keys_file, hashes, stored = _read_stored_keys(shaped.config.keys_file, document, path)
     assembled = assemble(shaped, None if "catalog" in shaped.broken else catalog, document, stored.tenants)
     keys = stored.joined(assembled.keys, lambda name: "tenants" in shaped.broken and declares(document.data.get("tenants"), name))
     _report_secrets(shaped.config, document, path, env)
     audit, key_files = read_audit(shaped.config.audit, document, path)
-    tokens_file, secrets, tokens, reaches, unread = _tokens(shaped.config.gateway.registry, document, path)
+    tokens_file, secrets, tokens, reaches, unread = _read_node_tokens(shaped.config.gateway.registry, document, path)
     prices_file, priced, prices, mispriced = read_prices(shaped.config.prices, document, path, assembled.pools)
     found = in_order([*document.problems, *problems, *unread, *stored.problems, *mispriced])
     if assembled.routes is None or catalog is None or not all(problem.warning for problem in found):
@@ -59,11 +59,11 @@ def load(
     config = shaped.config
     return Settings(
         file=str(path),
-        catalog_source=_where(config.catalog, path),
+        catalog_source=_describe_source(config.catalog, path),
         catalog_refresh_s=None if config.catalog is None else config.catalog.refresh_s,
         node_tokens_file=tokens_file,
         keys_file=keys_file,
-        fingerprint=_fingerprint(text, described, secrets + hashes + priced, audit),
+        fingerprint=_compute_fingerprint(text, described, secrets + hashes + priced, audit),
         network=config.network,
         node_tokens=tokens,
         node_reaches=reaches,
@@ -72,7 +72,7 @@ def load(
         catalog=catalog,
         pools=assembled.pools,
         tenants=assembled.tenants,
-        commons=config.limits.commons(),
+        global_limits=config.limits.to_global_limits(),
         keys=keys,
         sensitive_patterns=config.sensitive_data.patterns,
         routes=assembled.routes,
@@ -151,12 +151,12 @@ def read_text(path: Path) -> str | ConfigProblem:
         return ConfigProblem(file=str(path), message=f"can't be read: {(error.strerror or str(error)).lower()}")
 
 
-def _fingerprint(text: str, described: str, secrets: str, audit: AuditSettings | None) -> str:
+def _compute_fingerprint(text: str, described: str, secrets: str, audit: AuditSettings | None) -> str:
     keys = b"" if audit is None else b"\0".join(key.secret for key in audit.keys)
     return hashlib.sha256(f"{text}\0{described}\0{secrets}\0".encode() + keys).hexdigest()[:_FINGERPRINT]
 
 
-def _tokens(
+def _read_node_tokens(
     section: RegistryListenSection | None, document: Document, path: Path
 ) -> tuple[str | None, str, Tokens, Reaches, list[ConfigProblem]]:
     """The file of the nodes' tokens, its text, the tokens, where they hold, and what is wrong with them."""
@@ -170,7 +170,7 @@ def _tokens(
     return str(file), text, *read_tokens(file, text)
 
 
-def _stored_keys(name: str | None, document: Document, path: Path) -> tuple[str | None, str, StoredKeys]:
+def _read_stored_keys(name: str | None, document: Document, path: Path) -> tuple[str | None, str, StoredKeys]:
     """The file of the tenants' keys, its text, and the keys. Before the first key is made there is no such file."""
     if name is None:
         return None, "", read_keys(path, "")
@@ -182,7 +182,7 @@ def _stored_keys(name: str | None, document: Document, path: Path) -> tuple[str 
     return str(file), text, read_keys(file, text)
 
 
-def _where(section: CatalogSection | None, path: Path) -> str | None:
+def _describe_source(section: CatalogSection | None, path: Path) -> str | None:
     """The catalogue's file as it is reached from here, or its URL."""
     if section is None or is_url(section.source):
         return None if section is None else section.source
@@ -195,8 +195,8 @@ def read_catalog(
     """The catalogue of the configuration at `path` (None: there is one, but it is broken), its text, and what is wrong with it."""
     if section is None:
         return Catalog(), "", []
-    source = _where(section, path) or ""
-    text = _catalog_text(source, pulled or CatalogSource())
+    source = _describe_source(section, path) or ""
+    text = _read_catalog_text(source, pulled or CatalogSource())
     if isinstance(text, ConfigProblem):
         document.report(("catalog", "source"), text.message)
         return None, "", []
@@ -205,14 +205,14 @@ def read_catalog(
     if described.data is not None:
         file = validated(CatalogFile, described)
         if file is not None:
-            _report_twins(file, described)
+            _report_duplicate_models(file, described)
             _report_tokenizers(file, described, folder)
-            models = [_with_tokenizer_at(model, folder) for model in file.models]
+            models = [_resolve_tokenizer(model, folder) for model in file.models]
             return Catalog(models), text, described.problems
     return None, text, described.problems
 
 
-def _catalog_text(source: str, pulled: CatalogSource) -> str | ConfigProblem:
+def _read_catalog_text(source: str, pulled: CatalogSource) -> str | ConfigProblem:
     if is_url(source):
         try:
             return pulled.read(source)
@@ -222,12 +222,12 @@ def _catalog_text(source: str, pulled: CatalogSource) -> str | ConfigProblem:
     return ConfigProblem(file=source, message=f"{source}: {text.message}") if isinstance(text, ConfigProblem) else text
 
 
-def _with_tokenizer_at(model: CatalogModel, folder: Path) -> CatalogModel:
+def _resolve_tokenizer(model: CatalogModel, folder: Path) -> CatalogModel:
     """The entry with its tokenizer's folder as it is reached from here."""
     return model if model.tokenizer is None else model.model_copy(update={"tokenizer": str(folder / model.tokenizer)})
 
 
-def _report_twins(file: CatalogFile, document: Document) -> None:
+def _report_duplicate_models(file: CatalogFile, document: Document) -> None:
     seen: set[tuple[str, str]] = set()
     for index, model in enumerate(file.models):
         entry = (model.model_name, model.model_version)

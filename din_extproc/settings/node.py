@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from din_extproc.control.topology import Address, Retry, SocketAddress, Timeouts, TlsTrust, Topology, UnixSocket
 from din_extproc.domain.node import Endpoint, Node, Pool
 from din_extproc.edge.tls import ClientFiles
-from din_extproc.flow.node_request import ENGINE
+from din_extproc.flow.node_handler import ENGINE
 from din_extproc.schedule.batch import BatchLimits
 from din_extproc.settings.catalog import Catalog, CatalogSection, VersionText
 from din_extproc.settings.document import Document
@@ -172,7 +172,7 @@ class NodeSettings(Struct, frozen=True, kw_only=True):
         """The largest request body, in bytes."""
         return (self.proxy or ProxySection()).body_limit_mib * _MIB
 
-    def topology(self) -> Topology:
+    def make_topology(self) -> Topology:
         """The topology of the Envoy in front of the engine: a gateway with one node, that node's engine."""
         proxy = self.proxy or ProxySection()
         wait_ms = 0 if proxy.batch is None else proxy.batch.max_wait_ms

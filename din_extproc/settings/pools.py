@@ -83,7 +83,7 @@ class SchedulerSection(Struct, frozen=True):
     options: dict[str, float] = {}
 
 
-def _scheduler(value: object) -> object:
+def _read_scheduler(value: object) -> object:
     """`token_available`, or with options `{name: latency_ewma, half_life_s: 30}`."""
     if isinstance(value, SchedulerSection):
         return value
@@ -96,11 +96,11 @@ def _scheduler(value: object) -> object:
         msgspec.convert(options, kind.options)
     except msgspec.ValidationError as error:
         known = ", ".join(kind.options.__struct_fields__) or "none"
-        raise ValueError(f"{_option(str(error))}; the options of {name} are: {known}") from None
+        raise ValueError(f"{_find_option(str(error))}; the options of {name} are: {known}") from None
     return SchedulerSection(name, options)
 
 
-def _option(message: str) -> str:
+def _find_option(message: str) -> str:
     """The message of msgspec with the option's name in front."""
     what, _, where = message.partition(" - at `$.")
     return f"{where.rstrip('`')}: {what}" if where else what
@@ -129,12 +129,12 @@ class PoolTimeoutsSection(Section):
     total_s: Annotated[float, Field(ge=0.001, le=86_400)] | None = None
     """The whole answer, of requests that are not of the long tail."""
 
-    def timeouts(self) -> PoolTimeouts:
+    def to_timeouts(self) -> PoolTimeouts:
         """In Envoy's unit."""
         return PoolTimeouts(*(None if limit is None else round(limit * 1000) for limit in (self.first_byte_s, self.total_s)))
 
 
-def _traffic(text: object) -> object:
+def _read_traffic(text: object) -> object:
     """A kind of traffic by its name."""
     known = [kind.value for kind in TrafficClass]
     if not isinstance(text, str) or text not in known:
@@ -149,11 +149,11 @@ class PoolSection(Section):
     served_model: Text | None = None
     """The name that the engine answers to, when it is not the model's."""
     engine: PoolEngine
-    scheduler: Annotated[SchedulerSection, BeforeValidator(_scheduler)] = SchedulerSection("token_available")
+    scheduler: Annotated[SchedulerSection, BeforeValidator(_read_scheduler)] = SchedulerSection("token_available")
     long_tail: LongTailSection | None = None
     """None: every request is like the others."""
     timeouts: PoolTimeoutsSection = PoolTimeoutsSection()
-    traffic: Annotated[TrafficClass, BeforeValidator(_traffic)] = TrafficClass.STANDARD
+    traffic: Annotated[TrafficClass, BeforeValidator(_read_traffic)] = TrafficClass.STANDARD
     """How soon a node counts as failed: see `health.failover_threshold`."""
     operations: PoolOperations | None = None
     """Paths; or `generate` for chats, completions, responses and messages, `pooling` for embeddings and rerank, as far as the engine has
@@ -187,11 +187,11 @@ def make_nodes(name: str, pool: PoolSection, catalog: Catalog | None, document: 
         catalog: None when there is one that could not be read: then nothing is missed.
         document: Where problems go.
     """
-    nodes = [_node(pool, node, catalog, document, ("pools", name, "nodes", index)) for index, node in enumerate(pool.nodes)]
+    nodes = [_make_node(pool, node, catalog, document, ("pools", name, "nodes", index)) for index, node in enumerate(pool.nodes)]
     made = tuple(node for node in nodes if node is not None)
-    _report_twins(name, pool, document)
+    _report_duplicate_nodes(name, pool, document)
     if len(made) == len(pool.nodes):
-        _report_mixture(name, pool, made, document)
+        _report_mixed_dtypes(name, pool, made, document)
     return made
 
 
@@ -232,7 +232,7 @@ class NodeRequirements(Struct, frozen=True):
     compute_capability: str
 
 
-def make_kind(name: str, pool: PoolSection, nodes: tuple[Node, ...], document: Document) -> NodeRequirements:
+def make_requirements(name: str, pool: PoolSection, nodes: tuple[Node, ...], document: Document) -> NodeRequirements:
     """What a node has to be to join: as the pool says; a dtype or size that it does not name is any, and kinds are kept apart.
 
     Args:
@@ -259,7 +259,7 @@ _HOSTED, _HOSTED_VERSION = "hosted", "0"
 """The dtype and the version of a remote API's model where neither the file nor the catalogue states one."""
 
 
-def _reported_reach(pool: PoolSection, node: PoolNodeSection, document: Document, place: Place) -> bool:
+def _report_context_limit(pool: PoolSection, node: PoolNodeSection, document: Document, place: Place) -> bool:
     """Report a node without exactly one of `address` and `url`, or with the one that its pool's engine does not take."""
     wanted, other = ("url", "address") if pool.engine in REMOTE_ENGINES else ("address", "url")
     if getattr(node, other) is not None:
@@ -274,8 +274,8 @@ def _reported_reach(pool: PoolSection, node: PoolNodeSection, document: Document
     return True
 
 
-def _node(pool: PoolSection, node: PoolNodeSection, catalog: Catalog | None, document: Document, place: Place) -> Node | None:
-    if _reported_reach(pool, node, document, place):
+def _make_node(pool: PoolSection, node: PoolNodeSection, catalog: Catalog | None, document: Document, place: Place) -> Node | None:
+    if _report_context_limit(pool, node, document, place):
         return None
     model = pool.model
     versions = catalog.versions(model) if catalog is not None else {}
@@ -309,7 +309,7 @@ def _node(pool: PoolSection, node: PoolNodeSection, catalog: Catalog | None, doc
     )
 
 
-def _report_twins(name: str, pool: PoolSection, document: Document) -> None:
+def _report_duplicate_nodes(name: str, pool: PoolSection, document: Document) -> None:
     first: dict[str, int] = {}
     for index, node in enumerate(pool.nodes):
         twin = index if node.address is None else first.setdefault(str(node.address), index)
@@ -318,7 +318,7 @@ def _report_twins(name: str, pool: PoolSection, document: Document) -> None:
             document.report(("pools", name, "nodes", index, "address"), message)
 
 
-def _report_mixture(name: str, pool: PoolSection, nodes: tuple[Node, ...], document: Document) -> None:
+def _report_mixed_dtypes(name: str, pool: PoolSection, nodes: tuple[Node, ...], document: Document) -> None:
     fields = ("dtype", "tp_world_size", *(("compute_capability",) if pool.compute_capability is None else ()))
     for field in fields:
         groups: dict[str, list[str]] = {}

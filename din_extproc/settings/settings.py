@@ -54,7 +54,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     pools: tuple[Pool, ...]
     """In the order of the file."""
     tenants: tuple[Tenant, ...]
-    commons: GlobalLimits
+    global_limits: GlobalLimits
     keys: tuple[tuple[Tenant, tuple[ApiKey, ...]], ...]
     """What a `KeyRing` is made from."""
     sensitive_patterns: dict[str, str]
@@ -127,7 +127,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         return self.envoy.body_limit_mib * _MIB
 
     @property
-    def moves(self) -> tuple[tuple[str, str], ...]:
+    def may_move_in_flight(self) -> tuple[tuple[str, str], ...]:
         """Pools, each with the one that takes over its requests in flight: those of rules."""
         if not self.envoy.retry.to_fallback:
             return ()
@@ -136,14 +136,14 @@ class Settings(Struct, frozen=True, kw_only=True):
     @property
     def in_flight(self) -> InFlightFallback:
         """The same for who decides, with how often Envoy asks the first pool before."""
-        return InFlightFallback(frozenset(self.moves), Retry(**self.envoy.retry.model_dump()).tries)
+        return InFlightFallback(frozenset(self.may_move_in_flight), Retry(**self.envoy.retry.model_dump()).tries)
 
-    def discovery(self, node_id: str) -> XdsSource | None:
+    def make_xds_source(self, node_id: str) -> XdsSource | None:
         """The xDS source of an Envoy of this name. None: it uses none."""
         xds = self.gateway.xds
-        return None if xds is None else XdsSource(self._reached(xds.address, xds.tls), node_id, xds.delta)
+        return None if xds is None else XdsSource(self._make_reached_address(xds.address, xds.tls), node_id, xds.delta)
 
-    def _reached(self, endpoint: Endpoint, tls: ServerTlsSection | None) -> SocketAddress:
+    def _make_reached_address(self, endpoint: Endpoint, tls: ServerTlsSection | None) -> SocketAddress:
         """Where Envoy reaches one of our ports, and how it speaks to it."""
         envoy = self.envoy.sidecar_tls
         trust = None if tls is None or envoy is None else envoy.trust(self.folder)
@@ -153,9 +153,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     def worker_addresses(self) -> tuple[Address, ...]:
         """Where Envoy asks for decisions."""
         ext_proc = self.gateway.ext_proc
-        return self.gateway.worker_addresses if ext_proc.address is None else (self._reached(ext_proc.address, ext_proc.tls),)
+        return self.gateway.worker_addresses if ext_proc.address is None else (self._make_reached_address(ext_proc.address, ext_proc.tls),)
 
-    def topology(self, usage_lua: str, discovery: XdsSource | None = None) -> Topology:
+    def make_topology(self, usage_lua: str, discovery: XdsSource | None = None) -> Topology:
         """What Envoy's configuration is rendered from.
 
         Args:
@@ -166,7 +166,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         access_log = self.gateway.access_log
         return Topology(
             ext_proc=self.worker_addresses,
-            access_log=self._reached(access_log.address, access_log.tls),
+            access_log=self._make_reached_address(access_log.address, access_log.tls),
             pools=self.pools,
             listener=SocketAddress(envoy.listener.host, envoy.listener.port),
             admin=SocketAddress(envoy.admin.host, envoy.admin.port),
@@ -176,7 +176,7 @@ class Settings(Struct, frozen=True, kw_only=True):
             retry=Retry(**envoy.retry.model_dump()),
             outlier=Outlier(**envoy.outlier.model_dump()),
             slow_start=self.health.slow_start(),
-            moves=self.moves,
+            moves=self.may_move_in_flight,
             health_check=None if envoy.health_check is None else envoy.health_check.health_check(),
             cors_origins=envoy.cors.allow_origins,
             fail_open_pool=self.fail_open_pool,

@@ -29,7 +29,7 @@ class LimitsSection(Section):
     max_streams: Ceiling | None = None
     """Requests in flight."""
 
-    def limits(self, default: RateLimits | None = None) -> RateLimits:
+    def to_limits(self, default: RateLimits | None = None) -> RateLimits:
         """For the domain; what is not mentioned is taken from the default."""
         own = {name: getattr(self, name) for name in _DIMENSIONS if default is None or name in self.model_fields_set}
         return RateLimits(**({} if default is None else {name: getattr(default, name) for name in _DIMENSIONS}) | own)
@@ -54,9 +54,9 @@ class ScopeLimitsSection(LimitsSection):
     reserved_for_critical: Annotated[float, Field(strict=False, ge=0, lt=1)] = 0.0
     """The share of these limits that only critical requests may use."""
 
-    def ceilings(self) -> ScopeLimits:
+    def to_scope_limits(self) -> ScopeLimits:
         """For the domain."""
-        return ScopeLimits(self.limits(), _by_priority(self.per_priority), self.reserved_for_critical)
+        return ScopeLimits(self.to_limits(), _convert_by_priority(self.per_priority), self.reserved_for_critical)
 
 
 class GlobalLimitsSection(ScopeLimitsSection):
@@ -67,9 +67,9 @@ class GlobalLimitsSection(ScopeLimitsSection):
     enforce: bool = True
     """False: shadow mode, they are counted and reported, and nothing is refused for them."""
 
-    def commons(self) -> GlobalLimits:
+    def to_global_limits(self) -> GlobalLimits:
         """For the domain."""
-        return GlobalLimits(self.ceilings(), {model: each.ceilings() for model, each in self.per_model.items()}, self.enforce)
+        return GlobalLimits(self.to_scope_limits(), {model: each.to_scope_limits() for model, each in self.per_model.items()}, self.enforce)
 
     @property
     def any(self) -> bool:
@@ -77,11 +77,11 @@ class GlobalLimitsSection(ScopeLimitsSection):
         return bool(self.model_fields_set - {"enforce"})
 
 
-def _by_priority(sections: dict[Priority, LimitsSection]) -> dict[Priority, RateLimits]:
-    return {priority: section.limits() for priority, section in sections.items()}
+def _convert_by_priority(sections: dict[Priority, LimitsSection]) -> dict[Priority, RateLimits]:
+    return {priority: section.to_limits() for priority, section in sections.items()}
 
 
-def _moment(value: Any) -> Any:
+def _parse_moment(value: Any) -> Any:
     """A date is its first moment; without a zone, a time is UTC."""
     if isinstance(value, date) and not isinstance(value, datetime):
         value = datetime(value.year, value.month, value.day, tzinfo=UTC)
@@ -95,15 +95,15 @@ class KeySection(Section):
 
     id: KeyId
     hash: KeyHash
-    expires: Annotated[datetime, BeforeValidator(_moment)] | None = None
+    expires: Annotated[datetime, BeforeValidator(_parse_moment)] | None = None
     limits: LimitsSection | None = None
     """Narrower ceilings for this key, besides the tenant's."""
 
-    def key(self) -> ApiKey:
+    def to_key(self) -> ApiKey:
         """For the domain."""
         salt, digest = parse_hash(self.hash) or (b"", b"")
         return ApiKey(
-            id=self.id, salt=salt, digest=digest, expires=self.expires, limits=None if self.limits is None else self.limits.limits()
+            id=self.id, salt=salt, digest=digest, expires=self.expires, limits=None if self.limits is None else self.limits.to_limits()
         )
 
 
@@ -117,7 +117,7 @@ class QueueSection(Section):
     weight: Annotated[int, Field(ge=1, le=1000)] = 1
     """Where tenants compete for what they share."""
 
-    def queueing(self, default: "QueueSection") -> Queueing:
+    def to_queueing(self, default: "QueueSection") -> Queueing:
         """For the domain; what is not mentioned is taken from the default."""
         return Queueing(**(default.model_dump() | self.model_dump(exclude_unset=True)))
 
@@ -149,11 +149,11 @@ class TenantPolicySection(Section):
             listed=listed,
             models=self.models,
             priority=self.priority,
-            limits=self.limits.limits(defaults.limits.limits()),
-            per_model={model: limits.limits() for model, limits in self.limits.per_model.items()},
-            per_priority=_by_priority(self.limits.per_priority),
+            limits=self.limits.to_limits(defaults.limits.to_limits()),
+            per_model={model: limits.to_limits() for model, limits in self.limits.per_model.items()},
+            per_priority=_convert_by_priority(self.limits.per_priority),
             enforce=self.limits.enforce,
-            queueing=self.queue.queueing(defaults.queue),
+            queueing=self.queue.to_queueing(defaults.queue),
             stays_on_site=self.stays_on_site,
             sensitive_data=(self.sensitive_data or defaults.sensitive_data).sensitive_data(),
         )
@@ -162,7 +162,7 @@ class TenantPolicySection(Section):
 class TenantSection(TenantPolicySection, TenantNameSection):
     """A department or an application."""
 
-    def tenant(self, defaults: "DefaultsSection") -> Tenant:
+    def to_tenant(self, defaults: "DefaultsSection") -> Tenant:
         """For the domain."""
         return self.policy(defaults, self.id)
 

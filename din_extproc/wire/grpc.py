@@ -142,7 +142,7 @@ class GrpcConnection(Generic[C]):
         """Take the peer's bytes, at a time in seconds. Never raises."""
         self.drain = self._connection.drain
         """Ask the peer to open no more calls."""
-        self.lost = self._connection.lost
+        self.lost = self._connection.on_connection_lost
         """The transport is gone: every call is cut."""
         self.pause = self._outbox.pause
         """The transport is full."""

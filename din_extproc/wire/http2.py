@@ -68,8 +68,8 @@ class H2Connection(Generic[H, S]):
         self._refuse_above = frames.LARGEST_STREAM_ID
         self._gone: dict[int, bool] = {}
         self._gone_before: dict[int, bool] = {}
-        self._since = self._heard = now
-        self._asked: float | None = None
+        self._since = self._last_receipt = now
+        self._last_ping: float | None = None
         self._unfinished, self._unfinished_since = 0, now
         self.fault: GoAwayError | None = None
         self._now = now
@@ -103,13 +103,13 @@ class H2Connection(Generic[H, S]):
         """Take what the peer sent. Frames that are not whole yet wait for the rest."""
         if self.fault is not None:
             return
-        self._now = self._heard = now
+        self._now = self._last_receipt = now
         try:
             for kind, flags, stream_id, buffer, start, stop in self._framer.feed(data):
                 if kind == frames.DATA and self._settled:
                     self._data(stream_id, flags, buffer, start, stop)
                 else:
-                    self._other(kind, flags, stream_id, buffer[start:stop])
+                    self._on_other_frame(kind, flags, stream_id, buffer[start:stop])
         except GoAwayError as fault:
             self._end(fault)
 
@@ -124,7 +124,7 @@ class H2Connection(Generic[H, S]):
             start, stop = without_padding(data, start, stop)
         stream = self.streams.get(stream_id)
         if stream is None or stream.half_closed:
-            self._late(stream_id, "DATA")
+            self._on_late_frame(stream_id, "DATA")
             return
         ended = flags & frames.END_STREAM
         if start == stop and not ended:
@@ -148,7 +148,7 @@ class H2Connection(Generic[H, S]):
         if not stream.finishing and self.streams.get(stream.id) is stream:
             self._receiver.half_closed(stream)
 
-    def _late(self, stream_id: int, kind: str) -> None:
+    def _on_late_frame(self, stream_id: int, kind: str) -> None:
         """A frame on a stream that takes none (any more)."""
         if self._is_idle(stream_id):
             raise GoAwayError(ErrorCode.PROTOCOL_ERROR, f"{kind} on a stream that was never opened")
@@ -156,7 +156,7 @@ class H2Connection(Generic[H, S]):
             return
         self._break(stream_id, ErrorCode.STREAM_CLOSED)
 
-    def _other(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+    def _on_other_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if not self._settled and (kind != frames.SETTINGS or flags & frames.ACK):
             raise GoAwayError(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
         match kind:
@@ -171,8 +171,8 @@ class H2Connection(Generic[H, S]):
             case frames.PING:
                 self._ping(flags, stream_id, payload)
             case frames.GOAWAY:
-                _expect(stream_id == 0, "GOAWAY on a stream")
-                _expect(len(payload) >= 2 * frames.WORD.size, "GOAWAY too short", ErrorCode.FRAME_SIZE_ERROR)
+                _require(stream_id == 0, "GOAWAY on a stream")
+                _require(len(payload) >= 2 * frames.WORD.size, "GOAWAY too short", ErrorCode.FRAME_SIZE_ERROR)
                 self._allow.strangers.take(self._now)
             case frames.PRIORITY:
                 self._priority(stream_id, payload)
@@ -182,7 +182,7 @@ class H2Connection(Generic[H, S]):
                 self._allow.strangers.take(self._now)
 
     def _headers(self, flags: int, stream_id: int, block: bytes) -> None:
-        _expect(stream_id % 2 == 1, "HEADERS on a stream that a client can't open")
+        _require(stream_id % 2 == 1, "HEADERS on a stream that a client can't open")
         stream = self.streams.get(stream_id)
         if stream is not None:
             self._trailers(stream, flags, block)
@@ -236,10 +236,10 @@ class H2Connection(Generic[H, S]):
         self._close_half(stream)
 
     def _rst_stream(self, stream_id: int, payload: bytes) -> None:
-        _expect(len(payload) == frames.WORD.size, "RST_STREAM of a wrong size", ErrorCode.FRAME_SIZE_ERROR)
+        _require(len(payload) == frames.WORD.size, "RST_STREAM of a wrong size", ErrorCode.FRAME_SIZE_ERROR)
         stream = self.streams.get(stream_id)
         if stream is None:
-            _expect(not self._is_idle(stream_id), "RST_STREAM on a stream that was never opened")
+            _require(not self._is_idle(stream_id), "RST_STREAM on a stream that was never opened")
             return
         if not stream.begun:
             self._allow.resets.take(self._now)
@@ -247,34 +247,34 @@ class H2Connection(Generic[H, S]):
         self._receiver.cut(stream)
 
     def _window_update(self, stream_id: int, payload: bytes) -> None:
-        _expect(len(payload) == frames.WORD.size, "WINDOW_UPDATE of a wrong size", ErrorCode.FRAME_SIZE_ERROR)
+        _require(len(payload) == frames.WORD.size, "WINDOW_UPDATE of a wrong size", ErrorCode.FRAME_SIZE_ERROR)
         if self.outbox.earned:
             self._allow.window_updates.earn(self.outbox.earned)
             self.outbox.earned = 0
         self._allow.window_updates.take(self._now)
         increment = frames.WORD.unpack(payload)[0] & frames.LARGEST_WINDOW
         if stream_id == 0:
-            _expect(increment != 0, "WINDOW_UPDATE of 0")
-            _expect(self.outbox.widen(increment), "connection window too large", ErrorCode.FLOW_CONTROL_ERROR)
+            _require(increment != 0, "WINDOW_UPDATE of 0")
+            _require(self.outbox.widen(increment), "connection window too large", ErrorCode.FLOW_CONTROL_ERROR)
             return
         stream = self.streams.get(stream_id)
         if stream is None:
-            _expect(not self._is_idle(stream_id), "WINDOW_UPDATE on a stream that was never opened")
+            _require(not self._is_idle(stream_id), "WINDOW_UPDATE on a stream that was never opened")
         elif increment == 0:
             self._break(stream_id, ErrorCode.PROTOCOL_ERROR)
         elif not self.outbox.widen_stream(stream, increment):
             self._break(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
 
     def _settings(self, flags: int, stream_id: int, payload: bytes) -> None:
-        _expect(stream_id == 0, "SETTINGS on a stream")
+        _require(stream_id == 0, "SETTINGS on a stream")
         if flags & frames.ACK:
-            _expect(not payload, "SETTINGS acknowledgement with a payload", ErrorCode.FRAME_SIZE_ERROR)
+            _require(not payload, "SETTINGS acknowledgement with a payload", ErrorCode.FRAME_SIZE_ERROR)
             self._allow.settings.take(self._now)
             if not self._acknowledged:
                 self._acknowledged = True
                 self._blocks.table_size_agreed()
             return
-        _expect(len(payload) % frames.SETTING.size == 0, "SETTINGS of a wrong size", ErrorCode.FRAME_SIZE_ERROR)
+        _require(len(payload) % frames.SETTING.size == 0, "SETTINGS of a wrong size", ErrorCode.FRAME_SIZE_ERROR)
         self._allow.settings.take(self._now)
         self._settled = True
         # First, because the peer counts what a wider window lets out only after this.
@@ -282,8 +282,8 @@ class H2Connection(Generic[H, S]):
         self.outbox.configure(payload, self.streams.values())
 
     def _ping(self, flags: int, stream_id: int, payload: bytes) -> None:
-        _expect(stream_id == 0, "PING on a stream")
-        _expect(len(payload) == len(_DRAIN_PING), "PING of a wrong size", ErrorCode.FRAME_SIZE_ERROR)
+        _require(stream_id == 0, "PING on a stream")
+        _require(len(payload) == len(_DRAIN_PING), "PING of a wrong size", ErrorCode.FRAME_SIZE_ERROR)
         self._allow.pings.take(self._now)
         if not flags & frames.ACK:
             self.outbox.control(frames.frame(frames.PING, frames.ACK, 0, payload))
@@ -291,7 +291,7 @@ class H2Connection(Generic[H, S]):
             self._refuse_later()
 
     def _priority(self, stream_id: int, payload: bytes) -> None:
-        _expect(stream_id != 0, "PRIORITY on stream 0")
+        _require(stream_id != 0, "PRIORITY on stream 0")
         self._allow.strangers.take(self._now)
         if len(payload) != _PRIORITY_BYTES:
             self._break(stream_id, ErrorCode.FRAME_SIZE_ERROR)
@@ -348,16 +348,16 @@ class H2Connection(Generic[H, S]):
         if not self._settled:
             if now - self._since > limits.handshake_s:
                 self._end(GoAwayError(ErrorCode.SETTINGS_TIMEOUT, "no SETTINGS in time"))
-        elif self._drips(now):
+        elif self._check_slow_frames(now):
             self._end(GoAwayError(ErrorCode.ENHANCE_YOUR_CALM, "a frame did not arrive in time"))
-        elif self._asked is None or self._asked < self._heard:
-            if now - self._heard > limits.keepalive_s:
-                self._asked = now
+        elif self._last_ping is None or self._last_ping < self._last_receipt:
+            if now - self._last_receipt > limits.keepalive_s:
+                self._last_ping = now
                 self.outbox.control(frames.frame(frames.PING, 0, 0, _ALIVE_PING))
-        elif now - self._asked > limits.keepalive_timeout_s:
+        elif now - self._last_ping > limits.keepalive_timeout_s:
             self._end(GoAwayError(ErrorCode.NO_ERROR, "keepalive timeout"))
 
-    def _drips(self, now: float) -> bool:
+    def _check_slow_frames(self, now: float) -> bool:
         """Whether a frame or header block has been on its way for too long, however much of it still comes."""
         unfinished = self._framer.unfinished
         if not unfinished or unfinished != self._unfinished:
@@ -371,7 +371,7 @@ class H2Connection(Generic[H, S]):
             self.outbox.control(frames.goaway(frames.LARGEST_STREAM_ID, ErrorCode.NO_ERROR, "draining"))
             self.outbox.control(frames.frame(frames.PING, 0, 0, _DRAIN_PING))
 
-    def lost(self) -> None:
+    def on_connection_lost(self) -> None:
         """The transport is gone: cut every stream."""
         if self.fault is None:
             self.fault = GoAwayError(ErrorCode.NO_ERROR, "connection lost")
@@ -394,6 +394,6 @@ class H2Connection(Generic[H, S]):
             self._receiver.cut(stream)
 
 
-def _expect(fine: bool, reason: str, code: ErrorCode = ErrorCode.PROTOCOL_ERROR) -> None:  # noqa: FBT001 - an assertion that speaks to the peer
+def _require(fine: bool, reason: str, code: ErrorCode = ErrorCode.PROTOCOL_ERROR) -> None:  # noqa: FBT001 - an assertion that speaks to the peer
     if not fine:
         raise GoAwayError(code, reason)

@@ -16,7 +16,7 @@ from din_extproc.domain.usage import ExchangeRecord, Outcome, Usage
 from din_extproc.edge.audit.log import AuditLog, AuditOptions
 from din_extproc.edge.telemetry.exchange_log import ExchangeLog
 from din_extproc.edge.telemetry.otlp import OtlpExporter
-from din_extproc.flow.audit_records import ending_record
+from din_extproc.flow.audit_records import make_ending_record
 from din_extproc.observe.exchange_metrics import ExchangeMetrics
 from tests.bench.beside_a_scrape import beside_a_scrape
 from tests.bench.field import Field, Figures
@@ -45,7 +45,7 @@ def accounting(field: Field) -> Figures:
 async def _metrics() -> float:
     metrics = ExchangeMetrics()
     records = [replace(RECORD, node_id=f"gpu-{at % 50}", tenant=f"t{at % 20}") for at in range(_RECORDS)]
-    return _us(lambda: [metrics.finished(record) for record in records])
+    return _us(lambda: [metrics.on_exchange(record) for record in records])
 
 
 async def _audit() -> float:
@@ -54,7 +54,7 @@ async def _audit() -> float:
         log.start()
         began = time.process_time()
         for _ in range(_RECORDS):
-            log.note(ending_record(RECORD))
+            log.record(make_ending_record(RECORD))
         await log.flush()
         spent = time.process_time() - began
         await log.close()
@@ -66,17 +66,17 @@ async def _log() -> float:
     log = ExchangeLog("all", lines.append)
     began = time.process_time()
     for _ in range(_RECORDS):
-        log.finished(RECORD)
+        log.on_exchange(RECORD)
     await log.flush()
     return (time.process_time() - began) / _RECORDS * 1e6
 
 
 async def _spans() -> float:
     """Of an exchange that leaves spans; the collector is not there, so nothing is sent."""
-    exporter = OtlpExporter("http://127.0.0.1:9", {}, {"service.name": "din"}, 1.0, ExchangeMetrics().families)
+    exporter = OtlpExporter("http://127.0.0.1:9", {}, {"service.name": "din"}, 1.0, ExchangeMetrics().collect_families)
     record = replace(RECORD, span=f"{RECORD.request_id}-{'1' * 16}-")
     for _ in range(500):
-        exporter.finished(record)
+        exporter.on_exchange(record)
     began = time.process_time()
     await exporter.push_spans()
     return (time.process_time() - began) / 500 * 1e6

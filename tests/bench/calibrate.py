@@ -16,7 +16,7 @@ import aiohttp
 from msgspec import Struct
 
 from din_extproc.tools.simulate.simulate import Simulated, SimulateOptions, simulate
-from din_extproc.tools.simulate.tally import Outcomes, Percentiles
+from din_extproc.tools.simulate.stats import Outcomes, Percentiles
 from tests.bench.field import Field, Figures
 from tests.support.servers import EngineSim, LlamaServer
 from tests.support.stack import Stack, key_of, node, tenant

@@ -15,7 +15,7 @@ from din_extproc.settings.settings import Settings
 from din_extproc.tools.bench.baseline import BaselineOptions, compare
 from din_extproc.tools.bench.baseline_figures import BaselineLoad
 from din_extproc.tools.simulate.simulate import Simulated, SimulateOptions, simulate
-from din_extproc.tools.simulate.tally import Outcomes
+from din_extproc.tools.simulate.stats import Outcomes
 from tests.bench.contenders import ROOT
 from tests.bench.field import Field, Figures
 from tests.support.servers import EngineSim

@@ -73,12 +73,12 @@ class _Size:
             await call.write(DeltaDiscoveryRequest(type_url=ASSIGNMENT, resource_names_subscribe=[_POOL]).SerializeToString())
             await self._answer(call, await call.read())
             for _ in range(_CHANGES):
-                await service.settled()
+                await service.wait_settled()
                 self._version += 1
                 self._nodes[len(self._nodes) // 2] = _node(len(self._nodes) // 2, self._version)
                 nodes = tuple(self._nodes)
                 began = time.perf_counter()
-                snapshot = self._assigner.snapshot(_PLAN, {_POOL: nodes})
+                snapshot = self._assigner.make_snapshot(_PLAN, {_POOL: nodes})
                 self.built.append(1e3 * (time.perf_counter() - began))
                 service.publish(snapshot)
                 data = await call.read()
@@ -88,7 +88,7 @@ class _Size:
         await server.stop(1)
 
     def _snapshot(self):
-        return self._assigner.snapshot(_PLAN, {_POOL: tuple(self._nodes)})
+        return self._assigner.make_snapshot(_PLAN, {_POOL: tuple(self._nodes)})
 
     @staticmethod
     async def _answer(call, data: bytes) -> None:

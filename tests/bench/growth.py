@@ -130,7 +130,7 @@ def desk_of(**sections: Any) -> WorkerContext:
         file.write_text(yaml.dump(content, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper)))
         settings = load(file, {})
     assert isinstance(settings, Settings), str(settings)
-    return RequestPlane(settings, Free(), Background(), DecisionCounters()).desk
+    return RequestPlane(settings, Free(), Background(), DecisionCounters()).context
 
 
 def _decisions(desks: dict[int, WorkerContext], rounds: int) -> dict[int, list[float]]:

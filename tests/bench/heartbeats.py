@@ -24,7 +24,7 @@ from din_extproc.edge.background import Background
 from din_extproc.edge.grpc.h2_server import H2Server
 from din_extproc.edge.grpc.registry_service import NodeRegistryService
 from din_extproc.edge.redis.nodes import NODE_SCRIPTS
-from din_extproc.edge.redis.topology import carrier
+from din_extproc.edge.redis.topology import make_carrier
 from din_extproc.edge.registry.auth import RegistryAuth
 from din_extproc.edge.telemetry.counters import DecisionCounters
 from din_extproc.roles.serve.registry_service import RegistryService
@@ -107,7 +107,7 @@ class _Crowd:
     async def __aenter__(self) -> Self:
         server, folder = self._exits.enter_context(RedisServer()), self._exits.enter_context(tempfile.TemporaryDirectory())
         settings = _settings(server.url, Path(folder), self._names)
-        link = carrier(server.url, NODE_SCRIPTS, timeout_ms=20_000)
+        link = make_carrier(server.url, NODE_SCRIPTS, timeout_ms=20_000)
         assert await link.start()
         self._exits.push_async_callback(link.close)
         background = Background()
@@ -132,7 +132,7 @@ class _Crowd:
         ).methods()
         for start in range(0, len(self._names), _JOINING):
             await asyncio.gather(*(self._join(at) for at in range(start, min(start + _JOINING, len(self._names)))))
-        while len(self._plane.desk.selector.members.nodes("p")) < len(self._names):  # noqa: ASYNC110 - told in differences, no event
+        while len(self._plane.context.selector.members.get_nodes("p")) < len(self._names):  # noqa: ASYNC110 - told in differences, no event
             await asyncio.sleep(0.05)
         return self
 
@@ -150,7 +150,7 @@ class _Crowd:
             await asyncio.gather(*map(self._beat, names))
             beats += len(names)
             began = time.perf_counter()
-            decide(self._plane.desk, body, running)
+            decide(self._plane.context, body, running)
             times.append((time.perf_counter() - began) * 1e6)
             due += _PER_TURN / _RATE
             await asyncio.sleep(max(0.0, due - loop.time()))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from din_extproc.edge.process.envoy_binary import envoy_version, find_envoy
+from din_extproc.edge.process.envoy_binary import find_envoy, read_envoy_version
 from tests.bench.contenders import LITELLM, ROOT, TITLES, VLLM_ROUTER, python_version_of
 from tests.bench.field import Figures
 from tests.bench.peers.build import PROGRAMS
@@ -117,7 +117,7 @@ def versions() -> dict[str, str]:
     return {
         **found,
         "python": platform.python_version(),
-        "envoy": envoy_version(envoy) if envoy is not None else "none",
+        "envoy": read_envoy_version(envoy) if envoy is not None else "none",
         "redis": told.strip().partition(" sha=")[0],
         "go": subprocess.run([go, "version"], capture_output=True, text=True, timeout=20, check=True).stdout.split()[2] if go else "none",
         LITELLM: python_version_of(LITELLM),

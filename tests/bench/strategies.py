@@ -11,7 +11,7 @@ import yaml
 
 from din_extproc.schedule.pick import STRATEGIES
 from din_extproc.tools.simulate.simulate import Simulated, SimulateOptions, simulate
-from din_extproc.tools.simulate.tally import Outcomes
+from din_extproc.tools.simulate.stats import Outcomes
 from tests.bench.field import Field, Figures
 from tests.support.stack import node, tenant
 

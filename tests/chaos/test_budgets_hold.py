@@ -22,7 +22,7 @@ from din_extproc.audit.records import SettlementRecord
 from din_extproc.domain.usage import ExchangeRecord, Usage
 from din_extproc.edge.redis.guard import GuardedLedger, OnError
 from din_extproc.edge.redis.ledger import RedisLedger
-from din_extproc.flow.audit_records import ending_record
+from din_extproc.flow.audit_records import make_ending_record
 from din_extproc.flow.settlement import SettlementService
 from tests.support.budget_worker import COST, PRICES, TOKENS
 from tests.support.exchanges import record
@@ -74,7 +74,7 @@ class Network:
             self.answers[verdict] += 1
             if verdict == "granted" and line.endswith(b"\n"):
                 exchange = finished(*parts)
-                self.audit.append(ending_record(exchange))
+                self.audit.append(make_ending_record(exchange))
                 await settler.settle(exchange)
 
     async def seen(self, answers: int) -> None:

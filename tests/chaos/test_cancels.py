@@ -14,7 +14,7 @@ from din_extproc.edge.background import Background
 from din_extproc.edge.inline_task import InlineTask
 from din_extproc.edge.redis.guard import PRESENCE, GuardedLedger, OnError
 from din_extproc.edge.redis.ledger import SCRIPTS, Names, RedisLedger
-from din_extproc.edge.redis.topology import carrier
+from din_extproc.edge.redis.topology import make_carrier
 from din_extproc.edge.telemetry.counters import DecisionCounters
 from din_extproc.roles.serve.request_plane import RequestPlane
 from din_extproc.roles.serve.worker_queue import WorkerQueue
@@ -44,7 +44,7 @@ class Client:
     """One exchange: it is decided about until the client leaves, and ended then."""
 
     def __init__(self, plane: RequestPlane, name: str) -> None:
-        self.flow = plane.desk.create_handler()
+        self.flow = plane.context.create_handler()
         self.name = name
         self.sent = False
         self.faults: list[BaseException] = []
@@ -61,7 +61,7 @@ class Client:
         self.drive.cancel()
         self.flow.ended()
         if self.sent:  # Envoy's access log tells how it ended
-            await plane.desk.ledger.settle(self.name, self.flow.request_id, 0)
+            await plane.context.ledger.settle(self.name, self.flow.request_id, 0)
 
 
 async def test_a_thousand_cancels_at_random_await_points_leave_every_counter_at_zero(tmp_path):
@@ -69,7 +69,7 @@ async def test_a_thousand_cancels_at_random_await_points_leave_every_counter_at_
     settings = load(tmp_path / "din.yaml", {})
     chance = random.Random(SEED)
     with RedisServer() as server:
-        link = carrier(server.url, (*SCRIPTS, PRESENCE), timeout_ms=5000)
+        link = make_carrier(server.url, (*SCRIPTS, PRESENCE), timeout_ms=5000)
         assert await link.start(wait_s=5)
         ledger = GuardedLedger(link, RedisLedger(link, names=Names()), LocalLedger(lambda: 0), OnError.CLOSED, "here")
         background = Background()
@@ -84,7 +84,7 @@ async def test_a_thousand_cancels_at_random_await_points_leave_every_counter_at_
         await asyncio.gather(*(client.leave(plane, chance) for client in clients))
         await background.quiet(5)
         await asyncio.sleep(0.2)
-        shown = waits.queue.shown()
+        shown = waits.queue.snapshot()
         leases = {key: await link.call("ZCARD", key) for key in await link.call("KEYS", "*:lease:*")}
         used = {key: (await link.call("GETRANGE", key, 0, 7)) for key in await link.call("KEYS", "*:count:*")}
         sent = sum(client.sent for client in clients)
@@ -96,7 +96,7 @@ async def test_a_thousand_cancels_at_random_await_points_leave_every_counter_at_
     assert 0 < sent < CLIENTS
     assert shown["left"] > 0
     assert shown["granted"] > 0
-    assert plane.desk.live == {}
-    assert plane.desk.selector.load.tokens_in_flight() == {}
+    assert plane.context.live == {}
+    assert plane.context.selector.load.tokens_in_flight() == {}
     assert not any(leases.values())
     assert set(used.values()) <= {bytes(8)}, "no token is charged any more"

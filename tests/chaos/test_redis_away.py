@@ -18,7 +18,7 @@ from din_extproc.edge.redis.guard import GuardedLedger, OnError
 from din_extproc.edge.redis.ledger import RedisLedger
 from din_extproc.edge.redis.link import Link
 from din_extproc.edge.redis.subscription import ChannelSubscription
-from din_extproc.edge.redis.topology import locator
+from din_extproc.edge.redis.topology import make_locator
 from tests.support.ledgers import linked
 from tests.support.servers import RedisServer
 
@@ -196,7 +196,7 @@ async def test_a_channel_that_is_not_heard_is_said_once_with_a_reason_and_once_w
     monkeypatch.setattr("din_extproc.edge.redis.subscription._SILENCE_S", 0.2)
     monkeypatch.setattr("din_extproc.edge.redis.subscription._CONNECT_S", 0.5)
     tries, began = [], asyncio.Event()
-    locate = locator(server.url)
+    locate = make_locator(server.url)
 
     async def counted():
         tries.append(time.monotonic())
@@ -243,8 +243,8 @@ async def test_a_process_that_only_keeps_accounts_takes_no_share_but_knows_how_m
         guarded(server.url, OnError.LOCAL_SHARE, "accounts", workers=2, decides=False) as (accounts, link),
     ):
         for _ in range(2):
-            await one._beat()
-            await accounts._beat()
+            await one._count_replicas()
+            await accounts._count_replicas()
         assert [guard.state.replicas for guard in (one, other, accounts)] == [2, 2, 2]
         with server.paused():
             await until(lambda: not accounts.state.shared)

@@ -16,7 +16,7 @@ from din_extproc.edge.redis.cluster import ClusterLinks
 from din_extproc.edge.redis.guard import GuardedLedger, OnError
 from din_extproc.edge.redis.ledger import SCRIPTS, Names, RedisLedger
 from din_extproc.edge.redis.link import Link
-from din_extproc.edge.redis.topology import carrier
+from din_extproc.edge.redis.topology import make_carrier
 from tests.support.servers import FLAVOURS, RedisServer, free_port
 
 pytestmark = pytest.mark.chaos
@@ -31,7 +31,7 @@ def claim(request_id: str, tenant: str = "finance", limits: RateLimits = CEILING
 
 @contextlib.asynccontextmanager
 async def connected(url: str):
-    runner = carrier(url, SCRIPTS, timeout_ms=500)
+    runner = make_carrier(url, SCRIPTS, timeout_ms=500)
     assert await runner.start(wait_s=5), runner.state.reason
     try:
         yield runner
@@ -138,14 +138,14 @@ async def test_while_a_slot_is_on_its_way_nothing_passes_uncounted_and_what_has_
         await guard.release("finance", "first")
         assert await guard.settle("finance", "second", 5)
         assert await guard.settle("finance", "first", 5)
-        await guard._pay()
+        await guard._settle_pending()
         assert guard._owed, (
             "a script that names a key that is not there can't be told where it would be: it is owed until the slot has moved"
         )
         with contextlib.ExitStack() as stack:
             owner = stack.enter_context(contextlib.closing(redis.Redis(port=cluster[new].port)))
             owner.execute_command("CLUSTER SETSLOT", number, "NODE", owner.execute_command("CLUSTER MYID").decode())
-        await guard._pay()
+        await guard._settle_pending()
         assert not guard._owed
         assert not await ledger.settle("finance", "first", 5), "settled meanwhile"
         assert not await ledger.settle("finance", "second", 5), "likewise"
@@ -162,7 +162,7 @@ async def test_a_master_that_is_gone_is_unavailable_for_its_tenants_only(cluster
 
 
 async def test_a_cluster_that_is_not_there_is_told():
-    runner = carrier(f"redis+cluster://127.0.0.1:{free_port()}", SCRIPTS, timeout_ms=100)
+    runner = make_carrier(f"redis+cluster://127.0.0.1:{free_port()}", SCRIPTS, timeout_ms=100)
     assert not await runner.start(wait_s=0.5)
     with pytest.raises(LimitsUnavailable):
         await RedisLedger(runner).reserve(claim("r"))
@@ -263,4 +263,4 @@ async def test_a_failover_by_address_is_followed_at_the_first_refused_script(fla
 @pytest.mark.parametrize("url", ["redis+sentinel://host:1", "redis+sentinel:///service", "redis+cluster://", "http://host"])
 def test_a_url_that_says_too_little_is_refused(url):
     with pytest.raises(ValueError, match=r"\w"):
-        carrier(url, SCRIPTS, timeout_ms=50)
+        make_carrier(url, SCRIPTS, timeout_ms=50)

@@ -6,7 +6,7 @@ import ssl
 from collections.abc import AsyncIterator
 
 from din_extproc.edge.redis.link import Link
-from din_extproc.edge.redis.topology import locator
+from din_extproc.edge.redis.topology import make_locator
 from tests.support.certificates import Authority
 
 
@@ -34,7 +34,7 @@ async def behind_tls(port: int, context: ssl.SSLContext) -> AsyncIterator[int]:
 
 
 async def answers(url: str) -> tuple[bool, str]:
-    link = Link(locator(url), (), timeout_ms=5000)
+    link = Link(make_locator(url), (), timeout_ms=5000)
     try:
         good = await link.start()
         return good and await link.call(b"PING") == b"PONG", link.state.reason

@@ -221,7 +221,7 @@ async def test_an_access_log_that_goes_away_leaves_the_server_alone(rig):
 async def test_health_says_what_the_owner_said(rig):
     async with rig() as made:
         assert await made.check() == HealthCheckResponse.NOT_SERVING
-        made.health.switch(serving=True)
+        made.health.set_serving(serving=True)
         assert await made.check() == HealthCheckResponse.SERVING
         assert await made.check(EXT_PROC) == HealthCheckResponse.SERVING
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -235,9 +235,9 @@ async def test_a_health_watch_hears_each_change_once(rig):
         call = made.channel.unary_stream(HEALTH + "Watch")(b"")
         for serving in (True, True, False):
             heard.append(HealthCheckResponse.FromString(await call.read()).status)
-            made.health.switch(serving=serving)
+            made.health.set_serving(serving=serving)
             if serving and len(heard) > 1:
-                made.health.switch(serving=False)
+                made.health.set_serving(serving=False)
         assert heard == [HealthCheckResponse.NOT_SERVING, HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING]
         call.cancel()
 
@@ -259,7 +259,7 @@ async def test_an_unknown_method_is_unimplemented(rig):
 
 async def test_a_graceful_stop_lets_streams_finish_and_takes_no_new_ones(rig):
     async with rig() as made:
-        made.health.switch(serving=True)
+        made.health.set_serving(serving=True)
         watch = made.channel.unary_stream(HEALTH + "Watch")(b"")
         await watch.read()
         log = made.channel.stream_unary(ACCESS_LOG)()

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from din_extproc.cli.app import app
-from din_extproc.edge.redis.usage import UsageStore, portions
+from din_extproc.edge.redis.usage import UsageStore, split_by_day
 from din_extproc.observe.usage_book import UsageKey, UsageTotals
 from tests.support.ledgers import linked
 
@@ -43,7 +43,7 @@ def test_a_table_without_rows_has_its_header(usage):
 async def _count(url: str, tenant: str) -> None:
     async with linked(url) as link:
         today = datetime.now(UTC).date().isoformat()
-        for portion in portions(
+        for portion in split_by_day(
             {UsageKey(today, tenant, "m"): UsageTotals(3), UsageKey(today, tenant, "m", "k"): UsageTotals(2, cost=150_000)}, 1
         ):
             await UsageStore(link, "usage-command").add("r", portion)

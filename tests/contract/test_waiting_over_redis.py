@@ -16,7 +16,7 @@ from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.redis.ledger import Names, RedisLedger
 from din_extproc.edge.redis.subscription import ChannelSubscription
-from din_extproc.edge.redis.topology import locator
+from din_extproc.edge.redis.topology import make_locator
 from din_extproc.edge.redis.wakeup_channel import RedisWakeupChannel
 from tests.support.ledgers import linked
 from tests.support.servers import FLAVOURS
@@ -36,8 +36,8 @@ class Replica:
         self.room = AdmissionQueue(self.ledger, bell, lambda: True, SystemClock.monotonic_ms, Background().start, QueueState())
         self.listening = asyncio.Event()
         self.granted: list[tuple[str, float]] = []
-        heard = bell.heard(self.room.ring, lambda *told: self.granted.append(told))
-        self._subscription = ChannelSubscription(locator(url), Names().channel, heard, self.listening.set)
+        heard = bell.make_listener(self.room.on_freed, lambda *told: self.granted.append(told))
+        self._subscription = ChannelSubscription(make_locator(url), Names().channel, heard, self.listening.set)
         self._task = asyncio.create_task(self._subscription.run())
 
     def wait(self, name: str, tenant: str, *budgets: Budget):

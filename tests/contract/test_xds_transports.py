@@ -60,8 +60,8 @@ async def test_a_client_is_told_everything_and_every_change(transport, delta):
             rig.service.publish(later)
             await follow(client, call, later)
         async with asyncio.timeout(10):
-            await rig.service.settled()
-        (shown,) = rig.service.shown()["envoys"]
+            await rig.service.wait_settled()
+        (shown,) = rig.service.snapshot_status()["envoys"]
         assert shown.id == "envoy-1"
 
 
@@ -76,10 +76,10 @@ async def test_many_clients_are_told_and_one_that_is_silent_keeps_nobody_waiting
         await asyncio.gather(*(follow(*each, later) for each in clients))
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
-                await rig.service.settled()
+                await rig.service.wait_settled()
         silent_call.cancel()
         async with asyncio.timeout(10):
-            await rig.service.settled()
+            await rig.service.wait_settled()
 
 
 async def test_garbage_ends_its_stream_with_a_reason_and_no_other(transport):

@@ -10,7 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from din_extproc.edge.process.envoy_binary import complaint, find_envoy
+from din_extproc.edge.process.envoy_binary import find_config_error, find_envoy
 from din_extproc.roles.configure.render import render_envoy
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
@@ -117,7 +117,7 @@ def test_the_configuration_is_sound_and_envoy_would_start_with_it(manifests, tmp
     settings = shipped_settings(manifests, tmp_path)
     assert [problem for problem in settings.warnings if "no nodes" not in str(problem)] == []
     told = settings.gateway.xds is not None
-    assert complaint(render_envoy(settings, xds=told, node_id="pod"), find_envoy()) is None
+    assert find_config_error(render_envoy(settings, xds=told, node_id="pod"), find_envoy()) is None
 
 
 def shipped_settings(manifests: list[dict[str, Any]], folder: Path) -> Settings:

@@ -10,7 +10,7 @@ from jsonschema import Draft7Validator
 from typer.core import TyperGroup
 
 from din_extproc.cli.app import app
-from din_extproc.edge.process.envoy_binary import complaint, find_envoy
+from din_extproc.edge.process.envoy_binary import find_config_error, find_envoy
 from din_extproc.roles.configure.render import render_envoy
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
@@ -37,7 +37,7 @@ def test_the_file_holds_to_the_compose_specification():
 
 def test_its_configuration_is_sound_and_envoy_would_start_with_it(settings):
     assert settings.warnings == ()
-    assert complaint(render_envoy(settings), find_envoy()) is None
+    assert find_config_error(render_envoy(settings), find_envoy()) is None
 
 
 def test_the_published_key_opens_it():

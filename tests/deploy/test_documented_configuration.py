@@ -12,7 +12,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from din_extproc.domain.identity import NO_IDENTITIES
 from din_extproc.domain.verdict import RefusalCode, error_body
-from din_extproc.edge.process.envoy_binary import complaint, find_envoy
+from din_extproc.edge.process.envoy_binary import find_config_error, find_envoy
 from din_extproc.observe import instruments
 from din_extproc.roles.configure.render import render_envoy
 from din_extproc.schedule.pick import STRATEGIES
@@ -68,7 +68,7 @@ def check_gateway(data: dict[str, Any], folder: Any) -> None:
     if settings.identity != NO_IDENTITIES:
         binary = find_envoy()
         assert binary is not None
-        assert complaint(render_envoy(settings), binary) is None
+        assert find_config_error(render_envoy(settings), binary) is None
 
 
 def _hash() -> str:

@@ -257,7 +257,7 @@ def network(stack) -> Iterator[Client]:
 
 def test_an_answer_says_where_it_comes_from_and_how_long_it_took(network):
     answer = network.chat(
-        model="modelled", messages=QUESTION, max_tokens=8, version=">=2025", trace_id="my-own-trace-1", patience_ms=20_000
+        model="modelled", messages=QUESTION, max_tokens=8, version=">=2025", trace_id="my-own-trace-1", deadline_ms=20_000
     )
     assert answer.content.choices[0].message.content
     assert (answer.provenance.node_id, answer.provenance.model_version, answer.provenance.trace_id) == ("sim", "2025.3.1", "my-own-trace-1")

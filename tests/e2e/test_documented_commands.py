@@ -15,9 +15,9 @@ import typer
 import yaml
 from typer.core import TyperGroup
 
-from din_extproc.audit.chain import sign
+from din_extproc.audit.chain import sign_entry
 from din_extproc.audit.records import SettlementRecord
-from din_extproc.audit.report import segment_file
+from din_extproc.audit.report import make_segment_name
 from din_extproc.cli.app import app
 from tests.bench.__main__ import BENCHMARKS
 from tests.support.node_stack import RegistryThread
@@ -257,7 +257,7 @@ def write_audit_log(folder: Path, **routed: str) -> None:
         at=1_800_000_000.0, request_id="r", trace_id="t", prompt_tokens=100, completion_tokens=20, **routed, **known, **asked
     )
     folder.mkdir()
-    (folder / segment_file("gw", 1)).write_bytes(sign(b"s" * 32, b"\0" * 32, 1, settled)[0])
+    (folder / make_segment_name("gw", 1)).write_bytes(sign_entry(b"s" * 32, b"\0" * 32, 1, settled)[0])
 
 
 def test_simulate():

@@ -16,7 +16,7 @@ from google.protobuf import json_format
 
 from din_extproc._proto.envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
 from din_extproc.domain.usage import ExchangeRecord, Labels, Outcome, Usage
-from din_extproc.observe.accesslog import records
+from din_extproc.observe.accesslog import read_records
 from tests.support import sse
 from tests.support.lua_filter import SCRIPT, TRUNCATED, capture
 from tests.support.rig import Answer, Rig, rig
@@ -71,7 +71,7 @@ async def record(setup: Rig, before: int) -> ExchangeRecord:
     """The record of the exchange that was logged after so many others."""
     entry = (await setup.logged(before + 1))[before]
     message = json_format.ParseDict({"http_logs": {"log_entry": [entry]}}, StreamAccessLogsMessage())
-    [found] = records(message.SerializeToString(), {setup.nodes[0].endpoint: "node-0"})
+    [found] = read_records(message.SerializeToString(), {setup.nodes[0].endpoint: "node-0"})
     return found
 
 

@@ -15,9 +15,9 @@ import httpx
 import pytest
 from msgspec import structs
 
-from din_extproc.control.blueprint import blueprint
-from din_extproc.control.bootstrap import as_yaml
-from din_extproc.control.clusters import discovered_pool
+from din_extproc.control.blueprint import make_blueprint
+from din_extproc.control.bootstrap import render_yaml
+from din_extproc.control.clusters import build_discovered_pool
 from din_extproc.control.snapshot import CLUSTER, Assigner, Resource
 from din_extproc.control.topology import SocketAddress, Topology, XdsSource
 from din_extproc.domain.node import Endpoint, Node, Pool
@@ -265,29 +265,29 @@ async def test_what_envoy_refuses_leaves_what_it_had_and_is_shown_with_its_reaso
         health_check=None,
         discovery=XdsSource(SocketAddress("127.0.0.1", port), ENVOY, delta),
     )
-    sound = blueprint(topology)
-    cluster = discovered_pool(pool, topology)
+    sound = make_blueprint(topology)
+    cluster = build_discovered_pool(pool, topology)
     cluster.connect_timeout = timedelta(0)
     broken = structs.replace(sound, clusters=(Resource.of("p", CLUSTER, bytes(cluster)),))
-    good, bad = (Assigner().snapshot(each, {"p": pool.nodes}) for each in (sound, broken))
+    good, bad = (Assigner().make_snapshot(each, {"p": pool.nodes}) for each in (sound, broken))
     service = DiscoveryService(good)
     server = H2Server((service,), max_body_bytes=1 << 20)
     await server.start(f"127.0.0.1:{port}")
     file = tmp_path / "envoy.yaml"
-    file.write_text(as_yaml(topology))
+    file.write_text(render_yaml(topology))
     command = [find_envoy(), "--config-path", file, "--concurrency", "1", "--use-dynamic-base-id", "--log-level", "critical"]
     envoy = await asyncio.create_subprocess_exec(*command)
 
     async def until(holds) -> None:
         await waiting.until(
-            lambda: (envoys := service.shown()["envoys"]) and len(envoys[0].types) == 3 and holds(envoys[0].types["clusters"])
+            lambda: (envoys := service.snapshot_status()["envoys"]) and len(envoys[0].types) == 3 and holds(envoys[0].types["clusters"])
         )
 
     try:
         await until(lambda clusters: clusters.acked == good.versions[CLUSTER])
         service.publish(bad)
         await until(lambda clusters: clusters.refusal)
-        shown = service.shown()["envoys"][0].types["clusters"]
+        shown = service.snapshot_status()["envoys"][0].types["clusters"]
         assert "connect_timeout" in shown.refusal.lower() or "ConnectTimeout" in shown.refusal
         assert shown.acked == good.versions[CLUSTER]
         async with httpx.AsyncClient() as client:

@@ -10,7 +10,7 @@ from msgspec import structs
 from din_extproc.control import bootstrap
 from din_extproc.control.topology import Topology, XdsSource, parse_address
 from din_extproc.domain.node import Endpoint, Node, Pool
-from din_extproc.edge.process.envoy_binary import complaint, find_envoy
+from din_extproc.edge.process.envoy_binary import find_config_error, find_envoy
 from din_extproc.roles.configure.render import RenderFailed, render_envoy
 from din_extproc.settings.load import load
 from din_extproc.settings.problems import ConfigRejected
@@ -52,7 +52,7 @@ def shipped() -> Topology:
     """The configuration that the repository shows as its example."""
     settings = load(SHIPPED / "din.yaml", {})
     assert not isinstance(settings, ConfigRejected), settings
-    return settings.topology((SHIPPED / "lua" / "usage.lua").read_text())
+    return settings.make_topology((SHIPPED / "lua" / "usage.lua").read_text())
 
 
 def smallest() -> Topology:
@@ -75,23 +75,23 @@ def told() -> Topology:
     ids=["told", "everything", "smallest", "shipped"],
 )
 def test_a_topology_renders_to_its_golden_file_and_envoy_accepts_it(topology, golden):
-    rendered = bootstrap.as_yaml(topology())
+    rendered = bootstrap.render_yaml(topology())
     if REWRITE:
         golden.write_text(rendered)
     assert rendered == golden.read_text()
     binary = find_envoy()
     assert binary is not None
-    assert complaint(rendered, binary) is None
+    assert find_config_error(rendered, binary) is None
 
 
 def test_an_envoy_without_delta_asks_for_the_state_of_the_world():
     topology = structs.replace(told(), discovery=XdsSource(parse_address("127.0.0.1:50053"), "envoy-1", delta=False))
-    rendered = yaml.safe_load(bootstrap.as_yaml(topology))
+    rendered = yaml.safe_load(bootstrap.render_yaml(topology))
     source = rendered["dynamic_resources"]["ads_config"]
     assert (source["api_type"], source["set_node_on_first_message_only"]) == ("GRPC", True)
     binary = find_envoy()
     assert binary is not None
-    assert complaint(bootstrap.as_yaml(topology), binary) is None
+    assert find_config_error(bootstrap.render_yaml(topology), binary) is None
 
 
 def test_an_envoy_that_nothing_would_tell_its_nodes_is_not_rendered():
@@ -103,9 +103,9 @@ def test_an_envoy_that_nothing_would_tell_its_nodes_is_not_rendered():
 
 def test_json_and_yaml_say_the_same():
     assert (
-        yaml.safe_load(bootstrap.as_yaml(everything()))
+        yaml.safe_load(bootstrap.render_yaml(everything()))
         == yaml.safe_load(bootstrap.as_json(everything()))
-        == bootstrap.as_dict(everything())
+        == bootstrap.render_dict(everything())
     )
 
 

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 from din_extproc.cli.app import app
 from din_extproc.control.envoy_gateway import Placement
-from din_extproc.control.envoy_gateway import envoy_gateway as envoy_gateway_of
+from din_extproc.control.envoy_gateway import build_envoy_gateway as envoy_gateway_of
 from din_extproc.control.istio import Mesh
-from din_extproc.control.istio import istio as istio_of
+from din_extproc.control.istio import build_istio as istio_of
 from din_extproc.control.topology import SocketAddress, Topology
 from din_extproc.domain.identity import NO_IDENTITIES, IdentityRules, JwtIssuer, RemoteJwks
 from din_extproc.domain.node import Endpoint, Node, Pool

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from din_extproc.domain.node import Pool
 from din_extproc.domain.request import RequestHead
-from din_extproc.flow.node_order import NodeRequest, build_node_request
+from din_extproc.flow.node_request import NodeRequest, build_node_request
 from din_extproc.intent.estimate import TokenCalibrator
 from din_extproc.intent.read import ParsedRequest, parse_request
 from din_extproc.southbound.engines import ENGINES

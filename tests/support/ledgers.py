@@ -50,7 +50,7 @@ class Counter:
 @contextlib.asynccontextmanager
 async def linked(url: str, **options: Any) -> AsyncIterator[Link]:
     """Return a link that is up."""
-    where = address.parse(url)
+    where = address.parse_redis_url(url)
 
     async def locate() -> address.Address:
         return where

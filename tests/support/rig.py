@@ -243,7 +243,7 @@ class Envoy:
         self.port = topology.listener.port
         self.admin_port = topology.admin.port
         self.config = folder / "envoy.pb"
-        self.config.write_bytes(bytes(bootstrap.bootstrap(topology)))
+        self.config.write_bytes(bytes(bootstrap.build_bootstrap(topology)))
         self.log_file = folder / "envoy.log"
         self.process: subprocess.Popen[bytes] | None = None
 

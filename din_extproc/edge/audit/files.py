@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from din_extproc.audit.report import head_file, manifest_file, segment_file
+from din_extproc.audit.report import make_head_name, make_manifest_name, make_segment_name
 from din_extproc.audit.verify import LogFiles
 from din_extproc.domain.progress import ShareDone, ignore_progress
 
@@ -34,7 +34,7 @@ def read_log(folder: Path, replica: str, since: int = 1, progress: ShareDone = i
     Raises:
         OSError: A file is unreadable; raised also during iteration.
     """
-    head, manifest = _read(folder / head_file(replica)), _read(folder / manifest_file(replica))
+    head, manifest = _read(folder / make_head_name(replica)), _read(folder / make_manifest_name(replica))
     return LogFiles(replica, head, manifest, _contents(folder, replica, since, progress), since)
 
 
@@ -43,7 +43,7 @@ def _contents(folder: Path, replica: str, since: int, progress: ShareDone) -> It
     for at, number in enumerate(numbers):
         progress(at / len(numbers))
         if number >= since:
-            yield number, (folder / segment_file(replica, number)).read_bytes()
+            yield number, (folder / make_segment_name(replica, number)).read_bytes()
 
 
 def _read(path: Path) -> bytes | None:

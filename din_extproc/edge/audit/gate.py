@@ -20,20 +20,20 @@ class AuditGate:
     """Gate that is closed until `open`.
 
     Args:
-        patience_s: Maximum wait of a request; 0: none.
+        timeout_s: Maximum wait of a request; 0: none.
     """
 
-    def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
         self._waiting: set[asyncio.Future[None]] = set()
 
     async def wait_until_open(self) -> Refusal | None:
         """Wait until the gate opens. Return a refusal on time-out."""
-        if not self._patience_s:
+        if not self._timeout_s:
             return _SHUT
         loop = asyncio.get_running_loop()
         waiting: asyncio.Future[None] = loop.create_future()
-        timer = loop.call_later(self._patience_s, _give_up, waiting)
+        timer = loop.call_later(self._timeout_s, _refuse_waiting, waiting)
         self._waiting.add(waiting)
         try:
             await waiting
@@ -51,6 +51,6 @@ class AuditGate:
                 waiting.set_result(None)
 
 
-def _give_up(waiting: asyncio.Future[None]) -> None:
+def _refuse_waiting(waiting: asyncio.Future[None]) -> None:
     if not waiting.done():
         waiting.set_exception(TimeoutError())

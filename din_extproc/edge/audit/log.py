@@ -24,8 +24,8 @@ from msgspec.structs import replace
 from din_extproc.audit import chain
 from din_extproc.audit.chain import Keys, LogHead, Sealed, Segment, SigningKey
 from din_extproc.audit.records import Event, Gap
-from din_extproc.audit.recovery import LogResumption, resumption, whole_bytes
-from din_extproc.audit.report import head_file, manifest_file, segment_file
+from din_extproc.audit.recovery import LogResumption, count_whole_bytes, plan_resumption
+from din_extproc.audit.report import make_head_name, make_manifest_name, make_segment_name
 from din_extproc.edge.audit.files import read_log, segments
 from din_extproc.edge.clock import SystemClock
 
@@ -58,14 +58,14 @@ class AuditLog:
     Args:
         options: How it is kept.
         keys: Of this and former times; the last one signs.
-        turned: Told when the disk takes no more (True), and when it does again (False).
+        on_blocked: Told when the disk takes no more (True), and when it does again (False).
     """
 
-    def __init__(self, options: AuditOptions, keys: tuple[SigningKey, ...], turned: Callable[[bool], None]) -> None:
+    def __init__(self, options: AuditOptions, keys: tuple[SigningKey, ...], on_blocked: Callable[[bool], None]) -> None:
         self._options = options
         self._key = keys[-1]
         self._keys: Keys = {key.id: key.secret for key in keys}
-        self._turned = turned
+        self._turned = on_blocked
         self._events: deque[Event] = deque()
         self._signed: list[bytes] = []
         """Lines that are not on disk yet, `_own` of which are the log's own."""
@@ -103,17 +103,17 @@ class AuditLog:
             raise OSError(f"another process writes the audit log of {replica} in {folder}") from error
         numbers = segments(folder, replica)
         last = numbers[-1] if numbers else 0
-        path = folder / segment_file(replica, last)
+        path = folder / make_segment_name(replica, last)
         if last:
-            os.truncate(path, whole_bytes(path.read_bytes()))
-        self._end = resumption(read_log(folder, replica, max(1, last)), self._keys, SystemClock.wall())
+            os.truncate(path, count_whole_bytes(path.read_bytes()))
+        self._end = plan_resumption(read_log(folder, replica, max(1, last)), self._keys, SystemClock.wall())
         if self._end.sealed < last == self._end.segment:
             self._seal(path.stat().st_size, sha256(path.read_bytes()).hexdigest())
         if self._end.gap is not None:
             _log.error("the audit log is not as it was left: %s", self._end.gap.reason)
             self._events.appendleft(self._end.gap)
 
-    def note(self, event: Event) -> None:
+    def record(self, event: Event) -> None:
         """Record an event, soon."""
         if len(self._events) < self._options.kept_events:
             self._events.append(event)
@@ -121,7 +121,7 @@ class AuditLog:
             self._lost += 1
             self.dropped += 1
 
-    def use(self, keys: tuple[SigningKey, ...]) -> None:
+    def set_keys(self, keys: tuple[SigningKey, ...]) -> None:
         """Sign with the last of these from the next file on, which begins with the next batch."""
         self._keys = {key.id: key.secret for key in keys}
         if keys[-1] != self._key:
@@ -165,7 +165,7 @@ class AuditLog:
             if self._lock is not None:
                 self._lock.close()
 
-    def shown(self) -> dict[str, object]:
+    def snapshot(self) -> dict[str, object]:
         """For the admin page."""
         return {
             "records": self._end.seq,
@@ -182,9 +182,9 @@ class AuditLog:
         """Make lines of some events, unless lines wait that could not be written before."""
         if self._signed:
             return
-        if self._file is not None and self._full(self._file):
+        if self._file is not None and self._is_full(self._file):
             await asyncio.get_running_loop().run_in_executor(None, self._rotate)
-        own: list[Segment | Gap] = [] if self._file is not None else [self._opening()]
+        own: list[Segment | Gap] = [] if self._file is not None else [self._make_segment()]
         if self._lost:
             self._said = self._lost
             own.append(Gap(at=SystemClock.wall(), reason="they could not be written in time", dropped=self._lost))
@@ -192,16 +192,16 @@ class AuditLog:
         seq, before, events = self._end.seq, self._end.before, self._events
         for entry in own:
             seq += 1
-            line, before = chain.sign(self._key.secret, before, seq, entry)
+            line, before = chain.sign_entry(self._key.secret, before, seq, entry)
             self._signed.append(line)
         for count in range(1, min(len(events), _MOST_AT_ONCE) + 1):
             seq += 1
-            line, before = chain.sign(self._key.secret, before, seq, events.popleft())
+            line, before = chain.sign_entry(self._key.secret, before, seq, events.popleft())
             self._signed.append(line)
             if not count % _SLICE:
                 await asyncio.sleep(0)
 
-    def _opening(self) -> Segment:
+    def _make_segment(self) -> Segment:
         options, end = self._options, self._end
         return Segment(
             at=SystemClock.wall(),
@@ -212,7 +212,7 @@ class AuditLog:
             previous=end.before.hex(),
         )
 
-    def _full(self, file: "_File") -> bool:
+    def _is_full(self, file: "_File") -> bool:
         return file.size >= self._options.rotate_bytes or SystemClock.wall() - file.opened_at >= self._options.rotate_s
 
     def _fail(self, error: OSError) -> None:
@@ -260,7 +260,7 @@ class AuditLog:
             if self._file is None:
                 os.close(file.descriptor)
             raise
-        last = chain.take_apart(self._signed[-1])
+        last = chain.parse_line(self._signed[-1])
         file.size += len(data)
         file.checksum.update(data)
         file.synced = self._options.fsync == "always"
@@ -274,7 +274,7 @@ class AuditLog:
         self._head_due = True
 
     def _create(self) -> "_File":
-        path = self._options.folder / segment_file(self._options.replica, self._end.segment + 1)
+        path = self._options.folder / make_segment_name(self._options.replica, self._end.segment + 1)
         return _File(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640), SystemClock.wall())
 
     def _write_head(self) -> None:
@@ -290,8 +290,8 @@ class AuditLog:
             manifest=end.manifest.hex(),
             key=self._key.id,
         )
-        line, _ = chain.sign(self._key.secret, chain.HEAD, end.seq, head)
-        path = options.folder / head_file(options.replica)
+        line, _ = chain.sign_entry(self._key.secret, chain.HEAD, end.seq, head)
+        path = options.folder / make_head_name(options.replica)
         new = path.with_suffix(".new")
         with new.open("wb") as file:
             file.write(line)
@@ -326,8 +326,8 @@ class AuditLog:
     def _seal(self, size: int, checksum: str) -> None:
         end, options = self._end, self._options
         sealed = Sealed(segment=end.segment, first=end.first, last=end.seq, bytes=size, sha256=checksum, key=self._key.id)
-        line, mac = chain.sign(self._key.secret, end.manifest, end.sealed + 1, sealed)
-        path = options.folder / manifest_file(options.replica)
+        line, mac = chain.sign_entry(self._key.secret, end.manifest, end.sealed + 1, sealed)
+        path = options.folder / make_manifest_name(options.replica)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
         try:
             before = os.fstat(descriptor).st_size

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import grpc
 import grpc.aio
 
-from din_extproc.edge.connection_limiter import most_connections
+from din_extproc.edge.connection_limiter import compute_max_connections
 from din_extproc.edge.grpc.services import GrpcService, OpenCall
 from din_extproc.edge.tls import HANDSHAKE_S, ReloadedFiles, ServerFiles, TlsAddress, server_context
 from din_extproc.wire.limits import MESSAGE_OVERHEAD_BYTES
@@ -46,7 +46,7 @@ class GrpcioServer:
                 ("grpc.max_send_message_length", limit),
                 ("grpc.so_reuseport", 0),
                 ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_S * 1000)),
-                ("grpc.max_allowed_incoming_connections", most_connections()),
+                ("grpc.max_allowed_incoming_connections", compute_max_connections()),
                 *_KEEPALIVE,
             )
         )

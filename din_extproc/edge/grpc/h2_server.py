@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
+from din_extproc.edge.background import STEPS_PER_ITERATION
 from din_extproc.edge.connection_limiter import ConnectionLimiter
 from din_extproc.edge.grpc.services import CallHandler, GrpcService, OpenCall
 from din_extproc.edge.tls import TlsAddress, names_of, server_context
 from din_extproc.edge.tls_listener import TlsListener, listen
-from din_extproc.edge.turn import AT_ONCE
 from din_extproc.wire.grpc import INTERNAL, OK, UNIMPLEMENTED, CallHead, Cut, Event, GrpcCall, GrpcConnection, Message, Opened, read_head
 from din_extproc.wire.header_block import Memo
 from din_extproc.wire.limits import WireLimits, limits_for
@@ -52,7 +52,7 @@ class H2Server:
             f"/{service.name}/{method}": open_call for service in services for method, open_call in service.methods().items()
         }
         self.connections: set[_ServerProtocol] = set()
-        self.crowd = ConnectionLimiter(most)
+        self.connection_limiter = ConnectionLimiter(most)
         self.make_protocol: Callable[[], asyncio.BaseProtocol] = self.connection
         """Makes the protocol of a new connection. A port that serves another protocol beside gRPC replaces it."""
         self._services = services
@@ -86,7 +86,7 @@ class H2Server:
     async def stop(self, grace_s: float) -> None:
         """Take nothing new, drain the services, and cut off what still runs after `grace_s` seconds."""
         latest = asyncio.get_running_loop().time() + grace_s
-        _remove(self._sockets)
+        remove_stale_sockets(self._sockets)
         for server in self._servers:
             server.close()
         for connection in list(self.connections):
@@ -112,7 +112,7 @@ class H2Server:
         if address.startswith("unix:"):
             path = address.removeprefix("unix:")
             self._servers.append(await loop.create_unix_server(self.make_protocol, path, backlog=_BACKLOG))
-            self._sockets[path] = _seen(path)
+            self._sockets[path] = _get_socket_identity(path)
             return 1
         host, _, port = address.rpartition(":")
         if not port.isdigit():
@@ -134,14 +134,14 @@ class H2Server:
             connection.tick(now)
 
 
-def _remove(sockets: dict[str, tuple[int, int] | None]) -> None:
+def remove_stale_sockets(sockets: dict[str, tuple[int, int] | None]) -> None:
     """Remove those that are still the ones that were made."""
     for path, seen in sockets.items():
-        if seen is not None and _seen(path) == seen:
+        if seen is not None and _get_socket_identity(path) == seen:
             Path(path).unlink(missing_ok=True)
 
 
-def _seen(path: str) -> tuple[int, int] | None:
+def _get_socket_identity(path: str) -> tuple[int, int] | None:
     """Which file is at the path."""
     try:
         found = Path(path).stat()
@@ -220,19 +220,19 @@ class _ServerProtocol(asyncio.Protocol):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._server.connections.add(self)
         self.flush_soon()
-        self._server.crowd.enter(self)
+        self._server.connection_limiter.add(self)
 
     def data_received(self, data: bytes) -> None:
         self.grpc.receive(data, self._time())
         if not self._going_on:
-            self._go_on()
+            self._handle_pending()
             return
         self._events.extend(self.grpc.take_events())
         if len(self._events) > _MOST_WAITING and not self._paused:
             self._paused = True
             self._transport.pause_reading()
 
-    def _go_on(self) -> None:
+    def _handle_pending(self) -> None:
         # What is said while this is handled leaves at its end. Not one turn later: that would cost the loop a turn of its own.
         self._going_on = False
         scheduled, self.flushing = self.flushing, True
@@ -252,7 +252,7 @@ class _ServerProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self._server.connections.discard(self)
-        self._server.crowd.leave(self)
+        self._server.connection_limiter.remove(self)
         self.grpc.lost()
         self._handle(sys.maxsize)
         if self._deadline is not None:
@@ -293,7 +293,7 @@ class _ServerProtocol(asyncio.Protocol):
             self.flushing = True
             self._loop.call_soon(self._flush)
 
-    def _handle(self, most: int = AT_ONCE) -> None:
+    def _handle(self, most: int = STEPS_PER_ITERATION) -> None:
         """The next few events. The others follow in the next turn."""
         events = self._events
         events.extend(self.grpc.take_events())
@@ -315,11 +315,11 @@ class _ServerProtocol(asyncio.Protocol):
                 else:
                     handler.ended(cancelled=False)
             except Exception as error:  # noqa: BLE001 - a top-level guard: the call fails, its neighbours go on
-                self._broken(call, handler, error)
+                self._on_handler_error(call, handler, error)
         if events:
             if not self._going_on:
                 self._going_on = True
-                self._loop.call_soon(self._go_on)
+                self._loop.call_soon(self._handle_pending)
         elif self._paused:
             self._paused = False
             self._transport.resume_reading()
@@ -333,11 +333,11 @@ class _ServerProtocol(asyncio.Protocol):
         try:
             call.handler = open_call(call)
         except Exception as error:  # noqa: BLE001 - a top-level guard: the call fails, its neighbours go on
-            self._broken(call, None, error)
+            self._on_handler_error(call, None, error)
         if call.deadline is not None and (self._deadline is None or call.deadline < self._deadline.when()):
             self._await_deadline()
 
-    def _broken(self, call: H2ServerCall, handler: CallHandler | None, error: Exception) -> None:
+    def _on_handler_error(self, call: H2ServerCall, handler: CallHandler | None, error: Exception) -> None:
         """Handle a method that raised: the client learns no more than that, the log has the reason."""
         self._loop.call_exception_handler({"message": f"{call.head.path} failed", "exception": error, "protocol": self})
         call.fail(INTERNAL, "internal error")

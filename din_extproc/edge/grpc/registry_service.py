@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError, Message
 from din_extproc._proto.din.v1 import registry_pb2 as pb
 from din_extproc.domain.membership import Heartbeat, Member, NodeState
 from din_extproc.edge.grpc.services import CallHandler, OpenCall, ServerCall
-from din_extproc.edge.registry.auth import RegistryAuth, RegistryError, RegistryErrorCode, said_no
+from din_extproc.edge.registry.auth import RegistryAuth, RegistryError, RegistryErrorCode, to_registry_error
 from din_extproc.edge.registry.forms import NodeForm
 from din_extproc.edge.registry.registrar import Registrar
 from din_extproc.registry.row import RegistryDenial
@@ -37,14 +37,14 @@ class NodeRegistryService:
     """The service.
 
     Args:
-        door: What it stands behind.
+        auth: What it stands behind.
         start: Runs a coroutine in the background.
     """
 
     name = "din.v1.NodeRegistry"
 
-    def __init__(self, door: RegistryAuth, start: Start) -> None:
-        self._door = door
+    def __init__(self, auth: RegistryAuth, start: Start) -> None:
+        self._auth = auth
         self._start = start
         self._watches: set[_RegistryWatchCall] = set()
 
@@ -52,12 +52,12 @@ class NodeRegistryService:
         """By name."""
         unary: dict[str, tuple[type[Message], Handle]] = {
             "Register": (pb.RegisterRequest, self._register),
-            "Heartbeat": (pb.HeartbeatRequest, self._beat),
+            "Heartbeat": (pb.HeartbeatRequest, self._heartbeat),
             "Drain": (pb.DrainRequest, self._drain),
             "Deregister": (pb.DeregisterRequest, self._deregister),
         }
         takes: dict[str, OpenCall] = {name: self._unary(kind, handle) for name, (kind, handle) in unary.items()}
-        return {**takes, "Watch": lambda call: _RegistryWatchCall(call, self._door, self._watches)}
+        return {**takes, "Watch": lambda call: _RegistryWatchCall(call, self._auth, self._watches)}
 
     async def drain(self) -> None:
         """Every watch ends."""
@@ -68,20 +68,20 @@ class NodeRegistryService:
         return lambda call: _RegistryCall(call, kind, handle, self._start)
 
     async def _register(self, request: pb.RegisterRequest, authorization: str, names: frozenset[str]) -> Message | RegistryError:
-        stopped = self._door.stops(authorization, names, request.node.id)
+        stopped = self._auth.find_denial(authorization, names, request.node.id)
         if stopped is not None:
             return stopped
-        outcome = await self._door.register(_form(request.node))
+        outcome = await self._auth.register(_make_form(request.node))
         if isinstance(outcome, RegistryError):
             return outcome
-        registrar = self._door.registrar
+        registrar = self._auth.registrar
         response = pb.RegisterResponse(lease=outcome.lease, warnings=outcome.warnings)
         response.heartbeat_interval.FromMilliseconds(round(registrar.heartbeat_s * 1000))
         response.dead_after.FromMilliseconds(round(registrar.dead_after_s * 1000))
         return response
 
-    async def _beat(self, request: pb.HeartbeatRequest, authorization: str, names: frozenset[str]) -> Message | RegistryError:
-        stopped = self._door.stops(authorization, names, request.node_id)
+    async def _heartbeat(self, request: pb.HeartbeatRequest, authorization: str, names: frozenset[str]) -> Message | RegistryError:
+        stopped = self._auth.find_denial(authorization, names, request.node_id)
         if stopped is not None:
             return stopped
         said = request.beat
@@ -89,24 +89,24 @@ class NodeRegistryService:
         if state is None:
             return RegistryError(RegistryErrorCode.INVALID, "the beat's state is not given")
         load = {name: getattr(said, name) for name in _LOAD if said.HasField(name)}
-        outcome = await self._door.registrar.beat(
+        outcome = await self._auth.registrar.heartbeat(
             request.node_id, request.lease, Heartbeat(state=state, sequence=said.sequence, reason=said.reason, **load)
         )
-        return said_no(outcome) if isinstance(outcome, RegistryDenial) else pb.HeartbeatResponse(drain=outcome.draining)
+        return to_registry_error(outcome) if isinstance(outcome, RegistryDenial) else pb.HeartbeatResponse(drain=outcome.draining)
 
     async def _drain(self, request: pb.DrainRequest, authorization: str, names: frozenset[str]) -> Message | RegistryError:
-        stopped = self._door.stops(authorization, names, request.node_id)
+        stopped = self._auth.find_denial(authorization, names, request.node_id)
         if stopped is not None:
             return stopped
-        outcome = await self._door.registrar.drain(request.node_id, request.reason, request.lease)
-        return said_no(outcome) if isinstance(outcome, RegistryDenial) else pb.DrainResponse()
+        outcome = await self._auth.registrar.drain(request.node_id, request.reason, request.lease)
+        return to_registry_error(outcome) if isinstance(outcome, RegistryDenial) else pb.DrainResponse()
 
     async def _deregister(self, request: pb.DeregisterRequest, authorization: str, names: frozenset[str]) -> Message | RegistryError:
-        stopped = self._door.stops(authorization, names, request.node_id)
+        stopped = self._auth.find_denial(authorization, names, request.node_id)
         if stopped is not None:
             return stopped
-        outcome = await self._door.registrar.deregister(request.node_id, request.reason, request.lease)
-        return pb.DeregisterResponse() if outcome is None else said_no(outcome)
+        outcome = await self._auth.registrar.deregister(request.node_id, request.reason, request.lease)
+        return pb.DeregisterResponse() if outcome is None else to_registry_error(outcome)
 
 
 class _RegistryCall:
@@ -147,18 +147,18 @@ class _RegistryCall:
 class _RegistryWatchCall(CallHandler):
     """Is told every node, then each change, until its client goes or the server drains."""
 
-    def __init__(self, call: ServerCall, door: RegistryAuth, watches: set["_RegistryWatchCall"]) -> None:
+    def __init__(self, call: ServerCall, auth: RegistryAuth, watches: set["_RegistryWatchCall"]) -> None:
         self._call = call
-        self._door = door
+        self._auth = auth
         self._watches = watches
         self._model = ""
 
     @property
     def _registrar(self) -> Registrar:
-        return self._door.registrar
+        return self._auth.registrar
 
     def message(self, data: bytes) -> None:
-        stopped = self._door.stops(self._call.authorization, self._call.names)
+        stopped = self._auth.find_denial(self._call.authorization, self._call.names)
         if stopped is not None:
             self._call.fail(stopped.code.grpc_status, stopped.reason)
             return
@@ -167,9 +167,9 @@ class _RegistryWatchCall(CallHandler):
         except DecodeError:
             self._call.fail(RegistryErrorCode.INVALID.grpc_status, "not a WatchRequest")
             return
-        self._say(self._registrar.members(), complete=True)
+        self._send_members(self._registrar.get_members(), complete=True)
         self._watches.add(self)
-        self._registrar.watchers.add(self._changed)
+        self._registrar.watchers.add(self._on_changed)
 
     def ended(self, *, cancelled: bool) -> None:
         if cancelled:
@@ -182,25 +182,25 @@ class _RegistryWatchCall(CallHandler):
 
     def _forget(self) -> None:
         self._watches.discard(self)
-        self._registrar.watchers.discard(self._changed)
+        self._registrar.watchers.discard(self._on_changed)
 
-    def _changed(self, events: list[NodeEvent]) -> None:
-        self._say([event.member for event in events], complete=False)
+    def _on_changed(self, events: list[NodeEvent]) -> None:
+        self._send_members([event.member for event in events], complete=False)
 
-    def _say(self, members: list[Member], *, complete: bool) -> None:
+    def _send_members(self, members: list[Member], *, complete: bool) -> None:
         wanted = [member for member in members if self._model in {"", member.registration.node.model}]
         if wanted or complete:
-            self._call.send(pb.WatchResponse(complete=complete, nodes=map(_status, wanted)).SerializeToString())
+            self._call.send(pb.WatchResponse(complete=complete, nodes=map(_make_status, wanted)).SerializeToString())
 
 
-def _form(node: pb.Node) -> NodeForm:
+def _make_form(node: pb.Node) -> NodeForm:
     fields = {name: getattr(node, name) or _DEFAULTS.get(name, getattr(node, name)) for name in NodeForm.__struct_fields__}
     if not node.HasField("free_memory_bytes"):
         fields["free_memory_bytes"] = None
     return NodeForm(**fields)
 
 
-def _status(member: Member) -> pb.NodeStatus:
+def _make_status(member: Member) -> pb.NodeStatus:
     form = NodeForm.of(member.registration)
     node = pb.Node(**{name: value for name in form.__struct_fields__ if (value := getattr(form, name)) is not None})
     status = pb.NodeStatus(node=node, state=_STATES[member.state], trust=member.trust, reasons=member.reasons, stale=member.stale)

@@ -126,12 +126,12 @@ class HealthService:
         self._serving = False
         self._watches: set[_HealthWatchCall] = set()
 
-    def switch(self, *, serving: bool) -> None:
+    def set_serving(self, *, serving: bool) -> None:
         """Say from now on that the server takes work, or that it does not."""
         if serving != self._serving:
             self._serving = serving
             for watch in list(self._watches):
-                watch.tell()
+                watch.send_status()
 
     def methods(self) -> Mapping[str, OpenCall]:
         """Ask once, or be told."""
@@ -142,7 +142,7 @@ class HealthService:
 
     async def drain(self) -> None:
         """NOT_SERVING from now on, and every watch ends."""
-        self.switch(serving=False)
+        self.set_serving(serving=False)
         for watch in list(self._watches):
             watch.close()
 
@@ -196,13 +196,13 @@ class _HealthWatchCall:
     def message(self, data: bytes) -> None:
         self._request = data
         try:
-            self.tell()
+            self.send_status()
         except DecodeError:
             self._call.fail(INVALID_ARGUMENT, "not a HealthCheckRequest")
             return
         self._watches.add(self)
 
-    def tell(self) -> None:
+    def send_status(self) -> None:
         """Say how it is now. An unknown service is unknown for good."""
         self._call.send(self._health.status(self._request))
 

@@ -47,43 +47,43 @@ class DiscoveryService:
         self._waiting = dict(self.streams)
         if not self._telling:
             self._telling = True
-            asyncio.get_running_loop().call_soon(self._tell_next)
+            asyncio.get_running_loop().call_soon(self._publish_next)
 
-    async def settled(self) -> None:
+    async def wait_settled(self) -> None:
         """Wait until every Envoy that is connected has answered to all there is."""
         while self._waiting or not all(stream.discovery.settled for stream in self.streams):
             self._moved.clear()
             await self._moved.wait()
 
-    def shown(self) -> dict[str, object]:
+    def snapshot_status(self) -> dict[str, object]:
         """The versions that are served, and how each Envoy stands, in the order in which they came."""
         served = {label: self.snapshot.versions[type_url] for type_url, label in LABELS.items()}
         return {"served": served, "envoys": [stream.discovery.status() for stream in self.streams]}
 
-    def moved(self) -> None:
+    def on_progress(self) -> None:
         """A stream has got further, or is gone."""
         self._moved.set()
 
-    def left(self, stream: "_XdsStream") -> None:
+    def remove(self, stream: "_XdsStream") -> None:
         """A stream is over."""
         self.streams.pop(stream, None)
         self._waiting.pop(stream, None)
-        self.moved()
+        self.on_progress()
 
     def _open(self, call: ServerCall, *, delta: bool) -> CallHandler:
         stream = _XdsStream(call, self, DiscoveryStream(self.snapshot, delta=delta))
         self.streams[stream] = None
         return stream
 
-    def _tell_next(self) -> None:
+    def _publish_next(self) -> None:
         stream = next(iter(self._waiting), None)
         if stream is None:
             self._telling = False
-            self.moved()
+            self.on_progress()
             return
         del self._waiting[stream]
-        asyncio.get_running_loop().call_soon(self._tell_next)
-        stream.tell(self.snapshot)
+        asyncio.get_running_loop().call_soon(self._publish_next)
+        stream.publish(self.snapshot)
 
 
 class _XdsStream:
@@ -101,20 +101,20 @@ class _XdsStream:
             responses = self.discovery.receive(data)
         except ValueError as error:
             self._call.fail(INVALID_ARGUMENT, str(error))
-            self._service.left(self)
+            self._service.remove(self)
             return
         self._send(responses)
 
-    def tell(self, snapshot: Snapshot) -> None:
+    def publish(self, snapshot: Snapshot) -> None:
         """The snapshot is another."""
         self._send(self.discovery.publish(snapshot))
 
     def ended(self, *, cancelled: bool) -> None:
-        self._service.left(self)
+        self._service.remove(self)
         if not cancelled:
             self._call.finish()
 
     def _send(self, responses: list[bytes]) -> None:
         for response in responses:
             self._call.send(response)
-        self._service.moved()
+        self._service.on_progress()

@@ -15,8 +15,8 @@ from din_extproc.domain.availability import ModelAvailability
 from din_extproc.domain.timing import GatewayTimes
 from din_extproc.edge.http.dashboard import EVENTS, DashboardPages
 from din_extproc.edge.http.node_orders import NodeOrders
-from din_extproc.edge.http.paced import paced
-from din_extproc.edge.http.port import HttpPort, HttpProblem, refused
+from din_extproc.edge.http.port import HttpPort, HttpProblem, refuse_form
+from din_extproc.edge.http.slices import pace_slices
 from din_extproc.observe.exposition import CONTENT_TYPE
 
 Status = Callable[[], Mapping[str, object]]
@@ -84,16 +84,16 @@ class AdminPages:
                 web.get("/metrics", self._guarded(self._show_metrics)),
                 *(() if dashboard is None else dashboard.routes),
             ],
-            lasting=frozenset({EVENTS}),
+            unlimited_paths=frozenset({EVENTS}),
         )
 
     def _guarded(self, show: Handler) -> Handler:
-        async def shown(request: web.Request) -> web.StreamResponse:
+        async def respond(request: web.Request) -> web.StreamResponse:
             if not self._may_look(request):
-                return refused("gateway.admin.keys")
+                return refuse_form("gateway.admin.keys")
             return await show(request) if self._is_meant(request) else _misdirected()
 
-        return shown
+        return respond
 
     def _may_look(self, request: web.Request) -> bool:
         return self._opens(request.headers.get("authorization", ""))
@@ -113,10 +113,10 @@ class AdminPages:
         return web.Response(text="ready\n" if not reasons else "".join(f"{reason}\n" for reason in reasons), status=503 if reasons else 200)
 
     async def _show(self, _: web.Request) -> web.Response:
-        return _json(self._status())
+        return _json_response(self._status())
 
     async def _show_nodes(self, _: web.Request) -> web.Response:
-        return _json(self._nodes())
+        return _json_response(self._nodes())
 
     async def _show_availability(self, request: web.Request) -> web.Response:
         """Respond with 503 when the requested model, or any model, has no available node."""
@@ -128,10 +128,10 @@ class AdminPages:
             )
             return problem.response()
         served = all(model.share > 0 for model in found)
-        return _json({"models": found}, 200 if served else 503)
+        return _json_response({"models": found}, 200 if served else 503)
 
     async def _show_tenants(self, request: web.Request) -> web.Response:
-        return _json(await self._tenants(request.query.get("tenant", "")))
+        return _json_response(await self._tenants(request.query.get("tenant", "")))
 
     async def _show_exchanges(self, request: web.Request) -> web.Response:
         trace = request.query.get("trace", "")
@@ -140,12 +140,12 @@ class AdminPages:
             return HttpProblem(
                 type="urn:din-extproc:http:trace_missing", title="Which exchanges?", status=400, detail=detail, code="trace_missing"
             ).response()
-        return _json({"exchanges": self._times(trace)})
+        return _json_response({"exchanges": self._times(trace)})
 
     async def _show_metrics(self, request: web.Request) -> web.StreamResponse:
         reply = web.StreamResponse(headers={"content-type": CONTENT_TYPE})
         await reply.prepare(request)
-        async for piece in paced(self._metrics()):
+        async for piece in pace_slices(self._metrics()):
             await reply.write(piece)
         await reply.write_eof()
         return reply
@@ -173,5 +173,5 @@ def _misdirected() -> web.Response:
     return HttpProblem(type=f"urn:din-extproc:http:{code}", title="Not under this name", status=421, detail=detail, code=code).response()
 
 
-def _json(shown: Mapping[str, object], status: int = 200) -> web.Response:
+def _json_response(shown: Mapping[str, object], status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.format(msgspec.json.encode(shown), indent=2), status=status, content_type="application/json")

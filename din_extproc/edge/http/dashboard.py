@@ -10,8 +10,8 @@ from importlib.resources import files
 import msgspec
 from aiohttp import web
 
-from din_extproc.edge.http.port import HttpProblem, refused
-from din_extproc.observe.dashboard_data import DashboardData, change
+from din_extproc.edge.http.port import HttpProblem, refuse_form
+from din_extproc.observe.dashboard_data import DashboardData, diff_dashboards
 
 TURN_S = 2.0
 _VIEWERS = 16
@@ -39,12 +39,12 @@ class DashboardPages:
 
     Args:
         owner: Returns the owner of the key in an `authorization` header; None: no valid key.
-        shown: Collects the data.
+        collect_data: Collects the data.
     """
 
-    def __init__(self, owner: Callable[[str], str | None], shown: Callable[[], Awaitable[DashboardData]]) -> None:
+    def __init__(self, owner: Callable[[str], str | None], collect_data: Callable[[], Awaitable[DashboardData]]) -> None:
         self.owner = owner
-        self._shown = shown
+        self._collect_data = collect_data
         self._viewers = 0
         self._closing = asyncio.Event()
         self._latest: DashboardData | None = None
@@ -68,24 +68,24 @@ class DashboardPages:
 
     async def _data(self, request: web.Request) -> web.Response:
         if self.owner(request.headers.get("authorization", "")) is None:
-            return refused("gateway.dashboard")
-        return web.Response(body=_encode(await self._board()), content_type="application/json", headers=_SAFE)
+            return refuse_form("gateway.dashboard")
+        return web.Response(body=_encode(await self._get_data()), content_type="application/json", headers=_SAFE)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         """Send server-sent events: `board` with all data, then `change` every two seconds."""
         if self.owner(request.headers.get("authorization", "")) is None:
-            return refused("gateway.dashboard")
+            return refuse_form("gateway.dashboard")
         if self._viewers >= _VIEWERS:
-            return _problem("too_many_viewers", 503, f"{_VIEWERS} watch already")
+            return _make_problem("too_many_viewers", 503, f"{_VIEWERS} watch already")
         reply = web.StreamResponse(headers={**_SAFE, "content-type": "text/event-stream"})
         self._viewers += 1
         try:
             await reply.prepare(request)
-            before = await self._board()
-            await _told(reply, b"event: board\ndata: %b\n\n" % _encode(before))
-            while not await self._closed_within(TURN_S):
-                board = await self._board()
-                await _told(reply, b"event: change\ndata: %b\n\n" % _encode(change(before, board)))
+            before = await self._get_data()
+            await _format_event(reply, b"event: board\ndata: %b\n\n" % _encode(before))
+            while not await self._wait_closed(TURN_S):
+                board = await self._get_data()
+                await _format_event(reply, b"event: change\ndata: %b\n\n" % _encode(diff_dashboards(before, board)))
                 before = board
             await reply.write_eof()
         except (ConnectionError, TimeoutError):  # the viewer disconnected or does not read
@@ -96,27 +96,27 @@ class DashboardPages:
             self._viewers -= 1
         return reply
 
-    async def _closed_within(self, seconds: float) -> bool:
+    async def _wait_closed(self, seconds: float) -> bool:
         try:
             await asyncio.wait_for(self._closing.wait(), seconds)
         except TimeoutError:
             return False
         return True
 
-    async def _board(self) -> DashboardData:
+    async def _get_data(self) -> DashboardData:
         """Return the data of the current interval, shared by all viewers."""
         loop = asyncio.get_running_loop()
         async with self._making:
             if self._latest is None or loop.time() - self._made_at >= TURN_S / 2:
-                self._latest = await self._shown()
+                self._latest = await self._collect_data()
                 self._made_at = loop.time()
             return self._latest
 
 
-async def _told(reply: web.StreamResponse, event: bytes) -> None:
+async def _format_event(reply: web.StreamResponse, event: bytes) -> None:
     async with asyncio.timeout(_READ_S):
         await reply.write(event)
 
 
-def _problem(code: str, status: int, detail: str) -> web.Response:
+def _make_problem(code: str, status: int, detail: str) -> web.Response:
     return HttpProblem(type=f"urn:din-extproc:http:{code}", title=detail, status=status, detail=detail, code=code).response()

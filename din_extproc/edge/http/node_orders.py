@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Struct
 
-from din_extproc.edge.http.port import HttpProblem, refused
+from din_extproc.edge.http.port import HttpProblem, refuse_form
 
 _LONGEST_REASON = 200
 
@@ -59,7 +59,7 @@ class NodeOrders:
     async def _take(self, request: web.Request) -> web.Response:
         operator = self._operator(request.headers.get("authorization", ""))
         if operator is None:
-            return refused("gateway.admin.keys that has `operate: true`")
+            return refuse_form("gateway.admin.keys that has `operate: true`")
         node_id, name = request.match_info["id"], request.match_info["order"]
         try:
             order, form = NodeOrder(name), msgspec.json.decode(await request.read() or b"{}", type=OrderForm)

@@ -54,7 +54,7 @@ class HttpProblem(Struct, frozen=True, kw_only=True):
         return web.Response(body=body, status=self.status, content_type="application/problem+json", headers=headers)
 
 
-def refused(section: str) -> web.Response:
+def refuse_form(section: str) -> web.Response:
     """Return the 401 response for a request without a key of this section."""
     detail = f"`authorization: Bearer` with a key of {section} is expected"
     answer = HttpProblem(
@@ -69,25 +69,25 @@ class HttpPort:
 
     Args:
         routes: Routes of the server.
-        longest_body: Maximum bytes of a request body.
-        lasting: Paths without a time limit; their handlers deal with slow readers.
-        patience: Time limits of a connection.
-        most: Maximum connections; None: by the process's limit of open files.
+        max_body_bytes: Maximum bytes of a request body.
+        unlimited_paths: Paths without a time limit; their handlers deal with slow readers.
+        timeouts: Time limits of a connection.
+        max_connections: Maximum connections; None: by the process's limit of open files.
     """
 
     def __init__(
         self,
         routes: Sequence[web.RouteDef],
         *,
-        longest_body: int = 1024,
-        lasting: frozenset[str] = frozenset(),
-        patience: HttpTimeouts | None = None,
-        most: int | None = None,
+        max_body_bytes: int = 1024,
+        unlimited_paths: frozenset[str] = frozenset(),
+        timeouts: HttpTimeouts | None = None,
+        max_connections: int | None = None,
     ) -> None:
-        app = web.Application(client_max_size=longest_body, middlewares=[_explained])
+        app = web.Application(client_max_size=max_body_bytes, middlewares=[_explain_errors])
         app.router.add_routes(routes)
-        app.on_response_prepare.append(_signed)
-        self._runner = _Runner(app, lasting, patience or HttpTimeouts(), ConnectionLimiter(most))
+        app.on_response_prepare.append(_remove_server_header)
+        self._runner = _Runner(app, unlimited_paths, timeouts or HttpTimeouts(), ConnectionLimiter(max_connections))
         self._listening: asyncio.Server | TlsListener | None = None
 
     async def start(self, where: str | TlsAddress) -> None:
@@ -110,20 +110,20 @@ class HttpPort:
 
 
 @web.middleware
-async def _explained(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+async def _explain_errors(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
     """Convert plain-text errors of aiohttp to problem documents."""
     try:
         return await handler(request)
     except web.HTTPException as error:
-        return _refusal(error.status, error.reason).response(error.headers.get("allow"))
+        return _build_problem(error.status, error.reason).response(error.headers.get("allow"))
 
 
-async def _signed(_request: web.Request, response: web.StreamResponse) -> None:
+async def _remove_server_header(_request: web.Request, response: web.StreamResponse) -> None:
     """Replace the `server` header, which discloses software and versions."""
     response.headers["server"] = _SERVER
 
 
-def _refusal(status: int, detail: str) -> HttpProblem:
+def _build_problem(status: int, detail: str) -> HttpProblem:
     title, code = HTTPStatus(status).phrase, _CODES.get(status, "invalid_request")
     return HttpProblem(type=f"urn:din-extproc:http:{code}", title=title, status=status, detail=detail, code=code)
 
@@ -134,7 +134,7 @@ class _Handler(web.RequestHandler):
     __slots__ = ("_asked", "_idle_since", "_port", "_waiting_for_head")
 
     def __init__(self, port: "_Server", **options: Any) -> None:
-        super().__init__(port, keepalive_timeout=port.patience.idle_s, **options)
+        super().__init__(port, keepalive_timeout=port.timeouts.idle_s, **options)
         self._port = port
         self._asked = False
         self._idle_since: float | None = self._loop.time()
@@ -154,16 +154,16 @@ class _Handler(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._waiting_for_head = self._loop.call_later(self._port.patience.head_s, self._no_head)
-        self._port.crowd.enter(self)
+        self._waiting_for_head = self._loop.call_later(self._port.timeouts.head_s, self._abort_without_head)
+        self._port.connection_limiter.add(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         if self._waiting_for_head is not None:
             self._waiting_for_head.cancel()
-        self._port.crowd.leave(self)
+        self._port.connection_limiter.remove(self)
         super().connection_lost(exc)
 
-    def _no_head(self) -> None:
+    def _abort_without_head(self) -> None:
         if not self._asked:
             self.abort()
 
@@ -174,7 +174,7 @@ class _Handler(web.RequestHandler):
         request_handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
     ) -> tuple[web.StreamResponse, bool]:
         self._asked, self._idle_since = True, None
-        seconds = None if request.path in self._port.lasting else self._port.patience.exchange_s
+        seconds = None if request.path in self._port.unlimited_paths else self._port.timeouts.exchange_s
         try:
             async with asyncio.timeout(seconds):
                 return await super()._handle_request(request, start_time, request_handler)
@@ -196,7 +196,7 @@ class _Handler(web.RequestHandler):
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun already")
         detail = "the log says why" if status >= _SERVER_ERROR else "this is no HTTP/1.1 request, or its head is too large"
-        response = _refusal(status, detail).response()
+        response = _build_problem(status, detail).response()
         response.headers["server"] = _SERVER
         response.force_close()
         return response
@@ -205,11 +205,13 @@ class _Handler(web.RequestHandler):
 class _Server(web.Server):
     """Server that creates a `_Handler` per connection."""
 
-    def __init__(self, made: web.Server, lasting: frozenset[str], patience: HttpTimeouts, crowd: ConnectionLimiter) -> None:
-        super().__init__(made.request_handler, request_factory=made.request_factory, access_log=None)
-        self.lasting = lasting
-        self.patience = patience
-        self.crowd = crowd
+    def __init__(
+        self, server: web.Server, unlimited_paths: frozenset[str], timeouts: HttpTimeouts, connection_limiter: ConnectionLimiter
+    ) -> None:
+        super().__init__(server.request_handler, request_factory=server.request_factory, access_log=None)
+        self.unlimited_paths = unlimited_paths
+        self.timeouts = timeouts
+        self.connection_limiter = connection_limiter
 
     def __call__(self) -> web.RequestHandler:
         return _Handler(self, loop=self._loop, **self._kwargs)
@@ -218,11 +220,13 @@ class _Server(web.Server):
 class _Runner(web.AppRunner):
     """Application runner that uses `_Server`."""
 
-    def __init__(self, app: web.Application, lasting: frozenset[str], patience: HttpTimeouts, crowd: ConnectionLimiter) -> None:
+    def __init__(
+        self, app: web.Application, unlimited_paths: frozenset[str], timeouts: HttpTimeouts, connection_limiter: ConnectionLimiter
+    ) -> None:
         super().__init__(app, access_log=None)
-        self._lasting = lasting
-        self._patience = patience
-        self._crowd = crowd
+        self._unlimited_paths = unlimited_paths
+        self._timeouts = timeouts
+        self._connection_limiter = connection_limiter
 
     async def _make_server(self) -> web.Server:
-        return _Server(await super()._make_server(), self._lasting, self._patience, self._crowd)
+        return _Server(await super()._make_server(), self._unlimited_paths, self._timeouts, self._connection_limiter)

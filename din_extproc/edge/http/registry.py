@@ -17,7 +17,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from din_extproc.edge.http.port import HttpPort, HttpProblem
-from din_extproc.edge.registry.auth import RegistryAuth, RegistryError, RegistryErrorCode, said_no
+from din_extproc.edge.registry.auth import RegistryAuth, RegistryError, RegistryErrorCode, to_registry_error
 from din_extproc.edge.registry.forms import BeatForm, LeaveForm, MemberForm, NodeForm
 from din_extproc.edge.tls import names_of
 from din_extproc.registry.row import RegistryDenial
@@ -52,67 +52,67 @@ class _NodeList(Struct, frozen=True):
 class RegistryHttp:
     """HTTP handlers of the registry; `port` serves them."""
 
-    def __init__(self, door: RegistryAuth) -> None:
-        self._door = door
+    def __init__(self, auth: RegistryAuth) -> None:
+        self._auth = auth
         routes = [
-            web.post("/v1/nodes", _answered(self._register)),
-            web.get("/v1/nodes", _answered(self._show)),
-            web.post("/v1/nodes/{id}/heartbeat", _answered(self._beat)),
-            web.post("/v1/nodes/{id}/drain", _answered(self._drain)),
-            web.delete("/v1/nodes/{id}", _answered(self._deregister)),
+            web.post("/v1/nodes", _answer_errors(self._register)),
+            web.get("/v1/nodes", _answer_errors(self._show)),
+            web.post("/v1/nodes/{id}/heartbeat", _answer_errors(self._heartbeat)),
+            web.post("/v1/nodes/{id}/drain", _answer_errors(self._drain)),
+            web.delete("/v1/nodes/{id}", _answer_errors(self._deregister)),
         ]
-        self.port = HttpPort(routes, longest_body=_LONGEST_BODY)
+        self.port = HttpPort(routes, max_body_bytes=_LONGEST_BODY)
 
     async def _register(self, request: web.Request) -> object:
-        form = await self._read(request, NodeForm)
+        form = await self._read_form(request, NodeForm)
         if isinstance(form, RegistryError):
             return form
-        stopped = self._stops(request, form.id)
+        stopped = self._find_denial(request, form.id)
         if stopped is not None:
             return stopped
-        outcome = await self._door.register(form)
+        outcome = await self._auth.register(form)
         if isinstance(outcome, RegistryError):
             return outcome
-        registrar = self._door.registrar
+        registrar = self._auth.registrar
         return _LeaseReply(outcome.lease, registrar.heartbeat_s, registrar.dead_after_s, outcome.warnings)
 
-    async def _beat(self, request: web.Request) -> object:
-        form = await self._read(request, BeatForm)
+    async def _heartbeat(self, request: web.Request) -> object:
+        form = await self._read_form(request, BeatForm)
         if isinstance(form, RegistryError):
             return form
-        outcome = await self._door.registrar.beat(request.match_info["id"], form.lease, form.beat())
-        return said_no(outcome) if isinstance(outcome, RegistryDenial) else _HeartbeatReply(outcome.draining)
+        outcome = await self._auth.registrar.heartbeat(request.match_info["id"], form.lease, form.to_heartbeat())
+        return to_registry_error(outcome) if isinstance(outcome, RegistryDenial) else _HeartbeatReply(outcome.draining)
 
     async def _drain(self, request: web.Request) -> object:
-        form = await self._read(request, LeaveForm)
+        form = await self._read_form(request, LeaveForm)
         if isinstance(form, RegistryError):
             return form
-        outcome = await self._door.registrar.drain(request.match_info["id"], form.reason, form.lease)
-        return said_no(outcome) if isinstance(outcome, RegistryDenial) else {}
+        outcome = await self._auth.registrar.drain(request.match_info["id"], form.reason, form.lease)
+        return to_registry_error(outcome) if isinstance(outcome, RegistryDenial) else {}
 
     async def _deregister(self, request: web.Request) -> object:
-        form = await self._read(request, LeaveForm)
+        form = await self._read_form(request, LeaveForm)
         if isinstance(form, RegistryError):
             return form
-        outcome = await self._door.registrar.deregister(request.match_info["id"], form.reason, form.lease)
-        return {} if outcome is None else said_no(outcome)
+        outcome = await self._auth.registrar.deregister(request.match_info["id"], form.reason, form.lease)
+        return {} if outcome is None else to_registry_error(outcome)
 
     async def _show(self, request: web.Request) -> object:
-        stopped = self._stops(request)
+        stopped = self._find_denial(request)
         if stopped is not None:
             return stopped
-        registrar = self._door.registrar
-        now = registrar.now()
-        nodes = [MemberForm.of(member, registrar.table.get_pools(member.registration.node.id), now) for member in registrar.members()]
+        registrar = self._auth.registrar
+        now = registrar.get_now()
+        nodes = [MemberForm.of(member, registrar.table.get_pools(member.registration.node.id), now) for member in registrar.get_members()]
         return _NodeList(nodes, registrar.table.stale)
 
-    def _stops(self, request: web.Request, node_id: str | None = None) -> RegistryError | None:
+    def _find_denial(self, request: web.Request, node_id: str | None = None) -> RegistryError | None:
         names = names_of(request.get_extra_info("peercert"))
-        return self._door.stops(request.headers.get("authorization", ""), names, node_id)
+        return self._auth.find_denial(request.headers.get("authorization", ""), names, node_id)
 
-    async def _read(self, request: web.Request, kind: type[Form]) -> Form | RegistryError:
+    async def _read_form(self, request: web.Request, kind: type[Form]) -> Form | RegistryError:
         """Parse the request body after checking that the caller may act for the node in the path, if there is one."""
-        stopped = self._stops(request, request.match_info.get("id"))
+        stopped = self._find_denial(request, request.match_info.get("id"))
         if stopped is not None:
             return stopped
         try:
@@ -121,7 +121,7 @@ class RegistryHttp:
             return RegistryError(RegistryErrorCode.INVALID, str(error))
 
 
-def _answered(handle: Callable[[web.Request], Awaitable[object]]) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _answer_errors(handle: Callable[[web.Request], Awaitable[object]]) -> Callable[[web.Request], Awaitable[web.Response]]:
     """Wrap a handler: encode its result as JSON and a `RegistryError` as a problem document."""
 
     async def respond(request: web.Request) -> web.Response:

@@ -86,54 +86,54 @@ class NodeAgent:
             return self._held().in_flight
         return (self.look.load.running or 0) + (self.look.load.waiting or 0)
 
-    def verified(self, sha256: str) -> None:
+    def on_verified(self, sha256: str) -> None:
         """Set the digest of the weights."""
         self.registration = replace(self.registration, weights_sha256=sha256)
 
     async def watch(self) -> None:
         """Query the engine and report a change of state at once."""
         if await self.refresh(0.0):
-            await self.tell()
+            await self.report()
 
     async def refresh(self, age_s: float) -> bool:
         """Query the engine unless the last status is at most `age_s` old. Return whether the state or its reason changed."""
         async with self._looking:
             if self.look.at and SystemClock.monotonic() - self.look.at <= age_s:
                 return False
-            self.look = await self._probe.look(*self._engine)
-            before, self.condition = self.condition, self.condition.seen(self.look.problem, slow=self.look.slow)
+            self.look = await self._probe.check_health(*self._engine)
+            before, self.condition = self.condition, self.condition.with_reading(self.look.problem, slow=self.look.slow)
         if (before.state, before.reason) != (self.condition.state, self.condition.reason):
             _log.info("%s is %s: %s", self.registration.node.id, self.condition.state.value, self.condition.reason or "the engine answers")
             return True
         return False
 
-    async def tell(self) -> None:
+    async def report(self) -> None:
         """Register if necessary, then send a heartbeat."""
         async with self._telling:
             try:
                 if self._lease is None and not await self._register():
                     return
-                await self._beat()
+                await self._heartbeat()
             except RegistryUnreachable as error:
-                self._complain(f"no registry can be told: {error}")
+                self._log_complaint(f"no registry can be told: {error}")
 
     async def drain(self, reason: str, wait_s: float) -> None:
         """Drain the node, wait at most `wait_s` for requests in flight, and deregister."""
-        self._asked_to_drain, self.condition = False, self.condition.drained(reason)
+        self._asked_to_drain, self.condition = False, self.condition.with_drain(reason)
         loop = asyncio.get_running_loop()
         began = loop.time()
-        await self.tell()
-        await self._say_goodbye("drain", reason)
+        await self.report()
+        await self._leave("drain", reason)
         while loop.time() < began + wait_s and (self.in_flight or loop.time() < began + min(_SETTLE_S, wait_s)):
             await asyncio.sleep(_POLL_S)
             await self.refresh(_POLL_S)
         if self.in_flight:
             _log.warning("%d requests have not ended after %g s", self.in_flight, wait_s)
         async with self._telling:
-            await self._say_goodbye("deregister", reason)
+            await self._leave("deregister", reason)
             self._lease = None
 
-    async def health(self) -> tuple[bool, Mapping[str, object]]:
+    async def get_health(self) -> tuple[bool, Mapping[str, object]]:
         """Return whether the node accepts requests, and the body of `/health` with the current queue."""
         if self.look.at:
             await self.refresh(_FRESH_S)
@@ -172,7 +172,7 @@ class NodeAgent:
         if isinstance(reply, RegistrationRefused):
             self._refusals += 1
             self._again_at = now + min(2.0**self._refusals, _LONGEST_PAUSE_S)
-            self._complain(f"the registry refuses the node: {reply.reason}")
+            self._log_complaint(f"the registry refuses the node: {reply.reason}")
             return False
         self._lease, self._sequence, self._refusals, self._complaint = reply, 0, 0, ""
         _log.info("%s is registered", self.registration.node.id)
@@ -180,25 +180,25 @@ class NodeAgent:
             _log.warning("%s", warning)
         return True
 
-    async def _beat(self) -> None:
+    async def _heartbeat(self) -> None:
         assert self._lease is not None  # noqa: S101 - called only with a lease
         self._sequence += 1
         beat = replace(self._now(), free_memory_bytes=await self._free_memory())
-        reply = await self._client.beat(self.registration.node.id, self._lease.lease, beat)
+        reply = await self._client.heartbeat(self.registration.node.id, self._lease.lease, beat)
         if isinstance(reply, RegistrationRefused):
-            self._complain(f"the registry refuses a heartbeat: {reply.reason}")
+            self._log_complaint(f"the registry refuses a heartbeat: {reply.reason}")
             if reply.unknown:
                 self._lease = None
                 if await self._register():
-                    await self._beat()
+                    await self._heartbeat()
             return
         self._complaint = ""
         if reply.drain and self.condition.state is not NodeState.DRAINING:
-            self._asked_to_drain, self.condition = True, self.condition.drained("the registry asked for it")
+            self._asked_to_drain, self.condition = True, self.condition.with_drain("the registry asked for it")
         elif self._asked_to_drain and not reply.drain:
-            self._asked_to_drain, self.condition = False, self.condition.called_back()
+            self._asked_to_drain, self.condition = False, self.condition.with_undrain()
 
-    async def _say_goodbye(self, how: str, reason: str) -> None:
+    async def _leave(self, how: str, reason: str) -> None:
         if self._lease is None:
             return
         speak = self._client.drain if how == "drain" else self._client.deregister
@@ -216,7 +216,7 @@ class NodeAgent:
             self._memory = now, await free_memory_bytes()
         return self._memory[1]
 
-    def _complain(self, complaint: str) -> None:
+    def _log_complaint(self, complaint: str) -> None:
         """Log a problem once, not with every heartbeat."""
         if complaint != self._complaint:
             _log.warning("%s", complaint)

@@ -29,7 +29,7 @@ class BatchGate:
     def open(self) -> None:
         """Release all requests and hold no further ones: the node drains."""
         self._open = True
-        self._let_go(self._batches.release_due(math.inf))
+        self._release(self._batches.release_due(math.inf))
 
     async def hold(self, tokens: int) -> None:
         """Wait until a request with a prompt of `tokens` tokens is released."""
@@ -40,7 +40,7 @@ class BatchGate:
         going = self._batches.join(number, tokens, loop.time())
         waits = self._waiting[number] = loop.create_future()
         if going:
-            loop.call_soon(self._let_go, going)  # after this one has started to wait, so that all are released in order of arrival
+            loop.call_soon(self._release, going)  # after this one has started to wait, so that all are released in order of arrival
         self._set_timer()
         try:
             await waits
@@ -48,7 +48,7 @@ class BatchGate:
             self._waiting.pop(number, None)
             self._batches.leave(number)
 
-    def _let_go(self, going: tuple[int, ...]) -> None:
+    def _release(self, going: tuple[int, ...]) -> None:
         for number in going:
             waits = self._waiting.pop(number, None)
             if waits is not None and not waits.done():
@@ -61,9 +61,9 @@ class BatchGate:
         if self._timer is not None:
             self._timer.cancel()
         self._rings_at = due
-        self._timer = asyncio.get_running_loop().call_at(due, self._ring)
+        self._timer = asyncio.get_running_loop().call_at(due, self._on_timer)
 
-    def _ring(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
-        self._let_go(self._batches.release_due(max(asyncio.get_running_loop().time(), self._rings_at)))  # a timer may fire early
+        self._release(self._batches.release_due(max(asyncio.get_running_loop().time(), self._rings_at)))  # a timer may fire early
         self._set_timer()

@@ -69,14 +69,14 @@ class EngineProbe:
         self._before = now, load
         return EngineStatus(now, load, self._rates)
 
-    async def look(self, url: str, model: str) -> EngineStatus:
+    async def check_health(self, url: str, model: str) -> EngineStatus:
         """Read the load and check that the engine serves the model. `url`: its HTTP interface, without a trailing slash."""
-        look, problem = await asyncio.gather(self.read(), self._why_not(url, model))
+        look, problem = await asyncio.gather(self.read(), self._find_problem(url, model))
         if isinstance(problem, EngineUnreachable):
             return EngineStatus(look.at, look.load, look.rates, str(problem), slow=not problem.gone)
         return EngineStatus(look.at, look.load, look.rates, problem)
 
-    async def _why_not(self, url: str, model: str) -> str | EngineUnreachable:
+    async def _find_problem(self, url: str, model: str) -> str | EngineUnreachable:
         try:
             status, body = await fetch(self._session, url + PATH, PAGE_LIMIT)
         except EngineUnreachable as error:

@@ -66,7 +66,7 @@ class _Known(Struct, frozen=True):
     sha256: str
 
 
-def verify(path: Path, expected: str, cache: Path | None, progress: Progress) -> Digest | WeightsMismatch:
+def verify_weights(path: Path, expected: str, cache: Path | None, progress: Progress) -> Digest | WeightsMismatch:
     """Compare weights with the expected digest; "" matches any. Blocks for about a second per GB.
 
     Args:
@@ -78,55 +78,55 @@ def verify(path: Path, expected: str, cache: Path | None, progress: Progress) ->
     Raises:
         WeightsUnreadable: A file is unreadable, the folder is empty, or a file name does not fit into a manifest.
     """
-    found = digest(path, cache, progress)
+    found = compute_digest(path, cache, progress)
     if not expected or found.sha256 == expected:
         return found
-    return WeightsMismatch(expected, found.sha256, tuple(_blame(path, expected, found)))
+    return WeightsMismatch(expected, found.sha256, tuple(_find_differences(path, expected, found)))
 
 
-def digest(path: Path, cache: Path | None, progress: Progress) -> Digest:
+def compute_digest(path: Path, cache: Path | None, progress: Progress) -> Digest:
     """Return the digest of weights; see `verify`.
 
     Raises:
         WeightsUnreadable: As in `verify`.
     """
     try:
-        names = list(_names(path))
-        sizes = {name: _of(path, name).stat() for name in names}
+        names = list(_list_names(path))
+        sizes = {name: _stat_file(path, name).stat() for name in names}
     except OSError as error:
         raise WeightsUnreadable(f"{error.filename or path}: {(error.strerror or str(error)).lower()}") from error
     if not names:
         raise WeightsUnreadable(f"{path}: there are no weights in this folder")
     known = _read_cache(cache)
-    tally = _BytesRead(sum(stat.st_size for stat in sizes.values()), progress)
+    bytes_read = _BytesRead(sum(stat.st_size for stat in sizes.values()), progress)
     fresh: dict[str, _Known] = {}
 
-    def one(name: str) -> str:
-        file, stat = _of(path, name), sizes[name]
+    def hash_file(name: str) -> str:
+        file, stat = _stat_file(path, name), sizes[name]
         key = str(file.resolve())
         before = known.get(key)
         if before is not None and (before.size, before.mtime_ns, before.inode) == (stat.st_size, stat.st_mtime_ns, stat.st_ino):
-            tally.add(stat.st_size)
+            bytes_read.add(stat.st_size)
             return before.sha256
-        read = _sha256(file, tally)
-        fresh[key] = _Known(stat.st_size, stat.st_mtime_ns, stat.st_ino, read)
-        return read
+        sha256 = _hash_file(file, bytes_read)
+        fresh[key] = _Known(stat.st_size, stat.st_mtime_ns, stat.st_ino, sha256)
+        return sha256
 
     with ThreadPoolExecutor(_READERS) as readers:
-        files = dict(zip(names, readers.map(one, names), strict=True))
+        files = dict(zip(names, readers.map(hash_file, names), strict=True))
     if cache is not None and fresh:
         _write_cache(cache, known | fresh)
-    whole = files[path.name] if path.is_file() else hashlib.sha256(_manifest(files)).hexdigest()
-    return Digest(whole, files, tally.total)
+    whole = files[path.name] if path.is_file() else hashlib.sha256(_make_manifest(files)).hexdigest()
+    return Digest(whole, files, bytes_read.total)
 
 
-def _names(path: Path) -> Iterator[str]:
+def _list_names(path: Path) -> Iterator[str]:
     """Yield the paths of the files, relative to the folder and sorted by their bytes."""
     if path.is_file():
         yield path.name
         return
     found = []
-    for folder, folders, files in os.walk(path, followlinks=True, onerror=_raise):
+    for folder, folders, files in os.walk(path, followlinks=True, onerror=_raise_unreadable):
         folders[:] = [name for name in folders if not name.startswith(".")]
         inside = Path(folder).relative_to(path)
         found += [str(inside / name) for name in files if not name.startswith(".") and name != MANIFEST]
@@ -136,15 +136,15 @@ def _names(path: Path) -> Iterator[str]:
         yield name
 
 
-def _raise(error: OSError) -> None:
+def _raise_unreadable(error: OSError) -> None:
     raise error
 
 
-def _of(path: Path, name: str) -> Path:
+def _stat_file(path: Path, name: str) -> Path:
     return path / name if path.is_dir() else path
 
 
-def _manifest(files: dict[str, str]) -> bytes:
+def _make_manifest(files: dict[str, str]) -> bytes:
     return b"".join(b"%s  %s\n" % (sha256.encode(), os.fsencode(name)) for name, sha256 in files.items())
 
 
@@ -163,29 +163,29 @@ class _BytesRead:
             self._progress(self._done, self.total)
 
 
-def _sha256(file: Path, tally: _BytesRead) -> str:
+def _hash_file(file: Path, bytes_read: _BytesRead) -> str:
     summed = hashlib.sha256()
     chunk = memoryview(bytearray(_CHUNK))
     try:
         with file.open("rb", buffering=0) as stream:
             while size := stream.readinto(chunk):
                 summed.update(chunk[:size])
-                tally.add(size)
+                bytes_read.add(size)
     except OSError as error:
         raise WeightsUnreadable(f"{file}: {(error.strerror or str(error)).lower()}") from error
     return summed.hexdigest()
 
 
-def _blame(path: Path, expected: str, found: Digest) -> Iterator[str]:
+def _find_differences(path: Path, expected: str, found: Digest) -> Iterator[str]:
     """Yield the files that differ from the folder's manifest if its digest is the expected one; otherwise describe the mismatch."""
     if path.is_file():
         yield f"{path} differs"
         return
-    listed = _listed(path / MANIFEST)
+    listed = _read_manifest(path / MANIFEST)
     if listed is None:
         yield f"which file of {path} differs can't be told without its {MANIFEST}"
         return
-    if hashlib.sha256(_manifest(dict(sorted(listed.items(), key=lambda line: os.fsencode(line[0]))))).hexdigest() != expected:
+    if hashlib.sha256(_make_manifest(dict(sorted(listed.items(), key=lambda line: os.fsencode(line[0]))))).hexdigest() != expected:
         yield f"{path / MANIFEST} is not the catalogue's either"
     for name in sorted(listed.keys() | found.files.keys()):
         if name not in found.files:
@@ -196,7 +196,7 @@ def _blame(path: Path, expected: str, found: Digest) -> Iterator[str]:
             yield f"{path / name} differs"
 
 
-def _listed(manifest: Path) -> dict[str, str] | None:
+def _read_manifest(manifest: Path) -> dict[str, str] | None:
     """Parse a manifest. Return None if it is missing or malformed."""
     try:
         lines = os.fsdecode(manifest.read_bytes()).splitlines()

@@ -35,49 +35,49 @@ class EnvoyAdmin:
     def __init__(self, address: Endpoint) -> None:
         self._address = address
 
-    def stats(self, pattern: str) -> dict[str, int]:
+    def fetch_stats(self, pattern: str) -> dict[str, int]:
         """Return counters and gauges whose names match a regular expression.
 
         Raises:
             EnvoyAdminUnreachable: Envoy did not respond.
         """
-        lines = self._said("GET", "/stats?" + urlencode({"filter": pattern})).splitlines()
+        lines = self._fetch("GET", "/stats?" + urlencode({"filter": pattern})).splitlines()
         told = (line.rpartition(": ") for line in lines)
         return {name: int(value) for name, _, value in told if value.isdigit()}
 
-    def server_info(self) -> dict[str, Any]:
+    def fetch_server_info(self) -> dict[str, Any]:
         """Return version, state and command line options.
 
         Raises:
             EnvoyAdminUnreachable: Envoy did not respond.
         """
-        info: dict[str, Any] = msgspec.json.decode(self._said("GET", "/server_info"))
+        info: dict[str, Any] = msgspec.json.decode(self._fetch("GET", "/server_info"))
         return info
 
-    def configuration(self) -> dict[str, Any]:
+    def fetch_configuration(self) -> dict[str, Any]:
         """Return the running configuration (`/config_dump`).
 
         Raises:
             EnvoyAdminUnreachable: Envoy did not respond.
         """
-        dump: dict[str, Any] = msgspec.json.decode(self._said("GET", "/config_dump"))
+        dump: dict[str, Any] = msgspec.json.decode(self._fetch("GET", "/config_dump"))
         return dump
 
-    def endpoints(self) -> dict[str, frozenset[str]]:
+    def fetch_endpoints(self) -> dict[str, frozenset[str]]:
         """Return the host addresses of every cluster.
 
         Raises:
             EnvoyAdminUnreachable: Envoy did not respond.
         """
-        return _endpoints(self._said("GET", "/clusters?format=json").encode())
+        return _parse_endpoints(self._fetch("GET", "/clusters?format=json").encode())
 
-    def say_goodbye(self) -> None:
+    def fail_health_checks(self) -> None:
         """Fail health checks and close connections after their responses. New connections are still accepted.
 
         Raises:
             EnvoyAdminUnreachable: Envoy did not respond.
         """
-        self._said("POST", "/healthcheck/fail")
+        self._fetch("POST", "/healthcheck/fail")
 
     def close(self) -> None:
         """Close all listeners at once. Open connections and streams continue.
@@ -87,18 +87,18 @@ class EnvoyAdmin:
         Raises:
             EnvoyAdminUnreachable: Envoy did not respond.
         """
-        self._said("POST", "/drain_listeners")
+        self._fetch("POST", "/drain_listeners")
 
-    def closed(self) -> bool:
+    def wait_closed(self) -> bool:
         """Return whether all listeners are closed; each thread closes its own shortly after `close`.
 
         Raises:
             EnvoyAdminUnreachable: Envoy did not respond.
         """
-        counts = self.stats(_LISTENERS)
+        counts = self.fetch_stats(_LISTENERS)
         return counts.get("listener_manager.listener_stopped", 0) >= counts.get("listener_manager.total_listeners_active", 0)
 
-    def _said(self, method: str, path: str) -> str:
+    def _fetch(self, method: str, path: str) -> str:
         try:
             with urlopen(Request(f"http://{self._address}{path}", method=method), timeout=_PATIENCE_S) as reply:
                 return str(reply.read().decode())
@@ -108,12 +108,12 @@ class EnvoyAdmin:
             ) from error
 
 
-async def ask_endpoints(admin: Endpoint) -> dict[str, frozenset[str]] | None:
+async def fetch_endpoints_once(admin: Endpoint) -> dict[str, frozenset[str]] | None:
     """Return the addresses of every cluster's hosts; None: this Envoy does not answer."""
     url = f"http://{admin}/clusters?format=json"
     try:
         async with aiohttp.ClientSession(timeout=_TIMEOUT) as session, session.get(url) as reply:
-            return _endpoints(await reply.read())
+            return _parse_endpoints(await reply.read())
     except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
         return None
 
@@ -150,7 +150,7 @@ class _Clusters(msgspec.Struct):
     cluster_statuses: tuple[_Cluster, ...] = ()
 
 
-def _endpoints(body: bytes) -> dict[str, frozenset[str]]:
+def _parse_endpoints(body: bytes) -> dict[str, frozenset[str]]:
     found = msgspec.json.decode(body, type=_Clusters).cluster_statuses
     return {each.name: frozenset(filter(None, (str(host.address) for host in each.host_statuses))) for each in found}
 
@@ -163,7 +163,7 @@ class DroppedLogs:
         self._latest = 0
         self.total = 0
 
-    async def ask(self) -> None:
+    async def count_new(self) -> None:
         """Update the number."""
         try:
             async with aiohttp.ClientSession(timeout=_TIMEOUT) as session, session.get(self._url) as reply:

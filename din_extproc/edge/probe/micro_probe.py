@@ -78,7 +78,7 @@ class MicroProbe:
         self._clock = clock
         self._trace_id = trace_id
 
-    async def ask(self, target: ProbeTarget) -> ProbeResult:
+    async def probe(self, target: ProbeTarget) -> ProbeResult:
         """Send one probe and return its result. Failures of the node raise nothing."""
         headers = {"content-type": "application/json", "x-din-trace-id": self._trace_id()}
         began = self._clock()
@@ -86,13 +86,13 @@ class MicroProbe:
             async with self._session.post(
                 target.url, data=target.body, headers=headers, timeout=self._timeout, allow_redirects=False
             ) as reply:
-                return await self._read(target, reply, began)
+                return await self._read_reply(target, reply, began)
         except TimeoutError:
             return ProbeResult(target.node_id, ok=False, reason=f"no token within {self._timeout_s:g} s")
         except (aiohttp.ClientError, OSError) as error:
             return ProbeResult(target.node_id, ok=False, reason=str(error) or type(error).__name__)
 
-    async def _read(self, target: ProbeTarget, reply: aiohttp.ClientResponse, began: float) -> ProbeResult:
+    async def _read_reply(self, target: ProbeTarget, reply: aiohttp.ClientResponse, began: float) -> ProbeResult:
         if reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR or reply.status in _NODES_FAULT:
             return ProbeResult(target.node_id, ok=False, reason=f"status {reply.status}")
         if reply.status != HTTPStatus.OK:

@@ -41,19 +41,19 @@ class Scraper:
     """Scrapes nodes periodically.
 
     Args:
-        said: Called with the reading of a node.
+        on_load: Called with the reading of a node.
     """
 
-    def __init__(self, said: Callable[[dict[str, HeartbeatReading]], None]) -> None:
+    def __init__(self, on_load: Callable[[dict[str, HeartbeatReading]], None]) -> None:
         self._every_s = 0.0
-        self._said = said
+        self._on_load = on_load
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._session: aiohttp.ClientSession | None = None
         self._tasks: dict[ScrapeTarget, asyncio.Task[None]] = {}
         self.latest: dict[str, HeartbeatReading] = {}
         """Latest readings by node id."""
 
-    def use(self, targets: Iterable[ScrapeTarget], every_s: float) -> None:
+    def set_targets(self, targets: Iterable[ScrapeTarget], every_s: float) -> None:
         """Replace the targets.
 
         Args:
@@ -69,7 +69,7 @@ class Scraper:
             self._session = aiohttp.ClientSession()
         for target in wanted - self._tasks.keys():
             assert self._session is not None  # noqa: S101 - made two lines above
-            task = self._ask(target, self._session)
+            task = self._scrape(target, self._session)
             self._tasks[target] = asyncio.get_running_loop().create_task(task, name=f"reading {target.url}")
 
     async def stop(self) -> None:
@@ -81,7 +81,7 @@ class Scraper:
         if self._session is not None:
             await self._session.close()
 
-    async def _ask(self, target: ScrapeTarget, session: aiohttp.ClientSession) -> None:
+    async def _scrape(self, target: ScrapeTarget, session: aiohttp.ClientSession) -> None:
         probe = EngineProbe(session, target.engine, target.url, SystemClock.monotonic)
         sequence, pause = 0, self._every_s
         await asyncio.sleep(self._every_s * random.random())  # noqa: S311 - so that nodes are not asked in step
@@ -94,5 +94,5 @@ class Scraper:
                 sequence, pause = sequence + 1, self._every_s
                 beat = add_load(look.load, look.rates, Heartbeat(state=NodeState.READY, sequence=sequence))
                 self.latest[target.node_id] = HeartbeatReading(beat, look.at)
-                self._said({target.node_id: self.latest[target.node_id]})
+                self._on_load({target.node_id: self.latest[target.node_id]})
             await asyncio.sleep(pause * random.uniform(1 - _JITTER, 1 + _JITTER))  # noqa: S311 - likewise

@@ -31,7 +31,7 @@ def find_envoy() -> Path | None:
     return None
 
 
-def envoy_version(binary: Path) -> str:
+def read_envoy_version(binary: Path) -> str:
     """Return Envoy's version, such as `1.40.0`.
 
     Raises:
@@ -44,7 +44,7 @@ def envoy_version(binary: Path) -> str:
     return version[1]
 
 
-def complaint(config: str, binary: Path) -> str | None:
+def find_config_error(config: str, binary: Path) -> str | None:
     """Validate a configuration (JSON or YAML text). Return Envoy's error, or None if it is valid.
 
     Raises:

@@ -29,9 +29,9 @@ class WorkerProcess(Generic[Report]):
     """One running worker process."""
 
     def __init__(
-        self, number: int, process: asyncio.subprocess.Process, channel: MessageChannel[Report], heard: Callable[[Report], None]
+        self, number: int, process: asyncio.subprocess.Process, channel: MessageChannel[Report], on_report: Callable[[Report], None]
     ) -> None:
-        self._heard = heard
+        self._on_report = on_report
         self.number = number
         self.process = process
         self.channel = channel
@@ -40,7 +40,7 @@ class WorkerProcess(Generic[Report]):
         self._ready = asyncio.Event()
         self.listening = asyncio.get_running_loop().create_task(self._listen(), name=f"worker {number}")
 
-    async def ready(self) -> None:
+    async def wait_ready(self) -> None:
         """Wait for its first report.
 
         Raises:
@@ -69,7 +69,7 @@ class WorkerProcess(Generic[Report]):
 
     async def _listen(self) -> None:
         while (report := await self.channel.receive()) is not None:
-            self._heard(report)
+            self._on_report(report)
             self.report = report
             self._ready.set()
 
@@ -84,7 +84,7 @@ class WorkerPool(Generic[Report]):
         grace_s: Drain time of a worker.
         greeting: The first message to a worker.
         farewell: Called with the last report of an exited worker.
-        heard: Called with every report.
+        on_report: Called with every report.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class WorkerPool(Generic[Report]):
         grace_s: float,
         greeting: Callable[[], object],
         farewell: Callable[[Report], None],
-        heard: Callable[[Report], None],
+        on_report: Callable[[Report], None],
     ) -> None:
         self._count = count
         self._command = command
@@ -103,7 +103,7 @@ class WorkerPool(Generic[Report]):
         self._grace_s = grace_s
         self._greeting = greeting
         self._farewell = farewell
-        self._heard = heard
+        self._on_report = on_report
         self._living: set[WorkerProcess[Report]] = set()
         """All workers, including those that start or drain."""
         self._current: dict[int, WorkerProcess[Report]] = {}
@@ -119,12 +119,12 @@ class WorkerPool(Generic[Report]):
         """
         workers = await asyncio.gather(*(self._launch(number) for number in range(self._count)))
         for worker in workers:
-            await worker.ready()
+            await worker.wait_ready()
             self._current[worker.number] = worker
         loop = asyncio.get_running_loop()
-        self._tending = [loop.create_task(self._tend(number), name=f"tending worker {number}") for number in range(self._count)]
+        self._tending = [loop.create_task(self._supervise(number), name=f"tending worker {number}") for number in range(self._count)]
 
-    def tell(self, message: object) -> None:
+    def broadcast(self, message: object) -> None:
         """Send a message to every worker, including those that start or drain."""
         for worker in self._living:
             worker.channel.send(message)
@@ -139,12 +139,12 @@ class WorkerPool(Generic[Report]):
         for number in range(self._count):
             successor = await self._launch(number)
             try:
-                await successor.ready()
+                await successor.wait_ready()
             except WorkerFailed as error:
                 _log.error("replacement worker failed to start: %s", error)
                 return
             predecessor, self._current[number] = self._current[number], successor
-            self._leave(predecessor)
+            self._retire(predecessor)
 
     async def stop(self) -> None:
         """Drain and stop all workers."""
@@ -153,12 +153,12 @@ class WorkerPool(Generic[Report]):
         await asyncio.gather(*self._tending, return_exceptions=True)
         await asyncio.gather(*(worker.stop(self._grace_s) for worker in self._current.values()), *self._leaving)
 
-    def _leave(self, worker: WorkerProcess[Report]) -> None:
+    def _retire(self, worker: WorkerProcess[Report]) -> None:
         task = asyncio.get_running_loop().create_task(worker.stop(self._grace_s))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
-    async def _tend(self, number: int) -> None:
+    async def _supervise(self, number: int) -> None:
         """Restart a worker whenever it crashes."""
         pause = _FIRST_PAUSE_S
         while True:
@@ -175,14 +175,14 @@ class WorkerPool(Generic[Report]):
                 await asyncio.sleep(pause)
                 successor = await self._launch(number)
                 try:
-                    await successor.ready()
+                    await successor.wait_ready()
                 except WorkerFailed as error:
                     pause = min(2 * pause, _LONGEST_PAUSE_S)
                     _log.error("%s", error)
                 else:
                     self._current[number] = successor
 
-    def _lost(self, worker: WorkerProcess[Report]) -> None:
+    def _on_worker_lost(self, worker: WorkerProcess[Report]) -> None:
         self._living.discard(worker)
         if worker.report is not None:
             self._farewell(worker.report)
@@ -193,8 +193,8 @@ class WorkerPool(Generic[Report]):
             descriptor = theirs.fileno()
             command = self._command(number, descriptor)
             process = await asyncio.create_subprocess_exec(*command, pass_fds=(descriptor,), stdin=asyncio.subprocess.DEVNULL)
-        worker = WorkerProcess(number, process, await MessageChannel.over(ours, self._expected), self._heard)
+        worker = WorkerProcess(number, process, await MessageChannel.over(ours, self._expected), self._on_report)
         worker.channel.send(self._greeting())
         self._living.add(worker)
-        worker.listening.add_done_callback(lambda _: self._lost(worker))
+        worker.listening.add_done_callback(lambda _: self._on_worker_lost(worker))
         return worker

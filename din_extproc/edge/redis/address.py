@@ -32,12 +32,12 @@ class Address(Struct, frozen=True):
         """Return the address for logs, without the password."""
         return self.path or f"{self.host}:{self.port}"
 
-    def at(self, host: str, port: int) -> "Address":
+    def with_host(self, host: str, port: int) -> "Address":
         """Return the same connection options for another server."""
         return structs.replace(self, host=host, port=port, path="")
 
 
-def parse(url: str) -> Address:
+def parse_redis_url(url: str) -> Address:
     """Parse a Redis URL.
 
     Raises:

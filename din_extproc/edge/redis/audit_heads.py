@@ -3,7 +3,7 @@
 Invariant: a head is a sequence number and a MAC. It becomes evidence once another replica has written it to its own log.
 """
 
-from din_extproc.edge.redis.ledger import Runner, namespace
+from din_extproc.edge.redis.ledger import Runner, make_namespace
 
 
 class AuditHeads:
@@ -16,9 +16,9 @@ class AuditHeads:
 
     def __init__(self, runner: Runner, network: str) -> None:
         self._runner = runner
-        self._key = f"{namespace(network)}{{audit}}:heads"
+        self._key = f"{make_namespace(network)}{{audit}}:heads"
 
-    async def exchange(self, replica: str, seq: int, chain: str) -> dict[str, tuple[int, str]]:
+    async def publish(self, replica: str, seq: int, chain: str) -> dict[str, tuple[int, str]]:
         """Publish the head of this replica's log and return the heads of the other replicas, by replica.
 
         Raises:

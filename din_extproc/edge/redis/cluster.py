@@ -122,7 +122,7 @@ class ClusterLinks:
 
     async def _refresh(self) -> None:
         """Update the slot map from the first reachable member."""
-        for seed in (*self._seeds, *(self._seeds[0].at(*place) for place in self._links)):
+        for seed in (*self._seeds, *(self._seeds[0].with_host(*place) for place in self._links)):
             try:
                 async with asyncio.timeout(_ASK_S):
                     owners = await _owners(seed)
@@ -145,7 +145,7 @@ class ClusterLinks:
 
     def _link(self, place: tuple[str, int]) -> Link:
         return Link(
-            _always(self._seeds[0].at(*place)),
+            _always(self._seeds[0].with_host(*place)),
             self._scripts,
             timeout_ms=self._timeout_ms,
             max_in_flight=self._max_in_flight,

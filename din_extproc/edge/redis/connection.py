@@ -14,7 +14,7 @@ import hiredis
 from msgspec import Struct
 
 from din_extproc.admit.ledger import LimitsUnavailable
-from din_extproc.edge.turn import AT_ONCE
+from din_extproc.edge.background import STEPS_PER_ITERATION
 
 _GRACE_S: Final = 0.001
 """Extra time after a deadline, so that a delayed event loop reads received replies before it reports a timeout."""
@@ -154,7 +154,7 @@ class RedisConnection(asyncio.Protocol):
         self._reading = False
         reader, pending = self._reader, self._pending
         try:
-            for _ in range(AT_ONCE):
+            for _ in range(STEPS_PER_ITERATION):
                 if (reply := reader.gets()) is False:
                     return
                 sent = pending.popleft()

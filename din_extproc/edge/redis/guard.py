@@ -17,11 +17,11 @@ from msgspec import Struct
 from din_extproc.admit.ledger import Claim, Denied, Granted, LimitsUnavailable, RateLimitStatus
 from din_extproc.admit.local import LocalLedger, scale_claim
 from din_extproc.edge.redis.connection import CommandUnanswered, RedisError, bulks
-from din_extproc.edge.redis.ledger import RedisLedger, Runner, load, namespace
+from din_extproc.edge.redis.ledger import RedisLedger, Runner, load_script, make_namespace
 
 _log = logging.getLogger(__name__)
 
-PRESENCE: Final = load("presence")
+PRESENCE: Final = load_script("presence")
 _BEAT_S: Final = 1.0
 _PRESENT_MS: Final = 5000
 _MOST_OWED: Final = 10_000
@@ -91,7 +91,7 @@ class GuardedLedger:
         self._local = local
         self._on_error = on_error
         self._replica = replica
-        self._replicas = f"{namespace(network)}replicas"
+        self._replicas = f"{make_namespace(network)}replicas"
         self._workers = workers
         self._decides = decides
         self._owed: deque[tuple[str, str, int | None, int]] = deque(maxlen=_MOST_OWED)
@@ -103,8 +103,8 @@ class GuardedLedger:
     async def start(self) -> None:
         """Announce this process and renew the announcement periodically."""
         with contextlib.suppress(LimitsUnavailable):
-            await self._beat()
-        self._task = asyncio.get_running_loop().create_task(self._tend(), name="limits guard")
+            await self._count_replicas()
+        self._task = asyncio.get_running_loop().create_task(self._keep_checking(), name="limits guard")
 
     async def close(self) -> None:
         """Withdraw the announcement of this process. The client stays open."""
@@ -127,7 +127,7 @@ class GuardedLedger:
         except LimitsUnavailable as error:
             if isinstance(error, CommandUnanswered):
                 self._owed.append((claim.tenant, claim.request_id, None, 0))
-            self._failed(str(error))
+            self._on_failure(str(error))
             if self._on_error is OnError.CLOSED or (self._on_error is OnError.LOCAL_SHARE and _is_budgeted(claim)):
                 raise
             if self._on_error is OnError.OPEN:
@@ -163,35 +163,35 @@ class GuardedLedger:
             self._owed.append((tenant, request_id, tokens, cost))
             return True
 
-    def _failed(self, reason: str) -> None:
+    def _on_failure(self, reason: str) -> None:
         self._failed_at = time.monotonic()
         if self.state.shared:
             self.state = GuardState(shared=False, since=time.time(), reason=reason, replicas=self.state.replicas)
             _log.warning("limits are not shared (%s): %s among %d processes", reason, self._on_error, self.state.replicas)
 
-    async def _tend(self) -> None:
+    async def _keep_checking(self) -> None:
         while True:
             await asyncio.sleep(_BEAT_S)
             self._local.sweep()
             try:
-                await self._beat()
-                await self._pay()
+                await self._count_replicas()
+                await self._settle_pending()
             except LimitsUnavailable as error:
                 if not self._decides:  # other errors show in requests
-                    self._failed(str(error))
+                    self._on_failure(str(error))
                 continue
             if not self.state.shared and time.monotonic() - self._failed_at > _BEAT_S:
                 self.state = GuardState(shared=True, since=time.time(), reason="", replicas=self.state.replicas)
                 _log.info("limits are shared again among %d processes", self.state.replicas)
 
-    async def _beat(self) -> None:
+    async def _count_replicas(self) -> None:
         """Announce this process if it decides, and read the number of deciding processes."""
         present = await self._runner.run(PRESENCE, *bulks(1, self._replicas, self._replica, _PRESENT_MS if self._decides else 0))
         replicas, before = max(self._workers, present), self.state
         if replicas != before.replicas:
             self.state = GuardState(shared=before.shared, since=before.since, reason=before.reason, replicas=replicas)
 
-    async def _pay(self) -> None:
+    async def _settle_pending(self) -> None:
         """Send pending releases and settlements. Those without a reply stay pending; repeating them is harmless."""
         while self._owed:
             tenant, request_id, tokens, cost = debt = self._owed.popleft()

@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from din_extproc.domain.health import NodeHold
-from din_extproc.edge.redis.ledger import Runner, namespace
+from din_extproc.edge.redis.ledger import Runner, make_namespace
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(NodeHold)
@@ -22,7 +22,7 @@ class HoldStore:
 
     def __init__(self, runner: Runner, network: str) -> None:
         self._runner = runner
-        self._key = f"{namespace(network)}{{holds}}"
+        self._key = f"{make_namespace(network)}{{holds}}"
         self.channel = f"{self._key}:said"
 
     async def put(self, orders: Iterable[NodeHold]) -> None:

@@ -22,15 +22,15 @@ from din_extproc.domain.tenant import Budget
 from din_extproc.edge.redis.connection import Argument, LuaScript, bulk, bulks
 
 
-def load(name: str) -> LuaScript:
+def load_script(name: str) -> LuaScript:
     """Load the script `lua/<name>.lua`."""
     return LuaScript(files("din_extproc.edge.redis").joinpath("lua", f"{name}.lua").read_bytes())
 
 
-ADMIT: Final = load("admit")
-SETTLE: Final = load("settle")
-RELEASE: Final = load("release")
-RENEW: Final = load("renew")
+ADMIT: Final = load_script("admit")
+SETTLE: Final = load_script("settle")
+RELEASE: Final = load_script("release")
+RENEW: Final = load_script("renew")
 SCRIPTS: Final = (ADMIT, SETTLE, RELEASE, RENEW)
 
 _DIMENSIONS: Final = ("", "rpm", "tpm", "max_streams", "oversize", "token_budget", "cost_budget")
@@ -76,17 +76,17 @@ class Names(Struct, frozen=True):
 
     def of(self, tenant: str) -> bytes:
         """Return the prefix of the keys of a tenant."""
-        return f"{namespace(self.network)}{'{n}' if self.one_slot else ''}{tag(tenant)}:".encode()
+        return f"{make_namespace(self.network)}{'{n}' if self.one_slot else ''}{make_hash_tag(tenant)}:".encode()
 
     @property
     def channel(self) -> str:
         """Return the name of the channel that announces released resources to waiting requests."""
-        return f"{namespace(self.network)}freed"
+        return f"{make_namespace(self.network)}freed"
 
     @property
     def shared(self) -> bytes:
         """Return the prefix of the keys that all tenants share. No tenant has the hash tag `n`."""
-        return f"{namespace(self.network)}{{n}}:".encode()
+        return f"{make_namespace(self.network)}{{n}}:".encode()
 
 
 class _Counted(Struct, frozen=True):
@@ -195,12 +195,12 @@ _SPENT_NOTE_AT: Final = 81
 """The same with the cost, which no record without a charge to a period has: no cost begins with a byte over 127."""
 
 
-def namespace(network: str) -> str:
+def make_namespace(network: str) -> str:
     """Return the prefix of all keys of a network. Names of networks contain no brace, so keys without a network are distinct."""
     return f"din:{network}:" if network else "din:"
 
 
-def tag(tenant: str) -> str:
+def make_hash_tag(tenant: str) -> str:
     """Return the hash tag of a tenant: the percent-encoded name, or a hash of a long name. It is unique per tenant."""
     plain = quote(tenant, safe="", errors="surrogatepass")
     if len(plain) <= _LONGEST_PLAIN_TENANT:
@@ -208,7 +208,7 @@ def tag(tenant: str) -> str:
     return "{h=" + hashlib.sha256(plain.encode()).hexdigest() + "}"
 
 
-def _keys(prefix_length: int, shared: bytes, kind: bytes, charges: Sequence[Charge]) -> bytes:
+def _make_keys(prefix_length: int, shared: bytes, kind: bytes, charges: Sequence[Charge]) -> bytes:
     """Encode keys as bulk strings with a placeholder for the tenant's prefix."""
     keys = []
     for charge in charges:
@@ -232,7 +232,7 @@ def _end(prefix_length: int, shared: bytes, charges: tuple[Charge, ...]) -> _End
         return _Counted(
             number=len(chosen),
             all_keys=bulks(1 + len(chosen) + len(waiting) + len(spending) + len(slots))[1],
-            counters=_keys(prefix_length, shared, b"count", chosen),
+            counters=_make_keys(prefix_length, shared, b"count", chosen),
             places=bulks(places)[1],
             limits=bulks(*(charge.tpm for charge in chosen))[1] if chosen else b"",
         )
@@ -241,20 +241,20 @@ def _end(prefix_length: int, shared: bytes, charges: tuple[Charge, ...]) -> _End
     return _End(
         slots=len(slots),
         slot_keys=bulks(1 + len(slots))[1],
-        leases=_keys(prefix_length, shared, b"lease", slots),
+        leases=_make_keys(prefix_length, shared, b"lease", slots),
         release_keys=bulks(1 + len(waiting) + len(slots))[1],
         waits=len(waiting),
         waiting=b"".join(waiting),
         waits_told=bulks(len(waiting))[1],
         spends=len(spending),
-        spending=_keys(prefix_length, shared, b"spend", spending),
+        spending=_make_keys(prefix_length, shared, b"spend", spending),
         spends_told=bulks(len(spending))[1],
         used=counted([charge for charge in charges if charge.tpm], ""),
         unused=counted(both, "".join(str(int(charge.counted)) for charge in both)),
     )
 
 
-def _charge(budget: Budget) -> Charge:
+def _make_charge(budget: Budget) -> Charge:
     limits = budget.limits
     return Charge(budget.scope, limits.tpm or 0, limits.max_streams or 0, shared=budget.shared, counted=limits.rpm is not None)
 
@@ -262,7 +262,7 @@ def _charge(budget: Budget) -> Charge:
 @lru_cache(maxsize=16_384)
 def _plan(prefix_length: int, shared: bytes, budgets: tuple[Budget, ...], spending: tuple[SpendingWindow, ...]) -> _Plan:
     counted = [budget for budget in budgets if any(budget.limits.as_tuple)]
-    charges = tuple(_charge(budget) for budget in counted)
+    charges = tuple(_make_charge(budget) for budget in counted)
     spends = tuple(Charge(window.scope, 0, 0, shared=window.shared, spends=True) for window in spending)
     numbers = [number or 0 for budget in counted for number in budget.limits.as_tuple]
     enforcement = [budget.enforced for budget in counted] + [window.enforced for window in spending]
@@ -273,7 +273,7 @@ def _plan(prefix_length: int, shared: bytes, budgets: tuple[Budget, ...], spendi
     return _Plan(
         count=6 + 2 * len(charges) + len(spends) + count + 2 * bool(spends),
         start=bulks(1 + 2 * len(charges) + len(spends))[1],
-        keys=b"".join(_keys(prefix_length, shared, kind, each) for kind, each in parts),
+        keys=b"".join(_make_keys(prefix_length, shared, kind, each) for kind, each in parts),
         limits=packed,
         periods=bulk(struct.pack(f">{len(periods)}d", *periods)),
         scopes=tuple(charge.scope for charge in (*charges, *spends)),
@@ -324,14 +324,14 @@ class RedisLedger:
             self._undo(plan.end, request)
             raise
         if not reply[0]:
-            return _denied(plan, reply)
+            return _read_denial(plan, reply)
         if reply[0] != 1 or not reply[1]:
             if len(self._held) >= _REMEMBERED:
                 del self._held[next(iter(self._held))]
             self._held[claim.tenant, claim.request_id] = request, plan.end
         if reply[0] == 1:
-            return Granted(_standing(reply), roomy=reply[2] == 1)
-        denied = _denied(plan, reply)
+            return Granted(_read_status(reply), roomy=reply[2] == 1)
+        denied = _read_denial(plan, reply)
         if reply[2] >= _TOKEN_BUDGET:
             denied = msgspec.structs.replace(denied, status=msgspec.structs.replace(denied.status, exceeded=denied.scope))
         return Granted(denied.status, denied)
@@ -374,20 +374,20 @@ class RedisLedger:
     def _undo(self, end: _End, request: _Request) -> None:
         """Undo a reservation whose caller was cancelled. Redis runs this after the reservation on the same connection."""
         with contextlib.suppress(LimitsUnavailable):
-            self._runner.run(SETTLE, *end.settlement(request, self._now, None, 0, self._channel)).add_done_callback(forget)
+            self._runner.run(SETTLE, *end.settlement(request, self._now, None, 0, self._channel)).add_done_callback(ignore_result)
 
 
-def forget(future: asyncio.Future[Any]) -> None:
+def ignore_result(future: asyncio.Future[Any]) -> None:
     """Retrieve the exception, so that asyncio does not log it as never retrieved."""
     if not future.cancelled():
         future.exception()
 
 
-def _denied(plan: _Plan, reply: list[int]) -> Denied:
-    return Denied(plan.scopes[reply[1] - 1], _DIMENSIONS[reply[2]], reply[3], reply[4], _standing(reply))
+def _read_denial(plan: _Plan, reply: list[int]) -> Denied:
+    return Denied(plan.scopes[reply[1] - 1], _DIMENSIONS[reply[2]], reply[3], reply[4], _read_status(reply))
 
 
-def _standing(reply: list[int]) -> RateLimitStatus:
+def _read_status(reply: list[int]) -> RateLimitStatus:
     limit_requests, remaining_requests, reset_requests, limit_tokens, remaining_tokens, reset_tokens = reply[5:]
     return RateLimitStatus(
         limit_requests=limit_requests if limit_requests >= 0 else None,

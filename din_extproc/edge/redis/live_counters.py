@@ -39,14 +39,14 @@ class LiveCounters:
         self._runner = runner
         self._names = names
 
-    async def standings(self, budgets: Iterable[tuple[str, Budget]]) -> list[BudgetUsage]:
+    async def read_usage(self, budgets: Iterable[tuple[str, Budget]]) -> list[BudgetUsage]:
         """Return the usage of budgets, each given with its tenant."""
         seconds, micros = await self._runner.call("TIME")
         now_ms = int(seconds) * 1000 + int(micros) // 1000
-        asked = [(budget, *self._ask(tenant, budget, now_ms)) for tenant, budget in budgets]
-        return [_standing(budget, await counted, await held, now_ms) for budget, counted, held in asked]
+        asked = [(budget, *self._read_budget(tenant, budget, now_ms)) for tenant, budget in budgets]
+        return [_make_usage(budget, await counted, await held, now_ms) for budget, counted, held in asked]
 
-    def _ask(self, tenant: str, budget: Budget, now_ms: int) -> tuple[asyncio.Future[bytes | None], asyncio.Future[int]]:
+    def _read_budget(self, tenant: str, budget: Budget, now_ms: int) -> tuple[asyncio.Future[bytes | None], asyncio.Future[int]]:
         prefix, scope = self._names.shared if budget.shared else self._names.of(tenant), budget.scope.encode()
         counted = self._runner.call("GET", prefix + b"count:" + scope)
         return counted, self._runner.call("ZCOUNT", prefix + b"lease:" + scope, f"({now_ms}", "+inf")
@@ -61,7 +61,7 @@ def read_counters(value: bytes) -> BudgetCounters:
     return BudgetCounters(int(used), int(at_ms), tuple([pair for pair in counts if pair[1]]))
 
 
-def _standing(budget: Budget, value: bytes | None, streams: int, now_ms: int) -> BudgetUsage:
+def _make_usage(budget: Budget, value: bytes | None, streams: int, now_ms: int) -> BudgetUsage:
     counters = (BudgetCounters() if value is None else read_counters(value)).slide_window(now_ms)
     tpm = budget.limits.tpm
     used = 0 if tpm is None else counters.drain(tpm, now_ms).used

@@ -11,12 +11,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from din_extproc.edge.redis.connection import bulks
-from din_extproc.edge.redis.ledger import Runner, load, namespace
+from din_extproc.edge.redis.ledger import Runner, load_script, make_namespace
 from din_extproc.registry.row import NodeRecord
 
-PUT: Final = load("node_put")
-SWEEP: Final = load("node_sweep")
-CHANGES: Final = load("node_changes")
+PUT: Final = load_script("node_put")
+SWEEP: Final = load_script("node_sweep")
+CHANGES: Final = load_script("node_changes")
 NODE_SCRIPTS: Final = (PUT, SWEEP, CHANGES)
 
 _PAGE: Final = 500
@@ -35,9 +35,9 @@ class NodeChange(Struct, frozen=True):
     packed: bytes
 
     @property
-    def row(self) -> NodeRecord | None:
+    def decode_row(self) -> NodeRecord | None:
         """Return the row, None if the node was removed. It is decoded on demand: most messages are the reader's own."""
-        return _row(self.packed, self.revision)
+        return _parse_row(self.packed, self.revision)
 
 
 class RowWritten(Struct, frozen=True):
@@ -83,7 +83,7 @@ class NodeStore:
 
     def __init__(self, runner: Runner, network: str) -> None:
         self._runner = runner
-        prefix = f"{namespace(network)}{{nodes}}"
+        prefix = f"{make_namespace(network)}{{nodes}}"
         self.channel = f"{prefix}:said"
         self._count, self._keys = bulks(len(_KEYS), *(f"{prefix}:{name}" for name in _KEYS))
 
@@ -109,11 +109,11 @@ class NodeStore:
         count, tail = bulks(self.channel, forget_ms, _PAGE)
         await self._runner.run(SWEEP, self._count + count, self._keys + tail)
 
-    async def changes(self, since: int) -> Changes:
+    async def fetch_changes(self, since: int) -> Changes:
         """Return the changes after a revision; after 0 the whole table. Raise as `put` does."""
         count, tail = bulks(since, _PAGE)
         now, era, revision, flat = await self._runner.run(CHANGES, self._count + count, self._keys + tail)
-        found = tuple(_changes(flat))
+        found = tuple(_parse_changes(flat))
         return Changes(now=now / 1000, era=int(era), revision=int(revision), found=found, last=len(found) < _PAGE)
 
     async def _put(self, node_id: str, seen: int, packed: bytes, lasts_ms: int) -> RowWritten | RowConflict | PlaceTaken:
@@ -122,11 +122,11 @@ class NodeStore:
         if verdict == 1:
             return RowWritten(int(revision))
         if verdict == 0:
-            return RowConflict(_row(rest[0], int(revision)), bool(rest[1]))
+            return RowConflict(_parse_row(rest[0], int(revision)), bool(rest[1]))
         return PlaceTaken(rest[0].decode())
 
 
-def heard(message: bytes) -> NodeChange:
+def parse_change(message: bytes) -> NodeChange:
     """Parse a message of the channel.
 
     Raises:
@@ -137,11 +137,11 @@ def heard(message: bytes) -> NodeChange:
     return NodeChange(node_id.decode(), int(revision), alive == b"1", packed)
 
 
-def _changes(flat: list[Any]) -> Iterator[NodeChange]:
+def _parse_changes(flat: list[Any]) -> Iterator[NodeChange]:
     fields = iter(flat)
     for node_id, revision, alive, packed in zip(fields, fields, fields, fields, strict=True):
         yield NodeChange(node_id.decode(), int(revision), bool(alive), packed)
 
 
-def _row(packed: bytes, revision: int) -> NodeRecord | None:
+def _parse_row(packed: bytes, revision: int) -> NodeRecord | None:
     return replace(_DECODER.decode(packed.partition(b"\n")[2]), revision=revision) if packed else None

@@ -10,9 +10,9 @@ from msgspec import Struct
 
 from din_extproc.domain.health import ProbeResult
 from din_extproc.edge.redis.connection import bulks
-from din_extproc.edge.redis.ledger import Runner, load, namespace
+from din_extproc.edge.redis.ledger import Runner, load_script, make_namespace
 
-PROBER: Final = load("prober")
+PROBER: Final = load_script("prober")
 _NOT_THE_QUESTION: Final = -1
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
@@ -46,19 +46,19 @@ class ProberLease:
 
     def __init__(self, runner: Runner, network: str, replica: str) -> None:
         self._runner = runner
-        self._key = f"{namespace(network)}{{prober}}"
+        self._key = f"{make_namespace(network)}{{prober}}"
         self.replica = replica
         self.channel = f"{self._key}:said"
 
-    async def take(self, lasts_ms: int) -> bool:
+    async def acquire(self, lasts_ms: int) -> bool:
         """Take or extend the lease; 0 releases it. Return whether this replica holds it. Raise `LimitsUnavailable` without Redis."""
         return bool(await self._run(lasts_ms, b""))
 
-    async def say(self, message: ProberMessage) -> None:
+    async def publish(self, message: ProberMessage) -> None:
         """Publish node health to the other replicas. Raise as `take` does."""
         await self._run(_NOT_THE_QUESTION, _ENCODER.encode(message))
 
-    def heard(self, message: bytes) -> ProberMessage | None:
+    def on_message(self, message: bytes) -> ProberMessage | None:
         """Parse a message of the channel. Return None if it is this replica's own or malformed."""
         try:
             said = _DECODER.decode(message)

@@ -7,7 +7,7 @@ key file before that.
 import time
 from typing import Final
 
-from din_extproc.edge.redis.ledger import Runner, namespace
+from din_extproc.edge.redis.ledger import Runner, make_namespace
 
 _KEPT_S: Final = 30 * 86_400
 
@@ -22,7 +22,7 @@ class Revocations:
 
     def __init__(self, runner: Runner, network: str) -> None:
         self._runner = runner
-        self._key = f"{namespace(network)}revoked"
+        self._key = f"{make_namespace(network)}revoked"
 
     async def add(self, key_id: str) -> None:
         """Revoke the key."""
@@ -31,6 +31,6 @@ class Revocations:
         await self._runner.call("ZREMRANGEBYSCORE", self._key, "-inf", now)
         await self._runner.call("EXPIRE", self._key, _KEPT_S)
 
-    async def known(self) -> frozenset[str]:
+    async def fetch_all(self) -> frozenset[str]:
         """Return the ids of all revoked keys."""
         return frozenset(key_id.decode() for key_id in await self._runner.call("ZRANGE", self._key, 0, -1))

@@ -20,7 +20,7 @@ _OPTIONS = {"socket_timeout": _ASK_S, "socket_connect_timeout": _ASK_S, "retry":
 _SENTINEL_PORT = 26379
 
 
-def masters(url: str) -> Locate:
+def make_master_locator(url: str) -> Locate:
     """Return a function that locates the master of the URL's service.
 
     Raises:
@@ -32,7 +32,7 @@ def masters(url: str) -> Locate:
     service, _, db = parts.path.strip("/").partition("/")
     if not hosts or not service:
         raise ValueError("redis+sentinel://host:port,host:port/service: hosts and service are needed")
-    sentinels = [members(host, _SENTINEL_PORT) for host in hosts.split(",")]
+    sentinels = [parse_members(host, _SENTINEL_PORT) for host in hosts.split(",")]
     greeting = Address(host="", port=0, db=int(db or 0), username=unquote(username), password=unquote(password))
 
     async def locate() -> Address:
@@ -45,12 +45,12 @@ def masters(url: str) -> Locate:
             for client in asked.sentinels:
                 with contextlib.suppress(RedisError, OSError):
                     await client.aclose()
-        return greeting.at(host, port)
+        return greeting.with_host(host, port)
 
     return locate
 
 
-def members(text: str, default_port: int) -> tuple[str, int]:
+def parse_members(text: str, default_port: int) -> tuple[str, int]:
     """Parse one `host` or `host:port` of a list; an IPv6 address is in brackets."""
     host, separator, port = text.rpartition(":")
     if not separator or text.endswith("]"):

@@ -32,17 +32,17 @@ class ChannelSubscription:
     Args:
         locate: Returns the address of Redis; called before every attempt to connect.
         channel: Name of the channel.
-        heard: Called with every message.
-        began: Called after every subscription.
+        on_message: Called with every message.
+        on_subscribed: Called after every subscription.
     """
 
     def __init__(
-        self, locate: Callable[[], Awaitable[Address]], channel: str, heard: Callable[[bytes], None], began: Callable[[], None]
+        self, locate: Callable[[], Awaitable[Address]], channel: str, on_message: Callable[[bytes], None], on_subscribed: Callable[[], None]
     ) -> None:
         self._locate = locate
         self._channel = channel
-        self._heard = heard
-        self._began = began
+        self._on_message = on_message
+        self._on_subscribed = on_subscribed
         self._pause_s = _FIRST_PAUSE_S
         self._away = False
         """The subscription is interrupted or not yet established."""
@@ -65,7 +65,7 @@ class ChannelSubscription:
             if address.password:
                 writer.write(pack(("AUTH", *filter(None, (address.username, address.password)))))
             writer.write(pack(("SUBSCRIBE", self._channel)))
-            await self._hear(reader, writer)
+            await self._read_messages(reader, writer)
         finally:
             writer.close()
 
@@ -79,7 +79,7 @@ class ChannelSubscription:
         except TimeoutError as error:
             raise TimeoutError(f"no connection within {_CONNECT_S:g} s") from error
 
-    async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _read_messages(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Receive messages until the connection is closed or silent.
 
         Raises:
@@ -102,15 +102,15 @@ class ChannelSubscription:
             asked = False
             parser.feed(data)
             while (reply := parser.gets()) is not False:
-                self._take(reply)
+                self._on_reply(reply)
 
-    def _take(self, reply: Any) -> None:
+    def _on_reply(self, reply: Any) -> None:
         if isinstance(reply, hiredis.ReplyError):
             raise ConnectionRefusedError(str(reply))
         if isinstance(reply, list) and reply[0] == b"message":
-            self._heard(reply[2])
+            self._on_message(reply[2])
         elif isinstance(reply, list) and reply[0] == b"subscribe":
             if self._away:
                 _log.warning("redis: subscription to %s restored", self._channel)
             self._away, self._pause_s = False, _FIRST_PAUSE_S
-            self._began()
+            self._on_subscribed()

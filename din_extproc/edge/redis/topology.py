@@ -6,16 +6,16 @@ Invariant: the scheme selects the client, and a malformed URL is rejected before
 from itertools import cycle
 from urllib.parse import unquote, urlsplit
 
-from din_extproc.edge.redis.address import Address, parse
+from din_extproc.edge.redis.address import Address, parse_redis_url
 from din_extproc.edge.redis.cluster import ClusterLinks
 from din_extproc.edge.redis.connection import LuaScript
 from din_extproc.edge.redis.link import Link, Locate
-from din_extproc.edge.redis.sentinel import masters, members
+from din_extproc.edge.redis.sentinel import make_master_locator, parse_members
 
 _REDIS_PORT = 6379
 
 
-def carrier(url: str, scripts: tuple[LuaScript, ...], *, timeout_ms: int, max_in_flight: int = 4096) -> Link | ClusterLinks:
+def make_carrier(url: str, scripts: tuple[LuaScript, ...], *, timeout_ms: int, max_in_flight: int = 4096) -> Link | ClusterLinks:
     """Create the client of a URL. The caller starts and closes it.
 
     Args:
@@ -30,10 +30,10 @@ def carrier(url: str, scripts: tuple[LuaScript, ...], *, timeout_ms: int, max_in
     """
     if urlsplit(url).scheme == "redis+cluster":
         return ClusterLinks(_seeds(url), scripts, timeout_ms=timeout_ms, max_in_flight=max_in_flight)
-    return Link(locator(url), scripts, timeout_ms=timeout_ms, max_in_flight=max_in_flight)
+    return Link(make_locator(url), scripts, timeout_ms=timeout_ms, max_in_flight=max_in_flight)
 
 
-def locator(url: str) -> Locate:
+def make_locator(url: str) -> Locate:
     """Return a function that locates a server to subscribe to: the server, the master, or the seeds of a cluster in rotation.
 
     Raises:
@@ -41,8 +41,8 @@ def locator(url: str) -> Locate:
     """
     scheme = urlsplit(url).scheme
     if scheme == "redis+sentinel":
-        return masters(url)
-    addresses = cycle(_seeds(url) if scheme == "redis+cluster" else (parse(url),))
+        return make_master_locator(url)
+    addresses = cycle(_seeds(url) if scheme == "redis+cluster" else (parse_redis_url(url),))
 
     async def locate() -> Address:
         return next(addresses)
@@ -56,4 +56,4 @@ def _seeds(url: str) -> tuple[Address, ...]:
     if not hosts:
         raise ValueError("redis+cluster://host:port,host:port: hosts are needed")
     greeting = Address(host="", port=0, username=unquote(username), password=unquote(password))
-    return tuple(greeting.at(*members(host, _REDIS_PORT)) for host in hosts.split(","))
+    return tuple(greeting.with_host(*parse_members(host, _REDIS_PORT)) for host in hosts.split(","))

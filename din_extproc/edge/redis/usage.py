@@ -9,10 +9,10 @@ from typing import Any, Final
 from msgspec import Struct
 
 from din_extproc.edge.redis.connection import bulks
-from din_extproc.edge.redis.ledger import Runner, load, namespace
+from din_extproc.edge.redis.ledger import Runner, load_script, make_namespace
 from din_extproc.observe.usage_book import UsageKey, UsageTotals
 
-USAGE: Final = load("usage")
+USAGE: Final = load_script("usage")
 KEPT_DAYS: Final = 400
 """Retention: one year plus one month for billing."""
 _KEPT_S: Final = KEPT_DAYS * 86_400
@@ -30,7 +30,7 @@ class UsagePortion(Struct, frozen=True):
     amounts: tuple[tuple[str, int], ...]
 
 
-def portions(used: Mapping[UsageKey, UsageTotals], first: int) -> Iterator[UsagePortion]:
+def split_by_day(used: Mapping[UsageKey, UsageTotals], first: int) -> Iterator[UsagePortion]:
     """Split usage into portions; `first` is the number of the first portion."""
     by_day: dict[str, list[tuple[str, int]]] = {}
     for line, sums in used.items():
@@ -56,7 +56,7 @@ class UsageStore:
 
     def __init__(self, runner: Runner, network: str) -> None:
         self._runner = runner
-        self._prefix = f"{namespace(network)}{{usage}}:"
+        self._prefix = f"{make_namespace(network)}{{usage}}:"
 
     async def add(self, replica: str, portion: UsagePortion) -> None:
         """Add a portion unless it was added before."""
@@ -64,7 +64,7 @@ class UsageStore:
         flat = [part for amount in portion.amounts for part in amount]
         await self._runner.run(USAGE, *bulks(2, key, f"{key}:portions", replica, portion.number, _KEPT_S, *flat))
 
-    async def day(self, day: str) -> dict[UsageKey, UsageTotals]:
+    async def read_day(self, day: str) -> dict[UsageKey, UsageTotals]:
         """Return the usage of one day, read page by page."""
         found: dict[UsageKey, UsageTotals] = {}
         async for name, amount in self._fields(day):

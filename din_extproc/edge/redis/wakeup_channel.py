@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from din_extproc.admit.ledger import LimitsUnavailable
-from din_extproc.edge.redis.ledger import WAITING, Names, Runner, forget
+from din_extproc.edge.redis.ledger import WAITING, Names, Runner, ignore_result
 
 _GRANTED: Final = b"\0granted"
 """Prefix of a grant message; no key has it."""
@@ -34,35 +34,35 @@ class RedisWakeupChannel:
         self._own = secrets.token_hex(_ID_BYTES).encode()
         """Id by which this process recognises its own messages."""
 
-    def want(self, tenant: str, lasting_ms: int) -> None:
+    def request_wakeup(self, tenant: str, lasting_ms: int) -> None:
         """Request wake-ups for the tenant and for shared limits for `lasting_ms`."""
         key = self._names.of(tenant) + WAITING
         self._tenants[key] = tenant
         with contextlib.suppress(LimitsUnavailable):
             for each in (key, self._names.shared + WAITING):
-                self._runner.call("SET", each, 1, "PX", lasting_ms).add_done_callback(forget)
+                self._runner.call("SET", each, 1, "PX", lasting_ms).add_done_callback(ignore_result)
 
-    def granted(self, tenant: str, cost: float) -> None:
+    def announce_grant(self, tenant: str, cost: float) -> None:
         """Publish that the tenant was granted `cost` (tokens divided by weight) of shared limits."""
         message = b" ".join((_GRANTED, self._own, b"%.3f" % cost, tenant.encode()))
         with contextlib.suppress(LimitsUnavailable):
-            self._runner.call("PUBLISH", self._names.channel, message).add_done_callback(forget)
+            self._runner.call("PUBLISH", self._names.channel, message).add_done_callback(ignore_result)
 
-    def heard(self, ring: Callable[[str | None], None], granted: Callable[[str, float], None]) -> Callable[[bytes], None]:
+    def make_listener(self, on_freed: Callable[[str | None], None], on_granted: Callable[[str, float], None]) -> Callable[[bytes], None]:
         """Return the handler of messages of the channel.
 
         Args:
-            ring: Called with the tenant whose resources were released; None: shared limits.
-            granted: Called with the tenant and cost of a grant by another process.
+            on_freed: Called with the tenant whose resources were released; None: shared limits.
+            on_granted: Called with the tenant and cost of a grant by another process.
         """
 
-        def hear(key: bytes) -> None:
+        def on_message(key: bytes) -> None:
             if key in self._tenants:
-                ring(self._tenants[key])
+                on_freed(self._tenants[key])
                 return
-            told = key.split(b" ", _PARTS - 1)
-            if len(told) == _PARTS and told[0] == _GRANTED and told[1] != self._own:
+            parts = key.split(b" ", _PARTS - 1)
+            if len(parts) == _PARTS and parts[0] == _GRANTED and parts[1] != self._own:
                 with contextlib.suppress(ValueError):
-                    granted(told[3].decode(), float(told[2]))
+                    on_granted(parts[3].decode(), float(parts[2]))
 
-        return hear
+        return on_message

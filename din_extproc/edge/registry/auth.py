@@ -52,7 +52,7 @@ _DENIALS = {
 _NOBODY = RegistryError(RegistryErrorCode.UNAUTHENTICATED, "send the node's token: `authorization: Bearer din_<node id>_<secret>`")
 
 
-def said_no(denied: RegistryDenial) -> RegistryError:
+def to_registry_error(denied: RegistryDenial) -> RegistryError:
     """Convert a denial of the registry to an error response."""
     return RegistryError(_DENIALS[denied.kind], denied.reason)
 
@@ -86,16 +86,16 @@ class RegistryAuth:
     async def register(self, form: NodeForm) -> Registered | RegistryError:
         """Register a node if the form is valid and its address is allowed. The caller is already authorized."""
         try:
-            registration = form.registration()
+            registration = form.to_registration()
         except ValueError as error:
             return RegistryError(RegistryErrorCode.INVALID, str(error))
-        kept_out = self._keeps_out(registration.node)
+        kept_out = self._find_forbidden_address(registration.node)
         if kept_out is not None:
             return kept_out
         outcome = await self.registrar.register(registration)
-        return said_no(outcome) if isinstance(outcome, RegistryDenial) else outcome
+        return to_registry_error(outcome) if isinstance(outcome, RegistryDenial) else outcome
 
-    def _keeps_out(self, node: Node) -> RegistryError | None:
+    def _find_forbidden_address(self, node: Node) -> RegistryError | None:
         """Return an error if the node's token does not allow its address."""
         reach = self.reaches.get(node.id)
         if is_own(node.endpoint, self._own) and (reach is None or node.endpoint not in reach.endpoints):
@@ -105,7 +105,7 @@ class RegistryAuth:
             return None
         return RegistryError(RegistryErrorCode.FORBIDDEN, f"the token of node {node.id!r} does not hold for the address {node.endpoint}")
 
-    def stops(self, authorization: str, names: frozenset[str], node_id: str | None = None) -> RegistryError | None:
+    def find_denial(self, authorization: str, names: frozenset[str], node_id: str | None = None) -> RegistryError | None:
         """Return an error if the caller may not act for the node.
 
         Args:
@@ -132,10 +132,10 @@ def is_own(endpoint: Endpoint, own: Iterable[Endpoint]) -> bool:
     mapped = host.ipv4_mapped if isinstance(host, IPv6Address) else None
     plain = str(mapped or host)
     there = {address.host for address in own if address.port == endpoint.port}
-    return plain in there or (not there.isdisjoint({"0.0.0.0", "::"}) and _is_of_this_machine(plain))
+    return plain in there or (not there.isdisjoint({"0.0.0.0", "::"}) and _is_local(plain))
 
 
-def _is_of_this_machine(host: str) -> bool:
+def _is_local(host: str) -> bool:
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.bind((host, 0))

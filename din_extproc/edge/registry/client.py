@@ -80,26 +80,26 @@ class RegistryClient:
         Raises:
             RegistryUnreachable: No replica responded. The other methods raise it too.
         """
-        reply = await self._ask("POST", "/v1/nodes", NodeForm.of(registration))
-        return reply if isinstance(reply, RegistrationRefused) else _read(reply, RegistrationLease)
+        reply = await self._request("POST", "/v1/nodes", NodeForm.of(registration))
+        return reply if isinstance(reply, RegistrationRefused) else _decode_reply(reply, RegistrationLease)
 
-    async def beat(self, node_id: str, lease: str, beat: Heartbeat) -> HeartbeatAck | RegistrationRefused:
+    async def heartbeat(self, node_id: str, lease: str, beat: Heartbeat) -> HeartbeatAck | RegistrationRefused:
         """Send a heartbeat."""
         said = BeatForm(lease=lease, **msgspec.structs.asdict(beat))
-        reply = await self._ask("POST", f"/v1/nodes/{node_id}/heartbeat", said)
-        return reply if isinstance(reply, RegistrationRefused) else _read(reply, HeartbeatAck)
+        reply = await self._request("POST", f"/v1/nodes/{node_id}/heartbeat", said)
+        return reply if isinstance(reply, RegistrationRefused) else _decode_reply(reply, HeartbeatAck)
 
     async def drain(self, node_id: str, lease: str, reason: str) -> RegistrationRefused | None:
         """Drain the node."""
-        reply = await self._ask("POST", f"/v1/nodes/{node_id}/drain", LeaveForm(reason, lease))
+        reply = await self._request("POST", f"/v1/nodes/{node_id}/drain", LeaveForm(reason, lease))
         return reply if isinstance(reply, RegistrationRefused) else None
 
     async def deregister(self, node_id: str, lease: str, reason: str) -> RegistrationRefused | None:
         """Deregister the node."""
-        reply = await self._ask("DELETE", f"/v1/nodes/{node_id}", LeaveForm(reason, lease))
+        reply = await self._request("DELETE", f"/v1/nodes/{node_id}", LeaveForm(reason, lease))
         return reply if isinstance(reply, RegistrationRefused) else None
 
-    async def _ask(self, method: str, path: str, said: object) -> bytes | RegistrationRefused:
+    async def _request(self, method: str, path: str, said: object) -> bytes | RegistrationRefused:
         """Return the body of a successful response, or the rejection. Skip replicas that fail."""
         data, problem = msgspec.json.encode(said), ""
         headers = {**self._headers, "content-type": "application/json"}
@@ -123,8 +123,8 @@ class RegistryClient:
                 if reply.status in _OK:
                     return body
                 if reply.status < _SERVER_ERROR:
-                    return RegistrationRefused(reply.status, _reason(body))
-                problem = f"{address}: {reply.status} {_reason(body)}"
+                    return RegistrationRefused(reply.status, _read_reason(body))
+                problem = f"{address}: {reply.status} {_read_reason(body)}"
             self._addresses.append(self._addresses.pop(0))
         raise RegistryUnreachable(problem)
 
@@ -135,14 +135,14 @@ class _RegistryProblem(Struct):
     detail: str = ""
 
 
-def _reason(body: bytes) -> str:
+def _read_reason(body: bytes) -> str:
     try:
         return msgspec.json.decode(body, type=_RegistryProblem).detail[:_LONGEST_REASON]
     except (msgspec.DecodeError, UnicodeDecodeError):
         return body[:_LONGEST_REASON].decode("utf-8", "replace").strip()
 
 
-def _read(body: bytes, kind: type[Answer]) -> Answer:
+def _decode_reply(body: bytes, kind: type[Answer]) -> Answer:
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
     except msgspec.DecodeError as error:

@@ -61,7 +61,7 @@ class NodeForm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
             epoch=registration.epoch,
         )
 
-    def registration(self) -> Registration:
+    def to_registration(self) -> Registration:
         """Convert the form to a registration.
 
         Raises:
@@ -120,7 +120,7 @@ class BeatForm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     free_memory_bytes: int | None = None
     reason: str = ""
 
-    def beat(self) -> Heartbeat:
+    def to_heartbeat(self) -> Heartbeat:
         """Convert the form to a heartbeat."""
         return Heartbeat(**{name: getattr(self, name) for name in Heartbeat.__struct_fields__})
 
@@ -151,14 +151,14 @@ class HealthForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
     probe_age_s: float | None = None
 
     @classmethod
-    def of(cls, standing: BreakerSnapshot, now: float) -> Self:
+    def of(cls, breaker: BreakerSnapshot, now: float) -> Self:
         """Create the form from a snapshot at a time of the monotonic clock."""
         return cls(
-            state=standing.state,
-            for_s=round(now - standing.since, 3),
-            again_in_s=None if standing.until is None else round(max(0.0, standing.until - now), 3),
-            share=round(standing.share(now), 3),
-            reason=standing.reason,
+            state=breaker.state,
+            for_s=round(now - breaker.since, 3),
+            again_in_s=None if breaker.until is None else round(max(0.0, breaker.until - now), 3),
+            share=round(breaker.share(now), 3),
+            reason=breaker.reason,
         )
 
     @property
@@ -167,7 +167,7 @@ class HealthForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.reason == NO_CREDIT_REASON and self.state in {BreakerState.OPEN, BreakerState.HALF_OPEN}
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """Return the state as text."""
         if self.state is BreakerState.CLOSED:
             return ""
@@ -175,7 +175,7 @@ class HealthForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
         share = "" if self.share == 0.0 else f", gets {self.share:.0%} of its requests"
         return f"breaker {self.state.value.replace('_', ' ')} since {self.for_s:.0f} s{share}{again}: {self.reason}"
 
-    def standing(self) -> BreakerSnapshot:
+    def to_breaker(self) -> BreakerSnapshot:
         """Return the snapshot, relative to time 0."""
         return BreakerSnapshot(self.state, 0.0, self.again_in_s, self.share, self.reason)
 
@@ -202,7 +202,7 @@ class MemberForm(Struct, frozen=True, kw_only=True):
         held_back = self.health is not None and self.health.state is not BreakerState.CLOSED
         passes = 1.0 if self.health is None or not held_back else 0.0 if self.health.state in EXCLUDED else self.health.share
         reason = self.reasons[-1] if self.state is not NodeState.READY and self.reasons else ""
-        said = reason or (self.health.said if self.health is not None else "")
+        said = reason or (self.health.summary if self.health is not None else "")
         return NodeShare(self.node.id, self.node.model, self.state, passes, said)
 
     @classmethod

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from din_extproc.admit.ledger import LimitsUnavailable
 from din_extproc.domain.membership import Heartbeat, HeartbeatReading, Member, Registration
 from din_extproc.edge.clock import SystemClock
-from din_extproc.edge.redis.nodes import NodeChange, NodeStore, PlaceTaken, RowConflict, RowWritten, heard
+from din_extproc.edge.redis.nodes import NodeChange, NodeStore, PlaceTaken, RowConflict, RowWritten, parse_change
 from din_extproc.registry.row import (
     DenialReason,
     NodeRecord,
@@ -93,35 +93,37 @@ class Registrar:
         lease = secrets.token_hex(_LEASE_BYTES)
 
         def step(before: NodeRecord | None, alive: bool) -> NodeRecord | RegistryDenial:  # noqa: FBT001 - the shape of a step
-            row = record_registration(registration, lease, before, alive=alive, catalogue=self.table.catalogue, now=self.now())
-            return row if isinstance(row, RegistryDenial) else self._placed(row)
+            row = record_registration(registration, lease, before, alive=alive, catalogue=self.table.catalogue, now=self.get_now())
+            return row if isinstance(row, RegistryDenial) else self._check_place(row)
 
-        row = await self._write(registration.node.id, step, lives=True)
+        row = await self._write_row(registration.node.id, step, lives=True)
         if isinstance(row, NodeRecord):
             return Registered(row.lease, self.table.list_warnings(row))
         if row.kind is DenialReason.UNTRUE:
             _log.warning("registration of node %s rejected: %s", registration.node.id, row.reason)
-            await self._catch(registration.node.id, row.reason)
+            await self._quarantine(registration.node.id, row.reason)
         return row
 
-    async def beat(self, node_id: str, lease: str, beat: Heartbeat) -> NodeRecord | RegistryDenial:
+    async def heartbeat(self, node_id: str, lease: str, beat: Heartbeat) -> NodeRecord | RegistryDenial:
         """Record a heartbeat."""
-        row = await self._write(
-            node_id, lambda before, _: record_heartbeat(before, lease, beat, interval_s=self.heartbeat_s, now=self.now()), lives=True
+        row = await self._write_row(
+            node_id, lambda before, _: record_heartbeat(before, lease, beat, interval_s=self.heartbeat_s, now=self.get_now()), lives=True
         )
         if isinstance(row, RegistryDenial) and row.kind is DenialReason.IMPOSSIBLE:
             reason = row.reason
-            await self._write(node_id, lambda before, _: _known(before, lease, lambda known: reject_heartbeat(known, reason, self.now())))
+            await self._write_row(
+                node_id, lambda before, _: _known(before, lease, lambda known: reject_heartbeat(known, reason, self.get_now()))
+            )
         return row
 
     async def drain(self, node_id: str, reason: str, lease: str = "") -> NodeRecord | RegistryDenial:
         """Drain the node. `lease` "": the current lease."""
-        return await self._write(node_id, lambda before, _: _known(before, lease, lambda known: record_drain(known, reason)))
+        return await self._write_row(node_id, lambda before, _: _known(before, lease, lambda known: record_drain(known, reason)))
 
-    async def release(self, node_id: str, operator: str) -> None:
+    async def release_node(self, node_id: str, operator: str) -> None:
         """Lift a drain or quarantine on an operator's order. Unregistered nodes are ignored."""
         if node_id in self.table.rows:
-            await self._write(node_id, lambda before, _: _known(before, "", lambda known: record_release(known, operator)))
+            await self._write_row(node_id, lambda before, _: _known(before, "", lambda known: record_release(known, operator)))
 
     async def deregister(self, node_id: str, reason: str, lease: str = "") -> RegistryDenial | None:
         """Remove the node from the network. `lease` "": the current lease."""
@@ -132,25 +134,25 @@ class Registrar:
             try:
                 outcome = await self._store.remove(row)
             except LimitsUnavailable as error:
-                self._away(error)
+                self._on_store_error(error)
                 outcome = RowWritten(row.revision)
             if isinstance(outcome, RowWritten):
-                self._tell(self.table.remove_row(node_id, outcome.revision, self.now(), reason or "deregistered"))
+                self._notify(self.table.remove_row(node_id, outcome.revision, self.get_now(), reason or "deregistered"))
                 return None
             await self.sync()
         return RegistryDenial(DenialReason.OUTDATED, "the node's row changes too often")
 
-    async def observe(self, node_id: str, answers: int, failures: int) -> None:
+    async def record_answers(self, node_id: str, answers: int, failures: int) -> None:
         """Record numbers of completed and failed requests of the node."""
         if node_id in self.table.rows:
-            await self._write(
+            await self._write_row(
                 node_id,
                 lambda before, _: _known(
-                    before, "", lambda known: record_answers(known, answers=answers, failures=failures, now=self.now())
+                    before, "", lambda known: record_answers(known, answers=answers, failures=failures, now=self.get_now())
                 ),
             )
 
-    async def compare(self, node_id: str, *, agreements: int = 0, disagreements: int = 0, reason: str = "") -> None:
+    async def record_comparison(self, node_id: str, *, agreements: int = 0, disagreements: int = 0, reason: str = "") -> None:
         """Record comparisons of the node's answers with those of nodes of the same model, version and dtype.
 
         All replicas share the result: trust falls, and the third disagreement within minutes quarantines the node.
@@ -162,22 +164,22 @@ class Registrar:
             reason: Description of the latest disagreement, without prompt and answer.
         """
         if node_id in self.table.rows:
-            await self._write(
+            await self._write_row(
                 node_id,
                 lambda before, _: _known(
                     before,
                     "",
                     lambda known: record_comparison(
-                        known, agreements=agreements, disagreements=disagreements, reason=reason, now=self.now()
+                        known, agreements=agreements, disagreements=disagreements, reason=reason, now=self.get_now()
                     ),
                 ),
             )
 
     # -- synchronisation ----------------------------------------------------------------------------------------------------
 
-    def heard(self, message: bytes) -> None:
+    def on_message(self, message: bytes) -> None:
         """Apply a message of the channel."""
-        change = heard(message)
+        change = parse_change(message)
         if change.revision <= self._since:
             return
         if change.revision == self._since + 1:
@@ -186,7 +188,7 @@ class Registrar:
             self.doubt.set()
         self._apply(change)
 
-    def began(self) -> None:
+    def on_subscribed(self) -> None:
         """Handle a new subscription: earlier messages are lost, so a sync is due."""
         self.doubt.set()
 
@@ -195,10 +197,10 @@ class Registrar:
         self.doubt.clear()
         try:
             while True:
-                page = await self._store.changes(self._since)
+                page = await self._store.fetch_changes(self._since)
                 self._offset_s = page.now - SystemClock.monotonic()
                 if page.era != self._era or not page.era:
-                    self._found_lost(page.era)
+                    self._on_data_lost(page.era)
                 for change in page.found:
                     self._apply(change)
                     self._since = change.revision
@@ -206,7 +208,7 @@ class Registrar:
                     self._since = max(self._since, page.revision)
                     break
         except LimitsUnavailable as error:
-            self._away(error)
+            self._on_store_error(error)
             return
         if self.table.stale:
             self.table.stale = False
@@ -216,35 +218,35 @@ class Registrar:
         """Mark silent nodes dead."""
         if self.table.stale:
             return
-        now = self.now()
+        now = self.get_now()
         for node_id in list(self._loose):
             row = self.table.rows.get(node_id)
             if row is None or row.revision:
                 self._loose.discard(node_id)
             elif now - (row.beat_at or row.registered_at) > self.dead_after_s:
                 self._loose.discard(node_id)
-                self._tell(self.table.remove_row(node_id, 0, now, "not heard of in time"))
+                self._notify(self.table.remove_row(node_id, 0, now, "not heard of in time"))
         try:
             await self._store.sweep(_FORGET_MS)
         except LimitsUnavailable as error:
-            self._away(error)
+            self._on_store_error(error)
 
-    def readings(self) -> dict[str, HeartbeatReading]:
+    def take_readings(self) -> dict[str, HeartbeatReading]:
         """Return the heartbeat readings since the last call."""
         readings, self._readings = self._readings, {}
         return readings
 
-    def members(self) -> list[Member]:
+    def get_members(self) -> list[Member]:
         """Return all known nodes."""
-        return list(self.table.iter_members(self.now()))
+        return list(self.table.iter_members(self.get_now()))
 
-    def now(self) -> float:
+    def get_now(self) -> float:
         """Return seconds since the epoch, by the clock of Redis if known."""
         return SystemClock.monotonic() + self._offset_s
 
     # -- internals ----------------------------------------------------------------------------------------------------------------------
 
-    async def _write(self, node_id: str, step: Step, *, lives: bool = False) -> NodeRecord | RegistryDenial:
+    async def _write_row(self, node_id: str, step: Step, *, lives: bool = False) -> NodeRecord | RegistryDenial:
         """Replace the node's row with compare-and-set and retries."""
         lasts_ms = round(self.dead_after_s * 1000) if lives else 0
         asked = False
@@ -260,11 +262,11 @@ class Registrar:
             try:
                 outcome = await self._store.put(row, lasts_ms)
             except LimitsUnavailable as error:
-                self._away(error)
+                self._on_store_error(error)
                 outcome = RowWritten(row.revision)
             if isinstance(outcome, RowWritten):
                 row = replace(row, revision=outcome.revision)
-                self._take(row, alive=alive or lives)
+                self._apply_row(row, alive=alive or lives)
                 return row
             if isinstance(outcome, PlaceTaken):
                 return RegistryDenial(DenialReason.OUTDATED, f"node {outcome.owner!r} has this address and is heard of")
@@ -276,9 +278,9 @@ class Registrar:
         if outcome.row is None:
             await self.sync()  # removed, or Redis lost the table
         else:
-            self._take(outcome.row, alive=outcome.alive)
+            self._apply_row(outcome.row, alive=outcome.alive)
 
-    def _placed(self, row: NodeRecord) -> NodeRecord | RegistryDenial:
+    def _check_place(self, row: NodeRecord) -> NodeRecord | RegistryDenial:
         """Return the row unless another node has its id or address."""
         configured = self.table.find_configured(row)
         if configured is not None:
@@ -288,30 +290,30 @@ class Registrar:
             return RegistryDenial(DenialReason.OUTDATED, f"node {owner.id!r} has this address and is heard of")
         return row
 
-    async def _catch(self, node_id: str, reason: str) -> None:
+    async def _quarantine(self, node_id: str, reason: str) -> None:
         """Quarantine a registered node whose claim was false."""
         if self.table.is_alive(node_id):
-            await self._write(node_id, lambda before, _: _known(before, "", lambda known: quarantine(known, reason, self.now())))
+            await self._write_row(node_id, lambda before, _: _known(before, "", lambda known: quarantine(known, reason, self.get_now())))
 
     def _apply(self, change: NodeChange) -> None:
         known = self.table.rows.get(change.node_id)
         if known is not None and known.revision >= change.revision:
             return
-        row = change.row
+        row = change.decode_row
         if row is None:
-            self._tell(self.table.remove_row(change.node_id, change.revision, self.now(), "deregistered"))
+            self._notify(self.table.remove_row(change.node_id, change.revision, self.get_now(), "deregistered"))
         else:
-            self._take(row, alive=change.alive)
+            self._apply_row(row, alive=change.alive)
 
-    def _take(self, row: NodeRecord, *, alive: bool) -> None:
+    def _apply_row(self, row: NodeRecord, *, alive: bool) -> None:
         before = self.table.rows.get(row.id)
         if row.beat is not None and (before is None or before.beat != row.beat):
-            self._readings[row.id] = HeartbeatReading(row.beat, SystemClock.monotonic(), row.evidence.score_trust(self.now()))
+            self._readings[row.id] = HeartbeatReading(row.beat, SystemClock.monotonic(), row.evidence.score_trust(self.get_now()))
         if not row.revision:
             self._loose.add(row.id)
-        self._tell(self.table.apply_row(row, self.now(), alive=alive, reason=f"not heard of for {self.dead_after_s:g} s"))
+        self._notify(self.table.apply_row(row, self.get_now(), alive=alive, reason=f"not heard of for {self.dead_after_s:g} s"))
 
-    def _tell(self, events: list[NodeEvent]) -> None:
+    def _notify(self, events: list[NodeEvent]) -> None:
         if not events:
             return
         for event in events:
@@ -319,7 +321,7 @@ class Registrar:
         for watcher in list(self.watchers):
             watcher(events)
 
-    def _found_lost(self, era: int) -> None:
+    def _on_data_lost(self, era: int) -> None:
         """Keep rows of an earlier era until their nodes send a message or `dead_after_s` expires."""
         self._era = era
         lost = [row for row in self.table.rows.values() if row.revision and (not era or row.revision <= era)]
@@ -329,7 +331,7 @@ class Registrar:
             self.table.rows[row.id] = replace(row, revision=0)
             self._loose.add(row.id)
 
-    def _away(self, error: LimitsUnavailable) -> None:
+    def _on_store_error(self, error: LimitsUnavailable) -> None:
         if not self.table.stale:
             self.table.stale = True
             _log.warning("the node table can't be shared (%s): the last view stays in use", error)

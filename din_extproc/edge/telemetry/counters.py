@@ -45,7 +45,7 @@ class DecisionCounters:
         self.faults += 1
         _log.error("a request failed inside the gateway", exc_info=error, extra={"trace_id": trace_id})
 
-    def finished(self, record: ExchangeRecord) -> None:
+    def on_exchange(self, record: ExchangeRecord) -> None:
         """Count a finished exchange."""
         self.outcomes[record.outcome] = self.outcomes.get(record.outcome, 0) + 1
         if record.would_refuse:
@@ -57,7 +57,7 @@ class DecisionCounters:
         self.prompt_tokens += record.usage.prompt_tokens
         self.completion_tokens += record.usage.completion_tokens
 
-    def shown(self) -> dict[str, object]:
+    def snapshot(self) -> dict[str, object]:
         """Return the counters for the admin page."""
         return {
             "sent": self.sent,

@@ -65,7 +65,7 @@ class ExchangeLog:
         self._write = write
         self._waiting: list[ExchangeRecord] = []
 
-    def finished(self, record: ExchangeRecord) -> None:
+    def on_exchange(self, record: ExchangeRecord) -> None:
         """Log a finished exchange. On overload the newest exchanges are dropped."""
         if self._which == "none" or (self._which == "failed" and record.outcome is Outcome.COMPLETED):
             return
@@ -76,11 +76,11 @@ class ExchangeLog:
         """Write pending lines."""
         waiting, self._waiting = self._waiting, []
         for start in range(0, len(waiting), _AT_ONCE):
-            self._write(b"".join([_encode(_line(record)) + b"\n" for record in waiting[start : start + _AT_ONCE]]))
+            self._write(b"".join([_encode(_make_line(record)) + b"\n" for record in waiting[start : start + _AT_ONCE]]))
             await asyncio.sleep(0)
 
 
-def _line(record: ExchangeRecord) -> _LogLine:
+def _make_line(record: ExchangeRecord) -> _LogLine:
     ended = datetime.fromtimestamp(record.started_at + (record.duration_ms or 0.0) / 1000, UTC)
     return _LogLine(
         time=ended.isoformat(timespec="milliseconds"),

@@ -37,7 +37,7 @@ from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.tls import ClientFiles, ReloadedFiles, client_context
 from din_extproc.observe.families import Distribution, Family, Labels, Value
 from din_extproc.observe.instruments import SEMCONV, Instrument, InstrumentKind
-from din_extproc.observe.spans import Span, attempt_span, spans
+from din_extproc.observe.spans import Span, build_attempt_span, build_spans
 
 _log = logging.getLogger(__name__)
 
@@ -90,17 +90,17 @@ class OtlpExporter:
         self.dropped = 0
         """Exchanges whose spans were dropped."""
 
-    def finished(self, record: ExchangeRecord) -> None:
+    def on_exchange(self, record: ExchangeRecord) -> None:
         """Queue the spans of a finished exchange."""
         if record.span:
-            self._keep(record)
+            self._queue_record(record)
 
-    def attempt_failed(self, attempt: FailedAttempt) -> None:
+    def on_attempt_failed(self, attempt: FailedAttempt) -> None:
         """Record a failed attempt at a node."""
         if attempt.traceparent:
-            self._keep(attempt)
+            self._queue_record(attempt)
 
-    def _keep(self, record: ExchangeRecord | FailedAttempt) -> None:
+    def _queue_record(self, record: ExchangeRecord | FailedAttempt) -> None:
         if len(self._records) >= _MOST_WAITING:
             self._records.popleft()
             self.dropped += 1
@@ -170,8 +170,8 @@ class OtlpExporter:
 
 def _spans(record: ExchangeRecord | FailedAttempt) -> Iterable[Span]:
     if isinstance(record, ExchangeRecord):
-        return spans(record)
-    span = attempt_span(record)
+        return build_spans(record)
+    span = build_attempt_span(record)
     return () if span is None else (span,)
 
 

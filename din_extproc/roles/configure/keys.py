@@ -14,9 +14,9 @@ from msgspec import Struct
 from din_extproc.admit.keys import ENTROPY_BYTES, NewKey, make_key
 from din_extproc.admit.ledger import LimitsUnavailable
 from din_extproc.domain.tenant import ApiKey
-from din_extproc.edge.keys_file import changed
+from din_extproc.edge.keys_file import edit_keys
 from din_extproc.edge.redis.revocations import Revocations
-from din_extproc.edge.redis.topology import carrier
+from din_extproc.edge.redis.topology import make_carrier
 from din_extproc.roles.operate.unknown_tenant import unknown_tenant_message
 from din_extproc.settings.settings import Settings
 
@@ -107,7 +107,7 @@ def revoke_key(settings: Settings, key_id: str) -> bool:
     before = []
     if settings.keys_file is not None:
         try:
-            with changed(Path(settings.keys_file)) as entries:
+            with edit_keys(Path(settings.keys_file)) as entries:
                 before = [entry for entry in entries if entry["id"] == key_id]
                 entries[:] = [entry for entry in entries if entry["id"] != key_id]
         except OSError as error:
@@ -148,7 +148,7 @@ def _make(settings: Settings, key_id: str) -> NewKey:
 def _edit(settings: Settings, key_id: str, change: Any) -> None:
     file = _file(settings)
     try:
-        with changed(file) as entries:
+        with edit_keys(file) as entries:
             if any(entry["id"] == key_id for entry in entries):
                 raise KeyFileError(f"the key {key_id!r} already exists")
             change(entries)
@@ -173,7 +173,7 @@ def _moment(written: Any) -> datetime | None:
 
 
 async def _publish_revocation(settings: Settings, key_id: str) -> None:
-    link = carrier(settings.store.url.get_secret_value(), (), timeout_ms=_TIMEOUT_MS)
+    link = make_carrier(settings.store.url.get_secret_value(), (), timeout_ms=_TIMEOUT_MS)
     try:
         if not await link.start():
             raise LimitsUnavailable(link.state.reason)
@@ -183,10 +183,10 @@ async def _publish_revocation(settings: Settings, key_id: str) -> None:
 
 
 async def _revoked(settings: Settings) -> frozenset[str]:
-    link = carrier(settings.store.url.get_secret_value(), (), timeout_ms=_TIMEOUT_MS)
+    link = make_carrier(settings.store.url.get_secret_value(), (), timeout_ms=_TIMEOUT_MS)
     try:
         if not await link.start():
             raise LimitsUnavailable(link.state.reason)
-        return await Revocations(link, settings.network).known()
+        return await Revocations(link, settings.network).fetch_all()
     finally:
         await link.close()

@@ -8,16 +8,16 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from din_extproc.observe.alerts import rules
-from din_extproc.observe.dashboards import dashboards
+from din_extproc.observe.alerts import build_rules
+from din_extproc.observe.dashboards import build_dashboards
 
 _RULES = "prometheus/rules/din-extproc.yml"
 
 
 def monitoring_files() -> dict[str, str]:
     """Return the text of every file by its path below the folder."""
-    files = {f"grafana/{name}": _json(content) for name, content in dashboards().items()}
-    return {**files, _RULES: yaml.safe_dump(rules(), sort_keys=False, width=140)}
+    files = {f"grafana/{name}": _json(content) for name, content in build_dashboards().items()}
+    return {**files, _RULES: yaml.safe_dump(build_rules(), sort_keys=False, width=140)}
 
 
 def write_monitoring(folder: Path) -> list[Path]:

@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from din_extproc.control.hand_edits import EditConflict, merged
-from din_extproc.control.supported import minor, unsupported
+from din_extproc.control.hand_edits import EditConflict, merge_edits
+from din_extproc.control.supported import describe_unsupported, parse_minor
 from din_extproc.control.topology import Topology
 from din_extproc.domain.identity import InlineJwks
-from din_extproc.edge.process.envoy_binary import complaint, find_envoy
-from din_extproc.edge.process.envoy_binary import envoy_version as envoy_version_of
+from din_extproc.edge.process.envoy_binary import find_config_error, find_envoy
+from din_extproc.edge.process.envoy_binary import read_envoy_version as envoy_version_of
 from din_extproc.settings.node import NodeSettings
 from din_extproc.settings.settings import Settings
 
@@ -42,15 +42,15 @@ def render_envoy(
     Raises:
         RenderFailed: Envoy rejects the result, or xDS is asked for and not configured.
     """
-    from din_extproc.control.bootstrap import as_yaml  # noqa: PLC0415 - three seconds, for those who render only
+    from din_extproc.control.bootstrap import render_yaml  # noqa: PLC0415 - three seconds, for those who render only
 
-    refused = None if envoy_version is None else unsupported(envoy_version)
+    refused = None if envoy_version is None else describe_unsupported(envoy_version)
     if refused is not None:
         raise RenderFailed(refused)
-    discovery = settings.discovery(node_id or socket.gethostname()) if xds else None
+    discovery = settings.make_xds_source(node_id or socket.gethostname()) if xds else None
     if xds and discovery is None:
         raise RenderFailed("`gateway.xds` is not configured; set it, or render with --static")
-    text = as_yaml(settings.topology(usage_lua(), discovery))
+    text = render_yaml(settings.make_topology(usage_lua(), discovery))
     return accepted(text, validate=validate, envoy_version=envoy_version)
 
 
@@ -64,11 +64,11 @@ def render_node(settings: NodeSettings, *, validate: bool = False) -> str:
     Raises:
         RenderFailed: Envoy rejects the result, or the configuration has no `proxy` section.
     """
-    from din_extproc.control.bootstrap import as_yaml  # noqa: PLC0415 - three seconds, for those who render only
+    from din_extproc.control.bootstrap import render_yaml  # noqa: PLC0415 - three seconds, for those who render only
 
     if settings.proxy is None:
         raise RenderFailed(f"{settings.file} has no section `proxy`; add it to put an Envoy in front of the engine")
-    return accepted(as_yaml(settings.topology(), "node"), validate=validate)
+    return accepted(render_yaml(settings.make_topology(), "node"), validate=validate)
 
 
 def render_istio(settings: Settings, *, mode: Literal["gateway", "sidecar"], **placed: Any) -> str:
@@ -82,11 +82,11 @@ def render_istio(settings: Settings, *, mode: Literal["gateway", "sidecar"], **p
     Raises:
         RenderFailed: the mesh could not reach the sidecar or the nodes.
     """
-    from din_extproc.control.bootstrap import documents  # noqa: PLC0415 - three seconds, for those who render only
-    from din_extproc.control.istio import Mesh, istio  # noqa: PLC0415
+    from din_extproc.control.bootstrap import render_documents  # noqa: PLC0415 - three seconds, for those who render only
+    from din_extproc.control.istio import Mesh, build_istio  # noqa: PLC0415
 
     try:
-        return documents(istio(_for_cluster(settings), Mesh(mode=mode, **placed)), "istio")
+        return render_documents(build_istio(_for_cluster(settings), Mesh(mode=mode, **placed)), "istio")
     except ValueError as error:
         raise RenderFailed(str(error)) from error
 
@@ -97,14 +97,14 @@ def _for_cluster(settings: Settings) -> Topology:
     Raises:
         ValueError: a file can't be read.
     """
-    topology = settings.topology(usage_lua())
+    make_topology = settings.make_topology(usage_lua())
     issuers = []
-    for each in topology.identity.jwt:
+    for each in make_topology.identity.jwt:
         try:
             issuers.append(replace(each, jwks=InlineJwks(Path(each.jwks).read_text())) if isinstance(each.jwks, str) else each)
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"issuer {each.issuer}: {error}") from error
-    return replace(topology, identity=replace(topology.identity, jwt=tuple(issuers)))
+    return replace(make_topology, identity=replace(make_topology.identity, jwt=tuple(issuers)))
 
 
 def render_envoy_gateway(settings: Settings, **placed: Any) -> str:
@@ -113,11 +113,11 @@ def render_envoy_gateway(settings: Settings, **placed: Any) -> str:
     Raises:
         RenderFailed: a part of the configuration can't be used in a cluster.
     """
-    from din_extproc.control.bootstrap import documents  # noqa: PLC0415 - three seconds, for those who render only
-    from din_extproc.control.envoy_gateway import Placement, envoy_gateway  # noqa: PLC0415
+    from din_extproc.control.bootstrap import render_documents  # noqa: PLC0415 - three seconds, for those who render only
+    from din_extproc.control.envoy_gateway import Placement, build_envoy_gateway  # noqa: PLC0415
 
     try:
-        return documents(envoy_gateway(_for_cluster(settings), Placement(**placed)), "envoy-gateway")
+        return render_documents(build_envoy_gateway(_for_cluster(settings), Placement(**placed)), "envoy-gateway")
     except ValueError as error:
         raise RenderFailed(str(error)) from error
 
@@ -140,7 +140,7 @@ def write_over(output: Path, rendered: str, *, force: bool) -> None:
     if output.exists() and not force and (found := output.read_text()) != rendered:
         if not kept.exists():
             raise RenderFailed(f"{output} exists without {kept.name}, so manual changes can't be recognized; use --force to overwrite it")
-        text = merged(kept.read_text(), found, rendered)
+        text = merge_edits(kept.read_text(), found, rendered)
     if not isinstance(text, str):
         raise RenderFailed(
             f"{output} has manual changes in lines that the rendering changes; undo them or use --force: {'; '.join(map(str, text))}"
@@ -156,9 +156,9 @@ def accepted(text: str, *, validate: bool, envoy_version: str | None = None) -> 
         RenderFailed: Envoy rejects it.
     """
     binary = find_envoy() if validate else None
-    if binary is not None and envoy_version is not None and minor(envoy_version_of(binary)) != minor(envoy_version):
+    if binary is not None and envoy_version is not None and parse_minor(envoy_version_of(binary)) != parse_minor(envoy_version):
         binary = None
-    refused = None if binary is None else complaint(text, binary)
+    refused = None if binary is None else find_config_error(text, binary)
     if refused is not None:
         raise RenderFailed(f"Envoy rejects the rendered configuration: {refused}")
     return text

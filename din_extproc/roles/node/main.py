@@ -29,11 +29,11 @@ from din_extproc.edge.http.node_health import health_port
 from din_extproc.edge.node.agent import EnvoyLoad, NodeAgent
 from din_extproc.edge.node.batch_gate import BatchGate
 from din_extproc.edge.node.engine_probe import EngineProbe
-from din_extproc.edge.node.weights import WeightsMismatch, WeightsUnreadable, verify
+from din_extproc.edge.node.weights import WeightsMismatch, WeightsUnreadable, verify_weights
 from din_extproc.edge.registry.client import RegistryClient
 from din_extproc.edge.telemetry.counters import DecisionCounters
 from din_extproc.edge.tls import CertificateUnusable
-from din_extproc.flow.node_request import NodeHandlerFactory
+from din_extproc.flow.node_handler import NodeHandlerFactory
 from din_extproc.flow.trace import TraceIds
 from din_extproc.settings.gateway import ExtProcSection
 from din_extproc.settings.node import NodeSettings, load_node
@@ -86,7 +86,7 @@ class NodeProcess:
         self._background = Background()
         window = settings.window
         self._gate = None if window is None else BatchGate(window)
-        self._desk = NodeHandlerFactory(
+        self._handler_factory = NodeHandlerFactory(
             node=settings.node,
             engine=str(settings.engine_endpoint),
             gate=self._gate,
@@ -95,7 +95,7 @@ class NodeProcess:
             watcher=DecisionCounters(),
             body_limit=settings.body_limit,
         )
-        extproc = ExtProcService(self._desk)
+        extproc = ExtProcService(self._handler_factory)
         self._health = HealthService(extproc.name)
         self._server = H2Server((extproc, self._health), max_body_bytes=settings.body_limit)
         self._agent: NodeAgent
@@ -112,7 +112,7 @@ class NodeProcess:
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         async with aiohttp.ClientSession() as session:
             self._agent = self._make_agent(session)
-            http = health_port(self._agent.health)
+            http = health_port(self._agent.get_health)
             await http.start(secured(str(self._settings.health.address), self._settings.health.tls, self._settings.folder))
             try:
                 await self._serve(stop)
@@ -136,18 +136,18 @@ class NodeProcess:
         )
 
     def _envoy_load(self) -> EnvoyLoad:
-        return EnvoyLoad(self._desk.in_flight, 0 if self._gate is None else self._gate.held)
+        return EnvoyLoad(self._handler_factory.in_flight, 0 if self._gate is None else self._gate.held)
 
     async def _serve(self, stop: asyncio.Event) -> None:
         """Register, send heartbeats and serve ext_proc until a signal, then deregister."""
         proxy = self._settings.proxy
         if proxy is not None:
             await self._server.start(secured(_listen_text(proxy.ext_proc), proxy.ext_proc.tls, self._settings.folder))
-            self._health.switch(serving=True)
+            self._health.set_serving(serving=True)
         try:
             if await self._verify(stop):
                 self._background.every(_LOOK_S, "probing the engine", self._agent.watch)
-                self._background.every(self._settings.heartbeat_s, "sending heartbeats", self._agent.tell)
+                self._background.every(self._settings.heartbeat_s, "sending heartbeats", self._agent.report)
                 await self._agent.watch()
                 await stop.wait()
                 if self._gate is not None:
@@ -155,7 +155,7 @@ class NodeProcess:
                 await self._agent.drain("the node stops", self._settings.drain_s)
         finally:
             if proxy is not None:
-                self._health.switch(serving=False)
+                self._health.set_serving(serving=False)
                 await self._server.stop(_LAST_STREAMS_S)
 
     async def _verify(self, stop: asyncio.Event) -> bool:
@@ -163,7 +163,7 @@ class NodeProcess:
         settings, given_up = self._settings, Event()
         if settings.weights is None:
             return True
-        self._agent.condition = self._agent.condition.seen("verifying the weights", slow=False)
+        self._agent.condition = self._agent.condition.with_reading("verifying the weights", slow=False)
         cache = settings.weights_cache or _user_cache()
         work = asyncio.create_task(asyncio.to_thread(_verify, settings.weights, settings.sha256, cache, given_up))
         stopped = asyncio.create_task(stop.wait())
@@ -172,7 +172,7 @@ class NodeProcess:
         stopped.cancel()
         sha256 = await work
         if sha256:
-            self._agent.verified(sha256)
+            self._agent.on_verified(sha256)
         return bool(sha256)
 
 
@@ -196,7 +196,7 @@ def _verify(path: Path, expected: str, cache: Path, given_up: Event) -> str:
             bar.update(task, completed=done, total=total)
 
         try:
-            found = verify(path, expected, cache, progress)
+            found = verify_weights(path, expected, cache, progress)
         except _VerificationAbandoned:
             return ""
         except WeightsUnreadable as error:

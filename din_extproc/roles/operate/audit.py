@@ -10,8 +10,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from din_extproc.audit.report import AuditFinding, AuditReport, contradictions
-from din_extproc.audit.verify import verify
+from din_extproc.audit.report import AuditFinding, AuditReport, find_contradictions
+from din_extproc.audit.verify import verify_log
 from din_extproc.domain.progress import ShareDone, ignore_progress, part_of
 from din_extproc.edge.audit.files import read_log, replicas
 from din_extproc.settings.load import load
@@ -50,7 +50,7 @@ class Proof(Struct, frozen=True):
     @property
     def text(self) -> str:
         """The result as text."""
-        lines = [_line(each) for each in self.replicas]
+        lines = [_format_line(each) for each in self.replicas]
         lines += [str(finding) for finding in self.findings[:_SHOWN]]
         if len(self.findings) > _SHOWN:
             lines.append(f"... and {len(self.findings) - _SHOWN} more")
@@ -80,34 +80,37 @@ def verify_logs(
     Raises:
         AuditUnreadable: there is no log or no key, or one can't be read.
     """
-    known, own = _configured(config, env)
-    known |= dict(_given(key) for key in keys)
+    known, own = _configured_keys(config, env)
+    known |= dict(_read_given_key(key) for key in keys)
     try:
         named = [(folder, replica) for folder in folders or own for replica in replicas(folder)]
         found = []
         for number, (folder, replica) in enumerate(named):
             found.append(
-                (folder, _verified(folder, replica, known, since, macs=len(named) > 1, progress=part_of(progress, number, len(named))))
+                (
+                    folder,
+                    _verify_replica(folder, replica, known, since, macs=len(named) > 1, progress=part_of(progress, number, len(named))),
+                )
             )
     except OSError as error:
         raise AuditUnreadable(f"{error.filename}: {error.strerror}") from error
     if not found:
         raise AuditUnreadable(f"no audit log found in {', '.join(str(folder) for folder in folders or own) or 'no folder'}")
     reports = [report for _, report in found]
-    findings = [finding for report in reports for finding in report.findings] + list(contradictions(reports))
-    shown = tuple(_shown(folder, report) for folder, report in found)
+    findings = [finding for report in reports for finding in report.findings] + list(find_contradictions(reports))
+    shown = tuple(_make_proof(folder, report) for folder, report in found)
     return Proof(not findings, shown, tuple(findings))
 
 
-def _verified(folder: Path, replica: str, keys: dict[str, bytes], since: int, *, macs: bool, progress: ShareDone) -> AuditReport:
-    report = verify(read_log(folder, replica, since, progress), keys, macs=macs)
+def _verify_replica(folder: Path, replica: str, keys: dict[str, bytes], since: int, *, macs: bool, progress: ShareDone) -> AuditReport:
+    report = verify_log(read_log(folder, replica, since, progress), keys, macs=macs)
     if any("is incomplete" in finding.what for finding in report.findings):
         time.sleep(_AGAIN_S)
-        report = verify(read_log(folder, replica, since), keys, macs=macs)
+        report = verify_log(read_log(folder, replica, since), keys, macs=macs)
     return report
 
 
-def _configured(config: Path | None, env: Mapping[str, str]) -> tuple[dict[str, bytes], tuple[Path, ...]]:
+def _configured_keys(config: Path | None, env: Mapping[str, str]) -> tuple[dict[str, bytes], tuple[Path, ...]]:
     if config is None:
         return {}, ()
     settings = load(config, env)
@@ -118,7 +121,7 @@ def _configured(config: Path | None, env: Mapping[str, str]) -> tuple[dict[str, 
     return {key.id: key.secret for key in settings.audit.keys}, (settings.audit.folder,)
 
 
-def _given(key: str) -> tuple[str, bytes]:
+def _read_given_key(key: str) -> tuple[str, bytes]:
     name, _, file = key.partition("=")
     if not name or not file:
         raise AuditUnreadable(f"--key {key!r} is not ID=FILE")
@@ -128,7 +131,7 @@ def _given(key: str) -> tuple[str, bytes]:
         raise AuditUnreadable(f"{file}: {error.strerror}") from error
 
 
-def _shown(folder: Path, report: AuditReport) -> ReplicaProof:
+def _make_proof(folder: Path, report: AuditReport) -> ReplicaProof:
     return ReplicaProof(
         replica=report.replica,
         folder=str(folder),
@@ -142,13 +145,13 @@ def _shown(folder: Path, report: AuditReport) -> ReplicaProof:
     )
 
 
-def _line(each: ReplicaProof) -> str:
+def _format_line(each: ReplicaProof) -> str:
     when = ""
     if each.first_at is not None and each.last_at is not None:
-        when = f", {_time(each.first_at)} to {_time(each.last_at)}"
+        when = f", {_format_time(each.first_at)} to {_format_time(each.last_at)}"
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(each.kinds.items()))
     return f"{each.replica}: {each.records} records in {each.segments} files{when}: {kinds}"
 
 
-def _time(at: float) -> str:
+def _format_time(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from din_extproc.control.supported import NEWEST_TESTED, OLDEST, minor, unsupported
+from din_extproc.control.supported import NEWEST_TESTED, OLDEST, describe_unsupported, parse_minor
 from din_extproc.control.topology import EXT_PROC_CLUSTER, UnixSocket
 from din_extproc.domain.health import NO_CREDIT_REASON
 from din_extproc.domain.node import in_flight_cluster
@@ -64,10 +64,10 @@ def of_envoy(info: Mapping[str, Any], dump: Mapping[str, Any], settings: Setting
     """Judge Envoy by its server info and configuration dump."""
     version = str(info.get("version", "")).split("/")[1:2]
     shown = version[0] if version else "?"
-    refused = unsupported(shown)
+    refused = describe_unsupported(shown)
     if refused is not None:
         yield Diagnosis("envoy version", "fail", shown, refused)
-    elif (minor(shown) or OLDEST) > NEWEST_TESTED:
+    elif (parse_minor(shown) or OLDEST) > NEWEST_TESTED:
         yield Diagnosis("envoy version", "warn", shown, "newer than the newest tested version (1.40): watch ext_proc's counters")
     else:
         yield Diagnosis("envoy version", "ok", shown)
@@ -90,7 +90,7 @@ def _as_rendered(dump: Mapping[str, Any], settings: Settings) -> Iterator[Diagno
     )
     yield from _sockets(dump, settings, again)
     known = {cluster.get("name") for cluster in _all(dump, "cluster") if isinstance(cluster, Mapping)}
-    wanted_clusters = [*(pool.name for pool in settings.pools), *(in_flight_cluster(*pair) for pair in settings.moves)]
+    wanted_clusters = [*(pool.name for pool in settings.pools), *(in_flight_cluster(*pair) for pair in settings.may_move_in_flight)]
     missing = [name for name in wanted_clusters if name not in known]
     if missing:
         yield Diagnosis("pools", "fail", f"Envoy has no {', '.join(missing)}", again)

@@ -12,7 +12,7 @@ from din_extproc import __version__
 from din_extproc.edge.probe.envoy_admin import EnvoyAdmin, EnvoyAdminUnreachable
 from din_extproc.edge.redis.connection import LuaScript, bulks
 from din_extproc.edge.redis.link import Link
-from din_extproc.edge.redis.topology import locator
+from din_extproc.edge.redis.topology import make_locator
 from din_extproc.roles.operate.diagnosis import (
     Diagnosis,
     of_endpoints,
@@ -58,9 +58,9 @@ def _configuration(settings: Settings) -> Iterator[Diagnosis]:
 def _envoy(settings: Settings) -> Iterator[Diagnosis]:
     admin = EnvoyAdmin(settings.envoy.admin)
     try:
-        yield from of_envoy(admin.server_info(), admin.configuration(), settings)
-        yield of_endpoints(find_unknown_nodes(settings, admin.endpoints()))
-        yield from of_exchanges(admin.stats(_STATS))
+        yield from of_envoy(admin.fetch_server_info(), admin.fetch_configuration(), settings)
+        yield of_endpoints(find_unknown_nodes(settings, admin.fetch_endpoints()))
+        yield from of_exchanges(admin.fetch_stats(_STATS))
     except EnvoyAdminUnreachable as error:
         yield Diagnosis("envoy", "fail", str(error), "start it (`din-extproc envoy`), or run the doctor on its machine")
 
@@ -73,7 +73,7 @@ def _sidecar(settings: Settings) -> Iterator[Diagnosis]:
 
 
 async def _redis(settings: Settings) -> list[Diagnosis]:
-    link = Link(locator(settings.store.url.get_secret_value()), (_SCRIPT,), timeout_ms=_TIMEOUT_MS)
+    link = Link(make_locator(settings.store.url.get_secret_value()), (_SCRIPT,), timeout_ms=_TIMEOUT_MS)
     try:
         if not await link.start():
             return [Diagnosis("redis", "fail", link.state.reason, "start it, or correct store.url; until then limits follow `on_error`")]

@@ -32,13 +32,13 @@ def drain(address: Endpoint, at_least_s: float, at_most_s: float) -> int:
         EnvoyStillOpen: Envoy does not close its ports.
     """
     admin = EnvoyAdmin(address)
-    admin.say_goodbye()
+    admin.fail_health_checks()
     began = time.monotonic()
     time.sleep(min(at_least_s, at_most_s))
     admin.close()
     while True:
-        closed = admin.closed()  # read first: requests through an open port are counted afterwards
-        open_requests = sum(admin.stats(IN_FLIGHT).values())
+        closed = admin.wait_closed()  # read first: requests through an open port are counted afterwards
+        open_requests = sum(admin.fetch_stats(IN_FLIGHT).values())
         passed = time.monotonic() - began
         if closed and (not open_requests or passed >= at_most_s):
             return open_requests

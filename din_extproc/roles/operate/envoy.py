@@ -17,7 +17,7 @@ from msgspec import Struct
 from din_extproc.domain.node import Endpoint
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.probe.envoy_admin import EnvoyAdmin, EnvoyAdminUnreachable
-from din_extproc.edge.process.envoy_binary import complaint, find_envoy
+from din_extproc.edge.process.envoy_binary import find_config_error, find_envoy
 from din_extproc.roles.operate.drain import drain
 
 _log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class HotRestarter:
         except (OSError, UnicodeDecodeError) as error:
             _log.error("can't read %s: %s", self._options.file, error)
             return
-        refused = await asyncio.to_thread(complaint, text, self._binary)
+        refused = await asyncio.to_thread(find_config_error, text, self._binary)
         if refused is not None:
             _log.error("Envoy rejects %s: %s", self._options.file, refused)
             return
@@ -134,7 +134,7 @@ class HotRestarter:
         deadline = SystemClock.monotonic() + _READY_S
         while process.returncode is None and SystemClock.monotonic() < deadline:
             try:
-                info = await asyncio.to_thread(EnvoyAdmin(self._options.admin).server_info)
+                info = await asyncio.to_thread(EnvoyAdmin(self._options.admin).fetch_server_info)
             except EnvoyAdminUnreachable:
                 info = {}
             if info.get("state") == "LIVE" and info["command_line_options"].get("restart_epoch", 0) == self._epoch:

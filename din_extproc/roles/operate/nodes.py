@@ -76,13 +76,13 @@ def fetch_page(settings: Settings, page: str = "nodes", order: bytes | None = No
             return msgspec.json.decode(reply.read(), type=dict[str, Any])
     except urllib.error.HTTPError as error:
         needs = "a key of gateway.admin.keys" if order is None else "a key of gateway.admin.keys that has `operate: true`"
-        hint = f"; set {_KEY} in the environment to {needs}" if error.code == HTTPStatus.UNAUTHORIZED else _detail(error)
+        hint = f"; set {_KEY} in the environment to {needs}" if error.code == HTTPStatus.UNAUTHORIZED else _read_detail(error)
         raise SidecarUnreachable(f"{url}: {error.reason}{hint}") from error
     except (OSError, CertificateUnusable, msgspec.DecodeError) as error:
         raise SidecarUnreachable(f"{url}: {getattr(error, 'reason', error)}") from error
 
 
-def _detail(error: urllib.error.HTTPError) -> str:
+def _read_detail(error: urllib.error.HTTPError) -> str:
     """What the admin port says about a refusal."""
     try:
         return f": {msgspec.json.decode(error.read())['detail']}"
@@ -100,28 +100,28 @@ def fetch_rows(settings: Settings) -> tuple[MemberForm, ...]:
     return msgspec.convert(fetch_page(settings)["nodes"], tuple[MemberForm, ...])
 
 
-def show(settings: Settings) -> None:
+def fetch_table(settings: Settings) -> None:
     """Print the table once. Raises as `fetch_page` does."""
     console = Console()
-    console.print(_table(fetch_page(settings), console.width))
+    console.print(_build_table(fetch_page(settings), console.width))
 
 
-def watch(settings: Settings, every_s: float) -> None:
+def watch_table(settings: Settings, every_s: float) -> None:
     """Refresh the table until Ctrl-C."""
     console = Console()
-    with Live(_table(fetch_page(settings), console.width), console=console, auto_refresh=False) as live:
+    with Live(_build_table(fetch_page(settings), console.width), console=console, auto_refresh=False) as live:
         while True:
             time.sleep(every_s)
             try:
-                live.update(_table(fetch_page(settings), console.width), refresh=True)
+                live.update(_build_table(fetch_page(settings), console.width), refresh=True)
             except SidecarUnreachable as error:
                 live.update(f"[red]{error}[/red]", refresh=True)
 
 
-def _table(shown: dict[str, Any], width: int) -> Table:
+def _build_table(shown: dict[str, Any], width: int) -> Table:
     """Build the table for a terminal width: long reasons are folded, never cut."""
     nodes = shown["nodes"]
-    states = ", ".join(f"{count} {state}" for state, count in _counted(nodes)) or "none"
+    states = ", ".join(f"{count} {state}" for state, count in _count_states(nodes)) or "none"
     title = f"nodes{' of ' + shown['network'] if shown['network'] else ''}: {states}"
     table = Table(title=title + (" - stale: redis can't be reached" if shown["stale"] else ""), title_justify="left", title_style="bold")
     names = [name for name, fits in _COLUMNS.items() if width >= fits]
@@ -129,41 +129,41 @@ def _table(shown: dict[str, Any], width: int) -> Table:
         right = name in _NUMBERS
         table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=right or name == "state")
     for row in nodes:
-        cells = _cells(row)
+        cells = _format_cells(row)
         table.add_row(*(cells[name] for name in names))
     return table
 
 
-def _cells(row: dict[str, Any]) -> dict[str, str]:
+def _format_cells(row: dict[str, Any]) -> dict[str, str]:
     """Return the cells of one node by column."""
     node, beat = row["node"], row["beat"] or {}
     health = None if row.get("health") is None else msgspec.convert(row["health"], HealthForm)
     usage, age = beat.get("kv_cache_usage"), row["beat_age_s"]
     return {
         "node": escape(node["id"]),
-        "state": f"[{_COLOURS[_state(row)]}]{_state(row)}[/]",
+        "state": f"[{_COLOURS[_format_state(row)]}]{_format_state(row)}[/]",
         "trust": f"{row['trust']:.2f}",
-        "breaker": _breaker(health),
+        "breaker": _format_breaker(health),
         "ttft": "-" if health is None or health.ttft_ms is None else f"{health.ttft_ms:.0f} ms",
         "pools": ", ".join(row["pools"]) or "-",
         "model": escape(f"{node['model']} {node['version']} {node['dtype']}"),
         "address": escape(node["address"]),
-        "waiting": _shown(beat.get("waiting")),
-        "running": _shown(beat.get("running")),
+        "waiting": _format_number(beat.get("waiting")),
+        "running": _format_number(beat.get("running")),
         "kv": "-" if usage is None else f"{usage:.0%}",
         "heard": "-" if age is None else f"{age:.1f} s",
-        "why": escape((health.said if health is not None else "") or (row["reasons"][-1] if row["reasons"] else "")),
+        "why": escape((health.summary if health is not None else "") or (row["reasons"][-1] if row["reasons"] else "")),
     }
 
 
-def _counted(nodes: list[dict[str, Any]]) -> Iterator[tuple[str, int]]:
+def _count_states(nodes: list[dict[str, Any]]) -> Iterator[tuple[str, int]]:
     for state in _COLOURS:
-        count = sum(_state(row) == state for row in nodes)
+        count = sum(_format_state(row) == state for row in nodes)
         if count:
             yield state, count
 
 
-def _state(row: dict[str, Any]) -> str:
+def _format_state(row: dict[str, Any]) -> str:
     """The state in effect: a ready node whose breaker lets nothing pass is ejected, one that gets a part of its requests recovers."""
     breaker = (row.get("health") or {"state": "closed"})["state"]
     if row["state"] != "ready" or breaker == "closed":
@@ -171,7 +171,7 @@ def _state(row: dict[str, Any]) -> str:
     return "ejected" if breaker in EXCLUDED else "recovering"
 
 
-def _breaker(health: HealthForm | None) -> str:
+def _format_breaker(health: HealthForm | None) -> str:
     if health is None:
         return "closed"
     colour = "green" if health.state is BreakerState.CLOSED else "red" if health.state is BreakerState.OPEN else "yellow"
@@ -179,5 +179,5 @@ def _breaker(health: HealthForm | None) -> str:
     return f"[{colour}]{health.state.value}{share}[/]"
 
 
-def _shown(number: int | None) -> str:
+def _format_number(number: int | None) -> str:
     return "-" if number is None else str(number)

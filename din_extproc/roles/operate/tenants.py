@@ -18,7 +18,7 @@ from din_extproc.domain.tenant import Budget, Tenant
 from din_extproc.edge.redis.ledger import Names, Runner
 from din_extproc.edge.redis.live_counters import BudgetUsage, LiveCounters
 from din_extproc.edge.redis.usage import UsageStore
-from din_extproc.observe.usage_book import UsageTotals, day_of
+from din_extproc.observe.usage_book import UsageTotals, format_day
 from din_extproc.roles.operate.nodes import SidecarUnreachable, fetch_page
 from din_extproc.roles.operate.unknown_tenant import UnknownTenant, unknown_tenant_message
 from din_extproc.settings.settings import Settings
@@ -51,22 +51,22 @@ class TenantsPage:
         self._live = LiveCounters(link, Names(settings.network, settings.store.one_slot))
         self._usage = UsageStore(link, settings.network)
 
-    async def build(self, settings: Settings, tenant: str, waiting: Mapping[str, int]) -> dict[str, Any]:
+    async def build_page(self, settings: Settings, tenant: str, waiting: Mapping[str, int]) -> dict[str, Any]:
         """Build the page. `tenant`: the only one to include; "": those that used most today. `waiting`: queued requests by tenant."""
         named = settings.find_tenant(tenant) if tenant else None
         chosen = list(settings.tenants) if not tenant else [] if named is None else [named]
         try:
-            today = _by_tenant(await self._usage.day(day_of(time.time()).isoformat()))
-            chosen = sorted(chosen, key=lambda each: -_tokens(today.get(each.id)))[:_MOST]
-            standings = await self._live.standings([(each.id, Budget("tenant", each.limits)) for each in chosen])
+            today = _sum_by_tenant(await self._usage.read_day(format_day(time.time()).isoformat()))
+            chosen = sorted(chosen, key=lambda each: -_sum_tokens(today.get(each.id)))[:_MOST]
+            standings = await self._live.read_usage([(each.id, Budget("tenant", each.limits)) for each in chosen])
         except LimitsUnavailable:
             today, standings = {}, []
         known = dict(zip((each.id for each in chosen), standings, strict=False))
-        rows = [_row(each, known.get(each.id), today.get(each.id), waiting) for each in chosen[:_MOST]]
+        rows = [_make_row(each, known.get(each.id), today.get(each.id), waiting) for each in chosen[:_MOST]]
         return {"network": settings.network, "stale": not known and bool(rows), "count": len(settings.tenants), "tenants": rows}
 
 
-def _by_tenant(day: Mapping[Any, UsageTotals]) -> dict[str, dict[str, int]]:
+def _sum_by_tenant(day: Mapping[Any, UsageTotals]) -> dict[str, dict[str, int]]:
     sums: dict[str, dict[str, int]] = {}
     for line, used in day.items():
         own = sums.setdefault(line.tenant, dict.fromkeys(_TODAY, 0))
@@ -75,11 +75,11 @@ def _by_tenant(day: Mapping[Any, UsageTotals]) -> dict[str, dict[str, int]]:
     return sums
 
 
-def _tokens(today: Mapping[str, int] | None) -> int:
+def _sum_tokens(today: Mapping[str, int] | None) -> int:
     return 0 if today is None else today["prompt_tokens"] + today["completion_tokens"]
 
 
-def _row(tenant: Tenant, live: BudgetUsage | None, today: Mapping[str, int] | None, waiting: Mapping[str, int]) -> dict[str, Any]:
+def _make_row(tenant: Tenant, live: BudgetUsage | None, today: Mapping[str, int] | None, waiting: Mapping[str, int]) -> dict[str, Any]:
     limits = tenant.limits
     return {
         "tenant": tenant.id,
@@ -96,13 +96,13 @@ def _row(tenant: Tenant, live: BudgetUsage | None, today: Mapping[str, int] | No
     }
 
 
-def show(settings: Settings, tenant: str) -> None:
+def fetch_table(settings: Settings, tenant: str) -> None:
     """Print the table once. Raises as `fetch_tenants` does."""
     console = Console()
     console.print(_table(fetch_tenants(settings, tenant), console.width))
 
 
-def watch(settings: Settings, tenant: str, every_s: float) -> None:
+def watch_table(settings: Settings, tenant: str, every_s: float) -> None:
     """Refresh the table until Ctrl-C."""
     console = Console()
     with Live(_table(fetch_tenants(settings, tenant), console.width), console=console, auto_refresh=False) as live:
@@ -144,7 +144,7 @@ def _table(shown: dict[str, Any], width: int) -> Table:
             "waiting": str(row["waiting"]),
             "today": _brief(today["requests"]),
             "refused": refused,
-            "tokens today": _brief(_tokens(today)),
+            "tokens today": _brief(_sum_tokens(today)),
         }
         table.add_row(*(cells[name] for name in names))
     return table

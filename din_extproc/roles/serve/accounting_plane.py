@@ -19,7 +19,7 @@ from din_extproc.edge.probe.envoy_admin import DroppedLogs
 from din_extproc.flow.calibrators import TokenCalibrators
 from din_extproc.flow.learning import ExchangeLearner
 from din_extproc.flow.settlement import SettlementService
-from din_extproc.observe.accesslog import fluentd_records, records
+from din_extproc.observe.accesslog import read_fluentd_records, read_records
 from din_extproc.observe.mixture import DtypeMixture
 from din_extproc.roles.serve.decision_view import half_lives_s, node_names
 from din_extproc.roles.serve.health import HealthMonitor
@@ -49,7 +49,7 @@ class AccountingPlane:
         background: Runs settlement.
         observers: Get every finished exchange, after those of this class.
         attempt_observers: Get every failed attempt, after the breakers.
-        gauges: Learns prompt lengths.
+        calibrators: Learns prompt lengths.
         outputs: Learns output lengths.
         health: Gets the outcome of requests.
     """
@@ -61,7 +61,7 @@ class AccountingPlane:
         background: Background,
         observers: Iterable[ExchangeObserver],
         attempt_observers: Iterable[AttemptObserver],
-        gauges: TokenCalibrators,
+        calibrators: TokenCalibrators,
         outputs: OutputHistory,
         health: HealthMonitor,
     ) -> None:
@@ -69,20 +69,20 @@ class AccountingPlane:
         self._nodes = node_names(settings)
         self._described = {node.id: node for pool in settings.pools for node in pool.nodes}
         self._background = background
-        self._gauges = gauges
+        self._calibrators = calibrators
         self._outputs = outputs
         self._paces = NodePaces(half_lives_s(settings))
         self.settler = SettlementService(ledger)
         self._observers: tuple[ExchangeObserver, ...] = (
-            lambda record: health.finished(record, SystemClock.monotonic()),
+            lambda record: health.on_exchange(record, SystemClock.monotonic()),
             lambda record: self._paces.learn(record, SystemClock.monotonic()),
-            self._tally,
+            self._count_exchange,
             self._compare_identity,
-            ExchangeLearner(gauges, outputs).on_exchange,
+            ExchangeLearner(calibrators, outputs).on_exchange,
             *observers,
         )
         self._attempt_observers: tuple[AttemptObserver, ...] = (
-            lambda attempt: health.attempt_failed(attempt, SystemClock.monotonic()),
+            lambda attempt: health.on_attempt_failed(attempt, SystemClock.monotonic()),
             *attempt_observers,
         )
         self._registered: dict[str, str] = {}
@@ -101,7 +101,7 @@ class AccountingPlane:
         """Start the periodic tasks."""
         self._background.every(_RETRY_S, "retrying settlements", self._retry)
         self._background.every(_LOOK_S, "checking for mixed dtypes", self._check_dtypes)
-        self._background.every(_ASK_S, "reading Envoy's dropped log entries", self._envoy.ask)
+        self._background.every(_ASK_S, "reading Envoy's dropped log entries", self._envoy.count_new)
 
     def reload(self, settings: Settings) -> None:
         """Use the nodes, prices and half-lives of this configuration."""
@@ -123,7 +123,7 @@ class AccountingPlane:
             self._nodes.pop(endpoint, None)
             self._described.pop(self._registered.pop(endpoint), None)
 
-    def take_tallies(self) -> dict[str, tuple[int, int]]:
+    def take_counts(self) -> dict[str, tuple[int, int]]:
         """Return (answers, failures) per node since the last call."""
         tallies, self._tallies = self._tallies, {}
         return tallies
@@ -131,7 +131,7 @@ class AccountingPlane:
     def on_access_log(self, message: bytes) -> None:
         """Handle one message of Envoy's access log."""
         try:
-            finished = records(message, self._nodes, self._described)
+            finished = read_records(message, self._nodes, self._described)
         except ValueError:
             self._unreadable += 1
             _log.warning("access log message of %d bytes ignored: it can't be decoded", len(message))
@@ -140,13 +140,13 @@ class AccountingPlane:
 
     def on_log_entries(self, tag: str, entries: list[Any]) -> None:
         """Take one Fluentd message of Envoy's access log."""
-        finished = fluentd_records(tag, entries, self._nodes, self._described, unreadable=self._count_unreadable)
+        finished = read_fluentd_records(tag, entries, self._nodes, self._described, unreadable=self._count_unreadable)
         self._background.trickle(finished, self._on_record)
 
     def take_learned(self) -> WorkerUpdate:
         """Return what was learned since the last call."""
         return WorkerUpdate(
-            calibrations=self._gauges.take_changes() or None,
+            calibrations=self._calibrators.take_changes() or None,
             outputs=self._outputs.take_changes() or None,
             paces=self._paces.take_changes() or None,
         )
@@ -195,7 +195,7 @@ class AccountingPlane:
             self._alarmed.add(record.node_id)
             _log.error("%s (trace id %s): correct its address or id, `din-extproc verify` names all such nodes", reason, record.trace_id)
 
-    def _tally(self, record: ExchangeRecord) -> None:
+    def _count_exchange(self, record: ExchangeRecord) -> None:
         """Count the exchange for or against its node. An impossible token usage counts as a failure, even of a good answer."""
         failed = record.outcome in UPSTREAM_FAULTS or record.usage.disputed
         if not record.node_id or not (failed or record.outcome is Outcome.COMPLETED):

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from din_extproc.admit.reservation import OutputHistory
 from din_extproc.audit.records import OperatorOrder
-from din_extproc.domain.availability import ModelAvailability, availability
+from din_extproc.domain.availability import ModelAvailability, compute_availability
 from din_extproc.domain.health import HoldKind
 from din_extproc.domain.membership import HeartbeatReading, MembershipDelta
 from din_extproc.edge.access_log_port import AccessLogPort
@@ -77,9 +77,9 @@ class AccountingService:
         background: Runs periodic tasks.
         transport: The gRPC server for nodes and for Envoys that use xDS.
         counters: Counts how exchanges ended.
-        gauges: Learns prompt lengths.
+        calibrators: Learns prompt lengths.
         outputs: Learns output lengths.
-        standing: Returns the state of the whole sidecar as metrics; None between them lets other tasks run.
+        collect_state: Returns the state of the whole sidecar as metrics; None between them lets other tasks run.
         send: Sends an update to the workers.
     """
 
@@ -92,15 +92,15 @@ class AccountingService:
         background: Background,
         transport: type[H2Server | GrpcioServer],
         counters: DecisionCounters,
-        gauges: TokenCalibrators,
+        calibrators: TokenCalibrators,
         outputs: OutputHistory,
-        standing: Callable[[], Iterator[Family | None]],
+        collect_state: Callable[[], Iterator[Family | None]],
         send: Callable[[WorkerUpdate], None],
     ) -> None:
         self._background = background
         self._send = send
         self._audit_blocked = False
-        self.observers = ExchangeObservers(settings, link, counters, standing, self._block_requests)
+        self.observers = ExchangeObservers(settings, link, counters, collect_state, self._block_requests)
         self._breakers = make_health_monitor(
             settings,
             on_change=lambda changed: send(WorkerUpdate(breakers=changed)),
@@ -115,7 +115,7 @@ class AccountingService:
             background,
             observers=self.observers.exchange_observers(),
             attempt_observers=self.observers.attempt_observers(),
-            gauges=gauges,
+            calibrators=calibrators,
             outputs=outputs,
             health=self._breakers,
         )
@@ -152,7 +152,7 @@ class AccountingService:
             if part is not None:
                 part.reload(settings)
         targets = (ScrapeTarget.of(node, pool.engine) for pool in settings.pools for node in pool.nodes if node.remote is None)
-        self._scraper.use(targets, settings.gateway.scrape_s)
+        self._scraper.set_targets(targets, settings.gateway.scrape_s)
 
     async def start(self) -> None:
         """Start settlement, breakers and probes."""
@@ -198,7 +198,7 @@ class AccountingService:
         """Take what Envoy still holds, then close that port."""
         await self._logs.stop()
 
-    async def leave(self) -> None:
+    async def leave_network(self) -> None:
         """Close these ports."""
         if self._registry is not None:
             await self._registry.stop()
@@ -217,7 +217,7 @@ class AccountingService:
         membership = None if self._registry is None else self._registry.registrar.table.snapshot()
         return WorkerUpdate(
             membership=membership,
-            breakers=self._breakers.open_breakers(),
+            breakers=self._breakers.get_open_breakers(),
             stopped=self._breakers.stopped,
             audit_blocked=self._audit_blocked,
         )
@@ -227,19 +227,19 @@ class AccountingService:
         """Whether the node table is the last known one because Redis can't be reached."""
         return self._registry is not None and self._registry.registrar.table.stale
 
-    def rows(self, settings: Settings) -> Iterator[MemberForm]:
+    def get_rows(self, settings: Settings) -> Iterator[MemberForm]:
         """Yield every node, configured and registered, with its state and health."""
         listed = configured_rows(settings, self._scraper.latest, self._trust.score)
         return self._breakers.add_health(listed if self._registry is None else chain(listed, self._registry.rows()))
 
-    def availability(self, settings: Settings) -> tuple[ModelAvailability, ...]:
+    def get_availability(self, settings: Settings) -> tuple[ModelAvailability, ...]:
         """Return how much of each model's capacity takes requests now."""
-        shares = [row.share for row in self.rows(settings)]
-        return availability(settings.pools, self._breakers.open_breakers().pools, shares, SystemClock.monotonic())
+        shares = [row.share for row in self.get_rows(settings)]
+        return compute_availability(settings.pools, self._breakers.get_open_breakers().pools, shares, SystemClock.monotonic())
 
-    async def order(self, settings: Settings, order: NodeOrder, node_id: str, operator: str, reason: str) -> str | None:
+    async def apply_order(self, settings: Settings, order: NodeOrder, node_id: str, operator: str, reason: str) -> str | None:
         """Carry out an operator's order. Return what is still missing, "" for nothing; None: there is no such node."""
-        if not any(row.node.id == node_id for row in self.rows(settings)):
+        if not any(row.node.id == node_id for row in self.get_rows(settings)):
             return None
         self.observers.record_event(
             OperatorOrder(at=SystemClock.wall(), node_id=node_id, order=order.value, operator=operator, reason=reason)
@@ -247,7 +247,7 @@ class AccountingService:
         if order in (NodeOrder.UNDRAIN, NodeOrder.RELEASE):
             self._trust.release(node_id)
             if self._registry is not None:
-                await self._registry.registrar.release(node_id, operator)
+                await self._registry.registrar.release_node(node_id, operator)
         return await self._holds.order(node_id, _HOLDS[order], operator, reason)
 
     def snapshot(self) -> dict[str, Any]:
@@ -275,7 +275,7 @@ class AccountingService:
         self._send_readings({node_id: replace(reading, trust=self._trust.score(node_id)) for node_id, reading in readings.items()})
 
     async def _quarantine(self, node_id: str, reason: str) -> None:
-        await self.order(self._settings, NodeOrder.QUARANTINE, node_id, "double checks", reason)
+        await self.apply_order(self._settings, NodeOrder.QUARANTINE, node_id, "double checks", reason)
 
     def _block_requests(self, blocked: bool) -> None:  # noqa: FBT001 - a handler takes the value alone
         self._audit_blocked = blocked
@@ -287,10 +287,10 @@ class AccountingService:
             self._send(learned)
 
     async def _rate_nodes(self) -> None:
-        for node_id, (answers, failures) in self.plane.take_tallies().items():
-            await self._trust.observe(node_id, answers, failures)
+        for node_id, (answers, failures) in self.plane.take_counts().items():
+            await self._trust.record_answers(node_id, answers, failures)
         for node_id, (count, reason) in self.plane.take_mismatches().items():
-            await self._trust.misidentified(node_id, count, reason)
-        readings = self._trust.readings()
+            await self._trust.record_misidentified(node_id, count, reason)
+        readings = self._trust.take_readings()
         if readings:
             self._send_readings(readings)

@@ -13,7 +13,7 @@ from din_extproc.edge.http.node_orders import NodeOrder, NodeOrders
 from din_extproc.edge.redis.cluster import ClusterLinks
 from din_extproc.edge.redis.guard import GuardedLedger
 from din_extproc.edge.redis.link import Link
-from din_extproc.observe.exposition import slices
+from din_extproc.observe.exposition import render_slices
 from din_extproc.observe.families import Family
 from din_extproc.roles.operate.tenants import TenantsPage
 from din_extproc.roles.serve.accounting_service import AccountingService
@@ -56,21 +56,21 @@ class AdminServer:
         if reloader.settings.gateway.dashboard is not None:
             self._dashboard = DashboardBuilder(
                 reloader=reloader,
-                status=self._shown,
-                nodes=self._nodes,
+                status=self._collect_status,
+                nodes=self._collect_nodes,
                 unready=unready,
-                tenants=self._tenants,
+                tenants=self._collect_tenants,
                 recent=accounting.observers.recent,
             ).pages
         self._port = AdminPages(
-            status=self._status,
+            status=self._get_status,
             reasons=unready,
-            nodes=self._nodes,
-            availability=self._availability,
-            tenants=self._tenants,
-            metrics=self._metrics,
-            times=accounting.observers.recent.times,
-            orders=NodeOrders(reloader.operator, self._order),
+            nodes=self._collect_nodes,
+            availability=self._get_availability,
+            tenants=self._collect_tenants,
+            metrics=self._collect_metrics,
+            times=accounting.observers.recent.get_times,
+            orders=NodeOrders(reloader.operator, self._apply_order),
             opens=reloader.is_reader,
             dashboard=self._dashboard,
             exposed=not ip_address(reloader.settings.gateway.admin.address.host).is_loopback,
@@ -90,45 +90,45 @@ class AdminServer:
             self._dashboard.close()
         await self._port.stop()
 
-    def state_metrics(self) -> Iterator[Family | None]:
+    def collect_state_metrics(self) -> Iterator[Family | None]:
         """Yield the state of the sidecar as metrics; None lets other tasks run."""
-        shown = self._shown()
+        shown = self._collect_status()
         yield from request_families(shown)
         yield from state_families(shown, ready=not self._unready())
-        yield from node_families(self._accounting.rows(self._reloader.settings), stale=self._accounting.stale)
+        yield from node_families(self._accounting.get_rows(self._reloader.settings), stale=self._accounting.stale)
 
-    def _metrics(self) -> Iterator[bytes]:
-        return slices(self._accounting.observers.families())
+    def _collect_metrics(self) -> Iterator[bytes]:
+        return render_slices(self._accounting.observers.collect_families())
 
-    def _status(self) -> dict[str, object]:
-        return {**self._shown(), "membership": self._nodes()}
+    def _get_status(self) -> dict[str, object]:
+        return {**self._collect_status(), "membership": self._collect_nodes()}
 
-    def _nodes(self) -> dict[str, Any]:
+    def _collect_nodes(self) -> dict[str, Any]:
         settings = self._reloader.settings
         return {
             "network": settings.network,
             "stale": self._accounting.stale,
-            "nodes": list(self._accounting.rows(settings)),
-            "models": self._accounting.availability(settings),
+            "nodes": list(self._accounting.get_rows(settings)),
+            "models": self._accounting.get_availability(settings),
         }
 
-    def _availability(self, name: str) -> tuple[ModelAvailability, ...] | None:
+    def _get_availability(self, name: str) -> tuple[ModelAvailability, ...] | None:
         """Return the capacity of every model (""), or of those behind a name; None: the name is unknown."""
         settings = self._reloader.settings
-        found = self._accounting.availability(settings)
+        found = self._accounting.get_availability(settings)
         if not name:
             return found
         models = {rule.pool.model for rule in settings.routes.rules_for(name)}
         return tuple(each for each in found if each.model in models) or None
 
-    async def _order(self, order: NodeOrder, node_id: str, operator: str, reason: str) -> str | None:
-        return await self._accounting.order(self._reloader.settings, order, node_id, operator, reason)
+    async def _apply_order(self, order: NodeOrder, node_id: str, operator: str, reason: str) -> str | None:
+        return await self._accounting.apply_order(self._reloader.settings, order, node_id, operator, reason)
 
-    async def _tenants(self, tenant: str) -> dict[str, Any]:
+    async def _collect_tenants(self, tenant: str) -> dict[str, Any]:
         waiting = self._numbers().get("queue", {}).get("by_tenant", {})
-        return await self._tenants_page.build(self._reloader.settings, tenant, waiting)
+        return await self._tenants_page.build_page(self._reloader.settings, tenant, waiting)
 
-    def _shown(self) -> dict[str, Any]:
+    def _collect_status(self) -> dict[str, Any]:
         """Return the status page without its nodes."""
         settings = self._reloader.settings
         return {

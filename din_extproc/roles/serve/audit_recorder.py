@@ -17,7 +17,7 @@ from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.redis.audit_heads import AuditHeads
 from din_extproc.edge.redis.ledger import Runner
-from din_extproc.flow.audit_records import ending_record
+from din_extproc.flow.audit_records import make_ending_record
 from din_extproc.registry.table import NodeEvent
 from din_extproc.settings.audit import AuditSettings
 from din_extproc.settings.settings import Settings
@@ -36,10 +36,10 @@ class AuditRecorder:
         audit: Folder, keys and policy of the log.
         network: The network that the log belongs to.
         link: Runs Redis commands; replicas publish there how far their logs have come.
-        turned: Called with True when the disk takes no more, with False when it does again.
+        on_blocked: Called with True when the disk takes no more, with False when it does again.
     """
 
-    def __init__(self, audit: AuditSettings, network: str, link: Runner, turned: Callable[[bool], None]) -> None:
+    def __init__(self, audit: AuditSettings, network: str, link: Runner, on_blocked: Callable[[bool], None]) -> None:
         section = audit.section
         options = AuditOptions(
             folder=audit.folder,
@@ -53,7 +53,7 @@ class AuditRecorder:
         )
         self._flush_s = section.flush_ms / _MS
         self._on_full = section.on_full
-        self._log = AuditLog(options, audit.keys, _ignore if self._drops else turned)
+        self._log = AuditLog(options, audit.keys, _ignore if self._drops else on_blocked)
         self._settings: Settings | None = None
         self._replica = audit.replica
         self._heads = AuditHeads(link, network)
@@ -68,7 +68,7 @@ class AuditRecorder:
         """
         self._log.start()
         background.every(self._flush_s, "writing the audit log", self._log.flush)
-        background.every(_WITNESS_S, "witnessing other replicas' audit logs", self.witness)
+        background.every(_WITNESS_S, "witnessing other replicas' audit logs", self.publish_head)
 
     async def stop(self) -> None:
         """Write the remaining records and close the log."""
@@ -78,15 +78,15 @@ class AuditRecorder:
         """Record what changed in the configuration, and use its keys."""
         before, self._settings = self._settings, settings
         if settings.audit is not None:
-            self._log.use(settings.audit.keys)
+            self._log.set_keys(settings.audit.keys)
         if before is None or before.fingerprint != settings.fingerprint:
-            self.record(_configured(before, settings))
+            self.record(_make_configured(before, settings))
 
-    async def witness(self) -> None:
+    async def publish_head(self) -> None:
         """Record how far the logs of other replicas have come, if that is farther than recorded before."""
         seq, chain = self._log.head
         try:
-            heads = await self._heads.exchange(self._replica, seq, chain)
+            heads = await self._heads.publish(self._replica, seq, chain)
         except LimitsUnavailable:
             return
         for replica, (other, mac) in sorted(heads.items()):
@@ -96,16 +96,16 @@ class AuditRecorder:
 
     def record(self, event: Event) -> None:
         """Record an event."""
-        self._log.note(event)
+        self._log.record(event)
 
-    def finished(self, record: ExchangeRecord) -> None:
+    def on_exchange(self, record: ExchangeRecord) -> None:
         """Record a settled exchange."""
-        self._log.note(ending_record(record))
+        self._log.record(make_ending_record(record))
 
     def record_admissions(self, records: Iterable[Any]) -> None:
         """Record requests that a worker, of this process or another one, sent on."""
         for record in records:
-            self._log.note(record if type(record) is AdmissionRecord else msgspec.convert(record, AdmissionRecord))
+            self._log.record(record if type(record) is AdmissionRecord else msgspec.convert(record, AdmissionRecord))
 
     def on_node_events(self, events: list[NodeEvent]) -> None:
         """Record that nodes joined, changed or left."""
@@ -121,7 +121,7 @@ class AuditRecorder:
                 model=node.model,
                 version=node.version,
             )
-            self._log.note(record)
+            self._log.record(record)
 
     @property
     def blocked_reason(self) -> str:
@@ -134,7 +134,7 @@ class AuditRecorder:
 
     def snapshot(self) -> dict[str, object]:
         """Return the state of the log for the admin page."""
-        return self._log.shown()
+        return self._log.snapshot()
 
     @property
     def _drops(self) -> bool:
@@ -146,9 +146,9 @@ def _ignore(_shut: bool) -> None:  # noqa: FBT001 - a callback takes the value a
     """Ignore the state of the log: requests are served, recorded or not."""
 
 
-def _configured(before: Settings | None, settings: Settings) -> Configured:
-    added, removed, changed = _diff(_keys(before), _keys(settings))
-    nodes = _diff({} if before is None else before.node_tokens, settings.node_tokens)
+def _make_configured(before: Settings | None, settings: Settings) -> Configured:
+    added, removed, changed = _compare(_collect_keys(before), _collect_keys(settings))
+    nodes = _compare({} if before is None else before.node_tokens, settings.node_tokens)
     differing: tuple[str, ...] = ()
     if before is not None:
         found = [name for name in _SECTIONS if getattr(before, name) != getattr(settings, name)]
@@ -169,13 +169,13 @@ def _configured(before: Settings | None, settings: Settings) -> Configured:
     )
 
 
-def _keys(settings: Settings | None) -> Mapping[str, object]:
+def _collect_keys(settings: Settings | None) -> Mapping[str, object]:
     if settings is None:
         return {}
     return {f"{tenant.id}/{key.id}": key for tenant, keys in settings.keys for key in keys}
 
 
-def _diff(before: Mapping[str, object], now: Mapping[str, object]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+def _compare(before: Mapping[str, object], now: Mapping[str, object]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """Return the ids that were added, removed and changed."""
     changed = sorted(name for name in before.keys() & now.keys() if before[name] != now[name])
     return tuple(sorted(now.keys() - before.keys())), tuple(sorted(before.keys() - now.keys())), tuple(changed)

@@ -60,14 +60,14 @@ class DashboardBuilder:
         """Build the current data."""
         settings, status, members = self._reloader.settings, self._status(), self._nodes()
         now = SystemClock.monotonic()
-        traffic = self._recent.traffic(now)
+        traffic = self._recent.get_traffic(now)
         tenants = (await self._tenants(""))["tenants"]
         breakers = status["breakers"].get("pools", {})
         rows: list[NodeRow] = []
         for at, member in enumerate(members["nodes"]):
             if at % _SLICE == 0:
                 await asyncio.sleep(0)
-            rows.append(_row(member, self._recent.first_tokens(member.node.id, now)))
+            rows.append(_row(member, self._recent.get_first_tokens(member.node.id, now)))
         return DashboardData(
             at=SystemClock().wall(),
             step_s=STEP_S,
@@ -85,7 +85,7 @@ class DashboardBuilder:
             aliases=traffic["aliases"],
             tenants=tuple(_tenant(row, traffic["tenants"]) for row in tenants),
             events=tuple(reversed(self._recent.events)),
-            timelines=self._recent.timelines(now),
+            timelines=self._recent.get_timelines(now),
         )
 
 

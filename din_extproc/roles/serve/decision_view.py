@@ -16,7 +16,7 @@ from din_extproc.admit.keys import KeyRing
 from din_extproc.domain.identity import NO_IDENTITIES
 from din_extproc.domain.tenant import OnSensitive, Tenant
 from din_extproc.edge.tokenizers import ModelTokenizer, TokenizerUnavailable
-from din_extproc.flow.view import NO_COMMONS, UNLISTED, DecisionView, ModelFacts, ScreeningPolicy, TokenCounter
+from din_extproc.flow.view import NO_GLOBAL_LIMITS, UNLISTED, DecisionView, ModelFacts, ScreeningPolicy, TokenCounter
 from din_extproc.screen.find import Screen
 from din_extproc.screen.kinds import BUILT_IN, custom
 from din_extproc.settings.settings import Settings
@@ -40,14 +40,14 @@ def make_view(settings: Settings, counters: Mapping[str, TokenCounter]) -> Decis
         if described is not None:
             known = replace(known, output_tokens_default=described.output_tokens_default, media_tokens=described.media_tokens)
         models[model] = known
-    commons = NO_COMMONS if settings.commons == NO_COMMONS else settings.commons
+    global_limits = NO_GLOBAL_LIMITS if settings.global_limits == NO_GLOBAL_LIMITS else settings.global_limits
     return DecisionView(
         table=settings.routes,
         keys=KeyRing(settings.keys),
         identities=None if settings.identity == NO_IDENTITIES else Identities(settings.identity, settings.tenants),
         models=models,
         body_limit=settings.body_limit,
-        commons=commons,
+        global_limits=global_limits,
         pools={pool.name: pool for pool in settings.pools},
         prices=settings.prices,
         budgets=settings.budgets,

@@ -22,7 +22,7 @@ _REMEMBERED = 10_000
 class AgreementRecorder(Protocol):
     """Counts agreements and disagreements for and against nodes."""
 
-    async def compare(self, node_id: str, *, agreements: int = 0, disagreements: int = 0, reason: str = "") -> None:
+    async def record_comparison(self, node_id: str, *, agreements: int = 0, disagreements: int = 0, reason: str = "") -> None:
         """Add agreements and disagreements of a node with another node of its kind."""
 
 
@@ -49,7 +49,7 @@ class DoubleChecks:
                 await self._on_difference(compared)
             elif compared.agreement is Agreement.AGREE and self.recorder is not None:
                 for node_id in (compared.node_id, compared.second_node_id):
-                    await self.recorder.compare(node_id, agreements=1)
+                    await self.recorder.record_comparison(node_id, agreements=1)
 
     async def _on_difference(self, compared: DoubleCheckResult) -> None:
         reason = f"{compared.node_id} and {compared.second_node_id} differ at token {compared.at_token}"
@@ -73,7 +73,7 @@ class DoubleChecks:
             return
         for node_id in compared.blamed:
             if len(compared.blamed) == 1 or self._may_be_blamed(node_id):
-                await self.recorder.compare(node_id, disagreements=1, reason=reason)
+                await self.recorder.record_comparison(node_id, disagreements=1, reason=reason)
 
     def _may_be_blamed(self, node_id: str) -> bool:
         now = SystemClock.monotonic()

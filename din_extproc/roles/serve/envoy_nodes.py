@@ -6,7 +6,7 @@ Rule: without xDS only Envoy itself can say what it was rendered with, so it is 
 import logging
 from collections.abc import Mapping
 
-from din_extproc.edge.probe.envoy_admin import ask_endpoints
+from din_extproc.edge.probe.envoy_admin import fetch_endpoints_once
 from din_extproc.settings.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class EnvoyNodes:
         if self._done:
             return
         settings = self._settings
-        known = await ask_endpoints(settings.envoy.admin)
+        known = await fetch_endpoints_once(settings.envoy.admin)
         if known is None or settings is not self._settings:
             return
         unknown = find_unknown_nodes(settings, known)

@@ -20,18 +20,18 @@ class ExtAuthzLeases:
     """Renews the leases of the permitted requests of one process.
 
     Args:
-        desk: The worker's shared state.
+        context: The worker's shared state.
         longest_s: Maximum duration of a request, in seconds.
     """
 
-    def __init__(self, desk: WorkerContext, longest_s: float) -> None:
-        self._desk = desk
+    def __init__(self, context: WorkerContext, longest_s: float) -> None:
+        self._context = context
         self._longest_s = longest_s
-        self.factory = ExtAuthzHandlerFactory(desk)
+        self.factory = ExtAuthzHandlerFactory(context)
 
     def start(self, background: Background) -> None:
         """Start renewing."""
-        background.every(self._desk.lease_ms / 1000 / _RENEWALS_PER_LEASE, "renewing ext_authz leases", self.renew)
+        background.every(self._context.lease_ms / 1000 / _RENEWALS_PER_LEASE, "renewing ext_authz leases", self.renew)
 
     async def renew(self) -> None:
         """Renew the leases of requests that are not settled; forget the others."""
@@ -39,11 +39,11 @@ class ExtAuthzLeases:
         for at, (request_id, (tenant, since)) in enumerate(list(permits.items())):
             if at % _AT_ONCE == 0:
                 await asyncio.sleep(_BETWEEN_S)
-            if SystemClock.monotonic() - since > self._longest_s or not await self._renewed(tenant, request_id):
+            if SystemClock.monotonic() - since > self._longest_s or not await self._renew_lease(tenant, request_id):
                 del permits[request_id]
 
-    async def _renewed(self, tenant: str, request_id: str) -> bool:
+    async def _renew_lease(self, tenant: str, request_id: str) -> bool:
         try:
-            return await self._desk.ledger.renew(tenant, request_id, self._desk.lease_ms)
+            return await self._context.ledger.renew(tenant, request_id, self._context.lease_ms)
         except LimitsUnavailable:
             return True

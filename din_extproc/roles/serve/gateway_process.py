@@ -86,7 +86,7 @@ class GatewayProcess:
                     grace_s=options.drain_s,
                     greeting=self._accounting.initial_update,
                     farewell=self._keep_counters,
-                    heard=self._accounting.observers.on_report,
+                    on_report=self._accounting.observers.on_report,
                 )
         services = [] if self._worker is None else self._worker.services
         self._health = HealthService(
@@ -123,9 +123,9 @@ class GatewayProcess:
             background=self._background,
             transport=transport,
             counters=self._counters,
-            gauges=TokenCalibrators(settings.routes.preferred_model) if plane is None else plane.gauges,
+            calibrators=TokenCalibrators(settings.routes.preferred_model) if plane is None else plane.gauges,
             outputs=OutputHistory() if plane is None else plane.outputs,
-            standing=lambda: iter(()) if self._admin is None else self._admin.state_metrics(),
+            collect_state=lambda: iter(()) if self._admin is None else self._admin.collect_state_metrics(),
             send=self._send_update,
         )
 
@@ -170,7 +170,7 @@ class GatewayProcess:
     async def _stop(self) -> None:
         self._set_serving(serving=False)
         if self._accounting is not None:
-            await self._accounting.leave()
+            await self._accounting.leave_network()
         if self._pool is not None:
             await self._pool.stop()
         await self._server.stop(self._options.drain_s)
@@ -201,7 +201,7 @@ class GatewayProcess:
 
     def _set_serving(self, *, serving: bool) -> None:
         self._serving = serving
-        self._health.switch(serving=serving)
+        self._health.set_serving(serving=serving)
 
     async def _reload(self, settings: Settings) -> None:
         """Use this configuration: Envoys know its pools before a worker decides by it."""
@@ -212,7 +212,7 @@ class GatewayProcess:
         if self._accounting is not None:
             self._accounting.reload(settings)
         if self._pool is not None:
-            self._pool.tell(WorkerUpdate(configuration=settings.fingerprint))
+            self._pool.broadcast(WorkerUpdate(configuration=settings.fingerprint))
 
     def _follow_config(self, fingerprint: str) -> None:
         self._background.run("taking over the configuration", self._reloader.follow(fingerprint))
@@ -224,7 +224,7 @@ class GatewayProcess:
     def _send_update(self, update: WorkerUpdate) -> None:
         """Send an update to the worker of this process, or to all worker processes."""
         if self._pool is not None:
-            self._pool.tell(update)
+            self._pool.broadcast(update)
         elif self._worker is not None:
             self._worker.apply(update)
 
@@ -251,7 +251,7 @@ class GatewayProcess:
         """Return the numbers of this process for the admin page."""
         decided = {} if self._worker is None else self._worker.plane.snapshot()
         accounted = {} if self._accounting is None else self._accounting.plane.snapshot()
-        return sum_numbers(decided, accounted, {"counts": self._counters.shown()})
+        return sum_numbers(decided, accounted, {"counts": self._counters.snapshot()})
 
     def _numbers(self) -> dict[str, Any]:
         """Return the sum of the numbers of all processes."""

@@ -157,7 +157,7 @@ class HealthMonitor:
         """Take the result of a probe, of this replica or another one. Ignored if probes are switched off."""
         now = SystemClock.monotonic()
         before = self._probed.get(probed.node_id, (None, None, 0.0))[1]
-        if self.probe_target(probed.node_id) is None or self.settings.health.probe is None:
+        if self.get_probe_target(probed.node_id) is None or self.settings.health.probe is None:
             return
         self._probed[probed.node_id] = (probed, before if probed.ttft_ms is None else probed.ttft_ms, now)
         if probed.ok is None:
@@ -187,7 +187,7 @@ class HealthMonitor:
         if self._requests.stop(origins, SystemClock.monotonic()):
             self._on_stopped(self._requests.stopped)
 
-    def probe_target(self, node_id: str) -> ProbeTarget | None:
+    def get_probe_target(self, node_id: str) -> ProbeTarget | None:
         """Return how to probe a node; None: the node is unknown, or a remote API, of which every question costs money."""
         members = self._joined.get(node_id) or self._listed.get(node_id)
         if not members:
@@ -195,7 +195,7 @@ class HealthMonitor:
         pool, node = next(iter(members.items()))
         return ProbeTarget.of(node, self._pools[pool]) if pool in self._pools and node.remote is None else None
 
-    def finished(self, record: ExchangeRecord, now: float) -> None:
+    def on_exchange(self, record: ExchangeRecord, now: float) -> None:
         """Feed the breakers with a finished exchange."""
         if record.outcome is Outcome.COMPLETED:
             self._requests.record_answer(record.origin)
@@ -213,7 +213,7 @@ class HealthMonitor:
                 self.busy[record.node_id] = events.node.cool_down_s
             self.publish_changes()
 
-    def attempt_failed(self, attempt: FailedAttempt, now: float) -> None:
+    def on_attempt_failed(self, attempt: FailedAttempt, now: float) -> None:
         """Feed the node's breaker with a failed attempt, and stop its request when it breaks nodes."""
         self._attempts_reported = True
         if attempt.origin and attempt.breaks_connection and self._requests.record_attempt(attempt.origin, now):
@@ -234,7 +234,7 @@ class HealthMonitor:
         """Origins of the requests that are sent to no node."""
         return self._requests.stopped
 
-    def open_breakers(self) -> BreakerSnapshots:
+    def get_open_breakers(self) -> BreakerSnapshots:
         """Everything that is not closed: what a worker has to know before it serves."""
         found = self.breakers.snapshot_not_closed()
         return BreakerSnapshots({**found.nodes, **self.holds.snapshots(SystemClock.monotonic())}, found.pools)
@@ -248,7 +248,7 @@ class HealthMonitor:
         if snapshots:
             self._on_change(BreakerSnapshots(snapshots))
 
-    def health_form(self, node_id: str) -> HealthForm | None:
+    def make_health_form(self, node_id: str) -> HealthForm | None:
         """Return a node's health for the admin page; None: nothing is known."""
         standing, now = self.breakers.nodes.get_snapshot(node_id), SystemClock.monotonic()
         form = None if standing is None else HealthForm.of(standing, now)
@@ -266,7 +266,7 @@ class HealthMonitor:
             if hold is not None and row.state is not NodeState.DEAD:
                 state = NodeState.DRAINING if hold.kind is HoldKind.DRAIN else NodeState.QUARANTINED
                 row = replace(row, state=state, reasons=(*row.reasons, hold.text))  # noqa: PLW2901 - the same row, held
-            yield replace(row, health=self.health_form(row.node.id))
+            yield replace(row, health=self.make_health_form(row.node.id))
 
     def snapshot(self) -> dict[str, object]:
         """Return every breaker that is not closed, and the prober's state, for the admin page."""

@@ -14,7 +14,7 @@ from din_extproc.edge.redis.ledger import SCRIPTS, Names, RedisLedger
 from din_extproc.edge.redis.link import Link
 from din_extproc.edge.redis.nodes import NODE_SCRIPTS
 from din_extproc.edge.redis.prober import PROBER
-from din_extproc.edge.redis.topology import carrier
+from din_extproc.edge.redis.topology import make_carrier
 from din_extproc.edge.redis.usage import USAGE
 from din_extproc.settings.settings import Settings
 
@@ -27,7 +27,7 @@ def replica_name() -> str:
 def make_ledger(settings: Settings, *, decides: bool) -> tuple[Link | ClusterLinks, GuardedLedger]:
     """Return the Redis link and the guarded counters. `decides`: whether this process takes a share of the limits."""
     store = settings.store
-    link = carrier(store.url.get_secret_value(), (*SCRIPTS, PRESENCE, PROBER, USAGE, *NODE_SCRIPTS), timeout_ms=store.timeout_ms)
+    link = make_carrier(store.url.get_secret_value(), (*SCRIPTS, PRESENCE, PROBER, USAGE, *NODE_SCRIPTS), timeout_ms=store.timeout_ms)
     shared, local = RedisLedger(link, names=Names(settings.network, store.one_slot)), LocalLedger(SystemClock.monotonic_ms)
     name, workers = replica_name(), settings.gateway.workers
     return link, GuardedLedger(

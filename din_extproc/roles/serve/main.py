@@ -9,7 +9,7 @@ import sys
 
 import uvloop
 
-from din_extproc.edge.connection_limiter import open_as_many_files_as_allowed
+from din_extproc.edge.connection_limiter import raise_open_file_limit
 from din_extproc.edge.process.workers import WorkerFailed
 from din_extproc.edge.registry.catalog_source import CatalogSource
 from din_extproc.edge.tls import CertificateUnusable
@@ -29,7 +29,7 @@ def run(options: ServeOptions) -> int:
     if isinstance(settings, ConfigRejected):
         print(settings, file=sys.stderr)  # noqa: T201 - the log is for running processes
         return 1
-    open_as_many_files_as_allowed()
+    raise_open_file_limit()
     if options.worker is None:
         for warning in settings.warnings:
             _log.warning("%s", warning)

@@ -18,7 +18,7 @@ from din_extproc.edge.probe.micro_probe import MicroProbe, ProbeTarget
 from din_extproc.edge.redis.ledger import Runner
 from din_extproc.edge.redis.prober import ProberLease, ProberMessage
 from din_extproc.edge.redis.subscription import ChannelSubscription
-from din_extproc.edge.redis.topology import locator
+from din_extproc.edge.redis.topology import make_locator
 from din_extproc.flow.trace import TraceIds
 from din_extproc.roles.serve.decision_view import node_number
 from din_extproc.roles.serve.health import HealthMonitor
@@ -61,7 +61,7 @@ class MicroProber:
         self._health = health
         self._lease = ProberLease(runner, settings.network, replica)
         self._subscription = ChannelSubscription(
-            locator(settings.store.url.get_secret_value()), self._lease.channel, self._on_message, lambda: None
+            make_locator(settings.store.url.get_secret_value()), self._lease.channel, self._on_message, lambda: None
         )
         self._background = background
         self._asking: dict[str, asyncio.Task[None]] = {}
@@ -91,7 +91,7 @@ class MicroProber:
             await self._session.close()
         if self.holds_lease:
             with contextlib.suppress(LimitsUnavailable):
-                await self._lease.take(0)
+                await self._lease.acquire(0)
 
     def snapshot(self) -> dict[str, object]:
         """Return the state of the prober for the admin page."""
@@ -99,7 +99,7 @@ class MicroProber:
 
     async def _renew_lease(self) -> None:
         try:
-            self.holds_lease = await self._lease.take(_LEASE_MS)
+            self.holds_lease = await self._lease.acquire(_LEASE_MS)
         except LimitsUnavailable:
             self.holds_lease = True
 
@@ -113,7 +113,7 @@ class MicroProber:
             tenants = {node_id: tenant for node_id in opened if (tenant := self._health.breakers.nodes.get_opened_for(node_id))}
             message = ProberMessage(self._lease.replica, results, opened, busy=busy, opened_for=tenants, stopped=stopped)
             with contextlib.suppress(LimitsUnavailable):
-                await self._lease.say(message)
+                await self._lease.publish(message)
         if section is None or session is None or self._stopped:
             return
         due = self._health.probe_schedule.take_due(SystemClock.monotonic())
@@ -121,7 +121,7 @@ class MicroProber:
             return
         probe = MicroProbe(session, section.timeout_s, SystemClock.monotonic, lambda: self._ids.make(SystemClock.wall()))
         for node_id in due:
-            target = self._health.probe_target(node_id)
+            target = self._health.get_probe_target(node_id)
             if target is not None and node_id not in self._asking:
                 task = asyncio.get_running_loop().create_task(self._probe(probe, target), name=f"probing {node_id}")
                 self._asking[node_id] = task
@@ -129,14 +129,14 @@ class MicroProber:
     async def _probe(self, probe: MicroProbe, target: ProbeTarget) -> None:
         try:
             async with self._turns:
-                probed = await probe.ask(target)
+                probed = await probe.probe(target)
             self._health.on_probe(probed)
             self._results.append(probed)
         finally:
             self._asking.pop(target.node_id, None)
 
     def _on_message(self, message: bytes) -> None:
-        report = self._lease.heard(message)
+        report = self._lease.on_message(message)
         if report is None:
             return
         for probed in report.probes:

@@ -14,7 +14,7 @@ from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.redis.holds import HoldStore, parse_order
 from din_extproc.edge.redis.ledger import Runner
 from din_extproc.edge.redis.subscription import ChannelSubscription
-from din_extproc.edge.redis.topology import locator
+from din_extproc.edge.redis.topology import make_locator
 from din_extproc.health.holds import NodeHolds
 from din_extproc.settings.settings import Settings
 
@@ -40,7 +40,7 @@ class OperatorHolds:
         self._changed = changed
         self._store = HoldStore(runner, settings.network)
         self._subscription = ChannelSubscription(
-            locator(settings.store.url.get_secret_value()), self._store.channel, self._on_message, lambda: None
+            make_locator(settings.store.url.get_secret_value()), self._store.channel, self._on_message, lambda: None
         )
 
     async def start(self, background: Background) -> None:

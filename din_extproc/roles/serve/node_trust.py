@@ -44,15 +44,15 @@ class NodeTrust:
         if node_id in self._listed:
             self._listed[node_id] = Evidence(at=SystemClock.wall())
 
-    async def observe(self, node_id: str, answers: int, failures: int) -> None:
+    async def record_answers(self, node_id: str, answers: int, failures: int) -> None:
         """Count completed and failed requests of a node."""
         evidence = self._listed.get(node_id)
         if evidence is not None:
             self._listed[node_id] = evidence.add(SystemClock.wall(), answers=answers, failures=failures)
         elif self._registrar is not None:
-            await self._registrar.observe(node_id, answers, failures)
+            await self._registrar.record_answers(node_id, answers, failures)
 
-    async def compare(self, node_id: str, *, agreements: int = 0, disagreements: int = 0, reason: str = "") -> None:
+    async def record_comparison(self, node_id: str, *, agreements: int = 0, disagreements: int = 0, reason: str = "") -> None:
         """Count agreements and disagreements of a node with another node of its kind."""
         evidence = self._listed.get(node_id)
         if evidence is not None:
@@ -60,17 +60,17 @@ class NodeTrust:
             if disagreements and evidence.is_contradicted:
                 await self._quarantine(node_id, f"answers differ: {reason}")
         elif self._registrar is not None:
-            await self._registrar.compare(node_id, agreements=agreements, disagreements=disagreements, reason=reason)
+            await self._registrar.record_comparison(node_id, agreements=agreements, disagreements=disagreements, reason=reason)
 
-    async def misidentified(self, node_id: str, count: int, reason: str) -> None:
+    async def record_misidentified(self, node_id: str, count: int, reason: str) -> None:
         """Count answers in which a node stated another identity. A listed node stays in service: its id may be a slip of the file."""
         evidence = self._listed.get(node_id)
         if evidence is not None:
             self._listed[node_id] = evidence.add(SystemClock.wall(), disagreements=count)
         elif self._registrar is not None:
-            await self._registrar.compare(node_id, disagreements=count, reason=reason)
+            await self._registrar.record_comparison(node_id, disagreements=count, reason=reason)
 
-    def readings(self) -> dict[str, HeartbeatReading]:
+    def take_readings(self) -> dict[str, HeartbeatReading]:
         """Return what workers should know: listed nodes that are not fully trusted, and those that are again."""
         now, scores = SystemClock.monotonic(), {node_id: self.score(node_id) for node_id in self._listed}
         doubted = frozenset(node_id for node_id, score in scores.items() if score < 1.0)

@@ -17,7 +17,7 @@ from din_extproc.edge.telemetry.counters import DecisionCounters
 from din_extproc.edge.telemetry.exchange_log import ExchangeLog
 from din_extproc.observe import instruments as of
 from din_extproc.observe.exchange_metrics import ExchangeMetrics
-from din_extproc.observe.families import Family, labelled, one
+from din_extproc.observe.families import Family, make_family, make_labelled_family
 from din_extproc.observe.recent import Recent
 from din_extproc.registry.table import NodeEvent
 from din_extproc.roles.serve.accounting_plane import AttemptObserver, ExchangeObserver
@@ -44,8 +44,8 @@ class ExchangeObservers:
         settings: The configuration.
         link: Runs Redis commands.
         counters: The counters of the admin page.
-        standing: Returns all other metrics.
-        shut: Called with True when requests must be held because they can't be recorded, with False when they may pass again.
+        collect_state: Returns all other metrics.
+        on_blocked: Called with True when requests must be held because they can't be recorded, with False when they may pass again.
     """
 
     def __init__(
@@ -53,21 +53,21 @@ class ExchangeObservers:
         settings: Settings,
         link: Runner,
         counters: DecisionCounters,
-        standing: Callable[[], Iterator[Family | None]],
-        shut: Callable[[bool], None],
+        collect_state: Callable[[], Iterator[Family | None]],
+        on_blocked: Callable[[bool], None],
     ) -> None:
         self._counters = counters
-        self._standing = standing
+        self._collect_state = collect_state
         self._metrics = ExchangeMetrics()
         self._usage = UsageRecorder(link, settings.network)
         self._background: Background | None = None
         self.checks = DoubleChecks(self.record_event)
         self.recent = Recent()
         """Statistics of the last minutes, for the dashboard."""
-        self._auditor = None if settings.audit is None else AuditRecorder(settings.audit, settings.network, link, shut)
+        self._auditor = None if settings.audit is None else AuditRecorder(settings.audit, settings.network, link, on_blocked)
         self._log = ExchangeLog(settings.gateway.log_exchanges, sys.stderr.buffer.write)
         self._telemetry = settings.telemetry
-        self._exporter = None if settings.telemetry is None else _exporter(settings, settings.telemetry, self.families)
+        self._exporter = None if settings.telemetry is None else _make_exporter(settings, settings.telemetry, self.collect_families)
 
     def start(self, background: Background) -> None:
         """Open the audit log and start the periodic writers.
@@ -109,20 +109,20 @@ class ExchangeObservers:
 
     def exchange_observers(self) -> Iterator[ExchangeObserver]:
         """Return what every finished exchange is passed to."""
-        yield self._counters.finished
-        yield self._metrics.finished
-        yield self._usage.finished
-        yield lambda record: self.recent.finished(record, SystemClock.monotonic())
-        yield self._log.finished
+        yield self._counters.on_exchange
+        yield self._metrics.on_exchange
+        yield self._usage.on_exchange
+        yield lambda record: self.recent.on_exchange(record, SystemClock.monotonic())
+        yield self._log.on_exchange
         if self._auditor is not None:
-            yield self._auditor.finished
+            yield self._auditor.on_exchange
         if self._exporter is not None:
-            yield self._exporter.finished
+            yield self._exporter.on_exchange
 
     def attempt_observers(self) -> Iterator[AttemptObserver]:
         """Return what every failed attempt is passed to."""
         if self._exporter is not None:
-            yield self._exporter.attempt_failed
+            yield self._exporter.on_attempt_failed
 
     def on_node_events(self, events: list[NodeEvent]) -> None:
         """Record that nodes joined, changed or left."""
@@ -139,16 +139,16 @@ class ExchangeObservers:
         """The reason why requests are held, "" when they are not."""
         return "" if self._auditor is None else self._auditor.blocked_reason
 
-    def families(self) -> Iterator[Family | None]:
+    def collect_families(self) -> Iterator[Family | None]:
         """Yield all metrics; None lets other tasks run."""
-        yield from self._standing()
-        yield from self._metrics.families()
-        yield labelled(of.DOUBLE_CHECKS, self.checks.counts.items())
+        yield from self._collect_state()
+        yield from self._metrics.collect_families()
+        yield make_labelled_family(of.DOUBLE_CHECKS, self.checks.counts.items())
         if self._auditor is not None:
             yield from audit_families(self._auditor.snapshot())
         if self._exporter is not None:
-            yield one(of.SPANS, self._exporter.exported)
-            yield one(of.SPANS_DROPPED, self._exporter.dropped)
+            yield make_family(of.SPANS, self._exporter.exported)
+            yield make_family(of.SPANS_DROPPED, self._exporter.dropped)
 
     def snapshot(self) -> dict[str, object]:
         """Return the counts of double checks and the audit log's state for the admin page."""
@@ -156,7 +156,7 @@ class ExchangeObservers:
         return shown if self._auditor is None else {**shown, "audit": self._auditor.snapshot()}
 
 
-def _exporter(settings: Settings, telemetry: TelemetrySection, families: Callable[[], Iterator[Family | None]]) -> "OtlpExporter":
+def _make_exporter(settings: Settings, telemetry: TelemetrySection, families: Callable[[], Iterator[Family | None]]) -> "OtlpExporter":
     from din_extproc.edge.telemetry.otlp import OtlpExporter  # noqa: PLC0415 - half a second, and only where something is pushed
 
     service = {"service.name": telemetry.service_name, "service.version": __version__, "host.name": socket.gethostname()}

@@ -19,7 +19,7 @@ from din_extproc.edge.http.registry import RegistryHttp
 from din_extproc.edge.redis.ledger import Runner
 from din_extproc.edge.redis.nodes import NodeStore
 from din_extproc.edge.redis.subscription import ChannelSubscription
-from din_extproc.edge.redis.topology import locator
+from din_extproc.edge.redis.topology import make_locator
 from din_extproc.edge.registry.auth import RegistryAuth
 from din_extproc.edge.registry.forms import MemberForm, NodeForm
 from din_extproc.edge.registry.registrar import Registrar
@@ -89,7 +89,7 @@ class RegistryService:
             own=_own_addresses(settings),
         )
         self._subscription = ChannelSubscription(
-            locator(settings.store.url.get_secret_value()), store.channel, self.registrar.heard, self.registrar.began
+            make_locator(settings.store.url.get_secret_value()), store.channel, self.registrar.on_message, self.registrar.on_subscribed
         )
         self._grpc = server((NodeRegistryService(self._auth, background.start),), max_body_bytes=_LONGEST_MESSAGE)
         self._http = RegistryHttp(self._auth).port
@@ -125,13 +125,13 @@ class RegistryService:
         self._settings = settings
         self._auth.tokens, self._auth.reaches = NodeTokens(settings.node_tokens), settings.node_reaches
         registrar = self.registrar
-        self._schedule_delta(registrar.table.reload(settings.pools, _catalogue(settings), registrar.now()))
+        self._schedule_delta(registrar.table.reload(settings.pools, _catalogue(settings), registrar.get_now()))
 
     def rows(self) -> Iterator[MemberForm]:
         """Yield every registered node for the admin page."""
         registrar = self.registrar
-        now = registrar.now()
-        for member in registrar.members():
+        now = registrar.get_now()
+        for member in registrar.get_members():
             yield MemberForm.of(member, registrar.table.get_pools(member.registration.node.id), now)
 
     def _schedule_delta(self, _events: list[NodeEvent]) -> None:
@@ -149,7 +149,7 @@ class RegistryService:
             self._on_membership(delta)
 
     async def _pass_readings(self) -> None:
-        readings = self.registrar.readings()
+        readings = self.registrar.take_readings()
         if readings:
             self._on_readings(readings)
 

@@ -28,7 +28,7 @@ from din_extproc.flow.node_selector import NodeSelector
 from din_extproc.flow.pool_membership import PoolMembership
 from din_extproc.flow.request import WorkerContext
 from din_extproc.flow.trace import Sampler, TraceIds
-from din_extproc.flow.view import NO_COMMONS, TokenCounter
+from din_extproc.flow.view import NO_GLOBAL_LIMITS, TokenCounter
 from din_extproc.roles.serve.decision_view import make_view, node_number
 from din_extproc.roles.serve.ext_authz_leases import ExtAuthzLeases
 from din_extproc.schedule.load import LoadModel
@@ -47,10 +47,10 @@ _BETWEEN_RENEWALS_S = 0.005
 class _NoWakeups:
     """The wake-up channel of counters that no other process shares."""
 
-    def want(self, tenant: str, lasting_ms: int) -> None:
+    def request_wakeup(self, tenant: str, lasting_ms: int) -> None:
         """Ignore: wake-ups come from this process only."""
 
-    def granted(self, tenant: str, cost: float) -> None:
+    def announce_grant(self, tenant: str, cost: float) -> None:
         """Ignore: no other process waits."""
 
 
@@ -64,7 +64,7 @@ class RequestPlane:
         if waiting is None:
             waiting = AdmissionQueue(
                 ledger=ledger,
-                bell=_NoWakeups(),
+                wakeups=_NoWakeups(),
                 shared=lambda: True,
                 now_ms=SystemClock.monotonic_ms,
                 start=background.start,
@@ -74,7 +74,7 @@ class RequestPlane:
         self.gauges = TokenCalibrators(view.table.preferred_model)
         self.outputs = OutputHistory()
         self.selector = NodeSelector(LoadModel(), PoolMembership.from_pools(settings.pools), settings.gateway.route_cache_s)
-        self.desk = WorkerContext(
+        self.context = WorkerContext(
             view=view,
             ledger=ledger,
             selector=self.selector,
@@ -91,85 +91,85 @@ class RequestPlane:
             started=int(SystemClock.wall()),
         )
         authz = settings.gateway.ext_authz
-        self.ext_authz_leases = None if authz is None else ExtAuthzLeases(self.desk, authz.longest_s)
+        self.ext_authz_leases = None if authz is None else ExtAuthzLeases(self.context, authz.longest_s)
         """The leases of requests that ext_authz permitted; None: ext_authz is off."""
         self._checker: DoubleChecker | None = None
         if settings.verification is not None:
-            self.desk.checks = CheckSampler(settings.verification.policy(settings.gateway.workers))
-            self._checker = DoubleChecker(self.desk.checks, self._nodes, self._trace_id)
+            self.context.checks = CheckSampler(settings.verification.policy(settings.gateway.workers))
+            self._checker = DoubleChecker(self.context.checks, self._get_nodes, self._make_trace_id)
         self._waiting = waiting
         self._block_s = 0.0
         if settings.audit is not None and settings.audit.section.on_full == "block":
             self._block_s = settings.audit.section.block_ms / _MS
         self._gate: AuditGate | None = None
         self._background = background
-        self._moves = self.selector.moves = settings.in_flight
+        self._moves = self.selector.in_flight = settings.in_flight
 
     def start(self) -> None:
         """Start renewing leases and double checks."""
         if self.ext_authz_leases is not None:
             self.ext_authz_leases.start(self._background)
-        self._background.every(self.desk.lease_ms / 1000 / _RENEWALS_PER_LEASE, "renewing leases", self._renew)
+        self._background.every(self.context.lease_ms / 1000 / _RENEWALS_PER_LEASE, "renewing leases", self._renew_leases)
         if self._checker is not None:
-            self._background.every(_CHECK_S, "running double checks", self._checker.work)
+            self._background.every(_CHECK_S, "running double checks", self._checker.run_checks)
 
     def reload(self, settings: Settings, tokenizers: Mapping[str, TokenCounter]) -> None:
         """Decide by this configuration from the next request on."""
         view = make_view(settings, tokenizers)
-        if not self._one_script and view.commons is not NO_COMMONS:
+        if not self._one_script and view.global_limits is not NO_GLOBAL_LIMITS:
             _log.warning("`limits` of all tenants together are not counted: restart to apply `store.one_slot`")
-            view = replace(view, commons=NO_COMMONS)
-        self.desk.reload(view, self.selector.members.with_pools(settings.pools))
+            view = replace(view, global_limits=NO_GLOBAL_LIMITS)
+        self.context.reload(view, self.selector.members.with_pools(settings.pools))
         moves = settings.in_flight
-        self.selector.moves = (
+        self.selector.in_flight = (
             moves if settings.gateway.xds is not None else moves.intersect(self._moves)
         )  # without xDS, Envoy knows only the clusters it started with
 
     def block_requests(self, blocked: bool) -> None:  # noqa: FBT001 - a handler takes the value alone
         """Hold requests while the audit log can't be written, or accept them again."""
         before, self._gate = self._gate, AuditGate(self._block_s) if blocked else None
-        self.desk.gate = self._gate
+        self.context.gate = self._gate
         if before is not None:
             before.open()
 
     def stop_requests(self, origins: frozenset[str]) -> None:
         """Send requests of these origins to no node."""
-        self.desk.stopped = origins
+        self.context.stopped = origins
 
     def take_admissions(self) -> list[AdmissionRecord]:
         """Return the requests that were sent on since the last call."""
-        taken = self.desk.admissions
+        taken = self.context.admissions
         if not taken:
             return []
-        self.desk.admissions = []
+        self.context.admissions = []
         return taken
 
     def take_records(self) -> dict[str, list[Any]]:
         """Return admissions and double checks since the last call, for the accounting service."""
-        return {"admitted": self.take_admissions(), "compared": [] if self._checker is None else self._checker.found()}
+        return {"admitted": self.take_admissions(), "compared": [] if self._checker is None else self._checker.take_results()}
 
-    def _nodes(self, pool: str) -> tuple[Node, ...]:
+    def _get_nodes(self, pool: str) -> tuple[Node, ...]:
         """Return the current nodes of a pool."""
-        return self.selector.members.nodes(pool)
+        return self.selector.members.get_nodes(pool)
 
-    def _trace_id(self) -> str:
-        return self.desk.ids.make(self.desk.clock.wall())
+    def _make_trace_id(self) -> str:
+        return self.context.ids.make(self.context.clock.wall())
 
     def snapshot(self) -> dict[str, object]:
         """Return the numbers for the admin page: nested, so that they add up over processes."""
         return {
-            "exchanges": {"open": len(self.desk.live)},
-            "queue": self._waiting.shown(),
+            "exchanges": {"open": len(self.context.live)},
+            "queue": self._waiting.snapshot(),
             "route_cache": {"hits": self.selector.cache.hits, "misses": self.selector.cache.misses},
             "nodes": {node: {"tokens_in_use": tokens} for node, tokens in self.selector.load.tokens_in_flight().items()},
         }
 
-    async def _renew(self) -> None:
+    async def _renew_leases(self) -> None:
         """Renew leases in small groups: thousands at once would delay decisions and overfill the link to Redis."""
-        desk = self.desk
-        held = list(desk.live.items())
+        context = self.context
+        held = list(context.live.items())
         for start in range(0, len(held), _RENEWED_AT_ONCE):
             for request_id, tenant in held[start : start + _RENEWED_AT_ONCE]:
-                if request_id in desk.live:
-                    self._background.start(desk.ledger.renew(tenant, request_id, desk.lease_ms))
+                if request_id in context.live:
+                    self._background.start(context.ledger.renew(tenant, request_id, context.lease_ms))
             await asyncio.sleep(_BETWEEN_RENEWALS_S)

@@ -21,12 +21,12 @@ class RevokedKeys:
     Args:
         link: Runs Redis commands.
         network: The network of the keys.
-        desk: The worker's shared state, whose `revoked` is extended.
+        context: The worker's shared state, whose `revoked` is extended.
     """
 
-    def __init__(self, link: Runner, network: str, desk: WorkerContext) -> None:
+    def __init__(self, link: Runner, network: str, context: WorkerContext) -> None:
         self._revocations = Revocations(link, network)
-        self._desk = desk
+        self._context = context
 
     async def start(self, background: Background) -> None:
         """Read the revoked keys now and periodically."""
@@ -35,4 +35,4 @@ class RevokedKeys:
 
     async def _poll(self) -> None:
         with contextlib.suppress(LimitsUnavailable):
-            self._desk.revoked |= await self._revocations.known()
+            self._context.revoked |= await self._revocations.fetch_all()

@@ -11,7 +11,7 @@ from din_extproc.domain.health import BreakerState
 from din_extproc.domain.membership import Heartbeat, NodeState
 from din_extproc.edge.registry.forms import HealthForm, MemberForm
 from din_extproc.observe import instruments as of
-from din_extproc.observe.families import Distribution, Family, labelled, one
+from din_extproc.observe.families import Distribution, Family, make_family, make_labelled_family
 
 _ROWS = 16
 """Nodes per slice: a tenth of a millisecond."""
@@ -44,44 +44,44 @@ def request_families(numbers: Mapping[str, Any]) -> Iterator[Family]:
     counts, cache = numbers["counts"], numbers.get("route_cache", {})
     refused: Mapping[str, int] = counts["refused"]
     yield Family(of.DECISION, (((), _decisions(counts)),))
-    yield labelled(of.DECISIONS, (("sent", counts["sent"]), ("refused", sum(refused.values()))))
-    yield labelled(of.REFUSALS, refused.items())
+    yield make_labelled_family(of.DECISIONS, (("sent", counts["sent"]), ("refused", sum(refused.values()))))
+    yield make_labelled_family(of.REFUSALS, refused.items())
     yield Family(
         of.SENSITIVE, [((policy, kind), number) for policy, kinds in counts["sensitive"].items() for kind, number in kinds.items()]
     )
-    yield labelled(of.WOULD_REFUSE, counts.get("would_refuse", {}).items())
-    yield one(of.WAITING, numbers.get("queue", {}).get("waiting", 0))
-    yield one(of.FAULTS, counts["faults"])
-    yield one(of.CACHE_HITS, cache.get("hits", 0))
-    yield one(of.CACHE_MISSES, cache.get("misses", 0))
-    yield labelled(of.NODE_TAKEN, ((node, shown["tokens_in_use"]) for node, shown in numbers.get("nodes", {}).items()))
+    yield make_labelled_family(of.WOULD_REFUSE, counts.get("would_refuse", {}).items())
+    yield make_family(of.WAITING, numbers.get("queue", {}).get("waiting", 0))
+    yield make_family(of.FAULTS, counts["faults"])
+    yield make_family(of.CACHE_HITS, cache.get("hits", 0))
+    yield make_family(of.CACHE_MISSES, cache.get("misses", 0))
+    yield make_labelled_family(of.NODE_TAKEN, ((node, shown["tokens_in_use"]) for node, shown in numbers.get("nodes", {}).items()))
 
 
 def state_families(status: Mapping[str, Any], *, ready: bool) -> Iterator[Family]:
     """Yield the metrics of the sidecar's own state, from `/status`."""
     exchanges = status["exchanges"]
-    yield one(of.READY, float(ready))
-    yield one(of.OPEN, exchanges.get("open", 0))
-    yield one(of.UNSETTLED, exchanges["unsettled"])
-    yield one(of.GIVEN_UP, exchanges["given_up"])
-    yield one(of.UNKNOWN, exchanges["unknown"])
-    yield one(of.LOGS_UNREADABLE, status["access_logs"]["unreadable"])
-    yield one(of.LOGS_DROPPED, status["access_logs"]["dropped"])
-    yield labelled(of.MIXED_DTYPE, status["mixed_dtype_share"].items())
-    yield labelled(of.MIXED_CAPABILITY, status["mixed_capability_share"].items())
-    yield one(of.REDIS_UP, float(status["redis"].up))
-    yield one(of.LIMITS_SHARED, float(status["limits"].shared))
-    yield one(of.REPLICAS, status["limits"].replicas)
-    yield one(of.CONFIG_SOUND, float(not status["configuration"]["rejected_successor"]))
+    yield make_family(of.READY, float(ready))
+    yield make_family(of.OPEN, exchanges.get("open", 0))
+    yield make_family(of.UNSETTLED, exchanges["unsettled"])
+    yield make_family(of.GIVEN_UP, exchanges["given_up"])
+    yield make_family(of.UNKNOWN, exchanges["unknown"])
+    yield make_family(of.LOGS_UNREADABLE, status["access_logs"]["unreadable"])
+    yield make_family(of.LOGS_DROPPED, status["access_logs"]["dropped"])
+    yield make_labelled_family(of.MIXED_DTYPE, status["mixed_dtype_share"].items())
+    yield make_labelled_family(of.MIXED_CAPABILITY, status["mixed_capability_share"].items())
+    yield make_family(of.REDIS_UP, float(status["redis"].up))
+    yield make_family(of.LIMITS_SHARED, float(status["limits"].shared))
+    yield make_family(of.REPLICAS, status["limits"].replicas)
+    yield make_family(of.CONFIG_SOUND, float(not status["configuration"]["rejected_successor"]))
     workers = status.get("workers", {"configured": 1, "restarts": 0})
-    yield one(of.WORKERS, workers["configured"])
-    yield one(of.WORKER_RESTARTS, workers["restarts"])
+    yield make_family(of.WORKERS, workers["configured"])
+    yield make_family(of.WORKER_RESTARTS, workers["restarts"])
     pools = status.get("breakers", {}).get("pools", {})
-    yield labelled(of.POOL_SHARE, ((name, form.share) for name, form in pools.items()))
+    yield make_labelled_family(of.POOL_SHARE, ((name, form.share) for name, form in pools.items()))
     xds = status.get("xds", {"envoys": (), "served": ()})
     refused = Counter(name for envoy in xds["envoys"] for name, each in envoy.types.items() if each.refusal)
-    yield one(of.XDS_ENVOYS, len(xds["envoys"]))
-    yield labelled(of.XDS_REFUSED, ((name, refused[name]) for name in xds["served"]))
+    yield make_family(of.XDS_ENVOYS, len(xds["envoys"]))
+    yield make_labelled_family(of.XDS_REFUSED, ((name, refused[name]) for name in xds["served"]))
 
 
 def node_families(rows: Iterable[MemberForm], *, stale: bool) -> Iterator[Family | None]:
@@ -105,25 +105,25 @@ def node_families(rows: Iterable[MemberForm], *, stale: bool) -> Iterator[Family
             beats.append((name, row.beat))
         if at % _ROWS == 0:
             yield None
-    yield one(of.TABLE_STALE, float(stale))
-    yield labelled(of.NODES, ((state.value, states[state]) for state in NodeState))
-    yield labelled(of.NODE_TRUST, trusted)
-    yield labelled(of.NODE_SILENCE, silent)
-    yield labelled(of.BREAKERS, ((state.value, breakers[state]) for state in BreakerState))
-    yield labelled(of.NODE_SHARE, ((node, form.share) for node, form in forms))
-    yield labelled(of.NODE_NO_CREDIT, ((node, 1.0) for node, form in forms if form.has_no_credit))
-    yield labelled(of.NODE_PROBE, ((node, None if form.ttft_ms is None else form.ttft_ms / 1000) for node, form in forms))
-    yield labelled(of.NODE_WAITING, ((node, beat.waiting) for node, beat in beats))
-    yield labelled(of.NODE_RUNNING, ((node, beat.running) for node, beat in beats))
-    yield labelled(of.NODE_KV, ((node, beat.kv_cache_usage) for node, beat in beats))
+    yield make_family(of.TABLE_STALE, float(stale))
+    yield make_labelled_family(of.NODES, ((state.value, states[state]) for state in NodeState))
+    yield make_labelled_family(of.NODE_TRUST, trusted)
+    yield make_labelled_family(of.NODE_SILENCE, silent)
+    yield make_labelled_family(of.BREAKERS, ((state.value, breakers[state]) for state in BreakerState))
+    yield make_labelled_family(of.NODE_SHARE, ((node, form.share) for node, form in forms))
+    yield make_labelled_family(of.NODE_NO_CREDIT, ((node, 1.0) for node, form in forms if form.has_no_credit))
+    yield make_labelled_family(of.NODE_PROBE, ((node, None if form.ttft_ms is None else form.ttft_ms / 1000) for node, form in forms))
+    yield make_labelled_family(of.NODE_WAITING, ((node, beat.waiting) for node, beat in beats))
+    yield make_labelled_family(of.NODE_RUNNING, ((node, beat.running) for node, beat in beats))
+    yield make_labelled_family(of.NODE_KV, ((node, beat.kv_cache_usage) for node, beat in beats))
 
 
 def audit_families(shown: Mapping[str, Any]) -> Iterator[Family]:
     """Yield the metrics of the audit log."""
-    yield one(of.AUDIT_RECORDS, shown["written"])
-    yield one(of.AUDIT_WAITING, shown["waiting"])
-    yield one(of.AUDIT_DROPPED, shown["dropped"])
-    yield one(of.AUDIT_FAILING, float(bool(shown["failing"])))
+    yield make_family(of.AUDIT_RECORDS, shown["written"])
+    yield make_family(of.AUDIT_WAITING, shown["waiting"])
+    yield make_family(of.AUDIT_DROPPED, shown["dropped"])
+    yield make_family(of.AUDIT_FAILING, float(bool(shown["failing"])))
 
 
 def _decisions(counts: Mapping[str, Any]) -> Distribution:

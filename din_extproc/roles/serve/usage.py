@@ -1,6 +1,6 @@
 """The usage of tenants, from finished exchanges to charge-back.
 
-Rule: counts go to Redis every second in numbered portions; while Redis can't be reached they are kept and sent again.
+Rule: counts go to Redis every second in numbered split_by_day; while Redis can't be reached they are kept and sent again.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from din_extproc.admit.ledger import LimitsUnavailable
 from din_extproc.domain.price import PriceList, format_money
 from din_extproc.domain.usage import ExchangeRecord
 from din_extproc.edge.redis.ledger import Runner
-from din_extproc.edge.redis.topology import carrier
-from din_extproc.edge.redis.usage import KEPT_DAYS, USAGE, UsagePortion, UsageStore, portions
+from din_extproc.edge.redis.topology import make_carrier
+from din_extproc.edge.redis.usage import KEPT_DAYS, USAGE, UsagePortion, UsageStore, split_by_day
 from din_extproc.observe.usage_book import SUMS, UsageBook, UsageKey, UsageTotals, group_usage
 from din_extproc.roles.operate.unknown_tenant import UnknownTenant, unknown_tenant_message
 from din_extproc.settings.settings import Settings
@@ -44,15 +44,15 @@ class UsageRecorder:
         self._number = 1
         self._saying = asyncio.Lock()
 
-    def finished(self, record: ExchangeRecord) -> None:
+    def on_exchange(self, record: ExchangeRecord) -> None:
         """Count a settled exchange."""
-        self._book.finished(record)
+        self._book.on_exchange(record)
 
     async def flush(self) -> None:
         """Write the counts to Redis. What fails is sent again under the same number, so that it counts once."""
         async with self._saying:
             if not self._unsaid:
-                self._unsaid.extend(portions(self._book.take(), self._number))
+                self._unsaid.extend(split_by_day(self._book.take_totals(), self._number))
                 self._number += len(self._unsaid)
             with contextlib.suppress(LimitsUnavailable):
                 while self._unsaid:
@@ -64,7 +64,7 @@ USAGE_COLUMNS = (*(name for name in SUMS if name not in {"cost", "saved"}), "cos
 """Columns of a row, after those that it is grouped by."""
 
 
-def usage_rows(settings: Settings, first: date, last: date, tenant: str, by: Sequence[str]) -> list[dict[str, Any]]:
+def fetch_usage_rows(settings: Settings, first: date, last: date, tenant: str, by: Sequence[str]) -> list[dict[str, Any]]:
     """Return a row per group, both days included. `tenant` "": all tenants. `by`: names of `DIMENSIONS`.
 
     Raises:
@@ -84,12 +84,12 @@ def priced_sums(sums: UsageTotals, prices: PriceList) -> dict[str, Any]:
 
 
 async def _used(settings: Settings, first: date, last: date, tenant: str) -> list[tuple[UsageKey, UsageTotals]]:
-    link = carrier(settings.store.url.get_secret_value(), (USAGE,), timeout_ms=_TIMEOUT_MS)
+    link = make_carrier(settings.store.url.get_secret_value(), (USAGE,), timeout_ms=_TIMEOUT_MS)
     try:
         if not await link.start():
             raise LimitsUnavailable(link.state.reason)
         store = UsageStore(link, settings.network)
-        days = [await store.day(day.isoformat()) for day in _days(first, last)]
+        days = [await store.read_day(day.isoformat()) for day in _days(first, last)]
         return [row for day in days for row in day.items() if tenant in {"", row[0].tenant}]
     finally:
         await link.close()

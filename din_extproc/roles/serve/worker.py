@@ -46,8 +46,8 @@ class Worker:
         self._background = background
         self._queue = WorkerQueue(settings, link, ledger, background)
         self.plane = RequestPlane(settings, ledger, background, counters, self._queue.queue)
-        self._revoked = RevokedKeys(link, settings.network, self.plane.desk)
-        self.services: list[GrpcService] = [ExtProcService(self.plane.desk)]
+        self._revoked = RevokedKeys(link, settings.network, self.plane.context)
+        self.services: list[GrpcService] = [ExtProcService(self.plane.context)]
         if self.plane.ext_authz_leases is not None:
             self.services.append(ExtAuthzService(self.plane.ext_authz_leases.factory))
         self._handlers: dict[str, Callable[[Any], None]] = {

@@ -10,7 +10,7 @@ from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.redis.guard import GuardedLedger
 from din_extproc.edge.redis.ledger import Names, Runner
 from din_extproc.edge.redis.subscription import ChannelSubscription
-from din_extproc.edge.redis.topology import locator
+from din_extproc.edge.redis.topology import make_locator
 from din_extproc.edge.redis.wakeup_channel import RedisWakeupChannel
 from din_extproc.settings.settings import Settings
 
@@ -30,15 +30,15 @@ class WorkerQueue:
         channel = RedisWakeupChannel(link, names)
         self.queue = AdmissionQueue(
             ledger=ledger,
-            bell=channel,
+            wakeups=channel,
             shared=lambda: ledger.state.shared,
             now_ms=SystemClock.monotonic_ms,
             start=background.start,
             queue=QueueState(),
         )
-        locate = locator(settings.store.url.get_secret_value())
-        heard = channel.heard(self.queue.ring, self.queue.granted_elsewhere)
-        self._subscription = ChannelSubscription(locate, names.channel, heard, self.queue.ring_for_everybody)
+        locate = make_locator(settings.store.url.get_secret_value())
+        on_message = channel.make_listener(self.queue.on_freed, self.queue.on_remote_grant)
+        self._subscription = ChannelSubscription(locate, names.channel, on_message, self.queue.on_any_freed)
         self._background = background
         self._listening = False
 

@@ -70,16 +70,16 @@ class XdsControlPlane:
         """Serve this configuration. Return when the connected Envoys know its pools, or after the time limit."""
         made = await asyncio.get_running_loop().run_in_executor(None, _blueprint, settings)
         former = self._blueprint
-        self._blueprint = kept = made if former is None else made.keeping(former)
+        self._blueprint = kept = made if former is None else made.keep_from(former)
         self._pools = frozenset(pool.name for pool in settings.pools)
         self._members = members = self._members.with_pools(settings.pools)
-        self._nodes.update({pool: _keep_until_checked(self._nodes.get(pool, ()), members.nodes(pool)) for pool in self._pools})
+        self._nodes.update({pool: _keep_until_checked(self._nodes.get(pool, ()), members.get_nodes(pool)) for pool in self._pools})
         self._publish()
         if self._service is None:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_ACK_WAIT_S):
-                await self._service.settled()
+                await self._service.wait_settled()
         self._background.run("removing former pools", self._retire(kept, made))
 
     def on_membership(self, delta: MembershipDelta) -> None:
@@ -89,13 +89,13 @@ class XdsControlPlane:
 
     def snapshot(self) -> dict[str, object]:
         """Return the served versions and each Envoy's state for the admin page."""
-        return {} if self._service is None else {"xds": self._service.shown()}
+        return {} if self._service is None else {"xds": self._service.snapshot_status()}
 
     def _snapshot(self) -> Snapshot | None:
-        return None if self._blueprint is None else self._assigner.snapshot(self._blueprint, self._nodes)
+        return None if self._blueprint is None else self._assigner.make_snapshot(self._blueprint, self._nodes)
 
     def _publish_members(self) -> None:
-        self._nodes.update({pool: self._members.nodes(pool) for pool in self._pools})
+        self._nodes.update({pool: self._members.get_nodes(pool) for pool in self._pools})
         self._publish()
 
     def _publish(self) -> None:
@@ -121,6 +121,6 @@ def _keep_until_checked(before: tuple[Node, ...], after: tuple[Node, ...]) -> tu
 
 
 def _blueprint(settings: Settings) -> Blueprint:
-    from din_extproc.control.blueprint import blueprint  # noqa: PLC0415 - seconds, and only with xDS
+    from din_extproc.control.blueprint import make_blueprint  # noqa: PLC0415 - seconds, and only with xDS
 
-    return blueprint(settings.topology(""))
+    return make_blueprint(settings.make_topology(""))

@@ -117,7 +117,7 @@ def find_target(settings: Settings, key: str, model: str, node: str) -> Baseline
     name, explained = _resolve_model(settings, who.tenant, model, known)
     pool = next(pool for pool in settings.pools if pool.name == explained.pool)
     endpoints = {each.id: each.endpoint for each in pool.nodes}
-    endpoints |= {row.node.id: row.node.registration().node.endpoint for row in known or () if pool.name in row.pools}
+    endpoints |= {row.node.id: row.node.to_registration().node.endpoint for row in known or () if pool.name in row.pools}
     chosen = node or explained.nodes[0]
     if chosen not in endpoints:
         raise BaselineFailed(f"{chosen} is not a node of pool {pool.name}, which serves {name}: {', '.join(endpoints)}")

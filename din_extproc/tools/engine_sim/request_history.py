@@ -74,7 +74,7 @@ class RequestHistory:
         for record in self._records:
             _count(totals, record)
         chosen = list(self._records)[-last:] if last else []
-        return {"totals": totals, "requests": [_shown(record) for record in chosen]}
+        return {"totals": totals, "requests": [_describe_request(record) for record in chosen]}
 
 
 def _count(totals: dict[str, int], record: SeenRequest) -> None:
@@ -84,7 +84,7 @@ def _count(totals: dict[str, int], record: SeenRequest) -> None:
     totals[record.outcome] = totals.get(record.outcome, 0) + 1
 
 
-def _shown(record: SeenRequest) -> dict[str, Any]:
+def _describe_request(record: SeenRequest) -> dict[str, Any]:
     return {
         "method": record.method,
         "path": record.path,

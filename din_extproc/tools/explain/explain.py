@@ -24,9 +24,9 @@ from din_extproc.domain.verdict import Refusal
 from din_extproc.edge.registry.forms import MemberForm
 from din_extproc.flow.calibrators import TokenCalibrators
 from din_extproc.flow.decision import Decision, DecisionContext, PendingRequest
-from din_extproc.flow.node_order import NodeRequest
+from din_extproc.flow.node_request import NodeRequest
 from din_extproc.flow.node_selector import NodeSelector, PlacementTarget, RequestSize
-from din_extproc.flow.pipeline import decide, node_request, read_request
+from din_extproc.flow.pipeline import decide, get_node_request, read_request
 from din_extproc.flow.pool_membership import PoolMembership
 from din_extproc.flow.timeouts import compute_timeouts
 from din_extproc.flow.view import DecisionView
@@ -90,7 +90,7 @@ def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None =
     tenant = who.tenant
     clock = VirtualClock(datetime.now(UTC).timestamp())
     selector = _RecordingSelector(LoadModel(), PoolMembership.from_pools(settings.pools) if rows is None else members_of(rows))
-    selector.moves = settings.in_flight
+    selector.in_flight = settings.in_flight
     _apply_state(selector, rows or ())
     context = DecisionContext(
         view=view,
@@ -109,7 +109,7 @@ def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None =
     if isinstance(parsed, Refusal):
         return refused(parsed)
     wish = ExplainedIntent.of(parsed.intent, request.prefix)
-    tried = view.table.evaluate_rules(parsed.intent, tenant, request.head, int(clock.wall()) // _HOUR_S % 24, selector.members.versions)
+    tried = view.table.evaluate_rules(parsed.intent, tenant, request.head, int(clock.wall()) // _HOUR_S % 24, selector.members.get_versions)
     decided = resume(decide(context, request, who, parsed.intent, began=clock.monotonic(), wall=clock.wall()))
     assert not isinstance(decided, Pause)  # noqa: S101 - nothing here is waited for
     if selector.routed is None or selector.size is None:
@@ -187,13 +187,13 @@ class _Unlimited:
     def must_queue(self, claim: Claim, priority: Priority) -> bool:  # noqa: ARG002 - the port's signature
         return False
 
-    async def wait(self, claim: Claim, priority: Priority, queueing: Queueing, patience_ms: int) -> Granted:  # noqa: ARG002
+    async def wait(self, claim: Claim, priority: Priority, queueing: Queueing, deadline_ms: int) -> Granted:  # noqa: ARG002
         return Granted(RateLimitStatus())
 
 
 def _apply_state(selector: NodeSelector, rows: Rows) -> None:
     """Know of nodes what a running sidecar knows."""
-    selector.on_breakers(BreakerSnapshots({row.node.id: row.health.standing() for row in rows if row.health is not None}))
+    selector.on_breakers(BreakerSnapshots({row.node.id: row.health.to_breaker() for row in rows if row.health is not None}))
     for row in rows:
         if row.beat is not None:
             selector.load.on_reading(row.node.id, HeartbeatReading(row.beat, 0.0, row.trust))
@@ -223,7 +223,7 @@ def _placed(
         scheduler=target.pool.scheduler,
         long=ask is not None and ask.long,
     )
-    asked = decided.node_request if isinstance(decided, Decision) else node_request(request, intent, target)
+    asked = decided.node_request if isinstance(decided, Decision) else get_node_request(request, intent, target)
     if isinstance(asked, NodeRequest):
         left_out = next((value for name, value in asked.headers if name == DROPPED), None)
         found = replace(found, node_path=None if asked.dialect is None else asked.path, left_out=left_out)
@@ -235,7 +235,7 @@ def _placed(
     ranked.sort(key=lambda each: (each.place or len(ranked) + 1, each.score))
     wait = compute_timeouts(decided.intent, target.pool, decided.selection)
     found = replace(found, nodes=names, candidates=(*ranked, *own), timeout_ms=wait.total_ms, first_byte_ms=wait.first_byte_ms)
-    return replace(found, sent=True, moves_to=decided.selection.spares[0].id if decided.selection.spares else None)
+    return replace(found, sent=True, moves_to=decided.selection.fallback_nodes[0].id if decided.selection.fallback_nodes else None)
 
 
 def _ranked(node_id: str, target: PlacementTarget, names: tuple[str, ...], score: tuple[float, str]) -> Candidate:
@@ -250,10 +250,10 @@ def _answered(known: Explanation, refusal: Refusal, candidates: tuple[Candidate,
 
 def _dropped(pool: str, placer: NodeSelector, versions: Constraint, size: RequestSize, rows: Rows) -> tuple[Candidate, ...]:
     """The nodes of a pool that can't take the request, and those that would belong to it but take nothing now."""
-    everyone = placer.members.nodes(pool)
-    nodes = placer.shares.not_excluded(everyone)
-    said = {row.node.id: row.health.said for row in rows if row.health is not None}
-    shapes = filter_shapes(group_by_shape(nodes), size.demand(versions))
+    everyone = placer.members.get_nodes(pool)
+    nodes = placer.traffic_split.filter_excluded(everyone)
+    said = {row.node.id: row.health.summary for row in rows if row.health is not None}
+    shapes = filter_shapes(group_by_shape(nodes), size.to_demand(versions))
     fit = () if isinstance(shapes, Refusal) else shapes
     found = [
         Candidate(node=node.id, pool=pool, why=_why(node, versions, size))
@@ -263,7 +263,7 @@ def _dropped(pool: str, placer: NodeSelector, versions: Constraint, size: Reques
     found += [
         Candidate(node=node.id, pool=pool, why=f"left out: {said.get(node.id, '')}")
         for node in everyone
-        if (standing := placer.shares.get_snapshot(node.id)) is not None and standing.excluded
+        if (standing := placer.traffic_split.get_snapshot(node.id)) is not None and standing.excluded
     ]
     models = {node.model for node in everyone} or {row.node.model for row in rows if pool == row.node.pool}
     found += [
@@ -285,7 +285,7 @@ def members_of(rows: Rows) -> PoolMembership:
     nodes: dict[str, tuple[Node, ...]] = {}
     for row in rows:
         for pool in row.pools if row.state is NodeState.READY else ():
-            nodes[pool] = (*nodes.get(pool, ()), row.node.registration().node)
+            nodes[pool] = (*nodes.get(pool, ()), row.node.to_registration().node)
     return PoolMembership(nodes, {})
 
 

@@ -12,9 +12,9 @@ from msgspec import Struct
 
 from din_extproc.admit.identities import make_identity
 from din_extproc.admit.keys import Authenticated
-from din_extproc.audit.chain import read, take_apart
+from din_extproc.audit.chain import decode_line, parse_line
 from din_extproc.audit.records import RefusalRecord, SettlementRecord
-from din_extproc.audit.verify import lines_of
+from din_extproc.audit.verify import split_lines
 from din_extproc.domain.progress import ShareDone, ignore_progress, part_of
 from din_extproc.domain.usage import Tags
 from din_extproc.domain.verdict import RefusalCode
@@ -162,7 +162,7 @@ def _pasts(folders: Iterable[Path]) -> Iterator[ReplayedRequest]:
             for replica in replicas(folder):
                 found = True
                 for _, content in read_log(folder, replica).segments:
-                    yield from filter(None, map(_past, lines_of(content)))
+                    yield from filter(None, map(_past, split_lines(content)))
         except OSError as error:
             raise ReplayRefused(f"{folder}: {error.strerror or error}") from error
     if not found:
@@ -171,8 +171,8 @@ def _pasts(folders: Iterable[Path]) -> Iterator[ReplayedRequest]:
 
 def _past(text: bytes) -> ReplayedRequest | None:
     """What a line says of a request; None: it speaks of something else, or is none."""
-    line = take_apart(text)
-    event = None if line is None else read(line, SettlementRecord) or read(line, RefusalRecord)
+    line = parse_line(text)
+    event = None if line is None else decode_line(line, SettlementRecord) or decode_line(line, RefusalRecord)
     if event is None:
         return None
     tags = Tags(

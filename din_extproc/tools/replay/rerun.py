@@ -25,7 +25,7 @@ from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.flow.calibrators import TokenCalibrators
 from din_extproc.flow.decision import Decision, DecisionContext, PendingRequest, Permit
 from din_extproc.flow.node_selector import NodeSelector
-from din_extproc.flow.pipeline import decide, permit
+from din_extproc.flow.pipeline import decide, decide_permit
 from din_extproc.flow.pool_membership import PoolMembership
 from din_extproc.flow.view import DecisionView
 from din_extproc.route.table import Routed, RouteTable, VersionsOf
@@ -108,9 +108,9 @@ class _RepeatedReservation:
     def must_queue(self, claim: Claim, priority: Priority) -> bool:  # noqa: ARG002 - the port's signature
         return False
 
-    async def wait(self, claim: Claim, priority: Priority, queueing: Queueing, patience_ms: int) -> Granted | Denied:  # noqa: ARG002
+    async def wait(self, claim: Claim, priority: Priority, queueing: Queueing, deadline_ms: int) -> Granted | Denied:  # noqa: ARG002
         waited_ms, reply = 0, await self._ledger.reserve(claim)
-        while isinstance(reply, Denied) and is_queueable(reply) and waited_ms + _LOOK_AGAIN_MS <= patience_ms:
+        while isinstance(reply, Denied) and is_queueable(reply) and waited_ms + _LOOK_AGAIN_MS <= deadline_ms:
             await Pause(_LOOK_AGAIN_MS)
             waited_ms += _LOOK_AGAIN_MS
             reply = await self._ledger.reserve(claim)
@@ -189,9 +189,9 @@ class ReplayRun:
         context = self._context
         request = PendingRequest()
         request.request_id, request.who, request.account = str(at), who, who.tenant.id
-        request.head = head_of(past, intent, who, context.view.table, context.selector.members.versions)
+        request.head = head_of(past, intent, who, context.view.table, context.selector.members.get_versions)
         now = self._clock.monotonic()
-        stages = permit if past.entry else decide
+        stages = decide_permit if past.entry else decide
         self._outputs.tokens = past.reserved - intent.prompt_tokens if past.reserved else None
         self._begun[at] = _ReplayedDecision(request, stages(context, request, who, intent, began=now, wall=self._clock.wall()))
         self._go_on(at, past)
@@ -211,7 +211,7 @@ class ReplayRun:
         if isinstance(decided, Permit):
             self._fates[at] = ReplayOutcome(model=decided.model, waits=waits)
         else:
-            begun.taken, target = decided.selection.taken, decided.target
+            begun.taken, target = decided.selection.lease, decided.target
             self._fates[at] = ReplayOutcome(target.pool.name, target.pool.model, decided.routed.rule, bool(target.degraded), waits)
         took_ms = self._usual.get(past.tenant, _NEVER)[0] if past.took_ms is None else past.took_ms
         self._schedule(self._clock.ms + took_ms, self._end, at)

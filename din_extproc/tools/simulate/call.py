@@ -5,7 +5,7 @@ from din_extproc.domain.node import Node, Pool
 from din_extproc.domain.usage import ExchangeRecord, Outcome, Usage
 from din_extproc.flow.decision import Decision
 from din_extproc.tools.engine_model.engine import SimulatedSequence
-from din_extproc.tools.simulate.machine import SimulatedNode
+from din_extproc.tools.simulate.node import SimulatedNode
 from din_extproc.tools.simulate.replica import SimulatedReplica
 from din_extproc.tools.simulate.traffic import Arrival
 
@@ -47,8 +47,8 @@ class SimulatedCall:
     def pool(self) -> Pool:
         """The pool whose node has it: the one it was meant for, or the one that took over in flight."""
         target, picked = self.decision.target, self.decision.selection
-        if target.spare is not None and self.machine is not None and self.machine.node in picked.spares:
-            return target.spare[0]
+        if target.in_flight_fallback is not None and self.machine is not None and self.machine.node in picked.fallback_nodes:
+            return target.in_flight_fallback[0]
         return target.pool
 
     def record(self, outcome: Outcome, produced: int, now: float, *, overhead_s: float, deadline_exceeded: bool) -> ExchangeRecord:

@@ -60,7 +60,7 @@ class SimulatedReplica:
         self._counters = counters
         self._clock = clock
         self.selector = NodeSelector(LoadModel(), PoolMembership.from_pools(plan.pools))
-        self.selector.moves = plan.moves
+        self.selector.in_flight = plan.moves
         self._paces = NodePaces(plan.half_lives_s)
         self._outputs = OutputHistory()
         self.breakers = BreakerRegistry()
@@ -96,10 +96,10 @@ class SimulatedReplica:
         request = PendingRequest()
         request.request_id, request.head, request.who = str(number), arrival.head, arrival.who
         request.account, request.prefix, request.chance = arrival.tenant, arrival.prefix, number * _SPREAD
-        self._patience_s = arrival.patience_s
-        return self.go_on(decide(self._context, request, arrival.who, arrival.intent, began=now, wall=self._clock.wall()))
+        self._patience_s = arrival.client_timeout_s
+        return self.resume(decide(self._context, request, arrival.who, arrival.intent, began=now, wall=self._clock.wall()))
 
-    def go_on(self, decision: PendingDecision, reply: Granted | Denied | None = None) -> Decision | SimulatedWait | Refusal:
+    def resume(self, decision: PendingDecision, reply: Granted | Denied | None = None) -> Decision | SimulatedWait | Refusal:
         """Run a decision to its end or into the queue. `reply`: what its wait has brought."""
         decided = resume(decision, reply)
         if not isinstance(decided, Pause):
@@ -116,12 +116,12 @@ class SimulatedReplica:
         """Return whether somebody waits whom a newcomer must not overtake."""
         return self.queue.must_queue(claim, priority)
 
-    async def wait(self, claim: Claim, priority: Priority, queueing: Queueing, patience_ms: int) -> Granted | Denied | QueueFull:
+    async def wait(self, claim: Claim, priority: Priority, queueing: Queueing, deadline_ms: int) -> Granted | Denied | QueueFull:
         """Wait until the claim is granted, or the client's deadline has passed; then return what was short."""
         now_ms = self._clock.ms
         if self._patience_s is not None:
-            patience_ms = min(patience_ms, int(self._patience_s * 1000))
-        ticket = Ticket(claim, priority, queueing, now_ms + patience_ms)
+            deadline_ms = min(deadline_ms, int(self._patience_s * 1000))
+        ticket = Ticket(claim, priority, queueing, now_ms + deadline_ms)
         if not self.queue.join(ticket):
             return QueueFull(self.queue.next_vacancy_ms(claim, now_ms))
         reply: Granted | Denied = await Pause(ticket)
@@ -146,9 +146,9 @@ class SimulatedReplica:
 
     # -- what comes of it ---------------------------------------------------------------------------------------------------------------
 
-    def ended(self, decision: Decision, record: ExchangeRecord, now: float) -> None:
+    def on_ended(self, decision: Decision, record: ExchangeRecord, now: float) -> None:
         """Settle a finished exchange, and learn from it."""
-        self.selector.release(decision.selection.taken)
+        self.selector.release(decision.selection.lease)
         self._counters.settle(decision.claim.tenant, decision.claim.request_id, record.usage.total_tokens, self._clock.ms)
         self._paces.learn(record, now)
         if record.outcome is Outcome.COMPLETED:
@@ -158,7 +158,7 @@ class SimulatedReplica:
             events = classify_exchange(record, now, attempts_reported=True, longest_open_s=self._plan.longest_open_s)
             self._stirred |= self.breakers.on_exchange(record, events)
 
-    def attempt_failed(self, attempt: FailedAttempt, now: float) -> None:
+    def on_attempt_failed(self, attempt: FailedAttempt, now: float) -> None:
         """Feed the node's breaker with a failed attempt."""
         self._doubts.add(attempt.node_id)
         event = classify_attempt(attempt, now, self._plan.retried, longest_open_s=self._plan.longest_open_s)
@@ -175,14 +175,14 @@ class SimulatedReplica:
     def on_remote_open(self, node_id: str, now: float, tenant: str) -> None:
         """Another replica leaves the node alone. `tenant`: whose requests alone did it."""
         self._on_event(node_id, BreakerEvent(BreakerEventKind.REMOTE_OPEN, now, origin=tenant))
-        self.adopt()
+        self.apply_changes()
 
     def on_tick(self, now: float) -> None:
         """Breakers look whether pauses and ramps have ended."""
         self.breakers.on_tick(now)
         self._stirred = True
 
-    def adopt(self) -> list[str]:
+    def apply_changes(self) -> list[str]:
         """Decide by what breakers say now. Returns the nodes that are ejected from now on."""
         if not self._stirred:
             return []
@@ -197,11 +197,11 @@ class SimulatedReplica:
         """A node has said how it does."""
         self.selector.load.on_reading(node_id, reading)
 
-    def learn(self) -> None:
+    def apply_learned(self) -> None:
         """Know what finished exchanges have taught since."""
         self.selector.load.on_paces(self._paces.take_changes())
 
-    def doubted(self) -> list[str]:
+    def take_due_probes(self) -> list[str]:
         """The nodes that probes are for: those that have failed and not answered since, and those on trial."""
         trials = [name for name, standing in self.breakers.nodes.snapshot_not_closed().items() if standing.state is BreakerState.HALF_OPEN]
         return sorted({*self._doubts, *trials})

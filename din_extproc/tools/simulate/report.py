@@ -6,7 +6,7 @@ Rule: one run is shown whole; several get a line each, the same figures for all.
 from collections.abc import Iterator
 
 from din_extproc.tools.simulate.simulate import Simulated, VariantResult
-from din_extproc.tools.simulate.tally import Outcomes
+from din_extproc.tools.simulate.stats import Outcomes
 
 
 def lines(simulated: Simulated) -> list[str]:

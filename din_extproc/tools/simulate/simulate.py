@@ -28,8 +28,8 @@ from din_extproc.tools.replay.rerun import ReplayedRequest, head_of, tenant_aver
 from din_extproc.tools.simulate.network import SimulatedNetwork
 from din_extproc.tools.simulate.plan import NodeProfile, ProbePlan, SimulationPlan
 from din_extproc.tools.simulate.slo import fewest
-from din_extproc.tools.simulate.tally import Outcomes, SimulationStats
-from din_extproc.tools.simulate.traffic import Arrival, traffic
+from din_extproc.tools.simulate.stats import Outcomes, SimulationStats
+from din_extproc.tools.simulate.traffic import Arrival, generate_traffic
 from din_extproc.tools.simulate.workload import KindSection, Workload, load_workload, node_ids
 
 _DAY = datetime(2027, 3, 1, tzinfo=UTC)
@@ -107,11 +107,11 @@ def simulate(options: SimulateOptions, env: Mapping[str, str], progress: ShareDo
     for number, values in enumerate(variants):
         part = part_of(progress, number, len(variants))
         variant = dict(zip((path for path, _ in options.tries), values, strict=True))
-        scene = _scene(options, variant, env, record)
+        scene = _make_scene(options, variant, env, record)
         if isinstance(scene, ConfigRejected):
             return scene
         first, last = first or scene, scene
-        row = _sized(options, variant, env, record) if options.size else _row(variant, scene, part)
+        row = _find_size(options, variant, env, record) if options.size else _run_variant(variant, scene, part)
         if isinstance(row, ConfigRejected):
             return row
         rows.append(row)
@@ -134,19 +134,24 @@ class _Scene(Struct, frozen=True):
     @property
     def skipped(self) -> int:
         """Recorded requests that can't be sent again."""
-        return 0 if self.record is None else len(self.record) - sum(1 for _ in _again(self.record, self.settings, self.speed))
+        return 0 if self.record is None else len(self.record) - sum(1 for _ in _repeat_traffic(self.record, self.settings, self.speed))
 
-    def run(self, progress: ShareDone = ignore_progress) -> Outcomes:
+    def run_scene(self, progress: ShareDone = ignore_progress) -> Outcomes:
         """Once."""
-        workload, plan = self.workload, self.plan()
+        workload, plan = self.workload, self.make_plan()
         hour = plan.start_ms / 1000 / _HOUR_S % 24
         if self.record is None:
-            arrivals = traffic(workload.sources, workload.seconds, hour, self._chance)
+            arrivals = generate_traffic(workload.sources, workload.seconds, hour, self._make_random)
         else:
-            arrivals = _again(self.record, self.settings, self.speed)
-        tally = SimulationStats(plan.pools, workload.seconds, workload.warm_up_s)
+            arrivals = _repeat_traffic(self.record, self.settings, self.speed)
+        stats = SimulationStats(plan.pools, workload.seconds, workload.warm_up_s)
         network = SimulatedNetwork(
-            plan=plan, arrivals=arrivals, failures=workload.failures, seconds=workload.seconds, tally=tally, chance=self._chance("failures")
+            plan=plan,
+            arrivals=arrivals,
+            failures=workload.failures,
+            seconds=workload.seconds,
+            stats=stats,
+            chance=self._make_random("failures"),
         )
         collects = gc.isenabled()
         gc.disable()  # nothing here goes in circles; looking for circles takes a fifth of the time
@@ -155,12 +160,12 @@ class _Scene(Struct, frozen=True):
         finally:
             if collects:
                 gc.enable()
-        return tally.outcomes()
+        return stats.compute_outcomes()
 
-    def plan(self) -> SimulationPlan:
+    def make_plan(self) -> SimulationPlan:
         """The network."""
         settings, workload, health = self.settings, self.workload, self.settings.health
-        pools, kinds = _nodes(settings, workload)
+        pools, kinds = _make_nodes(settings, workload)
         policies: dict[str, list[Any]] = {}
         for pool in pools:
             for node in pool.nodes:
@@ -186,11 +191,11 @@ class _Scene(Struct, frozen=True):
             start_ms=start_ms if not self.record else self.record[0].began_ms,
         )
 
-    def _chance(self, name: str) -> Random:
+    def _make_random(self, name: str) -> Random:
         return Random(f"{self.workload.seed} {name}")  # noqa: S311 - nobody guesses here
 
 
-def _scene(
+def _make_scene(
     options: SimulateOptions,
     variant: Mapping[str, Any],
     env: Mapping[str, str],
@@ -205,33 +210,33 @@ def _scene(
     given = dict(options.given) | {path.removeprefix(_WORKLOAD): value for path, value in variant.items() if path not in changes}
     if nodes is not None:
         given[f"nodes.{options.size}.count"] = nodes
-    recorded_s = None if record is None else _lasts_s(record, options.speed)
+    recorded_s = None if record is None else _measure_record_s(record, options.speed)
     workload = load_workload(options.workload, env, given, settings, recorded_s=recorded_s)
     if isinstance(workload, ConfigRejected):
         return workload
     return _Scene(settings, workload, record, options.speed)
 
 
-def _row(variant: dict[str, Any], scene: _Scene, progress: ShareDone = ignore_progress) -> VariantResult:
-    outcomes = scene.run(progress)
+def _run_variant(variant: dict[str, Any], scene: _Scene, progress: ShareDone = ignore_progress) -> VariantResult:
+    outcomes = scene.run_scene(progress)
     return VariantResult(variant, outcomes, scene.workload.slo.broken(outcomes))
 
 
-def _sized(
+def _find_size(
     options: SimulateOptions, variant: dict[str, Any], env: Mapping[str, str], record: list[ReplayedRequest] | None
 ) -> VariantResult | ConfigRejected:
     """The variant with the fewest nodes that keep the promise."""
     runs: dict[int, VariantResult] = {}
 
     def keeps(nodes: int) -> bool:
-        scene = _scene(options, variant, env, record, nodes)
+        scene = _make_scene(options, variant, env, record, nodes)
         if isinstance(scene, ConfigRejected):
             raise _Unsound(scene)
         if not scene.workload.slo.promised:
             raise SimulationRefused(
                 "--size looks for the fewest nodes that keep a promise: give one under `slo` in the workload file, or --slo"
             )
-        runs[nodes] = _row(variant, scene)
+        runs[nodes] = _run_variant(variant, scene)
         return not runs[nodes].slo_broken
 
     try:
@@ -247,7 +252,7 @@ class _Unsound(Exception):  # noqa: N818 - carries a refusal out of a search
         self.rejected = rejected
 
 
-def _nodes(settings: Settings, workload: Workload) -> tuple[tuple[Pool, ...], dict[str, NodeProfile]]:
+def _make_nodes(settings: Settings, workload: Workload) -> tuple[tuple[Pool, ...], dict[str, NodeProfile]]:
     """The pools with the nodes that are simulated, and what kind each node is."""
     pools, kinds = [], {}
     for pool in settings.pools:
@@ -255,7 +260,7 @@ def _nodes(settings: Settings, workload: Workload) -> tuple[tuple[Pool, ...], di
         nodes = []
         ids = node_ids(pool, sections)
         for at, node_id in enumerate(ids):
-            section = _section(sections, at)
+            section = _find_section(sections, at)
             like = pool.nodes[at % len(pool.nodes)]
             node = replace(
                 like,
@@ -264,12 +269,12 @@ def _nodes(settings: Settings, workload: Workload) -> tuple[tuple[Pool, ...], di
                 max_concurrency=section.max_concurrency or like.max_concurrency,
             )
             nodes.append(node)
-            kinds[node_id] = NodeProfile(_spec(pool, node, section), section.prefixes)
+            kinds[node_id] = NodeProfile(_make_spec(pool, node, section), section.prefixes)
         pools.append(replace(pool, nodes=tuple(nodes)))
     return tuple(pools), kinds
 
 
-def _section(sections: tuple[KindSection, ...], at: int) -> KindSection:
+def _find_section(sections: tuple[KindSection, ...], at: int) -> KindSection:
     for section in sections:
         if section.count is None or at < section.count:
             return section
@@ -277,7 +282,7 @@ def _section(sections: tuple[KindSection, ...], at: int) -> KindSection:
     return sections[-1]
 
 
-def _spec(pool: Pool, node: Node, section: KindSection) -> EngineSpec:
+def _make_spec(pool: Pool, node: Node, section: KindSection) -> EngineSpec:
     try:
         return EngineSpec(
             max_model_len=node.max_seq_len,
@@ -292,22 +297,22 @@ def _spec(pool: Pool, node: Node, section: KindSection) -> EngineSpec:
         raise SimulationRefused(f"nodes of pool {pool.name}: {error}") from error
 
 
-def _lasts_s(record: list[ReplayedRequest], speed: float) -> float:
+def _measure_record_s(record: list[ReplayedRequest], speed: float) -> float:
     if not record:
         raise SimulationRefused("the record holds no request")
     return (record[-1].began_ms - record[0].began_ms) / 1000 / speed + 1.0
 
 
-def _again(record: list[ReplayedRequest], settings: Settings, speed: float) -> Iterator[Arrival]:
+def _repeat_traffic(record: list[ReplayedRequest], settings: Settings, speed: float) -> Iterator[Arrival]:
     """The recorded requests, those that say enough; of what was refused then, the answer is as long as its tenant's usually are."""
-    find_owner, versions, mean = owner_finder(settings), PoolMembership.from_pools(settings.pools).versions, tenant_averages(record)
+    find_owner, get_versions, mean = owner_finder(settings), PoolMembership.from_pools(settings.pools).get_versions, tenant_averages(record)
     for past in record:
         who, intent = find_owner(past), past.intent
         if intent is None or who is None:
             continue
         answered = past.answered or mean.get(past.tenant, (0, 0, 0))[2] or 1
         prompt = past.charged - past.answered or intent.prompt_tokens or 1
-        head = head_of(past, intent, who, settings.routes, versions)
+        head = head_of(past, intent, who, settings.routes, get_versions)
         at = (past.began_ms - record[0].began_ms) / 1000 / speed
         yield Arrival(
             at=at,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from din_extproc.tools.simulate.tally import Outcomes
+from din_extproc.tools.simulate.stats import Outcomes
 
 
 class Slo(Struct, frozen=True):

@@ -59,14 +59,14 @@ class Rhythm(Struct, frozen=True):
     @property
     def most(self) -> float:
         """The largest factor there is."""
-        return self._burst(0.0) * 2.0 / (1.0 + self.night)
+        return self._compute_burst(0.0) * 2.0 / (1.0 + self.night)
 
-    def factor(self, at_s: float, hour: float) -> float:
+    def compute_factor(self, at_s: float, hour: float) -> float:
         """Rate now as a share of the mean. `at_s`: since the beginning; `hour`: UTC, of the day."""
         swing = (1.0 - self.night) / (1.0 + self.night)
-        return self._burst(at_s) * (1.0 + swing * cos(2 * pi * (hour - self.peak_hour) / _DAY_H))
+        return self._compute_burst(at_s) * (1.0 + swing * cos(2 * pi * (hour - self.peak_hour) / _DAY_H))
 
-    def _burst(self, at_s: float) -> float:
+    def _compute_burst(self, at_s: float) -> float:
         if not self.burst_s:
             return 1.0
         share = self.burst_s / self.burst_every_s
@@ -95,7 +95,7 @@ class TrafficSource(Struct, frozen=True, kw_only=True):
     version: str = ""
     priority: Priority | None = None
     prefixes: Prefixes | None = None
-    patience_s: float | None = None
+    client_timeout_s: float | None = None
     """None: clients wait for ever."""
     rhythm: Rhythm = Rhythm()
 
@@ -115,10 +115,12 @@ class Arrival(Struct, frozen=True, gc=False):
     """Those of its whole answer."""
     prefix: int = 0
     prefix_tokens: int = 0
-    patience_s: float | None = None
+    client_timeout_s: float | None = None
 
 
-def traffic(sources: Sequence[TrafficSource], seconds: float, hour: float, chance: Callable[[str], RandomSource]) -> Iterator[Arrival]:
+def generate_traffic(
+    sources: Sequence[TrafficSource], seconds: float, hour: float, chance: Callable[[str], RandomSource]
+) -> Iterator[Arrival]:
     """The requests of all sources in the order in which they come.
 
     Args:
@@ -127,11 +129,11 @@ def traffic(sources: Sequence[TrafficSource], seconds: float, hour: float, chanc
         hour: UTC, of the beginning.
         chance: Makes a source of chance for a name; the same name, the same chance.
     """
-    streams = [_arrivals(source, seconds, hour, chance) for source in sources]
+    streams = [_generate_arrivals(source, seconds, hour, chance) for source in sources]
     return streams[0] if len(streams) == 1 else merge(*streams, key=attrgetter("at"))
 
 
-def _arrivals(source: TrafficSource, seconds: float, hour: float, chance: Callable[[str], RandomSource]) -> Iterator[Arrival]:
+def _generate_arrivals(source: TrafficSource, seconds: float, hour: float, chance: Callable[[str], RandomSource]) -> Iterator[Arrival]:
     draws = chance(source.name)
     beginnings = _Beginnings(source.prefixes, chance)
     rhythm, plain = source.rhythm, source.rhythm == Rhythm()
@@ -141,7 +143,7 @@ def _arrivals(source: TrafficSource, seconds: float, hour: float, chance: Callab
     )
     at = 0.0
     while (at := at + draws.expovariate(peak)) < seconds:
-        if not plain and draws.random() * rhythm.most > rhythm.factor(at, hour + at / _HOUR_S):
+        if not plain and draws.random() * rhythm.most > rhythm.compute_factor(at, hour + at / _HOUR_S):
             continue
         prefix, prefix_tokens = beginnings.draw(draws)
         prompt, output = prefix_tokens + source.prompt.draw(draws), source.output.draw(draws)
@@ -151,17 +153,17 @@ def _arrivals(source: TrafficSource, seconds: float, hour: float, chance: Callab
             source=source.name,
             tenant=tenant,
             who=source.who,
-            intent=_intent(source, prompt),
+            intent=_make_intent(source, prompt),
             head=head,
             prompt_tokens=prompt,
             output_tokens=output if source.asked is None else min(output, source.asked),
             prefix=prefix,
             prefix_tokens=prefix_tokens,
-            patience_s=source.patience_s,
+            client_timeout_s=source.client_timeout_s,
         )
 
 
-def _intent(source: TrafficSource, prompt_tokens: int) -> Intent:
+def _make_intent(source: TrafficSource, prompt_tokens: int) -> Intent:
     return Intent(
         operation=source.operation,
         model=source.model,

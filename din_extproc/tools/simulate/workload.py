@@ -292,7 +292,7 @@ def _sources(config: WorkloadYaml, settings: Settings, document: Document) -> It
             version=section.version,
             priority=section.priority,
             prefixes=None if shared is None else Prefixes(section.prefixes or "", shared.number, *shared.tokens),
-            patience_s=section.patience_s,
+            client_timeout_s=section.patience_s,
             rhythm=Rhythm(**section.rhythm.model_dump()),
         )
 

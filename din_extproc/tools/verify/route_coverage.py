@@ -19,7 +19,7 @@ from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.flow.calibrators import TokenCalibrators
 from din_extproc.flow.node_selector import RequestSize
 from din_extproc.flow.pool_membership import PoolMembership
-from din_extproc.flow.view import DecisionView, model_facts
+from din_extproc.flow.view import DecisionView, get_model_facts
 from din_extproc.intent.read import ParsedRequest, parse_request
 from din_extproc.route.table import CompiledRule, Routed
 from din_extproc.schedule.pick import filter_shapes, group_by_shape
@@ -100,7 +100,7 @@ class RouteCoverage:
     def _entries(self, name: str, rule: CompiledRule) -> Iterator[RouteEntry]:
         found = False
         misses: list[Miss] = []
-        for lowest, end in pairwise((0, *model_facts(self._view, rule.pool.model).boundaries, None)):
+        for lowest, end in pairwise((0, *get_model_facts(self._view, rule.pool.model).boundaries, None)):
             reached, missed = self._segment(name, rule, lowest or 0, None if end is None else end - 1)
             found = found or bool(reached)
             misses += missed
@@ -160,7 +160,7 @@ class RouteCoverage:
         body, reading = self._sized(name, head, operation, size, stream=bool(wish.stream))
         if isinstance(reading, Refusal):
             return Miss(reading.message, idle=False)
-        routed = self._view.table.route(reading.intent, self._tenant, head, self._hour_utc, self._members.versions)
+        routed = self._view.table.route(reading.intent, self._tenant, head, self._hour_utc, self._members.get_versions)
         if isinstance(routed, Refusal):
             return Miss(routed.message, idle=False)
         if (routed.rule, routed.pool.name) != (rule.id, rule.pool.name):
@@ -203,8 +203,8 @@ class RouteCoverage:
     def _nodes(self, routed: Routed, reading: ParsedRequest) -> tuple[Node, ...] | Refusal:
         """Return the nodes that certainly can serve the request, even if the estimate is too high."""
         size = RequestSize.of(reading.intent, band=0.0)
-        shapes = group_by_shape(self._members.nodes(routed.pool.name))
-        fit = filter_shapes(shapes, size.demand(routed.versions))
+        shapes = group_by_shape(self._members.get_nodes(routed.pool.name))
+        fit = filter_shapes(shapes, size.to_demand(routed.versions))
         return fit if isinstance(fit, Refusal) else tuple(node for shape in fit for node in shapes[shape])
 
 

@@ -104,7 +104,7 @@ async def _verify(settings: Settings, options: VerifyOptions, rows: tuple[Member
 def _members(settings: Settings, rows: tuple[MemberForm, ...]) -> PoolMembership:
     """Return the configured nodes; for pools without any, the registered ones."""
     registered = members_of(rows)
-    return PoolMembership({pool.name: pool.nodes or registered.nodes(pool.name) for pool in settings.pools}, {})
+    return PoolMembership({pool.name: pool.nodes or registered.get_nodes(pool.name) for pool in settings.pools}, {})
 
 
 async def _verified(entry: RouteEntry, client: OutsideClient, options: VerifyOptions) -> VerifiedEntry:

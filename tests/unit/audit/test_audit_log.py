@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from din_extproc.audit.chain import LOG, SigningKey, sign
+from din_extproc.audit.chain import LOG, SigningKey, sign_entry
 from din_extproc.audit.records import Configured, Event
 from din_extproc.edge.audit import log as audit_log
 from tests.support.audit_logs import KEY, check, log_files, log_in, settled, written
@@ -24,7 +24,7 @@ async def test_a_writer_that_begins_again_goes_on_with_the_numbers_and_the_chain
 async def test_what_was_being_written_when_the_writer_died_is_cut_off_and_the_log_is_whole(tmp_path):
     log = log_in(tmp_path)
     for at in range(5):
-        log.note(settled(at))
+        log.record(settled(at))
     await log.flush()
     log._lock.close()  # as the kernel does for a process that is gone
     (path,) = tmp_path.glob("*.jsonl")
@@ -62,13 +62,13 @@ async def test_files_end_at_their_size_and_at_their_age_and_are_sealed(tmp_path,
 async def test_another_key_begins_another_file(tmp_path):
     second = SigningKey("k2", b"the key after the first one")
     log = log_in(tmp_path)
-    log.note(settled(1))
+    log.record(settled(1))
     await log.flush()
-    log.use((KEY, second))
-    log.note(settled(2))
+    log.set_keys((KEY, second))
+    log.record(settled(2))
     await log.flush()
-    log.use((KEY, second))
-    log.note(settled(3))
+    log.set_keys((KEY, second))
+    log.record(settled(3))
     await log.close()
     report = check(tmp_path, keys={KEY.id: KEY.secret, second.id: second.secret})
     assert report.findings == []
@@ -102,20 +102,20 @@ class FullDisk:
 @pytest.mark.parametrize("room", [0, 150, 1000])
 async def test_e_full_disk_under_drop_with_alarm_loses_events_and_says_how_many(tmp_path, monkeypatch, room):
     turns = []
-    log = log_in(tmp_path, turned=turns.append)
+    log = log_in(tmp_path, on_blocked=turns.append)
     disk = FullDisk(monkeypatch)
-    log.note(settled(1))
+    log.record(settled(1))
     await log.flush()
     disk.room = room
     for at in range(10):
-        log.note(settled(at))
+        log.record(settled(at))
     await log.flush()
     assert (log.dropped, log.waiting, bool(log.failing)) == (10, 0, True)
-    log.note(settled(50))
+    log.record(settled(50))
     await log.flush()
     assert log.dropped == 11
     disk.room = 1 << 40
-    log.note(settled(51))
+    log.record(settled(51))
     await log.flush()
     assert (log.failing, turns) == ("", [True, False])
     await log.close()
@@ -127,11 +127,11 @@ async def test_e_full_disk_under_drop_with_alarm_loses_events_and_says_how_many(
 @pytest.mark.parametrize("policy", ["block", "refuse"])
 async def test_a_full_disk_under_the_other_policies_loses_nothing(tmp_path, monkeypatch, policy):
     turns = []
-    log = log_in(tmp_path, turned=turns.append, on_full=policy, kept_events=40)
+    log = log_in(tmp_path, on_blocked=turns.append, on_full=policy, kept_events=40)
     disk = FullDisk(monkeypatch)
     disk.room = 300
     for at in range(30):
-        log.note(settled(at))
+        log.record(settled(at))
         await log.flush()
     assert (log.dropped, log.waiting) == (0, 31)
     assert turns == [True]
@@ -139,7 +139,7 @@ async def test_a_full_disk_under_the_other_policies_loses_nothing(tmp_path, monk
     await log.flush()
     assert turns == [True, False]
     for at in range(60):
-        log.note(settled(at))
+        log.record(settled(at))
     assert log.dropped == 20
     await log.close()
     report = check(tmp_path)
@@ -153,7 +153,7 @@ async def test_a_disk_that_fails_now_and_then_leaves_a_log_that_is_whole_but_for
     disk = FullDisk(monkeypatch)
     for at in range(200):
         disk.room = chance.choice([0, 100, 700, 1 << 40, 1 << 40])
-        log.note(settled(at))
+        log.record(settled(at))
         await log.flush()
     disk.room = 1 << 40
     await log.close()
@@ -165,7 +165,7 @@ async def test_a_disk_that_fails_now_and_then_leaves_a_log_that_is_whole_but_for
 
 
 def test_a_record_leaves_out_what_says_nothing(tmp_path):
-    line, _ = sign(KEY.secret, LOG, 1, Configured(at=1.5, fingerprint="abc"))
+    line, _ = sign_entry(KEY.secret, LOG, 1, Configured(at=1.5, fingerprint="abc"))
     assert line.startswith(b'{"seq":1,"kind":"configured","at":1.5,"fingerprint":"abc","mac":"')
     assert log_files(Path(tmp_path)) == []
 

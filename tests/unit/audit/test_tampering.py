@@ -9,8 +9,8 @@ import pytest
 from din_extproc.audit import chain
 from din_extproc.audit.chain import SigningKey
 from din_extproc.audit.records import Witness
-from din_extproc.audit.report import contradictions
-from din_extproc.audit.verify import verify
+from din_extproc.audit.report import find_contradictions
+from din_extproc.audit.verify import verify_log
 from din_extproc.edge.audit.files import read_log
 from tests.support.audit_logs import KEY, KEYS, check, log_files, settled, tamper, write
 
@@ -62,7 +62,7 @@ def lines(path: Path) -> list[bytes]:
 
 
 def seq_of(line: bytes) -> int:
-    return chain.number(chain.take_apart(line))
+    return chain.read_number(chain.parse_line(line))
 
 
 @pytest.mark.parametrize("at", [3, 17, 20])
@@ -133,19 +133,19 @@ def test_a_missing_segment_is_named_with_its_records(folder):
 def test_all_files_of_the_end_together_are_missed_by_nobody_but_another_replica(folder):
     """Whoever can put back an older head takes the end off unseen, unless another replica has seen it."""
     older = read_log(folder, "gw-1")
-    report = verify(older, KEYS, macs=True)
+    report = verify_log(older, KEYS, macs=True)
     seq, mac = 30, report.macs[30]
     write(folder, 40, replica="gw-2")
     other = check(folder, "gw-2")
     other.witnesses.append(Witness(at=1.0, replica="gw-1", record=seq, chain=mac))
-    assert list(contradictions([report, other])) == []
+    assert list(find_contradictions([report, other])) == []
     other.witnesses.append(Witness(at=1.0, replica="gw-1", record=report.last + 5, chain=mac))
-    (finding,) = contradictions([report, other])
+    (finding,) = find_contradictions([report, other])
     assert (finding.seq, finding.last) == (report.last + 1, report.last + 5)
     other.witnesses[-1:] = [Witness(at=1.0, replica="gw-1", record=seq, chain="0" * 64)]
-    (finding,) = contradictions([report, other])
+    (finding,) = find_contradictions([report, other])
     assert "record 30 is not the one that gw-2 saw" in str(finding)
-    (finding,) = contradictions([other])
+    (finding,) = find_contradictions([other])
     assert "the whole log of gw-1 is missing" in str(finding)
 
 

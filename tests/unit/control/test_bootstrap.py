@@ -12,7 +12,7 @@ from din_extproc.domain.verdict import RefusalCode, error_body
 
 def rendered(**changes):
     base = {"ext_proc": (UnixSocket("/run/a.sock"),), "access_log": SocketAddress("127.0.0.1", 50052)}
-    return bootstrap.as_dict(Topology(**{**base, **changes}))
+    return bootstrap.render_dict(Topology(**{**base, **changes}))
 
 
 def connection_manager(config):
@@ -71,5 +71,5 @@ def test_a_topology_costs_nobody_the_import_of_envoys_vocabulary():
 
 @pytest.mark.parametrize("name", ["y", "n", "Y", "N"])
 def test_a_pool_whose_name_envoy_would_take_for_yes_or_no_is_quoted(name):
-    text = bootstrap.documents([{"name": name, "lua": "a\nb\n"}], "envoy")
+    text = bootstrap.render_documents([{"name": name, "lua": "a\nb\n"}], "envoy")
     assert text.endswith(f'name: "{name}"\nlua: |\n  a\n  b\n')

@@ -5,8 +5,8 @@ from google.protobuf import any_pb2
 from google.protobuf.json_format import MessageToDict
 
 from din_extproc._proto.envoy.config.endpoint.v3.endpoint_pb2 import ClusterLoadAssignment
-from din_extproc.control.assignment import assignment
-from din_extproc.control.facts import WHOLE_WITH_ONE
+from din_extproc.control.assignment import make_assignment
+from din_extproc.control.endpoint_metadata import WHOLE_WITH_ONE
 from din_extproc.control.snapshot import ASSIGNMENT, CLUSTER, ROUTES, Assigner, Blueprint, Pair, Resource
 from din_extproc.domain.node import Endpoint, Node
 
@@ -37,7 +37,7 @@ def read(resource: Resource) -> ClusterLoadAssignment:
 
 
 def test_an_assignment_names_its_nodes_with_what_their_answers_are_marked_with():
-    snapshot = Assigner().snapshot(plan("p"), {"p": (node("a"), node("b", "[fd00::7]:8001"))})
+    snapshot = Assigner().make_snapshot(plan("p"), {"p": (node("a"), node("b", "[fd00::7]:8001"))})
     made = read(snapshot.resources[ASSIGNMENT]["p"])
     assert made.cluster_name == "p"
     (locality,) = made.endpoints
@@ -51,15 +51,15 @@ def test_an_assignment_names_its_nodes_with_what_their_answers_are_marked_with()
 def test_nodes_of_the_fail_open_pool_bear_the_mark_of_answers_that_nobody_admitted():
     assigner = Assigner()
     nodes = {"p": (node("a"),), "q": (node("b"),)}
-    snapshot = assigner.snapshot(plan("p", "q", fail_open="p"), nodes)
+    snapshot = assigner.make_snapshot(plan("p", "q", fail_open="p"), nodes)
     marked = [b"limits_bypassed" in snapshot.resources[ASSIGNMENT][pool].packed for pool in "pq"]
     assert marked == [True, False]
-    snapshot = assigner.snapshot(plan("p", "q", fail_open="q"), nodes)
+    snapshot = assigner.make_snapshot(plan("p", "q", fail_open="q"), nodes)
     assert [b"limits_bypassed" in snapshot.resources[ASSIGNMENT][pool].packed for pool in "pq"] == [False, True]
 
 
 def test_every_cluster_has_an_assignment_be_it_empty():
-    snapshot = Assigner().snapshot(plan("p", "q"), {"p": (node("a"),), "stranger": (node("b"),)})
+    snapshot = Assigner().make_snapshot(plan("p", "q"), {"p": (node("a"),), "stranger": (node("b"),)})
     assert snapshot.resources[ASSIGNMENT].keys() == snapshot.resources[CLUSTER].keys() == {"p", "q"}
     assert not any(locality.lb_endpoints for locality in read(snapshot.resources[ASSIGNMENT]["q"]).endpoints)
 
@@ -67,8 +67,8 @@ def test_every_cluster_has_an_assignment_be_it_empty():
 def test_only_the_pool_that_changed_is_made_anew_and_only_its_version_is_another():
     assigner = Assigner()
     nodes = {"p": (node("a"), node("b", "10.0.0.2:1")), "q": (node("c", "10.0.0.3:1"),)}
-    before = assigner.snapshot(plan("p", "q"), nodes)
-    after = assigner.snapshot(plan("p", "q"), {**nodes, "p": (node("a", version="2026.1.0"), nodes["p"][1])})
+    before = assigner.make_snapshot(plan("p", "q"), nodes)
+    after = assigner.make_snapshot(plan("p", "q"), {**nodes, "p": (node("a", version="2026.1.0"), nodes["p"][1])})
     assert after.resources[ASSIGNMENT]["q"] is before.resources[ASSIGNMENT]["q"]
     assert after.resources[ASSIGNMENT]["p"].version != before.resources[ASSIGNMENT]["p"].version
     assert {each for each in after.versions if after.versions[each] != before.versions[each]} == {ASSIGNMENT}
@@ -77,8 +77,8 @@ def test_only_the_pool_that_changed_is_made_anew_and_only_its_version_is_another
 def test_an_assignment_made_in_steps_is_the_one_made_at_once():
     steps, final = Assigner(), (node("a"), node("d", "10.0.0.4:1"), node("b", "10.0.0.2:1", "2"))
     for nodes in [(node("a"),), (), (node("a"), node("b", "10.0.0.2:1")), (node("b", "10.0.0.2:1"), node("a")), final]:
-        stepped = steps.snapshot(plan("p"), {"p": nodes})
-    assert stepped == Assigner().snapshot(plan("p"), {"p": final})
+        stepped = steps.make_snapshot(plan("p"), {"p": nodes})
+    assert stepped == Assigner().make_snapshot(plan("p"), {"p": final})
 
 
 def test_the_same_content_has_the_same_version_in_another_process():
@@ -88,14 +88,14 @@ def test_the_same_content_has_the_same_version_in_another_process():
 
 def test_a_blueprint_keeps_the_clusters_of_its_predecessor_that_it_has_not_itself():
     former, later = plan("p", "old"), plan("p", "new", fail_open="new")
-    kept = later.keeping(former)
+    kept = later.keep_from(former)
     assert [cluster.name for cluster in kept.clusters] == ["p", "new", "old"]
     assert (kept.routes, kept.fail_open_pool) == (later.routes, "new")
 
 
 def test_a_pair_s_cluster_has_the_nodes_of_both_pools_each_with_its_own_marks_and_the_second_ones_next_in_line():
     nodes = {"p": (node("a"),), "q": (node("b", "10.0.0.2:1"), node("c", "10.0.0.3:1"))}
-    made = read(Assigner().snapshot(paired(("p", "q")), nodes).resources[ASSIGNMENT]["p+q"])
+    made = read(Assigner().make_snapshot(paired(("p", "q")), nodes).resources[ASSIGNMENT]["p+q"])
     assert made.cluster_name == "p+q"
     facts = [[each.metadata.filter_metadata["din"] for each in group.lb_endpoints] for group in made.endpoints]
     assert [[(each["node_id"], each["pool"]) for each in group] for group in facts] == [[("a", "p")], [("b", "q"), ("c", "q")]]
@@ -105,23 +105,23 @@ def test_a_pair_s_cluster_has_the_nodes_of_both_pools_each_with_its_own_marks_an
 def test_a_pair_is_made_anew_when_one_of_its_pools_changes_and_only_then():
     assigner, plans = Assigner(), paired(("p", "q"), ("q", "r"), ("r", "q"))
     nodes = {"p": (node("a"),), "q": (node("b", "10.0.0.2:1"),), "r": ()}
-    before = assigner.snapshot(plans, nodes).resources[ASSIGNMENT]
+    before = assigner.make_snapshot(plans, nodes).resources[ASSIGNMENT]
     assert read(before["q+r"]).endpoints[1].lb_endpoints == []
-    after = assigner.snapshot(plans, {**nodes, "r": (node("d", "10.0.0.4:1"),)}).resources[ASSIGNMENT]
+    after = assigner.make_snapshot(plans, {**nodes, "r": (node("d", "10.0.0.4:1"),)}).resources[ASSIGNMENT]
     assert after["p+q"] is before["p+q"]
     assert {name for name in after if after[name] is not before[name]} == {"r", "q+r", "r+q"}
-    assert after["q+r"] == Assigner().snapshot(plans, {**nodes, "r": (node("d", "10.0.0.4:1"),)}).resources[ASSIGNMENT]["q+r"]
+    assert after["q+r"] == Assigner().make_snapshot(plans, {**nodes, "r": (node("d", "10.0.0.4:1"),)}).resources[ASSIGNMENT]["q+r"]
 
 
 def test_a_pair_that_is_no_more_is_kept_as_long_as_its_pools():
     former, later = paired(("p", "q")), paired(("p", "r"), pools="pr")
-    kept = later.keeping(former)
+    kept = later.keep_from(former)
     assert [pair.cluster.name for pair in kept.pairs] == ["p+r", "p+q"]
-    snapshot = Assigner().snapshot(kept, {"p": (node("a"),), "q": (node("b", "10.0.0.2:1"),)})
+    snapshot = Assigner().make_snapshot(kept, {"p": (node("a"),), "q": (node("b", "10.0.0.2:1"),)})
     assert snapshot.resources[ASSIGNMENT].keys() == snapshot.resources[CLUSTER].keys() == {"p", "r", "q", "p+r", "p+q"}
 
 
 def test_one_node_that_is_well_keeps_all_requests_of_its_pool() -> None:
-    told = AsEnvoyReadsIt.parse(assignment("p", []))
+    told = AsEnvoyReadsIt.parse(make_assignment("p", []))
     assert told.policy is not None
     assert told.policy.overprovisioning_factor == WHOLE_WITH_ONE

@@ -15,7 +15,7 @@ def world(type_url: str = ASSIGNMENT, **versions: str) -> Snapshot:
 
 def told(subscription: XdsSubscription, snapshot: Snapshot, nonce: str = "1", *, removals: bool = True):
     """Names with versions and removed names of the next response; None when there is none."""
-    offer = subscription.offer(snapshot, nonce, removals=removals)
+    offer = subscription.make_offer(snapshot, nonce, removals=removals)
     if offer is None:
         return None
     return {resource.name: resource.version for resource in offer.resources}, set(offer.removed)
@@ -24,14 +24,14 @@ def told(subscription: XdsSubscription, snapshot: Snapshot, nonce: str = "1", *,
 def asks_for(*names: str, type_url: str = ASSIGNMENT) -> XdsSubscription:
     """A client of the state of the world that wants these."""
     subscription = XdsSubscription(type_url, delta=False)
-    subscription.wants(names, "", None)
+    subscription.on_request(names, "", None)
     return subscription
 
 
 def subscribes_to(*names: str, known: dict[str, str] | None = None, type_url: str = ASSIGNMENT) -> XdsSubscription:
     """A client that takes changes and wants these."""
     subscription = XdsSubscription(type_url, delta=True)
-    subscription.wants_changes(names, (), known or {}, "", None)
+    subscription.on_delta_request(names, (), known or {}, "", None)
     return subscription
 
 
@@ -43,7 +43,7 @@ def test_what_changes_while_a_response_is_under_way_waits_for_its_answer_and_com
     assert told(client, world(a="1")) == ({"a": "1"}, set())
     assert told(client, world(a="2"), "2") is None
     assert told(client, world(a="3"), "2") is None
-    client.wants(("a",), "1", None)
+    client.on_request(("a",), "1", None)
     assert told(client, world(a="3"), "2") == ({"a": "3"}, set())
 
 
@@ -51,7 +51,7 @@ def test_an_answer_moves_the_version_that_the_client_has():
     client = asks_for("a")
     told(client, world(a="1"))
     assert (client.acked, client.refusal) == ("", "")
-    client.wants(("a",), "1", None)
+    client.on_request(("a",), "1", None)
     assert (client.acked, client.phase) == ("1", SubscriptionPhase.IDLE)
     assert told(client, world(a="1"), "2") is None
 
@@ -72,15 +72,15 @@ def test_what_was_refused_is_not_offered_again_until_it_is_another(delta):
 
 def say(client: XdsSubscription, nonce: str, refusal: str | None, *, delta: bool) -> None:
     if delta:
-        client.wants_changes((), (), {}, nonce, refusal)
+        client.on_delta_request((), (), {}, nonce, refusal)
     else:
-        client.wants(("a",), nonce, refusal)
+        client.on_request(("a",), nonce, refusal)
 
 
 def test_a_refusal_without_a_reason_is_a_refusal():
     client = asks_for("a")
     told(client, world(a="1"))
-    client.wants(("a",), "1", "")
+    client.on_request(("a",), "1", "")
     assert client.refusal
     assert client.acked == ""
 
@@ -88,18 +88,18 @@ def test_a_refusal_without_a_reason_is_a_refusal():
 def test_an_answer_to_a_response_that_was_replaced_says_nothing():
     client = asks_for("a")
     told(client, world(a="1"))
-    client.wants(("a",), "1", None)
+    client.on_request(("a",), "1", None)
     told(client, world(a="2"), "2")
-    client.wants(("b",), "1", None)
+    client.on_request(("b",), "1", None)
     assert client.phase is SubscriptionPhase.OFFERED
     assert client.acked == "1"
-    client.wants(("a",), "2", None)
+    client.on_request(("a",), "2", None)
     assert client.acked == "2"
 
 
 def test_a_nonce_of_a_former_stream_is_an_ordinary_first_request():
     client = XdsSubscription(ASSIGNMENT, delta=False)
-    client.wants(("a",), "77", None)
+    client.on_request(("a",), "77", None)
     assert told(client, world(a="1")) == ({"a": "1"}, set())
 
 
@@ -109,16 +109,16 @@ def test_a_nonce_of_a_former_stream_is_an_ordinary_first_request():
 def test_naming_no_cluster_at_first_means_all_of_them_and_an_empty_world_is_an_answer():
     client = asks_for(type_url=CLUSTER)
     assert told(client, world(CLUSTER)) == ({}, set())
-    client.wants((), "1", None)
+    client.on_request((), "1", None)
     assert told(client, world(CLUSTER, a="1", b="1"), "2") == ({"a": "1", "b": "1"}, set())
 
 
 def test_naming_none_after_some_means_none():
     client = asks_for("a", type_url=CLUSTER)
     told(client, world(CLUSTER, a="1", b="1"))
-    client.wants((), "1", None)
+    client.on_request((), "1", None)
     assert told(client, world(CLUSTER, a="2", b="2"), "2") == ({}, set())
-    client.wants((), "2", None)
+    client.on_request((), "2", None)
     assert told(client, world(CLUSTER, a="3", b="3"), "3") is None
 
 
@@ -130,19 +130,19 @@ def test_naming_no_assignment_means_none():
 def test_a_response_with_clusters_names_all_there_are():
     client = asks_for(type_url=CLUSTER)
     told(client, world(CLUSTER, a="1", b="1"))
-    client.wants((), "1", None)
+    client.on_request((), "1", None)
     assert told(client, world(CLUSTER, a="1", b="2"), "2") == ({"a": "1", "b": "2"}, set())
-    client.wants((), "2", None)
+    client.on_request((), "2", None)
     assert told(client, world(CLUSTER, b="2"), "3") == ({"b": "2"}, {"a"})
 
 
 def test_a_cluster_that_is_to_go_stays_in_the_response_that_adds_another():
     client = asks_for("*", type_url=CLUSTER)
     told(client, world(CLUSTER, old="1"))
-    client.wants(("*",), "1", None)
+    client.on_request(("*",), "1", None)
     after = world(CLUSTER, new="1")
     assert told(client, after, "2", removals=False) == ({"old": "1", "new": "1"}, set())
-    client.wants(("*",), "2", None)
+    client.on_request(("*",), "2", None)
     assert told(client, after, "3", removals=False) is None
     assert told(client, after, "3") == ({"new": "1"}, {"old"})
 
@@ -150,18 +150,18 @@ def test_a_cluster_that_is_to_go_stays_in_the_response_that_adds_another():
 def test_a_response_with_assignments_names_only_what_is_new_to_the_client():
     client = asks_for("a", "b")
     told(client, world(a="1", b="1"))
-    client.wants(("a", "b"), "1", None)
+    client.on_request(("a", "b"), "1", None)
     assert told(client, world(a="1", b="2"), "2") == ({"b": "2"}, set())
-    client.wants(("a", "b", "c"), "2", None)
+    client.on_request(("a", "b", "c"), "2", None)
     assert told(client, world(a="1", b="2", c="1"), "3") == ({"c": "1"}, set())
 
 
 def test_what_is_asked_for_again_after_it_was_given_up_is_told_again():
     client = asks_for("a", "b")
     told(client, world(a="1", b="1"))
-    client.wants(("a",), "1", None)
+    client.on_request(("a",), "1", None)
     assert told(client, world(a="1", b="1"), "2") is None
-    client.wants(("a", "b"), "1", None)
+    client.on_request(("a", "b"), "1", None)
     assert told(client, world(a="1", b="1"), "2") == ({"b": "1"}, set())
 
 
@@ -171,16 +171,16 @@ def test_what_is_asked_for_again_after_it_was_given_up_is_told_again():
 def test_only_what_changed_is_told():
     client = subscribes_to("a", "b")
     assert told(client, world(a="1", b="1")) == ({"a": "1", "b": "1"}, set())
-    client.wants_changes((), (), {}, "1", None)
+    client.on_delta_request((), (), {}, "1", None)
     assert told(client, world(a="1", b="2"), "2") == ({"b": "2"}, set())
 
 
 def test_what_is_no_more_is_named_once_and_told_when_it_is_back():
     client = subscribes_to("a")
     told(client, world(a="1"))
-    client.wants_changes((), (), {}, "1", None)
+    client.on_delta_request((), (), {}, "1", None)
     assert told(client, world(), "2") == ({}, {"a"})
-    client.wants_changes((), (), {}, "2", None)
+    client.on_delta_request((), (), {}, "2", None)
     assert told(client, world(), "3") is None
     assert told(client, world(a="1"), "3") == ({"a": "1"}, set())
 
@@ -198,40 +198,40 @@ def test_a_client_that_comes_back_is_told_only_what_it_missed():
 def test_a_client_that_comes_back_with_everything_hears_that_it_has_everything():
     client = subscribes_to("a", known={"a": "1"})
     assert told(client, world(a="1")) == ({}, set())
-    client.wants_changes((), (), {}, "1", None)
+    client.on_delta_request((), (), {}, "1", None)
     assert client.acked == "1"
 
 
 def test_asking_again_for_what_it_has_tells_it_again():
     client = subscribes_to("a")
     told(client, world(a="1"))
-    client.wants_changes((), (), {}, "1", None)
-    client.wants_changes(("a",), (), {}, "", None)
+    client.on_delta_request((), (), {}, "1", None)
+    client.on_delta_request(("a",), (), {}, "", None)
     assert told(client, world(a="1"), "2") == ({"a": "1"}, set())
 
 
 def test_what_is_given_up_is_not_told_any_more():
     client = subscribes_to("a", "b")
     told(client, world(a="1", b="1"))
-    client.wants_changes((), ("a",), {}, "1", None)
+    client.on_delta_request((), ("a",), {}, "1", None)
     assert told(client, world(a="2", b="1"), "2") is None
 
 
 def test_a_change_of_subscriptions_with_a_stale_nonce_counts():
     client = subscribes_to("a")
     told(client, world(a="1", b="1"))
-    client.wants_changes((), (), {}, "1", None)
+    client.on_delta_request((), (), {}, "1", None)
     told(client, world(a="2", b="1"), "2")
-    client.wants_changes(("b",), (), {}, "1", None)
+    client.on_delta_request(("b",), (), {}, "1", None)
     assert client.phase is SubscriptionPhase.OFFERED
-    client.wants_changes((), (), {}, "2", None)
+    client.on_delta_request((), (), {}, "2", None)
     assert told(client, world(a="2", b="1"), "3") == ({"b": "1"}, set())
 
 
 def test_everything_and_a_name_then_only_the_name():
     client = subscribes_to("*", "a", type_url=CLUSTER)
     assert told(client, world(CLUSTER, a="1", b="1")) == ({"a": "1", "b": "1"}, set())
-    client.wants_changes((), ("*",), {}, "1", None)
+    client.on_delta_request((), ("*",), {}, "1", None)
     assert told(client, world(CLUSTER, a="1", b="2"), "2") is None
     assert told(client, world(CLUSTER, a="2", b="2"), "2") == ({"a": "2"}, set())
 
@@ -239,7 +239,7 @@ def test_everything_and_a_name_then_only_the_name():
 def test_what_is_forgotten_is_told_again():
     client = subscribes_to("a", "b")
     told(client, world(a="1", b="1"))
-    client.wants_changes((), (), {}, "1", None)
+    client.on_delta_request((), (), {}, "1", None)
     client.forget(("b", "unknown"))
     assert told(client, world(a="1", b="1"), "2") == ({"b": "1"}, set())
 
@@ -248,8 +248,8 @@ def test_what_is_forgotten_is_told_again():
 def test_a_client_that_asks_for_a_world_of_names_is_none_of_ours(delta):
     client = XdsSubscription(ASSIGNMENT, delta=delta)
     names = [str(number) for number in range(10_001)]
-    ask = (lambda: client.wants_changes(names, (), {}, "", None)) if delta else (lambda: client.wants(names, "", None))
+    ask = (lambda: client.on_delta_request(names, (), {}, "", None)) if delta else (lambda: client.on_request(names, "", None))
     with pytest.raises(ValueError, match="10000"):
         ask()
     with pytest.raises(ValueError, match="10000"):
-        XdsSubscription(ASSIGNMENT, delta=True).wants_changes((), (), dict.fromkeys(names, "1"), "", None)
+        XdsSubscription(ASSIGNMENT, delta=True).on_delta_request((), (), dict.fromkeys(names, "1"), "", None)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from din_extproc.domain.availability import NodeShare, availability
+from din_extproc.domain.availability import NodeShare, compute_availability
 from din_extproc.domain.health import BreakerSnapshot, BreakerState
 from din_extproc.domain.membership import NodeState
 from din_extproc.domain.node import Pool
@@ -25,15 +25,15 @@ def share(name: str, passes: float = 1.0, state: NodeState = NodeState.READY) ->
     ],
 )
 def test_a_model_is_as_available_as_its_nodes(nodes, state, available, rest):
-    (model,) = availability((POOL,), {}, nodes, 0.0)
+    (model,) = compute_availability((POOL,), {}, nodes, 0.0)
     assert (model.state, model.available, model.share, model.pools) == (state, available, rest, {"p": "closed"})
     assert len(model.unavailable) == len(nodes) - available
 
 
 def test_the_breaker_of_its_only_pool_counts_and_another_pool_makes_up_for_it():
     opened = {"p": BreakerSnapshot(BreakerState.OPEN, 0.0, 30.0, 0.0)}
-    (model,) = availability((POOL,), opened, (share("a"),), 0.0)
+    (model,) = compute_availability((POOL,), opened, (share("a"),), 0.0)
     assert (model.state, model.pools) == ("unavailable", {"p": "open"})
     other = Pool(name="q", model="m", served_model="m", engine="vllm", scheduler="round_robin", nodes=())
-    (model,) = availability((POOL, other), opened, (share("a"),), 0.0)
+    (model,) = compute_availability((POOL, other), opened, (share("a"),), 0.0)
     assert model.state == "available"

@@ -64,7 +64,7 @@ async def test_a_connection_that_sends_nothing_is_closed(port):
     with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
         await reader.readexactly(1)
     assert asyncio.get_running_loop().time() < 60
-    assert not made.limiter.guests
+    assert not made.limiter.connections
     writer.close()
 
 

@@ -35,10 +35,10 @@ class Ringing(LocalLedger):
         self.gone = False
         self.room: AdmissionQueue
 
-    def want(self, tenant, lasting_ms):
+    def request_wakeup(self, tenant, lasting_ms):
         self.wanted.append(tenant)
 
-    def granted(self, tenant, cost):
+    def announce_grant(self, tenant, cost):
         """Nobody else waits."""
 
     async def reserve(self, claim):
@@ -50,7 +50,7 @@ class Ringing(LocalLedger):
 
     async def release(self, tenant, request_id):
         await super().release(tenant, request_id)
-        self.room.ring(tenant)
+        self.room.on_freed(tenant)
 
 
 class Place:
@@ -87,14 +87,14 @@ async def test_a_slot_that_comes_back_is_taken_by_whoever_waits_first(place):
     assert not second.done()
     await place.ledger.release("t", "first")
     assert isinstance(await second, Granted)
-    assert place.room.shown() == {"waiting": 0, "by_tenant": {}, "granted": 2, "expired": 0, "full": 0, "left": 0}
+    assert place.room.snapshot() == {"waiting": 0, "by_tenant": {}, "granted": 2, "expired": 0, "full": 0, "left": 0}
 
 
 async def test_at_the_end_of_its_patience_a_request_is_told_what_is_short(place):
     answer = await place.wait("late", 30)
     assert isinstance(answer, Denied)
     assert (answer.dimension, answer.retry_after_ms > 0) == ("max_streams", True)
-    assert place.room.shown()["expired"] == 1
+    assert place.room.snapshot()["expired"] == 1
 
 
 async def test_a_client_that_leaves_leaves_the_queue_and_the_next_one_gets_the_slot(place):
@@ -106,7 +106,7 @@ async def test_a_client_that_leaves_leaves_the_queue_and_the_next_one_gets_the_s
     assert len(place.room) == 1
     await place.ledger.release("t", "busy")
     assert isinstance(await stayer, Granted)
-    assert place.room.shown()["left"] == 1
+    assert place.room.snapshot()["left"] == 1
 
 
 async def test_what_is_granted_to_nobody_any_more_is_given_back(place):
@@ -126,7 +126,7 @@ async def test_a_full_queue_turns_away_and_says_when_there_is_room(place):
     await turns()
     answer = await place.wait("third", queueing=Queueing(5000, 2, 1))
     assert isinstance(answer, QueueFull)
-    assert 1 <= answer.place_in_ms <= 2000
+    assert 1 <= answer.vacancy_ms <= 2000
     for each in waiting:
         each.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
@@ -149,7 +149,7 @@ async def test_nobody_waits_for_counters_that_are_not_shared(place):
     waiting = place.wait("two")
     await until(lambda: "two" in place.ledger.asked)
     place.shared = False
-    place.room.ring("t")
+    place.room.on_freed("t")
     assert isinstance(await waiting, Denied)
 
 
@@ -157,7 +157,7 @@ async def test_counters_that_go_away_end_the_wait(place):
     waiting = place.wait("one")
     await until(lambda: "one" in place.ledger.asked)
     place.ledger.gone = True
-    place.room.ring_for_everybody()
+    place.room.on_any_freed()
     with pytest.raises(LimitsUnavailable):
         await waiting
     assert len(place.room) == 0

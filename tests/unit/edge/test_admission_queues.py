@@ -31,13 +31,13 @@ class Bell:
         self.room: AdmissionQueue
         others.append(self)
 
-    def want(self, tenant: str, lasting_ms: int) -> None:
+    def request_wakeup(self, tenant: str, lasting_ms: int) -> None:
         """Nothing is to be told."""
 
-    def granted(self, tenant: str, cost: float) -> None:
+    def announce_grant(self, tenant: str, cost: float) -> None:
         for each in self._others:
             if each is not self:
-                asyncio.get_running_loop().call_soon(each.room.granted_elsewhere, tenant, cost)
+                asyncio.get_running_loop().call_soon(each.room.on_remote_grant, tenant, cost)
 
 
 class Remote(LocalLedger):
@@ -81,7 +81,7 @@ class Workers:
             await self.ledger.settle(tenant, claim.request_id, claim.tokens)
             order = self.rooms if self.ring_order == "fixed" else self.chosen.sample(self.rooms, len(self.rooms))
             for each in order:
-                each.ring(None)
+                each.on_freed(None)
 
     async def run(self, clients: int) -> dict[str, float]:
         """The part of all tokens that each tenant got."""

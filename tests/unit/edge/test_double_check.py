@@ -53,9 +53,9 @@ async def checked(engines: Engines, first: str):
     sampler = CheckSampler(DoubleCheckPolicy(1.0, 10_000, 8))
     checker = DoubleChecker(sampler, lambda _pool: tuple(engines.nodes.values()), lambda: "made-here-0001")
     sampler.waiting.append(DoubleCheck("t-1", "p", "/v1/chat/completions", b'{"x":1}', engines.nodes[first], 10))
-    await checker.work()
-    found = checker.found()
-    assert checker.found() == []
+    await checker.run_checks()
+    found = checker.take_results()
+    assert checker.take_results() == []
     return found
 
 

@@ -3,13 +3,13 @@ import pytest
 
 from din_extproc.domain.request import RequestHead
 from din_extproc.domain.verdict import Refusal, RefusalCode
-from din_extproc.flow.answers import internal_error_response, refusal_response
+from din_extproc.flow.answers import build_internal_error, build_refusal_response
 
 HEAD = RequestHead("POST", "/v1/chat/completions?api_key=SECRET", {})
 
 
 def test_a_refusal_is_openais_error_and_a_problem_document_at_once_and_shows_no_query():
-    answer = refusal_response(Refusal(RefusalCode.MODEL_NOT_FOUND, "No such model.", param="model"), HEAD, "trace-0001")
+    answer = build_refusal_response(Refusal(RefusalCode.MODEL_NOT_FOUND, "No such model.", param="model"), HEAD, "trace-0001")
     body = msgspec.json.decode(answer.body)
     assert body["error"] == {"message": "No such model.", "type": "invalid_request_error", "param": "model", "code": "model_not_found"}
     assert (body["status"], body["trace_id"], body["instance"]) == (answer.status, "trace-0001", "/v1/chat/completions")
@@ -26,11 +26,11 @@ def test_a_refusal_is_openais_error_and_a_problem_document_at_once_and_shows_no_
     ],
 )
 def test_a_client_is_told_when_another_try_is_no_use(refused, told):
-    assert (("x-should-retry", "false") in refusal_response(refused, HEAD, "t").headers) == told
+    assert (("x-should-retry", "false") in build_refusal_response(refused, HEAD, "t").headers) == told
 
 
 def test_a_fault_may_be_tried_again():
-    answer = internal_error_response(HEAD, "t")
+    answer = build_internal_error(HEAD, "t")
     assert answer.status == 500
     assert "x-should-retry" not in dict(answer.headers)
 
@@ -52,7 +52,7 @@ def test_a_fault_may_be_tried_again():
 )
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/", "/v1/messages?beta=true", "/v1/messages/count_tokens?beta=true"])
 def test_a_refusal_on_anthropic_s_path_has_anthropic_s_shape_and_headers(path: str, code: RefusalCode, kind: str) -> None:
-    answer = refusal_response(Refusal(code, "No."), RequestHead("POST", path, {"accept": "application/problem+json"}), "trace-0001")
+    answer = build_refusal_response(Refusal(code, "No."), RequestHead("POST", path, {"accept": "application/problem+json"}), "trace-0001")
     assert (answer.status, msgspec.json.decode(answer.body)) == (
         code.status,
         {"type": "error", "error": {"type": kind, "message": "No."}, "request_id": "trace-0001"},
@@ -63,7 +63,7 @@ def test_a_refusal_on_anthropic_s_path_has_anthropic_s_shape_and_headers(path: s
 
 def test_other_paths_keep_the_one_error_body() -> None:
     for path in ("/v1/messagesx", "/v1/chat/completions", "/v1/models"):
-        answer = refusal_response(Refusal(RefusalCode.MODEL_NOT_FOUND, "No."), RequestHead("POST", path, {}), "t")
+        answer = build_refusal_response(Refusal(RefusalCode.MODEL_NOT_FOUND, "No."), RequestHead("POST", path, {}), "t")
         assert msgspec.json.decode(answer.body)["code"] == "model_not_found"
         assert "request-id" not in dict(answer.headers)
         assert ("x-request-id", "t") in answer.headers
@@ -71,5 +71,5 @@ def test_other_paths_keep_the_one_error_body() -> None:
 
 def test_a_prompt_that_is_too_long_is_worded_as_agents_know_it() -> None:
     message = "The longest context in service is 8192 tokens; prompt and requested output need 9001."
-    answer = refusal_response(Refusal(RefusalCode.CONTEXT_LENGTH_EXCEEDED, message), RequestHead("POST", "/v1/messages", {}), "t")
+    answer = build_refusal_response(Refusal(RefusalCode.CONTEXT_LENGTH_EXCEEDED, message), RequestHead("POST", "/v1/messages", {}), "t")
     assert msgspec.json.decode(answer.body)["error"]["message"] == "prompt is too long: 9001 tokens > 8192 maximum"

@@ -15,8 +15,8 @@ def test_a_name_is_weighed_as_the_model_it_stands_for():
     known = gauges()
     known.learn("m", TEXT.features, TEXT.fixed, TEXT.tokens * 2)
     assert known.for_name("alias") is known.for_model("m")
-    assert known.for_name("alias").calibration.seen == 1
-    assert known.for_name("nobody").calibration.seen == 0
+    assert known.for_name("alias").calibration.samples == 1
+    assert known.for_name("nobody").calibration.samples == 0
 
 
 def test_what_was_learned_is_told_once_and_adopted_elsewhere():
@@ -35,5 +35,5 @@ def test_media_cost_what_the_catalogue_says_before_and_after_learning():
     known.learn("m", TEXT.features, TEXT.fixed, TEXT.tokens)
     assert known.for_model("m").media_tokens == 300
     known.set_media_tokens({"m": 500})
-    assert (known.for_model("m").media_tokens, known.for_model("m").calibration.seen) == (500, 1)
+    assert (known.for_model("m").media_tokens, known.for_model("m").calibration.samples) == (500, 1)
     assert known.for_model("other").media_tokens == TokenCalibrator().media_tokens

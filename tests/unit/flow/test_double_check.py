@@ -39,7 +39,7 @@ def planes(tmp_path):
 
 async def decide(plane, body, path="/v1/chat/completions"):
     head = RequestHead("POST", path, {"authorization": f"Bearer {key_of('acme')}"})
-    verdict = await plane.desk.create_handler().decide(head, json.dumps(body).encode())
+    verdict = await plane.context.create_handler().decide(head, json.dumps(body).encode())
     assert isinstance(verdict, Send)
     return verdict
 
@@ -57,7 +57,7 @@ async def test_the_question_is_the_client_s_forced_to_be_deterministic_and_the_c
     }
     verdict = await decide(plane, body)
     assert json.loads(verdict.body) == {**body, "model": "engine-name"}
-    (check,) = plane.desk.checks.waiting
+    (check,) = plane.context.checks.waiting
     assert json.loads(check.body) == {
         **HELLO, "model": "engine-name", "user": "u", "temperature": 0, "top_p": 1, "seed": 1, "n": 1, "stream": False,
         "stream_options": None, "max_tokens": 32, "max_completion_tokens": 32, "n_predict": 32, "logprobs": True, "top_logprobs": 5,
@@ -72,7 +72,7 @@ async def test_the_question_is_the_client_s_forced_to_be_deterministic_and_the_c
 async def test_a_greedy_or_seeded_request_is_asked_again_as_it_is_up_to_its_own_length(planes, own, sampled):
     plane = planes()
     await decide(plane, {**HELLO, **own, "stream": True, "max_tokens": 500})
-    (check,) = plane.desk.checks.waiting
+    (check,) = plane.context.checks.waiting
     whole = {"model": "engine-name", "n": 1, "stream": False, "max_tokens": 500, "logprobs": True, "top_logprobs": 5}
     assert json.loads(check.body) == {**HELLO, **own, **whole}
     assert check.sampled == sampled
@@ -81,16 +81,16 @@ async def test_a_greedy_or_seeded_request_is_asked_again_as_it_is_up_to_its_own_
 async def test_an_answer_that_the_budget_can_not_pay_for_is_compared_as_far_as_it_can(planes):
     plane = planes(tokens_per_minute=600)
     await decide(plane, {**HELLO, "temperature": 0.0, "max_tokens": 5000})
-    (check,) = plane.desk.checks.waiting
+    (check,) = plane.context.checks.waiting
     assert 32 < json.loads(check.body)["max_tokens"] < 200
     assert 3 * check.tokens <= 600
 
 
 async def test_only_nodes_of_the_same_version_are_asked(planes):
     plane = planes()
-    while not plane.desk.checks.waiting or plane.desk.checks.waiting[-1].node.id != "a":
+    while not plane.context.checks.waiting or plane.context.checks.waiting[-1].node.id != "a":
         await decide(plane, HELLO)
-    peers = plane.desk.checks.waiting[-1].select_peers(plane.desk.selector.members.nodes("p"))
+    peers = plane.context.checks.waiting[-1].select_peers(plane.context.selector.members.get_nodes("p"))
     assert {peer.id for peer in peers} == {"b", "c"}
 
 
@@ -106,20 +106,20 @@ async def test_only_nodes_of_the_same_version_are_asked(planes):
 async def test_what_can_not_be_compared_is_not_asked(planes, fields):
     plane = planes()
     await decide(plane, {**HELLO, **fields})
-    assert plane.desk.checks.waiting == []
+    assert plane.context.checks.waiting == []
     await decide(plane, HELLO)
-    assert len(plane.desk.checks.waiting) == 1, "the next one is taken instead"
+    assert len(plane.context.checks.waiting) == 1, "the next one is taken instead"
 
 
 async def test_engines_of_another_dialect_and_lists_of_prompts_are_not_asked(planes):
     plane = planes(engine="tgi")
     await decide(plane, HELLO)
-    assert plane.desk.checks.waiting == []
+    assert plane.context.checks.waiting == []
     plane = planes()
     await decide(plane, {"model": "m", "prompt": ["a", "b"]}, "/v1/completions")
-    assert plane.desk.checks.waiting == []
+    assert plane.context.checks.waiting == []
     await decide(plane, {"model": "m", "prompt": "a", "max_tokens": 5}, "/v1/completions")
-    asked = json.loads(plane.desk.checks.waiting[0].body)
+    asked = json.loads(plane.context.checks.waiting[0].body)
     assert (asked["logprobs"], asked["max_tokens"]) == (5, 5)
 
 
@@ -127,12 +127,12 @@ async def test_one_in_a_hundred_is_one_in_a_hundred(planes):
     plane = planes(share=0.01, tokens_per_minute=1_000_000)
     for _ in range(1000):
         await decide(plane, HELLO)
-    assert len(plane.desk.checks.waiting) == 10
+    assert len(plane.context.checks.waiting) == 10
 
 
 async def test_the_budget_is_for_all_answers_and_comes_back_with_time_and_with_what_was_not_asked(planes):
     plane = planes(tokens_per_minute=300)
-    checks = plane.desk.checks
+    checks = plane.context.checks
     for _ in range(5):
         await decide(plane, HELLO)
     taken = len(checks.waiting)
@@ -149,4 +149,4 @@ async def test_without_the_section_nothing_is_taken(planes, tmp_path):
     config = yaml.safe_load(file.read_text())
     del config["verification"]
     file.write_text(yaml.safe_dump(config))
-    assert RequestPlane(load(file, {}), LocalLedger(lambda: 0), Background(), DecisionCounters()).desk.checks is None
+    assert RequestPlane(load(file, {}), LocalLedger(lambda: 0), Background(), DecisionCounters()).context.checks is None

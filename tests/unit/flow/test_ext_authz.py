@@ -64,8 +64,10 @@ def labels(verdict) -> Labels:
 
 
 async def test_it_leaves_the_spans_tags_and_times_of_a_decision(plane):
-    plane.desk.sampler = Sampler(1.0)
-    _, verdict = await check(ExtAuthzHandlerFactory(plane.desk), traceparent=f"00-{TRACE}-b7ad6b7169203331-01", **{"x-task-tier": "gold"})
+    plane.context.sampler = Sampler(1.0)
+    _, verdict = await check(
+        ExtAuthzHandlerFactory(plane.context), traceparent=f"00-{TRACE}-b7ad6b7169203331-01", **{"x-task-tier": "gold"}
+    )
     assert isinstance(verdict, Send)
     left = labels(verdict)
     assert left.span.startswith(f"{TRACE}-")
@@ -78,7 +80,7 @@ async def test_it_leaves_the_spans_tags_and_times_of_a_decision(plane):
 
 @pytest.mark.parametrize(("tier", "model"), [("gold", "large"), ("", "small")])
 async def test_it_is_charged_for_the_model_that_the_rules_choose_and_names_no_pool(plane, tier, model):
-    _, verdict = await check(ExtAuthzHandlerFactory(plane.desk), **{"x-task-tier": tier})
+    _, verdict = await check(ExtAuthzHandlerFactory(plane.context), **{"x-task-tier": tier})
     assert isinstance(verdict, Send)
     left = labels(verdict)
     assert (left.model, left.alias, left.pool, verdict.cluster, verdict.endpoints) == (model, "auto", "", "", ())
@@ -87,15 +89,15 @@ async def test_it_is_charged_for_the_model_that_the_rules_choose_and_names_no_po
 async def test_a_prompt_near_a_boundary_is_counted_exactly(plane, tmp_path):
     tokenizer = Tokenizer(990)
     settings = load(tmp_path / "din.yaml", {})
-    plane.desk.view = make_view(settings, {"small": tokenizer})
-    _, verdict = await check(ExtAuthzHandlerFactory(plane.desk), "word " * 950)
+    plane.context.view = make_view(settings, {"small": tokenizer})
+    _, verdict = await check(ExtAuthzHandlerFactory(plane.context), "word " * 950)
     assert tokenizer.asked == 1
     assert labels(verdict).prompt_estimate == 990
     assert labels(verdict).reserved_tokens == 998
 
 
 async def test_a_refusal_tells_how_the_request_came(plane):
-    factory = ExtAuthzHandlerFactory(plane.desk)
+    factory = ExtAuthzHandlerFactory(plane.context)
     await check(factory)
     _, second = await check(factory)
     assert isinstance(second, ImmediateResponse)
@@ -107,8 +109,8 @@ async def test_a_refusal_tells_how_the_request_came(plane):
 
 async def test_a_verdict_that_can_not_be_sent_gives_back_what_it_reserved(plane):
     started = []
-    plane.desk.start = started.append
-    factory = ExtAuthzHandlerFactory(plane.desk)
+    plane.context.start = started.append
+    factory = ExtAuthzHandlerFactory(plane.context)
     handler, _ = await check(factory)
     assert factory.permits
     handler.failed(ValueError("no such header"))

@@ -8,7 +8,7 @@ import pytest
 
 from din_extproc.domain.request import RequestHead
 from din_extproc.domain.response import PASS, BufferedTranslation, Replacement, ResponseHead
-from din_extproc.flow.failures import treat_error
+from din_extproc.flow.failures import translate_error
 from din_extproc.southbound.error_body import READ_BYTES
 
 SAID = b'{"error":{"message":"no such field","param":"body.top_k"}}'
@@ -17,7 +17,7 @@ SAID = b'{"error":{"message":"no such field","param":"body.top_k"}}'
 def treated(status, accept="", path="/v1/chat/completions", **headers):
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     request = RequestHead("POST", f"{path}?api_key=secret", {"accept": accept})
-    return treat_error("vllm", ResponseHead(status, named), request, "trace", 1000.0)
+    return translate_error("vllm", ResponseHead(status, named), request, "trace", 1000.0)
 
 
 @pytest.mark.parametrize("status", [200, 204, 299])

@@ -1,154 +1,118 @@
-"""What a node runs and what it refuses, before its engine sees anything."""
+"""What a node is asked: the client's bytes, or the same in the engine's own words."""
 
-import asyncio
+import json
 
-import msgspec
 import pytest
 
-from din_extproc.domain.node import Endpoint, Node
-from din_extproc.domain.request import RequestHead
-from din_extproc.domain.verdict import ImmediateResponse, Send
-from din_extproc.flow.node_request import NodeHandlerFactory
-from din_extproc.flow.trace import TraceIds
-from tests.support.waiting import turns
+from din_extproc.domain.node import Pool
+from din_extproc.domain.request import Priority, RequestHead
+from din_extproc.domain.verdict import Refusal, RefusalCode
+from din_extproc.flow.node_request import build_node_request
+from din_extproc.intent.estimate import TokenCalibrator
+from din_extproc.intent.read import ParsedRequest, parse_request
+from din_extproc.southbound.engines import ENGINES
 
-BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}],"max_tokens":8}'
-TRACE = "0123456789abcdef"
-
-
-class Still:
-    """A clock that stands, and a watcher that keeps what it hears."""
-
-    def __init__(self):
-        self.heard = []
-
-    def wall(self):
-        return 1_700_000_000.0
-
-    def monotonic(self):
-        return 5.0
-
-    def on_decision(self, _seconds, refused):
-        self.heard.append(refused)
-
-    def on_fault(self, error, trace_id):
-        self.heard.append((error, trace_id))
+CHAT = "/v1/chat/completions"
 
 
-class FakeGate:
-    """Keeps who comes, and lets them go when told."""
-
-    def __init__(self):
-        self.tokens = []
-        self.open = asyncio.Event()
-
-    async def hold(self, tokens):
-        self.tokens.append(tokens)
-        await self.open.wait()
+def asked(body: bytes, *, path: str = CHAT, **pool):
+    reading = parse_request(RequestHead("POST", path, {}), body, lambda _name: TokenCalibrator(), 1 << 20)
+    assert isinstance(reading, ParsedRequest), reading
+    settings = {"engine": "vllm", "scheduler": "round_robin", "nodes": (), **pool}
+    return build_node_request(reading, reading.intent, Pool("p", "physical", "physical", **settings))
 
 
-def desk_of(gate=None, version="2025.3.1"):
-    node = Node("gpu-1", Endpoint("10.0.0.7", 8080), "m", version, "bf16", "9.0", 1, 8192, 64)
-    still = Still()
-    return NodeHandlerFactory(node, "127.0.0.1:8000", gate, TraceIds(1, 1), still, still, 1 << 20)
+def test_a_parameter_with_another_name_is_moved_and_all_else_stays():
+    body = b'{"repetition_penalty": 1.1 , "model":"physical", "messages":[], "min_tokens":2}'
+    made = asked(body, engine="llamacpp", unmappable="drop")
+    assert made.body == b'{"repeat_penalty":1.1, "model":"physical", "messages":[]}'
+    assert made.headers == (("x-din-dropped-parameters", "min_tokens"),)
+    refused = asked(body, engine="llamacpp")
+    assert isinstance(refused, Refusal)
+    assert refused.param == "min_tokens"
 
 
-async def decide(desk, body=BODY, *, method="POST", path="/v1/chat/completions", **headers):
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    flow = desk.create_handler()
-    return flow, await flow.decide(RequestHead(method, path, named), body)
+@pytest.mark.parametrize(
+    ("body", "left"),
+    [
+        (b'{"n":2,"model":"physical","messages":[]}', b'{"model":"physical","messages":[]}'),
+        (b'{"model":"physical","messages":[],"n":2}', b'{"model":"physical","messages":[]}'),
+        (b'{ "n" : 2 , "top_k" : 4,\n"model":"physical","messages":[]}', b'{\n"model":"physical","messages":[]}'),
+        (b'{"model":"physical", "n":2 ,"messages":[] }', b'{"model":"physical","messages":[] }'),
+        (b'{"model":"physical","n":1,"messages":[]}', b'{"model":"physical","n":1,"messages":[]}'),
+    ],
+)
+def test_what_is_dropped_goes_with_its_comma_and_what_asks_for_nothing_stays(body, left):
+    assert asked(body, engine="ollama", unmappable="drop").body == left
 
 
-def error(answer):
-    return msgspec.json.decode(answer.body)
+def test_a_pool_that_refuses_stream_options_is_not_sent_any():
+    body = b'{"model":"physical","messages":[],"stream":true,"stream_options":{"include_usage":true}}'
+    made = asked(body, stream_usage=False, unmappable="drop")
+    assert (made.body, made.headers) == (
+        b'{"model":"physical","messages":[],"stream":true}',
+        (("x-din-dropped-parameters", "stream_options"),),
+    )
+    assert asked(body, stream_usage=False).body == made.body, "an answer without its usage is better than none"
 
 
-async def test_a_request_goes_to_the_engine_as_it_is():
-    desk = desk_of()
-    flow, verdict = await decide(desk, x_din_trace_id=TRACE)
-    assert isinstance(verdict, Send)
-    assert (verdict.cluster, verdict.endpoints, verdict.body) == ("engine", ("127.0.0.1:8000",), None)
-    assert ("x-din-trace-id", TRACE) in verdict.response_headers
-    assert desk.in_flight == 1
-    flow.ended()
-    assert desk.in_flight == 0
-    assert desk.watcher.heard == [""]
+def test_a_native_pool_is_asked_in_its_engines_words():
+    body = b'{"model":"alias","messages":[{"role":"user","content":"half \\ud83d"}],"stream":true,"max_tokens":3}'
+    made = asked(body, engine="ollama", api="native")
+    assert (made.path, made.strips_usage, made.dialect) == ("/api/chat", True, ENGINES["ollama"].native)
+    assert json.loads(made.body)["messages"] == [{"role": "user", "content": "half \ufffd"}]
+    assert asked(body, engine="tgi", api="native").path == CHAT
 
 
-@pytest.mark.parametrize("headers", [{}, {"x_din_trace_id": ""}, {"x_din_trace_id": "short"}, {"x_din_trace_id": "a" * 200}])
-async def test_a_request_that_nobody_can_trace_is_refused(headers):
-    desk = desk_of()
-    _, answer = await decide(desk, **headers)
-    assert isinstance(answer, ImmediateResponse)
-    assert (answer.status, error(answer)["code"]) == (400, "trace_missing")
-    assert error(answer)["trace_id"]
-    assert dict(answer.headers)["x-din-node-id"] == "gpu-1"
-    assert desk.in_flight == 0
+@pytest.mark.parametrize(
+    ("pool", "extra", "param"),
+    [
+        ({"engine": "ollama", "api": "native"}, b'"temperature":1e400', None),
+        ({"engine": "ollama", "api": "native"}, b'"foo":{"a":[-1e999]}', None),
+        ({"engine": "ollama", "api": "native"}, b'"user":"half \\ud83d","temperature":1e400', None),
+        ({"engine": "llamacpp"}, b'"repetition_penalty":1e400', "repetition_penalty"),
+        ({"engine": "vllm"}, b'"guided_json":{"type":"object","x":1e999}', "guided_json"),
+    ],
+)
+def test_a_number_that_nobody_can_hold_is_refused_where_the_body_is_written_again(pool, extra, param):
+    refused = asked(b'{"model":"physical","messages":[],%b}' % extra, **pool)
+    assert isinstance(refused, Refusal), refused
+    assert (refused.code, refused.param) == (RefusalCode.INVALID_REQUEST, param)
+    assert "1e400" in refused.message
 
 
-@pytest.mark.parametrize("constraint", ["", ">=2025.3,<2026", "2025.03.1", "~2025.3", "*"])
-async def test_a_version_constraint_that_the_node_meets_is_no_hindrance(constraint):
-    _, verdict = await decide(desk_of(), x_din_trace_id=TRACE, x_din_model_version=constraint)
-    assert isinstance(verdict, Send)
+def test_a_number_that_nobody_can_hold_passes_where_the_body_stays_as_it_is():
+    body = b'{"model":"physical","messages":[],"temperature":1e400}'
+    assert asked(body, engine="vllm").body == body
 
 
-@pytest.mark.parametrize("constraint", [">=2026", "2025.3.2", "~2024.1", "!=2025.3.1"])
-async def test_a_version_constraint_that_the_node_cant_meet_is_refused(constraint):
-    _, answer = await decide(desk_of(), x_din_trace_id=TRACE, x_din_model_version=constraint)
-    assert (answer.status, error(answer)["code"]) == (409, "version_mismatch")
-    assert "2025.3.1" in error(answer)["detail"]
-    assert dict(answer.headers)["x-din-model-version"] == "2025.3.1"
+@pytest.mark.parametrize("value", [b"null", b'{"include_usage":false}'])
+def test_no_stream_options_of_any_value_reach_a_pool_that_refuses_the_key(value):
+    body = b'{"model":"physical","messages":[],"stream":true,"stream_options":' + value + b"}"
+    made = asked(body, stream_usage=False, unmappable="drop")
+    assert (made.body, made.strips_usage) == (b'{"model":"physical","messages":[],"stream":true}', False)
 
 
-async def test_a_constraint_that_is_none_is_an_invalid_request():
-    _, answer = await decide(desk_of(), x_din_trace_id=TRACE, x_din_model_version="newest please")
-    assert (answer.status, error(answer)["error"]["param"]) == (400, "x-din-model-version")
+@pytest.mark.parametrize(("engine", "priority"), [("vllm", b"2"), ("sglang", b"-2")])
+def test_a_client_s_own_priority_never_reaches_an_engine_that_schedules_by_it(engine, priority):
+    body = b'{"model":"physical","messages":[],"priority":-100}'
+    made = asked(body, engine=engine)
+    assert made.body == b'{"model":"physical","messages":[]}'
+    assert made.headers == (("x-din-dropped-parameters", "priority"),)
+    reading = parse_request(RequestHead("POST", CHAT, {}), body, lambda _name: TokenCalibrator(), 1 << 20)
+    pool = Pool("p", "physical", "physical", engine=engine, scheduler="round_robin", nodes=(), priority_scheduling=True)
+    made = build_node_request(reading, reading.intent, pool, Priority.BATCH)
+    assert made.body == b'{"model":"physical","messages":[],"priority":' + priority + b"}"
+    assert made.headers == ()
 
 
-async def test_only_what_is_routed_reaches_the_engine():
-    _, answer = await decide(desk_of(), path="/sleep", x_din_trace_id=TRACE)
-    assert (answer.status, error(answer)["code"]) == (404, "path_not_found")
-    _, verdict = await decide(desk_of(), b"", method="GET", path="/v1/models", x_din_trace_id=TRACE)
-    assert isinstance(verdict, Send)
-
-
-async def test_a_request_waits_for_its_batch_with_the_tokens_of_its_prompt():
-    gate = FakeGate()
-    desk = desk_of(gate)
-    flow = desk.create_handler()
-    task = asyncio.create_task(flow.decide(RequestHead("POST", "/v1/chat/completions", {"x-din-trace-id": TRACE}), BODY))
-    await turns()
-    assert not task.done()
-    assert desk.in_flight == 1
-    assert 0 < gate.tokens[0] < 30
-    gate.open.set()
-    assert isinstance(await task, Send)
-
-
-async def test_a_client_that_leaves_the_batch_is_no_longer_in_flight():
-    desk = desk_of(FakeGate())
-    flow = desk.create_handler()
-    task = asyncio.create_task(flow.decide(RequestHead("POST", "/v1/chat/completions", {"x-din-trace-id": TRACE}), BODY))
-    await turns()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    flow.ended()
-    assert desk.in_flight == 0
-
-
-async def test_a_fault_of_ours_has_an_answer_and_ends_the_request_once():
-    desk = desk_of()
-    flow, _ = await decide(desk, x_din_trace_id=TRACE)
-    answer = flow.failed(RuntimeError("boom"))
-    flow.ended()
-    assert (answer.status, desk.in_flight) == (500, 0)
-    assert desk.watcher.heard[-1][1] == TRACE
-
-
-@pytest.mark.parametrize("path", ["/api/chat", "/generate_stream", "/v2/models/m/infer"])
-async def test_a_request_in_the_engines_own_words_goes_to_it_as_the_gateway_wrote_it(path):
-    _, verdict = await decide(desk_of(), b'{"any":1}', path=path, x_din_trace_id=TRACE)
-    assert isinstance(verdict, Send)
-    _, answer = await decide(desk_of(), b"", path=path + "/../x", x_din_trace_id=TRACE)
-    assert error(answer)["code"] == "path_not_found"
+def test_ollama_is_told_system_where_it_would_drop_a_developer_s_message():
+    messages = b'[{"role" : "developer", "content":"developer 1.0"},{"role":"user","content":"h\\u00e9"}]'
+    told = messages.replace(b'"role" : "developer"', b'"role" : "system"')
+    for path, key in ((CHAT, b"messages"), ("/v1/responses", b"input")):
+        body = b'{"model":"physical","%b":%b}' % (key, messages)
+        made = asked(body, path=path, engine="ollama")
+        assert json.loads(made.body) == json.loads(b'{"model":"physical","%b":%b}' % (key, told))
+        assert asked(body, path=path, engine="vllm").body == body
+    plain = b'{"model":"physical","input":"developer"}'
+    assert asked(plain, path="/v1/responses", engine="ollama").body == plain

@@ -50,7 +50,7 @@ def test_a_change_reaches_the_next_decision_long_before_the_cache_would_forget()
     assert sorted(placed(placer, p)) == ["b", "c"], "the configuration lost its own node, the others stay"
     placer.on_membership(MembershipDelta({}, {"p": ("b", "c")}))
     assert placed(placer, p).code is RefusalCode.NO_HEALTHY_NODE
-    assert placer.members.versions("p") == frozenset()
+    assert placer.members.get_versions("p") == frozenset()
 
 
 def test_a_pool_that_did_not_change_keeps_its_turn():
@@ -63,16 +63,16 @@ def test_a_pool_that_did_not_change_keeps_its_turn():
 
 def test_versions_in_service_are_those_of_the_nodes_there_are():
     members = PoolMembership.from_pools([pool("p", node("a", "1.0"), node("b", "1.1"))])
-    assert members.versions("p") == {"1.0", "1.1"}
-    assert members.versions("unknown") == frozenset()
-    assert members.nodes("unknown") == ()
+    assert members.get_versions("p") == {"1.0", "1.1"}
+    assert members.get_versions("unknown") == frozenset()
+    assert members.get_nodes("unknown") == ()
 
 
 def test_nodes_of_another_dtype_or_tensor_parallel_size_are_no_substitutes_and_envoy_is_told_how_often_it_may_try():
     nodes = (node("a"), node("b", port=8001), replace(node("c", port=8002), dtype="fp8"), replace(node("d", port=8003), tp_world_size=2))
     p = pool("p", *nodes)
     placer = NodeSelector(LoadModel(), PoolMembership.from_pools([p]))
-    placer.moves = InFlightFallback(tries=2)
+    placer.in_flight = InFlightFallback(tries=2)
     target = placer.select_target(Routed("", "m", "m", p, ANY, None, ANY), SIZE, 0.0)
     picked = [placer.select_nodes(target, PlacementRequest(100, 10, 0.0)) for _ in range(8)]
     assert {(frozenset(each.id for each in found.nodes), found.most_tries) for found in picked} == {

@@ -81,7 +81,7 @@ def head(path="/v1/chat/completions", method="POST", **headers) -> RequestHead:
 
 
 async def decide(plane, body=BODY, **options):
-    flow = plane.desk.create_handler()
+    flow = plane.context.create_handler()
     return flow, await flow.decide(head(**options), json.dumps(body).encode())
 
 
@@ -133,17 +133,17 @@ async def test_a_request_does_not_move_between_pools_that_one_port_serves(tmp_pa
 async def test_the_end_of_an_exchange_frees_its_place_and_its_node(plane):
     flow, _ = await decide(plane)
     assert code((await decide(plane))[1]) == "concurrency_limit_exceeded"
-    assert plane.desk.selector.load.tokens_in_flight()
+    assert plane.context.selector.load.tokens_in_flight()
     flow.ended()
-    assert plane.desk.selector.load.tokens_in_flight() == {}
-    assert plane.desk.live == {}
+    assert plane.context.selector.load.tokens_in_flight() == {}
+    assert plane.context.live == {}
     assert isinstance((await decide(plane))[1], Send)
 
 
 async def test_a_client_that_leaves_while_the_counters_are_asked_leaves_nothing_behind(plane, fresh):
-    ledger = plane.desk.ledger
+    ledger = plane.context.ledger
     ledger.gate = asyncio.get_running_loop().create_future()
-    flow = plane.desk.create_handler()
+    flow = plane.context.create_handler()
     heard = []
     drive = InlineTask(flow.decide(head(), json.dumps(BODY).encode()), heard.append, heard.append)
     assert heard == []
@@ -151,7 +151,7 @@ async def test_a_client_that_leaves_while_the_counters_are_asked_leaves_nothing_
     flow.ended()
     assert [type(each) for each in heard] == [asyncio.CancelledError]
     ledger.gate = None
-    assert plane.desk.selector.load.tokens_in_flight() == {}
+    assert plane.context.selector.load.tokens_in_flight() == {}
     _, verdict = await decide(plane)
     assert tokens_left(verdict) == tokens_left((await decide(fresh()))[1])
 
@@ -160,7 +160,7 @@ async def test_an_open_request_does_not_keep_its_body(plane):
     """Answers stream for minutes, and bodies may be megabytes."""
     body = {**BODY, "messages": [{"role": "user", "content": "x" * 1_000_000}], "model": "bound"}
     raw = json.dumps(body).encode()
-    flow = plane.desk.create_handler()
+    flow = plane.context.create_handler()
     tracemalloc.start()
     try:
         verdict = await flow.decide(head(), raw)
@@ -179,16 +179,16 @@ async def test_a_verdict_that_can_not_be_sent_gives_everything_back(plane):
     assert code(told) == "internal_error"
     assert "header" not in told.body.decode()
     flow.ended()
-    assert plane.desk.selector.load.tokens_in_flight() == {}
+    assert plane.context.selector.load.tokens_in_flight() == {}
     assert tokens_left((await decide(plane))[1]) == tokens_left(verdict)
 
 
 async def test_counters_that_can_not_be_asked_are_said_so_with_a_time_to_come_back(plane):
-    plane.desk.ledger.away = True
+    plane.context.ledger.away = True
     _, verdict = await decide(plane)
     assert code(verdict) == "limits_unavailable"
     assert int(dict(verdict.headers)["retry-after"]) >= 1
-    assert plane.desk.selector.load.tokens_in_flight() == {}
+    assert plane.context.selector.load.tokens_in_flight() == {}
 
 
 async def test_a_request_that_only_the_fallback_can_take_goes_there_and_says_why(plane):
@@ -207,9 +207,9 @@ async def test_a_request_too_long_for_pool_and_fallback_gets_the_pool_s_own_reas
 
 
 async def test_who_asks_is_known_before_the_body_is_read(plane):
-    flow = plane.desk.create_handler()
+    flow = plane.context.create_handler()
     assert code(await flow.decide(RequestHead("POST", "/v1/chat/completions", {}), b"{broken")) == "invalid_api_key"
-    assert code(await plane.desk.create_handler().decide(RequestHead("POST", "/elsewhere", {}), b"")) == "path_not_found"
+    assert code(await plane.context.create_handler().decide(RequestHead("POST", "/elsewhere", {}), b"")) == "path_not_found"
 
 
 async def test_a_refused_request_costs_nothing(plane):
@@ -281,7 +281,7 @@ async def test_a_stored_response_is_refused_clearly_where_several_nodes_serve_th
 
 
 async def test_the_model_list_tells_context_lengths_and_since_when(plane):
-    flow = plane.desk.create_handler()
+    flow = plane.context.create_handler()
     listed = json.loads((await flow.decide(head("/v1/models", "GET"), b"")).body)["data"]
     longest = max(node["max_seq_len"] for pool in CONFIG["pools"].values() for node in pool["nodes"] if pool["model"] == "physical")
     lengths = {model["id"]: model for model in listed}
@@ -310,9 +310,9 @@ async def test_models_can_be_named_with_brackets_and_an_at_and_patterns_take_the
     )
     _, verdict = await decide(plane, {**BODY, "model": name})
     assert isinstance(verdict, Send), verdict
-    listed = json.loads((await plane.desk.create_handler().decide(head("/v1/models", "GET"), b"")).body)["data"]
+    listed = json.loads((await plane.context.create_handler().decide(head("/v1/models", "GET"), b"")).body)["data"]
     assert name in {model["id"] for model in listed}
-    assert not plane.desk.view.table.models_for(Tenant("x", ("claude-opus-4-[8]m",), Priority.STANDARD, RateLimits(), {}))
+    assert not plane.context.view.table.models_for(Tenant("x", ("claude-opus-4-[8]m",), Priority.STANDARD, RateLimits(), {}))
 
 
 @pytest.mark.parametrize("engine", ["llamacpp", "ollama"])

@@ -42,7 +42,7 @@ async def plane(tmp_path):
 
 
 async def decide(plane, max_tokens=8, **headers):
-    flow = plane.desk.create_handler()
+    flow = plane.context.create_handler()
     body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": max_tokens}
     head = RequestHead("POST", "/v1/chat/completions", {"authorization": f"Bearer {key_of('acme')}", **headers})
     return flow, await flow.decide(head, json.dumps(body).encode())

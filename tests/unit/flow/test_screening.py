@@ -42,7 +42,7 @@ def planes(tmp_path):
 
 async def decide(plane, body, path="/v1/chat/completions", who="acme"):
     head = RequestHead("POST", path, {"authorization": f"Bearer {key_of(who)}"})
-    return await plane.desk.create_handler().decide(head, body if isinstance(body, bytes) else json.dumps(body).encode())
+    return await plane.context.create_handler().decide(head, body if isinstance(body, bytes) else json.dumps(body).encode())
 
 
 def chat(text=PROMPT) -> dict:
@@ -205,7 +205,7 @@ async def test_what_can_not_be_judged_is_not_sent_on_masked_and_is_flagged_as_su
 
 async def test_a_compressed_body_is_masked_and_sent_on_plain(planes):
     head = RequestHead("POST", "/v1/chat/completions", {"authorization": f"Bearer {key_of('acme')}", "content-encoding": "gzip"})
-    verdict = await planes("mask").desk.create_handler().decide(head, gzip.compress(json.dumps(chat()).encode()))
+    verdict = await planes("mask").context.create_handler().decide(head, gzip.compress(json.dumps(chat()).encode()))
     assert json.loads(verdict.body) == chat(MASKED)
     assert "content-encoding" in verdict.remove_headers
 

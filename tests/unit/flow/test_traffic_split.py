@@ -52,7 +52,7 @@ class Worker:
             return target
         picked = self.placer.select_nodes(target, PlacementRequest(100, 10, now, chance=self.asked * 0x9E3779B97F4A7C15))
         assert not isinstance(picked, Refusal)
-        self.placer.release(picked.taken)
+        self.placer.release(picked.lease)
         return [target.degraded, *(each.id for each in picked.nodes)]
 
     def counts(self, requests, now=1.0):
@@ -185,14 +185,14 @@ class Moving(Worker):
 
     def __init__(self, first, fallback, tries=2):
         super().__init__(first, fallback)
-        self.placer.moves = InFlightFallback(frozenset({(first.name, fallback.name)}), tries)
+        self.placer.in_flight = InFlightFallback(frozenset({(first.name, fallback.name)}), tries)
 
     def names(self, size=SIZE):
         """Of the nodes of its own pool, and of the other's."""
         target = self.placer.select_target(self.routed, size, 1.0)
         picked = self.placer.select_nodes(target, PlacementRequest(100, 10, 1.0, chance=7))
-        self.placer.release(picked.taken)
-        return tuple("".join(each.id for each in nodes) for nodes in (picked.nodes, picked.spares))
+        self.placer.release(picked.lease)
+        return tuple("".join(each.id for each in nodes) for nodes in (picked.nodes, picked.fallback_nodes))
 
 
 @pytest.mark.parametrize(("tries", "own"), [(1, "n0"), (2, "n0n0"), (3, "n0n0n0")])

@@ -9,8 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from din_extproc.domain.usage import ExchangeRecord, Outcome, Usage
 from din_extproc.observe import instruments as of
 from din_extproc.observe.exchange_metrics import ExchangeMetrics, time_per_output_token_s
-from din_extproc.observe.exposition import samples, slices
-from din_extproc.observe.families import Counts, Distributions, Family, labelled, one
+from din_extproc.observe.exposition import render_samples, render_slices
+from din_extproc.observe.families import Counts, Distributions, Family, make_family, make_labelled_family
 
 
 def record(**fields: Any) -> ExchangeRecord:
@@ -26,7 +26,7 @@ def record(**fields: Any) -> ExchangeRecord:
 def page(families) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
     """The page as a parser that is not ours reads it."""
     read: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
-    for family in text_string_to_metric_families(b"".join(slices(families)).decode()):
+    for family in text_string_to_metric_families(b"".join(render_slices(families)).decode()):
         for sample in family.samples:
             read.setdefault(sample.name, {})[frozenset(sample.labels.items())] = sample.value
     return read
@@ -41,7 +41,7 @@ def test_tenants_that_are_not_listed_share_one_name_and_leave_room_for_others():
     for number in range(1000):
         metrics.finished(record(tenant=f"team-{number}", key_id=f"jwt:user-{number}", unlisted=True))
     metrics.finished(record())
-    read = page(metrics.families())
+    read = page(metrics.collect_families())
     requests = read["din_requests_identified_total"]
     assert requests[labels(din_tenant_id="(unlisted)", din_identity="jwt")] == 1000
     assert requests[labels(din_tenant_id="acme", din_identity="key")] == 1
@@ -52,9 +52,9 @@ def test_tenants_that_are_not_listed_share_one_name_and_leave_room_for_others():
 
 def test_an_exchange_is_counted_by_tenant_model_and_node_under_the_conventions_names():
     metrics = ExchangeMetrics()
-    metrics.finished(record())
-    metrics.finished(record(outcome=Outcome.UPSTREAM_ERROR, usage=Usage(5, 0, estimated=True), first_token_ms=None, attempts=3))
-    read = page(metrics.families())
+    metrics.on_exchange(record())
+    metrics.on_exchange(record(outcome=Outcome.UPSTREAM_ERROR, usage=Usage(5, 0, estimated=True), first_token_ms=None, attempts=3))
+    read = page(metrics.collect_families())
     who = {"din_tenant_id": "acme", "gen_ai_request_model": "m"}
     chat = {**who, "gen_ai_operation_name": "chat"}
     assert read["din_tokens_total"][labels(**who, gen_ai_token_type="input", din_usage_estimated="false")] == 100
@@ -79,8 +79,8 @@ def test_an_exchange_is_counted_by_tenant_model_and_node_under_the_conventions_n
 
 def test_a_refusal_counts_for_its_tenant_and_has_neither_tokens_nor_times():
     metrics = ExchangeMetrics()
-    metrics.finished(record(outcome=Outcome.REFUSED, refusal="rate_limit_exceeded", model="", pool="", usage=Usage(0, 0)))
-    read = page(metrics.families())
+    metrics.on_exchange(record(outcome=Outcome.REFUSED, refusal="rate_limit_exceeded", model="", pool="", usage=Usage(0, 0)))
+    read = page(metrics.collect_families())
     assert read["din_requests_total"] == {labels(din_tenant_id="acme", din_outcome="refused"): 1}
     assert "din_tokens_total" not in read
     assert "gen_ai_server_request_duration_seconds_count" not in read
@@ -112,9 +112,9 @@ def test_a_family_past_its_cap_counts_as_other_and_says_so():
     assert len(spread.values) == 2
     assert spread.folded == 2
     metrics = ExchangeMetrics(cap=1)
-    metrics.finished(record())
-    metrics.finished(record(node_id="another", tenant="another"))
-    read = page(metrics.families())
+    metrics.on_exchange(record())
+    metrics.on_exchange(record(node_id="another", tenant="another"))
+    read = page(metrics.collect_families())
     assert read["din_metrics_folded_total"][labels()] > 5
     assert sum(read["din_requests_total"].values()) == 2
 
@@ -148,7 +148,7 @@ def test_a_family_that_grows_while_it_is_shown_is_shown_as_it_was():
 
 
 def test_what_is_not_told_or_no_number_is_left_out():
-    told = labelled(of.NODE_KV, (("a", 0.5), ("b", None), ("c", math.nan), ("d", math.inf)))
+    told = make_labelled_family(of.NODE_KV, (("a", 0.5), ("b", None), ("c", math.nan), ("d", math.inf)))
     assert page([told]) == {"din_node_kv_cache_usage_ratio": {labels(din_node_id="a"): 0.5}}
     assert page([Family(of.NODE_KV, ())]) == {}
 
@@ -157,7 +157,7 @@ def test_a_page_comes_in_slices_that_end_with_a_line():
     spread = Distributions(of.NODE_DURATION)
     for at in range(200):
         spread.record((f"n{at}", "m"), 0.1)
-    parts = list(slices([spread.family(), one(of.READY, 1)]))
+    parts = list(render_slices([spread.family(), make_family(of.READY, 1)]))
     assert len(parts) > 5
     assert all(part.endswith(b"\n") and part.count(b"\n") < 450 for part in parts)
     assert b"".join(parts).count(b"# TYPE") == 2
@@ -168,7 +168,7 @@ def test_every_instrument_has_one_name_and_the_names_that_prometheus_derives():
     assert of.TIME_TO_FIRST_TOKEN.prometheus == "gen_ai_server_time_to_first_token_seconds"
     assert of.TOKENS.prometheus == "din_tokens_total"
     assert of.NODE_TRUST.prometheus == "din_node_trust_ratio"
-    assert samples(of.TOKEN_USAGE) == (
+    assert render_samples(of.TOKEN_USAGE) == (
         "gen_ai_client_token_usage_bucket",
         "gen_ai_client_token_usage_sum",
         "gen_ai_client_token_usage_count",

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from din_extproc.domain.usage import Outcome, Usage
-from din_extproc.observe.outcome import ExchangeEnding, outcome, usage
+from din_extproc.observe.outcome import ExchangeEnding, classify_outcome, compute_usage
 
 STREAM = ExchangeEnding(
     status=200,
@@ -86,8 +86,8 @@ def disputed(prompt: int, completion: int) -> Usage:
 )
 def test_an_exchange_ends_and_costs_as_the_tables_say(changes: dict[str, Any], ended_as: Outcome, cost: Usage) -> None:
     ending = replace(STREAM, **changes)
-    assert outcome(ending) is ended_as
-    assert usage(ending, ended_as) == cost
+    assert classify_outcome(ending) is ended_as
+    assert compute_usage(ending, ended_as) == cost
 
 
 RESERVED = 296
@@ -96,14 +96,14 @@ RESERVED = 296
 def test_an_aborted_stream_is_never_free_and_never_the_whole_reservation() -> None:
     for deltas in range(1, 100):
         left = replace(STREAM, flags=frozenset({"DC"}), deltas=deltas, delta_bytes=4 * deltas, done=False, finish_reason="")
-        cost = usage(left, outcome(left))
+        cost = compute_usage(left, classify_outcome(left))
         assert (cost.total_tokens, cost.estimated) == (40 + deltas, True)
         assert 0 < cost.total_tokens < RESERVED
 
 
 def test_cached_tokens_are_a_part_and_not_an_addition() -> None:
     told = replace(STREAM, prompt_tokens=3604, completion_tokens=878, cached_tokens=3604, prompt_estimate=3000, delta_bytes=4000)
-    cost = usage(told, outcome(told))
+    cost = compute_usage(told, classify_outcome(told))
     assert (cost.total_tokens, cost.cached_tokens) == (4482, 3604)
 
 
@@ -141,7 +141,7 @@ ASKED: dict[str, Any] = {"context": 8192, "prompt_tokens": 40}
     ],
 )
 def test_an_engine_charges_no_more_than_was_asked_and_passed_and_the_estimate_allows(changes: dict[str, Any], cost: Usage) -> None:
-    assert usage(replace(STREAM, **changes), Outcome.COMPLETED) == cost
+    assert compute_usage(replace(STREAM, **changes), Outcome.COMPLETED) == cost
 
 
 @pytest.mark.parametrize(
@@ -155,14 +155,14 @@ def test_an_engine_charges_no_more_than_was_asked_and_passed_and_the_estimate_al
     ],
 )
 def test_a_total_alone_is_the_prompt_where_nothing_is_generated_and_shared_out_elsewhere(changes: dict[str, Any], cost: Usage) -> None:
-    assert usage(replace(STREAM, **changes), Outcome.COMPLETED) == cost
+    assert compute_usage(replace(STREAM, **changes), Outcome.COMPLETED) == cost
 
 
 def test_a_stream_whose_choices_have_not_all_finished_is_truncated() -> None:
     ending = replace(STREAM, done=False, open_choices=1)
-    assert outcome(ending) is Outcome.UPSTREAM_TRUNCATED
-    assert outcome(replace(ending, open_choices=0)) is Outcome.COMPLETED
-    assert outcome(replace(ending, flags=frozenset({"DC"}))) is Outcome.CLIENT_CANCELLED
+    assert classify_outcome(ending) is Outcome.UPSTREAM_TRUNCATED
+    assert classify_outcome(replace(ending, open_choices=0)) is Outcome.COMPLETED
+    assert classify_outcome(replace(ending, flags=frozenset({"DC"}))) is Outcome.CLIENT_CANCELLED
 
 
 ZEROS: dict[str, Any] = {"prompt_tokens": 0, "completion_tokens": 0}
@@ -180,7 +180,7 @@ ZEROS: dict[str, Any] = {"prompt_tokens": 0, "completion_tokens": 0}
     ],
 )
 def test_nothing_is_a_usage_where_nothing_is_generated(changes, cost):
-    assert usage(replace(STREAM, **changes), Outcome.COMPLETED) == cost
+    assert compute_usage(replace(STREAM, **changes), Outcome.COMPLETED) == cost
 
 
 @pytest.mark.parametrize(
@@ -197,4 +197,4 @@ def test_nothing_is_a_usage_where_nothing_is_generated(changes, cost):
 def test_a_finish_reason_does_not_make_a_cut_answer_free(changes, cost):
     """Of several choices one is finished first."""
     ending = replace(STREAM, prompt_tokens=38, completion_tokens=1, **changes)
-    assert usage(ending, outcome(ending)) == cost
+    assert compute_usage(ending, classify_outcome(ending)) == cost

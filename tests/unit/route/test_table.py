@@ -45,7 +45,7 @@ def intent(model, tokens=100, operation=Operation.CHAT, **fields):
 def table(pools, aliases=(), rules=(), tenants=None):
     compiled = compile_routes(pools, aliases, rules, tenants or [tenant()])
     assert [flaw.message for flaw in compiled.flaws if not flaw.warning] == []
-    return compiled.table, PoolMembership.from_pools(pools).versions
+    return compiled.table, PoolMembership.from_pools(pools).get_versions
 
 
 def ask(routes, what, who=None, headers=None, hour_utc=12):

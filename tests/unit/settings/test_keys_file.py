@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from din_extproc.admit.keys import Authenticated, KeyRing
-from din_extproc.edge.keys_file import changed
+from din_extproc.edge.keys_file import edit_keys
 from din_extproc.roles.configure import keys
 from din_extproc.settings.load import load
 from din_extproc.settings.problems import ConfigRejected
@@ -84,7 +84,7 @@ def test_what_can_not_be_made_is_said(file, tenant, key_id, why):
 
 
 def test_keys_of_nobody_and_second_keys_of_one_name_are_refused(file):
-    with changed(file.parent / "keys.yaml") as entries:
+    with edit_keys(file.parent / "keys.yaml") as entries:
         entries += [{"tenant": owner, "id": "k", "hash": HASH} for owner in ("a", "a", "c")]
     refused = load(file, {})
     assert isinstance(refused, ConfigRejected)
@@ -98,14 +98,14 @@ def test_a_tenant_that_is_broken_is_not_one_that_is_missing(file):
     refused = load(file, {})
     assert isinstance(refused, ConfigRejected)
     assert [problem.path for problem in refused.problems if not problem.warning] == ["tenants[0].limits.rpm"]
-    with changed(file.parent / "keys.yaml") as entries:
+    with edit_keys(file.parent / "keys.yaml") as entries:
         entries.append({"tenant": "c", "id": "k", "hash": HASH.replace("db89", "db80")})
     assert "no tenant is called 'c'" in str(load(file, {}))
 
 
 @pytest.mark.parametrize(("one", "other"), [("a", "a"), ("a", "b_b")])
 def test_a_hash_that_stands_twice_is_refused_with_both_places(file, one, other):
-    with changed(file.parent / "keys.yaml") as entries:
+    with edit_keys(file.parent / "keys.yaml") as entries:
         entries += [{"tenant": owner, "id": key_id, "hash": HASH} for owner, key_id in ((one, "k1"), (other, "k2"))]
     refused = load(file, {})
     assert isinstance(refused, ConfigRejected)
@@ -124,7 +124,7 @@ def test_a_hash_that_stands_twice_is_refused_with_both_places(file, one, other):
     [problem] = [each for each in refused.problems if not each.warning]
     assert f"it is also the hash of key 'k1' of tenant '{one}', on line 10" in str(problem)
     file.write_text(SMALL.replace("id: a,", f"id: a, keys: [{keys[0]}],"))
-    with changed(file.parent / "keys.yaml") as entries:
+    with edit_keys(file.parent / "keys.yaml") as entries:
         entries += [{"tenant": other, "id": "k2", "hash": HASH}]
     assert "it is also the hash of key 'k1' of tenant 'a'" in str(load(file, {}))
 

@@ -42,8 +42,8 @@ def test_all_tenants_together_are_limited_by_model_and_class_with_a_reserved_sha
     settings = written(SMALL % "" + text)
     assert isinstance(settings, Settings)
     model = ScopeLimits(RateLimits(max_streams=8), {Priority.BATCH: RateLimits(max_streams=2)})
-    assert settings.commons == GlobalLimits(ScopeLimits(RateLimits(tpm=1000), {}, 0.2), {"m": model})
-    assert settings.commons.total.non_critical_limits == RateLimits(tpm=800)
+    assert settings.global_limits == GlobalLimits(ScopeLimits(RateLimits(tpm=1000), {}, 0.2), {"m": model})
+    assert settings.global_limits.total.non_critical_limits == RateLimits(tpm=800)
 
 
 def test_limits_of_all_tenants_name_physical_models(written):

@@ -79,7 +79,7 @@ DEFAULT_RULE = ("complex-multi-step-reasoning", REASONING, None)
 def test_the_shipped_rules_route_as_their_source_says(example, model, path, tokens, tier, expected):
     intent = Intent(operation=path, model=model, estimate=Estimate(tokens), task_tier=tier)
     head = RequestHead("POST", path.value, {"x-task-tier": tier} if tier else {})
-    routed = example.routes.route(intent, example.tenants[0], head, 12, PoolMembership.from_pools(example.pools).versions)
+    routed = example.routes.route(intent, example.tenants[0], head, 12, PoolMembership.from_pools(example.pools).get_versions)
     assert (routed.rule, routed.pool.name, routed.fallback and routed.fallback.name) == expected
 
 
@@ -88,12 +88,12 @@ def test_the_example_s_other_tenant_may_use_the_fast_model_only(example):
     assert [entry.name for entry in example.routes.models_for(support)] == ["bx-auto", "bx-fast-chat", "qwen2.5-14b-instruct"]
     long = Intent(operation=Operation.CHAT, model="bx-fast-chat", estimate=Estimate(20_000))
     assert (
-        example.routes.route(long, support, RequestHead("POST", "/", {}), 0, PoolMembership.from_pools(example.pools).versions).fallback
+        example.routes.route(long, support, RequestHead("POST", "/", {}), 0, PoolMembership.from_pools(example.pools).get_versions).fallback
         is None
     )
     big = Intent(operation=Operation.CHAT, model="bx-reasoning-pro", estimate=Estimate(10))
     assert (
-        example.routes.route(big, support, RequestHead("POST", "/", {}), 0, PoolMembership.from_pools(example.pools).versions).code
+        example.routes.route(big, support, RequestHead("POST", "/", {}), 0, PoolMembership.from_pools(example.pools).get_versions).code
         is RefusalCode.MODEL_NOT_ALLOWED
     )
 
@@ -123,7 +123,7 @@ def test_the_example_inherits_from_catalogue_and_defaults(example):
 
 
 def test_the_example_gives_envoy_its_topology(example):
-    topology = example.topology("-- lua")
+    topology = example.make_topology("-- lua")
     assert topology.ext_proc == (UnixSocket("/run/din/ext_proc.sock"),)
     assert topology.access_log == SocketAddress("127.0.0.1", 50052)
     assert topology.body_limit_bytes == 32 << 20
@@ -172,7 +172,7 @@ def test_more_workers_have_a_socket_each(written):
 
 def test_what_listens_everywhere_is_reached_on_loopback(written):
     settings = written(SMALL + "gateway: { ext_proc: { address: '0.0.0.0:50051' }, access_log: { address: '[::]:50052' } }\n")
-    topology = settings.topology("")
+    topology = settings.make_topology("")
     assert (topology.ext_proc, topology.access_log) == ((SocketAddress("127.0.0.1", 50051),), SocketAddress("::1", 50052))
     assert settings.gateway.worker_addresses == (SocketAddress("0.0.0.0", 50051),)
 
@@ -207,8 +207,8 @@ def test_a_key_expires_at_a_moment_in_utc(written, written_as, moment):
 def test_switching_parts_off_says_false(written):
     settings = written(SMALL + "fail_open: false\nenvoy: { health_check: false }\n")
     assert settings.fail_open_pool is None
-    assert settings.topology("").health_check is None
-    assert written(SMALL + "fail_open: { pool: p }\n").topology("").fail_open_pool == "p"
+    assert settings.make_topology("").health_check is None
+    assert written(SMALL + "fail_open: { pool: p }\n").make_topology("").fail_open_pool == "p"
     assert "no pool is called 'q'" in str(written(SMALL + "fail_open: { pool: q }\n"))
 
 
@@ -308,7 +308,7 @@ ELSEWHERE = "gateway: { reached_at: %s, ext_proc: { %s }, access_log: { address:
 
 def test_envoys_elsewhere_reach_the_sidecar_under_the_host_that_is_given(written):
     settings = written(SMALL + ELSEWHERE % ("din.example.svc", "address: '0.0.0.0:50051'"))
-    topology = settings.topology("", settings.discovery("envoy-1"))
+    topology = settings.make_topology("", settings.make_xds_source("envoy-1"))
     assert topology.ext_proc == (SocketAddress("din.example.svc", 50051),)
     assert topology.access_log == SocketAddress("din.example.svc", 50052)
     assert topology.discovery.address == SocketAddress("din.example.svc", 50053)

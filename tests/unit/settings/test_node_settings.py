@@ -88,7 +88,7 @@ def test_the_shipped_example_is_sound_and_batches(tmp_path):
     settings = load_node(SHIPPED, {})
     assert isinstance(settings, NodeSettings), settings
     assert settings.window == BatchLimits(8192, 0.05)
-    topology = settings.topology()
+    topology = settings.make_topology()
     assert topology.pools[0].nodes[0].endpoint == Endpoint("127.0.0.1", 8000)
     assert str(topology.agent.host) == "127.0.0.1"
     assert topology.timeouts.message_ms > 50

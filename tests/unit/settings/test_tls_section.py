@@ -96,7 +96,7 @@ def test_envoy_is_told_how_to_speak_to_each_port(issued, tmp_path):
         {"sidecar_tls": sidecar_tls},
     )
     assert isinstance(settings, Settings), str(settings)
-    topology = settings.topology("", settings.discovery("envoy"))
+    topology = settings.make_topology("", settings.make_xds_source("envoy"))
     [workers] = topology.ext_proc
     assert workers.tls.ca == str(tmp_path / "ca.pem")
     assert (workers.tls.cert, workers.tls.server_name) == (str(tmp_path / "envoy.pem"), "localhost")
@@ -124,4 +124,4 @@ def test_a_nodes_files_are_looked_at_too(issued, tmp_path):
     settings = load_node(file, {})
     assert isinstance(settings, NodeSettings), str(settings)
     assert settings.registry_tls.cert == str(tmp_path / "port.pem")
-    assert settings.topology().agent.tls.ca == str(tmp_path / "ca.pem")
+    assert settings.make_topology().agent.tls.ca == str(tmp_path / "ca.pem")

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from din_extproc.edge.background import STEPS_PER_ITERATION
 from din_extproc.edge.grpc.ext_proc import ExtProcService
 from din_extproc.edge.grpc.h2_server import H2Server
-from din_extproc.edge.turn import AT_ONCE
 from din_extproc.wire import frames
 from din_extproc.wire.frames import ErrorCode, frame
 from din_extproc.wire.grpc import GrpcCall
@@ -198,7 +198,7 @@ async def test_a_lost_connection_cancels_its_calls():
         assert [handler.ends for handler in service.handlers] == [[True], [True]]
 
 
-@pytest.mark.parametrize(("messages", "writes"), [(AT_ONCE, 1), (2 * AT_ONCE + 1, 3)])
+@pytest.mark.parametrize(("messages", "writes"), [(STEPS_PER_ITERATION, 1), (2 * STEPS_PER_ITERATION + 1, 3)])
 async def test_replies_of_one_turn_leave_in_one_write_and_a_burst_is_answered_in_several_turns(messages, writes):
     service = EchoService()
     async with served(service) as (server, client):
@@ -324,7 +324,7 @@ async def test_however_many_hold_a_connection_a_newcomer_finds_a_place_and_who_i
     at_work.say(data(1, message(b"\x02")))
     assert [seen.payload for seen in await at_work.hear(2)] == [message(b"\x02")] * 2
     assert len(server.connections) <= 11
-    assert server.crowd.sent_away >= 20
+    assert server.connection_limiter.sent_away >= 20
     for each in (*held, at_work, newcomer):
         each.writer.close()
     await server.stop(0)

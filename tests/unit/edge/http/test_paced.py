@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from din_extproc.edge.http.paced import paced
+from din_extproc.edge.http.slices import pace_slices
 from din_extproc.observe import instruments as of
-from din_extproc.observe.exposition import slices
+from din_extproc.observe.exposition import render_slices
 from din_extproc.observe.families import Distributions
 from tests.support.waiting import turns
 
@@ -26,12 +26,12 @@ def spread_of(series: int) -> Distributions:
 
 @pytest.mark.virtual_time
 async def test_a_scrape_of_a_hundred_thousand_series_is_small_slices_and_a_pause_after_each():
-    parts = list(slices([spread_of(SERIES).family()]))
+    parts = list(render_slices([spread_of(SERIES).family()]))
     assert sum(part.count(b"\n") for part in parts) >= SERIES
     assert max(part.count(b"\n") for part in parts) <= MOST_LINES
     loop = asyncio.get_running_loop()
     began = loop.time()
-    assert b"".join([piece async for piece in paced(parts, NEVER_S)]) == b"".join(parts)
+    assert b"".join([piece async for piece in pace_slices(parts, NEVER_S)]) == b"".join(parts)
     assert loop.time() - began == pytest.approx(len(parts) * PAUSE_S)
 
 
@@ -46,7 +46,7 @@ async def test_others_have_a_turn_for_each_slice_of_a_page_that_takes_long_thoug
             await turns()
 
     beside = asyncio.ensure_future(others())
-    assert [piece async for piece in paced([b"x"] * 100, 0.0)] == [b"x" * 100]
+    assert [piece async for piece in pace_slices([b"x"] * 100, 0.0)] == [b"x" * 100]
     done = True
     await beside
     assert turns_of_others >= 100
@@ -56,7 +56,7 @@ async def test_others_have_a_turn_for_each_slice_of_a_page_that_takes_long_thoug
 @pytest.mark.virtual_time
 async def test_what_is_paced_is_the_same_bytes_in_few_pieces():
     parts = [b"x" * 1000, b"", b"y"] * 200
-    pieces = [piece async for piece in paced(parts)]
+    pieces = [piece async for piece in pace_slices(parts)]
     assert b"".join(pieces) == b"".join(parts)
     assert len(pieces) == 4
-    assert [piece async for piece in paced([])] == []
+    assert [piece async for piece in pace_slices([])] == []

@@ -38,7 +38,7 @@ async def _lasting(request: web.Request) -> web.StreamResponse:
 @contextlib.asynccontextmanager
 async def served(most: int = 1000) -> AsyncIterator[int]:
     routes = [web.post("/read", _read), web.get("/read", _read), web.get("/long", _long), web.get("/lasting", _lasting)]
-    port = HttpPort(routes, lasting=frozenset({"/lasting"}), patience=PATIENCE, most=most)
+    port = HttpPort(routes, unlimited_paths=frozenset({"/lasting"}), timeouts=PATIENCE, max_connections=most)
     number = free_port()
     await port.start(f"127.0.0.1:{number}")
     try:

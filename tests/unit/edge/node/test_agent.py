@@ -68,7 +68,7 @@ async def test_a_node_registers_as_soon_as_its_engine_serves_the_model_and_beats
     assert said["free_memory_bytes"] > 0
     beat = registry.beats[0]
     assert (beat["state"], beat["waiting"], beat["running"], beat["sequence"]) == ("ready", 3, 2, 1)
-    await agent.tell()
+    await agent.report()
     assert registry.beats[1]["sequence"] == 2
 
 
@@ -77,10 +77,10 @@ async def test_a_node_whose_engine_lists_nothing_yet_registers_as_loading_and_sa
     engine.models = []
     agent = agent_of(session, engine, registry)
     await agent.watch()
-    await agent.tell()
+    await agent.report()
     assert {(beat["state"], beat["reason"]) for beat in registry.beats} == {("loading", "the engine lists no model, not m")}
     assert "gpu-1 is loading: the engine lists no model, not m" in caplog.messages
-    welcome, shown = await agent.health()
+    welcome, shown = await agent.get_health()
     assert (welcome, shown["state"], shown["reason"]) == (False, "loading", "the engine lists no model, not m")
     engine.models = ["other"]
     await agent.watch()
@@ -124,7 +124,7 @@ async def test_a_lease_that_the_registry_does_not_know_is_asked_for_anew(session
     agent = agent_of(session, engine, registry)
     await agent.watch()
     registry.forget()
-    await agent.tell()
+    await agent.report()
     first, second = registry.registrations
     assert second == first | {"free_memory_bytes": second["free_memory_bytes"]}
     assert registry.beats[-1] | {"sequence": 1, "lease": "lease-2"} == registry.beats[-1]
@@ -140,7 +140,7 @@ async def test_a_registry_that_is_away_is_tried_again_and_another_replica_is_tol
     await alone.watch()
     assert not alone.registered
     await registry.start()
-    await alone.tell()
+    await alone.report()
     assert alone.registered
     assert not other.beats
 
@@ -150,8 +150,8 @@ async def test_a_refused_node_says_why_once_and_waits_longer_each_time(session, 
     agent = agent_of(session, engine, registry)
     with caplog.at_level(logging.WARNING):
         await agent.watch()
-        await agent.tell()
-        await agent.tell()
+        await agent.report()
+        await agent.report()
     assert [record.getMessage() for record in caplog.records] == [
         "the registry refuses the node: the weights have another sha256 in the catalogue"
     ]
@@ -164,7 +164,7 @@ async def test_an_agent_whose_place_was_taken_by_a_later_one_stays_out(session, 
     registry.forget()
     registry.refuse_registrations = "a newer registration is in force"
     for _ in range(3):
-        await agent.tell()
+        await agent.report()
     assert not agent.registered
     assert len(registry.registrations) == 1
 
@@ -187,7 +187,7 @@ async def test_a_drain_is_told_waits_for_what_runs_and_ends_in_farewell(session,
         await registry.parted.wait()
     assert registry.farewells == ["drain"]
     assert registry.beats[-1]["state"] == "draining"
-    assert (await agent.health())[0] is False
+    assert (await agent.get_health())[0] is False
     engine.running = 0
     await draining
     assert registry.farewells == ["drain", "deregister"]
@@ -205,10 +205,10 @@ async def test_a_registry_that_asks_for_a_drain_gets_one_and_may_call_the_node_b
     agent = agent_of(session, engine, registry)
     await agent.watch()
     registry.drain = True
-    await agent.tell()
+    await agent.report()
     assert agent.condition.state is NodeState.DRAINING
     registry.drain = False
-    await agent.tell()
+    await agent.report()
     await agent.watch()
     assert agent.condition.state is NodeState.READY
 
@@ -218,7 +218,7 @@ async def test_health_shows_the_queue_as_it_is_now(session, engine, registry, mo
     agent = agent_of(session, engine, registry)
     await agent.watch()
     engine.waiting = 7
-    welcome, shown = await agent.health()
+    welcome, shown = await agent.get_health()
     assert (welcome, shown["waiting"], shown["registered"]) == (True, 7, True)
 
 

@@ -36,7 +36,7 @@ def target(port: int, kind: ProbeKind = ProbeKind.CHAT) -> ProbeTarget:
 
 async def ask(port: int, kind: ProbeKind = ProbeKind.CHAT, timeout_s: float = 10.0):
     async with aiohttp.ClientSession() as session:
-        return await MicroProbe(session, timeout_s, SystemClock.monotonic, lambda: "probe-of-this-test").ask(target(port, kind))
+        return await MicroProbe(session, timeout_s, SystemClock.monotonic, lambda: "probe-of-this-test").probe(target(port, kind))
 
 
 @pytest.mark.parametrize("kind", [ProbeKind.CHAT, ProbeKind.COMPLETION])
@@ -108,9 +108,9 @@ async def test_a_native_engine_is_asked_in_its_own_words_and_found_out_when_it_i
     try:
         async with aiohttp.ClientSession() as session:
             probe = MicroProbe(session, 1.0, SystemClock.monotonic, lambda: "probe-of-this-test")
-            well = await probe.ask(ProbeTarget.of(node, pool))
+            well = await probe.probe(ProbeTarget.of(node, pool))
             server.faults.replace(parse_faults("stall"))
-            stuck = await probe.ask(ProbeTarget.of(node, pool))
+            stuck = await probe.probe(ProbeTarget.of(node, pool))
     finally:
         await server.stop()
     assert (well.ok, well.reason) == (True, "")

@@ -60,7 +60,7 @@ async def test_a_page_becomes_a_reading_again_and_again(engine):
     heard = Heard()
     scraper = Scraper(heard)
     engine.waiting, engine.running = 4, 2
-    scraper.use([ScrapeTarget.of(node_at(engine.port), "vllm")], 0.02)
+    scraper.set_targets([ScrapeTarget.of(node_at(engine.port), "vllm")], 0.02)
     await heard.until(lambda: heard.count >= 2)
     beat = heard.readings["gpu-1"].beat
     assert (beat.waiting, beat.running, beat.state) == (4, 2, "ready")
@@ -73,7 +73,7 @@ async def test_a_node_that_is_gone_says_nothing_and_is_asked_again(engine):
     heard = Heard()
     scraper = Scraper(heard)
     await engine.stop()
-    scraper.use([ScrapeTarget.of(node_at(engine.port), "vllm")], 0.02)
+    scraper.set_targets([ScrapeTarget.of(node_at(engine.port), "vllm")], 0.02)
     await let_pass(60)
     assert heard.count == 0
     await engine.start()
@@ -84,7 +84,7 @@ async def test_a_node_that_is_gone_says_nothing_and_is_asked_again(engine):
 async def test_an_engine_that_does_not_tell_is_no_reading(engine):
     heard = Heard()
     scraper = Scraper(heard)
-    scraper.use([ScrapeTarget.of(node_at(engine.port), "llamacpp"), ScrapeTarget.of(node_at(engine.port), "ollama")], 0.02)
+    scraper.set_targets([ScrapeTarget.of(node_at(engine.port), "llamacpp"), ScrapeTarget.of(node_at(engine.port), "ollama")], 0.02)
     await let_pass(60)
     await scraper.stop()
     assert heard.count == 0
@@ -94,11 +94,11 @@ async def test_a_node_that_left_the_configuration_is_not_asked_any_more(engine):
     heard = Heard()
     scraper = Scraper(heard)
     target = ScrapeTarget.of(node_at(engine.port), "vllm")
-    scraper.use([target], 0.02)
+    scraper.set_targets([target], 0.02)
     await heard.until(lambda: heard.count)
-    scraper.use([target], 0.02)
+    scraper.set_targets([target], 0.02)
     await heard.until(lambda: heard.count >= 2)
-    scraper.use([], 0.02)
+    scraper.set_targets([], 0.02)
     await turns()
     before = heard.count
     await let_pass(60)
@@ -110,8 +110,8 @@ async def test_nobody_is_asked_any_more_once_the_interval_is_0(engine):
     heard = Heard()
     scraper = Scraper(heard)
     target = ScrapeTarget.of(node_at(engine.port), "vllm")
-    scraper.use([target], 0.02)
+    scraper.set_targets([target], 0.02)
     await heard.until(lambda: heard.readings)
-    scraper.use([target], 0)
+    scraper.set_targets([target], 0)
     assert scraper.latest == {}
     await scraper.stop()

@@ -2,7 +2,7 @@ import stat
 
 import pytest
 
-from din_extproc.edge.process.envoy_binary import complaint, envoy_version, find_envoy
+from din_extproc.edge.process.envoy_binary import find_config_error, find_envoy, read_envoy_version
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +17,7 @@ def config(cluster: str) -> str:
 
 
 def test_a_sound_configuration_meets_no_complaint(binary):
-    assert complaint(config("type: STATIC, connect_timeout: 1s"), binary) is None
+    assert find_config_error(config("type: STATIC, connect_timeout: 1s"), binary) is None
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_a_sound_configuration_meets_no_complaint(binary):
     ],
 )
 def test_a_complaint_names_the_field_in_one_line(binary, text, named):
-    said = complaint(text, binary)
+    said = find_config_error(text, binary)
     assert said is not None
     assert named in said
     assert "\n" not in said
@@ -38,7 +38,7 @@ def test_a_complaint_names_the_field_in_one_line(binary, text, named):
 
 
 def test_the_version_is_told(binary):
-    assert envoy_version(binary).count(".") == 2
+    assert read_envoy_version(binary).count(".") == 2
 
 
 def test_an_envoy_on_the_path_comes_first_and_the_wheels_is_found_without(binary, tmp_path, monkeypatch):
@@ -48,9 +48,9 @@ def test_an_envoy_on_the_path_comes_first_and_the_wheels_is_found_without(binary
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_envoy() == own
     with pytest.raises(RuntimeError, match="does not tell its version"):
-        envoy_version(own)
+        read_envoy_version(own)
     own.unlink()
     found = find_envoy()
     assert found is not None
     assert found.name == "envoy"
-    assert complaint(config("type: STATIC"), found) is None
+    assert find_config_error(config("type: STATIC"), found) is None

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from din_extproc.admit.ledger import Claim, Denied, Granted
 from din_extproc.domain.tenant import Budget, RateLimits
-from din_extproc.edge.redis.ledger import RedisLedger, tag
+from din_extproc.edge.redis.ledger import RedisLedger, make_hash_tag
 from din_extproc.edge.redis.link import Link
 from tests.support.ledgers import linked
 from tests.support.servers import FLAVOURS
@@ -95,8 +95,8 @@ async def test_all_keys_of_a_tenant_share_one_tag_and_no_two_tenants_share_any(l
 
 @given(st.text(), st.text())
 def test_a_tag_is_forged_by_no_name(one, other):
-    assert (tag(one) == tag(other)) == (one == other)
-    inner = tag(one)[1:-1]
+    assert (make_hash_tag(one) == make_hash_tag(other)) == (one == other)
+    inner = make_hash_tag(one)[1:-1]
     assert inner
     assert not set("{}:") & set(inner)
     assert len(inner) <= 66

@@ -6,10 +6,10 @@ import logging
 import pytest
 
 from din_extproc.admit.ledger import LimitsUnavailable
+from din_extproc.edge.background import STEPS_PER_ITERATION
 from din_extproc.edge.redis import address
 from din_extproc.edge.redis.connection import CommandUnanswered, LuaScript, RedisConnection, RedisError, bulks, command_error, pack
 from din_extproc.edge.redis.link import Link
-from din_extproc.edge.turn import AT_ONCE
 from tests.support.ledgers import linked
 from tests.support.servers import FLAVOURS, RedisServer, free_port
 from tests.support.waiting import turns, until
@@ -23,7 +23,7 @@ def server(redis_servers) -> RedisServer:
 
 
 def at(url: str):
-    where = address.parse(url)
+    where = address.parse_redis_url(url)
 
     async def locate() -> address.Address:
         return where
@@ -41,16 +41,16 @@ def at(url: str):
     ],
 )
 def test_a_url_says_where_and_how(url, expected):
-    read = address.parse(url)
+    read = address.parse_redis_url(url)
     assert (read.host, read.port, read.path, read.db, read.username, read.password) == expected
     assert read.tls is None
 
 
 def test_rediss_means_tls_that_checks_the_certificate():
-    context = address.parse("rediss://h").tls
+    context = address.parse_redis_url("rediss://h").tls
     assert context is not None
     assert context.check_hostname
-    lax = address.parse("rediss://h?ssl_cert_reqs=none").tls
+    lax = address.parse_redis_url("rediss://h?ssl_cert_reqs=none").tls
     assert lax is not None
     assert not lax.check_hostname
 
@@ -68,7 +68,7 @@ def test_rediss_means_tls_that_checks_the_certificate():
 )
 def test_a_wrong_url_is_refused_without_showing_its_password(url):
     with pytest.raises(ValueError, match=r"\w") as caught:
-        address.parse(url)
+        address.parse_redis_url(url)
     assert "secret" not in str(caught.value)
 
 
@@ -105,25 +105,25 @@ def asked(count, timeout_s=1.0):
 
 
 async def test_answers_that_come_in_a_burst_are_told_in_several_turns_in_their_order():
-    connection, _, answers = asked(3 * AT_ONCE)
-    connection.data_received(b"".join(b":%d\r\n" % number for number in range(3 * AT_ONCE)))
+    connection, _, answers = asked(3 * STEPS_PER_ITERATION)
+    connection.data_received(b"".join(b":%d\r\n" % number for number in range(3 * STEPS_PER_ITERATION)))
     told = []
     while not all(answer.done() for answer in answers):
         told.append([answer.result() for answer in answers if answer.done()])
         await turns()
-    assert told == [[*range(AT_ONCE)], [*range(2 * AT_ONCE)]]
-    assert [answer.result() for answer in answers] == [*range(3 * AT_ONCE)]
+    assert told == [[*range(STEPS_PER_ITERATION)], [*range(2 * STEPS_PER_ITERATION)]]
+    assert [answer.result() for answer in answers] == [*range(3 * STEPS_PER_ITERATION)]
     connection.drop("done")
 
 
 async def test_answers_that_have_come_are_told_although_the_connection_breaks_or_their_time_runs_out_meanwhile():
     for end in (lambda connection: connection.connection_lost(None), lambda connection: connection._check()):
-        connection, _, answers = asked(3 * AT_ONCE, timeout_s=0)
-        connection.data_received(b":1\r\n" * (3 * AT_ONCE - 1))
+        connection, _, answers = asked(3 * STEPS_PER_ITERATION, timeout_s=0)
+        connection.data_received(b":1\r\n" * (3 * STEPS_PER_ITERATION - 1))
         end(connection)
         end(connection)
         await turns(10)
-        assert [answer.result() for answer in answers[:-1]] == [1] * (3 * AT_ONCE - 1)
+        assert [answer.result() for answer in answers[:-1]] == [1] * (3 * STEPS_PER_ITERATION - 1)
         connection.drop("done")
         assert isinstance(answers[-1].exception(), CommandUnanswered)
 

@@ -11,7 +11,7 @@ def test_a_decision_is_counted_in_the_bucket_of_its_time():
     for seconds in (0.0, 16e-6, 150e-6, 155e-6, 1000.0):
         counters.on_decision(seconds, "")
     counters.on_decision(0.002, "rate_limit_exceeded")
-    shown = counters.shown()
+    shown = counters.snapshot()
     assert shown["decisions_by_us"] == {16: 2, 152: 1, 181: 1, 2048: 1, "more": 1}
     assert (shown["sent"], shown["refused"]) == (5, {"rate_limit_exceeded": 1})
 

@@ -9,7 +9,7 @@ from din_extproc.domain.usage import ExchangeRecord, FailedAttempt, Outcome, Usa
 from din_extproc.edge.telemetry.otlp import OtlpExporter
 from din_extproc.edge.tls import ClientFiles
 from din_extproc.observe.exchange_metrics import ExchangeMetrics
-from din_extproc.observe.spans import attempt_span, span_to_node, spans
+from din_extproc.observe.spans import build_attempt_span, build_spans, derive_node_span_id
 from tests.support.certificates import Authority
 from tests.support.collector import Collector
 
@@ -29,14 +29,14 @@ def collector():
 
 
 def exporter(collector: Collector, metrics: ExchangeMetrics | None = None) -> OtlpExporter:
-    families = (metrics or ExchangeMetrics()).families
+    families = (metrics or ExchangeMetrics()).collect_families
     return OtlpExporter(collector.endpoint, {"authorization": "Bearer t"}, {"service.name": "din"}, 2.0, families)
 
 
 async def test_an_exchange_becomes_four_spans_that_hang_together(collector):
     exports = exporter(collector)
-    exports.finished(RECORD)
-    exports.finished(replace(RECORD, span=""))
+    exports.on_exchange(RECORD)
+    exports.on_exchange(replace(RECORD, span=""))
     await exports.push_spans()
     found = {span["name"]: span for span in collector.spans}
     assert list(found) == ["chat m", "din.admission", "din.node", "din.stream"]
@@ -44,7 +44,7 @@ async def test_an_exchange_becomes_four_spans_that_hang_together(collector):
     root, node = found["chat m"], found["din.node"]
     assert (root["span_id"], root["parent_id"], root["kind"], root["error"]) == (SPAN, PARENT, 2, "")
     assert found["din.admission"]["parent_id"] == node["parent_id"] == SPAN
-    assert node["span_id"] == span_to_node(SPAN) == found["din.stream"]["parent_id"]
+    assert node["span_id"] == derive_node_span_id(SPAN) == found["din.stream"]["parent_id"]
     start = 1_700_000_000 * 10**9
     assert (root["start_ns"] - start, root["end_ns"] - start) == (0, 1_300_000_000)
     assert (found["din.admission"]["start_ns"] - start, found["din.admission"]["end_ns"] - start) == (2_000_000, 10_000_000)
@@ -60,11 +60,11 @@ async def test_an_exchange_becomes_four_spans_that_hang_together(collector):
 
 async def test_attempts_that_failed_are_spans_of_their_own_in_the_exchange_s_trace(collector):
     exports = exporter(collector)
-    sent = f"00-{TRACE}-{span_to_node(SPAN)}-01"
-    exports.attempt_failed(FailedAttempt("gpu-1", "UF", 20.0, 1_700_000_000.02, sent))
-    exports.attempt_failed(FailedAttempt("gpu-2", "503", 30.0, 1_700_000_000.05, sent))
-    exports.finished(replace(RECORD, sent_ms=80.0, attempts=3))
-    exports.attempt_failed(FailedAttempt("gpu-1", "UF", 20.0, 1_700_000_000.02))
+    sent = f"00-{TRACE}-{derive_node_span_id(SPAN)}-01"
+    exports.on_attempt_failed(FailedAttempt("gpu-1", "UF", 20.0, 1_700_000_000.02, sent))
+    exports.on_attempt_failed(FailedAttempt("gpu-2", "503", 30.0, 1_700_000_000.05, sent))
+    exports.on_exchange(replace(RECORD, sent_ms=80.0, attempts=3))
+    exports.on_attempt_failed(FailedAttempt("gpu-1", "UF", 20.0, 1_700_000_000.02))
     await exports.push_spans()
     first, second = (span for span in collector.spans if span["name"] == "din.attempt")
     assert {span["trace_id"] for span in collector.spans} == {TRACE}
@@ -77,12 +77,12 @@ async def test_attempts_that_failed_are_spans_of_their_own_in_the_exchange_s_tra
 
 @pytest.mark.parametrize("given", ["", "x", f"00-{TRACE}-{PARENT}-00", f"00-{'0' * 32}-{PARENT}-01", f"00-{TRACE}-{'0' * 16}-01"])
 def test_an_attempt_of_an_exchange_without_spans_has_none(given):
-    assert attempt_span(FailedAttempt("gpu-1", "UF", 1.0, 1.0, given)) is None
+    assert build_attempt_span(FailedAttempt("gpu-1", "UF", 1.0, 1.0, given)) is None
 
 
 def test_a_refusal_is_one_span_with_its_code():
     refused = replace(RECORD, outcome=Outcome.REFUSED, refusal="rate_limit_exceeded", model="", operation="", sent_ms=None, node_id="")
-    (span,) = spans(refused)
+    (span,) = build_spans(refused)
     assert (span.name, span.error, span.attributes["error.type"]) == ("refused", "rate_limit_exceeded", "rate_limit_exceeded")
 
 
@@ -90,18 +90,18 @@ async def test_a_collector_that_takes_nothing_costs_spans_and_nothing_else(colle
     exports = exporter(collector)
     collector.status = 503
     for _ in range(3):
-        exports.finished(RECORD)
+        exports.on_exchange(RECORD)
     await exports.push_spans()
     assert (exports.exported, exports.dropped) == (0, 3)
     collector.status = 200
-    exports.finished(RECORD)
+    exports.on_exchange(RECORD)
     await exports.push_spans()
     assert (exports.exported, exports.dropped) == (4, 3)
     for _ in range(5000):
-        exports.finished(RECORD)
+        exports.on_exchange(RECORD)
     assert exports.dropped == 3 + 5000 - 4096
-    gone = OtlpExporter("http://127.0.0.1:9", {}, {}, 0.5, ExchangeMetrics().families)
-    gone.finished(RECORD)
+    gone = OtlpExporter("http://127.0.0.1:9", {}, {}, 0.5, ExchangeMetrics().collect_families)
+    gone.on_exchange(RECORD)
     await gone.push_spans()
     await gone.push_metrics()
     assert gone.dropped == 1
@@ -123,8 +123,8 @@ async def test_a_collector_behind_mutual_tls_is_reached_with_the_right_files_onl
             (ClientFiles(str(authority.file), **own, server_name="another"), 0),
             (ClientFiles(str(authority.file), **own), 4),
         ):
-            exports = OtlpExporter(behind.endpoint, {}, {"service.name": "din"}, 5.0, ExchangeMetrics().families, files)
-            exports.finished(RECORD)
+            exports = OtlpExporter(behind.endpoint, {}, {"service.name": "din"}, 5.0, ExchangeMetrics().collect_families, files)
+            exports.on_exchange(RECORD)
             await exports.push_spans()
             assert exports.exported == taken, files
     assert len(behind.spans) == 4
@@ -132,8 +132,8 @@ async def test_a_collector_behind_mutual_tls_is_reached_with_the_right_files_onl
 
 async def test_metrics_are_pushed_under_their_names_with_units_and_buckets(collector):
     metrics = ExchangeMetrics()
-    metrics.finished(RECORD)
-    metrics.finished(RECORD)
+    metrics.on_exchange(RECORD)
+    metrics.on_exchange(RECORD)
     await exporter(collector, metrics).push_metrics()
     (tokens,) = collector.metrics["din.tokens"]
     assert (tokens.unit, tokens.sum.is_monotonic) == ("{token}", True)

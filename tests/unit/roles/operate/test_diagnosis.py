@@ -29,7 +29,7 @@ def dump(settings: Settings) -> dict:
         "per_connection_buffer_limit_bytes": settings.body_limit + 65536,
         "filters": [{"typed_config": {"message_timeout": "5s", "stream_idle_timeout": "600s"}}],
     }
-    names = [*(pool.name for pool in settings.pools), *(f"{pool}+{fallback}" for pool, fallback in settings.moves)]
+    names = [*(pool.name for pool in settings.pools), *(f"{pool}+{fallback}" for pool, fallback in settings.may_move_in_flight)]
     paths = [address.path for address in settings.worker_addresses]
     endpoints = [{"endpoint": {"address": {"pipe": {"path": path}}}} for path in paths]
     ours = {"cluster": {"name": "din_ext_proc", "load_assignment": {"endpoints": [{"lb_endpoints": endpoints}]}}}
@@ -92,7 +92,7 @@ def test_an_envoy_that_runs_with_another_file_is_found_out(settings):
 
 
 def test_an_envoy_that_knows_all_pools_and_not_the_pairs_between_which_requests_move_is_found_out(settings):
-    assert settings.moves
+    assert settings.may_move_in_flight
     alone = dump(structs.replace(settings, routes=RouteTable({}, ())))
     assert bad(of_envoy(INFO, alone, settings)) == {"pools": "fail"}
 

@@ -7,7 +7,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from din_extproc.cli.app import app
-from din_extproc.roles.operate.nodes import _table
+from din_extproc.roles.operate.nodes import _build_table
 from din_extproc.tools.engine_model.faults import KINDS
 
 NODE = {"id": "gpu-07", "address": "10.0.0.7:8000", "model": "qwen2.5-14b-instruct", "version": "2025.3.1", "dtype": "bf16"}
@@ -25,7 +25,7 @@ ROW = {
 
 def shown(width: int) -> list[str]:
     output = StringIO()
-    Console(width=width, file=output).print(_table({"network": "", "stale": False, "nodes": [ROW]}, width))
+    Console(width=width, file=output).print(_build_table({"network": "", "stale": False, "nodes": [ROW]}, width))
     return output.getvalue().splitlines()
 
 

@@ -6,8 +6,8 @@ from pydantic import SecretStr
 
 from din_extproc.admit.ledger import LimitsUnavailable
 from din_extproc.audit.chain import SigningKey
-from din_extproc.audit.report import contradictions
-from din_extproc.audit.verify import verify
+from din_extproc.audit.report import find_contradictions
+from din_extproc.audit.verify import verify_log
 from din_extproc.edge.audit.files import read_log
 from din_extproc.edge.background import Background
 from din_extproc.roles.serve.audit_recorder import AuditRecorder
@@ -54,20 +54,20 @@ async def test_an_older_state_of_a_whole_log_is_found_by_what_another_replica_re
         one.record(settled(10 + at))
     await one._log.flush()
     heads.away = True
-    await one.witness()
+    await one.publish_head()
     heads.away = False
     for each in (one, other, one, other, one, other):
-        await each.witness()
+        await each.publish_head()
     await background.close()
     await one.stop()
     await other.stop()
-    reports = [verify(read_log(tmp_path, replica), KEYS, macs=True) for replica in ("gw-1", "gw-2")]
+    reports = [verify_log(read_log(tmp_path, replica), KEYS, macs=True) for replica in ("gw-1", "gw-2")]
     assert [report.findings for report in reports] == [[], []]
-    assert list(contradictions(reports)) == []
+    assert list(find_contradictions(reports)) == []
     assert reports[1].kinds == {"segment": 1, "witness": 1}
     for path, data in older.items():
         path.write_bytes(data)
-    reports = [verify(read_log(tmp_path, replica), KEYS, macs=True) for replica in ("gw-1", "gw-2")]
+    reports = [verify_log(read_log(tmp_path, replica), KEYS, macs=True) for replica in ("gw-1", "gw-2")]
     assert reports[0].findings == []
-    (finding,) = contradictions(reports)
+    (finding,) = find_contradictions(reports)
     assert (finding.seq, finding.last) == (7, 13)

@@ -39,11 +39,11 @@ async def check(permits: ExtAuthzLeases):
 
 
 async def test_a_permitted_request_keeps_its_slot_until_it_is_settled(plane):
-    permits, ledger = ExtAuthzLeases(plane.desk, 1e6), plane.desk.ledger
+    permits, ledger = ExtAuthzLeases(plane.context, 1e6), plane.context.ledger
     verdict = await check(permits)
     assert isinstance(verdict, Send)
     for _ in range(5):
-        ledger.now_ms += plane.desk.lease_ms - 1
+        ledger.now_ms += plane.context.lease_ms - 1
         await permits.renew()
         assert isinstance(await check(permits), ImmediateResponse)
     assert await ledger.settle("acme", verdict.metadata["request_id"], 10)
@@ -53,11 +53,11 @@ async def test_a_permitted_request_keeps_its_slot_until_it_is_settled(plane):
 
 
 async def test_what_is_never_heard_of_again_is_renewed_no_longer(plane):
-    permits = ExtAuthzLeases(plane.desk, 0.0)
+    permits = ExtAuthzLeases(plane.context, 0.0)
     await check(permits)
     await permits.renew()
     assert permits.factory.permits == {}
-    plane.desk.ledger.now_ms += plane.desk.lease_ms
+    plane.context.ledger.now_ms += plane.context.lease_ms
     assert isinstance(await check(permits), Send)
 
 
@@ -65,9 +65,9 @@ async def test_what_is_never_heard_of_again_is_renewed_no_longer(plane):
 async def test_sensitive_data_is_flagged_or_blocked_and_what_would_be_masked_is_blocked(tmp_path, policy, passes):
     config = CONFIG | {"tenants": [tenant("acme") | {"sensitive_data": policy}]}
     (tmp_path / "din.yaml").write_text(yaml.safe_dump(config))
-    desk = RequestPlane(load(tmp_path / "din.yaml", {}), Clocked(), Background(), DecisionCounters()).desk
+    context = RequestPlane(load(tmp_path / "din.yaml", {}), Clocked(), Background(), DecisionCounters()).context
     asked = {"model": "anything", "messages": [{"role": "user", "content": "to alice@example.com"}]}
-    verdict = await ExtAuthzLeases(desk, 1e6).factory.create_handler().decide(HEAD, json.dumps(asked).encode())
+    verdict = await ExtAuthzLeases(context, 1e6).factory.create_handler().decide(HEAD, json.dumps(asked).encode())
     assert isinstance(verdict, Send) == passes
     if passes:
         found = json.loads(verdict.metadata["labels"]).get("sensitive")

@@ -55,11 +55,11 @@ class Watched:
             "node_id": node_id, "status": 200, "outcome": outcome, "stream": True, "usage": Usage(1, 1), "reserved_tokens": 2,
             "prompt_estimate": 1, "features": (), "fixed": 0, "attempts": 1, "degraded": False, "started_at": 0.0, "duration_ms": 10.0,
         }  # fmt: skip
-        self.health.finished(ExchangeRecord(**known | fields), self.now)
+        self.health.on_exchange(ExchangeRecord(**known | fields), self.now)
 
     def attempt(self, node_id: str = "a", reason: str = "UF", origin: str = "") -> None:
         self.now += 0.2
-        self.health.attempt_failed(FailedAttempt(node_id, reason, 5.0, self.now, origin=origin), self.now)
+        self.health.on_attempt_failed(FailedAttempt(node_id, reason, 5.0, self.now, origin=origin), self.now)
 
     def state(self, node_id: str = "a") -> BreakerState:
         standing = self.health.breakers.nodes.get_snapshot(node_id)
@@ -139,14 +139,14 @@ def test_probes_alone_open_a_node_and_say_how_it_does(tmp_path):
     assert watched.state() is BreakerState.CLOSED, "requests do not count"
     watched.health.on_probe(ProbeResult("a", ok=True, ttft_ms=31.0))
     watched.health.on_probe(ProbeResult("a", ok=None, reason="status 404"))
-    assert watched.health.health_form("a").ttft_ms == 31.0
+    assert watched.health.make_health_form("a").ttft_ms == 31.0
     for _ in range(2):
         watched.health.on_probe(ProbeResult("a", ok=False, reason="no token within 5 s"))
     assert watched.state() is BreakerState.OPEN
-    form = watched.health.health_form("a")
+    form = watched.health.make_health_form("a")
     assert (form.state, form.ttft_ms, form.probe) == (BreakerState.OPEN, 31.0, "no token within 5 s")
     watched.health.on_probe(ProbeResult("stranger", ok=False))
-    assert watched.health.health_form("stranger") is None
+    assert watched.health.make_health_form("stranger") is None
 
 
 def test_what_another_replica_opened_is_open_here_and_is_not_told_back(tmp_path):
@@ -162,7 +162,7 @@ def test_a_node_that_registers_again_after_it_was_gone_begins_with_a_tenth(tmp_p
     watched.health.on_membership(MembershipDelta({"chat": (new,)}, {}))
     assert watched.told == [], "one that is new to the network takes its part at once"
     watched.health.on_membership(MembershipDelta({}, {"chat": ("g",)}))
-    assert watched.health.probe_target("g") is None
+    assert watched.health.get_probe_target("g") is None
     watched.health.on_membership(MembershipDelta({"chat": (new,)}, {}))
     standing = watched.told[-1].nodes["g"]
     assert (standing.state, standing.share(standing.since)) == (BreakerState.RAMPING, 0.1)

@@ -25,29 +25,29 @@ def trust(tmp_path):
 
 
 async def test_failures_lower_it_and_workers_hear_of_it(trust):
-    assert trust.readings() == {}
-    await trust.observe("a", answers=2, failures=10)
-    await trust.observe("gone", answers=0, failures=10)
-    assert {node_id: round(reading.trust, 2) for node_id, reading in trust.readings().items()} == {"a": 0.5}
+    assert trust.take_readings() == {}
+    await trust.record_answers("a", answers=2, failures=10)
+    await trust.record_answers("gone", answers=0, failures=10)
+    assert {node_id: round(reading.trust, 2) for node_id, reading in trust.take_readings().items()} == {"a": 0.5}
     trust.release("a")
-    assert {node_id: reading.trust for node_id, reading in trust.readings().items()} == {"a": 1.0}
-    assert trust.readings() == {}
+    assert {node_id: reading.trust for node_id, reading in trust.take_readings().items()} == {"a": 1.0}
+    assert trust.take_readings() == {}
 
 
 async def test_the_third_difference_keeps_a_node_out_and_agreements_weigh_against_it(trust):
     for _ in range(2):
-        await trust.compare("a", disagreements=1, reason="a and b differ at token 3")
+        await trust.record_comparison("a", disagreements=1, reason="a and b differ at token 3")
     assert trust.score("a") < 0.4
     assert trust.kept_out == []
-    await trust.compare("a", disagreements=1, reason="a and b differ at token 3")
+    await trust.record_comparison("a", disagreements=1, reason="a and b differ at token 3")
     assert trust.kept_out == [("a", "answers differ: a and b differ at token 3")]
-    await trust.compare("b", agreements=100)
+    await trust.record_comparison("b", agreements=100)
     for _ in range(3):
-        await trust.compare("b", disagreements=1)
+        await trust.record_comparison("b", disagreements=1)
     assert len(trust.kept_out) == 1
 
 
 async def test_another_stated_id_costs_trust_but_keeps_no_listed_node_out(trust):
-    await trust.misidentified("a", 9, "a says it is b")
+    await trust.record_misidentified("a", 9, "a says it is b")
     assert trust.score("a") < 0.2
     assert trust.kept_out == []

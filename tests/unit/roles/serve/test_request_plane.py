@@ -38,11 +38,11 @@ async def test_thousands_of_leases_are_renewed_a_few_at_a_time() -> None:
     ledger = Renewals()
     plane = RequestPlane(settings, ledger, Background(), DecisionCounters())  # type: ignore[arg-type]
     held = [f"r-{number}" for number in range(2000)]
-    plane.desk.live.update(dict.fromkeys(held, "acme"))
-    renewing = asyncio.ensure_future(plane._renew())
+    plane.context.live.update(dict.fromkeys(held, "acme"))
+    renewing = asyncio.ensure_future(plane._renew_leases())
     await turns()
     for ended in held[1000:1100]:
-        del plane.desk.live[ended]
+        del plane.context.live[ended]
     await renewing
     assert ledger.renewed == held[:1000] + held[1100:]
     assert ledger.most_at_once <= 64

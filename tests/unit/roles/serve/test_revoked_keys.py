@@ -9,7 +9,7 @@ PROMISE_S = 1.0
 
 
 class Clocked:
-    """Redis and the background of one process, by a clock that the test moves; also the desk."""
+    """Redis and the background of one process, by a clock that the test moves; also the context."""
 
     def __init__(self) -> None:
         self.now = 0.0

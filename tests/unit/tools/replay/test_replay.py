@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from din_extproc.audit.chain import sign
+from din_extproc.audit.chain import sign_entry
 from din_extproc.audit.records import RefusalRecord, SettlementRecord
-from din_extproc.audit.report import segment_file
+from din_extproc.audit.report import make_segment_name
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
 from din_extproc.tools.replay.replay import ReplayRefused, replay
@@ -66,9 +66,9 @@ def recorded(tmp_path: Path, *events: object) -> Path:
     folder.mkdir()
     mac, lines = b"\0" * 32, []
     for seq, event in enumerate(events, 1):
-        line, mac = sign(b"s" * 32, mac, seq, event)
+        line, mac = sign_entry(b"s" * 32, mac, seq, event)
         lines.append(line)
-    (folder / segment_file("gateway", 1)).write_bytes(b"".join(lines))
+    (folder / make_segment_name("gateway", 1)).write_bytes(b"".join(lines))
     return folder
 
 
@@ -183,7 +183,7 @@ def test_what_no_configuration_decides_is_skipped(tmp_path: Path) -> None:
 
 def test_a_line_that_is_none_is_passed_over(tmp_path: Path) -> None:
     folder = recorded(tmp_path, sent(1))
-    with (folder / segment_file("gateway", 1)).open("ab") as file:
+    with (folder / make_segment_name("gateway", 1)).open("ab") as file:
         file.write(b"garbage\n" + b'{"seq":9,"kind":"settled"')
     assert replay((folder,), settings(tmp_path, "same"), None).requests == 1
 

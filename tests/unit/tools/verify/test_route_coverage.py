@@ -71,7 +71,7 @@ def test_a_request_that_is_made_gets_there(settings: Settings) -> None:
     for entry in made:
         reading = parse_request(entry.head, entry.body, TokenCalibrators(view.table.preferred_model).for_name, view.body_limit)
         assert isinstance(reading, ParsedRequest)
-        routed = view.table.route(reading.intent, acme, entry.head, 12, members.versions)
+        routed = view.table.route(reading.intent, acme, entry.head, 12, members.get_versions)
         assert not isinstance(routed, Refusal)
         assert (routed.rule, routed.pool.name) == (entry.rule, entry.pool.name)
         assert all(node.max_seq_len >= entry.tokens for node in entry.nodes)

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from din_extproc.domain.node import Pool
 from din_extproc.domain.usage import ExchangeRecord, Outcome
-from din_extproc.tools.simulate.machine import SimulatedNode
+from din_extproc.tools.simulate.node import SimulatedNode
 from din_extproc.tools.simulate.traffic import Arrival
 
 _MS = 1000.0
@@ -137,20 +137,20 @@ class SimulationStats:
         self._of_pool: dict[str, _Times] = {name: _Times() for name in self._pools}
         self._machines: Mapping[str, list[SimulatedNode]] = {}
 
-    def came(self, arrival: Arrival) -> None:
+    def on_arrival(self, arrival: Arrival) -> None:
         """A request came."""
         if arrival.at >= self._from:
             self._came[arrival.source] += 1
             self._open[id(arrival)] = arrival
 
-    def refused(self, arrival: Arrival, code: str) -> None:
+    def on_refused(self, arrival: Arrival, code: str) -> None:
         """The gateway said no."""
         if self._open.pop(id(arrival), None) is not None:
             self._refused[code] += 1
             self._refused_of[arrival.source] += 1
             self._refused_tenants[arrival.tenant] += 1
 
-    def ended(self, arrival: Arrival, record: ExchangeRecord, now: float, *, waited: bool) -> None:
+    def on_ended(self, arrival: Arrival, record: ExchangeRecord, now: float, *, waited: bool) -> None:
         """An exchange is over."""
         completed = record.outcome is Outcome.COMPLETED
         if completed and now >= self._from:
@@ -169,13 +169,13 @@ class SimulationStats:
             return
         self._where[arrival.source, record.pool] += 1
         first, whole = (record.first_token_ms or 0.0) / _MS, (record.duration_ms or 0.0) / _MS
-        for times in (self._times(arrival.source), self._of_pool[record.pool]):
+        for times in (self._compute_times(arrival.source), self._of_pool[record.pool]):
             times.first.append(first)
             times.whole.append(whole)
         if record.usage.completion_tokens > 1:
             self._per_token.append((whole - first) / (record.usage.completion_tokens - 1))
 
-    def opened(self, _node_id: str) -> None:
+    def on_breaker_opened(self, _node_id: str) -> None:
         """A breaker has opened."""
         self._opened += 1
 
@@ -184,11 +184,11 @@ class SimulationStats:
         by_id = {machine.node.id: machine for machine in machines}
         self._machines = {name: [by_id[node.id] for node in pool.nodes] for name, pool in self._pools.items()}
         for name, arrival in self._open.items():
-            times, lasts_s = self._times(arrival.source), self._seconds - arrival.at
+            times, lasts_s = self._compute_times(arrival.source), self._seconds - arrival.at
             times.whole.append(lasts_s)
             times.first.append(begun.get(name, lasts_s))
 
-    def outcomes(self) -> Outcomes:
+    def compute_outcomes(self) -> Outcomes:
         """The figures."""
         came, measured_s = sum(self._came.values()), self._seconds - self._from
         bad = sum(self._refused.values()) + sum(self._failed.values())
@@ -198,28 +198,28 @@ class SimulationStats:
             requests_per_s=round(self._whole / measured_s, 3),
             tokens_per_s=round(self._tokens / measured_s, 1),
             output_tokens_per_s=round(self._output / measured_s, 1),
-            errors=_share(bad, came),
+            errors=_compute_share(bad, came),
             refused=dict(sorted(self._refused.items())),
             failed=dict(sorted(self._failed.items())),
             unfinished=len(self._open),
-            degraded=_share(self._degraded, self._sent),
-            waited=_share(self._waited, self._sent),
-            retried=_share(self._retried, self._sent),
+            degraded=_compute_share(self._degraded, self._sent),
+            waited=_compute_share(self._waited, self._sent),
+            retried=_compute_share(self._retried, self._sent),
             breakers_opened=self._opened,
             first_token_s=Percentiles.of(each for times in sources for each in times.first),
             per_token_s=Percentiles.of(self._per_token),
             seconds=Percentiles.of(each for times in sources for each in times.whole),
-            pools={name: self._pool(name) for name in self._pools},
-            sources={name: self._source(name) for name in sorted(self._came)},
+            pools={name: self._compute_pool(name) for name in self._pools},
+            sources={name: self._compute_source(name) for name in sorted(self._came)},
             tenants_refused=dict(sorted(self._refused_tenants.items(), key=lambda pair: (-pair[1], pair[0]))[:10]),
         )
 
-    def _pool(self, name: str) -> PoolFigures:
+    def _compute_pool(self, name: str) -> PoolFigures:
         machines, answered = self._machines[name], sum(self._where.values())
         busy = [machine.busy_s / self._seconds for machine in machines]
         return PoolFigures(
             nodes=len(machines),
-            share=_share(sum(number for (_, pool), number in self._where.items() if pool == name), answered),
+            share=_compute_share(sum(number for (_, pool), number in self._where.items() if pool == name), answered),
             busy=round(sum(busy) / len(busy), 4) if busy else 0.0,
             busiest=round(max(busy, default=0.0), 4),
             first_token_s=Percentiles.of(self._of_pool[name].first),
@@ -227,22 +227,22 @@ class SimulationStats:
             prefix_hits=sum(machine.hits for machine in machines),
         )
 
-    def _source(self, name: str) -> SourceFigures:
-        times, answered = self._times(name), sum(number for (source, _), number in self._where.items() if source == name)
+    def _compute_source(self, name: str) -> SourceFigures:
+        times, answered = self._compute_times(name), sum(number for (source, _), number in self._where.items() if source == name)
         return SourceFigures(
             requests=self._came[name],
-            errors=_share(self._refused_of[name] + self._failed_of[name], self._came[name]),
+            errors=_compute_share(self._refused_of[name] + self._failed_of[name], self._came[name]),
             first_token_s=Percentiles.of(times.first),
             seconds=Percentiles.of(times.whole),
-            pools={pool: _share(number, answered) for (source, pool), number in sorted(self._where.items()) if source == name},
+            pools={pool: _compute_share(number, answered) for (source, pool), number in sorted(self._where.items()) if source == name},
         )
 
-    def _times(self, source: str) -> _Times:
+    def _compute_times(self, source: str) -> _Times:
         found = self._of_source.get(source)
         if found is None:
             found = self._of_source[source] = _Times()
         return found
 
 
-def _share(part: int, whole: int) -> float:
+def _compute_share(part: int, whole: int) -> float:
     return round(part / whole, 5) if whole else 0.0

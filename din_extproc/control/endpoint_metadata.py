@@ -16,7 +16,7 @@ could take over. By Envoy's own 140 % a part of them would, as soon as three of 
 Facts = dict[str, str | dict[str, str]]
 
 
-def endpoint_facts(node: Node, pool: str, *, fail_open: bool) -> Facts:
+def make_endpoint_metadata(node: Node, pool: str, *, fail_open: bool) -> Facts:
     """This is where `x-din-node-id` comes from. `fail_open`: requests go to the pool while no worker answers."""
     facts: Facts = {"node_id": node.id, "model": node.model, "version": node.version, "dtype": node.dtype, "pool": pool}
     if fail_open:

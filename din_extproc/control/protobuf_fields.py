@@ -8,7 +8,7 @@ _MORE = 0x80
 _SEVEN_BITS = 0x7F
 
 
-def head(number: int, length: int) -> bytes:
+def encode_head(number: int, length: int) -> bytes:
     """Return the tag and length prefix of a field."""
     out = bytearray()
     for value in (number << 3 | _LENGTH_DELIMITED, length):
@@ -20,6 +20,6 @@ def head(number: int, length: int) -> bytes:
     return bytes(out)
 
 
-def field(number: int, content: bytes) -> bytes:
+def encode_field(number: int, content: bytes) -> bytes:
     """Return the encoded field."""
-    return head(number, len(content)) + content
+    return encode_head(number, len(content)) + content

@@ -14,14 +14,14 @@ _PATIENCE_S = 4.0
 _PIECE_BYTES = 1 << 16
 
 
-async def paced(slices: Iterable[bytes], patience_s: float = _PATIENCE_S) -> AsyncIterator[bytes]:
+async def pace_slices(slices: Iterable[bytes], timeout_s: float = _PATIENCE_S) -> AsyncIterator[bytes]:
     """Yield the same bytes in larger pieces, because each write is a system call.
 
     Args:
         slices: Generated on demand, each within a tenth of a millisecond.
-        patience_s: Seconds after which pauses end; other callbacks still run between slices.
+        timeout_s: Seconds after which pauses end; other callbacks still run between slices.
     """
-    hurried = SystemClock.monotonic() + patience_s
+    hurried = SystemClock.monotonic() + timeout_s
     held: list[bytes] = []
     size = 0
     for part in slices:

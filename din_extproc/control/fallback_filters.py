@@ -31,7 +31,7 @@ from envoy_data_plane.xds.type.matcher.v3 import (
 )
 
 from din_extproc.control.filters import sidecar_filter
-from din_extproc.control.packing import extension, overwrite
+from din_extproc.control.packing import overwrite_header, pack_extension
 from din_extproc.control.topology import Topology
 from din_extproc.domain.node import ATTEMPT_PLAN, ATTEMPT_POOL, DEGRADED, DROPPED, EVERY_ATTEMPT, Pool
 
@@ -74,7 +74,7 @@ end
 """
 
 
-def moving_filters(pool: Pool, fallback: Pool, topology: Topology) -> list[HttpFilter]:
+def build_fallback_filters(pool: Pool, fallback: Pool, topology: Topology) -> list[HttpFilter]:
     """The chain's beginning. What takes headers off answers comes after it: an answer passes the chain backwards.
 
     Args:
@@ -86,8 +86,8 @@ def moving_filters(pool: Pool, fallback: Pool, topology: Topology) -> list[HttpF
     chain = [_mutation(carried)]
     moved = _header(ATTEMPT_POOL, StringMatcher(exact=fallback.name))
     if pool.takes_same_bytes(fallback):
-        script = _LUA % tuple(map(_literal, (fallback.name, fallback.model, msgspec.json.encode(fallback.served_model).decode())))
-        chain.append(_only_when(moved, extension("envoy.filters.http.lua", Lua(default_source_code=DataSource(inline_string=script)))))
+        script = _LUA % tuple(map(_quote_lua, (fallback.name, fallback.model, msgspec.json.encode(fallback.served_model).decode())))
+        chain.append(_only_when(moved, pack_extension("envoy.filters.http.lua", Lua(default_source_code=DataSource(inline_string=script)))))
     else:
         translated = MatcherMatcherListPredicatePredicateList(predicate=[moved, _header(ATTEMPT_PLAN, StringMatcher(prefix=EVERY_ATTEMPT))])
         either = MatcherMatcherListPredicate(or_matcher=translated)
@@ -101,12 +101,12 @@ def moving_filters(pool: Pool, fallback: Pool, topology: Topology) -> list[HttpF
 
 
 def _mutation(mutations: Mutations) -> TypedExtensionConfig:
-    return extension("envoy.filters.http.header_mutation", HeaderMutation(mutations=mutations))
+    return pack_extension("envoy.filters.http.header_mutation", HeaderMutation(mutations=mutations))
 
 
 def _set(name: str, value: str) -> RuleMutation:
     """Does nothing where the value is another header's that is not there."""
-    return RuleMutation(append=overwrite(name, value))
+    return RuleMutation(append=overwrite_header(name, value))
 
 
 def _header(name: str, value: StringMatcher) -> MatcherMatcherListPredicate:
@@ -121,10 +121,10 @@ def _only_when(condition: MatcherMatcherListPredicate, filter_config: TypedExten
         predicate=MatcherMatcherListPredicate(not_matcher=condition), on_match=MatcherOnMatch(action=skip)
     )
     matcher = Matcher(matcher_list=MatcherMatcherList(matchers=[rule]))
-    return extension("envoy.filters.http.match_delegate", ExtensionWithMatcher(extension_config=filter_config, xds_matcher=matcher))
+    return pack_extension("envoy.filters.http.match_delegate", ExtensionWithMatcher(extension_config=filter_config, xds_matcher=matcher))
 
 
-def _literal(text: str) -> str:
+def _quote_lua(text: str) -> str:
     """As Lua writes it."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
