@@ -28,7 +28,7 @@ def pool(engines, engine: str, *names: str, **fields) -> dict:
 def config(engines) -> dict:
     return {
         "pools": {
-            "fast": pool(engines, "vllm", "fast-1", "fast-2"),
+            "fast": pool(engines, "vllm", "fast-1", "fast-2", timeouts={"first_byte_s": 1}),
             "local": pool(engines, "ollama", "local", api="native"),
             "old": pool(engines, "tgi", "old", api="native", unmappable="drop"),
             "spare": pool(engines, "vllm", "spare"),
@@ -90,6 +90,14 @@ def test_a_stream_moves_from_openai_s_interface_to_a_native_one(stack, engines):
     assert reply.text.endswith("data: [DONE]\n\n")
     assert chunks[0]["object"] == "chat.completion.chunk"
     assert not any(chunk.get("usage") for chunk in chunks), "the client did not ask for it"
+
+
+def test_a_stream_of_stuck_nodes_moves_when_the_limit_of_its_first_byte_has_passed(stack, engines):
+    fail(engines, "fast-1", "fast-2", fault="stall")
+    reply = stack.chat(model="fast", max_tokens=3, stream=True)
+    moved(reply)
+    assert reply.headers["x-din-node-id"] == "local"
+    assert float(reply.headers["x-din-exec-time-ms"]) < 1000, "the time is that of the node that answered, not of the attempts before"
 
 
 def test_a_parameter_that_the_first_engine_renames_reaches_the_other_one_as_the_client_wrote_it(stack, engines):

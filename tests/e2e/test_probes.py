@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.servers import EngineSim, RedisServer
+from tests.support.servers import EngineSim, RedisServer, together
 from tests.support.stack import Stack, node, tenant
 
 pytestmark = pytest.mark.e2e
@@ -69,3 +69,43 @@ def test_when_the_replica_that_asks_goes_the_other_one_does(replicas, engines):
         assert second.status()["breakers"]["probes"]["asked_here"]
     finally:
         first.start_sidecar()
+
+
+NATIVE = {
+    "ollama": ("ollama", "/v1/chat/completions", "/api/chat"),
+    "tgi": ("tgi", "/v1/completions", "/generate_stream"),
+    "triton": ("triton", "/v1/rerank", "/v2/models/m/infer"),
+}
+
+
+@pytest.fixture(scope="module")
+def native() -> Iterator[tuple[Stack, dict[str, EngineSim]]]:
+    runner = {"triton": "pooling"}
+    sims = {name: EngineSim(model="m", api=api, runner=runner.get(name, "generate"), dimensions=8) for name, (api, _, _) in NATIVE.items()}
+    with together(sims) as engines:
+        pools = {
+            name: {"model": name, "served_model": "m", "engine": name, "api": "native", "nodes": [node(name, engines[name].address)]}
+            for name in NATIVE
+        }
+        for name, (_, operation, _) in NATIVE.items():
+            pools[name]["operations"] = [operation]
+        probe = {"every_s": 1, "timeout_s": 1.5}
+        health = {"probe": probe, "open_s": 2, "trials": 2, "ramp": {"from": 0.5, "over_s": 1}}
+        config = {"pools": pools, "tenants": [tenant("acme")], "health": health, "envoy": {"health_check": False}}
+        with Stack(config) as stack:
+            yield stack, engines
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_a_native_engine_is_probed_in_its_own_words_and_left_out_while_it_is_stuck(native, name):
+    stack, engines = native
+    engine = engines[name]
+    stack.eventually(lambda: health(stack, name).get("ttft_ms"), "a probe that was answered")
+    assert {record["path"] for record in engine.seen()[1] if record["method"] == "POST"} == {NATIVE[name][2]}
+    assert stack.status()["breakers"]["nodes"].get(name, {}).get("state", "closed") == "closed"
+    engine.pause()
+    try:
+        stack.eventually(lambda: health(stack, name).get("state") == "open", "its breaker opens, though no client has asked")
+    finally:
+        engine.resume()
+    stack.eventually(lambda: health(stack, name).get("state") == "closed", "it is back, by probes alone")

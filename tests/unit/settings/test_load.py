@@ -230,6 +230,13 @@ def test_a_rule_whose_requests_can_not_move_in_flight_is_a_warning(written, addr
     assert why is None or why in found[0]
 
 
+def test_a_stream_has_a_minute_to_begin_unless_the_pool_says_otherwise(written):
+    [pool] = written().pools
+    assert pool.timeouts.first_byte_ms == 60_000
+    [patient] = written(SMALL.replace("engine: vllm", "engine: vllm\n    timeouts: { first_byte_s: null }")).pools
+    assert patient.timeouts.first_byte_ms is None
+
+
 def test_warnings_come_with_the_settings(written):
     settings = written()
     assert [warning.message for warning in settings.warnings] == ["tenant 't' has no key: nobody can use it"]
