@@ -243,9 +243,8 @@ def _body_mutation(body: bytes) -> str:
 
 def _mutation(send: Send) -> str:
     """The header mutation of a request that goes on."""
-    headers = list(send.request_headers)
-    if send.cluster:
-        headers[:0] = (("x-din-cluster", send.cluster), ("x-din-endpoint", ",".join(send.endpoints)))
+    chosen = (("x-din-cluster", send.cluster), ("x-din-endpoint", ",".join(send.endpoints))) if send.cluster else ()
+    headers = [*chosen, *send.request_headers]
     if send.body is not None:
         headers.append(("content-length", str(len(send.body))))
     if send.path is not None:

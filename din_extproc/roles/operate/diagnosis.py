@@ -3,6 +3,7 @@
 Rule: a finding that is not `ok` says what to change.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -134,21 +135,24 @@ def of_endpoints(unknown: Sequence[str]) -> Diagnosis:
 
 def of_exchanges(stats: Mapping[str, int]) -> Iterator[Diagnosis]:
     """Judge ext_proc by Envoy's counters."""
-    counted = {name.rpartition(".")[2]: value for name, value in stats.items() if ".ext_proc." in name}
-    asked = counted.get("streams_started", 0)
+    counted: Counter[str] = Counter()  # over the listener's filter and those of attempts
+    for name, value in stats.items():
+        if ".ext_proc." in name:
+            counted[name.rpartition(".")[2]] += value
+    asked = counted["streams_started"]
     for name, change in (
         ("message_timeouts", "the sidecar answered too late: check its CPU and Redis, or raise envoy.timeouts.message_ms"),
         ("rejected_header_mutations", "Envoy rejects the sidecar's headers: render envoy.yaml with the version of the running sidecar"),
         ("clear_route_cache_ignored", "requests ignore the routing decision: render envoy.yaml again"),
         ("spurious_msgs_received", "Envoy and envoy.yaml expect other messages: render envoy.yaml with the version of the running sidecar"),
     ):
-        if counted.get(name):
+        if counted[name]:
             yield Diagnosis(f"ext_proc {name}", "fail", f"{counted[name]} in {asked} exchanges", change)
     workers = stats.get(f"cluster.{EXT_PROC_CLUSTER}.membership_healthy", 0)
     if not workers:
         change = "start the sidecar; if it runs, render envoy.yaml again (addresses) and check that Envoy's user may open its socket"
         yield Diagnosis("workers", "fail", "Envoy reaches no worker", change)
-    failed = counted.get("streams_failed", 0)  # Envoy's count includes streams that it could not open
+    failed = counted["streams_failed"]  # Envoy's count includes streams that it could not open
     if failed:
         change = "workers were restarted or killed; if more than a few per cent fail, see the sidecar's log"
         if failed >= asked:

@@ -112,6 +112,12 @@ def test_streams_that_could_not_be_opened_are_no_part_of_those_that_began():
     assert all("render envoy.yaml again" in each.change for each in (workers, streams))
 
 
+def test_what_attempts_ask_of_the_sidecar_counts_too():
+    attempts = {"cluster.fast+local.ext_proc.streams_started": 7, "cluster.fast+local.ext_proc.message_timeouts": 2}
+    late, *_ = of_exchanges({**STATS, "http.din.ext_proc.message_timeouts": 1, **attempts})
+    assert (late.verdict, late.said) == ("fail", "3 in 107 exchanges")
+
+
 def test_an_envoy_without_our_filter_is_found_out(settings):
     assert {"buffer limit", "message timeout", "stream idle timeout", "pools"} <= bad(of_envoy(INFO, {"configs": []}, settings)).keys()
 
