@@ -83,7 +83,7 @@ def stack(request, signer, authority, folder) -> Iterator[TlsStack]:
                 "p": {"model": "m", "engine": "vllm", "nodes": [node("a", sim.address)]},
                 "q": {"model": "n", "served_model": "m", "engine": "vllm", "nodes": [node("b", sim.address)]},
             },
-            "tenants": [tenant("acme"), tenant("other"), tenant("tight", rpm=2)],
+            "tenants": [tenant("acme"), tenant("other"), tenant("tight", rpm=2), tenant("tiered", per_priority={"batch": {"rpm": 1}})],
             "identity": {
                 "jwt": [issuer(ISSUER, keys), issuer(OTHER_ISSUER, false_keys)],
                 "certificates": [{"name": SPIFFE.format("{tenant}")}, {"name": "*.batch.corp.example", "tenant": "other"}],
@@ -131,6 +131,11 @@ def test_claims_narrow_models(stack, signer):
     assert code(stack.ask(body=for_n, authorization=bearer(signer, models=["m"]))) == "model_not_allowed"
     assert code(stack.ask(authorization=bearer(signer, models=["m"]))) == 200
     assert code(stack.ask(authorization=bearer(signer, tier="urgent"))) == "invalid_api_key"
+
+
+def test_a_claim_lowers_the_priority(stack, signer):
+    asked = [code(stack.ask(authorization=bearer(signer, "tiered", tier=tier))) for tier in ("batch", "batch", "critical", None)]
+    assert asked == [200, "rate_limit_exceeded", 200, 200]
 
 
 def test_a_tenant_that_is_not_listed_has_the_limits_of_all_such_tenants(stack, signer):
