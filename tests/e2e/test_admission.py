@@ -197,6 +197,8 @@ def test_tenants_are_shown_as_they_stand_and_what_they_used_is_exported_by_day_a
     assert (chat["requests"], chat["completion_tokens"], chat["failed"]) == (3, 6, 0)
     assert chat["prompt_tokens"] > 0
     assert command(stack, "usage", "--tenant", "payer").startswith("day,tenant,model,requests,failed,refused")
+    (by_key,) = json.loads(command(stack, "usage", "--tenant", "payer", "--by", "key", "--format", "json"))
+    assert (by_key["key"], by_key["requests"], by_key["refused"]) == ("payer", 3, 1)
     shown = json.loads(command(stack, "tenants", "--tenant", "payer", "--json"))["tenants"]
     assert [(row["tenant"], row["requests"], row["rpm"], row["streams"], row["today"]["requests"]) for row in shown] == [
         ("payer", 3, 3, 0, 3)

@@ -211,6 +211,12 @@ def test_the_parts_of_streams_add_up_to_what_the_client_saw(stack: Stack):
     assert found.clocks[1].whose in {"quick", "quick-too"}
 
 
+def test_the_command_takes_a_list_of_lengths(stack: Stack):
+    ran = bench(stack, "split", "--url", stack.url, "--model", "m", "--tokens", "1,20", "--repeats", "1", "--json")
+    assert ran.exit_code in (0, 1), ran.output
+    assert [split["tokens"] for split in json.loads(ran.stdout)["splits"]] == [1, 20]
+
+
 def test_a_node_s_clock_that_is_300_ms_off_is_found_and_named(stack: Stack, engines: dict[str, EngineSim]):
     engines["quick"].fail("clock:ms=300")
     try:
