@@ -37,6 +37,7 @@ def stack(request, signer, tmp_path_factory) -> Iterator[Stack]:
             "identity": {"jwt": [issuer]},
         }
         with Stack(config, serve=("--transport", request.param)) as running:
+            running.sim = sim
             yield running
 
 
@@ -94,6 +95,12 @@ def test_claims_in_headers_count_for_nothing(stack, signer):
     with stack.client(None) as client:
         answer = client.post("/v1/chat/completions", params={"access_token": sign(signer, claims())}, json=ASK)
     assert answer.status_code == 401
+
+
+def test_a_forwarded_certificate_does_not_pass_where_nothing_may_forward_one(stack):
+    answer = ask(stack, x_api_key=key_of("acme"), x_forwarded_client_cert="URI=spiffe://corp.example/ns/other/sa/web")
+    assert answer.status_code == 200
+    assert "x-forwarded-client-cert" not in {name for request in stack.sim.seen()[1] for name, _ in request["headers"]}
 
 
 def test_a_token_and_another_tenants_key_are_refused(stack, signer):

@@ -150,6 +150,7 @@ def test_a_token_narrows_the_models_of_its_tenant_and_never_widens_them():
         return routed.code if isinstance(routed, Refusal) else None
 
     assert code("*", "b*") is None
+    assert [entry.name for entry in routes[0].models_for(replace(tenant("*"), narrowed_to=("bx-*",)))] == ["bx-fast", "small"]
     assert code("*", "bx-*", model="small") is None
     assert code("*", "bx-*") is RefusalCode.MODEL_NOT_ALLOWED
     assert code("small", "*") is RefusalCode.MODEL_NOT_ALLOWED
