@@ -26,7 +26,7 @@ BANNED = {
     r"\bkeeps the accounts\b": "use 'accounting process'",
     r"\b[Bb]y then\b": "give the time",
 }
-_GENERATED = {"configuration.md", "cli.md", "metrics.md", "parameters.md"}
+_GENERATED = {"configuration.md", "cli.md", "metrics.md", "parameters.md", "operations.md"}
 
 
 def prose_of_markdown(text: str) -> str:

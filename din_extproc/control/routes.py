@@ -43,6 +43,16 @@ WHOLE_HEADER = "x-din-whole"
 """Set for an answer that is complete when it begins: its node is silent for as long as it works."""
 INSIDE = [CLUSTER_HEADER, WHOLE_HEADER, "accept-encoding", "x-envoy-external-address"]
 """What a node need not know, and must not: a compressed answer can't be metered. (`x-din-endpoint` is taken off by the clusters.)"""
+_FAILING_OPEN = (
+    Operation.CHAT,
+    Operation.COMPLETIONS,
+    Operation.EMBEDDINGS,
+    Operation.RERANK,
+    Operation.RESPONSES,
+    Operation.MESSAGES,
+    Operation.MODELS,
+)
+"""What the pool of `fail_open` is asked while no worker answers; Envoy's limit of a regular expression has no room for every operation."""
 _NODE_CORS = [
     f"access-control-{name}"
     for name in ("allow-origin", "allow-credentials", "allow-methods", "allow-headers", "expose-headers", "max-age")
@@ -152,7 +162,7 @@ def _fail_open(topology: Topology, pool: str) -> Route:
 
     The marks come from the node that answered, because this is also the route of a request that the sidecar refused.
     """
-    paths = "|".join(operation.value for operation in Operation)
+    paths = "|".join(_FAILING_OPEN)
     return Route(
         name=FAIL_OPEN,
         match=RouteMatch(safe_regex=RegexMatcher(regex=paths)),

@@ -17,15 +17,68 @@ class Operation(StrEnum):
     COMPLETIONS = "/v1/completions"
     EMBEDDINGS = "/v1/embeddings"
     RERANK = "/v1/rerank"
+    SCORE = "/v1/score"
+    POOLING = "/pooling"
+    CLASSIFY = "/classify"
     RESPONSES = "/v1/responses"
+    INPUT_TOKENS = "/v1/responses/input_tokens"
     MESSAGES = "/v1/messages"
+    COUNT_TOKENS = "/v1/messages/count_tokens"
+    TOKENIZE = "/tokenize"
+    DETOKENIZE = "/detokenize"
+    SPEECH = "/v1/audio/speech"
+    IMAGES = "/v1/images/generations"
     MODELS = "/v1/models"
 
 
-GENERATING = frozenset({Operation.CHAT, Operation.COMPLETIONS, Operation.RESPONSES, Operation.MESSAGES})
+class Metering(StrEnum):
+    """What an operation is charged for. Every operation counts as a request."""
+
+    TOKENS = "prompt and output"
+    """As reported; the estimate and what was counted where nothing is."""
+    PROMPT = "prompt"
+    """As reported, with an output where one is; the prompt's estimate where nothing is."""
+    REQUEST = "request"
+    """No tokens: the engine computes nothing with the model."""
+
+
+class OperationSpec(Struct, frozen=True):
+    """One operation. Each takes JSON by POST with the model's name under `model`, but for the model list."""
+
+    metering: Metering = Metering.TOKENS
+    paths: tuple[str, ...] = ()
+    """Further paths that mean the same; the node is asked at the canonical one."""
+    begins_soon: bool = False
+    """The answer begins at once, whole or not."""
+
+
+_POOLED = OperationSpec(Metering.PROMPT, begins_soon=True)
+_COUNTED = OperationSpec(Metering.REQUEST, begins_soon=True)
+OPERATIONS: Mapping[Operation, OperationSpec] = {
+    Operation.CHAT: OperationSpec(),
+    Operation.COMPLETIONS: OperationSpec(),
+    Operation.RESPONSES: OperationSpec(),
+    Operation.MESSAGES: OperationSpec(),
+    Operation.EMBEDDINGS: _POOLED,
+    Operation.RERANK: OperationSpec(Metering.PROMPT, ("/rerank", "/v2/rerank"), begins_soon=True),
+    Operation.SCORE: OperationSpec(Metering.PROMPT, ("/score",), begins_soon=True),
+    Operation.POOLING: _POOLED,
+    Operation.CLASSIFY: _POOLED,
+    Operation.COUNT_TOKENS: _COUNTED,
+    Operation.INPUT_TOKENS: _COUNTED,
+    Operation.TOKENIZE: _COUNTED,
+    Operation.DETOKENIZE: _COUNTED,
+    Operation.SPEECH: OperationSpec(Metering.PROMPT),
+    Operation.IMAGES: OperationSpec(Metering.PROMPT),
+    Operation.MODELS: OperationSpec(Metering.REQUEST),
+}
+UNCHARGED = frozenset(operation for operation, spec in OPERATIONS.items() if spec.metering is Metering.REQUEST)
+GENERATING = frozenset(operation for operation, spec in OPERATIONS.items() if spec.metering is Metering.TOKENS)
 """What a model that generates text is asked for."""
-POOLING = frozenset({Operation.EMBEDDINGS, Operation.RERANK})
+POOLING = frozenset({Operation.EMBEDDINGS, Operation.RERANK, Operation.SCORE, Operation.POOLING, Operation.CLASSIFY})
 """What an embedding or ranking model is asked for."""
+TOKENIZING = frozenset({Operation.TOKENIZE, Operation.DETOKENIZE})
+COUNTING = frozenset({Operation.COUNT_TOKENS, Operation.INPUT_TOKENS})
 
 
 class Priority(StrEnum):
@@ -107,7 +160,7 @@ class Intent(Struct, frozen=True, gc=False):
     budget_cost: int | None = None
     """Likewise in money, in 10**-9 of the currency of `prices`."""
     truncates: bool = False
-    """The client asks the engine to cut a prompt that is too long to what its context holds."""
+    """No length is too long: the client asks the engine to cut the prompt to what its context holds, or the prompt is only counted."""
 
     @property
     def prompt_tokens(self) -> int:

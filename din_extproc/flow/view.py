@@ -14,7 +14,7 @@ from din_extproc.admit.ledger import Claim
 from din_extproc.admit.reservation import compute_reservation
 from din_extproc.domain.node import Pool
 from din_extproc.domain.price import NO_PRICES, PriceList
-from din_extproc.domain.request import Estimate, Intent, Priority
+from din_extproc.domain.request import UNCHARGED, Estimate, Intent, Priority
 from din_extproc.domain.spending import SpendingBudgets
 from din_extproc.domain.tenant import Budget, GlobalLimits, OnSensitive, RateLimits, ScopeLimits
 from din_extproc.intent.estimate import TokenCalibrator
@@ -131,7 +131,8 @@ def build_claim(
     charged = select_applicable_limits(who, model, who.tenant.priority_of(intent.priority), view.global_limits)
     answers, default = intent.answers, get_model_facts(view, model).output_tokens_default
     likely = None if expected is None else expected * answers
-    tokens = compute_reservation(intent.prompt_tokens, intent.output_tokens, likely, default * answers, charged.bucket)
+    prompt = 0 if intent.operation in UNCHARGED else intent.prompt_tokens
+    tokens = compute_reservation(prompt, intent.output_tokens, likely, default * answers, charged.bucket)
     return Claim(request_id, who.tenant.id, charged.budgets, tokens, lease_ms)
 
 

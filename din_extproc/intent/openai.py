@@ -332,6 +332,17 @@ def _read_rerank(draft: _Draft, body: bytes, outline: Outline) -> None:
         draft.repeated, draft.longest = query, replace(draft.longest, strings=b"%b,%b" % (query, draft.longest.strings))
 
 
+def _read_score(draft: _Draft, body: bytes, outline: Outline) -> None:
+    for key in ("text_1", "text_2", "queries", "documents"):
+        draft.add_inputs(outline.value(body, key))
+
+
+def _read_tokens(draft: _Draft, body: bytes, outline: Outline) -> None:
+    _read_embedding(draft, body, outline)
+    for key in ("prompt", "tokens"):
+        draft.add_inputs(outline.value(body, key))
+
+
 def _read_response(draft: _Draft, body: bytes, outline: Outline) -> None:
     draft.add_chat(outline.view(body, "input"))
     draft.add_content(outline.value(body, "instructions"), 0)
@@ -351,8 +362,17 @@ _READERS: dict[Operation, Callable[[_Draft, bytes, Outline], None]] = {
     Operation.COMPLETIONS: _read_completion,
     Operation.EMBEDDINGS: _read_embedding,
     Operation.RERANK: _read_rerank,
+    Operation.SCORE: _read_score,
+    Operation.POOLING: _read_embedding,
+    Operation.CLASSIFY: _read_embedding,
     Operation.RESPONSES: _read_response,
+    Operation.INPUT_TOKENS: _read_response,
     Operation.MESSAGES: _read_chat,
+    Operation.COUNT_TOKENS: _read_chat,
+    Operation.TOKENIZE: _read_tokens,
+    Operation.DETOKENIZE: _read_tokens,
+    Operation.SPEECH: _read_embedding,
+    Operation.IMAGES: _read_tokens,
 }
 
 

@@ -1,20 +1,19 @@
 """Maps method and `:path` to the operation that a request addresses.
 
-Each operation has one path, except Cohere's additional `/v2/rerank`. A query string and one trailing slash are accepted; any other
-spelling is unknown.
+The table of operations names their paths. A query string and one trailing slash are accepted; any other spelling is unknown.
 """
 
 from urllib.parse import unquote
 
 from msgspec import Struct
 
-from din_extproc.domain.request import Operation
+from din_extproc.domain.request import OPERATIONS, Operation
 from din_extproc.domain.verdict import Refusal, RefusalCode
 
 MAX_NAME = 256
 """The longest model name, in characters."""
 
-_OPERATIONS = {operation.value: operation for operation in Operation} | {"/v2/rerank": Operation.RERANK}
+_OPERATIONS = {path: operation for operation, spec in OPERATIONS.items() for path in (operation.value, *spec.paths)}
 _MODELS = Operation.MODELS.value + "/"
 _READS = ("GET", "HEAD")
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from din_extproc.domain.price import UNITS
-from din_extproc.domain.request import Estimate, Intent, Operation, Priority, RequestHead
+from din_extproc.domain.request import UNCHARGED, Estimate, Intent, Operation, Priority, RequestHead
 from din_extproc.domain.usage import Sensitive
 from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.intent import outline as outlines
@@ -46,7 +46,7 @@ value is reserved and the smallest must fit; without a standard field there is n
 _ANSWER_COUNT_FIELDS = ("n", "best_of", "n_cmpl")
 """Fields for the number of answers per prompt: the last is llama.cpp's, and TGI generates `best_of`."""
 _MAX_ANSWERS = 1 << 20
-_WITH_MESSAGES = (Operation.CHAT, Operation.MESSAGES)
+_WITH_MESSAGES = (Operation.CHAT, Operation.MESSAGES, Operation.COUNT_TOKENS)
 _NO_PROMPT = Prompt(b"")
 _NO_OUTLINE = Outline(0, {})
 
@@ -189,7 +189,7 @@ def _parse_json(
         output=output,
         stream=found.value(body, "stream") == b"true",
         wants_usage=wants_usage,
-        truncates=limit < 0,
+        truncates=limit < 0 or operation in UNCHARGED,
     )
     return ParsedRequest(intent, body, decoded, found, asked)
 

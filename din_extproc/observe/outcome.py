@@ -105,6 +105,8 @@ class ExchangeEnding(Struct, frozen=True, gc=False):
     """The most output that the client asked for, all choices together; 0: it did not say."""
     one_prompt: bool = True
     """Not a list of them, each with an answer."""
+    charged: bool = True
+    """The operation costs tokens at all."""
     generates: bool = True
     """There are output tokens at all: not so of embeddings and ranks."""
     unread: bool = False
@@ -160,7 +162,7 @@ def _is_by_node(ending: ExchangeEnding) -> Outcome:
 
 def compute_usage(ending: ExchangeEnding, ended_as: Outcome) -> Usage:
     """What the exchange costs: the second table above."""
-    if not ending.reached or ended_as in (Outcome.REFUSED, Outcome.NOT_DISPATCHED):
+    if not (ending.reached and ending.charged) or ended_as in (Outcome.REFUSED, Outcome.NOT_DISPATCHED):
         return Usage(0, 0)
     counted = _count_tokens(ending)
     told = _read_counts(ending, counted)

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field
 
 from din_extproc.domain.identity import SYSTEM_CA
 from din_extproc.domain.node import InternalEndpoint, LongTail, Node, PoolTimeouts, TrafficClass, meets_capability
-from din_extproc.domain.request import GENERATING, POOLING, Operation
+from din_extproc.domain.request import COUNTING, GENERATING, POOLING, TOKENIZING, Operation
 from din_extproc.schedule.pick import STRATEGIES
 from din_extproc.settings.catalog import Catalog, VersionText
 from din_extproc.settings.document import Document
@@ -36,7 +36,7 @@ def read_operation(text: object) -> object:
     return Operation(text)
 
 
-_KINDS = {"generate": GENERATING, "pooling": POOLING}
+_KINDS = {"generate": GENERATING | COUNTING | TOKENIZING, "pooling": POOLING | TOKENIZING}
 
 
 def _pool_operations(value: object) -> object:
@@ -156,8 +156,8 @@ class PoolSection(Section):
     traffic: Annotated[TrafficClass, BeforeValidator(_read_traffic)] = TrafficClass.STANDARD
     """How soon a node counts as failed: see `health.failover_threshold`."""
     operations: PoolOperations | None = None
-    """Paths; or `generate` for chats, completions, responses and messages, `pooling` for embeddings and rerank, as far as the engine has
-    them. None: every one that the engine has."""
+    """Paths; or `generate` for what models that generate text are asked for, `pooling` for what embedding and ranking models are, as far
+    as the engine has it. None: every operation that the engine has."""
     api: Literal["openai", "native"] | None = None
     """What the engine is spoken to in: OpenAI's words, or its own (Ollama, TGI, Triton, Anthropic). None: OpenAI's, if it has them."""
     unmappable: Literal["refuse", "drop"] = "refuse"

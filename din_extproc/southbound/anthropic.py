@@ -337,5 +337,5 @@ ANTHROPIC = Dialect(
     translate_answer=_whole,
     create_translator=AnthropicTranslator,
     has_path=lambda _path: False,
-    openai_operations=frozenset({Operation.MESSAGES}),
+    openai_operations=frozenset({Operation.MESSAGES, Operation.COUNT_TOKENS}),
 )

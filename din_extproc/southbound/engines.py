@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from din_extproc.domain.request import GENERATING, Operation
+from din_extproc.domain.request import COUNTING, GENERATING, POOLING, TOKENIZING, Operation
 from din_extproc.southbound import anthropic, llamacpp, messages, ollama, openai_api, sglang, tensorrt_llm, tgi, triton, vllm
 from din_extproc.southbound.dialect import Dialect
 from din_extproc.southbound.parameters import Table, with_structured_outputs
@@ -31,12 +31,20 @@ class EngineAdapter(Struct, frozen=True):
 _CHATS = frozenset({Operation.CHAT, Operation.COMPLETIONS})
 
 ENGINES: dict[str, EngineAdapter] = {
-    "vllm": EngineAdapter(vllm.OPENAI, first_priority=1),
-    "sglang": EngineAdapter(with_structured_outputs(sglang.OPENAI), first_priority=-1),
+    "vllm": EngineAdapter(vllm.OPENAI, operations=GENERATING | POOLING | TOKENIZING | {Operation.COUNT_TOKENS}, first_priority=1),
+    "sglang": EngineAdapter(
+        with_structured_outputs(sglang.OPENAI),
+        operations=GENERATING | TOKENIZING | {Operation.EMBEDDINGS, Operation.RERANK},
+        first_priority=-1,
+    ),
     "tensorrt_llm": EngineAdapter(
         with_structured_outputs(tensorrt_llm.OPENAI), operations=_CHATS | {Operation.RESPONSES, Operation.EMBEDDINGS}
     ),
-    "llamacpp": EngineAdapter(with_structured_outputs(llamacpp.OPENAI), caps_output=True),
+    "llamacpp": EngineAdapter(
+        with_structured_outputs(llamacpp.OPENAI),
+        operations=GENERATING | COUNTING | {Operation.EMBEDDINGS, Operation.RERANK},
+        caps_output=True,
+    ),
     "tgi": EngineAdapter(with_structured_outputs(tgi.OPENAI), tgi.TGI, _CHATS, stream_usage=False),
     "ollama": EngineAdapter(
         with_structured_outputs(ollama.OPENAI),
@@ -46,7 +54,7 @@ ENGINES: dict[str, EngineAdapter] = {
         caps_output=True,
     ),
     "openai": EngineAdapter(with_structured_outputs(openai_api.OPENAI), operations=openai_api.OPERATIONS),
-    "azure_openai": EngineAdapter(with_structured_outputs(openai_api.OPENAI), operations=openai_api.OPERATIONS),
+    "azure_openai": EngineAdapter(with_structured_outputs(openai_api.OPENAI), operations=openai_api.AZURE),
     "anthropic": EngineAdapter({}, anthropic.ANTHROPIC, frozenset()),
     "triton": EngineAdapter(with_structured_outputs(triton.OPENAI), triton.TRITON, _CHATS | {Operation.EMBEDDINGS}, stream_usage=False),
 }

@@ -22,4 +22,6 @@ OPENAI: Table = {
         UNMAPPABLE,
     ),
 }
-OPERATIONS = frozenset({Operation.CHAT, Operation.COMPLETIONS, Operation.RESPONSES, Operation.EMBEDDINGS})
+AZURE = frozenset({Operation.CHAT, Operation.COMPLETIONS, Operation.RESPONSES, Operation.EMBEDDINGS, Operation.SPEECH, Operation.IMAGES})
+"""What Azure OpenAI serves."""
+OPERATIONS = AZURE | {Operation.INPUT_TOKENS}

@@ -27,7 +27,7 @@ from tests.support.certificates import Authority
 from tests.support.config_examples import models_in
 from tests.support.pages import EXECUTED, PAGES, TEXTS, Block, all_blocks
 
-GENERATED = {"reference/configuration", "reference/cli", "reference/metrics", "reference/parameters"}
+GENERATED = {"reference/configuration", "reference/cli", "reference/metrics", "reference/parameters", "reference/operations"}
 _FILES = ("din-ca.pem", "din.pem", "din.key", "nodes-ca.pem", "envoy.pem", "envoy.key")
 ELSEWHERE = {
     "accept: application/problem+json",

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from tests.support.certificates import Authority
-from tests.support.providers import PIECES, Provider
+from tests.support.providers import PIECES, SOUND, Provider
 from tests.support.servers import EngineSim
 from tests.support.stack import Stack, events, node, tenant
 
@@ -212,3 +212,26 @@ def test_no_credential_is_in_any_log_dump_metric_or_status(site):
     files = list((stack.folder / "credentials").iterdir())
     assert sorted(file.name for file in files) == ["account-1.yaml", "azure-1.yaml"]
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+
+
+def test_sound_and_pictures_pass_and_are_metered(site):
+    made, stack = site
+    with stack.client() as client:
+        speech = client.post("/v1/audio/speech", json={"model": "far", "input": "Read this aloud.", "voice": "alloy"})
+        picture = client.post("/v1/images/generations", json={"model": "far", "prompt": "A small house"})
+        count = client.post("/v1/responses/input_tokens", json={"model": "far", "input": "hello"})
+        refused = client.post("/v1/score", json={"model": "far", "text_1": "a", "text_2": "b"})
+    assert [reply.status_code for reply in (speech, picture, count)] == [200, 200, 200], (speech.text, picture.text, count.text)
+    assert (speech.content, speech.headers["content-type"]) == (SOUND, "audio/mpeg")
+    assert picture.json()["usage"]["output_tokens"] == 4160
+    assert count.json()["input_tokens"] == 11
+    assert refused.status_code in {400, 404}, refused.text
+    assert [(path, body["model"]) for path, _, body in made.openai.seen[-3:]] == [
+        ("/v1/audio/speech", "gpt-x"), ("/v1/images/generations", "gpt-x"), ("/v1/responses/input_tokens", "gpt-x")
+    ]  # fmt: skip
+    cost = {path: stack.cost(reply) for path, reply in (("speech", speech), ("picture", picture), ("count", count))}
+    assert cost["picture"] == (10, 4160)
+    assert cost["count"] == (0, 0)
+    prompt, output = cost["speech"]
+    assert 4 <= prompt <= 16
+    assert output == 0

@@ -20,7 +20,10 @@ from tests.support.servers import EngineSim, together
 from tests.support.stack import Stack, key_of, node, tenant
 
 pytestmark = pytest.mark.e2e
-GENERATING = {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"}
+GENERATING = {
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
+    *("/v1/messages/count_tokens", "/tokenize", "/detokenize"),
+}
 TEXT = {"operations": "generate"}
 
 
@@ -111,7 +114,7 @@ def test_an_entry_longer_than_wanted_is_named_and_makes_the_answer_a_no(stack: S
 def test_an_operation_that_the_engine_does_not_have_is_found(stack: Stack, tmp_path: Path) -> None:
     code, report = verify(stack, changed(stack, tmp_path, lambda content: content["pools"]["deep"].pop("operations")), key="other")
     assert code == 1
-    assert {entry["operation"] for entry in wrong(report)} == {"/v1/embeddings", "/v1/rerank"}
+    assert {entry["operation"] for entry in wrong(report)} == {"/v1/embeddings", "/v1/rerank", "/v1/score", "/pooling", "/classify"}
 
 
 def test_what_no_request_can_be_made_for_is_named_and_makes_the_answer_a_no(stack: Stack, tmp_path: Path) -> None:

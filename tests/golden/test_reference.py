@@ -17,12 +17,18 @@ from din_extproc.settings.settings import Settings
 from din_extproc.southbound.engines import ENGINES
 from tests.support.certificates import Authority
 from tests.support.config_examples import CATALOGS, GATEWAYS, NODES, all_examples, models_in
-from tests.support.engine_reference import SAMPLES, parameters_page
+from tests.support.engine_reference import SAMPLES, operations_page, parameters_page
 from tests.support.reference import commands_page, configuration_page, metrics_page
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "docs" / "pages" / "reference"
-PAGES = {"configuration.md": configuration_page, "cli.md": commands_page, "metrics.md": metrics_page, "parameters.md": parameters_page}
+PAGES = {
+    "configuration.md": configuration_page,
+    "cli.md": commands_page,
+    "metrics.md": metrics_page,
+    "parameters.md": parameters_page,
+    "operations.md": operations_page,
+}
 
 
 @pytest.mark.parametrize("name", PAGES)

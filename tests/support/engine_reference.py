@@ -1,12 +1,12 @@
-"""The generated page of engine parameters: each table of `southbound/`, applied to a sample value of each parameter."""
+"""The generated pages of engines: which operations they have, and what they receive for a sample value of each parameter."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from din_extproc.domain.request import Operation
+from din_extproc.domain.request import OPERATIONS, Operation
 from din_extproc.southbound.dialect import Dialect, DialectRequest, PlainRequest
-from din_extproc.southbound.engines import ENGINES
+from din_extproc.southbound.engines import ENGINES, native_operations, openai_operations
 from din_extproc.southbound.parameters import ALWAYS_DROPPED, BOOKKEEPING, GUIDANCE, Renamed, Table, rename_parameters
 
 _HEAD = """# Engine parameters
@@ -50,6 +50,38 @@ _OF_COMPLETIONS: Mapping[str, Any] = {"logprobs": 3}
 """Samples for interfaces whose `logprobs` is the number of completions."""
 _TOOL = {"type": "function", "function": {"name": "look"}}
 _Map = Callable[[str, Any], str]
+
+
+_OPERATIONS_HEAD = """# Operations
+
+Generated from the tables of operations and engines (`make golden`). Each operation takes JSON by POST with the model under `model`; further
+paths mean the same, and the node is asked at the first one. A pool gets only what its engine has, or what its `operations` name of it: a
+request that no pool of the model serves is refused. The column of an engine's own interface is in italics.
+
+| operation | further paths | charged for |"""
+_METERING = """
+## Metering
+
+Every operation counts in `rpm` and takes a slot.
+
+| charged for | reserved | settled |
+|---|---|---|
+| prompt and output | prompt estimate + expected output | the reported usage; without one the estimate and what was counted |
+| prompt | prompt estimate | the reported usage, an output with it (pictures); without one (sound) the prompt's estimate |
+| request | nothing | nothing: the model computes nothing. The gateway refuses no length |
+"""
+
+
+def operations_page() -> str:
+    """Return the page of operations by engine."""
+    columns = {name: openai_operations(name) or frozenset() for name in ENGINES if openai_operations(name) != frozenset()}
+    columns |= {f"*{name}*": native_operations(name) or frozenset() for name, engine in ENGINES.items() if engine.native is not None}
+    text = f"{_OPERATIONS_HEAD} {' | '.join(columns)} |\n|{'---|' * (len(columns) + 3)}\n"
+    for operation, spec in OPERATIONS.items():
+        if operation is not Operation.MODELS:
+            cells = ["yes" if operation in served else "" for served in columns.values()]
+            text += f"| `{operation}` | {', '.join(f'`{path}`' for path in spec.paths)} | {spec.metering} | {' | '.join(cells)} |\n"
+    return text + _METERING
 
 
 def parameters_page() -> str:

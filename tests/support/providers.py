@@ -19,6 +19,8 @@ from tests.support.anthropic_answers import ANSWER, CALL_ANSWER, encode_events, 
 PIECES = ("Hello", " from", " afar")
 CALLS = (("get_weather", '{"location": "Paris"}'), ("get_time", "{}"))
 THEIRS = {"x-ratelimit-remaining-requests": "7", "openai-organization": "org-secret", "x-request-id": "theirs"}
+SOUND = bytes(range(256)) * 40
+PICTURE = {"total_tokens": 4170, "input_tokens": 10, "output_tokens": 4160, "input_tokens_details": {"text_tokens": 10, "image_tokens": 0}}
 _LATE_S = 0.4
 _USAGE = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12, "prompt_tokens_details": {"cached_tokens": 4}}
 
@@ -58,6 +60,13 @@ class Provider:
             429, "insufficient_quota", "insufficient_quota", "You exceeded your current quota, please check your plan and billing details."
         ),
     }
+
+    OTHER: ClassVar[dict[str, Callable[[], web.Response]]] = {
+        "audio/speech": lambda: web.Response(body=SOUND, content_type="audio/mpeg"),
+        "images/generations": lambda: web.json_response({"created": 1, "data": [{"b64_json": "iVBORw0K" * 1000}], "usage": PICTURE}),
+        "responses/input_tokens": lambda: web.json_response({"object": "response.input_tokens", "input_tokens": 11}),
+    }
+    """Answers of other operations, by the path behind `/v1/`."""
 
     def __init__(self, tls: ssl.SSLContext, credential: str, header: tuple[str, str] = ("authorization", "Bearer ")) -> None:
         self.credentials = {credential}
@@ -118,6 +127,9 @@ class Provider:
             return self.unauthorized(shown)
         if (failure := self.fail()) is not None:
             return failure
+        other = self.OTHER.get(request.path.rpartition("/v1/")[2])
+        if other is not None:
+            return other()
         prompt = json.dumps(body["messages"])
         for words, error in self.ERRORS.items():
             if words in prompt:

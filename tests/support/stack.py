@@ -208,6 +208,18 @@ class Stack:
         self.eventually(done, lambda: f"{exchanges} settled exchanges; {self.status()}")
         return self.status()
 
+    def cost(self, reply: httpx.Response) -> tuple[int, int]:
+        """Return the prompt and completion tokens that an exchange was charged, once it is settled."""
+        trace = reply.headers["x-din-trace-id"]
+
+        def lines() -> list[Any]:
+            logged = (json.loads(line) for line in self.log("sidecar").splitlines() if trace in line)
+            return [line for line in logged if "outcome" in line]
+
+        self.eventually(lines, trace)
+        [line, *_] = lines()
+        return line.get("prompt_tokens", 0), line.get("completion_tokens", 0)
+
     def all_accounted(self) -> dict[str, Any]:
         """Return the sidecar's status once the access log of every decided request has come. Only where no request lists models."""
 

@@ -19,7 +19,14 @@ from din_extproc.tools.engine_model.agent_apis import (
 from din_extproc.tools.engine_model.answers import EventStream, Identity, Reporting, chat_body, completion_body
 from din_extproc.tools.engine_model.errors import EngineFailure
 from din_extproc.tools.engine_model.model import ModelSpec
-from din_extproc.tools.engine_model.pooling import PoolingRequest, PoolReader, pool_body
+from din_extproc.tools.engine_model.pooling import (
+    PoolingRequest,
+    PoolReader,
+    count_body,
+    detokenize_body,
+    input_tokens_body,
+    pool_body,
+)
 from din_extproc.tools.engine_model.requests import EngineRequest, Reader
 from din_extproc.tools.engine_model.tokens import SimulatedTokenizer
 
@@ -77,6 +84,8 @@ class EngineDialect(Struct, frozen=True):
     """Translates an error of vLLM's into this engine's format."""
     pages: Mapping[str, object] = {}
     """The pages that are read with GET."""
+    counting: Mapping[str, PoolingApiEmulation] = {}
+    """What every model answers without computing."""
 
 
 def openai(model: ModelSpec, tokenizer: SimulatedTokenizer) -> EngineDialect:
@@ -96,8 +105,25 @@ def openai(model: ModelSpec, tokenizer: SimulatedTokenizer) -> EngineDialect:
             "/v1/embeddings": PoolingApiEmulation(pooled.embeddings, pool_body),
             **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), rerank),
             **dict.fromkeys(("/score", "/v1/score"), score),
+            "/pooling": PoolingApiEmulation(pooled.embeddings, pool_body),
+            "/classify": PoolingApiEmulation(pooled.classify, pool_body),
+        },
+        counting={
+            "/v1/messages/count_tokens": PoolingApiEmulation(counted(read_message(reader)), count_body),
+            "/v1/responses/input_tokens": PoolingApiEmulation(counted(read_response(reader)), input_tokens_body),
+            "/detokenize": PoolingApiEmulation(pooled.detokenize, detokenize_body),
         },
     )
+
+
+def counted(read: Callable[[bytes, str], EngineRequest | EngineFailure]) -> Callable[[bytes, str], PoolingRequest | EngineFailure]:
+    """Return what reads a body only to count its prompt."""
+
+    def read_count(body: bytes, content_type: str) -> PoolingRequest | EngineFailure:
+        ask = read(body, content_type)
+        return ask if isinstance(ask, EngineFailure) else PoolingRequest("count", (), (), count=ask.prompt_tokens)
+
+    return read_count
 
 
 def chats_only(face: EngineDialect) -> dict[str, ApiEmulation]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from din_extproc.tools.engine_model.errors import EngineFailure, prompt_too_long, refuse
 from din_extproc.tools.engine_model.fields import check_fields, decode_body
@@ -18,6 +19,7 @@ from din_extproc.tools.engine_model.tokens import SimulatedTokenizer
 
 _EMBEDDING = {"model": "str", "input": "any", "encoding_format": "str", "dimensions": "int"}
 _RERANK = {"model": "str", "query": "any", "documents": "list", "top_n": "int"}
+_DETOKENIZE = {"model": "str", "tokens": "list"}
 _SCORE = {"model": "str", "text_1": "any", "text_2": "any"}
 
 
@@ -33,6 +35,8 @@ class PoolingRequest(Struct, frozen=True):
     base64: bool = False
     dimensions: int = 0
     top_n: int | None = None
+    count: int = 0
+    """The tokens of a prompt that is only counted."""
 
 
 class PoolReader:
@@ -76,6 +80,16 @@ class PoolReader:
         documents = fields["text_2"] if isinstance(fields["text_2"], list) else [fields["text_2"]]
         return self._pairs("score", _text(fields["text_1"]), documents, None)
 
+    def classify(self, body: bytes, content_type: str) -> PoolingRequest | EngineFailure:
+        """Parse a body of /classify, which has the form of one for embeddings."""
+        ask = self.embeddings(body, content_type)
+        return ask if isinstance(ask, EngineFailure) else replace(ask, kind="classify")
+
+    def detokenize(self, body: bytes, content_type: str) -> PoolingRequest | EngineFailure:
+        """Parse a body of /detokenize."""
+        fields = self._fields(body, content_type, _DETOKENIZE, ("tokens",))
+        return fields if isinstance(fields, EngineFailure) else PoolingRequest("detokenize", (), (), count=len(fields["tokens"]))
+
     def _fields(self, body: bytes, content_type: str, kinds: dict[str, str], required: tuple[str, ...]) -> dict[str, Any] | EngineFailure:
         decoded = decode_body(body, content_type)
         if isinstance(decoded, EngineFailure):
@@ -101,6 +115,10 @@ def pool_body(ask: PoolingRequest, answer_id: str, created: int, model: str) -> 
     usage: dict[str, Any] = {"prompt_tokens": tokens, "total_tokens": tokens}
     if ask.kind == "rerank":
         return msgspec.json.encode({"id": f"score-{answer_id}", "model": model, "usage": usage, "results": _ranked(ask)})
+    if ask.kind == "classify":
+        data = [{"index": index, "label": "Default", "probs": vector(text, 2), "num_classes": 2} for index, text in enumerate(ask.texts)]
+        head = {"id": f"classify-{answer_id}", "object": "list", "created": created, "model": model}
+        return msgspec.json.encode({**head, "data": data, "usage": usage})
     usage |= {"completion_tokens": 0, "prompt_tokens_details": None, "completion_tokens_details": None}
     if ask.kind == "score":
         prefix = "score"
@@ -110,6 +128,21 @@ def pool_body(ask: PoolingRequest, answer_id: str, created: int, model: str) -> 
         data = [{"index": index, "object": "embedding", "embedding": _embedding(text, ask)} for index, text in enumerate(ask.texts)]
     answer = {"id": f"{prefix}-{answer_id}", "object": "list", "created": created, "model": model, "data": data, "usage": usage}
     return msgspec.json.encode(answer)
+
+
+def count_body(ask: PoolingRequest, _answer_id: str, _created: int, _model: str) -> bytes:
+    """Return an answer of /v1/messages/count_tokens."""
+    return msgspec.json.encode({"input_tokens": ask.count})
+
+
+def input_tokens_body(ask: PoolingRequest, _answer_id: str, _created: int, _model: str) -> bytes:
+    """Return an answer of /v1/responses/input_tokens."""
+    return msgspec.json.encode({"object": "response.input_tokens", "input_tokens": ask.count})
+
+
+def detokenize_body(ask: PoolingRequest, _answer_id: str, _created: int, _model: str) -> bytes:
+    """Return an answer of /detokenize: one word for each token."""
+    return msgspec.json.encode({"prompt": " ".join(["word"] * ask.count)})
 
 
 def vector(text: str, dimensions: int) -> tuple[float, ...]:

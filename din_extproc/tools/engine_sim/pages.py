@@ -39,7 +39,6 @@ class EnginePages:
             web.get("/metrics", self._render_metrics),
             web.get("/version", self._version),
             web.get("/v1/models", self._models),
-            web.post("/tokenize", self._tokenize),
             web.get("/_faults", self._show_faults),
             web.post("/_faults", self._set_faults),
             web.get("/_seen", self._show_seen),
@@ -74,7 +73,8 @@ class EnginePages:
         card |= {"max_model_len": self._model.max_model_len, "permission": [permission]}
         return _json({"object": "list", "data": [{"id": name, **card} for name in self._model.names]})
 
-    async def _tokenize(self, request: web.Request) -> web.Response:
+    async def tokenize(self, request: web.Request, *_: object) -> web.Response:
+        """Answer POST /tokenize."""
         body = decode_body(await request.read(), request.headers.get("content-type", ""))
         fields = body if isinstance(body, EngineFailure) else check_fields(body, {"prompt": "str", "messages": "list"}, ())
         if isinstance(fields, EngineFailure):

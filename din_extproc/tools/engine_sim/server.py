@@ -72,9 +72,11 @@ class EngineServer:
         self._loop.close()
 
     def _routes(self) -> list[web.RouteDef]:
-        pages = EnginePages(self._model, self._tokenizer, self.faults, self.seen, self._loop).routes()
+        pages = EnginePages(self._model, self._tokenizer, self.faults, self.seen, self._loop)
         face = self._face
-        made = pages + [web.get(path, _page(content)) for path, content in face.pages.items()]
+        made = [*pages.routes(), web.post("/tokenize", self._wrap(pages.tokenize))]
+        made += [web.get(path, _page(content)) for path, content in face.pages.items()]
+        made += [web.post(path, self._wrap(self._pooling(surface))) for path, surface in face.counting.items()]
         if self._model.runner == "generate":
             return made + [web.post(path, self._wrap(self._generating(surface))) for path, surface in face.generating.items()]
         return made + [web.post(path, self._wrap(self._pooling(surface))) for path, surface in face.pooling.items()]

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from din_extproc.domain.node import Node, Pool
-from din_extproc.domain.request import Operation, Priority, RequestHead
+from din_extproc.domain.request import OPERATIONS, Operation, Priority, RequestHead
 from din_extproc.domain.tenant import Tenant
 from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.flow.calibrators import TokenCalibrators
@@ -25,14 +25,7 @@ from din_extproc.route.table import CompiledRule, Routed
 from din_extproc.schedule.pick import filter_shapes, group_by_shape
 from din_extproc.tools.verify.sample_request import SampleRequest, invertible, variants, wishes
 
-_OPERATIONS = (
-    Operation.CHAT,
-    Operation.COMPLETIONS,
-    Operation.EMBEDDINGS,
-    Operation.RERANK,
-    Operation.RESPONSES,
-    Operation.MESSAGES,
-)
+_OPERATIONS = tuple(operation for operation in OPERATIONS if operation is not Operation.MODELS)
 """Operations in the order in which they are tried."""
 _SHORT = 24
 """Prompt tokens where no rule needs more."""
@@ -202,7 +195,7 @@ class RouteCoverage:
 
     def _nodes(self, routed: Routed, reading: ParsedRequest) -> tuple[Node, ...] | Refusal:
         """Return the nodes that certainly can serve the request, even if the estimate is too high."""
-        size = RequestSize.of(reading.intent, band=0.0)
+        size = RequestSize.of(msgspec.structs.replace(reading.intent, truncates=False), band=0.0)
         shapes = group_by_shape(self._members.get_nodes(routed.pool.name))
         fit = filter_shapes(shapes, size.to_demand(routed.versions))
         return fit if isinstance(fit, Refusal) else tuple(node for shape in fit for node in shapes[shape])
@@ -225,8 +218,18 @@ def _body(operation: Operation, name: str, words: int, *, stream: bool) -> bytes
     match operation:
         case Operation.CHAT | Operation.MESSAGES:
             asked |= {"messages": [{"role": "user", "content": text}], "max_tokens": 1}
+        case Operation.COUNT_TOKENS:
+            asked |= {"messages": [{"role": "user", "content": text}]}
         case Operation.RESPONSES:
             asked |= {"input": text, "max_output_tokens": 1}
+        case Operation.TOKENIZE | Operation.IMAGES:
+            asked |= {"prompt": text}
+        case Operation.DETOKENIZE:
+            asked |= {"tokens": [1] * words}
+        case Operation.SCORE:
+            asked |= {"text_1": "OK", "text_2": text}
+        case Operation.SPEECH:
+            asked |= {"input": text, "voice": "alloy"}
         case Operation.COMPLETIONS:
             asked |= {"prompt": text, "max_tokens": 1}
         case Operation.RERANK:

@@ -8,7 +8,7 @@ import pytest
 
 from din_extproc.admit.keys import Authenticated, KeyRing
 from din_extproc.control.topology import SocketAddress, UnixSocket
-from din_extproc.domain.request import Estimate, Intent, Operation, Priority, RequestHead
+from din_extproc.domain.request import GENERATING, POOLING, TOKENIZING, Estimate, Intent, Operation, Priority, RequestHead
 from din_extproc.domain.tenant import RateLimits
 from din_extproc.domain.verdict import RefusalCode
 from din_extproc.flow.pool_membership import PoolMembership
@@ -335,7 +335,8 @@ def test_a_host_that_no_envoy_could_use_is_refused(written, host, listens, compl
 
 def test_a_pool_is_spoken_to_in_openais_words_unless_it_says_otherwise(written):
     (pool,) = written().pools
-    assert (pool.api, pool.unmappable, pool.operations) == ("openai", "refuse", None)
+    assert (pool.api, pool.unmappable) == ("openai", "refuse")
+    assert pool.operations == GENERATING | POOLING | TOKENIZING | {Operation.COUNT_TOKENS}
     native = SMALL.replace("engine: vllm", "engine: ollama\n    api: native\n    unmappable: drop")
     (pool,) = written(native).pools
     assert (pool.api, pool.unmappable) == ("native", "drop")
@@ -349,7 +350,10 @@ def test_a_pool_is_spoken_to_in_openais_words_unless_it_says_otherwise(written):
         ("engine: triton", {Operation.CHAT, Operation.COMPLETIONS, Operation.MESSAGES, Operation.EMBEDDINGS}),
         ("engine: triton\n    operations: generate", {Operation.CHAT, Operation.COMPLETIONS, Operation.MESSAGES}),
         ("engine: triton\n    api: native\n    operations: pooling", {Operation.EMBEDDINGS, Operation.RERANK}),
-        ("engine: vllm\n    operations: [generate, /v1/rerank]", set(Operation) - {Operation.EMBEDDINGS, Operation.MODELS}),
+        (
+            "engine: vllm\n    operations: [generate, /v1/rerank]",
+            GENERATING | TOKENIZING | {Operation.COUNT_TOKENS, Operation.RERANK},
+        ),
     ],
 )
 def test_a_pool_serves_what_it_says_and_its_engine_has(written, lines, operations):

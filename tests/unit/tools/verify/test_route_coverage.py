@@ -13,6 +13,7 @@ from din_extproc.intent.read import ParsedRequest, parse_request
 from din_extproc.roles.serve.decision_view import make_view
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
+from din_extproc.southbound.engines import openai_operations
 from din_extproc.tools.verify.route_coverage import RouteCoverage, RouteEntry
 from tests.support.stack import node, tenant
 
@@ -82,8 +83,9 @@ def test_segments_are_cut_where_a_rule_turns_or_a_node_is_too_short(settings: Se
     reached = [(entry.tokens, {node.id for node in entry.nodes}) for entry in own if not entry.why]
     assert all(nodes == {"a", "b"} for tokens, nodes in reached if tokens < 1000)
     assert all(nodes == {"a"} for tokens, nodes in reached if tokens > 1000)
-    assert {entry.operation for entry in own} == set(Operation) - {Operation.MODELS}
-    assert [entry.first for entry in own if entry.tokens < 1000] == [True, False, False, False, False, False]
+    served = openai_operations("vllm")
+    assert {entry.operation for entry in own} == served
+    assert [entry.first for entry in own if entry.tokens < 1000] == [True, *[False] * (len(served) - 1)]
 
 
 def test_an_entry_that_nobody_reaches_says_why(settings: Settings) -> None:

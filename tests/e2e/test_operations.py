@@ -1,0 +1,88 @@
+"""Operations beside chats and embeddings, through a real Envoy: each reaches a node that has it, and is charged as the table says."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from din_extproc.domain.request import OPERATIONS, Metering, Operation
+from tests.support.engine_fleet import EngineFleet
+from tests.support.servers import EngineSim
+from tests.support.stack import Stack, node, tenant
+
+pytestmark = pytest.mark.e2e
+
+HELLO = [{"role": "user", "content": "hello there, who are you?"}]
+GENERATE = {
+    "/v1/messages/count_tokens": {"messages": HELLO},
+    "/tokenize": {"prompt": "hello there"},
+    "/detokenize": {"tokens": [1, 2, 3]},
+}
+POOL = {
+    "/v1/score": {"text_1": "a cat", "text_2": ["a dog", "a cat"]},
+    "/score": {"text_1": "a cat", "text_2": "a dog"},
+    "/pooling": {"input": "hello there"},
+    "/classify": {"input": ["hello", "there"]},
+    "/rerank": {"query": "cat", "documents": ["a dog", "a cat"]},
+    "/v2/rerank": {"query": "cat", "documents": ["a dog", "a cat"]},
+}
+CASES = [*(("chats", *each) for each in GENERATE.items()), *(("vectors", *each) for each in POOL.items())]
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[dict[str, EngineSim]]:
+    with EngineFleet({"g": {"model": "g"}, "p": {"model": "p", "runner": "pooling"}}) as running:
+        yield dict(running.members)
+
+
+@pytest.fixture(scope="module")
+def stack(engines) -> Iterator[Stack]:
+    pools = {
+        "chats": {"model": "g", "engine": "vllm", "operations": "generate", "nodes": [node("g-1", engines["g"].address)]},
+        "vectors": {"model": "p", "engine": "vllm", "operations": "pooling", "nodes": [node("p-1", engines["p"].address)]},
+        "other": {"model": "t", "engine": "tensorrt_llm", "nodes": [node("t-1", engines["p"].address)]},
+    }
+    aliases = {"chats": {"model": "g"}, "vectors": {"model": "p"}, "other": {"model": "t"}}
+    with Stack({"aliases": aliases, "pools": pools, "tenants": [tenant("acme")]}) as running:
+        yield running
+
+
+def of_trace(seen: list[dict[str, Any]], reply: httpx.Response) -> list[dict[str, Any]]:
+    """Return what an engine saw of an exchange."""
+    return [each for each in seen if dict(each["headers"]).get("x-din-trace-id") == reply.headers["x-din-trace-id"]]
+
+
+@pytest.mark.parametrize(("alias", "path", "body"), CASES)
+def test_an_operation_reaches_its_node_with_the_engines_name_and_is_metered(stack, engines, alias, path, body):
+    operation = next(each for each, spec in OPERATIONS.items() if path in (each.value, *spec.paths))
+    with stack.client() as client:
+        reply = client.post(path, json={"model": alias, **body})
+    assert reply.status_code == 200, reply.text
+    _, seen = engines["g" if alias == "chats" else "p"].seen()
+    [asked] = of_trace(seen, reply)
+    assert asked["path"] == operation.value
+    assert json.loads(asked["body"]) == {"model": "g" if alias == "chats" else "p", **body}
+    prompt, output = stack.cost(reply)
+    reported = (reply.json().get("usage") or {}).get("prompt_tokens", 0)
+    assert (prompt, output) == (reported, 0)
+    assert (prompt > 0) is (OPERATIONS[operation].metering is Metering.PROMPT)
+
+
+@pytest.mark.parametrize("operation", [Operation.TOKENIZE, Operation.SCORE, Operation.COUNT_TOKENS, Operation.SPEECH])
+def test_a_pool_whose_engine_lacks_an_operation_never_gets_it(stack, engines, operation):
+    with stack.client() as client:
+        body = {"model": "other", "messages": HELLO, "input": "a", "prompt": "a", "text_1": "a", "text_2": "b"}
+        reply = client.post(operation.value, json=body)
+    assert reply.status_code in {400, 404}, reply.text
+    _, seen = engines["p"].seen()
+    assert of_trace(seen, reply) == []
+
+
+def test_a_prompt_longer_than_every_context_is_still_counted(stack):
+    with stack.client() as client:
+        reply = client.post("/tokenize", json={"model": "chats", "prompt": "word " * 40_000})
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["count"] >= 40_000
+    assert stack.cost(reply) == (0, 0)
