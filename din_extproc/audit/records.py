@@ -93,6 +93,8 @@ class SettlementRecord(Tagged, frozen=True, kw_only=True, omit_defaults=True, ta
     """In 10**-9 of the currency."""
     attempts: int = 0
     degraded: bool = False
+    left_site: bool = False
+    """A hosted API was asked, first or in the end."""
     error: str = ""
     screening: str = ""
     """What the filter for sensitive data found and did; `inspected, clean` or `not inspected`."""

@@ -7,6 +7,7 @@ from ipaddress import IPv6Address, ip_address
 from msgspec import Struct
 
 from din_extproc.domain.request import Operation
+from din_extproc.domain.tenant import SensitiveData
 
 _PORTS = range(1, 65536)
 EGRESS_PREFIX = "din_egress_"
@@ -211,11 +212,13 @@ class Pool(Struct, frozen=True):
     long_tail: LongTail | None = None
     """None: no request is treated as long."""
     timeouts: PoolTimeouts = PoolTimeouts()
+    sensitive_data: SensitiveData = SensitiveData()
+    """What is done about sensitive data before a prompt goes there, besides the tenant's own policy."""
 
     @property
     def is_remote(self) -> bool:
-        """Whether its nodes are remote APIs: what is sent there leaves the site."""
-        return any(node.remote is not None for node in self.nodes)
+        """Whether its nodes are remote APIs, as all of one pool are: what is sent there leaves the site."""
+        return bool(self.nodes) and self.nodes[0].remote is not None
 
     def serves(self, operation: Operation) -> bool:
         """Whether the pool takes requests for this operation."""
@@ -223,6 +226,6 @@ class Pool(Struct, frozen=True):
 
     def takes_same_bytes(self, other: "Pool") -> bool:
         """Whether both pools accept the same request except for the model's name, so that Envoy can move it in flight by itself."""
-        own = (self.engine, self.api, self.stream_usage, self.unmappable, self.priority_scheduling)
-        its = (other.engine, other.api, other.stream_usage, other.unmappable, other.priority_scheduling)
+        own = (self.engine, self.api, self.stream_usage, self.unmappable, self.priority_scheduling, self.sensitive_data)
+        its = (other.engine, other.api, other.stream_usage, other.unmappable, other.priority_scheduling, other.sensitive_data)
         return self.api == "openai" and own == its

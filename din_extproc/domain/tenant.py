@@ -80,7 +80,7 @@ class OnSensitive(StrEnum):
 
 
 class SensitiveData(Struct, frozen=True):
-    """A tenant's policy for sensitive data in prompts."""
+    """The policy of a tenant or pool for sensitive data in prompts."""
 
     policy: OnSensitive = OnSensitive.OFF
     kinds: tuple[str, ...] | None = None

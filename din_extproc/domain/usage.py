@@ -127,6 +127,8 @@ class Labels(Struct, frozen=True, gc=False, omit_defaults=True):
     """Images, audio and files of the prompt: their tokens are assumed, not estimated."""
     unlisted: bool = False
     """The configuration does not list the tenant."""
+    left_site: bool = False
+    """It was sent to a hosted API."""
 
 
 UNLISTED_TENANTS = "(unlisted)"
@@ -200,6 +202,8 @@ class ExchangeRecord(Struct, frozen=True, gc=False):
     """The limit that would have refused the request had it been enforced."""
     moved_from: str = ""
     """The original pool of a request that moved to the fallback pool in flight, "" otherwise."""
+    left_site: bool = False
+    """A hosted API was asked, first or in the end."""
     deadline_exceeded: bool = False
     """The timeout for the whole request expired, possibly the client's own: that does not count against the node."""
     tags: Tags | None = None

@@ -12,6 +12,7 @@ from din_extproc.domain.request import Priority, RequestHead
 from din_extproc.domain.verdict import Refusal, RefusalCode, Send
 from din_extproc.flow.decision import Decision, DecisionContext, PendingRequest
 from din_extproc.flow.node_request import NodeRequest, answer_fields, build_node_request
+from din_extproc.flow.screening import screen_prompt
 from din_extproc.intent.read import ParsedRequest, parse_request
 from din_extproc.southbound.engines import find_dialect
 
@@ -102,6 +103,9 @@ def translate_attempt(context: DecisionContext, head: RequestHead, body: bytes) 
         return _not_taken("this gateway no longer knows the pool.")
     asked = RequestHead(method=head.method, path=plan.path, headers=head.headers)
     parsed = parse_request(asked, body, context.calibrators.for_name, len(body))
+    screening = context.view.pool_screenings.get(pool.name)
+    if screening is not None and not isinstance(parsed, Refusal):
+        parsed = screen_prompt(parsed, screening, head, context.calibrators.for_name)
     order = parsed if isinstance(parsed, Refusal) else build_node_request(parsed, parsed.intent, pool, plan.priority)
     if isinstance(order, Refusal):
         return _not_taken(order.message)

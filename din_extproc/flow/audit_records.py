@@ -65,6 +65,7 @@ def make_ending_record(record: ExchangeRecord) -> RefusalRecord | SettlementReco
         cost=record.cost,
         attempts=record.attempts,
         degraded=record.degraded,
+        left_site=record.left_site,
         error=record.error,
         **_tags(record),
         screening=record.screening,

@@ -173,6 +173,7 @@ def _make_labels(
     pool: str,
     rule: str,
     degraded: bool,
+    left_site: bool = False,
     would_refuse: str,
     recorded: bool,
     decided_s: float,
@@ -205,6 +206,7 @@ def _make_labels(
         decided_us=round(decided_s * 1e6),
         waited_us=round(request.waited_s * 1e6),
         media=0 if parsed is None else parsed.prompt.media,
+        left_site=left_site,
     )
 
 
@@ -226,6 +228,7 @@ def _make_metadata(granted: Decision, request: PendingRequest, parsed: ParsedReq
         pool=pool.name,
         rule=granted.routed.rule,
         degraded=bool(granted.target.degraded),
+        left_site=granted.selection.nodes[0].remote is not None,
         would_refuse=granted.would_refuse,
         recorded=granted.recorded,
         decided_s=decided_s,

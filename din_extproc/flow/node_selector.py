@@ -20,6 +20,7 @@ from din_extproc.route.versions import Constraint
 from din_extproc.schedule.load import LoadModel, NodeLease
 from din_extproc.schedule.pick import Demand, Fleet, NodeShape, Picker, Ranking, build_ranking, filter_shapes, group_by_shape
 from din_extproc.schedule.placement_request import PlacementRequest
+from din_extproc.schedule.predicted_time import PredictedTime
 
 _TRIED_NODES = 3
 """Named to Envoy: the chosen one and those that retries may try, in order."""
@@ -32,6 +33,11 @@ _LOOKED_AT = 8
 """Nodes that a strategy names while some get only a part of their requests."""
 
 
+POOL_FULL, TOO_SLOW = "pool_full", "deadline"
+OVERFLOWS = frozenset({POOL_FULL, TOO_SLOW})
+"""Why the fallback takes a request that the pool could take, too."""
+
+
 class RequestSize(Struct, frozen=True, gc=False):
     """How long the longest prompt and the output of one answer are, in tokens: what a context has to hold."""
 
@@ -40,6 +46,11 @@ class RequestSize(Struct, frozen=True, gc=False):
     """Where the estimate may be too high: the request is at least this long. Equal to `tokens` when it was counted."""
     max_tokens: int
     """Where the estimate may be too low, likewise."""
+    prompt_tokens: int = 0
+    """With `output_tokens`, what the answer's time depends on."""
+    output_tokens: int = 0
+    within_s: float | None = None
+    """The client's deadline, where it decides about the pool; None: it does not."""
 
     @classmethod
     def of(cls, intent: Intent, band: float, *, caps_output: bool = False) -> "RequestSize":
@@ -122,7 +133,7 @@ class NodeSelector:
         cache_ttl_s: How long the route cache keeps an entry, in seconds; a change of nodes empties it at once.
     """
 
-    __slots__ = ("_fallback_nodes", "_fleets", "_ranked", "_whole", "cache", "in_flight", "load", "members", "traffic_split")
+    __slots__ = ("_fallback_nodes", "_fleets", "_predicted", "_ranked", "_whole", "cache", "in_flight", "load", "members", "traffic_split")
 
     def __init__(self, load: LoadModel, members: PoolMembership, cache_ttl_s: float = 2.0) -> None:
         self.load = load
@@ -134,6 +145,8 @@ class NodeSelector:
         """Likewise, with the nodes that are left out: worked out when a request is refused."""
         self.traffic_split = TrafficSplit()
         self.in_flight = InFlightFallback()
+        self._predicted: dict[str, tuple[Ranking, PredictedTime]] = {}
+        """By pool name."""
         self._fallback_nodes: dict[str, _FallbackNodes] = {}
         """By pool name."""
         self._ranked: dict[tuple[str, tuple[NodeShape, ...]], Ranking] = {}
@@ -156,6 +169,10 @@ class NodeSelector:
         elif gate is None or not (why := self.traffic_split.find_divert_reason(routed.pool.name, gate, now)):
             if size.tokens > first.longest and (longer := self._select_longer_fallback(routed, size, now)) is not None:
                 return longer
+            if routed.overflow and (crowded := self._find_crowding(routed.pool.name, first, size, now)):
+                other = self._select_fallback(routed, size, now)
+                if other is not None and not self._find_crowding(other[0].name, other[1], size, now):
+                    return PlacementTarget(other[0], other[1], crowded)
             return PlacementTarget(routed.pool, first, in_flight_fallback=self._in_flight_fallback(routed, size, now))
         else:
             refusal = refuse_excluded(None, now)
@@ -243,6 +260,7 @@ class NodeSelector:
         self.cache.clear()
         self._fleets.clear()
         self._ranked.clear()
+        self._predicted.clear()
         self._fallback_nodes.clear()
         self._reset_rankings()
 
@@ -263,6 +281,18 @@ class NodeSelector:
         if gate is not None and self.traffic_split.find_divert_reason(routed.fallback.name, gate, now):
             return None
         return routed.fallback, second
+
+    def _find_crowding(self, pool: str, ranking: Ranking, size: RequestSize, now: float) -> str:
+        """Return why none of the nodes should take one more request: `pool_full`, `deadline`; "" if one should."""
+        if all(self.load.node_load(node.id).is_full(node) for node in ranking.nodes):
+            return POOL_FULL
+        if size.within_s is None:
+            return ""
+        known = self._predicted.get(pool)
+        if known is None or known[0] is not ranking:
+            known = self._predicted[pool] = (ranking, PredictedTime(ranking.nodes, self.load))
+        ask = PlacementRequest(size.prompt_tokens, size.output_tokens, now)
+        return TOO_SLOW if known[1].shortest(ask) > size.within_s else ""
 
     def _select_longer_fallback(self, routed: Routed, size: RequestSize, now: float) -> PlacementTarget | None:
         """The rule's other pool for a request that is too long for this one by the estimate, when it holds it by the estimate."""

@@ -9,7 +9,7 @@
 | 4 sensitive data   | `read_request`        | `ParsedRequest`, masked where that is asked | `sensitive_data_blocked`                 |
 | 5 exact count      | `decide`, `permit`    | `PendingRequest.intent`                     | -                                        |
 | 6 route            | `route`               | `Routed`                                    | unknown model, no version                |
-| 7 candidate pool   | `select_pool`         | `CandidatePool`                             | no node of pool or fallback can take it  |
+| 7 candidate pool   | `select_pool`         | `CandidatePool`, masked as the pool asks    | no node of pool or fallback can take it  |
 | 8 reservation      | `reserve`             | `Granted`                                   | limits, full queue                       |
 |   of a long request| `reserve_long`        | `LongReservation`, with a slot at a node    | likewise; no slot for a long request     |
 | 9 node             | `select_node`         | `NodeSelection`                             | no slot for a long request; deadline     |
@@ -33,17 +33,17 @@ from din_extproc.admit.queue import is_queueable
 from din_extproc.domain.health import make_origin
 from din_extproc.domain.node import Node
 from din_extproc.domain.request import Intent, Operation, Priority
-from din_extproc.domain.tenant import OnSensitive, Tenant
+from din_extproc.domain.tenant import Tenant
 from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.flow.claims import make_claim
 from din_extproc.flow.decision import CandidatePool, Decision, DecisionContext, LongReservation, PendingRequest, Permit, ReservationLedger
 from din_extproc.flow.node_request import NodeRequest, build_node_request
-from din_extproc.flow.node_selector import PlacementTarget
+from din_extproc.flow.node_selector import OVERFLOWS, PlacementTarget
 from din_extproc.flow.queueing import QueueFull
 from din_extproc.flow.request_size import compute_request_size, estimate_for_model, refuse_over_context
-from din_extproc.flow.screening import screen_prompt
+from din_extproc.flow.screening import screen_request
 from din_extproc.flow.timeouts import deduct_wait
-from din_extproc.flow.view import UNLISTED, ScreeningPolicy, TokenCounter, get_model_facts
+from din_extproc.flow.view import UNLISTED, TokenCounter, get_model_facts
 from din_extproc.intent.boundary import needs_exact
 from din_extproc.intent.paths import EndpointKind, find_endpoint_kind
 from din_extproc.intent.prefix import hash_prefix
@@ -106,10 +106,7 @@ def read_request(context: DecisionContext, request: PendingRequest, body: bytes)
     listed = request.who is None or request.who.tenant.listed
     screening = context.view.screenings.get(request.account if listed else UNLISTED)
     if screening is not None:
-        request.inspected = True
-        if screening.policy is OnSensitive.MASK and not request.edits_body:
-            screening = ScreeningPolicy(OnSensitive.BLOCK, screening.screen)
-        parsed = screen_prompt(parsed, screening, request.head, context.calibrators.for_name)
+        parsed = screen_request(context, request, parsed, screening)
         if isinstance(parsed, Refusal):
             return parsed
     request.parsed = parsed
@@ -200,7 +197,7 @@ async def decide_permit(
         if isinstance(model, Refusal):
             return model
     else:
-        target = context.selector.select_target(routed, compute_request_size(context, intent, routed, routed.model), began)
+        target = context.selector.select_target(routed, compute_request_size(context, request, intent, routed, routed.model), began)
         model = routed.model if isinstance(target, Refusal) else target.pool.model
         intent = estimate_for_model(context, request, intent, model)
     claim = make_claim(context, request, who, intent, model)
@@ -253,14 +250,16 @@ def route(context: DecisionContext, request: PendingRequest, who: Authenticated,
 
 def select_pool(context: DecisionContext, request: PendingRequest, routed: Routed, intent: Intent, now: float) -> CandidatePool | Refusal:
     """Stage 7: the rule's pool or its fallback, and what a node there will be asked."""
-    target = context.selector.select_target(routed, compute_request_size(context, intent, routed, routed.model), now)
+    target = context.selector.select_target(routed, compute_request_size(context, request, intent, routed, routed.model), now)
     if isinstance(target, Refusal):
         return target
     if refuse_stored_response(request) and len(context.selector.members.get_nodes(target.pool.name)) > 1:
         return _STORED_ELSEWHERE
-    intent = refuse_over_context(context, request, estimate_for_model(context, request, intent, target.pool.model), target)
-    asked = get_node_request(request, intent, target)
-    return asked if isinstance(asked, Refusal) else CandidatePool(target, intent, asked)
+    own, intent = intent, refuse_over_context(context, request, estimate_for_model(context, request, intent, target.pool.model), target)
+    asked = get_node_request(context, request, intent, target)
+    if isinstance(asked, Refusal):  # what would only overflow stays where it can be served
+        return asked if target.degraded not in OVERFLOWS else select_pool(context, request, replace(routed, overflow=False), own, now)
+    return CandidatePool(target, intent, asked)
 
 
 def refuse_stored_response(request: PendingRequest) -> bool:
@@ -271,10 +270,16 @@ def refuse_stored_response(request: PendingRequest) -> bool:
     return parsed.outline.value(parsed.body, "previous_response_id") != b"null"
 
 
-def get_node_request(request: PendingRequest, intent: Intent, target: PlacementTarget) -> NodeRequest | Refusal:
-    """Stage 7: the request in the words of the pool's engine; a placeholder where there is no body."""
+def get_node_request(context: DecisionContext, request: PendingRequest, intent: Intent, target: PlacementTarget) -> NodeRequest | Refusal:
+    """Stage 7: the request in the words of the pool's engine, by its policy for sensitive data; a placeholder where there is no body."""
     if request.parsed is None:
         return _NO_BODY
+    screening = context.view.pool_screenings.get(target.pool.name)
+    if screening is not None:
+        screened = screen_request(context, request, request.parsed, screening)
+        if isinstance(screened, Refusal):
+            return screened
+        request.parsed = screened
     priority = Priority.STANDARD if request.who is None else request.who.tenant.priority_of(intent.priority)
     return build_node_request(request.parsed, intent, target.pool, priority)
 
@@ -345,7 +350,8 @@ def confirm_pool(
 ) -> CandidatePool | Refusal:
     """Stage 8: what the time that the reservation took has left of the client's deadline and of the nodes."""
     now = context.clock.monotonic()
-    target = context.selector.select_target(routed, compute_request_size(context, pool.intent, routed, pool.target.pool.model), now)
+    size = compute_request_size(context, request, pool.intent, routed, pool.target.pool.model)
+    target = context.selector.select_target(routed, size, now)
     if isinstance(target, Refusal):
         return target
     intent = deduct_wait(pool.intent, now - began)
@@ -355,8 +361,10 @@ def confirm_pool(
         return CandidatePool(pool.target, intent, pool.node_request)
     if target.pool is pool.target.pool:
         return CandidatePool(target, intent, pool.node_request)
-    asked = get_node_request(request, intent, target)
-    return asked if isinstance(asked, Refusal) else CandidatePool(target, intent, asked)
+    asked = get_node_request(context, request, intent, target)
+    if isinstance(asked, Refusal):
+        return asked if target.degraded not in OVERFLOWS else CandidatePool(pool.target, intent, pool.node_request)
+    return CandidatePool(target, intent, asked)
 
 
 def placement_request(request: PendingRequest, pool: CandidatePool, claim: Claim, now: float) -> PlacementRequest:

@@ -190,7 +190,7 @@ class ExtProcHandler(ExchangeHandler):
         decision = await decide(context, self, who, parsed.intent, began=began, wall=wall)
         if isinstance(decision, Refusal):
             return decision
-        order = decision.node_request
+        order, parsed = decision.node_request, self.parsed or parsed
         translated = None if order.dialect is None else replace(order, body=b"")
         self._held = _GrantedRequest(
             decision.selection.lease, decision.target.pool.engine, not decision.roomy, translated, moved_request(decision, parsed)

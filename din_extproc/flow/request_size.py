@@ -13,10 +13,14 @@ from din_extproc.route.table import Routed
 from din_extproc.southbound.engines import find_engine
 
 
-def compute_request_size(context: DecisionContext, intent: Intent, routed: Routed, model: str) -> RequestSize:
+def compute_request_size(context: DecisionContext, request: PendingRequest, intent: Intent, routed: Routed, model: str) -> RequestSize:
     """How long the request is, and how long at the very least."""
     caps = find_engine(routed.pool.engine).caps_output
-    return RequestSize.of(intent, context.calibrators.for_model(model).calibration.band, caps_output=caps)
+    size = RequestSize.of(intent, context.calibrators.for_model(model).calibration.band, caps_output=caps)
+    if not routed.overflow or intent.timeout_ms is None:
+        return size
+    expected = [each for each in (context.outputs.expected_tokens(request.account, model), intent.output_each) if each is not None]
+    return replace(size, prompt_tokens=intent.prompt_tokens, output_tokens=min(expected, default=1), within_s=intent.timeout_ms / 1000)
 
 
 def refuse_over_context(context: DecisionContext, request: PendingRequest, intent: Intent, target: PlacementTarget) -> Intent:

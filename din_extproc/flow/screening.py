@@ -13,6 +13,7 @@ from din_extproc.domain.request import RequestHead
 from din_extproc.domain.tenant import OnSensitive
 from din_extproc.domain.usage import Sensitive
 from din_extproc.domain.verdict import Refusal, RefusalCode
+from din_extproc.flow.decision import DecisionContext, PendingRequest
 from din_extproc.flow.view import ScreeningPolicy
 from din_extproc.intent.estimate import TokenCalibrator
 from din_extproc.intent.outline import replace_lone_surrogates
@@ -54,6 +55,16 @@ def screen_prompt(
         return _refuse_sensitive(sensitive)
     again = reparse_body(head, reading, _mask_values(reading, values, literals(joined), found), calibrators)
     return again if isinstance(again, Refusal) else replace(again, sensitive=sensitive)
+
+
+def screen_request(
+    context: DecisionContext, request: PendingRequest, parsed: ParsedRequest, screening: ScreeningPolicy
+) -> ParsedRequest | Refusal:
+    """Apply a policy to a request. What can't be edited is refused where it would have to be masked."""
+    request.inspected = True
+    if screening.policy is OnSensitive.MASK and not request.edits_body:
+        screening = ScreeningPolicy(OnSensitive.BLOCK, screening.screen)
+    return screen_prompt(parsed, screening, request.head, context.calibrators.for_name)
 
 
 def _get_values(reading: ParsedRequest) -> dict[str, bytes]:

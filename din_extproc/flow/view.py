@@ -47,7 +47,7 @@ UNLISTED = ""
 
 
 class ScreeningPolicy(Struct, frozen=True):
-    """What is done about sensitive data in a tenant's prompts."""
+    """What is done about sensitive data in prompts."""
 
     policy: OnSensitive
     screen: Screen
@@ -74,6 +74,8 @@ class DecisionView(Struct, frozen=True):
     """None: there are none."""
     screenings: Mapping[str, ScreeningPolicy] = {}
     """By tenant, `UNLISTED` for tenants that are not listed; prompts of other tenants are not checked."""
+    pool_screenings: Mapping[str, ScreeningPolicy] = {}
+    """Likewise by pool: applied before a prompt goes there."""
 
 
 _UNKNOWN = ModelFacts()

@@ -284,9 +284,14 @@ def _record(entry: LogEntry, nodes: Mapping[str, str], described: Mapping[str, N
         origin=labels.origin,
         sensitive=labels.sensitive or _sensitive(_text(fields, "sensitive")),
         moved_from=labels.pool if moved else "",
+        left_site=entry.sent_ms is not None and (labels.left_site or _is_remote(described.get(node_id))),
         deadline_exceeded=entry.details == _TOTAL_TIMEOUT,
         media=labels.media,
     )
+
+
+def _is_remote(node: Node | None) -> bool:
+    return node is not None and node.remote is not None
 
 
 def _since(started_us: int, fields: _Fields, name: str) -> float | None:

@@ -46,6 +46,8 @@ _TRAFFIC = (
     Panel("Waiting for limits", "short", (("waiting", total(of.WAITING)),)),
     Panel("Limits in shadow mode would refuse", "reqps", ((_each(of.LIMIT), rate(of.WOULD_REFUSE, of.LIMIT)),)),
     Panel("Answered by a fallback", "reqps", ((_each(of.RULE), rate(of.DEGRADED, of.RULE)),)),
+    Panel("Left the site", "reqps", ((_each(of.POOL), rate(of.LEFT_SITE, of.POOL)),)),
+    Panel("Tokens that left the site", "short", ((_each(of.POOL), rate(of.LEFT_SITE_TOKENS, of.POOL)),)),
     Panel("Attempts after the first", "reqps", ((_each(of.POOL), rate(of.RETRIES, of.POOL)),)),
     Panel("Answers outside the commonest dtype", "percentunit", ((_each(of.MODEL), total(of.MIXED_DTYPE, of.MODEL)),)),
 )

@@ -45,6 +45,7 @@ class ExchangeMetrics:
         self._node_requests, self._node_tokens = Counts(of.NODE_REQUESTS, cap), Counts(of.NODE_TOKENS, cap)
         self._misidentified = Counts(of.NODE_MISIDENTIFIED, cap)
         self._cost, self._saved = Counts(of.COST, cap), Counts(of.SAVED, cap)
+        self._left_site, self._left_site_tokens = Counts(of.LEFT_SITE, cap), Counts(of.LEFT_SITE_TOKENS, cap)
         self._duration, self._to_node = Distributions(of.REQUEST_DURATION, cap), Distributions(of.TO_NODE, cap)
         self._first_token, self._each_token = Distributions(of.TIME_TO_FIRST_TOKEN, cap), Distributions(of.TIME_PER_OUTPUT_TOKEN, cap)
         self._usage, self._estimate_error = Distributions(of.TOKEN_USAGE, cap), Distributions(of.ESTIMATE_ERROR, cap)
@@ -68,6 +69,7 @@ class ExchangeMetrics:
             self._tokens, self._requests, self._degraded, self._retries, self._reserved, self._node_requests, self._node_tokens,
             self._bad_events, self._duration, self._first_token, self._each_token, self._usage, self._to_node, self._estimate_error,
             self._node_first_token, self._node_duration, self._misidentified, self._cost, self._saved, self._identities,
+            self._left_site, self._left_site_tokens,
         )  # fmt: skip
         for each in kept:
             yield each.family()
@@ -88,6 +90,9 @@ class ExchangeMetrics:
         if record.cost or record.saved:
             self._cost.add((tenant, model), record.cost / UNITS)
             self._saved.add((tenant, model), record.saved / UNITS)
+        if record.left_site:
+            self._left_site.add((tenant, pool))
+            self._left_site_tokens.add((tenant, pool), usage.total_tokens)
         if record.degraded:
             self._degraded.add((tenant, model, record.rule))
         if record.attempts > 1:

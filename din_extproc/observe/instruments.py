@@ -122,6 +122,16 @@ IDENTITIES = Instrument(
     (TENANT, IDENTITY),
 )
 DEGRADED = Instrument("din.requests.degraded", InstrumentKind.COUNTER, "{request}", "Answered by a fallback.", (TENANT, MODEL, RULE))
+LEFT_SITE = Instrument(
+    "din.left_site.requests",
+    InstrumentKind.COUNTER,
+    "{request}",
+    "Requests to hosted APIs, at once or in flight.",
+    (TENANT, POOL),
+)
+LEFT_SITE_TOKENS = Instrument(
+    "din.left_site.tokens", InstrumentKind.COUNTER, "{token}", "Tokens of requests to hosted APIs.", (TENANT, POOL)
+)
 RETRIES = Instrument("din.requests.retries", InstrumentKind.COUNTER, "{attempt}", "Attempts after the first.", (MODEL, POOL))
 TO_NODE = Instrument(
     "din.request.queue.duration", InstrumentKind.HISTOGRAM, "s",

@@ -72,10 +72,12 @@ def _compile_rules(rules: Sequence[Rule], pools: Mapping[str, Pool], known: Know
             flaws.append(_unknown_pool((*place, "fallback"), rule.fallback, pools))
         if rule.fallback == rule.pool:
             flaws.append(Flaw((*place, "fallback"), "the fallback is the pool itself", "name another pool, or leave it out"))
+        if rule.overflow and not rule.fallback:
+            flaws.append(Flaw((*place, "overflow"), "there is no fallback that could take what overflows", "name a `fallback`"))
         flaws += _find_remote(rule, pools, place)
         flaws += _find_unserved(rule, pool, pools.get(rule.fallback), place)
         if pool is not None:
-            compiled.append(CompiledRule(rule.id, matches, pool, pools.get(rule.fallback), rule.when))
+            compiled.append(CompiledRule(rule.id, matches, pool, pools.get(rule.fallback), rule.when, overflow=rule.overflow))
     return compiled, flaws
 
 

@@ -75,6 +75,8 @@ class Rule(Struct, frozen=True):
     fallback: str = ""
     stays_on_site: bool = False
     """Neither of the two may be a remote API."""
+    overflow: bool = False
+    """The fallback also takes what the pool has no room for, or can't answer in time."""
 
 
 class KnownNames(Struct, frozen=True):

@@ -40,6 +40,8 @@ class CompiledRule(Struct, frozen=True):
     fallback: Pool | None
     condition: RuleCondition = RuleCondition(always=True)
     """The source of `matches`."""
+    overflow: bool = False
+    """The fallback also takes what the pool has no room for, or can't answer in time."""
 
 
 class RouteTarget(Struct, frozen=True):
@@ -68,6 +70,8 @@ class Routed(Struct, frozen=True, gc=False):
     fallback: Pool | None
     fallback_versions: Constraint
     """The constraint on the version of a node of `fallback`."""
+    overflow: bool = False
+    """Likewise of the rule."""
 
 
 class ListedModel(Struct, frozen=True, gc=False):
@@ -151,6 +155,7 @@ class RouteTable:
                         versions=versions,
                         fallback=fallback,
                         fallback_versions=fallback_versions,
+                        overflow=rule.overflow,
                     )
         return _refuse_unserved(target, intent, tenant, allowed=allowed, asked=asked, versions_of=versions_of)
 

@@ -113,6 +113,7 @@ def _make_pools(shaped: ShapedConfig, catalog: Catalog | None, document: Documen
             unmappable=pool.unmappable,
             stream_usage=find_engine(pool.engine).stream_usage if pool.stream_usage is None else pool.stream_usage,
             priority_scheduling=pool.priority_scheduling,
+            sensitive_data=pool.sensitive_data.sensitive_data(),
             dtype=kind.dtype,
             tp_world_size=kind.tp_world_size,
             compute_capability=kind.compute_capability,
@@ -269,6 +270,7 @@ def _report_kinds(shaped: ShapedConfig, document: Document) -> None:
     known = [*BUILT_IN, *config.sensitive_data.patterns]
     policies: list[tuple[Place, SensitiveDataSection | None]] = [(("defaults",), config.defaults.sensitive_data)]
     policies += [(place, policy.sensitive_data) for place, policy in _policies(shaped)]
+    policies += [(("pools", name), pool.sensitive_data) for name, pool in config.pools.items()]
     for place, policy in policies if "sensitive_data" not in shaped.broken else ():
         for index, kind in enumerate(() if policy is None else policy.kinds or ()):
             if kind not in known:

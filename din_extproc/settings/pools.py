@@ -14,12 +14,14 @@ from pydantic import BeforeValidator, Field
 from din_extproc.domain.identity import SYSTEM_CA
 from din_extproc.domain.node import InternalEndpoint, LongTail, Node, PoolTimeouts, TrafficClass, meets_capability
 from din_extproc.domain.request import COUNTING, GENERATING, POOLING, TOKENIZING, Operation
+from din_extproc.domain.tenant import OnSensitive
 from din_extproc.schedule.pick import STRATEGIES
 from din_extproc.settings.catalog import Catalog, VersionText
 from din_extproc.settings.document import Document
 from din_extproc.settings.problems import Place
 from din_extproc.settings.remote import REMOTE_ENGINES, ApiUrl, CredentialSection, HeaderName, make_remote
 from din_extproc.settings.section import AsTuple, ModelName, Name, NodeAddress, Positive, Section, Text, one_or_many
+from din_extproc.settings.sensitive import SensitiveDataPolicy, SensitiveDataSection
 from din_extproc.southbound.engines import native_operations, openai_operations
 
 Engine = Literal["vllm", "sglang", "tgi", "ollama", "llamacpp", "tensorrt_llm", "triton"]
@@ -164,6 +166,8 @@ class PoolSection(Section):
     """What becomes of a parameter that the engine can't be told."""
     stream_usage: bool | None = None
     """The engine honours `stream_options.include_usage`. None: by the engine, which is no for TGI and Triton, some of which refuse it."""
+    sensitive_data: SensitiveDataPolicy = SensitiveDataSection(policy=OnSensitive.OFF)
+    """What is done about sensitive data before a prompt goes there, in flight too, besides the tenant's own policy."""
     priority_scheduling: bool = False
     """The engine (vLLM, SGLang) schedules by `priority`: it is set from the request's class. A client's own is removed in any case."""
     dtype: Name | None = None

@@ -164,12 +164,14 @@ class RuleSection(Section):
     when: When
     pool: Text
     fallback: Text | None = None
+    overflow: bool = False
+    """The fallback also takes requests while every node of the pool is full (`max_concurrency`) or too slow for `x-din-timeout-ms`."""
     stays_on_site: bool = False
     """Neither `pool` nor `fallback` may be a remote API: `check` refuses a change that would let this rule's requests leave the site."""
 
     def rule(self) -> Rule:
         """For `route/`."""
-        return Rule(self.id, self.when.condition(), self.pool, self.fallback or "", self.stays_on_site)
+        return Rule(self.id, self.when.condition(), self.pool, self.fallback or "", self.stays_on_site, overflow=self.overflow)
 
 
 WhenSection.model_rebuild()

@@ -134,6 +134,20 @@ def translating(exits: ExitStack, ports: tuple[int, int], _folder: Path) -> Cont
     return _whole(exits, made)
 
 
+def hosted(exits: ExitStack, _ports: tuple[int, int], folder: Path) -> Contender:
+    """Start the product in front of a hosted API. The folder has `hosted.pem` and the authority's `hosted-ca.pem`."""
+    port = free_port()
+    exits.enter_context(Child.module("upstream", port, folder / "hosted.pem"))
+    (folder / "hosted.key").write_text("sk-bench")
+    made = configuration((port, port))
+    for name, pool in made["pools"].items():
+        accounts = [f"{name}-{at}" for at in range(len(pool["nodes"]))]
+        common = {"url": f"https://localhost:{port}/v1", "ca": str(folder / "hosted-ca.pem"), "max_seq_len": 1_000_000}
+        pool["engine"] = "openai"
+        pool["nodes"] = [{"id": account, "credential": {"file": str(folder / "hosted.key")}, **common} for account in accounts]
+    return _whole(exits, made)
+
+
 def _whole(exits: ExitStack, made: dict[str, Any]) -> Contender:
     stack = exits.enter_context(Stack(made))
     assert stack.envoy is not None

@@ -2,10 +2,11 @@
 
 Rule: it never looks into a body. `accept: text/event-stream` gets a stream of `CHUNKS` events (as Ollama's lines at `/api/chat`),
 everything else one JSON answer.
-Run: python -m tests.bench.upstream PORT PORT
+Run: python -m tests.bench.upstream PORT PORT [CERTIFICATE], with TLS when a PEM file with key and certificate is given.
 """
 
 import asyncio
+import ssl
 import sys
 from collections import deque
 
@@ -138,15 +139,19 @@ class _Node(asyncio.Protocol):
         return self._left > 0
 
 
-async def _serve(ports: list[int]) -> None:
+async def _serve(ports: list[int], tls: ssl.SSLContext | None) -> None:
     loop = asyncio.get_running_loop()
     pace = _Pace(loop)
     for port in ports:
-        await loop.create_server(lambda: _Node(pace), "127.0.0.1", port, backlog=1024)
+        await loop.create_server(lambda: _Node(pace), "127.0.0.1", port, backlog=1024, ssl=tls)
     print("LISTENING", flush=True)
     await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
     pin_self("load")
-    uvloop.run(_serve([int(port) for port in sys.argv[1:]]))
+    context = None
+    if not sys.argv[-1].isdigit():
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(sys.argv.pop())
+    uvloop.run(_serve([int(port) for port in sys.argv[1:]], context))

@@ -3,16 +3,19 @@
 import json
 import ssl
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+import redis
 from aiohttp import web
 
 from tests.support.certificates import Authority
 from tests.support.providers import PIECES, SOUND, Provider
-from tests.support.servers import EngineSim
+from tests.support.servers import EngineSim, free_port
 from tests.support.stack import Stack, events, node, tenant
 
 pytestmark = pytest.mark.e2e
@@ -33,6 +36,7 @@ class Site:
         self.key_file = folder / "openai.key"
         self.key_file.write_text(f"{SECRET}\n")
         (folder / "azure.key").write_text("azure-key-0123456789")
+        (folder / "audit.key").write_text("an audit key of these tests")
         self.folder = folder
 
     def config(self) -> dict:
@@ -62,6 +66,7 @@ class Site:
             ],
             "tenants": [tenant("acme"), {**tenant("clinic"), "stays_on_site": True}],
             "envoy": {"health_check": False, "retry": {"attempts": 0}},
+            "audit": {"folder": "audit", "replica": "gw-1", "keys": {"k1": {"file": str(self.folder / "audit.key")}}, "flush_ms": 50},
         }
 
 
@@ -192,26 +197,23 @@ def test_a_new_credential_is_in_use_without_a_restart(site):
     stack.eventually(rotated, lambda: stack.log("sidecar"))
 
 
-def test_no_credential_is_in_any_log_dump_metric_or_status(site):
-    _, stack = site
-    stack.all_accounted()
-    dump = httpx.get(f"http://127.0.0.1:{stack.envoy_admin_port}/config_dump?include_eds", timeout=30).text
-    metrics = httpx.get(f"{stack.admin_url}/metrics", timeout=30).text
-    places = {
-        "envoy.yaml": (stack.folder / "envoy.yaml").read_text(),
-        "config_dump": dump,
-        "metrics": metrics,
-        "status": json.dumps(stack.status()),
-        "sidecar's log": stack.log("sidecar"),
-        "Envoy's log": stack.log("envoy"),
-        "din.yaml": stack.config_file.read_text(),
-    }
-    assert "din_egress_account-1" in dump
-    found = [name for name, text in places.items() for secret in (SECRET, NEW_SECRET, "azure-key-0123456789") if secret in text]
-    assert found == []
-    files = list((stack.folder / "credentials").iterdir())
-    assert sorted(file.name for file in files) == ["account-1.yaml", "azure-1.yaml"]
-    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+def test_an_envoy_that_is_told_its_pools_reaches_the_provider_too(site):
+    made, _ = site
+    xds = {"address": f"127.0.0.1:{free_port()}"}
+    with EngineSim(model="m") as local:
+        config = made.config()
+        config["pools"]["local"]["nodes"] = [node("gpu-1", local.address)]
+        with Stack(config, gateway={"xds": xds}) as stack:
+            assert stack.chat(model="far").headers["x-din-node-id"] == "account-1"
+            streamed = stack.chat(model="far", stream=True)
+            assert (streamed.status_code, streamed.text.endswith("data: [DONE]\n\n")) == (200, True)
+            assert stack.chat(model="m").headers["x-din-node-id"] == "gpu-1"
+            local.stop()
+            stack.eventually(lambda: stack.chat(model="m").headers.get("x-din-node-id") == "account-1", stack.status)
+            del config["pools"]["azure"]
+            stack.write(config)
+            stack.eventually(lambda: stack.chat(model="azure-m").status_code == 404, "the other pool is gone")
+            assert stack.chat(model="far").status_code == 200
 
 
 def test_sound_and_pictures_pass_and_are_metered(site):
@@ -235,3 +237,45 @@ def test_sound_and_pictures_pass_and_are_metered(site):
     prompt, output = cost["speech"]
     assert 4 <= prompt <= 16
     assert output == 0
+
+
+def test_no_credential_is_in_any_log_dump_audit_record_metric_page_or_store(site):
+    made, stack = site
+    valid, made.openai.credentials = made.openai.credentials, set()
+    stack.chat(model="far")  # the provider's refusal repeats the credential
+    made.openai.credentials = valid
+    stack.all_accounted()
+    envoy = f"http://127.0.0.1:{stack.envoy_admin_port}"
+    pages = [f"{envoy}/{page}" for page in ("config_dump?include_eds", "stats", "clusters", "certs", "listeners", "server_info", "runtime")]
+    pages += [f"{stack.admin_url}/{page}" for page in ("metrics", "status", "nodes", "exchanges", "availability", "tenants", "", "readyz")]
+    body = stack.folder / "body.json"
+    body.write_text(json.dumps({"model": "far", "messages": [{"role": "user", "content": "hi"}]}))
+    commands = (("explain", body, "--tenant", "acme"), ("check",), ("render", "envoy"), ("nodes",), ("doctor",))
+    places = {
+        **{page: httpx.get(page, timeout=30).text for page in pages},
+        **{f"din-extproc {command[0]}": command_output(stack, *command) for command in commands},
+        **{str(file): file.read_text(errors="replace") for file in stack.folder.rglob("*") if file.is_file() and file.suffix != ".sock"},
+        "Redis": redis_content(stack),
+    }
+    credentials = {str(stack.folder / "credentials" / f"{name}.yaml") for name in ("account-1", "azure-1")}
+    assert "din_egress_account-1" in places[pages[0]]
+    assert any(name.endswith(".jsonl") and len(text) > 1000 for name, text in places.items()), "there are audit records"
+    secrets = (SECRET, NEW_SECRET, "azure-key-0123456789")
+    assert {name for name, text in places.items() for secret in secrets if secret in text} == credentials
+    assert {stat.S_IMODE((stack.folder / "credentials" / name).stat().st_mode) for name in credentials} == {0o600}
+
+
+def command_output(stack: Stack, *command: object) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "din_extproc", *map(str, command), "--config", stack.config_file],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.stdout + done.stderr
+
+
+def redis_content(stack: Stack) -> str:
+    with redis.Redis(port=stack.redis.port) as connection:
+        return repr([(key, connection.dump(key)) for key in connection.scan_iter()])

@@ -167,8 +167,10 @@ class AccountingService:
 
     async def _write_credentials(self) -> None:
         """Hand new credentials of remote APIs to Envoy."""
-        settings = self._settings
-        await asyncio.get_running_loop().run_in_executor(None, self._credentials.write, settings.pools, settings.credentials_folder)
+        remote = [pool for pool in self._settings.pools if pool.is_remote]
+        if remote:
+            folder = self._settings.credentials_folder
+            await asyncio.get_running_loop().run_in_executor(None, self._credentials.write, remote, folder)
 
     async def listen(self, settings: Settings) -> None:
         """Open the ports for nodes and for Envoys that use xDS.

@@ -6,7 +6,7 @@ Rule: a valid configuration always gives a view; tokenizers that can't be loaded
 import logging
 import socket
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from din_extproc.admit.identities import Identities
 from din_extproc.admit.keys import KeyRing
 from din_extproc.domain.identity import NO_IDENTITIES
-from din_extproc.domain.tenant import OnSensitive, Tenant
+from din_extproc.domain.tenant import OnSensitive, SensitiveData
 from din_extproc.edge.tokenizers import ModelTokenizer, TokenizerUnavailable
 from din_extproc.flow.view import NO_GLOBAL_LIMITS, UNLISTED, DecisionView, ModelFacts, ScreeningPolicy, TokenCounter
 from din_extproc.screen.find import Screen
@@ -41,6 +41,7 @@ def make_view(settings: Settings, counters: Mapping[str, TokenCounter]) -> Decis
             known = replace(known, output_tokens_default=described.output_tokens_default, media_tokens=described.media_tokens)
         models[model] = known
     global_limits = NO_GLOBAL_LIMITS if settings.global_limits == NO_GLOBAL_LIMITS else settings.global_limits
+    screenings, pool_screenings = _screenings(settings)
     return DecisionView(
         table=settings.routes,
         keys=KeyRing(settings.keys),
@@ -51,27 +52,32 @@ def make_view(settings: Settings, counters: Mapping[str, TokenCounter]) -> Decis
         pools={pool.name: pool for pool in settings.pools},
         prices=settings.prices,
         budgets=settings.budgets,
-        screenings=_screenings(settings),
+        screenings=screenings,
+        pool_screenings=pool_screenings,
         health_path=settings.envoy.health_path,
     )
 
 
-def _screenings(settings: Settings) -> dict[str, ScreeningPolicy]:
-    """Return the screening policies by tenant. Tenants with the same kinds share a screen, whose tables are large."""
+def _screenings(settings: Settings) -> tuple[dict[str, ScreeningPolicy], dict[str, ScreeningPolicy]]:
+    """Return the screening policies by tenant and by pool. Those with the same kinds share a screen, whose tables are large."""
     own = {name: custom(name, pattern) for name, pattern in settings.sensitive_patterns.items()}
     kinds = {**own, **BUILT_IN}
     screens: dict[tuple[str, ...], Screen] = {}
-    found = {}
-    unlisted = settings.identity.unlisted
-    tenants: list[tuple[str, Tenant]] = [(tenant.id, tenant) for tenant in settings.tenants]
-    for name, tenant in tenants if unlisted is None else (*tenants, (UNLISTED, unlisted)):
-        wanted = tenant.sensitive_data
-        if wanted.policy is not OnSensitive.OFF:
-            names = tuple(name for name in kinds if wanted.kinds is None or name in wanted.kinds)
-            if names not in screens:
-                screens[names] = Screen(kinds[name] for name in names)
-            found[name] = ScreeningPolicy(wanted.policy, screens[names])
-    return found
+
+    def policies(wanted: Iterable[tuple[str, SensitiveData]]) -> dict[str, ScreeningPolicy]:
+        found = {}
+        for owner, data in wanted:
+            if data.policy is not OnSensitive.OFF:
+                names = tuple(name for name in kinds if data.kinds is None or name in data.kinds)
+                if names not in screens:
+                    screens[names] = Screen(kinds[name] for name in names)
+                found[owner] = ScreeningPolicy(data.policy, screens[names])
+        return found
+
+    by_tenant = [(tenant.id, tenant.sensitive_data) for tenant in settings.tenants]
+    if settings.identity.unlisted is not None:
+        by_tenant.append((UNLISTED, settings.identity.unlisted.sensitive_data))
+    return policies(by_tenant), policies((pool.name, pool.sensitive_data) for pool in settings.pools)
 
 
 async def load_tokenizers(settings: Settings) -> dict[str, TokenCounter]:

@@ -127,7 +127,9 @@ def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None =
         pool=routed.pool.name,
         fallback=None if routed.fallback is None else routed.fallback.name,
     )
-    return _placed(known=known, selector=selector, request=request, routed=routed, size=selector.size, decided=decided, rows=rows or ())
+    return _placed(
+        context, known=known, selector=selector, request=request, routed=routed, size=selector.size, decided=decided, rows=rows or ()
+    )
 
 
 def _authenticate(settings: Settings, view: DecisionView, tenant_id: str, head: RequestHead) -> Authenticated | Refusal:
@@ -200,6 +202,7 @@ def _apply_state(selector: NodeSelector, rows: Rows) -> None:
 
 
 def _placed(
+    context: DecisionContext,
     known: Explanation,
     selector: _RecordingSelector,
     request: PendingRequest,
@@ -223,7 +226,7 @@ def _placed(
         scheduler=target.pool.scheduler,
         long=ask is not None and ask.long,
     )
-    asked = decided.node_request if isinstance(decided, Decision) else get_node_request(request, intent, target)
+    asked = decided.node_request if isinstance(decided, Decision) else get_node_request(context, request, intent, target)
     if isinstance(asked, NodeRequest):
         left_out = next((value for name, value in asked.headers if name == DROPPED), None)
         found = replace(found, node_path=None if asked.dialect is None else asked.path, left_out=left_out)
@@ -235,7 +238,10 @@ def _placed(
     ranked.sort(key=lambda each: (each.place or len(ranked) + 1, each.score))
     wait = compute_timeouts(decided.intent, target.pool, decided.selection)
     found = replace(found, nodes=names, candidates=(*ranked, *own), timeout_ms=wait.total_ms, first_byte_ms=wait.first_byte_ms)
-    return replace(found, sent=True, moves_to=decided.selection.fallback_nodes[0].id if decided.selection.fallback_nodes else None)
+    spare = decided.selection.fallback_nodes[0] if decided.selection.fallback_nodes else None
+    going = [decided.selection.nodes[0], *([spare] if spare is not None else [])]
+    leaves = tuple(f"{node.id} at {node.remote.host}" for node in going if node.remote is not None)
+    return replace(found, sent=True, moves_to=None if spare is None else spare.id, leaves_site_to=leaves)
 
 
 def _ranked(node_id: str, target: PlacementTarget, names: tuple[str, ...], score: tuple[float, str]) -> Candidate:

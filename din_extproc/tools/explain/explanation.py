@@ -92,6 +92,8 @@ class Explanation(Struct, frozen=True, omit_defaults=True):
     """In the order in which they would be tried."""
     moves_to: str | None = None
     """The node of the fallback that is tried in flight when these have failed."""
+    leaves_site_to: tuple[str, ...] = ()
+    """The hosted APIs that the prompt goes to, at once or in flight."""
     refusal: str | None = None
     status: int | None = None
     message: str | None = None
@@ -121,7 +123,9 @@ class Explanation(Struct, frozen=True, omit_defaults=True):
             mark = "-" if each.score is None else str(each.place or " ")
             shown.append(f"node      {mark} {each.node}: {each.why}")
         if self.nodes:
-            shown.append(f"nodes     {', '.join(self.nodes)}" + (f", then in flight {self.moves_to}" if self.moves_to else ""))
+            then = f", then in flight {self.moves_to}" if self.moves_to else ""
+            leaves = "".join(f"; leaves the site: {each}" for each in self.leaves_site_to)
+            shown.append(f"nodes     {', '.join(self.nodes)}{then}{leaves}")
         if self.timeout_ms is not None:
             shown.append(f"timeout   {self.timeout_ms} ms")
         if self.first_byte_ms is not None:

@@ -36,11 +36,13 @@ class VerifiedEntry(Struct, frozen=True, omit_defaults=True):
     """Problems without duplicates."""
     why: str = ""
     """Why no request was sent, or why none reaches the entry."""
+    leaves_site: bool = False
+    """Its nodes are hosted APIs."""
 
     @property
     def line(self) -> str:
         """Return the text for a terminal."""
-        what = f"{self.name} -> {self.rule or '(no rule)'} -> {self.pool}"
+        what = f"{self.name} -> {self.rule or '(no rule)'} -> {self.pool}{' (leaves the site)' if self.leaves_site else ''}"
         if self.why:
             return f"{self.verdict:11} {what}: {self.why}"
         names = (f"{each.node} x{each.answers}{' (as it says itself)' if each.stated else ''}" for each in self.answered)

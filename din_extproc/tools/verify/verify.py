@@ -117,6 +117,7 @@ async def _verified(entry: RouteEntry, client: OutsideClient, options: VerifyOpt
         name=entry.name,
         rule=entry.rule,
         pool=entry.pool.name,
+        leaves_site=entry.pool.is_remote,
         operation=entry.operation.value,
         tokens=entry.tokens,
         why=why,
