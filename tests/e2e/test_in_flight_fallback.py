@@ -163,7 +163,7 @@ def test_a_tenant_s_request_does_not_move_to_a_model_that_it_may_not_use(stack, 
 
 
 def test_a_stream_moves_whole_and_its_usage_is_the_fallback_s(stack, engines):
-    fail(engines, "reset", "big-1", "big-2")
+    fail(engines, "unavailable", "big-1", "big-2")
     with stack.client() as client:
         reply = client.post(
             "/v1/chat/completions",
