@@ -34,7 +34,7 @@ def metrics(stack: Stack) -> tuple[int, int]:
 def in_redis(stack: Stack, model: str = "") -> tuple[int, int]:
     """Return prompt and completion tokens that Redis has counted for charge-back: of one model, or of all."""
     today = datetime.now(UTC).date()
-    rows = [row for row in fetch_usage_rows(load(stack.config_file, {}), today, today, "") if model in ("", row["model"])]
+    rows = [row for row in fetch_usage_rows(load(stack.config_file, {}), today, today, "", ("model",)) if model in ("", row["model"])]
     return sum(row["prompt_tokens"] for row in rows), sum(row["completion_tokens"] for row in rows)
 
 
