@@ -139,6 +139,23 @@ class OperatorOrder(AuditEvent, frozen=True, kw_only=True, omit_defaults=True, t
     reason: str = ""
 
 
+class BudgetOrder(AuditEvent, frozen=True, kw_only=True, omit_defaults=True, tag="budget"):
+    """An operator added to what may be spent in the current period of a budget."""
+
+    budget: str
+    """The counter's name."""
+    tenant: str = ""
+    """"" of a counter that all tenants share."""
+    order: str
+    """`top-up`, or `reset`: what was spent is added as well."""
+    tokens: int = 0
+    cost: int = 0
+    """In 10**-9 of the currency."""
+    operator: str
+    """The id of the admin key."""
+    reason: str = ""
+
+
 class Mismatched(AuditEvent, frozen=True, kw_only=True, omit_defaults=True, tag="mismatch"):
     """Two nodes that should agree answered the same request differently."""
 
@@ -174,4 +191,6 @@ class Witness(AuditEvent, frozen=True, kw_only=True, omit_defaults=True, tag="wi
     chain: str
 
 
-Event = AdmissionRecord | RefusalRecord | SettlementRecord | Configured | NodeChanged | OperatorOrder | Mismatched | Gap | Witness
+Event = (
+    AdmissionRecord | RefusalRecord | SettlementRecord | Configured | NodeChanged | OperatorOrder | BudgetOrder | Mismatched | Gap | Witness
+)

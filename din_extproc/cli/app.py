@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from din_extproc import __version__
+from din_extproc.cli.budgets import budgets_app
 from din_extproc.cli.configure.check import check
 from din_extproc.cli.configure.keys import keys_app
 from din_extproc.cli.configure.render import render_app
@@ -22,7 +23,15 @@ _GROUPS: dict[str, dict[str, Callable[..., Any] | typer.Typer]] = {
     "Run": {"serve": serve, "node": node, "envoy": envoy, "demo": demo, "engine-sim": engine_sim},
     "Configure": {"check": check, "render": render_app, "keys": keys_app},
     "Plan": {"explain": explain, "replay": replay, "simulate": simulate, "verify": verify, "bench": bench_app},
-    "Operate": {"tenants": tenants, "usage": usage, "drain": drain, "doctor": doctor, "nodes": nodes_app, "audit": audit_app},
+    "Operate": {
+        "tenants": tenants,
+        "usage": usage,
+        "budgets": budgets_app,
+        "drain": drain,
+        "doctor": doctor,
+        "nodes": nodes_app,
+        "audit": audit_app,
+    },
 }
 
 app = typer.Typer(

@@ -68,6 +68,10 @@ _TENANTS = (
     Panel("Cached prompt tokens", "percentunit", ((_each(of.TENANT), share(
         rate(of.TOKENS, of.TENANT, **{label(of.TOKEN_TYPE): "cached"}), rate(of.TOKENS, of.TENANT, **{label(of.TOKEN_TYPE): "input"}),
     )),)),
+    Panel("Budgets", "percentunit", (
+        (f"{_each(of.BUDGET)} {_each(of.TENANT)}", f"max by ({label(of.BUDGET)}, {label(of.TENANT)}) ({of.BUDGET_USED.prometheus})"),
+    )),
+    Panel("Budget warnings", "short", ((f"{_each(of.BUDGET)} {_each(of.LEVEL)} %", rate(of.BUDGET_ALERTS, of.BUDGET, of.LEVEL)),)),
     Panel("Cost per hour", "short", ((_each(of.TENANT), f"3600 * {rate(of.COST, of.TENANT)}"),)),
     Panel("Saved per hour by smaller models", "short", ((_each(of.TENANT), f"3600 * {rate(of.SAVED, of.TENANT)}"),)),
 )  # fmt: skip

@@ -31,6 +31,8 @@ POLICY = "din.policy"
 SENSITIVE_KIND = "din.sensitive.kind"
 AGREEMENT = "din.agreement"
 LIMIT = "din.limit"
+BUDGET = "din.budget.name"
+LEVEL = "din.budget.level"
 IDENTITY = "din.identity"
 """What a tenant was known by: `key`, `jwt`, `certificate` or `gateway`."""
 
@@ -112,6 +114,14 @@ COST = Instrument("din.cost", InstrumentKind.COUNTER, "{currency}", "Cost of req
 SAVED = Instrument(
     "din.cost.saved", InstrumentKind.COUNTER, "{currency}",
     "What the dearest model that the requested name stands for would have cost more.", (TENANT, MODEL),
+)  # fmt: skip
+BUDGET_USED = Instrument(
+    "din.budget.used", InstrumentKind.GAUGE, "1", "Spent share of a budget in its current period, the larger of tokens and money.",
+    (BUDGET, TENANT),
+)  # fmt: skip
+BUDGET_ALERTS = Instrument(
+    "din.budget.alerts", InstrumentKind.COUNTER, "{alert}", "Budgets of which 80 % or 100 % were spent, by one replica of all.",
+    (BUDGET, TENANT, LEVEL),
 )  # fmt: skip
 REQUESTS = Instrument("din.requests", InstrumentKind.COUNTER, "{request}", "Finished exchanges.", (TENANT, MODEL, POOL, OUTCOME))
 IDENTITIES = Instrument(

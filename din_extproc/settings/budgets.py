@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 from zoneinfo import ZoneInfo
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
 from din_extproc.domain.price import UNITS
 from din_extproc.domain.spending import EACH, BudgetPeriod, SpendingBudget, SpendingBudgets
@@ -79,6 +79,20 @@ class BudgetSection(Section):
         )
 
 
+def _http_url(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise ValueError(f"{text!r} is not a URL such as https://hooks.example/din")
+    return text
+
+
+class WebhookSection(Section):
+    """The receiver of warnings when 80 % and 100 % of a budget are spent."""
+
+    url: Annotated[str, AfterValidator(_http_url)]
+    secret: Annotated[SecretStr, Field(strict=False, min_length=16)]
+    """The key of the signature in `x-din-signature`, at least 16 characters, such as `${DIN_WEBHOOK_SECRET}`."""
+
+
 class BudgetsSection(Section):
     """`budgets:`."""
 
@@ -86,6 +100,8 @@ class BudgetsSection(Section):
     """Where days, weeks and months begin at midnight, such as `Europe/Berlin`."""
     limits: Annotated[tuple[BudgetSection, ...], AsTuple] = ()
     """A request is charged to all that it fits."""
+    webhook: WebhookSection | None = None
+    """None: warnings are in the log and in metrics only."""
 
     @model_validator(mode="after")
     def _apart(self) -> "BudgetsSection":

@@ -49,7 +49,6 @@ def load(
     keys_file, hashes, stored = _read_stored_keys(shaped.config.keys_file, document, path)
     assembled = assemble(shaped, None if "catalog" in shaped.broken else catalog, document, stored.tenants)
     keys = stored.joined(assembled.keys, lambda name: "tenants" in shaped.broken and declares(document.data.get("tenants"), name))
-    _report_secrets(shaped.config, document, path, env)
     audit, key_files = read_audit(shaped.config.audit, document, path)
     tokens_file, secrets, tokens, reaches, unread = _read_node_tokens(shaped.config.gateway.registry, document, path)
     prices_file, priced, prices, mispriced = read_prices(shaped.config.prices, document, path, assembled.pools)
@@ -86,6 +85,7 @@ def load(
         fail_open_pool=None if config.fail_open is None else config.fail_open.pool,
         prices_file=prices_file,
         budgets=config.budgets.spending(),
+        budget_webhook=config.budgets.webhook,
         prices=make_prices(config.prices, prices, assembled.routes.choices),
         identity=config.identity.rules(path.parent, config.defaults),
         warnings=found,
@@ -100,7 +100,10 @@ def _read_shaped(path: Path, env: Mapping[str, str], changes: Changes) -> tuple[
     text, document = opened
     put_all(document, changes)
     shaped = shape(document)
-    return ConfigRejected(in_order(document.problems)) if shaped is None else (text, document, shaped)
+    if shaped is None:
+        return ConfigRejected(in_order(document.problems))
+    _report_secrets(shaped.config, document, path, env)
+    return text, document, shaped
 
 
 def _report_secrets(config: DinYaml, document: Document, path: Path, env: Mapping[str, str]) -> None:

@@ -18,6 +18,7 @@ from din_extproc.edge.registry.catalog_source import is_url
 from din_extproc.flow.node_selector import InFlightFallback
 from din_extproc.route.table import RouteTable
 from din_extproc.settings.audit import AuditSettings
+from din_extproc.settings.budgets import WebhookSection
 from din_extproc.settings.catalog import Catalog
 from din_extproc.settings.envoy import EnvoySection
 from din_extproc.settings.gateway import GatewaySection, StoreSection, as_reached
@@ -78,6 +79,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     prices: PriceList = NO_PRICES
     budgets: SpendingBudgets | None = None
     """None: there are none."""
+    budget_webhook: WebhookSection | None = None
+    """None: warnings are in the log and in metrics only."""
     identity: IdentityRules = NO_IDENTITIES
     """How requests without an API key get a tenant."""
     warnings: tuple[ConfigProblem, ...]

@@ -1,5 +1,6 @@
 """What may be spent in a period, on the in-memory ledger and on real Redis servers, by a clock that the test moves."""
 
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -8,6 +9,8 @@ from din_extproc.admit.ledger import Claim, Denied, Granted
 from din_extproc.admit.spending import SLOT_MS
 from din_extproc.domain.spending import SpendingWindow
 from din_extproc.domain.tenant import Budget, RateLimits
+from din_extproc.edge.redis.budgets import TOP_UP, BudgetStore
+from din_extproc.edge.redis.ledger import Names
 from tests.support.ledgers import NOON_MS, Counter, counter
 from tests.support.servers import FLAVOURS
 
@@ -143,3 +146,26 @@ async def test_the_tightest_of_limits_and_budgets_is_in_the_status(ledger):
     tight = await ask(ledger, "s", window(50, scope="budget:tight"), budgets=limited)
     assert (tight.status.limit_tokens, tight.status.remaining_tokens) == (50, 40)
     assert tight.status.reset_tokens_ms == MIDNIGHT_MS + DAY_MS - NOON_MS
+
+
+async def test_a_top_up_lasts_until_the_next_period_and_what_is_spent_stays(redis_servers):
+    async with counter("valkey8", redis_servers) as ledger:
+        link = ledger.ledger._runner
+        await link.call("SCRIPT", "LOAD", TOP_UP.source)
+        now = int(time.time() * 1000)
+        today = SpendingWindow("budget:b", (now - 1000, now + DAY_MS, now + 2 * DAY_MS), 100, 0)
+        ledger.now_ms = now
+        store = BudgetStore(link, Names())
+        assert isinstance(await ask(ledger, "r", today, tokens=100), Granted)
+        assert isinstance(await ask(ledger, "s", today), Denied)
+        await ledger.ledger.settle("finance", "r", 100)
+        await store.top_up("finance", today, tokens=15, cost=0, reset=False)
+        assert isinstance(await ask(ledger, "t", today), Granted)
+        assert isinstance(await ask(ledger, "u", today), Denied)
+        await ledger.ledger.settle("finance", "t", 10)
+        await store.top_up("finance", today, tokens=0, cost=0, reset=True)
+        [(counters, _)] = await store.read([("finance", today)])
+        assert (counters.tokens, counters.token_limit(today), counters.refused) == (110, 210, 0)
+        ledger.now_ms = now + DAY_MS
+        assert isinstance(await ask(ledger, "v", today, tokens=101), Denied)
+        assert isinstance(await ask(ledger, "w", today, tokens=100), Granted)

@@ -4,12 +4,14 @@ import json
 import struct
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from typing import Any
 
 import httpx
 import openai
 import pytest
 import redis
 
+from tests.support.operating import Operator, admin_keys
 from tests.support.servers import EngineSim
 from tests.support.stack import Stack, key_of, node, tenant
 
@@ -19,9 +21,9 @@ PATH = "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
+def config() -> Iterator[dict[str, Any]]:
     with EngineSim(model="m", decode_rate=2000.0, prefill_rate=1e6) as sim:
-        config = {
+        yield {
             "pools": {"pool": {"model": "m", "engine": "vllm", "nodes": [node("n1", sim.address)]}},
             "rules": [{"id": "all", "when": "always", "pool": "pool"}],
             "tenants": [tenant("hard"), tenant("soft"), tenant("free")],
@@ -36,8 +38,12 @@ def stack() -> Iterator[Stack]:
             "audit": {"folder": "audit", "keys": {"k": {"value": "1" * 64}}},
             "health": {"breaker": False},
         }
-        with Stack(config) as running:
-            yield running
+
+
+@pytest.fixture(scope="module")
+def stack(config) -> Iterator[Stack]:
+    with Stack(config) as running:
+        yield running
 
 
 def ask(stack: Stack, name: str, tokens: int = 20) -> httpx.Response:
@@ -83,11 +89,43 @@ def test_what_is_spent_equals_the_audit_log_to_the_token(stack):
     assert recorded(stack, "soft")[1] > 0
 
 
+@pytest.fixture
+def operated(config) -> Iterator[Stack]:
+    with Stack(config, admin_keys=admin_keys()) as running:
+        yield running
+
+
+def test_an_operator_looks_adds_and_resets_and_it_is_on_record(operated):
+    stack = operated
+    while ask(stack, "hard", 200).status_code == 200:
+        pass
+    operator = Operator(stack)
+    shown = operator.run("budgets", "--tenant", "hard", "--json")
+    [row] = json.loads(shown.stdout)["budgets"]
+    assert (row["budget"], row["hard"], row["tokens"]["limit"], row["exceeded"]) == ("hard-day", True, 1000, True)
+    assert "hard-day" in operator.run("budgets").stdout
+    added = operator.run("budgets", "top-up", "hard-day", "--tokens", "5000", "--reason", "quarter end")
+    assert (added.returncode, added.stdout.startswith("hard-day: ")) == (0, True), added.stderr
+    assert ask(stack, "hard", 200).status_code == 200
+    assert operator.run("budgets", "reset", "hard-day").returncode == 0
+    missing = operator.run("budgets", "reset", "no-such")
+    assert (missing.returncode, "no budget is called 'no-such'" in missing.stderr) == (1, True)
+    assert Operator(stack, key="prometheus").run("budgets", "reset", "hard-day").returncode == 1
+    stack.eventually(lambda: [each["order"] for each in audited(stack, "budget")] == ["top-up", "reset"], lambda: audited(stack, "budget"))
+    assert [(each["operator"], each.get("reason", "")) for each in audited(stack, "budget")] == [("ops", "quarter end"), ("ops", "")]
+    stack.eventually(lambda: 'din_budget_used_ratio{din_budget_name="hard-day"' in operator.get("/metrics").text, "the metric is there")
+    assert 'din_cost_total{din_tenant_id="hard"' in operator.get("/metrics").text
+
+
+def audited(stack: Stack, kind: str) -> list[dict[str, Any]]:
+    """Return the records of one kind."""
+    files = (stack.folder / "audit").glob("*-0*.jsonl")
+    return [each for file in sorted(files) for line in file.read_text().splitlines() if (each := json.loads(line))["kind"] == kind]
+
+
 def recorded(stack: Stack, name: str) -> tuple[int, int]:
     """Return the tokens and the cost of a tenant in the audit log."""
-    files = (stack.folder / "audit").glob("*-0*.jsonl")
-    lines = [json.loads(line) for file in sorted(files) for line in file.read_text().splitlines()]
-    settled = [line for line in lines if line["kind"] == "settled" and line["tenant"] == name]
+    settled = [line for line in audited(stack, "settled") if line["tenant"] == name]
     return sum(each["prompt_tokens"] + each["completion_tokens"] for each in settled), sum(each.get("cost", 0) for each in settled)
 
 

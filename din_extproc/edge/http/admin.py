@@ -1,4 +1,4 @@
-"""Pages of the admin port: liveness, readiness with its reasons, and status. They hold no secrets; only orders for nodes change anything.
+"""Pages of the admin port: liveness, readiness with its reasons, and status. They hold no secrets; only orders change anything.
 
 Invariant: liveness never depends on Redis or nodes; readiness lists every reason. Without a key, where keys are configured, only
 liveness and readiness are available.
@@ -13,6 +13,7 @@ from aiohttp import web
 
 from din_extproc.domain.availability import ModelAvailability
 from din_extproc.domain.timing import GatewayTimes
+from din_extproc.edge.http.budget_orders import BudgetOrders
 from din_extproc.edge.http.dashboard import EVENTS, DashboardPages
 from din_extproc.edge.http.node_orders import NodeOrders
 from din_extproc.edge.http.port import HttpPort, HttpProblem, refuse_form
@@ -31,7 +32,7 @@ _SHORTEST_TRACE = 8
 
 
 class AdminPages:
-    """`GET /healthz`, `/readyz`, `/status`, `/nodes`, `/availability`, `/tenants`, `/exchanges` and `/metrics`, and orders for nodes.
+    """`GET /healthz`, `/readyz`, `/status`, `/nodes`, `/availability`, `/tenants`, `/budgets`, `/exchanges` and `/metrics`, and orders.
 
     Args:
         status: Returns the data of `/status` as plain values.
@@ -39,9 +40,11 @@ class AdminPages:
         nodes: Returns the data of `/nodes` as plain values.
         availability: Returns the data of `/availability` for every model ("") or one; None: unknown model.
         tenants: Returns the data of `/tenants` for all tenants ("") or one.
+        budgets: Returns the data of `/budgets` likewise.
         metrics: Yields the text of `/metrics` in slices; other work runs between two slices.
         times: Returns the latest exchanges by a prefix of their trace id, for `/exchanges?trace=`.
         orders: Handles orders for nodes.
+        budget_orders: Handles orders for budgets.
         opens: Returns whether an `authorization` header grants access beyond liveness and readiness.
         dashboard: Pages of the dashboard; None: disabled.
         exposed: Whether the port listens on more than a loopback address.
@@ -54,9 +57,11 @@ class AdminPages:
         nodes: Status,
         availability: Availability,
         tenants: Tenants,
+        budgets: Tenants,
         metrics: Callable[[], Iterator[bytes]],
         times: Times,
         orders: NodeOrders,
+        budget_orders: BudgetOrders,
         opens: Callable[[str], bool],
         dashboard: DashboardPages | None = None,
         *,
@@ -67,6 +72,7 @@ class AdminPages:
         self._nodes = nodes
         self._availability = availability
         self._tenants = tenants
+        self._budgets = budgets
         self._metrics = metrics
         self._times = times
         self._opens = opens
@@ -79,6 +85,8 @@ class AdminPages:
                 web.get("/nodes", self._guarded(self._show_nodes)),
                 web.get("/availability", self._guarded(self._show_availability)),
                 *orders.routes,
+                web.get("/budgets", self._guarded(self._show_budgets)),
+                *budget_orders.routes,
                 web.get("/tenants", self._guarded(self._show_tenants)),
                 web.get("/exchanges", self._guarded(self._show_exchanges)),
                 web.get("/metrics", self._guarded(self._show_metrics)),
@@ -132,6 +140,9 @@ class AdminPages:
 
     async def _show_tenants(self, request: web.Request) -> web.Response:
         return _json_response(await self._tenants(request.query.get("tenant", "")))
+
+    async def _show_budgets(self, request: web.Request) -> web.Response:
+        return _json_response(await self._budgets(request.query.get("tenant", "")))
 
     async def _show_exchanges(self, request: web.Request) -> web.Response:
         trace = request.query.get("trace", "")

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from din_extproc.edge.http.port import HttpProblem, refuse_form
 
-_LONGEST_REASON = 200
+LONGEST_REASON = 200
 
 
 class NodeOrder(StrEnum):
@@ -65,11 +65,11 @@ class NodeOrders:
             order, form = NodeOrder(name), msgspec.json.decode(await request.read() or b"{}", type=OrderForm)
         except ValueError as error:
             return _problem(400, "invalid_request", f"drain, undrain, quarantine or release is expected, with {{reason}}: {error}")
-        if len(form.reason) > _LONGEST_REASON or not form.reason.isprintable():
-            return _problem(400, "invalid_request", f"reason is longer than {_LONGEST_REASON} characters, or not printable")
+        if len(form.reason) > LONGEST_REASON or not form.reason.isprintable():
+            return _problem(400, "invalid_request", f"reason is longer than {LONGEST_REASON} characters, or not printable")
         missing = await self._give(order, node_id, operator, form.reason)
         if missing is None:
-            return _problem(404, "node_not_found", f"no node is called {node_id[:_LONGEST_REASON]!a}; `din-extproc nodes` lists them")
+            return _problem(404, "node_not_found", f"no node is called {node_id[:LONGEST_REASON]!a}; `din-extproc nodes` lists them")
         return web.Response(body=msgspec.json.encode(OrderReply(node_id, order.value, missing)), content_type="application/json")
 
 

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 from ipaddress import ip_address
 from typing import Any
 
+from din_extproc.admit.ledger import LimitsUnavailable
 from din_extproc.domain.availability import ModelAvailability
 from din_extproc.edge.http.admin import AdminPages
+from din_extproc.edge.http.budget_orders import BudgetOrders
 from din_extproc.edge.http.node_orders import NodeOrder, NodeOrders
 from din_extproc.edge.redis.cluster import ClusterLinks
 from din_extproc.edge.redis.guard import GuardedLedger
@@ -68,9 +70,11 @@ class AdminServer:
             nodes=self._collect_nodes,
             availability=self._get_availability,
             tenants=self._collect_tenants,
+            budgets=self._collect_budgets,
             metrics=self._collect_metrics,
             times=accounting.observers.recent.get_times,
             orders=NodeOrders(reloader.operator, self._apply_order),
+            budget_orders=BudgetOrders(reloader.operator, accounting.observers.budgets.apply_order),
             opens=reloader.is_reader,
             dashboard=self._dashboard,
             exposed=not ip_address(reloader.settings.gateway.admin.address.host).is_loopback,
@@ -127,6 +131,12 @@ class AdminServer:
     async def _collect_tenants(self, tenant: str) -> dict[str, Any]:
         waiting = self._numbers().get("queue", {}).get("by_tenant", {})
         return await self._tenants_page.build_page(self._reloader.settings, tenant, waiting)
+
+    async def _collect_budgets(self, tenant: str) -> dict[str, Any]:
+        try:
+            return {"stale": False, "budgets": await self._accounting.observers.budgets.collect_rows(tenant)}
+        except LimitsUnavailable:
+            return {"stale": True, "budgets": []}
 
     def _collect_status(self) -> dict[str, Any]:
         """Return the status page without its nodes."""

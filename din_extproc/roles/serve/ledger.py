@@ -8,6 +8,7 @@ import socket
 
 from din_extproc.admit.local import LocalLedger
 from din_extproc.edge.clock import SystemClock
+from din_extproc.edge.redis.budgets import TOP_UP
 from din_extproc.edge.redis.cluster import ClusterLinks
 from din_extproc.edge.redis.guard import PRESENCE, GuardedLedger, OnError
 from din_extproc.edge.redis.ledger import SCRIPTS, Names, RedisLedger
@@ -27,7 +28,9 @@ def replica_name() -> str:
 def make_ledger(settings: Settings, *, decides: bool) -> tuple[Link | ClusterLinks, GuardedLedger]:
     """Return the Redis link and the guarded counters. `decides`: whether this process takes a share of the limits."""
     store = settings.store
-    link = make_carrier(store.url.get_secret_value(), (*SCRIPTS, PRESENCE, PROBER, USAGE, *NODE_SCRIPTS), timeout_ms=store.timeout_ms)
+    link = make_carrier(
+        store.url.get_secret_value(), (*SCRIPTS, PRESENCE, PROBER, USAGE, TOP_UP, *NODE_SCRIPTS), timeout_ms=store.timeout_ms
+    )
     shared, local = RedisLedger(link, names=Names(settings.network, store.one_slot)), LocalLedger(SystemClock.monotonic_ms)
     name, workers = replica_name(), settings.gateway.workers
     return link, GuardedLedger(

@@ -22,6 +22,7 @@ from din_extproc.observe.recent import Recent
 from din_extproc.registry.table import NodeEvent
 from din_extproc.roles.serve.accounting_plane import AttemptObserver, ExchangeObserver
 from din_extproc.roles.serve.audit_recorder import AuditRecorder
+from din_extproc.roles.serve.budget_watch import BudgetWatch
 from din_extproc.roles.serve.decision_view import node_number
 from din_extproc.roles.serve.double_checks import DoubleChecks
 from din_extproc.roles.serve.state_metrics import audit_families
@@ -60,6 +61,7 @@ class ExchangeObservers:
         self._collect_state = collect_state
         self._metrics = ExchangeMetrics()
         self._usage = UsageRecorder(link, settings.network)
+        self.budgets = BudgetWatch(settings, link, self.record_event)
         self._background: Background | None = None
         self.checks = DoubleChecks(self.record_event)
         self.recent = Recent()
@@ -78,6 +80,7 @@ class ExchangeObservers:
         self._background = background
         background.every(_USAGE_S, "writing usage to Redis", self._usage.flush)
         background.every(_LOG_S, "writing the exchange log", self._log.flush)
+        self.budgets.start(background)
         if self._auditor is not None:
             self._auditor.start(background)
         if self._exporter is not None and self._telemetry is not None:
@@ -95,7 +98,8 @@ class ExchangeObservers:
             await self._exporter.push_spans()
 
     def reload(self, settings: Settings) -> None:
-        """Use the audit settings of this configuration."""
+        """Use the audit settings and the budgets of this configuration."""
+        self.budgets.reload(settings)
         if self._auditor is not None:
             self._auditor.reload(settings)
 
@@ -112,6 +116,7 @@ class ExchangeObservers:
         yield self._counters.on_exchange
         yield self._metrics.on_exchange
         yield self._usage.on_exchange
+        yield self.budgets.on_exchange
         yield lambda record: self.recent.on_exchange(record, SystemClock.monotonic())
         yield self._log.on_exchange
         if self._auditor is not None:
@@ -143,6 +148,7 @@ class ExchangeObservers:
         """Yield all metrics; None lets other tasks run."""
         yield from self._collect_state()
         yield from self._metrics.collect_families()
+        yield from self.budgets.collect_families()
         yield make_labelled_family(of.DOUBLE_CHECKS, self.checks.counts.items())
         if self._auditor is not None:
             yield from audit_families(self._auditor.snapshot())

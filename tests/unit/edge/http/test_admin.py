@@ -4,6 +4,7 @@ import httpx
 import pytest
 
 from din_extproc.edge.http.admin import AdminPages, is_own_name
+from din_extproc.edge.http.budget_orders import BudgetOrders
 from din_extproc.edge.http.node_orders import NodeOrders
 from tests.support.servers import free_port
 
@@ -21,15 +22,20 @@ async def site(request):
     async def give(*_: object) -> str:
         return ""
 
+    async def unknown(*_: object) -> None:
+        return None
+
     pages = AdminPages(
         status=dict,
         reasons=lambda: [REASON],
         nodes=dict,
         availability=lambda _: (),
         tenants=tenants,
+        budgets=tenants,
         metrics=lambda: iter([b"x 1\n"]),
         times=lambda _: (),
         orders=NodeOrders(lambda authorization: "ops" if authorization == "Bearer ops" else None, give),
+        budget_orders=BudgetOrders(lambda authorization: "ops" if authorization == "Bearer ops" else None, unknown),
         opens=opens,
     )
     number = free_port()
@@ -50,7 +56,7 @@ async def test_probes_need_no_key_and_tell_a_stranger_no_reason(site):
 
 async def test_every_other_page_is_for_holders_of_a_key_where_one_is_wanted(site):
     client, guarded = site
-    for page in ("/status", "/nodes", "/availability", "/tenants", "/metrics", "/exchanges?trace=01234567"):
+    for page in ("/status", "/nodes", "/availability", "/tenants", "/budgets", "/metrics", "/exchanges?trace=01234567"):
         for headers, status in (({}, 401 if guarded else 200), ({"authorization": "Bearer right"}, 200)):
             assert (await client.get(page, headers=headers)).status_code == status
 
@@ -82,3 +88,20 @@ async def test_a_page_of_the_web_that_made_its_name_point_here_reads_nothing_whe
 )
 def test_a_port_for_a_network_is_asked_by_address_or_by_a_name_without_a_domain(host, own):
     assert is_own_name(host, exposed=True) is own
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ('{"budget": "b", "tokens": 1}', 404),
+        ('{"budget": "b"}', 400),
+        ('{"budget": "b", "tokens": -1}', 400),
+        ('{"budget": "b", "money": 1}', 400),
+        ('{"budget": "b", "reset": true, "reason": "\\n"}', 400),
+        ("no JSON", 400),
+    ],
+)
+async def test_an_order_for_a_budget_is_checked_and_needs_a_key_that_may_operate(site, body, status):
+    client, _ = site
+    assert (await client.post("/budgets", content=body)).status_code == 401
+    assert (await client.post("/budgets", content=body, headers={"authorization": "Bearer ops"})).status_code == status
