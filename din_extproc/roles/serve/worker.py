@@ -54,6 +54,7 @@ class Worker:
             "membership": self.plane.selector.on_membership,
             "breakers": self.plane.selector.on_breakers,
             "stopped": self.plane.stop_requests,
+            "unknown_pairs": self.plane.avoid_pairs,
             "readings": self.plane.selector.load.on_readings,
             "calibrations": self.plane.gauges.apply,
             "outputs": self.plane.outputs.merge,
