@@ -74,33 +74,6 @@ end
 """
 
 
-_TRIED = "x-din-tried"
-"""Carries to the script what the attempts before came to."""
-_TRIED_VALUE = (
-    "%UPSTREAM_REQUEST_ATTEMPT_COUNT% %UPSTREAM_WIRE_BYTES_SENT% %UPSTREAM_WIRE_BYTES_RECEIVED% %START_TIME(%s%3f)% %REQ(content-length)%"
-)
-_STOP = """\
--- IN   header x-din-tried: number of the attempt, bytes that the attempts before have sent and received, start of the exchange (ms)
--- A request that two nodes got whole and left without a byte, sooner than any time limit, has broken both: no third one gets it.
-local LIMIT_MS = %d
-
-function envoy_on_request(handle)
-  local headers = handle:headers()
-  local attempt, sent, received, start, size = string.match(headers:get("x-din-tried") or "", "^(%%d+) (%%d+) (%%d+) (%%d+) (%%d+)$")
-  if not size or tonumber(attempt) < 3 or received ~= "0" or handle:timestamp() - tonumber(start) > LIMIT_MS then
-    return
-  end
-  local once = tonumber(size)
-  for name, value in pairs(headers) do
-    once = once + #name + #value
-  end
-  if tonumber(sent) > 1.5 * once then
-    handle:respond({ [":status"] = "502", ["x-should-retry"] = "false" }, "")
-  end
-end
-"""
-
-
 def build_fallback_filters(pool: Pool, fallback: Pool, topology: Topology) -> list[HttpFilter]:
     """The chain's beginning. What takes headers off answers comes after it: an answer passes the chain backwards.
 
@@ -110,22 +83,17 @@ def build_fallback_filters(pool: Pool, fallback: Pool, topology: Topology) -> li
         topology: How the sidecar is asked.
     """
     carried = Mutations(request_mutations=[_set(ATTEMPT_POOL, "%UPSTREAM_METADATA(din:pool)%")])
+    chain = [_mutation(carried)]
     moved = _header(ATTEMPT_POOL, StringMatcher(exact=fallback.name))
-    limit_ms = min(topology.timeouts.node_idle_ms, pool.timeouts.first_byte_ms or topology.timeouts.node_idle_ms)
-    tried = _mutation(Mutations(request_mutations=[_set(_TRIED, _TRIED_VALUE)]))
-    forgotten = _mutation(Mutations(request_mutations=[RuleMutation(remove=_TRIED)]))
-    stop = [_only_when(moved, each) for each in (tried, _lua(_STOP % limit_ms), forgotten)]
-    chain = [_mutation(carried), *stop]
     if pool.takes_same_bytes(fallback):
         script = _LUA % tuple(map(_quote_lua, (fallback.name, fallback.model, msgspec.json.encode(fallback.served_model).decode())))
-        chain.append(_only_when(moved, _lua(script)))
+        chain.append(_only_when(moved, pack_extension("envoy.filters.http.lua", Lua(default_source_code=DataSource(inline_string=script)))))
     else:
         translated = MatcherMatcherListPredicatePredicateList(predicate=[moved, _header(ATTEMPT_PLAN, StringMatcher(prefix=EVERY_ATTEMPT))])
         either = MatcherMatcherListPredicate(or_matcher=translated)
         carried.response_mutations = [_set(DROPPED, f"%REQ({DROPPED})%")]
         chain = [
             _mutation(carried),
-            *stop,
             _only_when(moved, _mutation(Mutations(response_mutations=[_set(DEGRADED, "true"), _set("x-din-degraded-reason", _REASON)]))),
             _only_when(either, sidecar_filter(topology, of_attempts=True)),
         ]
@@ -134,10 +102,6 @@ def build_fallback_filters(pool: Pool, fallback: Pool, topology: Topology) -> li
 
 def _mutation(mutations: Mutations) -> TypedExtensionConfig:
     return pack_extension("envoy.filters.http.header_mutation", HeaderMutation(mutations=mutations))
-
-
-def _lua(script: str) -> TypedExtensionConfig:
-    return pack_extension("envoy.filters.http.lua", Lua(default_source_code=DataSource(inline_string=script)))
 
 
 def _set(name: str, value: str) -> RuleMutation:

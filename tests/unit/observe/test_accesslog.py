@@ -194,13 +194,6 @@ def test_a_request_that_moved_in_flight_is_the_other_pools() -> None:
     assert (record.pool, record.model, record.moved_from) == ("light", "small", "p")
 
 
-@pytest.mark.parametrize("endpoint", ["10.0.0.9:8000", None])
-def test_a_request_that_was_stopped_on_its_way_to_a_third_node_ended_by_its_breaks_and_names_no_node(endpoint) -> None:
-    [record] = read_fluentd_records("din", [fluentd(LABELS, s=502, c="lua_response", u=endpoint, a=None)], {"10.0.0.9:8000": "gpu-9"})
-    assert (record.node_id, record.outcome, record.ended_by_break) == ("", Outcome.UPSTREAM_ERROR, True)
-    assert record.usage.total_tokens == 0
-
-
 def test_an_answer_that_was_too_large_to_be_held_is_named() -> None:
     large = entry(LABELS)
     large.response.response_code_details = "response_payload_too_large"
@@ -267,9 +260,9 @@ def test_an_entry_that_is_no_record_is_counted_and_the_others_are_read(odd: Any)
 
 def test_a_failed_attempt_of_the_fluentd_log_names_its_node_and_reason() -> None:
     attempt = {"s": 0, "f": "UF", "u": "10.0.0.7:8000", "t": "1700000000.5", "l": 12, "p": "00-a-b-01"}
-    answered = attempt | {"s": 503, "f": "-", "p": None, "o": "aaaaaaaa01020304"}
+    answered = attempt | {"s": 503, "f": "-", "p": None}
     found = list(read_fluentd_records("din_attempts", [[1, attempt], [1, answered]], {"10.0.0.7:8000": "gpu-07"}))
     assert found == [
         FailedAttempt(node_id="gpu-07", reason="UF", duration_ms=12.0, started_at=1_700_000_000.5, traceparent="00-a-b-01"),
-        FailedAttempt(node_id="gpu-07", reason="503", duration_ms=12.0, started_at=1_700_000_000.5, origin="aaaaaaaa01020304"),
+        FailedAttempt(node_id="gpu-07", reason="503", duration_ms=12.0, started_at=1_700_000_000.5, traceparent=""),
     ]
