@@ -70,7 +70,9 @@ class InMemoryLedger:
         if shadow_denial is not None and shadow_denial.dimension in _SPENT:
             after = msgspec.structs.replace(after, exceeded=shadow_denial.scope)
         if shadow_denial is None:
-            answer = Granted(after, roomy=all(self._is_roomy(claim.tenant, budget) for budget in claim.budgets))
+            counted = bool(claim.spending) or any(any(budget.limits.as_tuple) for budget in claim.budgets)
+            roomy = all(self._is_roomy(claim.tenant, budget) for budget in claim.budgets)
+            answer = Granted(after, roomy=roomy, recorded=counted)
         else:
             answer = Granted(after, msgspec.structs.replace(shadow_denial, status=after))
         self._write(claim, states, answer, now_ms)

@@ -6,6 +6,7 @@ A `Registration` changes only when the node registers again; a `Heartbeat` repla
 from enum import StrEnum
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from din_extproc.domain.node import Node
 
@@ -24,6 +25,24 @@ class NodeState(StrEnum):
     """No heartbeat for `dead_after_s`."""
 
 
+class ModelInstance(Struct, frozen=True):
+    """A further model of a node's engine: a second model, or an adapter. In all else it is as the node."""
+
+    model: str
+    version: str = ""
+    """"": the node's."""
+    max_concurrency: int = 0
+    """0: as the node's."""
+
+
+class InstanceLoad(Struct, frozen=True):
+    """The queue of one of several models of an engine. None: the engine does not report it."""
+
+    model: str
+    waiting: int | None = None
+    running: int | None = None
+
+
 class Registration(Struct, frozen=True, kw_only=True):
     """A node's claims when it joins."""
 
@@ -37,6 +56,27 @@ class Registration(Struct, frozen=True, kw_only=True):
     free_memory_bytes: int | None = None
     epoch: int = 0
     """Milliseconds since the Unix epoch at which the node started; the registration with the highest epoch of a node id is current."""
+    instances: tuple[ModelInstance, ...] = ()
+    """The other models of its engine."""
+
+    @property
+    def extra(self) -> tuple["Registration", ...]:
+        """The registration of each further instance, as if it were a node of its own: without proof of its weights."""
+        return tuple(
+            replace(
+                self,
+                node=replace(
+                    self.node,
+                    model=each.model,
+                    version=each.version or self.node.version,
+                    max_concurrency=each.max_concurrency or self.node.max_concurrency,
+                ),
+                pool="",
+                weights_sha256="",
+                instances=(),
+            )
+            for each in self.instances
+        )
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True):
@@ -57,6 +97,8 @@ class Heartbeat(Struct, frozen=True, kw_only=True):
     free_memory_bytes: int | None = None
     reason: str = ""
     """Why the node is not ready, as text for operators."""
+    instances: tuple[InstanceLoad, ...] = ()
+    """By model, if the engine has several and tells their queues apart; the numbers above are of all of them."""
 
 
 class HeartbeatReading(Struct, frozen=True, gc=False):

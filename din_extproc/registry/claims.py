@@ -108,6 +108,9 @@ def find_impossible_value(beat: Heartbeat) -> str:
             return f"{name} 0 is impossible: leave it out while nothing is measured"
     if len(beat.reason) > _MAX_REASON_CHARS or not beat.reason.isprintable():
         return f"reason is longer than {_MAX_REASON_CHARS} characters or not printable"
+    for queue in beat.instances:
+        if not all(value is None or 0 <= value <= _MAX_VALUE for value in (queue.waiting, queue.running)):
+            return f"the queue of {queue.model[:_MAX_REASON_CHARS]!a} is impossible"
     if beat.free_memory_bytes is not None and not 0 <= beat.free_memory_bytes <= MAX_BYTES:
         return f"free_memory_bytes {beat.free_memory_bytes} is impossible"
     return ""

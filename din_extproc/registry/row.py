@@ -67,6 +67,12 @@ class NodeRecord(Struct, frozen=True, kw_only=True):
         return f"{self.registration.node.endpoint} {self.registration.node.model}"
 
     @property
+    def places(self) -> tuple[str, ...]:
+        """Return the address with each of the models."""
+        node = self.registration.node
+        return (self.address_and_model, *(f"{node.endpoint} {each.model}" for each in self.registration.instances))
+
+    @property
     def state(self) -> NodeState:
         """Return the state by the node's messages, assuming it is alive."""
         if self.quarantine or self.distrust:
@@ -116,7 +122,10 @@ def record_registration(
     row = NodeRecord(registration=registration, lease=lease, evidence=evidence, registered_at=now)
     if before is None:
         return row
-    return replace(row, revision=before.revision, distrust="" if evidence.is_rehabilitated else before.distrust)
+    row = replace(row, revision=before.revision, distrust="" if evidence.is_rehabilitated else before.distrust)
+    if alive and before.beat is not None and registration.epoch and registration.epoch == before.registration.epoch:
+        return replace(row, beat=replace(before.beat, sequence=0), beat_at=before.beat_at)  # the same process, with other models
+    return row
 
 
 def quarantine(row: NodeRecord, reason: str, now: float) -> NodeRecord:

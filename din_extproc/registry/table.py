@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from din_extproc.domain.membership import Member, MembershipDelta, NodeState
+from din_extproc.domain.membership import Member, MembershipDelta, NodeState, Registration
 from din_extproc.domain.node import Endpoint, Node, Pool
 from din_extproc.registry.claims import Catalogue, find_contradiction
 from din_extproc.registry.joining import find_mismatch
@@ -36,8 +36,8 @@ class NodeEvent(Struct, frozen=True):
     reason: str
 
 
-_RoutedNode = tuple[Node, tuple[str, ...]]
-"""A routed node and its pools."""
+_RoutedNode = tuple[tuple[Node, tuple[str, ...]], ...]
+"""A routed node, once for each of its models, with the pools of that model."""
 
 
 class NodeTable:
@@ -58,8 +58,8 @@ class NodeTable:
         self._pools = tuple(pools)
         self._death_reasons: dict[str, str] = {}
         """Reasons of deaths by node id."""
-        self._eligible_pools: dict[str, tuple[str, ...]] = {}
-        """Matching pools of each node, regardless of its state."""
+        self._eligible: dict[str, _RoutedNode] = {}
+        """Models and matching pools of each node, regardless of its state."""
         self._contradictions: dict[str, str] = {}
         """Contradictions between registrations and the current catalogue."""
         self._ids_by_address_and_model: dict[str, str] = {}
@@ -91,7 +91,7 @@ class NodeTable:
         if before is None or before.registration != row.registration:
             if before is not None:
                 self._unindex(before)
-            self._ids_by_address_and_model[row.address_and_model] = row.id
+            self._ids_by_address_and_model |= dict.fromkeys((place for place in row.places if not self._is_taken(place, row.id)), row.id)
             self._ids_by_endpoint.setdefault(row.registration.node.endpoint, set()).add(row.id)
             self._check_registration(row)
         if alive:
@@ -112,7 +112,7 @@ class NodeTable:
         self._unindex(row)
         self._death_reasons.pop(node_id, None)
         self._contradictions.pop(node_id, None)
-        del self._eligible_pools[node_id]
+        del self._eligible[node_id]
         self._stop_routing(node_id)
         if was is NodeState.DEAD:
             return []
@@ -143,8 +143,7 @@ class NodeTable:
 
     def find_owner(self, row: NodeRecord) -> NodeRecord | None:
         """Return another living node with the row's address and model."""
-        owner = self._ids_by_address_and_model.get(row.address_and_model)
-        return self.rows[owner] if owner is not None and owner != row.id and self.is_alive(owner) else None
+        return self.rows[self._ids_by_address_and_model[row.address_and_model]] if self._is_taken(row.address_and_model, row.id) else None
 
     def get_member(self, node_id: str, now: float) -> Member | None:
         """Return one member."""
@@ -176,18 +175,20 @@ class NodeTable:
             for other in (self.rows[node_id] for node_id in sorted(self._ids_by_endpoint.get(endpoint, ())))
             if other.id != row.id and self.is_alive(other.id)
         ]
-        for pool in self._eligible_pools.get(row.id, ()):
-            found += self._list_differences(pool, row.registration.node)
-        if not self._eligible_pools.get(row.id):
-            reasons = "; ".join(
-                f"{pool.name}: {find_mismatch(row.registration, pool)}" for pool in self._pools if pool.model == row.registration.node.model
-            )
-            found.append(f"no pool takes it ({reasons or 'none serves its model'})")
+        for each, (node, pools) in zip((row.registration, *row.registration.extra), self._eligible.get(row.id, ()), strict=False):
+            for pool in pools:
+                found += self._list_differences(pool, node)
+            if not pools:
+                lie = "" if each is row.registration else self._find_obstacle(each)
+                reasons = "; ".join(f"{pool.name}: {find_mismatch(each, pool)}" for pool in self._pools if pool.model == node.model)
+                what = "it" if each is row.registration else f"its model {node.model!r}"
+                found.append(f"no pool takes {what} ({lie or reasons or 'none serves its model'})")
         return tuple(found)
 
     def _list_differences(self, pool: str, node: Node) -> Iterator[str]:
         """Yield in what the node differs from others of a pool."""
-        others = [other for other, pools in self._routed.values() if pool in pools and other.id != node.id]
+        routed = (each for models in self._routed.values() for each in models)
+        others = [other for other, pools in routed if pool in pools and other.id != node.id]
         for field, consequence in (
             ("compute_capability", "their answers may differ; give the pool a `compute_capability`"),
             ("dtype", "they are kept apart, a request and its retries stay with one of them"),
@@ -200,8 +201,7 @@ class NodeTable:
 
     def get_pools(self, node_id: str) -> tuple[str, ...]:
         """Return the pools that route to the node."""
-        found = self._routed.get(node_id)
-        return () if found is None else found[1]
+        return tuple(dict.fromkeys(pool for _, pools in self._routed.get(node_id, ()) for pool in pools))
 
     def snapshot(self) -> MembershipDelta:
         """Return all routed nodes as additions."""
@@ -220,8 +220,9 @@ class NodeTable:
 
     def _unindex(self, row: NodeRecord) -> None:
         """Remove the node from the indexes."""
-        if self._ids_by_address_and_model.get(row.address_and_model) == row.id:
-            del self._ids_by_address_and_model[row.address_and_model]
+        for place in row.places:
+            if self._ids_by_address_and_model.get(place) == row.id:
+                del self._ids_by_address_and_model[place]
         endpoint = row.registration.node.endpoint
         housed = self._ids_by_endpoint.get(endpoint, set())
         housed.discard(row.id)
@@ -230,21 +231,42 @@ class NodeTable:
 
     def _check_registration(self, row: NodeRecord) -> None:
         """Check the registration against the catalogue and the pools."""
-        self._eligible_pools[row.id] = tuple(pool.name for pool in self._pools if not find_mismatch(row.registration, pool))
+        extra = row.registration.extra
+        self._eligible[row.id] = (
+            self._match(row.registration),
+            *((each.node, ()) if self._find_obstacle(each) else self._match(each) for each in extra),
+        )
         lie = find_contradiction(row.registration, self.catalogue)
         if lie:
             self._contradictions[row.id] = lie
         else:
             self._contradictions.pop(row.id, None)
 
+    def _is_taken(self, place: str, node_id: str) -> bool:
+        """Return whether another living node serves this model at this address."""
+        owner = self._ids_by_address_and_model.get(place)
+        return owner is not None and owner != node_id and self.is_alive(owner)
+
+    def _find_obstacle(self, extra: Registration) -> str:
+        """Return why a further model of a node is not routed to."""
+        node = extra.node
+        configured = any((each.endpoint, each.model) == (node.endpoint, node.model) for pool in self._pools for each in pool.nodes)
+        if configured or self._is_taken(f"{node.endpoint} {node.model}", node.id):
+            return "another node serves it at this address"
+        return find_contradiction(extra, self.catalogue)
+
+    def _match(self, registration: Registration) -> tuple[Node, tuple[str, ...]]:
+        """Return a model of a node and the pools that take it."""
+        return registration.node, tuple(pool.name for pool in self._pools if not find_mismatch(registration, pool))
+
     def _update_routing(self, row: NodeRecord) -> None:
         """Update the routing of the node."""
         before = self._routed.get(row.id)
         if self.get_state(row) is not NodeState.READY:
             self._stop_routing(row.id)
-        elif before is None or before != (row.registration.node, self._eligible_pools[row.id]):
+        elif before is None or before != self._eligible[row.id]:
             self._routed_before.setdefault(row.id, before)
-            self._routed[row.id] = (row.registration.node, self._eligible_pools[row.id])
+            self._routed[row.id] = self._eligible[row.id]
 
     def _stop_routing(self, node_id: str) -> None:
         before = self._routed.pop(node_id, None)
@@ -270,12 +292,12 @@ def _make_delta(changes: Iterable[tuple[_RoutedNode | None, _RoutedNode | None]]
     joined: dict[str, list[Node]] = {}
     left: dict[str, list[str]] = {}
     for before, after in changes:
-        if before is not None:
-            for pool in before[1]:
-                left.setdefault(pool, []).append(before[0].id)
-        if after is not None:
-            for pool in after[1]:
-                joined.setdefault(pool, []).append(after[0])
+        for node, pools in before or ():
+            for pool in pools:
+                left.setdefault(pool, []).append(node.id)
+        for node, pools in after or ():
+            for pool in pools:
+                joined.setdefault(pool, []).append(node)
     return MembershipDelta(
         joined={pool: tuple(nodes) for pool, nodes in joined.items()}, left={pool: tuple(ids) for pool, ids in left.items()}
     )

@@ -71,6 +71,8 @@ class EngineSection(Section):
     """The name that it answers to, when that is not the model's."""
     metrics_url: Url | None = None
     """None: at the engine's usual port and path."""
+    all_models: bool = False
+    """Also register every other model that the engine lists, such as an adapter (LoRA), under the engine's name and the node's version."""
 
 
 class WeightsSection(Section):
@@ -140,6 +142,7 @@ class NodeSettings(Struct, frozen=True, kw_only=True):
     engine: str
     engine_endpoint: Endpoint
     served_model: str
+    all_models: bool
     metrics_url: str
     weights: Path | None
     weights_cache: Path | None
@@ -258,6 +261,7 @@ def _settings(config: NodeYaml, catalog: Catalog, document: Document, path: Path
         engine=engine.kind,
         engine_endpoint=engine.address,
         served_model=engine.served_model or node.model,
+        all_models=engine.all_models,
         metrics_url=engine.metrics_url or metrics,
         weights=None if weights is None else folder / weights.path,
         weights_cache=None if weights is None or weights.cache is None else folder / weights.cache,

@@ -15,7 +15,7 @@ from contextlib import suppress
 import msgspec
 from msgspec import Struct
 
-from din_extproc.domain.membership import Heartbeat
+from din_extproc.domain.membership import Heartbeat, InstanceLoad
 
 _HALF_LIFE_S = 300.0
 PAGE_LIMIT = 4 << 20
@@ -39,6 +39,8 @@ class EngineLoad(Struct, frozen=True, kw_only=True):
     """Time spent on `prompt_tokens`, if the engine measures it; otherwise the time between two pages is used."""
     output_tokens: float | None = None
     """Total since the engine's start."""
+    queues: tuple[InstanceLoad, ...] = ()
+    """By model, under the engine's names, if it serves several."""
 
 
 class Rates(Struct, frozen=True):
@@ -78,6 +80,7 @@ def add_load(load: EngineLoad, rates: Rates, beat: Heartbeat) -> Heartbeat:
         tokens_in_use=load.tokens_in_use,
         prefill_rate=rates.prefill,
         decode_rate=rates.decode,
+        instances=load.queues,
     )
 
 
@@ -136,6 +139,19 @@ def _share(page: bytes, *names: bytes, label: bytes = b"") -> float | None:
     return None
 
 
+def _queues(page: bytes, waiting: bytes, running: bytes, label: bytes) -> tuple[InstanceLoad, ...]:
+    """Return the queue of each model on the page, if there are several."""
+    named = re.compile(rb'(?:^|,)%b="([^"\\]{1,200})"' % label)
+    found: dict[str, dict[str, int]] = {}
+    for field, metric in (("waiting", waiting), ("running", running)):
+        for labels, value in _samples(page, metric) if metric else ():
+            model = named.search(labels)
+            if model is not None and math.isfinite(value) and value >= 0:
+                queue = found.setdefault(model[1].decode("utf-8", "replace"), {})
+                queue[field] = queue.get(field, 0) + round(value)
+    return tuple(InstanceLoad(model, **queue) for model, queue in found.items()) if len(found) > 1 else ()
+
+
 _BLOCKS = re.compile(rb'(?:^|,)(block_size|num_gpu_blocks)="(\d{1,12})"')
 
 
@@ -149,6 +165,7 @@ def _vllm(page: bytes) -> EngineLoad:
     spent = _total(page, b"vllm:request_prefill_time_seconds_sum")
     finished = _total(page, b"vllm:request_prompt_tokens_sum")
     return EngineLoad(
+        queues=_queues(page, b"vllm:num_requests_waiting", b"vllm:num_requests_running", b"model_name"),
         waiting=_count(page, b"vllm:num_requests_waiting"),
         running=_count(page, b"vllm:num_requests_running"),
         kv_cache_usage=usage,
@@ -161,6 +178,7 @@ def _vllm(page: bytes) -> EngineLoad:
 
 def _sglang(page: bytes) -> EngineLoad:
     return EngineLoad(
+        queues=_queues(page, b"sglang:num_queue_reqs", b"sglang:num_running_reqs", b"model_name"),
         waiting=_count(page, b"sglang:num_queue_reqs"),
         running=_count(page, b"sglang:num_running_reqs"),
         kv_cache_usage=_share(page, b"sglang:token_usage"),
@@ -184,6 +202,7 @@ def _triton(page: bytes) -> EngineLoad:
     requests, blocks = b"nv_trt_llm_request_metrics", b"nv_trt_llm_kv_cache_block_metrics"
     waiting = _count(page, requests, label=b'request_type="waiting"')
     return EngineLoad(
+        queues=_queues(page, b"nv_inference_pending_request_count", b"", b"model"),
         waiting=_count(page, b"nv_inference_pending_request_count") if waiting is None else waiting,
         running=_count(page, requests, label=b'request_type="scheduled"'),
         kv_cache_usage=_share(page, blocks, label=b'kv_cache_block_type="fraction"'),

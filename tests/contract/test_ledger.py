@@ -187,8 +187,8 @@ async def test_the_status_tells_the_tightest_budget_of_each_dimension(limits):
 
 
 async def test_no_limit_no_status(limits):
-    assert await limits.ask(RateLimits(), RateLimits()) == Granted(RateLimitStatus(), roomy=True)
-    assert await limits.ask() == Granted(RateLimitStatus(), roomy=True)
+    assert await limits.ask(RateLimits(), RateLimits()) == Granted(RateLimitStatus(), roomy=True, recorded=False)
+    assert await limits.ask() == Granted(RateLimitStatus(), roomy=True, recorded=False)
     assert await limits.ask(RateLimits(max_streams=2)) == Granted(RateLimitStatus())
 
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from google.protobuf.message import DecodeError, Message
+from msgspec.structs import asdict
 
 from din_extproc._proto.din.v1 import registry_pb2 as pb
-from din_extproc.domain.membership import Heartbeat, Member, NodeState
+from din_extproc.domain.membership import Heartbeat, InstanceLoad, Member, ModelInstance, NodeState
 from din_extproc.edge.grpc.services import CallHandler, OpenCall, ServerCall
 from din_extproc.edge.registry.auth import RegistryAuth, RegistryError, RegistryErrorCode, to_registry_error
 from din_extproc.edge.registry.forms import NodeForm
@@ -90,7 +91,9 @@ class NodeRegistryService:
             return RegistryError(RegistryErrorCode.INVALID, "the beat's state is not given")
         load = {name: getattr(said, name) for name in _LOAD if said.HasField(name)}
         outcome = await self._auth.registrar.heartbeat(
-            request.node_id, request.lease, Heartbeat(state=state, sequence=said.sequence, reason=said.reason, **load)
+            request.node_id,
+            request.lease,
+            Heartbeat(state=state, sequence=said.sequence, reason=said.reason, instances=_queues(said), **load),
         )
         return to_registry_error(outcome) if isinstance(outcome, RegistryDenial) else pb.HeartbeatResponse(drain=outcome.draining)
 
@@ -197,16 +200,28 @@ def _make_form(node: pb.Node) -> NodeForm:
     fields = {name: getattr(node, name) or _DEFAULTS.get(name, getattr(node, name)) for name in NodeForm.__struct_fields__}
     if not node.HasField("free_memory_bytes"):
         fields["free_memory_bytes"] = None
+    fields["instances"] = tuple(ModelInstance(each.model, each.version, each.max_concurrency) for each in node.instances)
     return NodeForm(**fields)
+
+
+def _queues(beat: pb.Beat) -> tuple[InstanceLoad, ...]:
+    return tuple(
+        InstanceLoad(each.model, **{name: getattr(each, name) for name in ("waiting", "running") if each.HasField(name)})
+        for each in beat.instances
+    )
 
 
 def _make_status(member: Member) -> pb.NodeStatus:
     form = NodeForm.of(member.registration)
-    node = pb.Node(**{name: value for name in form.__struct_fields__ if (value := getattr(form, name)) is not None})
+    fields = {name: value for name in form.__struct_fields__ if (value := getattr(form, name)) is not None}
+    node = pb.Node(**fields | {"instances": [pb.ModelInstance(**asdict(each)) for each in form.instances]})
     status = pb.NodeStatus(node=node, state=_STATES[member.state], trust=member.trust, reasons=member.reasons, stale=member.stale)
     if member.beat is not None:
         load = {name: value for name in _LOAD if (value := getattr(member.beat, name)) is not None}
-        status.beat.CopyFrom(pb.Beat(state=_STATES[member.beat.state], sequence=member.beat.sequence, reason=member.beat.reason, **load))
+        beat = pb.Beat(state=_STATES[member.beat.state], sequence=member.beat.sequence, reason=member.beat.reason, **load)
+        for each in member.beat.instances:
+            beat.instances.add(**{name: value for name, value in asdict(each).items() if value is not None})
+        status.beat.CopyFrom(beat)
     if member.beat_at is not None:
         status.last_heartbeat.FromMilliseconds(round(member.beat_at * 1000))
     return status

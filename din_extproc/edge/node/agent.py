@@ -8,9 +8,9 @@ import logging
 from collections.abc import Callable, Mapping
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
-from din_extproc.domain.membership import Heartbeat, NodeState, Registration
+from din_extproc.domain.membership import Heartbeat, ModelInstance, NodeState, Registration
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.node.engine_probe import EngineProbe, EngineStatus
 from din_extproc.edge.node.memory import free_memory_bytes
@@ -27,6 +27,8 @@ _SETTLE_S = 1.0
 _POLL_S = 0.1
 _LONGEST_PAUSE_S = 30.0
 _LONGEST_REASON = 300
+_MOST_OTHERS = 64
+"""Models beside the node's own that it registers."""
 
 
 class EnvoyLoad(Struct, frozen=True):
@@ -48,6 +50,7 @@ class NodeAgent:
         probe: Queries the engine.
         client: Calls the registry.
         held: Returns the load of the Envoy in front. None: no Envoy.
+        all_models: Whether the other models that the engine lists are registered, too.
     """
 
     def __init__(
@@ -58,11 +61,16 @@ class NodeAgent:
         probe: EngineProbe,
         client: RegistryClient,
         held: Callable[[], EnvoyLoad] | None,
+        *,
+        all_models: bool = False,
     ) -> None:
         self.registration = registration
         self.condition = NodeCondition()
         self.look = EngineStatus(at=0.0)
         self._engine = engine_url, served_model
+        self._all_models = all_models
+        self._outdated = False
+        """The registry knows other models than the registration has."""
         self._probe = probe
         self._client = client
         self._held = held
@@ -96,22 +104,34 @@ class NodeAgent:
             await self.report()
 
     async def refresh(self, age_s: float) -> bool:
-        """Query the engine unless the last status is at most `age_s` old. Return whether the state or its reason changed."""
+        """Query the engine unless the last status is at most `age_s` old. Return whether state, reason or models changed."""
         async with self._looking:
             if self.look.at and SystemClock.monotonic() - self.look.at <= age_s:
                 return False
             self.look = await self._probe.check_health(*self._engine)
             before, self.condition = self.condition, self.condition.with_reading(self.look.problem, slow=self.look.slow)
+            others = self._all_models and self._find_other_models()
         if (before.state, before.reason) != (self.condition.state, self.condition.reason):
             _log.info("%s is %s: %s", self.registration.node.id, self.condition.state.value, self.condition.reason or "the engine answers")
             return True
-        return False
+        return others
+
+    def _find_other_models(self) -> bool:
+        """Take over which other models the engine lists. Return whether they changed: then the node registers anew."""
+        if self.look.problem:
+            return False
+        found = tuple(map(ModelInstance, sorted(self.look.models - {self._engine[1]})[:_MOST_OTHERS]))
+        if found == self.registration.instances:
+            return False
+        _log.info("%s also serves %s", self.registration.node.id, ", ".join(each.model for each in found) or "no other model")
+        self.registration, self._outdated = replace(self.registration, instances=found), True
+        return True
 
     async def report(self) -> None:
         """Register if necessary, then send a heartbeat."""
         async with self._telling:
             try:
-                if self._lease is None and not await self._register():
+                if (self._lease is None or self._outdated) and not await self._register() and self._lease is None:
                     return
                 await self._heartbeat()
             except RegistryUnreachable as error:
@@ -150,12 +170,16 @@ class NodeAgent:
             "kv_cache_usage": beat.kv_cache_usage,
             "tokens_in_use": beat.tokens_in_use,
             "in_flight": self.in_flight,
+            "instances": [asdict(each) for each in beat.instances],
         }
         return self.condition.state is NodeState.READY, shown
 
     def _now(self) -> Heartbeat:
         reason = "".join(filter(str.isprintable, self.condition.reason))[:_LONGEST_REASON]
         beat = add_load(self.look.load, self.look.rates, Heartbeat(state=self.condition.state, sequence=self._sequence, reason=reason))
+        named = {each.model for each in self.registration.instances} | {self.registration.node.model}
+        queues = [replace(each, model=self.registration.node.model) if each.model == self._engine[1] else each for each in beat.instances]
+        beat = replace(beat, instances=tuple(each for each in queues if each.model in named) if self.registration.instances else ())
         if self._held is None:
             return beat
         held = self._held()
@@ -168,13 +192,15 @@ class NodeAgent:
         if self.condition.state is NodeState.DRAINING or now < self._again_at:
             return False
         self.registration = replace(self.registration, free_memory_bytes=await self._free_memory())
-        reply = await self._client.register(self.registration)
+        sent = self.registration
+        reply = await self._client.register(sent)
         if isinstance(reply, RegistrationRefused):
             self._refusals += 1
             self._again_at = now + min(2.0**self._refusals, _LONGEST_PAUSE_S)
             self._log_complaint(f"the registry refuses the node: {reply.reason}")
             return False
         self._lease, self._sequence, self._refusals, self._complaint = reply, 0, 0, ""
+        self._outdated = self.registration.instances != sent.instances
         _log.info("%s is registered", self.registration.node.id)
         for warning in reply.warnings:
             _log.warning("%s", warning)

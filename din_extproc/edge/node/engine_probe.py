@@ -35,6 +35,8 @@ class EngineStatus(Struct, frozen=True):
     """Reason why it accepts no requests; "" if it does."""
     slow: bool = False
     """It did not respond in time: it may be dead or busy."""
+    models: frozenset[str] = frozenset()
+    """The names that it lists."""
 
 
 class EngineProbe:
@@ -71,22 +73,22 @@ class EngineProbe:
 
     async def check_health(self, url: str, model: str) -> EngineStatus:
         """Read the load and check that the engine serves the model. `url`: its HTTP interface, without a trailing slash."""
-        look, problem = await asyncio.gather(self.read(), self._find_problem(url, model))
-        if isinstance(problem, EngineUnreachable):
-            return EngineStatus(look.at, look.load, look.rates, str(problem), slow=not problem.gone)
-        return EngineStatus(look.at, look.load, look.rates, problem)
+        look, names = await asyncio.gather(self.read(), self._list(url))
+        if isinstance(names, EngineUnreachable):
+            return EngineStatus(look.at, look.load, look.rates, str(names), slow=not names.gone)
+        if isinstance(names, str):
+            return EngineStatus(look.at, look.load, look.rates, names)
+        problem = "" if model in names else f"the engine lists {', '.join(sorted(names)) or 'no model'}, not {model}"
+        return EngineStatus(look.at, look.load, look.rates, problem, models=names)
 
-    async def _find_problem(self, url: str, model: str) -> str | EngineUnreachable:
+    async def _list(self, url: str) -> frozenset[str] | str | EngineUnreachable:
+        """Return the names that the engine lists, or why it lists none."""
         try:
             status, body = await fetch(self._session, url + PATH, PAGE_LIMIT)
         except EngineUnreachable as error:
             return error
         names = parse_models(body) if status == _OK else None
-        if names is None:
-            return f"the engine answers {status} to {PATH}: it is not ready"
-        if model not in names:
-            return f"the engine lists {', '.join(sorted(names)) or 'no model'}, not {model}"
-        return ""
+        return f"the engine answers {status} to {PATH}: it is not ready" if names is None else names
 
 
 async def fetch(session: aiohttp.ClientSession, url: str, limit: int) -> tuple[int, bytes]:

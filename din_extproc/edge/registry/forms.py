@@ -10,13 +10,15 @@ from msgspec import Struct
 
 from din_extproc.domain.availability import NodeShare
 from din_extproc.domain.health import EXCLUDED, NO_CREDIT_REASON, BreakerSnapshot, BreakerState
-from din_extproc.domain.membership import Heartbeat, Member, NodeState, Registration
+from din_extproc.domain.membership import Heartbeat, InstanceLoad, Member, ModelInstance, NodeState, Registration
 from din_extproc.domain.node import Endpoint, Node
 from din_extproc.registry.claims import MAX_BYTES, MAX_REGISTERED
 from din_extproc.route.versions import is_version
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}").fullmatch
 _LONGEST = 200
+_MOST_INSTANCES = 65
+"""Models of one engine."""
 
 
 class NodeForm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -38,6 +40,7 @@ class NodeForm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     weights_sha256: str = ""
     free_memory_bytes: int | None = None
     epoch: int = 0
+    instances: tuple[ModelInstance, ...] = ()
 
     @classmethod
     def of(cls, registration: Registration) -> Self:
@@ -59,6 +62,7 @@ class NodeForm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
             weights_sha256=registration.weights_sha256,
             free_memory_bytes=registration.free_memory_bytes,
             epoch=registration.epoch,
+            instances=registration.instances,
         )
 
     def to_registration(self) -> Registration:
@@ -83,6 +87,7 @@ class NodeForm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
             raise ValueError(f"free_memory_bytes {self.free_memory_bytes} is impossible")
         if not 0 <= self.epoch < 1 << 53:
             raise ValueError(f"epoch {self.epoch} is out of range")
+        self._check_instances()
         node = Node(
             id=self.id,
             endpoint=Endpoint.parse(self.address),
@@ -102,7 +107,21 @@ class NodeForm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
             weights_sha256=self.weights_sha256,
             free_memory_bytes=self.free_memory_bytes,
             epoch=self.epoch,
+            instances=self.instances,
         )
+
+    def _check_instances(self) -> None:
+        """Raise a ValueError for an instance that can't be."""
+        models = [self.model, *(each.model for each in self.instances)]
+        if len(models) > _MOST_INSTANCES or len(set(models)) < len(models):
+            raise ValueError(f"instances: at most {_MOST_INSTANCES - 1} further models, each once")
+        for each in self.instances:
+            if not each.model or len(each.model) > _LONGEST or not each.model.isprintable():
+                raise ValueError(f"instances: a model's name is empty, longer than {_LONGEST} characters or not printable")
+            if each.version and not is_version(each.version):
+                raise ValueError(f"version {each.version[:_LONGEST]!a} of model {each.model!r} is not a version such as '2025.3.1'")
+            if not 0 <= each.max_concurrency <= MAX_REGISTERED["max_concurrency"]:
+                raise ValueError(f"max_concurrency {each.max_concurrency} of model {each.model!r} is impossible")
 
 
 class BeatForm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -119,6 +138,7 @@ class BeatForm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     decode_rate: float | None = None
     free_memory_bytes: int | None = None
     reason: str = ""
+    instances: tuple[InstanceLoad, ...] = ()
 
     def to_heartbeat(self) -> Heartbeat:
         """Convert the form to a heartbeat."""

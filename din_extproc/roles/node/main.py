@@ -133,6 +133,7 @@ class NodeProcess:
             probe=EngineProbe(session, settings.engine, settings.metrics_url, SystemClock.monotonic),
             client=RegistryClient(session, settings.registries, self._token, settings.registry_tls),
             held=None if settings.proxy is None else self._envoy_load,
+            all_models=settings.all_models,
         )
 
     def _envoy_load(self) -> EnvoyLoad:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from din_extproc.domain.membership import Heartbeat, NodeState, Registration
+from din_extproc.domain.membership import Heartbeat, ModelInstance, NodeState, Registration
 from din_extproc.domain.node import Endpoint, Node, Pool
 from din_extproc.registry.claims import CatalogEntry
 from din_extproc.registry.row import (
@@ -407,3 +407,31 @@ def test_a_node_of_another_compute_capability_joins_with_a_warning_unless_the_po
     strict = Network(replace(CHAT, compute_capability=">=8.0"))
     old = strict.register(registration("a", compute_capability="7.5"))
     assert strict.table.list_warnings(old) == ("no pool takes it (chat: compute_capability is 7.5, the pool's is >=8.0)",)
+
+
+LAW = replace(CHAT, name="law", model="law", served_model="law")
+
+
+def test_every_model_of_a_node_is_routed_to_by_its_own_pool_and_leaves_with_the_node():
+    network = Network(CHAT, LAW, catalogue={})
+    several = replace(registration("a"), instances=(ModelInstance("law", "2026.1.0", 4), ModelInstance("tax")))
+    row = network.register(several)
+    assert network.table.list_warnings(row) == ("no pool takes its model 'tax' (none serves its model)",)
+    network.beat("a")
+    assert network.table.get_pools("a") == ("chat", "law")
+    joined = network.table.take_changes().joined
+    assert {pool: (node.id, node.model, node.max_concurrency) for pool, (node,) in joined.items()} == {
+        "chat": ("a", several.node.model, several.node.max_concurrency),
+        "law": ("a", "law", 4),
+    }
+    network.table.remove_row("a", row.revision + 99, 0.0, "gone")
+    assert network.table.take_changes().left == {"chat": ("a",), "law": ("a",)}
+
+
+def test_a_further_model_that_another_node_serves_at_the_address_is_not_routed_to_and_keeps_the_node():
+    listed = replace(registration("listed").node, model="law")
+    network = Network(CHAT, replace(LAW, nodes=(listed,)), catalogue={})
+    row = network.register(replace(registration("a"), instances=(ModelInstance("law"),)))
+    network.beat("a")
+    assert network.table.get_pools("a") == ("chat",)
+    assert network.table.list_warnings(row) == ("no pool takes its model 'law' (another node serves it at this address)",)

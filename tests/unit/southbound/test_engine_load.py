@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from din_extproc.domain.membership import Heartbeat, NodeState
+from din_extproc.domain.membership import Heartbeat, InstanceLoad, NodeState
 from din_extproc.southbound.load import SOURCES, EngineLoad, Rates, add_load
 
 CAPTURES = Path(__file__).parent.parent.parent / "captures"
@@ -57,7 +57,7 @@ PAGES = {
     ),
     "triton": (
         b'nv_inference_pending_request_count{model="a",version="1"} 4\nnv_inference_pending_request_count{model="b",version="1"} 2\n',
-        EngineLoad(waiting=6),
+        EngineLoad(waiting=6, queues=(InstanceLoad("a", waiting=4), InstanceLoad("b", waiting=2))),
     ),
     "tgi": (b"# TYPE tgi_queue_size gauge\ntgi_queue_size 9\ntgi_batch_current_size 4\n", EngineLoad(waiting=9, running=4)),
     "ollama": (b'{"models":[{"name":"llama3:8b","size_vram":5137025024}]}', EngineLoad()),

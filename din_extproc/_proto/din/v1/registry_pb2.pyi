@@ -26,8 +26,18 @@ NODE_STATE_DRAINING: NodeState
 NODE_STATE_QUARANTINED: NodeState
 NODE_STATE_DEAD: NodeState
 
+class ModelInstance(_message.Message):
+    __slots__ = ("model", "version", "max_concurrency")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONCURRENCY_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    version: str
+    max_concurrency: int
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., max_concurrency: _Optional[int] = ...) -> None: ...
+
 class Node(_message.Message):
-    __slots__ = ("id", "address", "model", "version", "dtype", "engine", "compute_capability", "tp_world_size", "max_seq_len", "max_concurrency", "pool", "network", "weights_sha256", "free_memory_bytes", "epoch")
+    __slots__ = ("id", "address", "model", "version", "dtype", "engine", "compute_capability", "tp_world_size", "max_seq_len", "max_concurrency", "pool", "network", "weights_sha256", "free_memory_bytes", "epoch", "instances")
     ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +53,7 @@ class Node(_message.Message):
     WEIGHTS_SHA256_FIELD_NUMBER: _ClassVar[int]
     FREE_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    INSTANCES_FIELD_NUMBER: _ClassVar[int]
     id: str
     address: str
     model: str
@@ -58,10 +69,21 @@ class Node(_message.Message):
     weights_sha256: str
     free_memory_bytes: int
     epoch: int
-    def __init__(self, id: _Optional[str] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., dtype: _Optional[str] = ..., engine: _Optional[str] = ..., compute_capability: _Optional[str] = ..., tp_world_size: _Optional[int] = ..., max_seq_len: _Optional[int] = ..., max_concurrency: _Optional[int] = ..., pool: _Optional[str] = ..., network: _Optional[str] = ..., weights_sha256: _Optional[str] = ..., free_memory_bytes: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    instances: _containers.RepeatedCompositeFieldContainer[ModelInstance]
+    def __init__(self, id: _Optional[str] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., dtype: _Optional[str] = ..., engine: _Optional[str] = ..., compute_capability: _Optional[str] = ..., tp_world_size: _Optional[int] = ..., max_seq_len: _Optional[int] = ..., max_concurrency: _Optional[int] = ..., pool: _Optional[str] = ..., network: _Optional[str] = ..., weights_sha256: _Optional[str] = ..., free_memory_bytes: _Optional[int] = ..., epoch: _Optional[int] = ..., instances: _Optional[_Iterable[_Union[ModelInstance, _Mapping]]] = ...) -> None: ...
+
+class InstanceLoad(_message.Message):
+    __slots__ = ("model", "waiting", "running")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    waiting: int
+    running: int
+    def __init__(self, model: _Optional[str] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ...) -> None: ...
 
 class Beat(_message.Message):
-    __slots__ = ("state", "sequence", "waiting", "running", "kv_cache_usage", "tokens_in_use", "prefill_rate", "decode_rate", "free_memory_bytes", "reason")
+    __slots__ = ("state", "sequence", "waiting", "running", "kv_cache_usage", "tokens_in_use", "prefill_rate", "decode_rate", "free_memory_bytes", "reason", "instances")
     STATE_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +94,7 @@ class Beat(_message.Message):
     DECODE_RATE_FIELD_NUMBER: _ClassVar[int]
     FREE_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    INSTANCES_FIELD_NUMBER: _ClassVar[int]
     state: NodeState
     sequence: int
     waiting: int
@@ -82,7 +105,8 @@ class Beat(_message.Message):
     decode_rate: float
     free_memory_bytes: int
     reason: str
-    def __init__(self, state: _Optional[_Union[NodeState, str]] = ..., sequence: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., tokens_in_use: _Optional[int] = ..., prefill_rate: _Optional[float] = ..., decode_rate: _Optional[float] = ..., free_memory_bytes: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    instances: _containers.RepeatedCompositeFieldContainer[InstanceLoad]
+    def __init__(self, state: _Optional[_Union[NodeState, str]] = ..., sequence: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., tokens_in_use: _Optional[int] = ..., prefill_rate: _Optional[float] = ..., decode_rate: _Optional[float] = ..., free_memory_bytes: _Optional[int] = ..., reason: _Optional[str] = ..., instances: _Optional[_Iterable[_Union[InstanceLoad, _Mapping]]] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("node",)
