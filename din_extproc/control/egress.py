@@ -19,6 +19,7 @@ from envoy_data_plane.envoy.config.core.v3 import (
     PathConfigSource,
     TransportSocket,
     TypedExtensionConfig,
+    WatchedDirectory,
 )
 from envoy_data_plane.envoy.config.core.v3 import Node as EnvoyNode
 from envoy_data_plane.envoy.config.endpoint.v3 import ClusterLoadAssignment, Endpoint, LbEndpoint, LocalityLbEndpoints
@@ -134,17 +135,20 @@ def add_egress(bootstrap: Bootstrap, topology: Topology) -> None:
             bootstrap.node = bootstrap.node or EnvoyNode(id=_NODE, cluster=_NODE)
             bootstrap.bootstrap_extensions.append(pack_extension("envoy.bootstrap.internal_listener", InternalListener()))
         if static is not None:
-            static.listeners.append(_make_listener(node, api, topology))
+            static.listeners.append(make_egress_listener(node, api, topology, cluster=f"{EGRESS_PREFIX}{node.id}"))
             address = SocketAddress(api.host, api.port)
             static.clusters.append(remote_cluster(f"{EGRESS_PREFIX}{node.id}", address, topology, ca=api.ca if api.tls else None))
 
 
-def _make_listener(node: Node, api: RemoteApi, topology: Topology) -> Listener:
+def make_egress_listener(node: Node, api: RemoteApi, topology: Topology, *, cluster: str) -> Listener:
+    """Return the internal listener of a remote API. `cluster`: where it sends requests."""
     name = f"{EGRESS_PREFIX}{node.id}"
     manager = HttpConnectionManager(
         stat_prefix="din_egress",
         codec_type=HttpConnectionManagerCodecType.AUTO,
-        route_config=RouteConfiguration(name=name, virtual_hosts=[VirtualHost(name=name, domains=["*"], routes=[_make_route(name, api)])]),
+        route_config=RouteConfiguration(
+            name=name, virtual_hosts=[VirtualHost(name=name, domains=["*"], routes=[_make_route(cluster, api)])]
+        ),
         http_filters=[HttpFilter(name=each.name, typed_config=each.typed_config) for each in _make_filters(node, api, topology)],
         generate_request_id=False,
         skip_xff_append=True,
@@ -180,7 +184,10 @@ def _make_filters(node: Node, api: RemoteApi, topology: Topology) -> list[TypedE
     ]
     if api.credential is not None:
         source = ConfigSource(
-            path_config_source=PathConfigSource(path=f"{topology.credentials_folder}/{node.id}.yaml"),
+            path_config_source=PathConfigSource(
+                path=f"{topology.credentials_folder}/{node.id}.yaml",
+                watched_directory=WatchedDirectory(path=topology.credentials_folder),  # Kubernetes replaces a link, not the file
+            ),
             resource_api_version=ApiVersion.V3,
         )
         generic = Generic(credential=SdsSecretConfig(name=f"{EGRESS_PREFIX}{node.id}", sds_config=source), header=api.credential_header[0])

@@ -20,7 +20,7 @@ from din_extproc.control.jwt import keys_for_cluster
 from din_extproc.control.listener import build_connection_manager, compute_held_bytes
 from din_extproc.control.packing import renamed, to_plain
 from din_extproc.control.routes import ALLOWED, CLUSTER_HEADER, EXPOSED, METHODS, UNDECIDED, build_node_headers, removed_headers
-from din_extproc.control.topology import EXT_PROC_CLUSTER, Address, HealthCheck, Outlier, SocketAddress, Topology, refuse_remote
+from din_extproc.control.topology import EXT_PROC_CLUSTER, Address, HealthCheck, Outlier, SocketAddress, Topology
 from din_extproc.domain.identity import JWT_AUTHN, JwtIssuer, RemoteJwks
 from din_extproc.domain.node import Pool, in_flight_cluster
 
@@ -81,8 +81,9 @@ def _check(topology: Topology) -> None:
             )
     if topology.fail_open_pool is not None:
         raise ValueError("`fail_open`: routes of Envoy Gateway can't tell a request that nobody decided about from one that was refused")
-    refuse_remote(topology)
     for pool in topology.pools:
+        if pool.is_remote:
+            raise ValueError(f"pool {pool.name}: Envoy Gateway has no place for the listeners of hosted APIs; use `render envoy`")
         if not pool.nodes:
             raise ValueError(f"pool {pool.name}: only nodes that din.yaml lists are rendered; those that register need `gateway.xds`")
         if _NAME(pool.name) is None:

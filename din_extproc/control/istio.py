@@ -14,11 +14,12 @@ from msgspec.structs import replace
 
 from din_extproc.control.clusters import build_pool_clusters
 from din_extproc.control.filters import build_http_filters
+from din_extproc.control.istio_egress import describe_hosts, describe_listeners
 from din_extproc.control.jwt import keys_for_cluster
 from din_extproc.control.listener import build_connection_manager, compute_held_bytes
 from din_extproc.control.packing import renamed, to_plain
 from din_extproc.control.routes import build_route_configuration
-from din_extproc.control.topology import ACCESS_LOG_CLUSTER, EXT_PROC_CLUSTER, SocketAddress, Topology, refuse_remote
+from din_extproc.control.topology import ACCESS_LOG_CLUSTER, EXT_PROC_CLUSTER, SocketAddress, Topology
 from din_extproc.domain.identity import JWT_AUTHN, RemoteJwks
 
 _MANAGER = "envoy.filters.network.http_connection_manager"
@@ -62,7 +63,6 @@ def build_istio(topology: Topology, mesh: Mesh) -> list[dict[str, Any]]:
     empty = [pool.name for pool in topology.pools if not pool.nodes]
     if empty:
         raise ValueError(f"pool {empty[0]}: only nodes that din.yaml lists are rendered; those that register need `gateway.xds`")
-    refuse_remote(topology)
     if mesh.mode == "sidecar" and (topology.identity.jwt or topology.identity.attributes):
         raise ValueError("`identity`: tokens and certificates are verified where clients arrive, so only mode `gateway` can render them")
     resources = [_sidecar_rule(_host(sidecar), mesh)]
@@ -70,6 +70,7 @@ def build_istio(topology: Topology, mesh: Mesh) -> list[dict[str, Any]]:
         resources.insert(0, _external(sidecar, log, mesh))
     if mesh.mode == "sidecar":
         resources.append(_host_entry(mesh))
+    resources += [_resource(kind, "v1", name, mesh, spec) for kind, name, spec in describe_hosts(topology)]
     if topology.identity.jwt:
         resources.append(_request_authentication(topology, mesh))
     return [*resources, _virtual_service(mesh), _envoy_filter(topology, mesh, sidecar, log)]
@@ -175,6 +176,8 @@ def _patches(topology: Topology, mesh: Mesh) -> Iterator[dict[str, Any]]:
     context = "GATEWAY" if mesh.mode == "gateway" else "SIDECAR_OUTBOUND"
     for cluster in build_pool_clusters(topology):
         yield {"applyTo": "CLUSTER", "match": {"context": context}, "patch": {"operation": "ADD", "value": to_plain(cluster)}}
+    for listener in describe_listeners(topology):
+        yield {"applyTo": "LISTENER", "match": {"context": context}, "patch": {"operation": "ADD", "value": listener}}
     yield _patch("LISTENER", _on_port(context, mesh), "MERGE", {"per_connection_buffer_limit_bytes": compute_held_bytes(topology)})
     manager = {name: value for name, value in to_plain(build_connection_manager(topology)).items() if name not in _LIFTED}
     typed = {"@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager", **manager}

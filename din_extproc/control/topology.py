@@ -287,14 +287,3 @@ class Topology(Struct, frozen=True, kw_only=True):
                 raise ValueError(f"moves: {pair[0]!r} and {pair[1]!r} are not two pools")
         if self.fail_open_pool is not None and self.fail_open_pool not in names:
             raise ValueError(f"fail_open_pool: there is no pool {self.fail_open_pool!r}")
-
-
-def refuse_remote(topology: Topology) -> None:
-    """Refuse remote APIs where another program makes Envoy's listeners.
-
-    Raises:
-        ValueError: a pool has nodes that are remote APIs.
-    """
-    for pool in topology.pools:
-        if pool.is_remote:
-            raise ValueError(f"pool {pool.name}: remote APIs need an Envoy that `render envoy` configures; it adds their egress listeners")

@@ -6,6 +6,7 @@ names the program (`make test-manifests` builds it).
 
 import json
 import os
+import ssl
 import urllib.request
 from collections.abc import Iterator
 
@@ -17,6 +18,8 @@ from din_extproc.roles.configure.render import render_istio
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
 from tests.support import istio_translation, istiod
+from tests.support.certificates import Authority
+from tests.support.providers import Provider
 from tests.support.servers import EngineSim, free_port
 from tests.support.stack import Stack, events, key_of, node, tenant
 from tests.support.tokens import AUDIENCE, ISSUER, bearer_cases, make_signer, write_jwks
@@ -34,6 +37,7 @@ class MeshedStack(Stack):
     """With the Envoy of a gateway or of a client's sidecar of Istio."""
 
     mode = "gateway"
+    translator = TRANSLATOR
 
     def start_envoy(self) -> None:
         settings = load(self.config_file, {})
@@ -42,14 +46,17 @@ class MeshedStack(Stack):
         documents = list(yaml.safe_load_all(rendered))
         ports = {settings.gateway.ext_proc.address.port, settings.gateway.access_log.address.port}
         services = {f"outbound|{port}||{SIDECAR}.cluster.local": port for port in ports}
-        if TRANSLATOR:
-            parts = istio_translation.translated(TRANSLATOR, self.mode, documents, SIDECAR, ports)
+        if self.translator:
+            parts = istio_translation.translated(self.translator, self.mode, documents, SIDECAR, ports)
             configuration = istio_translation.bootstrap(parts, port=80, listen=self.port, admin=self.envoy_admin_port, ports=services)
         else:
             configuration = istiod.gateway(HOST, 80, self.port, self.envoy_admin_port, services)
             for each in documents:
                 if each["kind"] == "RequestAuthentication":
                     istiod.authenticate(configuration, each)
+            entries, rules = ([each for each in documents if each["kind"] == kind] for kind in ("ServiceEntry", "DestinationRule"))
+            for entry in entries:
+                istiod.reach(configuration, entry, next(rule for rule in rules if rule["spec"]["host"] == entry["spec"]["hosts"][0]))
             istiod.apply(configuration, next(each for each in documents if each["kind"] == "EnvoyFilter"))
         file = self.folder / "envoy.json"
         file.write_text(json.dumps(configuration))
@@ -196,3 +203,45 @@ def test_without_the_sidecar_nothing_passes_and_the_body_is_ours(stack):
     reply = stack.chat(max_tokens=1)
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "sidecar_unavailable")
     assert reply.headers["retry-after"] == "1"
+
+
+class HostedStack(MeshedStack):
+    """With a hosted API behind what istiod makes of a ServiceEntry and a DestinationRule."""
+
+    translator = ""
+
+
+def test_a_hosted_api_is_reached_with_its_credential(tmp_path):
+    authority = Authority(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authority.issue("provider", "localhost").values())
+    (tmp_path / "key").write_text("sk-mesh-0123456789")
+    with Provider(context, "sk-mesh-0123456789") as provider, EngineSim(model="m") as local:
+        account = {
+            "id": "account-1",
+            "url": f"https://localhost:{provider.port}/v1",
+            "credential": {"file": str(tmp_path / "key")},
+            "ca": str(authority.file),
+            "max_seq_len": 8192,
+        }
+        config = {
+            "pools": {
+                "p": {"model": "m", "engine": "vllm", "nodes": [node("a", local.address)]},
+                "cloud": {"model": "far", "served_model": "theirs", "engine": "openai", "nodes": [account]},
+            },
+            "rules": [{"id": "near", "when": {"model": "m"}, "pool": "p", "fallback": "cloud"}],
+            "tenants": [tenant("acme")],
+        }
+        gateway = {"ext_proc": {"address": f"127.0.0.1:{free_port()}"}, "reached_at": SIDECAR}
+        with HostedStack(config, gateway=gateway) as stack:
+            for stream in (False, True):
+                reply = stack.chat(model="far", stream=stream)
+                assert (reply.status_code, reply.headers["x-din-node-id"]) == (200, "account-1"), reply.text
+            assert stack.chat(model="m").headers["x-din-node-id"] == "a"
+            local.fail("unavailable")
+            moved = stack.chat(model="m")
+            assert (moved.status_code, moved.headers["x-din-node-id"], moved.headers["x-bxagent-degraded"]) == (200, "account-1", "true")
+        path, headers, body = provider.seen[-1]
+        assert (path, body["model"], headers["authorization"]) == ("/v1/chat/completions", "theirs", "Bearer sk-mesh-0123456789")
+        assert headers["host"] == f"localhost:{provider.port}"
+        assert [name for name in headers if name.startswith(("x-din", "x-envoy", "x-forwarded"))] == []

@@ -22,7 +22,7 @@ from din_extproc.control.istio import Mesh
 from din_extproc.control.istio import build_istio as istio_of
 from din_extproc.control.topology import SocketAddress, Topology
 from din_extproc.domain.identity import NO_IDENTITIES, IdentityRules, JwtIssuer, RemoteJwks
-from din_extproc.domain.node import Endpoint, Node, Pool
+from din_extproc.domain.node import CredentialSource, Endpoint, InternalEndpoint, Node, Pool, RemoteApi
 from din_extproc.roles.configure.render import RenderFailed, render_envoy_gateway, render_istio
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
@@ -148,6 +148,43 @@ def test_pairs_whose_names_run_together_are_refused():
     topology = Topology(ext_proc=(outside,), access_log=outside, pools=pools, moves=(("a", "b.c"), ("a.b", "c")))
     with pytest.raises(ValueError, match="dots"):
         envoy_gateway_of(topology, Placement(namespace="n", host="h", gateway="g"))
+
+
+def hosted(*apis: tuple[str, str, bool]) -> Topology:
+    """A pool of hosted APIs: host, authority and whether with TLS."""
+    nodes = []
+    for at, (host, ca, tls) in enumerate(apis):
+        header, key = ("authorization", "Bearer "), CredentialSource(file="/run/key")
+        api = RemoteApi(host=host, port=443, base_path="/v1", tls=tls, ca=ca, credential_header=header, credential=key)
+        nodes.append(Node(f"n{at}", InternalEndpoint.of(f"n{at}"), "m", "0", "hosted", "", 1, 8192, 4, remote=api))
+    outside = SocketAddress("sidecar.internal", 50051)
+    pool = Pool("cloud", "m", "m", "openai", "round_robin", tuple(nodes))
+    return Topology(ext_proc=(outside,), access_log=outside, pools=(pool,))
+
+
+def test_hosted_apis_are_hosts_of_istio_and_listeners_of_its_proxies():
+    mesh, good = Mesh(mode="gateway", host="h", namespace="n"), ("api.example", "/ca.pem", True)
+    documents = istio_of(hosted(good, ("203.0.113.9", "/ca.pem", True)), mesh)
+    assert [complaint for document in documents for complaint in complaints(document)] == []
+    found = {each["spec"]["hosts"][0]: each["spec"] for each in documents if each["kind"] == "ServiceEntry"}
+    assert {"api.example", "203-0-113-9.din-extproc.internal"} <= found.keys()
+    assert found["api.example"]["resolution"] == "DNS"
+    rules = {each["spec"]["host"]: each["spec"]["trafficPolicy"] for each in documents if each["kind"] == "DestinationRule"}
+    own = {"mode": "SIMPLE", "caCertificates": "/ca.pem", "subjectAltNames": ["api.example"], "sni": "api.example"}
+    assert rules["api.example"]["tls"] == own
+    text = json.dumps(documents)
+    assert '"cluster": "outbound|443||api.example"' in text
+    assert '"path": "/var/lib/din/credentials/n0.yaml"' in text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"), [(("127.0.0.1", "/ca.pem", False), "own machine"), (("api.example", "/other.pem", True), "same `ca`")]
+)
+def test_hosted_apis_that_a_mesh_can_t_reach_are_refused(wrong, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        istio_of(hosted(("api.example", "/ca.pem", True), wrong), Mesh(mode="gateway", host="h", namespace="n"))
+    with pytest.raises(ValueError, match="render envoy"):
+        envoy_gateway_of(hosted(("api.example", "/ca.pem", True)), Placement(namespace="n", host="h", gateway="g"))
 
 
 def test_attempts_are_translated_by_the_sidecar_under_the_name_that_each_proxy_has_for_it():

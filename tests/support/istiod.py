@@ -30,7 +30,10 @@ def gateway(host: str, port: int, listen: int, admin: int, services: Mapping[str
         "address": {"socket_address": {"address": "127.0.0.1", "port_value": listen}},
         "filter_chains": [{"filters": [{"name": _MANAGER, "typed_config": manager}]}],
     }
+    internal = {"@type": "type.googleapis.com/envoy.extensions.bootstrap.internal_listener.v3.InternalListener"}
     return {
+        "node": {"id": "gateway", "cluster": "gateway"},
+        "bootstrap_extensions": [{"name": "envoy.bootstrap.internal_listener", "typed_config": internal}],
         "admin": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": admin}}},
         "static_resources": {"listeners": [listener], "clusters": [_service(*each) for each in services.items()]},
     }
@@ -51,9 +54,37 @@ def _service(name: str, port: int) -> dict[str, Any]:
     }
 
 
+def reach(configuration: dict[str, Any], entry: Mapping[str, Any], rule: Mapping[str, Any]) -> None:
+    """Add the clusters that istiod makes of a ServiceEntry resolved by DNS and of its DestinationRule with TLS."""
+    [host] = entry["spec"]["hosts"]
+    assert (entry["spec"]["resolution"], rule["spec"]["host"]) == ("DNS", host)
+    tls = rule["spec"]["trafficPolicy"]["tls"]
+    assert tls["mode"] == "SIMPLE"
+    names = [{"san_type": "DNS", "matcher": {"exact": name}} for name in tls["subjectAltNames"]]
+    validation = {"trusted_ca": {"filename": tls["caCertificates"]}, "match_typed_subject_alt_names": names}
+    context = {
+        "@type": "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext",
+        "sni": tls["sni"],
+        "common_tls_context": {"validation_context": validation},
+    }
+    for port in entry["spec"]["ports"]:
+        name = f"outbound|{port['number']}||{host}"
+        endpoint = {"endpoint": {"address": {"socket_address": {"address": host, "port_value": port["number"]}}}}
+        configuration["static_resources"]["clusters"].append(
+            {
+                "name": name,
+                "type": "STRICT_DNS",
+                "dns_lookup_family": "V4_ONLY",
+                "connect_timeout": "5s",
+                "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [endpoint]}]},
+                "transport_socket": {"name": "envoy.transport_sockets.tls", "typed_config": context},
+            }
+        )
+
+
 def authenticate(configuration: dict[str, Any], authentication: Mapping[str, Any]) -> None:
     """Add the filter that istiod makes of a RequestAuthentication with inline keys: an invalid token is refused, a missing one is not."""
-    [listener] = configuration["static_resources"]["listeners"]
+    listener = configuration["static_resources"]["listeners"][0]
     providers, requirements = {}, []
     for index, rule in enumerate(authentication["spec"]["jwtRules"]):
         headers = [{"name": each["name"], "value_prefix": each["prefix"]} for each in rule["fromHeaders"]]
@@ -77,7 +108,7 @@ def authenticate(configuration: dict[str, Any], authentication: Mapping[str, Any
 
 def apply(configuration: dict[str, Any], envoy_filter: Mapping[str, Any]) -> None:
     """Patch the configuration in place."""
-    [listener] = configuration["static_resources"]["listeners"]
+    listener = configuration["static_resources"]["listeners"][0]
     [network] = listener["filter_chains"][0]["filters"]
     manager = network["typed_config"]
     [virtual_host] = manager["route_config"]["virtual_hosts"]
@@ -86,6 +117,8 @@ def apply(configuration: dict[str, Any], envoy_filter: Mapping[str, Any]) -> Non
         match what, operation:
             case "CLUSTER", "ADD":
                 configuration["static_resources"]["clusters"].append(value)
+            case "LISTENER", "ADD":
+                configuration["static_resources"]["listeners"].append(value)
             case "LISTENER", "MERGE":
                 merge(listener, value)
             case "NETWORK_FILTER", "MERGE":
