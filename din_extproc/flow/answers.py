@@ -6,6 +6,7 @@ answer names the exchange in `x-request-id`, where SDKs look for it, and in `x-d
 
 from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
+from urllib.parse import parse_qs
 
 import msgspec
 from msgspec import Struct
@@ -18,6 +19,9 @@ _PROBLEM = "application/problem+json"
 _JSON = "application/json"
 _MESSAGES = Operation.MESSAGES.value
 _PATH_ENDS = ("", "/", "?")
+MOST_DAYS = 31
+"""Of usage that a tenant can ask for at once."""
+NO_REPORTS = Refusal(RefusalCode.PATH_NOT_FOUND, "This path is not served here")
 _NO_RETRY: Headers = (("x-should-retry", "false"),)
 """OpenAI's clients try a 409 or 429 again unless a header says that it is no use."""
 
@@ -117,6 +121,24 @@ def build_models_response(
         status=200,
         headers=(("content-type", _JSON), *make_trace_headers("", trace_id)),
         body=msgspec.json.encode(content),
+        metadata={"trace_id": trace_id},
+    )
+
+
+def read_days(path: str) -> int | Refusal:
+    """The number of days in the query of `GET /v1/usage?days=7`; today alone without one."""
+    asked = parse_qs(path.partition("?")[2]).get("days", ["1"])[-1]
+    if asked.isascii() and asked.isdigit() and 0 < int(asked[:4]) <= MOST_DAYS:
+        return int(asked)
+    return Refusal(RefusalCode.INVALID_REQUEST, f"days is a number from 1 to {MOST_DAYS}.", param="days")
+
+
+def build_usage_response(report: object, trace_id: str) -> ImmediateResponse:
+    """`GET /v1/usage`."""
+    return ImmediateResponse(
+        status=200,
+        headers=(("content-type", _JSON), ("cache-control", "no-store"), *make_trace_headers("", trace_id)),
+        body=msgspec.json.encode(report),
         metadata={"trace_id": trace_id},
     )
 

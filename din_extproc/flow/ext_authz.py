@@ -48,7 +48,7 @@ class ExtAuthzHandler(ExchangeHandler):
         self._permits[self.request_id] = self.account, began
         return make_permit_verdict(permitted, self, context.clock.monotonic() - began)
 
-    def _without_body(self, endpoint: EndpointKind | None) -> Verdict:  # noqa: ARG002 - the proxy answers either
+    async def _without_body(self, endpoint: EndpointKind | None) -> Verdict:  # noqa: ARG002 - the proxy answers either
         return make_pass_verdict(self)
 
     def _release_reservation(self) -> bool:

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from din_extproc.admit.headers import anthropic_rate_limit_headers
+from din_extproc.admit.headers import anthropic_rate_limit_headers, refuse_limits_unavailable
+from din_extproc.admit.keys import Authenticated
 from din_extproc.admit.ledger import Ledger, LimitsUnavailable
 from din_extproc.audit.records import AdmissionRecord
 from din_extproc.domain.node import ATTEMPT_POOL, DEGRADED
@@ -52,6 +53,13 @@ class AdmissionGate(Protocol):
         """Wait until requests are taken again (an `async def`); a refusal when that takes too long."""
 
 
+class UsageReports(Protocol):
+    """What a tenant may know of itself."""
+
+    async def report(self, who: Authenticated, account: str, days: int) -> object:
+        """Return limits, budgets and usage of the last days as plain values. May raise `LimitsUnavailable`."""
+
+
 class WorkerContext(DecisionContext, kw_only=True):
     """Everything that the requests of one worker share."""
 
@@ -68,6 +76,8 @@ class WorkerContext(DecisionContext, kw_only=True):
     """Takes some requests to be asked once more of nodes that should agree; None: none."""
     admissions: list[AdmissionRecord] | None = None
     """Requests that were sent on since this was last emptied; None: they are not recorded."""
+    reports: UsageReports | None = None
+    """None: `GET /v1/usage` is not served."""
     started: int = 0
     """When this worker began, in seconds since the epoch: what the model list calls `created`."""
 
@@ -119,7 +129,7 @@ class ExchangeHandler(PendingRequest, ABC):
         if isinstance(accepted, ParsedRequest):
             verdict = await self._verdict(accepted, began, wall)
         else:
-            verdict = accepted if isinstance(accepted, Refusal) else self._without_body(accepted)
+            verdict = accepted if isinstance(accepted, Refusal) else await self._without_body(accepted)
         if isinstance(verdict, Refusal):
             verdict = answers.build_refusal_response(verdict, head, self.trace_id, whose=make_refusal_metadata(self))
         if answers.is_anthropic_path(head.path):
@@ -133,8 +143,8 @@ class ExchangeHandler(PendingRequest, ABC):
         """The verdict on a request that was read."""
 
     @abstractmethod
-    def _without_body(self, endpoint: EndpointKind | None) -> Verdict | Refusal:
-        """The answer to a request for the model list, or to OPTIONS (None)."""
+    async def _without_body(self, endpoint: EndpointKind | None) -> Verdict | Refusal:
+        """The answer to a request for the model list or for usage, or to OPTIONS (None)."""
 
     def failed(self, error: BaseException) -> ImmediateResponse:
         """Return what the client gets for a fault of ours. What the request has reserved is refunded."""
@@ -204,13 +214,26 @@ class ExtProcHandler(ExchangeHandler):
         self.who = self.parsed = self.intent = None  # what is open for minutes keeps no more than it needs
         return verdict
 
-    def _without_body(self, endpoint: EndpointKind | None) -> Verdict | Refusal:
+    async def _without_body(self, endpoint: EndpointKind | None) -> Verdict | Refusal:
         if endpoint is None or self.who is None:
             return answers.build_options_response(self.trace_id)
         context = self._context
+        if endpoint.usage:
+            return await self._usage_report(self.who)
         listed = context.view.table.models_for(self.who.tenant)
         length = context.selector.members.get_longest_context
         return answers.build_models_response(listed, endpoint.model, self.trace_id, length=length, created=context.started)
+
+    async def _usage_report(self, who: Authenticated) -> Verdict | Refusal:
+        """What the tenant may know of itself; it costs nothing and counts against no limit."""
+        days = answers.read_days(self.head.path)
+        if self._context.reports is None or isinstance(days, Refusal):
+            return days if isinstance(days, Refusal) else answers.NO_REPORTS
+        try:
+            report = await self._context.reports.report(who, self.account, days)
+        except LimitsUnavailable:
+            return refuse_limits_unavailable()
+        return answers.build_usage_response(report, self.trace_id)
 
     def on_response(self, head: ResponseHead) -> Treatment:
         """Replace a node's error by the gateway's, translate an answer of another dialect, and pass any other answer on."""

@@ -15,6 +15,7 @@ MAX_NAME = 256
 
 _OPERATIONS = {path: operation for operation, spec in OPERATIONS.items() for path in (operation.value, *spec.paths)}
 _MODELS = Operation.MODELS.value + "/"
+_USAGE = "/v1/usage"
 _READS = ("GET", "HEAD")
 
 _NO_PATH = Refusal(RefusalCode.PATH_NOT_FOUND, "This path is not served here")
@@ -28,6 +29,8 @@ class EndpointKind(Struct, frozen=True, gc=False):
 
     operation: Operation
     model: str = ""
+    usage: bool = False
+    """`GET /v1/usage`, which the gateway answers like the model list."""
 
 
 _POSTED = {operation: EndpointKind(operation) for operation in Operation}
@@ -47,6 +50,8 @@ def find_endpoint_kind(method: str, path: str) -> EndpointKind | Refusal:
     operation = _OPERATIONS.get(path) or _OPERATIONS.get(path.removesuffix("/"))
     if operation is Operation.MODELS:
         return EndpointKind(operation) if method in _READS else _READ_ONLY
+    if path.removesuffix("/") == _USAGE:
+        return EndpointKind(Operation.MODELS, usage=True) if method in _READS else _READ_ONLY
     if operation is not None:
         return _POSTED[operation] if method == "POST" else _POST_ONLY
     if not path.startswith(_MODELS):

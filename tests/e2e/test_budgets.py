@@ -117,6 +117,27 @@ def test_an_operator_looks_adds_and_resets_and_it_is_on_record(operated):
     assert 'din_cost_total{din_tenant_id="hard"' in operator.get("/metrics").text
 
 
+def test_a_tenant_looks_at_its_own_limits_budgets_and_usage(stack):
+    assert ask(stack, "soft").status_code == 200
+    stack.all_accounted()
+
+    def look(path: str, name: str | None = "soft") -> httpx.Response:
+        with stack.client(name) as client:
+            return client.get(path)
+
+    stack.eventually(lambda: look("/v1/usage").json()["usage"], "the usage of today is there")
+    shown = look("/v1/usage?days=2").json()
+    assert (shown["object"], shown["tenant"], shown["key"]) == ("usage", "soft", "soft")
+    [budget] = shown["budgets"]
+    assert (budget["budget"], budget["hard"], budget["currency"]) == ("soft-month", False, "EUR")
+    assert {(row["key"], row["model"], row["currency"]) for row in shown["usage"]} == {("soft", "m", "EUR")}
+    assert shown["limits"]["requests_per_minute"]["used"] >= 1
+    assert look("/v1/usage?days=0").json()["code"] == "invalid_request"
+    assert look("/v1/usage", None).status_code == 401
+    with stack.client("soft") as client:
+        assert client.post("/v1/usage", json={}).status_code == 405
+
+
 def audited(stack: Stack, kind: str) -> list[dict[str, Any]]:
     """Return the records of one kind."""
     files = (stack.folder / "audit").glob("*-0*.jsonl")

@@ -119,7 +119,7 @@ class AccountingService:
             outputs=outputs,
             health=self._breakers,
         )
-        self._envoy_nodes = EnvoyNodes(settings, lambda pairs: send(WorkerUpdate(unknown_pairs=pairs)))
+        self._envoy_nodes = EnvoyNodes(settings)
         self._settings = settings
         self._credentials = CredentialFiles(os.environ)
         self._scraper = Scraper(self._send_scraped)
@@ -160,7 +160,6 @@ class AccountingService:
         await self._write_credentials()
         await self._breakers.start(self._background)
         await self._holds.start(self._background)
-        await self._envoy_nodes.look()
         self._background.every(_ENVOY_S, "asking Envoy which nodes it knows", self._envoy_nodes.look)
         self._background.every(_CREDENTIALS_S, "writing credentials for Envoy", self._write_credentials)
         self._background.every(_LEARNED_S, "sending learned statistics to workers", self._send_learned)
@@ -222,7 +221,6 @@ class AccountingService:
             membership=membership,
             breakers=self._breakers.get_open_breakers(),
             stopped=self._breakers.stopped,
-            unknown_pairs=self._envoy_nodes.unknown_pairs,
             audit_blocked=self._audit_blocked,
         )
 

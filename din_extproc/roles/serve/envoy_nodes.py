@@ -1,13 +1,11 @@
-"""Which of the configuration's nodes and pairs of pools Envoy does not know: it was rendered from an older file or by an older version.
+"""Which of the configuration's nodes Envoy does not know: it was rendered from an older file, and sends them nothing.
 
 Rule: without xDS only Envoy itself can say what it was rendered with, so it is asked; one that does not answer proves nothing.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from din_extproc.control.topology import EXT_PROC_CLUSTER
-from din_extproc.domain.node import in_flight_cluster
 from din_extproc.edge.probe.envoy_admin import fetch_endpoints_once
 from din_extproc.settings.settings import Settings
 
@@ -26,27 +24,16 @@ def find_unknown_nodes(settings: Settings, known: Mapping[str, frozenset[str]]) 
     )
 
 
-def find_unknown_pairs(settings: Settings, known: Mapping[str, frozenset[str]]) -> frozenset[tuple[str, str]]:
-    """Return the pairs of pools between which requests move, and whose cluster an Envoy with our own clusters does not have."""
-    if settings.gateway.xds is not None or EXT_PROC_CLUSTER not in known:
-        return frozenset()
-    return frozenset(pair for pair in settings.may_move_in_flight if in_flight_cluster(*pair) not in known)
-
-
 class EnvoyNodes:
-    """Keeps asking the Envoy beside this sidecar until it knows every node and pair of the configuration.
+    """Keeps asking the Envoy beside this sidecar until it knows every node of the configuration.
 
     Args:
         settings: A sound configuration.
-        on_pairs: Called when there are other unknown pairs than before.
     """
 
-    def __init__(self, settings: Settings, on_pairs: Callable[[frozenset[tuple[str, str]]], None]) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._on_pairs = on_pairs
         self._done = False
-        self.unknown_pairs: frozenset[tuple[str, str]] = frozenset()
-        """Pairs that Envoy did not know when it was asked last: no request may be sent to their cluster."""
         self.unknown: tuple[str, ...] = ()
         """Nodes that Envoy did not know when it was asked last."""
 
@@ -65,8 +52,4 @@ class EnvoyNodes:
         unknown = find_unknown_nodes(settings, known)
         if unknown and unknown != self.unknown:
             _log.warning("Envoy does not know %s: render its configuration again and reload it", "; ".join(unknown))
-        pairs = find_unknown_pairs(settings, known)
-        self.unknown, self._done = unknown, not unknown and not pairs
-        if pairs != self.unknown_pairs:
-            self.unknown_pairs = pairs
-            self._on_pairs(pairs)
+        self.unknown, self._done = unknown, not unknown

@@ -24,7 +24,7 @@ from din_extproc.edge.double_check import DoubleChecker
 from din_extproc.edge.telemetry.counters import DecisionCounters
 from din_extproc.flow.calibrators import TokenCalibrators
 from din_extproc.flow.double_check import CheckSampler
-from din_extproc.flow.node_selector import InFlightFallback, NodeSelector
+from din_extproc.flow.node_selector import NodeSelector
 from din_extproc.flow.pool_membership import PoolMembership
 from din_extproc.flow.request import WorkerContext
 from din_extproc.flow.trace import Sampler, TraceIds
@@ -103,8 +103,7 @@ class RequestPlane:
             self._block_s = settings.audit.section.block_ms / _MS
         self._gate: AuditGate | None = None
         self._background = background
-        self._moves = self._wanted_moves = self.selector.in_flight = settings.in_flight
-        self._unknown_pairs: frozenset[tuple[str, str]] = frozenset()
+        self._moves = self.selector.in_flight = settings.in_flight
 
     def start(self) -> None:
         """Start renewing leases and double checks."""
@@ -121,14 +120,10 @@ class RequestPlane:
             _log.warning("`limits` of all tenants together are not counted: restart to apply `store.one_slot`")
             view = replace(view, global_limits=NO_GLOBAL_LIMITS)
         self.context.reload(view, self.selector.members.with_pools(settings.pools))
-        moves = settings.in_flight  # without xDS, Envoy knows only the clusters it started with
-        self._wanted_moves = moves if settings.gateway.xds is not None else moves.intersect(self._moves)
-        self.avoid_pairs(self._unknown_pairs)
-
-    def avoid_pairs(self, unknown: frozenset[tuple[str, str]]) -> None:
-        """Send no request to the cluster of these pairs: Envoy does not have it."""
-        self._unknown_pairs, wanted = unknown, self._wanted_moves
-        self.selector.in_flight = InFlightFallback(wanted.pairs - unknown, wanted.tries)
+        moves = settings.in_flight
+        self.selector.in_flight = (
+            moves if settings.gateway.xds is not None else moves.intersect(self._moves)
+        )  # without xDS, Envoy knows only the clusters it started with
 
     def block_requests(self, blocked: bool) -> None:  # noqa: FBT001 - a handler takes the value alone
         """Hold requests while the audit log can't be written, or accept them again."""

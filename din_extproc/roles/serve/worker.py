@@ -17,6 +17,7 @@ from din_extproc.edge.telemetry.counters import DecisionCounters
 from din_extproc.roles.serve.decision_view import load_tokenizers
 from din_extproc.roles.serve.request_plane import RequestPlane
 from din_extproc.roles.serve.revoked_keys import RevokedKeys
+from din_extproc.roles.serve.tenant_report import TenantReports
 from din_extproc.roles.serve.worker_queue import WorkerQueue
 from din_extproc.roles.serve.worker_update import WorkerUpdate
 from din_extproc.settings.settings import Settings
@@ -47,6 +48,7 @@ class Worker:
         self._queue = WorkerQueue(settings, link, ledger, background)
         self.plane = RequestPlane(settings, ledger, background, counters, self._queue.queue)
         self._revoked = RevokedKeys(link, settings.network, self.plane.context)
+        self._reports = self.plane.context.reports = TenantReports(settings, link)
         self.services: list[GrpcService] = [ExtProcService(self.plane.context)]
         if self.plane.ext_authz_leases is not None:
             self.services.append(ExtAuthzService(self.plane.ext_authz_leases.factory))
@@ -54,7 +56,6 @@ class Worker:
             "membership": self.plane.selector.on_membership,
             "breakers": self.plane.selector.on_breakers,
             "stopped": self.plane.stop_requests,
-            "unknown_pairs": self.plane.avoid_pairs,
             "readings": self.plane.selector.load.on_readings,
             "calibrations": self.plane.gauges.apply,
             "outputs": self.plane.outputs.merge,
@@ -72,6 +73,7 @@ class Worker:
         """Decide by this configuration from the next request on."""
         self.plane.reload(settings, await load_tokenizers(settings))
         self._queue.reload(settings)
+        self._reports.settings = settings
 
     def apply(self, update: WorkerUpdate) -> None:
         """Apply an update from the next request on."""

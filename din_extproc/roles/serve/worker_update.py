@@ -23,8 +23,6 @@ class WorkerUpdate(Struct, frozen=True, omit_defaults=True):
     """The breakers that changed, or all that are not closed."""
     stopped: frozenset[str] | None = None
     """Origins of all requests that are sent to no node."""
-    unknown_pairs: frozenset[tuple[str, str]] | None = None
-    """Pairs of pools for which Envoy has no cluster: no request of the first moves to the second in flight."""
     readings: dict[str, HeartbeatReading] | None = None
     """The latest load report of nodes, by node id."""
     calibrations: dict[str, Calibration] | None = None

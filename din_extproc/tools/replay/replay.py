@@ -4,6 +4,7 @@ Rule: with the configuration of then at hand (`before`), both are run and compar
 difference. Without it the record itself is compared with, of those requests whose fate a configuration decides.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from din_extproc.admit.keys import Authenticated
 from din_extproc.audit.chain import decode_line, parse_line
 from din_extproc.audit.records import RefusalRecord, SettlementRecord
 from din_extproc.audit.verify import split_lines
+from din_extproc.domain.price import format_money
 from din_extproc.domain.progress import ShareDone, ignore_progress, part_of
-from din_extproc.domain.usage import Tags
+from din_extproc.domain.usage import Tags, Usage
 from din_extproc.domain.verdict import RefusalCode
 from din_extproc.edge.audit.files import read_log, replicas
 from din_extproc.flow.pool_membership import PoolMembership
@@ -35,6 +37,7 @@ _BY_CONFIGURATION = frozenset(
         RefusalCode.REQUEST_EXCEEDS_LIMIT,
         RefusalCode.RATE_LIMIT_EXCEEDED,
         RefusalCode.CONCURRENCY_LIMIT_EXCEEDED,
+        RefusalCode.BUDGET_EXCEEDED,
         RefusalCode.VERSION_MISMATCH,
     )
 )
@@ -58,6 +61,15 @@ class OutcomeChange(Struct, frozen=True):
     """Trace ids."""
 
 
+class TenantCost(Struct, frozen=True):
+    """What a tenant's requests cost, in the currency of the configuration to try."""
+
+    tenant: str
+    before: str
+    """By the configuration of then; without one, as recorded."""
+    after: str
+
+
 class ReplayReport(Struct, frozen=True):
     """A record under two configurations."""
 
@@ -66,18 +78,27 @@ class ReplayReport(Struct, frozen=True):
     skipped: int
     """Those that were refused before they were read, or whose fate no configuration decides."""
     changes: tuple[OutcomeChange, ...]
+    currency: str = ""
+    costs: tuple[TenantCost, ...] = ()
+    """Of all requests; none without prices. Those that are skipped count with the model that answered them."""
 
     def lines(self) -> list[str]:
         """A table in Markdown, for a terminal and a pull request."""
         moved = sum(change.requests for change in self.changes)
         told = f"{self.requests} requests decided again, {moved} fare otherwise" + (f"; {self.skipped} skipped" if self.skipped else "")
+        told_costs = self._cost_lines()
         if not self.changes:
-            return [told]
+            return [told, *told_costs]
         rows = [
             f"| {change.tenant} | {change.before} | {change.after} | {change.requests} | {change.tokens} | {', '.join(change.examples)} |"
             for change in self.changes
         ]
-        return [told, "", "| tenant | before | after | requests | tokens | for example |", "|---|---|---|---|---|---|", *rows]
+        head = ["| tenant | before | after | requests | tokens | for example |", "|---|---|---|---|---|---|"]
+        return [told, "", *head, *rows, *told_costs]
+
+    def _cost_lines(self) -> list[str]:
+        rows = [f"| {each.tenant} | {each.before} | {each.after} |" for each in self.costs]
+        return ["", f"| tenant | cost before, {self.currency} | cost after |", "|---|---|---|", *rows] if rows else []
 
 
 def replay(folders: tuple[Path, ...], after: Settings, before: Settings | None, progress: ShareDone = ignore_progress) -> ReplayReport:
@@ -94,11 +115,43 @@ def replay(folders: tuple[Path, ...], after: Settings, before: Settings | None, 
     """
     record = recorded(folders)
     decided = [past for past in record if past.intent is not None and (before is not None or _by_configuration(past.fate))]
-    then = [past.fate for past in decided] if before is None else _rerun(before).fates(decided, part_of(progress, 0, 2))
-    now = _rerun(after).fates(decided, part_of(progress, 1, 2))
+    first, second = None if before is None else _rerun(before), _rerun(after)
+    then = [past.fate for past in decided] if first is None else first.fates(decided, part_of(progress, 0, 2))
+    now = second.fates(decided, part_of(progress, 1, 2))
     if before is None:
         now = [_comparable(past, fate) for past, fate in zip(decided, now, strict=True)]
-    return ReplayReport(len(decided), len(record) - len(decided), tuple(_changes(decided, then, now)))
+    left = [past for past in record if past.intent is None or not (before is not None or _by_configuration(past.fate))]
+    return ReplayReport(
+        len(decided),
+        len(left),
+        tuple(_changes(decided, then, now)),
+        currency=after.prices.currency,
+        costs=_costs(record, left, (first, before), (second, after)) if after.prices.models else (),
+    )
+
+
+def _costs(
+    record: list[ReplayedRequest],
+    left: list[ReplayedRequest],
+    before: tuple[ReplayRun | None, Settings | None],
+    after: tuple[ReplayRun, Settings],
+) -> tuple[TenantCost, ...]:
+    """What the record cost, by tenant and in all. `left`: those that were not decided again."""
+    sums: list[Counter[str]] = []
+    for run, settings in (before, after):
+        if run is None or settings is None:
+            found = Counter[str]()
+            for past in record:
+                found[past.tenant] += past.cost
+        else:
+            found = Counter(run.costs)
+            for past in left:
+                used = Usage(past.charged - past.answered, past.answered, past.cached)
+                found[past.tenant] += settings.prices.cost(past.fate.model, past.began_ms / 1000, used, 0)
+        found["(all)"] = sum(found.values())
+        sums.append(found)
+    then, now = sums
+    return tuple(TenantCost(tenant, format_money(then[tenant]), format_money(now[tenant])) for tenant in sorted(then | now) if tenant)
 
 
 def _comparable(past: ReplayedRequest, fate: ReplayOutcome) -> ReplayOutcome:
@@ -203,6 +256,8 @@ def _past(text: bytes) -> ReplayedRequest | None:
         took_ms=None if answered is None else took_ms,
         charged=charged,
         answered=answered or 0,
+        cached=0 if isinstance(event, RefusalRecord) else event.cached_tokens,
+        cost=0 if isinstance(event, RefusalRecord) else event.cost,
         reserved=reserved,
         intent=intent,
         entry=event.entry,

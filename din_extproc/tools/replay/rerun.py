@@ -7,6 +7,7 @@ What a record does not hold is assumed as little as can be: headers other than t
 the request.
 """
 
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Any
@@ -20,7 +21,7 @@ from din_extproc.admit.queue import is_queueable
 from din_extproc.domain.progress import ShareDone, ignore_progress
 from din_extproc.domain.request import Estimate, Intent, Operation, Priority, RequestHead
 from din_extproc.domain.tenant import Queueing
-from din_extproc.domain.usage import Tags
+from din_extproc.domain.usage import Tags, Usage
 from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.flow.calibrators import TokenCalibrators
 from din_extproc.flow.decision import Decision, DecisionContext, PendingRequest, Permit
@@ -77,6 +78,10 @@ class ReplayedRequest(Struct, frozen=True):
     """Tokens."""
     answered: int
     """Those of the answer among them."""
+    cached: int
+    """Those of the prompt that the engine's cache had."""
+    cost: int
+    """As recorded, in 10**-9 of the currency."""
     reserved: int
     """Tokens; 0: nothing was."""
     intent: Intent | None
@@ -161,6 +166,8 @@ class ReplayRun:
         """When (ms), a running number, what happens, and to which request."""
         self._count = 0
         self._usual: Mapping[str, tuple[int, int, int]] = {}
+        self.costs: Counter[str] = Counter()
+        """What requests cost by the prices of this configuration, by tenant, in 10**-9 of the currency."""
 
     def fates(self, record: Sequence[ReplayedRequest], progress: ShareDone = ignore_progress) -> list[ReplayOutcome]:
         """Return what becomes of each of them, in their order."""
@@ -220,8 +227,11 @@ class ReplayRun:
         taken = self._begun.pop(at).taken
         if taken is not None:
             self._context.selector.release(taken)
-        charged = past.charged or self._usual.get(past.tenant, _NEVER)[1]
-        self._counters.settle(past.tenant, str(at), charged, self._clock.ms)
+        charged, answered = (past.charged, past.answered) if past.charged else self._usual.get(past.tenant, _NEVER)[1:]
+        used = Usage(charged - answered, answered, past.cached)
+        cost = self._context.view.prices.cost(self._fates[at].model, past.began_ms / 1000, used, 0)
+        self.costs[past.tenant] += cost
+        self._counters.settle(past.tenant, str(at), charged, self._clock.ms, cost)
 
 
 def head_of(past: ReplayedRequest, intent: Intent, who: Authenticated, table: RouteTable, versions: VersionsOf) -> RequestHead:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
+from msgspec.structs import replace
+
 from din_extproc.admit.in_memory_ledger import InMemoryLedger
 from din_extproc.admit.queue import Ticket
 from din_extproc.domain.membership import HeartbeatReading
@@ -203,6 +205,9 @@ class SimulatedNetwork:
             return
         call.over = True
         record = call.record(outcome, produced, now, overhead_s=self._plan.overhead_s, deadline_exceeded=deadline_exceeded)
+        cost = self._plan.view.prices.cost(record.model, self._clock.wall(), record.usage, 0)
+        if cost:
+            record = replace(record, cost=cost)
         call.replica.on_ended(call.decision, record, now)
         self._stats.on_ended(call.arrival, record, now, waited=call.waited)
         self._apply_changes(call.replica, now)

@@ -149,7 +149,7 @@ class SimulatedReplica:
     def on_ended(self, decision: Decision, record: ExchangeRecord, now: float) -> None:
         """Settle a finished exchange, and learn from it."""
         self.selector.release(decision.selection.lease)
-        self._counters.settle(decision.claim.tenant, decision.claim.request_id, record.usage.total_tokens, self._clock.ms)
+        self._counters.settle(decision.claim.tenant, decision.claim.request_id, record.usage.total_tokens, self._clock.ms, record.cost)
         self._paces.learn(record, now)
         if record.outcome is Outcome.COMPLETED:
             self._outputs.learn(record.tenant, record.model, record.usage.completion_tokens)

@@ -5,6 +5,7 @@ Rule: one run is shown whole; several get a line each, the same figures for all.
 
 from collections.abc import Iterator
 
+from din_extproc.domain.price import format_money
 from din_extproc.tools.simulate.simulate import Simulated, VariantResult
 from din_extproc.tools.simulate.stats import Outcomes
 
@@ -82,6 +83,9 @@ def _pairs(found: Outcomes) -> Iterator[str]:
         yield _line(["breakers opened", str(found.breakers_opened)])
     if found.tenants_refused:
         yield _line(["refused most", ", ".join(f"{tenant} {number}" for tenant, number in found.tenants_refused.items())])
+    if found.cost:
+        spent = ", ".join(f"{tenant} {format_money(cost)}" for tenant, cost in found.tenants_cost.items())
+        yield _line(["cost; by tenant", f"{format_money(found.cost)}; {spent}"])
     for name, spread in (("first token", found.first_token_s), ("per token", found.per_token_s), ("whole answer", found.seconds)):
         yield _line([f"{name} P50, P95, P99 s", f"{_seconds(spread.p50)}, {_seconds(spread.p95)}, {_seconds(spread.p99)}"])
 

@@ -94,6 +94,10 @@ class Outcomes(Struct, frozen=True):
     sources: dict[str, SourceFigures]
     tenants_refused: dict[str, int]
     """The ten tenants that were refused most."""
+    cost: int = 0
+    """What all tokens cost, in 10**-9 of the currency; 0 without prices."""
+    tenants_cost: dict[str, int] = {}
+    """The ten tenants that spent most."""
 
 
 class _Times:
@@ -124,6 +128,7 @@ class SimulationStats:
         self._refused_of: Counter[str] = Counter()
         """By source."""
         self._refused_tenants: Counter[str] = Counter()
+        self._costs: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
         self._failed_of: Counter[str] = Counter()
         self._where: Counter[tuple[str, str]] = Counter()
@@ -153,6 +158,8 @@ class SimulationStats:
     def on_ended(self, arrival: Arrival, record: ExchangeRecord, now: float, *, waited: bool) -> None:
         """An exchange is over."""
         completed = record.outcome is Outcome.COMPLETED
+        if record.cost and now >= self._from:
+            self._costs[record.tenant] += record.cost
         if completed and now >= self._from:
             self._whole += 1
             self._output += record.usage.completion_tokens
@@ -212,6 +219,8 @@ class SimulationStats:
             pools={name: self._compute_pool(name) for name in self._pools},
             sources={name: self._compute_source(name) for name in sorted(self._came)},
             tenants_refused=dict(sorted(self._refused_tenants.items(), key=lambda pair: (-pair[1], pair[0]))[:10]),
+            cost=sum(self._costs.values()),
+            tenants_cost=dict(sorted(self._costs.items(), key=lambda pair: (-pair[1], pair[0]))[:10]),
         )
 
     def _compute_pool(self, name: str) -> PoolFigures:

@@ -75,3 +75,11 @@ def test_a_model_with_slashes_is_found_by_both_spellings(path, name):
 def test_a_name_that_no_model_has_is_not_found(name):
     found = find_endpoint_kind("GET", f"/v1/models/{name}")
     assert found.code is RefusalCode.MODEL_NOT_FOUND if name != "//" else isinstance(found, EndpointKind)
+
+
+@pytest.mark.parametrize("path", ["/v1/usage", "/v1/usage/", "/v1/usage?days=7"])
+def test_usage_is_read_like_the_model_list(path):
+    assert find_endpoint_kind("GET", path) == EndpointKind(Operation.MODELS, usage=True)
+    refused = find_endpoint_kind("POST", path)
+    assert isinstance(refused, Refusal)
+    assert refused.code is RefusalCode.METHOD_NOT_ALLOWED

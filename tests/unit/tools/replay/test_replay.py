@@ -207,3 +207,33 @@ def test_a_recorded_list_fits_by_its_longest_input_and_answer(tmp_path):
     assert replay((folder,), settings(tmp_path, "now"), None).changes == ()
     small = settings(tmp_path, "small", lambda content: content["pools"]["long"]["nodes"][0].update(max_seq_len=8192))
     assert replay((folder,), small, None).changes == ()
+
+
+def priced(content: dict[str, Any]) -> None:
+    content["prices"] = {"currency": "EUR", "models": {"small": {"input": 1, "cached_input": 0.5, "output": 2}}}
+
+
+def test_what_the_record_would_have_cost_under_these_prices(tmp_path: Path) -> None:
+    events = [sent(0, tokens=2000, cached_tokens=1000), sent(1, "other"), sent(2, cost=5 * 10**9)]
+    folder = recorded(tmp_path, *events, refused(3, "version_mismatch", 409, version_asked=">=2030"))
+    costs = replay((folder,), settings(tmp_path, "priced", priced), None).costs
+    assert [(each.tenant, each.before, each.after) for each in costs] == [
+        ("(all)", "5.00", "0.00182"),
+        ("acme", "5.00", "0.00168"),
+        ("other", "0.00", "0.00014"),
+    ]
+    dearer = settings(tmp_path, "dearer", lambda content: (priced(content), content["prices"]["models"]["small"].update(output=4)))
+    replayed = replay((folder,), dearer, settings(tmp_path, "before", priced))
+    assert (replayed.costs[0].before, replayed.costs[0].after) == ("0.00182", "0.00194")
+    assert "| tenant | cost before, EUR | cost after |" in replayed.lines()
+    assert replay((folder,), settings(tmp_path, "free"), None).costs == ()
+
+
+def test_a_budget_refuses_what_it_would_have_refused(tmp_path: Path) -> None:
+    def budgeted(content: dict[str, Any]) -> None:
+        priced(content)
+        content["budgets"] = {"limits": [{"name": "day", "period": "day", "tenant": "acme", "money": 0.0005}]}
+
+    folder = recorded(tmp_path, *(sent(second) for second in range(10)))
+    [change] = replay((folder,), settings(tmp_path, "budgeted", budgeted), None).changes
+    assert (change.after, change.requests) == ("refused: budget_exceeded", 7), "three of 0.00014 EUR fit, with 0.0002 reserved for the next"

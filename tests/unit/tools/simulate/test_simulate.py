@@ -289,3 +289,17 @@ def test_the_command_ends_with_0_when_what_is_promised_is_kept_with_1_when_not_a
 def test_an_option_that_would_say_nothing_is_a_wrong_call(wrong):
     told = CliRunner().invoke(app, ["simulate", *wrong])
     assert (told.exit_code, wrong[-2] in told.output) == (2, True), told.output
+
+
+def test_costs_are_told_and_budgets_hold(simulator: Simulator) -> None:
+    prices = {"currency": "EUR", "models": {"s": {"input": 1, "output": 2}, "b": {"input": 10, "output": 20}}}
+    free = simulator.outcomes()
+    found = simulator.simulate({"prices": prices})
+    [row] = found.rows
+    assert (free.cost, sum(row.outcomes.tenants_cost.values())) == (0, row.outcomes.cost)
+    assert row.outcomes.cost > 0
+    assert any(line.startswith("| cost; by tenant |") for line in lines(found))
+    budgets = {"limits": [{"name": "day", "period": "day", "money": 0.01}]}
+    limited = simulator.outcomes({"prices": prices, "budgets": budgets})
+    assert limited.refused["budget_exceeded"] > 100
+    assert limited.cost <= 10**7

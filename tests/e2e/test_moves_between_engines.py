@@ -4,13 +4,8 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from msgspec.structs import replace
 
-from din_extproc.roles.configure.render import render_envoy
-from din_extproc.settings.envoy import RetrySection
-from din_extproc.settings.load import load
-from din_extproc.settings.settings import Settings
-from tests.support.servers import EngineSim, end_children, free_port, together
+from tests.support.servers import EngineSim, free_port, together
 from tests.support.stack import Stack, events, node, tenant
 
 pytestmark = pytest.mark.e2e
@@ -189,23 +184,6 @@ def test_requests_move_between_clusters_that_come_by_discovery(engines):
         reply = stack.chat(model="fast", stream=True, max_tokens=3)
     moved(reply)
     assert (reply.headers["x-din-node-id"], events(reply.text)[0]["object"]) == ("local", "chat.completion.chunk")
-
-
-def test_an_envoy_of_an_older_rendering_serves_on_and_moves_requests_once_it_is_rendered_anew(engines):
-    with Stack(config(engines)) as stack:
-        end_children(stack.envoy, stack.sidecar)
-        settings = load(stack.config_file, {})
-        assert isinstance(settings, Settings), str(settings)
-        older = replace(settings, envoy=settings.envoy.model_copy(update={"retry": RetrySection(to_fallback=False)}))
-        stack.start_envoy(render_envoy(older))
-        stack.start_sidecar()
-        assert [stack.chat(model=model).status_code for model in ("fast", "local", "old")] == [200, 200, 200]
-        end_children(stack.envoy)
-        stack.start_envoy()
-        fail(engines, "fast-1", "fast-2")
-        stack.eventually(
-            lambda: stack.chat(model="fast").headers.get("x-din-node-id") == "local", "the sidecar knows of Envoy's new clusters"
-        )
 
 
 def test_no_client_sees_an_error_when_the_pool_is_killed(stack, engines):
