@@ -71,6 +71,8 @@ class TenantRow(Struct, frozen=True, omit_defaults=True):
     streams: int | None = None
     max_streams: int | None = None
     waiting: int = 0
+    cost: str = ""
+    """Of today (UTC), with what smaller models saved; "" without prices."""
 
 
 class DashboardData(Struct, frozen=True):

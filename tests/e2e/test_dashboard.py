@@ -27,6 +27,7 @@ def stack(engine):
         "pools": {"p": {"model": "m", "engine": "vllm", "nodes": [node("a", engine.address)]}},
         "rules": [{"id": "all", "when": "always", "pool": "p"}],
         "tenants": [tenant("acme", rpm=50), tenant("trial", rpm=1)],
+        "prices": {"currency": "EUR", "models": {"m": {"request": 1.5}}},
     }
     with Stack(config, gateway={"scrape_s": 0.2, "dashboard": {"keys": [{"id": "other", "hash": _made("other").hash}]}}) as running:
         yield running
@@ -59,6 +60,7 @@ def test_what_happened_stands_there(stack, viewer):
     tenants = {each["id"]: each for each in shown["tenants"]}
     assert (tenants["acme"]["here"]["requests"], tenants["acme"]["requests"], tenants["acme"]["rpm"]) == (1, 1, 50)
     assert tenants["trial"]["here"]["refused"] == 1
+    stack.eventually(lambda: {each["id"]: each["cost"] for each in board(viewer)["tenants"]}["acme"] == "1.50 EUR", "the cost of today")
     event = shown["events"][0]
     assert (event["what"], event["code"], event["trace_id"]) == ("refused", "rate_limit_exceeded", refused.headers["x-din-trace-id"])
     assert event["tenant"] == "trial"

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from din_extproc.admit.ledger import LimitsUnavailable
+from din_extproc.domain.price import UNITS
 from din_extproc.domain.tenant import Budget, Tenant
 from din_extproc.edge.redis.ledger import Names, Runner
 from din_extproc.edge.redis.live_counters import BudgetUsage, LiveCounters
@@ -34,9 +35,10 @@ _COLUMNS = {
     "today": 140,
     "refused": 80,
     "tokens today": 100,
+    "cost today": 160,
 }
 """The columns in order, each with the terminal width from which on it is shown."""
-_TODAY = ("requests", "refused", "would_refuse", "prompt_tokens", "completion_tokens")
+_TODAY = ("requests", "refused", "would_refuse", "prompt_tokens", "completion_tokens", "cost", "saved")
 
 
 class TenantsPage:
@@ -62,7 +64,7 @@ class TenantsPage:
         except LimitsUnavailable:
             today, standings = {}, []
         known = dict(zip((each.id for each in chosen), standings, strict=False))
-        rows = [_make_row(each, known.get(each.id), today.get(each.id), waiting) for each in chosen[:_MOST]]
+        rows = [_make_row(each, known.get(each.id), today.get(each.id), waiting, settings.prices.currency) for each in chosen[:_MOST]]
         return {"network": settings.network, "stale": not known and bool(rows), "count": len(settings.tenants), "tenants": rows}
 
 
@@ -79,7 +81,9 @@ def _sum_tokens(today: Mapping[str, int] | None) -> int:
     return 0 if today is None else today["prompt_tokens"] + today["completion_tokens"]
 
 
-def _make_row(tenant: Tenant, live: BudgetUsage | None, today: Mapping[str, int] | None, waiting: Mapping[str, int]) -> dict[str, Any]:
+def _make_row(
+    tenant: Tenant, live: BudgetUsage | None, today: Mapping[str, int] | None, waiting: Mapping[str, int], currency: str
+) -> dict[str, Any]:
     limits = tenant.limits
     return {
         "tenant": tenant.id,
@@ -93,7 +97,16 @@ def _make_row(tenant: Tenant, live: BudgetUsage | None, today: Mapping[str, int]
         "max_streams": limits.max_streams,
         "waiting": waiting.get(tenant.id, 0),
         "today": dict.fromkeys(_TODAY, 0) if today is None else dict(today),
+        "cost": _describe_cost(today, currency),
     }
+
+
+def _describe_cost(today: Mapping[str, int] | None, currency: str) -> str:
+    """Return what a tenant has spent today and what smaller models saved; "" without prices."""
+    if not currency:
+        return ""
+    cost, saved = (0, 0) if today is None else (today["cost"], today["saved"])
+    return f"{cost / UNITS:.2f} {currency}" + (f" ({saved / UNITS:.2f} saved)" if saved else "")
 
 
 def fetch_table(settings: Settings, tenant: str) -> None:
@@ -145,6 +158,7 @@ def _table(shown: dict[str, Any], width: int) -> Table:
             "today": _brief(today["requests"]),
             "refused": refused,
             "tokens today": _brief(_sum_tokens(today)),
+            "cost today": row["cost"],
         }
         table.add_row(*(cells[name] for name in names))
     return table

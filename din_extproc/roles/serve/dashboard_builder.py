@@ -136,5 +136,5 @@ def _problems(status: Mapping[str, Any], unready: list[str], *, stale: bool) -> 
 
 
 def _tenant(row: Mapping[str, Any], here: Mapping[str, TrafficStats]) -> TenantRow:
-    counted = {name: row[name] for name in ("requests", "rpm", "tokens", "tpm", "streams", "max_streams", "waiting")}
+    counted = {name: row[name] for name in ("requests", "rpm", "tokens", "tpm", "streams", "max_streams", "waiting", "cost")}
     return TenantRow(row["tenant"], here.get(row["tenant"], TrafficStats()), **counted)

@@ -237,7 +237,7 @@ function drawSide(board) {
   const tenants = board.tenants.slice(0, 20).map((tenant) => {
     const refused = el("td", { class: "n", text: tenant.here.refused ? count(tenant.here.refused) : "" });
     const name = tenant.id + (tenant.waiting ? " (" + tenant.waiting + " waiting)" : "");
-    return el("tr", {}, el("td", { class: "wrap", text: name }), against(tenant.requests, tenant.rpm), against(tenant.tokens, tenant.tpm), against(tenant.streams, tenant.max_streams), refused);
+    return el("tr", {}, el("td", { class: "wrap", text: name }), against(tenant.requests, tenant.rpm), against(tenant.tokens, tenant.tpm), against(tenant.streams, tenant.max_streams), refused, el("td", { class: "n", text: tenant.cost || "" }));
   });
   fill($("tenants"), tenants);
   const focused = document.activeElement && document.activeElement.dataset ? document.activeElement.dataset.trace : undefined;

@@ -19,10 +19,11 @@ ROW = {
     "max_streams": 10_000,
     "waiting": 3,
     "today": {"requests": 1_234_567, "refused": 99, "would_refuse": 7, "prompt_tokens": 4_000_000_000, "completion_tokens": 567_000_000},
+    "cost": "12.34 EUR",
 }
 
 
-@pytest.mark.parametrize("width", [60, 80, 100, 140])
+@pytest.mark.parametrize("width", [60, 80, 100, 140, 160])
 def test_every_width_shows_load_and_limits_in_full(width):
     output = StringIO()
     Console(width=width, file=output).print(_table({"network": "", "stale": False, "count": 1, "tenants": [ROW]}, width))
@@ -34,6 +35,7 @@ def test_every_width_shows_load_and_limits_in_full(width):
     assert texts[: len(told)] == told if width < 120 else [texts[0], *texts[2:5]] == told
     assert ("99 (shadow: 7)" in texts) is (width >= 80)
     assert ("4.57G" in texts) is (width >= 100)
+    assert ("12.34 EUR" in texts) is (width >= 160)
 
 
 @pytest.mark.parametrize(
