@@ -25,7 +25,7 @@ def make_claim(context: DecisionContext, request: PendingRequest, who: Authentic
     if request.account != claim.tenant:
         claim = replace(claim, tenant=request.account)
     budgets = context.view.budgets
-    if budgets is None:
+    if budgets is None or not claim.tokens:
         return claim
     wall = context.clock.wall()
     spending = budgets.windows(claim.tenant, who.key.id, model, wall)
