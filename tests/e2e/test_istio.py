@@ -177,7 +177,7 @@ def test_a_node_that_is_dead_is_passed_over(stack, engines):
 
 def test_a_request_moves_to_the_other_pool_in_flight(stack, engines):
     for name in "ab":
-        engines[name].fail("reset")
+        engines[name].fail("unavailable")
     try:
         reply = stack.chat(max_tokens=1)
     finally:
