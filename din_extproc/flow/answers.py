@@ -102,7 +102,7 @@ def build_models_response(
     """`GET /v1/models`, or with a name `GET /v1/models/NAME`: only what the tenant may ask for exists.
 
     Args:
-        listed: What the tenant may ask for.
+        listed: What the tenant may ask for; of a request for one model, that one alone.
         name: Of one model; "": all of them.
         trace_id: Of the exchange.
         length: The longest context among the nodes of these pools; None: they have none.
@@ -112,11 +112,11 @@ def build_models_response(
     for model in listed:
         longest = length(model.pools)
         shown.append(_ModelListing(model.name, created=created, max_model_len=longest, context_length=longest, alias_for=model.models))
-    content: object = {"object": "list", "data": shown}
+    content: object = {"object": "list", "data": [listing for listing in shown if "*" not in listing.id]}
     if name:
-        content = next((listing for listing in shown if listing.id == name), None)
-        if content is None:
+        if not shown:
             return Refusal(RefusalCode.MODEL_NOT_FOUND, "There is no model of this name.", param="model")
+        [content] = shown
     return ImmediateResponse(
         status=200,
         headers=(("content-type", _JSON), *make_trace_headers("", trace_id)),

@@ -220,7 +220,7 @@ class ExtProcHandler(ExchangeHandler):
         context = self._context
         if endpoint.usage:
             return await self._usage_report(self.who)
-        listed = context.view.table.models_for(self.who.tenant)
+        listed = context.view.table.models_for(self.who.tenant, endpoint.model)
         length = context.selector.members.get_longest_context
         return answers.build_models_response(listed, endpoint.model, self.trace_id, length=length, created=context.started)
 

@@ -2,12 +2,12 @@
 
 A client gets the model that it names or, marked as degraded, a fallback that its tenant may use; never silently another one.
 
-The name, or the name without its last `@constraint`, is an alias or a physical model (one that a pool serves). Nothing else is stripped or
-guessed: `vllm/big` is unknown unless an alias has that name. The name stands for a set of physical models, without those that the tenant
-may
-not use. The first rule wins whose pool serves one of them, serves the operation, has a node of an acceptable version (as far as its nodes
-are known) and whose condition holds. Without such a rule it is the first such pool, in the order of the alias's models, then of
-the configuration.
+The name, or the name without its last `@constraint`, is an alias or a physical model (one that a pool serves), or it matches an alias with
+`*`: the one with the most other characters. A trailing `[1m]`, by which Claude Code asks for a long context, is dropped where no name has
+it. Nothing else is stripped or guessed: `vllm/big` is unknown unless an alias has that name. The name stands for a set of physical models,
+without those that the tenant may not use. The first rule wins whose pool serves one of them, serves the operation, has a node of an
+acceptable version (as far as its nodes are known) and whose condition holds. Without such a rule it is the first such pool, in the order of
+the alias's models, then of the configuration.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +18,7 @@ from din_extproc.domain.node import Pool
 from din_extproc.domain.request import Intent, Operation, RequestHead
 from din_extproc.domain.tenant import Tenant, matches_pattern
 from din_extproc.domain.verdict import Refusal, RefusalCode
+from din_extproc.route.aliases import EVERY_MODEL
 from din_extproc.route.expression import Facts, Matches
 from din_extproc.route.rule_evaluation import RuleEvaluation, describe_unmet
 from din_extproc.route.rules import RuleCondition
@@ -28,6 +29,7 @@ VersionsOf = Callable[[str], frozenset[str]]
 
 _MAX_PATTERNS = 1024
 _MAX_QUOTED = 80
+_LONG_CONTEXT = "[1m]"
 
 
 class CompiledRule(Struct, frozen=True):
@@ -97,11 +99,14 @@ class RouteTable:
         rules: All rules, in order.
     """
 
-    __slots__ = ("_allowed", "_rules", "_targets")
+    __slots__ = ("_allowed", "_patterns", "_rules", "_targets")
 
     def __init__(self, targets: Mapping[str, RouteTarget], rules: Sequence[CompiledRule]) -> None:
         self._rules = tuple(rules)
         self._targets = dict(targets)
+        patterns = sorted((name for name in targets if EVERY_MODEL in name), key=lambda name: (name.count(EVERY_MODEL) - len(name), name))
+        self._patterns = tuple((name, targets[name]) for name in patterns)
+        """Aliases with `*`, the most specific one first."""
         self._allowed: dict[tuple[str, ...], frozenset[str]] = {}
         """By patterns of names: tenants and tokens that have them may use these physical models."""
 
@@ -176,17 +181,19 @@ class RouteTable:
                 break
         return tuple(evaluations)
 
-    def models_for(self, tenant: Tenant) -> tuple[ListedModel, ...]:
-        """Return every name that the tenant may request, aliases first, each group sorted."""
+    def models_for(self, tenant: Tenant, name: str = "") -> tuple[ListedModel, ...]:
+        """Return every name that the tenant may request, aliases first, each group sorted; with a name, that one if it may be."""
         allowed = self._allowed_models(tenant)
-        usable = [target for target in self._targets.values() if any(_may_serve(rule, tenant, allowed) for rule in target.rules)]
+        target, suffix = self._find_target(name)
+        named = self._targets if not name else {} if target is None or suffix else {name: target}
+        usable = [(each, target) for each, target in named.items() if any(_may_serve(rule, tenant, allowed) for rule in target.rules)]
         listed = (
             ListedModel(
-                target.name,
+                each,
                 tuple(model for model in target.models if model in allowed) if target.alias else (),
                 tuple(dict.fromkeys(rule.pool.name for rule in target.rules if _may_serve(rule, tenant, allowed))),
             )
-            for target in usable
+            for each, target in usable
         )
         return tuple(sorted(listed, key=lambda entry: (not entry.alias, entry.name)))
 
@@ -233,7 +240,12 @@ class RouteTable:
         if target is not None:
             return target, ""
         name, _, suffix = requested.rpartition("@")
-        return self._targets.get(name), suffix
+        if name in self._targets:
+            return self._targets[name], suffix
+        for pattern, matched in self._patterns:
+            if matches_pattern(name or requested, pattern):
+                return matched, suffix if name else ""
+        return self._find_target(requested.removesuffix(_LONG_CONTEXT)) if requested.endswith(_LONG_CONTEXT) else (None, suffix)
 
 
 def _find_objections(

@@ -17,7 +17,7 @@ from din_extproc.settings.identity import IdentitySection
 from din_extproc.settings.pools import PoolSection
 from din_extproc.settings.prices import PricesSection
 from din_extproc.settings.routes import AliasSection, RuleSection
-from din_extproc.settings.section import AsTuple, ModelName, Name, NameIfAny, Section, Text
+from din_extproc.settings.section import AliasName, AsTuple, Name, NameIfAny, Section, Text
 from din_extproc.settings.sensitive import SensitivePatternsSection
 from din_extproc.settings.telemetry import TelemetrySection
 from din_extproc.settings.tenants import DefaultsSection, GlobalLimitsSection, TenantSection
@@ -33,7 +33,8 @@ class DinYaml(Section):
     gateway: GatewaySection = GatewaySection()
     store: StoreSection = StoreSection()
     catalog: CatalogSection | None = None
-    aliases: dict[ModelName, AliasSection] = Field(default_factory=dict)
+    aliases: dict[AliasName, AliasSection] = Field(default_factory=dict)
+    """Names that clients use. In a name `*` stands for any characters; of several that match, the one with the most others applies."""
     pools: dict[Name, PoolSection] = Field(default_factory=dict)
     rules: Annotated[tuple[RuleSection, ...], AsTuple] = ()
     tenants: Annotated[tuple[TenantSection, ...], AsTuple] = ()

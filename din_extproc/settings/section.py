@@ -38,6 +38,10 @@ def _model(text: str) -> str:
     return text
 
 
+def _alias(text: str) -> str:
+    return text if _model(text.replace("*", "x")) else ""
+
+
 def parse_listen(text: str) -> Endpoint:
     """An address to listen on: an IP address and a port; `0.0.0.0` and `[::]` are every address of the machine.
 
@@ -81,6 +85,8 @@ Name = Annotated[str, AfterValidator(_name)]
 NameIfAny = Annotated[str, AfterValidator(_name_if_any)]
 """"": none."""
 ModelName = Annotated[str, AfterValidator(_model)]
+AliasName = Annotated[str, AfterValidator(_alias)]
+"""A model's name, or a pattern with `*`."""
 Text = Annotated[str, Field(min_length=1)]
 Positive = Annotated[int, Field(ge=1, le=10**9)]
 """Up to what fits every number of Envoy's and of a node's own."""

@@ -33,7 +33,7 @@ TENANTS = [
     Tenant(id=name, models=models, priority=Priority.STANDARD, limits=RateLimits(), per_model={})
     for name, models in {"all": ("*",), "small": ("small",), "aliased": ("fast",), "none": ("nothing",)}.items()
 ]
-ALLOWED = {"all": {"small", "big"}, "small": {"small"}, "aliased": {"small"}, "none": set(), "stranger": set()}
+ALLOWED = {"all": {"small", "big"}, "small": {"small"}, "aliased": {"small"}, "none": set(), "stranger": {"small", "big"}}
 STRANGER = Tenant(id="stranger", models=("*",), priority=Priority.BATCH, limits=RateLimits(), per_model={})
 POOLS = [_pool("s", "small", "1.2"), _pool("b", "big", "2025.3"), _pool("s2", "small", "1.3")]
 MEMBERS = PoolMembership.from_pools(POOLS)

@@ -213,6 +213,7 @@ def _placed(
 ) -> Explanation:
     """The rest of the way: pool or fallback, node by node."""
     target, intent, ask = selector.target_found, request.intent, selector.ask
+    known = replace(known, alias=routed.name)
     own = _dropped(routed.pool.name, selector, routed.versions, size, rows)
     if isinstance(decided, Refusal) and (isinstance(target, Refusal) or target is None or intent is None):
         return _answered(known, decided, own)

@@ -71,6 +71,8 @@ class Explanation(Struct, frozen=True, omit_defaults=True):
     """Those that were looked at, in order; the last one takes the request, if one does."""
     rule: str | None = None
     """"": no rule matched, the model's own pool takes it."""
+    alias: str | None = None
+    """The name by which the requested one was found: itself, or an alias with `*`."""
     model: str | None = None
     pool: str | None = None
     fallback: str | None = None
@@ -109,7 +111,8 @@ class Explanation(Struct, frozen=True, omit_defaults=True):
                 + (": " + "; ".join(trial.reasons) if trial.reasons else "")
             )
         if self.model is not None:
-            shown.append(f"model     {self.model}")
+            asked = self.alias if self.intent is None or self.alias != self.intent.model else ""
+            shown.append(f"model     {self.model}" + (f", by the alias {asked}" if asked else ""))
             shown.append(f"pool      {self.pool}" + (f", fallback {self.fallback}" if self.fallback else ""))
         if self.degraded:
             shown.append(f"degraded  the fallback takes it: {self.degraded}")

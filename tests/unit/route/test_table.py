@@ -253,3 +253,37 @@ def test_a_tenant_that_stays_on_the_site_reaches_no_remote_api_by_any_way():
     strict = [replace(rules[0], stays_on_site=True)]
     (flaw,) = (flaw for flaw in compile_routes([SMALL, cloud], (), strict, [tenant()]).flaws if not flaw.warning)
     assert flaw.place == ("rules", 0, "fallback")
+
+
+PATTERNS = [Alias("claude-*", ("small",)), Alias("claude-opus-*", ("big",), "~2025.3"), Alias("g*", ("big",))]
+CLAUDE = [*PATTERNS, Alias("claude-opus-4", ("small",))]
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "model", "versions"),
+    [
+        ("claude-sonnet-4-5-20250929", "claude-*", "small", ""),
+        ("claude-opus-4-1", "claude-opus-*", "big", "~2025.3"),
+        ("claude-opus-4", "claude-opus-4", "small", ""),
+        ("claude-sonnet-4-5[1m]", "claude-*", "small", ""),
+        ("small[1m]", "small", "small", ""),
+        ("gpt-5@2025.4", "g*", "big", "2025.4"),
+    ],
+)
+def test_of_the_aliases_that_match_the_most_specific_one_applies(asked, name, model, versions):
+    routed = ask(table([BIG, SMALL], CLAUDE), intent(asked))
+    assert (routed.name, routed.model, routed.versions.text) == (name, model, versions)
+
+
+def test_a_name_that_no_alias_matches_stays_unknown():
+    for asked in ("Claude-opus-4", "xclaude-opus-4", "claude", "tiny[1m]"):
+        assert ask(table([BIG, SMALL], CLAUDE), intent(asked)).code is RefusalCode.MODEL_NOT_FOUND
+
+
+def test_a_tenant_is_allowed_an_alias_with_a_pattern_by_its_name():
+    routes = table([BIG, SMALL], PATTERNS, tenants=[tenant("claude-opus-*")])
+    assert ask(routes, intent("claude-opus-9"), tenant("claude-opus-*")).model == "big"
+    assert ask(routes, intent("claude-sonnet-4"), tenant("claude-opus-*")).code is RefusalCode.MODEL_NOT_ALLOWED
+    [listed] = routes[0].models_for(tenant("claude-opus-*"), "claude-opus-9")
+    assert (listed.name, listed.models) == ("claude-opus-9", ("big",))
+    assert routes[0].models_for(tenant("claude-opus-*"), "claude-sonnet-4") == ()

@@ -441,3 +441,9 @@ def test_identities_that_can_t_work_are_reported(written):
     unlisted = written(SMALL.replace('tenants: [{ id: t, models: ["*"] }]', "") + IDENTITIES + "  tenant_defaults: { models: [m] }\n")
     assert isinstance(unlisted, Settings)
     assert (unlisted.find_tenant("team-1").id, unlisted.find_tenant("team-1").listed) == ("team-1", False)
+
+
+def test_an_alias_may_be_a_pattern(written):
+    settings = written(SMALL + "aliases: { 'claude-*': { model: m } }\n")
+    assert settings.routes.preferred_model("claude-sonnet-4-5") == "m"
+    assert isinstance(written(SMALL + "aliases: { 'claude?': { model: m } }\n"), ConfigRejected)

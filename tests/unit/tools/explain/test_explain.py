@@ -151,6 +151,14 @@ def test_an_engine_that_is_asked_in_its_own_words_is_shown_with_what_it_cant_be_
     assert (refused.sent, refused.status, refused.refusal) == (False, 400, "invalid_request")
 
 
+def test_an_alias_that_is_a_pattern_is_named(tmp_path):
+    file = tmp_path / "din.json"
+    file.write_bytes(msgspec.json.encode({**DOCUMENT, "aliases": {"claude-*": {"model": "m"}}}))
+    told = explain(load(file, {}), "t", request(model="claude-sonnet-4-5"))
+    assert (told.alias, told.model) == ("claude-*", "m")
+    assert "model     m, by the alias claude-*" in told.lines()
+
+
 def test_the_node_that_takes_over_in_flight_is_named_after_the_pools_own(settings, tmp_path):
     asked = request({"x-task-tier": "x"}, messages=[{"role": "user", "content": "hi"}], max_tokens=10)
     told = explain(settings, "t", asked)
