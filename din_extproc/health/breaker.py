@@ -63,6 +63,8 @@ class BreakerEvent(Struct, frozen=True, gc=False):
     """The pause that a busy node asked for, or that an exhausted account gets."""
     origin: str = ""
     """The request that failed, or the tenant whose requests alone opened another replica's breaker. "": no request caused it."""
+    refusal: bool = False
+    """The node refused by an answer: no incident that others share, so it counts by itself."""
 
 
 class CircuitBreaker:
@@ -148,7 +150,7 @@ class CircuitBreaker:
         repeated = bool(origin) and origin in failing
         if len(failing) < _KNOWN_ORIGINS:
             failing.add(origin)
-        recent = self._failed_at is not None and event.now - self._failed_at < self.policy.incident_s
+        recent = not event.refusal and self._failed_at is not None and event.now - self._failed_at < self.policy.incident_s
         if not repeated and not (recent and self._consecutive_failures):
             self._failed_at = event.now
             self._consecutive_failures += 1

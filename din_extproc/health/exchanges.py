@@ -101,4 +101,5 @@ def classify_attempt(attempt: FailedAttempt, now: float, retried: Container[int]
         origin = ""
     elif origin and reason == _NOT_FOUND:
         origin = f"{tenant_of(origin)}{attempt.started_at}"
-    return BreakerEvent(BreakerEventKind.FAILED, now, now - attempt.duration_ms / 1000, reason, origin=origin)
+    refusal = reason in _GATEWAY_REFUSED or reason == _NOT_FOUND
+    return BreakerEvent(BreakerEventKind.FAILED, now, now - attempt.duration_ms / 1000, reason, origin=origin, refusal=refusal)

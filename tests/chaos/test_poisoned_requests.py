@@ -33,7 +33,9 @@ def stack(sims) -> Iterator[Stack]:
     for sim in sims.values():
         sim.fail("")
         sim.forget()
-    with Stack({"pools": {"chat": pool}, "tenants": [tenant(name) for name in PER_SECOND], "envoy": {"health_check": False}}) as running:
+    config = {"pools": {"chat": pool}, "tenants": [tenant(name) for name in PER_SECOND], "envoy": {"health_check": False}}
+    config["health"] = {"probe": {"every_s": 10}}  # the default: on trial, a node is asked by the gateway before it is by clients
+    with Stack(config, gateway={"workers": 2}) as running:
         yield running
 
 

@@ -136,6 +136,13 @@ def test_ten_streams_that_break_at_one_instant_count_as_one_consecutive_failure(
     assert breaker.snapshot.state is BreakerState.OPEN
 
 
+def test_refusals_count_each_however_close_they_come():
+    breaker = CircuitBreaker("n", POLICY, 0.0)
+    for now in (10.0, 10.01, 10.02):
+        breaker.on_event(BreakerEvent(BreakerEventKind.FAILED, now, reason="404", refusal=True))
+    assert breaker.snapshot.state is BreakerState.OPEN
+
+
 def test_a_failed_trial_doubles_the_open_time():
     breaker = CircuitBreaker("n", BreakerPolicy(jitter=0.0), 0.0)
     breaker.on_event(BreakerEvent(BreakerEventKind.REMOTE_OPEN, 0.0))
