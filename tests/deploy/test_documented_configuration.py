@@ -33,6 +33,7 @@ ELSEWHERE = {
     "accept: application/problem+json",
     "authorization: Bearer",
     "event: error",
+    "instances: [{model, version, max_concurrency}]",
     "jwks.file",
     "response.failed",
     "temperature: 0",
