@@ -94,7 +94,7 @@ class Streamed:
         self.provenance = provenance
         self._chunks = chunks
         self._began = began
-        self._head_ms = _ms_since(began)
+        self._head_ms = _measure_ms(began)
         self._arrivals: list[float] = []
         self._times: AnswerTimes | None = None
 
@@ -105,11 +105,11 @@ class Streamed:
                 if chunk.usage is not None:
                     tokens = chunk.usage.completion_tokens
                 if any(_has_token(choice.delta.model_dump(exclude_none=True)) for choice in chunk.choices):
-                    self._arrivals.append(_ms_since(self._began))
+                    self._arrivals.append(_measure_ms(self._began))
                 yield chunk
         seen = self._arrivals
         first, last = (seen[0], seen[-1]) if seen else (None, None)
-        answer = measured.TimedAnswer(_ms_since(self._began), first, last, len(seen) if tokens is None else tokens)
+        answer = measured.TimedAnswer(_measure_ms(self._began), first, last, len(seen) if tokens is None else tokens)
         self._times = _times(self._head_ms, answer.total_ms, self.provenance, first, answer.per_token_ms)
 
     @property
@@ -156,12 +156,12 @@ class Client:
             NetworkError: no valid answer arrived; the subclass says what to do about it.
         """
         began = time.perf_counter()
-        headers = _headers(version, body.pop("patience_ms", deadline_ms), trace_id, traceparent)  # the argument's former name
+        headers = _make_headers(version, body.pop("patience_ms", deadline_ms), trace_id, traceparent)  # the argument's former name
         with _translate_errors():
             raw = self.openai.chat.completions.with_raw_response.create(extra_headers=headers, **body)
-            head_ms = _ms_since(began)
-            proof = _provenance(raw.headers, raw.status_code, trace_id)
-            return Answer(raw.parse(), proof, _times(head_ms, _ms_since(began), proof))
+            head_ms = _measure_ms(began)
+            proof = _read_provenance(raw.headers, raw.status_code, trace_id)
+            return Answer(raw.parse(), proof, _times(head_ms, _measure_ms(began), proof))
 
     @contextmanager
     def stream(
@@ -169,20 +169,20 @@ class Client:
     ) -> Iterator[Streamed]:
         """Create a streamed chat completion: iterate over it, then read its `times`. Raises as `chat` does."""
         began = time.perf_counter()
-        headers = _headers(version, body.pop("patience_ms", deadline_ms), trace_id, traceparent)  # the argument's former name
+        headers = _make_headers(version, body.pop("patience_ms", deadline_ms), trace_id, traceparent)  # the argument's former name
         with _translate_errors():
             raw = self.openai.chat.completions.with_raw_response.create(extra_headers=headers, stream=True, **body)
         with raw.parse() as chunks:
-            yield Streamed(chunks, _provenance(raw.headers, raw.status_code, trace_id), began)
+            yield Streamed(chunks, _read_provenance(raw.headers, raw.status_code, trace_id), began)
 
 
-def _headers(version: str, deadline_ms: int | None, trace_id: str, traceparent: str) -> dict[str, str]:
+def _make_headers(version: str, deadline_ms: int | None, trace_id: str, traceparent: str) -> dict[str, str]:
     deadline = "" if deadline_ms is None else str(deadline_ms)
     found = {"x-din-model-version": version, "x-din-timeout-ms": deadline, "x-din-trace-id": trace_id, "traceparent": traceparent}
     return {name: value for name, value in found.items() if value}
 
 
-def _provenance(headers: Mapping[str, str], status: int, trace_id: str) -> Provenance:
+def _read_provenance(headers: Mapping[str, str], status: int, trace_id: str) -> Provenance:
     found = Provenance.of(headers)
     if found.missing:
         raise Unproven(f"the answer has no {', '.join(found.missing)}", "unproven", status, found.trace_id)
@@ -200,14 +200,14 @@ def _translate_errors(trace_id: str = "") -> Iterator[None]:
         headers, status = error.response.headers, error.status_code
         code = error.code or str(status)
         after = headers.get("retry-after", "")
-        raise _error_class(status, code)(
+        raise _choose_error_class(status, code)(
             error.message, code, status, headers.get("x-din-trace-id", ""), float(after) if after.isdigit() else None
         ) from error
     except APIError as error:  # inside a stream, or a connection error
         raise Unavailable(error.message, error.code or "unreachable", 0, trace_id) from error
 
 
-def _error_class(status: int, code: str) -> type[NetworkError]:
+def _choose_error_class(status: int, code: str) -> type[NetworkError]:
     if code == "version_mismatch":
         return VersionMismatch
     if status == 429:  # noqa: PLR2004 - an HTTP status
@@ -223,5 +223,5 @@ def _has_token(delta: Mapping[str, Any]) -> bool:
     return any(delta.get(channel) for channel in measured.CHANNELS)
 
 
-def _ms_since(began: float) -> float:
+def _measure_ms(began: float) -> float:
     return (time.perf_counter() - began) * 1e3

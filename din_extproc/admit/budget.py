@@ -95,8 +95,8 @@ class BudgetCounters(Struct, frozen=True, gc=False):
 
 def tightest_status(requests: list[tuple[int, int, int]], tokens: list[tuple[int, int, int]]) -> RateLimitStatus:
     """Return the status of the tightest budget of each dimension: the one with the fewest remaining, the first of equals."""
-    limit_requests, remaining_requests, reset_requests = min(requests, key=_remaining, default=(None, None, None))
-    limit_tokens, remaining_tokens, reset_tokens = min(tokens, key=_remaining, default=(None, None, None))
+    limit_requests, remaining_requests, reset_requests = min(requests, key=_compute_remaining, default=(None, None, None))
+    limit_tokens, remaining_tokens, reset_tokens = min(tokens, key=_compute_remaining, default=(None, None, None))
     return RateLimitStatus(
         limit_requests=limit_requests,
         remaining_requests=remaining_requests,
@@ -107,5 +107,5 @@ def tightest_status(requests: list[tuple[int, int, int]], tokens: list[tuple[int
     )
 
 
-def _remaining(triple: tuple[int, int, int]) -> int:
+def _compute_remaining(triple: tuple[int, int, int]) -> int:
     return triple[1]

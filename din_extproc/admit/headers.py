@@ -48,13 +48,13 @@ def rate_limit_headers(status: RateLimitStatus) -> Headers:
     requests = status.limit_requests is not None
     tokens = status.limit_tokens is not None
     if requests and tokens:
-        return (*_requests(status), *_tokens(status))
+        return (*_make_request_headers(status), *_make_token_headers(status))
     if tokens:
-        return _tokens(status)
-    return _requests(status) if requests else ()
+        return _make_token_headers(status)
+    return _make_request_headers(status) if requests else ()
 
 
-def _requests(status: RateLimitStatus) -> Headers:
+def _make_request_headers(status: RateLimitStatus) -> Headers:
     return (
         ("x-ratelimit-limit-requests", str(status.limit_requests)),
         ("x-ratelimit-remaining-requests", str(status.remaining_requests)),
@@ -62,7 +62,7 @@ def _requests(status: RateLimitStatus) -> Headers:
     )
 
 
-def _tokens(status: RateLimitStatus) -> Headers:
+def _make_token_headers(status: RateLimitStatus) -> Headers:
     return (
         ("x-ratelimit-limit-tokens", str(status.limit_tokens)),
         ("x-ratelimit-remaining-tokens", str(status.remaining_tokens)),
@@ -76,11 +76,11 @@ def anthropic_rate_limit_headers(headers: Headers, wall: float) -> Headers:
     for name, value in headers:
         if name.startswith(_RATE_LIMIT):
             what, _, kind = name.removeprefix(_RATE_LIMIT).partition("-")
-            found.append((f"anthropic-ratelimit-{kind}-{what}", _moment(value, wall) if what == "reset" else value))
+            found.append((f"anthropic-ratelimit-{kind}-{what}", _format_moment(value, wall) if what == "reset" else value))
     return tuple(found)
 
 
-def _moment(duration: str, wall: float) -> str:
+def _format_moment(duration: str, wall: float) -> str:
     """Return the time after this duration by RFC 3339, in whole seconds, rounded up."""
     seconds = sum(float(number) * _SECONDS[unit] for number, unit in _parts(duration))
     return _rfc3339(wall + seconds)
@@ -104,7 +104,7 @@ def refuse_denied(denied: Denied, claim: Claim) -> Refusal:
     status = rate_limit_headers(denied.status)
     if denied.dimension == "oversize":
         message = (
-            f"The request needs {claim.tokens} tokens, but {_scope_name(denied.scope)} allows no more than {denied.limit} tokens per "
+            f"The request needs {claim.tokens} tokens, but {_describe_scope(denied.scope)} allows no more than {denied.limit} tokens per "
             "minute: it can never pass. Shorten the prompt."
         )
         return Refusal(RefusalCode.REQUEST_EXCEEDS_LIMIT, message, headers=status)
@@ -116,7 +116,7 @@ def refuse_denied(denied: Denied, claim: Claim) -> Refusal:
         refused = RefusalCode.INSUFFICIENT_GPU_CAPACITY
         return Refusal(refused, message, retry_after_ms=wait_ms, headers=(*status, *retry_headers(wait_ms)))
     code = RefusalCode.CONCURRENCY_LIMIT_EXCEEDED if denied.dimension == "max_streams" else RefusalCode.RATE_LIMIT_EXCEEDED
-    name, limit = _scope_name(denied.scope), denied.limit
+    name, limit = _describe_scope(denied.scope), denied.limit
     sentence = {
         "rpm": f"{name} allows {limit} requests per minute, and all of them are used",
         "tpm": f"{name} allows {limit} tokens per minute, and too few of them are left: requested {claim.tokens}",
@@ -155,7 +155,7 @@ def refuse_limits_unavailable() -> Refusal:
     )
 
 
-def _scope_name(scope: str) -> str:
+def _describe_scope(scope: str) -> str:
     """Return a scope in words: `tenant`, `model:<name>`, `key:<id>`, `priority:<class>`, `network` or `network:...`."""
     kind, _, name = scope.partition(":")
     if kind == "network" and name:

@@ -64,7 +64,7 @@ class KeyRing:
 
     def __init__(self, keys: Iterable[tuple[Tenant, Iterable[ApiKey]]]) -> None:
         self._entries = {
-            key.id: (Authenticated(tenant, key), key.salt, key.digest, _expiry_seconds(key.expires)) for tenant, own in keys for key in own
+            key.id: (Authenticated(tenant, key), key.salt, key.digest, _parse_expiry(key.expires)) for tenant, own in keys for key in own
         }
 
     def authenticate(
@@ -91,7 +91,7 @@ class KeyRing:
             return _WRONG
         key_id, _, secret = text[len(PREFIX) :].rpartition("_")
         identity, salt, digest, expires = self._entries.get(key_id, _UNKNOWN_KEY)
-        proven = hmac.compare_digest(_digest(salt, secret), digest)
+        proven = hmac.compare_digest(_compute_digest(salt, secret), digest)
         if identity is None or not proven or key_id in revoked:
             return _WRONG
         if expires <= now:
@@ -119,7 +119,7 @@ class NodeTokens:
             return None
         node_id, _, secret = text[len(PREFIX) :].rpartition("_")
         salt, digest = self._hashes.get(node_id, (bytes(SALT_BYTES), bytes(32)))
-        proven = hmac.compare_digest(_digest(salt, secret), digest)
+        proven = hmac.compare_digest(_compute_digest(salt, secret), digest)
         return node_id if proven and node_id in self._hashes else None
 
 
@@ -155,7 +155,7 @@ def _build_key(name: str, entropy: bytes) -> NewKey:
         digits.append(_ALPHABET[digit])
     secret = "".join(digits)
     salt = entropy[:SALT_BYTES]
-    return NewKey(text=f"{PREFIX}{name}_{secret}", hash=f"sha256${salt.hex()}${_digest(salt, secret).hex()}")
+    return NewKey(text=f"{PREFIX}{name}_{secret}", hash=f"sha256${salt.hex()}${_compute_digest(salt, secret).hex()}")
 
 
 def is_key_id(text: str) -> bool:
@@ -174,11 +174,11 @@ def parse_hash(text: str) -> tuple[bytes, bytes] | None:
     return None if found is None else (bytes.fromhex(found[1]), bytes.fromhex(found[2]))
 
 
-def _digest(salt: bytes, secret: str) -> bytes:
+def _compute_digest(salt: bytes, secret: str) -> bytes:
     return hashlib.sha256(salt + secret.encode("utf-8", "replace")).digest()
 
 
-def _expiry_seconds(expires: datetime | None) -> float:
+def _parse_expiry(expires: datetime | None) -> float:
     """Return the expiry in seconds since the Unix epoch; a time without zone is UTC."""
     if expires is None:
         return float("inf")

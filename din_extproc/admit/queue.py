@@ -129,7 +129,7 @@ class QueueState:
         if self._count >= places or (queue is not None and len(queue) >= ticket.queueing.size):
             return False
         if queue is None:
-            queue = self._queues[ticket.claim.tenant] = TenantQueue(self._initial_service(ticket))
+            queue = self._queues[ticket.claim.tenant] = TenantQueue(self._compute_initial_service(ticket))
         queue.classes[RANK[ticket.priority]].append(ticket)
         self._joined += 1
         heappush(self._deadlines, (ticket.deadline_ms, self._joined, ticket))
@@ -163,7 +163,7 @@ class QueueState:
         if queue is not None:
             queue.served += cost
         else:
-            self._remember_service(tenant, self._recall_service(tenant) + cost)
+            self._remember_service(tenant, self._get_remembered_service(tenant) + cost)
 
     def next_ticket(self, now_ms: int) -> Ticket | None:
         """Return the ticket that may ask the ledger now; None: none may yet."""
@@ -221,11 +221,11 @@ class QueueState:
         tickets = queue if queue is not None else (ticket for each in self._queues.values() for ticket in each)
         return max(1, min((ticket.deadline_ms for ticket in tickets), default=now_ms) - now_ms)
 
-    def _initial_service(self, ticket: Ticket) -> float:
+    def _compute_initial_service(self, ticket: Ticket) -> float:
         """Return the initial service of a tenant that starts to queue."""
-        return max(self._recall_service(ticket.claim.tenant), self._clock - _MAX_LAG_REQUESTS * ticket.cost)
+        return max(self._get_remembered_service(ticket.claim.tenant), self._clock - _MAX_LAG_REQUESTS * ticket.cost)
 
-    def _recall_service(self, tenant: str) -> float:
+    def _get_remembered_service(self, tenant: str) -> float:
         served, grants = self._served.pop(tenant, (self._clock, 0))
         return served if self._grants - grants <= _RECENT_GRANTS else max(served, self._clock)
 

@@ -93,40 +93,40 @@ class DiscoveryStream:
             )
         else:
             subscription.on_request(request.resource_names, request.response_nonce, refusal)
-        return list(self._due())
+        return list(self._find_due())
 
     def publish(self, snapshot: Snapshot) -> list[bytes]:
         """Replace the snapshot. Return the responses that are due."""
         self.snapshot = snapshot
-        return list(self._due())
+        return list(self._find_due())
 
     @property
     def settled(self) -> bool:
         """The client has answered to all there is; what is no more may still have to be taken away."""
-        return not any(self._behind(each, removals=False) for each in self._subscriptions.values())
+        return not any(self._is_behind(each, removals=False) for each in self._subscriptions.values())
 
     def status(self) -> ClientStatus:
         """For people."""
         node = self._node
         types = {
-            LABELS[each.type_url]: TypeStatus(each.acked, not self._behind(each, removals=True), each.refusal)
+            LABELS[each.type_url]: TypeStatus(each.acked, not self._is_behind(each, removals=True), each.refusal)
             for each in self._subscriptions.values()
         }
         program = f"{node.user_agent_name} {node.user_agent_version}".strip()
         return ClientStatus(node.id, node.cluster, program, "delta" if self._delta else "state of the world", types)
 
-    def _behind(self, subscription: XdsSubscription, *, removals: bool) -> bool:
+    def _is_behind(self, subscription: XdsSubscription, *, removals: bool) -> bool:
         return subscription.phase is SubscriptionPhase.OFFERED or subscription.has_pending(self.snapshot, removals=removals)
 
-    def _due(self) -> Iterator[bytes]:
-        yield from self._next(CLUSTER, removals=False)
-        yield from self._next(ASSIGNMENT, removals=False)
+    def _find_due(self) -> Iterator[bytes]:
+        yield from self._make_next(CLUSTER, removals=False)
+        yield from self._make_next(ASSIGNMENT, removals=False)
         for type_url in (ROUTES, CLUSTER, ASSIGNMENT):
             if any(each.phase is SubscriptionPhase.OFFERED for each in self._subscriptions.values()):
                 return
-            yield from self._next(type_url, removals=True)
+            yield from self._make_next(type_url, removals=True)
 
-    def _next(self, type_url: str, *, removals: bool) -> Iterator[bytes]:
+    def _make_next(self, type_url: str, *, removals: bool) -> Iterator[bytes]:
         subscription = self._subscriptions.get(type_url)
         if subscription is None:
             return
@@ -137,10 +137,10 @@ class DiscoveryStream:
         if type_url == CLUSTER and ASSIGNMENT in self._subscriptions:
             # A cluster that is told anew waits for its nodes to be told anew, whether they have changed or not.
             self._subscriptions[ASSIGNMENT].forget(offer.names_sent)
-        yield _changes(type_url, offer) if self._delta else _world(type_url, offer)
+        yield _make_delta(type_url, offer) if self._delta else _make_state_of_the_world(type_url, offer)
 
 
-def _world(type_url: str, offer: XdsOffer) -> bytes:
+def _make_state_of_the_world(type_url: str, offer: XdsOffer) -> bytes:
     response = DiscoveryResponse(version_info=offer.version, type_url=type_url, nonce=offer.nonce)
     parts = [response.SerializeToString()]
     for resource in offer.resources:
@@ -148,17 +148,17 @@ def _world(type_url: str, offer: XdsOffer) -> bytes:
     return b"".join(parts)
 
 
-def _changes(type_url: str, offer: XdsOffer) -> bytes:
+def _make_delta(type_url: str, offer: XdsOffer) -> bytes:
     response = DeltaDiscoveryResponse(
         system_version_info=offer.version, type_url=type_url, nonce=offer.nonce, removed_resources=offer.removed
     )
     parts = [response.SerializeToString()]
     for resource in offer.resources:
-        parts += _labelled(resource)
+        parts += _wrap_resource(resource)
     return b"".join(parts)
 
 
-def _labelled(resource: Resource) -> tuple[bytes, ...]:
+def _wrap_resource(resource: Resource) -> tuple[bytes, ...]:
     """The resource with its name and version, in pieces: it may be large."""
     label = encode_field(1, resource.version.encode()) + encode_field(3, resource.name.encode()) + encode_head(2, len(resource.packed))
     return encode_head(_RESOURCES, len(label) + len(resource.packed)), label, resource.packed

@@ -33,7 +33,7 @@ class Resource(Struct, frozen=True, gc=False):
     @classmethod
     def of(cls, name: str, type_url: str, message: bytes) -> "Resource":
         """Pack a serialised message."""
-        return cls(name, _digest(message), encode_field(1, type_url.encode()) + encode_field(2, message))
+        return cls(name, _compute_digest(message), encode_field(1, type_url.encode()) + encode_field(2, message))
 
 
 class Pair(Struct, frozen=True):
@@ -86,17 +86,17 @@ class Assigner:
         before, self._pools = self._pools, {}
         for cluster in blueprint.clusters:
             name = cluster.name
-            self._pools[name] = _assigned(before.get(name), name, nodes.get(name, ()), fail_open=name == blueprint.fail_open_pool)
-        self._pairs = {pair.cluster.name: self._paired(pair) for pair in blueprint.pairs}
+            self._pools[name] = _assign_nodes(before.get(name), name, nodes.get(name, ()), fail_open=name == blueprint.fail_open_pool)
+        self._pairs = {pair.cluster.name: self._assign_pair(pair) for pair in blueprint.pairs}
         assigned: Mapping[str, _Assigned | _Paired] = {**self._pools, **self._pairs}
         resources = {
             CLUSTER: {cluster.name: cluster for cluster in (*blueprint.clusters, *(pair.cluster for pair in blueprint.pairs))},
             ASSIGNMENT: {name: each.resource for name, each in assigned.items()},
             ROUTES: {blueprint.routes.name: blueprint.routes},
         }
-        return Snapshot(resources, {type_url: _version(each.values()) for type_url, each in resources.items()})
+        return Snapshot(resources, {type_url: _compute_version(each.values()) for type_url, each in resources.items()})
 
-    def _paired(self, pair: Pair) -> "_Paired":
+    def _assign_pair(self, pair: Pair) -> "_Paired":
         """The nodes of both pools, which are there: their parts are put together anew when one of them has changed."""
         first, second, name = self._pools[pair.pool], self._pools[pair.fallback], pair.cluster.name
         before = self._pairs.get(name)
@@ -123,20 +123,20 @@ class _Paired(Struct, frozen=True):
     resource: Resource
 
 
-def _assigned(before: _Assigned | None, pool: str, nodes: tuple[Node, ...], *, fail_open: bool) -> _Assigned:
+def _assign_nodes(before: _Assigned | None, pool: str, nodes: tuple[Node, ...], *, fail_open: bool) -> _Assigned:
     if before is not None and before.fail_open == fail_open:
         if before.nodes == nodes:
             return before
-        parts = _parts(before, pool, nodes)
+        parts = _make_parts(before, pool, nodes)
     else:
         parts = [make_node_part(node, pool, fail_open=fail_open) for node in nodes]
     return _Assigned(nodes, fail_open, parts, Resource.of(pool, ASSIGNMENT, make_assignment(pool, parts)))
 
 
-def _parts(before: _Assigned, pool: str, nodes: tuple[Node, ...]) -> list[bytes]:
+def _make_parts(before: _Assigned, pool: str, nodes: tuple[Node, ...]) -> list[bytes]:
     """The nodes' parts: as they were at both ends, where nothing has changed, and looked up or made in between."""
-    first = _alike(before.nodes, nodes)
-    last = min(_alike(reversed(before.nodes), reversed(nodes)), len(nodes) - first, len(before.nodes) - first)
+    first = _are_alike(before.nodes, nodes)
+    last = min(_are_alike(reversed(before.nodes), reversed(nodes)), len(nodes) - first, len(before.nodes) - first)
     between, old = nodes[first : len(nodes) - last], slice(first, len(before.nodes) - last)
     known = {node.id: (node, part) for node, part in zip(before.nodes[old], before.parts[old], strict=True)}
     made = []
@@ -146,14 +146,14 @@ def _parts(before: _Assigned, pool: str, nodes: tuple[Node, ...]) -> list[bytes]
     return [*before.parts[:first], *made, *before.parts[old.stop :]]
 
 
-def _alike(before: Iterable[Node], after: Iterable[Node]) -> int:
+def _are_alike(before: Iterable[Node], after: Iterable[Node]) -> int:
     """How many nodes the two begin with in common."""
     return sum(1 for _ in takewhile(bool, map(is_, before, after)))
 
 
-def _version(resources: Iterable[Resource]) -> str:
-    return _digest("\n".join(sorted(f"{each.name} {each.version}" for each in resources)).encode())
+def _compute_version(resources: Iterable[Resource]) -> str:
+    return _compute_digest("\n".join(sorted(f"{each.name} {each.version}" for each in resources)).encode())
 
 
-def _digest(content: bytes) -> str:
+def _compute_digest(content: bytes) -> str:
     return sha256(content).hexdigest()[:_HASH_DIGITS]

@@ -106,7 +106,7 @@ class XdsSubscription:
             self._owed = True
         self._fresh = False
         self._everything = everything
-        self._names = _bounded(wanted)
+        self._names = _check_length(wanted)
         if not everything:
             self._has = {name: resource for name, resource in self._has.items() if name in wanted}
 
@@ -128,12 +128,12 @@ class XdsSubscription:
         if EVERYTHING in dropped:
             self._everything = False
         if self._fresh:
-            self._has = {name: Resource(name, version, b"") for name, version in _few(known).items()}
+            self._has = {name: Resource(name, version, b"") for name, version in _check_count(known).items()}
         else:
             for name in added:
                 self._has.pop(name, None)  # a new subscription is answered again
         self._fresh = False
-        self._names = _bounded((self._names | added) - dropped - {EVERYTHING})
+        self._names = _check_length((self._names | added) - dropped - {EVERYTHING})
         if not self._everything:
             self._has = {name: resource for name, resource in self._has.items() if name in self._names}
 
@@ -164,7 +164,7 @@ class XdsSubscription:
 
     def has_pending(self, snapshot: Snapshot, *, removals: bool) -> bool:
         """Whether the client lacks something. `removals`: also whether it has something that is no more."""
-        return self._owed or bool(self._changed(snapshot, removals=removals))
+        return self._owed or bool(self._find_changed(snapshot, removals=removals))
 
     def make_offer(self, snapshot: Snapshot, nonce: str, *, removals: bool) -> XdsOffer | None:
         """The next response, under way from now on. None: there is nothing to say, or one is under way.
@@ -173,7 +173,7 @@ class XdsSubscription:
         """
         if self.phase is SubscriptionPhase.OFFERED:
             return None
-        changed = self._changed(snapshot, removals=removals)
+        changed = self._find_changed(snapshot, removals=removals)
         if not changed and not self._owed:
             return None
         removed = tuple(sorted(name for name, resource in changed.items() if resource is None))
@@ -189,7 +189,7 @@ class XdsSubscription:
         self._nonce, self._version = nonce, snapshot.versions[self.type_url]
         return XdsOffer(nonce, self._version, resources, removed, told)
 
-    def _changed(self, snapshot: Snapshot, *, removals: bool) -> dict[str, Resource | None]:
+    def _find_changed(self, snapshot: Snapshot, *, removals: bool) -> dict[str, Resource | None]:
         """What the client has not as it is. None: it is no more."""
         there = snapshot.resources[self.type_url]
         changed: dict[str, Resource | None] = {}
@@ -211,12 +211,12 @@ class XdsSubscription:
         return self._delta and name in self._names
 
 
-def _bounded(names: set[str]) -> set[str]:
+def _check_length(names: set[str]) -> set[str]:
     if len(names) > _MOST_NAMES:
         raise ValueError(f"more than {_MOST_NAMES} resources of one type are asked for")
     return names
 
 
-def _few(known: Mapping[str, str]) -> Mapping[str, str]:
-    _bounded(set(known))
+def _check_count(known: Mapping[str, str]) -> Mapping[str, str]:
+    _check_length(set(known))
     return known

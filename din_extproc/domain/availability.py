@@ -66,10 +66,10 @@ def compute_availability(
     serving: dict[str, list[str]] = {}
     for pool in pools:
         serving.setdefault(pool.model, []).append(pool.name)
-    return tuple(_compute_model(model, names, breakers, by_model.get(model, []), now) for model, names in serving.items())
+    return tuple(_compute_model_availability(model, names, breakers, by_model.get(model, []), now) for model, names in serving.items())
 
 
-def _compute_model(
+def _compute_model_availability(
     model: str, pools: list[str], breakers: Mapping[str, BreakerSnapshot], nodes: list[NodeShare], now: float
 ) -> ModelAvailability:
     passed = max(1.0 if pool not in breakers else breakers[pool].share(now) for pool in pools)

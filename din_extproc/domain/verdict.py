@@ -143,12 +143,12 @@ def anthropic_error_body(code: RefusalCode, message: str, *, trace_id: str, stat
     A prompt that is too long is worded as there, because agents compact their history when they read these words.
     """
     if code is RefusalCode.CONTEXT_LENGTH_EXCEEDED:
-        message = _too_long(message)
+        message = _is_too_long(message)
     kind = anthropic_type(code.status if status is None else status)
     return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}, "request_id": trace_id})
 
 
-def _too_long(message: str) -> str:
+def _is_too_long(message: str) -> str:
     """Every engine names the length and its limit first, in either order; the length is the larger of the two."""
     numbers = [int(digits) for digits in _number(message[:_MESSAGE_CHARS])[:2]]
     if len(numbers) < 2 or numbers[0] == numbers[1]:  # noqa: PLR2004 - a pair

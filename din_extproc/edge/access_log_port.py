@@ -132,7 +132,7 @@ class FluentdConnection(asyncio.Protocol):
         try:
             self._unpacker.feed(data)
             for message in self._unpacker:
-                self._port.on_entries(*_parts(message))
+                self._port.on_entries(*_split_message(message))
         except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
             _log.warning("access log: connection closed: not Fluentd's forward protocol: %s", error or type(error).__name__)
             self.abort()
@@ -147,7 +147,7 @@ class FluentdConnection(asyncio.Protocol):
         self._transport.abort()
 
 
-def _parts(message: object) -> tuple[str, list[Any]]:
+def _split_message(message: object) -> tuple[str, list[Any]]:
     """Return tag and entries of one message."""
     match message:
         case [str(tag), list(entries), *_]:

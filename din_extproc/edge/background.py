@@ -32,7 +32,7 @@ class Background:
     def start(self, coroutine: Coroutine[Any, Any, object]) -> None:
         """Start a coroutine at once without a task. It may await futures only (see `inline_task.py`)."""
         self._begin()
-        InlineTask(coroutine, self._done, self._failed)
+        InlineTask(coroutine, self._on_done, self._on_failed)
 
     def trickle(self, items: Iterator[T], step: Callable[[T], None]) -> None:
         """Process items, a few per event loop iteration, so that a burst does not delay other work."""
@@ -41,11 +41,11 @@ class Background:
 
     def every(self, seconds: float, name: str, step: Callable[[], Awaitable[None]]) -> None:
         """Run a step periodically, never concurrently, until `close`."""
-        self._tasks.append(asyncio.get_running_loop().create_task(_repeat(seconds, name, step), name=name))
+        self._tasks.append(asyncio.get_running_loop().create_task(_run_repeatedly(seconds, name, step), name=name))
 
     def run(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         """Run work as a task until it ends or `close`."""
-        self._tasks.append(asyncio.get_running_loop().create_task(_once(name, work), name=name))
+        self._tasks.append(asyncio.get_running_loop().create_task(_run_once(name, work), name=name))
 
     async def quiet(self, wait_s: float) -> None:
         """Wait until all started coroutines have ended, at most `wait_s` seconds."""
@@ -74,27 +74,27 @@ class Background:
         if len(few) == STEPS_PER_ITERATION:
             asyncio.get_running_loop().call_soon(self._trickle, items, step)
         else:
-            self._done(None)
+            self._on_done(None)
 
-    def _done(self, _: object) -> None:
+    def _on_done(self, _: object) -> None:
         self._open -= 1
         if not self._open:
             self._idle.set()
 
-    def _failed(self, error: BaseException) -> None:
-        self._done(None)
+    def _on_failed(self, error: BaseException) -> None:
+        self._on_done(None)
         if not isinstance(error, asyncio.CancelledError):
             _log.error("a background step failed", exc_info=error)
 
 
-async def _once(name: str, work: Awaitable[None]) -> None:
+async def _run_once(name: str, work: Awaitable[None]) -> None:
     try:
         await work
     except Exception:  # noqa: BLE001 - last guard of background work
         _log.exception("%s failed", name)
 
 
-async def _repeat(seconds: float, name: str, step: Callable[[], Awaitable[None]]) -> None:
+async def _run_repeatedly(seconds: float, name: str, step: Callable[[], Awaitable[None]]) -> None:
     while True:
         await asyncio.sleep(seconds)
         try:

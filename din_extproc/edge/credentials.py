@@ -60,7 +60,7 @@ class CredentialFiles:
             if node.remote is not None and node.remote.credential is not None:
                 prefix = node.remote.credential_header[1]  # Envoy 1.36 adds none by itself
                 try:
-                    _replace(folder / f"{node.id}.yaml", _secret(node, prefix + read_credential(node.remote.credential, self._env)))
+                    _replace(folder / f"{node.id}.yaml", _format_secret(node, prefix + read_credential(node.remote.credential, self._env)))
                 except CredentialUnavailable as error:
                     found.append(f"node {node.id}: {error}")
                 except OSError as error:
@@ -72,7 +72,7 @@ class CredentialFiles:
         return self._problems
 
 
-def _secret(node: Node, value: str) -> str:
+def _format_secret(node: Node, value: str) -> str:
     secret = {"@type": _TYPE, "name": f"{EGRESS_PREFIX}{node.id}", "generic_secret": {"secret": {"inline_string": value}}}
     return json.dumps({"resources": [secret]}) + "\n"  # JSON is YAML
 

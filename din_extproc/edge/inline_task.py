@@ -25,7 +25,7 @@ class InlineTask(Generic[T]):
         self._turn: asyncio.Handle | None = None
         self._cancelled = False
         self._running = False
-        self._step()
+        self._run_step()
 
     def cancel(self) -> None:
         """Throw `CancelledError` into the coroutine at once and cancel the awaited future. Ignored after its end."""
@@ -41,18 +41,18 @@ class InlineTask(Generic[T]):
         if waiting_for is not None:
             waiting_for.remove_done_callback(self._wake)
             waiting_for.cancel()
-        self._step(asyncio.CancelledError())
+        self._run_step(asyncio.CancelledError())
 
     def _wake(self, future: asyncio.Future[Any]) -> None:
         if self._waiting_for is future:
             self._waiting_for = None
-            self._step()
+            self._run_step()
 
-    def _next_turn(self) -> None:
+    def _schedule_step(self) -> None:
         self._turn = None
-        self._step()
+        self._run_step()
 
-    def _step(self, error: BaseException | None = None) -> None:
+    def _run_step(self, error: BaseException | None = None) -> None:
         coroutine = self._coroutine
         assert coroutine is not None  # noqa: S101 - all callers have checked it
         self._running = True
@@ -81,7 +81,7 @@ class InlineTask(Generic[T]):
                 yielded.cancel()
             return asyncio.CancelledError()
         if yielded is None:
-            self._turn = asyncio.get_running_loop().call_soon(self._next_turn)
+            self._turn = asyncio.get_running_loop().call_soon(self._schedule_step)
             return None
         if getattr(yielded, "_asyncio_future_blocking", None) is not True:
             return RuntimeError(f"a coroutine that is driven may await asyncio futures only, not {type(yielded).__name__}")

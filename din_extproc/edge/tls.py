@@ -82,12 +82,12 @@ class ReloadedFiles(Generic[Made]):
     def __init__(self, files: tuple[str, ...], make: Callable[[], Made]) -> None:
         self._files = files
         self._make = make
-        self._marks = self._seen()
+        self._marks = self._get_mark()
         self._made = make()
 
     def now(self) -> Made:
         """Return the object for the current files."""
-        marks = self._seen()
+        marks = self._get_mark()
         if marks != self._marks:
             self._marks = marks
             try:
@@ -97,8 +97,8 @@ class ReloadedFiles(Generic[Made]):
                 _log.error("%s has changed and can't be used, the former one stays: %s", self._files[0], error)
         return self._made
 
-    def _seen(self) -> list[tuple[int, int, int] | None]:
-        return [_seen(file) for file in self._files]
+    def _get_mark(self) -> list[tuple[int, int, int] | None]:
+        return [_get_mark(file) for file in self._files]
 
 
 def server_context(files: ServerFiles, alpn: tuple[str, ...]) -> ssl.SSLContext:
@@ -111,8 +111,8 @@ def server_context(files: ServerFiles, alpn: tuple[str, ...]) -> ssl.SSLContext:
     Raises:
         CertificateUnusable: A file is unreadable or malformed, or key and certificate do not match.
     """
-    current = ReloadedFiles(files.files, lambda: _server_context(files, alpn))
-    context = _server_context(files, alpn)
+    current = ReloadedFiles(files.files, lambda: _make_server_context(files, alpn))
+    context = _make_server_context(files, alpn)
 
     def swap(connection: Any, _name: str | None, _context: ssl.SSLContext) -> None:
         connection.context = current.now()
@@ -159,7 +159,7 @@ def names_of(certificate: Any) -> frozenset[str]:
     return frozenset(names - {""})
 
 
-def _server_context(files: ServerFiles, alpn: tuple[str, ...]) -> ssl.SSLContext:
+def _make_server_context(files: ServerFiles, alpn: tuple[str, ...]) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(list(alpn))
@@ -172,7 +172,7 @@ def _server_context(files: ServerFiles, alpn: tuple[str, ...]) -> ssl.SSLContext
 
 def _load_pair(context: ssl.SSLContext, cert: str, key: str) -> None:
     for field, file, wanted in (("cert", cert, "CERTIFICATE"), ("key", key, "PRIVATE KEY")):
-        _read(field, file, wanted)
+        _check_readable(field, file, wanted)
     try:
         context.load_cert_chain(cert, key, password="")  # empty: OpenSSL must not prompt at the terminal
     except ssl.SSLError as error:
@@ -184,14 +184,14 @@ def _load_pair(context: ssl.SSLContext, cert: str, key: str) -> None:
 
 
 def _load_ca(context: ssl.SSLContext, field: str, file: str) -> None:
-    text = _read(field, file, "CERTIFICATE")
+    text = _check_readable(field, file, "CERTIFICATE")
     try:
         context.load_verify_locations(cadata=text[text.index(_PEM_BEGINS) :])
     except (ssl.SSLError, ValueError) as error:
         raise CertificateUnusable(field, f"{file} can't be used: {error}") from error
 
 
-def _read(field: str, file: str, wanted: str) -> str:
+def _check_readable(field: str, file: str, wanted: str) -> str:
     try:
         text = Path(file).read_text(encoding="ascii", errors="replace")
     except OSError as error:
@@ -201,7 +201,7 @@ def _read(field: str, file: str, wanted: str) -> str:
     return text
 
 
-def _seen(file: str) -> tuple[int, int, int] | None:
+def _get_mark(file: str) -> tuple[int, int, int] | None:
     try:
         found = Path(file).stat()
     except OSError:

@@ -77,7 +77,7 @@ class ModelTokenizer:
         Raises:
             TokenizerUnavailable: The folder holds no loadable tokenizer.
         """
-        self._loaded = await asyncio.get_running_loop().run_in_executor(self._executor, _load, self._folder)
+        self._loaded = await asyncio.get_running_loop().run_in_executor(self._executor, _load_tokenizer, self._folder)
 
     async def count(self, prompt: Prompt, estimate: Estimate, gauge: TokenCalibrator) -> Estimate:
         """Count the tokens of a prompt.
@@ -112,7 +112,7 @@ class ModelTokenizer:
         return Estimate(tokens, estimate.features, estimate.fixed, exact=True, longest=longest)
 
 
-def _load(folder: Path) -> _Loaded:
+def _load_tokenizer(folder: Path) -> _Loaded:
     if missing():
         raise TokenizerUnavailable(f"{folder}: exact counts need transformers: pip install '{missing()}'")
     logging.getLogger("transformers").setLevel(logging.ERROR)
@@ -124,12 +124,12 @@ def _load(folder: Path) -> _Loaded:
         backend.no_truncation()
         backend.no_padding()
         special = backend.num_special_tokens_to_add(is_pair=False)
-        return _Loaded(backend, _measured_frame(tokenizer) if tokenizer.chat_template else None, special)
+        return _Loaded(backend, _measure_frame(tokenizer) if tokenizer.chat_template else None, special)
     except Exception as error:
         raise TokenizerUnavailable(f"{folder}: no tokenizer could be loaded: {error}") from error
 
 
-def _measured_frame(tokenizer: Any) -> _Frame:
+def _measure_frame(tokenizer: Any) -> _Frame:
     """What one and three short messages cost beyond their words."""
 
     def length(text: str) -> int:

@@ -32,7 +32,9 @@ class TokenCalibrators:
     def set_media_tokens(self, tokens: Mapping[str, int]) -> None:
         """What one image, audio or file costs, by physical model; models that are not there have the usual cost."""
         self._media = {model: TokenCalibrator(media_tokens=cost) for model, cost in tokens.items() if cost != _GENERAL.media_tokens}
-        self._by_model = {model: replace(gauge, media_tokens=self._fresh(model).media_tokens) for model, gauge in self._by_model.items()}
+        self._by_model = {
+            model: replace(gauge, media_tokens=self._make_calibrator(model).media_tokens) for model, gauge in self._by_model.items()
+        }
 
     def for_name(self, name: str) -> TokenCalibrator:
         """For a request that asks for this name."""
@@ -41,7 +43,7 @@ class TokenCalibrators:
 
     def for_model(self, model: str) -> TokenCalibrator:
         """For a physical model."""
-        return self._by_model.get(model) or self._fresh(model)
+        return self._by_model.get(model) or self._make_calibrator(model)
 
     def learn(self, model: str, features: tuple[float, ...], fixed: int, prompt_tokens: int) -> None:
         """The engine counted a prompt that was estimated from these features."""
@@ -59,5 +61,5 @@ class TokenCalibrators:
         for model, calibration in calibrations.items():
             self._by_model[model] = replace(self.for_model(model), calibration=calibration)
 
-    def _fresh(self, model: str) -> TokenCalibrator:
+    def _make_calibrator(self, model: str) -> TokenCalibrator:
         return self._media.get(model, _GENERAL)

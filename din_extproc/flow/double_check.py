@@ -79,19 +79,19 @@ class CheckSampler:
         self._due += self.policy.share
         if self._due < 1.0:
             return
-        check = _check(granted, parsed, trace_id, self.policy)
+        check = _make_check(granted, parsed, trace_id, self.policy)
         if check is None or len(self.waiting) >= _WAITING:
             self._due = 1.0  # the next one, then
             return
         self._due -= 1.0
-        if self._affords(ASKED * check.tokens, now):
+        if self._can_afford(ASKED * check.tokens, now):
             self.waiting.append(check)
 
     def refund_unused(self, check: DoubleCheck, answers: int) -> None:
         """So many nodes were asked: what was set aside for the others is free again."""
         self._budget += (ASKED - answers) * check.tokens
 
-    def _affords(self, tokens: int, now: float) -> bool:
+    def _can_afford(self, tokens: int, now: float) -> bool:
         full = self.policy.tokens_per_minute
         if self._since is not None:
             self._budget = min(full, self._budget + max(0.0, now - self._since) * full / 60)
@@ -102,7 +102,7 @@ class CheckSampler:
         return True
 
 
-def _check(granted: Decision, parsed: ParsedRequest, trace_id: str, policy: DoubleCheckPolicy) -> DoubleCheck | None:
+def _make_check(granted: Decision, parsed: ParsedRequest, trace_id: str, policy: DoubleCheckPolicy) -> DoubleCheck | None:
     """The question; None: answers to this request can't be compared."""
     intent, pool = granted.intent, granted.target.pool
     outline, body = parsed.outline, parsed.body
@@ -116,7 +116,7 @@ def _check(granted: Decision, parsed: ParsedRequest, trace_id: str, policy: Doub
     own = intent.output_tokens or max(1, granted.claim.tokens - intent.prompt_tokens)
     affordable = policy.tokens_per_minute // ASKED - intent.prompt_tokens
     output = min(own, max(policy.max_tokens, affordable) if greedy or seeded else policy.max_tokens)
-    edits = _edits(outline, intent.operation, output, repeats=greedy or seeded) | {"model": msgspec.json.encode(pool.served_model)}
+    edits = _make_edits(outline, intent.operation, output, repeats=greedy or seeded) | {"model": msgspec.json.encode(pool.served_model)}
     return DoubleCheck(
         trace_id=trace_id,
         pool=pool.name,
@@ -136,7 +136,7 @@ def _number(outline: Outline, body: bytes, key: str) -> float | None:
         return None
 
 
-def _edits(outline: Outline, operation: Operation, output: int, *, repeats: bool) -> dict[str, bytes]:
+def _make_edits(outline: Outline, operation: Operation, output: int, *, repeats: bool) -> dict[str, bytes]:
     """What changes in the request. `repeats`: its own sampling stays."""
     logprobs = {"logprobs": b"true", "top_logprobs": _CANDIDATES} if operation is Operation.CHAT else {"logprobs": _CANDIDATES}
     edits = {**_WHOLE, "max_tokens": b"%d" % output, **logprobs, **({} if repeats else _GREEDY)}

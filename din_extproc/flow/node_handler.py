@@ -79,7 +79,7 @@ class NodeRequestHandler:
         self._head = head
         given = head.header("x-din-trace-id")
         self._trace_id = given if is_trace_id(given) else factory.ids.make(factory.clock.wall())
-        tokens = self._accepted(head, body, traced=self._trace_id == given)
+        tokens = self._accept_request(head, body, traced=self._trace_id == given)
         if isinstance(tokens, Refusal):
             factory.watcher.on_decision(factory.clock.monotonic() - began, tokens.code.code)
             return answers.build_refusal_response(tokens, head, self._trace_id, factory.identity_headers)
@@ -99,7 +99,7 @@ class NodeRequestHandler:
     def failed(self, error: BaseException) -> ImmediateResponse:
         """The answer to the gateway after a fault."""
         self._factory.watcher.on_fault(error, self._trace_id)
-        self._end()
+        self._count_end()
         return answers.build_internal_error(self._head, self._trace_id)
 
     def on_response(self, _head: ResponseHead) -> Treatment:
@@ -112,14 +112,14 @@ class NodeRequestHandler:
 
     def ended(self, *, cut: bool = True) -> None:  # noqa: ARG002 - a node frees its place either way
         """The exchange is over."""
-        self._end()
+        self._count_end()
 
-    def _end(self) -> None:
+    def _count_end(self) -> None:
         if self._counted:
             self._counted = False
             self._factory.in_flight -= 1
 
-    def _accepted(self, head: RequestHead, body: bytes, *, traced: bool) -> int | Refusal:
+    def _accept_request(self, head: RequestHead, body: bytes, *, traced: bool) -> int | Refusal:
         """How many tokens the prompt holds."""
         factory = self._factory
         if not traced:

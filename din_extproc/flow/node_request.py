@@ -55,23 +55,23 @@ class NodeRequest(Struct, frozen=True, gc=False):
 def build_node_request(reading: ParsedRequest, intent: Intent, pool: Pool, priority: Priority = Priority.STANDARD) -> NodeRequest | Refusal:
     """The order for a node of this pool, or why its engine can't be asked. `priority`: the class by which an engine may schedule it."""
     dialect = find_dialect(pool.engine, pool.api, intent.operation)
-    return _openai(reading, intent, pool, priority) if dialect is None else _translated(reading, intent, pool, dialect)
+    return _build_openai(reading, intent, pool, priority) if dialect is None else _translated(reading, intent, pool, dialect)
 
 
 def answer_fields(reading: ParsedRequest) -> dict[str, Any]:
     """Those of the request by which an answer is translated."""
     names = ANSWER_FIELDS & reading.outline.spans.keys()
-    return {name: _decoded(reading.outline.value(reading.body, name)) for name in names}
+    return {name: _decode_value(reading.outline.value(reading.body, name)) for name in names}
 
 
-def _openai(reading: ParsedRequest, intent: Intent, pool: Pool, priority: Priority) -> NodeRequest | Refusal:
+def _build_openai(reading: ParsedRequest, intent: Intent, pool: Pool, priority: Priority) -> NodeRequest | Refusal:
     """The client's bytes, with the name that the engine answers to, its words for parameters, and asking for usage."""
     edits: dict[str, bytes] = {}
     removed: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     ours = intent.stream and not intent.wants_usage and pool.stream_usage and intent.operation in _REPORTING
     if intent.model != pool.served_model:
-        edits["model"] = _quoted(pool.served_model)
+        edits["model"] = _quote_name(pool.served_model)
     if ours:
         edits["stream_options"] = add_include_usage(reading.outline.value(reading.body, "stream_options"))
     adapter = find_engine(pool.engine)
@@ -81,7 +81,7 @@ def _openai(reading: ParsedRequest, intent: Intent, pool: Pool, priority: Priori
     if intent.operation is Operation.COMPLETIONS:
         named -= CHAT_ONLY
     if named:
-        changed = _renamed(reading, named, table, pool)
+        changed = _rename_fields(reading, named, table, pool)
         if isinstance(changed, Refusal):
             return changed
         values, removed, dropped = changed
@@ -95,7 +95,7 @@ def _openai(reading: ParsedRequest, intent: Intent, pool: Pool, priority: Priori
     elif "priority" in spans and adapter.first_priority:
         removed, dropped = (*removed, "priority"), (*dropped, "priority")
     if adapter.roles:
-        edits |= _renamed_roles(reading, intent, adapter.roles)
+        edits |= _rename_roles(reading, intent, adapter.roles)
     body = splice_values(reading.body, reading.outline, edits, removed) if edits or removed else reading.body
     return NodeRequest(
         operation=intent.operation,
@@ -103,18 +103,18 @@ def _openai(reading: ParsedRequest, intent: Intent, pool: Pool, priority: Priori
         path=intent.operation,
         body=body,
         strips_usage=ours,
-        headers=_dropped(dropped),
+        headers=_format_dropped(dropped),
         edits=None if removed else edits,
     )
 
 
-def _renamed_roles(reading: ParsedRequest, intent: Intent, roles: Mapping[str, str]) -> dict[str, bytes]:
+def _rename_roles(reading: ParsedRequest, intent: Intent, roles: Mapping[str, str]) -> dict[str, bytes]:
     """The messages with roles that the engine knows; nothing when they have no others."""
     key = "input" if intent.operation is Operation.RESPONSES else "messages"
     value = reading.outline.value(reading.body, key)
     if not value.startswith(b"[") or not any(role.encode() in value for role in roles):
         return {}
-    elements = _elements(value)
+    elements = _split_elements(value)
     if elements is None:
         return {}
     made = [_with_role(bytes(element), roles) for element in elements]
@@ -126,10 +126,10 @@ def _with_role(message: bytes, roles: Mapping[str, str]) -> bytes:
     if at is None or isinstance(at, Refusal):
         return message
     role = roles.get(at.value(message, "role").decode(errors="replace").strip('"'))
-    return message if role is None else splice_values(message, at, {"role": _quoted(role)})
+    return message if role is None else splice_values(message, at, {"role": _quote_name(role)})
 
 
-def _elements(value: bytes) -> list[msgspec.Raw] | None:
+def _split_elements(value: bytes) -> list[msgspec.Raw] | None:
     try:
         return _decode_elements(value)
     except msgspec.DecodeError:
@@ -139,21 +139,21 @@ def _elements(value: bytes) -> list[msgspec.Raw] | None:
             return None
 
 
-def _renamed(
+def _rename_fields(
     reading: ParsedRequest, named: set[str], table: Table, pool: Pool
 ) -> tuple[dict[str, bytes], tuple[str, ...], tuple[str, ...]] | Refusal:
     """New values, keys that go, and those of them that are lost."""
     given: dict[str, Any] = {}
     for name in reading.outline.spans:
         if name in named:
-            value = _decoded(reading.outline.value(reading.body, name), name)
+            value = _decode_value(reading.outline.value(reading.body, name), name)
             if isinstance(value, Refusal):
                 return value
             given[name] = value
 
     def beside(name: str) -> Any:
         value = reading.outline.value(reading.body, name)
-        return None if name in named or not value else _decoded(value)
+        return None if name in named or not value else _decode_value(value)
 
     changed = rename_parameters(given, table, drop=pool.unmappable == "drop", beside=beside)
     if isinstance(changed, Refusal):
@@ -162,7 +162,7 @@ def _renamed(
 
 
 def _translated(reading: ParsedRequest, intent: Intent, pool: Pool, dialect: Dialect) -> NodeRequest | Refusal:
-    fields = _decoded(reading.body)
+    fields = _decode_value(reading.body)
     if isinstance(fields, Refusal):
         return fields
     plain = PlainRequest(
@@ -182,14 +182,14 @@ def _translated(reading: ParsedRequest, intent: Intent, pool: Pool, dialect: Dia
         path=made.path,
         body=made.body,
         strips_usage=intent.stream and not intent.wants_usage and intent.operation is not Operation.MESSAGES,
-        headers=_dropped(made.dropped),
+        headers=_format_dropped(made.dropped),
         dialect=dialect,
         model=pool.served_model,
         fields=fields,
     )
 
 
-def _decoded(raw: bytes, param: str | None = None) -> Any | Refusal:
+def _decode_value(raw: bytes, param: str | None = None) -> Any | Refusal:
     """Valid JSON as Python has it; halves of surrogate pairs as the replacement character, for they can't be written again.
 
     Refused: a number that no double holds, such as 1e400. It is legal JSON, but there is no writing it again.
@@ -199,21 +199,21 @@ def _decoded(raw: bytes, param: str | None = None) -> Any | Refusal:
     except msgspec.ValidationError:
         return replace(_TOO_LARGE, param=param)
     except msgspec.DecodeError:
-        return _decoded_whole(raw, param)
+        return _decode_whole(raw, param)
 
 
-def _decoded_whole(raw: bytes, param: str | None) -> Any | Refusal:
+def _decode_whole(raw: bytes, param: str | None) -> Any | Refusal:
     try:
         return _decode(replace_lone_surrogates(raw))
     except msgspec.DecodeError:
         return replace(_TOO_LARGE, param=param)
 
 
-def _dropped(names: tuple[str, ...]) -> Headers:
+def _format_dropped(names: tuple[str, ...]) -> Headers:
     return ((DROPPED, ", ".join(names)),) if names else ()
 
 
 @lru_cache(maxsize=1024)
-def _quoted(text: str) -> bytes:
+def _quote_name(text: str) -> bytes:
     """A text as JSON writes it."""
     return _encode(text)

@@ -143,7 +143,7 @@ class CircuitBreaker:
 
     def _record_failure(self, event: BreakerEvent) -> None:
         """Count a failed request; failures within `incident_s` of the last counted one are one consecutive failure."""
-        if self._predates_state(event):
+        if self._is_outdated(event):
             return
         origin, failing = event.origin, self._failing
         self._window.record_failure(event.now, origin)
@@ -164,7 +164,7 @@ class CircuitBreaker:
         self._failing.add("")
         self._open_if_over_threshold(event)
 
-    def _half_open_if_due(self, event: BreakerEvent) -> None:
+    def _enter_half_open_if_due(self, event: BreakerEvent) -> None:
         """Enter half-open when the open time is over."""
         until = self.snapshot.until
         if until is not None and event.now >= until:
@@ -172,14 +172,14 @@ class CircuitBreaker:
             self.snapshot = BreakerSnapshot(_HALF_OPEN, event.now, None, self.policy.trial_share, self.snapshot.reason)
 
     def _record_trial_success(self, event: BreakerEvent) -> None:
-        if self._predates_state(event):
+        if self._is_outdated(event):
             return
         self._trials += 1
         if self._trials >= self.policy.trials:
             self._start_ramp(event)
 
     def _record_trial_failure(self, event: BreakerEvent) -> None:
-        if not self._predates_state(event):
+        if not self._is_outdated(event):
             self._open(event)
 
     def _start_ramp(self, event: BreakerEvent) -> None:
@@ -192,7 +192,7 @@ class CircuitBreaker:
     def _cool_down(self, event: BreakerEvent) -> None:
         """Enter or extend cooling; a shorter request never shortens it."""
         until = event.now + event.cool_down_s
-        if until <= self._excluded_until():
+        if until <= self._get_excluded_until():
             return
         if self.snapshot.state is not _COOLING:
             self._was_ramping = self.snapshot.state is _RAMPING
@@ -223,7 +223,7 @@ class CircuitBreaker:
         self._trips += 1
         self.cause, self.opened_for = event.kind, tenant_of(event.origin)
         self._forget_outcomes()
-        until = max(self._excluded_until(), event.now + policy.compute_open_s(self._trips, self._name))
+        until = max(self._get_excluded_until(), event.now + policy.compute_open_s(self._trips, self._name))
         self.snapshot = BreakerSnapshot(_OPEN, event.now, until, 0.0, event.reason)
 
     def _open_remotely(self, event: BreakerEvent) -> None:
@@ -241,11 +241,11 @@ class CircuitBreaker:
         pause_s = event.cool_down_s if event.kind in _TIMED else self.policy.compute_open_s(max(1, self._trips), self._name)
         if event.kind is BreakerEventKind.EXHAUSTED:
             self.cause = event.kind
-        if event.now + pause_s > self._excluded_until():
+        if event.now + pause_s > self._get_excluded_until():
             since = self.snapshot.since if self.snapshot.state is _OPEN else event.now
             self.snapshot = BreakerSnapshot(_OPEN, since, event.now + pause_s, 0.0, event.reason or self.snapshot.reason)
 
-    def _excluded_until(self) -> float:
+    def _get_excluded_until(self) -> float:
         """Return the time until which it gets no requests; 0 when it gets some."""
         snapshot = self.snapshot
         return snapshot.until or 0.0 if snapshot.state in {_OPEN, _COOLING} else 0.0
@@ -272,7 +272,7 @@ class CircuitBreaker:
         """Return whether so many failures among so many answers open it."""
         return answers >= self.policy.min_outcomes and failures > self.policy.failure_share * answers
 
-    def _predates_state(self, event: BreakerEvent) -> bool:
+    def _is_outdated(self, event: BreakerEvent) -> bool:
         """Return whether the request started before the current state; then its result is ignored."""
         return event.started_at is not None and event.started_at < self.snapshot.since and self.snapshot.state not in {_CLOSED, _COOLING}
 
@@ -292,7 +292,7 @@ TRANSITIONS: dict[tuple[BreakerState, BreakerEventKind], Transition] = {
     (_OPEN, BreakerEventKind.BUSY): CircuitBreaker._extend_open,  # noqa: SLF001
     (_OPEN, BreakerEventKind.PROBE_SUCCEEDED): CircuitBreaker._ignore,  # noqa: SLF001
     (_OPEN, BreakerEventKind.PROBE_FAILED): CircuitBreaker._ignore,  # noqa: SLF001
-    (_OPEN, BreakerEventKind.TICK): CircuitBreaker._half_open_if_due,  # noqa: SLF001
+    (_OPEN, BreakerEventKind.TICK): CircuitBreaker._enter_half_open_if_due,  # noqa: SLF001
     (_OPEN, BreakerEventKind.REMOTE_OPEN): CircuitBreaker._extend_open,  # noqa: SLF001
     (_OPEN, BreakerEventKind.REJOINED): CircuitBreaker._start_ramp,  # noqa: SLF001
     (_HALF_OPEN, BreakerEventKind.SUCCEEDED): CircuitBreaker._record_trial_success,  # noqa: SLF001

@@ -43,13 +43,13 @@ class OutcomeWindow:
 
     def record_success(self, now: float) -> None:
         """Count a success."""
-        self._current(now).successes += 1
+        self._get_current(now).successes += 1
 
     def record_failure(self, now: float, origin: str) -> None:
         """Count a failure, unless the same request has failed within the window. `origin` "": unknown, it counts."""
         if origin and any(origin in each.origins for each in self._recent(now)):
             return
-        current, tenant = self._current(now), tenant_of(origin)
+        current, tenant = self._get_current(now), tenant_of(origin)
         current.failures[tenant] = current.failures.get(tenant, 0) + 1
         if origin and len(current.origins) < _KNOWN_ORIGINS:
             current.origins.add(origin)
@@ -72,7 +72,7 @@ class OutcomeWindow:
         oldest = int(now / self._slice_s) - _SLICES
         return [each for each in self._slices if each.number > oldest]
 
-    def _current(self, now: float) -> WindowSlice:
+    def _get_current(self, now: float) -> WindowSlice:
         number = int(now / self._slice_s)
         slices = self._slices
         if slices and slices[-1].number >= number:  # the clock did not advance, or was read slightly earlier

@@ -47,7 +47,7 @@ def decode_body(headers: Mapping[str, str], body: bytes, limit: int) -> tuple[by
     if not decoded and coding not in ("", "identity"):
         return _UNSUPPORTED
     if decoded:
-        inflated = _gunzip(body, limit)
+        inflated = _decompress(body, limit)
         if isinstance(inflated, Refusal):
             return inflated
         body = inflated
@@ -56,7 +56,7 @@ def decode_body(headers: Mapping[str, str], body: bytes, limit: int) -> tuple[by
     return (body, decoded) if body else _EMPTY
 
 
-def _gunzip(body: bytes, limit: int) -> bytes | Refusal:
+def _decompress(body: bytes, limit: int) -> bytes | Refusal:
     parts: list[bytes] = []
     room = limit + 1
     for _ in range(_MAX_MEMBERS):

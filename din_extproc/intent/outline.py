@@ -107,7 +107,7 @@ def _has_too_many_values(body: bytes) -> bool:
         dense = body.translate(None, b" \t\r\n")
         if dense.count(b',"') + dense.count(b'{"') + dense.count(b'["') > _MAX_STRINGS:
             return True
-    return body.count(b"[") + body.count(b"{") > _MAX_CONTAINERS and len(_outside_strings(body, _NON_OPENING)) > _MAX_CONTAINERS
+    return body.count(b"[") + body.count(b"{") > _MAX_CONTAINERS and len(_drop_strings(body, _NON_OPENING)) > _MAX_CONTAINERS
 
 
 class _CountedKey(str):
@@ -178,16 +178,16 @@ def is_too_deep(body: bytes, strings: bytes = b"") -> bool:
         return False
     if body.count(b"[") + body.count(b"{") - strings.count(b"[") - strings.count(b"{") <= MAX_DEPTH:
         return False
-    brackets = _outside_strings(body, _NON_BRACKETS).translate(_STEPS)
+    brackets = _drop_strings(body, _NON_BRACKETS).translate(_STEPS)
     return max(accumulate(array("b", brackets)), default=0) > MAX_DEPTH
 
 
 def has_more_values(body: bytes, most: int) -> bool:
     """Return whether the arrays and objects of the valid JSON `body` hold more than `most` values at any depth. Runs in C."""
-    return body.count(b",") > most and len(_outside_strings(body, _NON_COMMAS)) > most
+    return body.count(b",") > most and len(_drop_strings(body, _NON_COMMAS)) > most
 
 
-def _outside_strings(body: bytes, dropped: bytes) -> bytes:
+def _drop_strings(body: bytes, dropped: bytes) -> bytes:
     """Return the bytes outside of the strings of `body`, except those in `dropped`. Runs in C."""
     if _BACKSLASH[:1] in body:
         body = body.replace(_BACKSLASH, b"").replace(rb"\"", b"")

@@ -149,7 +149,7 @@ def streamed(events: Iterable[tuple[float, bytes]], total_ms: float) -> TimedAns
         if chunk.timings is not None:
             executed_ms = chunk.timings.prompt_ms + chunk.timings.predicted_ms
         if chunk.error is not None:
-            trouble = trouble or _named(chunk.error)
+            trouble = trouble or _name_error(chunk.error)
     return TimedAnswer(
         total_ms,
         first_token_ms=arrivals[0] if arrivals else None,
@@ -171,7 +171,7 @@ def refused(status: int, body: bytes, total_ms: float) -> TimedAnswer:
     return TimedAnswer(total_ms, trouble=said or str(status))
 
 
-def _named(error: Any) -> str:
+def _name_error(error: Any) -> str:
     """The code of an error inside a stream."""
     found = error if isinstance(error, dict) else {}
     return str(found.get("code") or found.get("type") or RefusalCode.UPSTREAM_ERROR.code)

@@ -33,9 +33,9 @@ def read_tokenized_answer(body: bytes) -> TokenizedAnswer | None:
         choice = _decode(body)["choices"][0]
         told = choice.get("logprobs") or {}
         if "content" in told:
-            return _of_chat(told["content"])
+            return _read_chat(told["content"])
         if "tokens" in told:
-            return _of_text(told)
+            return _read_text(told)
         text = choice["message"]["content"] if "message" in choice else choice["text"]
         return TokenizedAnswer(tuple(text.split())) if text.strip() else None
     except (msgspec.DecodeError, LookupError, TypeError, AttributeError, ValueError):
@@ -54,24 +54,24 @@ def compare_answers(one: TokenizedAnswer, other: TokenizedAnswer, *, sampled: bo
     if at == min(len(one.tokens), len(other.tokens)):
         return Agreement.CLOSE, at  # one ends where the other goes on: the chance of an end is not told
     if one.chances and other.chances:
-        near = _near(one.chances[at], other.tokens[at], sampled) or _near(other.chances[at], one.tokens[at], sampled)
+        near = _is_near(one.chances[at], other.tokens[at], sampled) or _is_near(other.chances[at], one.tokens[at], sampled)
         return (Agreement.CLOSE if near else Agreement.DIFFER), at
     alike = SequenceMatcher(None, one.tokens, other.tokens, autojunk=False).ratio() >= _ALIKE
     return (Agreement.CLOSE if alike else Agreement.DIFFER), at
 
 
-def _near(chances: dict[str, float], token: str, sampled: bool) -> bool:  # noqa: FBT001 - it is `compare`'s
+def _is_near(chances: dict[str, float], token: str, sampled: bool) -> bool:  # noqa: FBT001 - it is `compare`'s
     """Whether the token was almost chosen there."""
     return token in chances and (sampled or max(chances.values()) - chances[token] <= NEAR)
 
 
-def _of_chat(content: list[dict[str, Any]]) -> TokenizedAnswer | None:
+def _read_chat(content: list[dict[str, Any]]) -> TokenizedAnswer | None:
     tokens = tuple(str(each["token"]) for each in content)
     chances = tuple({str(top["token"]): float(top["logprob"]) for top in (each, *(each.get("top_logprobs") or ()))} for each in content)
     return TokenizedAnswer(tokens, chances) if tokens else None
 
 
-def _of_text(told: dict[str, Any]) -> TokenizedAnswer | None:
+def _read_text(told: dict[str, Any]) -> TokenizedAnswer | None:
     tokens = tuple(map(str, told["tokens"]))
     tops: Any = told.get("top_logprobs") or [{}] * len(tokens)
     own = zip(tokens, told["token_logprobs"], tops, strict=True)

@@ -30,16 +30,16 @@ def render_slices(families: Iterable[Family | None]) -> Iterator[bytes]:
         instrument = family.instrument
         name = instrument.prometheus
         openings = [f'{label(attribute)}="' for attribute in instrument.labels]
-        form = _form(name, [_number(bound) for bound in instrument.bounds])
+        form = _format_family(name, [_format_number(bound) for bound in instrument.bounds])
         made.append(f"# HELP {name} {instrument.about}\n# TYPE {name} {instrument.kind.value}\n".encode())
         size += 2
         for labels, value in family.points:
-            inner = _inner(openings, labels)
+            inner = _format_labels(openings, labels)
             if isinstance(value, Distribution):
-                made.append(_histogram(form, inner, value))
+                made.append(_format_histogram(form, inner, value))
                 size += len(value.counts) + 2
             else:
-                made.append(f"{name}{_braced(inner)} {_number(value)}\n".encode())
+                made.append(f"{name}{_put_in_braces(inner)} {_format_number(value)}\n".encode())
                 size += _ALONE
             if size >= _SLICE:
                 yield b"".join(made)
@@ -54,31 +54,31 @@ def render_samples(instrument: Instrument) -> tuple[str, ...]:
     return (f"{name}_bucket", f"{name}_sum", f"{name}_count") if instrument.bounds else (name,)
 
 
-def _form(name: str, bounds: list[str]) -> bytes:
+def _format_family(name: str, bounds: list[str]) -> bytes:
     """All lines of one histogram, to be filled in at one go: bytes, as they are sent, take two thirds of the time that text takes."""
     buckets = [f'{name}_bucket{{\0le="{bound}"}} %d\n' for bound in (*bounds, "+Inf")]
     return "".join([*buckets, f"{name}_sum%b %b\n{name}_count%b %d\n"]).encode()
 
 
-def _histogram(form: bytes, inner: str, value: Distribution) -> bytes:
+def _format_histogram(form: bytes, inner: str, value: Distribution) -> bytes:
     counts = list(accumulate(value.counts))
     before = f"{inner},".replace("%", "%%").encode() if inner else b""
-    braced = _braced(inner).encode()
-    return form.replace(_LABELS, before) % (*counts, braced, _number(value.total).encode(), braced, counts[-1])
+    braced = _put_in_braces(inner).encode()
+    return form.replace(_LABELS, before) % (*counts, braced, _format_number(value.total).encode(), braced, counts[-1])
 
 
-def _inner(openings: list[str], labels: Labels) -> str:
+def _format_labels(openings: list[str], labels: Labels) -> str:
     """An empty value is no label at all, to Prometheus."""
-    return ",".join([f'{opening}{_escaped(text)}"' for opening, text in zip(openings, labels, strict=True) if text])
+    return ",".join([f'{opening}{_escape_text(text)}"' for opening, text in zip(openings, labels, strict=True) if text])
 
 
-def _braced(inner: str) -> str:
+def _put_in_braces(inner: str) -> str:
     return f"{{{inner}}}" if inner else ""
 
 
-def _escaped(text: str) -> str:
+def _escape_text(text: str) -> str:
     return text.translate(_ESCAPES) if '"' in text or "\\" in text or "\n" in text else text
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(value)

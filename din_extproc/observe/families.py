@@ -54,10 +54,10 @@ class Counts:
         if labels in values:
             values[labels] += amount
         else:
-            labels = self._room(labels)
+            labels = self._find_room(labels)
             values[labels] = values.get(labels, 0) + amount
 
-    def _room(self, labels: Labels) -> Labels:
+    def _find_room(self, labels: Labels) -> Labels:
         if len(self.values) < self._cap:
             return tuple([text[:_LONGEST] for text in labels])
         self.folded += 1
@@ -65,7 +65,7 @@ class Counts:
 
     def family(self) -> Family:
         """As it is now, and only once."""
-        return Family(self.instrument, _kept(self.values))
+        return Family(self.instrument, _select_values(self.values))
 
 
 class Distributions:
@@ -85,11 +85,11 @@ class Distributions:
         """Measure."""
         found = self.values.get(labels)
         if found is None:
-            found = self._room(labels)
+            found = self._find_room(labels)
         found.counts[bisect_left(self._bounds, value)] += 1
         found.total += value
 
-    def _room(self, labels: Labels) -> Distribution:
+    def _find_room(self, labels: Labels) -> Distribution:
         if len(self.values) >= self._cap:
             self.folded += 1
             labels = (OTHER,) * len(labels)
@@ -99,10 +99,10 @@ class Distributions:
 
     def family(self) -> Family:
         """As it is now, and only once."""
-        return Family(self.instrument, _kept(self.values))
+        return Family(self.instrument, _select_values(self.values))
 
 
-def _kept(values: Mapping[Labels, Value]) -> Iterator[tuple[Labels, Value]]:
+def _select_values(values: Mapping[Labels, Value]) -> Iterator[tuple[Labels, Value]]:
     """Two lists at one go, each pair when it is asked for: thousands of pairs at one go would take a millisecond."""
     return zip(list(values), list(values.values()), strict=True)
 
@@ -114,10 +114,10 @@ def make_family(instrument: Instrument, value: float) -> Family:
 
 def make_labelled_family(instrument: Instrument, values: Iterable[tuple[str, float | None]]) -> Family:
     """A family with one label; what is None is not told. Past the cap nothing is shown: how things stand does not add up."""
-    return Family(instrument, _known(values))
+    return Family(instrument, _drop_unknown(values))
 
 
-def _known(values: Iterable[tuple[str, float | None]]) -> Iterator[tuple[Labels, float]]:
+def _drop_unknown(values: Iterable[tuple[str, float | None]]) -> Iterator[tuple[Labels, float]]:
     for at, (text, value) in enumerate(values):
         if at >= CAP:
             return

@@ -18,12 +18,12 @@ def select_series(instrument: Instrument, suffix: str = "", **labels: str) -> st
 
 def rate(instrument: Instrument, *by: str, window: str = WINDOW, suffix: str = "", **labels: str) -> str:
     """What comes per second, by these attributes."""
-    return f"sum{_by(*by)}(rate({select_series(instrument, suffix, **labels)}[{window}]))"
+    return f"sum{_group_by(*by)}(rate({select_series(instrument, suffix, **labels)}[{window}]))"
 
 
 def total(instrument: Instrument, *by: str, **labels: str) -> str:
     """The sum over all sidecars."""
-    return f"sum{_by(*by)}({select_series(instrument, **labels)})"
+    return f"sum{_group_by(*by)}({select_series(instrument, **labels)})"
 
 
 def quantile(share: float, instrument: Instrument, *by: str, window: str = WINDOW, **labels: str) -> str:
@@ -52,5 +52,5 @@ def failures(window: str = WINDOW) -> str:
     return share(failed, rate(of.REQUESTS, window=window))
 
 
-def _by(*attributes: str) -> str:
+def _group_by(*attributes: str) -> str:
     return f" by ({', '.join(map(label, attributes))}) " if attributes else ""

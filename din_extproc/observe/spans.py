@@ -38,7 +38,7 @@ class Span(Struct, frozen=True, gc=False):
 
 def derive_node_span_id(span_id: str) -> str:
     """The id of the span of the way to the node, from the gateway's."""
-    return _derived(span_id, _TO_NODE)
+    return _derive_span_id(span_id, _TO_NODE)
 
 
 def build_attempt_span(attempt: FailedAttempt) -> Span | None:
@@ -56,7 +56,7 @@ def build_attempt_span(attempt: FailedAttempt) -> Span | None:
         kind="client",
         trace_id=trace_id,
         span_id=own,
-        parent_id=_derived(way, _TO_NODE),
+        parent_id=_derive_span_id(way, _TO_NODE),
         start_us=start,
         end_us=end,
         attributes=told,
@@ -70,7 +70,7 @@ def build_spans(record: ExchangeRecord) -> Iterator[Span]:
     span_id, _, parent_id = rest.partition("-")
     if not span_id:
         return
-    start, end = round(record.started_at * 1e6), _after(record, record.duration_ms or 0.0)
+    start, end = round(record.started_at * 1e6), _add_ms(record, record.duration_ms or 0.0)
     error = "" if record.outcome is Outcome.COMPLETED else record.refusal or record.outcome.value
     operation = operation_name(record.operation)
     name = f"{operation} {record.model}" if record.model else "refused"
@@ -82,30 +82,30 @@ def build_spans(record: ExchangeRecord) -> Iterator[Span]:
         parent_id=parent_id,
         start_us=start,
         end_us=end,
-        attributes=_attributes(record, operation, error),
+        attributes=_make_attributes(record, operation, error),
         error=error,
     )
     if record.sent_ms is None:
         return
-    sent = _after(record, record.sent_ms)
+    sent = _add_ms(record, record.sent_ms)
     yield Span(
         name="din.admission",
         kind="internal",
         trace_id=trace_id,
-        span_id=_derived(span_id, _ADMISSION),
+        span_id=_derive_span_id(span_id, _ADMISSION),
         parent_id=span_id,
-        start_us=_after(record, record.received_ms or 0.0),
+        start_us=_add_ms(record, record.received_ms or 0.0),
         end_us=sent,
         attributes={of.POOL: record.pool},
     )
-    yield from _node_spans(record, trace_id, span_id, sent, error)
+    yield from _build_node_spans(record, trace_id, span_id, sent, error)
 
 
-def _node_spans(record: ExchangeRecord, trace_id: str, span_id: str, sent: int, error: str) -> Iterator[Span]:
+def _build_node_spans(record: ExchangeRecord, trace_id: str, span_id: str, sent: int, error: str) -> Iterator[Span]:
     """Yield the span from the gateway to the node, and that of the answer's tokens inside it."""
-    end = _after(record, record.duration_ms or 0.0)
+    end = _add_ms(record, record.duration_ms or 0.0)
     way = derive_node_span_id(span_id)
-    first = None if record.first_token_ms is None else _after(record, record.first_token_ms)
+    first = None if record.first_token_ms is None else _add_ms(record, record.first_token_ms)
     events = () if first is None else (("first_token", first),)
     told: dict[str, Attribute] = {of.NODE: record.node_id, "din.attempts": record.attempts, of.MODEL: record.model}
     yield Span(
@@ -126,7 +126,7 @@ def _node_spans(record: ExchangeRecord, trace_id: str, span_id: str, sent: int, 
             name="din.stream",
             kind="internal",
             trace_id=trace_id,
-            span_id=_derived(span_id, _STREAM),
+            span_id=_derive_span_id(span_id, _STREAM),
             parent_id=way,
             start_us=first,
             end_us=max(first, end),
@@ -134,7 +134,7 @@ def _node_spans(record: ExchangeRecord, trace_id: str, span_id: str, sent: int, 
         )
 
 
-def _attributes(record: ExchangeRecord, operation: str, error: str) -> dict[str, Attribute]:
+def _make_attributes(record: ExchangeRecord, operation: str, error: str) -> dict[str, Attribute]:
     found: dict[str, Attribute] = {
         "din.trace_id": record.trace_id,
         "din.request_id": record.request_id,
@@ -158,9 +158,9 @@ def _attributes(record: ExchangeRecord, operation: str, error: str) -> dict[str,
     return {name: value for name, value in found.items() if value != ""}
 
 
-def _after(record: ExchangeRecord, ms: float) -> int:
+def _add_ms(record: ExchangeRecord, ms: float) -> int:
     return round(record.started_at * 1e6 + ms * 1000)
 
 
-def _derived(span_id: str, mask: int) -> str:
+def _derive_span_id(span_id: str, mask: int) -> str:
     return f"{int(span_id, 16) ^ mask:016x}"

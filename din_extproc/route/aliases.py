@@ -82,7 +82,7 @@ class _AliasResolver:
                 )
             )
         if parse_constraint(alias.version) is None:
-            self.flaws.append(_invalid_version(("aliases", alias.name, "version"), alias.version))
+            self.flaws.append(_flaw_invalid_version(("aliases", alias.name, "version"), alias.version))
 
     def _resolve_target(self, alias: Alias, index: int, target: str, path: tuple[str, ...]) -> Reach:
         if target == EVERY_MODEL:
@@ -94,7 +94,7 @@ class _AliasResolver:
             self._report_cycle(alias, index, (*path[path.index(next_name) :], target))
             return {}
         if target not in self._aliases:
-            self.flaws.append(_unknown_target(alias.place(index), target, [*self._models, *self._aliases]))
+            self.flaws.append(_flaw_unknown_target(alias.place(index), target, [*self._models, *self._aliases]))
             return {}
         if len(path) + self._depth.get(target, 1) > MAX_CHAIN:
             chain = " -> ".join((*path, target))
@@ -117,10 +117,10 @@ class _AliasResolver:
             self.flaws.append(Flaw(alias.place(index), f"aliases form a cycle: {' -> '.join(cycle)}", "one of them must name a model"))
 
 
-def _invalid_version(place: Place, text: str) -> Flaw:
+def _flaw_invalid_version(place: Place, text: str) -> Flaw:
     return Flaw(place, f"{text!r} is not a version constraint", "write for example '>=2025.3,<2026', '~2025.3', '2025.3.*' or '2025.3.1'")
 
 
-def _unknown_target(place: Place, name: str, known: Collection[str]) -> Flaw:
+def _flaw_unknown_target(place: Place, name: str, known: Collection[str]) -> Flaw:
     hint = did_you_mean(name, known) or "a model is known when a pool serves it"
     return Flaw(place, f"{name!r} is neither a model that a pool serves nor an alias", hint, missing=("models", name))

@@ -94,13 +94,13 @@ def compile_expression(source: str) -> Matches | BadExpression:
     try:
         program = cel.compile(source)
     except ValueError as error:
-        return _syntax_error(str(error))
+        return _read_syntax_error(str(error))
     names = program.references()
     bound = set(_BOUND_BY_MACRO.findall(source))
     unknown = [name for name in names["variables"] if name not in VARIABLES and name not in bound]
     unknown += [name for name in names["functions"] if name.isidentifier() and name not in FUNCTIONS]
     if unknown:
-        return _unknown_name(source, unknown[0])
+        return _describe_unknown_name(source, unknown[0])
     flaw = _find_invalid_pattern(source)
     if flaw is not None:
         return flaw
@@ -178,7 +178,7 @@ def _find_header_names(source: str) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys("".join(quoted) for quoted in uses))
 
 
-def _syntax_error(text: str) -> BadExpression:
+def _read_syntax_error(text: str) -> BadExpression:
     found = _POSITION.search(text)
     if found is None:
         return BadExpression(text.splitlines()[0][:_MAX_DETAIL])
@@ -186,7 +186,7 @@ def _syntax_error(text: str) -> BadExpression:
     return BadExpression(f"syntax error: {detail[:_MAX_DETAIL]}", line=int(found[1]), column=int(found[2]))
 
 
-def _unknown_name(source: str, name: str) -> BadExpression:
+def _describe_unknown_name(source: str, name: str) -> BadExpression:
     at = next((found.start() for found in re.finditer(rf"\b{re.escape(name)}\b", source)), 0)
     before = source[:at]
     return BadExpression(

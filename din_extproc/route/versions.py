@@ -98,14 +98,14 @@ def _to_specifier(part: str) -> str:
     if operator in {None, "="}:
         return f"=={version}"
     if operator == "~":
-        return f">={version},<{_next_release(Version(version), keep=2)}"
+        return f">={version},<{_compute_next_release(Version(version), keep=2)}"
     if operator == "^":
         leading_zeros = next((at for at, number in enumerate(Version(version).release) if number), len(Version(version).release) - 1)
-        return f">={version},<{_next_release(Version(version), keep=leading_zeros + 1)}"
+        return f">={version},<{_compute_next_release(Version(version), keep=leading_zeros + 1)}"
     return f"{operator}{version}"
 
 
-def _next_release(version: Version, *, keep: int) -> str:
+def _compute_next_release(version: Version, *, keep: int) -> str:
     """Return the first release that differs within the first `keep` numbers."""
     head = version.release[:keep]
     return f"{version.epoch}!{'.'.join(map(str, (*head[:-1], head[-1] + 1)))}"

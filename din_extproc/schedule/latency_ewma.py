@@ -45,18 +45,18 @@ class LatencyEwma:
         for place, index in enumerate(sample(len(nodes), SAMPLE_SIZE, ask.chance)):
             load = loads[index]
             requests = load.requests_in_use
-            ranks.append((load.is_full(nodes[index]), self._p99_ms(index, ask.now) * (requests + 1), place, index))
+            ranks.append((load.is_full(nodes[index]), self._get_p99_ms(index, ask.now) * (requests + 1), place, index))
         ranks.sort()
         return tuple([nodes[rank[3]] for rank in ranks[:count]])
 
     def score(self, node: Node, ask: PlacementRequest) -> tuple[float, str]:
         """Return milliseconds times requests, with an explanation."""
         self._typical.update()
-        p99_ms = self._p99_ms(self._nodes.index(node), ask.now)
+        p99_ms = self._get_p99_ms(self._nodes.index(node), ask.now)
         requests = self._load.node_load(node.id).requests_in_use + 1
         return p99_ms * requests, f"P99 {p99_ms:.0f} ms, {requests} in line"
 
-    def _p99_ms(self, index: int, now: float) -> float:
+    def _get_p99_ms(self, index: int, now: float) -> float:
         load, usual = self._loads[index], self._typical.p99_ms
         if usual is None:
             return _DEFAULT_P99_MS

@@ -93,15 +93,15 @@ class Screen:
         # The set runs out of memory on strange texts and then names none: all are tried.
         for index in self._set.Match(joined[max(0, begin - 1) :]) or range(len(self._shapes)):
             searched = self._shapes[index]
-            for start, end, proven in _matches(searched, joined, begin, ends):
+            for start, end, proven in _find_matches(searched, joined, begin, ends):
                 if looked == self._most:
-                    return Findings(tuple(self._places(found, ends)), whole=False)
+                    return Findings(tuple(self._find_places(found, ends)), whole=False)
                 looked += 1
                 if proven:
                     found.append((start, end, searched.rank))
-        return Findings(tuple(self._places(found, ends)))
+        return Findings(tuple(self._find_places(found, ends)))
 
-    def _places(self, found: list[tuple[int, int, int]], ends: list[int]) -> Iterator[FindingSpan]:
+    def _find_places(self, found: list[tuple[int, int, int]], ends: list[int]) -> Iterator[FindingSpan]:
         """Findings that overlap become one, under the name that comes first."""
         found.sort()
         at = 0
@@ -116,7 +116,7 @@ class Screen:
             yield FindingSpan(text, start - before, end - before, self._kinds[rank])
 
 
-def _matches(searched: _Searched, joined: bytes, at: int, ends: list[int]) -> Iterator[tuple[int, int, bool]]:
+def _find_matches(searched: _Searched, joined: bytes, at: int, ends: list[int]) -> Iterator[tuple[int, int, bool]]:
     """Where the pattern matches, within one text each, and whether that is proven."""
     search, shape = searched.pattern.search, searched.shape
     while (match := search(joined, at)) is not None:

@@ -62,43 +62,43 @@ class SensitiveKind(Struct, frozen=True):
         return b"[%b]" % self.name.upper().replace("-", "_").encode()
 
 
-def _shape(pattern: str, proof: Callable[[bytes], bool] = proofs.certain, tail: str = r"\b") -> SensitiveShape:
+def _make_shape(pattern: str, proof: Callable[[bytes], bool] = proofs.certain, tail: str = r"\b") -> SensitiveShape:
     return SensitiveShape(f"(?:{pattern}){tail}", proof)
 
 
 BUILT_IN: Mapping[str, SensitiveKind] = {
     kind.name: kind
     for kind in (
-        SensitiveKind("secret", (_shape("|".join(_SECRETS), tail=""), SensitiveShape(_PEM, alone=False))),
+        SensitiveKind("secret", (_make_shape("|".join(_SECRETS), tail=""), SensitiveShape(_PEM, alone=False))),
         SensitiveKind(
             "national_id",
             (
-                _shape(r"[1-9]\d{5}(?:18|19|20)\d{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])\d{3}[\dXx]", proofs.china),
-                _shape(r"\d{3}-\d{2}-\d{4}", proofs.united_states),
-                _shape(r"[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z](?: ?\d{2}){3} ?[A-D]"),  # United Kingdom
-                _shape(r"(?:\d{8}|[XYZ]\d{7})-?[A-Z]", proofs.spain),
-                _shape(r"[12] ?\d{2} ?(?:0[1-9]|1[0-2]) ?\d{2} ?\d{3} ?\d{3} ?\d{2}", proofs.france),
-                _shape(r"\d{3}\.\d{3}\.\d{3}-\d{2}", proofs.brazil),
+                _make_shape(r"[1-9]\d{5}(?:18|19|20)\d{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])\d{3}[\dXx]", proofs.china),
+                _make_shape(r"\d{3}-\d{2}-\d{4}", proofs.united_states),
+                _make_shape(r"[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z](?: ?\d{2}){3} ?[A-D]"),  # United Kingdom
+                _make_shape(r"(?:\d{8}|[XYZ]\d{7})-?[A-Z]", proofs.spain),
+                _make_shape(r"[12] ?\d{2} ?(?:0[1-9]|1[0-2]) ?\d{2} ?\d{3} ?\d{3} ?\d{2}", proofs.france),
+                _make_shape(r"\d{3}\.\d{3}\.\d{3}-\d{2}", proofs.brazil),
             ),
         ),
         SensitiveKind(
             "bank_card",
             (
-                _shape(rf"{_CARD}\d{{11,17}}", proofs.luhn),
-                _shape(rf"{_CARD}\d{{2}}[ -]\d{{4}}[ -]\d{{4}}[ -]\d{{4}}[ -]\d{{1,3}}", proofs.luhn),
-                _shape(rf"{_CARD}\d{{2}}[ -]\d{{4}}[ -]\d{{4}}[ -]\d{{4}}", proofs.luhn),
-                _shape(r"3[0-9]\d{2}[ -]\d{6}[ -]\d{4,5}", proofs.luhn),
+                _make_shape(rf"{_CARD}\d{{11,17}}", proofs.luhn),
+                _make_shape(rf"{_CARD}\d{{2}}[ -]\d{{4}}[ -]\d{{4}}[ -]\d{{4}}[ -]\d{{1,3}}", proofs.luhn),
+                _make_shape(rf"{_CARD}\d{{2}}[ -]\d{{4}}[ -]\d{{4}}[ -]\d{{4}}", proofs.luhn),
+                _make_shape(r"3[0-9]\d{2}[ -]\d{6}[ -]\d{4,5}", proofs.luhn),
             ),
         ),
         SensitiveKind(
             "phone",
             (
-                _shape(r"(?:\+?86[ -]?)?1[3-9]\d[ -]?\d{4}[ -]?\d{4}"),
-                _shape(r"\+[1-9](?:[ .()-]{0,2}\d){7,14}"),
-                _shape(r"(?:\([2-9]\d{2}\) ?|[2-9]\d{2}[.-])[2-9]\d{2}[.-]\d{4}"),
+                _make_shape(r"(?:\+?86[ -]?)?1[3-9]\d[ -]?\d{4}[ -]?\d{4}"),
+                _make_shape(r"\+[1-9](?:[ .()-]{0,2}\d){7,14}"),
+                _make_shape(r"(?:\([2-9]\d{2}\) ?|[2-9]\d{2}[.-])[2-9]\d{2}[.-]\d{4}"),
             ),
         ),
-        SensitiveKind("email", (_shape(r"[\w.%+'-]+@[0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*\.[A-Za-z]{2,24}"),)),
+        SensitiveKind("email", (_make_shape(r"[\w.%+'-]+@[0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*\.[A-Za-z]{2,24}"),)),
     )
 }
 """By name, the ones that win where findings overlap first."""

@@ -71,11 +71,13 @@ def edited(json: bytes, readable: bytes, edits: Mapping[bytes, Sequence[Edit]]) 
         edits: By string, as `readable` has it. Each string's are in order and do not overlap.
     """
     parts, shown = _split(json), _split(readable)
-    return b"".join([part if seen not in edits else _spliced(part, seen, edits[seen]) for part, seen in zip(parts, shown, strict=True)])
+    return b"".join(
+        [part if seen not in edits else _splice_literal(part, seen, edits[seen]) for part, seen in zip(parts, shown, strict=True)]
+    )
 
 
-def _spliced(literal: bytes, readable: bytes, edits: Iterable[Edit]) -> bytes:
-    offset = _offsets(readable)
+def _splice_literal(literal: bytes, readable: bytes, edits: Iterable[Edit]) -> bytes:
+    offset = _make_offsets(readable)
     parts: list[bytes] = []
     at = 0
     for start, end, instead in edits:
@@ -85,12 +87,12 @@ def _spliced(literal: bytes, readable: bytes, edits: Iterable[Edit]) -> bytes:
     return b"".join(parts)
 
 
-def _offsets(literal: bytes) -> Callable[[int], int]:
+def _make_offsets(literal: bytes) -> Callable[[int], int]:
     """From offsets of the decoded text to offsets of the literal."""
     if b"\\" not in literal:
         return lambda at: at + 1
     pieces = _escape.split(literal[1:-1])
-    plain = [len(piece) if not at % 2 else len(_meaning(piece)) for at, piece in enumerate(pieces)]
+    plain = [len(piece) if not at % 2 else len(_decode_escape(piece)) for at, piece in enumerate(pieces)]
     before = list(accumulate(plain, initial=0))
     sent = list(accumulate(map(len, pieces), initial=1))
 
@@ -101,7 +103,7 @@ def _offsets(literal: bytes) -> Callable[[int], int]:
     return offset
 
 
-def _meaning(escape: bytes) -> bytes:
+def _decode_escape(escape: bytes) -> bytes:
     try:
         return _decode_one(b'"%b"' % escape).encode()
     except msgspec.DecodeError:  # half a surrogate pair

@@ -25,7 +25,7 @@ class AuditKeySection(Section):
     value: Annotated[SecretStr | None, Field(strict=False)] = None
 
     @model_validator(mode="after")
-    def _one(self) -> "AuditKeySection":
+    def _check_one_given(self) -> "AuditKeySection":
         if (self.file is None) == (self.value is None):
             raise ValueError("either `file` or `value`, one of them")
         return self

@@ -13,13 +13,13 @@ from din_extproc.route.versions import is_version
 from din_extproc.settings.section import AsTuple, ModelName, Name, Positive, Section, Text
 
 
-def _version(text: str) -> str:
+def _check_version(text: str) -> str:
     if not is_version(text):
         raise ValueError(f"{text!r} is not a version such as '2025.3.1', '1.4' or '2.0rc1': constraints could not be held against it")
     return text
 
 
-VersionText = Annotated[str, AfterValidator(_version)]
+VersionText = Annotated[str, AfterValidator(_check_version)]
 
 
 class CatalogModel(Section):

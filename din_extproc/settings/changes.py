@@ -16,18 +16,18 @@ UNCHANGED: Changes = {}
 def put_all(document: Document, changes: Changes) -> None:
     """Put these values into the document. A path that leads nowhere is a problem."""
     for path, value in changes.items():
-        wrong = _put(document, path, value)
+        wrong = _put_value(document, path, value)
         if wrong:
             document.report((), f"{path}: {wrong}")
 
 
-def _put(document: Document, path: str, value: Any) -> str:
+def _put_value(document: Document, path: str, value: Any) -> str:
     """Returns why it can't be put there, "" when it is."""
     if not isinstance(document.data, dict):
         return "the file is no mapping"
     place, rest = document.data, path
     while True:
-        key, rest = _step(place, rest)
+        key, rest = _find_step(place, rest)
         if isinstance(place, list):
             if not key.isdecimal() or int(key) >= len(place):
                 return f"the list has no entry {key}" + (f", only 0 to {len(place) - 1}" if place else "")
@@ -46,7 +46,7 @@ def _put(document: Document, path: str, value: Any) -> str:
             return f"{key} is beyond a single value"
 
 
-def _step(place: Any, path: str) -> tuple[str, str]:
+def _find_step(place: Any, path: str) -> tuple[str, str]:
     """The first key of the path, and the rest of it. Names may have dots: the longest that is there is meant."""
     parts = path.split(".")
     if isinstance(place, dict):

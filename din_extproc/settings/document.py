@@ -53,8 +53,8 @@ class Document:
         """
         if place in self._settled:
             return
-        line, column = self._mark(place, at_key=at_key) or (None, None)
-        message, hint = self._without_variables(message, place), self._without_variables(hint, place)
+        line, column = self._find_mark(place, at_key=at_key) or (None, None)
+        message, hint = self._hide_variables(message, place), self._hide_variables(hint, place)
         self.problems.append(
             ConfigProblem(file=self.file, line=line, column=column, place=place, message=message, hint=hint, warning=warning)
         )
@@ -69,7 +69,7 @@ class Document:
         self._variables[text] = name
         self._from_variables.setdefault(place, []).append((name, text))
 
-    def _without_variables(self, message: str, place: Place) -> str:
+    def _hide_variables(self, message: str, place: Place) -> str:
         for text, name in self._variables.items():
             if len(text) >= _SHORTEST_HIDDEN:
                 message = message.replace(text, f"${{{name}}}")
@@ -78,7 +78,7 @@ class Document:
             message = _WORD.sub(lambda word, hidden=pieces: "..." if word[0] in hidden else word[0], message)  # type: ignore[misc]
         return message
 
-    def _mark(self, place: Place, *, at_key: bool) -> SourcePosition | None:
+    def _find_mark(self, place: Place, *, at_key: bool) -> SourcePosition | None:
         if not at_key and place in self.values:
             return self.values[place]
         for length in range(len(place), 0, -1):
@@ -97,7 +97,7 @@ def read_yaml(text: str, file: str, env: Mapping[str, str]) -> Document:
         if root is not None:
             document.data = _YamlReader(document, loader, env).value(root, ())
     except yaml.MarkedYAMLError as error:
-        document.problems.append(_syntax_problem(error, file, text))
+        document.problems.append(_make_syntax_problem(error, file, text))
     except yaml.YAMLError as error:
         document.problems.append(ConfigProblem(file=file, message=f"not YAML: {str(error).splitlines()[0]}"))
     except RecursionError:
@@ -140,21 +140,21 @@ class _YamlReader:
         self._document.values[place] = SourcePosition(node.start_mark.line + 1, node.start_mark.column + 1)
         self._count += 1
         if isinstance(node, yaml.ScalarNode):
-            return self._scalar(node, place)
+            return self._read_scalar(node, place)
         if id(node) in self._open or self._count > _LARGEST:
             raise yaml.composer.ComposerError(None, None, "an anchor contains itself, or the file holds too much", node.start_mark)
         self._open.add(id(node))
         try:
             if isinstance(node, yaml.SequenceNode):
                 return [self.value(item, (*place, index)) for index, item in enumerate(node.value)]
-            return self._mapping(node, place)
+            return self._read_mapping(node, place)
         finally:
             self._open.discard(id(node))
 
-    def _mapping(self, node: yaml.Node, place: Place) -> dict[str, Any]:
+    def _read_mapping(self, node: yaml.Node, place: Place) -> dict[str, Any]:
         data: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            key, inner = self._key(key_node, place)
+            key, inner = self._read_key(key_node, place)
             if key in data:
                 first = self._document.keys[inner].line
                 self._document.keys[inner] = SourcePosition(key_node.start_mark.line + 1, key_node.start_mark.column + 1)
@@ -164,7 +164,7 @@ class _YamlReader:
             data[key] = self.value(value_node, inner)
         return data
 
-    def _key(self, node: yaml.Node, place: Place) -> tuple[str, Place]:
+    def _read_key(self, node: yaml.Node, place: Place) -> tuple[str, Place]:
         text = node.value if isinstance(node, yaml.ScalarNode) else str(node.tag)
         inner = (*place, text)
         if node.tag != _TEXT:
@@ -174,10 +174,10 @@ class _YamlReader:
             self._document.report_unreadable(inner, f"the key {text!r} is not a text", hint, at_key=True)
         return text, inner
 
-    def _scalar(self, node: yaml.ScalarNode, place: Place) -> Any:
+    def _read_scalar(self, node: yaml.ScalarNode, place: Place) -> Any:
         text, tag = node.value, node.tag
         if "${" in text:
-            text = self._with_variables(text, place)
+            text = self._replace_variables(text, place)
             if not node.style:
                 tag = self._loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
         if tag == _TEXT:
@@ -191,7 +191,7 @@ class _YamlReader:
             self._document.report_unreadable(place, f"{text!r} is not a valid {tag.rpartition(':')[2]}")
             return None
 
-    def _with_variables(self, text: str, place: Place) -> str:
+    def _replace_variables(self, text: str, place: Place) -> str:
         def replaced(found: re.Match[str]) -> str:
             if found[0] == "$${":
                 return "${"
@@ -212,7 +212,7 @@ class _YamlReader:
         return _VARIABLE.sub(replaced, text)
 
 
-def _syntax_problem(error: yaml.MarkedYAMLError, file: str, text: str) -> ConfigProblem:
+def _make_syntax_problem(error: yaml.MarkedYAMLError, file: str, text: str) -> ConfigProblem:
     mark = error.problem_mark or error.context_mark
     message = " ".join(filter(None, (error.problem, error.context))) or "not YAML"
     hint = ""

@@ -56,7 +56,7 @@ class OutlierSection(Section):
     max_ejection_percent: Annotated[int, Field(ge=0, le=100)] = _OUTLIER.max_ejection_percent
 
 
-def _path(text: str) -> str:
+def _check_path(text: str) -> str:
     if _PATH(text) is None:
         raise ValueError(f"{text!r} is not an absolute path, such as /health")
     return text
@@ -65,7 +65,7 @@ def _path(text: str) -> str:
 class HealthCheckSection(Section):
     """How Envoy asks nodes whether they live."""
 
-    path: Annotated[str, AfterValidator(_path)] = _HEALTH.path
+    path: Annotated[str, AfterValidator(_check_path)] = _HEALTH.path
     interval_ms: Milliseconds = _HEALTH.interval_ms
     timeout_ms: Milliseconds = _HEALTH.timeout_ms
     unhealthy_after: Count = _HEALTH.unhealthy_after
@@ -85,14 +85,14 @@ def off_is_none(value: object) -> object:
     return value
 
 
-def _origin(text: str) -> str:
+def _check_origin(text: str) -> str:
     if _ORIGIN(text) is None:
         raise ValueError(f"{text!r} is not an origin, such as https://app.example, https://*.team.example or *")
     return text
 
 
-def _health_path(text: str | None) -> str | None:
-    if text is not None and (_path(text).startswith("/v1/") or "?" in text):
+def _check_health_path(text: str | None) -> str | None:
+    if text is not None and (_check_path(text).startswith("/v1/") or "?" in text):
         raise ValueError(f"{text!r} is a path of the API, or has a query; choose one such as /healthz")
     return text
 
@@ -100,17 +100,17 @@ def _health_path(text: str | None) -> str | None:
 class CorsSection(Section):
     """Which web pages may call."""
 
-    allow_origins: Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], AsTuple] = ()
+    allow_origins: Annotated[tuple[Annotated[str, AfterValidator(_check_origin)], ...], AsTuple] = ()
     """Exact, with `*` inside, or `*` alone. Empty: none."""
 
 
-def _loopback(address: Endpoint) -> Endpoint:
+def _check_loopback(address: Endpoint) -> Endpoint:
     if not SocketAddress(address.host, address.port).is_loopback:
         raise ValueError("it can stop Envoy, so it listens on a loopback address such as 127.0.0.1:9901")
     return address
 
 
-LoopbackAddress = Annotated[ListenAddress, AfterValidator(_loopback)]
+LoopbackAddress = Annotated[ListenAddress, AfterValidator(_check_loopback)]
 
 
 class EnvoySection(Section):
@@ -127,7 +127,7 @@ class EnvoySection(Section):
     retry: RetrySection = RetrySection()
     outlier: OutlierSection = OutlierSection()
     health_check: Annotated[HealthCheckSection | None, BeforeValidator(off_is_none)] = HealthCheckSection()
-    health_path: Annotated[str | None, AfterValidator(_health_path), BeforeValidator(off_is_none)] = "/healthz"
+    health_path: Annotated[str | None, AfterValidator(_check_health_path), BeforeValidator(off_is_none)] = "/healthz"
     """Load balancers ask the listener here whether it serves, without a key: 200 while a worker answers and Envoy is not draining."""
     credentials_folder: Text = "credentials"
     """Where the sidecar writes the keys of remote APIs for Envoy (SDS files, mode 0600), relative to the configuration. Both need it."""
@@ -137,7 +137,7 @@ class EnvoySection(Section):
     """How Envoy reports finished exchanges; `fluentd` costs it less CPU. The sidecar takes both at `gateway.access_log`."""
 
     @model_validator(mode="after")
-    def _apart(self) -> "EnvoySection":
+    def _check_paths_apart(self) -> "EnvoySection":
         if self.listener.port == self.admin.port:
             raise ValueError(f"listener and admin can't both have port {self.admin.port}")
         return self

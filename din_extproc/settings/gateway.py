@@ -25,7 +25,7 @@ _LONGEST_SOCKET = 100
 """Characters of a Unix socket's path, with room for a worker's number; the system's limit is 107."""
 
 
-def _socket_path(path: str) -> str:
+def _check_socket_path(path: str) -> str:
     if not path.startswith("/"):
         raise ValueError(f"{path!r}: a Unix socket has an absolute path")
     if len(path) > _LONGEST_SOCKET:
@@ -36,12 +36,12 @@ def _socket_path(path: str) -> str:
 class ExtProcSection(Section):
     """Where Envoy reaches the workers: either a Unix socket or an address."""
 
-    socket: Annotated[str, AfterValidator(_socket_path)] | None = None
+    socket: Annotated[str, AfterValidator(_check_socket_path)] | None = None
     address: ListenAddress | None = None
     tls: ServerTlsSection | None = None
 
     @model_validator(mode="after")
-    def _one(self) -> "ExtProcSection":
+    def _check_one_given(self) -> "ExtProcSection":
         if (self.socket is None) == (self.address is None):
             raise ValueError("either `socket` or `address`, one of them")
         if self.tls is not None and self.socket is not None:
@@ -70,7 +70,7 @@ class AdminKeySection(ReaderKeySection):
     """Its holder may also drain nodes, quarantine them, and give them requests again."""
 
 
-def _tokens(keys: Iterable[ReaderKeySection]) -> NodeTokens:
+def _make_tokens(keys: Iterable[ReaderKeySection]) -> NodeTokens:
     return NodeTokens({key.id: parse_hash(key.hash) or (b"", b"") for key in keys})
 
 
@@ -83,11 +83,11 @@ class AdminSection(ListenSection):
 
     def opens(self, authorization: str) -> bool:
         """Whether who sends this may see everything."""
-        return not self.keys or _tokens(self.keys).find_owner(authorization) is not None
+        return not self.keys or _make_tokens(self.keys).find_owner(authorization) is not None
 
     def operator(self, authorization: str) -> str | None:
         """Return the id of the key if its holder may change nodes; None: it may not."""
-        return _tokens(key for key in self.keys if key.operate).find_owner(authorization)
+        return _make_tokens(key for key in self.keys if key.operate).find_owner(authorization)
 
 
 class DashboardSection(Section):
@@ -98,7 +98,7 @@ class DashboardSection(Section):
 
     def owner(self, authorization: str) -> str | None:
         """Return the owner of the key; None: unknown."""
-        return _tokens(self.keys).find_owner(authorization)
+        return _make_tokens(self.keys).find_owner(authorization)
 
 
 class ExtAuthzSection(Section):
@@ -117,7 +117,7 @@ class XdsSection(Section):
     """Envoys are rendered to ask for changes; otherwise for the state of the world each time."""
 
 
-def _host(text: str) -> str:
+def _check_host(text: str) -> str:
     if is_host(text) is None:
         raise ValueError(f"{text!r} is not a host: a DNS name or an IP address, without a port")
     return text
@@ -147,11 +147,11 @@ class GatewaySection(Section):
     """How often the metrics page of each listed node is read; 0: never."""
     registry: RegistryListenSection | None = None
     """None: no node can register."""
-    reached_at: Annotated[str, AfterValidator(_host)] | None = None
+    reached_at: Annotated[str, AfterValidator(_check_host)] | None = None
     """The host under which Envoys elsewhere reach this sidecar, such as a Service of Kubernetes. None: Envoy is on the same machine."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> "GatewaySection":
+    def _check_consistency(self) -> "GatewaySection":
         if self.workers > 1 and self.ext_proc.socket is None:
             raise ValueError("more than one worker needs `ext_proc.socket`: each worker has a socket of its own")
         if self.reached_at is not None and self.ext_proc.address is None:
@@ -177,7 +177,7 @@ def as_reached(endpoint: Endpoint, elsewhere: str | None = None, tls: TlsTrust |
     return SocketAddress(elsewhere or _LOOPBACK.get(endpoint.host, endpoint.host), endpoint.port, tls)
 
 
-def _redis_url(url: SecretStr) -> SecretStr:
+def _check_redis_url(url: SecretStr) -> SecretStr:
     make_carrier(url.get_secret_value(), (), timeout_ms=1)  # reads the URL; connects only when it is started
     return url
 
@@ -185,7 +185,7 @@ def _redis_url(url: SecretStr) -> SecretStr:
 class StoreSection(Section):
     """`store:`, the Redis that all replicas count in."""
 
-    url: Annotated[SecretStr, Field(strict=False), AfterValidator(_redis_url)] = SecretStr("redis://127.0.0.1:6379/0")
+    url: Annotated[SecretStr, Field(strict=False), AfterValidator(_check_redis_url)] = SecretStr("redis://127.0.0.1:6379/0")
     """`redis://`, `rediss://`, `unix://`, `redis+sentinel://` or `redis+cluster://`; user, password and database where needed."""
     timeout_ms: Annotated[int, Field(ge=1, le=10_000)] = 50
     lease_ms: Annotated[int, Field(ge=1000, le=600_000)] = 30_000

@@ -64,7 +64,7 @@ class HealthSection(Section):
     probe: Annotated[ProbeSection | None, BeforeValidator(off_is_none)] = ProbeSection()
 
     @model_validator(mode="after")
-    def _consistent(self) -> "HealthSection":
+    def _check_consistency(self) -> "HealthSection":
         if self.longest_open_s < self.open_s:
             raise ValueError(f"longest_open_s is at least open_s ({self.open_s:g})")
         return self

@@ -22,7 +22,7 @@ _TAKEN = re.compile(
 _HTTPS = 443
 
 
-def _claim(text: str) -> str:
+def _check_claim(text: str) -> str:
     if _CLAIM(text) is None:
         raise ValueError(f"{text!r} is not a claim, such as claims.tenant or claims.org.team")
     return text
@@ -64,7 +64,7 @@ def _network(value: Any) -> Any:
         raise ValueError(f"{value!r} is not a network such as 10.0.0.0/24 ({error})") from error
 
 
-Claim = Annotated[str, AfterValidator(_claim)]
+Claim = Annotated[str, AfterValidator(_check_claim)]
 HttpsUrl = Annotated[str, AfterValidator(_https_url)]
 CertificateName = Annotated[str, AfterValidator(_certificate_name)]
 Network = Annotated[IPv4Network | IPv6Network, BeforeValidator(_network)]
@@ -191,7 +191,7 @@ class IdentitySection(Section):
 
     @field_validator("jwt")
     @classmethod
-    def _apart(cls, value: tuple[JwtSection, ...]) -> tuple[JwtSection, ...]:
+    def _check_issuers_apart(cls, value: tuple[JwtSection, ...]) -> tuple[JwtSection, ...]:
         issuers = [each.issuer for each in value]
         for issuer in issuers:
             if issuers.count(issuer) > 1:

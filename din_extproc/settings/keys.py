@@ -12,17 +12,17 @@ from din_extproc.admit.keys import is_key_id, parse_hash
 OWN_KEY = "make each its own key: `din-extproc keys new`"
 
 
-def _key_id(text: str) -> str:
+def _check_key_id(text: str) -> str:
     if not is_key_id(text):
         raise ValueError(f"{text!r}: a key id is 1-64 letters, digits, '-' and '.', a letter or digit first")
     return text
 
 
-def _hash(text: str) -> str:
+def _check_hash(text: str) -> str:
     if parse_hash(text) is None:
         raise ValueError("not a key's hash: sha256$<salt, hex>$<digest, 64 hex digits>, as `din-extproc keys new` prints it")
     return text
 
 
-KeyId = Annotated[str, AfterValidator(_key_id)]
-KeyHash = Annotated[str, AfterValidator(_hash)]
+KeyId = Annotated[str, AfterValidator(_check_key_id)]
+KeyHash = Annotated[str, AfterValidator(_check_hash)]

@@ -57,25 +57,25 @@ class StoredKeys(Struct, frozen=True):
             is_broken: Whether the configuration may have a tenant of this name in an invalid section.
         """
         known = {tenant.id for tenant, _ in own}
-        ids = {key.id: _told(key.id, tenant.id) for tenant, keys in own for key in keys}
+        ids = {key.id: _make_message(key.id, tenant.id) for tenant, keys in own for key in keys}
         hashes = {(key.salt, key.digest): ids[key.id] for _, keys in own for key in keys}
         for at, key in enumerate(self.keys):
             if key.tenant not in known and not is_broken(key.tenant):
                 self.document.report(("keys", at, "tenant"), f"no tenant is called {key.tenant!r}")
-            here = f"{_told(key.id, key.tenant)} on line {self.document.values['keys', at].line}"
+            here = f"{_make_message(key.id, key.tenant)} on line {self.document.values['keys', at].line}"
             if (first := ids.setdefault(key.id, here)) != here:
                 self.document.report(("keys", at, "id"), f"a second key is called {key.id!r}, the first is {first}", "give each its own id")
             secret = parse_hash(key.hash) or (b"", b"")
             if (first := hashes.setdefault(secret, here)) != here:
                 self.document.report(("keys", at, "hash"), f"it is also the hash of {first}", OWN_KEY)
-        return tuple((tenant, (*keys, *_of(tenant.id, self.keys))) for tenant, keys in own)
+        return tuple((tenant, (*keys, *_filter_tenant(tenant.id, self.keys))) for tenant, keys in own)
 
 
-def _told(key_id: str, tenant: str) -> str:
+def _make_message(key_id: str, tenant: str) -> str:
     return f"key {key_id!r} of tenant {tenant!r}"
 
 
-def _of(tenant: str, keys: Iterable[StoredKey]) -> Iterable[ApiKey]:
+def _filter_tenant(tenant: str, keys: Iterable[StoredKey]) -> Iterable[ApiKey]:
     return (key.to_key() for key in keys if key.tenant == tenant)
 
 

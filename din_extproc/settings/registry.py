@@ -39,7 +39,7 @@ class RegistryListenSection(Section):
     """A node that says nothing for so long is dead."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> "RegistryListenSection":
+    def _check_consistency(self) -> "RegistryListenSection":
         if self.address is None and self.http_address is None:
             raise ValueError("`address` (gRPC), `http_address`, or both")
         if self.bind_certificates and (self.tls is None or self.tls.client_ca is None):
@@ -71,11 +71,11 @@ def read_tokens(file: Path, text: str) -> tuple[Tokens, Reaches, list[ConfigProb
         else:
             tokens[node_id] = hashed
             if isinstance(entry, dict):
-                reaches[node_id] = _reach(node_id, entry, document)
+                reaches[node_id] = _read_reach(node_id, entry, document)
     return tokens, reaches, document.problems
 
 
-def _reach(node_id: str, entry: dict[str, object], document: Document) -> AllowedAddresses:
+def _read_reach(node_id: str, entry: dict[str, object], document: Document) -> AllowedAddresses:
     unknown = sorted(set(entry) - {"hash", "addresses"})
     if unknown:
         document.report((node_id, unknown[0]), "unknown field", "known here: addresses, hash", at_key=True)

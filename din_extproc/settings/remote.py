@@ -41,7 +41,7 @@ class ApiLocation(Struct, frozen=True):
     base_path: str
 
 
-def _location(value: Any) -> Any:
+def _read_location(value: Any) -> Any:
     if isinstance(value, ApiLocation):
         return value
     example = "`https://host[:port][/prefix]` is expected, such as https://api.openai.com/v1"
@@ -72,7 +72,7 @@ def is_host(text: str) -> bool:
     return True
 
 
-def _header(name: str) -> str:
+def _check_header(name: str) -> str:
     if _HEADER(name) is None:
         raise ValueError(f"{name!r} is not a header's name")
     if _OURS.fullmatch(name.lower()):
@@ -80,8 +80,8 @@ def _header(name: str) -> str:
     return name
 
 
-ApiUrl = Annotated[ApiLocation, BeforeValidator(_location)]
-HeaderName = Annotated[str, AfterValidator(_header)]
+ApiUrl = Annotated[ApiLocation, BeforeValidator(_read_location)]
+HeaderName = Annotated[str, AfterValidator(_check_header)]
 
 
 class CredentialSection(Section):
@@ -93,7 +93,7 @@ class CredentialSection(Section):
     """A file that holds nothing else, relative to the configuration; a new content is in use within seconds."""
 
     @model_validator(mode="after")
-    def _one(self) -> "CredentialSection":
+    def _check_one_given(self) -> "CredentialSection":
         if (self.env is None) == (self.file is None):
             raise ValueError("either `env` or `file`")
         return self

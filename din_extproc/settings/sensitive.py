@@ -12,7 +12,7 @@ from din_extproc.screen.kinds import BUILT_IN, custom
 from din_extproc.settings.section import Name, OneOrMany, Section, Text
 
 
-def _policy(value: Any) -> Any:
+def _read_policy(value: Any) -> Any:
     """A policy by its name. YAML reads a bare `off` as false."""
     value = OnSensitive.OFF.value if value is False else value
     known = [policy.value for policy in OnSensitive]
@@ -23,7 +23,7 @@ def _policy(value: Any) -> Any:
     return OnSensitive(value)
 
 
-def _one_policy(value: Any) -> Any:
+def _read_one_policy(value: Any) -> Any:
     """A policy alone applies to every kind."""
     return value if isinstance(value, dict | SensitiveDataSection) else {"policy": value}
 
@@ -31,7 +31,7 @@ def _one_policy(value: Any) -> Any:
 class SensitiveDataSection(Section):
     """What is done about sensitive data in prompts."""
 
-    policy: Annotated[OnSensitive, BeforeValidator(_policy)]
+    policy: Annotated[OnSensitive, BeforeValidator(_read_policy)]
     kinds: Annotated[tuple[Text, ...], OneOrMany, Field(min_length=1)] | None = None
     """Built-in ones and those of the `sensitive_data` section; None: all of them."""
 
@@ -40,15 +40,15 @@ class SensitiveDataSection(Section):
         return SensitiveData(self.policy, self.kinds)
 
 
-SensitiveDataPolicy = Annotated[SensitiveDataSection, BeforeValidator(_one_policy)]
+SensitiveDataPolicy = Annotated[SensitiveDataSection, BeforeValidator(_read_one_policy)]
 
 
-def _pattern(text: str) -> str:
+def _check_pattern(text: str) -> str:
     custom("pattern", text)
     return text
 
 
-def _new_kind(name: str) -> str:
+def _check_new_kind(name: str) -> str:
     if name in BUILT_IN:
         raise ValueError(f"{name!r} is a kind already; there are: {', '.join(BUILT_IN)}")
     return name
@@ -57,5 +57,7 @@ def _new_kind(name: str) -> str:
 class SensitivePatternsSection(Section):
     """`sensitive_data:`, kinds of the operator's own."""
 
-    patterns: dict[Annotated[Name, AfterValidator(_new_kind)], Annotated[str, AfterValidator(_pattern)]] = Field(default_factory=dict)
+    patterns: dict[Annotated[Name, AfterValidator(_check_new_kind)], Annotated[str, AfterValidator(_check_pattern)]] = Field(
+        default_factory=dict
+    )
     """RE2 syntax, by name."""

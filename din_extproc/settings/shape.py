@@ -66,7 +66,7 @@ def shape(document: Document) -> ShapedConfig | None:
         return ShapedConfig(config, tuple(range(len(config.rules))), tuple(range(len(config.tenants))), frozenset())
     except ValidationError as error:
         places = report_errors(error, document, DinYaml)
-    sound, kept = _without(data, places)
+    sound, kept = _remove_places(data, places)
     try:
         config = DinYaml.model_validate({"version": 1} | sound)
     except ValidationError:
@@ -89,37 +89,37 @@ def report_errors(error: ValidationError, document: Document, model: type[BaseMo
     for finding in error.errors(include_url=False, include_input=True):
         place: Place = tuple(part for part in finding["loc"] if part != "[key]")
         places.append(place)
-        message, hint = _told(finding, place, model)
+        message, hint = _translate_finding(finding, place, model)
         document.report(place, message, hint, at_key=finding["type"] == "extra_forbidden" or "[key]" in finding["loc"])
     return places
 
 
-def _told(finding: ErrorDetails, place: Place, model: type[BaseModel]) -> tuple[str, str]:
+def _translate_finding(finding: ErrorDetails, place: Place, model: type[BaseModel]) -> tuple[str, str]:
     kind, given = finding["type"], finding.get("input")
     if kind == "extra_forbidden":
-        known = sorted(_fields(model, place[:-1]))
+        known = sorted(_find_fields(model, place[:-1]))
         return "unknown field", did_you_mean(str(place[-1]), known) or f"known here: {', '.join(known)}"
     if kind == "missing":
         return "is missing", ""
     if kind == "int_parsing_size":
         return "the number is too large", ""
     if kind in {"literal_error", "enum"}:
-        return _no_choice(given, finding["ctx"]["expected"])
+        return _describe_no_choice(given, finding["ctx"]["expected"])
     if kind in _KINDS:
-        return _other_kind(_KINDS[kind], given)
+        return _describe_other_kind(_KINDS[kind], given)
     if kind in _BOUNDS:
         wording, bound = _BOUNDS[kind]
         return wording.format(finding["ctx"][bound]), ""
     return finding["msg"].removeprefix("Value error, "), ""
 
 
-def _no_choice(given: Any, expected: str) -> tuple[str, str]:
+def _describe_no_choice(given: Any, expected: str) -> tuple[str, str]:
     choices = [choice.strip().strip("'") for choice in expected.replace(" or ", ", ").split(",")]
     shown = _SAID.get(type(given), "this") if isinstance(given, dict | list | None) else repr(given)
     return f"{shown} is not among {', '.join(choices)}", did_you_mean(str(given), choices)
 
 
-def _other_kind(expected: str, given: Any) -> tuple[str, str]:
+def _describe_other_kind(expected: str, given: Any) -> tuple[str, str]:
     shown = str(given) if isinstance(given, float) else _SAID.get(type(given), "this")
     hint = ""
     if expected == "a text" and isinstance(given, int | float):
@@ -129,26 +129,26 @@ def _other_kind(expected: str, given: Any) -> tuple[str, str]:
     return f"{expected} is expected, not {shown}", hint
 
 
-def _fields(model: type[BaseModel], place: Place) -> list[str]:
+def _find_fields(model: type[BaseModel], place: Place) -> list[str]:
     """The fields of the section at the place: those of the model that the place leads to."""
     current = model
     for part in place:
         by_name = {field.alias or name: field for name, field in current.model_fields.items()}
         if part in by_name:
-            current = next(_models(by_name[str(part)].annotation), current)
+            current = next(_find_models(by_name[str(part)].annotation), current)
     return [field.alias or name for name, field in current.model_fields.items()]
 
 
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+def _find_models(annotation: Any) -> Iterator[type[BaseModel]]:
     """The sections inside an annotation, whatever wraps them."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     elif get_origin(annotation) is not None or isinstance(annotation, UnionType) or annotation is Union:
         for inner in get_args(annotation):
-            yield from _models(inner)
+            yield from _find_models(inner)
 
 
-def _without(data: dict[str, Any], places: list[Place]) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
+def _remove_places(data: dict[str, Any], places: list[Place]) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
     """The data without what is broken: single items where a section has items, else the whole section."""
     sections = {str(place[0]) for place in places if place and (len(place) == 1 or place[0] not in _ITEMS)}
     items = {(str(place[0]), place[1]) for place in places if len(place) > 1}

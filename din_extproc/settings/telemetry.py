@@ -12,7 +12,7 @@ from din_extproc.settings.section import Section, Text
 from din_extproc.settings.tls import ClientTlsSection
 
 
-def _endpoint(text: str) -> str:
+def _check_endpoint(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ValueError(f"{text!r} is no address of a collector: http://host:4318 is expected, without /v1/traces")
@@ -25,7 +25,7 @@ Share = Annotated[float, Field(strict=False, ge=0, le=1)]
 class TelemetrySection(Section):
     """`telemetry:`."""
 
-    endpoint: Annotated[Text, AfterValidator(_endpoint)]
+    endpoint: Annotated[Text, AfterValidator(_check_endpoint)]
     """OTLP over HTTP; `/v1/traces` and `/v1/metrics` are put behind it."""
     headers: dict[Text, Annotated[SecretStr, Field(strict=False)]] = Field(default_factory=dict)
     tls: ClientTlsSection | None = None
@@ -40,7 +40,7 @@ class TelemetrySection(Section):
     service_name: Text = "din-extproc"
 
     @model_validator(mode="after")
-    def _secured(self) -> "TelemetrySection":
+    def _check_tls(self) -> "TelemetrySection":
         if self.tls is not None and not self.endpoint.startswith("https:"):
             raise ValueError("`tls` is for an endpoint that begins with https:")
         return self

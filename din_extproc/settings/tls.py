@@ -44,7 +44,7 @@ class ClientTlsSection(Section):
     """The name that the server's certificate must carry."""
 
     @model_validator(mode="after")
-    def _paired(self) -> "ClientTlsSection":
+    def _check_pair(self) -> "ClientTlsSection":
         if (self.cert is None) != (self.key is None):
             raise ValueError("`cert` and `key`, or neither")
         return self

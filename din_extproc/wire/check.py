@@ -46,15 +46,15 @@ def encode_check(verdict: Verdict) -> bytes:
     match verdict:
         case Send():
             permitted = OkHttpResponse(
-                headers=_set(verdict.request_headers),
+                headers=_encode_headers(verdict.request_headers),
                 headers_to_remove=verdict.remove_headers,
-                response_headers_to_add=_set(verdict.response_headers),
+                response_headers_to_add=_encode_headers(verdict.response_headers),
             )
             response = CheckResponse(ok_response=permitted)
         case ImmediateResponse():
             denied = DeniedHttpResponse(
                 status=HttpStatus(code=verdict.status),
-                headers=_set(verdict.headers),
+                headers=_encode_headers(verdict.headers),
                 body=verdict.body.decode(),
             )
             response = CheckResponse(denied_response=denied)
@@ -63,7 +63,7 @@ def encode_check(verdict: Verdict) -> bytes:
     return response.SerializeToString()
 
 
-def _set(headers: Headers) -> list[HeaderValueOption]:
+def _encode_headers(headers: Headers) -> list[HeaderValueOption]:
     overwrite = HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
     for name, value in headers:
         if _CONTROL.search(value):

@@ -62,7 +62,7 @@ def decode(data: bytes) -> Event:
         if kind is None:
             raise ProtocolError("a message that holds no part of an exchange")
         if kind == "request_headers":
-            return _request_headers(request)
+            return _read_request_headers(request)
         return _READERS[kind](getattr(request, kind))
     except (DecodeError, ValueError) as error:
         raise ProtocolError("bytes that are no ProcessingRequest") from error
@@ -80,7 +80,7 @@ def response_head(event: ResponseHeaders) -> ResponseHead:
         raise ProtocolError("bytes that are no header") from error
 
 
-def _request_headers(request: Request) -> Event:
+def _read_request_headers(request: Request) -> Event:
     part = request.request_headers
     headers = _collect(part.headers.headers[:])
     metadata, attributes = request.metadata_context, request.attributes
@@ -129,7 +129,7 @@ _claims = _SeenStructs(_read_claims).__getitem__
 _peer = _SeenStructs(_read_peer).__getitem__
 
 
-def _response_headers(part: Headers) -> Event:
+def _read_response_headers(part: Headers) -> Event:
     entries = part.headers.headers
     for name, value in map(_pair, entries):
         if name == ":status":
@@ -139,11 +139,11 @@ def _response_headers(part: Headers) -> Event:
     raise ProtocolError("an answer without a numeric :status")
 
 
-def _request_body(part: Body) -> Event:
+def _read_request_body(part: Body) -> Event:
     return RequestBody(part.body, part.end_of_stream)
 
 
-def _response_body(part: Body) -> Event:
+def _read_response_body(part: Body) -> Event:
     return ResponseBody(part.body, part.end_of_stream)
 
 
@@ -158,9 +158,9 @@ def _collect(entries: list[bytes]) -> dict[str, str]:
 
 
 _READERS: dict[str, Callable[[Any], Event]] = {
-    "response_headers": _response_headers,
-    "request_body": _request_body,
-    "response_body": _response_body,
+    "response_headers": _read_response_headers,
+    "request_body": _read_request_body,
+    "response_body": _read_response_body,
     "request_trailers": lambda _: RequestTrailers(),
     "response_trailers": lambda _: ResponseTrailers(),
 }

@@ -75,11 +75,11 @@ _ANSWER_TRAILERS_GO_ON = Reply(encode.CONTINUE_RESPONSE_TRAILERS)
 _ANSWER_GOES_ON = Reply(encode.CONTINUE_RESPONSE_HEADERS)
 
 
-def _say(reply: Reply) -> "Callable[[Exchange, Any], Command]":
+def _encode_reply(reply: Reply) -> "Callable[[Exchange, Any], Command]":
     return lambda _exchange, _event: reply
 
 
-def _too_late(_send: Send) -> bytes:
+def _refuse_late_send(_send: Send) -> bytes:
     raise ValueError("a request that ends with trailers and has no body can't be sent on: its head has passed")
 
 
@@ -233,7 +233,7 @@ class Exchange:
 
     # The steps of the table.
 
-    def _open(self, event: RequestHeaders) -> Command:
+    def _on_open(self, event: RequestHeaders) -> Command:
         if event.end_of_stream:
             self._send = encode.send_at_headers
             return self._decide(event.head, b"")
@@ -241,12 +241,12 @@ class Exchange:
         self.state = State.HEAD
         return _HEADERS_GO_ON
 
-    def _body(self, event: RequestBody) -> Command:
+    def _on_body(self, event: RequestBody) -> Command:
         return self._decide(self._head, event.body)
 
     def _end_by_trailers(self, _event: RequestTrailers) -> Command:
         """A request without a body that did not say so in its head, which has passed: it can only be answered."""
-        self._send = _too_late
+        self._send = _refuse_late_send
         return self._decide(self._head, b"")
 
     def _decide(self, head: RequestHead | None, body: bytes) -> Decide:
@@ -255,21 +255,21 @@ class Exchange:
         self._head = None
         return Decide(head, body)
 
-    def _body_again(self, _event: RequestBody) -> Command:
+    def _on_second_body(self, _event: RequestBody) -> Command:
         """The end was said before: its work is done once."""
         self._after += (encode.CONTINUE_REQUEST_BODY,)
         return _IGNORE
 
-    def _trailers(self, _event: RequestTrailers) -> Command:
+    def _on_trailers(self, _event: RequestTrailers) -> Command:
         self._after += (encode.CONTINUE_REQUEST_TRAILERS,)
         return _IGNORE
 
-    def _answer_begins(self, _event: ResponseHeaders) -> Command:
+    def _on_answer_start(self, _event: ResponseHeaders) -> Command:
         """One that Envoy gave by itself, or that was given here."""
         self.state = State.ANSWERING
         return self._answer
 
-    def _node_answers(self, event: ResponseHeaders) -> Command:
+    def _on_node_answer(self, event: ResponseHeaders) -> Command:
         """A node's answer after `Send`; or Envoy's, when it reached none."""
         if event.status in SUCCESS_STATUSES and not self._asked:
             self.state = State.ANSWERING
@@ -278,14 +278,14 @@ class Exchange:
         self.state = State.TREATING
         return TreatResponse(response_head(event))
 
-    def _whole(self, event: ResponseBody) -> Command:
+    def _on_whole_answer(self, event: ResponseBody) -> Command:
         assert self._rewrite is not None  # noqa: S101 - the state says so
         given = self._rewrite(event.body)
         self._rewrite = None
         self.state = State.ANSWERING
         return _ANSWER_BODY_GOES_ON if given is None else Reply(encode.replacement(given))
 
-    def _piece(self, event: ResponseBody) -> Command:
+    def _on_answer_piece(self, event: ResponseBody) -> Command:
         translator = self._translator
         assert translator is not None  # noqa: S101 - the state says so
         body = translator.feed(event.body) if event.body else b""
@@ -295,39 +295,39 @@ class Exchange:
             self.state = State.ANSWERING
         return Reply(encode.response_piece(body))
 
-    def _pieces_end_by_trailers(self, _event: ResponseTrailers) -> Command:
+    def _end_pieces_by_trailers(self, _event: ResponseTrailers) -> Command:
         """Nothing can be added any more: in STREAMED mode a body ends with its last piece."""
         self._translator = None
         self.state = State.ANSWERING
         return _ANSWER_TRAILERS_GO_ON
 
     _TABLE: ClassVar[dict[tuple[State, type], Callable[["Exchange", Any], Command]]] = {
-        (State.OPEN, RequestHeaders): _open,
-        (State.HEAD, RequestBody): _body,
+        (State.OPEN, RequestHeaders): _on_open,
+        (State.HEAD, RequestBody): _on_body,
         (State.HEAD, RequestTrailers): _end_by_trailers,
-        (State.DECIDING, RequestBody): _body_again,
-        (State.DECIDING, RequestTrailers): _trailers,
-        (State.SENT, RequestBody): _say(_BODY_GOES_ON),
-        (State.SENT, RequestTrailers): _say(_TRAILERS_GO_ON),
-        (State.ANSWERED, RequestBody): _say(_BODY_GOES_ON),
-        (State.ANSWERED, RequestTrailers): _say(_TRAILERS_GO_ON),
-        (State.ANSWERING, RequestBody): _say(_BODY_GOES_ON),
-        (State.ANSWERING, RequestTrailers): _say(_TRAILERS_GO_ON),
-        (State.OPEN, ResponseHeaders): _answer_begins,
-        (State.HEAD, ResponseHeaders): _answer_begins,
-        (State.DECIDING, ResponseHeaders): _answer_begins,
-        (State.SENT, ResponseHeaders): _node_answers,
-        (State.ANSWERED, ResponseHeaders): _answer_begins,
-        (State.SENT, ResponseBody): _say(_ANSWER_BODY_GOES_ON),
-        (State.SENT, ResponseTrailers): _say(_ANSWER_TRAILERS_GO_ON),
-        (State.WHOLE, RequestBody): _say(_BODY_GOES_ON),
-        (State.WHOLE, RequestTrailers): _say(_TRAILERS_GO_ON),
-        (State.WHOLE, ResponseBody): _whole,
-        (State.WHOLE, ResponseTrailers): _say(_ANSWER_TRAILERS_GO_ON),
-        (State.PIECES, RequestBody): _say(_BODY_GOES_ON),
-        (State.PIECES, RequestTrailers): _say(_TRAILERS_GO_ON),
-        (State.PIECES, ResponseBody): _piece,
-        (State.PIECES, ResponseTrailers): _pieces_end_by_trailers,
-        (State.ANSWERING, ResponseBody): _say(_ANSWER_BODY_GOES_ON),
-        (State.ANSWERING, ResponseTrailers): _say(_ANSWER_TRAILERS_GO_ON),
+        (State.DECIDING, RequestBody): _on_second_body,
+        (State.DECIDING, RequestTrailers): _on_trailers,
+        (State.SENT, RequestBody): _encode_reply(_BODY_GOES_ON),
+        (State.SENT, RequestTrailers): _encode_reply(_TRAILERS_GO_ON),
+        (State.ANSWERED, RequestBody): _encode_reply(_BODY_GOES_ON),
+        (State.ANSWERED, RequestTrailers): _encode_reply(_TRAILERS_GO_ON),
+        (State.ANSWERING, RequestBody): _encode_reply(_BODY_GOES_ON),
+        (State.ANSWERING, RequestTrailers): _encode_reply(_TRAILERS_GO_ON),
+        (State.OPEN, ResponseHeaders): _on_answer_start,
+        (State.HEAD, ResponseHeaders): _on_answer_start,
+        (State.DECIDING, ResponseHeaders): _on_answer_start,
+        (State.SENT, ResponseHeaders): _on_node_answer,
+        (State.ANSWERED, ResponseHeaders): _on_answer_start,
+        (State.SENT, ResponseBody): _encode_reply(_ANSWER_BODY_GOES_ON),
+        (State.SENT, ResponseTrailers): _encode_reply(_ANSWER_TRAILERS_GO_ON),
+        (State.WHOLE, RequestBody): _encode_reply(_BODY_GOES_ON),
+        (State.WHOLE, RequestTrailers): _encode_reply(_TRAILERS_GO_ON),
+        (State.WHOLE, ResponseBody): _on_whole_answer,
+        (State.WHOLE, ResponseTrailers): _encode_reply(_ANSWER_TRAILERS_GO_ON),
+        (State.PIECES, RequestBody): _encode_reply(_BODY_GOES_ON),
+        (State.PIECES, RequestTrailers): _encode_reply(_TRAILERS_GO_ON),
+        (State.PIECES, ResponseBody): _on_answer_piece,
+        (State.PIECES, ResponseTrailers): _end_pieces_by_trailers,
+        (State.ANSWERING, ResponseBody): _encode_reply(_ANSWER_BODY_GOES_ON),
+        (State.ANSWERING, ResponseTrailers): _encode_reply(_ANSWER_TRAILERS_GO_ON),
     }

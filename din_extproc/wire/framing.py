@@ -86,7 +86,7 @@ class Framer:
             if self._block is None and kind != frames.HEADERS and kind != frames.CONTINUATION:  # noqa: PLR1714 - twice as fast as a set
                 yield kind, flags, stream_id & frames.LARGEST_STREAM_ID, data, start, stop
             else:
-                block = self._part(kind, flags, stream_id & frames.LARGEST_STREAM_ID, data[start:stop])
+                block = self._on_block_part(kind, flags, stream_id & frames.LARGEST_STREAM_ID, data[start:stop])
                 if block is not None:
                     yield block
         if pos < end:
@@ -103,7 +103,7 @@ class Framer:
         self._begun = True
         return len(preface)
 
-    def _part(self, kind: int, flags: int, stream_id: int, piece: bytes) -> Frame | None:
+    def _on_block_part(self, kind: int, flags: int, stream_id: int, piece: bytes) -> Frame | None:
         """A piece of a header block. Returns the block when it is whole."""
         block = self._block
         if block is None:

@@ -109,7 +109,7 @@ def read_head(fields: Fields) -> CallHead:
         return CallHead(path, authorization)
     digits, unit = timeout[:-1], timeout[-1:]
     if unit not in _SECONDS or not (digits.isascii() and digits.isdigit()) or len(digits) > _MAX_TIMEOUT_DIGITS:
-        return CallHead(path, refusal=_status_block(INTERNAL, "malformed grpc-timeout", begun=False))
+        return CallHead(path, refusal=_make_status_block(INTERNAL, "malformed grpc-timeout", begun=False))
     return CallHead(path, authorization, int(digits) * _SECONDS[unit])
 
 
@@ -204,7 +204,9 @@ class GrpcConnection(Generic[C]):
         """End a call with a gRPC status; the client's part of it that is still to come is not wanted. Does nothing when it is over."""
         if not call.finishing:
             self._release(call)
-            self._connection.finish(call, _TRAILERS_OK if call.begun and status == OK else _status_block(status, detail, begun=call.begun))
+            self._connection.finish(
+                call, _TRAILERS_OK if call.begun and status == OK else _make_status_block(status, detail, begun=call.begun)
+            )
 
     def expire(self, now: float) -> None:
         """End the calls whose deadline has passed."""
@@ -225,9 +227,9 @@ class GrpcConnection(Generic[C]):
         self._connection.tick(now)
         if now - self._looked >= _LOOK_S:
             self._looked = now
-            self._look(now)
+            self._check_limits(now)
 
-    def _look(self, now: float) -> None:
+    def _check_limits(self, now: float) -> None:
         before, self._awaited = self._awaited, {}
         for call in list(self._connection.streams.values()):
             if (call.need and call.partial is None) or call.half_closed or call.finishing:
@@ -264,7 +266,7 @@ class GrpcConnection(Generic[C]):
             return
         partial = stream.partial
         if partial is None:
-            done = self._messages(stream, buffer, start, stop)
+            done = self._split_messages(stream, buffer, start, stop)
             if done < stop and not stream.finishing:
                 stream.partial = bytearray(memoryview(buffer)[done:stop])
                 stream.partials += 1
@@ -276,7 +278,7 @@ class GrpcConnection(Generic[C]):
         if length < stream.need or stream.finishing:
             return
         with memoryview(partial) as view:
-            done = self._messages(stream, view, 0, length)
+            done = self._split_messages(stream, view, 0, length)
             if done and not stream.finishing:
                 self._held -= done
                 stream.partial = bytearray(view[done:]) if done < length else None
@@ -294,7 +296,7 @@ class GrpcConnection(Generic[C]):
         self._release(stream)
         self._events.append(Cut(stream))
 
-    def _messages(self, call: C, buffer: bytes | memoryview, start: int, stop: int) -> int:
+    def _split_messages(self, call: C, buffer: bytes | memoryview, start: int, stop: int) -> int:
         """Tell every whole message. Returns where the first unfinished one starts, and notes how long it must grow."""
         need = _PREFIX_BYTES
         unpack = _PREFIX.unpack_from
@@ -330,7 +332,7 @@ class GrpcConnection(Generic[C]):
         self._events.append(Cut(call))
 
 
-def _status_block(status: int, detail: str, *, begun: bool) -> bytes:
+def _make_status_block(status: int, detail: str, *, begun: bool) -> bytes:
     """The block that ends a call: trailers, or headers and trailers in one when nothing was sent before."""
     fields = [(b"grpc-status", b"%d" % status)]
     if detail:

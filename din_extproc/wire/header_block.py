@@ -172,7 +172,7 @@ class BlockReader(Generic[H]):
 
 def literal(name: bytes, value: bytes) -> bytes:
     """One field as a literal without indexing (RFC 7541 section 6.2.2)."""
-    return b"\x00" + _string(name) + _string(value)
+    return b"\x00" + _encode_string(name) + _encode_string(value)
 
 
 def response_block(fields: Iterable[tuple[bytes, bytes]], status: int = 200) -> bytes:
@@ -181,5 +181,5 @@ def response_block(fields: Iterable[tuple[bytes, bytes]], status: int = 200) -> 
     return opening + b"".join(literal(name, value) for name, value in fields)
 
 
-def _string(text: bytes) -> bytes:
+def _encode_string(text: bytes) -> bytes:
     return bytes(encode_integer(len(text), 7)) + text

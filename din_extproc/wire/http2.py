@@ -58,7 +58,7 @@ class H2Connection(Generic[H, S]):
         self._allow = Allowances(now)
         self.streams: dict[int, S] = {}
         """The open streams by id."""
-        self.outbox: Outbox[S] = Outbox(self._answered, limits.max_unsent_bytes_per_stream, limits.max_unsent_bytes)
+        self.outbox: Outbox[S] = Outbox(self._on_answered, limits.max_unsent_bytes_per_stream, limits.max_unsent_bytes)
         self._framer = Framer(limits.max_header_bytes)
         self._settled = self._acknowledged = self._draining = False
         self._half_window = limits.connection_window // 2
@@ -107,13 +107,13 @@ class H2Connection(Generic[H, S]):
         try:
             for kind, flags, stream_id, buffer, start, stop in self._framer.feed(data):
                 if kind == frames.DATA and self._settled:
-                    self._data(stream_id, flags, buffer, start, stop)
+                    self._on_data(stream_id, flags, buffer, start, stop)
                 else:
                     self._on_other_frame(kind, flags, stream_id, buffer[start:stop])
         except GoAwayError as fault:
             self._end(fault)
 
-    def _data(self, stream_id: int, flags: int, data: bytes, start: int, stop: int) -> None:
+    def _on_data(self, stream_id: int, flags: int, data: bytes, start: int, stop: int) -> None:
         # Credit is given back before either window is used up, so neither can be overrun: what is held is bounded by what is above.
         length = stop - start
         self._received += length
@@ -136,7 +136,7 @@ class H2Connection(Generic[H, S]):
         if stream.expected is not None:
             stream.expected -= stop - start
             if stream.expected < 0 or (ended and stream.expected):
-                self._break(stream_id, ErrorCode.PROTOCOL_ERROR)
+                self._reset_stream(stream_id, ErrorCode.PROTOCOL_ERROR)
                 return
         if ended:
             stream.half_closed = True
@@ -152,46 +152,46 @@ class H2Connection(Generic[H, S]):
         """A frame on a stream that takes none (any more)."""
         if self._is_idle(stream_id):
             raise GoAwayError(ErrorCode.PROTOCOL_ERROR, f"{kind} on a stream that was never opened")
-        if stream_id > self._refuse_above or self._gone_by_us(stream_id):
+        if stream_id > self._refuse_above or self._is_gone_by_us(stream_id):
             return
-        self._break(stream_id, ErrorCode.STREAM_CLOSED)
+        self._reset_stream(stream_id, ErrorCode.STREAM_CLOSED)
 
     def _on_other_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if not self._settled and (kind != frames.SETTINGS or flags & frames.ACK):
             raise GoAwayError(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
         match kind:
             case frames.HEADERS:
-                self._headers(flags, stream_id, payload)
+                self._on_headers(flags, stream_id, payload)
             case frames.RST_STREAM:
-                self._rst_stream(stream_id, payload)
+                self._on_rst_stream(stream_id, payload)
             case frames.WINDOW_UPDATE:
-                self._window_update(stream_id, payload)
+                self._on_window_update(stream_id, payload)
             case frames.SETTINGS:
-                self._settings(flags, stream_id, payload)
+                self._on_settings(flags, stream_id, payload)
             case frames.PING:
-                self._ping(flags, stream_id, payload)
+                self._on_ping(flags, stream_id, payload)
             case frames.GOAWAY:
                 _require(stream_id == 0, "GOAWAY on a stream")
                 _require(len(payload) >= 2 * frames.WORD.size, "GOAWAY too short", ErrorCode.FRAME_SIZE_ERROR)
                 self._allow.strangers.take(self._now)
             case frames.PRIORITY:
-                self._priority(stream_id, payload)
+                self._on_priority(stream_id, payload)
             case frames.PUSH_PROMISE:
                 raise GoAwayError(ErrorCode.PROTOCOL_ERROR, "a client can't push")
             case _:
                 self._allow.strangers.take(self._now)
 
-    def _headers(self, flags: int, stream_id: int, block: bytes) -> None:
+    def _on_headers(self, flags: int, stream_id: int, block: bytes) -> None:
         _require(stream_id % 2 == 1, "HEADERS on a stream that a client can't open")
         stream = self.streams.get(stream_id)
         if stream is not None:
-            self._trailers(stream, flags, block)
+            self._on_trailers(stream, flags, block)
         elif self._last_id < stream_id <= self._refuse_above:
             self._open(flags, stream_id, block)
         else:
             # Decoded all the same: the peer's HPACK table may depend on it.
             self._blocks.fields(block)
-            by_us = self._gone_by_us(stream_id)
+            by_us = self._is_gone_by_us(stream_id)
             if not by_us and stream_id <= self._refuse_above:
                 code = ErrorCode.PROTOCOL_ERROR if by_us is None else ErrorCode.STREAM_CLOSED
                 raise GoAwayError(code, "HEADERS on a stream that is closed")
@@ -201,15 +201,15 @@ class H2Connection(Generic[H, S]):
         try:
             request: RequestBlock[H] = self._blocks.request(block)
         except MalformedError:
-            self._break(stream_id, ErrorCode.PROTOCOL_ERROR)
+            self._reset_stream(stream_id, ErrorCode.PROTOCOL_ERROR)
             return
         ended = bool(flags & frames.END_STREAM)
         if len(self.streams) >= self._limits.max_streams:
             # Before it has seen our SETTINGS, a peer can't know how many streams it may open.
-            self._break(stream_id, ErrorCode.REFUSED_STREAM, blame=self._acknowledged)
+            self._reset_stream(stream_id, ErrorCode.REFUSED_STREAM, blame=self._acknowledged)
             return
         if ended and request.content_length:
-            self._break(stream_id, ErrorCode.PROTOCOL_ERROR)
+            self._reset_stream(stream_id, ErrorCode.PROTOCOL_ERROR)
             return
         stream = self._receiver.stream(stream_id, self.outbox.initial_window, request.meaning, self._now)
         stream.expected = request.content_length
@@ -219,23 +219,23 @@ class H2Connection(Generic[H, S]):
         if ended:
             self._close_half(stream)
 
-    def _trailers(self, stream: S, flags: int, block: bytes) -> None:
+    def _on_trailers(self, stream: S, flags: int, block: bytes) -> None:
         fields = self._blocks.fields(block)
         if stream.half_closed:
-            self._break(stream.id, ErrorCode.STREAM_CLOSED)
+            self._reset_stream(stream.id, ErrorCode.STREAM_CLOSED)
             return
         try:
             check_trailers(fields)
         except MalformedError:
-            self._break(stream.id, ErrorCode.PROTOCOL_ERROR)
+            self._reset_stream(stream.id, ErrorCode.PROTOCOL_ERROR)
             return
         if not flags & frames.END_STREAM or stream.expected:
-            self._break(stream.id, ErrorCode.PROTOCOL_ERROR)
+            self._reset_stream(stream.id, ErrorCode.PROTOCOL_ERROR)
             return
         stream.half_closed = True
         self._close_half(stream)
 
-    def _rst_stream(self, stream_id: int, payload: bytes) -> None:
+    def _on_rst_stream(self, stream_id: int, payload: bytes) -> None:
         _require(len(payload) == frames.WORD.size, "RST_STREAM of a wrong size", ErrorCode.FRAME_SIZE_ERROR)
         stream = self.streams.get(stream_id)
         if stream is None:
@@ -246,7 +246,7 @@ class H2Connection(Generic[H, S]):
         self._forget(stream_id, by_us=False)
         self._receiver.cut(stream)
 
-    def _window_update(self, stream_id: int, payload: bytes) -> None:
+    def _on_window_update(self, stream_id: int, payload: bytes) -> None:
         _require(len(payload) == frames.WORD.size, "WINDOW_UPDATE of a wrong size", ErrorCode.FRAME_SIZE_ERROR)
         if self.outbox.earned:
             self._allow.window_updates.earn(self.outbox.earned)
@@ -261,11 +261,11 @@ class H2Connection(Generic[H, S]):
         if stream is None:
             _require(not self._is_idle(stream_id), "WINDOW_UPDATE on a stream that was never opened")
         elif increment == 0:
-            self._break(stream_id, ErrorCode.PROTOCOL_ERROR)
+            self._reset_stream(stream_id, ErrorCode.PROTOCOL_ERROR)
         elif not self.outbox.widen_stream(stream, increment):
-            self._break(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
+            self._reset_stream(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
 
-    def _settings(self, flags: int, stream_id: int, payload: bytes) -> None:
+    def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         _require(stream_id == 0, "SETTINGS on a stream")
         if flags & frames.ACK:
             _require(not payload, "SETTINGS acknowledgement with a payload", ErrorCode.FRAME_SIZE_ERROR)
@@ -281,7 +281,7 @@ class H2Connection(Generic[H, S]):
         self.outbox.control(frames.frame(frames.SETTINGS, frames.ACK, 0))
         self.outbox.configure(payload, self.streams.values())
 
-    def _ping(self, flags: int, stream_id: int, payload: bytes) -> None:
+    def _on_ping(self, flags: int, stream_id: int, payload: bytes) -> None:
         _require(stream_id == 0, "PING on a stream")
         _require(len(payload) == len(_DRAIN_PING), "PING of a wrong size", ErrorCode.FRAME_SIZE_ERROR)
         self._allow.pings.take(self._now)
@@ -290,13 +290,13 @@ class H2Connection(Generic[H, S]):
         elif payload == _DRAIN_PING and self._draining:
             self._refuse_later()
 
-    def _priority(self, stream_id: int, payload: bytes) -> None:
+    def _on_priority(self, stream_id: int, payload: bytes) -> None:
         _require(stream_id != 0, "PRIORITY on stream 0")
         self._allow.strangers.take(self._now)
         if len(payload) != _PRIORITY_BYTES:
-            self._break(stream_id, ErrorCode.FRAME_SIZE_ERROR)
+            self._reset_stream(stream_id, ErrorCode.FRAME_SIZE_ERROR)
         elif frames.WORD.unpack_from(payload)[0] & frames.LARGEST_STREAM_ID == stream_id:
-            self._break(stream_id, ErrorCode.PROTOCOL_ERROR)
+            self._reset_stream(stream_id, ErrorCode.PROTOCOL_ERROR)
 
     def finish(self, stream: S, block: bytes) -> None:
         """End the answer by a last header block. A peer that is still sending gets a reset."""
@@ -306,14 +306,14 @@ class H2Connection(Generic[H, S]):
     def reset(self, stream: S, code: ErrorCode) -> None:
         """Give up a stream, both halves."""
         if self.streams.get(stream.id) is stream:
-            self._break(stream.id, code, blame=False)
+            self._reset_stream(stream.id, code, blame=False)
 
-    def _answered(self, stream: S) -> None:
+    def _on_answered(self, stream: S) -> None:
         if not stream.half_closed:
             self.outbox.control(frames.rst_stream(stream.id, ErrorCode.NO_ERROR))
         self._forget(stream.id, by_us=not stream.half_closed)
 
-    def _break(self, stream_id: int, code: ErrorCode, *, blame: bool = True) -> None:
+    def _reset_stream(self, stream_id: int, code: ErrorCode, *, blame: bool = True) -> None:
         """A stream error. `blame`: the peer provoked it, and may do so only so often."""
         self.outbox.control(frames.rst_stream(stream_id, code))
         stream = self.streams.get(stream_id)
@@ -333,7 +333,7 @@ class H2Connection(Generic[H, S]):
             self._gone_before, self._gone = self._gone, {}
         self._gone[stream_id] = by_us
 
-    def _gone_by_us(self, stream_id: int) -> bool | None:
+    def _is_gone_by_us(self, stream_id: int) -> bool | None:
         """Whether a closed stream was cut by us, so that late frames are to be expected. None: no stream that is remembered."""
         return self._gone.get(stream_id, self._gone_before.get(stream_id))
 

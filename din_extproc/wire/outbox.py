@@ -88,7 +88,7 @@ class Outbox(Generic[S]):
     def headers(self, stream: S, block: bytes) -> None:
         """Begin the answer."""
         stream.begun = True
-        self._block(stream.id, block, frames.END_HEADERS)
+        self._put_block(stream.id, block, frames.END_HEADERS)
 
     def data(self, stream: S, data: bytes) -> bool:
         """Send a piece of the answer's body. False: too much waits already, and this piece was dropped."""
@@ -108,7 +108,7 @@ class Outbox(Generic[S]):
         stream.queue.append(memoryview(data))
         stream.queued += cost
         self._queued += cost
-        self._wake(stream)
+        self._wake_stream(stream)
         return True
 
     def finish(self, stream: S, block: bytes) -> None:
@@ -116,7 +116,7 @@ class Outbox(Generic[S]):
         stream.finishing = True
         stream.end_block = block
         if stream.queue is None:
-            self._end(stream)
+            self._end_stream(stream)
 
     def drop(self, stream: S) -> None:
         """Forget what waits: the stream is gone."""
@@ -132,12 +132,12 @@ class Outbox(Generic[S]):
     def resume(self) -> None:
         """The socket takes bytes again."""
         self._writable = True
-        self._pump()
+        self._send_queued()
 
     def widen(self, increment: int) -> bool:
         """The peer opens the connection's window. False: past what is allowed."""
         self._window += increment
-        self._pump()
+        self._send_queued()
         return self._window <= frames.LARGEST_WINDOW
 
     def widen_stream(self, stream: S, increment: int) -> bool:
@@ -146,7 +146,7 @@ class Outbox(Generic[S]):
         if stream.window > frames.LARGEST_WINDOW:
             return False
         if stream.queue is not None:
-            self._wake(stream)
+            self._wake_stream(stream)
         return True
 
     def configure(self, payload: bytes, streams: Iterable[S]) -> None:
@@ -175,23 +175,23 @@ class Outbox(Generic[S]):
             if not self.widen_stream(stream, difference):
                 raise GoAwayError(ErrorCode.FLOW_CONTROL_ERROR, "initial window overflows a stream's window")
 
-    def _block(self, stream_id: int, block: bytes, flags: int) -> None:
+    def _put_block(self, stream_id: int, block: bytes, flags: int) -> None:
         if self._opening:
             block, self._opening = self._opening + block, b""
         self._out.append(frames.HEADER.pack(len(block) << 8 | frames.HEADERS, flags, stream_id))
         self._out.append(block)
 
-    def _end(self, stream: S) -> None:
+    def _end_stream(self, stream: S) -> None:
         assert stream.end_block is not None  # noqa: S101 - only called after `finish`
-        self._block(stream.id, stream.end_block, frames.END_HEADERS | frames.END_STREAM)
+        self._put_block(stream.id, stream.end_block, frames.END_HEADERS | frames.END_STREAM)
         self._ended(stream)
 
-    def _wake(self, stream: S) -> None:
+    def _wake_stream(self, stream: S) -> None:
         if stream.window > 0:
             self._ready[stream.id] = stream
-            self._pump()
+            self._send_queued()
 
-    def _pump(self) -> None:
+    def _send_queued(self) -> None:
         """Send for the streams that have both bytes and a window, in turns, until the connection's window or the socket ends it."""
         ready = self._ready
         while ready and self._window > 0 and self._writable:
@@ -202,7 +202,7 @@ class Outbox(Generic[S]):
             elif not stream.queue:
                 stream.queue = None
                 if stream.end_block is not None:
-                    self._end(stream)
+                    self._end_stream(stream)
 
     def _send_waiting(self, stream: S) -> None:
         queue = stream.queue

@@ -22,7 +22,7 @@ def test_an_exchange_counts_on_the_day_on_which_it_began_for_its_tenant_and_mode
         record(refusal="rate_limit_exceeded", model="", usage=Usage(0, 0)),
         record(tenant=""),
     ):
-        book.finished(each)
+        book.on_exchange(each)
     assert book.take() == {
         UsageKey("2026-12-31", "finance", "m", "k"): UsageTotals(2, 1, 0, 1, 12, 4, 2, 6, cost=1500, saved=20),
         UsageKey("2027-01-01", "finance", "m", "k"): UsageTotals(1, 0, 0, 0, 7, 3, 2, 0),

@@ -34,11 +34,11 @@ def read_log(folder: Path, replica: str, since: int = 1, progress: ShareDone = i
     Raises:
         OSError: A file is unreadable; raised also during iteration.
     """
-    head, manifest = _read(folder / make_head_name(replica)), _read(folder / make_manifest_name(replica))
-    return LogFiles(replica, head, manifest, _contents(folder, replica, since, progress), since)
+    head, manifest = _read_file(folder / make_head_name(replica)), _read_file(folder / make_manifest_name(replica))
+    return LogFiles(replica, head, manifest, _read_contents(folder, replica, since, progress), since)
 
 
-def _contents(folder: Path, replica: str, since: int, progress: ShareDone) -> Iterator[tuple[int, bytes]]:
+def _read_contents(folder: Path, replica: str, since: int, progress: ShareDone) -> Iterator[tuple[int, bytes]]:
     numbers = segments(folder, replica)
     for at, number in enumerate(numbers):
         progress(at / len(numbers))
@@ -46,5 +46,5 @@ def _contents(folder: Path, replica: str, since: int, progress: ShareDone) -> It
             yield number, (folder / make_segment_name(replica, number)).read_bytes()
 
 
-def _read(path: Path) -> bytes | None:
+def _read_file(path: Path) -> bytes | None:
     return path.read_bytes() if path.exists() else None

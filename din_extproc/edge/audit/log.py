@@ -147,9 +147,9 @@ class AuditLog:
                 await self._sign()
                 error = await loop.run_in_executor(None, self._write)
                 if error is not None:
-                    self._fail(error)
+                    self._on_failure(error)
                     return
-                self._succeed()
+                self._on_success()
             if self._options.fsync == "interval" and self._file is not None and not self._file.synced:
                 await loop.run_in_executor(None, self._sync)
 
@@ -215,7 +215,7 @@ class AuditLog:
     def _is_full(self, file: "_File") -> bool:
         return file.size >= self._options.rotate_bytes or SystemClock.wall() - file.opened_at >= self._options.rotate_s
 
-    def _fail(self, error: OSError) -> None:
+    def _on_failure(self, error: OSError) -> None:
         if not self.failing:
             self.failing = str(error)
             _log.error("the audit log can't be written, policy %s: %s", self._options.on_full, error)
@@ -228,7 +228,7 @@ class AuditLog:
             self._lost += lost
             self.dropped += lost
 
-    def _succeed(self) -> None:
+    def _on_success(self) -> None:
         self._lost -= self._said
         self._said = 0
         if self.failing:

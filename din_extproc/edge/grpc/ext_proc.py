@@ -66,7 +66,7 @@ class ExtProcStream(VerdictCall[RequestHandler]):
             self._abort(INVALID_ARGUMENT, str(error))
             return
         except Exception as error:  # noqa: BLE001 - the guard of every treatment: Envoy passes the answer on when we fail
-            instead = self._instead(error)
+            instead = self._replace_response(error)
             if instead is None:
                 self._abort(INTERNAL, f"the answer could not be treated: {type(error).__name__}")
                 return
@@ -93,7 +93,7 @@ class ExtProcStream(VerdictCall[RequestHandler]):
         super()._close()
         self._handler.ended()
 
-    def _instead(self, error: Exception) -> bytes | None:
+    def _replace_response(self, error: Exception) -> bytes | None:
         try:
             return self._exchange.instead(self._handler.on_response_failure(error))
         except Exception:  # noqa: BLE001 - the last guard: the answer goes on as it is

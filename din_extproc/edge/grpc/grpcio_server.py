@@ -55,7 +55,7 @@ class GrpcioServer:
                 # On the wire every kind of method is a stream of messages each way: one handler fits all.
                 grpc.method_handlers_generic_handler(
                     service.name,
-                    {name: grpc.stream_stream_rpc_method_handler(_handler(opener)) for name, opener in service.methods().items()},
+                    {name: grpc.stream_stream_rpc_method_handler(_make_handler(opener)) for name, opener in service.methods().items()},
                 )
                 for service in services
             ]
@@ -74,7 +74,7 @@ class GrpcioServer:
                 if isinstance(address, str):
                     ports.append(self._server.add_insecure_port(address))
                 else:
-                    ports.append(self._server.add_secure_port(address.address, _credentials(address.files)))
+                    ports.append(self._server.add_secure_port(address.address, _make_credentials(address.files)))
             except RuntimeError as error:
                 raise OSError(f"can't listen on {address}") from error
         await self._server.start()
@@ -90,7 +90,7 @@ class GrpcioServer:
         await stopping
 
 
-def _credentials(files: ServerFiles) -> grpc.ServerCredentials:
+def _make_credentials(files: ServerFiles) -> grpc.ServerCredentials:
     """Like `server_context`: each handshake uses what the files hold then."""
 
     def make() -> grpc.ServerCertificateConfiguration:
@@ -102,14 +102,14 @@ def _credentials(files: ServerFiles) -> grpc.ServerCredentials:
     return grpc.dynamic_ssl_server_credentials(current.now(), current.now, require_client_authentication=files.client_ca is not None)
 
 
-def _names(peer: Mapping[str, Sequence[bytes]]) -> frozenset[str]:
+def _read_names(peer: Mapping[str, Sequence[bytes]]) -> frozenset[str]:
     """The names in the client's certificate, as grpcio tells them: as `names_of` does."""
     names = [*peer.get("x509_common_name", ()), *peer.get("peer_dns", ())]
     names += [urlsplit(uri).path.rpartition(b"/")[2] for uri in peer.get("peer_uri", ())]
     return frozenset(name.decode() for name in names if name)
 
 
-def _handler(open_call: OpenCall) -> Any:
+def _make_handler(open_call: OpenCall) -> Any:
     """What grpcio calls for each call of the method."""
 
     async def serve(_requests: Any, context: Any) -> None:
@@ -118,7 +118,7 @@ def _handler(open_call: OpenCall) -> Any:
         A client that goes away looks, for a moment, like one that has said all: grpcio does not tell them apart in time.
         """
         said = dict(context.invocation_metadata() or ())
-        call = _GrpcioServerCall(str(said.get("authorization", "")), _names(context.auth_context()))
+        call = _GrpcioServerCall(str(said.get("authorization", "")), _read_names(context.auth_context()))
         handler = open_call(call)
 
         async def read() -> None:

@@ -93,12 +93,12 @@ class H2Server:
             connection.drain()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(latest):
-                await self._until(lambda connection: connection.grpc.warned)
+                await self._wait_until(lambda connection: connection.grpc.warned)
                 for service in self._services:
                     await service.drain()
-                await self._until(lambda connection: connection.grpc.over)
+                await self._wait_until(lambda connection: connection.grpc.over)
                 async with asyncio.timeout(_GOODBYE_S):
-                    await self._until(lambda _: False)
+                    await self._wait_until(lambda _: False)
         for connection in list(self.connections):
             connection.abort()
         if self._ticking is not None:
@@ -121,7 +121,7 @@ class H2Server:
         self._servers.append(listening)
         return bound
 
-    async def _until(self, done: Callable[["_ServerProtocol"], bool]) -> None:
+    async def _wait_until(self, done: Callable[["_ServerProtocol"], bool]) -> None:
         """Wait until every connection is `done` or gone."""
         while not all(done(connection) for connection in self.connections):  # noqa: ASYNC110 - only at the end of a server's life
             await asyncio.sleep(_POLL_S)

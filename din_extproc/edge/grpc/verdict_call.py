@@ -82,18 +82,18 @@ class VerdictCall(ABC, Generic[H]):
         """
 
     def _decide(self, head: RequestHead, body: bytes) -> None:
-        self._deciding = InlineTask(self._handler.decide(head, body), self._decided, self._failed)
+        self._deciding = InlineTask(self._handler.decide(head, body), self._on_verdict, self._on_failure)
 
-    def _decided(self, verdict: Verdict) -> None:
+    def _on_verdict(self, verdict: Verdict) -> None:
         if self._over:
             return
         self._deciding = None
         try:
             self._send(verdict)
         except ValueError as error:
-            self._failed(error)
+            self._on_failure(error)
 
-    def _failed(self, error: BaseException) -> None:
+    def _on_failure(self, error: BaseException) -> None:
         if self._over:
             return
         try:

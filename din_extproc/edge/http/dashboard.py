@@ -54,24 +54,24 @@ class DashboardPages:
     @property
     def routes(self) -> list[web.RouteDef]:
         """Return the routes for the admin port."""
-        pages = [web.get(path, self._file) for path in _FILES]
-        return [*pages, web.get("/dashboard/data", self._data), web.get(EVENTS, self._events)]
+        pages = [web.get(path, self._serve_file) for path in _FILES]
+        return [*pages, web.get("/dashboard/data", self._serve_data), web.get(EVENTS, self._stream_events)]
 
     def close(self) -> None:
         """End all event streams."""
         self._closing.set()
 
     @staticmethod
-    async def _file(request: web.Request) -> web.Response:
+    async def _serve_file(request: web.Request) -> web.Response:
         name, media = _FILES[request.path]
         return web.Response(body=_FOLDER.joinpath(name).read_bytes(), content_type=media, charset="utf-8", headers=_SAFE)
 
-    async def _data(self, request: web.Request) -> web.Response:
+    async def _serve_data(self, request: web.Request) -> web.Response:
         if self.owner(request.headers.get("authorization", "")) is None:
             return refuse_form("gateway.dashboard")
         return web.Response(body=_encode(await self._get_data()), content_type="application/json", headers=_SAFE)
 
-    async def _events(self, request: web.Request) -> web.StreamResponse:
+    async def _stream_events(self, request: web.Request) -> web.StreamResponse:
         """Send server-sent events: `board` with all data, then `change` every two seconds."""
         if self.owner(request.headers.get("authorization", "")) is None:
             return refuse_form("gateway.dashboard")

@@ -56,7 +56,7 @@ class RegistryHttp:
         self._auth = auth
         routes = [
             web.post("/v1/nodes", _answer_errors(self._register)),
-            web.get("/v1/nodes", _answer_errors(self._show)),
+            web.get("/v1/nodes", _answer_errors(self._list_nodes)),
             web.post("/v1/nodes/{id}/heartbeat", _answer_errors(self._heartbeat)),
             web.post("/v1/nodes/{id}/drain", _answer_errors(self._drain)),
             web.delete("/v1/nodes/{id}", _answer_errors(self._deregister)),
@@ -97,7 +97,7 @@ class RegistryHttp:
         outcome = await self._auth.registrar.deregister(request.match_info["id"], form.reason, form.lease)
         return {} if outcome is None else to_registry_error(outcome)
 
-    async def _show(self, request: web.Request) -> object:
+    async def _list_nodes(self, request: web.Request) -> object:
         stopped = self._find_denial(request)
         if stopped is not None:
             return stopped

@@ -16,11 +16,11 @@ _KIB = 1 << 10
 async def free_memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
     """Return the free bytes of all accelerators."""
     tool = shutil.which("nvidia-smi")
-    free = None if tool is None else await _accelerators(tool)
-    return _machine(meminfo) if free is None else free
+    free = None if tool is None else await _read_accelerators(tool)
+    return _read_machine(meminfo) if free is None else free
 
 
-async def _accelerators(tool: str) -> int | None:
+async def _read_accelerators(tool: str) -> int | None:
     """Return the free bytes; None if the tool fails, hangs or prints something else."""
     quiet = asyncio.subprocess.DEVNULL
     try:
@@ -39,7 +39,7 @@ async def _accelerators(tool: str) -> int | None:
             await process.wait()
 
 
-def _machine(meminfo: Path) -> int | None:
+def _read_machine(meminfo: Path) -> int | None:
     try:
         for line in meminfo.read_text().splitlines():
             name, _, rest = line.partition(":")

@@ -62,11 +62,11 @@ def parse_redis_url(url: str) -> Address:
         db=int(options.get("db", 0)),
         username=options.get("username") or "",
         password=options.get("password") or "",
-        tls=_tls(options) if secure else None,
+        tls=_make_tls(options) if secure else None,
     )
 
 
-def _tls(options: Mapping[str, Any]) -> ssl.SSLContext:
+def _make_tls(options: Mapping[str, Any]) -> ssl.SSLContext:
     check = options.get("ssl_cert_reqs", "required")
     if check not in _CERTIFICATE_CHECKS:
         raise ValueError(f"ssl_cert_reqs is one of {', '.join(_CERTIFICATE_CHECKS)}")

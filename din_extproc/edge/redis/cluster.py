@@ -78,14 +78,14 @@ class ClusterLinks:
     def call(self, *command: Argument) -> asyncio.Future[Any]:
         """Send a command whose second word is its key. Raise as `Link.call` does."""
         key = command[1]
-        return self._owner(key if isinstance(key, bytes) else str(key).encode()).call(*command)
+        return self._find_owner(key if isinstance(key, bytes) else str(key).encode()).call(*command)
 
     def run(self, script: LuaScript, count: int, tail: bytes) -> asyncio.Future[Any]:
         """Run a script on the master of its first key. Raise as `Link.run` does."""
         start = tail.index(b"\n", tail.index(b"\n", tail.index(b"\n") + 1) + 1) + 1
-        return self._owner(tail[start : tail.index(b"\r", start)]).run(script, count, tail)
+        return self._find_owner(tail[start : tail.index(b"\r", start)]).run(script, count, tail)
 
-    def _owner(self, key: bytes) -> Link:
+    def _find_owner(self, key: bytes) -> Link:
         owner = self._owners.get(key_slot(key))
         if owner is None:
             self._stale.set()
@@ -108,7 +108,7 @@ class ClusterLinks:
         link.resume(future, deadline, run, asking=kind == "ASK")
         return True
 
-    def _changed(self, state: LinkState) -> None:
+    def _on_change(self, state: LinkState) -> None:
         if not state.up:
             self._stale.set()
 
@@ -129,13 +129,13 @@ class ClusterLinks:
             except (RedisError, RedisClusterException, OSError) as error:
                 self._reason = f"no member of the cluster says who owns what: {str(error) or type(error).__name__}"
             else:
-                await self._adopt(owners)
+                await self._apply_owners(owners)
                 return
         _log.info("redis cluster: %s", self._reason)
 
-    async def _adopt(self, owners: dict[int, tuple[str, int]]) -> None:
+    async def _apply_owners(self, owners: dict[int, tuple[str, int]]) -> None:
         places = set(owners.values())
-        fresh = {place: self._link(place) for place in places - self._links.keys()}
+        fresh = {place: self._get_link(place) for place in places - self._links.keys()}
         gone = [self._links.pop(place) for place in self._links.keys() - places]
         self._links |= fresh
         await asyncio.gather(*(link.start() for link in fresh.values()))
@@ -143,18 +143,18 @@ class ClusterLinks:
         for link in gone:
             await link.close()
 
-    def _link(self, place: tuple[str, int]) -> Link:
+    def _get_link(self, place: tuple[str, int]) -> Link:
         return Link(
-            _always(self._seeds[0].with_host(*place)),
+            _make_fixed_locator(self._seeds[0].with_host(*place)),
             self._scripts,
             timeout_ms=self._timeout_ms,
             max_in_flight=self._max_in_flight,
             redirect=self._redirect,
-            on_change=self._changed,
+            on_change=self._on_change,
         )
 
 
-def _always(address: Address) -> Locate:
+def _make_fixed_locator(address: Address) -> Locate:
     async def locate() -> Address:
         return address
 

@@ -135,7 +135,7 @@ class RedisConnection(asyncio.Protocol):
         if not self._out:
             self._loop.call_soon(self._flush)
             if self._timer is None or deadline < self._due:
-                self._look_again(deadline)
+                self._schedule_check(deadline)
         self._out.append(command)
         self._pending.append((future, deadline, run))
 
@@ -202,14 +202,14 @@ class RedisConnection(asyncio.Protocol):
             return
         oldest = self._pending[0]
         if self._loop.time() < oldest[1]:
-            self._look_again(oldest[1])
+            self._schedule_check(oldest[1])
         elif self._reading or self._overdue is not oldest:
             self._overdue = oldest
-            self._look_again(self._loop.time() + _GRACE_S)
+            self._schedule_check(self._loop.time() + _GRACE_S)
         else:
             self.drop(f"no answer within {self._timeout_s * 1000:.0f} ms")
 
-    def _look_again(self, when: float) -> None:
+    def _schedule_check(self, when: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._due = when

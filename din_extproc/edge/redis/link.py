@@ -118,7 +118,7 @@ class Link:
             LimitsUnavailable: There is no connection, or too many commands are unanswered. The future raises it as well:
                 `CommandUnanswered` when the connection broke, `RedisError` when Redis replied with an error.
         """
-        connection = self._usable()
+        connection = self._get_usable()
         future: asyncio.Future[Any] = self._loop.create_future()
         packed = pack(command)
         connection.send(packed, future, self._loop.time() + self._timeout_s, CommandRetry(None, 0, packed))
@@ -129,7 +129,7 @@ class Link:
 
         A script that the server no longer knows is loaded again, transparently to the caller.
         """
-        connection = self._usable()
+        connection = self._get_usable()
         future: asyncio.Future[Any] = self._loop.create_future()
         deadline = self._loop.time() + self._timeout_s
         call = script.eval if self._sends_source else script.evalsha
@@ -142,12 +142,12 @@ class Link:
         Raises:
             LimitsUnavailable: As in `call`.
         """
-        connection = self._usable()
+        connection = self._get_usable()
         if asking:
-            connection.send(pack(("ASKING",)), self._unwatched(), deadline)
+            connection.send(pack(("ASKING",)), self._watch_nothing(), deadline)
         self._send_again(connection, future, deadline, run)
 
-    def _usable(self) -> RedisConnection:
+    def _get_usable(self) -> RedisConnection:
         connection = self._connection
         if connection is None:
             raise LimitsUnavailable(self.state.reason)
@@ -155,13 +155,13 @@ class Link:
             raise LimitsUnavailable(f"{self._max_in_flight} commands are unanswered")
         return connection
 
-    def _unwatched(self) -> asyncio.Future[Any]:
+    def _watch_nothing(self) -> asyncio.Future[Any]:
         """Return a future whose exception may stay unretrieved."""
         future: asyncio.Future[Any] = self._loop.create_future()
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         return future
 
-    def _answered_with_error(self, connection: RedisConnection, error: str, sent: Sent) -> None:
+    def _on_error_reply(self, connection: RedisConnection, error: str, sent: Sent) -> None:
         future, deadline, run = sent
         kind = error.partition(" ")[0]
         if run is not None and run.attempt < _ATTEMPTS:
@@ -188,7 +188,7 @@ class Link:
             return
         if script not in self._reloading:
             self._reloading.add(script)
-            loaded = self._unwatched()
+            loaded = self._watch_nothing()
             loaded.add_done_callback(lambda _: self._reloading.discard(script))
             connection.send(pack(("SCRIPT", "LOAD", script.source)), loaded, deadline)
         self._send_again(connection, future, deadline, run)
@@ -215,11 +215,11 @@ class Link:
             try:
                 await self._connect()
             except TimeoutError:
-                self._went_down(f"no connection to {self._at} within {_CONNECT_S:.0f} s")
+                self._on_down(f"no connection to {self._at} within {_CONNECT_S:.0f} s")
             except OSError as error:
-                self._went_down(f"no connection to {self._at}: {error}")
+                self._on_down(f"no connection to {self._at}: {error}")
             except LimitsUnavailable as error:
-                self._went_down(str(error))
+                self._on_down(str(error))
             else:
                 await self._lost.wait()
             if self._loop.time() - began > 2 * _LONGEST_PAUSE_S:
@@ -234,7 +234,7 @@ class Link:
             self._at = str(address)
 
             def protocol() -> RedisConnection:
-                return RedisConnection(self._loop, self._timeout_s, self._answered_with_error, self._disconnected)
+                return RedisConnection(self._loop, self._timeout_s, self._on_error_reply, self._on_disconnected)
 
             if address.path:
                 _, connection = await self._loop.create_unix_connection(protocol, address.path, ssl=address.tls)
@@ -246,7 +246,7 @@ class Link:
                 connection.drop("the greeting failed")
                 raise
         self._connection = connection
-        self._change(LinkState(up=True, since=time.time(), reason="", address=str(address), warning=self.state.warning))
+        self._set_state(LinkState(up=True, since=time.time(), reason="", address=str(address), warning=self.state.warning))
 
     async def _greet(self, connection: RedisConnection, address: Address) -> None:
         commands: list[tuple[Argument, ...]] = []
@@ -255,17 +255,17 @@ class Link:
         if address.db:
             commands.append(("SELECT", address.db))
         commands.append(("PING",))
-        await self._ask(connection, *map(pack, commands))
+        await self._check_server(connection, *map(pack, commands))
         self._sends_source, self.state = False, replace(self.state, warning="")
         try:
-            await self._ask(connection, *(pack((b"SCRIPT", b"LOAD", script.source)) for script in self._scripts))
+            await self._check_server(connection, *(pack((b"SCRIPT", b"LOAD", script.source)) for script in self._scripts))
         except RedisError as error:
             if not _NOT_ALLOWED.match(str(error)):
                 raise
-            await self._ask(connection, _NO_WORK.eval(*bulks(0)))
+            await self._check_server(connection, _NO_WORK.eval(*bulks(0)))
             self._send_source(str(error))
 
-    async def _ask(self, connection: RedisConnection, *commands: bytes) -> None:
+    async def _check_server(self, connection: RedisConnection, *commands: bytes) -> None:
         """Send the commands and wait for all replies.
 
         Raises:
@@ -279,18 +279,18 @@ class Link:
             if isinstance(answered, BaseException):
                 raise answered
 
-    def _disconnected(self, connection: RedisConnection, reason: str) -> None:
+    def _on_disconnected(self, connection: RedisConnection, reason: str) -> None:
         if self._connection is connection:
             self._connection = None
-            self._went_down(reason)
+            self._on_down(reason)
         self._lost.set()
 
-    def _went_down(self, reason: str) -> None:
+    def _on_down(self, reason: str) -> None:
         never_up = not self.state.address
         if self.state.up or (never_up and reason != self.state.reason):
-            self._change(LinkState(up=False, since=time.time(), reason=reason, address=self.state.address))
+            self._set_state(LinkState(up=False, since=time.time(), reason=reason, address=self.state.address))
 
-    def _change(self, state: LinkState) -> None:
+    def _set_state(self, state: LinkState) -> None:
         level = logging.WARNING if self.state.address else logging.INFO  # the caller of `start` logs the first state
         self.state = state
         if state.up:

@@ -98,11 +98,11 @@ class NodeStore:
             LimitsUnavailable: Redis is unreachable.
         """
         packed = row.address_and_model.encode() + b"\n" + _ENCODER.encode(replace(row, revision=0))
-        return await self._put(row.id, row.revision, packed, lasts_ms)
+        return await self._put_row(row.id, row.revision, packed, lasts_ms)
 
     async def remove(self, row: NodeRecord) -> RowWritten | RowConflict | PlaceTaken:
         """Remove the row. Raise as `put` does."""
-        return await self._put(row.id, row.revision, b"", 0)
+        return await self._put_row(row.id, row.revision, b"", 0)
 
     async def sweep(self, forget_ms: int) -> None:
         """Mark silent nodes dead and remove nodes that died `forget_ms` ago. Raise as `put` does."""
@@ -116,7 +116,7 @@ class NodeStore:
         found = tuple(_parse_changes(flat))
         return Changes(now=now / 1000, era=int(era), revision=int(revision), found=found, last=len(found) < _PAGE)
 
-    async def _put(self, node_id: str, seen: int, packed: bytes, lasts_ms: int) -> RowWritten | RowConflict | PlaceTaken:
+    async def _put_row(self, node_id: str, seen: int, packed: bytes, lasts_ms: int) -> RowWritten | RowConflict | PlaceTaken:
         count, tail = bulks(self.channel, node_id, seen, packed, lasts_ms)
         verdict, revision, _, *rest = await self._runner.run(PUT, self._count + count, self._keys + tail)
         if verdict == 1:

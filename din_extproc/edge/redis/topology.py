@@ -29,7 +29,7 @@ def make_carrier(url: str, scripts: tuple[LuaScript, ...], *, timeout_ms: int, m
         ValueError: the URL can't be read.
     """
     if urlsplit(url).scheme == "redis+cluster":
-        return ClusterLinks(_seeds(url), scripts, timeout_ms=timeout_ms, max_in_flight=max_in_flight)
+        return ClusterLinks(_list_seeds(url), scripts, timeout_ms=timeout_ms, max_in_flight=max_in_flight)
     return Link(make_locator(url), scripts, timeout_ms=timeout_ms, max_in_flight=max_in_flight)
 
 
@@ -42,7 +42,7 @@ def make_locator(url: str) -> Locate:
     scheme = urlsplit(url).scheme
     if scheme == "redis+sentinel":
         return make_master_locator(url)
-    addresses = cycle(_seeds(url) if scheme == "redis+cluster" else (parse_redis_url(url),))
+    addresses = cycle(_list_seeds(url) if scheme == "redis+cluster" else (parse_redis_url(url),))
 
     async def locate() -> Address:
         return next(addresses)
@@ -50,7 +50,7 @@ def make_locator(url: str) -> Locate:
     return locate
 
 
-def _seeds(url: str) -> tuple[Address, ...]:
+def _list_seeds(url: str) -> tuple[Address, ...]:
     login, _, hosts = urlsplit(url).netloc.rpartition("@")
     username, _, password = login.partition(":")
     if not hosts:

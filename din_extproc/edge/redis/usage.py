@@ -67,14 +67,14 @@ class UsageStore:
     async def read_day(self, day: str) -> dict[UsageKey, UsageTotals]:
         """Return the usage of one day, read page by page."""
         found: dict[UsageKey, UsageTotals] = {}
-        async for name, amount in self._fields(day):
+        async for name, amount in self._read_fields(day):
             tenant, model, *rest, field = name.decode().split("\t")
             if field in _FIELDS:
                 used = found.setdefault(UsageKey(day, tenant, model, *rest), UsageTotals())
                 setattr(used, field, int(amount))
         return found
 
-    async def _fields(self, day: str) -> AsyncIterator[tuple[bytes, bytes]]:
+    async def _read_fields(self, day: str) -> AsyncIterator[tuple[bytes, bytes]]:
         seen: dict[bytes, bytes] = {}
         cursor: Any = 0
         while True:

@@ -112,23 +112,23 @@ class Registrar:
         if isinstance(row, RegistryDenial) and row.kind is DenialReason.IMPOSSIBLE:
             reason = row.reason
             await self._write_row(
-                node_id, lambda before, _: _known(before, lease, lambda known: reject_heartbeat(known, reason, self.get_now()))
+                node_id, lambda before, _: _require_lease(before, lease, lambda known: reject_heartbeat(known, reason, self.get_now()))
             )
         return row
 
     async def drain(self, node_id: str, reason: str, lease: str = "") -> NodeRecord | RegistryDenial:
         """Drain the node. `lease` "": the current lease."""
-        return await self._write_row(node_id, lambda before, _: _known(before, lease, lambda known: record_drain(known, reason)))
+        return await self._write_row(node_id, lambda before, _: _require_lease(before, lease, lambda known: record_drain(known, reason)))
 
     async def release_node(self, node_id: str, operator: str) -> None:
         """Lift a drain or quarantine on an operator's order. Unregistered nodes are ignored."""
         if node_id in self.table.rows:
-            await self._write_row(node_id, lambda before, _: _known(before, "", lambda known: record_release(known, operator)))
+            await self._write_row(node_id, lambda before, _: _require_lease(before, "", lambda known: record_release(known, operator)))
 
     async def deregister(self, node_id: str, reason: str, lease: str = "") -> RegistryDenial | None:
         """Remove the node from the network. `lease` "": the current lease."""
         for _ in range(_ATTEMPTS):
-            row = _known(self.table.rows.get(node_id), lease, lambda known: known)
+            row = _require_lease(self.table.rows.get(node_id), lease, lambda known: known)
             if isinstance(row, RegistryDenial):
                 return row
             try:
@@ -147,7 +147,7 @@ class Registrar:
         if node_id in self.table.rows:
             await self._write_row(
                 node_id,
-                lambda before, _: _known(
+                lambda before, _: _require_lease(
                     before, "", lambda known: record_answers(known, answers=answers, failures=failures, now=self.get_now())
                 ),
             )
@@ -166,7 +166,7 @@ class Registrar:
         if node_id in self.table.rows:
             await self._write_row(
                 node_id,
-                lambda before, _: _known(
+                lambda before, _: _require_lease(
                     before,
                     "",
                     lambda known: record_comparison(
@@ -293,7 +293,9 @@ class Registrar:
     async def _quarantine(self, node_id: str, reason: str) -> None:
         """Quarantine a registered node whose claim was false."""
         if self.table.is_alive(node_id):
-            await self._write_row(node_id, lambda before, _: _known(before, "", lambda known: quarantine(known, reason, self.get_now())))
+            await self._write_row(
+                node_id, lambda before, _: _require_lease(before, "", lambda known: quarantine(known, reason, self.get_now()))
+            )
 
     def _apply(self, change: NodeChange) -> None:
         known = self.table.rows.get(change.node_id)
@@ -337,7 +339,7 @@ class Registrar:
             _log.warning("the node table can't be shared (%s): the last view stays in use", error)
 
 
-def _known(row: NodeRecord | None, lease: str, change: Callable[[NodeRecord], NodeRecord]) -> NodeRecord | RegistryDenial:
+def _require_lease(row: NodeRecord | None, lease: str, change: Callable[[NodeRecord], NodeRecord]) -> NodeRecord | RegistryDenial:
     """Apply a change to an existing row; deny an unknown or outdated lease."""
     if row is None or (lease and row.lease != lease):
         return RegistryDenial(DenialReason.UNKNOWN, "no such registration")

@@ -110,7 +110,7 @@ class OtlpExporter:
         """Export all pending spans."""
         while self._records:
             records = [self._records.popleft() for _ in range(min(_AT_ONCE, len(self._records)))]
-            found = [_readable(span, self._resource) for record in records for span in _spans(record)]
+            found = [_make_readable(span, self._resource) for record in records for span in _build_readable_spans(record)]
             parts = []
             for start in range(0, len(found), _SLICE_SPANS):
                 parts.append(encode_spans(found[start : start + _SLICE_SPANS]).SerializeToString())
@@ -131,12 +131,12 @@ class OtlpExporter:
                 continue
             points = iter(family.points)
             while chunk := list(islice(points, _SLICE_POINTS)):
-                parts.append(self._encoded(family.instrument, chunk, now_ns).SerializeToString())
+                parts.append(self._encode_metric(family.instrument, chunk, now_ns).SerializeToString())
                 await asyncio.sleep(0)
         await self._post("/v1/metrics", b"".join(parts))
 
-    def _encoded(self, instrument: Instrument, points: list[tuple[Labels, Value]], now_ns: int) -> Message:
-        metric = Metric(instrument.name, instrument.about, instrument.unit, _data(instrument, points, self._began_ns, now_ns))
+    def _encode_metric(self, instrument: Instrument, points: list[tuple[Labels, Value]], now_ns: int) -> Message:
+        metric = Metric(instrument.name, instrument.about, instrument.unit, _make_data(instrument, points, self._began_ns, now_ns))
         scope = ScopeMetrics(_SCOPE, [metric], SEMCONV)
         encoded: Message = encode_metrics(MetricsData([ResourceMetrics(self._resource, [scope], SEMCONV)]))
         return encoded
@@ -168,14 +168,14 @@ class OtlpExporter:
         return not reason
 
 
-def _spans(record: ExchangeRecord | FailedAttempt) -> Iterable[Span]:
+def _build_readable_spans(record: ExchangeRecord | FailedAttempt) -> Iterable[Span]:
     if isinstance(record, ExchangeRecord):
         return build_spans(record)
     span = build_attempt_span(record)
     return () if span is None else (span,)
 
 
-def _readable(span: Span, resource: Resource) -> ReadableSpan:
+def _make_readable(span: Span, resource: Resource) -> ReadableSpan:
     trace_id = int(span.trace_id, 16)
     parent = SpanContext(trace_id, int(span.parent_id, 16), is_remote=True, trace_flags=_SAMPLED) if span.parent_id else None
     return ReadableSpan(
@@ -193,11 +193,11 @@ def _readable(span: Span, resource: Resource) -> ReadableSpan:
     )
 
 
-def _data(instrument: Instrument, points: list[tuple[Labels, Value]], began_ns: int, now_ns: int) -> Sum | Gauge | Histogram:
+def _make_data(instrument: Instrument, points: list[tuple[Labels, Value]], began_ns: int, now_ns: int) -> Sum | Gauge | Histogram:
     if instrument.kind is InstrumentKind.HISTOGRAM:
-        return Histogram(list(_distributions(instrument, points, began_ns, now_ns)), AggregationTemporality.CUMULATIVE)
+        return Histogram(list(_make_distributions(instrument, points, began_ns, now_ns)), AggregationTemporality.CUMULATIVE)
     numbers = [
-        NumberDataPoint(_attributes(instrument, labels), began_ns, now_ns, value)
+        NumberDataPoint(_make_attributes(instrument, labels), began_ns, now_ns, value)
         for labels, value in points
         if not isinstance(value, Distribution)
     ]
@@ -206,11 +206,13 @@ def _data(instrument: Instrument, points: list[tuple[Labels, Value]], began_ns: 
     return Sum(numbers, AggregationTemporality.CUMULATIVE, is_monotonic=True)
 
 
-def _distributions(instrument: Instrument, points: list[tuple[Labels, Value]], began_ns: int, now_ns: int) -> Iterator[HistogramDataPoint]:
+def _make_distributions(
+    instrument: Instrument, points: list[tuple[Labels, Value]], began_ns: int, now_ns: int
+) -> Iterator[HistogramDataPoint]:
     for labels, value in points:
         if isinstance(value, Distribution):
             yield HistogramDataPoint(
-                attributes=_attributes(instrument, labels),
+                attributes=_make_attributes(instrument, labels),
                 start_time_unix_nano=began_ns,
                 time_unix_nano=now_ns,
                 count=sum(value.counts),
@@ -222,5 +224,5 @@ def _distributions(instrument: Instrument, points: list[tuple[Labels, Value]], b
             )
 
 
-def _attributes(instrument: Instrument, labels: Labels) -> dict[str, str]:
+def _make_attributes(instrument: Instrument, labels: Labels) -> dict[str, str]:
     return {name: text for name, text in zip(instrument.labels, labels, strict=True) if text}

@@ -58,13 +58,13 @@ def make_key_of_tenant(settings: Settings, tenant: str, key_id: str | None, vali
     expires = expiry(valid_for)
     key_id = key_id or f"{tenant.replace('_', '-')}-{secrets.token_hex(_SUFFIX_BYTES)}"
     made = _make(settings, key_id)
-    _edit(settings, key_id, lambda entries: entries.append(_entry(tenant, key_id, made, expires)))
+    _edit(settings, key_id, lambda entries: entries.append(_make_entry(tenant, key_id, made, expires)))
     return MadeKey(key_id, tenant, made.text, expires)
 
 
 def expiry(valid_for: timedelta | None) -> datetime | None:
     """Return when a key that is made now expires; None: never."""
-    return None if valid_for is None else _now() + valid_for
+    return None if valid_for is None else _get_now() + valid_for
 
 
 def rotate_key(settings: Settings, key_id: str, overlap: timedelta) -> MadeKey:
@@ -81,12 +81,12 @@ def rotate_key(settings: Settings, key_id: str, overlap: timedelta) -> MadeKey:
         for entry in entries:
             if entry["id"] == key_id:
                 found.append(entry["tenant"])
-                last = _now() + overlap
-                until = _moment(entry.get("expires"))
+                last = _get_now() + overlap
+                until = _format_moment(entry.get("expires"))
                 entries.append({**entry, "id": successor, "hash": made.hash})
                 entry["expires"] = last if until is None else min(until, last)
                 return
-        raise KeyFileError(f"{_file(settings)} has no key {key_id!r}")
+        raise KeyFileError(f"{_get_keys_file(settings)} has no key {key_id!r}")
 
     _edit(settings, successor, change)
     return MadeKey(successor, found[0], made.text)
@@ -118,19 +118,19 @@ def revoke_key(settings: Settings, key_id: str) -> bool:
 def list_keys(settings: Settings) -> tuple[ListedKey, ...]:
     """Return every key, by tenant. Revocations are known only if Redis answers."""
     try:
-        revoked = asyncio.run(_revoked(settings))
+        revoked = asyncio.run(_fetch_revoked(settings))
     except LimitsUnavailable:
         revoked = frozenset()
-    return tuple(ListedKey(key.id, tenant.id, key.expires, _state(key, revoked)) for tenant, keys in settings.keys for key in keys)
+    return tuple(ListedKey(key.id, tenant.id, key.expires, _describe_state(key, revoked)) for tenant, keys in settings.keys for key in keys)
 
 
-def _state(key: ApiKey, revoked: frozenset[str]) -> str:
+def _describe_state(key: ApiKey, revoked: frozenset[str]) -> str:
     if key.id in revoked:
         return "revoked"
-    return "expired" if key.expires is not None and key.expires <= _now() else "valid"
+    return "expired" if key.expires is not None and key.expires <= _get_now() else "valid"
 
 
-def _file(settings: Settings) -> Path:
+def _get_keys_file(settings: Settings) -> Path:
     if settings.keys_file is None:
         raise KeyFileError("the configuration has no `keys_file`; set it to store keys")
     return Path(settings.keys_file)
@@ -146,7 +146,7 @@ def _make(settings: Settings, key_id: str) -> NewKey:
 
 
 def _edit(settings: Settings, key_id: str, change: Any) -> None:
-    file = _file(settings)
+    file = _get_keys_file(settings)
     try:
         with edit_keys(file) as entries:
             if any(entry["id"] == key_id for entry in entries):
@@ -156,16 +156,16 @@ def _edit(settings: Settings, key_id: str, change: Any) -> None:
         raise KeyFileError(f"{file}: {error.strerror or error}") from error
 
 
-def _entry(tenant: str, key_id: str, made: NewKey, expires: datetime | None) -> dict[str, Any]:
+def _make_entry(tenant: str, key_id: str, made: NewKey, expires: datetime | None) -> dict[str, Any]:
     entry: dict[str, Any] = {"tenant": tenant, "id": key_id, "hash": made.hash}
     return entry if expires is None else entry | {"expires": expires}
 
 
-def _now() -> datetime:
+def _get_now() -> datetime:
     return datetime.now(UTC).replace(microsecond=0)
 
 
-def _moment(written: Any) -> datetime | None:
+def _format_moment(written: Any) -> datetime | None:
     """Return an expiry that YAML has parsed: a time without a zone is UTC, a date its first moment."""
     if isinstance(written, datetime):
         return written if written.tzinfo else written.replace(tzinfo=UTC)
@@ -182,7 +182,7 @@ async def _publish_revocation(settings: Settings, key_id: str) -> None:
         await link.close()
 
 
-async def _revoked(settings: Settings) -> frozenset[str]:
+async def _fetch_revoked(settings: Settings) -> frozenset[str]:
     link = make_carrier(settings.store.url.get_secret_value(), (), timeout_ms=_TIMEOUT_MS)
     try:
         if not await link.start():

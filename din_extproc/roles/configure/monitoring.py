@@ -16,7 +16,7 @@ _RULES = "prometheus/rules/din-extproc.yml"
 
 def monitoring_files() -> dict[str, str]:
     """Return the text of every file by its path below the folder."""
-    files = {f"grafana/{name}": _json(content) for name, content in build_dashboards().items()}
+    files = {f"grafana/{name}": _encode_json(content) for name, content in build_dashboards().items()}
     return {**files, _RULES: yaml.safe_dump(build_rules(), sort_keys=False, width=140)}
 
 
@@ -35,5 +35,5 @@ def write_monitoring(folder: Path) -> list[Path]:
     return written
 
 
-def _json(content: object) -> str:
+def _encode_json(content: object) -> str:
     return msgspec.json.format(msgspec.json.encode(content), indent=1).decode() + "\n"

@@ -29,7 +29,7 @@ def render_ext_authz(settings: Settings, node: str, *, validate: bool = False) -
     gateway, envoy = settings.gateway, settings.envoy
     if gateway.ext_authz is None:
         raise RenderFailed("`gateway.ext_authz` is not configured; add it")
-    reached = _address(node)
+    reached = _make_address(node)
     logs = as_reached(gateway.access_log.address)
     waits_ms = settings.longest_wait_ms
     template = Template(files("din_extproc.control").joinpath("ext_authz.yaml").read_text())
@@ -43,14 +43,14 @@ def render_ext_authz(settings: Settings, node: str, *, validate: bool = False) -
         flush=f"{envoy.access_log_flush_ms / 1000:.3f}s",
         node_host=json.dumps(reached.host),
         node_port=reached.port,
-        authz=", ".join(_endpoint(address) for address in gateway.worker_addresses),
+        authz=", ".join(_make_endpoint(address) for address in gateway.worker_addresses),
         logs_host=logs.host,
         logs_port=logs.port,
     )
     return accepted(text, validate=validate)
 
 
-def _address(node: str) -> SocketAddress:
+def _make_address(node: str) -> SocketAddress:
     host, _, port = node.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if bracketed else host
@@ -62,7 +62,7 @@ def _address(node: str) -> SocketAddress:
         raise RenderFailed(str(error)) from error
 
 
-def _endpoint(address: Address) -> str:
+def _make_endpoint(address: Address) -> str:
     if isinstance(address, UnixSocket):
         return f"{{ endpoint: {{ address: {{ pipe: {{ path: {address.path} }} }} }} }}"
     return f"{{ endpoint: {{ address: {{ socket_address: {{ address: {address.host}, port_value: {address.port} }} }} }} }}"

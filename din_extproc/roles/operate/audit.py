@@ -80,7 +80,7 @@ def verify_logs(
     Raises:
         AuditUnreadable: there is no log or no key, or one can't be read.
     """
-    known, own = _configured_keys(config, env)
+    known, own = _read_configured_keys(config, env)
     known |= dict(_read_given_key(key) for key in keys)
     try:
         named = [(folder, replica) for folder in folders or own for replica in replicas(folder)]
@@ -110,7 +110,7 @@ def _verify_replica(folder: Path, replica: str, keys: dict[str, bytes], since: i
     return report
 
 
-def _configured_keys(config: Path | None, env: Mapping[str, str]) -> tuple[dict[str, bytes], tuple[Path, ...]]:
+def _read_configured_keys(config: Path | None, env: Mapping[str, str]) -> tuple[dict[str, bytes], tuple[Path, ...]]:
     if config is None:
         return {}, ()
     settings = load(config, env)

@@ -35,7 +35,13 @@ _MARKS = {"ok": "✓", "warn": "?", "fail": "✗"}
 
 def examine(settings: Settings) -> list[Diagnosis]:
     """Return all findings, in the order in which a request meets the parts."""
-    return [*_configuration(settings), *_envoy(settings), *_sidecar(settings), *asyncio.run(_redis(settings)), *_machine()]
+    return [
+        *_examine_configuration(settings),
+        *_examine_envoy(settings),
+        *_examine_sidecar(settings),
+        *asyncio.run(_examine_redis(settings)),
+        *_examine_machine(),
+    ]
 
 
 def report_lines(findings: list[Diagnosis]) -> Iterator[str]:
@@ -48,14 +54,14 @@ def report_lines(findings: list[Diagnosis]) -> Iterator[str]:
     yield f"{failed} fail, {warned} warn, {len(findings) - failed - warned} ok"
 
 
-def _configuration(settings: Settings) -> Iterator[Diagnosis]:
+def _examine_configuration(settings: Settings) -> Iterator[Diagnosis]:
     yield Diagnosis("din-extproc version", "ok", __version__)
     for warning in settings.warnings:
         yield Diagnosis("configuration", "warn", str(warning), "see `din-extproc check`")
     yield from of_timeouts(settings)
 
 
-def _envoy(settings: Settings) -> Iterator[Diagnosis]:
+def _examine_envoy(settings: Settings) -> Iterator[Diagnosis]:
     admin = EnvoyAdmin(settings.envoy.admin)
     try:
         yield from of_envoy(admin.fetch_server_info(), admin.fetch_configuration(), settings)
@@ -65,14 +71,14 @@ def _envoy(settings: Settings) -> Iterator[Diagnosis]:
         yield Diagnosis("envoy", "fail", str(error), "start it (`din-extproc envoy`), or run the doctor on its machine")
 
 
-def _sidecar(settings: Settings) -> Iterator[Diagnosis]:
+def _examine_sidecar(settings: Settings) -> Iterator[Diagnosis]:
     try:
         yield from of_sidecar(fetch_page(settings, "status"), settings)
     except SidecarUnreachable as error:
         yield Diagnosis("sidecar", "fail", str(error), "start it (`din-extproc serve`); its log says why it ended")
 
 
-async def _redis(settings: Settings) -> list[Diagnosis]:
+async def _examine_redis(settings: Settings) -> list[Diagnosis]:
     link = Link(make_locator(settings.store.url.get_secret_value()), (_SCRIPT,), timeout_ms=_TIMEOUT_MS)
     try:
         if not await link.start():
@@ -92,6 +98,6 @@ async def _redis(settings: Settings) -> list[Diagnosis]:
     return [*of_redis(info, took_ms, skew_s, settings), *refused]
 
 
-def _machine() -> Iterator[Diagnosis]:
+def _examine_machine() -> Iterator[Diagnosis]:
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # the sidecar raises its soft limit to the hard limit
     yield from of_machine(None if files == resource.RLIM_INFINITY else files)

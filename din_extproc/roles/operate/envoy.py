@@ -75,7 +75,7 @@ class HotRestarter:
             return await self._serve()
         finally:
             for process in (*self._former, self._current):
-                await _end(process)
+                await _end_process(process)
 
     async def _serve(self) -> int:
         stop = asyncio.ensure_future(self._stop.wait())
@@ -108,10 +108,10 @@ class HotRestarter:
             _log.error("Envoy rejects %s: %s", self._options.file, refused)
             return
         self._epoch += 1
-        successor = await asyncio.create_subprocess_exec(*self._command(), stdin=asyncio.subprocess.DEVNULL)
+        successor = await asyncio.create_subprocess_exec(*self._make_command(), stdin=asyncio.subprocess.DEVNULL)
         if not await self._is_ready(successor):
             _log.error("Envoy of epoch %d did not become ready; its predecessor stays", self._epoch)
-            await _end(successor)
+            await _end_process(successor)
             return
         if self._current is not None:
             self._former.add(self._current)
@@ -119,7 +119,7 @@ class HotRestarter:
         self._former = {process for process in self._former if process.returncode is None}
         _log.info("Envoy is ready, epoch %d", self._epoch)
 
-    def _command(self) -> list[str]:
+    def _make_command(self) -> list[str]:
         options = self._options
         command = [str(self._binary), "--config-path", str(options.file), "--log-level", options.log_level]
         command += ["--restart-epoch", str(self._epoch), "--drain-time-s", f"{options.drain_s:.0f}", "--drain-strategy", "immediate"]
@@ -153,7 +153,7 @@ class HotRestarter:
                 _log.warning("%d requests were cut after %g s", left, self._options.drain_s)
 
 
-async def _end(process: asyncio.subprocess.Process | None) -> None:
+async def _end_process(process: asyncio.subprocess.Process | None) -> None:
     if process is None or process.returncode is not None:
         return
     process.terminate()

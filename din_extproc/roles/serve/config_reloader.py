@@ -58,7 +58,7 @@ class ConfigReloader:
     async def reload_if_changed(self) -> None:
         """Reload if the files have changed and are valid."""
         mark = _mark(self.settings)
-        if mark == self._mark and not await self._catalogue_changed():
+        if mark == self._mark and not await self._check_catalogue():
             return
         self._mark = mark
         loaded = await asyncio.get_running_loop().run_in_executor(None, load, Path(self.settings.file), os.environ, self._source)
@@ -73,7 +73,7 @@ class ConfigReloader:
         for section, but in at_start.items():
             if getattr(loaded, section).model_dump(exclude=but) != getattr(self.settings, section).model_dump(exclude=but):
                 _log.warning("`%s` has changed: restart to apply it", section)
-        if loaded.telemetry != self.settings.telemetry or _recording(loaded) != _recording(self.settings):
+        if loaded.telemetry != self.settings.telemetry or _describe_recording(loaded) != _describe_recording(self.settings):
             _log.warning("`telemetry`, or `audit` in more than its keys, has changed: restart to apply it")
         if self.settings.gateway.xds is not None:
             if loaded.envoy != self.settings.envoy:
@@ -110,7 +110,7 @@ class ConfigReloader:
             self._source.changed(self.settings.catalog_url)
         return load(Path(self.settings.file), os.environ, self._source)
 
-    async def _catalogue_changed(self) -> bool:
+    async def _check_catalogue(self) -> bool:
         """Whether a check of the catalogue was due and found another one."""
         url, refresh_s = self.settings.catalog_url, self.settings.catalog_refresh_s
         now = SystemClock.monotonic()
@@ -120,16 +120,16 @@ class ConfigReloader:
         return await asyncio.get_running_loop().run_in_executor(None, self._source.changed, url)
 
 
-def _recording(settings: Settings) -> object:
+def _describe_recording(settings: Settings) -> object:
     """The audit settings without the keys."""
     return None if settings.audit is None else settings.audit.section.model_copy(update={"keys": {}})
 
 
 def _mark(settings: Settings) -> _Mark:
-    return tuple(_seen(file) for file in settings.files)
+    return tuple(_read_mtime(file) for file in settings.files)
 
 
-def _seen(file: str) -> tuple[int, int, int] | None:
+def _read_mtime(file: str) -> tuple[int, int, int] | None:
     try:
         found = Path(file).stat()
     except OSError:

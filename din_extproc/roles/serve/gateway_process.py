@@ -76,7 +76,12 @@ class GatewayProcess:
         if options.worker is None:
             self._accounting = self._make_accounting(settings, transport)
             self._admin = AdminServer(
-                self._reloader, self._link, self._ledger, self._accounting, numbers=self._numbers, unready=self._unready
+                self._reloader,
+                self._link,
+                self._ledger,
+                self._accounting,
+                numbers=self._collect_numbers,
+                unready=self._list_unready_reasons,
             )
             if self._worker is None:
                 self._pool = WorkerPool(
@@ -146,7 +151,7 @@ class GatewayProcess:
         self._background.every(_RELOAD_S, "checking the configuration for changes", reload)
         if self._accounting is not None:
             await self._accounting.start()
-        addresses = self._addresses(settings)
+        addresses = self._list_addresses(settings)
         await self._server.start(*addresses)
         _log.info("listening on %s", ", ".join(map(str, addresses)))
         if self._accounting is not None:
@@ -191,7 +196,7 @@ class GatewayProcess:
         await self._link.close()
         _log.info("stopped")
 
-    def _addresses(self, settings: Settings) -> list[str | TlsAddress]:
+    def _list_addresses(self, settings: Settings) -> list[str | TlsAddress]:
         """Return the addresses where this process listens for Envoy."""
         gateway = settings.gateway
         workers = [secured(_listen_text(address), gateway.ext_proc.tls, settings.folder) for address in gateway.worker_addresses]
@@ -239,7 +244,7 @@ class GatewayProcess:
         if self._worker is None:
             return
         if self._channel is not None:
-            self._channel.send({**self._own_numbers(), **self._worker.plane.take_records()})
+            self._channel.send({**self._collect_own_numbers(), **self._worker.plane.take_records()})
         elif self._accounting is not None:
             self._accounting.observers.on_report(self._worker.plane.take_records())
 
@@ -247,20 +252,20 @@ class GatewayProcess:
         """Add the counters of a worker that has ended."""
         self._ended_workers = sum_numbers(self._ended_workers, lasting_counters(report))
 
-    def _own_numbers(self) -> dict[str, Any]:
+    def _collect_own_numbers(self) -> dict[str, Any]:
         """Return the numbers of this process for the admin page."""
         decided = {} if self._worker is None else self._worker.plane.snapshot()
         accounted = {} if self._accounting is None else self._accounting.plane.snapshot()
         return sum_numbers(decided, accounted, {"counts": self._counters.snapshot()})
 
-    def _numbers(self) -> dict[str, Any]:
+    def _collect_numbers(self) -> dict[str, Any]:
         """Return the sum of the numbers of all processes."""
         if self._pool is None:
-            return self._own_numbers()
-        numbers = sum_numbers(self._own_numbers(), self._ended_workers, *self._pool.reports)
+            return self._collect_own_numbers()
+        numbers = sum_numbers(self._collect_own_numbers(), self._ended_workers, *self._pool.reports)
         return {"workers": {"configured": self._reloader.settings.gateway.workers, "restarts": self._pool.restarts}, **numbers}
 
-    def _unready(self) -> list[str]:
+    def _list_unready_reasons(self) -> list[str]:
         """Return the reasons why the sidecar is not ready."""
         reasons = [] if self._serving else ["starting or stopping"]
         if not self._link.state.up and OnError(self._reloader.settings.store.on_error) is OnError.CLOSED:

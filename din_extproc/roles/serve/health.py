@@ -107,7 +107,7 @@ class HealthMonitor:
         for pool in settings.pools:
             for node in pool.nodes:
                 self._listed.setdefault(node.id, {})[pool.name] = node
-        self.breakers.nodes.reload({node_id: self._policy(node_id) for node_id in (*self._listed, *self._joined)})
+        self.breakers.nodes.reload({node_id: self._get_policy(node_id) for node_id in (*self._listed, *self._joined)})
         self.breakers.shared = settings.has_several_tenants
         if settings.health.probe is not None:
             self.probe_schedule.interval_s = settings.health.probe.every_s
@@ -141,7 +141,7 @@ class HealthMonitor:
             for node in nodes:
                 self._joined.setdefault(node.id, {})[pool] = node
         for node_id in {node.id for nodes in delta.joined.values() for node in nodes}:
-            self.breakers.nodes.add_policy(node_id, self._policy(node_id))
+            self.breakers.nodes.add_policy(node_id, self._get_policy(node_id))
             if node_id in self._left:
                 del self._left[node_id]
                 self.breakers.nodes.on_event(
@@ -325,7 +325,7 @@ class HealthMonitor:
                     members.setdefault(pool, set()).add(node_id)
         self.breakers.members = members
 
-    def _policy(self, node_id: str) -> BreakerPolicy:
+    def _get_policy(self, node_id: str) -> BreakerPolicy:
         pools = (*self._listed.get(node_id, ()), *self._joined.get(node_id, ()))
         health = self.settings.health
         return select_strictest(

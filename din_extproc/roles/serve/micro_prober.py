@@ -78,7 +78,7 @@ class MicroProber:
         self._session = aiohttp.ClientSession()
         self._background.run("receiving probe results", self._subscription.run())
         self._background.every(_LEASE_S, "renewing the prober lease", self._renew_lease)
-        self._background.every(_STEP_S, "probing nodes", self._step)
+        self._background.every(_STEP_S, "probing nodes", self._probe_due_nodes)
         await self._renew_lease()
 
     async def stop(self) -> None:
@@ -103,7 +103,7 @@ class MicroProber:
         except LimitsUnavailable:
             self.holds_lease = True
 
-    async def _step(self) -> None:
+    async def _probe_due_nodes(self) -> None:
         section, session = self._health.settings.health.probe, self._session
         opened, self._health.opened = self._health.opened, {}
         busy, self._health.busy = self._health.busy, {}

@@ -74,7 +74,7 @@ class RegistryService:
         self._flushed_at = 0.0
         store = NodeStore(runner, settings.network)
         self.registrar = Registrar(
-            NodeTable(settings.pools, _catalogue(settings)),
+            NodeTable(settings.pools, _make_catalogue(settings)),
             store,
             network=settings.network,
             heartbeat_s=section.heartbeat_s,
@@ -86,7 +86,7 @@ class RegistryService:
             NodeTokens(settings.node_tokens),
             settings.node_reaches,
             bound=section.bind_certificates,
-            own=_own_addresses(settings),
+            own=_list_own_addresses(settings),
         )
         self._subscription = ChannelSubscription(
             make_locator(settings.store.url.get_secret_value()), store.channel, self.registrar.on_message, self.registrar.on_subscribed
@@ -125,7 +125,7 @@ class RegistryService:
         self._settings = settings
         self._auth.tokens, self._auth.reaches = NodeTokens(settings.node_tokens), settings.node_reaches
         registrar = self.registrar
-        self._schedule_delta(registrar.table.reload(settings.pools, _catalogue(settings), registrar.get_now()))
+        self._schedule_delta(registrar.table.reload(settings.pools, _make_catalogue(settings), registrar.get_now()))
 
     def rows(self) -> Iterator[MemberForm]:
         """Yield every registered node for the admin page."""
@@ -178,7 +178,7 @@ def configured_rows(settings: Settings, readings: Mapping[str, HeartbeatReading]
             )
 
 
-def _catalogue(settings: Settings) -> Catalogue:
+def _make_catalogue(settings: Settings) -> Catalogue:
     found: dict[str, dict[str, CatalogEntry]] = {}
     for model in settings.catalog.models:
         described = CatalogEntry(model.dtype, model.max_seq_len, model.sha256)
@@ -186,7 +186,7 @@ def _catalogue(settings: Settings) -> Catalogue:
     return found
 
 
-def _own_addresses(settings: Settings) -> Iterator[Endpoint]:
+def _list_own_addresses(settings: Settings) -> Iterator[Endpoint]:
     """Where the sidecar and its Envoy listen."""
     yield settings.envoy.listener
     yield settings.envoy.admin

@@ -30,9 +30,9 @@ class RevokedKeys:
 
     async def start(self, background: Background) -> None:
         """Read the revoked keys now and periodically."""
-        await self._poll()
-        background.every(_LOOK_S, "reading revoked keys", self._poll)
+        await self._fetch_revocations()
+        background.every(_LOOK_S, "reading revoked keys", self._fetch_revocations)
 
-    async def _poll(self) -> None:
+    async def _fetch_revocations(self) -> None:
         with contextlib.suppress(LimitsUnavailable):
             self._context.revoked |= await self._revocations.fetch_all()

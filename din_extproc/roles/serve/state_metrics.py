@@ -43,7 +43,7 @@ def request_families(numbers: Mapping[str, Any]) -> Iterator[Family]:
     """Yield the metrics of decisions, from the sum over all processes."""
     counts, cache = numbers["counts"], numbers.get("route_cache", {})
     refused: Mapping[str, int] = counts["refused"]
-    yield Family(of.DECISION, (((), _decisions(counts)),))
+    yield Family(of.DECISION, (((), _make_decision_families(counts)),))
     yield make_labelled_family(of.DECISIONS, (("sent", counts["sent"]), ("refused", sum(refused.values()))))
     yield make_labelled_family(of.REFUSALS, refused.items())
     yield Family(
@@ -126,6 +126,6 @@ def audit_families(shown: Mapping[str, Any]) -> Iterator[Family]:
     yield make_family(of.AUDIT_FAILING, float(bool(shown["failing"])))
 
 
-def _decisions(counts: Mapping[str, Any]) -> Distribution:
+def _make_decision_families(counts: Mapping[str, Any]) -> Distribution:
     by_us: Mapping[Any, int] = counts["decisions_by_us"]
     return Distribution([by_us.get(bound, 0) for bound in (*of.DECISION_US, "more")], counts["decision_s"])

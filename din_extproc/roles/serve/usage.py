@@ -71,7 +71,7 @@ def fetch_usage_rows(settings: Settings, first: date, last: date, tenant: str, b
         LimitsUnavailable: Redis does not answer.
         UnknownTenant: neither the configuration nor the usage has this tenant.
     """
-    used = asyncio.run(_used(settings, first, last, tenant))
+    used = asyncio.run(_fetch_usage(settings, first, last, tenant))
     if tenant and not used and tenant not in {each.id for each in settings.tenants}:
         raise UnknownTenant(unknown_tenant_message(settings, tenant))
     return [dict(zip(by, group, strict=True)) | priced_sums(sums, settings.prices) for group, sums in group_usage(used, by).items()]
@@ -83,19 +83,19 @@ def priced_sums(sums: UsageTotals, prices: PriceList) -> dict[str, Any]:
     return msgspec.structs.asdict(sums) | money
 
 
-async def _used(settings: Settings, first: date, last: date, tenant: str) -> list[tuple[UsageKey, UsageTotals]]:
+async def _fetch_usage(settings: Settings, first: date, last: date, tenant: str) -> list[tuple[UsageKey, UsageTotals]]:
     link = make_carrier(settings.store.url.get_secret_value(), (USAGE,), timeout_ms=_TIMEOUT_MS)
     try:
         if not await link.start():
             raise LimitsUnavailable(link.state.reason)
         store = UsageStore(link, settings.network)
-        days = [await store.read_day(day.isoformat()) for day in _days(first, last)]
+        days = [await store.read_day(day.isoformat()) for day in _list_days(first, last)]
         return [row for day in days for row in day.items() if tenant in {"", row[0].tenant}]
     finally:
         await link.close()
 
 
-def _days(first: date, last: date) -> Iterable[date]:
+def _list_days(first: date, last: date) -> Iterable[date]:
     """Return the days of the range for which usage can exist; clocks of replicas may be a day ahead."""
     today = datetime.now(UTC).date()
     first, last = max(first, today - timedelta(days=KEPT_DAYS + 1)), min(last, today + timedelta(days=1))

@@ -54,7 +54,7 @@ class XdsControlPlane:
             OSError: the address is taken.
             CertificateUnusable: the certificates can't be used.
         """
-        snapshot = self._snapshot()
+        snapshot = self._make_snapshot()
         if snapshot is None:
             raise ValueError("xDS can't start before a configuration is loaded")
         self._service = DiscoveryService(snapshot)
@@ -91,7 +91,7 @@ class XdsControlPlane:
         """Return the served versions and each Envoy's state for the admin page."""
         return {} if self._service is None else {"xds": self._service.snapshot_status()}
 
-    def _snapshot(self) -> Snapshot | None:
+    def _make_snapshot(self) -> Snapshot | None:
         return None if self._blueprint is None else self._assigner.make_snapshot(self._blueprint, self._nodes)
 
     def _publish_members(self) -> None:
@@ -99,7 +99,7 @@ class XdsControlPlane:
         self._publish()
 
     def _publish(self) -> None:
-        snapshot = self._snapshot()
+        snapshot = self._make_snapshot()
         if self._service is not None and snapshot is not None:
             self._service.publish(snapshot)
 

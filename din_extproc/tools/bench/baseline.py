@@ -187,7 +187,9 @@ async def _compare(settings: Settings, options: BaselineOptions, progress: Share
     async with node as to_node, OutsideClient(options.url, options.key, options.timeout_s) as to_all:
         askers = TimedClient(to_node, aim.pool.served_model), TimedClient(to_all, aim.model)
         await _warm(askers, load, (f"node {aim.node} at {aim.endpoint}", options.url))
-        found = _Measured(aim=aim, before=await asyncio.to_thread(_status, settings), direct=[], through=[], answers={}, times=[], notes=[])
+        found = _Measured(
+            aim=aim, before=await asyncio.to_thread(_fetch_status, settings), direct=[], through=[], answers={}, times=[], notes=[]
+        )
         for number in range(load.rounds):
             progress(number / load.rounds)
             for through in (False, True) if number % 2 == 0 else (True, False):
@@ -197,7 +199,7 @@ async def _compare(settings: Settings, options: BaselineOptions, progress: Share
                 if through:
                     found.answers.update(answers)
                     await asyncio.to_thread(_add_report, settings, f"{trace}{number}-", found)
-    return await asyncio.to_thread(_judge, settings, options, found)
+    return await asyncio.to_thread(_find_verdict, settings, options, found)
 
 
 async def _warm(askers: tuple[TimedClient, TimedClient], load: BaselineLoad, names: tuple[str, str]) -> None:
@@ -212,7 +214,7 @@ def _make_questions(load: BaselineLoad, trace: str, number: int) -> Iterator[Tim
     return (TimedQuestion(f"{trace}{number}-{each}", make_prompt(each), load.tokens) for each in range(load.prompts))
 
 
-def _judge(settings: Settings, options: BaselineOptions, found: _Measured) -> BaselineComparison:
+def _find_verdict(settings: Settings, options: BaselineOptions, found: _Measured) -> BaselineComparison:
     aim, before = found.aim, found.before
     direct, network = make_figures(found.direct), make_figures(found.through)
     if min(each.tokens_per_s for each in found.direct) == 0:
@@ -221,10 +223,10 @@ def _judge(settings: Settings, options: BaselineOptions, found: _Measured) -> Ba
     notes = list(dict.fromkeys(found.notes))
     if not notes and len(found.times) < len(found.answers):
         notes.append(f"the sidecar that was asked knows {len(found.times)} of {len(found.answers)} requests")
-    after = _status(settings)
+    after = _fetch_status(settings)
     if after is not None and after.configuration != settings.fingerprint:
         notes.append(f"the sidecar runs with configuration {after.configuration[:12]}, the one given is {settings.fingerprint[:12]}")
-    hits = None if before is None or after is None else _share(after.hits - before.hits, after.misses - before.misses)
+    hits = None if before is None or after is None else _compute_share(after.hits - before.hits, after.misses - before.misses)
     ratio = network.tokens_per_s / direct.tokens_per_s
     split = time_shares(found.answers, found.times)
     return BaselineComparison(
@@ -256,7 +258,7 @@ def _add_report(settings: Settings, trace: str, found: _Measured) -> None:
         found.notes.append(f"times inside the gateway are unknown, the admin port failed: {getattr(error.__cause__, 'reason', error)}")
 
 
-def _status(settings: Settings) -> GatewayReport | None:
+def _fetch_status(settings: Settings) -> GatewayReport | None:
     """Return the status page; None: the admin port does not answer."""
     try:
         status = fetch_page(settings, "status")
@@ -266,7 +268,7 @@ def _status(settings: Settings) -> GatewayReport | None:
     return GatewayReport(status["configuration"]["fingerprint"], cache.get("hits", 0), cache.get("misses", 0))
 
 
-def _share(hits: int, misses: int) -> float | None:
+def _compute_share(hits: int, misses: int) -> float | None:
     return round(hits / (hits + misses), 4) if hits + misses > 0 else None
 
 

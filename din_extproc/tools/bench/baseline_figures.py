@@ -107,10 +107,10 @@ def make_figures(rounds: Sequence[BaselineRound]) -> Figures:
         requests=len(answers),
         tokens_per_s=round(median(each.tokens_per_s for each in rounds), 2),
         requests_per_s=round(median(sum(not answer.trouble for answer in each.answers) / each.seconds for each in rounds), 3),
-        ttft_p50_ms=_at(first, 0.5),
-        ttft_p99_ms=_at(first, 0.99),
-        tpot_p50_ms=_at(pace, 0.5),
-        tpot_p99_ms=_at(pace, 0.99),
+        ttft_p50_ms=_compute_percentile(first, 0.5),
+        ttft_p99_ms=_compute_percentile(first, 0.99),
+        tpot_p50_ms=_compute_percentile(pace, 0.5),
+        tpot_p99_ms=_compute_percentile(pace, 0.99),
         total_ms=round(fmean(answer.total_ms for answer in good), 3) if good else None,
         errors=errors,
     )
@@ -180,6 +180,6 @@ def find_reason(direct: Figures, through: Figures, found: TimeShares | None, cac
     return Reason(part, text)
 
 
-def _at(values: Sequence[float], share: float) -> float | None:
+def _compute_percentile(values: Sequence[float], share: float) -> float | None:
     """Return a percentile of sorted values."""
     return round(values[min(len(values) - 1, int(share * len(values)))], 3) if values else None

@@ -124,33 +124,33 @@ def judge_clocks(gateway: ClockOffset, nodes: Mapping[str, ClockOffset], toleran
         tolerance_ms: The accepted offset.
     """
     if not gateway.is_off(tolerance_ms):
-        return [_clock("gateway", gateway), *(_node(name, offset, offset, tolerance_ms) for name, offset in nodes.items())]
+        return [_make_clock("gateway", gateway), *(_judge_node(name, offset, offset, tolerance_ms) for name, offset in nodes.items())]
     apart = {name: offset.relative_to(gateway) for name, offset in nodes.items()}
     with_gateway = sum(nodes[name].is_off(tolerance_ms) and not apart[name].is_off(tolerance_ms) for name in nodes)
     with_client = sum(apart[name].is_off(tolerance_ms) and not nodes[name].is_off(tolerance_ms) for name in nodes)
     if with_gateway > with_client:
         behind = ClockOffset(-gateway.high_ms, -gateway.low_ms)
-        said = f"the client's clock is {behind.text} of the gateway's and of {_nodes(with_gateway)}"
+        said = f"the client's clock is {behind.text} of the gateway's and of {_count_nodes(with_gateway)}"
         client = MeasuredClock("client", 0.0, 0.0, off=True, said=said)
-        return [client, _clock("gateway", gateway), *(_node(name, nodes[name], apart[name], tolerance_ms) for name in nodes)]
-    others = [_node(name, nodes[name], nodes[name], tolerance_ms) for name in nodes]
+        return [client, _make_clock("gateway", gateway), *(_judge_node(name, nodes[name], apart[name], tolerance_ms) for name in nodes)]
+    others = [_judge_node(name, nodes[name], nodes[name], tolerance_ms) for name in nodes]
     if with_client > with_gateway:
-        said = f"the gateway's clock is {gateway.text} of the client's and of {_nodes(with_client)}"
+        said = f"the gateway's clock is {gateway.text} of the client's and of {_count_nodes(with_client)}"
     else:
         said = f"the gateway's clock is {gateway.text} of the client's: either may be off, and no node's clock decides which"
-    return [_clock("gateway", gateway, said), *others]
+    return [_make_clock("gateway", gateway, said), *others]
 
 
-def _node(name: str, offset: ClockOffset, against: ClockOffset, tolerance_ms: float) -> MeasuredClock:
+def _judge_node(name: str, offset: ClockOffset, against: ClockOffset, tolerance_ms: float) -> MeasuredClock:
     said = f"the clock of {name} is {against.text} of the others'" if against.is_off(tolerance_ms) else ""
-    return _clock(name, offset, said)
+    return _make_clock(name, offset, said)
 
 
-def _clock(whose: str, offset: ClockOffset, said: str = "") -> MeasuredClock:
+def _make_clock(whose: str, offset: ClockOffset, said: str = "") -> MeasuredClock:
     known = offset.is_known
     low, high = (round(offset.low_ms, 1), round(offset.high_ms, 1)) if known else (None, None)
     return MeasuredClock(whose, low, high, off=bool(said), said=said)
 
 
-def _nodes(count: int) -> str:
+def _count_nodes(count: int) -> str:
     return "a node's" if count == 1 else f"{count} nodes'"

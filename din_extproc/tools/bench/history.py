@@ -57,13 +57,13 @@ class BaselineComparison(Struct, frozen=True, omit_defaults=True):
         head = (
             f"{self.model} in pool {self.pool}: {load.prompts} prompts, {load.at_once} at once, {load.tokens} tokens, {load.rounds} rounds"
         )
-        rows = [_row(f"{self.node} alone", self.direct), _row("through the network", self.through)]
+        rows = [_format_row(f"{self.node} alone", self.direct), _format_row("through the network", self.through)]
         columns = f"{'':22} {'tokens/s':>9} {'req/s':>7} {'TTFT p50':>9} {'p99':>8} {'TPOT p50':>9} {'p99':>8} {'failed':>7}"
         where = [] if self.shares is None else [self.shares.line]
-        errors = [f"failed {who}: {count} {code}" for who, side in self._sides() for code, count in side.errors.items()]
+        errors = [f"failed {who}: {count} {code}" for who, side in self._format_sides() for code, count in side.errors.items()]
         return [head, columns, *rows, *where, *errors, *self.notes, self.verdict]
 
-    def _sides(self) -> Iterator[tuple[str, Figures]]:
+    def _format_sides(self) -> Iterator[tuple[str, Figures]]:
         yield "directly", self.direct
         yield "through the network", self.through
 
@@ -91,7 +91,13 @@ def find_changes(kept: Sequence[BaselineComparison]) -> list[BaselineChange]:
             found.append(BaselineChange(None, None, ()))
             continue
         differs = tuple(name for name in ("configuration", "release") if getattr(one, name) != getattr(before, name))
-        found.append(BaselineChange(_by(one.ratio, before.ratio), _by(one.through.tokens_per_s, before.through.tokens_per_s), differs))
+        found.append(
+            BaselineChange(
+                _format_difference(one.ratio, before.ratio),
+                _format_difference(one.through.tokens_per_s, before.through.tokens_per_s),
+                differs,
+            )
+        )
     return found
 
 
@@ -104,12 +110,12 @@ def history_lines(kept: Sequence[BaselineComparison]) -> list[str]:
         ttft = "-" if one.through.ttft_p50_ms is None else f"{one.through.ttft_p50_ms:.0f} ms"
         lines.append(
             f"{one.at[:19]:20} {one.configuration[:12]:13} {one.node[:16]:16} {one.direct.tokens_per_s:>9.1f} "
-            f"{one.through.tokens_per_s:>9.1f} {one.ratio:>6.2f} {ttft:>9} {one.through.failed:>6}  {_said(change, one.reason)}"
+            f"{one.through.tokens_per_s:>9.1f} {one.ratio:>6.2f} {ttft:>9} {one.through.failed:>6}  {_format_change(change, one.reason)}"
         )
     return lines
 
 
-def _said(change: BaselineChange, reason: Reason | None) -> str:
+def _format_change(change: BaselineChange, reason: Reason | None) -> str:
     slow = "" if reason is None else f"; {reason.part}"
     if change.ratio is None or change.throughput is None:
         return f"-{slow}"
@@ -117,11 +123,11 @@ def _said(change: BaselineChange, reason: Reason | None) -> str:
     return f"ratio {change.ratio - 1:+.0%}, throughput {change.throughput - 1:+.0%}{differs}{slow}"
 
 
-def _by(new: float, old: float) -> float | None:
+def _format_difference(new: float, old: float) -> float | None:
     return round(new / old, 3) if old else None
 
 
-def _row(name: str, side: Figures) -> str:
+def _format_row(name: str, side: Figures) -> str:
     times = [side.ttft_p50_ms, side.ttft_p99_ms, side.tpot_p50_ms, side.tpot_p99_ms]
     shown = [f"{'-' if value is None else f'{value:.1f} ms':>{width}}" for value, width in zip(times, (9, 8, 9, 8), strict=True)]
     return f"{name[:22]:22} {side.tokens_per_s:>9.1f} {side.requests_per_s:>7.2f} {' '.join(shown)} {side.failed:>7}"

@@ -30,8 +30,8 @@ def draw_svg(apart: SplitReport) -> str:
     """Return the chart as SVG."""
     height = _TOP + _ROW * len(apart.splits) + 40
     longest = max((_own_ms(split) for split in apart.splits), default=0.0)
-    rows = [line for number, split in enumerate(apart.splits) for line in _row(split, _TOP + number * _ROW, longest)]
-    verdict = f'<text x="10" y="{height - 14}"{"" if apart.sound else _bad()}>{escape(apart.verdict)}</text>'
+    rows = [line for number, split in enumerate(apart.splits) for line in _draw_row(split, _TOP + number * _ROW, longest)]
+    verdict = f'<text x="10" y="{height - 14}"{"" if apart.sound else _mark_bad()}>{escape(apart.verdict)}</text>'
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" role="img">',
@@ -39,7 +39,7 @@ def draw_svg(apart: SplitReport) -> str:
             f"<style>{_STYLE}</style>",
             f'<rect width="{_WIDTH}" height="{height}" fill="#fff"/>',
             f'<text x="10" y="20">{escape(apart.model)} at {escape(apart.url)}, {escape(apart.at)}</text>',
-            *_legend(longest),
+            *_draw_legend(longest),
             *rows,
             verdict,
             "</svg>\n",
@@ -47,7 +47,7 @@ def draw_svg(apart: SplitReport) -> str:
     )
 
 
-def _legend(longest_ms: float) -> Iterator[str]:
+def _draw_legend(longest_ms: float) -> Iterator[str]:
     for number, name in enumerate(PARTS):
         x = _LEFT + number * 82
         yield f'<rect x="{x}" y="30" width="12" height="12" fill="{_COLOURS[name]}"/><text x="{x + 16}" y="40">{name}</text>'
@@ -57,16 +57,16 @@ def _legend(longest_ms: float) -> Iterator[str]:
         yield f'<text class="dim" x="{x}" y="{_TOP - 8}">{title}</text>'
 
 
-def _row(split: Split, y: int, longest_ms: float) -> Iterator[str]:
+def _draw_row(split: Split, y: int, longest_ms: float) -> Iterator[str]:
     """Draw one request. `longest_ms`: the scale of the second bar."""
     yield f'<text x="10" y="{y + 14}">{split.tokens}, {escape(split.node)}</text>'
-    yield from _bar(split, PARTS, (_LEFT, y, _BAR), sum(split.parts.values()))
-    yield from _bar(split, _OWN_PARTS, (_LEFT + _BAR + _SPACE, y, _OWN), longest_ms)
+    yield from _draw_bar(split, PARTS, (_LEFT, y, _BAR), sum(split.parts.values()))
+    yield from _draw_bar(split, _OWN_PARTS, (_LEFT + _BAR + _SPACE, y, _OWN), longest_ms)
     shown = ", ".join("-" if value is None else f"{value:.1f}" for value in (split.total_ms, split.ttft_ms, split.tpot_ms, split.gap_ms))
-    yield f'<text x="{_FIGURES}" y="{y + 14}"{_bad() if split.suspect else ""}>{shown}</text>'
+    yield f'<text x="{_FIGURES}" y="{y + 14}"{_mark_bad() if split.suspect else ""}>{shown}</text>'
 
 
-def _bar(split: Split, parts: Iterable[str], place: tuple[int, int, int], whole_ms: float) -> Iterator[str]:
+def _draw_bar(split: Split, parts: Iterable[str], place: tuple[int, int, int], whole_ms: float) -> Iterator[str]:
     """Draw parts side by side. `place`: left, top, and the width of the whole."""
     x, y, width = float(place[0]), place[1], place[2]
     for name in parts:
@@ -81,5 +81,5 @@ def _own_ms(split: Split) -> float:
     return sum(split.parts[name] for name in _OWN_PARTS)
 
 
-def _bad() -> str:
+def _mark_bad() -> str:
     return ' class="bad"'

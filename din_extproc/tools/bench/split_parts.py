@@ -75,9 +75,9 @@ class SplitReport(Struct, frozen=True):
         head = (
             f"{'tokens':>6} {'node':16} {'TTFT':>8} {'TPOT':>7} {'total':>9}  " + " ".join(f"{name:>8}" for name in PARTS) + f" {'gap':>6}"
         )
-        rows = [_row(split) for split in self.splits]
+        rows = [_format_row(split) for split in self.splits]
         failed = [f"not taken apart: {count} ({why})" for why, count in self.failed.items()]
-        clocks = [clock.said or _fine(clock) for clock in self.clocks]
+        clocks = [clock.said or _describe_sound_clock(clock) for clock in self.clocks]
         suspects = sorted({split.suspect for split in self.splits if split.suspect})
         if len(self.splits) > 1:
             middle = median_parts(self.splits)
@@ -116,9 +116,9 @@ def split_request(exchange: TimedExchange, gateway: ClockOffset, tolerance_ms: f
     if times.decided_ms is None:
         return "the gateway does not say how long it decided"
     ahead_ms = (times.started_at - exchange.began_at) * 1e3
-    raw = _parts(answer, times, ahead_ms)
+    raw = _make_parts(answer, times, ahead_ms)
     gap_ms = max(0.0, sum(max(0.0, part) for part in raw.values()) - answer.total_ms)
-    right = _parts(answer, times, ahead_ms - gateway.middle_ms) if gateway.is_off(tolerance_ms) else raw
+    right = _make_parts(answer, times, ahead_ms - gateway.middle_ms) if gateway.is_off(tolerance_ms) else raw
     return Split(
         trace_id=times.trace_id,
         node=times.node_id,
@@ -133,11 +133,11 @@ def split_request(exchange: TimedExchange, gateway: ClockOffset, tolerance_ms: f
     )
 
 
-def _parts(answer: TimedAnswer, times: GatewayTimes, ahead_ms: float) -> dict[str, float]:
+def _make_parts(answer: TimedAnswer, times: GatewayTimes, ahead_ms: float) -> dict[str, float]:
     """Return the uncorrected parts; they may be negative. `ahead_ms`: from the client's sending to the first byte at the gateway."""
     received, sent, node_ended = times.received_ms or 0.0, times.sent_ms or 0.0, times.node_ended_ms or 0.0
     decided, busy = times.decided_ms or 0.0, node_ended - sent
-    works = _node_time(answer, sent, busy)
+    works = _measure_node(answer, sent, busy)
     after = answer.total_ms - ahead_ms - node_ended
     forward = min((times.ended_ms or node_ended) - node_ended, max(0.0, after))  # Envoy may finish later
     return {
@@ -152,7 +152,7 @@ def _parts(answer: TimedAnswer, times: GatewayTimes, ahead_ms: float) -> dict[st
     }
 
 
-def _node_time(answer: TimedAnswer, sent_ms: float, busy_ms: float) -> float:
+def _measure_node(answer: TimedAnswer, sent_ms: float, busy_ms: float) -> float:
     """Return the engine's reported time; else the gateway's waiting time less the network time that the node's Envoy reports."""
     if answer.executed_ms is not None:
         return answer.executed_ms
@@ -179,14 +179,14 @@ def _find_suspect(raw: Mapping[str, float], node: str, tolerance_ms: float) -> s
     return f"{short}: the stopwatches of sidecar and Envoy differ"
 
 
-def _fine(clock: MeasuredClock) -> str:
+def _describe_sound_clock(clock: MeasuredClock) -> str:
     if clock.low_ms is None or clock.high_ms is None:
         return f"clock of {clock.whose}: it has no timestamps"
     loosely = "; too loosely known: ask more short requests" if clock.high_ms - clock.low_ms > _LOOSE_MS else ""
     return f"clock of {clock.whose}: between {clock.low_ms:+.0f} and {clock.high_ms:+.0f} ms of the client's{loosely}"
 
 
-def _row(each: Split) -> str:
+def _format_row(each: Split) -> str:
     times = [f"{'-' if value is None else f'{value:.1f}':>{width}}" for value, width in ((each.ttft_ms, 8), (each.tpot_ms, 7))]
     parts = " ".join(f"{each.parts[name]:>8.1f}" for name in PARTS)
     return f"{each.tokens:>6} {each.node[:16]:16} {' '.join(times)} {each.total_ms:>9.1f}  {parts} {each.gap_ms:>6.1f}"

@@ -83,10 +83,10 @@ def to_answer(outcome: OutsideResponse) -> TimedAnswer:
         return TimedAnswer(total_ms, trouble=outcome.failure)
     if not outcome.good:
         return refused(outcome.status, outcome.body, total_ms)
-    return replace(streamed(_events(outcome), total_ms), node=NodeTimes.of(outcome.headers, outcome.head_s * 1e3))
+    return replace(streamed(_read_events(outcome), total_ms), node=NodeTimes.of(outcome.headers, outcome.head_s * 1e3))
 
 
-def _events(outcome: OutsideResponse) -> Iterable[tuple[float, bytes]]:
+def _read_events(outcome: OutsideResponse) -> Iterable[tuple[float, bytes]]:
     """Yield the data of each event with the millisecond of its last byte."""
     framing, start = EventSplitter(), 0
     for at_s, end in outcome.arrivals:

@@ -49,9 +49,9 @@ class DemoClient:
 
     async def chat(self) -> str:
         """Check a complete answer."""
-        reply = await self._chat()
+        reply = await self._post_chat()
         _expect(reply, 200)
-        answer = _json(reply)
+        answer = _decode_json(reply)
         text = answer["choices"][0]["message"]["content"]
         _require(bool(text), "the answer is empty")
         _require(answer["usage"]["completion_tokens"] > 0, "no completion tokens in usage")
@@ -85,21 +85,21 @@ class DemoClient:
         """Check embeddings: a vector per text."""
         reply = await self._post("/v1/embeddings", {"model": EMBEDDING_MODEL, "input": ["a node", "a gateway"]})
         _expect(reply, 200)
-        vectors = [item["embedding"] for item in _json(reply)["data"]]
+        vectors = [item["embedding"] for item in _decode_json(reply)["data"]]
         _require(len(vectors) == 2 and len(vectors[0]) > 0, "not two vectors")  # noqa: PLR2004 - two texts
         return f"{len(vectors[0])} dimensions from {reply.headers.get('x-din-node-id')}"
 
     async def unknown_model(self) -> str:
         """Check the refusal of an unknown model."""
-        return _expect_refusal(await self._chat(model="no-such-model"), 404, "model_not_found")
+        return _expect_refusal(await self._post_chat(model="no-such-model"), 404, "model_not_found")
 
     async def wrong_key(self) -> str:
         """Check the refusal of an unknown key."""
-        return _expect_refusal(await self._chat(key="din_demo_wrong"), 401, "invalid_api_key")
+        return _expect_refusal(await self._post_chat(key="din_demo_wrong"), 401, "invalid_api_key")
 
     async def over_limit(self) -> str:
         """Check the refusal of requests over the limit."""
-        replies = [await self._chat(key=self._plan.trial_key.text, max_tokens=1) for _ in range(TRIAL_RPM + 1)]
+        replies = [await self._post_chat(key=self._plan.trial_key.text, max_tokens=1) for _ in range(TRIAL_RPM + 1)]
         statuses = [reply.status for reply in replies]
         _require(statuses == [200] * TRIAL_RPM + [429], f"the statuses {statuses}")
         reply = replies[-1]
@@ -111,19 +111,19 @@ class DemoClient:
 
     async def node_dies(self) -> str:
         """Kill the node that answered last; the other one has to answer every further request."""
-        first = (await self._chat(max_tokens=4)).headers.get("x-din-node-id", "")
+        first = (await self._post_chat(max_tokens=4)).headers.get("x-din-node-id", "")
         chat_nodes = {node.id for node in self._plan.nodes if not node.embeds}
         _require(first in chat_nodes, f"{first!r} is none of the chat nodes")
         await self._end_node(first)
         answered = set()
         for _ in range(_TRIES):
-            reply = await self._chat(max_tokens=4)
+            reply = await self._post_chat(max_tokens=4)
             _expect(reply, 200)
             answered.add(reply.headers.get("x-din-node-id"))
         _require(answered == chat_nodes - {first}, f"answers came from {answered}")
         return f"{first} is gone, {_TRIES} of {_TRIES} answers came from {', '.join(sorted(chat_nodes - {first}))}"
 
-    async def _chat(self, *, model: str = CHAT_ALIAS, key: str = "", max_tokens: int = 24) -> OutsideResponse:
+    async def _post_chat(self, *, model: str = CHAT_ALIAS, key: str = "", max_tokens: int = 24) -> OutsideResponse:
         body = {"model": model, "messages": [{"role": "user", "content": "Say hello to the world."}], "max_tokens": max_tokens}
         return await self._post("/v1/chat/completions", body, key)
 
@@ -143,7 +143,7 @@ class DemoClient:
         return reply
 
 
-def _json(reply: OutsideResponse) -> Any:
+def _decode_json(reply: OutsideResponse) -> Any:
     try:
         return json.loads(reply.body)
     except ValueError:
@@ -161,6 +161,6 @@ def _expect(reply: OutsideResponse, status: int) -> None:
 
 def _expect_refusal(reply: OutsideResponse, status: int, code: str) -> str:
     _expect(reply, status)
-    error = _json(reply)["error"]
+    error = _decode_json(reply)["error"]
     _require(error["code"] == code, f"the code {error['code']!r} instead of {code!r}")
     return f"{status} {code}"

@@ -190,7 +190,7 @@ async def _start_redis(plan: DemoPlan, binary: Path, children: Children, console
 
 async def _start_node(plan: DemoPlan, node: DemoNode, children: Children, console: Console) -> Child:
     model = None if plan.simulated else find_small_model()
-    command = _simulator_command(node) if model is None else _llama_command(node, model)
+    command = _make_simulator_command(node) if model is None else _make_llama_command(node, model)
     child = await children.start(node.id, command, ready=http_ready(f"http://127.0.0.1:{node.port}/health"), timeout_s=_BOOT_S)
     what = "embeddings" if node.embeds else "chat"
     by = "engine simulator" if model is None else "SmolLM2 135M on llama.cpp"
@@ -198,7 +198,7 @@ async def _start_node(plan: DemoPlan, node: DemoNode, children: Children, consol
     return child
 
 
-def _llama_command(node: DemoNode, model: Path) -> Command:
+def _make_llama_command(node: DemoNode, model: Path) -> Command:
     alias = EMBEDDING_MODEL if node.embeds else CHAT_MODEL
     command: Command = [sys.executable, "-m", "din_extproc.tools.demo.llamacpp", model, "--port", str(node.port), "--alias", alias]
     if node.embeds:
@@ -206,7 +206,7 @@ def _llama_command(node: DemoNode, model: Path) -> Command:
     return [*command, "--ctx", str(CONTEXT_TOKENS * PARALLEL), "--parallel", str(PARALLEL)]
 
 
-def _simulator_command(node: DemoNode) -> Command:
+def _make_simulator_command(node: DemoNode) -> Command:
     model = EMBEDDING_MODEL if node.embeds else CHAT_MODEL
     runner = "pooling" if node.embeds else "generate"
     command: Command = [sys.executable, "-m", "din_extproc", "engine-sim", "--port", str(node.port), "--model", model]

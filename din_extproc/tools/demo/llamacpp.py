@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    server = xllamacpp.Server(_params(options))
+    server = xllamacpp.Server(_make_params(options))
     print("LISTENING", server.listening_address, flush=True)  # noqa: T201 - the parent process waits for this line
     # An unlimited wait would keep Python from running its signal handlers.
     while not stop.wait(0.2):
@@ -43,7 +43,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _params(options: argparse.Namespace) -> xllamacpp.CommonParams:
+def _make_params(options: argparse.Namespace) -> xllamacpp.CommonParams:
     params = xllamacpp.CommonParams()
     params.model.path = options.model
     params.hostnames = [options.host]

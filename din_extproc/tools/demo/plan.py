@@ -71,16 +71,16 @@ def demo_yaml(plan: DemoPlan) -> str:
         "store": {"url": f"redis://127.0.0.1:{plan.redis_port}/0"},
         "aliases": {CHAT_ALIAS: {"model": CHAT_MODEL}},
         "pools": {
-            "demo-chat": {"model": CHAT_MODEL, "engine": engine, "nodes": _nodes(plan, embed=False)},
-            "demo-embeddings": {"model": EMBEDDING_MODEL, "engine": engine, "nodes": _nodes(plan, embed=True)},
+            "demo-chat": {"model": CHAT_MODEL, "engine": engine, "nodes": _make_nodes(plan, embed=False)},
+            "demo-embeddings": {"model": EMBEDDING_MODEL, "engine": engine, "nodes": _make_nodes(plan, embed=True)},
         },
         "rules": [
             {"id": "embedding-fastpath", "when": {"path": ["/v1/embeddings"]}, "pool": "demo-embeddings"},
             {"id": "everything-else", "when": "always", "pool": "demo-chat"},
         ],
         "tenants": [
-            _tenant("demo", plan.key, {"rpm": 600, "tpm": 200_000, "max_streams": 8}),
-            _tenant("trial", plan.trial_key, {"rpm": TRIAL_RPM, "tpm": 20_000, "max_streams": 2}),
+            _make_tenant("demo", plan.key, {"rpm": 600, "tpm": 200_000, "max_streams": 8}),
+            _make_tenant("trial", plan.trial_key, {"rpm": TRIAL_RPM, "tpm": 20_000, "max_streams": 2}),
         ],
         "envoy": {"listener": f"127.0.0.1:{plan.listener_port}", "admin": f"127.0.0.1:{plan.envoy_admin_port}"},
     }
@@ -89,28 +89,30 @@ def demo_yaml(plan: DemoPlan) -> str:
 
 def curl_lines(plan: DemoPlan) -> tuple[tuple[str, str], ...]:
     """Return example commands, each with a title."""
-    chat = _curl(plan, plan.key, '{"model":"bx-fast-chat","messages":[{"role":"user","content":"Say hello."}],"max_tokens":40}', "-si")
-    stream = _curl(
+    chat = _format_curl(
+        plan, plan.key, '{"model":"bx-fast-chat","messages":[{"role":"user","content":"Say hello."}],"max_tokens":40}', "-si"
+    )
+    stream = _format_curl(
         plan,
         plan.key,
         '{"model":"bx-fast-chat","stream":true,"messages":[{"role":"user","content":"Tell a story."}],"max_tokens":80}',
         "-sN",
     )
-    short = _curl(plan, plan.trial_key, '{"model":"bx-fast-chat","messages":[{"role":"user","content":"Hi"}],"max_tokens":1}', "-si")
+    short = _format_curl(plan, plan.trial_key, '{"model":"bx-fast-chat","messages":[{"role":"user","content":"Hi"}],"max_tokens":1}', "-si")
     shown = "grep -iE '^(HTTP|x-ratelimit|retry-after)|rate_limit'"
     loop = f"for i in $(seq {TRIAL_RPM + 1}); do {short} | {shown}; done"
     return (("chat", chat), ("stream", stream), (f"over the limit: the trial key may ask {TRIAL_RPM} times a minute", loop))
 
 
-def _curl(plan: DemoPlan, key: NewKey, body: str, options: str) -> str:
+def _format_curl(plan: DemoPlan, key: NewKey, body: str, options: str) -> str:
     headers = f"-H 'authorization: Bearer {key.text}' -H 'content-type: application/json'"
     return f"curl {options} {plan.url}/v1/chat/completions {headers} -d '{body}'"
 
 
-def _nodes(plan: DemoPlan, *, embed: bool) -> list[dict[str, object]]:
+def _make_nodes(plan: DemoPlan, *, embed: bool) -> list[dict[str, object]]:
     fixed = {"version": "2.0.0", "dtype": "q4_1", "max_seq_len": CONTEXT_TOKENS, "max_concurrency": PARALLEL}
     return [{"id": node.id, "address": f"127.0.0.1:{node.port}", **fixed} for node in plan.nodes if node.embeds == embed]
 
 
-def _tenant(name: str, key: NewKey, limits: dict[str, int]) -> dict[str, object]:
+def _make_tenant(name: str, key: NewKey, limits: dict[str, int]) -> dict[str, object]:
     return {"id": name, "keys": [{"id": name, "hash": key.hash}], "models": ["bx-*", CHAT_MODEL, EMBEDDING_MODEL], "limits": limits}

@@ -54,11 +54,11 @@ class Child:
     async def stop(self, grace_s: float = 5.0) -> None:
         """Send SIGTERM, then kill its whole group after `grace_s`. Return when it has ended."""
         if self.exit_code is None:
-            self._signal(signal.SIGTERM)
+            self._send_signal(signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), grace_s)
         # The group includes what the child has started, and a child that ignored SIGTERM.
-        self._signal(signal.SIGKILL)
+        self._send_signal(signal.SIGKILL)
         await self._process.wait()
 
     def failure(self, what: str) -> ChildFailed:
@@ -67,7 +67,7 @@ class Child:
         tail = "".join(f"\n    {line}" for line in lines)
         return ChildFailed(f"{self.name} {what}; its last words:{tail or ' none'}")
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _send_signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
@@ -110,7 +110,7 @@ class Children:
                     stderr=output,
                     env={**os.environ, **(environment or {})},
                     start_new_session=True,
-                    preexec_fn=partial(_die_with, os.getpid()),
+                    preexec_fn=partial(_make_parent_death_signal, os.getpid()),
                 )
             except OSError as error:
                 raise ChildFailed(f"{name} failed to start: {error}") from error
@@ -178,15 +178,15 @@ def http_ready(url: str) -> Probe:
 
 def tcp_ready(host: str, port: int) -> Probe:
     """Return a readiness check: the port accepts a connection."""
-    return _accepts(lambda: asyncio.open_connection(host, port))
+    return _make_probe(lambda: asyncio.open_connection(host, port))
 
 
 def unix_ready(path: Path) -> Probe:
     """Return a readiness check: the Unix socket accepts a connection."""
-    return _accepts(lambda: asyncio.open_unix_connection(path))
+    return _make_probe(lambda: asyncio.open_unix_connection(path))
 
 
-def _accepts(connect: Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]) -> Probe:
+def _make_probe(connect: Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]) -> Probe:
     async def probe() -> bool:
         try:
             _, writer = await connect()
@@ -209,7 +209,7 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
         return [int(probe.getsockname()[1]) for probe in sockets]
 
 
-def _die_with(parent: int) -> None:
+def _make_parent_death_signal(parent: int) -> None:
     """Run in the child before exec: the kernel ends the child when its parent ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:

@@ -21,10 +21,10 @@ async def send_traffic(plan: DemoPlan) -> None:
     """Send requests until cancelled. Refusals and failures are what the dashboard shows; they end nothing."""
     async with ClientSession(timeout=ClientTimeout(total=30)) as session, asyncio.TaskGroup() as group:
         for number in range(_CLIENTS):
-            group.create_task(_client(plan, session, random.Random(number)))  # noqa: S311 - pauses need no secrecy
+            group.create_task(_run_client(plan, session, random.Random(number)))  # noqa: S311 - pauses need no secrecy
 
 
-async def _client(plan: DemoPlan, session: ClientSession, chance: random.Random) -> None:
+async def _run_client(plan: DemoPlan, session: ClientSession, chance: random.Random) -> None:
     for number, prompt in enumerate(cycle(_PROMPTS), 1):
         key = plan.trial_key if number % _TRIAL_EVERY == 0 else plan.key
         body = {"model": CHAT_ALIAS, "messages": [{"role": "user", "content": prompt}], "max_tokens": 24, "stream": number % 2 == 0}

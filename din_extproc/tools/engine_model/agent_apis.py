@@ -28,7 +28,7 @@ def read_response(reader: Reader) -> Callable[[bytes, str], EngineRequest | Engi
         instructions = given.get("instructions")
         before = [{"role": "system", "content": instructions}] if instructions else []
         messages = [*before, *items] if isinstance(items, list) else items
-        return reader.chat(_as_chat(given, messages, given.get("max_output_tokens")), content_type)
+        return reader.chat(_convert_to_chat(given, messages, given.get("max_output_tokens")), content_type)
 
     return read
 
@@ -39,26 +39,28 @@ def read_message(reader: Reader) -> Callable[[bytes, str], EngineRequest | Engin
     def read(body: bytes, content_type: str) -> EngineRequest | EngineFailure:
         given = decode_body(body, content_type)
         if isinstance(given, EngineFailure):
-            return _reworded(given)
+            return _reword_failure(given)
         system, messages = given.get("system"), given.get("messages")
         if system and isinstance(messages, list):
             messages = [{"role": "system", "content": system}, *messages]
-        found = reader.chat(_as_chat(given, messages, given.get("max_tokens")), content_type)
-        return _reworded(found) if isinstance(found, EngineFailure) else found
+        found = reader.chat(_convert_to_chat(given, messages, given.get("max_tokens")), content_type)
+        return _reword_failure(found) if isinstance(found, EngineFailure) else found
 
     return read
 
 
 def response_body(identity: Identity, ask: EngineRequest, reporting: Reporting) -> bytes:
     """Return a complete /v1/responses answer."""
-    return _encode(_response(identity, ask, reporting))
+    return _encode(_make_response(identity, ask, reporting))
 
 
 def message_body(identity: Identity, ask: EngineRequest, reporting: Reporting) -> bytes:
     """Return a complete /v1/messages answer."""
     script = ask.scripts[0]
     content = [{"type": "text", "text": script.text}]
-    return _encode({**_message_head(identity), "content": content, "stop_reason": _stop_reason(ask), "usage": _usage(ask, reporting)})
+    return _encode(
+        {**_make_message_head(identity), "content": content, "stop_reason": _stop_reason(ask), "usage": _make_usage(ask, reporting)}
+    )
 
 
 class ResponseStream:
@@ -71,24 +73,24 @@ class ResponseStream:
 
     def opening(self) -> bytes:
         """Return the events before the first token."""
-        begun = {**_response(self._identity, self._ask, self._reporting), "status": "in_progress", "output": [], "usage": None}
-        return _event("response.created", {"response": begun})
+        begun = {**_make_response(self._identity, self._ask, self._reporting), "status": "in_progress", "output": [], "usage": None}
+        return _format_event("response.created", {"response": begun})
 
     def token(self, index: int, position: int, *, finish: str | None = None) -> bytes:  # noqa: ARG002 - the end says why
         """Return the events of one token."""
         piece = self._ask.scripts[index].pieces[position]
-        return _event("response.output_text.delta", {"item_id": f"msg_{self._identity.id}", "output_index": 0, "delta": piece})
+        return _format_event("response.output_text.delta", {"item_id": f"msg_{self._identity.id}", "output_index": 0, "delta": piece})
 
     def closing(self) -> bytes:
         """Return the events after the last token."""
-        whole = _response(self._identity, self._ask, self._reporting)
-        return _event(f"response.{whole['status']}", {"response": whole})
+        whole = _make_response(self._identity, self._ask, self._reporting)
+        return _format_event(f"response.{whole['status']}", {"response": whole})
 
     def failed(self, message: str, *, as_text: bool) -> bytes:  # noqa: ARG002 - it has one way
         """Return an error inside the stream."""
         error = {"code": "server_error", "message": message}
-        whole = {**_response(self._identity, self._ask, self._reporting), "status": "failed", "error": error}
-        return _event("response.failed", {"response": whole})
+        whole = {**_make_response(self._identity, self._ask, self._reporting), "status": "failed", "error": error}
+        return _format_event("response.failed", {"response": whole})
 
     def aborted(self) -> bytes:
         """Return nothing: the stream just ends."""
@@ -105,37 +107,37 @@ class MessageStream:
 
     def opening(self) -> bytes:
         """Return the events before the first token."""
-        usage = {"input_tokens": (_usage(self._ask, self._reporting) or {}).get("input_tokens", 0), "output_tokens": 0}
-        begun = {**_message_head(self._identity), "content": [], "stop_reason": None, "usage": usage}
+        usage = {"input_tokens": (_make_usage(self._ask, self._reporting) or {}).get("input_tokens", 0), "output_tokens": 0}
+        begun = {**_make_message_head(self._identity), "content": [], "stop_reason": None, "usage": usage}
         block = {"index": 0, "content_block": {"type": "text", "text": ""}}
-        return _event("message_start", {"message": begun}) + _event("content_block_start", block)
+        return _format_event("message_start", {"message": begun}) + _format_event("content_block_start", block)
 
     def token(self, index: int, position: int, *, finish: str | None = None) -> bytes:  # noqa: ARG002 - the end says why
         """Return the events of one token."""
         piece = self._ask.scripts[index].pieces[position]
-        return _event("content_block_delta", {"index": 0, "delta": {"type": "text_delta", "text": piece}})
+        return _format_event("content_block_delta", {"index": 0, "delta": {"type": "text_delta", "text": piece}})
 
     def closing(self) -> bytes:
         """Return the events after the last token."""
-        ended = {"delta": {"stop_reason": _stop_reason(self._ask), "stop_sequence": None}, "usage": _usage(self._ask, self._reporting)}
-        return _event("content_block_stop", {"index": 0}) + _event("message_delta", ended) + _event("message_stop", {})
+        ended = {"delta": {"stop_reason": _stop_reason(self._ask), "stop_sequence": None}, "usage": _make_usage(self._ask, self._reporting)}
+        return _format_event("content_block_stop", {"index": 0}) + _format_event("message_delta", ended) + _format_event("message_stop", {})
 
     def failed(self, message: str, *, as_text: bool) -> bytes:  # noqa: ARG002 - it has one way
         """Return an error inside the stream."""
-        return _event("error", {"error": {"type": "api_error", "message": message}})
+        return _format_event("error", {"error": {"type": "api_error", "message": message}})
 
     def aborted(self) -> bytes:
         """Return nothing: the stream just ends."""
         return b""
 
 
-def _as_chat(given: dict[str, Any], messages: Any, limit: Any) -> bytes:
+def _convert_to_chat(given: dict[str, Any], messages: Any, limit: Any) -> bytes:
     """The same as a chat; a missing field stays missing."""
     kept = {name: given[name] for name in ("model", "temperature", "top_p", "stream") if name in given}
     return _encode({**kept, **({} if messages is None else {"messages": messages}), **({} if limit is None else {"max_tokens": limit})})
 
 
-def _reworded(failure: EngineFailure) -> EngineFailure:
+def _reword_failure(failure: EngineFailure) -> EngineFailure:
     """An error in Anthropic's shape."""
     decoded = msgspec.json.decode(failure.body)
     error = decoded.get("error") if isinstance(decoded, dict) else None
@@ -144,7 +146,7 @@ def _reworded(failure: EngineFailure) -> EngineFailure:
     return EngineFailure(failure.status, _encode({"type": "error", "error": {"type": kind, "message": message}}), failure.headers)
 
 
-def _message_head(identity: Identity) -> dict[str, Any]:
+def _make_message_head(identity: Identity) -> dict[str, Any]:
     return {"id": identity.id, "type": "message", "role": "assistant", "model": identity.model, "stop_sequence": None}
 
 
@@ -152,13 +154,13 @@ def _stop_reason(ask: EngineRequest) -> str:
     return "max_tokens" if ask.scripts[0].finish_reason == "length" else "end_turn"
 
 
-def _usage(ask: EngineRequest, reporting: Reporting) -> dict[str, Any] | None:
+def _make_usage(ask: EngineRequest, reporting: Reporting) -> dict[str, Any] | None:
     usage = reporting.of(ask.prompt_tokens, len(ask.scripts[0].pieces))
     return usage and {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
 
 
-def _response(identity: Identity, ask: EngineRequest, reporting: Reporting) -> dict[str, Any]:
-    script, usage = ask.scripts[0], _usage(ask, reporting)
+def _make_response(identity: Identity, ask: EngineRequest, reporting: Reporting) -> dict[str, Any]:
+    script, usage = ask.scripts[0], _make_usage(ask, reporting)
     cut = script.finish_reason == "length"
     status = "incomplete" if cut else "completed"
     text = {"type": "output_text", "text": script.text, "annotations": []}
@@ -176,5 +178,5 @@ def _response(identity: Identity, ask: EngineRequest, reporting: Reporting) -> d
     }
 
 
-def _event(kind: str, fields: dict[str, Any]) -> bytes:
+def _format_event(kind: str, fields: dict[str, Any]) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (kind.encode(), _encode({"type": kind, **fields}))

@@ -56,8 +56,8 @@ def chat_body(identity: Identity, ask: EngineRequest, reporting: Reporting) -> b
     choices = [
         {
             "index": index,
-            "message": _message(script, identity.id, index, ask.reasoning or "reasoning"),
-            "logprobs": None if ask.logprobs is None else _chat_logprobs(script.pieces, ask.logprobs),
+            "message": _make_message(script, identity.id, index, ask.reasoning or "reasoning"),
+            "logprobs": None if ask.logprobs is None else _make_chat_logprobs(script.pieces, ask.logprobs),
             "finish_reason": script.finish_reason,
             "stop_reason": script.stop_reason,
             "token_ids": None,
@@ -65,7 +65,7 @@ def chat_body(identity: Identity, ask: EngineRequest, reporting: Reporting) -> b
         }
         for index, script in enumerate(ask.scripts)
     ]
-    body = _body(identity, "chat.completion", choices, ask, reporting)
+    body = _make_body(identity, "chat.completion", choices, ask, reporting)
     tail = ("prompt_logprobs", "prompt_token_ids", "prompt_text", "kv_transfer_params", "ec_transfer_params", "metrics")
     return _encode({**body, **dict.fromkeys(tail)})
 
@@ -76,7 +76,7 @@ def completion_body(identity: Identity, ask: EngineRequest, reporting: Reporting
         {
             "index": index,
             "text": script.text,
-            "logprobs": None if ask.logprobs is None else _text_logprobs(script.pieces, ask.logprobs),
+            "logprobs": None if ask.logprobs is None else _make_text_logprobs(script.pieces, ask.logprobs),
             "finish_reason": script.finish_reason,
             "stop_reason": script.stop_reason,
             "token_ids": None,
@@ -86,7 +86,7 @@ def completion_body(identity: Identity, ask: EngineRequest, reporting: Reporting
         }
         for index, script in enumerate(ask.scripts)
     ]
-    body = _body(identity, "text_completion", choices, ask, reporting)
+    body = _make_body(identity, "text_completion", choices, ask, reporting)
     return _encode({**body, **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "metrics"))})
 
 
@@ -119,7 +119,7 @@ class EventStream:
         events: list[bytes] = []
         for index in range(len(self._ask.scripts)):
             choice = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]' % index
-            usage = self._continuous(index, 0)
+            usage = self._make_continuous_usage(index, 0)
             events.append(self._head + choice + usage + b',"prompt_token_ids":null,"prompt_text":null}\n\n')
         return b"".join(events)
 
@@ -134,19 +134,19 @@ class EventStream:
         script = self._ask.scripts[index]
         is_last = finish is not None or position == len(script.pieces) - 1
         if script.tool is not None:
-            return self._tool_token(script, index, position, finish if is_last else None)
+            return self._encode_tool_token(script, index, position, finish if is_last else None)
         piece = script.pieces[position]
         if self._chat:
             key = self._thought if position < script.thoughts else self._content
             delta = key + _encode(piece) + b"}" if piece or not is_last else self._no_delta
         else:
             delta = self._content + _encode(piece)
-        logprobs = self._logprobs(piece)
+        logprobs = self._make_logprobs(piece)
         if not is_last:
             ending = b',"logprobs":' + logprobs + b',"finish_reason":null' + self._close
-            return self._event(index, delta + ending, position)
-        return self._event(
-            index, delta + b',"logprobs":' + logprobs + self._ending(finish or script.finish_reason, script), position, last=True
+            return self._encode_event(index, delta + ending, position)
+        return self._encode_event(
+            index, delta + b',"logprobs":' + logprobs + self._encode_ending(finish or script.finish_reason, script), position, last=True
         )
 
     def closing(self) -> bytes:
@@ -165,7 +165,7 @@ class EventStream:
         """Return the end marker."""
         return DONE
 
-    def _tool_token(self, script: AnswerScript, index: int, position: int, finish: str | None) -> bytes:
+    def _encode_tool_token(self, script: AnswerScript, index: int, position: int, finish: str | None) -> bytes:
         """Return a tool call's event: the first carries the call, the others its arguments."""
         assert script.tool is not None  # noqa: S101 - checked by the caller
         piece = _encode(script.pieces[position])
@@ -174,33 +174,33 @@ class EventStream:
         if position == 0:
             name = _encode(script.tool.name)
             opening = b'"content":null,"tool_calls":[{"id":"%s","type":"function","index":0,"function":{"name":%s}}]}'
-            delta = self._delta + opening % (_tool_id(self._identity.id, index).encode(), name)
-            events = self._event(index, delta + b',"logprobs":null,"finish_reason":null' + self._close, position)
+            delta = self._delta + opening % (_make_tool_id(self._identity.id, index).encode(), name)
+            events = self._encode_event(index, delta + b',"logprobs":null,"finish_reason":null' + self._close, position)
         if is_last:
-            ending = b',"logprobs":null' + self._ending(finish or script.finish_reason, script)
-            return events + self._event(index, self._no_delta + ending, position, last=True)
+            ending = b',"logprobs":null' + self._encode_ending(finish or script.finish_reason, script)
+            return events + self._encode_event(index, self._no_delta + ending, position, last=True)
         delta = self._delta + b'"tool_calls":[{"index":0,"function":{"arguments":%s}}]}' % piece
-        return events + self._event(index, delta + b',"logprobs":null,"finish_reason":null' + self._close, position)
+        return events + self._encode_event(index, delta + b',"logprobs":null,"finish_reason":null' + self._close, position)
 
-    def _event(self, index: int, rest: bytes, position: int, *, last: bool = False) -> bytes:
-        usage = self._continuous(index, position + 1)
+    def _encode_event(self, index: int, rest: bytes, position: int, *, last: bool = False) -> bytes:
+        usage = self._make_continuous_usage(index, position + 1)
         signs = last and self._signs_last and not self._ask.include_usage
         fingerprint = b"," + _encode(self._signed)[1:-1] if signs else b""
         return b'%s{"index":%d%s%s%s}\n\n' % (self._head, index, rest, usage, fingerprint)
 
-    def _ending(self, reason: str, script: AnswerScript) -> bytes:
+    def _encode_ending(self, reason: str, script: AnswerScript) -> bytes:
         stop = _encode(script.stop_reason)
         tail = b',"token_ids":null}]' if self._chat else b',"prompt_token_ids":null,"token_ids":null}]'
         return b',"finish_reason":"%s","stop_reason":%s%s' % (reason.encode(), stop, tail)
 
-    def _continuous(self, index: int, produced: int) -> bytes:
+    def _make_continuous_usage(self, index: int, produced: int) -> bytes:
         usage = self._reporting.of(self._ask.prompts[index], produced) if self._ask.continuous_usage else None
         return b',"usage":' + _encode({**usage, "completion_tokens_details": None}) if usage else b""
 
-    def _logprobs(self, piece: str) -> bytes:
+    def _make_logprobs(self, piece: str) -> bytes:
         if self._ask.logprobs is None:
             return b"null"
-        shape = _chat_logprobs if self._chat else _text_logprobs
+        shape = _make_chat_logprobs if self._chat else _make_text_logprobs
         return _encode(shape((piece,), self._ask.logprobs))
 
 
@@ -211,7 +211,7 @@ def error_event(message: str, *, as_text: bool) -> bytes:
     return b'data: {"error": {"message": %s, "type": "InternalServerError", "param": null, "code": 500}}\n\n' % _encode(message)
 
 
-def _body(identity: Identity, kind: str, choices: Sequence[Any], ask: EngineRequest, reporting: Reporting) -> dict[str, Any]:
+def _make_body(identity: Identity, kind: str, choices: Sequence[Any], ask: EngineRequest, reporting: Reporting) -> dict[str, Any]:
     completion_tokens = sum(len(script.pieces) for script in ask.scripts)
     return {
         "id": identity.id,
@@ -225,37 +225,39 @@ def _body(identity: Identity, kind: str, choices: Sequence[Any], ask: EngineRequ
     }
 
 
-def _message(script: AnswerScript, answer_id: str, index: int, reasoning: str) -> dict[str, Any]:
+def _make_message(script: AnswerScript, answer_id: str, index: int, reasoning: str) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": script.text if script.tool is None else None}
     message.update(dict.fromkeys(("refusal", "annotations", "audio", "function_call")))
     if script.tool is not None:
         function = {"name": script.tool.name, "arguments": script.tool.arguments}
-        message["tool_calls"] = [{"id": _tool_id(answer_id, index), "type": "function", "function": function}]
+        message["tool_calls"] = [{"id": _make_tool_id(answer_id, index), "type": "function", "function": function}]
     message[reasoning] = script.thought or None
     return message
 
 
-def _tool_id(answer_id: str, index: int) -> str:
+def _make_tool_id(answer_id: str, index: int) -> str:
     return f"chatcmpl-tool-{crc32(answer_id.encode(), index):016x}"
 
 
-def _chat_logprobs(pieces: Sequence[str], alternatives: int) -> Mapping[str, Any]:
-    return {"content": [{**_logprob(piece, 0), "top_logprobs": [_logprob(piece, k) for k in range(alternatives)]} for piece in pieces]}
+def _make_chat_logprobs(pieces: Sequence[str], alternatives: int) -> Mapping[str, Any]:
+    return {
+        "content": [{**_make_logprob(piece, 0), "top_logprobs": [_make_logprob(piece, k) for k in range(alternatives)]} for piece in pieces]
+    }
 
 
-def _logprob(piece: str, rank: int) -> dict[str, Any]:
+def _make_logprob(piece: str, rank: int) -> dict[str, Any]:
     """Return an invented, repeatable log probability; less likely alternatives are the piece with a mark."""
     token = piece + "'" * rank
     raw = token.encode("utf-8", "replace")
     return {"token": token, "logprob": -(0.05 + crc32(raw) % 1000 / 1000 + rank), "bytes": list(raw)}
 
 
-def _text_logprobs(pieces: Sequence[str], alternatives: int) -> Mapping[str, Any]:
+def _make_text_logprobs(pieces: Sequence[str], alternatives: int) -> Mapping[str, Any]:
     offsets, length = [], 0
     for piece in pieces:
         offsets.append(length)
         length += len(piece)
-    ranked = [[_logprob(piece, rank) for rank in range(max(1, alternatives))] for piece in pieces]
+    ranked = [[_make_logprob(piece, rank) for rank in range(max(1, alternatives))] for piece in pieces]
     return {
         "text_offset": offsets,
         "token_logprobs": [entries[0]["logprob"] for entries in ranked],

@@ -167,7 +167,7 @@ class SimulatedEngine:
     def catch_up(self, now: float) -> None:
         """Account for the iterations that have ended by now, so that memory and tokens are current."""
         if self._alike > 1:
-            self._book(min(int((now - self._began) / self._iteration_s), self._alike - 1))
+            self._allocate_blocks(min(int((now - self._began) / self._iteration_s), self._alike - 1))
 
     def _begin(self, now: float) -> None:
         """Plan an iteration: running sequences first, then as many queued ones as batch, budget and memory allow."""
@@ -178,7 +178,7 @@ class SimulatedEngine:
                 budget -= self._schedule(sequence, budget)
         while self.waiting and budget > 0 and len(self.running) < self.spec.max_num_seqs:
             sequence = self.waiting[0]
-            if self._blocks_for(sequence.prompt_tokens + sequence.produced) > self._free_blocks:
+            if self._count_blocks(sequence.prompt_tokens + sequence.produced) > self._free_blocks:
                 break
             self.waiting.popleft()
             self.running.append(sequence)
@@ -188,7 +188,7 @@ class SimulatedEngine:
         if not self._chunks:
             self.next_at = None
             return
-        self._began, self._iteration_s = now, self._duration()
+        self._began, self._iteration_s = now, self._compute_duration()
         self._alike = 1 if self._every_token else self._count_alike()
         self.next_at = now + self._alike * self._iteration_s
 
@@ -205,7 +205,7 @@ class SimulatedEngine:
         self._alike = 1
         self.next_at = self._began + self._iteration_s
 
-    def _book(self, number: int) -> None:
+    def _allocate_blocks(self, number: int) -> None:
         """Account for iterations that have ended, none of them the last of the run."""
         if number <= 0:
             return
@@ -218,14 +218,14 @@ class SimulatedEngine:
                 sequence.produced += number
                 sequence.last_token = self._began
                 self.tokens += number
-                blocks = self._blocks_for(sequence.computed + 1)
+                blocks = self._count_blocks(sequence.computed + 1)
                 self._free_blocks -= blocks - sequence.blocks
                 sequence.blocks = blocks
 
     def _schedule(self, sequence: SimulatedSequence, budget: int) -> int:
         """Allocate a sequence's tokens and memory of this iteration. Return the tokens: 0 if the sequence itself was preempted."""
         tokens = min(budget, max(1, sequence.prompt_tokens + sequence.produced - sequence.computed))
-        needed = self._blocks_for(sequence.computed + tokens) - sequence.blocks
+        needed = self._count_blocks(sequence.computed + tokens) - sequence.blocks
         while needed > self._free_blocks:
             victim = self.running[-1]
             self._preempt(victim)
@@ -246,7 +246,7 @@ class SimulatedEngine:
         self.preemptions += 1
         self.waiting.appendleft(victim)
 
-    def _duration(self) -> float:
+    def _compute_duration(self) -> float:
         decoding = tokens = 0
         for sequence, chunk in self._chunks:
             tokens += chunk
@@ -259,7 +259,7 @@ class SimulatedEngine:
 
     def _complete(self, at: float, emissions: list[Emission]) -> None:
         """Finish the current iterations: every sequence that is computed to its end has a new token."""
-        self._book(self._alike - 1)
+        self._allocate_blocks(self._alike - 1)
         self.iterations += 1
         for sequence, tokens in self._chunks:
             if sequence.finished is not None:
@@ -293,5 +293,5 @@ class SimulatedEngine:
         self._free_blocks += sequence.blocks
         sequence.blocks = 0
 
-    def _blocks_for(self, tokens: int) -> int:
+    def _count_blocks(self, tokens: int) -> int:
         return -(-tokens // self.spec.block_size)

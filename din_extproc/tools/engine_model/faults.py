@@ -122,14 +122,14 @@ class FaultBoard:
             if fault.containing.encode() not in body:
                 continue
             left = self._left[index]
-            if left == 0 or not self._chance(fault.probability):
+            if left == 0 or not self._draw_chance(fault.probability):
                 continue
             if left is not None:
                 self._left[index] = left - 1
             struck[fault.kind] = fault
         return struck
 
-    def _chance(self, probability: float) -> bool:
+    def _draw_chance(self, probability: float) -> bool:
         if probability >= 1:
             return True
         self._state = (self._state * 6364136223846793005 + 1442695040888963407) & 0xFFFFFFFFFFFFFFFF

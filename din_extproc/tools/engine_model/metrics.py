@@ -112,40 +112,40 @@ class EngineMetrics:
         """Return the current Prometheus text."""
         waiting, running = len(engine.waiting), len(engine.running)
         lines: list[str] = []
-        self._gauge(lines, "num_requests_running", "Number of requests in model execution batches.", {"": running})
-        self._gauge(lines, "num_requests_waiting", "Number of requests waiting to be processed.", {"": waiting})
+        self._render_gauge(lines, "num_requests_running", "Number of requests in model execution batches.", {"": running})
+        self._render_gauge(lines, "num_requests_waiting", "Number of requests waiting to be processed.", {"": waiting})
         by_reason = {',reason="capacity"': waiting, ',reason="deferred"': 0}
-        self._gauge(lines, "num_requests_waiting_by_reason", "Number of waiting requests by reason.", by_reason)
+        self._render_gauge(lines, "num_requests_waiting_by_reason", "Number of waiting requests by reason.", by_reason)
         states = {f',sleep_state="{state}"': float(state == "awake") for state in ("awake", "weights_offloaded", "discard_all")}
-        self._gauge(lines, "engine_sleep_state", "Engine sleep state.", states)
-        self._gauge(lines, "kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", {"": engine.kv_usage})
-        self._counter(
+        self._render_gauge(lines, "engine_sleep_state", "Engine sleep state.", states)
+        self._render_gauge(lines, "kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", {"": engine.kv_usage})
+        self._render_counter(
             lines, "prefix_cache_queries", "Prefix cache queries, in terms of number of queried tokens.", {"": self.prompt_tokens}
         )
-        self._counter(lines, "prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens.", {"": 0})
-        self._counter(lines, "num_preemptions", "Cumulative number of preemption from the engine.", {"": engine.preemptions})
-        self._counter(lines, "prompt_tokens", "Number of prefill tokens processed.", {"": self.prompt_tokens})
-        self._counter(lines, "generation_tokens", "Number of generation tokens processed.", {"": self.generation_tokens})
+        self._render_counter(lines, "prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens.", {"": 0})
+        self._render_counter(lines, "num_preemptions", "Cumulative number of preemption from the engine.", {"": engine.preemptions})
+        self._render_counter(lines, "prompt_tokens", "Number of prefill tokens processed.", {"": self.prompt_tokens})
+        self._render_counter(lines, "generation_tokens", "Number of generation tokens processed.", {"": self.generation_tokens})
         reasons = {f',finished_reason="{reason}"': count for reason, count in self.finished.items()}
-        self._counter(lines, "request_success", "Count of successfully processed requests.", reasons)
+        self._render_counter(lines, "request_success", "Count of successfully processed requests.", reasons)
         for name, histogram in self.histograms.items():
-            self._histogram(lines, name, histogram)
+            self._render_histogram(lines, name, histogram)
         spec = engine.spec
         config = f',block_size="{spec.block_size}",num_gpu_blocks="{spec.kv_tokens // spec.block_size}"'
-        self._gauge(lines, "cache_config_info", "Information of the LLMEngine CacheConfig", {config: 1})
+        self._render_gauge(lines, "cache_config_info", "Information of the LLMEngine CacheConfig", {config: 1})
         return "\n".join(lines) + "\n"
 
-    def _gauge(self, lines: list[str], name: str, text: str, samples: Mapping[str, float]) -> None:
+    def _render_gauge(self, lines: list[str], name: str, text: str, samples: Mapping[str, float]) -> None:
         lines += [f"# HELP vllm:{name} {text}", f"# TYPE vllm:{name} gauge"]
         lines += [f"vllm:{name}{{{self._labels}{extra}}} {float(value)}" for extra, value in samples.items()]
 
-    def _counter(self, lines: list[str], name: str, text: str, samples: Mapping[str, float]) -> None:
+    def _render_counter(self, lines: list[str], name: str, text: str, samples: Mapping[str, float]) -> None:
         lines += [f"# HELP vllm:{name}_total {text}", f"# TYPE vllm:{name}_total counter"]
         lines += [f"vllm:{name}_total{{{self._labels}{extra}}} {float(value)}" for extra, value in samples.items()]
         lines += [f"# HELP vllm:{name}_created {text}", f"# TYPE vllm:{name}_created gauge"]
         lines += [f"vllm:{name}_created{{{self._labels}{extra}}} {self._created}" for extra in samples]
 
-    def _histogram(self, lines: list[str], name: str, histogram: Histogram) -> None:
+    def _render_histogram(self, lines: list[str], name: str, histogram: Histogram) -> None:
         text = HISTOGRAMS[name][0]
         lines += [f"# HELP vllm:{name} {text}", f"# TYPE vllm:{name} histogram"]
         seen = 0

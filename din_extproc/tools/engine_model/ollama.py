@@ -38,8 +38,10 @@ _OPTIONS = {"num_predict": "max_tokens", "temperature": "temperature", "top_p": 
 def ollama(model: ModelSpec, tokenizer: SimulatedTokenizer) -> EngineDialect:
     """Return Ollama's paths beside OpenAI's."""
     reader, pooled = Reader(model, tokenizer), PoolReader(model, tokenizer)
-    chat = ApiEmulation(_adapt_reader(reader.chat, _chat), _whole_chat, _OllamaChatStream, content_type="application/x-ndjson")
-    text = ApiEmulation(_adapt_reader(reader.completion, _generate), _whole_text, _OllamaTextStream, content_type="application/x-ndjson")
+    chat = ApiEmulation(_adapt_reader(reader.chat, _convert_chat), _make_chat_body, _OllamaChatStream, content_type="application/x-ndjson")
+    text = ApiEmulation(
+        _adapt_reader(reader.completion, _convert_generate), _make_text_body, _OllamaTextStream, content_type="application/x-ndjson"
+    )
     base = openai(model, tokenizer)
     openai_chat = ApiEmulation(reader.chat, chat_body, lambda *about: EventStream(*about, chat=True, repeats=True), "chatcmpl-")
     models = [{"name": name, "model": name, "digest": _DIGEST, "size": 1_000_000_000, "details": _DETAILS} for name in model.names]
@@ -50,7 +52,7 @@ def ollama(model: ModelSpec, tokenizer: SimulatedTokenizer) -> EngineDialect:
     }
     return EngineDialect(
         {**base.generating, "/v1/chat/completions": openai_chat, "/api/chat": chat, "/api/generate": text},
-        {**embedding_only(base), "/api/embed": PoolingApiEmulation(_embedding(pooled), _embedded)},
+        {**embedding_only(base), "/api/embed": PoolingApiEmulation(_make_embedding_reader(pooled), _make_embedding_body)},
         reword,
         pages,
     )
@@ -86,24 +88,24 @@ def _adapt_reader(
     return wrapped
 
 
-def _chat(given: dict[str, Any]) -> dict[str, Any]:
-    messages = [_message(message) for message in given.get("messages") or ()]
+def _convert_chat(given: dict[str, Any]) -> dict[str, Any]:
+    messages = [_convert_message(message) for message in given.get("messages") or ()]
     tools = given.get("tools")
     return {"messages": messages, "tools": tools} if tools else {"messages": messages}
 
 
-def _message(message: dict[str, Any]) -> dict[str, Any]:
+def _convert_message(message: dict[str, Any]) -> dict[str, Any]:
     """Translate a message: Ollama has images beside the text, and arguments as objects."""
     parts: list[Any] = [{"type": "text", "text": message.get("content") or ""}]
     parts += [{"type": "image_url", "image_url": {"url": image}} for image in message.get("images") or ()]
     return {"role": message.get("role"), "content": parts}
 
 
-def _generate(given: dict[str, Any]) -> dict[str, Any]:
+def _convert_generate(given: dict[str, Any]) -> dict[str, Any]:
     return {"prompt": given.get("prompt") or ""}
 
 
-def _counts(ask: EngineRequest, reporting: Reporting) -> dict[str, Any]:
+def _make_counts(ask: EngineRequest, reporting: Reporting) -> dict[str, Any]:
     usage = reporting.of(ask.prompt_tokens, sum(len(script.pieces) for script in ask.scripts)) or {}
     numbers = {"total_duration": 5_000_000, "load_duration": 1_000_000, "prompt_eval_duration": 1_000_000, "eval_duration": 3_000_000}
     if usage:
@@ -111,27 +113,27 @@ def _counts(ask: EngineRequest, reporting: Reporting) -> dict[str, Any]:
     return numbers
 
 
-def _reason(script: AnswerScript) -> str:
+def _choose_reason(script: AnswerScript) -> str:
     return "length" if script.finish_reason == "length" else "stop"
 
 
-def _calls(script: AnswerScript) -> list[dict[str, Any]]:
+def _make_calls(script: AnswerScript) -> list[dict[str, Any]]:
     assert script.tool is not None  # noqa: S101 - checked by the caller
     return [{"function": {"name": script.tool.name, "arguments": msgspec.json.decode(script.tool.arguments)}}]
 
 
-def _whole_chat(identity: Identity, ask: EngineRequest, reporting: Reporting) -> bytes:
+def _make_chat_body(identity: Identity, ask: EngineRequest, reporting: Reporting) -> bytes:
     script = ask.scripts[0]
     message: dict[str, Any] = {"role": "assistant", "content": "" if script.tool else script.text}
     if script.tool:
-        message["tool_calls"] = _calls(script)
-    done = {"done": True, "done_reason": _reason(script), **_counts(ask, reporting)}
+        message["tool_calls"] = _make_calls(script)
+    done = {"done": True, "done_reason": _choose_reason(script), **_make_counts(ask, reporting)}
     return _encode({"model": identity.model, "created_at": _AT, "message": message, **done})
 
 
-def _whole_text(identity: Identity, ask: EngineRequest, reporting: Reporting) -> bytes:
+def _make_text_body(identity: Identity, ask: EngineRequest, reporting: Reporting) -> bytes:
     script = ask.scripts[0]
-    done = {"done": True, "done_reason": _reason(script), **_counts(ask, reporting)}
+    done = {"done": True, "done_reason": _choose_reason(script), **_make_counts(ask, reporting)}
     return _encode({"model": identity.model, "created_at": _AT, "response": script.text, **done})
 
 
@@ -156,14 +158,14 @@ class _OllamaStream:
         if script.tool is not None:
             if position < len(script.pieces) - 1 or finish is not None:
                 return b""
-            return self._line({"message": {"role": "assistant", "content": "", "tool_calls": _calls(script)}, "done": False})
+            return self._encode_line({"message": {"role": "assistant", "content": "", "tool_calls": _make_calls(script)}, "done": False})
         piece = script.pieces[position]
-        return self._line({**self.content(piece), "done": False}) if piece else b""
+        return self._encode_line({**self.content(piece), "done": False}) if piece else b""
 
     def closing(self) -> bytes:
         script = self._ask.scripts[0]
-        done = {"done": True, "done_reason": _reason(script), **_counts(self._ask, self._reporting)}
-        return self._line({**self.content(""), **done})
+        done = {"done": True, "done_reason": _choose_reason(script), **_make_counts(self._ask, self._reporting)}
+        return self._encode_line({**self.content(""), **done})
 
     def failed(self, message: str, *, as_text: bool) -> bytes:  # noqa: ARG002 - it has one way
         return _encode({"error": message}) + b"\n"
@@ -171,7 +173,7 @@ class _OllamaStream:
     def aborted(self) -> bytes:
         return b""
 
-    def _line(self, fields: dict[str, Any]) -> bytes:
+    def _encode_line(self, fields: dict[str, Any]) -> bytes:
         return _encode({"model": self._model, "created_at": _AT, **fields}) + b"\n"
 
 
@@ -185,7 +187,7 @@ class _OllamaTextStream(_OllamaStream):
         return {"response": text}
 
 
-def _embedding(reader: PoolReader) -> Callable[[bytes, str], PoolingRequest | EngineFailure]:
+def _make_embedding_reader(reader: PoolReader) -> Callable[[bytes, str], PoolingRequest | EngineFailure]:
     def read(body: bytes, _content_type: str) -> PoolingRequest | EngineFailure:
         given = decode_body(body, _JSON)
         if isinstance(given, EngineFailure):
@@ -196,7 +198,7 @@ def _embedding(reader: PoolReader) -> Callable[[bytes, str], PoolingRequest | En
     return read
 
 
-def _embedded(ask: PoolingRequest, _answer_id: str, _created: int, model: str) -> bytes:
+def _make_embedding_body(ask: PoolingRequest, _answer_id: str, _created: int, model: str) -> bytes:
     vectors = [vector(text, ask.dimensions) for text in ask.texts]
     counted = {"total_duration": 1, "load_duration": 1, "prompt_eval_count": sum(ask.prompts)}
     return _encode({"model": model, "embeddings": vectors, **counted})

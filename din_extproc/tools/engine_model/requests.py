@@ -72,14 +72,14 @@ class Reader:
 
     def chat(self, body: bytes, content_type: str) -> EngineRequest | EngineFailure:
         """Parse a body of /v1/chat/completions."""
-        fields = self._fields(body, content_type, _CHAT, "messages")
+        fields = self._read_fields(body, content_type, _CHAT, "messages")
         if isinstance(fields, EngineFailure):
             return fields
         if not fields["messages"]:
             return refuse(400, "Cannot apply chat template to an empty conversation. Provide at least one message.")
         if not all(isinstance(message, dict) for message in fields["messages"]):
             return refuse(400, "Each message is an object with a role.")
-        tool = self._tool(fields["tools"] or [], fields["tool_choice"])
+        tool = self._choose_tool(fields["tools"] or [], fields["tool_choice"])
         if isinstance(tool, EngineFailure):
             return tool
         tools = msgspec.json.encode(fields["tools"]).decode() if fields["tools"] else ""
@@ -90,13 +90,13 @@ class Reader:
         counted = [(prompt, self._tokenizer.count(prompt) + media)]
         logprobs = (fields["top_logprobs"] or 0) if fields["logprobs"] else None
         wanted = fields["max_completion_tokens"] if fields["max_completion_tokens"] is not None else fields["max_tokens"]
-        ask = self._ask(fields, counted, wanted, logprobs, tool)
+        ask = self._make_request(fields, counted, wanted, logprobs, tool)
         thinks = self._model.reasoning and (fields["chat_template_kwargs"] or {}).get("enable_thinking", True)
         return ask if isinstance(ask, EngineFailure) or not thinks else _add_thoughts(ask, self._model.reasoning)
 
     def completion(self, body: bytes, content_type: str) -> EngineRequest | EngineFailure:
         """Parse a body of /v1/completions."""
-        fields = self._fields(body, content_type, _COMPLETION, "prompt")
+        fields = self._read_fields(body, content_type, _COMPLETION, "prompt")
         if isinstance(fields, EngineFailure):
             return fields
         prompts = split_inputs(fields["prompt"])
@@ -104,9 +104,9 @@ class Reader:
             return refuse(400, "Either prompt or prompt_embeds must be provided and non-empty.")
         counted = [count_input(self._tokenizer, prompt) for prompt in prompts]
         wanted = fields["max_tokens"] if fields["max_tokens"] is not None else _COMPLETION_DEFAULT_TOKENS
-        return self._ask(fields, counted, wanted, fields["logprobs"], None)
+        return self._make_request(fields, counted, wanted, fields["logprobs"], None)
 
-    def _fields(self, body: bytes, content_type: str, kinds: Mapping[str, str], required: str) -> dict[str, Any] | EngineFailure:
+    def _read_fields(self, body: bytes, content_type: str, kinds: Mapping[str, str], required: str) -> dict[str, Any] | EngineFailure:
         decoded = decode_body(body, content_type)
         if isinstance(decoded, EngineFailure):
             return decoded
@@ -117,7 +117,7 @@ class Reader:
             return refused
         return _check_values(fields) or fields
 
-    def _tool(self, tools: list[Any], choice: Any) -> Mapping[str, Any] | EngineFailure | None:
+    def _choose_tool(self, tools: list[Any], choice: Any) -> Mapping[str, Any] | EngineFailure | None:
         """Return the tool to call: the named one, the first if some tool is required, else none."""
         if isinstance(choice, dict):
             name = (choice.get("function") or {}).get("name")
@@ -129,7 +129,7 @@ class Reader:
             return tools[0] if isinstance(tools[0], dict) else None
         return refuse(400, '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
 
-    def _ask(
+    def _make_request(
         self,
         fields: Mapping[str, Any],
         prompts: list[tuple[str, int]],
@@ -149,8 +149,8 @@ class Reader:
                 return prompt_too_long(limit)
             if tokens + (wanted or 1) > limit:
                 return output_too_long(limit, tokens, wanted or 1)
-            bounds = _bounds(fields, wanted or limit - tokens)
-            scripts.extend(self._script(text, choice + (fields["seed"] or 0), bounds, tool) for choice in range(n))
+            bounds = _read_bounds(fields, wanted or limit - tokens)
+            scripts.extend(self._write_script(text, choice + (fields["seed"] or 0), bounds, tool) for choice in range(n))
         options = fields["stream_options"] or {}
         include_usage = bool(options.get("include_usage"))
         return EngineRequest(
@@ -165,7 +165,7 @@ class Reader:
             logprobs=logprobs,
         )
 
-    def _script(self, text: str, seed: int, bounds: Bounds, tool: Mapping[str, Any] | None) -> AnswerScript:
+    def _write_script(self, text: str, seed: int, bounds: Bounds, tool: Mapping[str, Any] | None) -> AnswerScript:
         if tool is None:
             return write_script(self._tokenizer, text, seed, bounds)
         return write_tool_call(self._tokenizer, tool, bounds)
@@ -204,7 +204,7 @@ def _is_ids(item: Any) -> bool:
     return isinstance(item, list) and all(isinstance(token, int) for token in item)
 
 
-def _bounds(fields: Mapping[str, Any], max_tokens: int) -> Bounds:
+def _read_bounds(fields: Mapping[str, Any], max_tokens: int) -> Bounds:
     stop = fields["stop"]
     words = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
     return Bounds(

@@ -71,9 +71,9 @@ def write_script(tokenizer: SimulatedTokenizer, prompt: str, seed: int, bounds: 
     natural = max(_SHORTEST + state % _SPREAD, bounds.min_tokens)
     length = bounds.max_tokens if bounds.ignore_eos else min(natural, bounds.max_tokens)
     tag = _TAG.search(prompt)
-    text = _walk(state, length, tag.group() if tag else "")
+    text = _generate_words(state, length, tag.group() if tag else "")
     pieces = tuple(tokenizer.pieces(text))[:length]
-    if bounds.stop and (stopped := _cut(pieces, bounds.stop)):
+    if bounds.stop and (stopped := _cut_at_stop(pieces, bounds.stop)):
         return stopped
     if length < bounds.max_tokens and not bounds.ignore_eos:
         return AnswerScript((*pieces, ""), "stop")
@@ -94,7 +94,7 @@ def write_tool_call(tokenizer: SimulatedTokenizer, tool: Mapping[str, Any], boun
     return AnswerScript(opening[: bounds.max_tokens], "length")
 
 
-def _walk(state: int, words: int, first: str) -> str:
+def _generate_words(state: int, words: int, first: str) -> str:
     """`words` words from the list; the multiplier and increment are Knuth's for 2^64."""
     chosen = [first] if first else []
     for _ in range(words):
@@ -103,7 +103,7 @@ def _walk(state: int, words: int, first: str) -> str:
     return " ".join(chosen)
 
 
-def _cut(pieces: Sequence[str], stop: Sequence[str]) -> AnswerScript | None:
+def _cut_at_stop(pieces: Sequence[str], stop: Sequence[str]) -> AnswerScript | None:
     """Cut the script at the first stop string, which is not part of the text; the token that completes it is counted."""
     text = "".join(pieces)
     found = min(((text.find(word), word) for word in stop if word and word in text), default=None)

@@ -28,8 +28,8 @@ def tgi(model: ModelSpec, tokenizer: SimulatedTokenizer) -> EngineDialect:
     """Return TGI's paths beside OpenAI's."""
     reader = Reader(model, tokenizer)
     base = openai(model, tokenizer)
-    whole = ApiEmulation(_reading(reader, stream=False), _whole, _TgiStream, headers=_counted)
-    stream = ApiEmulation(_reading(reader, stream=True), _whole, _TgiStream, content_type="text/event-stream")
+    whole = ApiEmulation(_make_reader(reader, stream=False), _make_body, _TgiStream, headers=_count_tokens)
+    stream = ApiEmulation(_make_reader(reader, stream=True), _make_body, _TgiStream, content_type="text/event-stream")
     chat = ApiEmulation(reader.chat, chat_body, lambda *about: EventStream(*about, chat=True, repeats=True))
     pages = {"/info": {"model_id": model.root, "max_total_tokens": model.max_model_len, "version": "3.3.7"}}
     own = {"/generate": whole, "/generate_stream": stream, "/v1/chat/completions": chat}
@@ -50,7 +50,7 @@ def reword(failure: EngineFailure) -> EngineFailure:
     return EngineFailure(status, _encode({"error": message, "error_type": kind}), failure.headers)
 
 
-def _reading(reader: Reader, *, stream: bool) -> Callable[[bytes, str], EngineRequest | EngineFailure]:
+def _make_reader(reader: Reader, *, stream: bool) -> Callable[[bytes, str], EngineRequest | EngineFailure]:
     def read(body: bytes, _content_type: str) -> EngineRequest | EngineFailure:
         given = decode_body(body, _JSON)
         if isinstance(given, EngineFailure):
@@ -77,27 +77,27 @@ def _check_parameters(parameters: Mapping[str, Any]) -> EngineFailure | None:
     return None
 
 
-def _reason(script: AnswerScript) -> str:
+def _choose_reason(script: AnswerScript) -> str:
     return {"length": "length"}.get(script.finish_reason, "stop_sequence" if script.stop_reason else "eos_token")
 
 
-def _token(piece: str, position: int) -> dict[str, Any]:
+def _make_token(piece: str, position: int) -> dict[str, Any]:
     """Return a token; the end of the sequence has a text of its own and is marked as special."""
     return {"id": position + 1, "text": piece or "</s>", "logprob": -0.25, "special": not piece}
 
 
-def _counted(ask: EngineRequest) -> Mapping[str, str]:
+def _count_tokens(ask: EngineRequest) -> Mapping[str, str]:
     return {"x-prompt-tokens": str(ask.prompt_tokens), "x-generated-tokens": str(sum(len(script.pieces) for script in ask.scripts))}
 
 
-def _whole(_identity: Identity, ask: EngineRequest, reporting: Reporting) -> bytes:
+def _make_body(_identity: Identity, ask: EngineRequest, reporting: Reporting) -> bytes:
     script = ask.scripts[0]
     details = {
-        "finish_reason": _reason(script),
+        "finish_reason": _choose_reason(script),
         "generated_tokens": round(len(script.pieces) * reporting.factor),
         "seed": None,
         "prefill": [],
-        "tokens": [_token(piece, position) for position, piece in enumerate(script.pieces)],
+        "tokens": [_make_token(piece, position) for position, piece in enumerate(script.pieces)],
     }
     return _encode({"generated_text": script.text, "details": details})
 
@@ -115,8 +115,8 @@ class _TgiStream:
     def token(self, index: int, position: int, *, finish: str | None = None) -> bytes:
         script = self._ask.scripts[index]
         last = finish is None and position == len(script.pieces) - 1
-        event: dict[str, Any] = {"index": position + 1, "token": _token(script.pieces[position], position)}
-        event |= {"generated_text": script.text if last else None, "details": self._details(script) if last else None}
+        event: dict[str, Any] = {"index": position + 1, "token": _make_token(script.pieces[position], position)}
+        event |= {"generated_text": script.text if last else None, "details": self._make_details(script) if last else None}
         return b"data:" + _encode(event) + b"\n\n"
 
     def closing(self) -> bytes:
@@ -128,7 +128,7 @@ class _TgiStream:
     def aborted(self) -> bytes:
         return b""
 
-    def _details(self, script: AnswerScript) -> dict[str, Any]:
-        details = {"finish_reason": _reason(script), "generated_tokens": len(script.pieces), "seed": None}
+    def _make_details(self, script: AnswerScript) -> dict[str, Any]:
+        details = {"finish_reason": _choose_reason(script), "generated_tokens": len(script.pieces), "seed": None}
         usage = self._reporting.of(self._ask.prompt_tokens, len(script.pieces))
         return details | ({"input_length": usage["prompt_tokens"], "generated_tokens": usage["completion_tokens"]} if usage else {})

@@ -66,7 +66,7 @@ def chat_prompt(messages: Sequence[Any], *, tools: str = "", media_tokens: int =
     turns = [f"<|im_start|>tools\n{tools}<|im_end|>\n"] if tools else []
     media = 0
     for message in messages:
-        text, parts = _content(message)
+        text, parts = _read_content(message)
         media += parts
         turns.append(f"<|im_start|>{message.get('role') or ''}\n{text}<|im_end|>\n")
     if media and not media_tokens:
@@ -74,7 +74,7 @@ def chat_prompt(messages: Sequence[Any], *, tools: str = "", media_tokens: int =
     return "".join(turns) + "<|im_start|>assistant\n", media * media_tokens
 
 
-def _content(message: dict[str, Any]) -> tuple[str, int]:
+def _read_content(message: dict[str, Any]) -> tuple[str, int]:
     """Return a message's text (content and tool calls) and the number of its non-text parts."""
     content = message.get("content")
     texts: list[str] = []

@@ -37,9 +37,9 @@ def triton(model: ModelSpec, tokenizer: SimulatedTokenizer) -> EngineDialect:
     pages: dict[str, object] = {"/v2": _SERVER, "/v2/health/live": {}, "/v2/health/ready": {}}
     for name in model.names:
         path = f"/v2/models/{quote(name, safe='')}"
-        generating[f"{path}/generate"] = ApiEmulation(_reading(reader, stream=False), _whole, _TritonStream)
-        generating[f"{path}/generate_stream"] = ApiEmulation(_reading(reader, stream=True), _whole, _TritonStream)
-        pooling[f"{path}/infer"] = PoolingApiEmulation(_inferring(pooled), _inferred)
+        generating[f"{path}/generate"] = ApiEmulation(_make_reader(reader, stream=False), _make_body, _TritonStream)
+        generating[f"{path}/generate_stream"] = ApiEmulation(_make_reader(reader, stream=True), _make_body, _TritonStream)
+        pooling[f"{path}/infer"] = PoolingApiEmulation(_make_inference_reader(pooled), _make_inference_body)
         pages |= {f"{path}/ready": {}, path: {"name": name, "versions": ["1"], "platform": "python", **_TENSORS}}
     return EngineDialect(generating, pooling, reword, pages)
 
@@ -51,7 +51,7 @@ def reword(failure: EngineFailure) -> EngineFailure:
     return EngineFailure(failure.status, _encode({"error": error.get("message") if isinstance(error, dict) else error}), failure.headers)
 
 
-def _reading(reader: Reader, *, stream: bool) -> Callable[[bytes, str], EngineRequest | EngineFailure]:
+def _make_reader(reader: Reader, *, stream: bool) -> Callable[[bytes, str], EngineRequest | EngineFailure]:
     def read(body: bytes, _content_type: str) -> EngineRequest | EngineFailure:
         given = decode_body(body, _JSON)
         if isinstance(given, EngineFailure):
@@ -64,11 +64,11 @@ def _reading(reader: Reader, *, stream: bool) -> Callable[[bytes, str], EngineRe
     return read
 
 
-def _whole(identity: Identity, ask: EngineRequest, _reporting: Reporting) -> bytes:
-    return _encode(_said(identity, ask.scripts[0].text))
+def _make_body(identity: Identity, ask: EngineRequest, _reporting: Reporting) -> bytes:
+    return _encode(_make_output(identity, ask.scripts[0].text))
 
 
-def _said(identity: Identity, text: str) -> dict[str, Any]:
+def _make_output(identity: Identity, text: str) -> dict[str, Any]:
     fields = {"cum_log_probs": 0.0, "model_name": identity.model, "model_version": "1", "output_log_probs": [0.0]}
     return {**fields, "sequence_end": False, "sequence_id": 0, "sequence_start": False, "text_output": text}
 
@@ -84,7 +84,7 @@ class _TritonStream:
         return b""
 
     def token(self, index: int, position: int, *, finish: str | None = None) -> bytes:  # noqa: ARG002 - it never says why
-        return b"data: " + _encode(_said(self._identity, self._ask.scripts[index].pieces[position])) + b"\n\n"
+        return b"data: " + _encode(_make_output(self._identity, self._ask.scripts[index].pieces[position])) + b"\n\n"
 
     def closing(self) -> bytes:
         return b""
@@ -96,7 +96,7 @@ class _TritonStream:
         return b""
 
 
-def _inferring(reader: PoolReader) -> Callable[[bytes, str], PoolingRequest | EngineFailure]:
+def _make_inference_reader(reader: PoolReader) -> Callable[[bytes, str], PoolingRequest | EngineFailure]:
     def read(body: bytes, _content_type: str) -> PoolingRequest | EngineFailure:
         given = decode_body(body, _JSON)
         if isinstance(given, EngineFailure):
@@ -113,7 +113,7 @@ def _inferring(reader: PoolReader) -> Callable[[bytes, str], PoolingRequest | En
     return read
 
 
-def _inferred(ask: PoolingRequest, _answer_id: str, _created: int, model: str) -> bytes:
+def _make_inference_body(ask: PoolingRequest, _answer_id: str, _created: int, model: str) -> bytes:
     if ask.kind == "rerank":
         shape, data = [len(ask.texts), 1], [similarity(ask.query, text) for text in ask.texts]
     else:

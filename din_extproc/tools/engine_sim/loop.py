@@ -34,14 +34,14 @@ class EngineLoop:
         """
         self._sinks[sequence] = sink
         was_idle = self.engine.next_at is None
-        self.engine.submit(sequence, self._now())
+        self.engine.submit(sequence, self._get_now())
         if was_idle:
             self._arm()
 
     def abort(self, sequence: SimulatedSequence) -> bool:
         """End a sequence and free its slot and memory at once. False: it had ended."""
         self._sinks.pop(sequence, None)
-        aborted = self.engine.abort(sequence, self._now())
+        aborted = self.engine.abort(sequence, self._get_now())
         if aborted:
             self.metrics.on_end(sequence, "abort")
         return aborted
@@ -51,7 +51,7 @@ class EngineLoop:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _now(self) -> float:
+    def _get_now(self) -> float:
         return self._loop.time() - self._lost
 
     def _arm(self) -> None:
@@ -63,10 +63,10 @@ class EngineLoop:
         due = self.engine.next_at
         if due is None:
             return
-        late = self._now() - due
+        late = self._get_now() - due
         if late > _LATE_S:
             self._lost += late
-        emissions = self.engine.step(self._now())
+        emissions = self.engine.step(self._get_now())
         self.metrics.on_tokens(emissions)
         for emission in emissions:
             sink = self._sinks.get(emission.sequence)

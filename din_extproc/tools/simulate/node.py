@@ -60,9 +60,11 @@ class SimulatedNode:
 
     def take(self, prompt_tokens: int, output_tokens: int, prefix: int, prefix_tokens: int, now: float) -> SimulatedSequence:
         """Begin a request; a beginning that was here lately costs nothing."""
-        own = self._own(now)
-        sequence = SimulatedSequence(prompt_tokens, output_tokens, computed=min(self._cached(prefix, prefix_tokens), prompt_tokens - 1))
-        self._look(own)
+        own = self._find_own_spec(now)
+        sequence = SimulatedSequence(
+            prompt_tokens, output_tokens, computed=min(self._count_cached(prefix, prefix_tokens), prompt_tokens - 1)
+        )
+        self._apply_spec(own)
         self.requests += 1
         self.engine.submit(sequence, own)
         sequence.arrived = now
@@ -70,10 +72,10 @@ class SimulatedNode:
 
     def step(self, now: float) -> list[SimulatedSequence]:
         """Move to `now`. Returns the sequences that ended; their first tokens are timed by the simulation's clock."""
-        own, lost, due = self._own(now), self._lost, self.engine.next_at
+        own, lost, due = self._find_own_spec(now), self._lost, self.engine.next_at
         if lost and due is not None and due + lost <= now:
             own = max(own, due)  # a sum and its difference are not quite the same
-        self._look(own)
+        self._apply_spec(own)
         ended = []
         for emission in self.engine.step(own):
             if lost and emission.gap is None:
@@ -84,22 +86,22 @@ class SimulatedNode:
 
     def drop(self, sequence: SimulatedSequence, now: float) -> None:
         """Its client is gone."""
-        own = self._own(now)
-        self._look(own)
+        own = self._find_own_spec(now)
+        self._apply_spec(own)
         self.engine.abort(sequence, own)
 
     def begin(self, trouble: PlannedFailure, now: float) -> None:
         """Something goes wrong."""
-        self._look(self._own(now))
+        self._apply_spec(self._find_own_spec(now))
         self.end(now)
         if trouble.kind is NodeIncident.SLOW:
-            self.engine.change_spec(_slower(self.kind.spec, trouble.factor), self._own(now))
+            self.engine.change_spec(_slow_down(self.kind.spec, trouble.factor), self._find_own_spec(now))
         elif trouble.kind is NodeIncident.DOWN:
             self.engine = SimulatedEngine(self.kind.spec, every_token=False)
             self._kept.clear()
             self._told = (0, self.busy_s)
         elif trouble.kind is NodeIncident.STALL:
-            self.engine.catch_up(self._own(now))
+            self.engine.catch_up(self._find_own_spec(now))
         self.trouble = trouble
 
     def end(self, now: float) -> None:
@@ -110,16 +112,16 @@ class SimulatedNode:
             self._lost += now - self.trouble.at_s
         was, self.trouble = self.trouble, None
         if was.kind is NodeIncident.SLOW:
-            self.engine.change_spec(self.kind.spec, self._own(now))
+            self.engine.change_spec(self.kind.spec, self._find_own_spec(now))
 
     def beat(self, sequence: int, now: float) -> Heartbeat | None:
         """What an agent beside it says; None: it is idle and said so before, or there is no agent."""
         engine, idle = self.engine, self.engine.next_at is None
         if (idle and self._was_idle) or self.down or self.stalled:
             return None
-        own = self._own(now)
+        own = self._find_own_spec(now)
         self._was_idle = idle
-        self._look(own)
+        self._apply_spec(own)
         engine.catch_up(own)
         decoded, busy = engine.tokens - self._told[0], self.busy_s - self._told[1]
         self._told = (engine.tokens, self.busy_s)
@@ -137,18 +139,18 @@ class SimulatedNode:
 
     def close(self, now: float) -> None:
         """The simulation is over."""
-        self._look(self._own(now))
+        self._apply_spec(self._find_own_spec(now))
 
-    def _own(self, now: float) -> float:
+    def _find_own_spec(self, now: float) -> float:
         """The time by its own clock."""
         return (self.trouble.at_s if self.trouble is not None and self.stalled else now) - self._lost
 
-    def _look(self, own: float) -> None:
+    def _apply_spec(self, own: float) -> None:
         if self.engine.next_at is not None:
             self.busy_s += own - self._since
         self._since = own
 
-    def _cached(self, prefix: int, prefix_tokens: int) -> int:
+    def _count_cached(self, prefix: int, prefix_tokens: int) -> int:
         if not prefix or not self.kind.prefixes:
             return 0
         found = prefix in self._kept
@@ -160,5 +162,5 @@ class SimulatedNode:
         return prefix_tokens if found else 0
 
 
-def _slower(spec: EngineSpec, factor: float) -> EngineSpec:
+def _slow_down(spec: EngineSpec, factor: float) -> EngineSpec:
     return replace(spec, prefill_rate=spec.prefill_rate / factor, decode_rate=spec.decode_rate / factor)

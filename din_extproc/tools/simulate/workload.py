@@ -36,12 +36,12 @@ _DEFAULT_SECONDS = 600.0
 _WARM_UP = 0.1
 
 
-def _several(value: Any) -> Any:
+def _read_several(value: Any) -> Any:
     """One kind stands for a list of one."""
     return (value,) if isinstance(value, dict) else tuple(value) if isinstance(value, list) else value
 
 
-def _median(value: Any) -> Any:
+def _read_median(value: Any) -> Any:
     """A number alone is the length of all."""
     return {"median": value} if isinstance(value, int) and not isinstance(value, bool) else value
 
@@ -76,7 +76,7 @@ class LengthSection(Section):
     most: Positive = 1_000_000
 
     @model_validator(mode="after")
-    def _ordered(self) -> "LengthSection":
+    def _check_order(self) -> "LengthSection":
         if not self.least <= self.median <= self.most:
             raise ValueError("the median lies between least and most")
         return self
@@ -93,7 +93,7 @@ class PrefixSection(Section):
     tokens: Annotated[tuple[Positive, Positive], AsTuple]
 
     @model_validator(mode="after")
-    def _ordered(self) -> "PrefixSection":
+    def _check_order(self) -> "PrefixSection":
         if self.tokens[0] > self.tokens[1]:
             raise ValueError("tokens: the least first, then the most")
         return self
@@ -109,7 +109,7 @@ class RhythmSection(Section):
     peak_hour: _Hour = 14.0
 
     @model_validator(mode="after")
-    def _possible(self) -> "RhythmSection":
+    def _check_possible(self) -> "RhythmSection":
         if self.burst_s >= self.burst_every_s:
             raise ValueError("burst_s is less than burst_every_s")
         if self.burst < 1:
@@ -117,7 +117,7 @@ class RhythmSection(Section):
         return self
 
 
-Length = Annotated[LengthSection, BeforeValidator(_median)]
+Length = Annotated[LengthSection, BeforeValidator(_read_median)]
 
 
 class RequestSection(Section):
@@ -177,7 +177,7 @@ class WorkloadYaml(Section):
     gateways: Annotated[int, Field(ge=1, le=64)] = 1
     start_hour: _Hour = 9.0
     overhead_ms: Annotated[float, Field(strict=False, ge=0, le=60_000)] = 3.0
-    nodes: dict[str, Annotated[tuple[KindSection, ...], BeforeValidator(_several)]] = Field(default_factory=dict)
+    nodes: dict[str, Annotated[tuple[KindSection, ...], BeforeValidator(_read_several)]] = Field(default_factory=dict)
     prefixes: dict[Name, PrefixSection] = Field(default_factory=dict)
     requests: Annotated[tuple[RequestSection, ...], AsTuple] = ()
     failures: Annotated[tuple[FailureSection, ...], AsTuple] = ()
@@ -225,7 +225,7 @@ def load_workload(
         return ConfigRejected(in_order(document.problems))
     if recorded_s is None and not config.requests:
         document.report(("requests",), "no requests", "describe some here, or give --rate and --prompt, or --record FOLDER")
-    sources = tuple(_sources(config, settings, document)) if recorded_s is None else ()
+    sources = tuple(_make_sources(config, settings, document)) if recorded_s is None else ()
     _check_names(config, settings, document)
     seconds = config.seconds or recorded_s or _DEFAULT_SECONDS
     warm_up_s = seconds * _WARM_UP if config.warm_up_s is None else config.warm_up_s
@@ -258,7 +258,7 @@ def load_workload(
     )
 
 
-def _sources(config: WorkloadYaml, settings: Settings, document: Document) -> Iterable[TrafficSource]:
+def _make_sources(config: WorkloadYaml, settings: Settings, document: Document) -> Iterable[TrafficSource]:
     owners = {tenant.id: Authenticated(tenant, keys[0] if keys else ApiKey("", b"", b"")) for tenant, keys in settings.keys}
     names = [section.name or f"requests[{index}]" for index, section in enumerate(config.requests)]
     for index, (name, section) in enumerate(zip(names, config.requests, strict=True)):
@@ -267,15 +267,19 @@ def _sources(config: WorkloadYaml, settings: Settings, document: Document) -> It
             document.report((*place, "name"), f"{name!r} is there twice")
         who = owners.get(section.tenant or next(iter(owners), ""))
         if who is None:
-            document.report((*place, "tenant"), f"the configuration has no tenant {section.tenant!r}", _like(section.tenant or "", owners))
+            document.report(
+                (*place, "tenant"), f"the configuration has no tenant {section.tenant!r}", _suggest_names(section.tenant or "", owners)
+            )
             continue
         offered = [listed.name for listed in settings.routes.models_for(who.tenant)]
         model = section.model or next(iter(offered), "")
         if not settings.routes.rules_for(model):
-            document.report((*place, "model"), f"{model!r} is neither an alias nor a model", _like(model, offered))
+            document.report((*place, "model"), f"{model!r} is neither an alias nor a model", _suggest_names(model, offered))
         shared = config.prefixes.get(section.prefixes or "")
         if section.prefixes is not None and shared is None:
-            document.report((*place, "prefixes"), f"no prefixes are called {section.prefixes!r}", _like(section.prefixes, config.prefixes))
+            document.report(
+                (*place, "prefixes"), f"no prefixes are called {section.prefixes!r}", _suggest_names(section.prefixes, config.prefixes)
+            )
         yield TrafficSource(
             name=name,
             rate=section.rate,
@@ -284,7 +288,7 @@ def _sources(config: WorkloadYaml, settings: Settings, document: Document) -> It
             model=model,
             operation=section.operation,
             prompt=section.prompt_tokens.lengths(),
-            output=Lengths(0, least=0) if _pooled(section.operation) else section.output_tokens.lengths(),
+            output=Lengths(0, least=0) if _is_pooled(section.operation) else section.output_tokens.lengths(),
             asked=section.max_tokens,
             stream=section.stream,
             headers={header.lower(): value for header, value in section.headers.items()},
@@ -303,7 +307,7 @@ def _check_names(config: WorkloadYaml, settings: Settings, document: Document) -
     for name, kinds in config.nodes.items():
         pool = pools.get(name)
         if pool is None:
-            document.report(("nodes", name), f"the configuration has no pool {name!r}", _like(name, pools), at_key=True)
+            document.report(("nodes", name), f"the configuration has no pool {name!r}", _suggest_names(name, pools), at_key=True)
         elif not pool.nodes:
             document.report(("nodes", name), f"pool {name!r} lists no node to be like", at_key=True)
         elif any(kind.count is None for kind in kinds[:-1]):
@@ -311,7 +315,7 @@ def _check_names(config: WorkloadYaml, settings: Settings, document: Document) -
     nodes = [node_id for pool in settings.pools for node_id in node_ids(pool, config.nodes.get(pool.name, ()))]
     for index, failure in enumerate(config.failures):
         if failure.node not in nodes:
-            document.report(("failures", index, "node"), f"there is no node {failure.node!r}", _like(failure.node, nodes))
+            document.report(("failures", index, "node"), f"there is no node {failure.node!r}", _suggest_names(failure.node, nodes))
 
 
 def node_ids(pool: Pool, kinds: tuple[KindSection, ...]) -> list[str]:
@@ -323,10 +327,10 @@ def node_ids(pool: Pool, kinds: tuple[KindSection, ...]) -> list[str]:
     return [listed[at] if at < len(listed) else f"{listed[at % len(listed)]}~{at // len(listed) + 1}" for at in range(total)]
 
 
-def _pooled(operation: Operation) -> bool:
+def _is_pooled(operation: Operation) -> bool:
     return operation in {Operation.EMBEDDINGS, Operation.RERANK}
 
 
-def _like(name: str, known: Iterable[str]) -> str:
+def _suggest_names(name: str, known: Iterable[str]) -> str:
     listed = list(known)
     return did_you_mean(name, listed) or (f"there are: {', '.join(listed[:10])}" if listed else "")

@@ -27,7 +27,7 @@ def test_help_groups_the_commands():
         "Run": ["serve", "node", "envoy", "demo", "engine-sim"],
         "Configure": ["check", "render", "keys"],
         "Plan": ["explain", "replay", "simulate", "verify", "bench"],
-        "Operate": ["tenants", "usage", "drain", "doctor", "nodes", "audit"],
+        "Operate": ["tenants", "usage", "drain", "doctor", "budgets", "nodes", "audit"],
     }
 
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from din_extproc.cli.app import app
-from din_extproc.roles.serve.usage import _days
+from din_extproc.roles.serve.usage import _list_days
 
 DIN = """
 version: 1
@@ -76,9 +76,9 @@ def test_a_first_day_after_the_last_one_is_a_wrong_call(config, days):
 
 def test_no_day_is_asked_for_that_no_usage_can_be_of():
     today = datetime.now(UTC).date()
-    days = list(_days(date.min, date.max))
+    days = list(_list_days(date.min, date.max))
     assert len(days) == 403
     assert today - timedelta(days=400) in days
     assert today in days
-    assert list(_days(date.min, date.min)) == []
-    assert list(_days(today, today)) == [today]
+    assert list(_list_days(date.min, date.min)) == []
+    assert list(_list_days(today, today)) == [today]

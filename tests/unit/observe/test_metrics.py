@@ -39,8 +39,8 @@ def labels(**told: str) -> frozenset[tuple[str, str]]:
 def test_tenants_that_are_not_listed_share_one_name_and_leave_room_for_others():
     metrics = ExchangeMetrics(cap=50)
     for number in range(1000):
-        metrics.finished(record(tenant=f"team-{number}", key_id=f"jwt:user-{number}", unlisted=True))
-    metrics.finished(record())
+        metrics.on_exchange(record(tenant=f"team-{number}", key_id=f"jwt:user-{number}", unlisted=True))
+    metrics.on_exchange(record())
     read = page(metrics.collect_families())
     requests = read["din_requests_identified_total"]
     assert requests[labels(din_tenant_id="(unlisted)", din_identity="jwt")] == 1000
