@@ -23,7 +23,7 @@ def test_an_exchange_counts_on_the_day_on_which_it_began_for_its_tenant_and_mode
         record(tenant=""),
     ):
         book.on_exchange(each)
-    assert book.take() == {
+    assert book.take_totals() == {
         UsageKey("2026-12-31", "finance", "m", "k"): UsageTotals(2, 1, 0, 1, 12, 4, 2, 6, cost=1500, saved=20),
         UsageKey("2027-01-01", "finance", "m", "k"): UsageTotals(1, 0, 0, 0, 7, 3, 2, 0),
         UsageKey("2026-12-31", "finance", "", "k"): UsageTotals(refused=1),
