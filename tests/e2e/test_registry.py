@@ -354,11 +354,15 @@ def test_grpc_says_the_same_as_http_and_tells_every_change(pair):
             ask(first, "Register", pb.RegisterRequest(node=node), pb.RegisterResponse)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         node.max_seq_len, node.weights_sha256 = 8192, SHA
+        node.instances.add(model="adapter", max_concurrency=4)
         lease = ask(first, "Register", pb.RegisterRequest(node=node), pb.RegisterResponse).lease
         beat = pb.Beat(state=pb.NODE_STATE_READY, sequence=1, waiting=0, kv_cache_usage=0.25)
+        beat.instances.add(model="adapter", waiting=0)
         assert not ask(second, "Heartbeat", pb.HeartbeatRequest(node_id="gpu-1", lease=lease, beat=beat), pb.HeartbeatResponse).drain
         seen = [next(watch).nodes[0] for _ in range(2)]
         assert [status.state for status in seen] == [pb.NODE_STATE_LOADING, pb.NODE_STATE_READY]
+        assert [(each.model, each.max_concurrency) for each in seen[1].node.instances] == [("adapter", 4)]
+        assert [(each.model, each.waiting, each.HasField("running")) for each in seen[1].beat.instances] == [("adapter", 0, False)]
         assert seen[1].beat == beat
         assert seen[1].node.max_concurrency == 64
         ask(first, "Drain", pb.DrainRequest(node_id="gpu-1", lease=lease, reason="r"), pb.DrainResponse)
