@@ -23,7 +23,9 @@ HEALTH = {"probe": {"every_s": 1, "timeout_s": 1.0}, "least_answers": 1}
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[dict[str, EngineSim]]:
-    with together({name: EngineSim(model="m", decode_rate=500.0, kv_tokens=1_000_000) for name in "abcd"}) as running:
+    with together(
+        {name: EngineSim(model="dead" if name == "c" else "m", decode_rate=500.0, kv_tokens=1_000_000) for name in "abcd"}
+    ) as running:
         yield running
 
 
@@ -49,6 +51,7 @@ def stack(engines) -> Iterator[Stack]:
                 ],
                 "tenants": [
                     {**tenant("acme"), "sensitive_data": "flag"},
+                    tenant("second"),
                     tenant("trial", rpm=1),
                     {**tenant("other", rpm=1), "limits": {"rpm": 1, "enforce": False}},
                 ],
@@ -56,6 +59,11 @@ def stack(engines) -> Iterator[Stack]:
                 "telemetry": {"endpoint": collector.endpoint, "sample": 1, "flush_s": 0.1},
                 "verification": {"share": 1.0, "tokens_per_minute": 1_000_000},
                 "health": HEALTH,
+                "prices": {
+                    "currency": "EUR",
+                    "models": {"m": {"input": 1, "output": 2}, "dead": {"input": 3, "output": 6}},
+                },
+                "budgets": {"limits": [{"name": "few", "period": "month", "tokens": 1, "soft": True, "tenant": "trial"}]},
             }
         )
         with stack as running:
@@ -83,8 +91,8 @@ def all_seen(stack: Stack, missing: set[str]) -> bool:
 def much_happens(stack: Stack, engines: dict[str, EngineSim]) -> None:
     """Of everything that is counted, something."""
     engines["c"].fail("oom")
-    for _ in range(4):
-        assert stack.chat(model="dead").status_code >= 500
+    for number in range(6):  # one tenant, or one request, opens no pool's breaker
+        assert stack.chat(model="dead", seed=number, tenant_name=("acme", "second")[number % 2]).status_code >= 500
         time.sleep(0.15)  # what fails within a tenth of a second is one failure
     for _ in range(4):
         assert stack.chat(stream=True, max_tokens=12, temperature=0).status_code == 200
@@ -101,8 +109,9 @@ def much_happens(stack: Stack, engines: dict[str, EngineSim]) -> None:
         engines[name].fail("")
 
 
-SEEN_ELSEWHERE = {of.NODE_MISIDENTIFIED.name, of.MIXED_CAPABILITY.name}
-"""They need nodes with an Envoy of their own, or that register: see `test_node_identity.py` and `test_compute_capability.py`."""
+SEEN_ELSEWHERE = {of.NODE_MISIDENTIFIED.name, of.MIXED_CAPABILITY.name, of.NODE_NO_CREDIT.name, of.LEFT_SITE.name, of.LEFT_SITE_TOKENS.name}
+"""They need nodes with an Envoy of their own, that register, or that are hosted: see `test_node_identity.py`,
+`test_compute_capability.py`, `test_remote_apis.py` and `test_cloud_overflow.py`."""
 
 
 def test_every_metric_has_a_value_once_what_it_counts_has_happened(stack, engines):
@@ -118,7 +127,7 @@ def test_every_metric_has_a_value_once_what_it_counts_has_happened(stack, engine
     assert missing == set()
     read = scrape(stack)
     assert read["din_refusals_total"][("rate_limit_exceeded",)] == 1
-    assert sum(read["din_would_refuse_total"].values()) == 1
+    assert read["din_would_refuse_total"][("rpm",)] == 1
     assert read["din_sensitive_findings_total"] == {("flag", "email"): 1}
     assert read["din_requests_degraded_total"] == {("long", "acme", "m"): 1}
     assert sum(read["din_requests_retries_total"].values()) >= 1
