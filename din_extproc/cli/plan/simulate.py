@@ -37,8 +37,7 @@ def simulate(
         list[str] | None,
         typer.Option(
             "--try",
-            help="PATH=VALUE,VALUE...: run with each value in place of din.yaml's, such as "
-            "pools.fast.scheduler=round_robin,token_available; paths of the workload begin with `workload.`; repeatable: all combinations.",
+            help="PATH=VALUE,...: run with each value, such as pools.fast.scheduler=round_robin; repeatable: all combinations.",
         ),
     ] = None,
     size: Annotated[str, typer.Option(help="Find the fewest nodes of this pool that meet the objectives (--slo).")] = "",
