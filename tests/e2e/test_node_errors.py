@@ -98,7 +98,7 @@ def stack(parrot, sim) -> Iterator[Stack]:
             },
         },
         "tenants": [tenant("acme"), tenant("trial", tpm=10_000, rpm=1000), tenant("single", rpm=1)],
-        "health": {"breaker": False},
+        "health": {"breaker": False, "probe": False},
         "envoy": {
             "retry": {"attempts": 1},
             "health_check": False,

@@ -172,7 +172,7 @@ def test_a_node_that_joins_one_replica_is_used_by_both_and_no_more_once_it_drain
     assert two.say("POST", "/v1/nodes/gpu-1/drain", {"reason": "maintenance"}) == (200, {})
     for each in pair:
         each.eventually(lambda each=each: each.nodes()["gpu-1"]["state"] == "draining", "the drain is known")
-        assert each.targets() == {"10.0.0.2:8000"}
+        each.eventually(lambda each=each: each.targets() == {"10.0.0.2:8000"}, "it gets no more requests")
     assert one.say("DELETE", "/v1/nodes/gpu-2", {"reason": "done"}, "gpu-2") == (200, {})
     two.eventually(lambda: two.picked() == "no_healthy_node", "the other is gone")
 
@@ -189,7 +189,7 @@ def test_a_node_that_is_killed_is_given_up_in_time_and_used_again_when_it_is_bac
         one.eventually(lambda: one.nodes()["gpu-1"]["state"] == "dead", "it is given up here, too")
         assert "not heard of" in two.nodes()["gpu-1"]["reasons"][-1]
         for each in pair:
-            assert each.targets() == {"10.0.0.2:8000"}
+            each.eventually(lambda each=each: each.targets() == {"10.0.0.2:8000"}, "it gets no more requests")
         two.join("gpu-1")
         one.eventually(lambda: one.targets() == {"10.0.0.1:8000", "10.0.0.2:8000"}, "it is used again")
     finally:
