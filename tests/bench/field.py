@@ -82,8 +82,8 @@ class Field:
         self._running: dict[str, Contender] = {}
 
     def contender(self, name: str) -> Contender | None:
-        """Return the running, warmed-up contender; None: it is missing."""
-        if name in self._running or name in self.missing:
+        """Return the running, warmed-up contender; None: it is missing, or others are not compared."""
+        if name in self._running or name in self.missing or name not in self._starts:
             return self._running.get(name)
         try:
             started = self._starts[name](self._exits, self._nodes, self.folder)
