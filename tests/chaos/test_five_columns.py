@@ -2,6 +2,7 @@
 audit log says, what metrics say, what Redis counted, what the engines counted themselves."""
 
 import contextlib
+import itertools
 import json
 import signal
 import socket
@@ -21,6 +22,8 @@ from tests.support.stack import Stack, key_of, node, tenant
 pytestmark = pytest.mark.chaos
 
 CLIENTS, EACH, CUT_AFTER = 5, 10, 4
+KILLED = (0, 1, 0)
+"""Numbers of the workers that are killed, one after another."""
 KEY = b"an audit key of these tests"
 
 
@@ -55,17 +58,19 @@ def stack(engines) -> Iterator[Stack]:
 class Client(threading.Thread):
     """One client after another request: whole answers, streams with and without usage, and streams that it leaves."""
 
-    def __init__(self, stack: Stack, number: int) -> None:
+    def __init__(self, stack: Stack, number: int, over: threading.Event) -> None:
         super().__init__()
         self.got: dict[str, tuple[int, int]] = {}
         """Prompt and completion tokens of whole answers, by trace id; prompt -1: the client was not told."""
-        self.stack, self.number = stack, number
+        self.stack, self.number, self.over = stack, number, over
 
     def run(self) -> None:
-        for at in range(EACH):
-            trace = f"five-{self.number:02d}-{at:04d}"
+        for count in itertools.count():
+            if count >= EACH and self.over.is_set():
+                return
+            trace = f"five-{self.number:02d}-{count:04d}"
             with contextlib.suppress(httpx.HTTPError, ValueError, KeyError):
-                self._ask(trace, at)
+                self._ask(trace, count % EACH)
 
     def _ask(self, trace: str, at: int) -> None:
         stream, told = at % 3 != 0, at % 3 == 1
@@ -98,22 +103,28 @@ class Client(threading.Thread):
                     return
 
 
-def trouble(stack: Stack, stop: threading.Event) -> None:
-    """Redis stands still for a moment, a worker is killed; once more when another one serves in its place."""
-    for number in (0, 1, 0):
-        if stop.wait(0.5):
-            return
-        stack.redis.process.send_signal(signal.SIGSTOP)
-        time.sleep(0.4)
-        stack.redis.process.send_signal(signal.SIGCONT)
-        if stop.wait(0.5):
-            return
-        for child in psutil.Process(stack.sidecar.pid).children():
-            command = child.cmdline()
-            if "--worker" in command and command[command.index("--worker") + 1] == str(number):
+def trouble(stack: Stack, over: threading.Event) -> None:
+    """Redis stands still for a moment, a worker is killed; once more when another one serves in its place. Clients ask until it is over."""
+    try:
+        for number in KILLED:
+            stack.redis.process.send_signal(signal.SIGSTOP)
+            time.sleep(0.4)
+            stack.redis.process.send_signal(signal.SIGCONT)
+            gone = [child for child in psutil.Process(stack.sidecar.pid).children() if worker_number(child) == str(number)]
+            for child in gone:
                 child.kill()
-        while not stop.wait(0.5) and not serves(f"{stack.folder}/ext_proc.sock.{number}"):
-            pass
+            psutil.wait_procs(gone)
+            stack.eventually(lambda path=f"{stack.folder}/ext_proc.sock.{number}": serves(path), f"worker {number} serves again")
+    finally:
+        over.set()
+
+
+def worker_number(process: psutil.Process) -> str:
+    try:
+        command = process.cmdline()
+    except psutil.Error:  # it has just ended
+        return ""
+    return command[command.index("--worker") + 1] if "--worker" in command else ""
 
 
 def serves(path: str) -> bool:
@@ -128,16 +139,13 @@ def audit(stack: Stack) -> dict[str, tuple[str, int, int]]:
 
 def test_five_columns_agree_to_the_token_under_load_with_kills(stack, engines):
     engines[0].fail(f"reset:after={CUT_AFTER},probability=0.1", seed=5)
-    stop = threading.Event()
-    troubled = threading.Thread(target=trouble, args=(stack, stop))
-    clients = [Client(stack, number) for number in range(CLIENTS)]
-    troubled.start()
+    over = threading.Event()
+    clients = [Client(stack, number, over) for number in range(CLIENTS)]
     for client in clients:
         client.start()
+    trouble(stack, over)
     for client in clients:
         client.join()
-    stop.set()
-    troubled.join()
     got = {trace: tokens for client in clients for trace, tokens in client.got.items()}
     assert len(got) > CLIENTS * EACH / 3, "most requests come through"
     stack.eventually(lambda: got.keys() <= audit(stack).keys(), "every answer is in the audit log")
@@ -173,5 +181,5 @@ def test_five_columns_agree_to_the_token_under_load_with_kills(stack, engines):
     for trace in cut:
         outcome, _, completion = recorded[trace]
         assert completion <= seen.get(trace, (outcome, 0, 0))[2], (trace, recorded[trace], seen.get(trace))
-    assert stack.status()["workers"]["restarts"] >= 1
+    assert stack.status()["workers"]["restarts"] >= len(KILLED)
     assert check(stack.folder / "audit", keys={"k1": KEY}).findings == []
