@@ -34,10 +34,10 @@ class Background:
         self._begin()
         InlineTask(coroutine, self._on_done, self._on_failed)
 
-    def trickle(self, items: Iterator[T], step: Callable[[T], None]) -> None:
-        """Process items, a few per event loop iteration, so that a burst does not delay other work."""
+    def trickle(self, items: Iterator[T], step: Callable[[list[T]], None], *, most: int = STEPS_PER_ITERATION) -> None:
+        """Process items, at most `most` per event loop iteration, so that a burst does not delay other work."""
         self._begin()
-        self._trickle(items, step)
+        self._trickle(items, step, most)
 
     def every(self, seconds: float, name: str, step: Callable[[], Awaitable[None]]) -> None:
         """Run a step periodically, never concurrently, until `close`."""
@@ -64,15 +64,14 @@ class Background:
             self._idle.clear()
         self._open += 1
 
-    def _trickle(self, items: Iterator[T], step: Callable[[T], None]) -> None:
-        few = list(islice(items, STEPS_PER_ITERATION))
-        for item in few:
-            try:
-                step(item)
-            except Exception:  # noqa: BLE001 - last guard: a failure must not end other work
-                _log.exception("a background step failed")
-        if len(few) == STEPS_PER_ITERATION:
-            asyncio.get_running_loop().call_soon(self._trickle, items, step)
+    def _trickle(self, items: Iterator[T], step: Callable[[list[T]], None], most: int) -> None:
+        few = list(islice(items, most))
+        try:
+            step(few)
+        except Exception:  # noqa: BLE001 - last guard: a failure must not end other work
+            _log.exception("a background step failed")
+        if len(few) == most:
+            asyncio.get_running_loop().call_soon(self._trickle, items, step, most)
         else:
             self._on_done(None)
 
