@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class Usage(Struct, frozen=True, gc=False):
-    """Tokens of one finished exchange. `cached_tokens` are part of `prompt_tokens`, not added to them."""
+    """What one finished exchange used. `cached_tokens` are part of `prompt_tokens`, not added to them."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -15,6 +15,10 @@ class Usage(Struct, frozen=True, gc=False):
     """The engine reported no usage: tokens were counted from stream deltas and the prompt's estimate."""
     disputed: bool = False
     """The engine reported a usage that cannot be, so it was estimated."""
+    images: int = 0
+    """Images that were made."""
+    audio_seconds: int = 0
+    """Length of the audio that was read, in whole seconds, rounded up."""
 
     @property
     def total_tokens(self) -> int:
