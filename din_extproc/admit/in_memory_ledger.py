@@ -137,7 +137,8 @@ class InMemoryLedger:
 
     def _free_slots(self, record: LedgerRecord, tenant: str, request_id: str) -> None:
         for budget in record.budgets:
-            self.leases.get((_owner(tenant, budget), budget.scope), {}).pop(request_id, None)
+            if budget.limits.max_streams is not None:
+                self.leases.get((_owner(tenant, budget), budget.scope), {}).pop(request_id, None)
         record.released = True
 
     def _record(self, tenant: str, request_id: str, now_ms: int) -> LedgerRecord | None:

@@ -3,6 +3,7 @@
 Every operation names the request and is idempotent.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -68,6 +69,31 @@ class Granted(Struct, frozen=True, gc=False):
     """At most half of the slots of every budget are taken, so their release can wait for the settlement."""
     recorded: bool = True
     """False: nothing was charged, because no limit applies or limits can't be checked; there is nothing to settle."""
+
+
+class Settlement(Struct, frozen=True, gc=False):
+    """What one finished request has used."""
+
+    tenant: str
+    request_id: str
+    tokens: int | None
+    """None: no node was reached, so the request's places in the windows of requests come back as well."""
+    cost: int = 0
+    """In 10**-9 of the currency."""
+
+
+class SettlementLedger(Protocol):
+    """The counters as settlement uses them."""
+
+    async def settle_all(self, settlements: Sequence[Settlement]) -> int:
+        """Replace the reserved tokens and cost of requests by the actual ones, once each, and release slots still held.
+
+        Returns:
+            The number of requests that were neither unknown nor settled before.
+
+        Raises:
+            LimitsUnavailable: Any of them may have been settled or not; repeating the call is harmless.
+        """
 
 
 class Ledger(Protocol):

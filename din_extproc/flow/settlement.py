@@ -4,13 +4,17 @@ Rule: no record is lost while the counters can't be reached, and none counts twi
 """
 
 from collections import deque
+from collections.abc import Sequence
+from itertools import islice
 
-from din_extproc.admit.ledger import Ledger, LimitsUnavailable
+from din_extproc.admit.ledger import LimitsUnavailable, Settlement, SettlementLedger
 from din_extproc.domain.usage import ExchangeRecord
+
+_RETRIED_AT_ONCE = 16
 
 
 class SettlementService:
-    """Settles finished exchanges, one call each. The calls may overlap.
+    """Settles finished exchanges. Calls may overlap.
 
     Args:
         ledger: The counters.
@@ -20,7 +24,7 @@ class SettlementService:
 
     __slots__ = ("_capacity", "_ledger", "_waiting", "dropped", "unknown")
 
-    def __init__(self, ledger: Ledger, *, capacity: int = 10_000) -> None:
+    def __init__(self, ledger: SettlementLedger, *, capacity: int = 10_000) -> None:
         self._ledger = ledger
         self._capacity = capacity
         self._waiting: deque[ExchangeRecord] = deque()
@@ -34,40 +38,43 @@ class SettlementService:
         """The number of records that could not be settled yet."""
         return len(self._waiting)
 
-    async def settle(self, record: ExchangeRecord) -> bool:
-        """Settle the record. False: the counters can't be reached, and the record waits for `retry`."""
+    async def settle(self, records: Sequence[ExchangeRecord]) -> bool:
+        """Settle the records. False: the counters can't be reached, and the records wait for `retry`."""
         settled = False
         try:
-            settled = await self._charge(record)
+            settled = await self._charge(records)
         finally:  # when cancelled, too: `retry` may still be called at the end
             if not settled:
-                self._keep(record)
+                self._keep(records)
         return settled
 
     async def retry(self) -> bool:
         """Settle the waiting records, oldest first, until the counters fail again. False: some still wait."""
         while self._waiting:
-            record = self._waiting[0]
-            if not await self._charge(record):
+            oldest = list(islice(self._waiting, _RETRIED_AT_ONCE))
+            if not await self._charge(oldest):
                 return False
-            if self._waiting and self._waiting[0] is record:  # not settled by another call meanwhile
-                self._waiting.popleft()
+            for record in oldest:
+                if self._waiting and self._waiting[0] is record:  # not settled by another call meanwhile
+                    self._waiting.popleft()
         return True
 
-    async def _charge(self, record: ExchangeRecord) -> bool:
-        """Replace the reservation by the actual cost and free the slot, if anything was reserved."""
-        if not record.reserved_tokens:
-            return True
-        try:
-            tokens = None if record.unsent else record.usage.total_tokens
-            if not await self._ledger.settle(record.tenant, record.request_id, tokens, record.cost):
-                self.unknown += 1
-        except LimitsUnavailable:
-            return False
+    async def _charge(self, records: Sequence[ExchangeRecord]) -> bool:
+        """Replace reservations by the actual cost and free the slots, where anything was reserved."""
+        settlements = [
+            Settlement(record.tenant, record.request_id, None if record.unsent else record.usage.total_tokens, record.cost)
+            for record in records
+            if record.reserved_tokens
+        ]
+        if settlements:
+            try:
+                self.unknown += len(settlements) - await self._ledger.settle_all(settlements)
+            except LimitsUnavailable:
+                return False
         return True
 
-    def _keep(self, record: ExchangeRecord) -> None:
-        if len(self._waiting) >= self._capacity:
+    def _keep(self, records: Sequence[ExchangeRecord]) -> None:
+        self._waiting.extend(records)
+        while len(self._waiting) > self._capacity:
             self._waiting.popleft()
             self.dropped += 1
-        self._waiting.append(record)

@@ -75,7 +75,7 @@ class Network:
             if verdict == "granted" and line.endswith(b"\n"):
                 exchange = finished(*parts)
                 self.audit.append(make_ending_record(exchange))
-                await settler.settle(exchange)
+                await settler.settle([exchange])
 
     async def seen(self, answers: int) -> None:
         await until(lambda: sum(self.answers.values()) >= answers, lambda: dict(self.answers))

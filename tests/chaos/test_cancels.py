@@ -12,8 +12,9 @@ from din_extproc.domain.request import RequestHead
 from din_extproc.domain.verdict import Send
 from din_extproc.edge.background import Background
 from din_extproc.edge.inline_task import InlineTask
+from din_extproc.edge.redis.calls import Names
 from din_extproc.edge.redis.guard import PRESENCE, GuardedLedger, OnError
-from din_extproc.edge.redis.ledger import SCRIPTS, Names, RedisLedger
+from din_extproc.edge.redis.ledger import SCRIPTS, RedisLedger
 from din_extproc.edge.redis.topology import make_carrier
 from din_extproc.edge.telemetry.counters import DecisionCounters
 from din_extproc.roles.serve.request_plane import RequestPlane

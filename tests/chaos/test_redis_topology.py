@@ -12,9 +12,10 @@ import redis
 from din_extproc.admit.ledger import Claim, Denied, Granted, LimitsUnavailable
 from din_extproc.admit.local import LocalLedger
 from din_extproc.domain.tenant import Budget, RateLimits
+from din_extproc.edge.redis.calls import Names
 from din_extproc.edge.redis.cluster import ClusterLinks
 from din_extproc.edge.redis.guard import GuardedLedger, OnError
-from din_extproc.edge.redis.ledger import SCRIPTS, Names, RedisLedger
+from din_extproc.edge.redis.ledger import SCRIPTS, RedisLedger
 from din_extproc.edge.redis.link import Link
 from din_extproc.edge.redis.topology import make_carrier
 from tests.support.servers import FLAVOURS, RedisServer, free_port

@@ -10,7 +10,7 @@ from din_extproc.admit.spending import SLOT_MS
 from din_extproc.domain.spending import SpendingWindow
 from din_extproc.domain.tenant import Budget, RateLimits
 from din_extproc.edge.redis.budgets import TOP_UP, BudgetStore
-from din_extproc.edge.redis.ledger import Names
+from din_extproc.edge.redis.calls import Names
 from tests.support.ledgers import NOON_MS, Counter, counter
 from tests.support.servers import FLAVOURS
 

@@ -14,7 +14,8 @@ from din_extproc.domain.tenant import Budget, Queueing, RateLimits
 from din_extproc.edge.admission_queue import AdmissionQueue
 from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
-from din_extproc.edge.redis.ledger import Names, RedisLedger
+from din_extproc.edge.redis.calls import Names
+from din_extproc.edge.redis.ledger import RedisLedger
 from din_extproc.edge.redis.subscription import ChannelSubscription
 from din_extproc.edge.redis.topology import make_locator
 from din_extproc.edge.redis.wakeup_channel import RedisWakeupChannel

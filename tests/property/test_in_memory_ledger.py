@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from din_extproc.admit.budget import RETENTION_MS, WINDOW_SECONDS, BudgetCounters
 from din_extproc.admit.in_memory_ledger import InMemoryLedger
-from din_extproc.admit.ledger import Claim, Denied, Granted
+from din_extproc.admit.ledger import Claim, Denied, Granted, Settlement
 from din_extproc.admit.spending import SpendingCounters
 from din_extproc.domain.spending import SpendingWindow
 from din_extproc.domain.tenant import Budget, RateLimits
-from din_extproc.edge.redis.ledger import Charge, RedisLedger
+from din_extproc.edge.redis.calls import Charge
+from din_extproc.edge.redis.ledger import RedisLedger
 from din_extproc.edge.redis.link import Link
 from tests.support.ledgers import NOON_MS, linked
 from tests.support.servers import FLAVOURS
@@ -52,7 +53,9 @@ periods = st.lists(
 steps = st.one_of(
     st.tuples(st.just("reserve"), ids, st.lists(ceilings, min_size=1, max_size=4), tokens, leases),
     st.tuples(st.just("reserve"), ids, st.lists(ceilings, max_size=2), tokens, leases, periods),
+    st.tuples(st.just("reserve_each"), st.lists(ids, min_size=2, max_size=5), st.lists(ceilings, max_size=3), tokens, leases, periods),
     st.tuples(st.just("settle"), ids, st.none() | tokens),
+    st.tuples(st.just("settle_all"), st.lists(st.tuples(ids, st.none() | tokens), max_size=6)),
     st.tuples(st.just("release"), ids),
     st.tuples(st.just("renew"), ids, leases),
 )
@@ -101,6 +104,29 @@ class Both:
     async def settle(self, request_id, tokens) -> None:
         cost = 2 * (tokens or 0)
         assert await self.redis.settle(TENANT, request_id, tokens, cost) == self.twin.settle(TENANT, request_id, tokens, self.now_ms, cost)
+
+    async def reserve_each(self, request_ids, *demand) -> None:
+        """Several requests with the same budgets."""
+        for request_id in request_ids:
+            await self.reserve(request_id, *demand)
+
+    async def settle_all(self, drawn) -> None:
+        """Settle in one call; it takes those with the same budgets together, in the order of their first ones."""
+        alike: dict[object, list[Settlement]] = {}
+        for request_id, size in drawn:
+            settlement = Settlement(TENANT, request_id, size, 2 * (size or 0))
+            alike.setdefault((self._charges(request_id), size is None), []).append(settlement)
+        expected = sum(
+            self.twin.settle(TENANT, each.request_id, each.tokens, self.now_ms, each.cost) for group in alike.values() for each in group
+        )
+        assert await self.redis.settle_all([Settlement(TENANT, name, size, 2 * (size or 0)) for name, size in drawn]) == expected
+
+    def _charges(self, request_id) -> object:
+        record = self.twin.records.get((TENANT, request_id))
+        if record is None:
+            return None
+        budgets = [(each.scope, each.limits.rpm is None, each.limits.tpm, each.limits.max_streams) for each in record.budgets]
+        return tuple(budgets), tuple(window.scope for window in record.spending)
 
     async def release(self, request_id) -> None:
         await self.redis.release(TENANT, request_id)

@@ -1,12 +1,12 @@
 """Hand-written fakes, each as small as its Protocol."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from aiohttp import web
 
-from din_extproc.admit.ledger import Claim, Denied, Granted, LimitsUnavailable, RateLimitStatus
+from din_extproc.admit.ledger import Claim, Denied, Granted, Ledger, LimitsUnavailable, RateLimitStatus, Settlement
 from din_extproc.domain.request import RequestHead
 from din_extproc.domain.response import PASS, Replacement, ResponseHead, Treatment
 from din_extproc.domain.verdict import ImmediateResponse, RefusalCode, Send, Verdict, error_body
@@ -115,6 +115,16 @@ class BrokenLedger:
         known = request_id in self.settled
         self.settled.setdefault(request_id, tokens)
         return not known
+
+
+class OneByOne:
+    """Settles in any ledger, request by request."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+
+    async def settle_all(self, settlements: Sequence[Settlement]) -> int:
+        return sum([await self.ledger.settle(each.tenant, each.request_id, each.tokens, each.cost) for each in settlements])
 
 
 class FakeLearner:

@@ -3,7 +3,8 @@
 Invariant: a head is a sequence number and a MAC. It becomes evidence once another replica has written it to its own log.
 """
 
-from din_extproc.edge.redis.ledger import Runner, make_namespace
+from din_extproc.edge.redis.calls import make_namespace
+from din_extproc.edge.redis.ledger import Runner
 
 
 class AuditHeads:

@@ -10,8 +10,9 @@ from typing import Final
 
 from din_extproc.admit.spending import SpendingCounters
 from din_extproc.domain.spending import SpendingWindow
+from din_extproc.edge.redis.calls import Names
 from din_extproc.edge.redis.connection import bulks
-from din_extproc.edge.redis.ledger import Names, Runner, load_script
+from din_extproc.edge.redis.ledger import Runner, load_script
 
 TOP_UP: Final = load_script("top_up")
 _FIELDS: Final = struct.Struct(">14d")

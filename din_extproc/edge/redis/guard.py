@@ -9,15 +9,17 @@ import contextlib
 import logging
 import time
 from collections import deque
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
 from msgspec import Struct
 
-from din_extproc.admit.ledger import Claim, Denied, Granted, LimitsUnavailable, RateLimitStatus
+from din_extproc.admit.ledger import Claim, Denied, Granted, LimitsUnavailable, RateLimitStatus, Settlement
 from din_extproc.admit.local import LocalLedger, scale_claim
+from din_extproc.edge.redis.calls import make_namespace
 from din_extproc.edge.redis.connection import CommandUnanswered, RedisError, bulks
-from din_extproc.edge.redis.ledger import RedisLedger, Runner, load_script, make_namespace
+from din_extproc.edge.redis.ledger import RedisLedger, Runner, load_script
 
 _log = logging.getLogger(__name__)
 
@@ -155,13 +157,21 @@ class GuardedLedger:
 
     async def settle(self, tenant: str, request_id: str, tokens: int | None, cost: int = 0) -> bool:
         """Replace the reserved tokens with the actual ones, once, and release the slots. Return True also if Redis receives it later."""
-        if self._local.has_record(tenant, request_id):
-            return await self._local.settle(tenant, request_id, tokens)
+        return bool(await self.settle_all([Settlement(tenant, request_id, tokens, cost)]))
+
+    async def settle_all(self, settlements: Sequence[Settlement]) -> int:
+        """Settle several requests, each in the ledger that granted it. Those that Redis receives later count as settled."""
+        settled, shared = 0, []
+        for each in settlements:
+            if self._local.has_record(each.tenant, each.request_id):
+                settled += await self._local.settle(each.tenant, each.request_id, each.tokens)
+            else:
+                shared.append(each)
         try:
-            return await self._shared.settle(tenant, request_id, tokens, cost)
+            return settled + await self._shared.settle_all(shared)
         except LimitsUnavailable:
-            self._owed.append((tenant, request_id, tokens, cost))
-            return True
+            self._owed.extend((each.tenant, each.request_id, each.tokens, each.cost) for each in shared)
+            return settled + len(shared)
 
     def _on_failure(self, reason: str) -> None:
         self._failed_at = time.monotonic()

@@ -6,7 +6,8 @@ from typing import Final
 import msgspec
 
 from din_extproc.domain.health import NodeHold
-from din_extproc.edge.redis.ledger import Runner, make_namespace
+from din_extproc.edge.redis.calls import make_namespace
+from din_extproc.edge.redis.ledger import Runner
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(NodeHold)

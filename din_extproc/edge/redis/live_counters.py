@@ -11,7 +11,8 @@ from msgspec import Struct
 
 from din_extproc.admit.budget import UNITS_PER_TOKEN, WINDOW_SECONDS, BudgetCounters
 from din_extproc.domain.tenant import Budget
-from din_extproc.edge.redis.ledger import Names, Runner
+from din_extproc.edge.redis.calls import Names
+from din_extproc.edge.redis.ledger import Runner
 
 _HEADER = struct.Struct(">ddII")
 _SLOT_BYTES = 3

@@ -10,8 +10,9 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from din_extproc.edge.redis.calls import make_namespace
 from din_extproc.edge.redis.connection import bulks
-from din_extproc.edge.redis.ledger import Runner, load_script, make_namespace
+from din_extproc.edge.redis.ledger import Runner, load_script
 from din_extproc.registry.row import NodeRecord
 
 PUT: Final = load_script("node_put")

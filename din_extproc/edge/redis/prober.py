@@ -9,8 +9,9 @@ import msgspec
 from msgspec import Struct
 
 from din_extproc.domain.health import ProbeResult
+from din_extproc.edge.redis.calls import make_namespace
 from din_extproc.edge.redis.connection import bulks
-from din_extproc.edge.redis.ledger import Runner, load_script, make_namespace
+from din_extproc.edge.redis.ledger import Runner, load_script
 
 PROBER: Final = load_script("prober")
 _NOT_THE_QUESTION: Final = -1

@@ -7,7 +7,8 @@ key file before that.
 import time
 from typing import Final
 
-from din_extproc.edge.redis.ledger import Runner, make_namespace
+from din_extproc.edge.redis.calls import make_namespace
+from din_extproc.edge.redis.ledger import Runner
 
 _KEPT_S: Final = 30 * 86_400
 

@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from din_extproc.edge.redis.calls import make_namespace
 from din_extproc.edge.redis.connection import bulks
-from din_extproc.edge.redis.ledger import Runner, load_script, make_namespace
+from din_extproc.edge.redis.ledger import Runner, load_script
 from din_extproc.observe.usage_book import UsageKey, UsageTotals
 
 USAGE: Final = load_script("usage")

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Final
 
 from din_extproc.admit.ledger import LimitsUnavailable
-from din_extproc.edge.redis.ledger import WAITING, Names, Runner, ignore_result
+from din_extproc.edge.redis.calls import WAITING, Names
+from din_extproc.edge.redis.ledger import Runner, ignore_result
 
 _GRANTED: Final = b"\0granted"
 """Prefix of a grant message; no key has it."""

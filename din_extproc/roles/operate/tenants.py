@@ -16,7 +16,8 @@ from rich.table import Table
 from din_extproc.admit.ledger import LimitsUnavailable
 from din_extproc.domain.price import UNITS
 from din_extproc.domain.tenant import Budget, Tenant
-from din_extproc.edge.redis.ledger import Names, Runner
+from din_extproc.edge.redis.calls import Names
+from din_extproc.edge.redis.ledger import Runner
 from din_extproc.edge.redis.live_counters import BudgetUsage, LiveCounters
 from din_extproc.edge.redis.usage import UsageStore
 from din_extproc.observe.usage_book import UsageTotals, format_day

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from din_extproc.admit.ledger import Ledger
+from din_extproc.admit.ledger import SettlementLedger
 from din_extproc.admit.reservation import OutputHistory
 from din_extproc.domain.membership import MembershipDelta
 from din_extproc.domain.usage import UPSTREAM_FAULTS, ExchangeRecord, FailedAttempt, Outcome
@@ -59,7 +59,7 @@ class AccountingPlane:
     def __init__(
         self,
         settings: Settings,
-        ledger: Ledger,
+        ledger: SettlementLedger,
         background: Background,
         observers: Iterable[ExchangeObserver],
         attempt_observers: Iterable[AttemptObserver],
@@ -177,8 +177,7 @@ class AccountingPlane:
                 finished.append(each)
         if self._prices.models:
             finished = [self._priced(record) for record in finished]
-        for record in finished:
-            self._background.start(self.settler.settle(record))
+        self._background.start(self.settler.settle(finished))
         for on_exchange in self._observers:
             for record in finished:
                 try:

@@ -21,7 +21,8 @@ from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.http.budget_orders import BudgetForm
 from din_extproc.edge.http.webhook import Webhook
 from din_extproc.edge.redis.budgets import BudgetStore
-from din_extproc.edge.redis.ledger import Names, Runner
+from din_extproc.edge.redis.calls import Names
+from din_extproc.edge.redis.ledger import Runner
 from din_extproc.observe import instruments as of
 from din_extproc.observe.families import Counts, Family
 from din_extproc.settings.settings import Settings

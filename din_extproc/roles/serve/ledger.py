@@ -9,9 +9,10 @@ import socket
 from din_extproc.admit.local import LocalLedger
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.redis.budgets import TOP_UP
+from din_extproc.edge.redis.calls import Names
 from din_extproc.edge.redis.cluster import ClusterLinks
 from din_extproc.edge.redis.guard import PRESENCE, GuardedLedger, OnError
-from din_extproc.edge.redis.ledger import SCRIPTS, Names, RedisLedger
+from din_extproc.edge.redis.ledger import SCRIPTS, RedisLedger
 from din_extproc.edge.redis.link import Link
 from din_extproc.edge.redis.nodes import NODE_SCRIPTS
 from din_extproc.edge.redis.prober import PROBER

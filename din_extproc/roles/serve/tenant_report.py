@@ -11,7 +11,8 @@ from din_extproc.admit.budget_status import budget_status
 from din_extproc.admit.keys import Authenticated
 from din_extproc.domain.tenant import Budget
 from din_extproc.edge.redis.budgets import BudgetStore
-from din_extproc.edge.redis.ledger import Names, Runner
+from din_extproc.edge.redis.calls import Names
+from din_extproc.edge.redis.ledger import Runner
 from din_extproc.edge.redis.live_counters import LiveCounters
 from din_extproc.edge.redis.usage import UsageStore
 from din_extproc.observe.usage_book import UsageKey, UsageTotals, group_usage

@@ -7,8 +7,9 @@ from din_extproc.admit.queue import QueueState
 from din_extproc.edge.admission_queue import AdmissionQueue
 from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
+from din_extproc.edge.redis.calls import Names
 from din_extproc.edge.redis.guard import GuardedLedger
-from din_extproc.edge.redis.ledger import Names, Runner
+from din_extproc.edge.redis.ledger import Runner
 from din_extproc.edge.redis.subscription import ChannelSubscription
 from din_extproc.edge.redis.topology import make_locator
 from din_extproc.edge.redis.wakeup_channel import RedisWakeupChannel

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from din_extproc.admit.ledger import Claim, Denied, Granted
 from din_extproc.domain.tenant import Budget, RateLimits
-from din_extproc.edge.redis.ledger import RedisLedger, make_hash_tag
+from din_extproc.edge.redis.calls import make_hash_tag
+from din_extproc.edge.redis.ledger import RedisLedger
 from din_extproc.edge.redis.link import Link
 from tests.support.ledgers import linked
 from tests.support.servers import FLAVOURS
