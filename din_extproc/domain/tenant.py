@@ -40,7 +40,7 @@ LONG_TAIL = "long_tail"
 """Start of the scope of the slots that long requests may hold at a node."""
 
 
-class Budget(Struct, frozen=True, gc=False):
+class Budget(Struct, frozen=True, gc=False, cache_hash=True):
     """Limits under a name.
 
     Requests with the same scope of one tenant share its counters; a `shared` budget has one set of counters for all tenants.

@@ -1,12 +1,12 @@
 """What decisions read: one immutable view of the configuration, swapped whole when it changes.
 
-Rule: nothing in a view changes after it was made; a decision that began with one view ends with it.
+Rule: nothing in a view changes after it was made; it may remember what it computed. A decision that began with one view ends with it.
 """
 
 from collections.abc import Mapping
 from typing import Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from din_extproc.admit.identities import Identities
 from din_extproc.admit.keys import Authenticated, KeyRing
@@ -42,6 +42,7 @@ class ModelFacts(Struct, frozen=True):
 
 
 NO_GLOBAL_LIMITS = GlobalLimits()
+_REMEMBERED = 8192
 UNLISTED = ""
 """Stands for all tenants that are not listed."""
 
@@ -51,6 +52,14 @@ class ScreeningPolicy(Struct, frozen=True):
 
     policy: OnSensitive
     screen: Screen
+
+
+class ApplicableLimits(Struct, frozen=True, gc=False):
+    """The budgets that one key's requests to one model are charged to."""
+
+    budgets: tuple[Budget, ...]
+    bucket: int | None
+    """The smallest `tpm` among them."""
 
 
 class DecisionView(Struct, frozen=True):
@@ -76,6 +85,8 @@ class DecisionView(Struct, frozen=True):
     """By tenant, `UNLISTED` for tenants that are not listed; prompts of other tenants are not checked."""
     pool_screenings: Mapping[str, ScreeningPolicy] = {}
     """Likewise by pool: applied before a prompt goes there."""
+    applicable_limits: dict[tuple[str, ...], ApplicableLimits] = field(default_factory=dict)
+    """The latest ones, by scope, tenant, key, model and class."""
 
 
 _UNKNOWN = ModelFacts()
@@ -85,14 +96,6 @@ _NO_LIMITS = RateLimits()
 def get_model_facts(view: DecisionView, model: str) -> ModelFacts:
     """What the view knows of the model; defaults when it is unknown."""
     return view.models.get(model, _UNKNOWN)
-
-
-class ApplicableLimits(Struct, frozen=True, gc=False):
-    """The budgets that one key's requests to one model are charged to."""
-
-    budgets: tuple[Budget, ...]
-    bucket: int | None
-    """The smallest `tpm` among them."""
 
 
 def select_applicable_limits(who: Authenticated, model: str, priority: Priority, global_limits: GlobalLimits) -> ApplicableLimits:
@@ -116,6 +119,17 @@ def select_applicable_limits(who: Authenticated, model: str, priority: Priority,
     return ApplicableLimits(tuple(budgets), min(sizes, default=None))
 
 
+def _get_applicable_limits(view: DecisionView, who: Authenticated, model: str, priority: Priority) -> ApplicableLimits:
+    """Return the same object for the same tenant, key, model and class, so that what is derived from it is found quickly."""
+    known, name = view.applicable_limits, (who.scope, who.tenant.id, who.key.id, model, priority)
+    found = known.get(name)
+    if found is None:
+        if len(known) >= _REMEMBERED:
+            known.clear()
+        found = known[name] = select_applicable_limits(who, model, priority, view.global_limits)
+    return found
+
+
 def build_claim(
     view: DecisionView, request_id: str, intent: Intent, who: Authenticated, model: str, expected: int | None, lease_ms: int
 ) -> Claim:
@@ -130,7 +144,7 @@ def build_claim(
         expected: Tokens that one answer to this tenant usually stays under; None: not known.
         lease_ms: How long its slots stay taken without a renewal.
     """
-    charged = select_applicable_limits(who, model, who.tenant.priority_of(intent.priority), view.global_limits)
+    charged = _get_applicable_limits(view, who, model, who.tenant.priority_of(intent.priority))
     answers, default = intent.answers, get_model_facts(view, model).output_tokens_default
     likely = None if expected is None else expected * answers
     prompt = 0 if intent.operation in UNCHARGED else intent.prompt_tokens
