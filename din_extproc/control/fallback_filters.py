@@ -39,7 +39,7 @@ _REASON = "upstream_failed"
 _LUA = """\
 -- IN   metadata din.move: "<place> <length> <version>", where in the body the model's name stands, and the constraint for other nodes
 -- OUT  metadata din.moved_to, din.moved_model: the pool that the request went to instead, and its model
-local FALLBACK, MODEL, SERVED = %s, %s, %s
+local FALLBACK, MODEL, SERVED, NAME = %s, %s, %s, %s
 
 local function facts(handle)
   return handle:streamInfo():dynamicMetadata():get("din") or {}
@@ -52,7 +52,8 @@ function envoy_on_request(handle)
   end
   local body = handle:body()
   local text = body:getBytes(0, body:length())
-  local moved = string.sub(text, 1, place) .. SERVED .. string.sub(text, place + length + 1)
+  local name = string.byte(text, place + 1) == 34 and SERVED or NAME -- a text of JSON, or a part of a form
+  local moved = string.sub(text, 1, place) .. name .. string.sub(text, place + length + 1)
   body:setBytes(moved)
   local headers = handle:headers() -- taken anew: an object from before the body is invalid
   headers:replace("content-length", tostring(#moved))
@@ -86,7 +87,8 @@ def build_fallback_filters(pool: Pool, fallback: Pool, topology: Topology) -> li
     chain = [_mutation(carried)]
     moved = _header(ATTEMPT_POOL, StringMatcher(exact=fallback.name))
     if pool.takes_same_bytes(fallback):
-        script = _LUA % tuple(map(_quote_lua, (fallback.name, fallback.model, msgspec.json.encode(fallback.served_model).decode())))
+        quoted = msgspec.json.encode(fallback.served_model).decode()
+        script = _LUA % tuple(map(_quote_lua, (fallback.name, fallback.model, quoted, fallback.served_model)))
         chain.append(_only_when(moved, pack_extension("envoy.filters.http.lua", Lua(default_source_code=DataSource(inline_string=script)))))
     else:
         translated = MatcherMatcherListPredicatePredicateList(predicate=[moved, _header(ATTEMPT_PLAN, StringMatcher(prefix=EVERY_ATTEMPT))])

@@ -3,8 +3,10 @@
 Invariant: no spelling of a path reaches a node unless the sidecar chose one. The single exception is the fail-open route, and it is marked.
 """
 
+from collections.abc import Iterator
 from copy import deepcopy
 from datetime import timedelta
+from re import escape
 
 from envoy_data_plane.envoy.config.core.v3 import HeaderValueOption
 from envoy_data_plane.envoy.config.route.v3 import (
@@ -31,8 +33,8 @@ from din_extproc.control.filters import CORS, EXT_PROC
 from din_extproc.control.packing import overwrite_header, pack_extension, to_duration
 from din_extproc.control.topology import AGENT_CLUSTER, Topology
 from din_extproc.domain.identity import FORWARDED_CERTIFICATE
-from din_extproc.domain.node import POOL_SEPARATOR
-from din_extproc.domain.request import Operation
+from din_extproc.domain.node import POOL_SEPARATOR, Pool
+from din_extproc.domain.request import OPERATIONS, Operation
 
 CLUSTER_HEADER = "x-din-cluster"
 ROUTE_CONFIGURATION = "din"
@@ -43,16 +45,8 @@ WHOLE_HEADER = "x-din-whole"
 """Set for an answer that is complete when it begins: its node is silent for as long as it works."""
 INSIDE = [CLUSTER_HEADER, WHOLE_HEADER, "accept-encoding", "x-envoy-external-address"]
 """What a node need not know, and must not: a compressed answer can't be metered. (`x-din-endpoint` is taken off by the clusters.)"""
-_FAILING_OPEN = (
-    Operation.CHAT,
-    Operation.COMPLETIONS,
-    Operation.EMBEDDINGS,
-    Operation.RERANK,
-    Operation.RESPONSES,
-    Operation.MESSAGES,
-    Operation.MODELS,
-)
-"""What the pool of `fail_open` is asked while no worker answers; Envoy's limit of a regular expression has no room for every operation."""
+_LONGEST_REGEX = 90
+"""Characters: Envoy takes a regular expression whose program has at most 100 instructions."""
 _NODE_CORS = [
     f"access-control-{name}"
     for name in ("allow-origin", "allow-credentials", "allow-methods", "allow-headers", "expose-headers", "max-age")
@@ -77,8 +71,9 @@ def build_route_configuration(topology: Topology) -> RouteConfiguration:
     routes = [*(_preflight(origin) for origin in topology.cors_origins), *map(_whole, decided), *decided]
     if topology.agent is not None:
         routes.insert(0, _health())
-    if topology.fail_open_pool is not None:
-        routes.append(_fail_open(topology, topology.fail_open_pool))
+    for pool in topology.pools:
+        if pool.name == topology.fail_open_pool:
+            routes += [_fail_open(topology, pool.name, paths) for paths in _join_paths(pool)]
     routes.append(_undecided())
     host = VirtualHost(name="din", domains=["*"], routes=routes)
     if topology.cors_origins:
@@ -157,12 +152,24 @@ def _health() -> Route:
     )
 
 
-def _fail_open(topology: Topology, pool: str) -> Route:
-    """Only the known operations, exactly spelled: a default pool is no open proxy.
+def _join_paths(pool: Pool) -> Iterator[str]:
+    """Yield regular expressions for the paths of the pool's operations and of its model list, as few as Envoy takes."""
+    joined = Operation.MODELS.value
+    for operation in sorted(OPERATIONS if pool.operations is None else pool.operations):
+        path = escape(operation.value)
+        if len(joined) + len(path) >= _LONGEST_REGEX:
+            yield joined
+            joined = path
+        else:
+            joined = f"{joined}|{path}"
+    yield joined
+
+
+def _fail_open(topology: Topology, pool: str, paths: str) -> Route:
+    """Only the operations of the pool, exactly spelled: a default pool is no open proxy.
 
     The marks come from the node that answered, because this is also the route of a request that the sidecar refused.
     """
-    paths = "|".join(_FAILING_OPEN)
     return Route(
         name=FAIL_OPEN,
         match=RouteMatch(safe_regex=RegexMatcher(regex=paths)),

@@ -3,32 +3,22 @@
 Nothing here depends on the transport or the destination.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Self
 
 from msgspec import Struct
 
 
-class Operation(StrEnum):
-    """The northbound interfaces, named by their canonical path."""
+class BodyKind(StrEnum):
+    """What the body of an operation's requests is."""
 
-    CHAT = "/v1/chat/completions"
-    COMPLETIONS = "/v1/completions"
-    EMBEDDINGS = "/v1/embeddings"
-    RERANK = "/v1/rerank"
-    SCORE = "/v1/score"
-    POOLING = "/pooling"
-    CLASSIFY = "/classify"
-    RESPONSES = "/v1/responses"
-    INPUT_TOKENS = "/v1/responses/input_tokens"
-    MESSAGES = "/v1/messages"
-    COUNT_TOKENS = "/v1/messages/count_tokens"
-    TOKENIZE = "/tokenize"
-    DETOKENIZE = "/detokenize"
-    SPEECH = "/v1/audio/speech"
-    IMAGES = "/v1/images/generations"
-    MODELS = "/v1/models"
+    JSON = "JSON"
+    """An object; the model's name is a text at its top level."""
+    MULTIPART = "multipart"
+    """A form (RFC 7578); the model's name is a part of its own."""
+    NONE = "none"
 
 
 class Metering(StrEnum):
@@ -40,45 +30,141 @@ class Metering(StrEnum):
     """As reported, with an output where one is; the prompt's estimate where nothing is."""
     REQUEST = "request"
     """No tokens: the engine computes nothing with the model."""
+    SECONDS = "audio seconds"
+    """The seconds as reported, or as estimated from the size of the file; tokens as reported, or so many for each second."""
+    IMAGES = "images"
+    """The images that were asked for, of an answer that came; tokens like those of `PROMPT`."""
 
 
-class OperationSpec(Struct, frozen=True):
-    """One operation. Each takes JSON by POST with the model's name under `model`, but for the model list."""
+class Ending(StrEnum):
+    """How a stream of an operation says that it is complete, and in which words its errors are. A whole answer ends with its body."""
 
-    metering: Metering = Metering.TOKENS
+    CHAT = "chat"
+    """A `finish_reason` of every choice, or `[DONE]`; a type of `Operation.spec.ends` where there are such."""
+    MESSAGES = "messages"
+    """Anthropic's `message_stop`."""
+    RESPONSES = "responses"
+    """`response.completed` or `response.incomplete`."""
+
+
+class OperationSpec(Struct, frozen=True, kw_only=True):
+    """Everything that there is to know of an operation but the engines that have it, see `southbound/engines.py`."""
+
+    method: str = "POST"
     paths: tuple[str, ...] = ()
     """Further paths that mean the same; the node is asked at the canonical one."""
+    body: BodyKind = BodyKind.JSON
+    body_limit: int | None = None
+    """The largest body in bytes, below what the gateway takes in any case; None: that."""
+    model: str = "model"
+    """The key or part that holds the model's name."""
+    prompt: tuple[str, ...] = ()
+    """The keys or parts that hold the prompt: texts, lists of texts or token ids, and `messages`, which has to be there if it is alone."""
+    limits: tuple[str, ...] = ()
+    """The keys that limit the output's tokens; the first one with a positive number applies."""
+    metering: Metering = Metering.TOKENS
+    ending: Ending = Ending.CHAT
+    ends: tuple[str, ...] = ()
+    """Types of the event that ends a stream, besides those of `ending`."""
     begins_soon: bool = False
     """The answer begins at once, whole or not."""
+    convention: str = ""
+    """What OpenTelemetry's conventions call it (`gen_ai.operation.name`)."""
 
 
-_POOLED = OperationSpec(Metering.PROMPT, begins_soon=True)
-_COUNTED = OperationSpec(Metering.REQUEST, begins_soon=True)
-OPERATIONS: Mapping[Operation, OperationSpec] = {
-    Operation.CHAT: OperationSpec(),
-    Operation.COMPLETIONS: OperationSpec(),
-    Operation.RESPONSES: OperationSpec(),
-    Operation.MESSAGES: OperationSpec(),
-    Operation.EMBEDDINGS: _POOLED,
-    Operation.RERANK: OperationSpec(Metering.PROMPT, ("/rerank", "/v2/rerank"), begins_soon=True),
-    Operation.SCORE: OperationSpec(Metering.PROMPT, ("/score",), begins_soon=True),
-    Operation.POOLING: _POOLED,
-    Operation.CLASSIFY: _POOLED,
-    Operation.COUNT_TOKENS: _COUNTED,
-    Operation.INPUT_TOKENS: _COUNTED,
-    Operation.TOKENIZE: _COUNTED,
-    Operation.DETOKENIZE: _COUNTED,
-    Operation.SPEECH: OperationSpec(Metering.PROMPT),
-    Operation.IMAGES: OperationSpec(Metering.PROMPT),
-    Operation.MODELS: OperationSpec(Metering.REQUEST),
-}
-UNCHARGED = frozenset(operation for operation, spec in OPERATIONS.items() if spec.metering is Metering.REQUEST)
-GENERATING = frozenset(operation for operation, spec in OPERATIONS.items() if spec.metering is Metering.TOKENS)
+_FORM_LIMIT = 26 << 20
+"""A file of 25 MiB, with the rest of its form."""
+_TRANSCRIPT = OperationSpec(
+    body=BodyKind.MULTIPART,
+    body_limit=_FORM_LIMIT,
+    prompt=("prompt",),
+    metering=Metering.SECONDS,
+    ends=("transcript.text.done",),
+)
+_COUNTED_CHAT = OperationSpec(prompt=("messages",), metering=Metering.REQUEST, begins_soon=True)
+
+
+class Operation(StrEnum):
+    """The northbound interfaces: each is its canonical path, with its description.
+
+    The members are built in, and this is the table of them. What a configuration adds (`define`) has the same type and is no member.
+    """
+
+    spec: OperationSpec
+
+    def __new__(cls, path: str, spec: OperationSpec) -> Self:
+        """Make a member of the table below."""
+        made = str.__new__(cls, path)
+        made._value_ = path
+        made.spec = spec
+        return made
+
+    @classmethod
+    def define(cls, path: str, spec: OperationSpec) -> "Operation":
+        """Return an operation that is not built in."""
+        made = str.__new__(cls, path)
+        made._name_ = made._value_ = path
+        made.spec = spec
+        return made
+
+    CHAT = (
+        "/v1/chat/completions",
+        OperationSpec(prompt=("messages",), limits=("max_completion_tokens", "max_tokens"), convention="chat"),
+    )
+    COMPLETIONS = "/v1/completions", OperationSpec(prompt=("prompt", "suffix"), limits=("max_tokens",), convention="text_completion")
+    RESPONSES = "/v1/responses", OperationSpec(prompt=("input",), limits=("max_output_tokens",), ending=Ending.RESPONSES)
+    COMPACT = "/v1/responses/compact", OperationSpec(prompt=("input",), ending=Ending.RESPONSES)
+    MESSAGES = "/v1/messages", OperationSpec(prompt=("messages",), limits=("max_tokens",), ending=Ending.MESSAGES)
+    EMBEDDINGS = (
+        "/v1/embeddings",
+        OperationSpec(prompt=("input", "messages"), metering=Metering.PROMPT, begins_soon=True, convention="embeddings"),
+    )
+    RERANK = (
+        "/v1/rerank",
+        OperationSpec(
+            paths=("/rerank", "/v2/rerank"),
+            prompt=("query", "documents", "texts"),
+            metering=Metering.PROMPT,
+            begins_soon=True,
+            convention="rerank",
+        ),
+    )
+    SCORE = (
+        "/v1/score",
+        OperationSpec(paths=("/score",), prompt=("text_1", "text_2", "queries", "documents"), metering=Metering.PROMPT, begins_soon=True),
+    )
+    POOLING = "/pooling", OperationSpec(prompt=("input", "messages"), metering=Metering.PROMPT, begins_soon=True)
+    CLASSIFY = "/classify", OperationSpec(prompt=("input", "messages"), metering=Metering.PROMPT, begins_soon=True)
+    COUNT_TOKENS = "/v1/messages/count_tokens", _COUNTED_CHAT
+    INPUT_TOKENS = "/v1/responses/input_tokens", OperationSpec(prompt=("input",), metering=Metering.REQUEST, begins_soon=True)
+    TOKENIZE = "/tokenize", OperationSpec(prompt=("prompt", "messages"), metering=Metering.REQUEST, begins_soon=True)
+    DETOKENIZE = "/detokenize", OperationSpec(prompt=("tokens",), metering=Metering.REQUEST, begins_soon=True)
+    TRANSCRIPTIONS = "/v1/audio/transcriptions", _TRANSCRIPT
+    TRANSLATIONS = "/v1/audio/translations", _TRANSCRIPT
+    SPEECH = "/v1/audio/speech", OperationSpec(prompt=("input", "instructions"), metering=Metering.PROMPT, ends=("speech.audio.done",))
+    IMAGES = "/v1/images/generations", OperationSpec(prompt=("prompt",), metering=Metering.IMAGES, ends=("image_generation.completed",))
+    MODELS = "/v1/models", OperationSpec(method="GET", body=BodyKind.NONE, metering=Metering.REQUEST)
+
+
+OPERATIONS = tuple(operation for operation in Operation if operation is not Operation.MODELS)
+"""The built-in operations that nodes are asked for."""
+GENERATING = frozenset({Operation.CHAT, Operation.COMPLETIONS, Operation.RESPONSES, Operation.MESSAGES})
 """What a model that generates text is asked for."""
 POOLING = frozenset({Operation.EMBEDDINGS, Operation.RERANK, Operation.SCORE, Operation.POOLING, Operation.CLASSIFY})
 """What an embedding or ranking model is asked for."""
+TRANSCRIBING = frozenset({Operation.TRANSCRIPTIONS, Operation.TRANSLATIONS})
+"""What a model that listens is asked for."""
 TOKENIZING = frozenset({Operation.TOKENIZE, Operation.DETOKENIZE})
 COUNTING = frozenset({Operation.COUNT_TOKENS, Operation.INPUT_TOKENS})
+
+
+def index_by_path(operations: Iterable[Operation]) -> dict[str, Operation]:
+    """Return the operations by every path that means them."""
+    return {path: operation for operation in operations for path in (operation.value, *operation.spec.paths)}
+
+
+BUILT_IN: Mapping[str, Operation] = MappingProxyType(index_by_path(Operation))
+"""The built-in operations by path."""
 
 
 class Priority(StrEnum):
@@ -160,7 +246,12 @@ class Intent(Struct, frozen=True, gc=False):
     budget_cost: int | None = None
     """Likewise in money, in 10**-9 of the currency of `prices`."""
     truncates: bool = False
-    """No length is too long: the client asks the engine to cut the prompt to what its context holds, or the prompt is only counted."""
+    """No length is too long: the client asks the engine to cut the prompt to what its context holds, the prompt is only counted, or it is
+    audio, which engines read piece by piece."""
+    images: int = 0
+    """The number of images that are to be made."""
+    audio_seconds: int = 0
+    """The estimated length of the audio in the body, in seconds."""
 
     @property
     def prompt_tokens(self) -> int:

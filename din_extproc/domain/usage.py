@@ -4,6 +4,9 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+AUDIO_TOKENS = 10
+"""Tokens for a second of audio where none are reported: as many as OpenAI's models count."""
+
 
 class Usage(Struct, frozen=True, gc=False):
     """What one finished exchange used. `cached_tokens` are part of `prompt_tokens`, not added to them."""
@@ -114,6 +117,12 @@ class Labels(Struct, frozen=True, gc=False, omit_defaults=True):
     degraded: bool = False
     operation: str = ""
     """The canonical path."""
+    metering: str = ""
+    """What the operation is charged for, see `Metering`; "" for prompt and output."""
+    images: int = 0
+    """Images that were asked for."""
+    audio_seconds: int = 0
+    """Estimated length of the audio."""
     would_refuse: str = ""
     """The limit that would have refused the request had it been enforced: `rpm`, `tpm`, `max_streams` or `oversize`."""
     inspected: bool = False

@@ -102,7 +102,7 @@ def translate_attempt(context: DecisionContext, head: RequestHead, body: bytes) 
     if plan is None or pool is None:
         return _not_taken("this gateway no longer knows the pool.")
     asked = RequestHead(method=head.method, path=plan.path, headers=head.headers)
-    parsed = parse_request(asked, body, context.calibrators.for_name, len(body))
+    parsed = parse_request(asked, body, context.calibrators.for_name, len(body), context.view.operations)
     screening = context.view.pool_screenings.get(pool.name)
     if screening is not None and not isinstance(parsed, Refusal):
         parsed = screen_prompt(parsed, screening, head, context.calibrators.for_name)

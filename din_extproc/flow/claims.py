@@ -31,6 +31,7 @@ def make_claim(context: DecisionContext, request: PendingRequest, who: Authentic
     spending = budgets.windows(claim.tenant, who.key.id, model, wall)
     if not spending:
         return claim
-    likely = Usage(intent.prompt_tokens, max(0, claim.tokens - intent.prompt_tokens))
+    output = max(0, claim.tokens - intent.prompt_tokens)
+    likely = Usage(intent.prompt_tokens, output, images=intent.images, audio_seconds=intent.audio_seconds)
     media = 0 if request.parsed is None else request.parsed.prompt.media
     return replace(claim, spending=spending, cost=context.view.prices.cost(model, wall, likely, media))

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from din_extproc.admit.headers import rate_limit_headers
 from din_extproc.admit.ledger import Claim
 from din_extproc.domain.node import Pool, in_flight_cluster
-from din_extproc.domain.request import Intent, Operation
+from din_extproc.domain.request import Ending, Intent, Metering, Operation
 from din_extproc.domain.usage import Labels, Tags
 from din_extproc.domain.verdict import Headers, Send
 from din_extproc.flow import answers
@@ -22,8 +22,6 @@ from din_extproc.intent.read import ParsedRequest
 from din_extproc.intent.splice import offset_after_splice
 from din_extproc.route.table import Routed
 
-_DIALECTS = {Operation.MESSAGES: "messages", Operation.RESPONSES: "responses"}
-"""How clients of an operation expect errors in their stream, where that is not as chat completions have them."""
 _RETRY_LONGER = (("x-envoy-retry-on", "retriable-status-codes"), ("x-envoy-retriable-status-codes", "400,413,422"))
 """Envoy also tries the next node when this one calls the request too long, whichever of these its engine says so with."""
 _SECRETS = ("authorization", "x-api-key")
@@ -108,11 +106,11 @@ def make_pass_verdict(
 
 def _describe_fallback(granted: Decision, parsed: ParsedRequest) -> str | None:
     """What changes for the pool that takes over: where the model's name stands, the constraint on its version. None: it can't move."""
-    order, at = granted.node_request, parsed.outline
-    if not granted.selection.fallback_nodes or order.edits is None or "model" not in at.spans:
+    order, at, key = granted.node_request, parsed.outline, granted.intent.operation.spec.model
+    if not granted.selection.fallback_nodes or order.edits is None or key not in at.spans:
         return None
-    length = len(order.edits["model"]) if "model" in order.edits else at.spans["model"][1] - at.spans["model"][0]
-    return f"{offset_after_splice(at, order.edits, 'model')} {length} {granted.routed.fallback_versions.text}"
+    length = len(order.edits[key]) if key in order.edits else at.spans[key][1] - at.spans[key][0]
+    return f"{offset_after_splice(at, order.edits, key)} {length} {granted.routed.fallback_versions.text}"
 
 
 def _most_tries(most: int | None) -> Headers:
@@ -198,6 +196,9 @@ def _make_labels(
         stream=intent.stream,
         degraded=degraded,
         operation=intent.operation,
+        metering="" if intent.operation.spec.metering is Metering.TOKENS else intent.operation.spec.metering,
+        images=intent.images,
+        audio_seconds=intent.audio_seconds,
         would_refuse=would_refuse,
         inspected=request.inspected,
         sensitive=None if parsed is None else parsed.sensitive,
@@ -244,8 +245,11 @@ def _make_metadata(granted: Decision, request: PendingRequest, parsed: ParsedReq
 def _make_base_metadata(labels: Labels, operation: Operation) -> dict[str, str | float | bool]:
     """The metadata of every request that is sent on: one field for settlement, because every field costs both Envoy and us."""
     metadata: dict[str, str | float | bool] = {"request_id": labels.request_id, "labels": _as_json(labels).decode()}
-    if operation in _DIALECTS:
-        metadata["dialect"] = _DIALECTS[operation]
+    spec = operation.spec
+    if spec.ending is not Ending.CHAT:
+        metadata["dialect"] = spec.ending.value
+    if spec.ends:
+        metadata["ends"] = " ".join(spec.ends)
     return metadata
 
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from din_extproc.domain.node import DROPPED, Pool
-from din_extproc.domain.request import Intent, Operation, Priority
+from din_extproc.domain.request import BodyKind, Intent, Operation, Priority
 from din_extproc.domain.tenant import RANK
 from din_extproc.domain.verdict import Headers, Refusal, RefusalCode
 from din_extproc.intent.outline import build_outline, replace_lone_surrogates
@@ -54,6 +54,8 @@ class NodeRequest(Struct, frozen=True, gc=False):
 
 def build_node_request(reading: ParsedRequest, intent: Intent, pool: Pool, priority: Priority = Priority.STANDARD) -> NodeRequest | Refusal:
     """The order for a node of this pool, or why its engine can't be asked. `priority`: the class by which an engine may schedule it."""
+    if intent.operation.spec.body is BodyKind.MULTIPART:
+        return _build_form(reading, intent, pool)
     dialect = find_dialect(pool.engine, pool.api, intent.operation)
     return _build_openai(reading, intent, pool, priority) if dialect is None else _translated(reading, intent, pool, dialect)
 
@@ -64,6 +66,20 @@ def answer_fields(reading: ParsedRequest) -> dict[str, Any]:
     return {name: _decode_value(reading.outline.value(reading.body, name)) for name in names}
 
 
+def _build_form(reading: ParsedRequest, intent: Intent, pool: Pool) -> NodeRequest:
+    """The client's form, with the name that the engine answers to."""
+    renamed = intent.model != pool.served_model
+    edits = {intent.operation.spec.model: pool.served_model.encode()} if renamed else {}
+    return NodeRequest(
+        operation=intent.operation,
+        stream=intent.stream,
+        path=intent.operation,
+        body=splice_values(reading.body, reading.outline, edits) if edits else reading.body,
+        strips_usage=False,
+        edits=edits,
+    )
+
+
 def _build_openai(reading: ParsedRequest, intent: Intent, pool: Pool, priority: Priority) -> NodeRequest | Refusal:
     """The client's bytes, with the name that the engine answers to, its words for parameters, and asking for usage."""
     edits: dict[str, bytes] = {}
@@ -71,7 +87,7 @@ def _build_openai(reading: ParsedRequest, intent: Intent, pool: Pool, priority: 
     dropped: tuple[str, ...] = ()
     ours = intent.stream and not intent.wants_usage and pool.stream_usage and intent.operation in _REPORTING
     if intent.model != pool.served_model:
-        edits["model"] = _quote_name(pool.served_model)
+        edits[intent.operation.spec.model] = _quote_name(pool.served_model)
     if ours:
         edits["stream_options"] = add_include_usage(reading.outline.value(reading.body, "stream_options"))
     adapter = find_engine(pool.engine)

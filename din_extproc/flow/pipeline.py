@@ -80,7 +80,7 @@ def read_endpoint(
         return None
     if head.method == "GET" and head.header("sec-websocket-key"):
         return _NO_WEBSOCKET
-    endpoint = find_endpoint_kind(head.method, head.path)
+    endpoint = find_endpoint_kind(head.method, head.path, context.view.operations)
     if isinstance(endpoint, Refusal):
         return endpoint
     who = context.view.keys.authenticate(head.header("authorization"), head.header("x-api-key"), wall, context.revoked)
@@ -100,7 +100,8 @@ def read_endpoint(
 
 def read_request(context: DecisionContext, request: PendingRequest, body: bytes) -> ParsedRequest | Refusal:
     """Stages 3 and 4: the request, and its prompt checked by the tenant's policy for sensitive data, if it has one."""
-    parsed = parse_request(request.head, body, context.calibrators.for_name, context.view.body_limit)
+    view = context.view
+    parsed = parse_request(request.head, body, context.calibrators.for_name, view.body_limit, view.operations)
     if isinstance(parsed, Refusal):
         return parsed
     listed = request.who is None or request.who.tenant.listed

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec.structs import replace
 
-from din_extproc.domain.request import RequestHead
+from din_extproc.domain.request import BodyKind, RequestHead
 from din_extproc.domain.tenant import OnSensitive
 from din_extproc.domain.usage import Sensitive
 from din_extproc.domain.verdict import Refusal, RefusalCode
@@ -32,7 +32,7 @@ _as_json = msgspec.json.Encoder().encode
 def screen_prompt(
     reading: ParsedRequest, screening: ScreeningPolicy, head: RequestHead, calibrators: Callable[[str], TokenCalibrator]
 ) -> ParsedRequest | Refusal:
-    """Apply the policy. A prompt with more findings than are looked at is refused where it would have to be masked.
+    """Apply the policy. A prompt with more findings than are looked at, and a form, are refused where they would have to be masked.
 
     Args:
         reading: The request as it was read.
@@ -51,7 +51,7 @@ def screen_prompt(
     sensitive = Sensitive(screening.policy.value, found.counts(), found.whole)
     if screening.policy is OnSensitive.FLAG:
         return replace(reading, sensitive=sensitive)
-    if screening.policy is OnSensitive.BLOCK or not found.whole:
+    if screening.policy is OnSensitive.BLOCK or not found.whole or _is_form(reading):
         return _refuse_sensitive(sensitive)
     again = reparse_body(head, reading, _mask_values(reading, values, literals(joined), found), calibrators)
     return again if isinstance(again, Refusal) else replace(again, sensitive=sensitive)
@@ -67,8 +67,15 @@ def screen_request(
     return screen_prompt(parsed, screening, request.head, context.calibrators.for_name)
 
 
+def _is_form(reading: ParsedRequest) -> bool:
+    return reading.intent.operation.spec.body is BodyKind.MULTIPART
+
+
 def _get_values(reading: ParsedRequest) -> dict[str, bytes]:
-    """What holds text, by its top-level key, with nothing that a decoder refuses."""
+    """What holds text, by its top-level key, as JSON with nothing that a decoder refuses. Of a form: not its files."""
+    if _is_form(reading):
+        spans = reading.outline.spans
+        return {key: _as_json(reading.outline.value(reading.body, key).decode(errors="replace")) for key in spans if key not in _IDS}
     body = replace_lone_surrogates(reading.body)
     values = {key: body[start:end] for key, (start, end) in reading.outline.spans.items() if key not in _IDS}
     return {key: value for key, value in values.items() if value[:1] in _TEXTUAL}

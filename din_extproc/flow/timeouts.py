@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from din_extproc.domain.node import Pool
-from din_extproc.domain.request import OPERATIONS, Intent
+from din_extproc.domain.request import Intent
 from din_extproc.domain.verdict import Headers, Refusal, RefusalCode
 from din_extproc.flow.node_selector import NodeSelection
 
@@ -50,7 +50,7 @@ def compute_timeouts(intent: Intent, pool: Pool, picked: NodeSelection) -> Reque
     own = pool.timeouts.total_ms if picked.timeout_ms is None else picked.timeout_ms
     patience = intent.timeout_ms
     total = own if patience is None else patience if own is None else min(own, patience)
-    first, whole = pool.timeouts.first_byte_ms, not (intent.stream or OPERATIONS[intent.operation].begins_soon)
+    first, whole = pool.timeouts.first_byte_ms, not (intent.stream or intent.operation.spec.begins_soon)
     if first is not None and ((total is not None and first >= total) or whole):
         first = None
     return RequestTimeouts(total, first, whole)

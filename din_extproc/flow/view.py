@@ -14,7 +14,7 @@ from din_extproc.admit.ledger import Claim
 from din_extproc.admit.reservation import compute_reservation
 from din_extproc.domain.node import Pool
 from din_extproc.domain.price import NO_PRICES, PriceList
-from din_extproc.domain.request import UNCHARGED, Estimate, Intent, Priority
+from din_extproc.domain.request import BUILT_IN, Estimate, Intent, Metering, Operation, Priority
 from din_extproc.domain.spending import SpendingBudgets
 from din_extproc.domain.tenant import Budget, GlobalLimits, OnSensitive, RateLimits, ScopeLimits
 from din_extproc.intent.estimate import TokenCalibrator
@@ -72,6 +72,8 @@ class DecisionView(Struct, frozen=True):
     """The largest plain body, in bytes."""
     global_limits: GlobalLimits = NO_GLOBAL_LIMITS
     """What all tenants together may use."""
+    operations: Mapping[str, Operation] = BUILT_IN
+    """Every operation that is served, by path."""
     health_path: str | None = None
     """Where load balancers ask whether the gateway serves: answered without a key, and counted nowhere."""
     identities: Identities | None = None
@@ -147,7 +149,7 @@ def build_claim(
     charged = _get_applicable_limits(view, who, model, who.tenant.priority_of(intent.priority))
     answers, default = intent.answers, get_model_facts(view, model).output_tokens_default
     likely = None if expected is None else expected * answers
-    prompt = 0 if intent.operation in UNCHARGED else intent.prompt_tokens
+    prompt = 0 if intent.operation.spec.metering is Metering.REQUEST else intent.prompt_tokens
     tokens = compute_reservation(prompt, intent.output_tokens, likely, default * answers, charged.bucket)
     return Claim(request_id, who.tenant.id, charged.budgets, tokens, lease_ms)
 

@@ -317,12 +317,6 @@ def _read_completion(draft: _Draft, body: bytes, outline: Outline) -> None:
     draft.add_content(outline.value(body, "suffix"), 0)
 
 
-def _read_embedding(draft: _Draft, body: bytes, outline: Outline) -> None:
-    draft.add_inputs(outline.value(body, "input"))
-    if "messages" in outline.spans:
-        draft.add_chat(outline.view(body, "messages"))
-
-
 def _read_rerank(draft: _Draft, body: bytes, outline: Outline) -> None:
     query = outline.value(body, "query")
     draft.add_inputs(query)
@@ -330,17 +324,6 @@ def _read_rerank(draft: _Draft, body: bytes, outline: Outline) -> None:
         draft.add_inputs(outline.value(body, key))
     if draft.longest is not None and draft.longest.strings and query.startswith(b'"'):
         draft.repeated, draft.longest = query, replace(draft.longest, strings=b"%b,%b" % (query, draft.longest.strings))
-
-
-def _read_score(draft: _Draft, body: bytes, outline: Outline) -> None:
-    for key in ("text_1", "text_2", "queries", "documents"):
-        draft.add_inputs(outline.value(body, key))
-
-
-def _read_tokens(draft: _Draft, body: bytes, outline: Outline) -> None:
-    _read_embedding(draft, body, outline)
-    for key in ("prompt", "tokens"):
-        draft.add_inputs(outline.value(body, key))
 
 
 def _read_response(draft: _Draft, body: bytes, outline: Outline) -> None:
@@ -360,30 +343,32 @@ def _read_extras(draft: _Draft, body: bytes, outline: Outline) -> None:
 _READERS: dict[Operation, Callable[[_Draft, bytes, Outline], None]] = {
     Operation.CHAT: _read_chat,
     Operation.COMPLETIONS: _read_completion,
-    Operation.EMBEDDINGS: _read_embedding,
     Operation.RERANK: _read_rerank,
-    Operation.SCORE: _read_score,
-    Operation.POOLING: _read_embedding,
-    Operation.CLASSIFY: _read_embedding,
     Operation.RESPONSES: _read_response,
+    Operation.COMPACT: _read_response,
     Operation.INPUT_TOKENS: _read_response,
     Operation.MESSAGES: _read_chat,
     Operation.COUNT_TOKENS: _read_chat,
-    Operation.TOKENIZE: _read_tokens,
-    Operation.DETOKENIZE: _read_tokens,
-    Operation.SPEECH: _read_embedding,
-    Operation.IMAGES: _read_tokens,
 }
+"""What has more to it than the keys that the operation names for its prompt."""
 
 
 def extract_prompt(operation: Operation, body: bytes, outline: Outline) -> Prompt:
     """Extract the model's input from a JSON body.
 
     Args:
-        operation: Any that takes a body.
+        operation: Any that takes JSON.
         body: Valid JSON, nested no deeper than the decoder allows.
         outline: Of that body.
     """
     draft = _Draft()
-    _READERS[operation](draft, body, outline)
+    reader = _READERS.get(operation)
+    if reader is not None:
+        reader(draft, body, outline)
+        return draft.build()
+    for key in operation.spec.prompt:
+        if key != "messages":
+            draft.add_inputs(outline.value(body, key))
+        elif key in outline.spans:
+            draft.add_chat(outline.view(body, key))
     return draft.build()

@@ -12,12 +12,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from din_extproc.domain.price import UNITS
-from din_extproc.domain.request import UNCHARGED, Estimate, Intent, Operation, Priority, RequestHead
-from din_extproc.domain.usage import Sensitive
+from din_extproc.domain.request import BUILT_IN, BodyKind, Estimate, Intent, Metering, Operation, OperationSpec, Priority, RequestHead
+from din_extproc.domain.usage import AUDIO_TOKENS, Sensitive
 from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.intent import outline as outlines
 from din_extproc.intent.encoding import decode_body
 from din_extproc.intent.estimate import TokenCalibrator, estimate_tokens
+from din_extproc.intent.form import estimate_seconds, outline_form
 from din_extproc.intent.openai import Prompt, extract_prompt
 from din_extproc.intent.outline import TOO_DEEP, Outline, build_outline
 from din_extproc.intent.paths import find_endpoint_kind, is_valid_model_name
@@ -32,28 +33,22 @@ _FLOAT_DIGITS = 32
 _DIGITS = tuple(b"%d" % digit for digit in range(1, 10))
 
 _PRIORITIES = {priority.value: priority for priority in Priority}
-_LIMIT_FIELDS = {
-    Operation.CHAT: ("max_completion_tokens", "max_tokens"),
-    Operation.COMPLETIONS: ("max_tokens",),
-    Operation.MESSAGES: ("max_tokens",),
-    Operation.RESPONSES: ("max_output_tokens",),
-}
-"""The fields that limit an answer, by operation: the first one with a positive number applies. OpenAI replaced `max_tokens` by the
-other."""
 _ENGINE_LIMIT_FIELDS = ("max_completion_tokens", "n_predict", "num_predict", "max_new_tokens")
 """Fields that some engines prefer as the limit: llama.cpp reads the first two on every path. Other engines ignore them, so the largest
 value is reserved and the smallest must fit; without a standard field there is no limit."""
 _ANSWER_COUNT_FIELDS = ("n", "best_of", "n_cmpl")
 """Fields for the number of answers per prompt: the last is llama.cpp's, and TGI generates `best_of`."""
 _MAX_ANSWERS = 1 << 20
-_WITH_MESSAGES = (Operation.CHAT, Operation.MESSAGES, Operation.COUNT_TOKENS)
+_ONLY_MESSAGES = ("messages",)
+_TRUE = (b"true", b"1")
+_AUDIO_WINDOW_S = 30
+"""Engines read so much audio at a time."""
 _NO_PROMPT = Prompt(b"")
 _NO_OUTLINE = Outline(0, {})
 
 _decode_name = msgspec.json.Decoder(str).decode
+_encode = msgspec.json.Encoder().encode
 
-_NO_MODEL = Refusal(RefusalCode.INVALID_REQUEST, "The body names no model: a non-empty string is expected", param="model")
-_BAD_MODEL = Refusal(RefusalCode.INVALID_REQUEST, "The model's name is too long or holds characters that no name has", param="model")
 _NO_MESSAGES = Refusal(RefusalCode.INVALID_REQUEST, "The body has no messages: a list is expected", param="messages")
 _BACKGROUND = Refusal(
     RefusalCode.INVALID_REQUEST,
@@ -73,11 +68,11 @@ class ParsedRequest(Struct, frozen=True, gc=False):
 
     intent: Intent
     body: bytes
-    """Plain JSON."""
+    """Plain JSON, or a form."""
     decoded: bool
     """`body` differs from the bytes sent: it replaces the body, and `content-encoding` is removed."""
     outline: Outline
-    """The outline of `body`."""
+    """The outline of `body`; of a form, its texts."""
     prompt: Prompt
     sensitive: Sensitive | None = None
     """Findings of the scan for sensitive data."""
@@ -92,6 +87,7 @@ class _Output(Struct, frozen=True, gc=False):
 
 
 _NO_OUTPUT = _Output(0, 1, 0)
+_Calibrators = Callable[[str], TokenCalibrator]
 
 
 class _HeaderOptions(Struct, frozen=True, gc=False):
@@ -101,7 +97,9 @@ class _HeaderOptions(Struct, frozen=True, gc=False):
     budget_cost: int | None = None
 
 
-def parse_request(head: RequestHead, body: bytes, calibrators: Callable[[str], TokenCalibrator], limit: int) -> ParsedRequest | Refusal:
+def parse_request(
+    head: RequestHead, body: bytes, calibrators: _Calibrators, limit: int, operations: Mapping[str, Operation] = BUILT_IN
+) -> ParsedRequest | Refusal:
     """Read a request.
 
     Args:
@@ -109,48 +107,80 @@ def parse_request(head: RequestHead, body: bytes, calibrators: Callable[[str], T
         body: The whole body as sent, b"" when there was none.
         calibrators: Returns the calibrator of a model by any name that a client may use.
         limit: The largest plain body, in bytes.
+        operations: Every operation that is served, by path.
 
     Returns:
         The parsed request, or a refusal with status 400, 404, 405, 413 or 415.
     """
-    place = find_endpoint_kind(head.method, head.path)
+    place = find_endpoint_kind(head.method, head.path, operations)
     if isinstance(place, Refusal):
         return place
     options = _read_options(head.headers)
     if isinstance(options, Refusal):
         return options
-    if place.operation is Operation.MODELS:
+    spec = place.operation.spec
+    if spec.body is BodyKind.NONE:
         intent = _build_intent(
             headers=head.headers, operation=place.operation, model=place.model, options=options, size=Estimate(0), output=_NO_OUTPUT
         )
         return ParsedRequest(intent, b"", False, _NO_OUTLINE, _NO_PROMPT)
-    sent = decode_body(head.headers, body, limit)
-    if isinstance(sent, Refusal):
-        return sent
-    try:
-        return _parse_json(head.headers, place.operation, sent, options, calibrators)
-    except RecursionError:
-        return TOO_DEEP
+    sent = decode_body(head.headers, spec.body, body, limit if spec.body_limit is None else min(limit, spec.body_limit))
+    return sent if isinstance(sent, Refusal) else _parse_body(head.headers, place.operation, sent, options, calibrators)
 
 
-def reparse_body(
-    head: RequestHead, reading: ParsedRequest, body: bytes, calibrators: Callable[[str], TokenCalibrator]
-) -> ParsedRequest | Refusal:
+def reparse_body(head: RequestHead, reading: ParsedRequest, body: bytes, calibrators: _Calibrators) -> ParsedRequest | Refusal:
     """Read a request again with a replaced body. Errors as with `parse_request`."""
     intent = reading.intent
-    return _parse_json(head.headers, intent.operation, (body, True), _options_of(intent), calibrators)
+    return _parse_body(head.headers, intent.operation, (body, True), _options_of(intent), calibrators)
 
 
 def _options_of(intent: Intent) -> _HeaderOptions:
     return _HeaderOptions(intent.timeout_ms, intent.priority, intent.budget_tokens, intent.budget_cost)
 
 
+def _parse_body(
+    headers: Mapping[str, str], operation: Operation, sent: tuple[bytes, bool], options: _HeaderOptions, calibrators: _Calibrators
+) -> ParsedRequest | Refusal:
+    parse = _parse_form if operation.spec.body is BodyKind.MULTIPART else _parse_json
+    try:
+        return parse(headers, operation, sent, options, calibrators)
+    except RecursionError:
+        return TOO_DEEP
+
+
+def _parse_form(
+    headers: Mapping[str, str], operation: Operation, sent: tuple[bytes, bool], options: _HeaderOptions, calibrators: _Calibrators
+) -> ParsedRequest | Refusal:
+    """Read a form. Its audio counts by its length, in the pieces in which engines read it."""
+    body, decoded = sent
+    spec = operation.spec
+    form = outline_form(body, headers.get("content-type", ""))
+    if isinstance(form, Refusal):
+        return form
+    found = form.outline
+    model = _check_model(found.value(body, spec.model).decode(errors="replace"), spec.model)
+    if isinstance(model, Refusal):
+        return model
+    seconds = estimate_seconds(body, form.file) if spec.metering is Metering.SECONDS else 0
+    texts = [_encode(found.value(body, key).decode(errors="replace")) for key in spec.prompt if key in found.spans]
+    asked = Prompt(b",".join(texts), messages=len(texts), token_ids=seconds * AUDIO_TOKENS, inputs=max(1, -(-seconds // _AUDIO_WINDOW_S)))
+    size = estimate_tokens(asked, calibrators(model))
+    intent = _build_intent(
+        headers=headers,
+        operation=operation,
+        model=model,
+        options=options,
+        size=replace(size, features=()) if seconds else size,
+        output=_NO_OUTPUT,
+        stream=found.value(body, "stream").lower() in _TRUE,
+        truncates=spec.metering in (Metering.SECONDS, Metering.REQUEST),
+        audio_seconds=seconds,
+    )
+    return ParsedRequest(intent, body, decoded, found, asked)
+
+
 def _parse_json(
-    headers: Mapping[str, str],
-    operation: Operation,
-    sent: tuple[bytes, bool],
-    options: _HeaderOptions,
-    calibrators: Callable[[str], TokenCalibrator],
+    headers: Mapping[str, str], operation: Operation, sent: tuple[bytes, bool], options: _HeaderOptions, calibrators: _Calibrators
 ) -> ParsedRequest | Refusal:
     body, decoded = sent
     readable = body
@@ -161,10 +191,11 @@ def _parse_json(
         if isinstance(again, Refusal):
             return found
         found = again
-    model = _read_model(found.value(body, "model"))
+    spec = operation.spec
+    model = _read_model(found.value(body, spec.model), spec.model)
     if isinstance(model, Refusal):
         return model
-    if operation in _WITH_MESSAGES and not found.value(body, "messages").startswith(b"["):
+    if spec.prompt == _ONLY_MESSAGES and not found.value(body, "messages").startswith(b"["):
         return _NO_MESSAGES
     if operation is Operation.RESPONSES and found.value(body, "background") == b"true":
         return _BACKGROUND
@@ -177,7 +208,7 @@ def _parse_json(
     limit = _truncation(operation, body, found)
     if limit > 0:
         asked = replace(asked, limit=limit)
-    output = _read_output(operation, readable, found, asked.inputs)
+    output = _read_output(spec, readable, found, asked.inputs)
     if isinstance(output, Refusal):
         return output
     intent = _build_intent(
@@ -189,7 +220,8 @@ def _parse_json(
         output=output,
         stream=found.value(body, "stream") == b"true",
         wants_usage=wants_usage,
-        truncates=limit < 0 or operation in UNCHARGED,
+        truncates=limit < 0 or spec.metering is Metering.REQUEST,
+        images=min(_MAX_ANSWERS, _read_count(found.value(body, "n")) or 1) if spec.metering is Metering.IMAGES else 0,
     )
     return ParsedRequest(intent, body, decoded, found, asked)
 
@@ -213,6 +245,8 @@ def _build_intent(
     stream: bool = False,
     wants_usage: bool = False,
     truncates: bool = False,
+    images: int = 0,
+    audio_seconds: int = 0,
 ) -> Intent:
     return Intent(
         operation=operation,
@@ -230,6 +264,8 @@ def _build_intent(
         budget_tokens=options.budget_tokens,
         budget_cost=options.budget_cost,
         truncates=truncates,
+        images=images,
+        audio_seconds=audio_seconds,
     )
 
 
@@ -264,16 +300,21 @@ def _read_number(text: str | None) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_HEADER_DIGITS else 0
 
 
-def _read_model(raw: bytes) -> str | Refusal:
-    if not raw.startswith(b'"'):
-        return _NO_MODEL
+def _read_model(raw: bytes, key: str) -> str | Refusal:
     try:
-        name = _decode_name(raw)
+        return _check_model(_decode_name(raw) if raw.startswith(b'"') else "", key)
     except msgspec.DecodeError:
-        return _BAD_MODEL
+        return _refuse_name(key)
+
+
+def _check_model(name: str, key: str) -> str | Refusal:
     if not name:
-        return _NO_MODEL
-    return name if is_valid_model_name(name) else _BAD_MODEL
+        return Refusal(RefusalCode.INVALID_REQUEST, f"The body names no {key}: a non-empty string is expected", param=key)
+    return name if is_valid_model_name(name) else _refuse_name(key)
+
+
+def _refuse_name(key: str) -> Refusal:
+    return Refusal(RefusalCode.INVALID_REQUEST, "The model's name is too long or holds characters that no name has", param=key)
 
 
 def _wants_usage(options: bytes) -> bool | Refusal:
@@ -283,10 +324,10 @@ def _wants_usage(options: bytes) -> bool | Refusal:
     return _BAD_OPTIONS if isinstance(inner, Refusal) else inner.value(options, "include_usage") == b"true"
 
 
-def _read_output(operation: Operation, body: bytes, found: Outline, prompts: int) -> _Output | Refusal:
+def _read_output(spec: OperationSpec, body: bytes, found: Outline, prompts: int) -> _Output | Refusal:
     """Read the output limits for so many prompts."""
-    keys, spans = _LIMIT_FIELDS.get(operation), found.spans
-    if keys is None:
+    keys, spans = spec.limits, found.spans
+    if spec.metering is not Metering.TOKENS:
         return _NO_OUTPUT
     limit = 0
     for key in keys:

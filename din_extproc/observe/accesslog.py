@@ -23,7 +23,7 @@ from din_extproc._proto.envoy.data.accesslog.v3.accesslog_pb2 import AccessLogCo
 from din_extproc._proto.envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
 from din_extproc.domain.access_log import ATTEMPT_TAG, FLAG_NAMES
 from din_extproc.domain.node import Endpoint, InternalEndpoint, Node
-from din_extproc.domain.request import GENERATING, UNCHARGED, Operation
+from din_extproc.domain.request import Metering, Operation
 from din_extproc.domain.usage import ANSWER_TOO_LARGE, ExchangeRecord, FailedAttempt, Labels, Sensitive
 from din_extproc.observe.outcome import ExchangeEnding, classify_outcome, compute_usage
 
@@ -325,8 +325,11 @@ def _ending(entry: LogEntry, labels: Labels, node: Node | None) -> ExchangeEndin
         context=0 if node is None else node.max_seq_len,
         output_asked=0 if labels.tags is None else labels.tags.output_tokens or 0,
         one_prompt=labels.operation == Operation.CHAT,
-        charged=labels.operation not in UNCHARGED,
-        generates=not labels.operation or labels.operation in GENERATING,
+        charged=labels.metering != Metering.REQUEST,
+        generates=not labels.metering,
+        images=labels.images,
+        audio_estimate=labels.audio_seconds,
+        audio_seconds=_count(fields, "audio_seconds") if labels.metering == Metering.SECONDS else 0,
         unread=fields.get("unread") is True,
         open_choices=_count(fields, "open_choices"),
         total_tokens=_count(fields, "total_tokens") if "total_tokens" in fields else None,

@@ -6,21 +6,16 @@ Rule: nothing that a client wrote becomes a label: tenants, models, pools, rules
 from collections.abc import Iterator
 
 from din_extproc.domain.price import UNITS
+from din_extproc.domain.request import BUILT_IN
 from din_extproc.domain.usage import ExchangeRecord, Outcome
 from din_extproc.observe import instruments as of
 from din_extproc.observe.families import CAP, Counts, Distributions, Family, make_family
 
-_OPERATIONS = {
-    "/v1/chat/completions": "chat",
-    "/v1/completions": "text_completion",
-    "/v1/embeddings": "embeddings",
-    "/v1/rerank": "rerank",
-}
-
 
 def operation_name(operation: str) -> str:
-    """What the conventions call an operation."""
-    return _OPERATIONS.get(operation, "")
+    """What the conventions call an operation; "" for one that they do not know."""
+    known = BUILT_IN.get(operation)
+    return "" if known is None else known.spec.convention
 
 
 def time_per_output_token_s(record: ExchangeRecord) -> float | None:

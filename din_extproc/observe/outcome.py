@@ -33,6 +33,14 @@ What it costs (`Usage`):
 | the node failed or refused (4xx, 429, 5xx, reset) with no token  | 0: a client can't cause this and gain by it                  |
 | anything else: cut, left, timed out, no usage or an absurd one   | prompt estimate + tokens counted (`estimated`)               |
 
+Beside tokens, of an exchange that costs any:
+
+| operation is charged for | charge                                                                                            |
+|--------------------------|---------------------------------------------------------------------------------------------------|
+| images                   | the images that were asked for                                                                    |
+| audio seconds            | the seconds that the engine told, up to 256 times the estimate; without that the estimate by the  |
+|                          | size of the file. 10 tokens each, where it told no tokens                                         |
+
 A usage can be when all of this holds; otherwise the engine's word is `disputed`, which costs the node trust:
 
 - Its numbers count tokens (whole, not negative, below 10^12), and none falls while the answer is written.
@@ -54,7 +62,7 @@ from http import HTTPStatus
 from msgspec import Struct
 from msgspec.structs import replace
 
-from din_extproc.domain.usage import Outcome, Usage
+from din_extproc.domain.usage import AUDIO_TOKENS, Outcome, Usage
 
 _TIMEOUTS = frozenset({"UT", "SI", "DT", "UMSDR"})
 _CLIENT_GONE = frozenset({"DC", "DR", "DPE"})
@@ -70,6 +78,8 @@ _CONTEXTS, _CONTEXTS_OF_MANY = 2, 128
 """More tokens than fill so many contexts are no usage, of one prompt or of a list of them."""
 _ESTIMATES, _ADDED = 4, 1024
 """A prompt of more tokens than so many estimates and what an engine may add by itself is none."""
+_AUDIO_ESTIMATES = 256
+"""Audio that is so many times longer than its file suggests is none: no codec is that dense."""
 _BODY_BYTES_PER_TOKEN = 4
 _UNSEEN = 64
 """Output tokens that may pass without a byte: marks of turns, of reasoning and of tool calls."""
@@ -121,6 +131,12 @@ class ExchangeEnding(Struct, frozen=True, gc=False):
     """Whose the in-band error is, when it is not the node's."""
     media: bool = False
     """The prompt holds images, audio or files."""
+    images: int = 0
+    """Images that were asked for."""
+    audio_estimate: int = 0
+    """Seconds of audio by the size of its file."""
+    audio_seconds: int = 0
+    """Seconds of audio that the engine told; 0: it told none, or that is not what is charged."""
 
     @property
     def ended(self) -> bool:
@@ -161,7 +177,24 @@ def _is_by_node(ending: ExchangeEnding) -> Outcome:
 
 
 def compute_usage(ending: ExchangeEnding, ended_as: Outcome) -> Usage:
-    """What the exchange costs: the second table above."""
+    """What the exchange costs: the two tables above."""
+    if not (ending.images or ending.audio_estimate or ending.audio_seconds):
+        return _compute_tokens(ending, ended_as)
+    told = 0 < ending.audio_seconds <= _AUDIO_ESTIMATES * max(1, ending.audio_estimate)
+    seconds = ending.audio_seconds if told else ending.audio_estimate
+    usage = _compute_tokens(replace(ending, prompt_estimate=seconds * AUDIO_TOKENS) if told else ending, ended_as)
+    if not usage.total_tokens:
+        return usage
+    return replace(
+        usage,
+        images=ending.images,
+        audio_seconds=seconds,
+        estimated=usage.estimated and not told,
+        disputed=usage.disputed or (ending.audio_seconds > 0 and not told),
+    )
+
+
+def _compute_tokens(ending: ExchangeEnding, ended_as: Outcome) -> Usage:
     if not (ending.reached and ending.charged) or ended_as in (Outcome.REFUSED, Outcome.NOT_DISPATCHED):
         return Usage(0, 0)
     counted = _count_tokens(ending)

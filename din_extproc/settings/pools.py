@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field
 
 from din_extproc.domain.identity import SYSTEM_CA
 from din_extproc.domain.node import InternalEndpoint, LongTail, Node, PoolTimeouts, TrafficClass, meets_capability
-from din_extproc.domain.request import COUNTING, GENERATING, POOLING, TOKENIZING, Operation
+from din_extproc.domain.request import BUILT_IN, COUNTING, GENERATING, OPERATIONS, POOLING, TOKENIZING, TRANSCRIBING, Operation
 from din_extproc.domain.tenant import OnSensitive
 from din_extproc.schedule.pick import STRATEGIES
 from din_extproc.settings.catalog import Catalog, VersionText
@@ -27,18 +27,16 @@ from din_extproc.southbound.engines import native_operations, openai_operations
 Engine = Literal["vllm", "sglang", "tgi", "ollama", "llamacpp", "tensorrt_llm", "triton"]
 PoolEngine = Literal[Engine, "openai", "azure_openai", "anthropic"]
 """Engines, and providers of remote APIs."""
-_UNROUTED = {Operation.MODELS.value}
 
 
 def read_operation(text: object) -> object:
     """An operation by its path; anything else stays what it is, for the type to refuse."""
-    known = [operation.value for operation in Operation if operation.value not in _UNROUTED]
-    if not isinstance(text, str) or text not in known:
-        raise ValueError(f"{text!r} is not a path that is routed: {', '.join(known)}")
-    return Operation(text)
+    if not isinstance(text, str) or text not in OPERATIONS:
+        raise ValueError(f"{text!r} is not a path that is routed: {', '.join(OPERATIONS)}")
+    return BUILT_IN[text]
 
 
-_KINDS = {"generate": GENERATING | COUNTING | TOKENIZING, "pooling": POOLING | TOKENIZING}
+_KINDS = {"generate": GENERATING | COUNTING | TOKENIZING, "pooling": POOLING | TOKENIZING, "transcribe": TRANSCRIBING}
 
 
 def _pool_operations(value: object) -> object:
@@ -158,8 +156,8 @@ class PoolSection(Section):
     traffic: Annotated[TrafficClass, BeforeValidator(_read_traffic)] = TrafficClass.STANDARD
     """How soon a node counts as failed: see `health.failover_threshold`."""
     operations: PoolOperations | None = None
-    """Paths; or `generate` for what models that generate text are asked for, `pooling` for what embedding and ranking models are, as far
-    as the engine has it. None: every operation that the engine has."""
+    """Paths; or `generate` for what models that generate text are asked for, `pooling` for what embedding and ranking models are,
+    `transcribe` for what models that listen are, as far as the engine has it. None: every operation that the engine has."""
     api: Literal["openai", "native"] | None = None
     """What the engine is spoken to in: OpenAI's words, or its own (Ollama, TGI, Triton, Anthropic). None: OpenAI's, if it has them."""
     unmappable: Literal["refuse", "drop"] = "refuse"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from din_extproc.domain.request import COUNTING, GENERATING, POOLING, TOKENIZING, Operation
+from din_extproc.domain.request import COUNTING, GENERATING, POOLING, TOKENIZING, TRANSCRIBING, Operation
 from din_extproc.southbound import anthropic, llamacpp, messages, ollama, openai_api, sglang, tensorrt_llm, tgi, triton, vllm
 from din_extproc.southbound.dialect import Dialect
 from din_extproc.southbound.parameters import Table, with_structured_outputs
@@ -17,7 +17,8 @@ class EngineAdapter(Struct, frozen=True):
     """Parameters that its OpenAI API names differently or lacks."""
     native: Dialect | None = None
     operations: frozenset[Operation] | None = None
-    """What its OpenAI interface serves by itself; None: every operation, by the model that it runs."""
+    """What its OpenAI interface serves by itself; None: every operation, by the model that it runs. Operations of a configuration's own
+    name their engines themselves."""
     stream_usage: bool = True
     """Every version takes `stream_options`."""
     roles: Mapping[str, str] = {}
@@ -31,7 +32,9 @@ class EngineAdapter(Struct, frozen=True):
 _CHATS = frozenset({Operation.CHAT, Operation.COMPLETIONS})
 
 ENGINES: dict[str, EngineAdapter] = {
-    "vllm": EngineAdapter(vllm.OPENAI, operations=GENERATING | POOLING | TOKENIZING | {Operation.COUNT_TOKENS}, first_priority=1),
+    "vllm": EngineAdapter(
+        vllm.OPENAI, operations=GENERATING | POOLING | TOKENIZING | TRANSCRIBING | {Operation.COUNT_TOKENS}, first_priority=1
+    ),
     "sglang": EngineAdapter(
         with_structured_outputs(sglang.OPENAI),
         operations=GENERATING | TOKENIZING | {Operation.EMBEDDINGS, Operation.RERANK},
@@ -42,7 +45,7 @@ ENGINES: dict[str, EngineAdapter] = {
     ),
     "llamacpp": EngineAdapter(
         with_structured_outputs(llamacpp.OPENAI),
-        operations=GENERATING | COUNTING | {Operation.EMBEDDINGS, Operation.RERANK},
+        operations=GENERATING | COUNTING | {Operation.EMBEDDINGS, Operation.RERANK, Operation.TRANSCRIPTIONS},
         caps_output=True,
     ),
     "tgi": EngineAdapter(with_structured_outputs(tgi.OPENAI), tgi.TGI, _CHATS, stream_usage=False),

@@ -9,7 +9,7 @@
 Written by OpenAI's API reference, which refuses parameters that it does not know.
 """
 
-from din_extproc.domain.request import Operation
+from din_extproc.domain.request import TRANSCRIBING, Operation
 from din_extproc.southbound.parameters import UNMAPPABLE, Table, schema_format
 
 OPENAI: Table = {
@@ -22,6 +22,13 @@ OPENAI: Table = {
         UNMAPPABLE,
     ),
 }
-AZURE = frozenset({Operation.CHAT, Operation.COMPLETIONS, Operation.RESPONSES, Operation.EMBEDDINGS, Operation.SPEECH, Operation.IMAGES})
+AZURE = TRANSCRIBING | {
+    Operation.CHAT,
+    Operation.COMPLETIONS,
+    Operation.RESPONSES,
+    Operation.EMBEDDINGS,
+    Operation.SPEECH,
+    Operation.IMAGES,
+}
 """What Azure OpenAI serves."""
-OPERATIONS = AZURE | {Operation.INPUT_TOKENS}
+OPERATIONS = AZURE | {Operation.INPUT_TOKENS, Operation.COMPACT}

@@ -11,10 +11,12 @@ IN    dynamic metadata, namespace `din`, set by ext_proc before the answer begin
         request_id     without it (or with `refusal`) nothing is looked at: the answer is not a node's
         strip_usage    true: take the usage-only event (`choices: []` and usage) out of the stream
         dialect        `messages` or `responses`: how the client expects errors; absent: as chat completions have them
+        ends           types of events that end a stream of this operation, besides those of the dialects
         choices        how many choices the stream must finish when it has no end mark; absent: those that began
 OUT   dynamic metadata, namespace `din`; absent when not seen
         prompt_tokens, completion_tokens, cached_tokens   the last usage that the engine sent; cached are part of prompt
         total_tokens   the sum, where the engine sent no more than that
+        audio_seconds  the length of the audio that was read, rounded up
         bad_usage      true: a usage held a number that counts no tokens (negative, a fraction, a text, 1e12 or more), or was less than
                        an earlier one of the same answer; then no usage of this answer is to be believed
         deltas         events that carried a token in any channel; 0 or more for every event stream that was read
@@ -132,7 +134,7 @@ local ROOT = {
 local ENDINGS = { ["message_stop"] = true, ["response.completed"] = true, ["response.incomplete"] = true }
 
 local FACTS = {
-  "prompt_tokens", "completion_tokens", "cached_tokens", "total_tokens", "bad_usage", "deltas", "delta_bytes", "first_token_us",
+  "prompt_tokens", "completion_tokens", "cached_tokens", "total_tokens", "audio_seconds", "bad_usage", "deltas", "delta_bytes", "first_token_us",
   "last_token_us", "finish_reason", "open_choices", "done", "error", "fault", "bad_events", "unread", "encoded",
 }
 
@@ -239,6 +241,15 @@ local function keep_usage(state, prompt, completion, cached)
   state.cached_tokens = cached or (state.cached_tokens and 0)
 end
 
+-- Keep the length of the audio that was read, which is told in seconds.
+local function take_seconds(state, told)
+  local seconds = tonumber(told)
+  if seconds and seconds >= 0 and seconds < MAX_TOKENS then
+    state.audio_seconds = math.ceil(seconds)
+    return true
+  end
+end
+
 -- Take the numbers of one usage object. OpenAI's replace all that was known; Anthropic sends them in parts, and counts
 -- cached prompt tokens beside the others. Returns whether there are any.
 local function take_usage(state, object)
@@ -259,7 +270,7 @@ local function take_usage(state, object)
   elseif total then
     state.total_tokens = total
   else
-    return false
+    return take_seconds(state, match(object, '"seconds"%s*:%s*([%d.]+)')) or false
   end
   return true
 end
@@ -367,7 +378,7 @@ local function see_string(seen, text, key, open, close)
     seen.choice.finished = true
   elseif key == "type" then
     seen.type = sub(text, open, close - 1)
-    seen.ending = seen.ending or ENDINGS[seen.type]
+    seen.ending = seen.ending or ENDINGS[seen.type] or seen.ends[seen.type]
   elseif key == "error" then
     seen.error, seen.message = open, sub(text, open - 1, close)
   elseif key == "object" and sub(text, open, close - 1) == "error" then
@@ -439,8 +450,8 @@ local function value_of(text, stop)
 end
 
 -- Walk over the structure of a JSON object and note the members that matter. nil: it is none.
-local function look(text)
-  local seen = { channels = 0, size = 0 }
+local function look(text, ends)
+  local seen = { channels = 0, size = 0, ends = ends }
   local ahead, outer, depth = { 0, 0, 0, 0, 0 }, {}, 0
   local place, inner = false, ROOT -- what the object or array is that we are in, and what one is that opens now; false: nothing known
   local at = structural(text, 1, ahead)
@@ -604,7 +615,7 @@ local function read(state, event)
     end
     return nil
   end
-  local seen = well_formed(text) and look(text)
+  local seen = well_formed(text) and look(text, state.ends)
   if not seen or seen.unclean then
     state.bad_events = (state.bad_events or 0) + 1
     return nil
@@ -708,13 +719,14 @@ local function end_events(state)
   return rest
 end
 
--- Members of a JSON body that tell tokens, and what takes them.
+-- Members of a JSON body that tell tokens or seconds, and what takes them.
 local TELLING = {
   { key = '"usage"', whole = '^"usage"%s*:%s*(%b{})', odd = { '^"usage"%s*[^%s:]', '^"usage"%s*:%s*[^%s{]' }, take = take_usage },
+  { key = '"duration"', whole = '^"duration"%s*:%s*"?([%d.]+)"?%s*,', odd = { '^"duration"%s*[^%s:]', '^"duration"%s*:%s*[^%s%d."]' }, take = take_seconds },
   { key = '"meta"', whole = '^"meta"%s*:%s*(%b{})', odd = { '^"meta"%s*[^%s:]', '^"meta"%s*:%s*[^%s{]' }, take = take_meta },
 }
 
--- Whether the text may go on as such a member whose value is an object: so far nothing speaks against it.
+-- Whether the text may go on as such a member: so far nothing speaks against it.
 local function may_tell(text, at, member)
   local key, odd = member.key, member.odd
   if #text - at >= MAX_USAGE or sub(text, at, at + #key - 1) ~= sub(key, 1, #text - at + 1) then
@@ -817,6 +829,10 @@ local function open_state(handle, content_type, known)
     state.dialect = ERRORS[known.dialect] and known.dialect or "chat"
     state.deltas, state.delta_bytes = 0, 0
     state.choices, state.began, state.finished, state.expected = {}, 0, 0, known.choices or 1
+    state.ends = {}
+    for kind in gmatch(known.ends or "", "%S+") do
+      state.ends[kind] = true
+    end
   elseif find(content_type, "json", 1, true) and not find(content_type, "ndjson", 1, true) then
     state.feed, state.finish = feed_json, end_json
     state.carry, state.head, state.tail = "", "", ""

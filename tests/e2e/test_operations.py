@@ -7,7 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from din_extproc.domain.request import OPERATIONS, Metering, Operation
+from din_extproc.domain.request import BUILT_IN, Metering, Operation
+from din_extproc.tools.verify.sample_body import build_body, content_type
 from tests.support.engine_fleet import EngineFleet
 from tests.support.servers import EngineSim
 from tests.support.stack import Stack, node, tenant
@@ -40,7 +41,7 @@ def engines() -> Iterator[dict[str, EngineSim]]:
 @pytest.fixture(scope="module")
 def stack(engines) -> Iterator[Stack]:
     pools = {
-        "chats": {"model": "g", "engine": "vllm", "operations": "generate", "nodes": [node("g-1", engines["g"].address)]},
+        "chats": {"model": "g", "engine": "vllm", "operations": ["generate", "transcribe"], "nodes": [node("g-1", engines["g"].address)]},
         "vectors": {"model": "p", "engine": "vllm", "operations": "pooling", "nodes": [node("p-1", engines["p"].address)]},
         "other": {"model": "t", "engine": "tensorrt_llm", "nodes": [node("t-1", engines["p"].address)]},
     }
@@ -56,7 +57,7 @@ def of_trace(seen: list[dict[str, Any]], reply: httpx.Response) -> list[dict[str
 
 @pytest.mark.parametrize(("alias", "path", "body"), CASES)
 def test_an_operation_reaches_its_node_with_the_engines_name_and_is_metered(stack, engines, alias, path, body):
-    operation = next(each for each, spec in OPERATIONS.items() if path in (each.value, *spec.paths))
+    operation = BUILT_IN[path]
     with stack.client() as client:
         reply = client.post(path, json={"model": alias, **body})
     assert reply.status_code == 200, reply.text
@@ -67,7 +68,44 @@ def test_an_operation_reaches_its_node_with_the_engines_name_and_is_metered(stac
     prompt, output = stack.cost(reply)
     reported = (reply.json().get("usage") or {}).get("prompt_tokens", 0)
     assert (prompt, output) == (reported, 0)
-    assert (prompt > 0) is (OPERATIONS[operation].metering is Metering.PROMPT)
+    assert (prompt > 0) is (operation.spec.metering is Metering.PROMPT)
+
+
+@pytest.mark.parametrize("operation", [Operation.TRANSCRIPTIONS, Operation.TRANSLATIONS])
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "stream"])
+def test_a_form_reaches_its_node_with_the_engines_name_and_is_metered_by_its_length(stack, engines, operation, whole):
+    body = build_body(operation, "chats", 3, stream=not whole)
+    with stack.client() as client:
+        reply = client.post(operation.value, content=body, headers={"content-type": content_type(operation)})
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["usage"] == {"type": "duration", "seconds": 1}
+    _, seen = engines["g"].seen()
+    [asked] = of_trace(seen, reply)
+    assert asked["body"] == build_body(operation, "g", 3, stream=not whole)
+    assert stack.cost(reply) == (10, 0)
+
+
+def test_a_form_of_25_mib_passes_and_a_larger_one_is_refused(stack, engines):
+    operation = Operation.TRANSCRIPTIONS
+    body = build_body(operation, "chats", 3)
+    at = body.rindex(b"data") + 8
+    large = body[:at] + bytes(25 << 20) + body[at:]
+    with stack.client() as client:
+        headers = {"content-type": content_type(operation)}
+        replies = [client.post(operation.value, content=each, headers=headers) for each in (large, large + bytes(1 << 20))]
+    assert [reply.status_code for reply in replies] == [200, 413], replies[0].text
+    assert replies[0].json()["usage"]["seconds"] == (25 << 20) // 8_000 + 2
+    assert replies[1].json()["code"] == "request_too_large"
+
+
+def test_a_malformed_form_is_refused_and_reaches_no_node(stack, engines):
+    with stack.client() as client:
+        body = build_body(Operation.TRANSCRIPTIONS, "chats", 3)[:-6]
+        reply = client.post(Operation.TRANSCRIPTIONS.value, content=body, headers={"content-type": content_type(Operation.TRANSCRIPTIONS)})
+    assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
+    assert "part 3 is not closed by the boundary" in reply.json()["detail"]
+    _, seen = engines["g"].seen()
+    assert of_trace(seen, reply) == []
 
 
 @pytest.mark.parametrize("operation", [Operation.TOKENIZE, Operation.SCORE, Operation.COUNT_TOKENS, Operation.SPEECH])

@@ -54,11 +54,12 @@ _Map = Callable[[str, Any], str]
 
 _OPERATIONS_HEAD = """# Operations
 
-Generated from the tables of operations and engines (`make golden`). Each operation takes JSON by POST with the model under `model`; further
-paths mean the same, and the node is asked at the first one. A pool gets only what its engine has, or what its `operations` name of it: a
-request that no pool of the model serves is refused. The column of an engine's own interface is in italics.
+Generated from the tables of operations and engines (`make golden`). Each operation takes its body by POST, with the model under `model`: a
+key of the JSON, or a part of the form (`multipart/form-data`). Further paths mean the same, and the node is asked at the first one. A pool
+gets only what its engine has, or what its `operations` name of it: a request that no pool of the model serves is refused. The column of an
+engine's own interface is in italics.
 
-| operation | further paths | charged for |"""
+| operation | further paths | body | charged for |"""
 _METERING = """
 ## Metering
 
@@ -67,8 +68,15 @@ Every operation counts in `rpm` and takes a slot.
 | charged for | reserved | settled |
 |---|---|---|
 | prompt and output | prompt estimate + expected output | the reported usage; without one the estimate and what was counted |
-| prompt | prompt estimate | the reported usage, an output with it (pictures); without one (sound) the prompt's estimate |
+| prompt | prompt estimate | the reported usage, an output with it; without one (sound) the prompt's estimate |
+| images | prompt estimate | likewise, and the images that were asked for (`n`) |
+| audio seconds | 10 tokens a second, by the file's size | the reported seconds and tokens; else 10 tokens a second, and the estimate |
 | request | nothing | nothing: the model computes nothing. The gateway refuses no length |
+
+Seconds are reported in `usage.seconds` or in `duration` of `verbose_json`, and not in `text`, `srt`, `vtt` and beside a usage in tokens.
+The length of a file is estimated by the bytes per second in the header of a WAVE file, else as 128 kbit/s. Forms are up to 26 MiB large.
+A form that engines could read in different ways (a part twice, a boundary that does not fit) is refused. A policy that masks sensitive data
+refuses forms whose texts have any; the sound itself is not looked at.
 """
 
 
@@ -76,11 +84,12 @@ def operations_page() -> str:
     """Return the page of operations by engine."""
     columns = {name: openai_operations(name) or frozenset() for name in ENGINES if openai_operations(name) != frozenset()}
     columns |= {f"*{name}*": native_operations(name) or frozenset() for name, engine in ENGINES.items() if engine.native is not None}
-    text = f"{_OPERATIONS_HEAD} {' | '.join(columns)} |\n|{'---|' * (len(columns) + 3)}\n"
-    for operation, spec in OPERATIONS.items():
-        if operation is not Operation.MODELS:
-            cells = ["yes" if operation in served else "" for served in columns.values()]
-            text += f"| `{operation}` | {', '.join(f'`{path}`' for path in spec.paths)} | {spec.metering} | {' | '.join(cells)} |\n"
+    text = f"{_OPERATIONS_HEAD} {' | '.join(columns)} |\n|{'---|' * (len(columns) + 4)}\n"
+    for operation in OPERATIONS:
+        spec = operation.spec
+        cells = ["yes" if operation in served else "" for served in columns.values()]
+        paths = ", ".join(f"`{path}`" for path in spec.paths)
+        text += f"| `{operation}` | {paths} | {spec.body} | {spec.metering} | {' | '.join(cells)} |\n"
     return text + _METERING
 
 

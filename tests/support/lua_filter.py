@@ -55,7 +55,7 @@ class UsageFilter:
             self._lua.table(*chunks), known, self._table(headers), ending.encode(), clock and self._lua.table(*clock)
         )
         told = {key.decode(): value.decode() if isinstance(value, bytes) else value for key, value in facts.items()}
-        for key in ("request_id", "strip_usage", "dialect", "choices"):
+        for key in ("request_id", "strip_usage", "dialect", "choices", "ends"):
             told.pop(key, None)
         return Played(out=out, facts=told, log=log.decode())
 

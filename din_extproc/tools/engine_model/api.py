@@ -17,6 +17,7 @@ from din_extproc.tools.engine_model.agent_apis import (
     response_body,
 )
 from din_extproc.tools.engine_model.answers import EventStream, Identity, Reporting, chat_body, completion_body
+from din_extproc.tools.engine_model.audio import read_audio, transcription_body
 from din_extproc.tools.engine_model.errors import EngineFailure
 from din_extproc.tools.engine_model.model import ModelSpec
 from din_extproc.tools.engine_model.pooling import (
@@ -94,6 +95,7 @@ def openai(model: ModelSpec, tokenizer: SimulatedTokenizer) -> EngineDialect:
     chat = ApiEmulation(reader.chat, chat_body, lambda *about: EventStream(*about, chat=True), "chatcmpl-")
     completion = ApiEmulation(reader.completion, completion_body, lambda *about: EventStream(*about, chat=False), "cmpl-")
     rerank, score = PoolingApiEmulation(pooled.rerank, pool_body), PoolingApiEmulation(pooled.score, pool_body)
+    audio = PoolingApiEmulation(read_audio(model), transcription_body)
     return EngineDialect(
         {
             "/v1/chat/completions": chat,
@@ -112,6 +114,7 @@ def openai(model: ModelSpec, tokenizer: SimulatedTokenizer) -> EngineDialect:
             "/v1/messages/count_tokens": PoolingApiEmulation(counted(read_message(reader)), count_body),
             "/v1/responses/input_tokens": PoolingApiEmulation(counted(read_response(reader)), input_tokens_body),
             "/detokenize": PoolingApiEmulation(pooled.detokenize, detokenize_body),
+            **dict.fromkeys(("/v1/audio/transcriptions", "/v1/audio/translations"), audio),
         },
     )
 

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from din_extproc.admit.keys import Authenticated
 from din_extproc.domain.node import Pool
-from din_extproc.domain.request import Operation, Priority
+from din_extproc.domain.request import Metering, Operation, Priority
 from din_extproc.domain.tenant import ApiKey
 from din_extproc.route.flaw import did_you_mean
 from din_extproc.settings.changes import put_all
@@ -328,7 +328,7 @@ def node_ids(pool: Pool, kinds: tuple[KindSection, ...]) -> list[str]:
 
 
 def _is_pooled(operation: Operation) -> bool:
-    return operation in {Operation.EMBEDDINGS, Operation.RERANK}
+    return operation.spec.metering is not Metering.TOKENS
 
 
 def _suggest_names(name: str, known: Iterable[str]) -> str:

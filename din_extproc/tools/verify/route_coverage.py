@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from din_extproc.domain.node import Node, Pool
-from din_extproc.domain.request import OPERATIONS, Operation, Priority, RequestHead
+from din_extproc.domain.request import BodyKind, Operation, Priority, RequestHead
 from din_extproc.domain.tenant import Tenant
 from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.flow.calibrators import TokenCalibrators
@@ -23,10 +23,9 @@ from din_extproc.flow.view import DecisionView, get_model_facts
 from din_extproc.intent.read import ParsedRequest, parse_request
 from din_extproc.route.table import CompiledRule, Routed
 from din_extproc.schedule.pick import filter_shapes, group_by_shape
+from din_extproc.tools.verify.sample_body import build_body, content_type
 from din_extproc.tools.verify.sample_request import SampleRequest, invertible, variants, wishes
 
-_OPERATIONS = tuple(operation for operation in OPERATIONS if operation is not Operation.MODELS)
-"""Operations in the order in which they are tried."""
 _SHORT = 24
 """Prompt tokens where no rule needs more."""
 _BEYOND = 1.3
@@ -83,6 +82,8 @@ class RouteCoverage:
         self._tenant = tenant
         self._hour_utc = hour_utc
         self._gauges = TokenCalibrators(view.table.preferred_model)
+        self._operations = tuple(each for each in dict.fromkeys(view.operations.values()) if each.spec.body is not BodyKind.NONE)
+        """In the order in which they are tried."""
 
     def entries(self) -> Iterator[RouteEntry]:
         """Yield all entries: names sorted, aliases first; then rules in order, segments by length, and operations."""
@@ -119,7 +120,7 @@ class RouteCoverage:
         """Yield an entry for each operation that reaches the segment; for the others the reason."""
         reached: list[RouteEntry] = []
         misses: list[Miss] = []
-        for operation in _OPERATIONS:
+        for operation in self._operations:
             if not rule.pool.serves(operation):
                 continue
             tried = [made for wish in wishes(rule.condition) for made in self._tried(name, rule, wish, operation, (lowest, highest))]
@@ -149,7 +150,8 @@ class RouteCoverage:
         self, name: str, rule: CompiledRule, wish: SampleRequest, operation: Operation, size: tuple[int, int, int | None]
     ) -> RouteEntry | Miss:
         """Return the entry with its request, or why the request goes elsewhere."""
-        head = RequestHead("POST", operation.value, {"content-type": "application/json", **wish.headers, **_priority(wish)})
+        headers = {"content-type": content_type(operation), **wish.headers, **_priority(wish)}
+        head = RequestHead(operation.spec.method, operation.value, headers)
         body, reading = self._sized(name, head, operation, size, stream=bool(wish.stream))
         if isinstance(reading, Refusal):
             return Miss(reading.message, idle=False)
@@ -183,8 +185,8 @@ class RouteCoverage:
         first, wanted, last = size
         words = max(1, wanted)
         for _ in range(_ATTEMPTS):
-            body = _body(operation, name, words, stream=stream)
-            reading = parse_request(head, body, self._gauges.for_name, self._view.body_limit)
+            body = build_body(operation, name, words, stream=stream)
+            reading = parse_request(head, body, self._gauges.for_name, self._view.body_limit, self._view.operations)
             if isinstance(reading, Refusal):
                 break
             estimated = reading.intent.prompt_tokens
@@ -209,33 +211,3 @@ def _inside(first: int, last: int | None) -> int:
 
 def _priority(wish: SampleRequest) -> Mapping[str, str]:
     return {} if wish.priority is None else {"x-din-priority": wish.priority.value}
-
-
-def _body(operation: Operation, name: str, words: int, *, stream: bool) -> bytes:
-    """Return a body that costs little: the answer is one token."""
-    text = "echo_node: say OK. " + "echo " * words
-    asked: dict[str, object] = {"model": name}
-    match operation:
-        case Operation.CHAT | Operation.MESSAGES:
-            asked |= {"messages": [{"role": "user", "content": text}], "max_tokens": 1}
-        case Operation.COUNT_TOKENS:
-            asked |= {"messages": [{"role": "user", "content": text}]}
-        case Operation.RESPONSES:
-            asked |= {"input": text, "max_output_tokens": 1}
-        case Operation.TOKENIZE | Operation.IMAGES:
-            asked |= {"prompt": text}
-        case Operation.DETOKENIZE:
-            asked |= {"tokens": [1] * words}
-        case Operation.SCORE:
-            asked |= {"text_1": "OK", "text_2": text}
-        case Operation.SPEECH:
-            asked |= {"input": text, "voice": "alloy"}
-        case Operation.COMPLETIONS:
-            asked |= {"prompt": text, "max_tokens": 1}
-        case Operation.RERANK:
-            asked |= {"query": "OK", "documents": [text]}
-        case _:
-            asked |= {"input": text}
-    if stream:
-        asked["stream"] = True
-    return msgspec.json.encode(asked)

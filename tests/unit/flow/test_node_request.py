@@ -5,7 +5,7 @@ import json
 import pytest
 
 from din_extproc.domain.node import Pool
-from din_extproc.domain.request import Priority, RequestHead
+from din_extproc.domain.request import Operation, Priority, RequestHead
 from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.flow.node_request import build_node_request
 from din_extproc.intent.estimate import TokenCalibrator
@@ -44,6 +44,17 @@ def test_a_parameter_with_another_name_is_moved_and_all_else_stays():
 )
 def test_what_is_dropped_goes_with_its_comma_and_what_asks_for_nothing_stays(body, left):
     assert asked(body, engine="ollama", unmappable="drop").body == left
+
+
+def test_of_a_form_only_the_models_name_changes():
+    body = b'--b\r\ncontent-disposition: form-data; name="%b"\r\n\r\nalias\r\n--b--\r\n' % b"model"
+    head = RequestHead("POST", Operation.TRANSCRIPTIONS.value, {"content-type": "multipart/form-data; boundary=b"})
+    reading = parse_request(head, body, lambda _name: TokenCalibrator(), 1 << 20)
+    assert isinstance(reading, ParsedRequest), reading
+    made = build_node_request(reading, reading.intent, Pool("p", "physical", "physical", engine="vllm", scheduler="round_robin", nodes=()))
+    assert (made.body, made.path, made.edits) == (body.replace(b"alias", b"physical"), head.path, {"model": b"physical"})
+    same = build_node_request(reading, reading.intent, Pool("p", "alias", "alias", engine="vllm", scheduler="round_robin", nodes=()))
+    assert same.body is body
 
 
 def test_a_pool_that_refuses_stream_options_is_not_sent_any():

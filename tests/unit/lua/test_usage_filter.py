@@ -534,3 +534,37 @@ def test_a_fault_in_the_filter_loses_the_count_and_no_byte() -> None:
     played = usage.play(chunks, strip=True)
     assert played.out == b"".join(chunks)
     assert "stopped counting" in played.log
+
+
+TRANSCRIPTS = {
+    "usage": (b'{"text":"so","usage":{"type":"duration","seconds":9}}', {"audio_seconds": 9}),
+    "part of a second": (b'{"text":"so","usage":{"type":"duration","seconds":8.2}}', {"audio_seconds": 9}),
+    "verbose": (b'{"task":"transcribe","language":"english","duration":8.470000267028809,"text":"so","segments":[]}', {"audio_seconds": 9}),
+    "a text": (b'{"duration":"8.47","language":"en","text":"so","segments":[{"duration":99}]}', {"audio_seconds": 9}),
+    "tokens": (
+        b'{"text":"so","usage":{"type":"tokens","input_tokens":14,"input_token_details":{"audio_tokens":14},"output_tokens":5,"total_tokens":19}}',
+        {"prompt_tokens": 14, "completion_tokens": 5},
+    ),
+}
+
+
+@pytest.mark.parametrize("told", TRANSCRIPTS)
+def test_the_length_of_audio_is_read_wherever_the_answer_is_cut(usage: UsageFilter, told: str) -> None:
+    body, facts = TRANSCRIPTS[told]
+    played = usage.play([body], headers=JSON)
+    assert (played.out, counted(played)) == (body, {**facts, "done": True})
+    assert usage.first_bad_split(body, headers=JSON) == 0
+
+
+def test_a_stream_ends_with_the_events_of_its_operation(usage: UsageFilter) -> None:
+    events = [
+        {"type": "transcript.text.delta", "delta": "so "},
+        {"type": "transcript.text.delta", "delta": "what"},
+        {"type": "transcript.text.done", "text": "so what", "usage": {"type": "tokens", "input_tokens": 14, "output_tokens": 2}},
+    ]
+    body = b"".join(b"event: %b\n%b" % (each["type"].encode(), event(each)) for each in events)
+    known = {"request_id": "r-1", "ends": "transcript.text.done other.done"}
+    played = usage.play([body], metadata=known)
+    assert played.out == body
+    assert counted(played) == {"deltas": 2, "done": True, "prompt_tokens": 14, "completion_tokens": 2}
+    assert usage.play([body], metadata={"request_id": "r-1"}).out == body + TRUNCATED, "nothing else says that it is complete"

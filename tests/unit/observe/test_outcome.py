@@ -31,6 +31,29 @@ BODY: dict[str, Any] = {"deltas": None, "delta_bytes": 0, "finish_reason": ""}
 FREE = Usage(0, 0)
 
 
+AUDIO: dict[str, Any] = {**BODY, "generates": False, "prompt_estimate": 40, "audio_estimate": 4, "body_bytes": 60}
+IMAGES: dict[str, Any] = {**BODY, "generates": False, "prompt_estimate": 9, "images": 3}
+
+
+@pytest.mark.parametrize(
+    ("changes", "usage"),
+    [
+        ({**AUDIO, "audio_seconds": 5}, Usage(50, 0, audio_seconds=5)),
+        (AUDIO, Usage(40, 0, audio_seconds=4, estimated=True)),
+        ({**AUDIO, "prompt_tokens": 14, "completion_tokens": 12}, Usage(14, 12, audio_seconds=4)),
+        ({**AUDIO, "audio_seconds": 5000}, Usage(40, 0, audio_seconds=4, estimated=True, disputed=True)),
+        ({**AUDIO, "audio_seconds": 5, "deltas": 6, "delta_bytes": 20}, Usage(50, 6, audio_seconds=5)),
+        ({**AUDIO, "audio_seconds": 5, "status": 503}, FREE),
+        (IMAGES, Usage(9, 0, images=3, estimated=True)),
+        ({**IMAGES, "prompt_tokens": 10, "completion_tokens": 4160, "body_bytes": 10**6}, Usage(10, 4160, images=3)),
+        ({**IMAGES, "status": 400}, FREE),
+    ],
+)
+def test_images_and_audio_are_charged_beside_tokens(changes, usage):
+    ending = replace(STREAM, **changes)
+    assert compute_usage(ending, classify_outcome(ending)) == usage
+
+
 def guess(prompt: int, completion: int) -> Usage:
     return Usage(prompt, completion, estimated=True)
 

@@ -8,7 +8,7 @@ import pytest
 
 from din_extproc.admit.keys import Authenticated, KeyRing
 from din_extproc.control.topology import SocketAddress, UnixSocket
-from din_extproc.domain.request import GENERATING, POOLING, TOKENIZING, Estimate, Intent, Operation, Priority, RequestHead
+from din_extproc.domain.request import GENERATING, POOLING, TOKENIZING, TRANSCRIBING, Estimate, Intent, Operation, Priority, RequestHead
 from din_extproc.domain.tenant import RateLimits
 from din_extproc.domain.verdict import RefusalCode
 from din_extproc.flow.pool_membership import PoolMembership
@@ -336,7 +336,7 @@ def test_a_host_that_no_envoy_could_use_is_refused(written, host, listens, compl
 def test_a_pool_is_spoken_to_in_openais_words_unless_it_says_otherwise(written):
     (pool,) = written().pools
     assert (pool.api, pool.unmappable) == ("openai", "refuse")
-    assert pool.operations == GENERATING | POOLING | TOKENIZING | {Operation.COUNT_TOKENS}
+    assert pool.operations == GENERATING | POOLING | TOKENIZING | TRANSCRIBING | {Operation.COUNT_TOKENS}
     native = SMALL.replace("engine: vllm", "engine: ollama\n    api: native\n    unmappable: drop")
     (pool,) = written(native).pools
     assert (pool.api, pool.unmappable) == ("native", "drop")
