@@ -1,6 +1,6 @@
 """Admission with budgets against admission without: CPU of Redis and of the sidecar in the same run, round by round.
 
-A request is read, routed and reserved, and its verdict is made; it is released and settled. Prices are set in all variants.
+A request is read, routed and reserved, its verdict is made, and it is settled. Prices are set in all variants.
 """
 
 import asyncio
@@ -10,11 +10,13 @@ from typing import Any
 
 import uvloop
 
+from din_extproc.admit.ledger import Settlement
 from din_extproc.domain.verdict import Send
 from din_extproc.edge.redis.address import Address
 from din_extproc.edge.redis.ledger import SCRIPTS, RedisLedger
 from din_extproc.edge.redis.link import Link
 from din_extproc.flow.request import WorkerContext
+from din_extproc.roles.serve.accounting_plane import RECORDS_PER_ITERATION
 from tests.bench.contenders import chat_body
 from tests.bench.field import BODY_BYTES, Effort, Field, Figures
 from tests.bench.growth import HEAD, desk_of
@@ -75,16 +77,20 @@ async def _measure(effort: Effort) -> dict[str, list[tuple[float, float]]]:
 
 
 async def _admit(desk: WorkerContext) -> None:
-    """A number of requests, a few at once."""
+    """A number of requests, a few at once; they are settled as the accounting plane does it: several in one call."""
     waiting, body = iter(range(_ADMISSIONS)), chat_body(BODY_BYTES)
+    ended: list[Settlement] = []
 
     async def lane() -> None:
         for _ in waiting:
             flow = desk.create_handler()
             assert isinstance(await flow.decide(HEAD, body), Send)
-            account, request_id = flow.account, flow.request_id
             flow.ended(cut=False)
-            await desk.ledger.release(account, request_id)
-            await desk.ledger.settle(account, request_id, 200, 100_000)
+            ended.append(Settlement(flow.account, flow.request_id, 200, 100_000))
+            if len(ended) >= RECORDS_PER_ITERATION:
+                settling = ended[:]
+                ended.clear()
+                await desk.ledger.settle_all(settling)
 
     await asyncio.gather(*(lane() for _ in range(_AT_ONCE)))
+    await desk.ledger.settle_all(ended)

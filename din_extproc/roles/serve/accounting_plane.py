@@ -33,7 +33,7 @@ _RETRY_S = 0.5
 _LOOK_S = 1.0
 _ASK_S = 5.0
 _REMEMBERED_NODES = 50_000
-_RECORDS_PER_ITERATION = 16
+RECORDS_PER_ITERATION = 16
 """Log entries per iteration of the event loop: under a millisecond."""
 
 ExchangeObserver = Callable[[ExchangeRecord], None]
@@ -138,12 +138,12 @@ class AccountingPlane:
             self._unreadable += 1
             _log.warning("access log message of %d bytes ignored: it can't be decoded", len(message))
             return
-        self._background.trickle(finished, self._on_logged, most=_RECORDS_PER_ITERATION)
+        self._background.trickle(finished, self._on_logged, most=RECORDS_PER_ITERATION)
 
     def on_log_entries(self, tag: str, entries: list[Any]) -> None:
         """Take one Fluentd message of Envoy's access log."""
         finished = read_fluentd_records(tag, entries, self._nodes, self._described, unreadable=self._count_unreadable)
-        self._background.trickle(finished, self._on_logged, most=_RECORDS_PER_ITERATION)
+        self._background.trickle(finished, self._on_logged, most=RECORDS_PER_ITERATION)
 
     def take_learned(self) -> WorkerUpdate:
         """Return what was learned since the last call."""

@@ -59,23 +59,32 @@ for i = 1, counters do
   end
 end
 
--- Add actual tokens and cost to what was spent, and take the reserved ones from what is held.
-local function spend(i, admitted, tokens, paid, reserved, cost)
+local periods = {}
+for i = 1, spends do
   local value = found[first_spend + i]
-  if not value then return end
-  local start, before, before_tokens, before_cost = read('>dddd', value)
-  if admitted >= start then
-    local hour, slot, spent, spent_cost, held, held_cost, older, older_cost = math.floor(admitted / HOUR), read('>ddddddd', value, 57)
-    if hour == slot then
-      held, held_cost = held - reserved, held_cost - cost
-    elseif hour == slot - 1 then
-      older, older_cost = older - reserved, older_cost - cost
-    end
-    value = sub(value, 1, 64) .. pack('>dddddd', spent + tokens, spent_cost + paid, held, held_cost, older, older_cost) .. sub(value, 113)
-  elseif before > 0 and admitted >= before then
-    value = sub(value, 1, 16) .. pack('>dd', before_tokens + tokens, before_cost + paid) .. sub(value, 33)
+  if value then
+    local start, before, before_tokens, before_cost = read('>dddd', value)
+    local slot, spent, spent_cost, held, held_cost, older, older_cost = read('>ddddddd', value, 57)
+    periods[i] = {
+      start = start, before = before, before_tokens = before_tokens, before_cost = before_cost, slot = slot,
+      spent = spent, spent_cost = spent_cost, held = held, held_cost = held_cost, older = older, older_cost = older_cost,
+    }
   end
-  found[first_spend + i] = value
+end
+
+-- Add actual tokens and cost to what was spent, and take the reserved ones from what is held.
+local function spend(period, admitted, tokens, paid, reserved, cost)
+  if admitted >= period.start then
+    local hour = math.floor(admitted / HOUR)
+    if hour == period.slot then
+      period.held, period.held_cost = period.held - reserved, period.held_cost - cost
+    elseif hour == period.slot - 1 then
+      period.older, period.older_cost = period.older - reserved, period.older_cost - cost
+    end
+    period.spent, period.spent_cost, period.now = period.spent + tokens, period.spent_cost + paid, true
+  elseif period.before > 0 and admitted >= period.before then
+    period.before_tokens, period.before_cost, period.late = period.before_tokens + tokens, period.before_cost + paid, true
+  end
 end
 
 for r = 1, records do
@@ -97,7 +106,9 @@ for r = 1, records do
     end
     if spends > 0 then
       local admitted, cost = read('>dd', record, 66)
-      for i = 1, spends do spend(i, admitted, tokens, tonumber(ARGV[at + 2]), reserved, cost) end
+      for i = 1, spends do
+        if periods[i] then spend(periods[i], admitted, tokens, tonumber(ARGV[at + 2]), reserved, cost) end
+      end
     end
     if state == 0 then slots[#slots + 1] = ARGV[at] end
     expires = math.min(expires, now + CLOSED)
@@ -112,7 +123,12 @@ for i = 1, counters do
   if changed[i] then redis.call('SET', KEYS[records + i], pack('>dd', used[i], read_at[i]) .. tails[i], 'PX', KEEP) end
 end
 for i = 1, spends do
-  if found[first_spend + i] then redis.call('SETRANGE', KEYS[first_spend + i], 0, found[first_spend + i]) end
+  local period, key = periods[i], KEYS[first_spend + i]
+  if period and period.now then
+    local changed = pack('>dddddd', period.spent, period.spent_cost, period.held, period.held_cost, period.older, period.older_cost)
+    redis.call('SETRANGE', key, 64, changed)
+  end
+  if period and period.late then redis.call('SETRANGE', key, 16, pack('>dd', period.before_tokens, period.before_cost)) end
 end
 if #slots > 0 then
   for i = first_spend + spends + 1, #KEYS do redis.call('ZREM', KEYS[i], unpack(slots)) end
