@@ -66,11 +66,14 @@ class SpendingBudget(Struct, frozen=True, kw_only=True):
     """The physical model that it is for; "": all of them together; `EACH`."""
 
     def scope_of(self, tenant: str, key_id: str, model: str) -> str | None:
-        """Return the scope of the counter that a request is charged to; None: the budget is not for it."""
+        """Return the scope of the counter that a request is charged to; None: the budget is not for it.
+
+        Parts are joined by colons, and those inside them encoded as in URLs: `budget:per_key:jwt%3Aalice`.
+        """
         names = [SCOPE + self.name]
         for wanted, value in ((self.tenant, tenant), (self.key, key_id), (self.model, model)):
             if wanted == EACH:
-                names.append(value)
+                names.append(value.replace("%", "%25").replace(":", "%3A"))
             elif wanted and wanted != value:
                 return None
         return ":".join(names)

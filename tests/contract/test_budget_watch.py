@@ -77,7 +77,7 @@ async def test_counters_of_identities_are_found_by_their_requests(network):
     watches, _, _ = network
     assert {row.budget for row in await watches[0].collect_rows("t")} == {"all", "each:k"}
     watches[0].on_exchange(record(tenant="t", key_id="jwt:alice", model="small"))
-    assert {row.budget for row in await watches[0].collect_rows("")} == {"all", "each:k", "each:jwt:alice"}
+    assert {row.budget for row in await watches[0].collect_rows("")} == {"all", "each:k", "each:jwt%3Aalice"}
     assert await watches[0].collect_rows("nobody") == []
 
 

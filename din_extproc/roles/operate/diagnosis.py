@@ -59,6 +59,11 @@ def of_redis(info: Mapping[str, str], took_ms: float, skew_s: float, settings: S
     policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction" and info.get("maxmemory", "0") != "0":
         yield Diagnosis("redis memory", "fail", f"maxmemory-policy {policy}", "set noeviction: an evicted key resets a limit")
+    if settings.budgets is not None and info.get("aof_enabled", "0") != "1":
+        change = (
+            "set appendonly yes: a restart of Redis loses what budgets have counted since the last snapshot, and tenants can spend it again"
+        )
+        yield Diagnosis("redis persistence", "warn", "no append-only file, and budgets are configured", change)
 
 
 def of_envoy(info: Mapping[str, Any], dump: Mapping[str, Any], settings: Settings) -> Iterator[Diagnosis]:

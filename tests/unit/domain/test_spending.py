@@ -4,9 +4,12 @@ from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from din_extproc.domain.spending import BudgetPeriod, SpendingBudget, SpendingBudgets
 
+names = st.text("a:%3A", min_size=1, max_size=4)
 BERLIN = ZoneInfo("Europe/Berlin")
 
 
@@ -67,6 +70,13 @@ def test_only_a_budget_of_all_tenants_together_is_shared():
         ("budget:mine", False, False),
     ]
     assert [window.scope for window in found.windows("u", "k", "m", seconds("2027-01-15"))] == ["budget:all", "budget:each:u"]
+
+
+@given(st.lists(st.tuples(names, names, names), min_size=2, max_size=6, unique=True))
+def test_different_tenants_keys_and_models_never_share_a_counter(callers):
+    """Identities such as `jwt:alice` and models such as `llama3:8b` hold the separator themselves."""
+    scopes = [budget(tenant="*", key="*", model="*").scope_of(*caller) for caller in callers]
+    assert len(set(scopes)) == len(callers)
 
 
 def test_a_clock_that_is_an_hour_off_still_names_the_period_of_redis():

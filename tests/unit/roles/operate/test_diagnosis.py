@@ -1,11 +1,13 @@
 """The doctor's verdicts on reports: each fault has its own finding and remedy."""
 
 import copy
+from datetime import UTC
 from pathlib import Path
 
 import pytest
 from msgspec import structs
 
+from din_extproc.domain.spending import BudgetPeriod, SpendingBudget, SpendingBudgets
 from din_extproc.roles.operate.diagnosis import of_endpoints, of_envoy, of_exchanges, of_machine, of_redis, of_sidecar, of_timeouts
 from din_extproc.route.table import RouteTable
 from din_extproc.settings.load import load
@@ -79,6 +81,14 @@ def test_a_gateway_in_good_health_has_nothing_to_change(settings):
 )
 def test_of_redis(settings, info, took_ms, skew_s, expected):
     assert bad(of_redis(REDIS | info, took_ms, skew_s, settings)) == expected
+
+
+@pytest.mark.parametrize(("info", "expected"), [({}, {"redis persistence": "warn"}), ({"aof_enabled": "1"}, {})])
+def test_budgets_need_a_redis_that_remembers_them(settings, info, expected):
+    budgeted = structs.replace(
+        settings, budgets=SpendingBudgets((SpendingBudget(name="b", period=BudgetPeriod.MONTH, zone=UTC, tokens=1),))
+    )
+    assert bad(of_redis(REDIS | info, 1.0, 0.0, budgeted)) == expected
 
 
 def test_an_envoy_that_runs_with_another_file_is_found_out(settings):
